@@ -1,0 +1,40 @@
+# `make demo` and `make test` each do all set-up on a fresh machine, then run. See scripts/setup_env.py for how torch is found.
+# `make PYTHON=/path/to/python test` chooses the Python whose torch is used.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+            $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+STAMP  := $(VENV)/.onepass-ready
+XDIST   = $(shell $(RUN) -c "import xdist" 2>/dev/null && printf '%s' '-n 2')
+
+.PHONY: demo test lint gpu-test setup clean
+.DEFAULT_GOAL := test
+
+demo: $(STAMP)
+	@$(RUN) -m onepass demo
+
+test: lint
+	@$(RUN) -m pytest $(XDIST) tests/cpu
+
+gpu-test: $(STAMP)
+	@$(RUN) -m pytest tests/gpu
+
+lint: $(STAMP)
+	@$(call if_installed,ruff,check .)
+	@$(call if_installed,mypy,)
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml $(wildcard constraints/*.txt) scripts/setup_env.py
+	@test -n "$(PYTHON)" || { echo "onepass needs Python 3.11 or later, and none is on PATH. Install one, or: make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) scripts/setup_env.py $(VENV)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Set-up leaves a linter out only where nothing can be installed.
+if_installed = if $(RUN) -c 'import $(1)' 2>/dev/null; then $(RUN) -m $(1) $(2); \
+               else echo "$(1) is not installed here and could not be: skipped"; fi

@@ -1,0 +1,29 @@
+"""onepass: a reduction-fusion compiler for PyTorch on NVIDIA GPUs. Every byte crosses DRAM once."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .device import DEVICES, Device
+from .errors import OnepassError
+
+if TYPE_CHECKING:
+    from .pipeline import explain, fuse
+    from .tools.explain import Report
+
+__version__ = "0.1.0"
+__all__ = ["fuse", "explain", "Report", "Device", "DEVICES", "OnepassError", "__version__"]
+
+# Loaded at first use, so that importing onepass costs next to nothing.
+_LATER = {"fuse": ".pipeline", "explain": ".pipeline", "Report": ".tools.explain"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'onepass' has no attribute {name!r}")
+    return getattr(import_module(_LATER[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

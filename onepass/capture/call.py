@@ -1,0 +1,96 @@
+"""One op of a traced graph, ready to be lowered: its arguments as values of the Draft, and what torch says it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+import torch
+
+from ..errors import SymbolicAxis, UnsupportedDtype, UnsupportedOp, UnsupportedView
+from ..ir.expr import BY_TORCH, DTYPES, DType
+from ..ir.size import Size, Sym
+from .draft import Draft, Tensor
+
+ToSize: TypeAlias = Callable[[Any], "Size | None"]  # torch's (symbolic) int as a size, None if it is no product of symbols
+
+
+@dataclass(frozen=True)
+class Call:
+    """`args` and `kwargs` hold Tensors, Python values, and Sizes where torch had symbolic ints."""
+
+    draft: Draft
+    name: str  # its row in the table
+    op: str  # torch's full name, for messages
+    where: str  # the line of user code
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    gives: Any  # the fake tensor(s) torch computed
+    to_size: ToSize
+
+    def arg(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument, given by position or by name."""
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the result."""
+        return self.dtype_of(self.gives)
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """The shape of the result."""
+        return self.shape_of(self.gives)
+
+    def dtype_of(self, fake: torch.Tensor) -> DType:
+        """The ir's name for a fake tensor's type."""
+        found = BY_TORCH.get(fake.dtype)
+        if found is None:
+            raise UnsupportedDtype(what=self.op, dtype=fake.dtype, where=self.where, supported=", ".join(DTYPES))
+        return found
+
+    def shape_of(self, fake: torch.Tensor) -> tuple[Size, ...]:
+        """A fake tensor's shape."""
+        return tuple(self.size(s) for s in fake.shape)
+
+    def size(self, size: Any) -> Size:
+        """torch's size as ours; sizes that are sums of symbols end a symbolic capture."""
+        if isinstance(size, Sym):
+            return size
+        found = self.to_size(size)
+        if found is None:
+            raise SymbolicAxis(op=self.op, axis=str(size), where=self.where)
+        return found
+
+    def number(self, size: Any) -> int:
+        """A size that must not vary between calls."""
+        found = self.size(size)
+        if not isinstance(found, int):
+            raise SymbolicAxis(op=self.op, axis=str(found), where=self.where)
+        return found
+
+    def unsupported(self, detail: str = "") -> NoReturn:
+        """Refuse the op."""
+        raise UnsupportedOp(op=f"{self.op} ({detail})" if detail else self.op, where=self.where)
+
+    def no_view(self, detail: str) -> NoReturn:
+        """Refuse the view."""
+        raise UnsupportedView(op=self.op, where=self.where, detail=detail)
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Tensors side by side along a dim, not yet one value: an output may store each piece where it belongs."""
+
+    dim: int
+    pieces: tuple[Tensor, ...]
+
+
+Lowered: TypeAlias = Tensor | Concat
+Handler: TypeAlias = Callable[[Call], Any]  # a Lowered, or a tuple of them for an op with several results
+
+
+def positive(dim: int, rank: int) -> int:
+    """A dim counted from the front."""
+    return dim + rank if dim < 0 else dim

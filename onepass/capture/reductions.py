@@ -1,0 +1,209 @@
+"""Reductions: aten's names for them, over Monoid records."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..ir.expr import BOOL, I32, I64, DType, compute_dtype
+from ..ir.size import Size, Sym
+from .axes import Dim, Dims
+from .call import Call, Handler, positive
+from .draft import Draft, Tensor
+
+
+def _dims_of(call: Call, dims: Any) -> tuple[int, ...]:
+    """The reduced dims, counted from the front; None and [] mean all of them."""
+    rank = len(call.args[0].dims)
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        return tuple(range(rank))
+    given = dims if isinstance(dims, (list, tuple)) else (dims,)
+    return tuple(positive(d, rank) for d in given) if rank else ()
+
+
+class _Folding:
+    """One reduction in the making: which atoms fold, and which dims are left."""
+
+    def __init__(self, call: Call, dims: Any, keepdim: bool) -> None:
+        self.call, self.draft, self.source = call, call.draft, call.args[0]
+        folded = sorted(set(_dims_of(call, dims)))
+        own = self.draft.dims(self.source)
+        self.over: Dim = tuple(a for d in folded for a in own[d])
+        left = {d: ((),) if keepdim else () for d in folded}
+        self.dims: Dims = tuple(k for d, dim in enumerate(own) for k in left.get(d, (dim,)))
+
+    @property
+    def count(self) -> Size:
+        """How many elements fold into one."""
+        return self.draft.atoms.size(self.over)
+
+    def value(self, dtype: DType) -> int:
+        """The argument in the type the fold runs in."""
+        return self.draft.cast(self.source.node, dtype)
+
+    def fold(self, monoid: str, *args: int) -> tuple[int, ...]:
+        return self.draft.reduce(monoid, args, self.over)
+
+    def tensor(self, node: int, dtype: DType) -> Tensor:
+        return self.draft.tensor(self.draft.cast(node, dtype), self.dims)
+
+
+def _folding(call: Call, dim_at: int = 1, keep_at: int = 2) -> _Folding:
+    return _Folding(call, call.arg(dim_at, "dim"), bool(call.arg(keep_at, "keepdim", False)))
+
+
+def _sum(call: Call) -> Tensor:
+    f, dtype = _folding(call), compute_dtype(call.dtype)
+    value = f.value(dtype)
+    return f.tensor(f.fold("sum", value)[0] if f.over else value, call.dtype)
+
+
+def _mean(call: Call) -> Tensor:
+    f, dtype = _folding(call), compute_dtype(call.dtype)
+    value = f.value(dtype)
+    total = f.fold("sum", value)[0] if f.over else value
+    return f.tensor(_divided(call.draft, total, f.count), call.dtype)
+
+
+def _divided(draft: Draft, total: int, count: Size) -> int:
+    """total / count. A known count is a factor; the mean of nothing is 0 * inf = NaN, as in torch."""
+    dtype = draft.dtype(total)
+    if isinstance(count, Sym):
+        return draft.op("div", total, draft.const(1.0, dtype, count))
+    return total if count == 1 else draft.op("mul", total, draft.const(1 / count if count else math.inf, dtype))
+
+
+def _prod(call: Call) -> Tensor:
+    f, dtype = _folding(call), compute_dtype(call.dtype)
+    value = f.value(dtype)
+    return f.tensor(f.fold("prod", value)[0] if f.over else value, call.dtype)
+
+
+def _extreme(monoid: str) -> Handler:
+    """amax, amin and the max and min over everything."""
+    return lambda call: _extreme_of(call, _folding(call), monoid, call.dtype)
+
+
+def _extreme_of(call: Call, f: _Folding, monoid: str, dtype: DType) -> Tensor:
+    if dtype is BOOL:
+        return _truth_of(f, "any" if monoid == "max" else "all")
+    value = f.value(compute_dtype(dtype))
+    return f.tensor(f.fold(monoid, value)[0] if f.over else value, dtype)
+
+
+def _extreme_with_position(monoid: str) -> Handler:
+    """max and min: over a dim they also say where; of two tensors they are elementwise, which is not for this table."""
+
+    def handle(call: Call) -> Tensor | tuple[Tensor, Tensor]:
+        if len(call.args) == 1:
+            return _extreme_of(call, _Folding(call, None, False), monoid, call.dtype)
+        values = _extreme_of(call, _folding(call), monoid, call.dtype_of(call.gives[0]))
+        return values, _position_of(_folding(call), f"arg{monoid}")
+
+    return handle
+
+
+def _position(monoid: str) -> Handler:
+    return lambda call: _position_of(_folding(call), monoid)
+
+
+def _position_of(f: _Folding, monoid: str) -> Tensor:
+    """argmax and argmin; over all dims the position counts row-major over them."""
+    own = f.draft.dtype(f.source.node)
+    value = f.value(I32 if own is BOOL else compute_dtype(own))
+    at = f.fold(monoid, value, f.draft.index(f.over))[0] if f.over else f.draft.const(0, I64)
+    return f.tensor(at, I64)
+
+
+def _truth(monoid: str) -> Handler:
+    def handle(call: Call) -> Tensor:
+        truth = _truth_of(_folding(call), monoid)
+        return Tensor(call.draft.cast(truth.node, call.dtype), truth.dims)
+
+    return handle
+
+
+def _truth_of(f: _Folding, monoid: str) -> Tensor:
+    value = f.value(compute_dtype(f.draft.dtype(f.source.node)))
+    return f.tensor(f.fold(monoid, value)[0] if f.over else f.draft.cast(value, BOOL), BOOL)
+
+
+def _moments(call: Call, dtype: DType) -> tuple[_Folding, int, int]:
+    """Mean and variance, the latter over max(count - correction, 0) as in torch."""
+    f = _Folding(call, call.arg(1, "dim"), bool(call.kwargs.get("keepdim", False)))
+    draft, value = call.draft, f.value(compute_dtype(dtype))
+    # The spread of one element is 0, or NaN where its difference from itself is.
+    mean, spread = f.fold("welford", value) if f.over else (value, draft.op("sub", value, value))
+    return f, mean, _over_freedom(draft, spread, f.count, _correction(call))
+
+
+def _correction(call: Call) -> float:
+    given = call.kwargs.get("correction", 1)
+    return 1 if given is None else given
+
+
+def _over_freedom(draft: Draft, spread: int, count: Size, correction: float) -> int:
+    dtype = draft.dtype(spread)
+    if isinstance(count, Sym):
+        freedom = draft.op("sub", draft.const(1.0, dtype, count), draft.const(correction, dtype))
+        return draft.op("div", spread, draft.op("maximum", freedom, draft.const(0.0, dtype)))
+    return draft.op("div", spread, draft.const(max(count - correction, 0), dtype))
+
+
+def _var(call: Call) -> Tensor:
+    f, _, var = _moments(call, call.dtype)
+    return f.tensor(var, call.dtype)
+
+
+def _std(call: Call) -> Tensor:
+    f, _, var = _moments(call, call.dtype)
+    return f.tensor(call.draft.op("sqrt", var), call.dtype)
+
+
+def _var_mean(call: Call) -> tuple[Tensor, Tensor]:
+    dtype = call.dtype_of(call.gives[0])
+    f, mean, var = _moments(call, dtype)
+    return f.tensor(var, dtype), f.tensor(mean, dtype)
+
+
+def _softmax_parts(f: _Folding, value: int) -> tuple[int, int]:
+    """The maximum and the sum of exp(x - maximum)."""
+    if f.over:
+        top, total = f.fold("logsumexp", value)
+        return top, total
+    return value, f.draft.op("exp", f.draft.op("sub", value, value))
+
+
+def _prepare_softmax(call: Call) -> tuple[Tensor, Tensor]:
+    f, dtype = _Folding(call, call.args[1], True), call.dtype_of(call.gives[0])
+    top, total = _softmax_parts(f, f.value(compute_dtype(dtype)))
+    return f.tensor(top, dtype), f.tensor(total, dtype)
+
+
+def _logsumexp(call: Call) -> Tensor:
+    """max + log of the sum; an infinite maximum is the answer itself."""
+    f, draft = _folding(call), call.draft
+    dtype = compute_dtype(call.dtype)
+    top, total = _softmax_parts(f, f.value(dtype))
+    infinite = draft.op("eq", draft.op("abs", top), draft.const(math.inf, dtype))
+    return f.tensor(draft.op("where", infinite, top, draft.op("add", top, draft.op("log", total))), call.dtype)
+
+
+REDUCTIONS: dict[str, Handler] = {
+    "aten.sum": _sum,
+    "aten.mean": _mean,
+    "aten.prod": _prod,
+    "aten.amax": _extreme("max"),
+    "aten.amin": _extreme("min"),
+    "aten.max": _extreme_with_position("max"),
+    "aten.min": _extreme_with_position("min"),
+    "aten.argmax": _position("argmax"),
+    "aten.argmin": _position("argmin"),
+    "aten.any": _truth("any"),
+    "aten.all": _truth("all"),
+    "aten.var": _var,
+    "aten.std": _std,
+    "aten.var_mean": _var_mean,
+    "aten.logsumexp": _logsumexp,
+    "prims.prepare_softmax_online": _prepare_softmax,
+}

@@ -1,0 +1,165 @@
+"""The same value at other coordinates: renamed, sliced, looked up, or regrouped.
+
+Loads are cheap, so a value that is needed elsewhere is written again there: `x + x.t()` loads x twice, `y[2:]` is y's own
+expression with every Load moved by two. Reductions are written again too, unless they do not vary along what moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ..ir.expr import I64
+from ..ir.program import Gather, Index, Load, Reduce, Strides, operands, with_operands
+from ..ir.size import Size, Sym, mul
+from .axes import Dim
+from .draft import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """offset + the sum of step * position along each atom."""
+
+    terms: tuple[tuple[str, Size], ...] = ()
+    offset: Size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The value of a node, known to lie in [0, extent)."""
+
+    index: int
+    extent: Size
+
+
+Coordinate: TypeAlias = Affine | Lookup
+Moves: TypeAlias = Mapping[Dim, Coordinate]  # from (runs of) final atoms to where their position now comes from
+
+
+class Inexpressible(Exception):
+    """A value has no form at the coordinates asked for."""
+
+
+def rename(old: Dim, new: Dim) -> dict[Dim, Coordinate]:
+    """Moves from atoms to others of the same extents."""
+    return {(a,): Affine(((b, 1),)) for a, b in zip(old, new, strict=True) if a != b}
+
+
+def substitute(draft: Draft, node: int, moves: Moves) -> int:
+    """The value of a node with some of its atoms replaced by other coordinates."""
+    return _Substitution(draft, dict(moves)).at(node)
+
+
+class _Substitution:
+    def __init__(self, draft: Draft, moves: dict[Dim, Coordinate]) -> None:
+        self.draft = draft
+        self.moves = moves
+        self.moved = frozenset(a for dim in moves for a in dim)
+        self.images = frozenset().union(*(_atoms_of(draft, c) for c in moves.values()))
+        self.done: dict[int, int] = {}
+
+    def at(self, node: int) -> int:
+        """A node's value after the moves."""
+        if not self.moved & self.draft.free(node):
+            return node
+        if node not in self.done:
+            self.done[node] = self._rewrite(node)
+        return self.done[node]
+
+    def _rewrite(self, position: int) -> int:
+        node, dtype = self.draft.nodes[position], self.draft.dtype(position)
+        match node:
+            case Load():
+                return self._load(node, position)
+            case Index(axes=axes):
+                dim = self.draft.atoms.resolve(axes)
+                return self._count(tuple(zip(dim, self.draft.steps(dim), strict=True)))
+            case Reduce():
+                return self._reduce(node, position)
+            case _:
+                return self.draft.add(with_operands(node, {o: self.at(o) for o in operands(node)}), dtype)
+
+    def _load(self, node: Load, position: int) -> int:
+        final = tuple(s for atom, stride in node.strides for s in self.draft.final_strides(atom, stride))
+        strides, offset, gathers = self._move(final)
+        kept = tuple(replace(g, index=self.at(g.index)) for g in node.gathers)
+        moved = replace(node, strides=strides, offset=_sum(node.offset, offset), gathers=kept + gathers)
+        return self.draft.add(moved, self.draft.dtype(position))
+
+    def _count(self, steps: Strides) -> int:
+        """A position that was counted along atoms, counted along what they became."""
+        draft = self.draft
+        strides, offset, gathers = self._move(steps)
+        dim = tuple(a for a, _ in strides)
+        if dim and tuple(s for _, s in strides) == draft.steps(dim):
+            total = draft.index(dim)
+        else:
+            total = draft.const(0, I64)
+            for atom, step in strides:
+                total = draft.op("add", total, draft.op("mul", draft.index((atom,)), draft.const(1, I64, step)))
+        for gather in gathers:
+            step = draft.const(1, I64, gather.stride)
+            total = draft.op("add", total, draft.op("mul", draft.cast(gather.index, I64), step))
+        return total if offset == 0 else draft.op("add", total, draft.const(1, I64, offset))
+
+    def _move(self, strides: Strides) -> tuple[Strides, Size, tuple[Gather, ...]]:
+        """An address along atoms as an address along what they became."""
+        left = dict(strides)
+        steps: dict[str, Size] = {}
+        offset: Size = 0
+        gathers: list[Gather] = []
+        for dim, coordinate in self.moves.items():
+            stride = self._stride_along(dim, {a: left.pop(a) for a in dim if a in left})
+            match coordinate:
+                case _ if stride == 0:
+                    pass
+                case Affine(terms=terms, offset=start):
+                    for atom, step in terms:
+                        steps[atom] = _sum(steps.get(atom, 0), mul(stride, step))
+                    offset = _sum(offset, mul(stride, start))
+                case Lookup(index=index, extent=extent):
+                    gathers.append(Gather(index, stride, extent))
+        for atom, stride in left.items():
+            steps[atom] = _sum(steps.get(atom, 0), stride)
+        return tuple((a, s) for a, s in steps.items() if s != 0), offset, tuple(gathers)
+
+    def _stride_along(self, dim: Dim, strides: Mapping[str, Size]) -> Size:
+        """The one stride of several atoms counted as one, 0 if the address does not depend on them."""
+        if not strides:
+            return 0
+        inner = strides.get(dim[-1], 0)
+        if any(strides.get(a, 0) != mul(inner, step) for a, step in zip(dim, self.draft.steps(dim), strict=True)):
+            raise Inexpressible
+        return inner
+
+    def _reduce(self, node: Reduce, position: int) -> int:
+        """The fold written again. Its own atoms are not what moves, and must not be what the moved ones became."""
+        draft = self.draft
+        folded = draft.atoms.resolve(node.axes)
+        if any(0 < len(set(dim) & set(folded)) < len(dim) for dim in self.moves):
+            raise Inexpressible
+        new = tuple(draft.atoms.fresh(draft.atoms.extent(a)) if a in self.images else a for a in folded)
+        moves = {dim: c for dim, c in self.moves.items() if not set(dim) & set(folded)} | rename(folded, new)
+        inner = _Substitution(draft, moves)
+        again = replace(node, args=tuple(inner.at(a) for a in node.args), axes=new)
+        return draft.add(again, draft.dtype(position))
+
+
+def _atoms_of(draft: Draft, coordinate: Coordinate) -> frozenset[str]:
+    match coordinate:
+        case Affine(terms=terms):
+            return frozenset(a for a, _ in terms)
+        case Lookup(index=index):
+            return draft.free(index)
+
+
+def _sum(a: Size, b: Size) -> Size:
+    """a + b, where that is again a size."""
+    if a == 0 or b == 0:
+        return b if a == 0 else a
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if isinstance(a, Sym) and isinstance(b, Sym) and a.names == b.names:
+        return Sym(a.coef + b.coef, a.names) if a.coef + b.coef else 0
+    raise Inexpressible

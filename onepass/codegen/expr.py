@@ -1,0 +1,108 @@
+"""Single values as text: literals, ops, sizes, indices, and a monoid's definition carried out on them.
+
+An emitted value is a name (or a literal) of known type. Nothing here knows about loops or tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isinf, isnan
+from typing import Callable
+
+from ..ir.expr import BOOL, OPS, DType
+from ..ir.monoid import Algebra, Monoid, State, Value
+from ..ir.size import Size
+from ..plan.access import Run
+
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+
+
+def literal(value: float | int | bool) -> str:
+    """A number as kernel text."""
+    if isinstance(value, float) and (isinf(value) or isnan(value)):
+        return f'float("{value}")'
+    return f"({value!r})" if value < 0 else repr(value)
+
+
+def typed_literal(value: float | int | bool, dtype: DType) -> str:
+    """A number of a type that a bare literal would not keep: Triton reads 0.1 as fp32 and 7 as int32."""
+    if dtype.name in ("f64", "i64"):
+        return f"tl.full([1, 1], {literal(value)}, tl.{dtype.kernel})"
+    return literal(bool(value) if dtype is BOOL else value)
+
+
+def size_text(size: Size) -> str:
+    """A size as kernel text; symbols are kernel parameters of the same name."""
+    return str(size) if isinstance(size, int) else str(size).replace("*", " * ")
+
+
+def op_text(name: str, args: tuple[str, ...], gives: DType) -> str:
+    """One row of the op table applied to names."""
+    if name == "cast" and gives is BOOL:
+        return f"({args[0]} != 0)"
+    return OPS[name].text.format(*args, L="tl", T=f"tl.{gives.kernel}")
+
+
+def run_text(index: str, run: Run) -> str:
+    """The part of an address that one run of axes contributes."""
+    text = index if run.inner == 1 else f"({index} // {_factor(run.inner)})"
+    text = text if run.first else f"({text} % {_factor(run.size)})"
+    return text if run.stride == 1 else f"{text} * {_factor(run.stride)}"
+
+
+def _factor(size: Size) -> str:
+    text = size_text(size)
+    return text if isinstance(size, int) or "*" not in text else f"({text})"
+
+
+@dataclass(frozen=True)
+class TileAlgebra(Algebra):
+    """Carries out a monoid on a tile: ops become lines, folds become reductions of the tile."""
+
+    assign: Callable[[str, str], str]  # (hint, text) -> the name given
+    folded: Callable[[str, str], str]  # (kind, text) -> text of the fold
+    active: Callable[[], str]  # text of how many elements are being folded
+
+    def emit(self, op: str, *args: Value) -> str:
+        texts = tuple(a if isinstance(a, str) else literal(a) for a in args)
+        return self.assign(op, op_text(op, texts, BOOL))
+
+    def fold(self, kind: str, value: Value) -> Value:
+        if isinstance(value, str):
+            return self.assign(f"all_{kind}", self.folded(kind, value))
+        if kind != "sum" or value == 0:
+            return value
+        return self.assign("count", self.active() if value == 1 else f"{literal(value)} * {self.active()}")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two states' components side by side."""
+
+    a: Value
+    b: Value
+
+
+class PairAlgebra(Algebra):
+    """Carries out a monoid on two states: a fold of a pair is one binary op. This is the join between tiles."""
+
+    def __init__(self, assign: Callable[[str, str], str]) -> None:
+        self._assign = assign
+
+    def op(self, op: str, *args: Value) -> Value:
+        if any(isinstance(x, Pair) for x in args):
+            a, b = ([getattr(x, side) if isinstance(x, Pair) else x for x in args] for side in "ab")
+            return Pair(super().op(op, *a), super().op(op, *b))
+        return super().op(op, *args)
+
+    def emit(self, op: str, *args: Value) -> str:
+        texts = tuple(a if isinstance(a, str) else literal(a) for a in args)
+        return self._assign(op, op_text(op, texts, BOOL))
+
+    def fold(self, kind: str, value: Value) -> Value:
+        return self.op(COMBINE[kind], value.a, value.b) if isinstance(value, Pair) else value
+
+
+def join(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str]) -> State:
+    """One state out of two."""
+    return monoid.merge(PairAlgebra(assign), *(Pair(x, y) for x, y in zip(a, b)))

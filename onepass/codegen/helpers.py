@@ -1,0 +1,49 @@
+"""What generated kernels import: folds of a tile along one axis that keep the axis and, unlike tl.max, propagate NaN.
+
+A fold takes float32, float64 or an integer of at least 32 bits, never a narrow float. Only generated text and the runtime
+import this module, because it imports triton.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _smaller(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _times(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return a * b
+
+
+@triton.jit
+def fold_sum(x: tl.tensor, axis: tl.constexpr) -> tl.tensor:
+    """The sum along an axis."""
+    return tl.sum(x, axis, keep_dims=True)
+
+
+@triton.jit
+def fold_prod(x: tl.tensor, axis: tl.constexpr) -> tl.tensor:
+    """The product along an axis."""
+    return tl.reduce(x, axis, _times, keep_dims=True)
+
+
+@triton.jit
+def fold_max(x: tl.tensor, axis: tl.constexpr) -> tl.tensor:
+    """The greatest along an axis; NaN where there is one."""
+    return tl.reduce(x, axis, _larger, keep_dims=True)
+
+
+@triton.jit
+def fold_min(x: tl.tensor, axis: tl.constexpr) -> tl.tensor:
+    """The least along an axis; NaN where there is one."""
+    return tl.reduce(x, axis, _smaller, keep_dims=True)

@@ -1,0 +1,61 @@
+"""What code generation hands on: the text of one kernel and all that is needed to launch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..ir.expr import DType
+from ..ir.size import Bindings, Size, value
+
+
+class ParamKind(Enum):
+    """What a kernel parameter is bound to at a launch."""
+
+    POINTER = "a buffer of the plan, by name"
+    SIZE = "a symbol's value"
+    ZERO = "the integer 0, which the compiler must not know: it keeps 16-bit values from being widened and held"
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One kernel parameter, in order. `name` is the buffer or symbol it is bound to; the text calls it `text_name`."""
+
+    name: str
+    kind: ParamKind
+    text_name: str
+    dtype: DType | None = None  # of a pointer
+
+
+@dataclass(frozen=True, slots=True)
+class GridDim:
+    """ceil(extent / step) programs, at most `most`."""
+
+    extent: Size
+    step: int = 1
+    most: int | None = None
+
+    def count(self, bindings: Bindings) -> int:
+        blocks = -(-value(self.extent, bindings) // self.step)
+        return blocks if self.most is None else min(blocks, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A kernel as text. The text is a whole module: imports, then one `@triton.jit(do_not_specialize=["zero"])` function."""
+
+    name: str
+    text: str
+    params: tuple[Param, ...]
+    grid: tuple[GridDim, ...]  # the launch grid is one-dimensional: the product of these
+    warps: int
+    stages: int = 1
+    max_registers: int | None = None
+    wide_index: bool = False  # sizes are passed as i64
+    fresh: frozenset[str] = frozenset()  # buffers the plan allocates: always aligned
+
+    def programs(self, bindings: Bindings) -> int:
+        total = 1
+        for dim in self.grid:
+            total *= dim.count(bindings)
+        return total

@@ -1,0 +1,163 @@
+"""Where in its space a kernel stands: index names, tile widths and masks of one tile, and the order tiles are visited in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..ir.size import Size
+from ..plan.schedule import Block, Cover, Loop, Role
+from .expr import size_text
+from .writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One tile: names of its row and column indices, its shape, and the masks of lanes that are inside."""
+
+    row: str = "0"  # row indices, shaped [height, 1]
+    col: str = "0"  # column indices, shaped [1, width]
+    height: int = 1
+    width: int = 1
+    row_mask: str | None = None
+    col_mask: str | None = None
+    aligned: str | None = None  # the columns counted from the sector below the row's start, where rows are read so
+    col_start: str = "0"  # the tile's first column
+    tag: str = ""  # distinguishes the names of unrolled tiles
+
+    @property
+    def shape(self) -> str:
+        return f"[{self.height}, {self.width}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a walk: one tile, or a loop over tiles. `prepare` are the lines that name the tile's indices."""
+
+    spot: Spot
+    prepare: tuple[str, ...] = ()
+    loop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of the space: its extent, its role, and how its lanes lie in a tile."""
+
+    letter: str  # "r" or "c"
+    extent: Size
+    role: Role
+    wide: bool  # count in 64 bits
+
+    def lanes(self, width: int) -> str:
+        along = "[:, None]" if self.letter == "r" else "[None, :]"
+        return f"tl.arange(0, {width}){along}" + (".to(tl.int64)" if self.wide else "")
+
+    def place(self, spot: Spot, index: str, start: str, width: int, mask: str | None, tag: str = "") -> Spot:
+        if self.letter == "r":
+            return replace(spot, row=index, height=width, row_mask=mask, tag=spot.tag + tag)
+        return replace(spot, col=index, col_start=start, width=width, col_mask=mask, tag=spot.tag + tag)
+
+
+def block(side: Side, spot: Spot, writer: Writer, pid: str) -> Spot:
+    """The tile a CTA owns on a side with role Block."""
+    assert isinstance(side.role, Block)
+    size, letter = side.role.size, side.letter
+    start = f"{pid} * {size}" if size > 1 else pid
+    writer.line(f"{letter} = {start} + {side.lanes(size)}")
+    exact = size == 1 or (isinstance(side.extent, int) and side.extent % size == 0)
+    if not exact:
+        writer.line(f"{letter}_in = {letter} < {size_text(side.extent)}")
+    return side.place(spot, letter, f"({start})", size, None if exact else f"{letter}_in")
+
+
+def cover(side: Side, spot: Spot, writer: Writer) -> list[Segment]:
+    """All tiles of a side with role Cover. Their indices are named once, before any loop."""
+    assert isinstance(side.role, Cover) and isinstance(side.extent, int)
+    segments, start = [], 0
+    for k, width in enumerate(side.role.tiles):
+        name = writer.fresh(f"{side.letter}{k}" if len(side.role.tiles) > 1 else side.letter)
+        writer.line(f"{name} = {start} + {side.lanes(width)}" if start else f"{name} = {side.lanes(width)}")
+        mask = None
+        if start + width > side.extent:
+            mask = writer.fresh(f"{name}_in")
+            writer.line(f"{mask} = {name} < {side.extent}")
+        segments.append(Segment(side.place(spot, name, str(start), width, mask, f"_{k}" if len(side.role.tiles) > 1 else "")))
+        start += width
+    return segments
+
+
+def loop(side: Side, spot: Spot, writer: Writer, part: str | None, stages: int) -> list[Segment]:
+    """A peeled loop: whole tiles without a mask, then what is left with one. With `part`, CTAs take turns."""
+    assert isinstance(side.role, Loop)
+    step, letter, split = side.role.step, side.letter, side.role.split
+    start = writer.fresh(f"{letter}_start")
+    index = writer.fresh(letter)
+    mask = writer.fresh(f"{letter}_in")
+    extent = size_text(side.extent)
+    whole = str(side.extent // step * step) if isinstance(side.extent, int) else f"{extent} // {step} * {step}"
+    if step == 1:
+        whole = extent
+    named = (f"{index} = {start} + {side.lanes(step)}",)
+    stride = step * split
+    first = "0" if not part or split == 1 else part if step == 1 else f"{part} * {step}"
+    deep = f", num_stages={stages}" if stages > 1 else ""
+    segments = []
+    if not (isinstance(side.extent, int) and side.extent < step):
+        header = f"for {start} in tl.range({first}, {whole}, {stride}{deep})"
+        segments.append(Segment(side.place(spot, index, start, step, None), named, header))
+    if step > 1 and not (isinstance(side.extent, int) and side.extent % step == 0):
+        masked = (*named, f"{mask} = {index} < {extent}")
+        inside = side.place(spot, index, start, step, mask)
+        if split > 1:  # the left-over tile belongs to the first of the CTAs
+            segments.append(Segment(inside, masked, f"for {start} in tl.range({whole} + {first}, {extent}, {stride})"))
+        else:
+            segments.append(Segment(inside, (f"{start} = {whole}", *masked)))
+    return segments
+
+
+def sectors(side: Side, spot: Spot, lead: int, stages: int, writer: Writer) -> list[Segment]:
+    """A walk along a row that starts inside a memory sector, counted from that sector's beginning.
+
+    `before` elements of the first sector belong to the row above. Whole sectors lie in [lead, whole): they are read with
+    vector loads, also where a mask is needed, because masks change only at multiples of `lead`. The two broken sectors at the
+    ends are one small tile of their own.
+    """
+    extent = size_text(side.extent)
+    writer.line(f"whole = ({extent} + before) // {lead} * {lead}")
+    lane = writer.fresh("lane")
+    edge = (
+        f"{lane} = {side.lanes(2 * lead)}",
+        f"u_edge = tl.where({lane} < {lead}, {lane}, whole + {lane} - {lead})",
+        "c_edge = u_edge - before",
+        f"edge_in = (c_edge >= 0) & (c_edge < {extent})",
+    )
+    segments = [Segment(replace(side.place(spot, "c_edge", "0", 2 * lead, "edge_in", "_edge"), aligned="u_edge"), edge)]
+
+    def tile(start: str, width: int, mask: str | None, tag: str, before: tuple[str, ...] = (), header: str | None = None) -> Segment:
+        u, c = f"u{tag}", f"c{tag}"
+        lines = (*before, f"{u} = {start} + {side.lanes(width)}", f"{c} = {u} - before")
+        masked = None if mask is None else f"in{tag}"
+        lines = lines if mask is None else (*lines, f"in{tag} = {mask.format(u=u)}")
+        return Segment(replace(side.place(spot, c, start, width, masked, tag), aligned=u), lines, header)
+
+    low, high = f"({{u}} >= {lead})", "({u} < whole)"
+    match side.role:
+        case Cover(tiles):
+            start = 0
+            for k, width in enumerate(tiles):
+                bounds = ([low] if k == 0 else []) + ([high] if start + width > _least_whole(side.extent, lead) else [])
+                segments.append(tile(str(start), width, " & ".join(bounds) or None, f"_{k}"))
+                start += width
+        case Loop(step=step):
+            deep = f", num_stages={stages}" if stages > 1 else ""
+            segments.append(tile("0", step, f"{low} & {high}", "_head"))
+            header = f"for u_start in tl.range({step}, whole // {step} * {step}, {step}{deep})"
+            segments.append(tile("u_start", step, None, "", header=header))
+            segments.append(tile("last", step, f"({{u}} >= {step}) & {high}", "_tail", (f"last = whole // {step} * {step}",)))
+        case _:
+            raise AssertionError("rows are read from sector starts only where they are walked")
+    return segments
+
+
+def _least_whole(extent: Size, lead: int) -> int:
+    """The fewest columns, counted from the sector, that are sure to be in whole sectors."""
+    return extent // lead * lead if isinstance(extent, int) else 0

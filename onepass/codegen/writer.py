@@ -1,0 +1,44 @@
+"""Lines, names and blocks. What a Writer returns has passed ast.parse; nothing is changed after it is written."""
+
+from __future__ import annotations
+
+import ast
+from contextlib import contextmanager
+from typing import Iterator
+
+
+class Writer:
+    """Collects the lines of one module."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._depth = 0
+        self._names: dict[str, int] = {}
+        self._last_note = ""
+
+    def line(self, text: str = "", note: str = "") -> None:
+        """One line; `note` says where in the user's code it came from, once per run of lines from the same place."""
+        comment = f"  # {note}" if note and note != self._last_note else ""
+        self._last_note = note or self._last_note
+        self._lines.append(f"{'    ' * self._depth}{text}{comment}".rstrip())
+
+    @contextmanager
+    def block(self, header: str) -> Iterator[None]:
+        """An indented block under `header:`."""
+        self.line(f"{header}:")
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+    def fresh(self, hint: str) -> str:
+        """A name nobody has used: the hint itself, or the hint with a number."""
+        seen = self._names.get(hint, 0)
+        self._names[hint] = seen + 1
+        name = hint if seen == 0 else f"{hint}_{seen}"
+        return name if seen == 0 or name not in self._names else self.fresh(name)
+
+    def done(self) -> str:
+        """The module's text."""
+        text = "\n".join(self._lines) + "\n"
+        ast.parse(text)
+        return text

@@ -1,0 +1,129 @@
+"""Every error a user can meet: what happened, where, and what to do.
+
+One class a mistake. The class holds the code and the sentence; the raiser only fills in names. Codes are grouped as the
+stages are: 1xx what was captured, 2xx planning, 3xx generating and compiling, 4xx tuning, 5xx stores, 6xx calling, 8xx tools.
+"""
+
+from __future__ import annotations
+
+
+class OnepassError(Exception):
+    """Base of all. `message` is a template over the keyword arguments."""
+
+    code = "ONEPASS-000"
+    message = "{detail}"
+
+    def __init__(self, **fields: object) -> None:
+        self.fields = fields
+        super().__init__(f"[{self.code}] {self.message.format(**fields)}")
+
+
+class UnsupportedOp(OnepassError):
+    code = "ONEPASS-101"
+    message = ("{op} is not something onepass fuses (at {where}). Leave that op outside the fused function, or compile the "
+               "whole model with torch.compile, which hands such ops to Inductor.")
+
+
+class UnsupportedDtype(OnepassError):
+    code = "ONEPASS-102"
+    message = "{what} has dtype {dtype}, which onepass does not compute with (at {where}). Convert it first; supported: {supported}."
+
+
+class UnsupportedView(OnepassError):
+    code = "ONEPASS-103"
+    message = ("{op} at {where} cannot be said as splitting and regrouping of axes ({detail}). Call .contiguous() outside the fused "
+               "function before it, or end the fused function there.")
+
+
+class SymbolicAxis(OnepassError):
+    code = "ONEPASS-104"
+    message = ("{op} needs the size of axis {axis} fixed, but it varies between calls (at {where}). Fix it: call "
+               "onepass.fuse(f, dynamic=False), so that each size gets its own kernel.")
+
+
+class Mutation(OnepassError):
+    code = "ONEPASS-105"
+    message = "{op} changes a tensor in place (at {where}). Return the new value instead; onepass functions are pure."
+
+
+class Randomness(OnepassError):
+    code = "ONEPASS-106"
+    message = "{op} draws random numbers (at {where}). Draw them outside and pass the tensor in."
+
+
+class ClosureTensor(OnepassError):
+    code = "ONEPASS-107"
+    message = ("The function reads a tensor of shape {shape} that is not among its arguments. Its value would be frozen into the kernel; "
+               "pass it as an argument.")
+
+
+class DataDependent(OnepassError):
+    code = "ONEPASS-108"
+    message = ("The function reads a tensor's value on the host ({detail}). Its result would be frozen into the kernel; use torch.where "
+               "instead of branching on values.")
+
+
+class NeedsGrad(OnepassError):
+    code = "ONEPASS-601"
+    message = ("Argument {argument} requires grad and grad mode is on, but onepass.fuse is forward-only. Call it under torch.no_grad(), "
+               "detach the input, or train through torch.compile.")
+
+
+class MixedDevices(OnepassError):
+    code = "ONEPASS-602"
+    message = "The arguments are on different devices ({devices}). Move them to one."
+
+
+class UnsupportedDevice(OnepassError):
+    code = "ONEPASS-603"
+    message = "Tensors on {device} cannot run onepass kernels. Use a CUDA device (compute capability 8.0 or later) or CPU tensors (interpreted, slow)."
+
+
+class BadArgument(OnepassError):
+    code = "ONEPASS-604"
+    message = "{detail}"
+
+
+class AbsurdShape(OnepassError):
+    code = "ONEPASS-605"
+    message = "{what} of shape {shape} cannot be handled: {detail}."
+
+
+class NoPlan(OnepassError):
+    code = "ONEPASS-201"
+    message = "No kernel can compute {what} on {device}: {detail}."
+
+
+class CompileFailed(OnepassError):
+    code = "ONEPASS-301"
+    message = "Compiling kernel {kernel} for {device} failed: {detail}"
+
+
+class TritonMissing(OnepassError):
+    code = "ONEPASS-302"
+    message = "Triton is not installed, and it is needed to {purpose}. Install the release that pairs with torch {torch}: {advice}."
+
+
+class IllegalProgram(OnepassError):
+    code = "ONEPASS-303"
+    message = "This Program is not legal after {stage}: {detail}. This is a bug in onepass; please report it with `onepass doctor`."
+
+
+class UnknownDevice(OnepassError):
+    code = "ONEPASS-801"
+    message = "No device is called {name!r}. Known: {known}."
+
+
+class UnknownWorkload(OnepassError):
+    code = "ONEPASS-802"
+    message = "No workload is called {name!r}. Known: {known}. A function of your own is given as file.py:function."
+
+
+class BadSpec(OnepassError):
+    code = "ONEPASS-803"
+    message = "{what} {text!r} is not understood: {detail}."
+
+
+class ParseError(OnepassError):
+    code = "ONEPASS-804"
+    message = "Line {line} of a Program's text is not understood ({detail}): {text!r}"

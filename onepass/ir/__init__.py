@@ -1,0 +1,1 @@
+"""The language all the rest speaks: axes, buffers, ops, reductions, programs."""

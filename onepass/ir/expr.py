@@ -1,0 +1,164 @@
+"""Scalar types and the op table: everything a single element can be or undergo.
+
+One row of OPS is one op. A row says what the op takes, what it gives, how torch computes it (the oracle), how a kernel
+writes it (Triton and Gluon share the text) and what it costs. Adding an op is adding a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Callable
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A scalar type: as stored (`size` bytes) and as a kernel names it."""
+
+    name: str
+    size: int
+    kind: str  # "bool" | "int" | "float"
+    torch_name: str
+    kernel: str  # the name after `tl.`
+
+    @property
+    def torch(self) -> torch.dtype:
+        return getattr(torch, self.torch_name)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_narrow_float(self) -> bool:
+        """Stored in 16 or 8 bits; computed in fp32."""
+        return self.kind == "float" and self.size < 4
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DTYPES = {
+    d.name: d
+    for d in (
+        DType("bool", 1, "bool", "bool", "int1"),
+        DType("i8", 1, "int", "int8", "int8"),
+        DType("u8", 1, "int", "uint8", "uint8"),
+        DType("i16", 2, "int", "int16", "int16"),
+        DType("i32", 4, "int", "int32", "int32"),
+        DType("i64", 8, "int", "int64", "int64"),
+        DType("f8e4m3", 1, "float", "float8_e4m3fn", "float8e4nv"),
+        DType("f8e5m2", 1, "float", "float8_e5m2", "float8e5"),
+        DType("f16", 2, "float", "float16", "float16"),
+        DType("bf16", 2, "float", "bfloat16", "bfloat16"),
+        DType("f32", 4, "float", "float32", "float32"),
+        DType("f64", 8, "float", "float64", "float64"),
+    )
+}
+BOOL, I32, I64, F32, F64 = (DTYPES[n] for n in ("bool", "i32", "i64", "f32", "f64"))
+BY_TORCH = {d.torch: d for d in DTYPES.values()}
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """What arithmetic on values of this type runs in: 16- and 8-bit floats in fp32, the rest in themselves."""
+    return F32 if dtype.is_narrow_float else dtype
+
+
+class Gives(Enum):
+    """The result type of an op, from its arguments' common type."""
+
+    SAME = "the common type of the arguments"
+    BOOL = "bool"
+    LAST = "the type of the last argument (where: cond, a, b)"
+    CAST = "the type the node names"
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One row of the op table."""
+
+    name: str
+    arity: int
+    gives: Gives
+    reference: Callable[..., torch.Tensor]
+    text: str  # {0}.. the arguments, {L} the language prefix (tl or gl), {T} the result's compute type
+    slots: float = 1.0  # issue slots per element
+    mufu: float = 0.0  # special-function operations per element
+
+
+def _row(name: str, arity: int, reference: Callable[..., torch.Tensor], text: str, gives: Gives = Gives.SAME,
+         slots: float = 1.0, mufu: float = 0.0) -> OpSpec:
+    return OpSpec(name, arity, gives, reference, text, slots, mufu)
+
+
+def _compare(name: str, reference: Callable[..., torch.Tensor], sign: str) -> OpSpec:
+    return _row(name, 2, reference, f"({{0}} {sign} {{1}})", Gives.BOOL)
+
+
+_NAN = "propagate_nan={L}.PropagateNan.ALL"
+
+OPS = {
+    row.name: row
+    for row in (
+        _row("add", 2, torch.add, "({0} + {1})"),
+        _row("sub", 2, torch.sub, "({0} - {1})"),
+        _row("mul", 2, torch.mul, "({0} * {1})"),
+        _row("div", 2, torch.true_divide, "({0} / {1})", slots=4, mufu=1),
+        _row("fma", 3, lambda a, b, c: a * b + c, "({0} * {1} + {2})"),
+        _row("neg", 1, torch.neg, "(-{0})"),
+        _row("abs", 1, torch.abs, "{L}.abs({0})"),
+        _row("reciprocal", 1, torch.reciprocal, "(1.0 / {0})", slots=4, mufu=1),
+        _row("sqrt", 1, torch.sqrt, "libdevice.sqrt_rn({0})", slots=6, mufu=1),
+        _row("rsqrt", 1, torch.rsqrt, "{L}.rsqrt({0})", slots=2, mufu=1),
+        _row("exp", 1, torch.exp, "{L}.exp({0})", slots=2, mufu=1),
+        _row("exp2", 1, torch.exp2, "{L}.exp2({0})", slots=1, mufu=1),
+        _row("expm1", 1, torch.expm1, "libdevice.expm1({0})", slots=12, mufu=1),
+        _row("log", 1, torch.log, "{L}.log({0})", slots=4, mufu=1),
+        _row("log2", 1, torch.log2, "{L}.log2({0})", slots=4, mufu=1),
+        _row("log1p", 1, torch.log1p, "libdevice.log1p({0})", slots=12, mufu=1),
+        _row("sin", 1, torch.sin, "{L}.sin({0})", slots=16),
+        _row("cos", 1, torch.cos, "{L}.cos({0})", slots=16),
+        _row("tanh", 1, torch.tanh, "libdevice.tanh({0})", slots=10, mufu=2),
+        _row("sigmoid", 1, torch.sigmoid, "(1.0 / (1.0 + {L}.exp(-{0})))", slots=8, mufu=2),
+        _row("erf", 1, torch.erf, "{L}.erf({0})", slots=18, mufu=1),
+        _row("floor", 1, torch.floor, "{L}.floor({0})"),
+        _row("ceil", 1, torch.ceil, "{L}.ceil({0})"),
+        _row("trunc", 1, torch.trunc, "libdevice.trunc({0})"),
+        _row("round", 1, torch.round, "libdevice.rint({0})"),
+        _row("pow", 2, torch.pow, "libdevice.pow({0}, {1})", slots=30, mufu=2),
+        _row("maximum", 2, torch.maximum, f"{{L}}.maximum({{0}}, {{1}}, {_NAN})"),
+        _row("minimum", 2, torch.minimum, f"{{L}}.minimum({{0}}, {{1}}, {_NAN})"),
+        _row("rem", 2, torch.fmod, "({0} % {1})", slots=20),
+        _row("floordiv", 2, lambda a, b: torch.div(a, b, rounding_mode="trunc"), "({0} // {1})", slots=20),
+        _row("and", 2, torch.bitwise_and, "({0} & {1})"),
+        _row("or", 2, torch.bitwise_or, "({0} | {1})"),
+        _row("xor", 2, torch.bitwise_xor, "({0} ^ {1})"),
+        _row("not", 1, torch.bitwise_not, "(~{0})"),
+        _compare("eq", torch.eq, "=="),
+        _compare("ne", torch.ne, "!="),
+        _compare("lt", torch.lt, "<"),
+        _compare("le", torch.le, "<="),
+        _compare("gt", torch.gt, ">"),
+        _compare("ge", torch.ge, ">="),
+        _row("isnan", 1, torch.isnan, "({0} != {0})", Gives.BOOL),
+        _row("where", 3, torch.where, "{L}.where({0}, {1}, {2})", Gives.LAST),
+        _row("cast", 1, lambda a: a, "{0}.to({T})", Gives.CAST),
+    )
+}
+# `rem` and `floordiv` truncate towards zero on integers, as the hardware and Triton do; capture builds Python's
+# flooring versions from them.
+
+
+def result_dtype(spec: OpSpec, args: tuple[DType, ...], named: DType | None = None) -> DType:
+    """The type an op gives. Arguments must already agree (capture inserts casts); `named` is a cast's target."""
+    match spec.gives:
+        case Gives.BOOL:
+            return BOOL
+        case Gives.CAST:
+            if named is None:
+                raise ValueError("a cast names the type it gives")
+            return named
+        case Gives.LAST | Gives.SAME:
+            return args[-1]

@@ -1,0 +1,195 @@
+"""What a reduction is: a state, where it starts, how an element becomes a state, how many states become one, what is read out.
+
+`merge` is the only place where states meet, and it is written in passes of primitive folds (sum, prod, max, min). Read over
+a row kept on chip it is the two-pass form; over a loaded tile it is the tile form (about one exponential an element for
+logsumexp, tile mean and M2 for variance); over two states it is the join between tiles (Chan's merge for variance); over
+partial results it is the final sum of a split reduction. One definition serves the oracle, the planner and the kernels,
+because it is written against an Algebra, not against torch or Triton. A new reduction is one more record.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from math import inf, nan
+from typing import Any, Callable, TypeAlias
+
+from .expr import BOOL, I32, I64, DType
+
+Value: TypeAlias = Any  # an algebra's own value, or a Python number known while the kernel is written
+State: TypeAlias = tuple[Value, ...]
+
+
+class Algebra(ABC):
+    """Where a monoid's definition is carried out: on tensors, as kernel text, or as nodes of a Program."""
+
+    @abstractmethod
+    def emit(self, op: str, *args: Value) -> Value:
+        """Apply a row of the op table."""
+
+    @abstractmethod
+    def fold(self, kind: str, value: Value) -> Value:
+        """Fold a value over the axis being merged with a primitive: sum, prod, max or min."""
+
+    def op(self, op: str, *args: Value) -> Value:
+        """Apply a row of the op table, after the identities that need no arithmetic."""
+        match op, args:
+            case "mul", (int() | float() as one, x) | (x, int() | float() as one) if one == 1:
+                return x  # 1 * x -> x
+            case "add", (int() | float() as zero, x) | (x, int() | float() as zero) if zero == 0:
+                return x  # 0 + x -> x
+            case "mul", (int() | float() as a, int() | float() as b):
+                return a * b
+            case _:
+                return self.emit(op, *args)
+
+
+@dataclass(frozen=True)
+class Monoid:
+    """One reduction. `enter`, `merge` and `leave` are written against an Algebra."""
+
+    name: str
+    inputs: int
+    state: tuple[str, ...]
+    identity: Callable[[DType], State]
+    enter: Callable[..., State]  # (algebra, *inputs) -> state
+    merge: Callable[..., State]  # (algebra, *state) -> state, folding over an axis
+    leave: Callable[..., State]  # (algebra, *state) -> results
+    state_dtypes: Callable[[DType], tuple[DType, ...]]
+    result_dtypes: Callable[[DType], tuple[DType, ...]]
+    primitive: str | None = None  # the fold it is, when one fold is all it is
+
+    @property
+    def passes(self) -> int:
+        """How many times `merge` reads its input."""
+        return 1 if self.primitive else 2
+
+
+def _through(_: Algebra, *state: Value) -> State:
+    return state
+
+
+def _low(dtype: DType) -> float | int:
+    """The least value: what a maximum starts from."""
+    if dtype.is_float:
+        return -inf
+    return 0 if dtype.name in ("u8", "bool") else -(1 << (8 * dtype.size - 1))
+
+
+def _high(dtype: DType) -> float | int:
+    """The greatest value: what a minimum starts from."""
+    if dtype.is_float:
+        return inf
+    return {"u8": 255, "bool": 1}.get(dtype.name, (1 << (8 * dtype.size - 1)) - 1)
+
+
+def _primitive(name: str, identity: Callable[[DType], float | int]) -> Monoid:
+    return Monoid(
+        name, 1, (name,),
+        identity=lambda dtype: (identity(dtype),),
+        enter=_through,
+        merge=lambda alg, x: (alg.fold(name, x),),
+        leave=_through,
+        state_dtypes=lambda dtype: (dtype,),
+        result_dtypes=lambda dtype: (dtype,),
+        primitive=name,
+    )
+
+
+def _truth(name: str, fold: str, start: int) -> Monoid:
+    """any and all: the greatest or least of 0s and 1s."""
+    return Monoid(
+        name, 1, (name,),
+        identity=lambda _: (start,),
+        enter=lambda alg, x: (alg.op("where", alg.op("ne", x, 0), 1, 0),),
+        merge=lambda alg, x: (alg.fold(fold, x),),
+        leave=lambda alg, x: (alg.op("ne", x, 0),),
+        state_dtypes=lambda _: (I32,),
+        result_dtypes=lambda _: (BOOL,),
+        primitive=fold,
+    )
+
+
+_FAR = (1 << 63) - 1  # past any position
+
+
+def _arg(name: str, fold: str, start: Callable[[DType], float | int]) -> Monoid:
+    """argmax and argmin take (value, position) and give the first position of the extreme; a NaN is the extreme."""
+
+    def merge(alg: Algebra, x: Value, at: Value) -> State:
+        best = alg.fold(fold, x)
+        hit = alg.op("or", alg.op("eq", x, best), alg.op("isnan", x))
+        return best, alg.fold("min", alg.op("where", hit, at, _FAR))
+
+    return Monoid(
+        name, 2, ("best", "at"),
+        identity=lambda dtype: (start(dtype), _FAR),
+        enter=_through,
+        merge=merge,
+        leave=lambda alg, _, at: (at,),
+        state_dtypes=lambda dtype: (dtype, I64),
+        result_dtypes=lambda _: (I64,),
+    )
+
+
+def _merge_welford(alg: Algebra, n: Value, mean: Value, m2: Value) -> State:
+    """Counts add; the mean is the weighted mean; spreads add, each with its distance from the new mean."""
+    total = alg.fold("sum", n)
+    at_least_one = alg.op("maximum", total, 1.0)
+    centre = alg.op("div", alg.fold("sum", alg.op("mul", n, mean)), at_least_one)
+    off = alg.op("sub", mean, centre)
+    return total, centre, alg.fold("sum", alg.op("add", m2, alg.op("mul", n, alg.op("mul", off, off))))
+
+
+def _merge_logsumexp(alg: Algebra, top: Value, total: Value) -> State:
+    """The greater maximum; sums rescaled to it. A tile of -inf alone must not become -inf - -inf."""
+    peak = alg.fold("max", top)
+    safe = alg.op("where", alg.op("eq", peak, -inf), 0.0, peak)
+    return peak, alg.fold("sum", alg.op("mul", total, alg.op("exp", alg.op("sub", top, safe))))
+
+
+_BASE = (
+    _primitive("sum", lambda dtype: 0.0 if dtype.is_float else 0),
+    _primitive("prod", lambda dtype: 1.0 if dtype.is_float else 1),
+    _primitive("max", _low),
+    _primitive("min", _high),
+    _truth("any", "max", 0),
+    _truth("all", "min", 1),
+    _arg("argmax", "max", _low),
+    _arg("argmin", "min", _high),
+    Monoid(
+        "welford", 1, ("n", "mean", "m2"),
+        identity=lambda _: (0.0, 0.0, 0.0),
+        enter=lambda alg, x: (1.0, x, 0.0),
+        merge=_merge_welford,
+        leave=lambda alg, n, mean, m2: (mean, m2),
+        state_dtypes=lambda dtype: (dtype,) * 3,
+        result_dtypes=lambda dtype: (dtype,) * 2,
+    ),
+    Monoid(
+        "logsumexp", 1, ("top", "total"),
+        identity=lambda _: (-inf, 0.0),
+        enter=lambda alg, x: (x, 1.0),
+        merge=_merge_logsumexp,
+        # Eager's sum(exp(x - max)) over a row of -inf alone is NaN.
+        leave=lambda alg, top, total: (top, alg.op("where", alg.op("eq", top, -inf), nan, total)),
+        state_dtypes=lambda dtype: (dtype,) * 2,
+        result_dtypes=lambda dtype: (dtype,) * 2,
+    ),
+)
+
+
+def _partial(monoid: Monoid) -> Monoid:
+    """The first half of a split reduction: elements in, state out."""
+    return replace(monoid, name=f"{monoid.name}.partial", leave=_through, result_dtypes=monoid.state_dtypes)
+
+
+def _merging(monoid: Monoid) -> Monoid:
+    """The second half: states in, results out."""
+
+    return replace(monoid, name=f"{monoid.name}.merge", inputs=len(monoid.state), enter=_through)
+
+
+MONOIDS: dict[str, Monoid] = {
+    m.name: m for base in _BASE for m in (base, _partial(base), _merging(base))
+}

@@ -1,0 +1,189 @@
+"""Run a Program in float64 with torch: the reference of all tests.
+
+Every value is a tensor with one dimension per axis of the Program, of size 1 where the value does not vary. Floats are
+float64 throughout and casts between float types change nothing, so what comes out is the mathematics without rounding.
+Reductions run through the Monoid records themselves, which makes every comparison a check of the records too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import nan
+
+import torch
+
+from ..errors import BadArgument
+from .expr import BY_TORCH, OPS, DType
+from .monoid import MONOIDS, Algebra, Monoid, State, Value
+from .program import Buffer, Const, Index, Load, Op, Program, Reduce, Result, Store, Strides
+from .size import Bindings, value
+
+
+def evaluate(program: Program, inputs: Mapping[str, torch.Tensor], bindings: Bindings) -> dict[str, torch.Tensor]:
+    """Every output buffer by name: shape and strides as the buffer says, float64 where the buffer holds floats."""
+    device = next((t.device for t in inputs.values()), torch.device("cpu"))
+    memory = {b.name: _place(b, inputs, bindings, device) for b in program.buffers}
+    run = _Run(program, bindings, device, memory)
+    values: list[torch.Tensor | tuple[torch.Tensor, ...]] = []
+    for i in range(len(program.nodes)):
+        values.append(run.node(i, values))
+    return {b.name: memory[b.name] for b in program.buffers if b.role == "output"}
+
+
+def _exact(dtype: DType) -> torch.dtype:
+    """The type the oracle holds values of `dtype` in."""
+    return torch.float64 if dtype.is_float else dtype.torch
+
+
+def _place(buffer: Buffer, inputs: Mapping[str, torch.Tensor], bindings: Bindings, device: torch.device) -> torch.Tensor:
+    """The caller's tensor for an input, fresh memory for the rest; floats no Store reaches stay NaN."""
+    if buffer.role == "input":
+        return inputs[buffer.name]
+    sizes = [value(s, bindings) for s in buffer.shape]
+    strides = [value(s, bindings) for s in buffer.strides]
+    empty = torch.empty_strided(sizes, strides, dtype=_exact(buffer.dtype), device=device)
+    return empty.fill_(nan if buffer.dtype.is_float else 0)
+
+
+@dataclass(frozen=True)
+class _TorchAlgebra(Algebra):
+    """Carries a monoid out on tensors; `axes` are the dimensions being folded, `count` the elements they hold."""
+
+    axes: tuple[int, ...]
+    count: int
+
+    def emit(self, op: str, *args: Value) -> torch.Tensor:
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        like = next((t for t in reversed(tensors) if op != "where" or t.dtype != torch.bool), None)
+        device = tensors[0].device if tensors else None
+        return OPS[op].reference(*(a if isinstance(a, torch.Tensor) else _number(a, like, device) for a in args))
+
+    def fold(self, kind: str, value: Value) -> Value:
+        if not isinstance(value, torch.Tensor):
+            return value * self.count if kind == "sum" else value**self.count if kind == "prod" else value
+        if not self.axes:
+            return value
+        match kind:
+            case "sum":
+                return value.sum(self.axes, keepdim=True, dtype=value.dtype)
+            case "prod":
+                for axis in self.axes:
+                    value = value.prod(axis, keepdim=True, dtype=value.dtype)
+                return value
+            case "max":
+                return value.amax(self.axes, keepdim=True)
+            case _:
+                return value.amin(self.axes, keepdim=True)
+
+
+def _number(number: float | int, like: torch.Tensor | None, device: torch.device | None) -> torch.Tensor:
+    """A literal in a record, in the type of the value it meets."""
+    if like is not None:
+        return torch.tensor(number, dtype=like.dtype, device=device)
+    return torch.tensor(number, dtype=torch.int32 if isinstance(number, int) else torch.float64, device=device)
+
+
+def reduce(monoid: Monoid, args: tuple[torch.Tensor, ...], dims: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """Fold `args` (of one shape) over some dimensions with a monoid; the dimensions stay, with size 1."""
+    count = 1
+    for dim in dims:
+        count *= args[0].shape[dim]
+    algebra = _TorchAlgebra(dims, count)
+    shape = [1 if d in dims else n for d, n in enumerate(args[0].shape)]
+    state = monoid.merge(algebra, *monoid.enter(algebra, *args)) if count else _nothing(monoid, args[0], shape)
+    return tuple(_as_result(r, like=args[0], shape=shape) for r in monoid.leave(algebra, *state))
+
+
+def _nothing(monoid: Monoid, like: torch.Tensor, shape: list[int]) -> State:
+    """The state of no elements at all."""
+    dtype = BY_TORCH[like.dtype]
+    numbers = zip(monoid.identity(dtype), monoid.state_dtypes(dtype), strict=True)
+    return tuple(torch.full(shape, number, dtype=d.torch, device=like.device) for number, d in numbers)
+
+
+def _as_result(result: Value, like: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    """A result as a tensor, also where the record left a number (the count of a variance)."""
+    tensor = result if isinstance(result, torch.Tensor) else torch.tensor(result, dtype=like.dtype, device=like.device)
+    return tensor.expand(shape)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One evaluation: what every node needs besides the values before it."""
+
+    program: Program
+    bindings: Bindings
+    device: torch.device
+    memory: Mapping[str, torch.Tensor]
+
+    def node(self, i: int, values: list) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The value of node `i`; a tuple for a Reduce."""
+        match self.program.nodes[i]:
+            case Load() as load:
+                return self.load(load, values)
+            case Const(value=number, dtype=dtype, scale=scale):
+                scaled = number if scale == 1 else number * value(scale, self.bindings)
+                return torch.full([1] * len(self.program.axes), scaled, dtype=_exact(dtype), device=self.device)
+            case Index(axes=axes, dtype=dtype):
+                return self.index(axes).to(_exact(dtype))
+            case Op(name="cast", args=(arg,), dtype=dtype):
+                return values[arg].to(_exact(dtype))
+            case Op(name=name, args=args):
+                return OPS[name].reference(*(values[a] for a in args))
+            case Reduce() as node:
+                return self.reduce(node, values)
+            case Result(reduce=owner, k=k):
+                return values[owner][k]
+            case Store(buffer=name, value=stored, strides=strides, offset=offset):
+                target = self.window(self.memory[name], strides, value(offset, self.bindings))
+                return target.copy_(values[stored])
+
+    def extent(self, axis: str) -> int:
+        return value(self.program.axis[axis].extent, self.bindings)
+
+    def sizes(self, axes: frozenset[str]) -> list[int]:
+        """The shape of a value that varies over `axes`."""
+        return [self.extent(a.name) if a.name in axes else 1 for a in self.program.axes]
+
+    def window(self, tensor: torch.Tensor, strides: Strides, offset: int) -> torch.Tensor:
+        """The tensor's memory as the Program's axes address it."""
+        step = dict(strides)
+        steps = [value(step.get(a.name, 0), self.bindings) for a in self.program.axes]
+        return torch.as_strided(tensor, self.sizes(frozenset(step)), steps, tensor.storage_offset() + offset)
+
+    def load(self, load: Load, values: list) -> torch.Tensor:
+        """What a Load reads, looked-up coordinates included."""
+        tensor, offset = self.memory[load.buffer], value(load.offset, self.bindings)
+        exact = _exact(self.program.buffer[load.buffer].dtype)
+        if not load.gathers:
+            return self.window(tensor, load.strides, offset).to(exact)
+        start = int(tensor.storage_offset()) + offset
+        at = torch.full([1] * len(self.program.axes), start, dtype=torch.int64, device=self.device)
+        for axis, stride in load.strides:
+            at = at + self.index((axis,)) * value(stride, self.bindings)
+        for gather in load.gathers:
+            found = values[gather.index].to(torch.int64)
+            self.check_range(load, found, value(gather.extent, self.bindings))
+            at = at + found * value(gather.stride, self.bindings)
+        stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return torch.as_strided(tensor, (stored,), (1,), 0)[at].to(exact)
+
+    def check_range(self, load: Load, found: torch.Tensor, extent: int) -> None:
+        """An index outside its dimension would read a stranger's memory."""
+        if bool(((found < 0) | (found >= extent)).any()):
+            raise BadArgument(detail=f"An index into {load.buffer} lies outside [0, {extent}). Clamp or mask the index first.")
+
+    def index(self, axes: tuple[str, ...]) -> torch.Tensor:
+        """Row-major positions over `axes`."""
+        sizes = [self.extent(a) for a in axes]
+        count = torch.arange(torch.Size(sizes).numel(), device=self.device).reshape(sizes)
+        order = [a.name for a in self.program.axes if a.name in axes]
+        return count.permute([axes.index(a) for a in order]).reshape(self.sizes(frozenset(axes)))
+
+    def reduce(self, node: Reduce, values: list) -> tuple[torch.Tensor, ...]:
+        """All results of a Reduce; arguments that lack a folded axis are repeated along it."""
+        varied = frozenset(node.axes).union(*(self.program.dims[a] for a in node.args))
+        args = tuple(values[a].expand(self.sizes(varied)) for a in node.args)
+        dims = tuple(d for d, a in enumerate(self.program.axes) if a.name in node.axes)
+        return reduce(MONOIDS[node.monoid], args, dims)

@@ -1,0 +1,298 @@
+"""Axis, Buffer, Load, Reduce, Store, Program: what is computed, with no word on how.
+
+A Program is an SSA list. Values have no shapes beyond the axes they vary over: broadcasting is having fewer axes, and a
+permuted or reshaped tensor is a Load or Store with other strides. Operands are positions in the list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Iterator, TypeAlias
+
+from .expr import BOOL, DTYPES, OPS, DType, I64, result_dtype
+from .monoid import MONOIDS
+from .size import Bindings, Size, product, symbols, value
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One atomic axis: never split, never merged."""
+
+    name: str
+    extent: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor in memory. Inputs are read where the caller put them, outputs keep the layout the graph promised."""
+
+    name: str
+    dtype: DType
+    role: str  # "input" | "output" | "temp"
+    shape: tuple[Size, ...] = ()
+    strides: tuple[Size, ...] = ()
+
+
+Strides: TypeAlias = tuple[tuple[str, Size], ...]  # (axis name, elements to the next index), zero strides left out
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """One looked-up coordinate of a Load: adds `stride * values[index]`, which must lie in [0, extent)."""
+
+    index: int
+    stride: Size
+    extent: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read `buffer` at offset + sum(stride * axis index) + gathers."""
+
+    buffer: str
+    strides: Strides
+    offset: Size = 0
+    gathers: tuple[Gather, ...] = ()
+    src: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A literal. `scale` multiplies it by a size known only at the call (a mean over a symbolic axis)."""
+
+    value: float | int | bool
+    dtype: DType
+    scale: Size = 1
+    src: str = field(default="", compare=False)
+
+    def __eq__(self, other: object) -> bool:
+        """Literals are equal when they print alike: NaN is itself, -0.0 is not 0.0."""
+        return isinstance(other, Const) and (repr(self.value), self.dtype, self.scale) == (repr(other.value), other.dtype, other.scale)
+
+    def __hash__(self) -> int:
+        return hash((repr(self.value), self.dtype, self.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The position along `axes`, counted row-major over them: what torch calls arange."""
+
+    axes: tuple[str, ...]
+    dtype: DType = I64
+    src: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One row of the op table applied to earlier values. `dtype` is what it gives."""
+
+    name: str
+    args: tuple[int, ...]
+    dtype: DType
+    src: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Fold `args` over `axes` with a monoid; its results are read with Result."""
+
+    monoid: str
+    args: tuple[int, ...]
+    axes: tuple[str, ...]
+    src: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The k-th result of a Reduce."""
+
+    reduce: int
+    k: int
+    src: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write a value to `buffer`; the value's dtype is the buffer's."""
+
+    buffer: str
+    value: int
+    strides: Strides
+    offset: Size = 0
+    src: str = field(default="", compare=False)
+
+
+Node: TypeAlias = Load | Const | Index | Op | Reduce | Result | Store
+
+
+def operands(node: Node) -> tuple[int, ...]:
+    """The earlier values a node reads."""
+    match node:
+        case Load(gathers=gathers):
+            return tuple(g.index for g in gathers)
+        case Op(args=args) | Reduce(args=args):
+            return args
+        case Result(reduce=reduce):
+            return (reduce,)
+        case Store(value=stored):
+            return (stored,)
+        case _:
+            return ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """Axes, buffers and an SSA list of nodes. Frozen, comparable, printable."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    buffers: tuple[Buffer, ...]
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def axis(self) -> dict[str, Axis]:
+        return {a.name: a for a in self.axes}
+
+    @cached_property
+    def buffer(self) -> dict[str, Buffer]:
+        return {b.name: b for b in self.buffers}
+
+    @cached_property
+    def dims(self) -> tuple[frozenset[str], ...]:
+        """The axes each value varies over."""
+        found: list[frozenset[str]] = []
+        for node in self.nodes:
+            own: frozenset[str] = frozenset()
+            match node:
+                case Load(strides=strides):
+                    own = frozenset(a for a, _ in strides)
+                case Index(axes=axes):
+                    own = frozenset(axes)
+                case _:
+                    pass
+            for operand in operands(node):
+                own |= found[operand]
+            if isinstance(node, Reduce):
+                own -= frozenset(node.axes)
+            found.append(own)
+        return tuple(found)
+
+    @cached_property
+    def dtypes(self) -> tuple[DType, ...]:
+        """The type of each value (a Reduce itself has none of its own: it carries its first argument's)."""
+        found: list[DType] = []
+        for node in self.nodes:
+            match node:
+                case Load(buffer=name):
+                    found.append(self.buffer[name].dtype)
+                case Const(dtype=dtype) | Index(dtype=dtype):
+                    found.append(dtype)
+                case Op(name=name, args=args, dtype=dtype):
+                    found.append(result_dtype(OPS[name], tuple(found[a] for a in args), dtype))
+                case Reduce(args=args):
+                    found.append(found[args[0]])
+                case Result(reduce=reduce, k=k):
+                    owner = self.nodes[reduce]
+                    assert isinstance(owner, Reduce)
+                    found.append(MONOIDS[owner.monoid].result_dtypes(found[owner.args[0]])[k])
+                case Store(value=stored):
+                    found.append(found[stored])
+        return tuple(found)
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that read each value."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for i, node in enumerate(self.nodes):
+            for operand in dict.fromkeys(operands(node)):
+                found[operand].append(i)
+        return tuple(tuple(u) for u in found)
+
+    def of(self, *kinds: type) -> Iterator[int]:
+        """Positions of the nodes of some kind."""
+        return (i for i, n in enumerate(self.nodes) if isinstance(n, kinds))
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols its sizes mention, sorted."""
+        names: set[str] = set()
+        for axis in self.axes:
+            names |= set(symbols(axis.extent))
+        for buffer in self.buffers:
+            for size in (*buffer.shape, *buffer.strides):
+                names |= set(symbols(size))
+        return tuple(sorted(names))
+
+    def extent(self, axes: "tuple[str, ...] | frozenset[str]") -> Size:
+        """How many points some axes span together."""
+        return product([self.axis[a].extent for a in sorted(axes)])
+
+    def points(self, axes: "tuple[str, ...] | frozenset[str]", bindings: Bindings) -> int:
+        """The same as a number."""
+        return value(self.extent(axes), bindings)
+
+    def __str__(self) -> str:
+        from .text import show  # the printer reads this module's types
+
+        return show(self)
+
+
+class Builder:
+    """Collects nodes of a Program under construction; equal nodes are one node."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._seen: dict[Node, int] = {}
+
+    def add(self, node: Node) -> int:
+        """The position of `node`, new or already there. Stores are never shared."""
+        if not isinstance(node, Store) and node in self._seen:
+            return self._seen[node]
+        self.nodes.append(node)
+        self._seen[node] = len(self.nodes) - 1
+        return len(self.nodes) - 1
+
+
+def with_operands(node: Node, new: "dict[int, int] | list[int] | tuple[int, ...]") -> Node:
+    """The same node reading renamed operands."""
+    from dataclasses import replace
+
+    match node:
+        case Load(gathers=gathers) if gathers:
+            return replace(node, gathers=tuple(replace(g, index=new[g.index]) for g in gathers))
+        case Op(args=args) | Reduce(args=args):
+            return replace(node, args=tuple(new[a] for a in args))
+        case Result(reduce=reduce):
+            return replace(node, reduce=new[reduce])
+        case Store(value=stored):
+            return replace(node, value=new[stored])
+        case _:
+            return node
+
+
+def prune(program: Program) -> Program:
+    """Drop what no Store needs: dead nodes, then unused axes and unread temporaries."""
+    live: set[int] = set()
+    for i in reversed(range(len(program.nodes))):
+        if isinstance(program.nodes[i], Store) or i in live:
+            live.add(i)
+            live |= set(operands(program.nodes[i]))
+    builder = Builder()
+    new: dict[int, int] = {}
+    for i, node in enumerate(program.nodes):
+        if i in live:
+            new[i] = builder.add(with_operands(node, new))
+    used = {a for n in builder.nodes if isinstance(n, (Load, Store)) for a, _ in n.strides}
+    used |= {a for n in builder.nodes if isinstance(n, (Index, Reduce)) for a in n.axes}
+    touched = {n.buffer for n in builder.nodes if isinstance(n, (Load, Store))}
+    return Program(
+        program.name,
+        tuple(a for a in program.axes if a.name in used),
+        tuple(b for b in program.buffers if b.role != "temp" or b.name in touched),
+        tuple(builder.nodes),
+    )
+
+
+__all__ = ["Axis", "BOOL", "Bindings", "Buffer", "Builder", "Const", "DTYPES", "DType", "Gather", "Index", "Load", "Node",
+           "Op", "Program", "Reduce", "Result", "Size", "Store", "Strides", "operands", "prune", "with_operands"]

@@ -1,0 +1,371 @@
+"""Algebraic rewrites: what a Program says twice, or need not say.
+
+A rule looks at one node whose operands are already in their final form and answers with an earlier value, a better node,
+or nothing. `simplify` holds for every plan; `two_pass` and `online_softmax` are two ways to write the same reductions, and
+which is cheaper is the planner's to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+
+from .expr import BOOL, I32, OPS, DType, result_dtype
+from .monoid import MONOIDS, Algebra, State, Value
+from .program import Builder, Const, Index, Load, Node, Op, Program, Reduce, Result, Store, operands, prune, with_operands
+from .size import Size
+
+
+def simplify(program: Program) -> Program:
+    """The same Program in fewer words. What remains of a rounding is what a stored value needs."""
+    # Exact rules first: they show which roundings are really the same stored value.
+    return prune(_sweep(prune(_sweep(prune(program), EXACT)), (*EXACT, elide_rounding)))
+
+
+def two_pass(program: Program, over: frozenset[str] | None = None) -> Program:
+    """Every reduction that reads its input twice (over these axes, if given) as plain folds: the form for rows kept on chip."""
+
+    def expand(draft: Draft, node: Node) -> int | None:
+        if isinstance(node, Result) and over is not None:
+            owner = draft.nodes[node.reduce]
+            if isinstance(owner, Reduce) and frozenset(owner.axes) != over:
+                return None
+        return expand_record(draft, node)
+
+    return prune(_sweep(program, (expand, fold_constants)))
+
+
+def online_softmax(program: Program) -> Program:
+    """m = max(x), s = sum(exp(x - m)) over the same axes -> m, s = logsumexp(x): one pass, for rows that are looped over."""
+    tops = dict(_softmax_pairs(program))
+    builder, new = Builder(), dict[int, int]()
+    for i, node in enumerate(program.nodes):
+        if i in tops:
+            new[i] = new[tops[i]]
+            continue
+        if isinstance(node, Reduce) and i in tops.values():
+            node = replace(node, monoid="logsumexp")
+        if isinstance(node, Result) and node.reduce in tops:
+            node = replace(node, k=1)
+        new[i] = builder.add(with_operands(node, new))
+    return prune(replace(program, nodes=tuple(builder.nodes)))
+
+
+def _softmax_pairs(program: Program) -> Iterator[tuple[int, int]]:
+    """(sum, max) for every sum of exp(x - max(x)) over the axes of that max."""
+    nodes = program.nodes
+    for i in program.of(Reduce):
+        total = nodes[i]
+        assert isinstance(total, Reduce)
+        match total.monoid, nodes[total.args[0]]:
+            case "sum", Op(name="exp", args=(shifted,)):
+                match nodes[shifted]:
+                    case Op(name="sub", args=(x, m)) if (top := _maximum_of(program, x, m, total.axes)) is not None:
+                        yield i, top
+
+
+def _maximum_of(program: Program, x: int, m: int, axes: tuple[str, ...]) -> int | None:
+    """The Reduce that `m` is the result of, if it is the maximum of `x` over `axes`."""
+    match program.nodes[m]:
+        case Result(reduce=top):
+            match program.nodes[top]:
+                case Reduce(monoid="max", args=(arg,), axes=over) if arg == x and set(over) == set(axes):
+                    return top
+    return None
+
+
+class Draft:
+    """A Program being rewritten: the nodes so far, in their final form."""
+
+    def __init__(self, program: Program, rules: "tuple[Rule, ...]") -> None:
+        self.program, self.rules = program, rules
+        self.stored: set[int] = set()  # values that go to memory as they are
+        self._builder = Builder()
+        self._dims: list[frozenset[str]] = []
+
+    @property
+    def nodes(self) -> list[Node]:
+        return self._builder.nodes
+
+    def add(self, node: Node) -> int:
+        """The position of `node` or of what the rules make of it."""
+        for rule in self.rules:
+            better = rule(self, node)
+            if better is not None:
+                return better if isinstance(better, int) else self.add(better)
+        at = self._builder.add(node)
+        if at == len(self._dims):
+            self._dims.append(self._varies(node))
+        return at
+
+    def _varies(self, node: Node) -> frozenset[str]:
+        own = frozenset[str]().union(*(self._dims[o] for o in operands(node)))
+        match node:
+            case Load(strides=strides):
+                return own | {axis for axis, _ in strides}
+            case Index(axes=axes):
+                return own | set(axes)
+            case Reduce(axes=axes):
+                return own - set(axes)
+            case _:
+                return own
+
+    def varies(self, at: int, axes: tuple[str, ...]) -> bool:
+        """Whether a value varies over any of `axes`."""
+        return not self._dims[at].isdisjoint(axes)
+
+    def dtype(self, at: int) -> DType:
+        """The type of a value."""
+        match self.nodes[at]:
+            case Load(buffer=name):
+                return self.program.buffer[name].dtype
+            case Const(dtype=dtype) | Index(dtype=dtype) | Op(dtype=dtype):
+                return dtype
+            case Reduce(args=args):
+                return self.dtype(args[0])
+            case Result(reduce=owner, k=k):
+                node = self.nodes[owner]
+                assert isinstance(node, Reduce)
+                return MONOIDS[node.monoid].result_dtypes(self.dtype(owner))[k]
+            case Store(value=stored):
+                return self.dtype(stored)
+
+    def op(self, at: int, *names: str) -> Op | None:
+        """The op at a position, if it is one of these."""
+        node = self.nodes[at]
+        return node if isinstance(node, Op) and node.name in names else None
+
+    def number(self, at: int) -> float | int | bool | None:
+        """The literal at a position, if it is one."""
+        match self.nodes[at]:
+            case Const(value=number, scale=1):
+                return number
+        return None
+
+
+Rule: TypeAlias = Callable[[Draft, Node], "Node | int | None"]
+
+
+def _sweep(program: Program, rules: tuple[Rule, ...]) -> Program:
+    """One pass over the nodes, in order; what a rule adds meets the rules again."""
+    draft, new = Draft(program, rules), dict[int, int]()
+    stored = {node.value for node in program.nodes if isinstance(node, Store)}
+    for i, node in enumerate(program.nodes):
+        new[i] = draft.add(with_operands(node, new))
+        if i in stored:
+            draft.stored.add(new[i])
+    return replace(program, nodes=tuple(draft.nodes))
+
+
+def drop_cast(draft: Draft, node: Node) -> int | None:
+    """cast T (x: T) -> x"""
+    match node:
+        case Op(name="cast", args=(x,), dtype=dtype) if draft.dtype(x) == dtype:
+            return x
+    return None
+
+
+def drop_widening(draft: Draft, node: Node) -> int | None:
+    """cast bf16 (cast f32 (x: bf16)) -> x"""
+    match node:
+        case Op(name="cast", args=(wide,), dtype=dtype) if inner := draft.op(wide, "cast"):
+            x = inner.args[0]
+            if draft.dtype(x) == dtype and dtype.is_float and _holds(inner.dtype, dtype):
+                return x
+    return None
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    """Whether every value of one float type is also a value of the other."""
+    return wide.is_float and wide.size >= 4 and wide.size > narrow.size
+
+
+def elide_rounding(draft: Draft, node: Node) -> Node | None:
+    """cast f32 (cast bf16 (x: f32)) -> cast f32 x, unless the bf16 value is stored; an fp8 cast is meant and stays."""
+    match node:
+        case Op(name="cast", args=(rounded,), dtype=dtype) if inner := draft.op(rounded, "cast"):
+            between_wide = all(d.is_float and d.size >= 4 for d in (dtype, draft.dtype(inner.args[0])))
+            if between_wide and inner.dtype.is_narrow_float and inner.dtype.size == 2 and rounded not in draft.stored:
+                return replace(node, args=inner.args)
+    return None
+
+
+def drop_one(draft: Draft, node: Node) -> int | None:
+    """x * 1 -> x;  1 * x -> x;  x / 1 -> x"""
+    match node:
+        case Op(name="mul" | "div", args=(x, one)) if draft.number(one) == 1:
+            return x
+        case Op(name="mul", args=(one, x)) if draft.number(one) == 1:
+            return x
+    return None
+
+
+def drop_zero(draft: Draft, node: Node) -> int | None:
+    """x - 0 -> x;  x + -0.0 -> x;  on integers x + 0 -> x   (0.0 would turn -0.0 into 0.0)"""
+    match node:
+        case Op(name="sub", args=(x, zero)) if _is_zero(draft.number(zero), sign=1):
+            return x
+        case Op(name="add", args=(x, zero)) | Op(name="add", args=(zero, x)) if _drops_from_sum(draft, zero):
+            return x
+    return None
+
+
+def _drops_from_sum(draft: Draft, at: int) -> bool:
+    return _is_zero(draft.number(at), sign=-1 if draft.dtype(at).is_float else 1)
+
+
+def _is_zero(number: float | int | bool | None, sign: int) -> bool:
+    return number is not None and number == 0 and math.copysign(1, number) == sign
+
+
+def drop_negations(draft: Draft, node: Node) -> int | None:
+    """-(-x) -> x"""
+    match node:
+        case Op(name="neg", args=(negated,)) if inner := draft.op(negated, "neg"):
+            return inner.args[0]
+    return None
+
+
+def drop_choice(draft: Draft, node: Node) -> int | None:
+    """where(c, a, a) -> a;  where(True, a, b) -> a;  where(False, a, b) -> b"""
+    match node:
+        case Op(name="where", args=(_, a, b)) if a == b:
+            return a
+        case Op(name="where", args=(c, a, b)) if (known := draft.number(c)) is not None:
+            return a if known else b
+    return None
+
+
+def fold_constants(draft: Draft, node: Node) -> Node | None:
+    """op(constants) -> the constant it gives, rounded to its type"""
+    match node:
+        case Op(name=name, args=args, dtype=dtype) if not dtype.is_narrow_float:
+            consts = [c for c in (draft.nodes[a] for a in args) if isinstance(c, Const) and c.scale == 1]
+            undefined = name in ("rem", "floordiv") and consts and consts[-1].value == 0
+            if len(consts) == len(args) and not undefined:
+                return Const(_computed(name, consts, dtype), dtype, src=node.src)
+    return None
+
+
+def _computed(name: str, consts: list[Const], dtype: DType) -> float | int | bool:
+    """The op carried out in float64 (integers in their own type) and rounded once."""
+    args = [torch.tensor(c.value, dtype=torch.float64 if c.dtype.is_float else c.dtype.torch) for c in consts]
+    number = OPS[name].reference(*args).to(dtype.torch).item()
+    return math.nan if number != number else number
+
+
+def sum_one_hit(draft: Draft, node: Node) -> Node | None:
+    """sum over n of where(index(n) == t, a, 0) -> where(0 <= t < N, a, 0), where neither a nor t varies over n"""
+    match node:
+        case Result(reduce=owner):
+            match draft.nodes[owner]:
+                case Reduce(monoid="sum", args=(picked,), axes=axes) if where := draft.op(picked, "where"):
+                    hit, a, zero = where.args
+                    t = _compared_to_index(draft, hit, axes)
+                    if t is not None and draft.number(zero) == 0 and not draft.varies(a, axes):
+                        inside = _in_range(draft, t, draft.program.extent(axes), node.src)
+                        return Op("where", (inside, a, zero), where.dtype, node.src)
+    return None
+
+
+def _compared_to_index(draft: Draft, hit: int, axes: tuple[str, ...]) -> int | None:
+    """t of `index(axes) == t`, if it does not vary over these axes."""
+    compared = draft.op(hit, "eq")
+    for at, t in (compared.args, compared.args[::-1]) if compared else ():
+        match draft.nodes[at]:
+            case Index(axes=own, dtype=dtype) if set(own) == set(axes) and dtype.kind == "int" and not draft.varies(t, axes):
+                return t
+    return None
+
+
+def _in_range(draft: Draft, t: int, extent: Size, src: str) -> int:
+    """0 <= t < extent"""
+    dtype = draft.dtype(t)
+    low = draft.add(Const(0, dtype, src=src))
+    high = draft.add(_times(1, extent, dtype, src))
+    above = draft.add(Op("ge", (t, low), BOOL, src))
+    below = draft.add(Op("lt", (t, high), BOOL, src))
+    return draft.add(Op("and", (above, below), BOOL, src))
+
+
+def _times(number: float | int, extent: Size, dtype: DType, src: str) -> Const:
+    """number * extent as one constant"""
+    return Const(number * extent, dtype, src=src) if isinstance(extent, int) else Const(number, dtype, extent, src)
+
+
+def enter_alone(draft: Draft, node: Node) -> int | None:
+    """a reduction over no axes -> its record carried out on one element"""
+    match node:
+        case Result(reduce=owner, k=k):
+            match draft.nodes[owner]:
+                case Reduce(axes=()) as reduce:
+                    return _carry_out(draft, reduce)[k]
+    return None
+
+
+def expand_record(draft: Draft, node: Node) -> int | None:
+    """a reduction that reads its input twice -> its record carried out with plain folds"""
+    match node:
+        case Result(reduce=owner, k=k):
+            match draft.nodes[owner]:
+                case Reduce(monoid=name) as reduce if MONOIDS[name].passes > 1 and "." not in name:
+                    return _carry_out(draft, reduce)[k]
+    return None
+
+
+EXACT: tuple[Rule, ...] = (
+    drop_cast, drop_widening, drop_one, drop_zero, drop_negations, drop_choice, fold_constants, sum_one_hit, enter_alone,
+)
+
+
+def _carry_out(draft: Draft, reduce: Reduce) -> tuple[int, ...]:
+    """The results of a reduction, its record written out as nodes."""
+    monoid = MONOIDS[reduce.monoid]
+    algebra = _NodeAlgebra(draft, reduce.axes, draft.dtype(reduce.args[0]), reduce.src)
+    state: State = monoid.enter(algebra, *(_Ref(a) for a in reduce.args))
+    results = monoid.leave(algebra, *monoid.merge(algebra, *state))
+    return tuple(algebra.place(r, algebra.dtype) for r in results)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ref:
+    """A value of the draft, told apart from a Python number."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class _NodeAlgebra(Algebra):
+    """Carries a monoid out as nodes of a draft."""
+
+    draft: Draft
+    axes: tuple[str, ...]
+    dtype: DType  # of the reduction's first argument
+    src: str
+
+    def emit(self, op: str, *args: Value) -> _Ref:
+        typed = [a for a in (args[1:] if op == "where" else args) if isinstance(a, _Ref)]
+        numbers = I32 if any(isinstance(a, int) for a in args) else self.dtype
+        dtype = self.draft.dtype(typed[-1].at) if typed else numbers
+        positions = tuple(self.place(a, dtype) for a in args)
+        gives = result_dtype(OPS[op], tuple(self.draft.dtype(p) for p in positions))
+        return _Ref(self.draft.add(Op(op, positions, gives, self.src)))
+
+    def fold(self, kind: str, value: Value) -> Value:
+        if not self.axes:
+            return value
+        if kind == "sum" and not isinstance(value, _Ref):
+            return _Ref(self.draft.add(_times(value, self.draft.program.extent(self.axes), self.dtype, self.src)))
+        folded = self.draft.add(Reduce(kind, (self.place(value, self.dtype),), self.axes, self.src))
+        return _Ref(self.draft.add(Result(folded, 0, self.src)))
+
+    def place(self, value: Value, dtype: DType) -> int:
+        """A value's position; a number becomes a constant."""
+        if isinstance(value, _Ref):
+            return value.at
+        typed = {"bool": bool, "int": int, "float": float}[dtype.kind](value)
+        return self.draft.add(Const(typed, dtype, src=self.src))

@@ -1,0 +1,246 @@
+"""What a legal Program is; run between all stages.
+
+A rule is a function from a Program to its complaints. Rules run in order and the first complaint ends the check, so a
+rule may rely on those before it (types are only asked for once every operand is known to be an earlier value).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from ..errors import IllegalProgram
+from .expr import BOOL, OPS, DType, Gives, result_dtype
+from .monoid import MONOIDS
+from .program import Const, Index, Load, Op, Program, Reduce, Result, Store, operands
+
+Complaints: TypeAlias = Iterator[str]
+
+_FLOAT_OPS = frozenset((
+    "div", "reciprocal", "sqrt", "rsqrt", "pow", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh",
+    "sigmoid", "erf", "floor", "ceil", "trunc", "round",
+))
+_BIT_OPS = frozenset(("and", "or", "xor", "not"))
+_ANY_TYPE_OPS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "where", "cast"))
+_FLOAT_MONOIDS = frozenset(("welford", "logsumexp"))
+_NUMBER_MONOIDS = frozenset(("sum", "prod"))
+
+
+def verify(program: Program, stage: str) -> Program:
+    """The Program itself, if it is legal. `stage` names what made it, for the error."""
+    for rule in RULES:
+        for complaint in rule(program):
+            raise IllegalProgram(stage=stage, detail=f"{program.name}: {complaint}")
+    return program
+
+
+def names_are_unique(program: Program) -> Complaints:
+    """No two axes and no two buffers share a name."""
+    for kind, names in (("axes", [a.name for a in program.axes]), ("buffers", [b.name for b in program.buffers])):
+        for name, count in Counter(names).items():
+            if count > 1:
+                yield f"{count} {kind} are called {name}"
+
+
+def buffers_are_sound(program: Program) -> Complaints:
+    """A buffer has a known role and a stride per dimension."""
+    for buffer in program.buffers:
+        if buffer.role not in ("input", "output", "temp"):
+            yield f"buffer {buffer.name} has the unknown role {buffer.role}"
+        if len(buffer.shape) != len(buffer.strides):
+            yield f"buffer {buffer.name} has {len(buffer.shape)} dimensions and {len(buffer.strides)} strides"
+
+
+def operands_come_first(program: Program) -> Complaints:
+    """A node reads earlier nodes, and never a Store."""
+    for i, node in enumerate(program.nodes):
+        for operand in operands(node):
+            if not 0 <= operand < i:
+                yield f"%{i} reads %{operand}, which is not earlier"
+            elif isinstance(program.nodes[operand], Store):
+                yield f"%{i} reads %{operand}, which is a store"
+
+
+def axes_are_known(program: Program) -> Complaints:
+    """Every axis a node names exists and is named once; a stride of zero is left out."""
+    for i, node in enumerate(program.nodes):
+        match node:
+            case Load(strides=strides) | Store(strides=strides):
+                named = [axis for axis, _ in strides]
+                if any(stride == 0 for _, stride in strides):
+                    yield f"%{i} writes out a stride of zero"
+            case Index(axes=axes) | Reduce(axes=axes):
+                named = list(axes)
+            case _:
+                named = []
+        for axis, count in Counter(named).items():
+            if axis not in program.axis:
+                yield f"%{i} names the unknown axis {axis}"
+            elif count > 1:
+                yield f"%{i} names axis {axis} {count} times"
+
+
+def buffers_are_known(program: Program) -> Complaints:
+    """Loads and Stores name existing buffers."""
+    for i, node in enumerate(program.nodes):
+        if isinstance(node, (Load, Store)) and node.buffer not in program.buffer:
+            yield f"%{i} names the unknown buffer {node.buffer}"
+
+
+def tables_are_known(program: Program) -> Complaints:
+    """Ops and reductions exist and take as many values as they are given."""
+    for i, node in enumerate(program.nodes):
+        match node:
+            case Op(name=name) if name not in OPS:
+                yield f"%{i} is the unknown op {name}"
+            case Op(name=name, args=args) if len(args) != OPS[name].arity:
+                yield f"%{i}: {name} takes {OPS[name].arity} values, not {len(args)}"
+            case Reduce(monoid=name) if name not in MONOIDS:
+                yield f"%{i} is the unknown reduction {name}"
+            case Reduce(monoid=name, args=args) if len(args) != MONOIDS[name].inputs:
+                yield f"%{i}: {name} takes {MONOIDS[name].inputs} values, not {len(args)}"
+
+
+def reductions_are_read_by_results(program: Program) -> Complaints:
+    """A Result reads an existing result of a Reduce, and nothing else reads a Reduce."""
+    for i, node in enumerate(program.nodes):
+        reduces = [program.nodes[o] for o in operands(node) if isinstance(program.nodes[o], Reduce)]
+        if not isinstance(node, Result):
+            if reduces:
+                yield f"%{i} reads a reduction without a result"
+        elif not isinstance(owner := program.nodes[node.reduce], Reduce):
+            yield f"%{i} is a result of %{node.reduce}, which is no reduction"
+        elif not 0 <= node.k < len(MONOIDS[owner.monoid].result_dtypes(BOOL)):
+            yield f"%{i} reads result {node.k} of {owner.monoid}, which does not exist"
+
+
+def loads_read_what_exists(program: Program) -> Complaints:
+    """A Load reads an input, or a temporary filled before: by an earlier Store or, if none is here, by another kernel."""
+    written: set[str] = set()
+    ours = {n.buffer for n in program.nodes if isinstance(n, Store)}
+    for i, node in enumerate(program.nodes):
+        if isinstance(node, Store):
+            written.add(node.buffer)
+        if isinstance(node, Load):
+            role = program.buffer[node.buffer].role
+            if role == "output" or (role == "temp" and node.buffer in ours - written):
+                yield f"%{i} loads {node.buffer}, an {'output' if role == 'output' else 'unwritten temporary'}"
+            for gather in node.gathers:
+                if program.dtypes[gather.index].kind != "int":
+                    yield f"%{i} looks up with %{gather.index}, which is {program.dtypes[gather.index]}"
+
+
+def constants_are_plain(program: Program) -> Complaints:
+    """A Const is never a narrow float, and NaN is math.nan: two NaN objects would make equal Programs differ."""
+    for i, node in enumerate(program.nodes):
+        if isinstance(node, Const):
+            if node.dtype.is_narrow_float:
+                yield f"%{i} is a {node.dtype} constant; constants are f32 and cast"
+            if isinstance(node.value, float) and math.isnan(node.value) and node.value is not math.nan:
+                yield f"%{i} is a NaN that is not math.nan"
+
+
+def op_types_agree(program: Program) -> Complaints:
+    """An op's arguments have one type that the op computes in, and its own type follows from theirs."""
+    for i, node in enumerate(program.nodes):
+        if isinstance(node, Op):
+            args = tuple(program.dtypes[a] for a in node.args)
+            wrong = _bad_arguments(node.name, args)
+            if wrong:
+                yield f"%{i}: {node.name} of {', '.join(d.name for d in args)}: {wrong}"
+            elif node.dtype != result_dtype(OPS[node.name], args, node.dtype):
+                yield f"%{i}: {node.name} of {args[-1]} does not give {node.dtype}"
+
+
+def _bad_arguments(name: str, args: tuple[DType, ...]) -> str:
+    """What is wrong with an op's argument types; empty if nothing is."""
+    alike = args[1:] if name == "where" else args
+    if name == "where" and args[0] != BOOL:
+        return "the condition is not bool"
+    if len(set(alike)) > 1:
+        return "the types differ"
+    if OPS[name].gives is not Gives.CAST and any(d.is_narrow_float for d in args):
+        return "narrow floats are cast to f32 first"
+    if name in _FLOAT_OPS and not alike[0].is_float:
+        return "only floats"
+    if name in _BIT_OPS and alike[0].is_float:
+        return "only bool and integers"
+    if name == "floordiv" and alike[0].kind != "int":
+        return "only integers"
+    if alike[0] == BOOL and name not in _BIT_OPS | _ANY_TYPE_OPS:
+        return "bool is cast to an integer first"
+    return ""
+
+
+def reduction_types_agree(program: Program) -> Complaints:
+    """A Reduce takes the types its record is written for."""
+    for i, node in enumerate(program.nodes):
+        if isinstance(node, Reduce):
+            args = tuple(program.dtypes[a] for a in node.args)
+            wrong = _bad_reduction(node.monoid, args)
+            if wrong:
+                yield f"%{i}: {node.monoid} of {', '.join(d.name for d in args)}: {wrong}"
+
+
+def _bad_reduction(name: str, args: tuple[DType, ...]) -> str:
+    """What is wrong with a reduction's argument types; empty if nothing is."""
+    monoid, base = MONOIDS[name], name.partition(".")[0]
+    if any(d.is_narrow_float for d in args):
+        return "narrow floats are cast to f32 first"
+    takes_states = monoid.inputs == len(monoid.state) and (monoid.inputs > 1 or name.endswith(".merge"))
+    if takes_states and args != monoid.state_dtypes(args[0]):
+        return f"its values are {', '.join(d.name for d in monoid.state_dtypes(args[0]))}"
+    if base in _FLOAT_MONOIDS and not args[0].is_float:
+        return "only floats"
+    if base in _NUMBER_MONOIDS and args[0] == BOOL:
+        return "bool is cast to an integer first"
+    return ""
+
+
+def stores_have_the_buffers_type(program: Program) -> Complaints:
+    """A Store writes an output or a temporary, in its type."""
+    for i, node in enumerate(program.nodes):
+        if isinstance(node, Store):
+            buffer = program.buffer[node.buffer]
+            if buffer.role == "input":
+                yield f"%{i} stores to {buffer.name}, an input"
+            if program.dtypes[node.value] != buffer.dtype:
+                yield f"%{i} stores {program.dtypes[node.value]} to {buffer.name}, which is {buffer.dtype}"
+
+
+def stores_write_each_address_once(program: Program) -> Complaints:
+    """Each axis the stored value varies over moves the address, and no two static axes move it by the same step."""
+    for i, node in enumerate(program.nodes):
+        if isinstance(node, Store):
+            varied = {a for a in program.dims[node.value] if program.axis[a].extent != 1}
+            missing = varied - {a for a, _ in node.strides}
+            if missing:
+                yield f"%{i} stores a value that varies over {', '.join(sorted(missing))} to an address that does not"
+            steps = Counter(stride for axis, stride in node.strides if axis in varied and _at_least_two(program, axis))
+            for step, count in steps.items():
+                if count > 1:
+                    yield f"%{i} stores along {count} axes with the same stride {step}"
+
+
+def _at_least_two(program: Program, axis: str) -> bool:
+    extent = program.axis[axis].extent
+    return isinstance(extent, int) and extent > 1
+
+
+RULES: tuple[Callable[[Program], Complaints], ...] = (
+    names_are_unique,
+    buffers_are_sound,
+    operands_come_first,
+    axes_are_known,
+    buffers_are_known,
+    tables_are_known,
+    reductions_are_read_by_results,
+    loads_read_what_exists,
+    constants_are_plain,
+    op_types_agree,
+    reduction_types_agree,
+    stores_have_the_buffers_type,
+    stores_write_each_address_once,
+)

@@ -1,0 +1,76 @@
+"""Every setting that comes from the environment: typed, one sentence each, read here and nowhere else.
+
+Settings that change what is computed or generated are arguments of `fuse` and `explain`, not variables. The ones here change
+where and how fast the work is done, so none of them enters a cache key; one that did would say so in its field.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .errors import BadSpec
+
+
+def _workers(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 256:
+        raise ValueError("give a whole number from 1 to 256")
+    return int(text)
+
+
+def _folder(text: str) -> Path:
+    folder = Path(text).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError("it names a file; give a folder, which is created if need be")
+    return folder
+
+
+def _knob(variable: str, default: Any, read: Callable[[str], Any], sentence: str, in_cache_key: bool = False) -> Any:
+    about = {"variable": variable, "read": read, "sentence": sentence, "in_cache_key": in_cache_key}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """All settings. `knobs()` reads them; tests make their own."""
+
+    compile_workers: int = _knob(
+        "ONEPASS_COMPILE_WORKERS", min(4, os.cpu_count() or 1), _workers,
+        "How many processes compile kernels for a named GPU at the same time.")
+    keep_sources: Path | None = _knob(
+        "ONEPASS_KEEP_SOURCES", None, _folder,
+        "A folder to which the source of every generated kernel is written.")
+
+
+def knobs(environ: Mapping[str, str] = os.environ) -> Knobs:
+    """The settings as the environment has them now; an empty variable counts as unset."""
+    given = {}
+    for knob in fields(Knobs):
+        variable, read = knob.metadata["variable"], knob.metadata["read"]
+        if text := environ.get(variable, "").strip():
+            try:
+                given[knob.name] = read(text)
+            except ValueError as error:
+                raise BadSpec(what=f"The environment variable {variable}", text=text, detail=str(error)) from None
+    return Knobs(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting, described."""
+
+    variable: str
+    now: str
+    default: str
+    sentence: str
+    in_cache_key: bool
+
+
+def describe(environ: Mapping[str, str] = os.environ) -> tuple[Setting, ...]:
+    """Every setting with its present value."""
+    now = knobs(environ)
+    return tuple(Setting(k.metadata["variable"], str(getattr(now, k.name)), str(k.default), k.metadata["sentence"],
+                         k.metadata["in_cache_key"]) for k in fields(Knobs))

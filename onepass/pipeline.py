@@ -1,0 +1,142 @@
+"""Every stage, in order, on one page.
+
+    fx graph --capture--> Program --plan--> Plan --codegen--> Sources --runtime--> Executable
+
+Each value is frozen, verified and kept, so that `explain` only reads. The one step back is from the compiler to the planner:
+a kernel that spills is remembered with its real register count, and the plan is made again without it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from .codegen.source import Source
+from .codegen.triton import emit
+from .device import Device
+from .errors import NoPlan
+from .ir.program import Program
+from .ir.simplify import simplify
+from .ir.size import Bindings
+from .ir.verify import verify
+from .knobs import knobs
+from .plan.partition import plan
+from .plan.plan import Learned, Plan
+from .plan.schedule import Schedule
+from .runtime.binary import Binary
+
+Measure = Callable[[Source], Binary]  # compile a source and say what the binary takes
+MOST_TRIES = 16
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A plan that was compiled, spilled, and was thrown away."""
+
+    kernel: str
+    schedule: Schedule
+    registers: int
+    spill_bytes: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """All that is known of a Program on a device: its plan, its kernels' text, and what the compiler made of them."""
+
+    plan: Plan
+    sources: tuple[Source, ...]
+    binaries: tuple[Binary, ...]
+    rejected: tuple[Rejected, ...] = ()
+
+
+def optimise(program: Program) -> Program:
+    """Capture's Program, made ready to plan."""
+    verify(program, "capture")
+    return verify(simplify(program), "simplify")
+
+
+def generate(chosen: Plan) -> tuple[Source, ...]:
+    """The text of every kernel of a plan."""
+    for kernel in chosen.kernels:
+        verify(kernel.program, "plan")
+    return tuple(emit(k.kernel, k.schedule, chosen.bindings, k.name) for k in chosen.kernels)
+
+
+def interpretable(program: Program, bindings: Bindings, device: Device) -> Compiled:
+    """Plan and write kernels, without compiling them: what the interpreter needs."""
+    chosen = plan(program, bindings, device)
+    return Compiled(chosen, _kept(generate(chosen)), ())
+
+
+def compile(program: Program, bindings: Bindings, device: Device, measure: Measure) -> Compiled:
+    """Plan, write and compile, until no kernel spills."""
+    lessons: dict[tuple[Program, Schedule], Learned] = {}
+    rejected: list[Rejected] = []
+    for _ in range(MOST_TRIES):
+        chosen = plan(program, bindings, device, lessons)
+        sources = generate(chosen)
+        binaries = tuple(measure(source) for source in sources)
+        spilled = [(k, b) for k, b in zip(chosen.kernels, binaries) if b.spill_bytes]
+        if not spilled:
+            return Compiled(chosen, _kept(sources), binaries, tuple(rejected))
+        for kernel, binary in spilled:
+            lessons[kernel.scored_as, kernel.schedule] = Learned(binary.registers, spills=True)
+            rejected.append(Rejected(kernel.name, kernel.schedule, binary.registers, binary.spill_bytes))
+    raise NoPlan(what=program.name, device=device.name, detail=f"the {MOST_TRIES} best plans all spill registers")
+
+
+def _kept(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    """Leave a copy of generated text where the user asked for one."""
+    folder = knobs().keep_sources
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            (Path(folder) / f"{source.name}.py").write_text(source.text)
+    return sources
+
+
+# ---- row classes: one captured Program serves every row count --------------------------------------------------------------
+
+
+def breakpoints(device: Device) -> tuple[int, int, int]:
+    """Row counts between which one plan serves: fewer rows than SMs, few rows an SM, many, very many.
+
+    The cost model changes its mind where rows no longer fill the SMs once, where a loop over rows is too short to pay for
+    its partial results, and where waves no longer matter.
+    """
+    return device.sms, 8 * device.sms, 64 * device.sms
+
+
+def row_class(bindings: Bindings, device: Device) -> int:
+    """Which of the four classes some sizes fall into."""
+    return bisect_left(breakpoints(device), prod(bindings.values()))
+
+
+def representative(program: Program, bindings: Bindings, device: Device) -> dict[str, int]:
+    """The sizes a class is planned for, the same whichever of its members comes first."""
+    if not program.symbols:
+        return {}
+    rows = (device.sms // 2, 3 * device.sms, 24 * device.sms, 192 * device.sms)[row_class(bindings, device)]
+    each = max(2, round(rows ** (1 / len(program.symbols))))
+    return {name: each for name in program.symbols}
+
+
+# ---- the two front doors --------------------------------------------------------------------------------------------------
+
+
+def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+    """`fn` as fused kernels: on a GPU compiled, on CPU tensors interpreted. Forward only."""
+    from .runtime.fused import Fused  # the runtime imports this page
+
+    return Fused(fn, dynamic)
+
+
+def explain(fn: Callable[..., Any], *, device: "str | Device" = "h200") -> Callable[..., Any]:
+    """What would run for `fn` on a device, and why: call it with example inputs (meta tensors will do)."""
+    from .tools.explain import explained
+
+    return explained(fn, device)

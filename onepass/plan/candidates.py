@@ -1,0 +1,184 @@
+"""The schedules worth scoring for a kernel: a few dozen points of the space, by family."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ..device import Device
+from ..ir.program import Load, Store
+from ..ir.size import Bindings, value
+from .access import row_stride, streams_rows
+from .cost import Traffic
+from .kernel import Kernel
+from .legality import Family, may_split
+from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two
+
+MOST_HELD = 128  # elements a thread may hold of a resident row
+MOST_TILES = 24  # unrolled tiles in one kernel's text
+
+
+def schedules(kernel: Kernel, family: Family, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
+    """All candidates of one family."""
+    match family:
+        case Family.POINTWISE:
+            yield from _pointwise(kernel, t)
+        case Family.INNER:
+            yield from _inner_resident(kernel, t, bindings)
+            yield from _inner_looped(kernel, t, bindings, device)
+        case Family.OUTER:
+            yield from _columns_resident(kernel, t)
+            yield from _outer(kernel, t, device)
+        case Family.MIX:
+            yield from _mix(kernel, t, device)
+
+
+def vector(kernel: Kernel) -> int:
+    """Elements of one 16-byte access of the widest full-size tensor, but never fewer than four."""
+    sizes = [kernel.program.buffer[n.buffer].dtype.size for i, n in enumerate(kernel.program.nodes)
+             if isinstance(n, (Load, Store)) and kernel.is_full[i]]
+    return max(4, 16 // min(sizes, default=4))
+
+
+def lead_of(kernel: Kernel, bindings: Bindings) -> int:
+    """Elements of a sector where rows start inside one, else 0."""
+    step = row_stride(kernel, bindings)
+    if step is None or _short(kernel, bindings):
+        return 0
+    sizes = [kernel.program.buffer[n.buffer].dtype.size for i, n in enumerate(kernel.program.nodes)
+             if isinstance(n, (Load, Store)) and kernel.is_full[i] and streams_rows(kernel, n) == step]
+    smallest = min(sizes)
+    aligned = isinstance(step, int) and step * smallest % SECTOR == 0
+    return 0 if aligned else SECTOR // smallest
+
+
+def _short(kernel: Kernel, bindings: Bindings) -> bool:
+    """Rows too short to be worth reading by sectors."""
+    return kernel.program.points(kernel.space.cols, bindings) < 512 or bool(kernel.space.block)
+
+
+def _fits_blocks(kernel: Kernel, tiles: tuple[int, ...]) -> bool:
+    size = kernel.program.extent(kernel.space.block) if kernel.space.block else 1
+    return isinstance(size, int) and all(t % size == 0 for t in tiles)
+
+
+def _static_cols(kernel: Kernel) -> int | None:
+    extent = kernel.program.extent(kernel.space.cols)
+    return extent if isinstance(extent, int) else None
+
+
+def _heights(cols: int, rows: int, warps: int) -> list[int]:
+    """Rows per tile: one for long rows; for short ones as many as give each thread a few vectors."""
+    found = [1]
+    if cols <= 4096:
+        found += [h for h in (2, 4, 8, 16, 32, 64) if h <= max(1, power_of_two(rows)) and 4 <= h * cols / (32 * warps) <= 64]
+    return found
+
+
+def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[Schedule]:
+    cols = _static_cols(kernel)
+    if cols is None:
+        return
+    lead, vec = lead_of(kernel, bindings), vector(kernel)
+    for warps in (1, 2, 4, 8, 16, 32):
+        for height in [1] if lead else _heights(cols, t.rows, warps):
+            held = height * cols / (32 * warps)
+            if held > MOST_HELD or (held < 1 and warps > 1):
+                continue
+            for per_thread in (vec, 2 * vec, 4 * vec):
+                widest = max(16, min(power_of_two(cols), 32 * warps * per_thread // height))
+                if height > 1:
+                    widest = min(power_of_two(cols), max(256, widest))
+                tiles = cover(cols + lead if lead else cols, widest)
+                if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles):
+                    yield Schedule(Block(height), Cover(tiles), warps, lead=lead, resident=frozenset(kernel.multi_phase))
+
+
+def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
+    lead, vec = lead_of(kernel, bindings), vector(kernel)
+    splits = may_split(kernel, Family.INNER)
+    for warps in (4, 8, 16):
+        for per_thread in (vec, 2 * vec):
+            width = 32 * warps * per_thread
+            if width > power_of_two(t.cols) or not _fits_blocks(kernel, (width,)):
+                continue
+            yield Schedule(Block(1), Loop(width), warps, lead=lead)
+            if splits and not lead:
+                blocks = t.cols // width
+                for target in (1, 2, 4):
+                    k = min(blocks, -(-target * device.sms // max(t.rows, 1)))
+                    if k > 1:
+                        yield Schedule(Block(1), Loop(width, k), warps)
+    if t.cols <= 32 * 4 * vec:  # short rows that cannot be held whole
+        height = 8
+        yield Schedule(Block(height), Loop(max(16, min(256, power_of_two(t.cols)))), 4)
+
+
+def _columns_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
+    rows = kernel.program.extent(kernel.space.rows)
+    if not isinstance(rows, int):
+        return
+    for width in (4, 8, 16, 32, 64, 128):
+        if width > 2 * power_of_two(t.cols) or width * 8 < min(vector(kernel) * 4 * 8, 8 * power_of_two(t.cols)):
+            continue  # at least 64 bytes of a row, or it is half-used sectors
+        for warps in (1, 2, 4, 8, 16, 32):
+            held = rows * width / (32 * warps)
+            if not 2 <= held <= MOST_HELD and not (warps == 1 and held < 2):
+                continue
+            tiles = cover(rows, max(16, min(power_of_two(rows), 32 * warps * 16 // width)))
+            if len(tiles) <= MOST_TILES:
+                yield Schedule(Cover(tiles), Block(width), warps, resident=frozenset(kernel.multi_phase))
+
+
+def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    vec = vector(kernel)
+    may = may_split(kernel, Family.OUTER)
+    for warps in (4, 8):
+        for width in (32, 64, 128, 256, 512):
+            if width > max(32, power_of_two(t.cols)):
+                continue
+            lanes = max(1, 32 * warps * vec // width)
+            for deep in (1, 2, 4):
+                step = lanes * deep
+                if step > max(1, power_of_two(t.rows)) or (deep > 1 and t.unit * deep > 32):
+                    continue
+                yield Schedule(Loop(step), Block(width), warps)
+                if may:
+                    col_blocks = -(-t.cols // width) * t.batch
+                    turns = max(1, t.rows // step)
+                    for target in (1, 2, 4):
+                        k = min(turns, max(1, round(target * device.sms / col_blocks)))
+                        if k > 1:
+                            yield Schedule(Loop(step, k), Block(width), warps)
+
+
+def _mix(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    cols = _static_cols(kernel)
+    if cols is None or not may_split(kernel, Family.MIX):
+        return
+    vec = vector(kernel)
+    resident = frozenset(kernel.multi_phase)
+    for warps in (2, 4, 8, 16):
+        for height in (1, 2, 4, 8, 16, 32):
+            held = height * cols / (32 * warps)
+            if not 4 <= held <= 64 and not (warps == 2 and held < 4) or height > max(1, power_of_two(t.rows)):
+                continue
+            widths = {min(power_of_two(cols), max(256, 32 * warps * vec * k // height)) for k in (1, 4)}
+            for widest in sorted(widths):
+                tiles = cover(cols, widest)
+                if len(tiles) > 8 or not _fits_blocks(kernel, tiles):
+                    continue
+                for stages, per_sm in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (3, 2)):
+                    split = max(1, min(per_sm * device.sms // t.batch, -(-t.rows // height)))
+                    yield Schedule(Loop(height, split), Cover(tiles), warps, stages, resident=resident, hoisted=stages > 1)
+
+
+def _pointwise(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
+    vec = vector(kernel)
+    for warps in (4, 8):
+        for width in sorted({power_of_two(min(t.cols, 32 * warps * vec)), power_of_two(min(t.cols, 16 * warps * vec))}):
+            height = max(1, 32 * warps * vec // width)
+            if _fits_blocks(kernel, (width,)):
+                yield Schedule(Block(height), Block(width), warps)
+    if kernel.space.block:
+        size = value(kernel.program.extent(kernel.space.block), {})
+        yield Schedule(Block(4), Block(power_of_two(max(size, 512))), 4)

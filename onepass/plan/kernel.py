@@ -1,0 +1,172 @@
+"""A kernel before it has a schedule: a sub-Program, its axes grouped into batch, rows and columns, and its phases.
+
+Columns are the side that is contiguous in memory, rows are all else that is walked or reduced, batch is only ever spread
+over the grid. GroupNorm, BatchNorm and blockwise maxima are why axes are grouped per kernel and not per tensor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from ..ir.program import Load, Program, Reduce, Result, Store, operands
+from ..ir.size import Bindings, Size, value
+
+
+class Across(Enum):
+    """How a value varies along the columns: not at all, once per block of columns, or with every column."""
+
+    NONE = 0
+    BLOCK = 1
+    FULL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The iteration space: three ordered groups of axes, and the trailing columns that block reductions fold."""
+
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    cols: tuple[str, ...]
+    block: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """One Reduce of a kernel and the sides it folds."""
+
+    node: int
+    rows: bool
+    cols: bool
+    block: bool
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A sub-Program over a Space. Everything a schedule must respect is derived here, once."""
+
+    program: Program
+    space: Space
+
+    @cached_property
+    def by_row(self) -> tuple[bool, ...]:
+        """Does each value vary along the rows?"""
+        rows = set(self.space.rows)
+        return tuple(bool(d & rows) for d in self.program.dims)
+
+    @cached_property
+    def by_col(self) -> tuple[Across, ...]:
+        """How does each value vary along the columns?"""
+        cols, block = set(self.space.cols), set(self.space.block)
+        found = []
+        for dims in self.program.dims:
+            mine = dims & cols
+            if not mine:
+                found.append(Across.NONE)
+            elif block and not mine & block:
+                found.append(Across.BLOCK)
+            else:
+                found.append(Across.FULL)
+        return tuple(found)
+
+    @cached_property
+    def folds(self) -> tuple[Fold, ...]:
+        """The reductions, each with the sides it folds."""
+        rows, cols, block = (frozenset(s) for s in (self.space.rows, self.space.cols, self.space.block))
+        found = []
+        for i in self.program.of(Reduce):
+            node = self.program.nodes[i]
+            assert isinstance(node, Reduce)
+            axes = frozenset(node.axes)
+            only_block = bool(block) and axes == block
+            found.append(Fold(i, bool(axes & rows), bool(axes & cols) and not only_block, only_block))
+        return tuple(found)
+
+    @cached_property
+    def phase(self) -> tuple[int, ...]:
+        """Reductions (other than within a block, which a tile finishes by itself) on the longest path to each value."""
+        within_tile = {f.node for f in self.folds if f.block}
+        found: list[int] = []
+        for node in self.program.nodes:
+            level = max((found[o] for o in operands(node)), default=0)
+            if isinstance(node, Result) and node.reduce not in within_tile:
+                level += 1
+            found.append(level)
+        return tuple(found)
+
+    @cached_property
+    def is_full(self) -> tuple[bool, ...]:
+        """Does each value fill the space (vary along rows and columns both)?"""
+        return tuple(r and c is Across.FULL for r, c in zip(self.by_row, self.by_col))
+
+    def use_phases(self, i: int) -> frozenset[int]:
+        """The phases in which a loaded value is (transitively) read by something that varies as it does."""
+        found: set[int] = set()
+        seen: set[int] = set()
+        todo = [i]
+        while todo:
+            at = todo.pop()
+            for user in self.program.users[at]:
+                if user in seen:
+                    continue
+                seen.add(user)
+                node = self.program.nodes[user]
+                if isinstance(node, (Reduce, Store)):
+                    found.add(self.phase[user])
+                if not isinstance(node, Reduce) or self.phase[user] == self.phase[at] and user in self._block_nodes:
+                    todo.append(user)
+        return frozenset(found)
+
+    @cached_property
+    def _block_nodes(self) -> frozenset[int]:
+        return frozenset(f.node for f in self.folds if f.block)
+
+    @cached_property
+    def multi_phase(self) -> tuple[int, ...]:
+        """Full-size loads needed on both sides of a reduction."""
+        return tuple(i for i in self.program.of(Load) if self.is_full[i] and len(self.use_phases(i)) > 1)
+
+    @cached_property
+    def passes(self) -> int:
+        """How many times the data is walked."""
+        return 1 + max((self.phase[i] for i in range(len(self.program.nodes)) if self._walks(i)), default=0)
+
+    def _walks(self, i: int) -> bool:
+        node = self.program.nodes[i]
+        return isinstance(node, Reduce) or (isinstance(node, Store) and (self.by_row[i] or self.by_col[i] is not Across.NONE))
+
+    def extent(self, axes: tuple[str, ...]) -> Size:
+        return self.program.extent(axes)
+
+    def counts(self, bindings: Bindings) -> tuple[int, int, int]:
+        """(batch, rows, columns) as numbers."""
+        s = self.space
+        return tuple(value(self.extent(a), bindings) for a in (s.batch, s.rows, s.cols))  # type: ignore[return-value]
+
+
+def contiguous_axis(program: Program, bindings: Bindings) -> str | None:
+    """The axis most bytes run along: stride 1 in the accesses that move the most."""
+    votes: Counter[str] = Counter()
+    for node in program.nodes:
+        if isinstance(node, (Load, Store)):
+            moved = program.points(frozenset(a for a, _ in node.strides), bindings) * program.buffer[node.buffer].dtype.size
+            for axis, stride in node.strides:
+                if stride == 1:
+                    votes[axis] += moved
+    ordered = sorted(votes.items(), key=lambda kv: (-kv[1], kv[0]))
+    return ordered[0][0] if ordered else (program.axes[-1].name if program.axes else None)
+
+
+def memory_order(program: Program, bindings: Bindings) -> dict[str, int]:
+    """Axes from the slowest in memory to the fastest, as the largest access has them; axes it lacks come first."""
+    best: dict[str, int] = {}
+    most = -1
+    for node in program.nodes:
+        if isinstance(node, (Load, Store)):
+            moved = program.points(frozenset(a for a, _ in node.strides), bindings)
+            if moved > most:
+                most, best = moved, {a: value(s, bindings) for a, s in node.strides}
+    ranked = sorted((a.name for a in program.axes), key=lambda a: (a in best, -best.get(a, 0), a))
+    return {a: i for i, a in enumerate(ranked)}

@@ -1,0 +1,150 @@
+"""May these share a kernel? A Space with the families that can run it, or a Refusal that says why not.
+
+Nothing here weighs costs: what is legal and what is worthwhile are different questions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..ir.program import Program, Reduce, operands
+from ..ir.size import Bindings
+from .kernel import Across, Kernel, Space, contiguous_axis, memory_order
+
+
+class Family(Enum):
+    """The kinds of kernel, by what they walk."""
+
+    POINTWISE = "pointwise"
+    INNER = "inner"  # whole rows, no reduction over rows
+    OUTER = "outer"  # column tiles, no reduction over columns
+    MIX = "mix-order"  # whole rows inside a loop over rows; reductions over rows are gathered across it
+
+
+class Reason(Enum):
+    """Why a merge was refused."""
+
+    AXES = "the reductions do not fold the same rows or columns"
+    ORDER = "a result that needs all rows is used on the data again, and the data also needs whole rows at once"
+    CYCLE = "another kernel would have to run between the two halves"
+    SLOWER = "one kernel is predicted to be slower than two"
+    NO_SCHEDULE = "no schedule fits the registers and shared memory of an SM"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A merge that was not made, with both costs where both could be had."""
+
+    reason: Reason
+    between: tuple[str, str]
+    detail: str
+    cost_fused_us: float | None = None
+    cost_apart_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Illegal:
+    """Why a set of results cannot be one kernel."""
+
+    reason: Reason
+    detail: str
+
+
+def space_of(program: Program, bindings: Bindings) -> Space | Illegal:
+    """Group a sub-Program's axes so that every reduction folds rows, columns, both, or blocks of columns."""
+    from .access import PART
+
+    everything = frozenset(a.name for a in program.axes if a.name != PART or _folds_part(program))
+    order = memory_order(program, bindings)
+    sets = {frozenset(n.axes) for n in program.nodes if isinstance(n, Reduce)}
+    near = contiguous_axis(program, bindings)
+    if near is not None and near not in everything:
+        near = None
+    outer = [s for s in sets if near not in s]
+    inner = sorted((s for s in sets if near in s), key=len)
+    if len(outer) > 1:
+        outer = sorted(outer, key=len)
+        if any(s != outer[-1] for s in outer):
+            return Illegal(Reason.AXES, f"reductions over {_list(outer)} walk different rows")
+    rows = outer[0] if outer else frozenset()
+    pure = [s for s in inner if not s & rows and s != everything]
+    if outer:
+        cols = pure[-1] if pure else _fast_side(everything - rows, rows, order)
+    elif inner:
+        cols = pure[-1] if pure else inner[-1]
+        rows = everything - cols
+    else:
+        cols = frozenset({near}) if near is not None else frozenset()
+        rows = everything - cols
+    return _checked(sets, everything, rows, cols, order)
+
+
+def _folds_part(program: Program) -> bool:
+    from .access import PART
+
+    return any(PART in n.axes for n in program.nodes if isinstance(n, Reduce))
+
+
+def _fast_side(kept: frozenset[str], rows: frozenset[str], order: dict[str, int]) -> frozenset[str]:
+    """Of the axes an outer reduction keeps, those that lie inside it in memory."""
+    inside = frozenset(a for a in kept if order[a] > max(order[r] for r in rows))
+    return inside or kept
+
+
+def _checked(sets: set[frozenset[str]], everything: frozenset[str], rows: frozenset[str], cols: frozenset[str],
+             order: dict[str, int]) -> Space | Illegal:
+    by_order = lambda axes: tuple(sorted(axes, key=order.__getitem__))  # noqa: E731
+    ordered = by_order(cols)
+    blocks = {s for s in sets if s not in (rows, cols, rows | cols)}
+    if len(blocks) > 1 or any(frozenset(ordered[len(ordered) - len(s) :]) != s for s in blocks):
+        return Illegal(Reason.AXES, f"reductions over {_list(sets)} fold different parts of the same data")
+    block = by_order(next(iter(blocks))) if blocks else ()
+    return Space(by_order(everything - rows - cols), by_order(rows), ordered, block)
+
+
+def _list(sets: "set[frozenset[str]] | list[frozenset[str]]") -> str:
+    return ", ".join("(" + " ".join(sorted(s)) + ")" for s in sorted(sets, key=sorted))
+
+
+def families(kernel: Kernel, bindings: Bindings) -> tuple[Family, ...] | Illegal:
+    """The kinds of kernel that can run this one."""
+    space, folds = kernel.space, kernel.folds
+    if space.block:
+        size = kernel.program.points(space.block, bindings)
+        if size & (size - 1):
+            return Illegal(Reason.AXES, f"blocks of {size} columns do not tile a kernel")
+    over_rows = [f for f in folds if f.rows]
+    over_cols = [f for f in folds if f.cols]
+    if not over_rows and not over_cols:
+        return (Family.POINTWISE,)
+    found = []
+    if not over_rows:
+        found.append(Family.INNER)
+    if not over_cols and not space.block:
+        found.append(Family.OUTER)
+    if over_rows and not reused(kernel, frozenset(f.node for f in over_rows), along_rows=True):
+        found.append(Family.MIX)
+    if not found:
+        return Illegal(Reason.ORDER, "a reduction over rows feeds values that vary by row, and so does a reduction over columns")
+    return tuple(found)
+
+
+def reused(kernel: Kernel, roots: frozenset[int], along_rows: bool) -> bool:
+    """Do any of these reductions feed a value that varies along the side they fold, or a further reduction?"""
+    after: set[int] = set(roots)
+    for i, node in enumerate(kernel.program.nodes):
+        if any(o in after for o in operands(node)):
+            after.add(i)
+            varies = kernel.by_row[i] if along_rows else kernel.by_col[i] is not Across.NONE
+            if varies or isinstance(node, Reduce):
+                return True
+    return False
+
+
+def may_split(kernel: Kernel, family: Family) -> bool:
+    """May several CTAs share each reduction, leaving partial states for a second kernel to join?"""
+    if any(n.monoid.endswith(".merge") for n in kernel.program.nodes if isinstance(n, Reduce)):
+        return False  # a join is not split again
+    roots = frozenset(f.node for f in kernel.folds if not f.block and (f.rows or family is Family.INNER))
+    return bool(roots) and not reused(kernel, roots, along_rows=family is not Family.INNER)

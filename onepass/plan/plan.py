@@ -1,0 +1,134 @@
+"""Plan: kernels in the order they run, each with its schedule, cost and resources; and every merge that was not made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Mapping, TypeAlias
+
+from ..device import Device
+from ..ir.program import Buffer, Load, Op, Program, Reduce, Store
+from ..ir.size import Bindings, product, value
+from .cost import Cost
+from .kernel import Across, Kernel
+from .legality import Refusal
+from .resources import Resources
+from .schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What compiling a schedule showed."""
+
+    registers: int
+    spills: bool
+
+
+Lessons: TypeAlias = Mapping[tuple[Program, Schedule], Learned]  # by (kernel as scored, schedule)
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel, decided. `others` are the schedules that came next."""
+
+    name: str
+    kernel: Kernel
+    schedule: Schedule
+    resources: Resources
+    cost: Cost
+    scored_as: Program  # what was scored: the kernel before its split reductions became partial states
+    others: "tuple[KernelPlan, ...]" = ()
+
+    @property
+    def program(self) -> Program:
+        return self.kernel.program
+
+    @property
+    def family(self) -> str:
+        return self.schedule.family
+
+    @property
+    def predicted_us(self) -> float:
+        return self.cost.us
+
+    @property
+    def dram_bytes(self) -> int:
+        return round(self.cost.dram_bytes)
+
+    @cached_property
+    def loads(self) -> tuple[str, ...]:
+        """Each tensor read, and how often."""
+        return tuple(self._described(i, n) for i, n in enumerate(self.program.nodes) if isinstance(n, Load))
+
+    @cached_property
+    def stores(self) -> tuple[str, ...]:
+        return tuple(f"{n.buffer} {self.program.buffer[n.buffer].dtype}" for n in self.program.nodes if isinstance(n, Store))
+
+    @cached_property
+    def ops(self) -> tuple[str, ...]:
+        """What it computes, in the user's lines where they are known."""
+        lines = dict.fromkeys(n.src for n in self.program.nodes if n.src and isinstance(n, (Op, Reduce)))
+        if lines:
+            return tuple(lines)
+        return tuple(dict.fromkeys(n.monoid if isinstance(n, Reduce) else n.name
+                                   for n in self.program.nodes if isinstance(n, (Op, Reduce))))
+
+    def _described(self, i: int, node: Load) -> str:
+        text = f"{node.buffer} {self.program.buffer[node.buffer].dtype}"
+        if not self.kernel.is_full[i]:
+            if self.kernel.by_col[i] is Across.FULL:
+                return f"{text} per column"
+            return f"{text} per row" if self.kernel.by_row[i] else f"{text} once"
+        if i in self.schedule.resident:
+            return f"{text} once, kept in registers"
+        times = len(self.kernel.use_phases(i)) if i in self.kernel.multi_phase else 1
+        return f"{text} once" if times == 1 else f"{text} {times} times"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A Program's kernels, in order."""
+
+    program: Program
+    device: Device
+    bindings: Bindings
+    kernels: tuple[KernelPlan, ...]
+    refusals: tuple[Refusal, ...]
+
+    @cached_property
+    def floor_bytes(self) -> int:
+        """Every input once, every output once."""
+        return floor_bytes(self.program, self.bindings)
+
+    @property
+    def floor_us(self) -> float:
+        return self.floor_bytes / self.device.bandwidth
+
+    @property
+    def predicted_us(self) -> float:
+        """Kernel times, and what each further kernel costs to start."""
+        return sum(k.predicted_us for k in self.kernels) + self.device.launch * (len(self.kernels) - 1)
+
+    @property
+    def dram_bytes(self) -> int:
+        return sum(k.dram_bytes for k in self.kernels)
+
+    @cached_property
+    def temporaries(self) -> tuple[Buffer, ...]:
+        """Buffers that live only between kernels."""
+        return tuple({b.name: b for k in self.kernels for b in k.program.buffers if b.role == "temp"}.values())
+
+
+def floor_bytes(program: Program, bindings: Bindings) -> int:
+    """The fewest bytes a Program can move."""
+    moved: dict[str, int] = {}
+    for i, node in enumerate(program.nodes):
+        if isinstance(node, Load):
+            axes = program.dims[i] if node.gathers else frozenset(a for a, _ in node.strides)
+            buffer = program.buffer[node.buffer]
+            bytes_read = program.points(axes, bindings) * buffer.dtype.size
+            moved[node.buffer] = max(moved.get(node.buffer, 0), bytes_read)
+    for buffer in program.buffers:
+        if buffer.role == "output":
+            moved[buffer.name] = value(product(list(buffer.shape)), bindings) * buffer.dtype.size
+    return sum(moved.values())

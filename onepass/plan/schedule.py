@@ -1,0 +1,135 @@
+"""Schedule: a role for every side of a kernel's space. One emitter writes them all.
+
+    rows     columns   what it is called elsewhere
+    Block    Cover     persistent inner reduction: whole rows on chip
+    Block    Loop      looped inner reduction, peeled; with split > 1 the columns are shared by several CTAs
+    Cover    Block     a whole column on chip: an outer result used on the data
+    Loop     Block     outer reduction; with split > 1 the rows are shared by several CTAs
+    Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows
+    Block    Block     pointwise
+
+A further residence of values (shared memory) or a further way to share a row (clusters) is one more role here and one more
+rule in codegen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One tile of `size` per CTA; the grid covers the side."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """The whole side in every CTA, as unrolled tiles of these widths; the last may overhang."""
+
+    tiles: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(self.tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Walk the side `step` at a time: an unmasked main loop, then what is left. `split` CTAs share it, strided."""
+
+    step: int
+    split: int = 1
+
+
+Role: TypeAlias = Block | Cover | Loop
+
+SECTOR = 32  # bytes; rows of odd length are read from the sector below their start (16 is not enough: measured)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a kernel runs."""
+
+    rows: Role
+    cols: Role
+    warps: int
+    stages: int = 1  # of the row loop's software pipeline
+    lead: int = 0  # elements of a sector, when rows start inside one and are read from its beginning; 0: rows start aligned
+    resident: frozenset[int] = frozenset()  # multi-phase loads kept in registers, in their storage type
+    hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
+    max_registers: int | None = None
+
+    @property
+    def family(self) -> str:
+        """The name the field knows it by."""
+        match self.rows, self.cols:
+            case Block(), Cover():
+                return "inner"
+            case Block(), Loop(split=1):
+                return "inner looped"
+            case Block(), Loop():
+                return "inner split"
+            case Cover(), Block():
+                return "column"
+            case Loop(split=1), Block():
+                return "outer"
+            case Loop(), Block():
+                return "outer split"
+            case Loop(), Cover():
+                return "mix-order"
+            case _:
+                return "pointwise"
+
+    @property
+    def splits(self) -> int:
+        """How many CTAs share one result; above 1 a second kernel joins their partial states."""
+        match self.rows, self.cols:
+            case Loop(split=k), _:
+                return k
+            case _, Loop(split=k):
+                return k
+            case _:
+                return 1
+
+    def __str__(self) -> str:
+        def role(r: Role) -> str:
+            match r:
+                case Block(size):
+                    return f"block {size}"
+                case Cover(tiles):
+                    return "cover " + "+".join(str(t) for t in tiles)
+                case Loop(step, split):
+                    return f"loop {step}" + (f" split {split}" if split > 1 else "")
+
+        extra = [f"{self.warps} warps"]
+        extra += [f"{self.stages} stages"] if self.stages > 1 else []
+        extra += [f"lead {self.lead}"] if self.lead else []
+        extra += [f"{len(self.resident)} resident"] if self.resident else []
+        extra += ["hoisted"] if self.hoisted else []
+        extra += [f"at most {self.max_registers} registers"] if self.max_registers else []
+        return f"{self.family}: rows {role(self.rows)}, cols {role(self.cols)}, " + ", ".join(extra)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(0, (n - 1).bit_length())
+
+
+def cover(extent: int, widest: int) -> tuple[int, ...]:
+    """Tiles of power-of-two width over an extent, without padding to a power of two: 5120 = 4096 + 1024.
+
+    A remainder goes to one overhanging tile when that is at least three quarters full, else its largest power of two is
+    split off first.
+    """
+    tiles = [widest] * (extent // widest)
+    rest = extent % widest
+    while rest:
+        up = power_of_two(rest)
+        if 4 * rest >= 3 * up or up <= 16 or len(tiles) >= 24:
+            return (*tiles, up)
+        tiles.append(up // 2)
+        rest -= up // 2
+    return tuple(tiles)

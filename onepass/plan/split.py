@@ -1,0 +1,157 @@
+"""Program -> Programs: cut out what one kernel computes, and cut a split reduction into partial states and their join."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..ir.monoid import MONOIDS
+from ..ir.program import Axis, Buffer, Builder, Load, Node, Program, Reduce, Result, Store, operands, prune, with_operands
+from ..ir.size import Size, mul
+from .access import PART
+from .kernel import Kernel
+
+
+def _layout(program: Program, axes: tuple[str, ...]) -> tuple[tuple[Size, ...], tuple[tuple[str, Size], ...]]:
+    """Shape and strides of a fresh contiguous tensor over some axes."""
+    shape = tuple(program.axis[a].extent for a in axes)
+    strides: list[tuple[str, Size]] = []
+    step: Size = 1
+    for axis, extent in zip(reversed(axes), reversed(shape)):
+        strides.append((axis, step))
+        step = mul(step, extent)
+    return shape, tuple(reversed(strides))
+
+
+def temporary(program: Program, name: str, dtype_of: int, axes: tuple[str, ...]) -> tuple[Buffer, tuple[tuple[str, Size], ...]]:
+    """A buffer for the value at `dtype_of`, over some axes."""
+    shape, strides = _layout(program, axes)
+    return Buffer(name, program.dtypes[dtype_of], "temp", shape, tuple(s for _, s in strides)), strides
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How one kernel's Program is taken out of the whole: which roots it computes, in which order its temporaries lie."""
+
+    program: Program
+    order: tuple[str, ...]
+
+    def axes_of(self, i: int) -> tuple[str, ...]:
+        dims = self.program.dims[i]
+        return tuple(a for a in self.order if a in dims)
+
+    def temp_name(self, result: Result) -> str:
+        return f"r{result.reduce}_{result.k}"
+
+    def extract(self, roots: frozenset[int], name: str) -> Program:
+        """The sub-Program that computes `roots` (Reduces and Stores), reading other kernels' results as temporaries."""
+        program, builder = self.program, Builder()
+        new: dict[int, int] = {}
+        temps: dict[str, Buffer] = {}
+
+        def visit(i: int) -> int:
+            if i in new:
+                return new[i]
+            node = program.nodes[i]
+            if isinstance(node, Result) and node.reduce not in roots:
+                buffer, strides = temporary(program, self.temp_name(node), i, self.axes_of(i))
+                temps[buffer.name] = buffer
+                new[i] = builder.add(Load(buffer.name, strides, src=node.src))
+            else:
+                for operand in operands(node):
+                    visit(operand)
+                new[i] = builder.add(with_operands(node, new))
+            return new[i]
+
+        for i in sorted(roots):
+            visit(i)
+            if isinstance(program.nodes[i], Reduce):
+                for user in program.users[i]:
+                    if self._leaves(user, roots):
+                        result = program.nodes[user]
+                        assert isinstance(result, Result)
+                        buffer, strides = temporary(program, self.temp_name(result), user, self.axes_of(user))
+                        temps[buffer.name] = buffer
+                        builder.add(Store(buffer.name, visit(user), strides, src=result.src))
+        touched = {n.buffer for n in builder.nodes if isinstance(n, (Load, Store))}
+        buffers = (*(b for b in program.buffers if b.name in touched), *temps.values())
+        return prune(Program(name, program.axes, buffers, tuple(builder.nodes)))
+
+    def _leaves(self, result: int, roots: frozenset[int]) -> bool:
+        """Is a reduction's result read by some other kernel?"""
+        program = self.program
+        todo, seen = list(program.users[result]), set()
+        while todo:
+            i = todo.pop()
+            if i in seen:
+                continue
+            seen.add(i)
+            node = program.nodes[i]
+            if isinstance(node, (Reduce, Store)):
+                if i not in roots:
+                    return True
+            else:
+                todo.extend(program.users[i])
+        return False
+
+
+def halves(kernel: Kernel, splits: int, order: tuple[str, ...]) -> tuple[Program, Program]:
+    """A kernel whose reductions several CTAs share: what they compute, and the Program that joins their states and goes on.
+
+    before: y = f(reduce sum(x) over m)
+    after:  p[part] = reduce sum.partial(x) over m   |   y = f(reduce sum.merge(p) over part)
+    """
+    program = kernel.program
+    shared = {f.node for f in kernel.folds if not f.block and _is_shared(kernel, f.node)}
+    first, second = Builder(), Builder()
+    new_first: dict[int, int] = {}
+    new_second: dict[int, int] = {}
+    temps: dict[str, Buffer] = {}
+    part = Axis(PART, splits)
+    widened = replace(program, axes=(*program.axes, part))
+    after = _after(program, shared)
+    for i, node in enumerate(program.nodes):
+        if i in shared:
+            assert isinstance(node, Reduce)
+            inside = first.add(replace(with_operands(node, new_first), monoid=f"{node.monoid}.partial"))  # type: ignore[call-arg]
+            states = []
+            for k, dtype in enumerate(MONOIDS[node.monoid].state_dtypes(program.dtypes[node.args[0]])):
+                axes = (PART, *(a for a in order if a in program.dims[i]))
+                shape, strides = _layout(widened, axes)
+                buffer = Buffer(f"p{len(temps)}_{program.name}", dtype, "temp", shape, tuple(s for _, s in strides))
+                temps[buffer.name] = buffer
+                first.add(Store(buffer.name, first.add(Result(inside, k, node.src)), strides, src=node.src))
+                states.append(second.add(Load(buffer.name, strides, src=node.src)))
+            new_second[i] = second.add(Reduce(f"{node.monoid}.merge", tuple(states), (PART,), node.src))
+        elif i in after:
+            new_second[i] = second.add(with_operands(node, new_second))
+        else:
+            new_first[i] = first.add(with_operands(node, new_first))
+            if not isinstance(node, Store):
+                new_second[i] = second.add(with_operands(node, new_second)) if _portable(node, new_second) else -1
+    return (_program(f"{program.name}", widened, temps, first.nodes), _program(f"{program.name}_join", widened, temps, second.nodes))
+
+
+def _portable(node: Node, new: dict[int, int]) -> bool:
+    return all(new.get(o, -1) >= 0 for o in operands(node))
+
+
+def _is_shared(kernel: Kernel, i: int) -> bool:
+    fold = next(f for f in kernel.folds if f.node == i)
+    over_rows = any(f.rows for f in kernel.folds)
+    return fold.rows if over_rows else True
+
+
+def _after(program: Program, roots: set[int]) -> set[int]:
+    found: set[int] = set()
+    for i, node in enumerate(program.nodes):
+        if any(o in roots or o in found for o in operands(node)):
+            found.add(i)
+    return found
+
+
+def _program(name: str, program: Program, temps: dict[str, Buffer], nodes: list[Node]) -> Program:
+    touched = {n.buffer for n in nodes if isinstance(n, (Load, Store))}
+    buffers = tuple(b for b in (*program.buffers, *temps.values()) if b.name in touched)
+    pruned = prune(Program(name, program.axes, buffers, tuple(nodes)))
+    still = {n.buffer for n in pruned.nodes if isinstance(n, (Load, Store))}
+    return replace(pruned, buffers=tuple(b for b in pruned.buffers if b.name in still))

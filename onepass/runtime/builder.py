@@ -1,0 +1,58 @@
+"""The interpreter's arithmetic where Triton's own differs from what a GPU or torch computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import compat
+from ..ir.expr import DTYPES
+
+
+def make_builder(parts: compat.InterpreterParts) -> Any:
+    """A builder of numpy values for Triton's semantics."""
+    tl, handle_type = parts.language, parts.runtime.TensorHandle
+    # Types numpy does not have: stored as raw bits, converted by torch (round to nearest even, NaN kept).
+    narrow = {getattr(tl, d.kernel): d.torch for d in DTYPES.values() if d.is_narrow_float and d.name != "f16"}
+
+    class Builder(parts.runtime.InterpreterBuilder):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            # Integers wrap, as on a GPU.
+            self.options: Any = replace(parts.runtime.InterpreterOptions(), sanitize_overflow=False)
+
+        def cast_impl(self, src: Any, dst_type: Any) -> Any:
+            source, target = src.dtype.scalar, dst_type.scalar
+            data = src.data
+            if source in narrow and data.dtype.kind == "u":  # the result of a comparison still names its operands' type
+                data = _widen(data, narrow[source])
+            data = _narrow(data, narrow[target]) if target in narrow else data.astype(parts.runtime._get_np_dtype(target))
+            return handle_type(data, target)
+
+        def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+            return self.cast_impl(src, dst_type)
+
+        def create_maxnumf(self, lhs: Any, rhs: Any) -> Any:
+            return self.binary_op(lhs, rhs, np.fmax)
+
+        def create_minnumf(self, lhs: Any, rhs: Any) -> Any:
+            return self.binary_op(lhs, rhs, np.fmin)
+
+    return Builder()
+
+
+def _widen(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    return torch.tensor(bits.view(_signed(bits.dtype))).view(dtype).to(torch.float32).numpy()
+
+
+def _narrow(data: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    value = torch.tensor(data.astype(np.float32)).to(dtype)
+    return value.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(f"u{dtype.itemsize}")
+
+
+def _signed(dtype: np.dtype) -> str:
+    """torch takes 16 raw bits as int16 only and 8 as uint8."""
+    return "i2" if dtype.itemsize == 2 else "u1"

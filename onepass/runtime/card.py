@@ -1,0 +1,125 @@
+"""The card in this machine: its facts for planning, and what of onepass can be used here, for `onepass doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+from functools import cache
+from typing import Any
+
+import torch
+
+from .. import compat
+from ..device import DEVICES, Device
+from ..errors import OnepassError
+
+OLDEST = (8, 0)  # compute capability the kernels are written for
+
+
+@cache
+def present(index: int = 0) -> Device | None:
+    """The facts of a CUDA card here: a listed device, else what the driver says; None without a card."""
+    if not torch.cuda.is_available():
+        return None
+    return identify(torch.cuda.get_device_properties(index))
+
+
+def identify(properties: Any) -> Device:
+    """The listed device these properties belong to, or one made from them."""
+    for name, listed in DEVICES.items():
+        # A slice of a card, or the same chip in a smaller build, has its name but not its multiprocessors.
+        if re.search(rf"\b{name}\b", properties.name, re.IGNORECASE) and properties.multi_processor_count == listed.sms:
+            return listed
+    return _from_driver(properties)
+
+
+def _from_driver(properties: Any) -> Device:
+    """A Device from a driver query; what a driver does not tell is scaled from the listed device of the nearest generation."""
+    capability, sms = (properties.major, properties.minor), properties.multi_processor_count
+    like = min(DEVICES.values(), key=lambda d: (abs(d.capability[0] - capability[0]), abs(d.sms - sms)))
+    share = sms / like.sms
+    clock_khz, bus_bits = getattr(properties, "memory_clock_rate", 0), getattr(properties, "memory_bus_width", 0)
+    # Two transfers a clock; a simple kernel sustains 0.93 of it on the listed devices.
+    bandwidth = 0.93 * 2 * clock_khz * 1e3 * bus_bits / 8 / 1e6 or like.bandwidth * share
+    return Device(
+        name=re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-"), title=properties.name,
+        capability=capability, sms=sms,
+        bandwidth=bandwidth, l2_bandwidth=like.l2_bandwidth * share, l2_bytes=properties.L2_cache_size, latency=like.latency,
+        clock=getattr(properties, "clock_rate", 0) / 1e3 or like.clock, launch=like.launch,
+        source=f"driver query; latency and L2 rate scaled from {like.name}",
+        registers_per_sm=properties.regs_per_multiprocessor, threads_per_sm=properties.max_threads_per_multi_processor,
+        smem_per_sm=getattr(properties, "shared_memory_per_multiprocessor", like.smem_per_sm),
+        smem_per_cta=getattr(properties, "shared_memory_per_block_optin", like.smem_per_cta),
+    )
+
+
+def doctor_facts() -> dict[str, Any]:
+    """Versions, card, driver and what is usable, with reasons: plain values, fit for JSON and for a bug report."""
+    pair = compat.triton_pair(torch.__version__)
+    return {
+        "platform": platform.platform(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "triton_pair": pair,
+        "triton_is_pair": pair is not None and _version("triton") == pair,
+        "torch_cuda": torch.version.cuda,
+        "driver_cuda": compat.cuda_driver_level(),
+        "card": _card(),
+        "ptxas": _ptxas(),
+        "usable": {"interpret": _interpreter_usable(), "offline": _offline_usable(), "launch": _launch_usable()},
+    }
+
+
+_PACKAGES = ("onepass-torch", "torch", "triton", "numpy", "rich", "typer")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _card() -> dict[str, Any] | None:
+    found = present()
+    if found is None:
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    capability = ".".join(map(str, found.capability))
+    return {"title": properties.name, "device": found.name, "source": found.source, "capability": capability,
+            "sms": found.sms, "memory_gib": round(properties.total_memory / 2**30, 1), "cards": torch.cuda.device_count()}
+
+
+def _ptxas() -> str | None:
+    try:
+        return compat.ptxas(90)
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+
+
+def _verdict(trouble: str | None) -> dict[str, Any]:
+    return {"ok": trouble is None, "why": trouble}
+
+
+def _interpreter_usable() -> dict[str, Any]:
+    try:
+        compat.triton_interpreter()
+    except (OnepassError, ImportError) as error:
+        return _verdict(str(error))
+    return _verdict(None)
+
+
+def _offline_usable() -> dict[str, Any]:
+    if _version("triton") is None:
+        return _verdict("Triton is not installed")
+    return _verdict(None if _ptxas() else "Triton's ptxas was not found or does not run on this machine")
+
+
+def _launch_usable() -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        no_card = "torch finds no CUDA card (is the driver new enough?)"
+        return _verdict(no_card if torch.version.cuda else "this torch is a CPU build")
+    capability = torch.cuda.get_device_capability(0)
+    if capability < OLDEST:
+        return _verdict(f"compute capability {capability[0]}.{capability[1]} is older than {OLDEST[0]}.{OLDEST[1]}")
+    return _verdict(None if _version("triton") else "Triton is not installed")

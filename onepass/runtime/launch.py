@@ -1,0 +1,76 @@
+"""Compile a kernel for the card it will run on and bind everything but its arguments.
+
+A call does no signature binding, no allocation, no synchronisation and reads nothing from the device, so it can be captured
+into a CUDA graph and used from several streams and threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from .. import compat
+from ..codegen.source import Source
+from ..errors import CompileFailed, UnsupportedDevice
+from . import offline
+from .binary import Binary, Usage, summarise
+from .card import OLDEST
+from .job import job
+from .module import Job, build
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A kernel loaded on one CUDA device."""
+
+    name: str
+    device: int
+    binary: Binary
+    _launch: Callable[..., None]
+    _kernel: Any  # kept: from Triton 3.9 on, a kernel nobody holds is unloaded
+
+    def __call__(self, grid: int, args: tuple[int, ...], stream: int) -> None:
+        """Launch `grid` programs on a raw stream of this device. `args` are in parameter order, pointers as addresses."""
+        if grid == 0:
+            return
+        if torch.cuda.current_device() == self.device:
+            self._launch(grid, stream, *args)
+        else:
+            with torch.cuda.device(self.device):
+                self._launch(grid, stream, *args)
+
+
+def prepare(source: Source, device: int, aligned: frozenset[str]) -> Launcher:
+    """Compile `source` for CUDA device `device` and load it there. `aligned` names the buffers that start on 16 bytes.
+
+    Loading synchronises, so a kernel must be prepared before a graph capture that uses it.
+    """
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        raise UnsupportedDevice(device=f"cuda:{device} (compute capability {capability[0]}.{capability[1]})")
+    return _prepared(job(source, capability[0] * 10 + capability[1], aligned), device)
+
+
+@cache
+def _prepared(work: Job, device: int) -> Launcher:
+    try:
+        with torch.cuda.device(device):
+            kernel = build(work)
+            launch = compat.triton_launcher(kernel)
+    except Exception as error:  # Triton raises many unrelated types; all mean that this kernel cannot run
+        raise CompileFailed(kernel=work.name, device=f"cuda:{device}", detail=_last_line(error)) from error
+    registers, local_bytes, shared_bytes = compat.triton_usage(kernel)
+    if local_bytes:  # the driver does not tell spills from other uses of local memory; a worker asks ptxas
+        binary = offline.measure(work, f"cuda:{device}")
+    else:
+        binary = summarise(Usage(registers, 0, 0), shared_bytes, kernel.asm["ptx"])
+    return Launcher(work.name, device, binary, launch, kernel)
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,106 @@
+"""The process that compiles: one job a line on stdin (JSON), one answer a line on stdout. Started by `offline`, by path.
+
+It runs apart because interpreting and compiling kernels want Triton imported differently, and it imports neither torch nor
+the package's front door, so that it is ready in the time Triton takes to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+
+def _shells() -> None:
+    """Stand-ins for the packages above this file: their modules can be imported without running their __init__."""
+    root = Path(__file__).resolve().parent.parent
+    for name, path in (("onepass", root), ("onepass.runtime", root / "runtime"), ("onepass.codegen", root / "codegen")):
+        shell = ModuleType(name)
+        shell.__path__ = [str(path)]
+        sys.modules[name] = shell
+
+
+def _build(job: Any, always: bool) -> tuple[Any, str]:
+    """The compiled kernel and what ptxas said (nothing, when Triton's cache had it)."""
+    from onepass import compat
+    from onepass.runtime.module import build
+
+    said = io.StringIO()
+    with compat.ptxas_verbose(always), contextlib.redirect_stdout(said):
+        kernel = build(job)
+    return kernel, said.getvalue()
+
+
+def _dump(cubin: bytes, option: str) -> str:
+    """What cuobjdump says of a cubin."""
+    from onepass import compat
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([compat.cuobjdump(), option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def measure(job: Any) -> Any:
+    """Compile a job and read what it costs."""
+    from onepass.runtime.binary import Usage, parse_log, parse_resources, summarise
+
+    kernel, said = _build(job, always=False)
+    usage = parse_log(said)
+    if usage is None:
+        registers, stack = parse_resources(_dump(kernel.asm["cubin"], "--dump-resource-usage")) or (0, 1)
+        usage = Usage(registers, 0, 0)
+        if stack:  # only ptxas can tell spills from other uses of the stack: ask it again
+            usage = parse_log(_build(job, always=True)[1])
+            if usage is None:
+                raise RuntimeError("ptxas said nothing about registers")
+    sass = _dump(kernel.asm["cubin"], "-sass") if usage.spill_bytes else ""
+    return summarise(usage, kernel.metadata.shared, kernel.asm["ptx"], sass)
+
+
+def _complaint(error: Exception, noise: IO[bytes]) -> str:
+    """The last line of a failure that says something."""
+    noise.seek(0)
+    printed = noise.read().decode(errors="replace").splitlines()
+    lines = [line.strip() for line in [*printed, *str(error).splitlines()]]
+    useful = [line for line in lines if line and not set(line) <= set("^~= ") and not line.startswith("Repro command")]
+    errors = [line for line in useful if "error" in line.lower()]
+    return (errors or useful or [type(error).__name__])[-1]
+
+
+def _answer(line: str, noise: IO[bytes]) -> dict[str, Any]:
+    from onepass.runtime.module import Job
+
+    fields = json.loads(line)
+    fields["signature"] = tuple(tuple(pair) for pair in fields["signature"])
+    fields["aligned"] = tuple(fields["aligned"])
+    noise.truncate(0)
+    try:
+        return {"binary": dataclasses.asdict(measure(Job(**fields)))}
+    except Exception as error:  # whatever the compiler does to one job, the next one must find this process alive
+        return {"failure": _complaint(error, noise)}
+
+
+def main() -> None:
+    """Serve until stdin closes."""
+    _shells()
+    # Compilers print to both streams; answers get a stream of their own.
+    answers = os.fdopen(os.dup(1), "w")
+    with tempfile.TemporaryFile() as noise:
+        os.dup2(noise.fileno(), 1)
+        os.dup2(noise.fileno(), 2)
+        for line in sys.stdin:
+            answers.write(json.dumps(_answer(line, noise)) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What the command line is given, made into functions and tensors: `8192x8192`, `bf16`, `f32[8192,1]`, `file.py:function`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..errors import BadArgument, BadSpec
+from ..ir.expr import DTYPES
+from .workloads import workload
+
+_TENSOR = re.compile(r"\s*(\w+)\s*\[([\d,\s]*)\]\s*(?:,|$)")
+_OTHER_NAMES = {d.torch_name: d for d in DTYPES.values()} | {f"fp{n}": DTYPES[f"f{n}"] for n in (16, 32, 64)}
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """`8192x8192` -> (8192, 8192)."""
+    sizes = text.lower().split("x")
+    if not all(s.isdigit() for s in sizes):
+        raise BadSpec(what="The shape", text=text, detail="write whole numbers with x between them, such as 8192x8192")
+    return tuple(map(int, sizes))
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """`bf16` (or `bfloat16`) -> torch.bfloat16."""
+    found = DTYPES.get(text) or _OTHER_NAMES.get(text)
+    if found is None:
+        raise BadSpec(what="The dtype", text=text, detail=f"known are {', '.join(DTYPES)}")
+    return found.torch
+
+
+def parse_tensors(text: str) -> tuple[torch.Tensor, ...]:
+    """`bf16[8192,8192],f32[8192,1]` -> meta tensors."""
+    made, at = [], 0
+    while at < len(text):
+        found = _TENSOR.match(text, at)
+        if found is None:
+            raise BadSpec(what="The list of inputs", text=text, detail="write each as dtype[sizes], such as bf16[8192,8192]")
+        sizes = [int(s) for s in found[2].split(",") if s.strip()]
+        made.append(torch.empty(sizes, dtype=parse_dtype(found[1]), device="meta"))
+        at = found.end()
+    return tuple(made)
+
+
+def is_file_spec(text: str) -> bool:
+    """Whether a text names something in a Python file."""
+    return ".py:" in text
+
+
+def load(text: str) -> Callable[..., Any]:
+    """The function that `file.py:function` names."""
+    path, _, name = text.rpartition(":")
+    found = getattr(_module(Path(path), text), name, None)
+    if not callable(found):
+        raise BadSpec(what="The function", text=text, detail=f"{path} defines no function {name}")
+    return found
+
+
+def _module(path: Path, text: str) -> ModuleType:
+    if not path.is_file():
+        raise BadSpec(what="The function", text=text, detail=f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def example_inputs(function_text: str, inputs_text: str | None) -> tuple[torch.Tensor, ...]:
+    """The arguments for `file.py:function`: as listed, from the function named, or from `inputs` in the same file."""
+    if inputs_text is not None and not is_file_spec(inputs_text):
+        return parse_tensors(inputs_text)
+    named = inputs_text or f"{function_text.rpartition(':')[0]}:inputs"
+    made = load(named)()
+    made = tuple(made) if isinstance(made, tuple | list) else (made,)
+    if not all(isinstance(t, torch.Tensor) for t in made):
+        raise BadSpec(what="The result of", text=named, detail="it must return tensors (meta tensors will do)")
+    return made
+
+
+def resolve(what: str, shape: str | None, dtype: str,
+            inputs: str | None) -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
+    """The function a command is about, and arguments for it: a named workload at a size, or a function of the user's own."""
+    if is_file_spec(what):
+        if shape is not None:
+            raise BadArgument(detail="--shape goes with a named workload; give the sizes of your own function with --inputs.")
+        return load(what), example_inputs(what, inputs)
+    if inputs is not None:
+        raise BadArgument(detail="--inputs goes with file.py:function; give the size of a named workload with --shape.")
+    chosen = workload(what)
+    return chosen.function, chosen.inputs(parse_shape(shape) if shape else None, parse_dtype(dtype))

@@ -1,0 +1,13 @@
+"""Shared by all tests."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# Several test processes share the cores, and small tensors gain nothing from threads.
+torch.set_num_threads(1)
+
+# The same examples every time: a failure must not depend on the day. The interpreter makes single examples slow.
+settings.register_profile("onepass", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("onepass")

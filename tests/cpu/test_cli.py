@@ -1,0 +1,214 @@
+"""The report, the command line, the settings, and what importing onepass costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import onepass
+from onepass.__main__ import app, main
+from onepass.codegen.source import Source
+from onepass.device import DEVICES
+from onepass.errors import BadArgument, BadSpec, OnepassError
+from onepass.knobs import describe, knobs
+from onepass.tools import spec
+from onepass.tools.doctor import table
+from onepass.tools.explain import Report, as_text, human_bytes, report
+
+KERNEL = SimpleNamespace(
+    name="rms_norm_backward_rows", family="mix-order", dram_bytes=403_000_000, predicted_us=95.25,
+    loads=("x bf16 once", "dy bf16 once"), stores=("dx bf16",), resources=SimpleNamespace(ctas_per_sm=2), ops=("mul", "mean"))
+JOIN = SimpleNamespace(
+    name="rms_norm_backward_join", family="outer", dram_bytes=16_384, predicted_us=3.5,
+    loads=("partial dw f32 once",), stores=("dw bf16",), resources=SimpleNamespace(ctas_per_sm=8), ops=("sum",))
+REFUSALS = (
+    SimpleNamespace(reason="costs more", cost_fused_us=120.0, cost_apart_us=99.5, detail="[dw] would leave one CTA an SM"),
+    SimpleNamespace(reason="not legal", cost_fused_us=None, cost_apart_us=50.0, detail="the column sum is not complete yet"),
+)
+
+
+def compiled() -> SimpleNamespace:
+    """What the pipeline hands to a report."""
+    plan = SimpleNamespace(program=SimpleNamespace(name="rms_norm_backward"), device=DEVICES["h200"], floor_bytes=402_700_000,
+                           floor_us=89.5, predicted_us=98.75, kernels=(KERNEL, JOIN), refusals=REFUSALS)
+    sources = tuple(Source(k.name, f"# text of {k.name}\n", (), (), warps=8) for k in plan.kernels)
+    binaries = tuple(SimpleNamespace(registers=r, spill_bytes=0, smem_bytes=s) for r, s in ((127, 64), (32, 0)))
+    rejected = ((KERNEL.name, "8 warps, 4 rows", 255, 312),)
+    return SimpleNamespace(plan=plan, sources=sources, binaries=binaries, rejected=rejected)
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """A pipeline that notes what it is asked and always answers with the same report."""
+    asked: list[tuple[object, ...]] = []
+
+    def explain(function: object, device: str) -> object:
+        def call(*arguments: torch.Tensor) -> Report:
+            asked.append((function, device, *arguments))
+            return report(compiled())
+        return call
+
+    fake = ModuleType("onepass.pipeline")
+    fake.explain = explain  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "onepass.pipeline", fake)
+    return asked
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_report_as_json_has_exactly_the_promised_keys() -> None:
+    found = report(compiled()).to_json()
+    assert list(found) == ["workload", "device", "floor_bytes", "floor_us", "kernels", "refusals", "predicted_us"]
+    assert list(found["kernels"][0]) == ["name", "family", "loads", "stores", "dram_bytes", "registers", "spill_bytes",
+                                         "smem_bytes", "ctas_per_sm", "predicted_us", "ops"]
+    assert list(found["refusals"][0]) == ["reason", "cost_fused_us", "cost_apart_us", "detail"]
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_report_takes_plan_and_binary_of_the_same_kernel() -> None:
+    rows, join = report(compiled()).to_json()["kernels"]
+    assert (rows["name"], rows["registers"], rows["smem_bytes"], rows["ctas_per_sm"]) == ("rms_norm_backward_rows", 127, 64, 2)
+    assert (join["name"], join["registers"], join["loads"]) == ("rms_norm_backward_join", 32, ["partial dw f32 once"])
+
+
+def test_report_as_text_shows_bytes_refusals_and_thrown_away_plans() -> None:
+    text = str(report(compiled()))
+    assert "rms_norm_backward on NVIDIA H200 SXM: 2 kernels" in text
+    assert "bytes 1.001 x floor" in text and "time 1.103 x floor" in text
+    assert "[dw] would leave one CTA an SM" in text and "120.0 us" in text and "99.5 us" in text
+    assert "impossible" in text  # a merge with no cost
+    assert "8 warps, 4 rows" in text and "312 B" in text
+    assert max(map(len, text.splitlines())) <= 118 and "\x1b" not in text
+
+
+def test_report_of_a_function_with_nothing_refused_has_no_such_table() -> None:
+    one = compiled()
+    one.plan.refusals, one.rejected = (), ()
+    text = str(report(one))
+    assert "not merged" not in text and "thrown away" not in text
+
+
+@pytest.mark.parametrize(("n", "text"), [(0, "0 B"), (999, "999 B"), (402_653_184, "403 MB"), (3_300_000_000, "3.3 GB")])
+def test_human_bytes(n: int, text: str) -> None:
+    assert human_bytes(n) == text
+
+
+def test_explain_a_named_workload(pipeline: list[tuple[object, ...]]) -> None:
+    found = json.loads(run("explain", "rms_norm", "--shape", "16x64", "--dtype", "f16", "--device", "h100", "--json"))
+    ((_, device, x, w),) = pipeline
+    assert found["workload"] == "rms_norm" and device == "h100"
+    assert isinstance(x, torch.Tensor) and (x.shape, x.dtype, x.device.type) == ((16, 64), torch.float16, "meta")
+    assert isinstance(w, torch.Tensor) and w.shape == (64,)
+
+
+def test_explain_prints_sources_on_request(pipeline: list[tuple[object, ...]]) -> None:
+    assert "# text of" not in run("explain", "rms_norm")
+    assert "# text of rms_norm_backward_rows" in run("explain", "rms_norm", "--source")
+
+
+def test_explain_a_function_in_a_file(pipeline: list[tuple[object, ...]], tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import torch\n"
+                    "def total(x): return x.sum(-1)\n"
+                    "def inputs(): return torch.empty(3, 5, device='meta')\n"
+                    "def other(): return [torch.empty(7, device='meta')]\n")
+    run("explain", f"{file}:total")
+    run("explain", f"{file}:total", "--inputs", f"{file}:other")
+    run("explain", f"{file}:total", "--inputs", "bf16[2,4], i64[2],f32[]")
+    assert [[tuple(t.shape) for t in asked[2:]] for asked in pipeline] == [[(3, 5)], [(7,)], [(2, 4), (2,), ()]]  # type: ignore[attr-defined]
+    assert [t.dtype for t in pipeline[2][2:]] == [torch.bfloat16, torch.int64, torch.float32]  # type: ignore[attr-defined]
+    assert pipeline[0][0].__name__ == "total"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("explain", "rms_nrom"), "rms_norm_backward"),
+    (("explain", "rms_norm", "--shape", "8k"), "such as 8192x8192"),
+    (("explain", "rms_norm", "--shape", "8x8x8"), "rows x columns"),
+    (("explain", "rms_norm", "--dtype", "bf17"), "bf16"),
+    (("explain", "rms_norm", "--inputs", "bf16[8]"), "--shape"),
+    (("explain", "absent.py:f"), "no file absent.py"),
+])
+def test_mistakes_are_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], says: str, pipeline: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["onepass", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    said = capsys.readouterr().err
+    assert exit.value.code == 2 and said.startswith("onepass: [ONEPASS-") and says in said and said.count("\n") == 1
+
+
+def test_functions_in_files_that_are_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def f(x): return x\ndef inputs(): return 3\n")
+    with pytest.raises(BadSpec, match="defines no function g"):
+        spec.load(f"{file}:g")
+    with pytest.raises(BadSpec, match="must return tensors"):
+        spec.example_inputs(f"{file}:f", None)
+    with pytest.raises(BadSpec, match=r"dtype\[sizes\]"):
+        spec.parse_tensors("bf16[8,8],nonsense")
+    with pytest.raises(BadArgument, match="--inputs"):
+        spec.resolve(f"{file}:f", "8x8", "bf16", None)
+
+
+def test_version_and_list_of_workloads() -> None:
+    assert run("--version").strip() == f"onepass {onepass.__version__}"
+    assert "block_backward" in run("workloads")
+
+
+def test_doctor_speaks_json_and_tables() -> None:
+    found = json.loads(run("doctor", "--json"))
+    assert torch.__version__.startswith(found["versions"]["torch"])
+    assert set(found["settings"]) == {k.variable for k in describe({})}
+    text = as_text(table({"a": {"b": True, "c": [1, 2]}, "launch": {"ok": False, "why": "no card"}, "card": None}))
+    assert [line.split() for line in text.splitlines()] == [
+        ["a", "b", "yes"], ["a", "c", "1,", "2"], ["launch", "no:", "no", "card"], ["card", "-"]]
+
+
+def test_settings_are_read_and_checked(tmp_path: Path) -> None:
+    assert knobs({}).keep_sources is None and knobs({"ONEPASS_KEEP_SOURCES": ""}).keep_sources is None
+    read = knobs({"ONEPASS_COMPILE_WORKERS": "3", "ONEPASS_KEEP_SOURCES": str(tmp_path)})
+    assert (read.compile_workers, read.keep_sources) == (3, tmp_path)
+    for bad in ("0", "two", "-1", "1000"):
+        with pytest.raises(BadSpec, match="ONEPASS_COMPILE_WORKERS"):
+            knobs({"ONEPASS_COMPILE_WORKERS": bad})
+    with pytest.raises(BadSpec, match="names a file"):
+        knobs({"ONEPASS_KEEP_SOURCES": __file__})
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_importing_onepass_imports_no_compiler() -> None:
+    heavy = "('triton', 'torch._inductor', 'torch._dynamo', 'rich', 'typer')"
+    assert python(f"import torch, sys; had = set(sys.modules); import onepass; onepass.OnepassError, onepass.DEVICES; "
+                  f"print([m for m in sys.modules if m not in had and m.startswith({heavy})])") == "[]"
+
+
+def test_importing_onepass_is_cheap() -> None:
+    # The best of a few, because other processes share the cores.
+    code = "import torch, time; t = time.perf_counter(); import onepass; print(time.perf_counter() - t)"
+    assert min(float(python(code)) for _ in range(3)) < 0.1
+
+
+def test_public_names() -> None:
+    assert set(dir(onepass)) == set(onepass.__all__)
+    assert issubclass(onepass.OnepassError, Exception) and onepass.OnepassError is OnepassError
+    assert onepass.Report is Report
+    with pytest.raises(AttributeError, match="fussion"):
+        onepass.fussion

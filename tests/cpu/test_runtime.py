@@ -1,0 +1,405 @@
+"""The runtime: kernel text interpreted on CPU tensors and compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from onepass.codegen.source import GridDim, Param, ParamKind, Source
+from onepass.device import DEVICES
+from onepass.errors import CompileFailed
+from onepass.ir.expr import BOOL, DTYPES, OPS, DType, compute_dtype
+from onepass.ir.size import sym
+from onepass.runtime import card, interpret, module, offline
+from onepass.runtime.binary import count_access, parse_log, spills_in_loop
+
+pytest.importorskip("triton")
+
+HEAD = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+from onepass.codegen.helpers import fold_max, fold_min, fold_prod, fold_sum
+
+
+@triton.jit(do_not_specialize=["zero"])
+"""
+F32, F64, I32 = DTYPES["f32"], DTYPES["f64"], DTYPES["i32"]
+N = 32
+
+
+def kernel(name: str, pointers: dict[str, DType], body: list[str], grid: tuple[GridDim, ...] = (GridDim(1),),
+           warps: int = 4, sizes: tuple[str, ...] = ()) -> Source:
+    """A Source by hand: pointers, then sizes, then zero."""
+    params = [Param(p, ParamKind.POINTER, p, dtype) for p, dtype in pointers.items()]
+    params += [Param(s, ParamKind.SIZE, s) for s in sizes] + [Param("zero", ParamKind.ZERO, "zero")]
+    signature = ", ".join(p.text_name for p in params)
+    text = HEAD + f"def {name}({signature}):\n" + "".join(f"    {line}\n" for line in body)
+    return Source(name, text, tuple(params), grid, warps)
+
+
+# ------------------------------------------------------------------------------------------------------------- op table
+
+FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.7, -3.7, 0.1, 1e-6, -1e-6, 12.25, -12.25, 30.0, -30.0, 88.0,
+          100.0, 2.0, 3.0, -7.0, 7.0, 0.999, 1.001, 1e4, -1e4, math.inf, -math.inf, math.nan, 6.02e23]
+INTEGERS = [0, 1, -1, 2, -2, 3, -3, 7, -7, 8, 100, -100, 127, -128, 255, 256, 1000, -1000, 32767, -32768, 65536, -65536,
+            5, -5, 9, -9, 11, -11, 13, -13, 2**20, -2**20]
+FLOAT_OPS = sorted(set(OPS) - {"and", "or", "xor", "not", "floordiv", "cast"})
+INTEGER_OPS = ["abs", "add", "and", "cast", "eq", "floordiv", "fma", "ge", "gt", "isnan", "le", "lt", "maximum", "minimum",
+               "mul", "ne", "neg", "not", "or", "rem", "sub", "where", "xor", "div"]
+BOOL_OPS = ["and", "eq", "ne", "not", "or", "where", "xor"]
+CASES = [(op, F32) for op in FLOAT_OPS] + [(op, F64) for op in FLOAT_OPS]
+CASES += [(op, I32) for op in INTEGER_OPS] + [(op, DTYPES["i64"]) for op in INTEGER_OPS] + [(op, BOOL) for op in BOOL_OPS]
+
+
+def operand_values(dtype: DType, position: int) -> torch.Tensor:
+    """Operands that pair every kind of value with another; divisors are never the integer zero."""
+    if dtype is BOOL:
+        return torch.tensor([(i >> position) & 1 for i in range(N)]).bool()
+    values = FLOATS if dtype.is_float else INTEGERS
+    turned = torch.tensor(values[position * 5:] + values[:position * 5], dtype=dtype.torch)
+    return turned if dtype.is_float or position == 0 else torch.where(turned == 0, 4, turned)
+
+
+def op_operands(name: str, dtype: DType) -> list[tuple[DType, torch.Tensor]]:
+    args = [(dtype, operand_values(dtype, i)) for i in range(OPS[name].arity)]
+    if name == "where":
+        args[0] = (BOOL, operand_values(BOOL, 0))
+    return args
+
+
+def op_text(name: str, args: list[str], result: DType) -> str:
+    return OPS[name].text.format(*args, L="tl", T=f"tl.{compute_dtype(result).kernel}")
+
+
+def test_every_row_of_the_op_table_is_tested() -> None:
+    assert {op for op, _ in CASES} == set(OPS)
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=lambda v: str(v))
+def test_op_row_interpreted(name: str, dtype: DType) -> None:
+    operands = op_operands(name, dtype)
+    expected = OPS[name].reference(*(value for _, value in operands))
+    result = {d.torch: d for d in DTYPES.values()}[expected.dtype]
+    pointers = {f"a{i}": d for i, (d, _) in enumerate(operands)} | {"out": result}
+    body = [f"i = tl.arange(0, {N})"]
+    body += [f"x{i} = tl.load(a{i} + i)" for i in range(len(operands))]
+    body += [f"y = {op_text(name, [f'x{i}' for i in range(len(operands))], result)}", "tl.store(out + i, y)"]
+    got = torch.empty(N, dtype=result.torch)
+    buffers = {f"a{i}": value for i, (_, value) in enumerate(operands)} | {"out": got}
+    interpret.run(kernel(f"op_{name}", pointers, body), buffers, {})
+    tolerance = {"f32": 4e-7, "f64": 1e-15}.get(result.name, 0)
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, I32, BOOL], ids=str)
+def test_op_rows_compile(dtype: DType) -> None:
+    ops = [op for op, of in CASES if of is dtype]
+    body = [f"i = tl.arange(0, {N})", *(f"x{i} = tl.load(a{i} + i)" for i in range(3))]
+    for at, name in enumerate(ops):
+        args = ["x0", "x1", "x2"][: OPS[name].arity]
+        if name == "where":
+            args[0] = "(x0 != x1)"
+        body.append(f"tl.store(out + {at * N} + i, {op_text(name, args, dtype)}.to(tl.{dtype.kernel}))")
+    source = kernel("every_op", {"a0": dtype, "a1": dtype, "a2": dtype, "out": dtype}, body, warps=1)
+    assert offline.compile(source, DEVICES["h200"]).registers > 0
+
+
+# ---------------------------------------------------------------------------------------------------------- interpreting
+
+
+def awkward_floats() -> torch.Tensor:
+    """Values that try rounding: all sorts of exponents, ties both ways, NaN, infinities, both zeros."""
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randint(-2**31, 2**31 - 1, (4096,), generator=generator, dtype=torch.int64).to(torch.int32)
+    values = raw.view(torch.float32)
+    values[:8] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 3.4e38, 1.00390625, 1.01171875])
+    values[8:1032] = torch.linspace(-500, 500, 1024)
+    values[1032:2056] = torch.logspace(-12, 5, 1024)
+    return values
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES.values() if d.is_narrow_float], ids=str)
+def test_narrow_floats_round_as_torch(dtype: DType) -> None:
+    body = ["i = tl.arange(0, 4096)", f"y = tl.load(x + i).to(tl.{dtype.kernel})", "tl.store(narrow + i, y)",
+            "tl.store(wide + i, y.to(tl.float32))"]
+    values = awkward_floats()
+    narrow, wide = torch.empty(4096, dtype=dtype.torch), torch.empty(4096)
+    source = kernel("round_trip", {"x": F32, "narrow": dtype, "wide": F32}, body)
+    interpret.run(source, {"x": values, "narrow": narrow, "wide": wide}, {})
+    expected = values.to(dtype.torch)
+    torch.testing.assert_close(wide, expected.float(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(narrow.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [F32, F64, I32, DTYPES["i64"]], ids=str)
+def test_folds(kind: str, axis: int, dtype: DType) -> None:
+    rows, columns = 8, 64
+    x = torch.randint(-2, 3, (rows, columns), generator=torch.Generator().manual_seed(0)).to(dtype.torch)
+    if dtype.is_float:
+        x[3, 5] = math.nan
+    shape = (1, columns) if axis == 0 else (rows, 1)
+    out = torch.empty(shape, dtype=dtype.torch)
+    body = [f"r = tl.arange(0, {rows})[:, None]", f"c = tl.arange(0, {columns})[None, :]",
+            f"y = fold_{kind}(tl.load(x + r * {columns} + c), {axis})", f"tl.store(out + {'c' if axis == 0 else 'r'}, y)"]
+    interpret.run(kernel("fold", {"x": dtype, "out": dtype}, body), {"x": x, "out": out}, {})
+    reference = {"sum": torch.sum, "prod": torch.prod, "max": torch.amax, "min": torch.amin}[kind]
+    torch.testing.assert_close(out, reference(x, axis, keepdim=True).to(dtype.torch), equal_nan=True)
+
+
+def test_loops_sizes_and_grid() -> None:
+    """A column loop with a symbolic bound, a masked tail, a size and zero used in arithmetic, several programs."""
+    body = ["row = tl.program_id(0)", "acc = 0.0", "for start in tl.range(0, s1, 16, num_stages=2):",
+            "    c = start.to(tl.int64) + tl.arange(0, 16)", "    v = tl.load(x + row * s1 + c, mask=c < s1, other=0.0)",
+            "    acc += tl.sum(v, 0)", "tl.store(out + row + zero, acc)"]
+    x, out = torch.randn(5, 37), torch.full((5,), math.nan)
+    source = kernel("row_sum", {"x": F32, "out": F32}, body, grid=(GridDim(sym("s0")),), sizes=("s0", "s1"))
+    interpret.run(source, {"x": x, "out": out}, {"s0": 5, "s1": 37})
+    torch.testing.assert_close(out, x.sum(1))
+
+
+def test_the_language_a_kernel_may_use() -> None:
+    """Everything at once: the same text must compile and give the right sums."""
+    body = ["ROWS: tl.constexpr = 4", "row = tl.program_id(0).to(tl.int64)",
+            "r = tl.expand_dims(tl.arange(0, ROWS), 1)", "c = tl.max_contiguous(tl.multiple_of(tl.arange(0, 8), 8), 8)[None, :]",
+            "total, most = tl.zeros((ROWS, 8), tl.float32), tl.full((ROWS, 8), -float('inf'), tl.float32)",
+            "blocks = tl.cdiv(s0, 8)", "for k in range(blocks):", "    at = k * 8 + c",
+            "    live = (at < s0) & (r < ROWS)",
+            "    v = tl.load(x + r * s0 + at, mask=live, other=0.0, eviction_policy='evict_first')",
+            "    total += tl.where(live, v, 0.0)", "    most = tl.maximum(most, tl.where(live, v, -float('inf')))",
+            "for k in tl.static_range(3):", "    total = total + k", "n = blocks", "while n > 0:", "    n -= 1", "if n == 0:",
+            "    total = total - 3.0", "else:", "    total = total * 0.0",
+            "flat = tl.sum(tl.reshape(tl.trans(total), (ROWS * 8,)))", "tl.debug_barrier()",
+            "tl.atomic_add(out, flat + tl.cast(row, tl.float32))", "tl.store(out + 1, tl.max(tl.ravel(most)))"]
+    x = torch.arange(4 * 13).reshape(4, 13).float() % 11
+    out = torch.zeros(2)
+    source = kernel("surface", {"x": F32, "out": F32}, body, sizes=("s0",))
+    interpret.run(source, {"x": x, "out": out}, {"s0": 13})
+    assert out.tolist() == [x.sum(), x.max()]
+    assert offline.compile(source, DEVICES["h200"]).registers > 0
+
+
+def test_no_programs_write_nothing() -> None:
+    out = torch.ones(4)
+    source = kernel("nothing", {"out": F32}, ["tl.store(out, 0.0)"], grid=(GridDim(sym("s0")),), sizes=("s0",))
+    interpret.run(source, {"out": out}, {"s0": 0})
+    assert out.tolist() == [1, 1, 1, 1]
+
+
+def test_a_value_held_in_sixteen_bits() -> None:
+    """The xor with an unknown zero that keeps a row in its storage type."""
+    bf16 = DTYPES["bf16"]
+    body = ["i = tl.arange(0, 64)", "raw = tl.load(x + i).to(tl.int16, bitcast=True)", "kept = raw ^ zero.to(tl.int16)",
+            "tl.store(out + i, kept.to(tl.bfloat16, bitcast=True).to(tl.float32))"]
+    x, out = torch.randn(64).bfloat16(), torch.empty(64)
+    interpret.run(kernel("held", {"x": bf16, "out": F32}, body), {"x": x, "out": out}, {})
+    assert torch.equal(out, x.float())
+
+
+def test_unsigned_bytes_keep_their_sign() -> None:
+    body = ["i = tl.arange(0, 256)", "v = tl.load(x + i).to(tl.uint8)", "tl.store(out + i, v.to(tl.float32))"]
+    x, out = torch.arange(256, dtype=torch.int32), torch.empty(256)
+    interpret.run(kernel("bytes", {"x": I32, "out": F32}, body), {"x": x, "out": out}, {})
+    assert torch.equal(out, x.float())
+
+
+IMPORT_ORDER = """
+import json, os, sys
+import torch._dynamo
+import triton, triton.language as tl, triton.language.semantic
+from triton.language.extra import libdevice
+owners = (tl, tl.core, tl.standard, tl.math, tl.tensor, tl.dtype, libdevice)
+before = [dict(vars(owner)) for owner in owners]
+sys.path.insert(0, sys.argv[1])
+import test_runtime as t
+t.test_loops_sizes_and_grid()
+t.test_folds("max", 1, t.F32)
+changed = [f"{owner.__name__}.{name}" for owner, old in zip(owners, before) for name in old.keys() | vars(owner).keys()
+           if old.get(name) is not vars(owner).get(name)]
+print(json.dumps({"changed": changed, "jit": type(tl.sum).__name__, "env": "TRITON_INTERPRET" in os.environ}))
+"""
+
+
+@pytest.mark.parametrize("interpret_set", [False, True])
+def test_works_whatever_was_imported_first_and_leaves_triton_alone(interpret_set: bool) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_INTERPRET": "1"} if interpret_set else {}
+    command = [sys.executable, "-c", IMPORT_ORDER, os.path.dirname(__file__)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kind = "InterpretedFunction" if interpret_set else "JITFunction"
+    assert json.loads(done.stdout.splitlines()[-1]) == {"changed": [], "jit": kind, "env": interpret_set}
+
+
+def test_compiling_in_another_thread_while_interpreting() -> None:
+    """Interpreted operators must not reach a compilation that runs at the same time."""
+    source = kernel("either", {"x": F32}, ["i = tl.arange(0, 64)[None, :]", "v = tl.load(x + i) * 2 + 1",
+                                           "tl.store(x + i, fold_max(v, 1) - v)"], grid=(GridDim(400),))
+    thread = threading.Thread(target=interpret.run, args=(source, {"x": torch.randn(64)}, {}))
+    thread.start()
+    built = 0
+    while thread.is_alive():
+        work = offline.job(replace(source, warps=1 << built % 3), 90, frozenset() if built % 2 else None)
+        assert module.build(work).asm["cubin"]
+        built += 1
+    thread.join()
+    assert built
+
+
+def test_says_once_that_kernels_are_interpreted(caplog: pytest.LogCaptureFixture) -> None:
+    interpret._say_once.cache_clear()
+    source = kernel("quiet", {"out": F32}, ["tl.store(out, 1.0)"])
+    for _ in range(2):
+        interpret.run(source, {"out": torch.empty(1)}, {})
+    assert [r.name for r in caplog.records] == ["onepass.interpret"]
+
+
+def test_text_is_loaded_once_and_its_source_is_readable() -> None:
+    source = kernel("loaded", {"out": F32}, ["tl.store(out, 1.0)"])
+    function = module.load(source)
+    assert function is module.load(replace(source, warps=8))
+    assert inspect.getsource(function.fn).endswith("tl.store(out, 1.0)\n")
+
+
+# ------------------------------------------------------------------------------------------------------ offline compiling
+
+
+def row_kernel(columns: int = 4096, loop: bool = False) -> Source:
+    """Subtract a row's maximum, once or in a loop over rows: a load, a fold and a store of bf16."""
+    body = [f"c = tl.arange(0, {columns})[None, :]",
+            "for row in tl.range(tl.program_id(0), s0, 132):" if loop else "if True:\n        row = tl.program_id(0)",
+            f"    v = tl.load(x + row * {columns} + c).to(tl.float32)",
+            f"    tl.store(out + row * {columns} + c, (v - fold_max(v, 1)).to(tl.bfloat16))"]
+    bf16 = DTYPES["bf16"]
+    return kernel("row_max", {"x": bf16, "out": bf16}, body, grid=(GridDim(sym("s0")),), sizes=("s0",))
+
+
+def test_offline_binary_on_several_devices() -> None:
+    devices = [DEVICES[name] for name in ("a100", "h200", "b200")]
+    for binary in offline.compile_many([(row_kernel(), d) for d in devices]):
+        assert 16 < binary.registers <= 255
+        assert (binary.spill_bytes, binary.stack_bytes, binary.spills_in_loop) == (0, 0, False)
+        assert binary.wide_loads == binary.wide_stores == 4  # 32 elements of 2 bytes a thread
+        assert binary.loads == binary.stores == {16: 4}
+        assert binary.smem_bytes > 0 and binary.barriers > 0  # four warps share their maxima
+
+
+def test_offline_answers_are_remembered() -> None:
+    source = row_kernel(1024)
+    assert offline.compile(source, DEVICES["h200"]) is offline.compile(source, DEVICES["h100"])
+
+
+def test_a_misaligned_buffer_is_not_read_in_wide_loads() -> None:
+    binary = offline.compile(row_kernel(), DEVICES["h200"], frozenset({"out"}))
+    assert (binary.wide_loads, binary.wide_stores) == (0, 4)
+
+
+def test_spills_are_seen_and_placed() -> None:
+    straight = offline.compile(replace(row_kernel(), max_registers=24), DEVICES["h200"])
+    assert straight.registers <= 24 and straight.spill_bytes > 0 and not straight.spills_in_loop
+    looped = offline.compile(replace(row_kernel(loop=True), max_registers=24), DEVICES["h200"])
+    assert looped.spill_bytes > 0 and looped.spills_in_loop
+
+
+def test_a_stack_that_is_no_spill_is_not_called_one() -> None:
+    """The slow path of sin may keep an array in local memory. Asked twice: Triton's cache must not change the answer."""
+    source = kernel("sine", {"x": F32}, ["i = tl.arange(0, 128)", "tl.store(x + i, tl.sin(tl.load(x + i)))"])
+    binary = offline.compile(source, DEVICES["h200"])
+    assert binary.spill_bytes == 0
+    offline._measured.cache_clear()
+    assert offline.compile(source, DEVICES["h200"]) == binary
+
+
+def test_wide_sizes_and_fold_instructions() -> None:
+    source = row_kernel(loop=True)
+    ptx = module.build(offline.job(replace(source, wide_index=True), 90)).asm["ptx"]
+    assert "max.NaN.f32" in ptx
+    assert ".param .u64 row_max_param_2" in ptx and ".param .u32 row_max_param_3" in ptx
+
+
+@pytest.mark.parametrize(("broken", "complaint"), [("4096)", "power of 2"), ("fold_max(v, 1)", "undefined is not defined")])
+def test_compile_failure_says_what_the_compiler_said(broken: str, complaint: str) -> None:
+    replacement = {"4096)": "4097)", "fold_max(v, 1)": "undefined"}[broken]
+    source = row_kernel()
+    with pytest.raises(CompileFailed, match=complaint):
+        offline.compile(replace(source, text=source.text.replace(broken, replacement)), DEVICES["h200"])
+    assert offline.compile(source, DEVICES["h200"]).registers > 0  # the worker lives on
+
+
+def test_a_worker_that_dies_is_replaced() -> None:
+    fatal = kernel("fatal", {"x": F32}, ["tl.store(x, 0.0)"])
+    fatal = replace(fatal, text="import os, sys\nif 'onepass.errors' not in sys.modules:\n    os._exit(3)\n" + fatal.text)
+    with pytest.raises(CompileFailed, match="ended with status 3"):
+        offline.compile(fatal, DEVICES["h200"])
+    assert offline.compile(row_kernel(512), DEVICES["h200"]).registers > 0
+
+
+def test_workers_do_not_import_torch() -> None:
+    nosy = kernel("nosy", {"x": F32}, ["tl.store(x, 0.0)"])
+    nosy = replace(nosy, text="import sys\nassert 'torch' not in sys.modules\n" + nosy.text)
+    assert offline.compile(nosy, DEVICES["h200"]).registers > 0
+
+
+def test_reading_ptx_sass_and_logs() -> None:
+    ptx = """
+    @%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
+    ld.global.L1::evict_last.v2.b64 { %rd1, %rd2 }, [ %rd3 + 0 ];
+    ld.global.nc.b16 { %rs1 }, [ %rd3 + 0 ];
+    cp.async.cg.shared.global [ %r9 + 0 ], [ %rd4 + 0 ], 0x10, %r8;
+    ld.shared.v4.b32 {%r1, %r2, %r3, %r4}, [%r5];
+    st.global.v2.b32 [ %rd1 + 0 ], { %r1, %r2 };
+    """
+    assert count_access(ptx) == ({16: 3, 2: 1}, {8: 1})
+    sass = "/*0000*/ MOV R1, R3 ;\n/*0010*/ {0} [R1], R2 ;\n/*0020*/ @P0 BRA {1} ;\n/*0030*/ EXIT ;\n/*0040*/ BRA 0x40;"
+    assert spills_in_loop(sass.replace("{0}", "STL").replace("{1}", "0x10"))
+    assert not spills_in_loop(sass.replace("{0}", "STL").replace("{1}", "0x30"))
+    assert not spills_in_loop(sass.replace("{0}", "STG").replace("{1}", "0x10"))
+    usage = parse_log("8 bytes stack frame, 12 bytes spill stores, 20 bytes spill loads\nptxas info : Used 32 registers")
+    assert usage is not None and (usage.registers, usage.stack_bytes, usage.spill_bytes) == (32, 8, 32)
+    assert parse_log("") is None
+
+
+# ------------------------------------------------------------------------------------------------------------------ card
+
+
+def properties(**changes: object) -> SimpleNamespace:
+    base = {"name": "NVIDIA H200", "major": 9, "minor": 0, "multi_processor_count": 132, "L2_cache_size": 60 << 20,
+            "memory_clock_rate": 3201000, "memory_bus_width": 6144, "clock_rate": 1980000, "regs_per_multiprocessor": 65536,
+            "max_threads_per_multi_processor": 2048, "shared_memory_per_multiprocessor": 233472,
+            "shared_memory_per_block_optin": 232448}
+    return SimpleNamespace(**(base | changes))
+
+
+def test_cards_are_known_by_name_and_size() -> None:
+    assert card.identify(properties()) is DEVICES["h200"]
+    assert card.identify(properties(name="NVIDIA H100 80GB HBM3")) is DEVICES["h100"]
+    assert card.identify(properties(name="NVIDIA A100-SXM4-80GB", major=8, multi_processor_count=108)) is DEVICES["a100"]
+    for other in (properties(name="NVIDIA GH200 480GB"), properties(name="NVIDIA H100 PCIe", multi_processor_count=114)):
+        assert card.identify(other) not in DEVICES.values()
+
+
+def test_an_unlisted_card_is_described_by_its_driver() -> None:
+    found = card.identify(properties(name="NVIDIA L40S", minor=9, major=8, multi_processor_count=142, memory_clock_rate=9001000,
+                                     memory_bus_width=384, shared_memory_per_block_optin=101376))
+    assert (found.name, found.capability, found.sms, found.smem_per_cta) == ("nvidia-l40s", (8, 9), 142, 101376)
+    assert found.bandwidth == pytest.approx(0.93 * 864e3, rel=0.01) and found.source.startswith("driver query")
+
+
+def test_doctor_facts_are_plain_and_complete() -> None:
+    facts = card.doctor_facts()
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["usable"]["interpret"]["ok"] and facts["usable"]["offline"]["ok"] and facts["ptxas"]
+    assert facts["usable"]["launch"]["ok"] == torch.cuda.is_available()
+    assert facts["usable"]["launch"]["ok"] or facts["usable"]["launch"]["why"]
+    assert facts["versions"]["torch"] and facts["versions"]["triton"]

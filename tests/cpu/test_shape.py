@@ -1,0 +1,170 @@
+"""The shape of the code itself: layers, sizes, annotations. Raising a budget is one line here, with its reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from onepass.knobs import Knobs
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "onepass"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+MODULE_LINES = 500
+FUNCTION_LINES = 60
+PACKAGE_LINES = 9000
+TERSE_METHOD = 6  # lines a method may have without a docstring: its name and class say it
+
+# Data passes through the stages in this order, and imports go the other way only.
+ORDER = ["errors", "knobs", "device", "compat", "ir", "capture", "plan", "codegen", "runtime", "pipeline", "integration",
+         "tools"]
+# Stages that do not see each other though the order would allow it.
+BANNED = {("plan", "capture"), ("codegen", "capture"), ("plan", "compat"), ("codegen", "compat")}
+# Read the environment: settings, and the environment handed on to a worker process.
+READS_ENVIRONMENT = {"knobs.py", "runtime/offline.py"}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def stage(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imported(path: Path) -> Iterator[tuple[str, ast.stmt]]:
+    """Absolute dotted names a module imports, with the statement; `from . import x` gives each x."""
+    package = path.relative_to(ROOT).parts[:-1]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            base += node.module.split(".") if node.module else []
+            for alias in node.names:
+                yield ".".join([*base, alias.name]), node
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node
+
+
+def functions(path: Path) -> Iterator[tuple[ast.FunctionDef, ast.ClassDef | None]]:
+    """Every function of a module, with the class it is a method of."""
+    module = tree(path)
+    owner = {f: c for c in ast.walk(module) if isinstance(c, ast.ClassDef) for f in c.body}
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef):
+            yield node, owner.get(node)
+
+
+def lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_imports_go_one_way() -> None:
+    rank = {s: i for i, s in enumerate(ORDER)}
+    wrong = []
+    for path in MODULES:
+        if stage(path) not in rank:
+            continue  # the package's public names and the command line see everything
+        for target, node in imported(path):
+            parts = target.split(".")
+            there = parts[1] if parts[0] == "onepass" and len(parts) > 1 else None
+            if there and (rank.get(there, -1) > rank[stage(path)] or (stage(path), there) in BANNED):
+                wrong.append(f"{name(path)}:{node.lineno} imports {target}")
+    assert not wrong
+
+
+def test_every_stage_is_in_the_order() -> None:
+    assert {stage(p) for p in MODULES} - {"__init__", "__main__"} <= set(ORDER)
+
+
+def test_modules_are_short() -> None:
+    assert not {name(p): n for p in MODULES if (n := len(p.read_text().splitlines())) > MODULE_LINES}
+
+
+def test_functions_are_short() -> None:
+    long = [(p, f) for p in MODULES for f, _ in functions(p) if lines(f) > FUNCTION_LINES]
+    assert not [f"{name(p)}:{f.lineno} {f.name}: {lines(f)}" for p, f in long]
+
+
+def test_the_package_is_small() -> None:
+    assert sum(len(p.read_text().splitlines()) for p in MODULES) <= PACKAGE_LINES
+
+
+def test_modules_say_what_they_are() -> None:
+    assert not [name(p) for p in MODULES if not ast.get_docstring(tree(p))]
+
+
+def test_functions_are_annotated() -> None:
+    def bare(f: ast.FunctionDef) -> bool:
+        if any(ast.unparse(d).startswith("triton.jit") for d in f.decorator_list):
+            return False  # kernel code: there an annotation means something else
+        arguments = [*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg]
+        return f.returns is None or any(a.annotation is None for a in arguments if a and a.arg not in ("self", "cls"))
+
+    assert not [f"{name(p)}:{f.lineno} {f.name}" for p in MODULES for f, _ in functions(p) if bare(f)]
+
+
+def test_public_functions_and_classes_have_docstrings() -> None:
+    missing = []
+    for path in MODULES:
+        tops = [n for n in tree(path).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        # An error class has its message.
+        tops = [n for n in tops if not (path.name == "errors.py" and isinstance(n, ast.ClassDef))]
+        methods = [f for f, c in functions(path) if c and not c.name.startswith("_") and lines(f) > TERSE_METHOD]
+        missing += [f"{name(path)}:{n.lineno} {n.name}" for n in (*tops, *methods)
+                    if not n.name.startswith("_") and not ast.get_docstring(n)]
+    assert not missing
+
+
+def test_imports_inside_functions_say_why() -> None:
+    silent: list[str] = []
+    for path in MODULES:
+        if path.name == "compat.py":
+            continue  # lazy throughout, as its first lines say
+        text = path.read_text().splitlines()
+        inside = {s for f, _ in functions(path) for s in ast.walk(f) if isinstance(s, ast.Import | ast.ImportFrom)}
+        silent += [f"{name(path)}:{s.lineno}" for s in inside if "#" not in text[(s.end_lineno or s.lineno) - 1]]
+    assert not silent
+
+
+def private(target: str) -> bool:
+    """Whether an import reaches behind what torch and Triton promise to keep."""
+    first, *rest = target.split(".")
+    if first == "triton":
+        return bool(rest) and rest[0] != "language"
+    return first == "torch" and any(p.startswith("_") for p in rest)
+
+
+def test_private_torch_and_triton_only_in_compat() -> None:
+    wrong = [f"{name(p)}:{n.lineno} {t}" for p in MODULES if p.name != "compat.py" for t, n in imported(p) if private(t)]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", ["plan", "codegen"])
+def test_planning_needs_no_gpu(folder: str) -> None:
+    uses = [f"{name(p)}:{n.lineno}" for p in (PACKAGE / folder).rglob("*.py") for n in ast.walk(tree(p))
+            if isinstance(n, ast.Attribute) and n.attr == "cuda"]
+    assert not uses
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    def reads(path: Path) -> bool:
+        return any(isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv") for n in ast.walk(tree(path)))
+
+    assert {name(p) for p in MODULES if reads(p)} <= READS_ENVIRONMENT
+
+
+def test_every_setting_is_documented_and_used() -> None:
+    docs = (ROOT / "docs/architecture.md").read_text()
+    assert not [k.name for k in fields(Knobs) if k.metadata["variable"] not in docs]
+    elsewhere = "\n".join(p.read_text() for p in MODULES if name(p) != "knobs.py")
+    assert not [k.name for k in fields(Knobs) if f".{k.name}" not in elsewhere]

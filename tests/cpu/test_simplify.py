@@ -1,0 +1,238 @@
+"""Each rewrite says the same in other words: golden before and after, and the oracle's answers on made Programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from onepass.ir.oracle import evaluate
+from onepass.ir.program import Program
+from onepass.ir.simplify import EXACT, elide_rounding, online_softmax, simplify, two_pass
+from onepass.ir.text import show
+from onepass.ir.verify import verify
+from tests.programs import Case, programs, small, small_inputs
+
+
+def nodes_of(program: Program) -> list[str]:
+    return [line.strip() for line in show(program).splitlines() if line.strip().startswith(("%", "store"))]
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+@pytest.mark.parametrize("rewrite", [simplify, two_pass, online_softmax], ids=lambda f: f.__name__)
+@settings(max_examples=100, deadline=None)
+@given(case=programs())
+def test_rewrites_keep_every_answer(rewrite: Callable[[Program], Program], case: Case) -> None:
+    inputs = case.make_inputs(0)
+    rewritten = verify(rewrite(case.program), rewrite.__name__)
+    expected = evaluate(case.program, inputs, case.bindings)
+    # Folded constants are rounded to f32, which the oracle does not do by itself.
+    torch.testing.assert_close(evaluate(rewritten, inputs, case.bindings), expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(programs())
+def test_simplify_is_done_after_once(case: Case) -> None:
+    once = simplify(case.program)
+    assert simplify(once) == once
+
+
+GOLDEN = {
+    "drop_cast": ("%1 = cast f32 %0\nstore y [m:8, n:1] = %1", "store y [m:8, n:1] = %0"),
+    "drop_widening": (
+        "%1 = load h [m:8, n:1]\n%2 = cast f32 %1\n%3 = cast bf16 %2\nstore b [m:8, n:1] = %3",
+        "%0 = load h [m:8, n:1]\nstore b [m:8, n:1] = %0",
+    ),
+    "elide_rounding": (
+        "%1 = cast bf16 %0\n%2 = cast f32 %1\n%3 = neg %2\nstore y [m:8, n:1] = %3",
+        "%1 = neg %0\nstore y [m:8, n:1] = %1",
+    ),
+    "drop_one": (
+        "%1 = const 1.0 : f32\n%2 = mul %1 %0\n%3 = mul %2 %1\n%4 = div %3 %1\nstore y [m:8, n:1] = %4",
+        "store y [m:8, n:1] = %0",
+    ),
+    "drop_zero": (
+        "%1 = const 0.0 : f32\n%2 = sub %0 %1\nstore y [m:8, n:1] = %2",
+        "store y [m:8, n:1] = %0",
+    ),
+    "drop_negations": ("%1 = neg %0\n%2 = neg %1\nstore y [m:8, n:1] = %2", "store y [m:8, n:1] = %0"),
+    "drop_choice": (
+        """%1 = isnan %0
+           %2 = where %1 %0 %0
+           %3 = const False : bool
+           %4 = neg %0
+           %5 = where %3 %4 %2
+           store y [m:8, n:1] = %5""",
+        "store y [m:8, n:1] = %0",
+    ),
+    "fold_constants": (
+        "%1 = const 1.0 : f32\n%2 = const 3.0 : f32\n%3 = div %1 %2\n%4 = mul %0 %3\nstore y [m:8, n:1] = %4",
+        "%1 = const 0.3333333432674408 : f32\n%2 = mul %0 %1\nstore y [m:8, n:1] = %2",
+    ),
+    "sum_one_hit": (
+        """%1 = load t [m:1]
+           %2 = index (n) : i64
+           %3 = eq %2 %1
+           %4 = const 0.5 : f32
+           %5 = const 0.0 : f32
+           %6 = where %3 %4 %5
+           %7 = reduce sum(%6) over n
+           %8 = result %7.0
+           store r [m:1] = %8""",
+        """%0 = load t [m:1]
+           %1 = const 0.5 : f32
+           %2 = const 0.0 : f32
+           %3 = const 0 : i64
+           %4 = const 8 : i64
+           %5 = ge %0 %3
+           %6 = lt %0 %4
+           %7 = and %5 %6
+           %8 = where %7 %1 %2
+           store r [m:1] = %8""",
+    ),
+    "enter_alone": (
+        "%1 = reduce logsumexp(%0) over\n%2 = result %1.0\nstore y [m:8, n:1] = %2",
+        "store y [m:8, n:1] = %0",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", GOLDEN)
+def test_each_rule(rule: str) -> None:
+    before, after = GOLDEN[rule]
+    program = small("%0 = load x [m:8, n:1]\n" + before)
+    simplified = simplify(verify(program, "writing"))
+    expected = lines(after)
+    if "%0" in after and not expected[0].startswith("%0 ="):
+        expected = ["%0 = load x [m:8, n:1]", *expected]
+    assert nodes_of(verify(simplified, "simplify")) == expected
+    inputs = small_inputs(3)
+    inputs["t"][0] = -100  # no position: a sum that hits nothing is 0
+    actual, answer = (evaluate(p, inputs, {"s0": 3}) for p in (simplified, program))
+    torch.testing.assert_close(actual, answer, equal_nan=True, rtol=1e-6, atol=0)
+
+
+def test_every_rule_has_a_golden() -> None:
+    assert {rule.__name__ for rule in (*EXACT, elide_rounding)} == set(GOLDEN)
+
+
+KEPT = {
+    "a stored rounding": "%1 = cast bf16 %0\n%2 = cast f32 %1\n%3 = neg %2\nstore y [m:8, n:1] = %3\nstore b [m:8, n:1] = %1",
+    "a quantisation": "%1 = cast f8e4m3 %0\n%2 = cast f32 %1\nstore y [m:8, n:1] = %2",
+    "adding 0.0": "%1 = const 0.0 : f32\n%2 = add %0 %1\nstore y [m:8, n:1] = %2",
+    "a symbolic factor": "%1 = const 1.0 * s0 : f32\n%2 = mul %0 %1\nstore y [m:8, n:1] = %2",
+    "a chain of factors": "%1 = const 3.0 : f32\n%2 = mul %0 %1\n%3 = mul %2 %1\nstore y [m:8, n:1] = %3",
+    "narrowing an integer": "%1 = cast i64 %0\n%2 = cast f32 %1\nstore y [m:8, n:1] = %2",
+    "a hit on a varying value": (
+        "%1 = index (n) : i64\n%2 = load t [m:1]\n%3 = eq %1 %2\n%4 = const 0.0 : f32\n%5 = where %3 %0 %4\n"
+        "%6 = reduce sum(%5) over n\n%7 = result %6.0\nstore r [m:1] = %7"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_what_simplify_must_keep(what: str) -> None:
+    program = verify(small("%0 = load x [m:8, n:1]\n" + KEPT[what]), "writing")
+    assert simplify(program) == program
+
+
+def test_a_rounding_stored_under_another_name_is_kept() -> None:
+    """%3 is %1 again, so %1 is what is stored and the user of %2 must see it rounded."""
+    program = small("""
+      %0 = load x [m:8, n:1]
+      %1 = cast bf16 %0
+      %2 = cast f32 %1
+      %3 = cast bf16 %2
+      %4 = neg %2
+      store b [m:8, n:1] = %3
+      store y [m:8, n:1] = %4
+    """)
+    expected = """
+      %0 = load x [m:8, n:1]
+      %1 = cast bf16 %0
+      %2 = cast f32 %1
+      %3 = neg %2
+      store b [m:8, n:1] = %1
+      store y [m:8, n:1] = %3
+    """
+    assert nodes_of(simplify(program)) == lines(expected)
+
+
+SOFTMAX = """
+  %0 = load x [m:8, n:1]                    # a.py:1 top
+  %1 = reduce max(%0) over n                # a.py:1 top
+  %2 = result %1.0
+  %3 = sub %0 %2
+  %4 = exp %3
+  %5 = reduce sum(%4) over n                # a.py:2 total
+  %6 = result %5.0
+  %7 = div %4 %6
+  store y [m:8, n:1] = %7
+"""
+
+
+def test_online_softmax() -> None:
+    expected = """
+      %0 = load x [m:8, n:1]                    # a.py:1 top
+      %1 = reduce logsumexp(%0) over n          # a.py:1 top
+      %2 = result %1.0
+      %3 = sub %0 %2
+      %4 = exp %3
+      %5 = result %1.1
+      %6 = div %4 %5
+      store y [m:8, n:1] = %6
+    """
+    assert nodes_of(online_softmax(small(SOFTMAX))) == lines(expected)
+
+
+def test_online_softmax_wants_the_maximum_of_the_same_value_over_the_same_axes() -> None:
+    other_axes = small(SOFTMAX.replace("reduce max(%0) over n", "reduce max(%0) over m"))
+    other_value = small(SOFTMAX.replace("%3 = sub %0 %2", "%3 = sub %2 %0"))
+    for program in (other_axes, other_value):
+        assert online_softmax(program) == program
+
+
+@pytest.mark.parametrize("row", [-math.inf, math.inf, math.nan], ids=str)
+def test_softmax_forms_agree_on_rows_without_numbers(row: float) -> None:
+    program, inputs = small(SOFTMAX), small_inputs(3)
+    inputs["x"][1] = row
+    expected = evaluate(program, inputs, {"s0": 3})
+    assert expected["y"][1].isnan().all()
+    assert expected["y"][0].isfinite().all()
+    for form in (online_softmax(program), two_pass(online_softmax(program))):
+        torch.testing.assert_close(evaluate(form, inputs, {"s0": 3})["y"], expected["y"], equal_nan=True)
+
+
+def test_two_pass_variance() -> None:
+    program = small("""
+      %0 = load x [m:8, n:1]
+      %1 = reduce welford(%0) over m            # a.py:1 var
+      %2 = result %1.1
+      store r [n:1] = %2
+    """)
+    expected = """
+      %0 = load x [m:8, n:1]
+      %1 = const 1.0 * s0 : f32                 # a.py:1 var
+      %2 = const 1.0 : f32                      # a.py:1 var
+      %3 = maximum %1 %2                        # a.py:1 var
+      %4 = reduce sum(%0) over m                # a.py:1 var
+      %5 = result %4.0                          # a.py:1 var
+      %6 = div %5 %3                            # a.py:1 var
+      %7 = sub %0 %6                            # a.py:1 var
+      %8 = mul %7 %7                            # a.py:1 var
+      %9 = reduce sum(%8) over m                # a.py:1 var
+      %10 = result %9.0                         # a.py:1 var
+      store r [n:1] = %10
+    """
+    assert nodes_of(two_pass(program)) == lines(expected)
+
+
+def test_two_pass_leaves_split_reductions_alone() -> None:
+    program = small("%0 = load x [m:8, n:1]\n%1 = reduce welford.partial(%0) over n\n%2 = result %1.1\nstore r [m:1] = %2")
+    assert two_pass(program) == program
