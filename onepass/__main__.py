@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from . import __version__
 from .errors import OnepassError
@@ -43,18 +42,17 @@ def explain(
     source: Annotated[bool, typer.Option("--source", help="Print the generated kernels too.")] = False,
 ) -> None:
     """Show the kernels a function becomes: bytes against the floor, registers, what was refused and why."""
-    from .pipeline import explain as explain_function  # --help and --version need not wait for torch
-    from .tools.explain import source_listing  # the same
+    from .tools import explain as reports  # --help and --version need not wait for torch
     from .tools.spec import resolve  # the same
 
     function, arguments = resolve(what, shape, dtype, inputs)
-    report = replace(explain_function(function, device=device)(*arguments), workload=what)
+    report = replace(reports.explain(function, device=device)(*arguments), workload=what)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        Console().print(report)
+        reports.console().print(report)
     if source:
-        for listing in source_listing(report):
+        for listing in reports.source_listing(report):
             typer.echo(listing, err=as_json)  # what is on standard output stays JSON
 
 
@@ -71,8 +69,9 @@ def workloads() -> None:
 def demo() -> None:
     """Plan, compile and check RMSNorm backward; on a GPU also time it."""
     from .tools.demo import demo as show  # --help and --version need not wait for torch
+    from .tools.explain import console  # the same
 
-    if not show(Console()):
+    if not show(console()):
         raise typer.Exit(1)
 
 
@@ -80,12 +79,13 @@ def demo() -> None:
 def doctor(as_json: Json = False) -> None:
     """Report versions, card, driver and what is usable; paste it into a bug report."""
     from .tools.doctor import facts, table  # --help and --version need not wait for torch
+    from .tools.explain import console  # the same
 
     found = facts()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        Console().print(table(found))
+        console().print(table(found))
 
 
 def main() -> None:

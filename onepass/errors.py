@@ -63,6 +63,11 @@ class DataDependent(OnepassError):
                "instead of branching on values.")
 
 
+class UnsupportedLayout(OnepassError):
+    code = "ONEPASS-109"
+    message = "Argument {argument} has layout {layout}; kernels read plain strided memory. Call .to_dense() first."
+
+
 class NeedsGrad(OnepassError):
     code = "ONEPASS-601"
     message = ("Argument {argument} requires grad and grad mode is on, but onepass.fuse is forward-only. Call it under torch.no_grad(), "
@@ -87,6 +92,12 @@ class BadArgument(OnepassError):
 class AbsurdShape(OnepassError):
     code = "ONEPASS-605"
     message = "{what} of shape {shape} cannot be handled: {detail}."
+
+
+class NotReady(OnepassError):
+    code = "ONEPASS-606"
+    message = ("{function} was called with sizes it has no kernels for yet while a CUDA graph is being captured, where nothing can be "
+               "compiled. Call it once with such inputs before the capture.")
 
 
 class NoPlan(OnepassError):

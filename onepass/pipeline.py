@@ -59,26 +59,26 @@ def optimise(program: Program) -> Program:
     return verify(simplify(program), "simplify")
 
 
-def generate(chosen: Plan) -> tuple[Source, ...]:
-    """The text of every kernel of a plan."""
+def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
+    """The text of every kernel of a plan; `wide` indices where a tensor needs them."""
     for kernel in chosen.kernels:
         verify(kernel.program, "plan")
-    return tuple(emit(k.kernel, k.schedule, chosen.bindings, k.name) for k in chosen.kernels)
+    return tuple(emit(k.kernel, k.schedule, chosen.bindings, k.name, wide) for k in chosen.kernels)
 
 
-def interpretable(program: Program, bindings: Bindings, device: Device) -> Compiled:
+def interpretable(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:
     """Plan and write kernels, without compiling them: what the interpreter needs."""
     chosen = plan(program, bindings, device)
-    return Compiled(chosen, _kept(generate(chosen)), ())
+    return Compiled(chosen, _kept(generate(chosen, wide)), ())
 
 
-def compile(program: Program, bindings: Bindings, device: Device, measure: Measure) -> Compiled:
+def compile(program: Program, bindings: Bindings, device: Device, measure: Measure, wide: bool = False) -> Compiled:
     """Plan, write and compile, until no kernel spills."""
     lessons: dict[tuple[Program, Schedule], Learned] = {}
     rejected: list[Rejected] = []
     for _ in range(MOST_TRIES):
         chosen = plan(program, bindings, device, lessons)
-        sources = generate(chosen)
+        sources = generate(chosen, wide)
         binaries = tuple(measure(source) for source in sources)
         spilled = [(k, b) for k, b in zip(chosen.kernels, binaries) if b.spill_bytes]
         if not spilled:

@@ -26,6 +26,7 @@ class Call:
     where: str  # the line of user code
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    takes: Any  # the fake tensor torch was given first, None where it was given none
     gives: Any  # the fake tensor(s) torch computed
     to_size: ToSize
 

@@ -23,7 +23,14 @@ def _cat(call: Call) -> Concat | Tensor:
     converted = tuple(Tensor(call.draft.cast(p.node, call.dtype), p.dims) for p in pieces)
     if not converted:
         return _filled(call, 0)
-    return converted[0] if len(converted) == 1 else Concat(dim, converted)
+    return converted[0] if len(converted) == 1 else _side_by_side(call.draft, dim, converted)
+
+
+def _side_by_side(draft: Draft, dim: int, pieces: tuple[Tensor, ...]) -> Concat:
+    """Pieces that run over the same atoms, except along the dim they are put together in."""
+    first, *rest = pieces
+    onto = tuple(() if d == dim else atoms for d, atoms in enumerate(first.dims))
+    return Concat(dim, (first, *(join(draft, piece, onto) for piece in rest)))
 
 
 def _length(draft: Draft, tensor: Tensor, dim: int) -> Size:
@@ -149,51 +156,50 @@ def _filled(call: Call, value: Any) -> Tensor:
     return draft.tensor(literal(call, value, call.dtype), tuple(draft.atoms.dim(s) for s in call.shape))
 
 
-def _replaced(call: Call, old: Tensor, new: Tensor, dim: int, start: int) -> Concat:
+def _replaced(call: Call, old: Tensor, new: Tensor, dim: int, start: Any) -> Concat | Tensor:
     """A run of a dim overwritten: what is before it, the new, what is after it."""
+    if _length(call.draft, new, dim) == _length(call.draft, old, dim):
+        return new
+    start = call.number(start or 0)
+    start += call.number(_length(call.draft, old, dim)) if start < 0 else 0
     length, total = (call.number(_length(call.draft, t, dim)) for t in (new, old))
     end = start + length
     before, after = sliced(call, old, dim, 0, start), sliced(call, old, dim, end, total - end)
-    return Concat(dim, tuple(p for p in (before, new, after) if _length(call.draft, p, dim) != 0))
+    return _side_by_side(call.draft, dim, tuple(p for p in (before, new, after) if _length(call.draft, p, dim) != 0))
 
 
-def _slice_scatter(call: Call) -> Concat:
+def _slice_scatter(call: Call) -> Concat | Tensor:
     old, new = call.args[:2]
     dim = positive(call.arg(2, "dim", 0), len(old.dims))
     if call.arg(5, "step", 1) != 1:
         call.unsupported("a step")
-    return _replaced(call, old, _cast_to(call, new), dim, _begin(call, old, dim, call.arg(3, "start")))
+    return _replaced(call, old, _cast_to(call, new), dim, call.arg(3, "start"))
 
 
-def _select_scatter(call: Call) -> Concat:
+def _select_scatter(call: Call) -> Concat | Tensor:
     old, new = call.args[:2]
     dim = positive(call.arg(2, "dim"), len(old.dims))
     row = Tensor(new.node, (*new.dims[:dim], (), *new.dims[dim:]))
-    return _replaced(call, old, _cast_to(call, row), dim, _begin(call, old, dim, call.arg(3, "index")))
+    return _replaced(call, old, _cast_to(call, row), dim, call.arg(3, "index"))
 
 
-def _slice_backward(call: Call) -> Concat:
+def _slice_backward(call: Call) -> Concat | Tensor:
     """(grad, sizes, dim, start, end, step): grad among zeros."""
     grad, _, dim, start, _, step = call.args
     zeros = _filled(call, 0)
     dim = positive(dim, len(zeros.dims))
     if step != 1:
         call.unsupported("a step")
-    return _replaced(call, zeros, grad, dim, _begin(call, zeros, dim, start))
+    return _replaced(call, zeros, grad, dim, start)
 
 
-def _select_backward(call: Call) -> Concat:
+def _select_backward(call: Call) -> Concat | Tensor:
     """(grad, sizes, dim, index): grad among zeros."""
     grad, _, dim, index = call.args
     zeros = _filled(call, 0)
     dim = positive(dim, len(zeros.dims))
     row = Tensor(grad.node, (*grad.dims[:dim], (), *grad.dims[dim:]))
-    return _replaced(call, zeros, row, dim, _begin(call, zeros, dim, index))
-
-
-def _begin(call: Call, tensor: Tensor, dim: int, start: Any) -> int:
-    first = call.number(start or 0)
-    return first + call.number(_length(call.draft, tensor, dim)) if first < 0 else first
+    return _replaced(call, zeros, row, dim, index)
 
 
 def _cast_to(call: Call, tensor: Tensor) -> Tensor:

@@ -95,7 +95,9 @@ class _Walk:
         if handler is None:
             raise UnsupportedOp(op=str(node.target), where=where)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
-        call = Call(self.draft, name, str(node.target), where, tuple(args), dict(kwargs), gives, self.to_size)
+        first = node.args[0] if node.args else None
+        takes = first.meta.get("val") if isinstance(first, fx.Node) else None
+        call = Call(self.draft, name, str(node.target), where, tuple(args), dict(kwargs), takes, gives, self.to_size)
         return _applied(handler, call)
 
     def _constant(self, node: fx.Node) -> Tensor:
@@ -109,7 +111,7 @@ class _Walk:
         """Write a value to its buffer, a concatenation piece by piece."""
         value = self.value(output.node)
         where = user_line(output.node.stack_trace)
-        call = Call(self.draft, "store", "storing an output", where, (), {}, output.node.meta["val"], self.to_size)
+        call = Call(self.draft, "store", "storing an output", where, (), {}, None, output.node.meta["val"], self.to_size)
         self.draft.src = where
         if isinstance(value, Concat):
             stride = output.buffer.strides[value.dim]

@@ -10,8 +10,10 @@ from types import FrameType
 
 import torch
 
-# Frames in these folders are never the user's own.
-_FOREIGN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep)
+from .. import compat
+
+# Frames in these places are never the user's own.
+_FOREIGN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep, compat.__file__)
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
 UNKNOWN = "an unknown line"
 

@@ -138,6 +138,14 @@ def _unbind(call: Call) -> tuple[Tensor, ...]:
     return tuple(picked(call, call.args[0], dim, k) for k in range(len(call.gives)))
 
 
+def _as_strided(call: Call) -> Tensor:
+    """Free strides are refused, but decompositions write plain reshapes of fresh memory this way too."""
+    before, after = call.takes, call.gives
+    if call.arg(3, "storage_offset") or before.numel() != after.numel() or not (before.is_contiguous() and after.is_contiguous()):
+        _refused(call)
+    return _view(call)
+
+
 def _refused(call: Call) -> Tensor:
     call.no_view("its strides are free")
 
@@ -162,7 +170,7 @@ VIEWS: dict[str, Handler] = {
     **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unsafe_split", "aten.unsafe_split_with_sizes"),
                     _pieces),
     "aten.unbind": _unbind,
-    "aten.as_strided": _refused,
+    "aten.as_strided": _as_strided,
     "aten.unfold": _refused,
     "aten.diagonal": _refused,
 }

@@ -36,6 +36,7 @@ class Segment:
     spot: Spot
     prepare: tuple[str, ...] = ()
     loop: str | None = None
+    start: str = "0"  # the name of the tile's first index
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def cover(side: Side, spot: Spot, writer: Writer) -> list[Segment]:
     assert isinstance(side.role, Cover) and isinstance(side.extent, int)
     segments, start = [], 0
     for k, width in enumerate(side.role.tiles):
-        name = writer.fresh(f"{side.letter}{k}" if len(side.role.tiles) > 1 else side.letter)
+        name = writer.fresh(f"{side.letter}{k}" if len(side.role.tiles) > 1 else f"{side.letter}_all")
         writer.line(f"{name} = {start} + {side.lanes(width)}" if start else f"{name} = {side.lanes(width)}")
         mask = None
         if start + width > side.extent:
@@ -90,8 +91,8 @@ def loop(side: Side, spot: Spot, writer: Writer, part: str | None, stages: int) 
     assert isinstance(side.role, Loop)
     step, letter, split = side.role.step, side.letter, side.role.split
     start = writer.fresh(f"{letter}_start")
-    index = writer.fresh(letter)
-    mask = writer.fresh(f"{letter}_in")
+    index = writer.fresh(f"{letter}_at")
+    mask = writer.fresh(f"{letter}_at_in")
     extent = size_text(side.extent)
     whole = str(side.extent // step * step) if isinstance(side.extent, int) else f"{extent} // {step} * {step}"
     if step == 1:
@@ -103,56 +104,52 @@ def loop(side: Side, spot: Spot, writer: Writer, part: str | None, stages: int) 
     segments = []
     if not (isinstance(side.extent, int) and side.extent < step):
         header = f"for {start} in tl.range({first}, {whole}, {stride}{deep})"
-        segments.append(Segment(side.place(spot, index, start, step, None), named, header))
+        segments.append(Segment(side.place(spot, index, start, step, None), named, header, start))
     if step > 1 and not (isinstance(side.extent, int) and side.extent % step == 0):
         masked = (*named, f"{mask} = {index} < {extent}")
         inside = side.place(spot, index, start, step, mask)
         if split > 1:  # the left-over tile belongs to the first of the CTAs
-            segments.append(Segment(inside, masked, f"for {start} in tl.range({whole} + {first}, {extent}, {stride})"))
+            header = f"for {start} in tl.range({whole} + {first}, {extent}, {stride})"
+            segments.append(Segment(inside, masked, header, start))
         else:
-            segments.append(Segment(inside, (f"{start} = {whole}", *masked)))
+            segments.append(Segment(inside, (f"{start} = {whole}", *masked), None, start))
     return segments
 
 
 def sectors(side: Side, spot: Spot, lead: int, stages: int, writer: Writer) -> list[Segment]:
     """A walk along a row that starts inside a memory sector, counted from that sector's beginning.
 
-    `before` elements of the first sector belong to the row above. Whole sectors lie in [lead, whole): they are read with
-    vector loads, also where a mask is needed, because masks change only at multiples of `lead`. The two broken sectors at the
-    ends are one small tile of their own.
+    `before` elements of the first sector belong to the row above. The two broken sectors at the row's ends are one small tile
+    of their own; the whole sectors between, [lead, whole), are read with vector loads, also in the last tile, because its
+    mask changes only at a multiple of `lead`.
     """
     extent = size_text(side.extent)
     writer.line(f"whole = ({extent} + before) // {lead} * {lead}")
-    lane = writer.fresh("lane")
     edge = (
-        f"{lane} = {side.lanes(2 * lead)}",
-        f"u_edge = tl.where({lane} < {lead}, {lane}, whole + {lane} - {lead})",
+        f"lane = {side.lanes(2 * lead)}",
+        f"u_edge = tl.where(lane < {lead}, lane, whole + lane - {lead})",
         "c_edge = u_edge - before",
         f"edge_in = (c_edge >= 0) & (c_edge < {extent})",
     )
     segments = [Segment(replace(side.place(spot, "c_edge", "0", 2 * lead, "edge_in", "_edge"), aligned="u_edge"), edge)]
 
-    def tile(start: str, width: int, mask: str | None, tag: str, before: tuple[str, ...] = (), header: str | None = None) -> Segment:
-        u, c = f"u{tag}", f"c{tag}"
-        lines = (*before, f"{u} = {start} + {side.lanes(width)}", f"{c} = {u} - before")
-        masked = None if mask is None else f"in{tag}"
-        lines = lines if mask is None else (*lines, f"in{tag} = {mask.format(u=u)}")
-        return Segment(replace(side.place(spot, c, start, width, masked, tag), aligned=u), lines, header)
+    def tile(start: str, width: int, masked: bool, tag: str, header: str | None = None) -> Segment:
+        u, c, inside = f"u{tag}", f"c{tag}", f"in{tag}"
+        lines = [f"{u} = {start} + {side.lanes(width)}", f"{c} = {u} - before"]
+        lines += [f"{inside} = {u} < whole"] if masked else []
+        return Segment(replace(side.place(spot, c, start, width, inside if masked else None, tag), aligned=u), tuple(lines), header)
 
-    low, high = f"({{u}} >= {lead})", "({u} < whole)"
     match side.role:
         case Cover(tiles):
-            start = 0
+            start = lead
             for k, width in enumerate(tiles):
-                bounds = ([low] if k == 0 else []) + ([high] if start + width > _least_whole(side.extent, lead) else [])
-                segments.append(tile(str(start), width, " & ".join(bounds) or None, f"_{k}"))
+                segments.append(tile(str(start), width, start + width > _least_whole(side.extent, lead), f"_{k}"))
                 start += width
         case Loop(step=step):
             deep = f", num_stages={stages}" if stages > 1 else ""
-            segments.append(tile("0", step, f"{low} & {high}", "_head"))
-            header = f"for u_start in tl.range({step}, whole // {step} * {step}, {step}{deep})"
-            segments.append(tile("u_start", step, None, "", header=header))
-            segments.append(tile("last", step, f"({{u}} >= {step}) & {high}", "_tail", (f"last = whole // {step} * {step}",)))
+            writer.line(f"last = {lead} + (whole - {lead}) // {step} * {step}")
+            segments.append(tile("u_start", step, False, "_main", f"for u_start in tl.range({lead}, last, {step}{deep})"))
+            segments.append(tile("last", step, True, "_tail"))
         case _:
             raise AssertionError("rows are read from sector starts only where they are walked")
     return segments

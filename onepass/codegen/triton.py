@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from ..ir.expr import I64, DType
 from ..ir.monoid import MONOIDS, Monoid, State
 from ..ir.program import Const, Index, Load, Node, Op, Reduce, Result, Store
-from ..ir.size import Bindings, product, value
+from ..ir.size import Bindings, product
 from ..plan.access import PART, row_stride, runs, streams_rows
 from ..plan.kernel import Across, Fold, Kernel
 from ..plan.schedule import Block, Cover, Loop, Schedule
@@ -33,13 +33,15 @@ HEADER = (
     "",
     "",
 )
+RESERVED = ("tl", "triton", "libdevice", "fold_max", "fold_min", "fold_prod", "zero", "pid", "part", "batch", "row_block",
+            "col_block", "float", "r", "c", "r_in", "c_in", "u", "last", "whole", "before", "sector", "row_at", "u_edge", "c_edge",
+            "edge_in", "u_start")
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-WIDE_BYTES = 2**31
 
 
-def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str) -> Source:
-    """The source of one kernel."""
-    return _Emitter(kernel, schedule, bindings, name).source()
+def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
+    """The source of one kernel; `wide` makes it count in 64 bits."""
+    return _Emitter(kernel, schedule, bindings, name, wide).source()
 
 
 @dataclass
@@ -54,15 +56,17 @@ class _Gathered:
 
 
 class _Emitter:
-    def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str) -> None:
+    def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         self.kernel, self.schedule, self.name = kernel, schedule, name
         self.program = kernel.program
         self.steps: Steps = steps(kernel, schedule)
-        self.w = Writer()
-        self.wide = _needs_wide_index(kernel, bindings)
+        self.w = Writer((*RESERVED, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
+        self.wide = wide
         self.lead_stride = row_stride(kernel, bindings) if schedule.lead else None
         self.kept: dict[tuple[int, str], str] = {}  # resident loads, by tile
         self.results: dict[int, State] = {}
+        self.walk_number = 0
+        self.in_row_loop = False
         self.names = _names(self.program)
         space = kernel.space
         far_cols = self.wide and any(_strided_cols(kernel, n) for n in self.program.nodes)
@@ -117,7 +121,8 @@ class _Emitter:
         return tuple(d for _, d in dims) or (GridDim(1),)
 
     def _body(self) -> None:
-        self.w.line("zero16 = zero.to(tl.int16)") if self.schedule.resident else None
+        if not self.steps.row_loop:
+            self._zeros("zero * {}", range(1, len(self.steps.walks)))
         spot = Spot()
         if isinstance(self.schedule.rows, Block) and self.kernel.space.rows:
             spot = spots.block(self.rows, spot, self.w, "row_block")
@@ -131,8 +136,15 @@ class _Emitter:
         else:
             self._walks(spot, env, self._walk_segments(spot), {})
 
+    def _zeros(self, form: str, walks: range) -> None:
+        """A zero for every walk, each another value to the compiler: or it would see that two walks compute the same."""
+        narrow = [i for i in (*self.schedule.resident, *self.steps.hoisted) if self.program.dtypes[i].size <= 2]
+        for p in walks if narrow else ():
+            self.w.line(f"zero{p} = ({form.format(p)}).to(tl.int16)")
+
     def _walks(self, spot: Spot, env: Env, segments: list[Segment], gathered: dict[int, _Gathered]) -> None:
         for p, walk in enumerate(self.steps.walks):
+            self.walk_number = p
             for i in walk.uniform:
                 self._node(i, spot, env)
             self._walk(p, walk, env, segments, gathered)
@@ -216,21 +228,26 @@ class _Emitter:
             self._node(i, spot, env)
             self.kept[key] = env[i]
             return env[i]
-        dtype = self.program.dtypes[i]
-        if p == 0 or dtype.size > 2:
-            return self.kept[key]
-        bits, zero = ("int16", "zero16") if dtype.size == 2 else ("int8", "zero16.to(tl.int8)")
-        text = f"({self.kept[key]}.to(tl.{bits}, bitcast=True) ^ {zero}).to(tl.{dtype.kernel}, bitcast=True)"
+        return self.kept[key] if p == 0 else self._opaque(i, self.kept[key], spot)
+
+    def _opaque(self, i: int, held: str, spot: Spot) -> str:
+        """A held 16-bit value as something the compiler has not seen before, so that it is the 16 bits that stay held."""
+        dtype, node = self.program.dtypes[i], self.program.nodes[i]
+        assert isinstance(node, Load)
+        if dtype.size > 2:
+            return held
+        bits, zero = ("int16", f"zero{self.walk_number}") if dtype.size == 2 else ("int8", f"zero{self.walk_number}.to(tl.int8)")
+        text = f"({held}.to(tl.{bits}, bitcast=True) ^ {zero}).to(tl.{dtype.kernel}, bitcast=True)"
         return self._assign(f"{node.buffer}{spot.tag}_again", text)
 
     # ---- the row loop of mix-order kernels --------------------------------------------------------------------------
 
     def _row_loop(self, spot: Spot, env: Env) -> None:
         tiles = self._walk_segments(spot)
-        hoisted = self._hoist(tiles)
+        height = self.schedule.rows.step if isinstance(self.schedule.rows, Loop) else 1
+        hoisted = self._hoist(tiles, height)
         gathered = {f.node: self._gather(f) for walk in self.steps.walks for f in walk.gathered}
         gathered |= {f.node: self._gather(f) for f in self.steps.row_folds}
-        height = self.schedule.rows.step if isinstance(self.schedule.rows, Loop) else 1
         for state in gathered.values():
             self._start_gathering(state, tiles, height)
         for segment in spots.loop(self.rows, spot, self.w, PART if self.schedule.splits > 1 else None, self.schedule.stages):
@@ -242,23 +259,28 @@ class _Emitter:
                 row_env = dict(env)
                 for line in segment.prepare:
                     self.w.line(line)
+                self._zeros(f"zero & ({segment.start} + {{}})", range(len(self.steps.walks)))
                 self._walks(segment.spot, row_env, inner, gathered)
                 for fold in self.steps.row_folds:
                     self._feed(gathered[fold.node], segment.spot, row_env, once=False)
 
+            self.in_row_loop = True
             if segment.loop is None:
                 body()
             else:
                 with self.w.block(segment.loop):
                     body()
+            self.in_row_loop = False
+        self.kept = hoisted
         self._close(tiles, env, gathered)
 
-    def _hoist(self, tiles: list[Segment]) -> dict[tuple[int, str], str]:
+    def _hoist(self, tiles: list[Segment], height: int) -> dict[tuple[int, str], str]:
+        """Load row vectors before the loop, shaped like the tiles they meet there."""
         self.kept = {}
         for i in self.steps.hoisted:
             for tile in tiles:
                 env: Env = {}
-                self._node(i, replace(tile.spot, height=1), env)
+                self._node(i, replace(tile.spot, height=height), env)
                 self.kept[(i, tile.spot.tag)] = env[i]
         return self.kept
 
@@ -316,29 +338,30 @@ class _Emitter:
         for segment in segments:
             if segment.loop is not None:
                 for state in running.values():
-                    if state.monoid.primitive:
-                        key = f"{segment.spot.height}x{segment.spot.width}"
-                        if key not in state.states:
-                            state.states[key] = self._initial(state, segment.spot.shape, self.names[state.fold.node])
-                    elif "" not in state.states:
-                        state.states[""] = self._initial(state, self._state_shape(state, segment.spot), self.names[state.fold.node])
+                    key = self._key(state, segment.spot)
+                    if key not in state.states:
+                        state.states[key] = self._initial(state, self._running_shape(state, segment.spot), self.names[state.fold.node])
 
     def _start_gathering(self, state: _Gathered, tiles: list[Segment], height: int) -> None:
-        hint = self.names[state.fold.node]
-        flat = self.kernel.by_col[program_arg(self.kernel, state.fold)] is Across.NONE and not state.fold.cols
-        if flat:
-            spot = Spot(height=height)
-            state.states["1"] = self._initial(state, spot.shape if state.monoid.primitive else "[1, 1]", hint)
-            return
         for tile in tiles:
             spot = replace(tile.spot, height=height)
             key = self._key(state, spot)
             if key not in state.states:
-                shape = spot.shape if state.monoid.primitive else self._state_shape(state, spot)
-                state.states[key] = self._initial(state, shape, hint)
+                state.states[key] = self._initial(state, self._running_shape(state, spot), self.names[state.fold.node])
 
-    def _state_shape(self, state: _Gathered, spot: Spot) -> str:
-        return f"[{1 if 0 in state.axes else spot.height}, {1 if 1 in state.axes else spot.width}]"
+    def _entering_shape(self, state: _Gathered, spot: Spot) -> tuple[int, int]:
+        """The shape of what enters a reduction from one tile."""
+        across = self.kernel.by_col[program_arg(self.kernel, state.fold)]
+        if 1 in state.axes or across is Across.FULL:
+            return spot.height, spot.width
+        return spot.height, spot.width // self._block_size if across is Across.BLOCK else 1
+
+    def _running_shape(self, state: _Gathered, spot: Spot) -> str:
+        """The shape of a running state: a whole tile where lanes are folded last, else one lane per result."""
+        height, width = self._entering_shape(state, spot)
+        if state.monoid.primitive:
+            return f"[{height}, {width}]"
+        return f"[{1 if 0 in state.axes else height}, {1 if 1 in state.axes else width}]"
 
     def _key(self, state: _Gathered, spot: Spot) -> str:
         """Which running state a tile feeds."""
@@ -346,7 +369,7 @@ class _Emitter:
         if across_rows and not state.fold.cols:
             flat = self.kernel.by_col[program_arg(self.kernel, state.fold)] is Across.NONE
             return "1" if flat else spot.tag
-        return f"{spot.height}x{spot.width}" if state.monoid.primitive else ""
+        return self._running_shape(state, spot) if state.monoid.primitive else ""
 
     def _feed(self, state: _Gathered, spot: Spot, env: Env, once: bool) -> None:
         """Let a tile enter a reduction: elementwise where one primitive fold is all it is, else by one merge a tile."""
@@ -384,7 +407,8 @@ class _Emitter:
         thin = (0 in state.axes and spot.height > 1 and not self.kernel.by_row[i]) or (
             1 in state.axes and self.kernel.by_col[i] is Across.NONE)
         if thin or isinstance(self.program.nodes[i], Const):
-            return self._assign("spread", f"tl.broadcast_to({self._tensor(i, text)}, {spot.shape})")
+            height, width = self._entering_shape(state, spot)
+            return self._assign("spread", f"tl.broadcast_to({self._tensor(i, text)}, [{height}, {width}])")
         return text
 
     def _algebra(self, state: _Gathered, spot: Spot, masks: list[str]) -> TileAlgebra:
@@ -397,8 +421,8 @@ class _Emitter:
             if not masks:
                 count = (spot.height if 0 in state.axes else 1) * (spot.width if 1 in state.axes else 1)
                 return f"{float(count)}"
-            inside = f"tl.broadcast_to(({' & '.join(masks)}).to(tl.{state.dtype.kernel}), {spot.shape})"
-            return folded("sum", inside)
+            height, width = self._entering_shape(state, spot)
+            return folded("sum", f"tl.broadcast_to(({' & '.join(masks)}).to(tl.{state.dtype.kernel}), [{height}, {width}])")
 
         return TileAlgebra(self._assign, folded, active)
 
@@ -461,7 +485,9 @@ class _Emitter:
             case Index():
                 env[i] = self._assign(hint, self._index(i, node, spot), node.src)
             case Load():
-                if (i, spot.tag) in self.kept:
+                if (i, spot.tag) in self.kept and self.in_row_loop:
+                    env[i] = self._opaque(i, self.kept[(i, spot.tag)], spot)
+                elif (i, spot.tag) in self.kept:
                     env[i] = self.kept[(i, spot.tag)]
                 else:
                     env[i] = self._assign(hint, self._load(i, node, spot, env), node.src)
@@ -546,7 +572,7 @@ class _Emitter:
 
     def _store(self, i: int, node: Store, spot: Spot, env: Env) -> None:
         where = self._address(i, node, spot)
-        if not self.kernel.by_row[i] and (spot.height > 1 or not where):
+        if not self.kernel.by_row[i] and (spot.height > 1 or self.kernel.by_col[i] is Across.NONE):
             where = f"{where + ' + ' if where else ''}tl.zeros([{spot.height}, 1], tl.int32)"
         masks = self._masks(i, spot)
         mask = f", mask={' & '.join(masks)}" if masks else ""
@@ -562,20 +588,6 @@ def _count_text(dim: GridDim) -> str:
 
 def _strided_cols(kernel: Kernel, node: Node) -> bool:
     return isinstance(node, (Load, Store)) and any(a in kernel.space.cols and s != 1 for a, s in node.strides)
-
-
-def _needs_wide_index(kernel: Kernel, bindings: Bindings) -> bool:
-    """Does any element lie beyond what 32 bits can address? Symbolic sizes are judged by the call they were bound for."""
-    for node in kernel.program.nodes:
-        if isinstance(node, (Load, Store)):
-            last = value(node.offset, bindings)
-            for axis, stride in node.strides:
-                last += (value(kernel.program.axis[axis].extent, bindings) - 1) * value(stride, bindings)
-            for gather in node.gathers if isinstance(node, Load) else ():
-                last += value(gather.extent, bindings) * value(gather.stride, bindings)
-            if last + (1 << 20) >= WIDE_BYTES:  # masked lanes past the end are computed too
-                return True
-    return False
 
 
 _TARGET = re.compile(r"^\S+ (\w+) = ")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
+import keyword
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Iterable, Iterator
 
 
 class Writer:
     """Collects the lines of one module."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._lines: list[str] = []
         self._depth = 0
-        self._names: dict[str, int] = {}
+        self._names: dict[str, int] = dict.fromkeys((*reserved, *keyword.kwlist), 1)
         self._last_note = ""
 
     def line(self, text: str = "", note: str = "") -> None:

@@ -160,12 +160,12 @@ class Program:
 
     @cached_property
     def dims(self) -> tuple[frozenset[str], ...]:
-        """The axes each value varies over."""
+        """The axes each value varies over; for a Store, the axes it writes along."""
         found: list[frozenset[str]] = []
         for node in self.nodes:
             own: frozenset[str] = frozenset()
             match node:
-                case Load(strides=strides):
+                case Load(strides=strides) | Store(strides=strides):
                     own = frozenset(a for a, _ in strides)
                 case Index(axes=axes):
                     own = frozenset(axes)
@@ -216,13 +216,20 @@ class Program:
     @cached_property
     def symbols(self) -> tuple[str, ...]:
         """The symbols its sizes mention, sorted."""
-        names: set[str] = set()
-        for axis in self.axes:
-            names |= set(symbols(axis.extent))
+        sizes: list[Size] = [axis.extent for axis in self.axes]
         for buffer in self.buffers:
-            for size in (*buffer.shape, *buffer.strides):
-                names |= set(symbols(size))
-        return tuple(sorted(names))
+            sizes += [*buffer.shape, *buffer.strides]
+        for node in self.nodes:
+            match node:
+                case Load(strides=strides, offset=offset, gathers=gathers):
+                    sizes += [offset, *(s for _, s in strides), *(s for g in gathers for s in (g.stride, g.extent))]
+                case Store(strides=strides, offset=offset):
+                    sizes += [offset, *(s for _, s in strides)]
+                case Const(scale=scale):
+                    sizes.append(scale)
+                case _:
+                    pass
+        return tuple(sorted({name for size in sizes for name in symbols(size)}))
 
     def extent(self, axes: "tuple[str, ...] | frozenset[str]") -> Size:
         """How many points some axes span together."""

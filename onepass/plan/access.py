@@ -65,3 +65,18 @@ def row_stride(kernel: Kernel, bindings: Bindings) -> Size | None:
         if isinstance(node, (Load, Store)) and kernel.is_full[i] and (step := streams_rows(kernel, node)) is not None:
             moved[step] = moved.get(step, 0) + kernel.program.buffer[node.buffer].dtype.size
     return max(moved, key=lambda step: (moved[step], value(step, bindings))) if moved else None
+
+
+def needs_wide_index(program: Program, bindings: Bindings) -> bool:
+    """Does any element lie beyond what 32 bits can count? Lanes past the end are counted too, though masked."""
+    margin = 1 << 20
+    for node in program.nodes:
+        if isinstance(node, (Load, Store)):
+            last = value(node.offset, bindings)
+            for axis, stride in node.strides:
+                last += (value(program.axis[axis].extent, bindings) - 1) * value(stride, bindings)
+            for gather in node.gathers if isinstance(node, Load) else ():
+                last += value(gather.extent, bindings) * value(gather.stride, bindings)
+            if last + margin >= 2**31:
+                return True
+    return False

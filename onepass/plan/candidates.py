@@ -11,7 +11,7 @@ from .access import row_stride, streams_rows
 from .cost import Traffic
 from .kernel import Kernel
 from .legality import Family, may_split
-from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two
+from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
 
 MOST_HELD = 128  # elements a thread may hold of a resident row
 MOST_TILES = 24  # unrolled tiles in one kernel's text
@@ -88,7 +88,9 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[
                 widest = max(16, min(power_of_two(cols), 32 * warps * per_thread // height))
                 if height > 1:
                     widest = min(power_of_two(cols), max(256, widest))
-                tiles = cover(cols + lead if lead else cols, widest)
+                if lead:  # most tiles whole and unmasked
+                    widest = min(widest, power_of_two(cols) // 4)
+                tiles = cover(sector_span(cols, lead) if lead else cols, widest)
                 if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles):
                     yield Schedule(Block(height), Cover(tiles), warps, lead=lead, resident=frozenset(kernel.multi_phase))
 
@@ -101,7 +103,8 @@ def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device
             width = 32 * warps * per_thread
             if width > power_of_two(t.cols) or not _fits_blocks(kernel, (width,)):
                 continue
-            yield Schedule(Block(1), Loop(width), warps, lead=lead)
+            for stages in (1, 2, 4):
+                yield Schedule(Block(1), Loop(width), warps, stages, lead=lead)
             if splits and not lead:
                 blocks = t.cols // width
                 for target in (1, 2, 4):
@@ -137,10 +140,7 @@ def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
             if width > max(32, power_of_two(t.cols)):
                 continue
             lanes = max(1, 32 * warps * vec // width)
-            for deep in (1, 2, 4):
-                step = lanes * deep
-                if step > max(1, power_of_two(t.rows)) or (deep > 1 and t.unit * deep > 32):
-                    continue
+            for step in sorted({min(lanes * deep, power_of_two(t.rows)) for deep in (1, 2, 4) if deep == 1 or t.unit * deep <= 32}):
                 yield Schedule(Loop(step), Block(width), warps)
                 if may:
                     col_blocks = -(-t.cols // width) * t.batch

@@ -155,6 +155,7 @@ def cost(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, d
 
 
 RAMP = 1.0  # us from launch to the first bytes and from the last to the end
+VECTOR_SHARE = 0.06  # of the times a row vector is read again that reach L2; the rest hit L1
 REREAD_SHARE = 0.6  # of L2 that a row read twice can count on finding itself in
 
 
@@ -196,7 +197,7 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     in_flight = 1.6 * loaded * t_load / (t_load + t_reduce + 0.3 * t_store)
     if isinstance(schedule.rows, Cover):  # short runs of columns: rows of a tile are separate requests
         in_flight *= min(1.0, block * (t.unit / max(1, len(kernel.multi_phase) or 1)) / 128)
-    l2 = again + t.temps + 0.25 * t.vectors * ctas
+    l2 = again + t.temps + VECTOR_SHARE * t.vectors * ctas
     memory = t.once / (_rate(in_flight, device) * min(1.0, 1.15 * sms / device.sms)) + l2 / device.l2_bandwidth
     issue, special = _compute(t, here * schedule.warps, device, sms)
     alone = 2 * device.latency + t_reduce + per_cta / (device.bandwidth / device.sms * 4)
@@ -216,7 +217,7 @@ def _mix(schedule: Schedule, r: Resources, t: Traffic, device: Device) -> Cost:
     reduce = t.inner * _reduction_time(max(1.0, schedule.warps / height))
     even = turns * schedule.rows.split * height / max(t.rows, 1)
     partials = 4.0 * ctas * t.cols * t.outer_states
-    held = 1.0 if schedule.hoisted else 0.25 * t.rows / height
+    held = 1.0 if schedule.hoisted else VECTOR_SHARE * t.rows / height
     l2 = 2 * partials + t.temps + held * t.vectors
     memory = t.once / _rate(in_flight, device) + l2 / device.l2_bandwidth
     issue, special = _compute(t, per_sm * schedule.warps, device, min(device.sms, ctas))
@@ -238,7 +239,7 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     sms = min(device.sms, ctas)
     step_bytes = tile.height * tile.width * t.unit
     deep = schedule.stages if schedule.stages > 1 else 1
-    in_flight = here * step_bytes * (0.7 * deep)
+    in_flight = here * step_bytes * (0.7 if deep == 1 else deep - 1)
     running = min(ctas, device.sms * max(r.ctas_per_sm, 1))
     walked = t.cols * tile.height if isinstance(schedule.cols, Loop) else t.rows * tile.width
     live = running * walked * t.unit / schedule.splits
@@ -246,7 +247,7 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     dram = t.once + t.multi_phase * (1 - hit)
     partials = 8.0 * (t.outer_states or t.inner) * schedule.splits * (t.cols if isinstance(schedule.rows, Loop) else t.rows) \
         if schedule.splits > 1 else 0.0
-    vectors = 0.25 * t.vectors * (row_blocks if isinstance(schedule.cols, Loop) else 0)
+    vectors = VECTOR_SHARE * t.vectors * (row_blocks if isinstance(schedule.cols, Loop) else 0)
     narrow = 1.0
     if isinstance(schedule.cols, Block):
         narrow = min(1.0, tile.width * t.unit / max(1, sum(1 for i in kernel.program.of(Load) if kernel.is_full[i])) / 128)

@@ -25,6 +25,7 @@ from .schedule import Cover, Loop, Schedule
 from .split import Cut, halves
 
 GAIN = 0.98  # a merge must be predicted to save this much, or the model's error decides
+NEAR = 1.01  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
 OTHERS = 12  # schedules kept in reserve for a kernel that the compiler spills
 
 
@@ -68,7 +69,8 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
         found.extend(_scored(kernel, family, bindings, device, lessons))
     if not found:
         return Illegal(Reason.NO_SCHEDULE, f"{kernel.program.name} holds too much for one SM of {device.name}")
-    found.sort(key=lambda s: (s.us, str(s.plan.schedule)))
+    near = min(s.us for s in found) * NEAR
+    found.sort(key=lambda s: (s.us > near, s.plan.resources.registers if s.us <= near else s.us, s.us, str(s.plan.schedule)))
     best = found[0]
     return Scored(replace(best.plan, others=tuple(s.plan for s in found[1 : OTHERS + 1])), best.us)
 

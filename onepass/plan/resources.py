@@ -85,7 +85,7 @@ def estimate(kernel: Kernel, schedule: Schedule, device: Device, known: int | No
         if fold.rows and isinstance(schedule.cols, Cover) and not fold.cols and _varies(kernel, node):
             registers += states * size * held
         elif loops:
-            registers += states * size * max(1.0, once)
+            registers += states * size * (max(1.0, once) if MONOIDS[node.monoid].primitive else 1)
     if schedule.hoisted:
         registers += sum(held for i in program.of(Load) if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL)
     wide = max((program.dtypes[i].size for i in program.of(Load)), default=4)
@@ -96,7 +96,7 @@ def estimate(kernel: Kernel, schedule: Schedule, device: Device, known: int | No
     smem = 1024 + schedule.warps * tile.height * 8
     if schedule.stages > 1:
         full = [i for i in program.of(Load) if kernel.is_full[i]]
-        smem += schedule.stages * sum(tile.height * tile.resident_width * program.dtypes[i].size for i in full)
+        smem += (schedule.stages - 1) * sum(tile.height * tile.resident_width * program.dtypes[i].size for i in full)
     return Resources(registers, smem, 0 if spills else ctas_per_sm(registers, smem, schedule.warps, device))
 
 

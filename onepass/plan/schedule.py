@@ -133,3 +133,8 @@ def cover(extent: int, widest: int) -> tuple[int, ...]:
         tiles.append(up // 2)
         rest -= up // 2
     return tuple(tiles)
+
+
+def sector_span(extent: int, lead: int) -> int:
+    """How many columns lie between the broken sectors at a row's ends, wherever the row starts."""
+    return (extent + lead - 1) // lead * lead - lead

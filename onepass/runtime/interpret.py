@@ -122,8 +122,9 @@ class _Engine:
     def elementwise(self, ufunc: Callable, *args: Any) -> Any:
         """A libdevice function, by numpy."""
         tensors = [self.semantic.to_tensor(a) for a in args]
-        out = ufunc(*(t.handle.data for t in tensors)).astype(tensors[0].handle.data.dtype)
-        return self.tensor(out if tensors[0].type.is_block() else out.reshape(()), tensors[0].dtype)
+        like = next((t for t in tensors if t.type.is_block()), tensors[0])
+        out = ufunc(*(t.handle.data for t in tensors)).astype(like.handle.data.dtype)
+        return self.tensor(out if like.type.is_block() else out.reshape(()), like.dtype)
 
     def dynamic_range(self, *bounds: Any, **_: Any) -> Iterator[Any]:
         """A loop whose index is a scalar of the kernel, as it is when compiled; `num_stages` and the like mean nothing here."""
@@ -169,7 +170,8 @@ class _Engine:
 
 _ABSENT = object()
 _LIBDEVICE: dict[str, Callable] = {  # those the op table names
-    "expm1": np.expm1, "log1p": np.log1p, "tanh": np.tanh, "trunc": np.trunc, "rint": np.rint, "pow": np.power, "sqrt_rn": np.sqrt,
+    "expm1": np.expm1, "log1p": np.log1p, "tanh": np.tanh, "trunc": np.trunc, "rint": np.rint, "pow": np.power,
+    "sqrt_rn": np.sqrt,
 }
 
 

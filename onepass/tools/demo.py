@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..device import Device
-from ..pipeline import explain, fuse
+from ..pipeline import fuse
 from ..runtime.card import present
 from .check import as_tuple, check, in_float64
-from .explain import RefusalRow, Report
+from .explain import RefusalRow, Report, explain
 from .workloads import make_inputs, workload
 
 SHOWN = "rms_norm_backward"
@@ -57,8 +57,8 @@ def _show_refusal(console: Console, shown: Report) -> None:
     if refusal is None:
         console.print("every merge paid off")
         return
-    console.print(f"in {name}: {escape(refusal.reason)}\n  {escape(refusal.detail)}\n"
-                  f"  fused {refusal.cost_fused_us:.1f} us, apart {refusal.cost_apart_us:.1f} us")
+    console.print(f"{name}: {refusal.cost_fused_us:.1f} us in one kernel, {refusal.cost_apart_us:.1f} us apart, so they stay apart:\n"
+                  f"  {escape(refusal.detail)}")
 
 
 def _show_numbers(console: Console) -> bool:

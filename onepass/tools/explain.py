@@ -5,20 +5,28 @@ A Report only copies what the stages kept. It prints as tables, and as JSON for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from io import StringIO
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ..capture import capture
 from ..codegen.source import Source
 from ..device import Device
+from ..device import device as named_device
+from ..pipeline import Compiled, compile, optimise
+from ..plan.legality import Refusal
+from ..plan.plan import KernelPlan
+from ..runtime import offline
+from ..runtime.binary import Binary
 
-WIDTH = 118  # of the report as text: kernel names and loads fit without wrapping
+WIDTH = 118  # of the report where no terminal sets one
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,7 @@ class Report:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield _header(self)
         yield _kernel_table(self.kernels)
+        yield _tensor_table(self.kernels)
         if self.refusals:
             yield _refusal_table(self.refusals)
         if self.rejected:
@@ -101,16 +110,21 @@ class Report:
         return as_text(self)
 
 
-class _Compiled(Protocol):
-    """What the pipeline keeps of a compiled function."""
+def explain(fn: Callable[..., Any], *, device: "str | Device" = "h200") -> Callable[..., Report]:
+    """What would run for `fn` on a device, and why: call it with example inputs (meta tensors will do)."""
+    target = named_device(device)
 
-    plan: Any
-    sources: tuple[Source, ...]
-    binaries: tuple[Any, ...]
-    rejected: tuple[tuple[str, str, int, int], ...]
+    def measure(source: Source) -> Binary:
+        return offline.compile(source, target)
+
+    def explained(*args: Any) -> Report:
+        captured = capture(fn, args)
+        return report(compile(optimise(captured.program), captured.bind(args) or {}, target, measure))
+
+    return explained
 
 
-def report(compiled: _Compiled, workload: str | None = None) -> Report:
+def report(compiled: Compiled, workload: str | None = None) -> Report:
     """Gather the report from what the stages kept."""
     plan = compiled.plan
     return Report(
@@ -120,30 +134,40 @@ def report(compiled: _Compiled, workload: str | None = None) -> Report:
         floor_us=plan.floor_us,
         predicted_us=plan.predicted_us,
         kernels=tuple(_kernel_row(k, b) for k, b in zip(plan.kernels, compiled.binaries, strict=True)),
-        refusals=tuple(RefusalRow(str(r.reason), r.cost_fused_us, r.cost_apart_us, r.detail) for r in plan.refusals),
-        rejected=tuple(RejectedRow(*r) for r in compiled.rejected),
-        sources=tuple(compiled.sources),
+        refusals=tuple(_refusal_row(r) for r in plan.refusals),
+        rejected=tuple(RejectedRow(r.kernel, str(r.schedule), r.registers, r.spill_bytes) for r in compiled.rejected),
+        sources=compiled.sources,
     )
 
 
-def _kernel_row(kernel: Any, binary: Any) -> KernelRow:
+def _kernel_row(kernel: KernelPlan, binary: Binary) -> KernelRow:
     return KernelRow(
         name=kernel.name,
-        family=str(kernel.family),
-        loads=tuple(kernel.loads),
-        stores=tuple(kernel.stores),
+        family=kernel.family,
+        loads=kernel.loads,
+        stores=kernel.stores,
         dram_bytes=kernel.dram_bytes,
         registers=binary.registers,
         spill_bytes=binary.spill_bytes,
         smem_bytes=binary.smem_bytes,
         ctas_per_sm=kernel.resources.ctas_per_sm,
         predicted_us=kernel.predicted_us,
-        ops=tuple(kernel.ops),
+        ops=kernel.ops,
     )
+
+
+def _refusal_row(refusal: Refusal) -> RefusalRow:
+    detail = f"{' + '.join(refusal.between)}: {refusal.detail}" if refusal.detail else " + ".join(refusal.between)
+    return RefusalRow(refusal.reason.value, refusal.cost_fused_us, refusal.cost_apart_us, detail)
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:
     return {k: round(v, 3) if isinstance(v, float) else list(v) if isinstance(v, tuple) else v for k, v in row.items()}
+
+
+def console() -> Console:
+    """Where the command line prints: as wide as the terminal, or as the report where there is none."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
 def as_text(*parts: RenderableType) -> str:
@@ -167,17 +191,17 @@ def _us(cost: float | None) -> str:
     return "impossible" if cost is None else f"{cost:.1f} us"
 
 
-def _times(a: float, b: float) -> str:
-    return f"{a / b:.3f} x floor" if b else "floor is zero"
+def _ratio(a: float, b: float) -> str:
+    return f"{a / b:.3f}" if b else "-"
 
 
 def _header(r: Report) -> Text:
     count = f"{len(r.kernels)} kernel{'s' * (len(r.kernels) != 1)}"
+    ratios = f"{_ratio(r.dram_bytes, r.floor_bytes)} x the bytes, {_ratio(r.predicted_us, r.floor_us)} x the time"
     return Text.assemble(
         (r.workload, "bold"), f" on {r.device.title}: {count}\n",
-        f"  floor      {human_bytes(r.floor_bytes):>9}  {r.floor_us:9.1f} us  each input read once, each output written once\n",
-        f"  this plan  {human_bytes(r.dram_bytes):>9}  {r.predicted_us:9.1f} us  predicted; bytes "
-        f"{_times(r.dram_bytes, r.floor_bytes)}, time {_times(r.predicted_us, r.floor_us)}\n",
+        f"  floor      {human_bytes(r.floor_bytes):>8} {r.floor_us:9.1f} us  each input read once, each output written once\n",
+        f"  predicted  {human_bytes(r.dram_bytes):>8} {r.predicted_us:9.1f} us  {ratios}\n",
     )
 
 
@@ -189,12 +213,19 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
 
 
 def _kernel_table(kernels: tuple[KernelRow, ...]) -> Table:
-    table = _table("kernels", ("name", "name"), ("family", "left"), ("loads", "left"), ("stores", "left"), ("DRAM", "right"),
-                   ("regs", "right"), ("spill", "right"), ("CTAs/SM", "right"), ("predicted", "right"))
+    table = _table("kernels", ("name", "name"), ("family", "name"), ("DRAM", "right"), ("regs", "right"), ("spill", "right"),
+                   ("CTAs/SM", "right"), ("predicted", "right"))
     for k in kernels:
         spill = f"[red]{k.spill_bytes} B[/red]" if k.spill_bytes else "0"
-        table.add_row(*map(escape, (k.name, k.family, "\n".join(k.loads), "\n".join(k.stores), human_bytes(k.dram_bytes),
-                                    str(k.registers))), spill, str(k.ctas_per_sm), _us(k.predicted_us))
+        table.add_row(escape(k.name), escape(k.family), human_bytes(k.dram_bytes), str(k.registers), spill, str(k.ctas_per_sm),
+                      _us(k.predicted_us))
+    return table
+
+
+def _tensor_table(kernels: tuple[KernelRow, ...]) -> Table:
+    table = _table("\ntensors", ("kernel", "name"), ("reads", "left"), ("writes", "left"))
+    for k in kernels:
+        table.add_row(escape(k.name), escape("\n".join(k.loads)), escape("\n".join(k.stores)))
     return table
 
 

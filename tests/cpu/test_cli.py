@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +18,9 @@ from onepass.codegen.source import Source
 from onepass.device import DEVICES
 from onepass.errors import BadArgument, BadSpec, OnepassError
 from onepass.knobs import describe, knobs
+from onepass.pipeline import Rejected
+from onepass.plan.legality import Reason, Refusal
+from onepass.plan.schedule import Cover, Loop, Schedule
 from onepass.tools import spec
 from onepass.tools.doctor import table
 from onepass.tools.explain import Report, as_text, human_bytes, report
@@ -29,8 +32,8 @@ JOIN = SimpleNamespace(
     name="rms_norm_backward_join", family="outer", dram_bytes=16_384, predicted_us=3.5,
     loads=("partial dw f32 once",), stores=("dw bf16",), resources=SimpleNamespace(ctas_per_sm=8), ops=("sum",))
 REFUSALS = (
-    SimpleNamespace(reason="costs more", cost_fused_us=120.0, cost_apart_us=99.5, detail="[dw] would leave one CTA an SM"),
-    SimpleNamespace(reason="not legal", cost_fused_us=None, cost_apart_us=50.0, detail="the column sum is not complete yet"),
+    Refusal(Reason.SLOWER, ("dx", "dw"), "[dw] would leave one CTA an SM", 120.0, 99.5),
+    Refusal(Reason.AXES, ("dx", "db"), "", None, 50.0),
 )
 
 
@@ -40,7 +43,7 @@ def compiled() -> SimpleNamespace:
                            floor_us=89.5, predicted_us=98.75, kernels=(KERNEL, JOIN), refusals=REFUSALS)
     sources = tuple(Source(k.name, f"# text of {k.name}\n", (), (), warps=8) for k in plan.kernels)
     binaries = tuple(SimpleNamespace(registers=r, spill_bytes=0, smem_bytes=s) for r, s in ((127, 64), (32, 0)))
-    rejected = ((KERNEL.name, "8 warps, 4 rows", 255, 312),)
+    rejected = (Rejected(KERNEL.name, Schedule(Loop(4), Cover((4096, 1024)), warps=8), 255, 312),)
     return SimpleNamespace(plan=plan, sources=sources, binaries=binaries, rejected=rejected)
 
 
@@ -52,12 +55,10 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     def explain(function: object, device: str) -> object:
         def call(*arguments: torch.Tensor) -> Report:
             asked.append((function, device, *arguments))
-            return report(compiled())
+            return report(compiled())  # type: ignore[arg-type]
         return call
 
-    fake = ModuleType("onepass.pipeline")
-    fake.explain = explain  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "onepass.pipeline", fake)
+    monkeypatch.setattr("onepass.tools.explain.explain", explain)
     return asked
 
 
@@ -86,10 +87,10 @@ def test_report_takes_plan_and_binary_of_the_same_kernel() -> None:
 def test_report_as_text_shows_bytes_refusals_and_thrown_away_plans() -> None:
     text = str(report(compiled()))
     assert "rms_norm_backward on NVIDIA H200 SXM: 2 kernels" in text
-    assert "bytes 1.001 x floor" in text and "time 1.103 x floor" in text
-    assert "[dw] would leave one CTA an SM" in text and "120.0 us" in text and "99.5 us" in text
+    assert "1.001 x the bytes, 1.103 x the time" in text
+    assert "dx + dw: [dw] would leave one CTA an SM" in text and "120.0 us" in text and "99.5 us" in text
     assert "impossible" in text  # a merge with no cost
-    assert "8 warps, 4 rows" in text and "312 B" in text
+    assert "rows loop 4, cols cover 4096+1024, 8 warps" in text and "312 B" in text
     assert max(map(len, text.splitlines())) <= 118 and "\x1b" not in text
 
 
@@ -111,6 +112,16 @@ def test_explain_a_named_workload(pipeline: list[tuple[object, ...]]) -> None:
     assert found["workload"] == "rms_norm" and device == "h100"
     assert isinstance(x, torch.Tensor) and (x.shape, x.dtype, x.device.type) == ((16, 64), torch.float16, "meta")
     assert isinstance(w, torch.Tensor) and w.shape == (64,)
+
+
+def test_explain_compiles_for_real_and_keeps_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPASS_KEEP_SOURCES", str(tmp_path / "kept"))
+    found = json.loads(run("explain", "rms_norm", "--shape", "4096x1024", "--json"))
+    (kernel,) = found["kernels"]
+    assert 16 <= kernel["registers"] <= 255 and kernel["spill_bytes"] == 0
+    assert found["floor_bytes"] == 2 * (2 * 4096 * 1024) + 2 * 1024  # x and y, then w, in bf16
+    assert found["floor_bytes"] <= kernel["dram_bytes"] <= 1.06 * found["floor_bytes"]
+    assert f"def {kernel['name']}(" in (tmp_path / "kept" / f"{kernel['name']}.py").read_text()
 
 
 def test_explain_prints_sources_on_request(pipeline: list[tuple[object, ...]]) -> None:

@@ -172,7 +172,8 @@ def test_loops_sizes_and_grid() -> None:
 def test_the_language_a_kernel_may_use() -> None:
     """Everything at once: the same text must compile and give the right sums."""
     body = ["ROWS: tl.constexpr = 4", "row = tl.program_id(0).to(tl.int64)",
-            "r = tl.expand_dims(tl.arange(0, ROWS), 1)", "c = tl.max_contiguous(tl.multiple_of(tl.arange(0, 8), 8), 8)[None, :]",
+            "r = tl.expand_dims(tl.arange(0, ROWS), 1)",
+            "c = tl.max_contiguous(tl.multiple_of(tl.arange(0, 8), 8), 8)[None, :]",
             "total, most = tl.zeros((ROWS, 8), tl.float32), tl.full((ROWS, 8), -float('inf'), tl.float32)",
             "blocks = tl.cdiv(s0, 8)", "for k in range(blocks):", "    at = k * 8 + c",
             "    live = (at < s0) & (r < ROWS)",
@@ -188,6 +189,13 @@ def test_the_language_a_kernel_may_use() -> None:
     interpret.run(source, {"x": x, "out": out}, {"s0": 13})
     assert out.tolist() == [x.sum(), x.max()]
     assert offline.compile(source, DEVICES["h200"]).registers > 0
+
+
+def test_library_functions_of_scalars_and_tiles() -> None:
+    body = ["i = tl.arange(0, 8)", "v = tl.load(x + i)", "tl.store(out + i, libdevice.pow(2.0, v) + libdevice.tanh(0.5))"]
+    x, out = torch.arange(8.0), torch.empty(8)
+    interpret.run(kernel("mixed", {"x": F32, "out": F32}, body), {"x": x, "out": out}, {})
+    torch.testing.assert_close(out, 2.0**x + math.tanh(0.5))
 
 
 def test_no_programs_write_nothing() -> None:

@@ -194,6 +194,12 @@ def test_check_refuses_an_error_eager_does_not_make() -> None:
     assert not check(off, eager, exact).ok
 
 
+def test_check_counts_units_in_the_last_place_of_the_result() -> None:
+    exact = torch.tensor([1.5], dtype=torch.float64)  # between 1 and 2 bf16 steps by 2 ** -7
+    right = exact.to(torch.bfloat16)
+    assert check(right + 2.0**-7, right, exact).max_error == check(right, right, exact).max_bound == 2.0**-7
+
+
 def test_unknown_names_and_shapes_are_refused() -> None:
     with pytest.raises(UnknownWorkload, match="rms_norm_backward"):
         workload("rms_nrom")

@@ -1,0 +1,140 @@
+"""The arguments of a call: their leaves, names and layouts, and which of their sizes may vary."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, NoneType
+from typing import Any
+
+import torch
+
+from .. import compat
+from ..errors import BadArgument, MixedDevices, NeedsGrad, UnsupportedDevice, UnsupportedDtype, UnsupportedLayout
+from ..ir.expr import BY_TORCH, DTYPES
+from ..ir.size import Size, mul, sym, value
+from .outputs import check_shape
+
+DEVICES = ("cpu", "cuda", "meta")
+# Values that cannot change behind our back while they compare equal.
+_PLAIN = (bool, int, float, str, bytes, complex, NoneType, slice, torch.dtype, torch.device, torch.memory_format, enum.Enum,
+          type, FunctionType, BuiltinFunctionType)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Flattened arguments; `names` has one entry a leaf."""
+
+    leaves: tuple[Any, ...]
+    names: tuple[str, ...]
+    spec: Any
+
+    @property
+    def tensors(self) -> tuple[tuple[int, torch.Tensor], ...]:
+        """The tensor leaves, with their positions."""
+        return tuple((i, leaf) for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor))
+
+
+def flatten(fn: Callable[..., Any], args: tuple[Any, ...]) -> Arguments:
+    """The leaves of some arguments, named after the function's own parameters."""
+    leaves, spec = compat.pytree_flatten(args)
+    names: list[str] = []
+    for parameter, arg in zip(_parameters(fn, len(args)), args, strict=True):
+        own, _ = compat.pytree_flatten(arg)
+        names += [parameter] if len(own) == 1 and own[0] is arg else [f"{parameter}_{k}" for k in range(len(own))]
+    return Arguments(tuple(leaves), tuple(_unique(names)), spec)
+
+
+def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
+    """A name for each positional argument; `x0` and so on where the signature has none."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "x")
+    names = positional[:count] + [f"{rest}{k}" for k in range(count - len(positional[:count]))]
+    return [re.sub(r"\W", "_", name) for name in names]
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        while name in found:
+            name += "_"
+        found.append(name)
+    return found
+
+
+def check(arguments: Arguments) -> None:
+    """Refuse arguments no kernel can take."""
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        if isinstance(leaf, torch.Tensor):
+            _check_tensor(name, leaf)
+        elif not isinstance(leaf, _PLAIN):
+            raise BadArgument(detail=f"Argument {name} is a {type(leaf).__name__}, which could change unseen between calls. "
+                                     "Pass tensors, numbers, strings, or tuples, lists and dicts of them.")
+    devices = {leaf.device for _, leaf in arguments.tensors}
+    if len(devices) > 1:
+        raise MixedDevices(devices=", ".join(sorted(str(d) for d in devices)))
+
+
+def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+    if tensor.device.type not in DEVICES:
+        raise UnsupportedDevice(device=tensor.device)
+    if tensor.layout is not torch.strided:
+        raise UnsupportedLayout(argument=name, layout=tensor.layout)
+    if tensor.dtype not in BY_TORCH:
+        raise UnsupportedDtype(what=f"Argument {name}", dtype=tensor.dtype, where="the call", supported=", ".join(DTYPES))
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise BadArgument(detail=f"Argument {name} is a {type(tensor).__name__}. Pass a plain torch.Tensor.")
+    if tensor.is_neg():
+        raise BadArgument(detail=f"Argument {name} is a lazily negated view. Call .resolve_neg() first.")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise NeedsGrad(argument=name)
+    check_shape(f"Argument {name}", tensor.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor's shape and strides, in sizes."""
+
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+
+
+def static_layout(tensor: torch.Tensor) -> Layout:
+    """Every size a number."""
+    return Layout(tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def symbolic_layouts(tensors: Sequence[torch.Tensor]) -> tuple[tuple[Layout, ...], dict[str, int]]:
+    """Layouts in which all sizes but the last of each tensor are symbols, and the symbols' present values.
+
+    Equal sizes are one symbol. 0 and 1 are always fixed, because torch treats them unlike other sizes. A vector's size is
+    a symbol if it is that of some rows, and of no columns.
+    """
+    rows = dict.fromkeys(s for t in tensors if t.dim() > 1 for s in t.shape[:-1] if s > 1)
+    columns = {t.shape[-1] for t in tensors if t.dim() > 1}
+    symbols = {size: sym(f"s{k}") for k, size in enumerate(rows)}
+    layouts = []
+    for tensor in tensors:
+        shape: tuple[Size, ...] = tuple(symbols.get(s, s) for s in tensor.shape[:-1]) + tuple(tensor.shape[-1:])
+        if tensor.dim() == 1 and tensor.shape[0] not in columns:
+            shape = (symbols.get(tensor.shape[0], tensor.shape[0]),)
+        layouts.append(Layout(shape, _symbolic_strides(tensor, shape, {f"s{k}": n for k, n in enumerate(rows)})))
+    return tuple(layouts), {f"s{k}": n for k, n in enumerate(rows)}
+
+
+def _symbolic_strides(tensor: torch.Tensor, shape: tuple[Size, ...], hints: dict[str, int]) -> tuple[Size, ...]:
+    """Strides as products of sizes: a stride that is another dim's stride times its size is taken to be just that."""
+    found: dict[int, Size] = {}
+    # From the innermost dim outwards; of dims that step alike, the last comes first.
+    for dim in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), -d)):
+        number = tensor.stride(dim)
+        spans = [mul(found[inner], shape[inner]) for inner in sorted(found, reverse=True) if tensor.stride(inner)]
+        found[dim] = next((s for s in spans if value(s, hints) == number and number), number)
+    return tuple(found[d] for d in range(tensor.dim()))

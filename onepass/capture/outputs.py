@@ -1,0 +1,165 @@
+"""What a traced function returns, as recipes: stored buffers, views of them or of inputs, numbers and plain values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from ..errors import AbsurdShape, SymbolicAxis, UnsupportedDtype
+from ..ir.expr import BY_TORCH, DTYPES
+from ..ir.program import Buffer
+from ..ir.size import Size, product
+from .call import ToSize
+from .lower import Output
+from .source import user_line
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A buffer of the Program."""
+
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """An input, returned as it came."""
+
+    leaf: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A window on a stored buffer or on an input."""
+
+    base: Stored | Passed
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A size of an input."""
+
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Anything that is not a tensor."""
+
+    value: Any
+
+
+Recipe: TypeAlias = Stored | Passed | View | Number | Literal
+
+MAX_NUMEL = 2**62
+MAX_RANK = 20
+
+
+def aliased(node: fx.Node) -> fx.Node:
+    """The node whose memory a view shows, itself if it is none."""
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        is_view = schema is not None and schema.returns and schema.returns[0].alias_info is not None
+        if not is_view and getattr(node.target, "__name__", "") != "getitem":
+            return node
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        if not is_view and aliased(source) is source:
+            return node  # one of several results of an op that is no view
+        node = source
+    return node
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What must be stored, and how each leaf of the result is made from it."""
+
+    stored: tuple[Output, ...]
+    recipes: tuple[Recipe, ...]
+
+
+def plan_outputs(leaves: Sequence[Any], inputs: Mapping[fx.Node, int], taken: frozenset[str], to_size: ToSize) -> Plan:
+    """Recipes for the leaves of a result. `inputs` says which leaf of the arguments a placeholder is."""
+    planner = _Planner(inputs, taken, to_size, Counter(aliased(n) for n in leaves if _is_tensor(n)))
+    recipes = tuple(planner.recipe(leaf) for leaf in leaves)
+    return Plan(tuple(planner.stored.values()), recipes)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, fx.Node) and isinstance(leaf.meta.get("val"), torch.Tensor)
+
+
+@dataclass
+class _Planner:
+    inputs: Mapping[fx.Node, int]
+    taken: frozenset[str]
+    to_size: ToSize
+    shared: Counter[fx.Node]  # how many leaves show each node's memory
+
+    def __post_init__(self) -> None:
+        self.stored: dict[fx.Node, Output] = {}
+
+    def recipe(self, leaf: Any) -> Recipe:
+        if not isinstance(leaf, fx.Node):
+            return Literal(leaf)
+        if not _is_tensor(leaf):
+            return Number(self.size(leaf.meta["val"], leaf))
+        root = aliased(leaf)
+        if root in self.inputs:
+            return self.view(leaf, root, Passed(self.inputs[root]))
+        if leaf is not root and self.is_part(leaf, root):
+            return self.store(leaf)
+        return self.view(leaf, root, self.store(root))
+
+    def is_part(self, leaf: fx.Node, root: fx.Node) -> bool:
+        """Whether to store a slice alone: nobody else sees the rest."""
+        fewer = product(list(self.shape(leaf))) != product(list(self.shape(root)))
+        return fewer and self.shared[root] == 1 and 0 not in leaf.meta["val"].stride()
+
+    def view(self, leaf: fx.Node, root: fx.Node, base: Stored | Passed) -> Recipe:
+        if leaf is root:
+            return base
+        start = leaf.meta["val"].storage_offset() - root.meta["val"].storage_offset()
+        return View(base, self.shape(leaf), self.strides(leaf), self.size(start, leaf))
+
+    def store(self, node: fx.Node) -> Stored:
+        if node not in self.stored:
+            name = f"out{len(self.stored)}"
+            while name in self.taken:
+                name += "_"
+            dtype, shape = node.meta["val"].dtype, self.shape(node)
+            if dtype not in BY_TORCH:
+                raise UnsupportedDtype(what="An output", dtype=dtype, where=user_line(node.stack_trace), supported=", ".join(DTYPES))
+            check_shape("An output", shape)
+            buffer = Buffer(name, BY_TORCH[dtype], "output", shape, self.strides(node))
+            self.stored[node] = Output(node, buffer)
+        return Stored(self.stored[node].buffer.name)
+
+    def shape(self, node: fx.Node) -> tuple[Size, ...]:
+        return tuple(self.size(s, node) for s in node.meta["val"].shape)
+
+    def strides(self, node: fx.Node) -> tuple[Size, ...]:
+        return tuple(self.size(s, node) for s in node.meta["val"].stride())
+
+    def size(self, size: Any, node: fx.Node) -> Size:
+        found = self.to_size(size) if isinstance(size, (int, torch.SymInt)) else None
+        if found is None:
+            raise SymbolicAxis(op="an output", axis=str(size), where=user_line(node.stack_trace))
+        return found
+
+
+def check_shape(what: str, shape: Sequence[Size]) -> None:
+    """Refuse what no memory holds."""
+    if len(shape) > MAX_RANK:
+        raise AbsurdShape(what=what, shape=list(shape), detail=f"it has {len(shape)} dims, the most is {MAX_RANK}; reshape it first")
+    total = product(list(shape))
+    if isinstance(total, int) and total >= MAX_NUMEL:
+        raise AbsurdShape(what=what, shape=list(shape), detail=f"it has {total} elements, more than any memory holds")

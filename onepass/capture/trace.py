@@ -1,0 +1,209 @@
+"""A function and example arguments -> a Captured Program.
+
+The function is run once on shape-only tensors; the ops it ran, decomposed to a small vocabulary, are lowered to the ir.
+What a trace would silently freeze into the kernel (a tensor from outside, a random draw, a value read on the host) is
+refused when the op is seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import compat
+from ..errors import ClosureTensor, DataDependent, Mutation, Randomness, SymbolicAxis
+from ..ir.expr import BY_TORCH
+from ..ir.program import Buffer
+from ..ir.size import Size, Sym, product, sym
+from .arguments import Arguments, Layout, check, flatten, static_layout, symbolic_layouts
+from .captured import Captured, Leaf, PlainLeaf, TensorLeaf, ambient
+from .lower import lower, op_name
+from .outputs import aliased, plan_outputs
+from .source import user_frame, user_line
+
+
+def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | None = None) -> Captured:
+    """Trace `fn(*args)` and lower it to a Program.
+
+    By default row counts become symbols where the whole function allows it; `dynamic=False` fixes every size,
+    `dynamic=True` insists on symbols.
+    """
+    arguments = flatten(fn, args)
+    check(arguments)
+    tensors = [t for _, t in arguments.tensors]
+    layouts, hints = symbolic_layouts(tensors)
+    if hints and dynamic is not False:
+        try:
+            return _captured(fn, arguments, layouts, hints)
+        except Exception:
+            if dynamic:
+                raise
+            # Whatever went wrong with symbols, the trace without them decides.
+    return _captured(fn, arguments, tuple(static_layout(t) for t in tensors), {})
+
+
+def _captured(fn: Callable[..., Any], arguments: Arguments, layouts: Sequence[Layout], hints: dict[str, int]) -> Captured:
+    trace = _trace(fn, arguments, layouts, hints)
+    placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
+    buffers = {node: _buffer(arguments.names[position], tensor, layout)
+               for node, (position, tensor), layout in zip(placeholders, arguments.tensors, trace.layouts, strict=True)}
+    positions = {node: position for node, (position, _) in zip(placeholders, arguments.tensors, strict=True)}
+    outputs = plan_outputs(trace.leaves, positions, frozenset(arguments.names), trace.to_size)
+    program = lower(trace.graph, _name(fn), buffers, outputs.stored, trace.to_size)
+    return Captured(fn, program, _leaves(arguments, trace.layouts), arguments.spec, ambient(fn), trace.guards,
+                    outputs.recipes, trace.result_spec)
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    """The function's name, as an identifier."""
+    name = re.sub(r"\W+", "_", getattr(fn, "__name__", type(fn).__name__)).strip("_")
+    return name if name.isidentifier() else "fused"
+
+
+def _buffer(name: str, tensor: torch.Tensor, layout: Layout) -> Buffer:
+    return Buffer(name, BY_TORCH[tensor.dtype], "input", layout.shape, layout.strides)
+
+
+def _leaves(arguments: Arguments, layouts: Sequence[Layout]) -> tuple[Leaf, ...]:
+    """What every leaf of the arguments must be in a later call."""
+    found: list[Leaf] = [PlainLeaf(leaf) for leaf in arguments.leaves]
+    for (position, t), layout in zip(arguments.tensors, layouts, strict=True):
+        name = arguments.names[position]
+        found[position] = TensorLeaf(name, t.dtype, t.device, layout.shape, layout.strides, t.requires_grad)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """A functional graph and what was found out while making it."""
+
+    graph: fx.Graph
+    leaves: tuple[Any, ...]  # of the result: graph nodes, or plain values
+    result_spec: Any
+    layouts: tuple[Layout, ...]  # of the tensor arguments, after symbols found equal became one
+    guards: tuple[str, ...]
+    to_size: Callable[[Any], Size | None]
+
+
+def _trace(fn: Callable[..., Any], arguments: Arguments, layouts: Sequence[Layout], hints: dict[str, int]) -> _Trace:
+    mode = compat.fake_mode()
+    symbols = {name: compat.fake_symbol(mode, hint) for name, hint in hints.items()}
+    fakes = _fakes(arguments, layouts, symbols, mode)
+    traced = _Traced(fn, arguments)
+    module = _functional(_graph_of(traced, fakes, mode), fakes, mode)
+    names = {str(s.node.expr): name for name, s in symbols.items() if not isinstance(s.node.expr, int)}
+
+    def to_size(size: Any) -> Size | None:
+        factors = compat.size_factors(size)
+        return None if factors is None else product([factors[0], *(sym(names[n]) for n in factors[1])])
+
+    for name, symbol in symbols.items():
+        if not isinstance(to_size(symbol), Sym):
+            raise SymbolicAxis(op="the function", axis=f"{name} ({hints[name]} here)", where=_name(fn))
+    final = tuple(_final_layout(fake, to_size) for fake in fakes)
+    nodes = iter(next(n for n in module.graph.nodes if n.op == "output").args[0])
+    leaves = tuple(next(nodes) if _is_traced(leaf) else leaf for leaf in traced.leaves)
+    return _Trace(module.graph, leaves, traced.spec, final, compat.shape_guards(mode, names), to_size)
+
+
+def _final_layout(fake: torch.Tensor, to_size: Callable[[Any], Size | None]) -> Layout:
+    shape, strides = [to_size(s) for s in fake.shape], [to_size(s) for s in fake.stride()]
+    sizes = [s for s in (*shape, *strides) if s is not None]
+    if len(sizes) < len(shape) + len(strides):
+        raise SymbolicAxis(op="the function", axis=str(tuple(fake.shape)), where="its arguments")
+    return Layout(tuple(sizes[:len(shape)]), tuple(sizes[len(shape):]))
+
+
+def _fakes(arguments: Arguments, layouts: Sequence[Layout], symbols: dict[str, Any], mode: Any) -> list[torch.Tensor]:
+    """A shape-only tensor for every tensor argument. Each is its own memory: the Program must hold for any arguments."""
+
+    def torch_size(size: Size) -> Any:
+        if isinstance(size, int):
+            return size
+        total = size.coef
+        for name in size.names:
+            total = total * symbols[name]
+        return total
+
+    fakes = []
+    with mode:
+        for (_, tensor), layout in zip(arguments.tensors, layouts, strict=True):
+            shape, strides = ([torch_size(s) for s in sizes] for sizes in (layout.shape, layout.strides))
+            fake = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+            fakes.append(fake.requires_grad_(tensor.requires_grad))
+    return fakes
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))
+
+
+class _Traced:
+    """The function over flat tensors; remembers the structure of what it returned."""
+
+    def __init__(self, fn: Callable[..., Any], arguments: Arguments) -> None:
+        self.fn, self.arguments = fn, arguments
+        self.leaves: list[Any] = []
+        self.spec: Any = None
+
+    def __call__(self, *tensors: torch.Tensor) -> list[Any]:
+        leaves = list(self.arguments.leaves)
+        for (position, _), tensor in zip(self.arguments.tensors, tensors, strict=True):
+            leaves[position] = tensor
+        with compat.watching(_watch):
+            result = self.fn(*compat.pytree_unflatten(leaves, self.arguments.spec))
+        self.leaves, self.spec = compat.pytree_flatten(result)
+        for leaf in self.leaves:
+            if isinstance(leaf, torch.Tensor) and not compat.is_fake(leaf):
+                raise ClosureTensor(shape=list(leaf.shape))
+        return [leaf for leaf in self.leaves if _is_traced(leaf)]
+
+
+def _watch(op: Any, args: tuple, kwargs: dict) -> str:
+    """Refuse ops whose result a trace would freeze; otherwise say which line of user code runs."""
+    frame = user_frame()
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        raise Randomness(op=str(op), where=user_line(frame))
+    if torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
+        raise DataDependent(detail=f"{op} at {user_line(frame)}")
+    if op_name(op) != "aten.lift_fresh":  # torch.tensor(1.0) in the function itself
+        leaves, _ = compat.pytree_flatten((args, kwargs))
+        outside = next((a for a in leaves if isinstance(a, torch.Tensor) and not compat.is_fake(a)), None)
+        if outside is not None:
+            raise ClosureTensor(shape=list(outside.shape))
+    return frame
+
+
+def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.GraphModule:
+    try:
+        return compat.trace_graph(traced, fakes, mode)
+    except compat.data_dependent_errors() as error:
+        raise DataDependent(detail=str(error).splitlines()[0]) from error
+    except RuntimeError as error:
+        if "not supported for tensor subclasses" in str(error):  # .numpy() and .tolist() of a shape-only tensor
+            raise DataDependent(detail=str(error).splitlines()[0]) from error
+        raise
+
+
+def _functional(module: fx.GraphModule, fakes: list[torch.Tensor], mode: Any) -> fx.GraphModule:
+    """The graph without in-place ops: those on inputs are refused, those on the function's own values rewritten."""
+    writes = [(node, target) for node in module.graph.nodes for target in _written(node)]
+    for node, target in writes:
+        if aliased(target).op == "placeholder":
+            raise Mutation(op=str(node.target), where=user_line(node.stack_trace))
+    return compat.without_mutations(module, fakes, mode) if writes else module
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The arguments a node changes in place."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    written = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [n for n in written if isinstance(n, fx.Node)]

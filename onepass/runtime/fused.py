@@ -1,0 +1,129 @@
+"""What `onepass.fuse` returns: a function that answers from kernels, and never from a stale trace.
+
+Every call checks every guard of the captures made so far; if none applies, the function is captured anew. One capture
+serves all row counts, with at most four plans, made when a class of row counts is first met.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..capture.trace import Captured, capture
+from ..device import Device, device
+from ..errors import BadArgument, NeedsGrad, NotReady
+from ..ir.program import Program
+from ..ir.size import Bindings
+from ..pipeline import compile, interpretable, optimise, representative, row_class
+from ..plan.access import needs_wide_index
+from .card import present
+from .executable import Executable, aligned_of, assemble
+from .launch import prepare
+
+CPU_FACTS = "h200"  # interpreted kernels are planned for this device: plans are the same as on a card
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """A capture and its Program, ready to plan."""
+
+    captured: Captured
+    program: Program
+
+
+class Fused:
+    """Callable like the function it was made from."""
+
+    def __init__(self, fn: Callable[..., Any], dynamic: bool | None = None) -> None:
+        if not callable(fn):
+            raise BadArgument(detail=f"onepass.fuse takes a function, not {type(fn).__name__}.")
+        functools.update_wrapper(self, fn, updated=())
+        self.fn, self.dynamic = fn, dynamic
+        self._signature = inspect.signature(fn)
+        self._traces: list[_Trace] = []
+        self._executables: dict[tuple[Any, ...], Executable] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute, capturing and compiling first where no earlier call did."""
+        args = self._positional(args, kwargs)
+        _forward_only(args)
+        trace, bindings = self._trace(args)
+        if any(trace.program.points((axis.name,), bindings) == 0 for axis in trace.program.axes):
+            with torch.no_grad():  # no elements, nothing to fuse: the function's own answer for an empty axis is the right one
+                return self.fn(*args)
+        tensors = trace.captured.tensors(args)
+        executable = self._executable(trace, bindings, tensors)
+        return trace.captured.result(executable(tensors, bindings), args)
+
+    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        if not kwargs and len(args) == len(self._signature.parameters):
+            return args
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise BadArgument(detail=f"{getattr(self.fn, '__name__', 'the function')}: {error}.") from None
+        bound.apply_defaults()
+        if bound.kwargs:
+            raise BadArgument(detail="keyword-only arguments cannot be fused; make them positional.")
+        return bound.args
+
+    def _trace(self, args: tuple[Any, ...]) -> tuple[_Trace, Bindings]:
+        for trace in self._traces:
+            bindings = trace.captured.bind(args)
+            if bindings is not None:
+                return trace, bindings
+        with self._lock:
+            captured = capture(self.fn, args, dynamic=self.dynamic)
+            trace = _Trace(captured, optimise(captured.program))
+            self._traces.append(trace)
+        bindings = captured.bind(args)
+        assert bindings is not None, "a capture applies to the arguments it was made from"
+        return trace, bindings
+
+    def _executable(self, trace: _Trace, bindings: Bindings, tensors: dict[str, torch.Tensor]) -> Executable:
+        """The kernels for these sizes, alignments and device: from memory, or made now."""
+        where = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+        facts = _facts(where)
+        aligned = frozenset(name for name, t in tensors.items() if t.data_ptr() % 16 == 0)
+        wide = needs_wide_index(trace.program, bindings)
+        key = (id(trace), row_class(bindings, facts), wide, aligned, where)
+        found = self._executables.get(key)
+        if found is not None:
+            return found
+        if where.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise NotReady(function=getattr(self.fn, "__name__", "the function"))
+        with self._lock:
+            if key not in self._executables:
+                self._executables[key] = _build(trace.program, bindings, facts, where, aligned, wide)
+            return self._executables[key]
+
+
+def _build(program: Program, bindings: Bindings, facts: Device, where: torch.device, aligned: frozenset[str], wide: bool) -> Executable:
+    sizes = representative(program, bindings, facts)
+    if where.type == "cpu":
+        return assemble(interpretable(program, sizes, facts, wide), where, aligned)
+    index = where.index if where.index is not None else torch.cuda.current_device()
+    compiled = compile(program, sizes, facts, lambda s: prepare(s, index, aligned_of(s, aligned)).binary, wide)
+    return assemble(compiled, where, aligned)
+
+
+def _facts(where: torch.device) -> Device:
+    if where.type == "cuda":
+        found = present(where.index or 0)
+        assert found is not None
+        return found
+    return device(CPU_FACTS)
+
+
+def _forward_only(args: tuple[Any, ...]) -> None:
+    if torch.is_grad_enabled():
+        for k, arg in enumerate(args):
+            if isinstance(arg, torch.Tensor) and arg.requires_grad:
+                raise NeedsGrad(argument=k)
