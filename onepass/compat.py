@@ -136,7 +136,7 @@ mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_
 soft_margin_loss_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
 addcdiv lerp nan_to_num norm linalg_vector_norm std_mean dist aminmax xlogy masked_fill tril triu logaddexp logaddexp2
 heaviside sinc special_entr special_xlog1py isposinf isneginf eye linspace nansum count_nonzero frac
-""".split()
+"""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -144,7 +144,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     import torch
     from torch._decomp import get_decompositions
 
-    packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED if hasattr(torch.ops.aten, name)]
+    packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED.split() if hasattr(torch.ops.aten, name)]
     return dict(get_decompositions(packets))
 
 
@@ -175,7 +175,7 @@ def fake_symbol(mode: Any, hint: int) -> Any:
     import torch
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     return mode.from_tensor(torch.empty(hint, device="meta"), symbolic_context=context).shape[0]
 
 

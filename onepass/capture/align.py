@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..ir.size import Size, product
 from .axes import Dim, Dims, common_factors, cut, segments
 from .draft import Draft, Tensor
-from .substitute import Affine, Coordinate, rename, substitute
+from .substitute import Affine, rename, substitute
 
 
 def broadcast(draft: Draft, tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], Dims]:
@@ -92,9 +92,10 @@ def _merge(draft: Draft, node: int, run: Dim) -> tuple[int, str]:
 def reshape(draft: Draft, tensor: Tensor, sizes: Sequence[Size]) -> Tensor:
     """The tensor's elements in row-major order under another shape."""
     if product(list(sizes)) == 0:
-        return draft.tensor(_at_origin(draft, tensor), tuple(draft.atoms.dim(s) for s in sizes))
+        nothing = draft.const(0, draft.dtype(tensor.node))  # no element is ever read
+        return draft.tensor(nothing, tuple(draft.atoms.dim(s) for s in sizes))
     atoms = tuple(a for dim in draft.dims(tensor) for a in dim)
-    wanted = [s for s in sizes if s != 1]
+    wanted = tuple(s for s in sizes if s != 1)
     if common_factors(_extents(draft, atoms), wanted) is None:
         tensor, atoms = _regrouped(draft, tensor, atoms, wanted)
     factors = common_factors(_extents(draft, atoms), wanted)
@@ -103,7 +104,7 @@ def reshape(draft: Draft, tensor: Tensor, sizes: Sequence[Size]) -> Tensor:
     return draft.tensor(tensor.node, cut(atoms, _extents(draft, atoms), sizes))
 
 
-def _regrouped(draft: Draft, tensor: Tensor, atoms: Dim, wanted: Sequence[Size]) -> tuple[Tensor, Dim]:
+def _regrouped(draft: Draft, tensor: Tensor, atoms: Dim, wanted: tuple[Size, ...]) -> tuple[Tensor, Dim]:
     """The tensor with every run of atoms that has no common factors with what is wanted counted by one new atom."""
     node, found = tensor.node, list[str]()
     extents = _extents(draft, atoms)
@@ -114,12 +115,6 @@ def _regrouped(draft: Draft, tensor: Tensor, atoms: Dim, wanted: Sequence[Size])
             run = (atom,)
         found += run
     return Tensor(node, (tuple(found),)), tuple(found)
-
-
-def _at_origin(draft: Draft, tensor: Tensor) -> int:
-    """Any element: the stand-in for the elements of an empty tensor."""
-    moves: dict[Dim, Coordinate] = {(a,): Affine() for dim in draft.dims(tensor) for a in dim}
-    return substitute(draft, tensor.node, moves)
 
 
 def _extents(draft: Draft, dim: Dim) -> tuple[Size, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import pairwise
 from typing import TypeAlias
 
 from ..ir.size import Size, divide, mul, product
@@ -48,11 +48,12 @@ class Segment:
     right: tuple[int, int]
 
 
-def segments(left: Sequence[Size], right: Sequence[Size]) -> tuple[Segment, ...]:
+def segments(left: tuple[Size, ...], right: tuple[Size, ...]) -> tuple[Segment, ...]:
     """Cut two lists of the same product into the shortest runs whose products agree."""
-    ends = {p: i for i, p in enumerate(accumulate(left, mul, initial=1))}
-    cuts = [(ends[p], j) for j, p in enumerate(accumulate(right, mul, initial=1)) if p in ends]
-    return tuple(Segment((a, b), (c, d)) for (a, c), (b, d) in zip(cuts, cuts[1:], strict=False))
+    ends = {product(left[:i]): i for i in range(len(left) + 1)}
+    products = [product(right[:j]) for j in range(len(right) + 1)]
+    cuts = [(ends[p], j) for j, p in enumerate(products) if p in ends]
+    return tuple(Segment((a, b), (c, d)) for (a, c), (b, d) in pairwise(cuts))
 
 
 def cut(atoms: Sequence[str], extents: Sequence[Size], sizes: Sequence[Size]) -> Dims:
@@ -60,7 +61,8 @@ def cut(atoms: Sequence[str], extents: Sequence[Size], sizes: Sequence[Size]) ->
     dims: list[Dim] = []
     at = 0
     for size in sizes:
-        start, have = at, 1
+        start = at
+        have: Size = 1
         while have != size:
             have = mul(have, extents[at])
             at += 1

@@ -13,7 +13,22 @@ from dataclasses import dataclass, replace
 from ..ir.expr import BOOL, F32, I64, OPS, DType, result_dtype
 from ..ir.monoid import MONOIDS
 from ..ir.program import (
-    Axis, Buffer, Builder, Const, Index, Load, Node, Op, Program, Reduce, Result, Store, Strides, operands, prune, with_operands,
+    Axis,
+    Buffer,
+    Builder,
+    Const,
+    Index,
+    Load,
+    Node,
+    Op,
+    Program,
+    Reduce,
+    Result,
+    Store,
+    Strides,
+    operands,
+    prune,
+    with_operands,
 )
 from ..ir.size import Size, mul, product
 from .axes import Atoms, Dim, Dims
@@ -60,8 +75,9 @@ class Draft:
         plain = bool(value) if dtype is BOOL else int(value) if not dtype.is_float else float(value)
         if isinstance(plain, float) and math.isnan(plain):
             plain = math.nan
-        folded = plain * scale if isinstance(scale, int) else plain
-        return self.add(Const(folded, dtype, 1 if isinstance(scale, int) else scale), dtype)
+        if isinstance(scale, int) and scale != 1:
+            plain, scale = plain * scale, 1
+        return self.add(Const(plain, dtype, scale), dtype)
 
     def index(self, dim: Dim) -> int:
         """The position along a dim."""
@@ -135,7 +151,7 @@ class Draft:
 
     def finish(self, name: str, buffers: tuple[Buffer, ...]) -> Program:
         """The Program, over final axes; inputs that are not read are left out."""
-        builder, new, names = Builder(), [], dict[str, str]()
+        builder, new, names = Builder(), list[int](), dict[str, str]()
         for node in self.nodes:
             new.append(builder.add(with_operands(self._resolved(node, names), new)))
         axes = tuple(Axis(axis, self.atoms.extent(atom)) for atom, axis in names.items())

@@ -33,6 +33,34 @@ def _side_by_side(draft: Draft, dim: int, pieces: tuple[Tensor, ...]) -> Concat:
     return Concat(dim, (first, *(join(draft, piece, onto) for piece in rest)))
 
 
+def _stack(call: Call) -> Concat | Tensor:
+    """cat along a new dim, in which each piece has size 1."""
+    dim = positive(call.arg(1, "dim", 0), len(call.gives.shape))
+    rows = [Tensor(call.draft.cast(p.node, call.dtype), (*p.dims[:dim], (), *p.dims[dim:])) for p in call.args[0]]
+    return rows[0] if len(rows) == 1 else _side_by_side(call.draft, dim, tuple(rows))
+
+
+def _pad(call: Call) -> Concat | Tensor:
+    """A number before and after each dim, from the last dim on."""
+    tensor, pad, value = call.args[0], call.args[1], call.arg(2, "value", 0)
+    padded: Concat | Tensor = tensor
+    for k in range(len(pad) // 2):
+        dim, before, after = len(tensor.dims) - 1 - k, call.number(pad[2 * k]), call.number(pad[2 * k + 1])
+        if before < 0 or after < 0:
+            call.unsupported("negative padding")
+        inner = joined(call, padded) if isinstance(padded, Concat) else padded
+        ends = [_constant_like(call, inner, dim, n, value) for n in (before, after)]
+        pieces = tuple(p for p in (ends[0], inner, ends[1]) if _length(call.draft, p, dim) != 0)
+        padded = inner if len(pieces) == 1 else _side_by_side(call.draft, dim, pieces)
+    return padded
+
+
+def _constant_like(call: Call, like: Tensor, dim: int, length: int, value: float) -> Tensor:
+    """A number in the shape of a tensor, but for the length of one dim."""
+    dims = (*like.dims[:dim], call.draft.atoms.dim(length), *like.dims[dim + 1:])
+    return call.draft.tensor(literal(call, value, call.dtype), dims)
+
+
 def _length(draft: Draft, tensor: Tensor, dim: int) -> Size:
     return draft.atoms.size(tensor.dims[dim])
 
@@ -65,7 +93,7 @@ def _chosen(draft: Draft, test: int, a: int, b: int) -> int:
     return draft.cast(draft.op("where", test, draft.cast(a, wide), draft.cast(b, wide)), dtype)
 
 
-def _spread(call: Call, piece: Tensor, dim: int, begin: Size, position: int, along: tuple[str, ...]) -> Tensor:
+def _spread(call: Call, piece: Tensor, dim: int, begin: int, position: int, along: tuple[str, ...]) -> Tensor:
     """A piece over the whole length; outside its own place it repeats its first or last element."""
     draft = call.draft
     length = call.number(_length(draft, piece, dim))
@@ -216,6 +244,8 @@ def _complete(call: Call) -> Tensor:
 
 LOOKUPS: dict[str, Handler] = {
     "aten.cat": _cat,
+    "aten.stack": _stack,
+    "aten.constant_pad_nd": _pad,
     "aten.gather": _gather,
     "aten.scatter": _scatter,
     "aten.slice_scatter": _slice_scatter,

@@ -45,7 +45,8 @@ class Output:
     buffer: Buffer
 
 
-def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...], to_size: ToSize) -> Program:
+def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...],
+          to_size: ToSize) -> Program:
     """The Program that computes some nodes of a functional graph from its inputs. `to_size` reads torch's symbolic ints."""
     walk = _Walk(graph, inputs, to_size)
     for output in outputs:
@@ -89,7 +90,8 @@ class _Walk:
         if isinstance(gives, (int, torch.SymInt)) and (size := self.to_size(gives)) is not None:
             return size
         if node.target is operator.getitem:
-            return self.env[node.args[0]][node.args[1]]
+            several, position = node.args
+            return self.env[several][position]  # type: ignore[index]
         name = op_name(node.target)
         handler = TABLE.get(name)
         if handler is None:
@@ -134,7 +136,7 @@ def _applied(handler: Handler, call: Call) -> Any:
         whole = fx.node.map_aggregate((call.args, call.kwargs), lambda a: joined(call, a) if isinstance(a, Concat) else a)
         return handler(replace(call, args=tuple(whole[0]), kwargs=dict(whole[1])))
     except Inexpressible:
-        raise UnsupportedView(op=call.op, where=call.where, detail="what it puts side by side lies in different places") from None
+        raise UnsupportedView(op=call.op, where=call.where, detail="it regroups elements that lie apart") from None
 
 
 _COPIES = ("aten.clone", "aten.contiguous", "aten.alias", "aten.detach")

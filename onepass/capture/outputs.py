@@ -137,7 +137,8 @@ class _Planner:
                 name += "_"
             dtype, shape = node.meta["val"].dtype, self.shape(node)
             if dtype not in BY_TORCH:
-                raise UnsupportedDtype(what="An output", dtype=dtype, where=user_line(node.stack_trace), supported=", ".join(DTYPES))
+                where = user_line(node.stack_trace)
+                raise UnsupportedDtype(what="An output", dtype=dtype, where=where, supported=", ".join(DTYPES))
             check_shape("An output", shape)
             buffer = Buffer(name, BY_TORCH[dtype], "output", shape, self.strides(node))
             self.stored[node] = Output(node, buffer)
@@ -159,7 +160,7 @@ class _Planner:
 def check_shape(what: str, shape: Sequence[Size]) -> None:
     """Refuse what no memory holds."""
     if len(shape) > MAX_RANK:
-        raise AbsurdShape(what=what, shape=list(shape), detail=f"it has {len(shape)} dims, the most is {MAX_RANK}; reshape it first")
+        raise AbsurdShape(what=what, shape=list(shape), detail=f"more than {MAX_RANK} dims; reshape it first")
     total = product(list(shape))
     if isinstance(total, int) and total >= MAX_NUMEL:
-        raise AbsurdShape(what=what, shape=list(shape), detail=f"it has {total} elements, more than any memory holds")
+        raise AbsurdShape(what=what, shape=list(shape), detail="no memory holds that many elements")

@@ -166,21 +166,17 @@ def _pow(call: Call) -> Tensor:
 
 def _power(call: Call, d: Draft, a: int, exponent: float) -> int:
     """A known power, by the cheapest means."""
-    match exponent:
-        case 0:
-            return number(d, a, 1)
-        case 0.5:
-            return d.op("sqrt", a)
-        case -0.5:
-            return d.op("rsqrt", a)
-        case _ if exponent == int(exponent) and 0 < exponent <= 8:
-            return _repeated(d, a, int(exponent))
-        case _ if exponent == int(exponent) and -8 <= exponent < 0 and d.dtype(a).is_float:
-            return d.op("reciprocal", _repeated(d, a, -int(exponent)))
-        case _ if not d.dtype(a).is_float:
-            call.unsupported(f"an integer to the power {exponent}")
-        case _:
-            return d.op("pow", a, number(d, a, exponent))
+    times = int(abs(exponent)) if abs(exponent) <= 8 and exponent == int(exponent) else None
+    if exponent == 0:
+        return number(d, a, 1)
+    if times is not None and exponent > 0:
+        return _repeated(d, a, times)
+    if not d.dtype(a).is_float:
+        call.unsupported(f"an integer to the power {exponent}")
+    if times is not None:
+        return d.op("reciprocal", _repeated(d, a, times))
+    roots = {0.5: "sqrt", -0.5: "rsqrt"}
+    return d.op(roots[exponent], a) if exponent in roots else d.op("pow", a, number(d, a, exponent))
 
 
 def _repeated(d: Draft, a: int, times: int) -> int:
@@ -280,7 +276,8 @@ def scalar(name: str) -> Handler:
     return handle
 
 
-_UNARY = ("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "erf")
+_UNARY = ("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid",
+          "erf")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 
 POINTWISE: dict[str, Handler] = {

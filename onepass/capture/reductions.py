@@ -29,7 +29,7 @@ class _Folding:
         folded = sorted(set(_dims_of(call, dims)))
         own = self.draft.dims(self.source)
         self.over: Dim = tuple(a for d in folded for a in own[d])
-        left = {d: ((),) if keepdim else () for d in folded}
+        left: dict[int, Dims] = dict.fromkeys(folded, ((),) if keepdim else ())
         self.dims: Dims = tuple(k for d, dim in enumerate(own) for k in left.get(d, (dim,)))
 
     @property

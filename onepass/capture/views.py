@@ -141,7 +141,8 @@ def _unbind(call: Call) -> tuple[Tensor, ...]:
 def _as_strided(call: Call) -> Tensor:
     """Free strides are refused, but decompositions write plain reshapes of fresh memory this way too."""
     before, after = call.takes, call.gives
-    if call.arg(3, "storage_offset") or before.numel() != after.numel() or not (before.is_contiguous() and after.is_contiguous()):
+    dense = before.is_contiguous() and after.is_contiguous() and before.numel() == after.numel()
+    if call.arg(3, "storage_offset") or not dense:
         _refused(call)
     return _view(call)
 

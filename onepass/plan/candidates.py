@@ -88,11 +88,16 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[
                 widest = max(16, min(power_of_two(cols), 32 * warps * per_thread // height))
                 if height > 1:
                     widest = min(power_of_two(cols), max(256, widest))
-                if lead:  # most tiles whole and unmasked
-                    widest = min(widest, power_of_two(cols) // 4)
-                tiles = cover(sector_span(cols, lead) if lead else cols, widest)
+                tiles = _sector_cover(cols, lead, min(widest, power_of_two(cols) // 4)) if lead else cover(cols, widest)
                 if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles):
                     yield Schedule(Block(height), Cover(tiles), warps, lead=lead, resident=frozenset(kernel.multi_phase))
+
+
+def _sector_cover(cols: int, lead: int, widest: int) -> tuple[int, ...]:
+    """Whole tiles, then one that overhangs: its mask changes only between sectors, so it is read with vectors all the same."""
+    span = sector_span(cols, lead)
+    rest = span % widest
+    return (widest,) * (span // widest) + ((power_of_two(rest),) if rest else ())
 
 
 def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
