@@ -106,27 +106,40 @@ class Layout:
     strides: tuple[Size, ...]
 
 
-def static_layout(tensor: torch.Tensor) -> Layout:
-    """Every size a number."""
-    return Layout(tuple(tensor.shape), tuple(tensor.stride()))
+@dataclass(frozen=True)
+class Layouts:
+    """The layouts of all tensor arguments, and the present values of the symbols in them."""
+
+    each: tuple[Layout, ...]
+    hints: dict[str, int]
 
 
-def symbolic_layouts(tensors: Sequence[torch.Tensor]) -> tuple[tuple[Layout, ...], dict[str, int]]:
-    """Layouts in which all sizes but the last of each tensor are symbols, and the symbols' present values.
+def candidate_layouts(tensors: Sequence[torch.Tensor]) -> tuple[Layouts, ...]:
+    """From most to least that may vary: all dims but the last, the first dim alone, nothing."""
+    rows, leading = _symbolic(tensors, None), _symbolic(tensors, 1)
+    fixed = Layouts(tuple(Layout(tuple(t.shape), tuple(t.stride())) for t in tensors), {})
+    tried = [rows, leading] if leading != rows else [rows]
+    return (*(layouts for layouts in tried if layouts.hints), fixed)
+
+
+def _symbolic(tensors: Sequence[torch.Tensor], most: int | None) -> Layouts:
+    """Symbols for the first `most` dims of each tensor (all, if None), never for the last.
 
     Equal sizes are one symbol. 0 and 1 are always fixed, because torch treats them unlike other sizes. A vector's size is
     a symbol if it is that of some rows, and of no columns.
     """
-    rows = dict.fromkeys(s for t in tensors if t.dim() > 1 for s in t.shape[:-1] if s > 1)
-    columns = {t.shape[-1] for t in tensors if t.dim() > 1}
+    rows = dict.fromkeys(s for t in tensors if t.dim() > 1 for s in t.shape[:-1][:most] if s > 1)
+    columns = {s for t in tensors if t.dim() > 1 for s in (t.shape[-1:] if most is None else t.shape[most:])}
     symbols = {size: sym(f"s{k}") for k, size in enumerate(rows)}
+    hints = {f"s{k}": size for k, size in enumerate(rows)}
     layouts = []
     for tensor in tensors:
-        shape: tuple[Size, ...] = tuple(symbols.get(s, s) for s in tensor.shape[:-1]) + tuple(tensor.shape[-1:])
+        vary = tensor.dim() - 1 if most is None else min(most, tensor.dim() - 1)
         if tensor.dim() == 1 and tensor.shape[0] not in columns:
-            shape = (symbols.get(tensor.shape[0], tensor.shape[0]),)
-        layouts.append(Layout(shape, _symbolic_strides(tensor, shape, {f"s{k}": n for k, n in enumerate(rows)})))
-    return tuple(layouts), {f"s{k}": n for k, n in enumerate(rows)}
+            vary = 1
+        shape = tuple(symbols.get(s, s) if d < vary else s for d, s in enumerate(tensor.shape))
+        layouts.append(Layout(shape, _symbolic_strides(tensor, shape, hints)))
+    return Layouts(tuple(layouts), hints)
 
 
 def _symbolic_strides(tensor: torch.Tensor, shape: tuple[Size, ...], hints: dict[str, int]) -> tuple[Size, ...]:

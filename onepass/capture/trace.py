@@ -20,7 +20,7 @@ from ..errors import ClosureTensor, DataDependent, Mutation, Randomness, Symboli
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer
 from ..ir.size import Size, Sym, product, sym
-from .arguments import Arguments, Layout, check, flatten, static_layout, symbolic_layouts
+from .arguments import Arguments, Layout, Layouts, candidate_layouts, check, flatten
 from .captured import Captured, Leaf, PlainLeaf, TensorLeaf, ambient
 from .lower import lower, op_name
 from .outputs import aliased, plan_outputs
@@ -35,20 +35,21 @@ def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | No
     """
     arguments = flatten(fn, args)
     check(arguments)
-    tensors = [t for _, t in arguments.tensors]
-    layouts, hints = symbolic_layouts(tensors)
-    if hints and dynamic is not False:
+    *symbolic, fixed = candidate_layouts([t for _, t in arguments.tensors])
+    if dynamic and not symbolic:
+        raise SymbolicAxis(op="the function", axis="every axis of its arguments", where=_name(fn))
+    for layouts in symbolic if dynamic is not False else ():
         try:
-            return _captured(fn, arguments, layouts, hints)
+            return _captured(fn, arguments, layouts)
         except Exception:
-            if dynamic:
+            # Whatever went wrong with symbols, the trace with fewer of them decides.
+            if dynamic and layouts is symbolic[-1]:
                 raise
-            # Whatever went wrong with symbols, the trace without them decides.
-    return _captured(fn, arguments, tuple(static_layout(t) for t in tensors), {})
+    return _captured(fn, arguments, fixed)
 
 
-def _captured(fn: Callable[..., Any], arguments: Arguments, layouts: Sequence[Layout], hints: dict[str, int]) -> Captured:
-    trace = _trace(fn, arguments, layouts, hints)
+def _captured(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts) -> Captured:
+    trace = _trace(fn, arguments, layouts)
     placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
     buffers = {node: _buffer(arguments.names[position], tensor, layout)
                for node, (position, tensor), layout in zip(placeholders, arguments.tensors, trace.layouts, strict=True)}
@@ -90,10 +91,10 @@ class _Trace:
     to_size: Callable[[Any], Size | None]
 
 
-def _trace(fn: Callable[..., Any], arguments: Arguments, layouts: Sequence[Layout], hints: dict[str, int]) -> _Trace:
+def _trace(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts) -> _Trace:
     mode = compat.fake_mode()
-    symbols = {name: compat.fake_symbol(mode, hint) for name, hint in hints.items()}
-    fakes = _fakes(arguments, layouts, symbols, mode)
+    symbols = {name: compat.fake_symbol(mode, hint) for name, hint in layouts.hints.items()}
+    fakes = _fakes(arguments, layouts.each, symbols, mode)
     traced = _Traced(fn, arguments)
     module = _functional(_graph_of(traced, fakes, mode), fakes, mode)
     names = {str(s.node.expr): name for name, s in symbols.items() if not isinstance(s.node.expr, int)}
@@ -104,7 +105,7 @@ def _trace(fn: Callable[..., Any], arguments: Arguments, layouts: Sequence[Layou
 
     for name, symbol in symbols.items():
         if not isinstance(to_size(symbol), Sym):
-            raise SymbolicAxis(op="the function", axis=f"{name} ({hints[name]} here)", where=_name(fn))
+            raise SymbolicAxis(op="the function", axis=f"{name} ({layouts.hints[name]} here)", where=_name(fn))
     final = tuple(_final_layout(fake, to_size) for fake in fakes)
     nodes = iter(next(n for n in module.graph.nodes if n.op == "output").args[0])
     leaves = tuple(next(nodes) if _is_traced(leaf) else leaf for leaf in traced.leaves)
@@ -169,14 +170,21 @@ def _watch(op: Any, args: tuple, kwargs: dict) -> str:
     frame = user_frame()
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise Randomness(op=str(op), where=user_line(frame))
-    if torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
+    leaves, _ = compat.pytree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if _needs_values(op, tensors):
         raise DataDependent(detail=f"{op} at {user_line(frame)}")
-    if op_name(op) != "aten.lift_fresh":  # torch.tensor(1.0) in the function itself
-        leaves, _ = compat.pytree_flatten((args, kwargs))
-        outside = next((a for a in leaves if isinstance(a, torch.Tensor) and not compat.is_fake(a)), None)
-        if outside is not None:
-            raise ClosureTensor(shape=list(outside.shape))
+    outside = next((t for t in tensors if not compat.is_fake(t)), None)
+    if outside is not None and op_name(op) != "aten.lift_fresh":  # which is torch.tensor(1.0) in the function itself
+        raise ClosureTensor(shape=list(outside.shape))
     return frame
+
+
+def _needs_values(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether an op's result, or its shape, is known only from its arguments' values. Indexing needs those of masks only."""
+    if torch.Tag.dynamic_output_shape in op.tags:
+        return op_name(op) != "aten.index" or any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:])
+    return torch.Tag.data_dependent_output in op.tags
 
 
 def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.GraphModule:

@@ -17,18 +17,20 @@ MOST_HELD = 128  # elements a thread may hold of a resident row
 MOST_TILES = 24  # unrolled tiles in one kernel's text
 
 
-def schedules(kernel: Kernel, family: Family, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
-    """All candidates of one family."""
-    match family:
-        case Family.POINTWISE:
-            yield from _pointwise(kernel, t)
-        case Family.INNER:
+def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
+    """All candidates of one family: those that hold the folded side on chip, or those that walk it."""
+    match family, held:
+        case Family.POINTWISE, _:
+            yield from _pointwise(kernel, t, bindings)
+        case Family.INNER, True:
             yield from _inner_resident(kernel, t, bindings)
+        case Family.INNER, False:
             yield from _inner_looped(kernel, t, bindings, device)
-        case Family.OUTER:
+        case Family.OUTER, True:
             yield from _columns_resident(kernel, t)
+        case Family.OUTER, False:
             yield from _outer(kernel, t, device)
-        case Family.MIX:
+        case Family.MIX, _:
             yield from _mix(kernel, t, device)
 
 
@@ -88,16 +90,22 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[
                 widest = max(16, min(power_of_two(cols), 32 * warps * per_thread // height))
                 if height > 1:
                     widest = min(power_of_two(cols), max(256, widest))
-                tiles = _sector_cover(cols, lead, min(widest, power_of_two(cols) // 4)) if lead else cover(cols, widest)
-                if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles):
+                least = 32 * warps * vec // height
+                tiles = _sector_cover(cols, lead, min(widest, power_of_two(cols) // 4), least) if lead else cover(cols, widest)
+                if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles) and _even(tiles, least):
                     yield Schedule(Block(height), Cover(tiles), warps, lead=lead, resident=frozenset(kernel.multi_phase))
 
 
-def _sector_cover(cols: int, lead: int, widest: int) -> tuple[int, ...]:
+def _sector_cover(cols: int, lead: int, widest: int, least: int) -> tuple[int, ...]:
     """Whole tiles, then one that overhangs: its mask changes only between sectors, so it is read with vectors all the same."""
     span = sector_span(cols, lead)
     rest = span % widest
-    return (widest,) * (span // widest) + ((power_of_two(rest),) if rest else ())
+    return (widest,) * (span // widest) + ((max(power_of_two(rest), min(widest, least)),) if rest else ())
+
+
+def _even(tiles: tuple[int, ...], least: int) -> bool:
+    """Does every thread get a vector of every tile? Where not, Triton lays the tiles out differently and moves data between."""
+    return len(tiles) == 1 or min(tiles) >= least
 
 
 def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
@@ -114,8 +122,8 @@ def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device
                 blocks = t.cols // width
                 for target in (1, 2, 4):
                     k = min(blocks, -(-target * device.sms // max(t.rows, 1)))
-                    if k > 1:
-                        yield Schedule(Block(1), Loop(width, k), warps)
+                    for stages in (1, 4) if k > 1 else ():
+                        yield Schedule(Block(1), Loop(width, k), warps, stages)
     if t.cols <= 32 * 4 * vec:  # short rows that cannot be held whole
         height = 8
         yield Schedule(Block(height), Loop(max(16, min(256, power_of_two(t.cols)))), 4)
@@ -167,23 +175,27 @@ def _mix(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
             held = height * cols / (32 * warps)
             if not 4 <= held <= 64 and not (warps == 2 and held < 4) or height > max(1, power_of_two(t.rows)):
                 continue
-            widths = {min(power_of_two(cols), max(256, 32 * warps * vec * k // height)) for k in (1, 4)}
+            widths = {min(power_of_two(cols), max(256, 32 * warps * vec * k // height)) for k in (1, 2, 4)}
             for widest in sorted(widths):
                 tiles = cover(cols, widest)
-                if len(tiles) > 8 or not _fits_blocks(kernel, tiles):
+                if len(tiles) > 8 or not _fits_blocks(kernel, tiles) or not _even(tiles, 32 * warps * vec // height):
                     continue
-                for stages, per_sm in ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (3, 2)):
+                for stages, per_sm in ((1, 1), (1, 2), (1, 4), (2, 2), (3, 1), (3, 2), (4, 1)):
                     split = max(1, min(per_sm * device.sms // t.batch, -(-t.rows // height)))
                     yield Schedule(Loop(height, split), Cover(tiles), warps, stages, resident=resident, hoisted=stages > 1)
 
 
-def _pointwise(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
+def _pointwise(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[Schedule]:
     vec = vector(kernel)
+    if lead := lead_of(kernel, bindings):
+        for warps in (4, 8):
+            for per_thread in (vec, 2 * vec):
+                yield Schedule(Block(1), Loop(32 * warps * per_thread), warps, lead=lead)
     for warps in (4, 8):
-        for width in sorted({power_of_two(min(t.cols, 32 * warps * vec)), power_of_two(min(t.cols, 16 * warps * vec))}):
-            height = max(1, 32 * warps * vec // width)
+        for area in (32 * warps * vec, 64 * warps * vec):
+            width = power_of_two(min(t.cols, area))
             if _fits_blocks(kernel, (width,)):
-                yield Schedule(Block(height), Block(width), warps)
+                yield Schedule(Block(max(1, min(area // width, power_of_two(t.rows)))), Block(width), warps)
     if kernel.space.block:
-        size = value(kernel.program.extent(kernel.space.block), {})
-        yield Schedule(Block(4), Block(power_of_two(max(size, 512))), 4)
+        size = value(kernel.program.extent(kernel.space.block), bindings)
+        yield Schedule(Block(4), Block(max(size, 512)), 4)

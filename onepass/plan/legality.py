@@ -107,8 +107,8 @@ def _list(sets: "set[frozenset[str]] | list[frozenset[str]]") -> str:
     return ", ".join("(" + " ".join(sorted(s)) + ")" for s in sorted(sets, key=sorted))
 
 
-def families(kernel: Kernel, bindings: Bindings) -> tuple[Family, ...] | Illegal:
-    """The kinds of kernel that can run this one."""
+def families(kernel: Kernel, walked: Kernel, bindings: Bindings) -> tuple[Family, ...] | Illegal:
+    """The kinds of kernel that can run this one; `walked` is the same with its reductions written for walks."""
     space, folds = kernel.space, kernel.folds
     if space.block:
         size = kernel.program.points(space.block, bindings)
@@ -123,7 +123,7 @@ def families(kernel: Kernel, bindings: Bindings) -> tuple[Family, ...] | Illegal
         found.append(Family.INNER)
     if not over_cols and not space.block:
         found.append(Family.OUTER)
-    if over_rows and not reused(kernel, frozenset(f.node for f in over_rows), along_rows=True):
+    if over_rows and not reused(walked, frozenset(f.node for f in walked.folds if f.rows), along_rows=True):
         found.append(Family.MIX)
     if not found:
         return Illegal(Reason.ORDER, "a reduction over rows feeds values that vary by row, and so does a reduction over columns")

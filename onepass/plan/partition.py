@@ -16,11 +16,11 @@ from ..ir.program import Load, Program, Reduce, Result, Store, operands
 from ..ir.simplify import online_softmax, two_pass
 from ..ir.size import Bindings
 from .candidates import schedules
-from .cost import Traffic, cost, join_cost, last_block_cost, lower_bound, traffic
-from .kernel import Kernel, memory_order
+from .cost import RAMP, Traffic, cost, join_cost, last_block_cost, lower_bound, traffic
+from .kernel import Kernel, Space, memory_order
 from .legality import Family, Illegal, Reason, Refusal, families, space_of
-from .plan import KernelPlan, Lessons, Plan
-from .resources import estimate
+from .plan import KernelPlan, Lessons, Plan, buffer_bytes
+from .resources import demand, estimate
 from .schedule import Cover, Loop, Schedule
 from .split import Cut, halves
 
@@ -60,37 +60,58 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
     space = space_of(program, bindings)
     if isinstance(space, Illegal):
         return space
-    kernel = Kernel(program, space)
-    kinds = families(kernel, bindings)
+    found: list[Scored] = []
+    kinds = families(Kernel(program, space), Kernel(online_softmax(program), space), bindings)
     if isinstance(kinds, Illegal):
         return kinds
-    found: list[Scored] = []
     for family in kinds:
-        found.extend(_scored(kernel, family, bindings, device, lessons))
+        for form in forms(program, space, family):
+            found.extend(_scored(form, family, bindings, device, lessons))
     if not found:
-        return Illegal(Reason.NO_SCHEDULE, f"{kernel.program.name} holds too much for one SM of {device.name}")
+        return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
     near = min(s.us for s in found) * NEAR
-    found.sort(key=lambda s: (s.us > near, s.plan.resources.registers if s.us <= near else s.us, s.us, str(s.plan.schedule)))
+    found.sort(key=lambda s: (0, s.plan.resources.registers, s.us) if s.us <= near else (1, s.us, 0.0))
     best = found[0]
     return Scored(replace(best.plan, others=tuple(s.plan for s in found[1 : OTHERS + 1])), best.us)
 
 
-def _scored(kernel: Kernel, family: Family, bindings: Bindings, device: Device, lessons: Lessons) -> list[Scored]:
-    """Every candidate of a family that fits, with its time."""
-    forms = {True: _form(kernel, family, True, bindings), False: _form(kernel, family, False, bindings)}
-    counted = {held: traffic(form, bindings) for held, form in forms.items()}
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A kernel with its reductions written for one way of running: the folded side held on chip, or walked."""
+
+    kernel: Kernel
+    held: bool
+
+
+def forms(program: Program, space: Space, family: Family) -> tuple[Form, ...]:
+    """How a kernel can be written. What is held is read in plain passes; what is walked enters by one merge a tile."""
+    rows, cols = frozenset(space.rows), frozenset(space.cols)
+    blocks = two_pass(program, frozenset(space.block)) if space.block else program
+    match family:
+        case Family.POINTWISE:
+            return (Form(Kernel(blocks, space), held=True),)
+        case Family.INNER:
+            return Form(Kernel(two_pass(blocks, cols), space), held=True), Form(Kernel(online_softmax(blocks), space), held=False)
+        case Family.OUTER:
+            return Form(Kernel(two_pass(blocks, rows), space), held=True), Form(Kernel(online_softmax(blocks), space), held=False)
+        case Family.MIX:
+            return (Form(Kernel(two_pass(online_softmax(blocks), cols), space), held=True),)
+
+
+def _scored(form: Form, family: Family, bindings: Bindings, device: Device, lessons: Lessons) -> list[Scored]:
+    """Every candidate of a form that fits, with its time."""
+    kernel = form.kernel
+    t, need = traffic(kernel, bindings), demand(kernel)
     found = []
-    for schedule in schedules(forms[True], family, counted[True], bindings, device):
-        held = isinstance(schedule.cols, Cover) or isinstance(schedule.rows, Cover)
-        form, t = forms[held], counted[held]
-        learned = lessons.get((form.program, schedule)) if lessons else None
-        resources = estimate(form, schedule, device, learned.registers if learned else None)
+    for schedule in schedules(kernel, family, form.held, t, bindings, device):
+        learned = lessons.get((kernel.program, schedule)) if lessons else None
         if learned and learned.spills:
             continue
+        resources = estimate(need, schedule, device, learned.registers if learned else None)
         if resources.ctas_per_sm < 1 or not _resident_grid_fits(schedule, resources.ctas_per_sm, device):
             continue
-        one = cost(form, schedule, resources, t, device)
-        found.append(Scored(KernelPlan(form.program.name, form, schedule, resources, one, form.program), one.us + _join(schedule, t, device)))
+        one = cost(kernel, schedule, resources, t, device)
+        found.append(Scored(KernelPlan(kernel.program.name, kernel, schedule, resources, one, kernel.program), one.us + _join(schedule, t, device)))
     return found
 
 
@@ -98,19 +119,6 @@ def _resident_grid_fits(schedule: Schedule, ctas_per_sm: int, device: Device) ->
     """A loop over rows wants all its CTAs on the card at once."""
     looped = isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
     return not looped or schedule.splits <= ctas_per_sm * device.sms
-
-
-def _form(kernel: Kernel, family: Family, held: bool, bindings: Bindings) -> Kernel:
-    """The same kernel with its reductions written for rows kept on chip (two plain passes) or walked (one merge a tile)."""
-    program = kernel.program
-    if not held:
-        program = online_softmax(program)
-    else:
-        side = kernel.space.rows if family is Family.OUTER else kernel.space.cols
-        program = two_pass(program, frozenset(side))
-        if kernel.space.block:
-            program = two_pass(program, frozenset(kernel.space.block))
-    return Kernel(program, kernel.space)
 
 
 def _join(schedule: Schedule, t: Traffic, device: Device) -> float:
@@ -128,11 +136,13 @@ class _Search:
     lessons: Lessons
     refusals: list[Refusal] = field(default_factory=list)
     _memo: dict[frozenset[int], Scored | Illegal] = field(default_factory=dict)
+    _moved: dict[frozenset[int], frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         order = memory_order(self.program, self.bindings)
         self.cut = Cut(self.program, tuple(sorted(order, key=order.__getitem__)))
         self.needs = _reductions_needed(self.program)
+        self.bytes_of = buffer_bytes(self.program, self.bindings)
 
     def scored(self, group: frozenset[int]) -> Scored | Illegal:
         if group not in self._memo:
@@ -147,19 +157,36 @@ class _Search:
         whole = frozenset(self.program.of(Reduce, Store))
         together = self.scored(whole)
         if isinstance(together, Scored):
-            bound = lower_bound(traffic(together.plan.kernel, self.bindings), self.device)
-            if together.us <= 1.03 * bound or len(whole) == 1:
+            if len(whole) == 1 or together.plan.predicted_us <= self._least_apart(together):
                 return self._accepted([whole])
         groups = self._agglomerate(self._seeds())
         apart = self._total(groups)
         if isinstance(together, Scored) and together.us < apart:
             return self._accepted([whole])
         if isinstance(together, Scored) and len(groups) > 1:
-            self._refuse(Reason.SLOWER, groups[0], whole, together.us, apart, "everything in one kernel")
+            self.refusals.append(self._refusal(Reason.SLOWER, groups[0], whole, together.us, apart, "everything in one kernel"))
         elif isinstance(together, Illegal) and len(groups) > 1 and not self.refusals:
             self.refusals.append(Refusal(together.reason, (self._label(groups[0]), self._label(groups[-1])), together.detail,
                                          None, apart))
         return self._accepted(self._ordered(groups))
+
+    def _least_apart(self, together: Scored) -> float:
+        """No two or more kernels can be predicted to be faster: they start twice, and read something large once more.
+
+        What is read once more is at least the narrowest of the large inputs that tie the results together.
+        """
+        tied: list[set[int]] = []
+        units = self._seeds()
+        narrowest = 0.0
+        for name in sorted(self.bytes_of, key=lambda n: -self.bytes_of[n]):
+            joined = {k for k, unit in enumerate(units) if name in self.reads(unit)}
+            if len(joined) > 1 and not any(joined <= t for t in tied):
+                narrowest = self.bytes_of[name]
+                touching = [t for t in tied if t & joined]
+                tied = [t for t in tied if not t & joined] + [joined.union(*touching)]
+        whole = len(tied) == 1 and len(tied[0]) == len(units)
+        bound = lower_bound(traffic(together.plan.kernel, self.bindings), self.device)
+        return 1.05 * bound + (narrowest / self.device.bandwidth if whole else 0.0) + 2 * RAMP + self.device.launch
 
     def _total(self, groups: list[frozenset[int]]) -> float:
         total = self.device.launch * (len(groups) - 1)
@@ -185,26 +212,40 @@ class _Search:
         return [*(frozenset(g) for g in groups.values()), *seeds]
 
     def _agglomerate(self, groups: list[frozenset[int]]) -> list[frozenset[int]]:
-        """Merge the best pair until none gains."""
-        refused: dict[frozenset[int], Refusal] = {}
+        """Merge the best pair until none gains. Pairs are scored in the order of what their bytes allow them to gain."""
         while True:
+            refused: list[Refusal] = []
             best: tuple[float, frozenset[int], frozenset[int]] | None = None
-            for a, b in self._pairs(groups):
-                gain = self._gain(a, b, groups, refused)
-                if gain is not None and (best is None or gain > best[0]):
+            for hope, a, b in sorted(self._pairs(groups), key=lambda p: -p[0]):
+                if best is not None and hope <= best[0]:
+                    break
+                gain = self._gain(a, b, groups)
+                if isinstance(gain, Refusal):
+                    refused.append(gain)
+                elif best is None or gain > best[0]:
                     best = (gain, a, b)
             if best is None:
-                self.refusals.extend(refused.values())
+                self.refusals.extend(refused)
                 return groups
-            _, a, b = best
-            groups = [g for g in groups if g not in (a, b)] + [a | b]
-            refused = {k: r for k, r in refused.items() if not (k & (a | b))}
+            groups = [g for g in groups if g not in best[1:]] + [best[1] | best[2]]
 
-    def _pairs(self, groups: list[frozenset[int]]) -> list[tuple[frozenset[int], frozenset[int]]]:
-        """Pairs that have something to share: a large input, or one's result is the other's operand."""
-        reads = {g: self._reads(g) for g in groups}
-        return [(a, b) for k, a in enumerate(groups) for b in groups[k + 1 :]
-                if reads[a] & reads[b] or self._feeds(a, b) or self._feeds(b, a)]
+    def _pairs(self, groups: list[frozenset[int]]) -> list[tuple[float, frozenset[int], frozenset[int]]]:
+        """Pairs that have something to share (an input, or one's result is the other's operand), with the most they can gain."""
+        found = []
+        for k, a in enumerate(groups):
+            for b in groups[k + 1 :]:
+                if self.reads(a) & self.reads(b) or self._feeds(a, b) or self._feeds(b, a):
+                    one, two = self.scored(a), self.scored(b)
+                    if isinstance(one, Scored) and isinstance(two, Scored):
+                        least = sum(self.bytes_of[name] for name in self.reads(a) | self.reads(b)) / self.device.bandwidth
+                        found.append((one.us + two.us + self.device.launch - RAMP - least, a, b))
+        return found
+
+    def reads(self, group: frozenset[int]) -> frozenset[str]:
+        """The tensors a group moves."""
+        if group not in self._moved:
+            self._moved[group] = self._reads(group)
+        return self._moved[group]
 
     def _reads(self, group: frozenset[int]) -> frozenset[str]:
         seen: set[int] = set()
@@ -215,7 +256,7 @@ class _Search:
                 continue
             seen.add(i)
             node = self.program.nodes[i]
-            if isinstance(node, Load):
+            if isinstance(node, (Load, Store)):
                 found.add(node.buffer)
             if not (isinstance(node, Result) and node.reduce not in group):
                 todo.extend(operands(node))
@@ -224,23 +265,19 @@ class _Search:
     def _feeds(self, a: frozenset[int], b: frozenset[int]) -> bool:
         return any(self.needs[i] & a for i in b)
 
-    def _gain(self, a: frozenset[int], b: frozenset[int], groups: list[frozenset[int]], refused: dict[frozenset[int], Refusal]) -> float | None:
-        """What merging two kernels saves, or None; a refusal is noted."""
+    def _gain(self, a: frozenset[int], b: frozenset[int], groups: list[frozenset[int]]) -> float | Refusal:
+        """What merging two kernels saves, or why it is not done."""
         one, two = self.scored(a), self.scored(b)
-        if isinstance(one, Illegal) or isinstance(two, Illegal):
-            return None
+        assert isinstance(one, Scored) and isinstance(two, Scored)
         apart = one.us + two.us + self.device.launch
         if self._between(a, b, groups):
-            refused[a | b] = self._refusal(Reason.CYCLE, a, b, None, apart, "a third kernel depends on one and feeds the other")
-            return None
+            return self._refusal(Reason.CYCLE, a, b, None, apart, "a third kernel depends on one and feeds the other")
         merged = self.scored(a | b)
         if isinstance(merged, Illegal):
-            refused[a | b] = self._refusal(merged.reason, a, b, None, apart, merged.detail)
-            return None
+            return self._refusal(merged.reason, a, b, None, apart, merged.detail)
         if merged.us >= apart * GAIN:
             detail = f"{merged.plan.schedule}; {merged.plan.resources.registers} registers, limited by {merged.plan.cost.limit}"
-            refused[a | b] = self._refusal(Reason.SLOWER, a, b, merged.us, apart, detail)
-            return None
+            return self._refusal(Reason.SLOWER, a, b, merged.us, apart, detail)
         return apart - merged.us
 
     def _between(self, a: frozenset[int], b: frozenset[int], groups: list[frozenset[int]]) -> bool:
@@ -276,9 +313,6 @@ class _Search:
 
     def _refusal(self, reason: Reason, a: frozenset[int], b: frozenset[int], fused: float | None, apart: float, detail: str) -> Refusal:
         return Refusal(reason, (self._label(a), self._label(b)), detail, fused, apart)
-
-    def _refuse(self, reason: Reason, a: frozenset[int], b: frozenset[int], fused: float | None, apart: float, detail: str) -> None:
-        self.refusals.append(self._refusal(reason, a, b, fused, apart, detail))
 
     def _accepted(self, groups: list[frozenset[int]]) -> list[frozenset[int]]:
         for group in groups:

@@ -119,16 +119,21 @@ class Plan:
         return tuple({b.name: b for k in self.kernels for b in k.program.buffers if b.role == "temp"}.values())
 
 
-def floor_bytes(program: Program, bindings: Bindings) -> int:
-    """The fewest bytes a Program can move."""
-    moved: dict[str, int] = {}
+def buffer_bytes(program: Program, bindings: Bindings) -> dict[str, int]:
+    """The bytes of every tensor that a Program touches: what it reads of inputs, all of outputs."""
+    moved = dict.fromkeys(program.buffer, 0)
     for i, node in enumerate(program.nodes):
         if isinstance(node, Load):
             axes = program.dims[i] if node.gathers else frozenset(a for a, _ in node.strides)
-            buffer = program.buffer[node.buffer]
-            bytes_read = program.points(axes, bindings) * buffer.dtype.size
-            moved[node.buffer] = max(moved.get(node.buffer, 0), bytes_read)
+            bytes_read = program.points(axes, bindings) * program.buffer[node.buffer].dtype.size
+            moved[node.buffer] = max(moved[node.buffer], bytes_read)
     for buffer in program.buffers:
         if buffer.role == "output":
             moved[buffer.name] = value(product(list(buffer.shape)), bindings) * buffer.dtype.size
-    return sum(moved.values())
+    return moved
+
+
+def floor_bytes(program: Program, bindings: Bindings) -> int:
+    """The fewest bytes a Program can move: every input once, every output once."""
+    roles = {b.name: b.role for b in program.buffers}
+    return sum(size for name, size in buffer_bytes(program, bindings).items() if roles[name] != "temp")

@@ -12,7 +12,7 @@ from ..device import Device
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
 from .kernel import Across, Kernel
-from .schedule import Block, Cover, Loop, Schedule
+from .schedule import Block, Cover, Loop, Role, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,81 +32,114 @@ class Tile:
     width: int  # of the widest tile
     resident_width: int  # of all tiles of a covered side together
     resident_height: int
+    count: int  # unrolled tiles
 
 
 def tile_of(schedule: Schedule) -> Tile:
-    def side(role: "Block | Cover | Loop") -> tuple[int, int]:
+    """A schedule's tile."""
+
+    def side(role: Role) -> tuple[int, int, int]:
         match role:
-            case Block(size):
-                return size, size
+            case Block(size) | Loop(size):
+                return size, size, 1
             case Cover(tiles):
-                return max(tiles), sum(tiles)
-            case Loop(step):
-                return step, step
+                return max(tiles), sum(tiles), len(tiles)
 
-    (height, all_height), (width, all_width) = side(schedule.rows), side(schedule.cols)
-    return Tile(height, width, all_width, all_height)
+    (height, all_height, down), (width, all_width, across) = side(schedule.rows), side(schedule.cols)
+    return Tile(height, width, all_width, all_height, down * across)
 
 
-def live_values(kernel: Kernel) -> int:
-    """Full-size values alive at once at the worst point, in emission order, per phase."""
-    program, worst = kernel.program, 0
-    for phase in range(kernel.passes):
-        last: dict[int, int] = {}
-        here = [i for i in range(len(program.nodes)) if kernel.is_full[i] and kernel.phase[i] <= phase]
-        for i in here:
-            for user in program.users[i]:
-                if kernel.phase[user] == phase:
-                    last[i] = user
-        events = sorted(last.items())
-        for i, _ in events:
-            worst = max(worst, sum(1 for start, end in events if start <= i < end))
-    return max(worst, 1)
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a kernel asks of a thread, whatever its schedule. Counted once, used for every candidate."""
+
+    accesses: int
+    resident_bytes: float  # per element: multi-phase inputs in their storage types
+    vector_bytes: float  # per column: row vectors
+    full_bytes: int  # per element: full-size inputs
+    gathered: float  # 32-bit state per column that a loop over rows gathers
+    looped_elementwise: float  # 32-bit state per element that a walk carries
+    looped_states: float  # 32-bit state per row that a walk carries
+    live: int  # full-size values alive at once
+    wide: int  # registers per value
 
 
-# Fitted to ptxas's register counts for sm_90 (Triton 3.7.1, 0 spills) over the norm, softmax and loss kernels of
-# tools/workloads.py at 512 to 32768 columns; see docs/decisions.
-BASE, PER_POINTER, LIVE_SHARE = 18, 1.5, 0.55
-
-
-def estimate(kernel: Kernel, schedule: Schedule, device: Device, known: int | None = None) -> Resources:
-    """Predict what a CTA takes; `known` registers are taken as they are. 0 CTAs per SM means it does not fit."""
-    program, threads, tile = kernel.program, 32 * schedule.warps, tile_of(schedule)
-    held = tile.resident_height * tile.resident_width / threads  # elements per thread of all a CTA holds
-    once = tile.height * tile.width / threads
-    registers = BASE + PER_POINTER * sum(1 for n in program.nodes if isinstance(n, (Load, Store)))
-    registers += sum(max(1.0, held * program.dtypes[i].size / 4) for i in schedule.resident)
+def demand(kernel: Kernel) -> Demand:
+    """Count a kernel's demands."""
+    program = kernel.program
+    gathered = elementwise = states = 0.0
     for fold in kernel.folds:
         node = program.nodes[fold.node]
         assert isinstance(node, Reduce)
-        states = len(MONOIDS[node.monoid].state) if not fold.block else 0
-        size = max(1, program.dtypes[node.args[0]].size // 4)
-        loops = isinstance(schedule.cols, Loop) if fold.cols else isinstance(schedule.rows, Loop)
-        if fold.rows and isinstance(schedule.cols, Cover) and not fold.cols and _varies(kernel, node):
-            registers += states * size * held
-        elif loops:
-            registers += states * size * (max(1.0, once) if MONOIDS[node.monoid].primitive else 1)
-    if schedule.hoisted:
-        registers += sum(held for i in program.of(Load) if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL)
-    wide = max((program.dtypes[i].size for i in program.of(Load)), default=4)
-    registers += LIVE_SHARE * min(once, 32) * live_values(kernel) * max(1, wide // 4)
-    registers = known or int(min(max(registers, 16), 1024))
-    cap = schedule.max_registers or device.registers_per_thread
-    spills = registers > min(cap, device.registers_per_thread)
+        monoid = MONOIDS[node.monoid]
+        size = len(monoid.state) * max(1, program.dtypes[node.args[0]].size // 4)
+        if fold.rows and not fold.cols and any(kernel.by_col[a] is not Across.NONE for a in node.args):
+            gathered += size
+        if not fold.block and monoid.primitive:
+            elementwise += size
+        elif not fold.block:
+            states += size
+    loads = list(program.of(Load))
+    return Demand(
+        accesses=sum(1 for n in program.nodes if isinstance(n, (Load, Store))),
+        resident_bytes=sum(program.dtypes[i].size for i in kernel.multi_phase),
+        vector_bytes=sum(program.dtypes[i].size for i in loads if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL),
+        full_bytes=sum(program.dtypes[i].size for i in loads if kernel.is_full[i]),
+        gathered=gathered,
+        looped_elementwise=elementwise,
+        looped_states=states,
+        live=_live_values(kernel),
+        wide=max(1, max((program.dtypes[i].size for i in loads), default=4) // 4),
+    )
+
+
+def _live_values(kernel: Kernel) -> int:
+    """Full-size values alive at once at the worst point, in emission order, per phase."""
+    program, worst = kernel.program, 1
+    for phase in range(kernel.passes):
+        spans = []
+        for i in range(len(program.nodes)):
+            if kernel.is_full[i] and kernel.phase[i] <= phase:
+                users = [u for u in program.users[i] if kernel.phase[u] == phase]
+                if users:
+                    spans.append((i, users[-1]))
+        ends = sorted(end for _, end in spans)
+        done = 0
+        for alive, (start, _) in enumerate(sorted(spans), start=1):
+            while done < len(ends) and ends[done] <= start:
+                done += 1
+            worst = max(worst, alive - done)
+    return worst
+
+
+# Fitted to ptxas's register counts for sm_90 (Triton 3.7.1, 0 spills) over the norm, softmax and loss kernels of
+# tools/workloads.py at 512 to 32768 columns.
+BASE, PER_POINTER, LIVE_SHARE = 18, 1.5, 0.55
+
+
+def estimate(need: Demand, schedule: Schedule, device: Device, known: int | None = None) -> Resources:
+    """Predict what a CTA takes; `known` registers are taken as they are. 0 CTAs per SM means it does not fit."""
+    threads, tile = 32 * schedule.warps, tile_of(schedule)
+    held = tile.resident_height * tile.resident_width / threads  # elements per thread of all a CTA holds
+    once = tile.height * tile.width / threads
+    registers = BASE + PER_POINTER * need.accesses + LIVE_SHARE * min(once, 32) * need.live * need.wide
+    if schedule.resident:
+        registers += max(1.0, held * need.resident_bytes / 4)
+    if isinstance(schedule.cols, Cover) and isinstance(schedule.rows, Loop):
+        registers += need.gathered * held + (held * need.vector_bytes / 4 if schedule.hoisted else 0)
+    elif isinstance(schedule.cols, Loop) or isinstance(schedule.rows, Loop):
+        registers += need.looped_elementwise * max(1.0, once) + need.looped_states
     smem = 1024 + schedule.warps * tile.height * 8
     if schedule.stages > 1:
-        full = [i for i in program.of(Load) if kernel.is_full[i]]
-        smem += (schedule.stages - 1) * sum(tile.height * tile.resident_width * program.dtypes[i].size for i in full)
-    return Resources(registers, smem, 0 if spills else ctas_per_sm(registers, smem, schedule.warps, device))
-
-
-def _varies(kernel: Kernel, node: Reduce) -> bool:
-    return any(kernel.by_col[a] is not Across.NONE for a in node.args)
+        smem += (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
+    count = known or int(min(max(registers, 16), 1024))
+    most = min(schedule.max_registers or device.registers_per_thread, device.registers_per_thread, device.registers_per_sm // threads)
+    return Resources(count, smem, 0 if count > most else ctas_per_sm(count, smem, schedule.warps, device))
 
 
 def ctas_per_sm(registers: int, smem: int, warps: int, device: Device) -> int:
-    """How many CTAs fit: by registers (allocated 256 at a time per warp, warps in fours), shared memory and threads."""
+    """How many CTAs fit: by registers (given out 256 at a time per warp, a quarter of the file per scheduler), shared memory, threads."""
     per_warp = -(-registers * 32 // 256) * 256
-    by_registers = device.registers_per_sm // per_warp // 4 * 4 // max(warps, 1) if warps >= 4 else device.registers_per_sm // per_warp // warps
+    warps_that_fit = device.registers_per_sm // 4 // per_warp * 4
     by_smem = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0
-    return max(0, min(by_registers, by_smem, device.threads_per_sm // (32 * warps), device.ctas_per_sm))
+    return max(0, min(warps_that_fit // warps, by_smem, device.threads_per_sm // (32 * warps), device.ctas_per_sm))

@@ -322,7 +322,8 @@ def test_reshapes_that_no_split_serves_load_again() -> None:
 def test_views_of_all_kinds() -> None:
     x = rand(4, 6, 5)
     check(lambda x: (x.permute(2, 0, 1) * 2, x.transpose(0, 1).sum(0), x.unsqueeze(1).squeeze(1) + 1,
-                     x.movedim(0, -1).contiguous(), x.expand(2, 4, 6, 5) * 2, x.flatten(1).sum(0), x.unflatten(1, (2, 3)).amax(1), x.repeat(2, 1, 3) + 1,
+                     x.movedim(0, -1).contiguous(), x.expand(2, 4, 6, 5) * 2, x.flatten(1).sum(0),
+                     x.unflatten(1, (2, 3)).amax(1), x.repeat(2, 1, 3) + 1,
                      x.clone().detach() * 3, x.mT + 1, x.squeeze() * 1.5, x.unbind(1)[2] * 2), x)
     check(lambda x: tuple(p.sum(-1) for p in (*x.split(2), *x.chunk(2, 1), *x.split([1, 4], 2), x.narrow(1, 2, 3))), x)
 
