@@ -9,14 +9,14 @@ from .device import DEVICES, Device
 from .errors import OnepassError
 
 if TYPE_CHECKING:
-    from .pipeline import fuse
+    from .integration.fuse import fuse
     from .tools.explain import Report, explain
 
 __version__ = "0.1.0"
 __all__ = ["fuse", "explain", "Report", "Device", "DEVICES", "OnepassError", "__version__"]
 
 # Loaded at first use, so that importing onepass costs next to nothing.
-_LATER = {"fuse": ".pipeline", "explain": ".tools.explain", "Report": ".tools.explain"}
+_LATER = {"fuse": ".integration.fuse", "explain": ".tools.explain", "Report": ".tools.explain"}
 
 
 def __getattr__(name: str) -> Any:

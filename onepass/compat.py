@@ -180,12 +180,9 @@ def fake_symbol(mode: Any, hint: int) -> Any:
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether a tensor has a shape only, also inside the wrappers of torch.func."""
-    from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+    """Whether a tensor has a shape only."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    while is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)
     return isinstance(tensor, FakeTensor)
 
 

@@ -26,12 +26,14 @@ class UnsupportedOp(OnepassError):
 
 class UnsupportedDtype(OnepassError):
     code = "ONEPASS-102"
-    message = "{what} has dtype {dtype}, which onepass does not compute with (at {where}). Convert it first; supported: {supported}."
+    message = ("{what} has dtype {dtype}, which onepass does not compute with (at {where}). Convert it first; supported: "
+               "{supported}.")
 
 
 class UnsupportedView(OnepassError):
     code = "ONEPASS-103"
-    message = ("{op} at {where} cannot be said as splitting and regrouping of axes ({detail}). Call .contiguous() outside the fused "
+    message = ("{op} at {where} cannot be said as splitting and regrouping of axes ({detail}). Call .contiguous() "
+               "outside the fused "
                "function before it, or end the fused function there.")
 
 
@@ -53,13 +55,15 @@ class Randomness(OnepassError):
 
 class ClosureTensor(OnepassError):
     code = "ONEPASS-107"
-    message = ("The function reads a tensor of shape {shape} that is not among its arguments. Its value would be frozen into the kernel; "
+    message = ("The function reads a tensor of shape {shape} that is not among its arguments. Its value would be "
+               "frozen into the kernel; "
                "pass it as an argument.")
 
 
 class DataDependent(OnepassError):
     code = "ONEPASS-108"
-    message = ("The function reads a tensor's value on the host ({detail}). Its result would be frozen into the kernel; use torch.where "
+    message = ("The function reads a tensor's value on the host ({detail}). Its result would be frozen into the "
+               "kernel; use torch.where "
                "instead of branching on values.")
 
 
@@ -70,7 +74,8 @@ class UnsupportedLayout(OnepassError):
 
 class NeedsGrad(OnepassError):
     code = "ONEPASS-601"
-    message = ("Argument {argument} requires grad and grad mode is on, but onepass.fuse is forward-only. Call it under torch.no_grad(), "
+    message = ("Argument {argument} requires grad and grad mode is on, but onepass.fuse is forward-only. Call it "
+               "under torch.no_grad(), "
                "detach the input, or train through torch.compile.")
 
 
@@ -81,7 +86,8 @@ class MixedDevices(OnepassError):
 
 class UnsupportedDevice(OnepassError):
     code = "ONEPASS-603"
-    message = "Tensors on {device} cannot run onepass kernels. Use a CUDA device (compute capability 8.0 or later) or CPU tensors (interpreted, slow)."
+    message = ("Tensors on {device} cannot run onepass kernels. Use a CUDA device (compute capability 8.0 or later) or "
+               "CPU tensors (interpreted, slow).")
 
 
 class BadArgument(OnepassError):
@@ -96,7 +102,8 @@ class AbsurdShape(OnepassError):
 
 class NotReady(OnepassError):
     code = "ONEPASS-606"
-    message = ("{function} was called with sizes it has no kernels for yet while a CUDA graph is being captured, where nothing can be "
+    message = ("{function} was called with sizes it has no kernels for yet while a CUDA graph is being captured, "
+               "where nothing can be "
                "compiled. Call it once with such inputs before the capture.")
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from .codegen.source import Source
 from .codegen.triton import emit
@@ -28,29 +26,10 @@ from .plan.partition import plan
 from .plan.plan import Learned, Plan
 from .plan.schedule import Schedule
 from .runtime.binary import Binary
+from .runtime.compiled import Compiled, Rejected
 
 Measure = Callable[[Source], Binary]  # compile a source and say what the binary takes
 MOST_TRIES = 16
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A plan that was compiled, spilled, and was thrown away."""
-
-    kernel: str
-    schedule: Schedule
-    registers: int
-    spill_bytes: int
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """All that is known of a Program on a device: its plan, its kernels' text, and what the compiler made of them."""
-
-    plan: Plan
-    sources: tuple[Source, ...]
-    binaries: tuple[Binary, ...]
-    rejected: tuple[Rejected, ...] = ()
 
 
 def optimise(program: Program) -> Program:
@@ -122,21 +101,4 @@ def representative(program: Program, bindings: Bindings, device: Device) -> dict
         return {}
     rows = (device.sms // 2, 3 * device.sms, 24 * device.sms, 192 * device.sms)[row_class(bindings, device)]
     each = max(2, round(rows ** (1 / len(program.symbols))))
-    return {name: each for name in program.symbols}
-
-
-# ---- the two front doors --------------------------------------------------------------------------------------------------
-
-
-def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
-    """`fn` as fused kernels: on a GPU compiled, on CPU tensors interpreted. Forward only."""
-    from .runtime.fused import Fused  # the runtime imports this page
-
-    return Fused(fn, dynamic)
-
-
-def explain(fn: Callable[..., Any], *, device: "str | Device" = "h200") -> Callable[..., Any]:
-    """What would run for `fn` on a device, and why: call it with example inputs (meta tensors will do)."""
-    from .tools.explain import explained
-
-    return explained(fn, device)
+    return dict.fromkeys(program.symbols, each)

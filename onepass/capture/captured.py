@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import types
 from collections.abc import Callable, Mapping
@@ -78,13 +77,21 @@ def ambient(fn: Callable[..., Any]) -> Ambient:
 
 
 def _outer_values(fn: Callable[..., Any]) -> tuple[tuple[str, type, Any], ...]:
-    code = getattr(fn, "__code__", None)
-    if code is None:
+    if not isinstance(fn, types.FunctionType):
         return ()
-    found = list(inspect.getclosurevars(fn).nonlocals.items()) if code.co_freevars else []
-    outer = getattr(fn, "__globals__", {})
+    code = fn.__code__
+    found = [(name, _content(cell)) for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True)]
+    outer = fn.__globals__
     found += [(name, outer[name]) for name in code.co_names if name in outer]
     return tuple((name, type(v), v) for name, v in found if isinstance(v, _WATCHED))
+
+
+def _content(cell: types.CellType) -> Any:
+    """What a closure variable holds; a variable not yet assigned holds nothing to watch."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .draft import Draft, Tensor
 from .lookups import LOOKUPS, joined, starts
 from .pointwise import POINTWISE
 from .reductions import REDUCTIONS
-from .source import user_line
+from .source import UNKNOWN, user_line
 from .substitute import Inexpressible
 from .views import VIEWS
 
@@ -82,8 +82,7 @@ class _Walk:
 
     def _lower(self, node: fx.Node) -> Any:
         """One node. Sizes need no lowering: they are what torch says they are."""
-        where = user_line(node.stack_trace)
-        self.draft.src = where
+        where = self._at(node)
         gives = node.meta.get("val")
         if node.op == "get_attr":
             return self._constant(node)
@@ -102,6 +101,12 @@ class _Walk:
         call = Call(self.draft, name, str(node.target), where, tuple(args), dict(kwargs), takes, gives, self.to_size)
         return _applied(handler, call)
 
+    def _at(self, node: fx.Node) -> str:
+        """The line of user code a node came from; what is drafted next says so, if it is known."""
+        where = user_line(node.stack_trace)
+        self.draft.src = "" if where == UNKNOWN else where
+        return where
+
     def _constant(self, node: fx.Node) -> Tensor:
         """A number written in the function as a tensor; anything larger was not written there."""
         tensor = compat.constant_tensor(operator.attrgetter(str(node.target))(self.owner))
@@ -112,9 +117,8 @@ class _Walk:
     def store(self, output: Output) -> None:
         """Write a value to its buffer, a concatenation piece by piece."""
         value = self.value(output.node)
-        where = user_line(output.node.stack_trace)
+        where = self._at(output.node)
         call = Call(self.draft, "store", "storing an output", where, (), {}, None, output.node.meta["val"], self.to_size)
-        self.draft.src = where
         if isinstance(value, Concat):
             stride = output.buffer.strides[value.dim]
             for piece, start in zip(value.pieces, starts(call, value), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -103,9 +103,7 @@ class _Planner:
     taken: frozenset[str]
     to_size: ToSize
     shared: Counter[fx.Node]  # how many leaves show each node's memory
-
-    def __post_init__(self) -> None:
-        self.stored: dict[fx.Node, Output] = {}
+    stored: dict[fx.Node, Output] = field(default_factory=dict)
 
     def recipe(self, leaf: Any) -> Recipe:
         if not isinstance(leaf, fx.Node):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def _captured(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts) ->
 def _name(fn: Callable[..., Any]) -> str:
     """The function's name, as an identifier."""
     name = re.sub(r"\W+", "_", getattr(fn, "__name__", type(fn).__name__)).strip("_")
-    return name if name.isidentifier() else "fused"
+    return name if name.isidentifier() and not iskeyword(name) else "fused"
 
 
 def _buffer(name: str, tensor: torch.Tensor, layout: Layout) -> Buffer:

@@ -5,9 +5,9 @@ An emitted value is a name (or a literal) of known type. Nothing here knows abou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isinf, isnan
-from typing import Callable
 
 from ..ir.expr import BOOL, OPS, DType
 from ..ir.monoid import Algebra, Monoid, State, Value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import keyword
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Iterable, Iterator
 
 
 class Writer:

@@ -6,9 +6,9 @@ writes it (Triton and Gluon share the text) and what it costs. Adding an op is a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Callable
 
 import torch
 

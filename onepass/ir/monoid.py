@@ -10,9 +10,10 @@ because it is written against an Algebra, not against torch or Triton. A new red
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, nan
-from typing import Any, Callable, TypeAlias
+from typing import Any, TypeAlias
 
 from .expr import BOOL, I32, I64, DType
 

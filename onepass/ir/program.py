@@ -6,11 +6,12 @@ permuted or reshaped tensor is a Load or Store with other strides. Operands are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Iterator, TypeAlias
+from typing import TypeAlias
 
-from .expr import BOOL, DTYPES, OPS, DType, I64, result_dtype
+from .expr import BOOL, DTYPES, I64, OPS, DType, result_dtype
 from .monoid import MONOIDS
 from .size import Bindings, Size, product, symbols, value
 
@@ -68,10 +69,14 @@ class Const:
 
     def __eq__(self, other: object) -> bool:
         """Literals are equal when they print alike: NaN is itself, -0.0 is not 0.0."""
-        return isinstance(other, Const) and (repr(self.value), self.dtype, self.scale) == (repr(other.value), other.dtype, other.scale)
+        return isinstance(other, Const) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash((repr(self.value), self.dtype, self.scale))
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[str, DType, Size]:
+        return repr(self.value), self.dtype, self.scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +268,6 @@ class Builder:
 
 def with_operands(node: Node, new: "dict[int, int] | list[int] | tuple[int, ...]") -> Node:
     """The same node reading renamed operands."""
-    from dataclasses import replace
-
     match node:
         case Load(gathers=gathers) if gathers:
             return replace(node, gathers=tuple(replace(g, index=new[g.index]) for g in gathers))

@@ -6,9 +6,10 @@ everything a contiguous tensor needs (its extents, the strides they imply) is su
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Mapping, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,14 +160,15 @@ def cost(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, d
 RAMP = 1.0  # us from launch to the first bytes and from the last to the end
 VECTOR_SHARE = 0.06  # of the times a row vector is read again that reach L2; the rest hit L1
 REREAD_SHARE = 0.6  # of L2 that a row read twice can count on finding itself in
-# H200, 2026-11, RMSNorm backward: with S pipeline stages a loop over rows keeps 0.78 (S - 1) tiles in flight, without them 0.62.
-PIPELINED, UNPIPELINED = 0.78, 0.62
+TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.6}  # of a loop over rows, by pipeline stages; H200, 2026-11, RMSNorm backward
+PER_TILE = 0.1  # us that each further tile of a resident row delays its CTA
+ISSUE_RATE = 3.6  # warp instructions a cycle that an SM full of warps sustains
 PER_TILE_SLOTS = 48.0  # issue slots a thread spends on a tile whatever its size: addresses, waits, barriers
 
 
 def _together(*limits: float) -> float:
-    """Limits that are close to each other add up. H200, cross-entropy over 128256 columns: within 6 % at 4, 8 and 16 warps."""
-    return sum(t**3 for t in limits) ** (1 / 3)
+    """Limits that are close to each other add up. H200, cross-entropy over 128256 columns: within 12 % at 4, 8 and 16 warps."""
+    return sum(t**4 for t in limits) ** 0.25
 
 
 def _rate(in_flight: float, device: Device) -> float:
@@ -185,7 +186,7 @@ def _compute(t: Traffic, schedule: Schedule, warps_per_sm: float, device: Device
     tile = tile_of(schedule)
     per_thread = tile.height * tile.width / (32 * schedule.warps)
     slots = t.slots + PER_TILE_SLOTS / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
-    issue = t.elements / 32 * slots / (sms * min(3.2, 0.22 * max(warps_per_sm, 1)) * device.clock)
+    issue = t.elements / 32 * slots / (sms * min(ISSUE_RATE, 0.25 * max(warps_per_sm, 1)) * device.clock)
     special = t.elements * t.mufu / (sms * 16 * device.clock)
     return issue, special
 
@@ -196,7 +197,8 @@ def _waves(ctas: float, slots: float) -> float:
     return 1.0 if w <= 1 else (ceil(w) / w if w < 4 else 1 + 0.5 / w)
 
 
-def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: Device, pieces: int, length: int, block: int) -> Cost:
+def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: Device, pieces: int, length: int,
+              block: int) -> Cost:
     """Whole rows (or columns) on chip; one tile of them per CTA.
 
     A CTA waits for its loads, reduces, and leaves its stores behind. The CTAs of an SM take turns at its share of DRAM; one
@@ -215,9 +217,10 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     if not across_rows:  # short runs of columns: every row of a tile is a request of its own, of at least two sectors
         run = block * t.unit / max(1, sum(1 for i in kernel.program.of(Load) if kernel.is_full[i]))
         load *= max(1.0, 2 * SECTOR / run)
-    alone = device.latency + t_reduce + load
+    alone = device.latency + t_reduce + load + PER_TILE * tile_of(schedule).count
     cycle = _together(here * (load + store), alone)
-    memory = ctas / (sms * here) * cycle * _waves(ctas, slots) + (again + t.temps + VECTOR_SHARE * t.vectors * ctas) / device.l2_bandwidth
+    l2 = again + t.temps + VECTOR_SHARE * t.vectors * ctas
+    memory = ctas / (sms * here) * cycle * _waves(ctas, slots) + l2 / device.l2_bandwidth
     memory = max(memory, t.once / device.bandwidth)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     us = RAMP + max(_together(memory, issue, special), alone + device.latency)
@@ -230,15 +233,16 @@ def _mix(schedule: Schedule, r: Resources, t: Traffic, device: Device) -> Cost:
     height, ctas = schedule.rows.step, schedule.rows.split * t.batch
     per_sm = ctas / device.sms
     turns = ceil(t.rows / (schedule.rows.split * height))
-    in_flight = per_sm * height * t.cols * t.unit * (PIPELINED * (schedule.stages - 1) if schedule.stages > 1 else UNPIPELINED)
+    in_flight = per_sm * height * t.cols * t.unit * TILES_IN_FLIGHT[min(schedule.stages, 4)]
     even = turns * schedule.rows.split * height / max(t.rows, 1)
     partials = 4.0 * ctas * t.cols * t.outer_states
     held = 1.0 if schedule.hoisted else VECTOR_SHARE * t.rows / height
     l2 = 2 * partials + t.temps + held * t.vectors
     memory = t.once / _rate(in_flight, device) * even + l2 / device.l2_bandwidth
     issue, special = _compute(t, schedule, per_sm * schedule.warps, device, min(device.sms, ctas))
-    reduce = t.inner * _reduction_time(max(1.0, schedule.warps / height))
-    chain = turns * (reduce + (0.0 if schedule.stages > 1 else 0.8 * device.latency))
+    reduce = t.inner * _reduction_time(schedule.warps if schedule.warps > height else 1)
+    # CTAs that share an SM hide each other's reductions.
+    chain = turns * (reduce + (0.0 if schedule.stages > 1 else 0.8 * device.latency)) / max(1.0, per_sm)
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
     us = RAMP + _together(memory, issue * even, special, chain) + spilled / device.bandwidth
     return Cost(us, t.once + 2 * spilled, in_flight, _limit(memory, issue, special, chain))

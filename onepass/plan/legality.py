@@ -10,6 +10,7 @@ from enum import Enum
 
 from ..ir.program import Program, Reduce, operands
 from ..ir.size import Bindings
+from .access import PART
 from .kernel import Across, Kernel, Space, contiguous_axis, memory_order
 
 
@@ -53,8 +54,6 @@ class Illegal:
 
 def space_of(program: Program, bindings: Bindings) -> Space | Illegal:
     """Group a sub-Program's axes so that every reduction folds rows, columns, both, or blocks of columns."""
-    from .access import PART
-
     everything = frozenset(a.name for a in program.axes if a.name != PART or _folds_part(program))
     order = memory_order(program, bindings)
     sets = {frozenset(n.axes) for n in program.nodes if isinstance(n, Reduce)}
@@ -81,8 +80,6 @@ def space_of(program: Program, bindings: Bindings) -> Space | Illegal:
 
 
 def _folds_part(program: Program) -> bool:
-    from .access import PART
-
     return any(PART in n.axes for n in program.nodes if isinstance(n, Reduce))
 
 
@@ -107,12 +104,12 @@ def _list(sets: "set[frozenset[str]] | list[frozenset[str]]") -> str:
     return ", ".join("(" + " ".join(sorted(s)) + ")" for s in sorted(sets, key=sorted))
 
 
-def families(kernel: Kernel, walked: Kernel, bindings: Bindings) -> tuple[Family, ...] | Illegal:
+def families(kernel: Kernel, walked: Kernel) -> tuple[Family, ...] | Illegal:
     """The kinds of kernel that can run this one; `walked` is the same with its reductions written for walks."""
     space, folds = kernel.space, kernel.folds
     if space.block:
-        size = kernel.program.points(space.block, bindings)
-        if size & (size - 1):
+        size = kernel.program.extent(space.block)
+        if not isinstance(size, int) or size & (size - 1):
             return Illegal(Reason.AXES, f"blocks of {size} columns do not tile a kernel")
     over_rows = [f for f in folds if f.rows]
     over_cols = [f for f in folds if f.cols]

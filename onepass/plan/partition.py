@@ -61,7 +61,7 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
     if isinstance(space, Illegal):
         return space
     found: list[Scored] = []
-    kinds = families(Kernel(program, space), Kernel(online_softmax(program), space), bindings)
+    kinds = families(Kernel(program, space), Kernel(online_softmax(program), space))
     if isinstance(kinds, Illegal):
         return kinds
     for family in kinds:
@@ -87,13 +87,14 @@ def forms(program: Program, space: Space, family: Family) -> tuple[Form, ...]:
     """How a kernel can be written. What is held is read in plain passes; what is walked enters by one merge a tile."""
     rows, cols = frozenset(space.rows), frozenset(space.cols)
     blocks = two_pass(program, frozenset(space.block)) if space.block else program
+    walked = Form(Kernel(online_softmax(blocks), space), held=False)
     match family:
         case Family.POINTWISE:
             return (Form(Kernel(blocks, space), held=True),)
         case Family.INNER:
-            return Form(Kernel(two_pass(blocks, cols), space), held=True), Form(Kernel(online_softmax(blocks), space), held=False)
+            return Form(Kernel(two_pass(blocks, cols), space), held=True), walked
         case Family.OUTER:
-            return Form(Kernel(two_pass(blocks, rows), space), held=True), Form(Kernel(online_softmax(blocks), space), held=False)
+            return Form(Kernel(two_pass(blocks, rows), space), held=True), walked
         case Family.MIX:
             return (Form(Kernel(two_pass(online_softmax(blocks), cols), space), held=True),)
 
@@ -111,7 +112,8 @@ def _scored(form: Form, family: Family, bindings: Bindings, device: Device, less
         if resources.ctas_per_sm < 1 or not _resident_grid_fits(schedule, resources.ctas_per_sm, device):
             continue
         one = cost(kernel, schedule, resources, t, device)
-        found.append(Scored(KernelPlan(kernel.program.name, kernel, schedule, resources, one, kernel.program), one.us + _join(schedule, t, device)))
+        chosen = KernelPlan(kernel.program.name, kernel, schedule, resources, one, kernel.program)
+        found.append(Scored(chosen, one.us + _join(schedule, t, device)))
     return found
 
 
@@ -156,9 +158,8 @@ class _Search:
         """The groups, in an order they can run in."""
         whole = frozenset(self.program.of(Reduce, Store))
         together = self.scored(whole)
-        if isinstance(together, Scored):
-            if len(whole) == 1 or together.plan.predicted_us <= self._least_apart(together):
-                return self._accepted([whole])
+        if isinstance(together, Scored) and (len(whole) == 1 or together.plan.predicted_us <= self._least_apart(together)):
+            return self._accepted([whole])
         groups = self._agglomerate(self._seeds())
         apart = self._total(groups)
         if isinstance(together, Scored) and together.us < apart:
@@ -311,7 +312,8 @@ class _Search:
             names.append(f"{node.monoid} over {' '.join(node.axes)}" if isinstance(node, Reduce) else node.buffer)  # type: ignore[union-attr]
         return ", ".join(dict.fromkeys(names))
 
-    def _refusal(self, reason: Reason, a: frozenset[int], b: frozenset[int], fused: float | None, apart: float, detail: str) -> Refusal:
+    def _refusal(self, reason: Reason, a: frozenset[int], b: frozenset[int], fused: float | None, apart: float,
+                 detail: str) -> Refusal:
         return Refusal(reason, (self._label(a), self._label(b)), detail, fused, apart)
 
     def _accepted(self, groups: list[frozenset[int]]) -> list[frozenset[int]]:
@@ -334,7 +336,8 @@ class _Search:
         fused = found.plan.cost.us + last_block_cost(states, schedule.splits, length, self.device)
         if fused >= apart:
             detail = f"the last CTA would read {schedule.splits} partial rows of {length} by itself"
-            self.refusals.append(Refusal(Reason.SLOWER, (self._label(group), "the sum of its partial results"), detail, fused, apart))
+            between = (self._label(group), "the sum of its partial results")
+            self.refusals.append(Refusal(Reason.SLOWER, between, detail, fused, apart))
 
     def kernels(self, group: frozenset[int]) -> list[KernelPlan]:
         """The kernels of a group: one, or one and those that join its partial results."""
@@ -343,7 +346,8 @@ class _Search:
         return with_join(found.plan, self.bindings, self.device, self.cut.order, self.lessons)
 
 
-def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tuple[str, ...], lessons: Lessons) -> list[KernelPlan]:
+def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tuple[str, ...],
+              lessons: Lessons) -> list[KernelPlan]:
     """A kernel whose reductions are split, as two: partial states, and the plan of their join."""
     if chosen.schedule.splits <= 1:
         return [chosen]

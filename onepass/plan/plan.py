@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Mapping, TypeAlias
+from typing import TypeAlias
 
 from ..device import Device
 from ..ir.program import Buffer, Load, Op, Program, Reduce, Store

@@ -133,12 +133,12 @@ def estimate(need: Demand, schedule: Schedule, device: Device, known: int | None
     if schedule.stages > 1:
         smem += (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
     count = known or int(min(max(registers, 16), 1024))
-    most = min(schedule.max_registers or device.registers_per_thread, device.registers_per_thread, device.registers_per_sm // threads)
+    most = min(schedule.max_registers or 255, device.registers_per_thread, device.registers_per_sm // threads)
     return Resources(count, smem, 0 if count > most else ctas_per_sm(count, smem, schedule.warps, device))
 
 
 def ctas_per_sm(registers: int, smem: int, warps: int, device: Device) -> int:
-    """How many CTAs fit: by registers (given out 256 at a time per warp, a quarter of the file per scheduler), shared memory, threads."""
+    """How many CTAs fit: by registers (256 at a time per warp, a quarter of the file per scheduler), shared memory, threads."""
     per_warp = -(-registers * 32 // 256) * 256
     warps_that_fit = device.registers_per_sm // 4 // per_warp * 4
     by_smem = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0

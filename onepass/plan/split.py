@@ -112,7 +112,8 @@ def halves(kernel: Kernel, splits: int, order: tuple[str, ...]) -> tuple[Program
     for i, node in enumerate(program.nodes):
         if i in shared:
             assert isinstance(node, Reduce)
-            inside = first.add(replace(with_operands(node, new_first), monoid=f"{node.monoid}.partial"))  # type: ignore[call-arg]
+            args = tuple(new_first[a] for a in node.args)
+            inside = first.add(Reduce(f"{node.monoid}.partial", args, node.axes, node.src))
             states = []
             for k, dtype in enumerate(MONOIDS[node.monoid].state_dtypes(program.dtypes[node.args[0]])):
                 axes = (PART, *(a for a in order if a in program.dims[i]))
@@ -128,7 +129,7 @@ def halves(kernel: Kernel, splits: int, order: tuple[str, ...]) -> tuple[Program
             new_first[i] = first.add(with_operands(node, new_first))
             if not isinstance(node, Store):
                 new_second[i] = second.add(with_operands(node, new_second)) if _portable(node, new_second) else -1
-    return (_program(f"{program.name}", widened, temps, first.nodes), _program(f"{program.name}_join", widened, temps, second.nodes))
+    return _program(program.name, widened, temps, first.nodes), _program(f"{program.name}_join", widened, temps, second.nodes)
 
 
 def _portable(node: Node, new: dict[int, int]) -> bool:

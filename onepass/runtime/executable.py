@@ -11,8 +11,8 @@ import torch
 from ..codegen.source import GridDim, Param, ParamKind, Source
 from ..ir.program import Buffer
 from ..ir.size import Bindings, value
-from ..pipeline import Compiled
 from . import interpret
+from .compiled import Compiled
 from .launch import Launcher, prepare
 
 Tensors = Mapping[str, torch.Tensor]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..device import Device
-from ..pipeline import fuse
+from ..integration.fuse import fuse
 from ..runtime.card import present
 from .check import as_tuple, check, in_float64
 from .explain import RefusalRow, Report, explain

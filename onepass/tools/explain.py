@@ -20,11 +20,12 @@ from ..capture import capture
 from ..codegen.source import Source
 from ..device import Device
 from ..device import device as named_device
-from ..pipeline import Compiled, compile, optimise
+from ..pipeline import compile, optimise
 from ..plan.legality import Refusal
 from ..plan.plan import KernelPlan
 from ..runtime import offline
 from ..runtime.binary import Binary
+from ..runtime.compiled import Compiled
 
 WIDTH = 118  # of the report where no terminal sets one
 

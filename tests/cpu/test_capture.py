@@ -451,6 +451,20 @@ def test_fused_norms_of_cuda_graphs() -> None:
     agree(answer(capture(norms, (x, w, dy)), (x, w, dy)), (y, rstd, back(dy)))
 
 
+def test_online_softmax_and_fma_of_cuda_graphs() -> None:
+    pytest.importorskip("torch._inductor.inductor_prims")  # registers the two ops
+
+    def online(x: torch.Tensor, y: torch.Tensor) -> Any:
+        top, total = torch.ops.prims.prepare_softmax_online(x, 1)
+        return torch.ops.prims.fma(x, y, top), total
+
+    x, y = rand(6, 16), rand(6, 16) * 2
+    captured = capture(online, (x, y))
+    assert reduces(captured) == ["logsumexp"]
+    top = x.amax(1, keepdim=True)
+    agree(answer(captured, (x, y)), (x * y + top, (x - top).exp().sum(1, keepdim=True)))
+
+
 def test_mean_of_symbolic_rows() -> None:
     captured = check(lambda x: (x.mean(0), x.var(0), x / x.shape[0], x * (1.0 / x.shape[0])), rand(6, 16), dynamic=True)
     other = (rand(9, 16),)
@@ -508,7 +522,7 @@ def test_names_and_lines() -> None:
     assert [b.name for b in program.buffers] == ["data", "parts_0", "parts_1", "out0"]
     line = scaled_sum.__code__.co_firstlineno + 1
     assert next(n.src for n in program.nodes if isinstance(n, Op)) == f"test_capture.py:{line} scaled = data * 2"
-    assert capture(lambda x: x + 1, (rand(3, 3),)).program.name == "lambda"
+    assert capture(lambda x: x + 1, (rand(3, 3),)).program.name == "fused"
 
 
 def test_the_same_tensor_twice_is_two_arguments() -> None:

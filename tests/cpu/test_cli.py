@@ -18,7 +18,7 @@ from onepass.codegen.source import Source
 from onepass.device import DEVICES
 from onepass.errors import BadArgument, BadSpec, OnepassError
 from onepass.knobs import describe, knobs
-from onepass.pipeline import Rejected
+from onepass.runtime.compiled import Rejected
 from onepass.plan.legality import Reason, Refusal
 from onepass.plan.schedule import Cover, Loop, Schedule
 from onepass.tools import spec

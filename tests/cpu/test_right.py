@@ -6,13 +6,11 @@ every shape, and each meets long, short and odd rows.
 
 from __future__ import annotations
 
-from zlib import crc32
-
 import pytest
 import torch
 
 import onepass
-from tests.cases import CASES, LAYOUTS, Case, shapes, with_specials
+from tests.cases import CASES, Case, shapes
 from tests.support import assert_right
 
 MOST = 1 << 16

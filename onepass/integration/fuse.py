@@ -22,9 +22,9 @@ from ..ir.program import Program
 from ..ir.size import Bindings
 from ..pipeline import compile, interpretable, optimise, representative, row_class
 from ..plan.access import needs_wide_index
-from .card import present
-from .executable import Executable, aligned_of, assemble
-from .launch import prepare
+from ..runtime.card import present
+from ..runtime.executable import Executable, aligned_of, assemble
+from ..runtime.launch import prepare
 
 CPU_FACTS = "h200"  # interpreted kernels are planned for this device: plans are the same as on a card
 
@@ -35,6 +35,14 @@ class _Trace:
 
     captured: Captured
     program: Program
+
+
+def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None) -> "Fused":
+    """`fn` as fused kernels: on a GPU compiled, on CPU tensors interpreted. Forward only.
+
+    `dynamic=False` makes kernels for every size by itself; `dynamic=True` insists that row counts may vary.
+    """
+    return Fused(fn, dynamic)
 
 
 class Fused:
@@ -105,7 +113,8 @@ class Fused:
             return self._executables[key]
 
 
-def _build(program: Program, bindings: Bindings, facts: Device, where: torch.device, aligned: frozenset[str], wide: bool) -> Executable:
+def _build(program: Program, bindings: Bindings, facts: Device, where: torch.device, aligned: frozenset[str],
+           wide: bool) -> Executable:
     sizes = representative(program, bindings, facts)
     if where.type == "cpu":
         return assemble(interpretable(program, sizes, facts, wide), where, aligned)

@@ -1,0 +1,155 @@
+"""Reductions across tiles as lines of a kernel: where running states live, how a tile enters, how a result is read out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..ir.expr import DType
+from ..ir.monoid import MONOIDS, Monoid, State
+from ..ir.program import Const, Reduce
+from ..plan.kernel import Across, Fold, Kernel
+from .expr import COMBINE, TileAlgebra, join, literal, op_text
+from .spots import Spot
+from .steps import program_arg
+from .values import Env, Values, fold_text
+
+
+@dataclass
+class Running:
+    """One reduction under way. Its states are kept by tile, by tile shape, or as one (see Folds.key)."""
+
+    fold: Fold
+    monoid: Monoid
+    dtype: DType
+    axes: tuple[int, ...]  # of a tile
+    across: Across  # how what it folds varies along the columns
+    states: dict[str, State] = field(default_factory=dict)
+
+
+class Folds:
+    """Writes reductions."""
+
+    def __init__(self, kernel: Kernel, values: Values, row_loop: bool) -> None:
+        self.kernel, self.values, self.row_loop = kernel, values, row_loop
+
+    def running(self, fold: Fold) -> Running:
+        """A reduction that nothing has entered yet."""
+        node = self._node(fold)
+        axes = ((1,) if fold.cols else ()) + ((0,) if fold.rows else ())
+        dtype = self.kernel.program.dtypes[node.args[0]]
+        return Running(fold, MONOIDS[node.monoid], dtype, axes, self.kernel.by_col[program_arg(self.kernel, fold)])
+
+    def start(self, running: Running, spots: Iterable[Spot]) -> None:
+        """States that a loop carries must exist before it: the identity, for every kind of tile it meets."""
+        for spot in spots:
+            key = self.key(running, spot)
+            if key not in running.states:
+                running.states[key] = self._identity(running, self._running_shape(running, spot))
+
+    def key(self, running: Running, spot: Spot) -> str:
+        """Which of the running states a tile feeds: its own where results vary by tile, else one for all tiles of its shape."""
+        if self.row_loop and running.fold.rows and not running.fold.cols:
+            return "1" if running.across is Across.NONE else spot.tag
+        return self._running_shape(running, spot) if running.monoid.primitive else ""
+
+    def feed(self, running: Running, spot: Spot, env: Env, once: bool) -> None:
+        """Let a tile enter: elementwise where one primitive fold is all a reduction is, else by one merge a tile.
+
+        `once`: the line is written in straight code, so the new state may have a new name; a loop must reassign the old.
+        """
+        masks = [m for m, axis in ((spot.row_mask, 0), (spot.col_mask, 1)) if m and axis in running.axes]
+        algebra = self._algebra(running, spot, masks)
+        args = (self._spread(a, running, spot, env) for a in self._node(running.fold).args)
+        entered = self._inside(running, running.monoid.enter(algebra, *args), masks)
+        if not running.monoid.primitive:
+            entered = running.monoid.merge(algebra, *entered)
+        key = self.key(running, spot)
+        before = running.states.get(key)
+        if before is None:
+            running.states[key] = tuple(x if isinstance(x, str) else literal(x) for x in entered)
+            return
+        merged = self._joined(running, before, entered)
+        if once:
+            named = zip(self._hints(running), merged, strict=True)
+            running.states[key] = tuple(self.values.assign(hint, text) for hint, text in named)
+        else:
+            for name, text in zip(before, merged, strict=True):
+                self.values.writer.line(f"{name} = {text}")
+
+    def finish(self, running: Running, spot: Spot) -> None:
+        """Read a reduction out: fold what its lanes hold, join what its tiles hold."""
+        algebra = self._algebra(running, spot, [])
+        states = [running.monoid.merge(algebra, *s) if running.monoid.primitive else s for s in running.states.values()]
+        total = states[0]
+        for other in states[1:]:
+            total = join(running.monoid, total, other, self.values.assign)
+        hint = self.values.names[running.fold.node]
+        self.values.results[running.fold.node] = tuple(
+            x if isinstance(x, str) and x.isidentifier() else self.values.assign(hint, x if isinstance(x, str) else literal(x))
+            for x in running.monoid.leave(algebra, *total))
+
+    # ---- parts ---------------------------------------------------------------------------------------------------------
+
+    def _node(self, fold: Fold) -> Reduce:
+        node = self.kernel.program.nodes[fold.node]
+        assert isinstance(node, Reduce)
+        return node
+
+    def _hints(self, running: Running) -> list[str]:
+        return [f"{self.values.names[running.fold.node]}_{part}" for part in running.monoid.state]
+
+    def _identity(self, running: Running, shape: str) -> State:
+        starts, dtypes = running.monoid.identity(running.dtype), running.monoid.state_dtypes(running.dtype)
+        return tuple(self.values.assign(hint, f"tl.full({shape}, {literal(start)}, tl.{dtype.kernel})")
+                     for hint, start, dtype in zip(self._hints(running), starts, dtypes, strict=True))
+
+    def _entering_shape(self, running: Running, spot: Spot) -> tuple[int, int]:
+        """The shape of what enters from one tile."""
+        if 1 in running.axes or running.across is Across.FULL:
+            return spot.height, spot.width
+        return spot.height, spot.width // self.values.block_size if running.across is Across.BLOCK else 1
+
+    def _running_shape(self, running: Running, spot: Spot) -> str:
+        """The shape of a running state: a whole tile where lanes are folded last, else one lane per result."""
+        height, width = self._entering_shape(running, spot)
+        if running.monoid.primitive:
+            return f"[{height}, {width}]"
+        return f"[{1 if 0 in running.axes else height}, {1 if 1 in running.axes else width}]"
+
+    def _spread(self, i: int, running: Running, spot: Spot, env: Env) -> str:
+        """A value spread over the axes it is folded along."""
+        lacks_rows = 0 in running.axes and spot.height > 1 and not self.kernel.by_row[i]
+        lacks_cols = 1 in running.axes and self.kernel.by_col[i] is Across.NONE
+        if lacks_rows or lacks_cols or isinstance(self.kernel.program.nodes[i], Const):
+            height, width = self._entering_shape(running, spot)
+            return self.values.assign("spread", f"tl.broadcast_to({self.values.tensor(i, env[i])}, [{height}, {width}])")
+        return env[i]
+
+    def _inside(self, running: Running, entered: State, masks: list[str]) -> State:
+        """Lanes outside become the identity: f(0) is not 0 in general."""
+        if not masks:
+            return entered
+        return tuple(
+            x if x == e else self.values.assign(
+                "inside", f"tl.where({' & '.join(masks)}, {x if isinstance(x, str) else literal(x)}, {literal(e)})")
+            for x, e in zip(entered, running.monoid.identity(running.dtype), strict=True))
+
+    def _joined(self, running: Running, before: State, entered: State) -> State:
+        if running.monoid.primitive:
+            return (op_text(COMBINE[running.monoid.primitive], (before[0], entered[0]), running.dtype),)
+        return join(running.monoid, before, entered, self.values.assign)
+
+    def _algebra(self, running: Running, spot: Spot, masks: list[str]) -> TileAlgebra:
+        def folded(kind: str, text: str) -> str:
+            for axis in running.axes:
+                text = fold_text(kind, text, axis)
+            return text
+
+        def active() -> str:
+            height, width = self._entering_shape(running, spot)
+            if masks:
+                return folded("sum", f"tl.broadcast_to(({' & '.join(masks)}).to(tl.{running.dtype.kernel}), [{height}, {width}])")
+            return f"{float((height if 0 in running.axes else 1) * (width if 1 in running.axes else 1))}"
+
+        return TileAlgebra(self.values.assign, folded, active)

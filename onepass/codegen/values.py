@@ -1,0 +1,240 @@
+"""Nodes of a Program as lines of a kernel: loads, ops, indices, stores, and reductions within one tile.
+
+Residency lives here: a multi-phase input kept in registers is handed out, in later walks, as its 16-bit self xor a zero the
+compiler cannot know, or else the widened fp32 copy would be kept alive across the reduction in its stead.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..ir.expr import I64
+from ..ir.monoid import MONOIDS, State
+from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store
+from ..ir.size import Bindings, Size, product
+from ..plan.access import PART, row_stride, runs, streams_rows
+from ..plan.kernel import Across, Kernel
+from ..plan.schedule import Schedule
+from .expr import TileAlgebra, op_text, run_text, size_text, typed_literal
+from .spots import Spot
+from .writer import Writer
+
+Env = dict[int, str]  # what each value is called here
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+TAKES_TENSORS = frozenset({"maximum", "minimum", "pow", "where"})  # ops whose text fails on bare numbers
+
+
+class Values:
+    """Writes values, and remembers which are held across walks and what reductions left."""
+
+    def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, writer: Writer) -> None:
+        self.kernel, self.schedule, self.writer = kernel, schedule, writer
+        self.program = kernel.program
+        self.names = value_names(self.program)
+        self.lead_stride = row_stride(kernel, bindings) if schedule.lead else None
+        self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
+        self.results: dict[int, State] = {}  # what finished reductions left
+        self.walk = 0  # which walk is being written
+        self.fresh_each_row = False  # inside a row loop, what was loaded before it is held too
+
+    # ---- naming ------------------------------------------------------------------------------------------------------
+
+    def assign(self, hint: str, text: str, note: str = "") -> str:
+        """A line that names a value; the name."""
+        name = self.writer.fresh(hint)
+        self.writer.line(f"{name} = {text}", note)
+        return name
+
+    def zeros(self, form: str, walks: range, held: tuple[int, ...]) -> None:
+        """A zero for every walk, each another value to the compiler: or it would see that two walks compute the same."""
+        if any(self.program.dtypes[i].size <= 2 for i in held):
+            for p in walks:
+                self.writer.line(f"zero{p} = ({form.format(p)}).to(tl.int16)")
+
+    # ---- residency ---------------------------------------------------------------------------------------------------
+
+    def use(self, i: int, spot: Spot) -> str:
+        """A resident input: loaded in the first walk that needs it, taken from registers in later ones."""
+        key = (i, spot.tag)
+        if key in self.held:
+            return self.held[key] if self.walk == 0 else self._opaque(i, self.held[key], spot)
+        env: Env = {}
+        self.node(i, spot, env)
+        self.held[key] = env[i]
+        return env[i]
+
+    def _opaque(self, i: int, name: str, spot: Spot) -> str:
+        """A held 16-bit value as something the compiler has not seen before, so that it is the 16 bits that stay held."""
+        dtype, node = self.program.dtypes[i], self.program.nodes[i]
+        assert isinstance(node, Load)
+        if dtype.size > 2:
+            return name
+        zero = f"zero{self.walk}" + ("" if dtype.size == 2 else ".to(tl.int8)")
+        text = f"({name}.to(tl.int{8 * dtype.size}, bitcast=True) ^ {zero}).to(tl.{dtype.kernel}, bitcast=True)"
+        return self.assign(f"{node.buffer}{spot.tag}_again", text)
+
+    # ---- one node ----------------------------------------------------------------------------------------------------
+
+    def node(self, i: int, spot: Spot, env: Env) -> None:
+        """Write one node at a tile and note what it is called."""
+        node = self.program.nodes[i]
+        hint = self.names[i] + spot.tag
+        match node:
+            case Const():
+                text = typed_literal(node.value, node.dtype)
+                env[i] = text if node.scale == 1 else f"({text} * {size_text(node.scale)})"
+            case Index():
+                env[i] = self.assign(hint, self._index(i, node, spot), node.src)
+            case Load():
+                held = self.held.get((i, spot.tag))
+                if held is None:
+                    env[i] = self.assign(hint, self._load(i, node, spot, env), node.src)
+                else:
+                    env[i] = self._opaque(i, held, spot) if self.fresh_each_row else held
+            case Op():
+                env[i] = self.assign(hint, self._op(i, node, spot, env), node.src)
+            case Reduce():
+                self._block_reduce(i, node, spot, env)
+            case Result():
+                env[i] = self.results[node.reduce][node.k]
+            case Store():
+                self._store(i, node, spot, env)
+
+    def _op(self, i: int, node: Op, spot: Spot, env: Env) -> str:
+        full = self.kernel.by_col[i] is Across.FULL
+        args = [self.as_full(a, spot, env) if full and self.kernel.by_col[a] is Across.BLOCK else env[a] for a in node.args]
+        if node.name in TAKES_TENSORS or all(isinstance(self.program.nodes[a], Const) for a in node.args):
+            args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
+        return op_text(node.name, tuple(args), self.program.dtypes[i])
+
+    def tensor(self, i: int, text: str) -> str:
+        """A literal as a tensor, for functions that take no bare numbers."""
+        node = self.program.nodes[i]
+        if isinstance(node, Const) and node.scale == 1 and not text.startswith("tl.full"):
+            return f"tl.full([1, 1], {text}, tl.{node.dtype.kernel})"
+        return text
+
+    def _index(self, i: int, node: Index, spot: Spot) -> str:
+        extents = [self.program.axis[a].extent for a in node.axes]
+        strides = tuple((axis, product(extents[k + 1 :])) for k, axis in enumerate(node.axes))
+        text = " + ".join(self._offsets(strides, spot, i)) or "tl.zeros([1, 1], tl.int32)"
+        users = [self.program.nodes[u] for u in self.program.users[i]]
+        compared = all(isinstance(u, Op) and u.name in COMPARISONS for u in users)  # a tile of 64-bit indices costs registers
+        return f"({text})" + (".to(tl.int64)" if node.dtype is I64 and not compared else "")
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
+        where = self._address(i, node, spot)
+        masks = self._masks(i, spot)
+        for gather in node.gathers:
+            at = env[gather.index]
+            step = "" if gather.stride == 1 else f" * {size_text(gather.stride)}"
+            where = f"{where} + {at}{step}" if where else f"{at}{step}"
+            masks.append(f"({at} >= 0) & ({at} < {size_text(gather.extent)})")
+        if self.kernel.by_col[i] is Across.FULL and not self.kernel.by_row[i] and spot.height > 1:
+            # Shaped like the tiles it meets: a [1, width] load would get narrow accesses and a layout change.
+            where = f"{where} + tl.zeros([{spot.height}, 1], tl.int32)"
+        pointer = f"{node.buffer}_ptr" + (f" + ({where})" if where else "")
+        mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
+        return f"tl.load({pointer}{mask})"
+
+    def _store(self, i: int, node: Store, spot: Spot, env: Env) -> None:
+        where = self._address(i, node, spot)
+        if not self.kernel.by_row[i] and (spot.height > 1 or self.kernel.by_col[i] is Across.NONE):
+            where = f"{where + ' + ' if where else ''}tl.zeros([{spot.height}, 1], tl.int32)"
+        masks = self._masks(i, spot)
+        mask = f", mask={' & '.join(masks)}" if masks else ""
+        full = self.kernel.by_col[i] is Across.FULL
+        stored = self.as_full(node.value, spot, env) if full else self.tensor(node.value, env[node.value])
+        self.writer.line(f"tl.store({node.buffer}_ptr + ({where}), {stored}{mask})", node.src)
+
+    def _address(self, i: int, node: Load | Store, spot: Spot) -> str:
+        follows = spot.aligned and isinstance(node.offset, int) and node.offset % self.schedule.lead == 0
+        if follows and streams_rows(self.kernel, node) == self.lead_stride:
+            parts = ["sector", str(spot.aligned)]
+        else:
+            parts = self._offsets(node.strides, spot, i)
+        return " + ".join(parts + ([size_text(node.offset)] if node.offset != 0 else []))
+
+    def _offsets(self, strides: tuple[tuple[str, Size], ...], spot: Spot, i: int) -> list[str]:
+        """What each side adds to an address."""
+        space = self.kernel.space
+        by_block = self.kernel.by_col[i] is Across.BLOCK
+        cols = tuple(a for a in space.cols if a not in space.block) if by_block else space.cols
+        col = self._block_index(spot) if by_block else spot.col
+        mine = PART in self.program.axis and PART not in (*space.rows, *space.cols, *space.batch)
+        sides = ((space.batch, "batch"), (space.rows, spot.row), (cols, col), ((PART,) if mine else (), PART))
+        return [run_text(index, run) for side, index in sides for run in runs(self.program, side, strides)]
+
+    def _masks(self, i: int, spot: Spot) -> list[str]:
+        cols = self.kernel.by_col[i]
+        found = [spot.row_mask] if self.kernel.by_row[i] and spot.row_mask else []
+        if cols is Across.FULL and spot.col_mask:
+            found.append(spot.col_mask)
+        if cols is Across.BLOCK and spot.col_mask:
+            blocks = self.program.extent(tuple(a for a in self.kernel.space.cols if a not in self.kernel.space.block))
+            found.append(f"({self._block_index(spot)} < {size_text(blocks)})")
+        return found
+
+    # ---- blocks of columns -------------------------------------------------------------------------------------------
+
+    @property
+    def block_size(self) -> int:
+        """Columns in a block, where the kernel reduces within blocks."""
+        size = self.program.extent(self.kernel.space.block)
+        assert isinstance(size, int)
+        return size
+
+    def _block_index(self, spot: Spot) -> str:
+        count = spot.width // self.block_size
+        return f"({spot.col_start} // {self.block_size} + tl.arange(0, {count})[None, :])"
+
+    def as_full(self, i: int, spot: Spot, env: Env) -> str:
+        """A value that varies by block, repeated for every column of its block; others as they are."""
+        if self.kernel.by_col[i] is not Across.BLOCK:
+            return self.tensor(i, env[i])
+        size, height, count = self.block_size, spot.height, spot.width // self.block_size
+        cube = f"tl.broadcast_to(tl.reshape({env[i]}, [{height}, {count}, 1]), [{height}, {count}, {size}])"
+        return f"tl.reshape({cube}, {spot.shape})"
+
+    def _block_reduce(self, i: int, node: Reduce, spot: Spot, env: Env) -> None:
+        """A reduction within the blocks of one tile."""
+        size, monoid = self.block_size, MONOIDS[node.monoid]
+        count = spot.width // size
+
+        def folded(kind: str, text: str) -> str:
+            cube = f"tl.reshape({text}, [{spot.height}, {count}, {size}])"
+            return f"tl.reshape({fold_text(kind, cube, 2)}, [{spot.height}, {count}])"
+
+        algebra = TileAlgebra(self.assign, folded, lambda: f"{float(size)}")
+        args = [self.assign("spread", f"tl.broadcast_to({self.as_full(a, spot, env)}, {spot.shape})") for a in node.args]
+        self.results[i] = monoid.leave(algebra, *monoid.merge(algebra, *monoid.enter(algebra, *args)))
+
+
+def fold_text(kind: str, text: str, axis: int) -> str:
+    """A primitive fold of a tile along one axis, which is kept."""
+    return f"tl.sum({text}, axis={axis}, keep_dims=True)" if kind == "sum" else f"fold_{kind}({text}, {axis})"
+
+
+_TARGET = re.compile(r"^\S+ (\w+) = ")
+
+
+def value_names(program: Program) -> tuple[str, ...]:
+    """What each value is called: as the user called it where a source line ends in it, else after its buffer or op."""
+    last = {n.src: i for i, n in enumerate(program.nodes) if n.src and isinstance(n, (Op, Load))}
+    found = []
+    for i, node in enumerate(program.nodes):
+        target = _TARGET.match(node.src)
+        match node:
+            case _ if target and last.get(node.src) == i and target[1].isascii():
+                found.append(target[1])
+            case Load(buffer=buffer):
+                found.append(buffer)
+            case Op(name=name):
+                found.append(f"{name}{i}")
+            case Reduce(monoid=monoid):
+                found.append(f"{monoid.replace('.', '_')}{i}")
+            case _:
+                found.append(f"v{i}")
+    return tuple(found)
