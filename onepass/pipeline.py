@@ -17,6 +17,8 @@ from .codegen.source import Source
 from .codegen.triton import emit
 from .device import Device
 from .errors import NoPlan
+from .ir.axes import share_axes
+from .ir.fix import fix, symbols_to_fix
 from .ir.program import Program
 from .ir.simplify import simplify
 from .ir.size import Bindings
@@ -35,7 +37,14 @@ MOST_TRIES = 16
 def optimise(program: Program) -> Program:
     """Capture's Program, made ready to plan."""
     verify(program, "capture")
-    return verify(simplify(program), "simplify")
+    return verify(share_axes(simplify(program)), "simplify")
+
+
+def specialise(program: Program, bindings: Bindings) -> tuple[Program, Bindings]:
+    """The Program for a call, with sizes a kernel had better know put in; and the sizes that stay free."""
+    known = symbols_to_fix(program)
+    fixed = fix(program, {name: bindings[name] for name in known})
+    return fixed, {name: size for name, size in bindings.items() if name not in known}
 
 
 def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:

@@ -62,16 +62,20 @@ def _unify(draft: Draft, pairs: Sequence[tuple[str, str]]) -> bool:
 
 def _refined(draft: Draft, tensor: Tensor, onto: Dims) -> Tensor:
     """The tensor with atoms split, on both sides, until the dims that meet have the same factors."""
-    for position in range(len(onto)):
+    while (position := _unlike(draft, tensor, onto)) is not None:
         own, met = draft.dims(tensor)[position], draft.atoms.resolve(onto[position])
-        while own and met and _extents(draft, own) != _extents(draft, met):
-            factors = common_factors(_extents(draft, met), _extents(draft, own))
-            if factors is None:
-                tensor = merged(draft, tensor, position)
-            else:
-                draft.atoms.split(own if _extents(draft, own) != factors else met, factors)
-            own, met = draft.dims(tensor)[position], draft.atoms.resolve(onto[position])
+        factors = common_factors(_extents(draft, met), _extents(draft, own))
+        if factors is None:
+            tensor = merged(draft, tensor, position)
+        else:
+            draft.atoms.split(own if _extents(draft, own) != factors else met, factors)
     return tensor
+
+
+def _unlike(draft: Draft, tensor: Tensor, onto: Dims) -> int | None:
+    """The first dim whose factors differ from those of the dim it meets. A split in one dim may show in another."""
+    pairs = enumerate(zip(draft.dims(tensor), _resolved(draft, onto), strict=True))
+    return next((d for d, (own, met) in pairs if own and met and _extents(draft, own) != _extents(draft, met)), None)
 
 
 def merged(draft: Draft, tensor: Tensor, position: int) -> Tensor:

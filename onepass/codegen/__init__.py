@@ -1,0 +1,1 @@
+"""(Kernel, Schedule) -> Source: the text of kernels, written once."""

@@ -18,9 +18,10 @@ import torch
 from ..capture.trace import Captured, capture
 from ..device import Device, device
 from ..errors import BadArgument, NeedsGrad, NotReady
+from ..ir.fix import symbols_to_fix
 from ..ir.program import Program
 from ..ir.size import Bindings
-from ..pipeline import compile, interpretable, optimise, representative, row_class
+from ..pipeline import compile, interpretable, optimise, representative, row_class, specialise
 from ..plan.access import needs_wide_index
 from ..runtime.card import present
 from ..runtime.executable import Executable, aligned_of, assemble
@@ -35,6 +36,7 @@ class _Trace:
 
     captured: Captured
     program: Program
+    fixed: tuple[str, ...]  # symbols whose every value gets kernels of its own
 
 
 def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None) -> "Fused":
@@ -89,7 +91,8 @@ class Fused:
                 return trace, bindings
         with self._lock:
             captured = capture(self.fn, args, dynamic=self.dynamic)
-            trace = _Trace(captured, optimise(captured.program))
+            program = optimise(captured.program)
+            trace = _Trace(captured, program, tuple(sorted(symbols_to_fix(program))))
             self._traces.append(trace)
         bindings = captured.bind(args)
         assert bindings is not None, "a capture applies to the arguments it was made from"
@@ -101,7 +104,9 @@ class Fused:
         facts = _facts(where)
         aligned = frozenset(name for name, t in tensors.items() if t.data_ptr() % 16 == 0)
         wide = needs_wide_index(trace.program, bindings)
-        key = (id(trace), row_class(bindings, facts), wide, aligned, where)
+        fixed = tuple(bindings[name] for name in trace.fixed)
+        free = {name: size for name, size in bindings.items() if name not in trace.fixed}
+        key = (id(trace), fixed, row_class(free, facts), wide, aligned, where)
         found = self._executables.get(key)
         if found is not None:
             return found
@@ -115,7 +120,8 @@ class Fused:
 
 def _build(program: Program, bindings: Bindings, facts: Device, where: torch.device, aligned: frozenset[str],
            wide: bool) -> Executable:
-    sizes = representative(program, bindings, facts)
+    program, free = specialise(program, bindings)
+    sizes = representative(program, free, facts)
     if where.type == "cpu":
         return assemble(interpretable(program, sizes, facts, wide), where, aligned)
     index = where.index if where.index is not None else torch.cuda.current_device()

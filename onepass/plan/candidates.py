@@ -182,7 +182,8 @@ def _mix(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
                     continue
                 for stages, per_sm in ((1, 1), (1, 2), (1, 4), (2, 2), (3, 1), (3, 2), (4, 1)):
                     split = max(1, min(per_sm * device.sms // t.batch, -(-t.rows // height)))
-                    yield Schedule(Loop(height, split), Cover(tiles), warps, stages, resident=resident, hoisted=stages > 1)
+                    for hoisted in (True,) if stages > 1 else (False, True):  # a pipeline would copy them for every row
+                        yield Schedule(Loop(height, split), Cover(tiles), warps, stages, resident=resident, hoisted=hoisted)
 
 
 def _pointwise(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[Schedule]:

@@ -1,0 +1,1 @@
+"""Source -> Executable: compile (with or without the GPU at hand), launch, interpret."""

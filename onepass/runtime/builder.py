@@ -25,6 +25,7 @@ def make_builder(parts: compat.InterpreterParts) -> Any:
             self.options: Any = replace(parts.runtime.InterpreterOptions(), sanitize_overflow=False)
 
         def cast_impl(self, src: Any, dst_type: Any) -> Any:
+            """A conversion of values, rounded as the hardware rounds."""
             source, target = src.dtype.scalar, dst_type.scalar
             data = src.data
             if source in narrow and data.dtype.kind == "u":  # the result of a comparison still names its operands' type

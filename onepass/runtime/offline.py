@@ -18,11 +18,10 @@ from .. import compat
 from ..codegen.source import Source
 from ..device import Device
 from ..errors import CompileFailed
+from ..knobs import knobs
 from .binary import Binary
 from .job import job
 from .module import Job
-
-WORKERS = 2
 
 
 def compile(source: Source, device: Device, aligned: frozenset[str] | None = None) -> Binary:
@@ -32,7 +31,7 @@ def compile(source: Source, device: Device, aligned: frozenset[str] | None = Non
 
 def compile_many(requests: Sequence[tuple[Source, Device]]) -> list[Binary]:
     """The same for several kernels at once, in order; raises the first failure once all are done."""
-    with ThreadPoolExecutor(WORKERS) as threads:
+    with ThreadPoolExecutor(knobs().compile_workers) as threads:
         futures = [threads.submit(compile, source, device) for source, device in requests]
     return [future.result() for future in futures]
 
@@ -114,7 +113,7 @@ class _Pool:
 @lru_cache(maxsize=1)
 def _pool(process_id: int) -> _Pool:
     """The workers of this process; a forked child must not talk over its parent's pipes."""
-    return _Pool(WORKERS)
+    return _Pool(knobs().compile_workers)
 
 
 def _start() -> subprocess.Popen[str]:

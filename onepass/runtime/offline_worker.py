@@ -30,8 +30,8 @@ def _shells() -> None:
 
 def _build(job: Any, always: bool) -> tuple[Any, str]:
     """The compiled kernel and what ptxas said (nothing, when Triton's cache had it)."""
-    from onepass import compat
-    from onepass.runtime.module import build
+    from onepass import compat  # after _shells
+    from onepass.runtime.module import build  # after _shells
 
     said = io.StringIO()
     with compat.ptxas_verbose(always), contextlib.redirect_stdout(said):
@@ -41,7 +41,7 @@ def _build(job: Any, always: bool) -> tuple[Any, str]:
 
 def _dump(cubin: bytes, option: str) -> str:
     """What cuobjdump says of a cubin."""
-    from onepass import compat
+    from onepass import compat  # after _shells
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -51,7 +51,7 @@ def _dump(cubin: bytes, option: str) -> str:
 
 def measure(job: Any) -> Any:
     """Compile a job and read what it costs."""
-    from onepass.runtime.binary import Usage, parse_log, parse_resources, summarise
+    from onepass.runtime.binary import Usage, parse_log, parse_resources, summarise  # after _shells
 
     kernel, said = _build(job, always=False)
     usage = parse_log(said)
@@ -77,7 +77,7 @@ def _complaint(error: Exception, noise: IO[bytes]) -> str:
 
 
 def _answer(line: str, noise: IO[bytes]) -> dict[str, Any]:
-    from onepass.runtime.module import Job
+    from onepass.runtime.module import Job  # after _shells
 
     fields = json.loads(line)
     fields["signature"] = tuple(tuple(pair) for pair in fields["signature"])

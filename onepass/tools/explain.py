@@ -20,7 +20,7 @@ from ..capture import capture
 from ..codegen.source import Source
 from ..device import Device
 from ..device import device as named_device
-from ..pipeline import compile, optimise
+from ..pipeline import compile, optimise, specialise
 from ..plan.legality import Refusal
 from ..plan.plan import KernelPlan
 from ..runtime import offline
@@ -120,7 +120,8 @@ def explain(fn: Callable[..., Any], *, device: "str | Device" = "h200") -> Calla
 
     def explained(*args: Any) -> Report:
         captured = capture(fn, args)
-        return report(compile(optimise(captured.program), captured.bind(args) or {}, target, measure))
+        program, bindings = specialise(optimise(captured.program), captured.bind(args) or {})
+        return report(compile(program, bindings, target, measure))
 
     return explained
 

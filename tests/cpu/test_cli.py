@@ -18,9 +18,9 @@ from onepass.codegen.source import Source
 from onepass.device import DEVICES
 from onepass.errors import BadArgument, BadSpec, OnepassError
 from onepass.knobs import describe, knobs
-from onepass.runtime.compiled import Rejected
 from onepass.plan.legality import Reason, Refusal
 from onepass.plan.schedule import Cover, Loop, Schedule
+from onepass.runtime.compiled import Rejected
 from onepass.tools import spec
 from onepass.tools.doctor import table
 from onepass.tools.explain import Report, as_text, human_bytes, report

@@ -1,0 +1,149 @@
+"""Generated kernels against the oracle: random Programs under random schedules, and every kind of schedule by name."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onepass.capture.trace import capture
+from onepass.ir.oracle import evaluate
+from onepass.ir.program import Program
+from onepass.ir.size import Bindings
+from onepass.pipeline import optimise
+from onepass.plan.legality import Family
+from onepass.plan.partition import plan
+from onepass.plan.plan import Plan
+from onepass.plan.schedule import Block, Cover, Loop, Schedule
+from tests.cases import layer_norm
+from tests.forced import H200, candidates, chosen, planned, run
+from tests.programs import Case, programs
+from tests.support import poison
+
+EACH = 3  # schedules of a family that one example tries
+SLACK = 2.0**-13  # of values of order one, after a few dozen fp32 operations and sums of up to 4096
+
+
+def assert_as_oracle(plan: Plan, inputs: dict[str, torch.Tensor], bindings: Bindings, what: str) -> None:
+    """Every output: integers equal; floats within their own rounding and the slack of fp32 arithmetic."""
+    exact = evaluate(plan.program, inputs, bindings)
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch, garbage=False)
+        outputs = run(plan, inputs, bindings)
+    for name, mine in outputs.items():
+        if mine.is_floating_point():
+            scale = max(1.0, float(exact[name].abs().max())) if mine.numel() else 1.0
+            relative = torch.finfo(mine.dtype).eps
+            torch.testing.assert_close(mine.double(), exact[name], rtol=relative, atol=SLACK * scale, msg=lambda m, n=name: f"{what}, {n}: {m}")
+        else:
+            assert torch.equal(mine, exact[name]), f"{what}, {name}"
+
+
+@given(programs(), st.integers(0, 2**32))
+@settings(max_examples=60)
+def test_any_program_under_any_schedule(case: Case, seed: int) -> None:
+    program = optimise(case.program)
+    inputs = case.make_inputs(seed % 1000)
+    best = plan(program, case.bindings, H200)
+    assert_as_oracle(best, inputs, case.bindings, "the best plan")
+    for family, plans in candidates(program, case.bindings):
+        for kernel in random.Random(seed).sample(plans, min(EACH, len(plans))):
+            assert_as_oracle(planned(program, case.bindings, kernel), inputs, case.bindings, f"{family}: {kernel.schedule}")
+
+
+# ---- every kind of schedule, by name ----------------------------------------------------------------------------------------
+
+
+def program_of(function, *inputs: torch.Tensor) -> tuple[Program, dict[str, torch.Tensor], Bindings]:
+    """What planning sees of a function."""
+    captured = capture(function, inputs)
+    return optimise(captured.program), captured.tensors(inputs), captured.bind(inputs)
+
+
+def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A mean and a variance of each row, used on the row."""
+    return layer_norm(x, w, w)
+
+
+def row_sums(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Reductions along rows whose results are not used on them."""
+    return (x * w).sum(-1), x.logsumexp(-1), x.argmax(-1)
+
+
+def column_sums(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Reductions down columns, f(0) != 0."""
+    return (x * w + 1).sum(0), x.var(0), x.amax(0)
+
+
+def column_softmax(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x * w, 0)
+
+
+def both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A normalised row, a sum of it, and sums down its columns, f(0) != 0."""
+    y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1) + w
+    return y, (y + 1).sum(0), torch.exp(y).sum(0)
+
+
+def elementwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(x) * w
+
+
+def blocks(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greatest of every 32 columns, used on them, within a normalised row."""
+    y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1) * w
+    parts = y.view(y.shape[0], -1, 32)
+    top = parts.abs().amax(-1, keepdim=True)
+    return (parts / (top + 1)).view(y.shape), top.squeeze(-1)
+
+
+def full(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (x * w).sum(), x.amax()
+
+
+KINDS = {
+    "inner": (norm, Family.INNER, (37, 192), Schedule(Block(1), Cover((128, 64)), 1)),
+    "inner, overhanging": (norm, Family.INNER, (37, 190), Schedule(Block(1), Cover((128, 64)), 1)),
+    "inner, rows a tile": (norm, Family.INNER, (37, 65), Schedule(Block(8), Cover((64, 1)), 1)),
+    "inner, odd rows": (norm, Family.INNER, (4, 1027), Schedule(Block(1), Cover((256,) * 4), 1, lead=8)),
+    "inner looped": (norm, Family.INNER, (5, 1024), Schedule(Block(1), Loop(256), 2)),
+    "inner looped, tail": (norm, Family.INNER, (5, 1000), Schedule(Block(1), Loop(256), 2, stages=2)),
+    "inner looped, odd rows": (norm, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, lead=8)),
+    "inner looped, long odd rows": (norm, Family.INNER, (4, 50257), Schedule(Block(1), Loop(4096), 16, lead=8)),
+    "inner looped, rows a tile": (norm, Family.INNER, (13, 100), Schedule(Block(8), Loop(32), 4)),
+    "inner split": (row_sums, Family.INNER, (3, 2048), Schedule(Block(1), Loop(128, 4), 2)),
+    "inner split, tail": (row_sums, Family.INNER, (3, 2001), Schedule(Block(1), Loop(128, 5), 2)),
+    "inner split of all": (full, Family.INNER, (5, 401), Schedule(Block(1), Loop(128, 4), 2)),
+    "column": (column_softmax, Family.OUTER, (48, 40), Schedule(Cover((32, 16)), Block(16), 1)),
+    "column, overhanging": (column_softmax, Family.OUTER, (47, 37), Schedule(Cover((32, 16)), Block(8), 1)),
+    "outer": (column_sums, Family.OUTER, (64, 64), Schedule(Loop(8), Block(32), 4)),
+    "outer, tail": (column_sums, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
+    "outer split": (column_sums, Family.OUTER, (64, 64), Schedule(Loop(4, 4), Block(32), 4)),
+    "outer split, tail": (column_sums, Family.OUTER, (131, 33), Schedule(Loop(4, 5), Block(32), 4)),
+    "outer, two passes": (column_softmax, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
+    "mix-order": (both, Family.MIX, (40, 96), Schedule(Loop(1, 4), Cover((64, 32)), 2)),
+    "mix-order, rows a step": (both, Family.MIX, (129, 64), Schedule(Loop(4, 5), Cover((64,)), 2)),
+    "mix-order, overhanging": (both, Family.MIX, (41, 61), Schedule(Loop(2, 4), Cover((32, 32)), 2, stages=2, hoisted=True)),
+    "mix-order, more programs than rows": (both, Family.MIX, (3, 64), Schedule(Loop(4, 7), Cover((64,)), 2)),
+    "mix-order, one program": (both, Family.MIX, (9, 64), Schedule(Loop(2, 1), Cover((64,)), 2)),
+    "pointwise": (elementwise, Family.POINTWISE, (37, 70), Schedule(Block(4), Block(32), 4)),
+    "blocks, inner": (blocks, Family.INNER, (5, 192), Schedule(Block(1), Cover((128, 64)), 1)),
+    "blocks, inner looped": (blocks, Family.INNER, (5, 224), Schedule(Block(1), Loop(64), 1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_schedule(kind: str, dtype: torch.dtype) -> None:
+    function, family, (rows, cols), schedule = KINDS[kind]
+    if schedule.lead:
+        schedule = replace(schedule, lead=32 // dtype.itemsize)
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, cols, generator=generator).to(dtype)
+    w = torch.randn(cols, generator=generator).to(dtype)
+    program, tensors, bindings = program_of(function, x, w)
+    assert_as_oracle(planned(program, bindings, chosen(program, bindings, family, schedule)), tensors, bindings, str(schedule))

@@ -1,0 +1,149 @@
+"""Plans of small, telling Programs as a few lines each; and the arithmetic they rest on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from onepass.capture.trace import capture
+from onepass.device import DEVICES, device
+from onepass.ir.axes import share_axes
+from onepass.ir.simplify import simplify
+from onepass.pipeline import breakpoints, optimise, representative, row_class, specialise
+from onepass.plan.access import runs, single_stride
+from onepass.plan.kernel import Kernel
+from onepass.plan.legality import Illegal, Reason, space_of
+from onepass.plan.partition import plan
+from onepass.plan.plan import Plan
+from onepass.plan.resources import ctas_per_sm
+from onepass.plan.schedule import cover, sector_span
+
+H200 = device("h200")
+
+
+def planned(fn, *inputs: torch.Tensor) -> Plan:
+    captured = capture(fn, inputs)
+    bindings = captured.bind(inputs)
+    assert bindings is not None
+    return plan(*specialise(optimise(captured.program), bindings), H200)
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def families(chosen: Plan) -> list[str]:
+    return [kernel.family for kernel in chosen.kernels]
+
+
+@pytest.mark.parametrize(("fn", "shape", "expected"), [
+    (lambda x: x.float() * 2, (8192, 4096), ["pointwise"]),
+    (lambda x: torch.softmax(x, -1), (8192, 4096), ["inner"]),
+    (lambda x: x.float().sum(-1), (8192, 4096), ["inner"]),
+    (lambda x: torch.logsumexp(x.float(), -1), (8192, 262144), ["inner looped"]),
+    (lambda x: x.float().sum(-1), (4, 1 << 20), ["inner split", "column"]),
+    (lambda x: torch.softmax(x, 0), (64, 65536), ["column"]),
+    (lambda x: (x.float().sum(0), x.float().sum(1)), (32768, 768), ["mix-order", "column"]),
+    (lambda x: (x.float() + 1).sum(), (8192, 8192), ["inner split", "inner"]),
+])
+def test_the_family_fits_the_work(fn, shape: tuple[int, ...], expected: list[str]) -> None:
+    found = families(planned(fn, meta(*shape)))
+    assert [f.split()[0] for f in found] == [e.split()[0] for e in expected]
+    assert found[0] == expected[0]
+
+
+def test_one_column_result_used_on_the_data_is_two_reads_at_most() -> None:
+    chosen = planned(lambda x: torch.softmax(x, 0), meta(65536, 4096))
+    assert chosen.dram_bytes <= 1.6 * chosen.floor_bytes
+
+
+def test_every_input_crosses_dram_once_where_one_kernel_can_do_it() -> None:
+    chosen = planned(lambda x, y: ((x.float() * y).sum(0), (x.float() * y).sum(1), (x.float() + y).amax(1)),
+                     meta(32768, 768), meta(32768, 768))
+    assert chosen.dram_bytes == pytest.approx(chosen.floor_bytes, rel=0.01)
+
+
+def test_reductions_over_different_rows_are_refused_with_the_reason() -> None:
+    chosen = planned(lambda x: (x.float().sum(0), x.float().sum(1), x.float().sum(2)), meta(256, 256, 512))
+    assert {r.reason for r in chosen.refusals} & {Reason.AXES, Reason.SLOWER}
+    assert all(r.cost_apart_us is not None for r in chosen.refusals)
+
+
+def test_a_plan_is_the_same_twice() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.float().sum(0), torch.softmax(x, -1)
+
+    one, two = planned(fn, meta(4096, 4096)), planned(fn, meta(4096, 4096))
+    assert [str(k.schedule) for k in one.kernels] == [str(k.schedule) for k in two.kernels]
+
+
+@pytest.mark.parametrize(("extent", "widest", "expected"), [
+    (5120, 4096, (4096, 1024)), (8192, 4096, (4096, 4096)), (768, 512, (512, 256)), (1000, 512, (512, 512)), (13, 16, (16,)), (1, 16, (1,)),
+])
+def test_cover(extent: int, widest: int, expected: tuple[int, ...]) -> None:
+    assert cover(extent, widest) == expected
+
+
+@pytest.mark.parametrize("extent", [512, 1027, 50257, 128256])
+def test_sectors_between_the_ends_cover_the_row_wherever_it_starts(extent: int) -> None:
+    for before in range(16):
+        whole = (extent + before) // 16 * 16
+        assert 16 + sector_span(extent, 16) >= whole
+
+
+def test_occupancy_follows_the_register_file() -> None:
+    assert ctas_per_sm(64, 0, 8, H200) == 4
+    assert ctas_per_sm(128, 0, 16, H200) == 1
+    assert ctas_per_sm(32, 200_000, 8, H200) == 1
+    assert ctas_per_sm(255, 0, 16, H200) == 0
+
+
+def test_strides_that_follow_each_other_are_one_run() -> None:
+    captured = capture(lambda x: x.float().sum((1, 2)), (meta(8, 16, 32),), dynamic=False)
+    program = simplify(captured.program)
+    (load,) = (program.nodes[i] for i in program.of(type(program.nodes[0])))
+    axes = tuple(a.name for a in program.axes)
+    assert single_stride(program, axes, load.strides) == 1  # type: ignore[union-attr]
+    assert len(runs(program, axes[::-1], load.strides)) == 3  # type: ignore[union-attr]
+
+
+def test_axes_that_never_meet_are_shared() -> None:
+    captured = capture(lambda x, y: (x.float().sum(0), y.float().sum(0)), (meta(64, 128), meta(64, 128)), dynamic=False)
+    program = simplify(captured.program)
+    assert len(program.axes) == 4 and len(share_axes(program).axes) == 2
+
+
+def test_axes_that_meet_are_not_shared() -> None:
+    captured = capture(lambda x: (x.float() + x.t().float()).sum(0), (meta(64, 64),), dynamic=False)
+    assert len(share_axes(simplify(captured.program)).axes) == 2
+
+
+def test_blocks_that_do_not_tile_are_refused() -> None:
+    captured = capture(lambda x: x.float().view(64, 10, 96).sum(-1) + x.float().sum(-1, keepdim=True), (meta(64, 960),), dynamic=False)
+    program = optimise(captured.program)
+    space = space_of(program, {})
+    assert isinstance(space, Illegal) or Kernel(program, space).space.block
+    assert plan(program, {}, H200).kernels
+
+
+def test_at_most_four_row_classes_and_their_plans_do_not_depend_on_who_comes_first() -> None:
+    captured = capture(lambda x: x.float().sum(0), (meta(4096, 512),))
+    program = optimise(captured.program)
+    assert program.symbols == ("s0",)
+    classes = {row_class({"s0": n}, H200) for n in (2, 100, 132, 133, 1056, 1057, 8448, 8449, 10**6)}
+    assert len(classes) <= 4
+    for low, high in ((2, 132), (133, 1056), (1057, 8448), (8449, 10**6)):
+        assert representative(program, {"s0": low}, H200) == representative(program, {"s0": high}, H200)
+
+
+@pytest.mark.parametrize("name", sorted(DEVICES))
+def test_breakpoints_grow(name: str) -> None:
+    a, b, c = breakpoints(device(name))
+    assert 0 < a < b < c
+
+
+def test_a_row_count_that_is_used_again_is_fixed_and_one_that_is_only_summed_is_not() -> None:
+    again = optimise(capture(lambda x: torch.softmax(x, 0), (meta(64, 512),)).program)
+    summed = optimise(capture(lambda x: (torch.softmax(x, 1), x.float().sum(0)), (meta(64, 512),)).program)
+    assert specialise(again, {"s0": 64})[0].symbols == () and specialise(again, {"s0": 64})[1] == {}
+    assert specialise(summed, {"s0": 64})[0] == summed and specialise(summed, {"s0": 64})[1] == {"s0": 64}

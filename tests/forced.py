@@ -1,0 +1,62 @@
+"""Programs run under a schedule of one's choosing instead of the planner's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from onepass.device import Device, device
+from onepass.ir.program import Program
+from onepass.ir.size import Bindings
+from onepass.pipeline import Compiled, generate
+from onepass.plan.cost import cost, traffic
+from onepass.plan.kernel import Kernel, memory_order
+from onepass.plan.legality import Family, Illegal, families, space_of
+from onepass.plan.partition import _form, _scored, with_join
+from onepass.plan.plan import KernelPlan, Plan
+from onepass.plan.resources import estimate
+from onepass.plan.schedule import Cover, Schedule
+from onepass.runtime.executable import assemble
+
+H200 = device("h200")
+
+
+def candidates(program: Program, bindings: Bindings, on: Device = H200) -> Iterator[tuple[Family, list[KernelPlan]]]:
+    """Everything the planner would weigh for a Program as one kernel, by family; nothing where it cannot be one."""
+    space = space_of(program, bindings)
+    if isinstance(space, Illegal):
+        return
+    kernel = Kernel(program, space)
+    kinds = families(kernel, bindings)
+    if isinstance(kinds, Illegal):
+        return
+    for family in kinds:
+        yield family, [scored.plan for scored in _scored(kernel, family, bindings, on, {})]
+
+
+def chosen(program: Program, bindings: Bindings, family: Family, schedule: Schedule, on: Device = H200) -> KernelPlan:
+    """A Program as one kernel under a given schedule; loads needed twice are kept wherever rows or columns are held."""
+    space = space_of(program, bindings)
+    assert not isinstance(space, Illegal), space.detail
+    held = isinstance(schedule.cols, Cover) or isinstance(schedule.rows, Cover)
+    kernel = _form(Kernel(program, space), family, held, bindings)
+    schedule = replace(schedule, resident=frozenset(kernel.multi_phase) if held else frozenset())
+    resources = estimate(kernel, schedule, on, None)
+    price = cost(kernel, schedule, resources, traffic(kernel, bindings), on)
+    return KernelPlan(program.name, kernel, schedule, resources, price, kernel.program)
+
+
+def planned(program: Program, bindings: Bindings, kernel: KernelPlan, on: Device = H200) -> Plan:
+    """One kernel as a plan: it, and the join of its partial results."""
+    order = memory_order(program, bindings)
+    kernels = with_join(kernel, bindings, on, tuple(sorted(order, key=order.__getitem__)), {})
+    named = tuple(replace(k, name=f"{program.name}_{i}") for i, k in enumerate(kernels))
+    return Plan(program, on, bindings, named, ())
+
+
+def run(plan: Plan, inputs: Mapping[str, torch.Tensor], bindings: Bindings) -> dict[str, torch.Tensor]:
+    """A plan's kernels in the interpreter, at any sizes (which need not be those it was made for)."""
+    compiled = Compiled(plan, generate(plan), ())
+    return assemble(compiled, torch.device("cpu"), frozenset())(inputs, bindings)
