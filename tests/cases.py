@@ -146,8 +146,8 @@ def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.var_mean(x, (0, 2), correction=0)
 
 
-def cross_entropy(logits: Tensor, target: Tensor, reduction: str = "mean", smoothing: float = 0.0) -> Tensor:
-    return F.cross_entropy(logits, target, reduction=reduction, label_smoothing=smoothing, ignore_index=IGNORED)
+def cross_entropy(reduction: str, smoothing: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda logits, target: F.cross_entropy(logits, target, reduction=reduction, label_smoothing=smoothing, ignore_index=IGNORED)
 
 
 def qk_norm(x: Tensor, w: Tensor) -> Tensor:
@@ -156,6 +156,10 @@ def qk_norm(x: Tensor, w: Tensor) -> Tensor:
 
 def three_norms(x1: Tensor, x2: Tensor, x3: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rms_norm(x1, w), rms_norm(x2, w), rms_norm(x3, w)
+
+
+def _over(function: Callable[..., Any], dim: int) -> Callable[[Tensor], Any]:
+    return lambda x: function(x, dim)
 
 
 def moments(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -242,14 +246,14 @@ def _qk_norm_backward(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]
 def _softmaxes() -> Iterable[Case]:
     for dim, label in ((-1, "last"), (0, "first")):
         for name, function in (("softmax", torch.softmax), ("log_softmax", torch.log_softmax)):
-            over = partial(function, dim=dim)
+            over = _over(function, dim)
             yield Case(f"{name}-{label}", over, _data(), dtypes=(BF16, F16, F32), special=True)
             yield Case(f"{name}-{label}-backward", backward(over), _data(2), special=True)
-        lse = partial(torch.logsumexp, dim=dim)
+        lse = _over(torch.logsumexp, dim)
         yield Case(f"logsumexp-{label}", lse, _data(), dtypes=(BF16, F16, F32), special=True)
         yield Case(f"logsumexp-{label}-backward", backward(lse), _row_gradient if dim == -1 else _col_gradient, special=True)
     for reduction, smoothing in product(("none", "mean", "sum"), (0.0, 0.1)):
-        loss = partial(cross_entropy, reduction=reduction, smoothing=smoothing)
+        loss = cross_entropy(reduction, smoothing)
         label = f"cross_entropy-{reduction}" + ("-smoothed" if smoothing else "")
         yield Case(label, loss, _loss("none"))
         yield Case(f"{label}-backward", backward(loss, fixed=1), _loss("rows" if reduction == "none" else "scalar"))
@@ -261,7 +265,7 @@ def _others() -> Iterable[Case]:
         yield Case(f"{name}-bias", function, _data(data, data))
         yield Case(f"{name}-bias-backward", backward(function), _data(data + 1, data))
     for dim, label in ((-1, "rows"), (0, "cols")):
-        yield Case(f"moments-{label}", partial(moments, dim=dim), _data())
+        yield Case(f"moments-{label}", _over(moments, dim), _data())
     for name, fold in (("sum", torch.sum), ("mean", torch.mean), ("prod", torch.prod)):
         make = _near_one(lambda r, c: (r, c)) if name == "prod" else _data()
         yield Case(f"{name}-both", partial(both_ways, fold), make)

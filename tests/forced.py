@@ -9,14 +9,15 @@ import torch
 
 from onepass.device import Device, device
 from onepass.ir.program import Program
+from onepass.ir.simplify import online_softmax
 from onepass.ir.size import Bindings
 from onepass.pipeline import Compiled, generate
 from onepass.plan.cost import cost, traffic
 from onepass.plan.kernel import Kernel, memory_order
 from onepass.plan.legality import Family, Illegal, families, space_of
-from onepass.plan.partition import _form, _scored, with_join
+from onepass.plan.partition import _scored, forms, with_join
 from onepass.plan.plan import KernelPlan, Plan
-from onepass.plan.resources import estimate
+from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Cover, Schedule
 from onepass.runtime.executable import assemble
 
@@ -28,12 +29,11 @@ def candidates(program: Program, bindings: Bindings, on: Device = H200) -> Itera
     space = space_of(program, bindings)
     if isinstance(space, Illegal):
         return
-    kernel = Kernel(program, space)
-    kinds = families(kernel, bindings)
+    kinds = families(Kernel(program, space), Kernel(online_softmax(program), space))
     if isinstance(kinds, Illegal):
         return
     for family in kinds:
-        yield family, [scored.plan for scored in _scored(kernel, family, bindings, on, {})]
+        yield family, [scored.plan for form in forms(program, space, family) for scored in _scored(form, family, bindings, on, {})]
 
 
 def chosen(program: Program, bindings: Bindings, family: Family, schedule: Schedule, on: Device = H200) -> KernelPlan:
@@ -41,9 +41,10 @@ def chosen(program: Program, bindings: Bindings, family: Family, schedule: Sched
     space = space_of(program, bindings)
     assert not isinstance(space, Illegal), space.detail
     held = isinstance(schedule.cols, Cover) or isinstance(schedule.rows, Cover)
-    kernel = _form(Kernel(program, space), family, held, bindings)
+    written = forms(program, space, family)
+    kernel = next((f.kernel for f in written if f.held == held), written[0].kernel)
     schedule = replace(schedule, resident=frozenset(kernel.multi_phase) if held else frozenset())
-    resources = estimate(kernel, schedule, on, None)
+    resources = estimate(demand(kernel), schedule, on)
     price = cost(kernel, schedule, resources, traffic(kernel, bindings), on)
     return KernelPlan(program.name, kernel, schedule, resources, price, kernel.program)
 

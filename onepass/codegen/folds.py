@@ -61,7 +61,7 @@ class Folds:
         masks = [m for m, axis in ((spot.row_mask, 0), (spot.col_mask, 1)) if m and axis in running.axes]
         algebra = self._algebra(running, spot, masks)
         args = (self._spread(a, running, spot, env) for a in self._node(running.fold).args)
-        entered = self._inside(running, running.monoid.enter(algebra, *args), masks)
+        entered = self._inside(running, running.monoid.enter(algebra, *args), masks, spot)
         if not running.monoid.primitive:
             entered = running.monoid.merge(algebra, *entered)
         key = self.key(running, spot)
@@ -126,13 +126,16 @@ class Folds:
             return self.values.assign("spread", f"tl.broadcast_to({self.values.tensor(i, env[i])}, [{height}, {width}])")
         return env[i]
 
-    def _inside(self, running: Running, entered: State, masks: list[str]) -> State:
-        """Lanes outside become the identity: f(0) is not 0 in general."""
+    def _inside(self, running: Running, entered: State, masks: list[str], spot: Spot) -> State:
+        """Lanes outside become the identity: f(0) is not 0 in general. A number counts for every lane of the tile."""
         if not masks:
             return entered
+        inside = " & ".join(masks)
+        height, width = self._entering_shape(running, spot)
+        whole = f"tl.broadcast_to({inside}, [{height}, {width}])"
         return tuple(
             x if x == e else self.values.assign(
-                "inside", f"tl.where({' & '.join(masks)}, {x if isinstance(x, str) else literal(x)}, {literal(e)})")
+                "inside", f"tl.where({inside}, {x}, {literal(e)})" if isinstance(x, str) else f"tl.where({whole}, {literal(x)}, {literal(e)})")
             for x, e in zip(entered, running.monoid.identity(running.dtype), strict=True))
 
     def _joined(self, running: Running, before: State, entered: State) -> State:

@@ -55,7 +55,10 @@ class Fused:
             raise BadArgument(detail=f"onepass.fuse takes a function, not {type(fn).__name__}.")
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.dynamic = fn, dynamic
-        self._signature = inspect.signature(fn)
+        try:
+            self._signature = inspect.signature(fn)
+        except ValueError:
+            raise BadArgument(detail=f"{fn} does not say what arguments it takes; wrap it in a lambda that does.") from None
         self._traces: list[_Trace] = []
         self._executables: dict[tuple[Any, ...], Executable] = {}
         self._lock = threading.Lock()
@@ -75,13 +78,15 @@ class Fused:
     def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if not kwargs and len(args) == len(self._signature.parameters):
             return args
+        keyword_only = {name for name, p in self._signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
+        if given := keyword_only & kwargs.keys():
+            raise BadArgument(detail=f"keyword-only arguments cannot be given to a fused function ({', '.join(sorted(given))}); "
+                                     "make them positional, or bind them with functools.partial.")
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise BadArgument(detail=f"{getattr(self.fn, '__name__', 'the function')}: {error}.") from None
-        bound.apply_defaults()
-        if bound.kwargs:
-            raise BadArgument(detail="keyword-only arguments cannot be fused; make them positional.")
+        bound.apply_defaults()  # keyword-only defaults are the function's own business
         return bound.args
 
     def _trace(self, args: tuple[Any, ...]) -> tuple[_Trace, Bindings]:

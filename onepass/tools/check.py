@@ -47,9 +47,16 @@ class Check:
 
 def check(result: Tensor, eager: Tensor, reference: Tensor) -> Check:
     """Max error <= 1.5 x eager's + 1 ulp at max|reference|; RMS error <= 1.1 x eager's + 0.5 ulp."""
-    ulp = torch.finfo(result.dtype).eps * 2.0 ** (math.frexp(_max(reference.abs()))[1] - 1)
+    ulp = spacing(_max(reference.abs()), result.dtype)
     ours, theirs = (reference - result.double()).abs(), (reference - eager.double()).abs()
     return Check(_max(ours), 1.5 * _max(theirs) + ulp, _rms(ours), 1.1 * _rms(theirs) + 0.5 * ulp)
+
+
+def spacing(value: float, dtype: torch.dtype) -> float:
+    """One unit in the last place of a dtype at a value; below its normal range all values are equally far apart."""
+    info = torch.finfo(dtype)
+    least = info.smallest_normal * info.eps
+    return max(info.eps * 2.0 ** (math.frexp(value)[1] - 1), least) if value else least
 
 
 def _max(error: Tensor) -> float:

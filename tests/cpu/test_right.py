@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import onepass
+from onepass.tools.check import as_tuple
 from tests.cases import CASES, Case, shapes
-from tests.support import assert_right
+from tests.support import assert_right, twice
 
 MOST = 1 << 16
 STRIDE = 9
@@ -39,4 +40,53 @@ def name(dtype: torch.dtype) -> str:
 
 @pytest.mark.parametrize("case,rows,cols,dtype", sized())
 def test_sizes(case: Case, rows: int, cols: int, dtype: torch.dtype) -> None:
-    assert_right(onepass.fuse(case.function), case.function, case.inputs(rows, cols, dtype))
+    assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(rows, cols, dtype, seed=seed))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_no_rows(case: Case) -> None:
+    """As eager, whatever that is: zeros, NaNs or an error."""
+    inputs = case.inputs(0, 128, case.dtypes[0])
+    try:
+        eager = as_tuple(case.function(*inputs))
+    except (RuntimeError, IndexError) as error:
+        with pytest.raises(type(error)):
+            onepass.fuse(case.function)(*inputs)
+        return
+    for mine, theirs in zip(as_tuple(onepass.fuse(case.function)(*inputs)), eager, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def laid_out() -> list:
+    """Every case in two of the layouts, in turn."""
+    found = []
+    for case in CASES.values():
+        for k in range(2):
+            layout = list(LAYOUTS)[(case.number() + k) % len(LAYOUTS)]
+            found.append(pytest.param(case, layout, id=f"{case.name}-{layout}"))
+    return found
+
+
+@pytest.mark.parametrize("case,layout", laid_out())
+def test_layouts(case: Case, layout: str) -> None:
+    rows, cols = (13, 256) if case.multiple > 1 or case.copies > 1 else ODD
+    dtype = case.dtypes[case.number() % len(case.dtypes)]
+    make = lambda seed: tuple(LAYOUTS[layout](t) for t in case.inputs(rows, cols, dtype, seed=seed))  # noqa: E731
+    assert_right(onepass.fuse(case.function), case.function, make)
+
+
+SPECIAL = {name: case for name, case in CASES.items() if case.special}
+
+
+@pytest.mark.parametrize("cols", [5, 1027])
+@pytest.mark.parametrize("case", SPECIAL.values(), ids=SPECIAL)
+def test_infinities_and_nans(case: Case, cols: int) -> None:
+    make = lambda seed: tuple(with_specials(t) for t in case.inputs(7, cols, case.dtypes[-1], seed=seed))  # noqa: E731
+    assert_right(onepass.fuse(case.function), case.function, make, run=twice)
+
+
+@pytest.mark.parametrize("name", ["softmax-last", "log_softmax-last", "logsumexp-last", "cross_entropy-none", "argmax-2"])
+def test_two_long_rows(name: str) -> None:
+    """The one case larger than the rest: a vocabulary of 50257."""
+    case = CASES[name]
+    assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(2, 50257, torch.bfloat16, seed=seed))
