@@ -140,9 +140,14 @@ def _div_trunc(d: Draft, a: int, b: int) -> int:
     return d.op("trunc", d.op("div", a, b)) if d.dtype(a).is_float else d.op("floordiv", a, b)
 
 
+def _trunc_remainder(d: Draft, a: int, b: int) -> int:
+    """The remainder with the dividend's sign."""
+    return d.op("fmod" if d.dtype(a).is_float else "rem", a, b)
+
+
 def _remainder(d: Draft, a: int, b: int) -> int:
     """The remainder with the divisor's sign, from the one with the dividend's."""
-    zero, rem = number(d, a, 0), d.op("rem", a, b)
+    zero, rem = number(d, a, 0), _trunc_remainder(d, a, b)
     other_side = d.op("and", d.op("ne", rem, zero), d.op("ne", d.op("lt", rem, zero), d.op("lt", b, zero)))
     return d.op("where", other_side, d.op("add", rem, b), rem)
 
@@ -291,7 +296,7 @@ POINTWISE: dict[str, Handler] = {
     "aten.true_divide": _div,
     "aten.floor_divide": pointwise(_div_floor),
     "aten.remainder": pointwise(_remainder),
-    "aten.fmod": pointwise(op("rem")),
+    "aten.fmod": pointwise(_trunc_remainder, arity=2),
     "aten.pow": _pow,
     "aten.square": pointwise(lambda d, a: d.op("mul", a, a)),
     "aten.addcmul": _addcmul,

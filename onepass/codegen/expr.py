@@ -40,6 +40,8 @@ def op_text(name: str, args: tuple[str, ...], gives: DType) -> str:
     """One row of the op table applied to names."""
     if name == "cast" and gives is BOOL:
         return f"({args[0]} != 0)"
+    if name == "cast" and gives.name == "f8e5m2":
+        return f"to_e5m2({args[0]})"
     return OPS[name].text.format(*args, L="tl", T=f"tl.{gives.kernel}")
 
 

@@ -26,6 +26,14 @@ def _times(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def to_e5m2(x: tl.tensor) -> tl.tensor:
+    """A float32 value as float8e5. The hardware's conversion stops at the largest finite value, where torch's goes on to inf."""
+    bits = x.to(tl.float8e5).to(tl.int8, bitcast=True)
+    infinite = tl.where(x < 0, -4, 124).to(tl.int8)
+    return tl.where(tl.abs(x) >= 61440.0, infinite, bits).to(tl.float8e5, bitcast=True)
+
+
+@triton.jit
 def fold_sum(x: tl.tensor, axis: tl.constexpr) -> tl.tensor:
     """The sum along an axis."""
     return tl.sum(x, axis, keep_dims=True)

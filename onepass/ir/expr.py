@@ -131,6 +131,7 @@ OPS = {
         _row("maximum", 2, torch.maximum, f"{{L}}.maximum({{0}}, {{1}}, {_NAN})"),
         _row("minimum", 2, torch.minimum, f"{{L}}.minimum({{0}}, {{1}}, {_NAN})"),
         _row("rem", 2, torch.fmod, "({0} % {1})", slots=20),
+        _row("fmod", 2, torch.fmod, "libdevice.fmod({0}, {1})", slots=40),
         _row("floordiv", 2, lambda a, b: torch.div(a, b, rounding_mode="trunc"), "({0} // {1})", slots=20),
         _row("and", 2, torch.bitwise_and, "({0} & {1})"),
         _row("or", 2, torch.bitwise_or, "({0} | {1})"),
@@ -147,8 +148,8 @@ OPS = {
         _row("cast", 1, lambda a: a, "{0}.to({T})", Gives.CAST),
     )
 }
-# `rem` and `floordiv` truncate towards zero on integers, as the hardware and Triton do; capture builds Python's
-# flooring versions from them.
+# `rem` and `floordiv` truncate towards zero, as the hardware and Triton do, and are for integers; capture builds Python's
+# flooring versions from them. `fmod` is the exact remainder of floats, which `%` is not.
 
 
 def result_dtype(spec: OpSpec, args: tuple[DType, ...], named: DType | None = None) -> DType:

@@ -20,7 +20,7 @@ Complaints: TypeAlias = Iterator[str]
 
 _FLOAT_OPS = frozenset((
     "div", "reciprocal", "sqrt", "rsqrt", "pow", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh",
-    "sigmoid", "erf", "floor", "ceil", "trunc", "round",
+    "sigmoid", "erf", "floor", "ceil", "trunc", "round", "fmod",
 ))
 _BIT_OPS = frozenset(("and", "or", "xor", "not"))
 _ANY_TYPE_OPS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "where", "cast"))
@@ -167,7 +167,7 @@ def _bad_arguments(name: str, args: tuple[DType, ...]) -> str:
         return "only floats"
     if name in _BIT_OPS and alike[0].is_float:
         return "only bool and integers"
-    if name == "floordiv" and alike[0].kind != "int":
+    if name in ("floordiv", "rem") and alike[0].kind != "int":
         return "only integers"
     if alike[0] == BOOL and name not in _BIT_OPS | _ANY_TYPE_OPS:
         return "bool is cast to an integer first"

@@ -49,7 +49,7 @@ def _named(kernels: list[KernelPlan], stem: str) -> tuple[KernelPlan, ...]:
     """Name each kernel after what it computes and how."""
     found = []
     for k, kernel in enumerate(kernels):
-        kind = "join" if kernel.program.name.endswith("_join") else kernel.family.replace("-", "_").replace(" ", "_")
+        kind = "join" if "_join" in kernel.program.name else kernel.family.replace("-", "_").replace(" ", "_")
         name = f"{stem}_{kind}" if len(kernels) == 1 else f"{stem}_{k}_{kind}"
         found.append(replace(kernel, name=name, others=tuple(replace(o, name=name) for o in kernel.others)))
     return tuple(found)

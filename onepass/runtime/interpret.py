@@ -171,7 +171,7 @@ class _Engine:
 _ABSENT = object()
 _LIBDEVICE: dict[str, Callable] = {  # those the op table names
     "expm1": np.expm1, "log1p": np.log1p, "tanh": np.tanh, "trunc": np.trunc, "rint": np.rint, "pow": np.power,
-    "sqrt_rn": np.sqrt,
+    "sqrt_rn": np.sqrt, "fmod": np.fmod,
 }
 
 

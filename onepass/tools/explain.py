@@ -23,6 +23,7 @@ from ..device import device as named_device
 from ..pipeline import compile, optimise, specialise
 from ..plan.legality import Refusal
 from ..plan.plan import KernelPlan
+from ..plan.resources import ctas_per_sm
 from ..runtime import offline
 from ..runtime.binary import Binary
 from ..runtime.compiled import Compiled
@@ -135,14 +136,14 @@ def report(compiled: Compiled, workload: str | None = None) -> Report:
         floor_bytes=plan.floor_bytes,
         floor_us=plan.floor_us,
         predicted_us=plan.predicted_us,
-        kernels=tuple(_kernel_row(k, b) for k, b in zip(plan.kernels, compiled.binaries, strict=True)),
+        kernels=tuple(_kernel_row(k, b, plan.device) for k, b in zip(plan.kernels, compiled.binaries, strict=True)),
         refusals=tuple(_refusal_row(r) for r in plan.refusals),
         rejected=tuple(RejectedRow(r.kernel, str(r.schedule), r.registers, r.spill_bytes) for r in compiled.rejected),
         sources=compiled.sources,
     )
 
 
-def _kernel_row(kernel: KernelPlan, binary: Binary) -> KernelRow:
+def _kernel_row(kernel: KernelPlan, binary: Binary, device: Device) -> KernelRow:
     return KernelRow(
         name=kernel.name,
         family=kernel.family,
@@ -152,7 +153,7 @@ def _kernel_row(kernel: KernelPlan, binary: Binary) -> KernelRow:
         registers=binary.registers,
         spill_bytes=binary.spill_bytes,
         smem_bytes=binary.smem_bytes,
-        ctas_per_sm=kernel.resources.ctas_per_sm,
+        ctas_per_sm=ctas_per_sm(binary.registers, binary.smem_bytes, kernel.schedule.warps, device),
         predicted_us=kernel.predicted_us,
         ops=kernel.ops,
     )

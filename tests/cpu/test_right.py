@@ -11,7 +11,7 @@ import torch
 
 import onepass
 from onepass.tools.check import as_tuple
-from tests.cases import CASES, Case, shapes
+from tests.cases import CASES, LAYOUTS, Case, shapes, with_specials
 from tests.support import assert_right, twice
 
 MOST = 1 << 16
