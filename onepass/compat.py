@@ -6,6 +6,7 @@ Functions import lazily, so that importing onepass stays cheap. Tested pairs: to
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterator
@@ -113,10 +114,13 @@ def triton_usage(kernel: Any) -> tuple[int, int, int]:
 def cuda_driver_level() -> str | None:
     """The newest CUDA version the installed driver supports ("13.0"), or None without a driver."""
     try:
-        level = importlib.import_module("torch")._C._cuda_getDriverVersion()
-    except (AttributeError, RuntimeError):  # a CPU build of torch has no such function
+        driver = ctypes.CDLL("libcuda.so.1")  # torch has asked the driver this in several places over the years
+    except OSError:
         return None
-    return f"{level // 1000}.{level % 1000 // 10}" if level else None
+    level = ctypes.c_int(0)
+    if driver.cuDriverGetVersion(ctypes.byref(level)) != 0 or not level.value:
+        return None
+    return f"{level.value // 1000}.{level.value % 1000 // 10}"
 
 
 # ----------------------------------------------------------------------------------------------------------------- torch

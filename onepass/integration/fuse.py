@@ -27,6 +27,7 @@ from ..runtime.card import present
 from ..runtime.executable import Executable, aligned_of, assemble
 from ..runtime.launch import prepare
 
+MOST_REMEMBERED = 4096  # sizes whose index width is remembered
 CPU_FACTS = "h200"  # interpreted kernels are planned for this device: plans are the same as on a card
 
 
@@ -61,6 +62,7 @@ class Fused:
             raise BadArgument(detail=f"{fn} does not say what arguments it takes; wrap it in a lambda that does.") from None
         self._traces: list[_Trace] = []
         self._executables: dict[tuple[Any, ...], Executable] = {}
+        self._wide: dict[tuple[int, ...], bool] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,12 +105,21 @@ class Fused:
         assert bindings is not None, "a capture applies to the arguments it was made from"
         return trace, bindings
 
+    def _counts_wide(self, trace: _Trace, bindings: Bindings) -> bool:
+        """Whether 32 bits are too few to count elements; remembered, because the question is asked on every call."""
+        key = (id(trace), *bindings.values())
+        if key not in self._wide:
+            if len(self._wide) > MOST_REMEMBERED:
+                self._wide.clear()
+            self._wide[key] = needs_wide_index(trace.program, bindings)
+        return self._wide[key]
+
     def _executable(self, trace: _Trace, bindings: Bindings, tensors: dict[str, torch.Tensor]) -> Executable:
         """The kernels for these sizes, alignments and device: from memory, or made now."""
         where = next(iter(tensors.values())).device if tensors else torch.device("cpu")
         facts = _facts(where)
         aligned = frozenset(name for name, t in tensors.items() if t.data_ptr() % 16 == 0)
-        wide = needs_wide_index(trace.program, bindings)
+        wide = self._counts_wide(trace, bindings)
         fixed = tuple(bindings[name] for name in trace.fixed)
         free = {name: size for name, size in bindings.items() if name not in trace.fixed}
         key = (id(trace), fixed, row_class(free, facts), wide, aligned, where)

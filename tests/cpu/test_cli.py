@@ -27,10 +27,10 @@ from onepass.tools.explain import Report, as_text, human_bytes, report
 
 KERNEL = SimpleNamespace(
     name="rms_norm_backward_rows", family="mix-order", dram_bytes=403_000_000, predicted_us=95.25,
-    loads=("x bf16 once", "dy bf16 once"), stores=("dx bf16",), resources=SimpleNamespace(ctas_per_sm=2), ops=("mul", "mean"))
+    loads=("x bf16 once", "dy bf16 once"), stores=("dx bf16",), schedule=SimpleNamespace(warps=8), ops=("mul", "mean"))
 JOIN = SimpleNamespace(
     name="rms_norm_backward_join", family="outer", dram_bytes=16_384, predicted_us=3.5,
-    loads=("partial dw f32 once",), stores=("dw bf16",), resources=SimpleNamespace(ctas_per_sm=8), ops=("sum",))
+    loads=("partial dw f32 once",), stores=("dw bf16",), schedule=SimpleNamespace(warps=8), ops=("sum",))
 REFUSALS = (
     Refusal(Reason.SLOWER, ("dx", "dw"), "[dw] would leave one CTA an SM", 120.0, 99.5),
     Refusal(Reason.AXES, ("dx", "db"), "", None, 50.0),
