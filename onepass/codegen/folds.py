@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..ir.expr import DType
-from ..ir.monoid import MONOIDS, Monoid, State
+from ..ir.monoid import MONOIDS, Monoid, State, Value
 from ..ir.program import Const, Reduce
 from ..plan.kernel import Across, Fold, Kernel
 from .expr import COMBINE, TileAlgebra, join, literal, op_text
@@ -133,10 +133,12 @@ class Folds:
         inside = " & ".join(masks)
         height, width = self._entering_shape(running, spot)
         whole = f"tl.broadcast_to({inside}, [{height}, {width}])"
-        return tuple(
-            x if x == e else self.values.assign(
-                "inside", f"tl.where({inside}, {x}, {literal(e)})" if isinstance(x, str) else f"tl.where({whole}, {literal(x)}, {literal(e)})")
-            for x, e in zip(entered, running.monoid.identity(running.dtype), strict=True))
+
+        def masked(x: Value, identity: Value) -> str:
+            lanes, kept = (inside, x) if isinstance(x, str) else (whole, literal(x))
+            return self.values.assign("inside", f"tl.where({lanes}, {kept}, {literal(identity)})")
+
+        return tuple(x if x == e else masked(x, e) for x, e in zip(entered, running.monoid.identity(running.dtype), strict=True))
 
     def _joined(self, running: Running, before: State, entered: State) -> State:
         if running.monoid.primitive:

@@ -46,7 +46,7 @@ def assert_as_oracle(plan: Plan, inputs: dict[str, torch.Tensor], bindings: Bind
 
 
 @given(programs(), st.integers(0, 2**32))
-@settings(max_examples=60)
+@settings(max_examples=400)
 def test_any_program_under_any_schedule(case: Case, seed: int) -> None:
     program = optimise(case.program)
     inputs = case.make_inputs(seed % 1000)
