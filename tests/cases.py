@@ -69,9 +69,16 @@ def _cube(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
     return (make.data(rows, MIDDLE, cols),)
 
 
-def _near_one(shape: Callable[[int, int], tuple[int, ...]]) -> Inputs:
-    """Factors whose product stays finite over tens of thousands."""
-    return lambda make, rows, cols: ((1 + 0.02 * make.data(*shape(rows, cols)).float()).to(make.dtype),)
+def _factors(shape: Callable[[int, int], tuple[int, ...]]) -> Inputs:
+    """1 and -1, and about a hundred 2 and -1/2: whatever is multiplied in whatever order, nothing is rounded."""
+
+    def inputs(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+        z = make.data(*shape(rows, cols)).float()
+        far = float(torch.special.ndtri(torch.tensor(1 - min(0.25, 100 / max(1, z.numel())), dtype=torch.float64)))
+        sizes = torch.where(z > far, 2.0, torch.where(z < -far, 0.5, 1.0))
+        return (torch.where(z < 0, -sizes, sizes).to(make.dtype),)
+
+    return inputs
 
 
 def _image(gradient: bool) -> Inputs:
@@ -212,7 +219,7 @@ def _reductions() -> Iterable[Case]:
     for (name, fold), (label, dims) in product(REDUCTIONS.items(), DIMS.items()):
         if name in ONE_DIM_ONLY and dims is not None and len(dims) > 1:
             continue
-        make = _near_one(lambda r, c: (r, MIDDLE, c)) if name == "prod" else _cube
+        make = _factors(lambda r, c: (r, MIDDLE, c)) if name == "prod" else _cube
         yield Case(f"{name}-{label}", partial(lambda f, d, x: f(x, d), fold, dims), make, copies=MIDDLE, special=name != "var")
 
 
@@ -267,7 +274,7 @@ def _others() -> Iterable[Case]:
     for dim, label in ((-1, "rows"), (0, "cols")):
         yield Case(f"moments-{label}", _over(moments, dim), _data())
     for name, fold in (("sum", torch.sum), ("mean", torch.mean), ("prod", torch.prod)):
-        make = _near_one(lambda r, c: (r, c)) if name == "prod" else _data()
+        make = _factors(lambda r, c: (r, c)) if name == "prod" else _data()
         yield Case(f"{name}-both", partial(both_ways, fold), make)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from onepass.runtime import executable
 from onepass.tools.check import Check, as_tuple, check, in_float64
 
 Run = Callable[..., tuple[Tensor, ...]]
-FEW, DRAWS = 64, 32
+DRAWS, MOST_POOLED = 16, 1 << 16
 GARBAGE = 0x7F  # in every byte: a large float, a large integer
 
 
@@ -57,16 +58,16 @@ def assert_right(fused: Callable[..., Any], function: Callable[..., Any], make: 
                  run: Run = once) -> tuple[Tensor, ...]:
     """Run a fused function on poisoned memory and hold its results against the function itself, in float64 and as it is.
 
-    `make` gives the arguments by seed. The error of an output of few elements is luck, ours and eager's, so where such an
-    output fails, it is judged once more together with those of other seeds.
+    `make` gives the arguments by seed. The largest error of few elements, or of ill-conditioned ones, is luck, ours and
+    eager's: an output that fails is judged once more, together with the same output for other seeds.
     """
     inputs = make(0)
     results = run(fused, inputs)
     for k, judged in enumerate(_judged(results, function, inputs)):
-        if not judged.check().ok and judged.mine.numel() < FEW:
+        if not judged.ok and judged.mine.numel() <= MOST_POOLED:
             more = [_judged(run(fused, again), function, again)[k] for again in map(make, range(1, DRAWS))]
             judged = pooled([judged, *more])
-        assert judged.check().ok, f"output {k} {tuple(results[k].shape)}: {judged.check()}, worst at {judged.worst()}"
+        assert judged.ok, f"output {k} {tuple(results[k].shape)}: {judged.check}, worst at {judged.worst}"
     return results
 
 
@@ -78,16 +79,32 @@ class Judged:
     eager: Tensor
     reference: Tensor
 
+    @cached_property
     def check(self) -> Check:
         return check(self.mine, self.eager, self.reference)
 
+    @property
+    def ok(self) -> bool:
+        """By the criterion. On CPU fp32 results get one ulp more: eager's kernels there accumulate in float64 and contract
+        multiplications with additions, which a kernel does on a GPU and an interpreter does not."""
+        spare = 0.0
+        if self.mine.dtype == torch.float32 and self.mine.device.type == "cpu" and self.mine.numel():
+            spare = torch.finfo(torch.float32).eps / self._factor
+        c = self.check
+        return c.max_error <= c.max_bound + spare and c.rms_error <= c.rms_bound + 0.5 * spare
+
+    @property
     def worst(self) -> int:
         return int((self.mine.double() - self.reference).abs().argmax())
 
+    @property
+    def _factor(self) -> float:
+        """The power of two that brings max|reference| to [1, 2), where an ulp is eps."""
+        return 2.0 ** (1 - math.frexp(float(self.reference.abs().max()))[1])
+
     def scaled(self) -> Judged:
-        """Brought to max|reference| in [1, 2), where an ulp is eps, without a rounding."""
-        factor = 2.0 ** (1 - math.frexp(float(self.reference.abs().max()))[1])
-        return Judged(*(t.double() * factor for t in (self.mine, self.eager, self.reference)))
+        """Counted in ulps: brought to [1, 2) without a rounding."""
+        return Judged(*(t.double() * self._factor for t in (self.mine, self.eager, self.reference)))
 
 
 def pooled(draws: list[Judged]) -> Judged:
@@ -111,8 +128,15 @@ def _compared(mine: Tensor, eager: Tensor, reference: Tensor, what: str) -> Judg
         assert torch.equal(mine, eager), f"{what}: {int((mine != eager).sum())} of {mine.numel()} differ"
         nothing = torch.zeros(0)
         return Judged(nothing, nothing, nothing.double())
-    wide, theirs = mine.double(), eager.double()
+    wide, theirs, reference = mine.double(), eager.double(), reference.double()
     wrong = (wide.isnan() != theirs.isnan()) | ((wide.isinf() | theirs.isinf()) & (wide != theirs) & ~wide.isnan())
     assert not wrong.any(), f"{what}: {int(wrong.sum())} of {mine.numel()} NaNs or infinities unlike eager's, first at {wrong.nonzero()[0].tolist()}"
     finite = theirs.isfinite() & reference.isfinite()
-    return Judged(mine[finite], eager[finite], reference[finite].double())
+    return Judged(wide[finite].to(mine.dtype), theirs[finite], reference[finite])
+
+
+def randoms(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+    """Standard normal tensors of these shapes; one alone is not wrapped."""
+    generator = torch.Generator(device).manual_seed(seed)
+    made = tuple(torch.randn(shape, generator=generator, dtype=dtype, device=device) for shape in shapes)
+    return made if len(made) > 1 else made[0]

@@ -47,7 +47,7 @@ class Values:
 
     def zeros(self, form: str, walks: range, held: tuple[int, ...]) -> None:
         """A zero for every walk, each another value to the compiler: or it would see that two walks compute the same."""
-        if any(self.program.dtypes[i].size <= 2 for i in held):
+        if any(map(self._narrow, held)):
             for p in walks:
                 self.writer.line(f"zero{p} = ({form.format(p)}).to(tl.int16)")
 
@@ -63,11 +63,15 @@ class Values:
         self.held[key] = env[i]
         return env[i]
 
+    def _narrow(self, i: int) -> bool:
+        """Is a value stored in fewer bits than a register, so that a widened copy would cost more? (A bool cannot be widened.)"""
+        return self.program.dtypes[i].size <= 2 and self.program.dtypes[i].kind != "bool"
+
     def _opaque(self, i: int, name: str, spot: Spot) -> str:
         """A held 16-bit value as something the compiler has not seen before, so that it is the 16 bits that stay held."""
         dtype, node = self.program.dtypes[i], self.program.nodes[i]
         assert isinstance(node, Load)
-        if dtype.size > 2:
+        if not self._narrow(i):
             return name
         zero = f"zero{self.walk}" + ("" if dtype.size == 2 else ".to(tl.int8)")
         text = f"({name}.to(tl.int{8 * dtype.size}, bitcast=True) ^ {zero}).to(tl.{dtype.kernel}, bitcast=True)"

@@ -111,6 +111,8 @@ def families(kernel: Kernel, walked: Kernel) -> tuple[Family, ...] | Illegal:
         size = kernel.program.extent(space.block)
         if not isinstance(size, int) or size & (size - 1):
             return Illegal(Reason.AXES, f"blocks of {size} columns do not tile a kernel")
+        if any(f.block and kernel.by_col[f.node] is Across.NONE for f in folds):
+            return Illegal(Reason.AXES, "a reduction within blocks gives the same for every block")
     over_rows = [f for f in folds if f.rows]
     over_cols = [f for f in folds if f.cols]
     if not over_rows and not over_cols:
@@ -120,7 +122,8 @@ def families(kernel: Kernel, walked: Kernel) -> tuple[Family, ...] | Illegal:
         found.append(Family.INNER)
     if not over_cols and not space.block:
         found.append(Family.OUTER)
-    if over_rows and not reused(walked, frozenset(f.node for f in walked.folds if f.rows), along_rows=True):
+    gathered = frozenset(f.node for f in walked.folds if f.rows)
+    if over_rows and not reused(walked, gathered, along_rows=True) and not _looks_back(walked):
         found.append(Family.MIX)
     if not found:
         return Illegal(Reason.ORDER, "a reduction over rows feeds values that vary by row, and so does a reduction over columns")
@@ -135,6 +138,22 @@ def reused(kernel: Kernel, roots: frozenset[int], along_rows: bool) -> bool:
             after.add(i)
             varies = kernel.by_row[i] if along_rows else kernel.by_col[i] is not Across.NONE
             if varies or isinstance(node, Reduce):
+                return True
+    return False
+
+
+def _looks_back(kernel: Kernel) -> bool:
+    """After a loop over rows, does anything read a reduction over columns that the loop made? It is gone by then."""
+    gathered = {f.node for f in kernel.folds if f.rows}
+    inside = {f.node for f in kernel.folds if not f.rows}
+    after: set[int] = set()
+    for i, node in enumerate(kernel.program.nodes):
+        sources = operands(node)
+        if any(o in inside for o in sources) and i not in gathered:
+            inside.add(i)
+        if any(o in gathered or o in after for o in sources):
+            after.add(i)
+            if any(o in inside and o not in after for o in sources):
                 return True
     return False
 

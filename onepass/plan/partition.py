@@ -352,15 +352,16 @@ def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tup
     if chosen.schedule.splits <= 1:
         return [chosen]
     first, rest = halves(chosen.kernel, chosen.schedule.splits, order)
-    main = replace(chosen, kernel=Kernel(first, chosen.kernel.space), schedule=_moved(chosen, first))
+    kernel = Kernel(first, _remaining(chosen.kernel.space, first))
+    held = frozenset(kernel.multi_phase) if chosen.schedule.resident else frozenset[int]()
+    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held))
     joined = plan(rest, bindings, device, lessons)
     return [main, *joined.kernels]
 
 
-def _moved(chosen: KernelPlan, first: Program) -> Schedule:
-    """The schedule with its resident loads at their new positions."""
-    kernel = Kernel(first, chosen.kernel.space)
-    return replace(chosen.schedule, resident=frozenset(kernel.multi_phase) if chosen.schedule.resident else frozenset())
+def _remaining(space: Space, program: Program) -> Space:
+    """A space without the axes that only the joining kernels still have."""
+    return Space(*(tuple(a for a in side if a in program.axis) for side in (space.batch, space.rows, space.cols, space.block)))
 
 
 def _reductions_needed(program: Program) -> tuple[frozenset[int], ...]:

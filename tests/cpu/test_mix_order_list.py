@@ -1,0 +1,25 @@
+"""The functions and shapes of a mix-order fusion's test list, interpreted at small sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import onepass
+from tests.mix_order import LIST, row_and_column_sums
+from tests.support import assert_right, randoms
+
+ALL = [pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}") for name, x in LIST.items() for dtype in x.dtypes]
+
+
+@pytest.mark.parametrize("name,dtype", ALL)
+def test_listed(name: str, dtype: torch.dtype) -> None:
+    listed = LIST[name]
+    assert_right(onepass.fuse(listed.function), listed.function, lambda seed: listed.inputs(listed.small, dtype, seed))
+
+
+def test_one_capture_for_every_number_of_rows() -> None:
+    fused = onepass.fuse(row_and_column_sums)
+    for rows in (20, 40, 512):
+        assert_right(fused, row_and_column_sums, lambda seed, rows=rows: (randoms(seed, (rows, 64)),))
+    assert len(fused._traces) == 1
