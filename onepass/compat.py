@@ -106,6 +106,11 @@ def triton_launcher(kernel: Any) -> Callable[..., None]:
     return launch
 
 
+def is_out_of_resources(error: Exception) -> bool:
+    """Did a compiled kernel ask for more than the card has?"""
+    return isinstance(error, importlib.import_module("triton.runtime.errors").OutOfResources)
+
+
 def triton_usage(kernel: Any) -> tuple[int, int, int]:
     """Registers a thread, bytes of local memory a thread and bytes of shared memory of a loaded kernel."""
     return kernel.n_regs, 4 * kernel.n_spills, kernel.metadata.shared  # n_spills counts 32-bit words

@@ -117,6 +117,10 @@ class CompileFailed(OnepassError):
     message = "Compiling kernel {kernel} for {device} failed: {detail}"
 
 
+class DoesNotFit(CompileFailed):
+    code = "ONEPASS-304"
+
+
 class TritonMissing(OnepassError):
     code = "ONEPASS-302"
     message = "Triton is not installed, and it is needed to {purpose}. Install the release that pairs with torch {torch}: {advice}."

@@ -68,13 +68,15 @@ def compile(program: Program, bindings: Bindings, device: Device, measure: Measu
         chosen = plan(program, bindings, device, lessons)
         sources = generate(chosen, wide)
         binaries = tuple(measure(source) for source in sources)
-        spilled = [(k, b) for k, b in zip(chosen.kernels, binaries) if b.spill_bytes]
-        if not spilled:
+        pairs = zip(chosen.kernels, binaries, strict=True)
+        misfits = [(k, b) for k, b in pairs if b.spill_bytes or b.smem_bytes > device.smem_per_cta]
+        if not misfits:
             return Compiled(chosen, _kept(sources), binaries, tuple(rejected))
-        for kernel, binary in spilled:
-            lessons[kernel.scored_as, kernel.schedule] = Learned(binary.registers, spills=True)
-            rejected.append(Rejected(kernel.name, kernel.schedule, binary.registers, binary.spill_bytes))
-    raise NoPlan(what=program.name, device=device.name, detail=f"the {MOST_TRIES} best plans all spill registers")
+        for kernel, binary in misfits:
+            heavy = kernel.resources.registers if binary.spill_bytes else 1024
+            lessons[kernel.scored_as] = Learned(heavy)
+            rejected.append(Rejected(kernel.name, kernel.schedule, binary.registers, binary.spill_bytes, binary.smem_bytes))
+    raise NoPlan(what=program.name, device=device.name, detail=f"the {MOST_TRIES} best plans spill registers or do not fit")
 
 
 def _kept(sources: tuple[Source, ...]) -> tuple[Source, ...]:

@@ -23,7 +23,8 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SIZES = (1, 2, 13, 127, 768, 1000, 1027, 2304, 5120, 8472, 50257)
 EPS = 1e-6
 IGNORED = -100
-GROUPS, MIDDLE, HEADS = 4, 6, 3  # of GroupNorm; the middle dim of [rows, middle, cols]; of qk-norm
+GROUPS, CHANNELS = 2, 8  # four channels a group: over two values at one position a norm is all rounding
+MIDDLE, HEADS = 6, 3  # the middle dim of [rows, middle, cols]; heads of qk-norm
 
 Inputs = Callable[..., tuple[Tensor, ...]]  # (maker, rows, cols) -> arguments
 
@@ -40,7 +41,8 @@ class Case:
     multiple: int = 1  # of columns
     special: bool = False  # is it also to be tried on rows of infinities and NaNs?
 
-    def inputs(self, rows: int, cols: int, dtype: torch.dtype, device: "str | torch.device" = "cpu", seed: int = 0) -> tuple[Tensor, ...]:
+    def inputs(self, rows: int, cols: int, dtype: torch.dtype, device: "str | torch.device" = "cpu",
+               seed: int = 0) -> tuple[Tensor, ...]:
         """Arguments of the function; the same for the same seed and kind of device."""
         return self.make(maker(dtype, device, seed), rows, cols)
 
@@ -55,7 +57,7 @@ def shapes(case: Case, most: int) -> list[tuple[int, int]]:
             if rows * cols * case.copies <= most and cols % case.multiple == 0]
 
 
-# ---- arguments --------------------------------------------------------------------------------------------------------------
+# ---- arguments -------------------------------------------------------------------------------------------------------------
 
 
 def _data(count: int = 1, vectors: int = 0) -> Inputs:
@@ -83,8 +85,8 @@ def _factors(shape: Callable[[int, int], tuple[int, ...]]) -> Inputs:
 
 def _image(gradient: bool) -> Inputs:
     def inputs(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
-        data = tuple(make.data(rows, 2 * GROUPS, cols) for _ in range(1 + gradient))
-        return *data, make.vector(2 * GROUPS), make.vector(2 * GROUPS)
+        data = tuple(make.data(rows, CHANNELS, cols) for _ in range(1 + gradient))
+        return *data, make.vector(CHANNELS), make.vector(CHANNELS)
 
     return inputs
 
@@ -113,11 +115,10 @@ def _col_gradient(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
 
 
 def _moment_gradients(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
-    channels = 2 * GROUPS
-    return make.data(channels), make.data(channels), make.data(rows, channels, cols)
+    return make.data(CHANNELS), make.data(CHANNELS), make.data(rows, CHANNELS, cols)
 
 
-# ---- functions --------------------------------------------------------------------------------------------------------------
+# ---- functions -------------------------------------------------------------------------------------------------------------
 
 
 def backward(function: Callable[..., Any], incoming: int = 1, fixed: int = 0) -> Callable[..., Any]:
@@ -154,7 +155,8 @@ def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cross_entropy(reduction: str, smoothing: float) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda logits, target: F.cross_entropy(logits, target, reduction=reduction, label_smoothing=smoothing, ignore_index=IGNORED)
+    return lambda logits, target: F.cross_entropy(logits, target, None, ignore_index=IGNORED, reduction=reduction,
+                                                  label_smoothing=smoothing)
 
 
 def qk_norm(x: Tensor, w: Tensor) -> Tensor:
@@ -185,7 +187,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-# ---- every reduction over every set of dims -----------------------------------------------------------------------------------
+# ---- every reduction over every set of dims --------------------------------------------------------------------------------
 
 Dims = tuple[int, ...] | None
 DIMS: dict[str, Dims] = {"0": (0,), "1": (1,), "2": (2,), "01": (0, 1), "02": (0, 2), "12": (1, 2), "all": None}
@@ -223,7 +225,7 @@ def _reductions() -> Iterable[Case]:
         yield Case(f"{name}-{label}", partial(lambda f, d, x: f(x, d), fold, dims), make, copies=MIDDLE, special=name != "var")
 
 
-# ---- all cases --------------------------------------------------------------------------------------------------------------
+# ---- all cases -------------------------------------------------------------------------------------------------------------
 
 
 def _norms() -> Iterable[Case]:
@@ -234,10 +236,10 @@ def _norms() -> Iterable[Case]:
             yield Case(f"{label}-backward", backward(norm), _data(2, vectors))
         yield Case(f"add-{name}", added(norm), _data(2, most))
         yield Case(f"add-{name}-backward", backward(added(norm), incoming=2), _data(4, most))
-    yield Case("group_norm", group_norm, _image(False), copies=2 * GROUPS)
-    yield Case("group_norm-backward", backward(group_norm), _image(True), copies=2 * GROUPS)
-    yield Case("batch_norm_stats", channel_moments, lambda make, r, c: (make.data(r, 2 * GROUPS, c),), copies=2 * GROUPS)
-    yield Case("batch_norm_stats-backward", backward(channel_moments, incoming=2), _moment_gradients, copies=2 * GROUPS)
+    yield Case("group_norm", group_norm, _image(False), copies=CHANNELS)
+    yield Case("group_norm-backward", backward(group_norm), _image(True), copies=CHANNELS)
+    yield Case("batch_norm_stats", channel_moments, lambda make, r, c: (make.data(r, CHANNELS, c),), copies=CHANNELS)
+    yield Case("batch_norm_stats-backward", backward(channel_moments, incoming=2), _moment_gradients, copies=CHANNELS)
     yield Case("qk_norm", qk_norm, _heads(1), copies=2 * HEADS)
     yield Case("qk_norm-backward", _qk_norm_backward, _heads(2), copies=2 * HEADS)
     yield Case("three_norms", three_norms, _data(3, 1))
@@ -279,8 +281,8 @@ def _others() -> Iterable[Case]:
 
 
 HAND_WRITTEN = ("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "add_rms_norm_backward",
-                "add_layer_norm_backward", "softmax", "softmax_dim0", "softmax_backward", "logsumexp", "cross_entropy", "cross_entropy_mean",
-                "cross_entropy_backward", "gelu_backward_bias", "swiglu_backward_bias", "rms_norm_fp8",
+                "add_layer_norm_backward", "softmax", "softmax_dim0", "softmax_backward", "logsumexp", "cross_entropy",
+                "cross_entropy_mean", "cross_entropy_backward", "gelu_backward_bias", "swiglu_backward_bias", "rms_norm_fp8",
                 "three_norms_shared_weight_backward", "rms_norm_backward_3", "block_backward")
 
 
@@ -293,7 +295,7 @@ def _hand_written() -> Iterable[Case]:
 CASES = {case.name: case for case in (*_norms(), *_softmaxes(), *_others(), *_reductions(), *_hand_written())}
 
 
-# ---- layouts and special values -------------------------------------------------------------------------------------------------
+# ---- layouts and special values --------------------------------------------------------------------------------------------
 
 
 def _transposed(t: Tensor) -> Tensor:
@@ -302,7 +304,7 @@ def _transposed(t: Tensor) -> Tensor:
 
 def _sliced(t: Tensor) -> Tensor:
     """Each row followed by a little of something else."""
-    return torch.cat([t, torch.full_like(t[..., :3], 7)] if t.shape[-1] >= 3 else [t, t, t], -1)[..., : t.shape[-1]] if t.dim() > 1 else t
+    return torch.cat([t, t.new_full((*t.shape[:-1], 3), 7)], -1)[..., : t.shape[-1]] if t.dim() > 1 else t
 
 
 def _misaligned(t: Tensor) -> Tensor:

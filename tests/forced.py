@@ -33,7 +33,8 @@ def candidates(program: Program, bindings: Bindings, on: Device = H200) -> Itera
     if isinstance(kinds, Illegal):
         return
     for family in kinds:
-        yield family, [scored.plan for form in forms(program, space, family) for scored in _scored(form, family, bindings, on, {})]
+        written = forms(program, space, family)
+        yield family, [scored.plan for form in written for scored in _scored(form, family, bindings, on, {})]
 
 
 def chosen(program: Program, bindings: Bindings, family: Family, schedule: Schedule, on: Device = H200) -> KernelPlan:

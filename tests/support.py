@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onepass.runtime import executable
-from onepass.tools.check import Check, as_tuple, check, in_float64
+from onepass.tools.check import Check, as_tuple, check, in_float64, spacing
 
 Run = Callable[..., tuple[Tensor, ...]]
 DRAWS, MOST_POOLED = 16, 1 << 16
@@ -89,7 +89,7 @@ class Judged:
         multiplications with additions, which a kernel does on a GPU and an interpreter does not."""
         spare = 0.0
         if self.mine.dtype == torch.float32 and self.mine.device.type == "cpu" and self.mine.numel():
-            spare = torch.finfo(torch.float32).eps / self._factor
+            spare = spacing(float(self.reference.abs().max()), torch.float32)
         c = self.check
         return c.max_error <= c.max_bound + spare and c.rms_error <= c.rms_bound + 0.5 * spare
 
@@ -97,21 +97,10 @@ class Judged:
     def worst(self) -> int:
         return int((self.mine.double() - self.reference).abs().argmax())
 
-    @property
-    def _factor(self) -> float:
-        """The power of two that brings max|reference| to [1, 2), where an ulp is eps."""
-        return 2.0 ** (1 - math.frexp(float(self.reference.abs().max()))[1])
-
-    def scaled(self) -> Judged:
-        """Counted in ulps: brought to [1, 2) without a rounding."""
-        return Judged(*(t.double() * self._factor for t in (self.mine, self.eager, self.reference)))
-
 
 def pooled(draws: list[Judged]) -> Judged:
-    """Several outputs of one function as one, each counted in ulps of its own."""
-    scaled = [d.scaled() for d in draws if d.mine.numel()]
-    mine, eager, reference = (torch.cat(parts) for parts in zip(*((d.mine, d.eager, d.reference) for d in scaled)))
-    return Judged(mine.to(draws[0].mine.dtype), eager, reference)
+    """Several draws of one output as one output."""
+    return Judged(*(torch.cat(parts) for parts in zip(*((d.mine, d.eager, d.reference) for d in draws))))
 
 
 def _judged(results: tuple[Tensor, ...], function: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Judged]:
@@ -123,14 +112,15 @@ def _judged(results: tuple[Tensor, ...], function: Callable[..., Any], inputs: S
 
 def _compared(mine: Tensor, eager: Tensor, reference: Tensor, what: str) -> Judged:
     """Form as eager's, integers equal, NaNs and infinities in the same places; the rest is left to judge."""
-    assert (mine.dtype, mine.shape) == (eager.dtype, eager.shape), f"{what}: {mine.dtype} {mine.shape}, not {eager.dtype} {eager.shape}"
+    got, expected = (mine.dtype, mine.shape), (eager.dtype, eager.shape)
+    assert got == expected, f"{what}: {got}, not {expected}"
     if not mine.is_floating_point():
         assert torch.equal(mine, eager), f"{what}: {int((mine != eager).sum())} of {mine.numel()} differ"
         nothing = torch.zeros(0)
         return Judged(nothing, nothing, nothing.double())
     wide, theirs, reference = mine.double(), eager.double(), reference.double()
     wrong = (wide.isnan() != theirs.isnan()) | ((wide.isinf() | theirs.isinf()) & (wide != theirs) & ~wide.isnan())
-    assert not wrong.any(), f"{what}: {int(wrong.sum())} of {mine.numel()} NaNs or infinities unlike eager's, first at {wrong.nonzero()[0].tolist()}"
+    assert not wrong.any(), f"{what}: NaNs or infinities unlike eager's at {wrong.nonzero()[:3].tolist()}"
     finite = theirs.isfinite() & reference.isfinite()
     return Judged(wide[finite].to(mine.dtype), theirs[finite], reference[finite])
 

@@ -107,6 +107,11 @@ class Captured:
     recipes: tuple[Recipe, ...]
     result_spec: Any
 
+    @property
+    def device(self) -> torch.device:
+        """Where the function's tensors are, and so its results (CPU, if it takes none)."""
+        return next((leaf.device for leaf in self.leaves if isinstance(leaf, TensorLeaf)), torch.device("cpu"))
+
     def bind(self, args: tuple[Any, ...]) -> Bindings | None:
         """The symbols' values in a call, or None if any guard fails: then this Program says nothing about the call."""
         leaves, spec = compat.pytree_flatten(args)

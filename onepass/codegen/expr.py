@@ -36,13 +36,14 @@ def size_text(size: Size) -> str:
     return str(size) if isinstance(size, int) else str(size).replace("*", " * ")
 
 
-def op_text(name: str, args: tuple[str, ...], gives: DType) -> str:
-    """One row of the op table applied to names."""
+def op_text(name: str, args: tuple[str, ...], gives: DType, exact: bool = False) -> str:
+    """One row of the op table applied to names; `exact` takes the text that is right to the last bits of fp32."""
     if name == "cast" and gives is BOOL:
         return f"({args[0]} != 0)"
     if name == "cast" and gives.name == "f8e5m2":
         return f"to_e5m2({args[0]})"
-    return OPS[name].text.format(*args, L="tl", T=f"tl.{gives.kernel}")
+    text = OPS[name].exact if exact and OPS[name].exact else OPS[name].text
+    return text.format(*args, L="tl", T=f"tl.{gives.kernel}")
 
 
 def run_text(index: str, run: Run) -> str:

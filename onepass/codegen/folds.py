@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..ir.expr import DType
+from ..ir.expr import F32, DType
 from ..ir.monoid import MONOIDS, Monoid, State, Value
-from ..ir.program import Const, Reduce
+from ..ir.program import Const, Load, Reduce
 from ..plan.kernel import Across, Fold, Kernel
 from .expr import COMBINE, TileAlgebra, join, literal, op_text
 from .spots import Spot
@@ -24,7 +24,9 @@ class Running:
     dtype: DType
     axes: tuple[int, ...]  # of a tile
     across: Across  # how what it folds varies along the columns
+    compensated: bool  # sums carry what rounding took from them
     states: dict[str, State] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)  # what rounding has taken from each running sum
 
 
 class Folds:
@@ -32,20 +34,28 @@ class Folds:
 
     def __init__(self, kernel: Kernel, values: Values, row_loop: bool) -> None:
         self.kernel, self.values, self.row_loop = kernel, values, row_loop
+        loads = [i for i in kernel.program.of(Load) if kernel.is_full[i]]
+        # A long running sum of fp32 data loses more than eager's tree does; of 16-bit data, less than a rounded result shows.
+        self.wide_data = bool(loads) and all(kernel.program.dtypes[i].name == "f32" for i in loads)
 
     def running(self, fold: Fold) -> Running:
         """A reduction that nothing has entered yet."""
         node = self._node(fold)
         axes = ((1,) if fold.cols else ()) + ((0,) if fold.rows else ())
         dtype = self.kernel.program.dtypes[node.args[0]]
-        return Running(fold, MONOIDS[node.monoid], dtype, axes, self.kernel.by_col[program_arg(self.kernel, fold)])
+        monoid = MONOIDS[node.monoid]
+        compensated = self.wide_data and monoid.primitive == "sum" and dtype is F32
+        return Running(fold, monoid, dtype, axes, self.kernel.by_col[program_arg(self.kernel, fold)], compensated)
 
     def start(self, running: Running, spots: Iterable[Spot]) -> None:
         """States that a loop carries must exist before it: the identity, for every kind of tile it meets."""
         for spot in spots:
             key = self.key(running, spot)
             if key not in running.states:
-                running.states[key] = self._identity(running, self._running_shape(running, spot))
+                shape = self._running_shape(running, spot)
+                running.states[key] = self._identity(running, shape)
+                if running.compensated:
+                    running.lost[key] = self.values.assign("lost", f"tl.full({shape}, 0.0, tl.float32)")
 
     def key(self, running: Running, spot: Spot) -> str:
         """Which of the running states a tile feeds: its own where results vary by tile, else one for all tiles of its shape."""
@@ -69,6 +79,9 @@ class Folds:
         if before is None:
             running.states[key] = tuple(x if isinstance(x, str) else literal(x) for x in entered)
             return
+        if key in running.lost:
+            self._add_compensated(before[0], running.lost[key], entered[0])
+            return
         merged = self._joined(running, before, entered)
         if once:
             named = zip(self._hints(running), merged, strict=True)
@@ -80,7 +93,8 @@ class Folds:
     def finish(self, running: Running, spot: Spot) -> None:
         """Read a reduction out: fold what its lanes hold, join what its tiles hold."""
         algebra = self._algebra(running, spot, [])
-        states = [running.monoid.merge(algebra, *s) if running.monoid.primitive else s for s in running.states.values()]
+        held = {key: (f"({s[0]} - {running.lost[key]})",) if key in running.lost else s for key, s in running.states.items()}
+        states = [running.monoid.merge(algebra, *s) if running.monoid.primitive else s for s in held.values()]
         total = states[0]
         for other in states[1:]:
             total = join(running.monoid, total, other, self.values.assign)
@@ -88,6 +102,13 @@ class Folds:
         self.values.results[running.fold.node] = tuple(
             x if isinstance(x, str) and x.isidentifier() else self.values.assign(hint, x if isinstance(x, str) else literal(x))
             for x in running.monoid.leave(algebra, *total))
+
+    def _add_compensated(self, total: str, lost: str, text: str) -> None:
+        """total += text, remembering what rounding takes; an infinite total has lost nothing."""
+        term = self.values.assign("term", f"{text} - {lost}")
+        raised = self.values.assign("raised", f"{total} + {term}")
+        self.values.writer.line(f'{lost} = tl.where(tl.abs({raised}) < float("inf"), ({raised} - {total}) - {term}, 0.0)')
+        self.values.writer.line(f"{total} = {raised}")
 
     # ---- parts ---------------------------------------------------------------------------------------------------------
 

@@ -206,7 +206,7 @@ class _Emitter:
             self.values.fresh_each_row = True
             self._looped(rows, lambda rows=rows: self._rows(rows, tiles, dict(env), gathered))  # type: ignore[misc]
             self.values.fresh_each_row = False
-        self.values.held = hoisted
+        self.values.held = {}  # what was held is shaped for several rows; what follows has one
         self._close(tiles, env, gathered)
 
     def _hoist(self, tiles: list[Segment], height: int) -> None:
@@ -240,7 +240,9 @@ class _Emitter:
         for tile in tiles:
             spot = replace(tile.spot, height=1)
             for state in by_tile:
-                self.folds.finish(replace(state, states={"": state.states[tile.spot.tag]}), spot)
+                mine = tile.spot.tag
+                lost = {mine: state.lost[mine]} if mine in state.lost else {}
+                self.folds.finish(replace(state, states={mine: state.states[mine]}, lost=lost), spot)
             tile_env = dict(env)
             rest = [i for i in self.steps.closing if i not in flat]
             for i in (*self._sources(rest, tile_env), *rest):

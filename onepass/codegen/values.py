@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ..ir.expr import I64
+from ..ir.expr import I64, OPS
 from ..ir.monoid import MONOIDS, State
 from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store
 from ..ir.size import Bindings, Size, product
@@ -31,6 +31,8 @@ class Values:
         self.kernel, self.schedule, self.writer = kernel, schedule, writer
         self.program = kernel.program
         self.names = value_names(self.program)
+        # Approximate exponentials and quotients are good enough for whatever is rounded to 16 bits, or summed up.
+        self.exact = any(kernel.is_full[i] and self.program.dtypes[i].name in ("f32", "f64") for i in self.program.of(Store))
         self.lead_stride = row_stride(kernel, bindings) if schedule.lead else None
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
         self.results: dict[int, State] = {}  # what finished reductions left
@@ -109,7 +111,9 @@ class Values:
         args = [self.as_full(a, spot, env) if full and self.kernel.by_col[a] is Across.BLOCK else env[a] for a in node.args]
         if node.name in TAKES_TENSORS or all(isinstance(self.program.nodes[a], Const) for a in node.args):
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
-        return op_text(node.name, tuple(args), self.program.dtypes[i])
+        if self.exact and OPS[node.name].exact:
+            args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
+        return op_text(node.name, tuple(args), self.program.dtypes[i], self.exact)
 
     def tensor(self, i: int, text: str) -> str:
         """A literal as a tensor, for functions that take no bare numbers."""

@@ -16,13 +16,16 @@ from typing import Any
 import torch
 
 from ..capture.trace import Captured, capture
+from ..codegen.source import Source
 from ..device import Device, device
-from ..errors import BadArgument, NeedsGrad, NotReady
+from ..errors import BadArgument, DoesNotFit, NeedsGrad, NotReady
 from ..ir.fix import symbols_to_fix
 from ..ir.program import Program
 from ..ir.size import Bindings
 from ..pipeline import compile, interpretable, optimise, representative, row_class, specialise
 from ..plan.access import needs_wide_index
+from ..runtime import offline
+from ..runtime.binary import Binary
 from ..runtime.card import present
 from ..runtime.executable import Executable, aligned_of, assemble
 from ..runtime.launch import prepare
@@ -116,7 +119,7 @@ class Fused:
 
     def _executable(self, trace: _Trace, bindings: Bindings, tensors: dict[str, torch.Tensor]) -> Executable:
         """The kernels for these sizes, alignments and device: from memory, or made now."""
-        where = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+        where = trace.captured.device
         facts = _facts(where)
         aligned = frozenset(name for name, t in tensors.items() if t.data_ptr() % 16 == 0)
         wide = self._counts_wide(trace, bindings)
@@ -141,8 +144,14 @@ def _build(program: Program, bindings: Bindings, facts: Device, where: torch.dev
     if where.type == "cpu":
         return assemble(interpretable(program, sizes, facts, wide), where, aligned)
     index = where.index if where.index is not None else torch.cuda.current_device()
-    compiled = compile(program, sizes, facts, lambda s: prepare(s, index, aligned_of(s, aligned)).binary, wide)
-    return assemble(compiled, where, aligned)
+
+    def measure(source: Source) -> Binary:
+        try:
+            return prepare(source, index, aligned_of(source, aligned)).binary
+        except DoesNotFit:  # the card does not say by how much; a worker that need not load it does
+            return offline.compile(source, facts, aligned_of(source, aligned))
+
+    return assemble(compile(program, sizes, facts, measure, wide), where, aligned)
 
 
 def _facts(where: torch.device) -> Device:

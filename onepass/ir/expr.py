@@ -86,11 +86,12 @@ class OpSpec:
     text: str  # {0}.. the arguments, {L} the language prefix (tl or gl), {T} the result's compute type
     slots: float = 1.0  # issue slots per element
     mufu: float = 0.0  # special-function operations per element
+    exact: str = ""  # the text where results of full size are stored in fp32, if the usual one is only good for 16 bits
 
 
 def _row(name: str, arity: int, reference: Callable[..., torch.Tensor], text: str, gives: Gives = Gives.SAME,
-         slots: float = 1.0, mufu: float = 0.0) -> OpSpec:
-    return OpSpec(name, arity, gives, reference, text, slots, mufu)
+         slots: float = 1.0, mufu: float = 0.0, exact: str = "") -> OpSpec:
+    return OpSpec(name, arity, gives, reference, text, slots, mufu, exact)
 
 
 def _compare(name: str, reference: Callable[..., torch.Tensor], sign: str) -> OpSpec:
@@ -105,23 +106,24 @@ OPS = {
         _row("add", 2, torch.add, "({0} + {1})"),
         _row("sub", 2, torch.sub, "({0} - {1})"),
         _row("mul", 2, torch.mul, "({0} * {1})"),
-        _row("div", 2, torch.true_divide, "({0} / {1})", slots=4, mufu=1),
+        _row("div", 2, torch.true_divide, "({0} / {1})", slots=4, mufu=1, exact="libdevice.div_rn({0}, {1})"),
         _row("fma", 3, lambda a, b, c: a * b + c, "({0} * {1} + {2})"),
         _row("neg", 1, torch.neg, "(-{0})"),
         _row("abs", 1, torch.abs, "{L}.abs({0})"),
-        _row("reciprocal", 1, torch.reciprocal, "(1.0 / {0})", slots=4, mufu=1),
+        _row("reciprocal", 1, torch.reciprocal, "(1.0 / {0})", slots=4, mufu=1, exact="libdevice.rcp_rn({0})"),
         _row("sqrt", 1, torch.sqrt, "libdevice.sqrt_rn({0})", slots=6, mufu=1),
         _row("rsqrt", 1, torch.rsqrt, "{L}.rsqrt({0})", slots=2, mufu=1),
-        _row("exp", 1, torch.exp, "{L}.exp({0})", slots=2, mufu=1),
-        _row("exp2", 1, torch.exp2, "{L}.exp2({0})", slots=1, mufu=1),
+        _row("exp", 1, torch.exp, "{L}.exp({0})", slots=2, mufu=1, exact="libdevice.exp({0})"),
+        _row("exp2", 1, torch.exp2, "{L}.exp2({0})", slots=1, mufu=1, exact="libdevice.exp2({0})"),
         _row("expm1", 1, torch.expm1, "libdevice.expm1({0})", slots=12, mufu=1),
-        _row("log", 1, torch.log, "{L}.log({0})", slots=4, mufu=1),
-        _row("log2", 1, torch.log2, "{L}.log2({0})", slots=4, mufu=1),
+        _row("log", 1, torch.log, "libdevice.log({0})", slots=12, mufu=1),
+        _row("log2", 1, torch.log2, "libdevice.log2({0})", slots=12, mufu=1),
         _row("log1p", 1, torch.log1p, "libdevice.log1p({0})", slots=12, mufu=1),
         _row("sin", 1, torch.sin, "{L}.sin({0})", slots=16),
         _row("cos", 1, torch.cos, "{L}.cos({0})", slots=16),
         _row("tanh", 1, torch.tanh, "libdevice.tanh({0})", slots=10, mufu=2),
-        _row("sigmoid", 1, torch.sigmoid, "(1.0 / (1.0 + {L}.exp(-{0})))", slots=8, mufu=2),
+        _row("sigmoid", 1, torch.sigmoid, "(1.0 / (1.0 + {L}.exp(-{0})))", slots=8, mufu=2,
+             exact="libdevice.rcp_rn(1.0 + libdevice.exp(-{0}))"),
         _row("erf", 1, torch.erf, "{L}.erf({0})", slots=18, mufu=1),
         _row("floor", 1, torch.floor, "{L}.floor({0})"),
         _row("ceil", 1, torch.ceil, "{L}.ceil({0})"),

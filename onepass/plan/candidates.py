@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..device import Device
-from ..ir.program import Load, Store
+from ..ir.monoid import MONOIDS
+from ..ir.program import Load, Reduce, Store
 from ..ir.size import Bindings, value
 from .access import row_stride, streams_rows
 from .cost import Traffic
@@ -125,8 +126,9 @@ def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device
                     for stages in (1, 4) if k > 1 else ():
                         yield Schedule(Block(1), Loop(width, k), warps, stages)
     if t.cols <= 32 * 4 * vec:  # short rows that cannot be held whole
-        height = 8
-        yield Schedule(Block(height), Loop(max(16, min(256, power_of_two(t.cols)))), 4)
+        width = max(16, power_of_two(t.cols))
+        if _fits_blocks(kernel, (width,)):
+            yield Schedule(Block(max(1, min(8, 4096 // width))), Loop(width), 4)
 
 
 def _columns_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
@@ -148,11 +150,12 @@ def _columns_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
 def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     vec = vector(kernel)
     may = may_split(kernel, Family.OUTER)
+    least = 1 if all(MONOIDS[_monoid(kernel, f.node)].primitive for f in kernel.folds) else min(64, power_of_two(t.rows))
     for warps in (4, 8):
         for width in (32, 64, 128, 256, 512):
             if width > max(32, power_of_two(t.cols)):
                 continue
-            lanes = max(1, 32 * warps * vec // width)
+            lanes = max(least, 32 * warps * vec // width)  # merges of small tiles would add up their roundings
             for step in sorted({min(lanes * deep, power_of_two(t.rows)) for deep in (1, 2, 4) if deep == 1 or t.unit * deep <= 32}):
                 yield Schedule(Loop(step), Block(width), warps)
                 if may:
@@ -162,6 +165,12 @@ def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
                         k = min(turns, max(1, round(target * device.sms / col_blocks)))
                         if k > 1:
                             yield Schedule(Loop(step, k), Block(width), warps)
+
+
+def _monoid(kernel: Kernel, i: int) -> str:
+    node = kernel.program.nodes[i]
+    assert isinstance(node, Reduce)
+    return node.monoid
 
 
 def _mix(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:

@@ -104,15 +104,15 @@ def _scored(form: Form, family: Family, bindings: Bindings, device: Device, less
     kernel = form.kernel
     t, need = traffic(kernel, bindings), demand(kernel)
     found = []
+    too_heavy = min((known.registers for (of, _), known in lessons.items() if of == kernel.program), default=1024)
     for schedule in schedules(kernel, family, form.held, t, bindings, device):
-        learned = lessons.get((kernel.program, schedule)) if lessons else None
-        if learned and learned.spills:
+        resources = estimate(need, schedule, device)
+        if (kernel.program, schedule) in lessons or resources.registers >= too_heavy:
             continue
-        resources = estimate(need, schedule, device, learned.registers if learned else None)
         if resources.ctas_per_sm < 1 or not _resident_grid_fits(schedule, resources.ctas_per_sm, device):
             continue
         one = cost(kernel, schedule, resources, t, device)
-        chosen = KernelPlan(kernel.program.name, kernel, schedule, resources, one, kernel.program)
+        chosen = KernelPlan(kernel.program.name, kernel, schedule, resources, one, (kernel.program, schedule))
         found.append(Scored(chosen, one.us + _join(schedule, t, device)))
     return found
 

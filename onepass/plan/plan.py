@@ -19,10 +19,9 @@ from .schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What compiling a schedule showed."""
+    """What compiling a schedule that spills or does not fit showed: nothing heavier need be tried."""
 
-    registers: int
-    spills: bool
+    registers: int  # as estimated; a kernel's schedules are compared by their estimates
 
 
 Lessons: TypeAlias = Mapping[tuple[Program, Schedule], Learned]  # by (kernel as scored, schedule)
@@ -37,7 +36,7 @@ class KernelPlan:
     schedule: Schedule
     resources: Resources
     cost: Cost
-    scored_as: Program  # what was scored: the kernel before its split reductions became partial states
+    scored_as: tuple[Program, Schedule]  # what was scored, before split reductions became partial states
     others: "tuple[KernelPlan, ...]" = ()
 
     @property

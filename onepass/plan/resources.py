@@ -1,7 +1,7 @@
 """Registers, shared memory and CTAs per SM of (kernel, schedule, device), before anything is compiled.
 
-The compiler has the last word: a compiled kernel's real register count replaces the estimate (see pipeline.py), so these
-formulas only have to rank schedules and keep hopeless ones out.
+The compiler has the last word: a kernel that spills or does not fit is remembered with its estimate, and of its schedules only
+lighter ones are tried again (see pipeline.py). So these formulas only have to rank schedules and keep hopeless ones out.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ def demand(kernel: Kernel) -> Demand:
     """Count a kernel's demands."""
     program = kernel.program
     gathered = elementwise = states = 0.0
+    wide_data = all(program.dtypes[i].name == "f32" for i in program.of(Load) if kernel.is_full[i])
     for fold in kernel.folds:
         node = program.nodes[fold.node]
         assert isinstance(node, Reduce)
         monoid = MONOIDS[node.monoid]
         size = len(monoid.state) * max(1, program.dtypes[node.args[0]].size // 4)
+        size *= 2 if monoid.primitive == "sum" and wide_data else 1  # what rounding took is carried too
         if fold.rows and not fold.cols and any(kernel.by_col[a] is not Across.NONE for a in node.args):
             gathered += size
         if not fold.block and monoid.primitive:
@@ -117,8 +119,8 @@ def _live_values(kernel: Kernel) -> int:
 BASE, PER_POINTER, LIVE_SHARE = 18, 1.5, 0.55
 
 
-def estimate(need: Demand, schedule: Schedule, device: Device, known: int | None = None) -> Resources:
-    """Predict what a CTA takes; `known` registers are taken as they are. 0 CTAs per SM means it does not fit."""
+def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
+    """Predict what a CTA takes. 0 CTAs per SM means it does not fit."""
     threads, tile = 32 * schedule.warps, tile_of(schedule)
     held = tile.resident_height * tile.resident_width / threads  # elements per thread of all a CTA holds
     once = tile.height * tile.width / threads
@@ -132,7 +134,7 @@ def estimate(need: Demand, schedule: Schedule, device: Device, known: int | None
     smem = 1024 + schedule.warps * tile.height * 8
     if schedule.stages > 1:
         smem += (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
-    count = known or int(min(max(registers, 16), 1024))
+    count = int(min(max(registers, 16), 1024))
     most = min(schedule.max_registers or 255, device.registers_per_thread, device.registers_per_sm // threads)
     return Resources(count, smem, 0 if count > most else ctas_per_sm(count, smem, schedule.warps, device))
 

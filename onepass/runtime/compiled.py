@@ -12,12 +12,13 @@ from .binary import Binary
 
 @dataclass(frozen=True)
 class Rejected:
-    """A plan that was compiled, spilled, and was thrown away."""
+    """A plan that was compiled, spilled or did not fit, and was thrown away."""
 
     kernel: str
     schedule: Schedule
     registers: int
     spill_bytes: int
+    smem_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 
 from .. import compat
 from ..codegen.source import Source
-from ..errors import CompileFailed, UnsupportedDevice
+from ..errors import CompileFailed, DoesNotFit, UnsupportedDevice
 from . import offline
 from .binary import Binary, Usage, summarise
 from .card import OLDEST
@@ -62,7 +62,8 @@ def _prepared(work: Job, device: int) -> Launcher:
             kernel = build(work)
             launch = compat.triton_launcher(kernel)
     except Exception as error:  # Triton raises many unrelated types; all mean that this kernel cannot run
-        raise CompileFailed(kernel=work.name, device=f"cuda:{device}", detail=_last_line(error)) from error
+        failure = DoesNotFit if compat.is_out_of_resources(error) else CompileFailed
+        raise failure(kernel=work.name, device=f"cuda:{device}", detail=_last_line(error)) from error
     registers, local_bytes, shared_bytes = compat.triton_usage(kernel)
     if local_bytes:  # the driver does not tell spills from other uses of local memory; a worker asks ptxas
         binary = offline.measure(work, f"cuda:{device}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,9 +17,9 @@ from hypothesis import strategies as st
 
 from onepass.capture.trace import capture
 from onepass.ir.oracle import evaluate
-from onepass.ir.program import Program
+from onepass.ir.program import Op, Program, Reduce
 from onepass.ir.size import Bindings
-from onepass.pipeline import optimise
+from onepass.pipeline import generate, optimise
 from onepass.plan.legality import Family
 from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
@@ -40,13 +43,14 @@ def assert_as_oracle(plan: Plan, inputs: dict[str, torch.Tensor], bindings: Bind
         if mine.is_floating_point():
             scale = max(1.0, float(exact[name].abs().max())) if mine.numel() else 1.0
             relative = torch.finfo(mine.dtype).eps
-            torch.testing.assert_close(mine.double(), exact[name], rtol=relative, atol=SLACK * scale, msg=lambda m, n=name: f"{what}, {n}: {m}")
+            said = lambda m, name=name: f"{what}, {name}: {m}"  # noqa: E731
+            torch.testing.assert_close(mine.double(), exact[name], rtol=relative, atol=SLACK * scale, msg=said)
         else:
             assert torch.equal(mine, exact[name]), f"{what}, {name}"
 
 
 @given(programs(), st.integers(0, 2**32))
-@settings(max_examples=60)
+@settings(max_examples=150)
 def test_any_program_under_any_schedule(case: Case, seed: int) -> None:
     program = optimise(case.program)
     note(str(program))
@@ -58,10 +62,11 @@ def test_any_program_under_any_schedule(case: Case, seed: int) -> None:
             assert_as_oracle(planned(program, case.bindings, kernel), inputs, case.bindings, f"{family}: {kernel.schedule}")
 
 
-# ---- every kind of schedule, by name ----------------------------------------------------------------------------------------
+# ---- every kind of schedule, by name ---------------------------------------------------------------------------------------
 
 
-def program_of(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool | None = None) -> tuple[Program, dict[str, torch.Tensor], Bindings]:
+def program_of(function: Callable[..., Any], *inputs: torch.Tensor,
+               dynamic: bool | None = None) -> tuple[Program, dict[str, torch.Tensor], Bindings]:
     """What planning sees of a function."""
     captured = capture(function, inputs, dynamic=dynamic)
     return optimise(captured.program), captured.tensors(inputs), captured.bind(inputs)
@@ -108,6 +113,16 @@ def full(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (x * w).sum(), x.amax()
 
 
+def spread(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A variance over rows and columns at once, beside sums of each."""
+    return torch.var(x * w), x.sum(0), x.sum(1)
+
+
+def finished(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of rows, and sums of columns that meet a vector once they are complete."""
+    return (x * x).sum(1), x.sum(0) * w
+
+
 KINDS = {
     "inner": (norm, Family.INNER, (37, 192), Schedule(Block(1), Cover((128, 64)), 1)),
     "inner, overhanging": (norm, Family.INNER, (37, 190), Schedule(Block(1), Cover((128, 64)), 1)),
@@ -133,6 +148,11 @@ KINDS = {
     "mix-order, overhanging": (both, Family.MIX, (41, 61), Schedule(Loop(2, 4), Cover((32, 32)), 2, stages=2, hoisted=True)),
     "mix-order, more programs than rows": (both, Family.MIX, (3, 64), Schedule(Loop(4, 7), Cover((64,)), 2)),
     "mix-order, one program": (both, Family.MIX, (9, 64), Schedule(Loop(2, 1), Cover((64,)), 2)),
+    "mix-order, vectors after the loop": (finished, Family.MIX, (41, 64), Schedule(Loop(2, 1), Cover((64,)), 2)),
+    "mix-order, vectors held for after the loop": (finished, Family.MIX, (41, 64),
+                                                   Schedule(Loop(2, 1), Cover((64,)), 2, stages=2, hoisted=True)),
+    "mix-order, all at once": (spread, Family.MIX, (41, 61), Schedule(Loop(4, 3), Cover((32, 32)), 2)),
+    "mix-order, all at once, even": (spread, Family.MIX, (40, 64), Schedule(Loop(4, 5), Cover((64,)), 2)),
     "pointwise": (elementwise, Family.POINTWISE, (37, 70), Schedule(Block(4), Block(32), 4)),
     "blocks, inner": (blocks, Family.INNER, (5, 192), Schedule(Block(1), Cover((128, 64)), 1)),
     "blocks, inner looped": (blocks, Family.INNER, (5, 224), Schedule(Block(1), Loop(64), 1)),
@@ -152,3 +172,73 @@ def test_every_kind_of_schedule(kind: str, dtype: torch.dtype) -> None:
     held = isinstance(schedule.rows, Cover)  # which takes a number of rows known beforehand
     program, tensors, bindings = program_of(widened, x, w, dynamic=False if held else None)
     assert_as_oracle(planned(program, bindings, chosen(program, bindings, family, schedule)), tensors, bindings, str(schedule))
+
+
+# ---- the text itself -------------------------------------------------------------------------------------------------------
+
+
+@given(programs())
+@settings(max_examples=40)
+def test_text_is_python_and_the_same_every_time(case: Case) -> None:
+    program = optimise(case.program)
+    first, second = (generate(plan(program, case.bindings, H200)) for _ in range(2))
+    assert first == second
+    for source in first:
+        functions = [node for node in ast.parse(source.text).body if isinstance(node, ast.FunctionDef)]
+        assert [f.name for f in functions] == [source.name]
+        assert [a.arg for a in functions[0].args.args] == [p.text_name for p in source.params]
+
+
+@pytest.mark.parametrize("function", [norm, both, row_sums, column_softmax])
+def test_lines_that_came_from_user_code_say_so(function: Callable[..., Any]) -> None:
+    """Every user line that a kernel computes is noted in its text, as a comment at the end of a line of code."""
+    program, _, bindings = program_of(function, torch.randn(64, 96), torch.randn(96))
+    text = "\n".join(source.text for source in generate(plan(program, bindings, H200)))
+    for source in {node.src for node in program.nodes if isinstance(node, (Op, Reduce)) and node.src}:
+        noted = [line for line in text.splitlines() if source in line]
+        assert noted, f"{source} is nowhere in the text"
+        assert all(line.count(source) == 1 and line.index("#") < line.index(source) for line in noted)
+
+
+GUARDED = """
+import ctypes, mmap, sys
+import torch
+import onepass
+from tests.cpu.test_codegen import GUARDED_FUNCTIONS
+
+PAGE, UNTOUCHABLE = mmap.PAGESIZE, 0
+libc = ctypes.CDLL(None, use_errno=True)
+
+def guarded(values, at_end):
+    # values at the very start or very end of pages whose neighbours may not be touched
+    size = values.numel() * values.element_size()
+    pages = -(-size // PAGE)
+    memory = mmap.mmap(-1, (pages + 2) * PAGE)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for page in (base, base + (pages + 1) * PAGE):
+        assert libc.mprotect(ctypes.c_void_p(page), PAGE, UNTOUCHABLE) == 0
+    first = PAGE + (pages * PAGE - size if at_end else 0)
+    placed = torch.frombuffer(memory, dtype=values.dtype, count=values.numel(), offset=first).view(values.shape)
+    placed.copy_(values)
+    return placed
+
+for dtype in (torch.float32, torch.bfloat16):
+    for cols in (1027, 515):
+        for at_end in (False, True):
+            x = guarded(torch.randn(4, cols).to(dtype), at_end)
+            for function in GUARDED_FUNCTIONS:
+                onepass.fuse(function)(x)
+print("untouched")
+"""
+GUARDED_FUNCTIONS = (
+    lambda x: torch.softmax(x, -1),
+    lambda x: x.sum(-1),
+    lambda x: (x.sum(-1), x.sum(0)),
+    lambda x: x.logsumexp(0),
+)
+
+
+def test_no_address_outside_a_tensor_is_touched() -> None:
+    """Rows of odd length, read by sectors, at both ends of a mapping: a stray read would end the process."""
+    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "untouched" in done.stdout, done.stderr[-2000:]

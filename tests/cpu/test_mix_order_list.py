@@ -9,7 +9,8 @@ import onepass
 from tests.mix_order import LIST, row_and_column_sums
 from tests.support import assert_right, randoms
 
-ALL = [pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}") for name, x in LIST.items() for dtype in x.dtypes]
+ALL = [pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+       for name, listed in LIST.items() for dtype in listed.dtypes]
 
 
 @pytest.mark.parametrize("name,dtype", ALL)

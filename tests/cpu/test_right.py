@@ -46,7 +46,8 @@ def test_sizes(case: Case, rows: int, cols: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rows", [2304, 5120, 8472, 50257])
-@pytest.mark.parametrize("name", ["rms_norm-w", "layer_norm-wb-backward", "softmax-first", "gelu-bias-backward", "sum-both", "argmax-0"])
+@pytest.mark.parametrize("name", ["rms_norm-w", "layer_norm-wb-backward", "softmax-first", "gelu-bias-backward", "sum-both",
+                                  "argmax-0"])
 def test_many_rows(name: str, rows: int) -> None:
     case = CASES[name]
     assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(rows, 1, torch.bfloat16, seed=seed))

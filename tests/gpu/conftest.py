@@ -1,0 +1,44 @@
+"""Shared by the tests that need a card."""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", default="1/1", metavar="K/N", help="run the K-th of N parts of every list of cases")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a card everything is skipped; with one, what is not in the shard is left out."""
+    part, parts = map(int, config.getoption("--shard").split("/"))
+    here = [item for item in items if "gpu" in item.path.parts]
+    left = {id(item) for k, item in enumerate(here) if k % parts != part - 1}
+    items[:] = [item for item in items if id(item) not in left]
+    if not torch.cuda.is_available():
+        for item in here:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
+
+
+@pytest.fixture(autouse=True)
+def memory_given_back() -> Iterator[None]:
+    """Several test processes share one card's memory."""
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def large() -> Iterator[None]:
+    """Tests that fill much of the card's memory run one at a time."""
+    with (Path(tempfile.gettempdir()) / "onepass-large-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
