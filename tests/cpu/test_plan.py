@@ -78,7 +78,8 @@ def test_a_plan_is_the_same_twice() -> None:
 
 
 @pytest.mark.parametrize(("extent", "widest", "expected"), [
-    (5120, 4096, (4096, 1024)), (8192, 4096, (4096, 4096)), (768, 512, (512, 256)), (1000, 512, (512, 512)), (13, 16, (16,)), (1, 16, (1,)),
+    (5120, 4096, (4096, 1024)), (8192, 4096, (4096, 4096)), (768, 512, (512, 256)), (1000, 512, (512, 512)),
+    (13, 16, (16,)), (1, 16, (1,)),
 ])
 def test_cover(extent: int, widest: int, expected: tuple[int, ...]) -> None:
     assert cover(extent, widest) == expected
