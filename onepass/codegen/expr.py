@@ -108,4 +108,6 @@ class PairAlgebra(Algebra):
 
 def join(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str]) -> State:
     """One state out of two."""
+    if monoid.join is not None:
+        return monoid.join(PairAlgebra(assign), a, b)
     return monoid.merge(PairAlgebra(assign), *(Pair(x, y) for x, y in zip(a, b)))

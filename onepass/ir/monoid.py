@@ -59,6 +59,7 @@ class Monoid:
     state_dtypes: Callable[[DType], tuple[DType, ...]]
     result_dtypes: Callable[[DType], tuple[DType, ...]]
     primitive: str | None = None  # the fold it is, when one fold is all it is
+    join: Callable[[Algebra, State, State], State] | None = None  # of two states, where that can be done with less rounding
 
     @property
     def passes(self) -> int:
@@ -142,6 +143,16 @@ def _merge_welford(alg: Algebra, n: Value, mean: Value, m2: Value) -> State:
     return total, centre, alg.fold("sum", alg.op("add", m2, alg.op("mul", n, alg.op("mul", off, off))))
 
 
+def _join_welford(alg: Algebra, a: State, b: State) -> State:
+    """Chan's merge of two: the mean moves by a share of the distance, so only the step is rounded, not the weighted sum."""
+    (n_a, mean_a, m2_a), (n_b, mean_b, m2_b) = a, b
+    total = alg.op("add", n_a, n_b)
+    share = alg.op("div", n_b, alg.op("maximum", total, 1.0))
+    off = alg.op("sub", mean_b, mean_a)
+    spread = alg.op("mul", alg.op("mul", off, off), alg.op("mul", n_a, share))
+    return total, alg.op("add", mean_a, alg.op("mul", off, share)), alg.op("add", alg.op("add", m2_a, m2_b), spread)
+
+
 def _merge_logsumexp(alg: Algebra, top: Value, total: Value) -> State:
     """The greater maximum; sums rescaled to it. A tile of -inf alone must not become -inf - -inf."""
     peak = alg.fold("max", top)
@@ -166,6 +177,7 @@ _BASE = (
         leave=lambda alg, n, mean, m2: (mean, m2),
         state_dtypes=lambda dtype: (dtype,) * 3,
         result_dtypes=lambda dtype: (dtype,) * 2,
+        join=_join_welford,
     ),
     Monoid(
         "logsumexp", 1, ("top", "total"),

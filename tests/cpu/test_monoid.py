@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onepass.ir import oracle
 from onepass.ir.expr import BY_TORCH
 from onepass.ir.monoid import MONOIDS
 from onepass.ir.oracle import reduce
@@ -154,3 +155,18 @@ def test_over_some_dimensions() -> None:
     torch.testing.assert_close(m2, x.var((0, 2), correction=0, keepdim=True) * 15)
     (product,) = reduce(MONOIDS["prod"], (x,), (1, 2))
     torch.testing.assert_close(product, x.prod(2, keepdim=True).prod(1, keepdim=True))
+
+
+@pytest.mark.parametrize("name", [n for n, m in MONOIDS.items() if m.join is not None])
+def test_a_join_of_two_is_their_merge(name: str) -> None:
+    monoid = MONOIDS[name]
+    algebra = oracle._TorchAlgebra((0,), 2)
+    counts = torch.tensor([[3.0, 1.0, 0.0, 5.0, 0.0], [4.0, 1.0, 2.0, 0.0, 0.0]], dtype=torch.float64)
+    means = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * (counts > 0)
+    spreads = torch.rand(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * (counts > 1)
+    state = (counts, means, spreads)
+    merged = monoid.merge(algebra, *state)
+    assert monoid.join is not None
+    joined = monoid.join(algebra, tuple(s[:1] for s in state), tuple(s[1:] for s in state))
+    for one, two in zip(merged, joined, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)

@@ -120,7 +120,10 @@ def test_axes_that_meet_are_not_shared() -> None:
 
 
 def test_blocks_that_do_not_tile_are_refused() -> None:
-    captured = capture(lambda x: x.float().view(64, 10, 96).sum(-1) + x.float().sum(-1, keepdim=True), (meta(64, 960),), dynamic=False)
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.float().view(64, 10, 96).sum(-1) + x.float().sum(-1, keepdim=True)
+
+    captured = capture(fn, (meta(64, 960),), dynamic=False)
     program = optimise(captured.program)
     space = space_of(program, {})
     assert isinstance(space, Illegal) or Kernel(program, space).space.block
