@@ -14,7 +14,7 @@ from ..ir.expr import OPS
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Op, Reduce, Store
 from ..ir.size import Bindings, value
-from .access import single_stride
+from .access import single_stride, streams_rows
 from .kernel import Across, Kernel
 from .resources import Resources, tile_of
 from .schedule import SECTOR, Block, Cover, Loop, Schedule
@@ -38,6 +38,7 @@ class Traffic:
     inner: int  # reductions over columns
     outer_states: int  # state components of reductions over rows
     unit: int  # bytes per element of all full-size inputs together
+    unaligned: int  # full-size accesses whose rows do not start on 16 bytes: element by element, unless read by sectors
 
     @property
     def elements(self) -> float:
@@ -84,7 +85,18 @@ def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
     slots, mufu = _operations(kernel)
     inner = sum(1 for f in kernel.folds if f.cols)
     states = sum(len(MONOIDS[_reduce(kernel, f.node).monoid].state) for f in kernel.folds if f.rows)
-    return Traffic(batch, rows, cols, full_in, full_out, multi, vectors, thin, temps, slots, mufu, inner, states, int(unit) or 4)
+    return Traffic(batch, rows, cols, full_in, full_out, multi, vectors, thin, temps, slots, mufu, inner, states, int(unit) or 4,
+                   _unaligned(kernel))
+
+
+def _unaligned(kernel: Kernel) -> int:
+    """Full-size accesses along rows that do not start on 16 bytes."""
+    found = 0
+    for i, node in enumerate(kernel.program.nodes):
+        if isinstance(node, (Load, Store)) and kernel.is_full[i]:
+            step, size = streams_rows(kernel, node), kernel.program.buffer[node.buffer].dtype.size
+            found += isinstance(step, int) and step * size % 16 != 0
+    return found
 
 
 def _reduce(kernel: Kernel, i: int) -> Reduce:
@@ -160,7 +172,7 @@ def cost(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, d
 RAMP = 1.0  # us from launch to the first bytes and from the last to the end
 VECTOR_SHARE = 0.06  # of the times a row vector is read again that reach L2; the rest hit L1
 REREAD_SHARE = 0.6  # of L2 that a row read twice can count on finding itself in
-TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.6}  # of a loop over rows, by pipeline stages; H200, 2026-11, RMSNorm backward
+TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.2}  # of a loop over rows, by pipeline stages; H200, 2026-11, RMSNorm backward
 PER_TILE = 0.1  # us that each further tile of a resident row delays its CTA
 ISSUE_RATE = 3.6  # warp instructions a cycle that an SM full of warps sustains
 PER_TILE_SLOTS = 48.0  # issue slots a thread spends on a tile whatever its size: addresses, waits, barriers
@@ -185,8 +197,11 @@ def _reduction_time(warps_per_row: float) -> float:
 def _compute(t: Traffic, schedule: Schedule, warps_per_sm: float, device: Device, sms: float) -> tuple[float, float]:
     tile = tile_of(schedule)
     per_thread = tile.height * tile.width / (32 * schedule.warps)
-    slots = t.slots + PER_TILE_SLOTS / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
-    issue = t.elements / 32 * slots / (sms * min(ISSUE_RATE, 0.25 * max(warps_per_sm, 1)) * device.clock)
+    walks = isinstance(schedule.rows, Loop) or isinstance(schedule.cols, Loop)
+    slots = t.slots + (PER_TILE_SLOTS if walks else PER_TILE_SLOTS / 4) / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
+    if not schedule.lead:
+        slots += 2.0 * t.unaligned
+    issue = t.elements / 32 * slots / (sms * min(ISSUE_RATE, 0.45 * max(warps_per_sm, 1)) * device.clock)
     special = t.elements * t.mufu / (sms * 16 * device.clock)
     return issue, special
 
@@ -217,7 +232,8 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     if not across_rows:  # short runs of columns: every row of a tile is a request of its own, of at least two sectors
         run = block * t.unit / max(1, sum(1 for i in kernel.program.of(Load) if kernel.is_full[i]))
         load *= max(1.0, 2 * SECTOR / run)
-    alone = device.latency + t_reduce + load + PER_TILE * tile_of(schedule).count
+    tiles = tile_of(schedule).count if t.mufu == 0 else 1  # exponentials want small tiles: fewer live values between them
+    alone = device.latency + t_reduce + load + PER_TILE * tiles
     cycle = _together(here * (load + store), alone)
     l2 = again + t.temps + VECTOR_SHARE * t.vectors * ctas
     memory = ctas / (sms * here) * cycle * _waves(ctas, slots) + l2 / device.l2_bandwidth
@@ -244,7 +260,9 @@ def _mix(schedule: Schedule, r: Resources, t: Traffic, device: Device) -> Cost:
     # CTAs that share an SM hide each other's reductions.
     chain = turns * (reduce + (0.0 if schedule.stages > 1 else 0.8 * device.latency)) / max(1.0, per_sm)
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
-    us = RAMP + _together(memory, issue * even, special, chain) + spilled / device.bandwidth
+    tiles = tile_of(schedule).count
+    cut = 1.0 if tiles == 1 else 1.03 + 0.01 * tiles  # H200, RMSNorm backward: a row in two tiles took 4-7 % longer than in one
+    us = RAMP + _together(memory, issue * even, special, chain) * cut + spilled / device.bandwidth
     return Cost(us, t.once + 2 * spilled, in_flight, _limit(memory, issue, special, chain))
 
 
@@ -257,7 +275,8 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     ctas = row_blocks * col_blocks * t.batch * schedule.splits
     slots = device.sms * max(r.ctas_per_sm, 1)
     here, sms = min(r.ctas_per_sm, ceil(ctas / device.sms)), min(device.sms, ctas)
-    in_flight = here * tile.height * tile.width * t.unit * (0.7 if schedule.stages == 1 else schedule.stages - 1)
+    waits = 0.7 if kernel.folds else 1.1  # a walk that folds nothing goes on to its next loads
+    in_flight = here * tile.height * tile.width * t.unit * (waits if schedule.stages == 1 else schedule.stages - 1)
     walked = t.cols * tile.height if over_cols else t.rows * tile.width
     live = min(ctas, slots) * walked * t.unit / schedule.splits
     hit = min(1.0, REREAD_SHARE * device.l2_bytes / max(live, 1.0))

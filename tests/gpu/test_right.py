@@ -37,7 +37,9 @@ def widths() -> list:
         for k, cols in enumerate(SIZES):
             if cols % case.multiple or (case.name in PLAIN and (k + case.number()) % TURN):
                 continue
-            dtype = case.dtypes[(k + case.number() // TURN) % len(case.dtypes)]
+            # A norm of one or two fp32 columns is ill-conditioned: whose largest error is larger is luck.
+            narrow = cols <= 2 and case.name not in PLAIN
+            dtype = case.dtypes[0 if narrow else (k + case.number() // TURN) % len(case.dtypes)]
             found.append(pytest.param(case, cols, dtype, id=f"{case.name}-{cols}-{short(dtype)}"))
     return found
 

@@ -162,7 +162,7 @@ def test_addresses_that_are_not_aligned(name: str, cols: int) -> None:
 
 
 def test_one_capture_serves_every_class_of_row_counts() -> None:
-    case, fused = fused_case("rms_norm-w-backward")
+    case, fused = fused_case("formula-rms_norm_backward")
     for rows in (64, 500, 5000, 50_000, 100, 600, 6000, 60_000):
         assert_right(fused, case.function, lambda seed, rows=rows: case.inputs(rows, 512, torch.bfloat16, "cuda", seed))
     assert len(fused._traces) == 1 and len(fused._executables) == 4
