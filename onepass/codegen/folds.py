@@ -34,9 +34,8 @@ class Folds:
 
     def __init__(self, kernel: Kernel, values: Values, row_loop: bool) -> None:
         self.kernel, self.values, self.row_loop = kernel, values, row_loop
-        loads = [i for i in kernel.program.of(Load) if kernel.is_full[i]]
         # A long running sum of fp32 data loses more than eager's tree does; of 16-bit data, less than a rounded result shows.
-        self.wide_data = bool(loads) and all(kernel.program.dtypes[i].name == "f32" for i in loads)
+        self.wide_data = not any(kernel.program.dtypes[i].is_narrow_float for i in kernel.program.of(Load))
 
     def running(self, fold: Fold) -> Running:
         """A reduction that nothing has entered yet."""

@@ -68,7 +68,7 @@ def demand(kernel: Kernel) -> Demand:
     """Count a kernel's demands."""
     program = kernel.program
     gathered = elementwise = states = 0.0
-    wide_data = all(program.dtypes[i].name == "f32" for i in program.of(Load) if kernel.is_full[i])
+    wide_data = not any(program.dtypes[i].is_narrow_float for i in program.of(Load))
     for fold in kernel.folds:
         node = program.nodes[fold.node]
         assert isinstance(node, Reduce)
