@@ -66,7 +66,7 @@ class _Emitter:
             self._body()
         fresh = frozenset(b.name for b in self.program.buffers if b.role != "input")
         return Source(self.name, self.w.done(), params, grid, self.schedule.warps, self.schedule.stages,
-                      self.schedule.max_registers, self.wide, fresh)
+                      wide_index=self.wide, fresh=fresh)
 
     def _params(self) -> tuple[Param, ...]:
         used = {n.buffer for n in self.program.nodes if isinstance(n, (Load, Store))}

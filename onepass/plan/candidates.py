@@ -136,7 +136,7 @@ def _columns_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
     if not isinstance(rows, int):
         return
     for width in (4, 8, 16, 32, 64, 128):
-        if width > 2 * power_of_two(t.cols) or width * 8 < min(vector(kernel) * 4 * 8, 8 * power_of_two(t.cols)):
+        if not min(4 * vector(kernel), power_of_two(t.cols)) <= width <= 2 * power_of_two(t.cols):
             continue  # at least 64 bytes of a row, or it is half-used sectors
         for warps in (1, 2, 4, 8, 16, 32):
             held = rows * width / (32 * warps)

@@ -26,7 +26,6 @@ from .split import Cut, halves
 
 GAIN = 0.98  # a merge must be predicted to save this much, or the model's error decides
 NEAR = 1.01  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
-OTHERS = 12  # schedules kept in reserve for a kernel that the compiler spills
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def _named(kernels: list[KernelPlan], stem: str) -> tuple[KernelPlan, ...]:
     for k, kernel in enumerate(kernels):
         kind = "join" if "_join" in kernel.program.name else kernel.family.replace("-", "_").replace(" ", "_")
         name = f"{stem}_{kind}" if len(kernels) == 1 else f"{stem}_{k}_{kind}"
-        found.append(replace(kernel, name=name, others=tuple(replace(o, name=name) for o in kernel.others)))
+        found.append(replace(kernel, name=name))
     return tuple(found)
 
 
@@ -70,9 +69,7 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
     if not found:
         return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
     near = min(s.us for s in found) * NEAR
-    found.sort(key=lambda s: (0, _weight(s.plan), s.us) if s.us <= near else (1, s.us, 0.0))
-    best = found[0]
-    return Scored(replace(best.plan, others=tuple(s.plan for s in found[1 : OTHERS + 1])), best.us)
+    return min((s for s in found if s.us <= near), key=lambda s: (_weight(s.plan), s.us))
 
 
 def _weight(chosen: KernelPlan) -> int:

@@ -29,7 +29,7 @@ Lessons: TypeAlias = Mapping[tuple[Program, Schedule], Learned]  # by (kernel as
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """One kernel, decided. `others` are the schedules that came next."""
+    """One kernel, decided."""
 
     name: str
     kernel: Kernel
@@ -37,7 +37,6 @@ class KernelPlan:
     resources: Resources
     cost: Cost
     scored_as: tuple[Program, Schedule]  # what was scored, before split reductions became partial states
-    others: "tuple[KernelPlan, ...]" = ()
 
     @property
     def program(self) -> Program:

@@ -135,7 +135,7 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
     if schedule.stages > 1:
         smem += (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
     count = int(min(max(registers, 16), 1024))
-    most = min(schedule.max_registers or 255, device.registers_per_thread, device.registers_per_sm // threads)
+    most = min(device.registers_per_thread, device.registers_per_sm // threads)
     return Resources(count, smem, 0 if count > most else ctas_per_sm(count, smem, schedule.warps, device))
 
 

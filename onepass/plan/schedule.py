@@ -60,7 +60,6 @@ class Schedule:
     lead: int = 0  # elements of a sector, when rows start inside one and are read from its beginning; 0: rows start aligned
     resident: frozenset[int] = frozenset()  # multi-phase loads kept in registers, in their storage type
     hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
-    max_registers: int | None = None
 
     @property
     def family(self) -> str:
@@ -109,7 +108,6 @@ class Schedule:
         extra += [f"lead {self.lead}"] if self.lead else []
         extra += [f"{len(self.resident)} resident"] if self.resident else []
         extra += ["hoisted"] if self.hoisted else []
-        extra += [f"at most {self.max_registers} registers"] if self.max_registers else []
         return f"{self.family}: rows {role(self.rows)}, cols {role(self.cols)}, " + ", ".join(extra)
 
 
