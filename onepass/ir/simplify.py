@@ -258,17 +258,45 @@ def _computed(name: str, consts: list[Const], dtype: DType) -> float | int | boo
     return math.nan if number != number else number
 
 
-def sum_one_hit(draft: Draft, node: Node) -> Node | None:
-    """sum over n of where(index(n) == t, a, 0) -> where(0 <= t < N, a, 0), where neither a nor t varies over n"""
+def sum_one_hit(draft: Draft, node: Node) -> int | None:
+    """sum over n of where(index(n) == t, a, 0) * r + c -> where(0 <= t < N, a, 0) * r + N * c: only the index varies over n"""
     match node:
         case Result(reduce=owner):
             match draft.nodes[owner]:
-                case Reduce(monoid="sum", args=(picked,), axes=axes) if where := draft.op(picked, "where"):
-                    hit, a, zero = where.args
-                    t = _compared_to_index(draft, hit, axes)
-                    if t is not None and draft.number(zero) == 0 and not draft.varies(a, axes):
-                        inside = _in_range(draft, t, draft.program.extent(axes), node.src)
-                        return Op("where", (inside, a, zero), where.dtype, node.src)
+                case Reduce(monoid="sum", args=(summed,), axes=axes):
+                    total = _hit_total(draft, summed, axes, node.src)
+                    return _hit_and_constant(draft, summed, axes, node.src) if total is None else total
+    return None
+
+
+def _hit_and_constant(draft: Draft, summed: int, axes: tuple[str, ...], src: str) -> int | None:
+    """The sum of a hit and a value that does not vary. (Any other sum keeps its terms together: apart they might cancel.)"""
+    added = draft.op(summed, "add")
+    for hit, constant in (added.args, added.args[::-1]) if added else ():
+        if not draft.varies(constant, axes):
+            total = _hit_total(draft, hit, axes, src)
+            if total is not None:
+                dtype = draft.dtype(summed)
+                count = draft.add(_times(1.0 if dtype.is_float else 1, draft.program.extent(axes), dtype, src))
+                every = draft.add(Op("mul", (constant, count), dtype, src))
+                return draft.add(Op("add", (total, every), dtype, src))
+    return None
+
+
+def _hit_total(draft: Draft, picked: int, axes: tuple[str, ...], src: str) -> int | None:
+    """The sum of where(index == t, a, 0), or of that times a value that does not vary."""
+    if where := draft.op(picked, "where"):
+        hit, a, zero = where.args
+        t = _compared_to_index(draft, hit, axes)
+        if t is not None and draft.number(zero) == 0 and not draft.varies(a, axes):
+            inside = _in_range(draft, t, draft.program.extent(axes), src)
+            return draft.add(Op("where", (inside, a, zero), where.dtype, src))
+    scaled = draft.op(picked, "mul")
+    for hit, scale in (scaled.args, scaled.args[::-1]) if scaled else ():
+        if not draft.varies(scale, axes):
+            total = _hit_total(draft, hit, axes, src)
+            if total is not None:
+                return draft.add(Op("mul", (total, scale), draft.dtype(picked), src))
     return None
 
 

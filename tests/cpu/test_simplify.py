@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from onepass.ir.oracle import evaluate
-from onepass.ir.program import Program
+from onepass.ir.program import Program, Reduce
 from onepass.ir.simplify import EXACT, elide_rounding, online_softmax, simplify, two_pass
 from onepass.ir.text import show
 from onepass.ir.verify import verify
@@ -236,3 +236,28 @@ def test_two_pass_variance() -> None:
 def test_two_pass_leaves_split_reductions_alone() -> None:
     program = small("%0 = load x [m:8, n:1]\n%1 = reduce welford.partial(%0) over n\n%2 = result %1.1\nstore r [m:1] = %2")
     assert two_pass(program) == program
+
+
+def test_a_scaled_hit_and_a_constant_need_no_fold() -> None:
+    """The row sums of a smoothed cross-entropy's gradient: one class weighs more than all others."""
+    before = small(
+        """%0 = load x [m:8, n:1]
+           %1 = load t [m:1]
+           %2 = index (n) : i64
+           %3 = eq %2 %1
+           %4 = const -1.0 : f32
+           %5 = const 0.0 : f32
+           %6 = where %3 %4 %5
+           %7 = cast f32 %1
+           %8 = mul %6 %7
+           %9 = const 0.25 : f32
+           %10 = add %9 %8
+           %11 = reduce sum(%10) over n
+           %12 = result %11.0
+           store r [m:1] = %12"""
+    )
+    after = simplify(before)
+    assert not list(after.of(Reduce))
+    inputs = small_inputs(5)
+    for name, expected in evaluate(before, inputs, {"s0": 5}).items():
+        torch.testing.assert_close(evaluate(after, inputs, {"s0": 5})[name], expected, equal_nan=True)
