@@ -3,7 +3,7 @@
     fx graph --capture--> Program --plan--> Plan --codegen--> Sources --runtime--> Executable
 
 Each value is frozen, verified and kept, so that `explain` only reads. The one step back is from the compiler to the planner:
-a kernel that spills is remembered with its real register count, and the plan is made again without it.
+a kernel that spills or does not fit is remembered, and the plan is made again without it and without anything heavier.
 """
 
 from __future__ import annotations
