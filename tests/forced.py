@@ -61,4 +61,4 @@ def planned(program: Program, bindings: Bindings, kernel: KernelPlan, on: Device
 def run(plan: Plan, inputs: Mapping[str, torch.Tensor], bindings: Bindings) -> dict[str, torch.Tensor]:
     """A plan's kernels in the interpreter, at any sizes (which need not be those it was made for)."""
     compiled = Compiled(plan, generate(plan), ())
-    return assemble(compiled, torch.device("cpu"), frozenset())(inputs, bindings)
+    return assemble(compiled.made, torch.device("cpu"), frozenset())(inputs, bindings)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isinf, isnan
 
 from ..ir.expr import BOOL, OPS, DType
-from ..ir.monoid import Algebra, Monoid, State, Value
+from ..ir.monoid import Algebra, Grown, Monoid, State, Value
 from ..ir.size import Size
 from ..plan.access import Run
 
@@ -65,10 +65,10 @@ class TileAlgebra(Algebra):
     assign: Callable[[str, str], str]  # (hint, text) -> the name given
     folded: Callable[[str, str], str]  # (kind, text) -> text of the fold
     active: Callable[[], str]  # text of how many elements are being folded
+    exact: bool = False
 
     def emit(self, op: str, *args: Value) -> str:
-        texts = tuple(a if isinstance(a, str) else literal(a) for a in args)
-        return self.assign(op, op_text(op, texts, BOOL))
+        return self.assign(op, _state_text(op, args, self.exact))
 
     def fold(self, kind: str, value: Value) -> Value:
         if isinstance(value, str):
@@ -89,8 +89,8 @@ class Pair:
 class PairAlgebra(Algebra):
     """Carries out a monoid on two states: a fold of a pair is one binary op. This is the join between tiles."""
 
-    def __init__(self, assign: Callable[[str, str], str]) -> None:
-        self._assign = assign
+    def __init__(self, assign: Callable[[str, str], str], exact: bool) -> None:
+        self._assign, self._exact = assign, exact
 
     def op(self, op: str, *args: Value) -> Value:
         if any(isinstance(x, Pair) for x in args):
@@ -99,15 +99,28 @@ class PairAlgebra(Algebra):
         return super().op(op, *args)
 
     def emit(self, op: str, *args: Value) -> str:
-        texts = tuple(a if isinstance(a, str) else literal(a) for a in args)
-        return self._assign(op, op_text(op, texts, BOOL))
+        return self._assign(op, _state_text(op, args, self._exact))
 
     def fold(self, kind: str, value: Value) -> Value:
         return self.op(COMBINE[kind], value.a, value.b) if isinstance(value, Pair) else value
 
 
-def join(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str]) -> State:
-    """One state out of two."""
+def _state_text(op: str, args: tuple[Value, ...], exact: bool) -> str:
+    """An op on components of states. Counts among them are plain numbers, which exact forms of two operands do not take."""
+    texts = tuple(a if isinstance(a, str) else literal(a) for a in args)
+    return op_text(op, texts, BOOL, exact and len(args) == 1)
+
+
+def growth(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], exact: bool) -> State:
+    """One state out of two; components that only grow are left as what they grow by."""
+    algebra = PairAlgebra(assign, exact)
     if monoid.join is not None:
-        return monoid.join(PairAlgebra(assign), a, b)
-    return monoid.merge(PairAlgebra(assign), *(Pair(x, y) for x, y in zip(a, b)))
+        return monoid.join(algebra, a, b)
+    return monoid.merge(algebra, *(Pair(x, y) for x, y in zip(a, b)))
+
+
+def join(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], exact: bool) -> State:
+    """One state out of two."""
+    algebra = PairAlgebra(assign, exact)
+    return tuple(algebra.op("add", algebra.op("mul", x.before, x.scale), x.by) if isinstance(x, Grown) else x
+                 for x in growth(monoid, a, b, assign, exact))

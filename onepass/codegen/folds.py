@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..ir.expr import F32, DType
-from ..ir.monoid import MONOIDS, Monoid, State, Value
-from ..ir.program import Const, Load, Reduce
+from ..ir.monoid import MONOIDS, Grown, Monoid, State, Value
+from ..ir.program import Const, Reduce
 from ..plan.kernel import Across, Fold, Kernel
-from .expr import COMBINE, TileAlgebra, join, literal, op_text
+from .expr import COMBINE, TileAlgebra, growth, join, literal, op_text
 from .spots import Spot
-from .steps import program_arg
 from .values import Env, Values, fold_text
 
 
@@ -24,9 +23,9 @@ class Running:
     dtype: DType
     axes: tuple[int, ...]  # of a tile
     across: Across  # how what it folds varies along the columns
-    compensated: bool  # sums carry what rounding took from them
+    compensated: bool  # what grows carries what rounding took from it
     states: dict[str, State] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)  # what rounding has taken from each running sum
+    lost: dict[str, dict[int, str]] = field(default_factory=dict)  # what rounding has taken, by component of each state
 
 
 class Folds:
@@ -34,8 +33,6 @@ class Folds:
 
     def __init__(self, kernel: Kernel, values: Values, row_loop: bool) -> None:
         self.kernel, self.values, self.row_loop = kernel, values, row_loop
-        # A long running sum of fp32 data loses more than eager's tree does; of 16-bit data, less than a rounded result shows.
-        self.wide_data = not any(kernel.program.dtypes[i].is_narrow_float for i in kernel.program.of(Load))
 
     def running(self, fold: Fold) -> Running:
         """A reduction that nothing has entered yet."""
@@ -43,8 +40,10 @@ class Folds:
         axes = ((1,) if fold.cols else ()) + ((0,) if fold.rows else ())
         dtype = self.kernel.program.dtypes[node.args[0]]
         monoid = MONOIDS[node.monoid]
-        compensated = self.wide_data and monoid.primitive == "sum" and dtype is F32
-        return Running(fold, monoid, dtype, axes, self.kernel.by_col[program_arg(self.kernel, fold)], compensated)
+        # What runs over fp32 data for long loses more than eager's tree does; over 16-bit data, less than a rounded result shows.
+        compensated = self.kernel.wide_data and bool(monoid.growing) and dtype is F32
+        across = max((self.kernel.by_col[a] for a in node.args), key=lambda a: a.value)
+        return Running(fold, monoid, dtype, axes, across, compensated)
 
     def start(self, running: Running, spots: Iterable[Spot]) -> None:
         """States that a loop carries must exist before it: the identity, for every kind of tile it meets."""
@@ -54,7 +53,8 @@ class Folds:
                 shape = self._running_shape(running, spot)
                 running.states[key] = self._identity(running, shape)
                 if running.compensated:
-                    running.lost[key] = self.values.assign("lost", f"tl.full({shape}, 0.0, tl.float32)")
+                    running.lost[key] = {k: self.values.assign("lost", f"tl.full({shape}, 0.0, tl.float32)")
+                                         for k in running.monoid.growing}
 
     def key(self, running: Running, spot: Spot) -> str:
         """Which of the running states a tile feeds: its own where results vary by tile, else one for all tiles of its shape."""
@@ -67,10 +67,10 @@ class Folds:
 
         `once`: the line is written in straight code, so the new state may have a new name; a loop must reassign the old.
         """
-        masks = [m for m, axis in ((spot.row_mask, 0), (spot.col_mask, 1)) if m and axis in running.axes]
-        algebra = self._algebra(running, spot, masks)
+        counted: dict[str, Value] = {}
+        algebra = self._algebra(running, spot, counted)
         args = (self._spread(a, running, spot, env) for a in self._node(running.fold).args)
-        entered = self._inside(running, running.monoid.enter(algebra, *args), masks, spot)
+        entered = self._inside(running, running.monoid.enter(algebra, *args), spot, counted)
         if not running.monoid.primitive:
             entered = running.monoid.merge(algebra, *entered)
         key = self.key(running, spot)
@@ -79,7 +79,7 @@ class Folds:
             running.states[key] = tuple(x if isinstance(x, str) else literal(x) for x in entered)
             return
         if key in running.lost:
-            self._add_compensated(before[0], running.lost[key], entered[0])
+            self._grow(running, before, entered, running.lost[key])
             return
         merged = self._joined(running, before, entered)
         if once:
@@ -91,23 +91,35 @@ class Folds:
 
     def finish(self, running: Running, spot: Spot) -> None:
         """Read a reduction out: fold what its lanes hold, join what its tiles hold."""
-        algebra = self._algebra(running, spot, [])
-        held = {key: (f"({s[0]} - {running.lost[key]})",) if key in running.lost else s for key, s in running.states.items()}
-        states = [running.monoid.merge(algebra, *s) if running.monoid.primitive else s for s in held.values()]
+        algebra = self._algebra(running, spot, {})
+        held = [self._given_back(state, running.lost.get(key, {})) for key, state in running.states.items()]
+        states = [running.monoid.merge(algebra, *s) if running.monoid.primitive else s for s in held]
         total = states[0]
         for other in states[1:]:
-            total = join(running.monoid, total, other, self.values.assign)
+            total = join(running.monoid, total, other, self.values.assign, self.values.exact)
         hint = self.values.names[running.fold.node]
         self.values.results[running.fold.node] = tuple(
             x if isinstance(x, str) and x.isidentifier() else self.values.assign(hint, x if isinstance(x, str) else literal(x))
             for x in running.monoid.leave(algebra, *total))
 
-    def _add_compensated(self, total: str, lost: str, text: str) -> None:
-        """total += text, remembering what rounding takes; an infinite total has lost nothing."""
-        term = self.values.assign("term", f"{text} - {lost}")
-        raised = self.values.assign("raised", f"{total} + {term}")
-        self.values.writer.line(f'{lost} = tl.where(tl.abs({raised}) < float("inf"), ({raised} - {total}) - {term}, 0.0)')
-        self.values.writer.line(f"{total} = {raised}")
+    def _grow(self, running: Running, before: State, entered: State, lost: dict[int, str]) -> None:
+        """Join a state with another in place, remembering what rounding takes; what is infinite has lost nothing."""
+        line = self.values.writer.line
+        joined = growth(running.monoid, before, entered, self.values.assign, self.values.exact)
+        for k, (name, part) in enumerate(zip(before, joined, strict=True)):
+            if not isinstance(part, Grown):
+                line(f"{name} = {part}")
+                continue
+            held, owed = name, lost[k]
+            if part.scale != 1:
+                held, owed = (self.values.assign(hint, f"{x} * {part.scale}") for hint, x in (("held", name), ("owed", lost[k])))
+            term = self.values.assign("term", f"{part.by} - {owed}")
+            raised = self.values.assign("raised", f"{held} + {term}")
+            line(f'{lost[k]} = tl.where(tl.abs({raised}) < float("inf"), ({raised} - {held}) - {term}, 0.0)')
+            line(f"{name} = {raised}")
+
+    def _given_back(self, state: State, lost: dict[int, str]) -> State:
+        return tuple(f"({x} - {lost[k]})" if k in lost else x for k, x in enumerate(state))
 
     # ---- parts ---------------------------------------------------------------------------------------------------------
 
@@ -146,8 +158,12 @@ class Folds:
             return self.values.assign("spread", f"tl.broadcast_to({self.values.tensor(i, env[i])}, [{height}, {width}])")
         return env[i]
 
-    def _inside(self, running: Running, entered: State, masks: list[str], spot: Spot) -> State:
-        """Lanes outside become the identity: f(0) is not 0 in general. A number counts for every lane of the tile."""
+    def _inside(self, running: Running, entered: State, spot: Spot, counted: dict[str, Value]) -> State:
+        """Lanes outside become the identity: f(0) is not 0 in general. A number counts for every lane of the tile.
+
+        Numbers that were spread over the lanes inside are noted in `counted`, because their sum is known without a fold.
+        """
+        masks = [m for m, axis in ((spot.row_mask, 0), (spot.col_mask, 1)) if m and axis in running.axes]
         if not masks:
             return entered
         inside = " & ".join(masks)
@@ -156,25 +172,34 @@ class Folds:
 
         def masked(x: Value, identity: Value) -> str:
             lanes, kept = (inside, x) if isinstance(x, str) else (whole, literal(x))
-            return self.values.assign("inside", f"tl.where({lanes}, {kept}, {literal(identity)})")
+            name = self.values.assign("inside", f"tl.where({lanes}, {kept}, {literal(identity)})")
+            if not isinstance(x, str) and identity == 0:
+                counted[name] = x
+            return name
 
         return tuple(x if x == e else masked(x, e) for x, e in zip(entered, running.monoid.identity(running.dtype), strict=True))
 
     def _joined(self, running: Running, before: State, entered: State) -> State:
         if running.monoid.primitive:
             return (op_text(COMBINE[running.monoid.primitive], (before[0], entered[0]), running.dtype),)
-        return join(running.monoid, before, entered, self.values.assign)
+        return join(running.monoid, before, entered, self.values.assign, self.values.exact)
 
-    def _algebra(self, running: Running, spot: Spot, masks: list[str]) -> TileAlgebra:
+    def _algebra(self, running: Running, spot: Spot, counted: dict[str, Value]) -> TileAlgebra:
         def folded(kind: str, text: str) -> str:
+            if kind == "sum" and text in counted:
+                return f"{literal(counted[text])} * {self._lanes(running, spot, masked=True)}"
             for axis in running.axes:
                 text = fold_text(kind, text, axis)
             return text
 
-        def active() -> str:
-            height, width = self._entering_shape(running, spot)
-            if masks:
-                return folded("sum", f"tl.broadcast_to(({' & '.join(masks)}).to(tl.{running.dtype.kernel}), [{height}, {width}])")
-            return f"{float((height if 0 in running.axes else 1) * (width if 1 in running.axes else 1))}"
+        return TileAlgebra(self.values.assign, folded, lambda: self._lanes(running, spot, masked=False), self.values.exact)
 
-        return TileAlgebra(self.values.assign, folded, active)
+    def _lanes(self, running: Running, spot: Spot, masked: bool) -> str:
+        """How many lanes of a tile are folded into one: of all, or of those inside.
+
+        Never by folding a mask: Triton 3.6 computes such a mask anew in the layout of its sum, whole in every thread.
+        """
+        height, width = self._entering_shape(running, spot)
+        sizes = [(height, spot.row_count)] if 0 in running.axes else []
+        sizes += [(width, spot.col_count)] if 1 in running.axes else []
+        return " * ".join(count if masked and count else str(float(size)) for size, count in sizes)

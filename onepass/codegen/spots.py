@@ -21,12 +21,18 @@ class Spot:
     row_mask: str | None = None
     col_mask: str | None = None
     aligned: str | None = None  # the columns counted from the sector below the row's start, where rows are read so
+    row_count: str | None = None  # how many rows a mask leaves inside: a number, so that nothing has to be folded to know it
+    col_count: str | None = None
     col_start: str = "0"  # the tile's first column
     tag: str = ""  # distinguishes the names of unrolled tiles
 
     @property
     def shape(self) -> str:
         return f"[{self.height}, {self.width}]"
+
+    def at_rows(self, of: Spot) -> Spot:
+        """These columns of the rows of another tile."""
+        return replace(self, row=of.row, height=of.height, row_mask=of.row_mask, row_count=of.row_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +58,12 @@ class Side:
         along = "[:, None]" if self.letter == "r" else "[None, :]"
         return f"tl.arange(0, {width}){along}" + (".to(tl.int64)" if self.wide else "")
 
-    def place(self, spot: Spot, index: str, start: str, width: int, mask: str | None, tag: str = "") -> Spot:
+    def place(self, spot: Spot, index: str, start: str, width: int, inside: tuple[str, str] | None = None, tag: str = "") -> Spot:
+        """A tile of this side; `inside` is its mask, and how many lanes that leaves."""
+        mask, count = inside or (None, None)
         if self.letter == "r":
-            return replace(spot, row=index, height=width, row_mask=mask, tag=spot.tag + tag)
-        return replace(spot, col=index, col_start=start, width=width, col_mask=mask, tag=spot.tag + tag)
+            return replace(spot, row=index, height=width, row_mask=mask, row_count=count, tag=spot.tag + tag)
+        return replace(spot, col=index, col_start=start, width=width, col_mask=mask, col_count=count, tag=spot.tag + tag)
 
 
 def block(side: Side, spot: Spot, writer: Writer, pid: str) -> Spot:
@@ -64,10 +72,11 @@ def block(side: Side, spot: Spot, writer: Writer, pid: str) -> Spot:
     size, letter = side.role.size, side.letter
     start = f"{pid} * {size}" if size > 1 else pid
     writer.line(f"{letter} = {start} + {side.lanes(size)}")
-    exact = size == 1 or (isinstance(side.extent, int) and side.extent % size == 0)
-    if not exact:
-        writer.line(f"{letter}_in = {letter} < {size_text(side.extent)}")
-    return side.place(spot, letter, f"({start})", size, None if exact else f"{letter}_in")
+    if size == 1 or (isinstance(side.extent, int) and side.extent % size == 0):
+        return side.place(spot, letter, f"({start})", size)
+    extent = size_text(side.extent)
+    writer.line(f"{letter}_in = {letter} < {extent}")
+    return side.place(spot, letter, f"({start})", size, (f"{letter}_in", f"tl.minimum({extent} - {start}, {size})"))
 
 
 def cover(side: Side, spot: Spot, writer: Writer) -> list[Segment]:
@@ -77,11 +86,12 @@ def cover(side: Side, spot: Spot, writer: Writer) -> list[Segment]:
     for k, width in enumerate(side.role.tiles):
         name = writer.fresh(f"{side.letter}{k}" if len(side.role.tiles) > 1 else f"{side.letter}_all")
         writer.line(f"{name} = {start} + {side.lanes(width)}" if start else f"{name} = {side.lanes(width)}")
-        mask = None
+        inside = None
         if start + width > side.extent:
             mask = writer.fresh(f"{name}_in")
             writer.line(f"{mask} = {name} < {side.extent}")
-        segments.append(Segment(side.place(spot, name, str(start), width, mask, f"_{k}" if len(side.role.tiles) > 1 else "")))
+            inside = mask, str(max(0, side.extent - start))
+        segments.append(Segment(side.place(spot, name, str(start), width, inside, f"_{k}" if len(side.role.tiles) > 1 else "")))
         start += width
     return segments
 
@@ -104,10 +114,10 @@ def loop(side: Side, spot: Spot, writer: Writer, part: str | None, stages: int) 
     segments = []
     if not (isinstance(side.extent, int) and side.extent < step):
         header = f"for {start} in tl.range({first}, {whole}, {stride}{deep})"
-        segments.append(Segment(side.place(spot, index, start, step, None), named, header, start))
+        segments.append(Segment(side.place(spot, index, start, step), named, header, start))
     if step > 1 and not (isinstance(side.extent, int) and side.extent % step == 0):
         masked = (*named, f"{mask} = {index} < {extent}")
-        inside = side.place(spot, index, start, step, mask)
+        inside = side.place(spot, index, start, step, (mask, f"({extent} - {start})"))
         if split > 1:  # the left-over tile belongs to the first of the CTAs
             header = f"for {start} in tl.range({whole} + {first}, {extent}, {stride})"
             segments.append(Segment(inside, masked, header, start))
@@ -131,13 +141,15 @@ def sectors(side: Side, spot: Spot, lead: int, stages: int, writer: Writer) -> l
         "c_edge = u_edge - before",
         f"edge_in = (c_edge >= 0) & (c_edge < {extent})",
     )
-    segments = [Segment(replace(side.place(spot, "c_edge", "0", 2 * lead, "edge_in", "_edge"), aligned="u_edge"), edge)]
+    broken = "edge_in", f"({extent} - (whole - {lead}))"
+    segments = [Segment(replace(side.place(spot, "c_edge", "0", 2 * lead, broken, "_edge"), aligned="u_edge"), edge)]
 
     def tile(start: str, width: int, masked: bool, tag: str, header: str | None = None) -> Segment:
-        u, c, inside = f"u{tag}", f"c{tag}", f"in{tag}"
+        u, c, mask = (writer.fresh(f"{name}{tag}") for name in ("u", "c", "in"))
         lines = [f"{u} = {start} + {side.lanes(width)}", f"{c} = {u} - before"]
-        lines += [f"{inside} = {u} < whole"] if masked else []
-        return Segment(replace(side.place(spot, c, start, width, inside if masked else None, tag), aligned=u), tuple(lines), header)
+        lines += [f"{mask} = {u} < whole"] if masked else []
+        inside = (mask, f"tl.minimum(tl.maximum(whole - {start}, 0), {width})") if masked else None
+        return Segment(replace(side.place(spot, c, start, width, inside, tag), aligned=u), tuple(lines), header)
 
     match side.role:
         case Cover(tiles):

@@ -59,25 +59,18 @@ def steps(kernel: Kernel, schedule: Schedule) -> Steps:
         done |= set(first)
         folds = [f for f in kernel.folds if not f.block and kernel.phase[f.node] == p and f.node not in closing]
         here = [f for f in folds if f.node not in gathered]
-        across = [f for f in folds if f.node in gathered and (f.cols or tiled[program_arg(kernel, f)])]
+        across = [f for f in folds if f.node in gathered and (f.cols or tiled[f.node])]
         roots = [f.node for f in here + across]
         roots += [i for i in live if isinstance(program.nodes[i], Store) and tiled[i] and kernel.phase[i] == p]
         body = [i for i in _ancestors(kernel, roots) if tiled[i] and (not isinstance(program.nodes[i], Reduce) or i in within)]
         walks.append(Walk(tuple(first), tuple(body), tuple(here), tuple(across)))
     trailing = tuple(i for i in uniform if i not in done)
-    row_folds = tuple(f for f in kernel.folds if f.node in gathered and not f.cols and not tiled[program_arg(kernel, f)])
+    row_folds = tuple(f for f in kernel.folds if f.node in gathered and not f.cols and not tiled[f.node])
     vectors = tuple(
         i for i in live
         if row_loop and schedule.hoisted and isinstance(program.nodes[i], Load) and tiled[i] and not kernel.by_row[i]
     )
     return Steps(over_cols, row_loop, tuple(constants), vectors, tuple(walks), trailing, row_folds, tuple(sorted(closing)))
-
-
-def program_arg(kernel: Kernel, fold: Fold) -> int:
-    """The first value a reduction folds."""
-    node = kernel.program.nodes[fold.node]
-    assert isinstance(node, Reduce)
-    return max(node.args, key=lambda a: (kernel.by_row[a], kernel.by_col[a].value))
 
 
 def _tiled(kernel: Kernel, i: int, over_cols: bool, schedule: Schedule) -> bool:

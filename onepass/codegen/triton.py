@@ -223,7 +223,7 @@ class _Emitter:
         held = (*self.schedule.resident, *self.steps.hoisted)
         self.values.zeros(f"zero & ({rows.start} + {{}})", range(len(self.steps.walks)), held)
         at = rows.spot
-        inner = [replace(t, spot=replace(t.spot, row=at.row, height=at.height, row_mask=at.row_mask)) for t in tiles]
+        inner = [replace(t, spot=t.spot.at_rows(at)) for t in tiles]
         self._walks(at, env, inner, gathered)
         for fold in self.steps.row_folds:
             self.folds.feed(gathered[fold.node], at, env, once=False)

@@ -31,8 +31,9 @@ class Values:
         self.kernel, self.schedule, self.writer = kernel, schedule, writer
         self.program = kernel.program
         self.names = value_names(self.program)
-        # Approximate exponentials and quotients are good enough for whatever is rounded to 16 bits, or summed up.
-        self.exact = any(kernel.is_full[i] and self.program.dtypes[i].name in ("f32", "f64") for i in self.program.of(Store))
+        # Approximate exponentials and quotients are good enough for 16-bit data, unless full-size results are stored wider.
+        wide_results = any(kernel.is_full[i] and self.program.dtypes[i].name in ("f32", "f64") for i in self.program.of(Store))
+        self.exact = wide_results or kernel.wide_data
         self.lead_stride = row_stride(kernel, bindings) if schedule.lead else None
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
         self.results: dict[int, State] = {}  # what finished reductions left
@@ -215,7 +216,7 @@ class Values:
             cube = f"tl.reshape({text}, [{spot.height}, {count}, {size}])"
             return f"tl.reshape({fold_text(kind, cube, 2)}, [{spot.height}, {count}])"
 
-        algebra = TileAlgebra(self.assign, folded, lambda: f"{float(size)}")
+        algebra = TileAlgebra(self.assign, folded, lambda: f"{float(size)}", self.exact)
         args = [self.assign("spread", f"tl.broadcast_to({self.as_full(a, spot, env)}, {spot.shape})") for a in node.args]
         self.results[i] = monoid.leave(algebra, *monoid.merge(algebra, *monoid.enter(algebra, *args)))
 

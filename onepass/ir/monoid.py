@@ -45,6 +45,15 @@ class Algebra(ABC):
                 return self.emit(op, *args)
 
 
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A component of a state that took another in by addition: scale * before + by. What rounding takes of it can be carried."""
+
+    before: Value
+    by: Value
+    scale: Value = 1
+
+
 @dataclass(frozen=True)
 class Monoid:
     """One reduction. `enter`, `merge` and `leave` are written against an Algebra."""
@@ -59,7 +68,8 @@ class Monoid:
     state_dtypes: Callable[[DType], tuple[DType, ...]]
     result_dtypes: Callable[[DType], tuple[DType, ...]]
     primitive: str | None = None  # the fold it is, when one fold is all it is
-    join: Callable[[Algebra, State, State], State] | None = None  # of two states, where that can be done with less rounding
+    join: Callable[[Algebra, State, State], State] | None = None  # of two states, by growth: with less rounding than by merge
+    growing: tuple[int, ...] = ()  # the components that grow in a join
 
     @property
     def passes(self) -> int:
@@ -86,6 +96,7 @@ def _high(dtype: DType) -> float | int:
 
 
 def _primitive(name: str, identity: Callable[[DType], float | int]) -> Monoid:
+    adds = name == "sum"
     return Monoid(
         name, 1, (name,),
         identity=lambda dtype: (identity(dtype),),
@@ -95,6 +106,8 @@ def _primitive(name: str, identity: Callable[[DType], float | int]) -> Monoid:
         state_dtypes=lambda dtype: (dtype,),
         result_dtypes=lambda dtype: (dtype,),
         primitive=name,
+        join=_join_sum if adds else None,
+        growing=(0,) if adds else (),
     )
 
 
@@ -134,6 +147,10 @@ def _arg(name: str, fold: str, start: Callable[[DType], float | int]) -> Monoid:
     )
 
 
+def _join_sum(_: Algebra, a: State, b: State) -> State:
+    return (Grown(a[0], b[0]),)
+
+
 def _merge_welford(alg: Algebra, n: Value, mean: Value, m2: Value) -> State:
     """Counts add; the mean is the weighted mean; spreads add, each with its distance from the new mean."""
     total = alg.fold("sum", n)
@@ -150,7 +167,7 @@ def _join_welford(alg: Algebra, a: State, b: State) -> State:
     share = alg.op("div", n_b, alg.op("maximum", total, 1.0))
     off = alg.op("sub", mean_b, mean_a)
     spread = alg.op("mul", alg.op("mul", off, off), alg.op("mul", n_a, share))
-    return total, alg.op("add", mean_a, alg.op("mul", off, share)), alg.op("add", alg.op("add", m2_a, m2_b), spread)
+    return total, Grown(mean_a, alg.op("mul", off, share)), Grown(m2_a, alg.op("add", m2_b, spread))
 
 
 def _merge_logsumexp(alg: Algebra, top: Value, total: Value) -> State:
@@ -158,6 +175,15 @@ def _merge_logsumexp(alg: Algebra, top: Value, total: Value) -> State:
     peak = alg.fold("max", top)
     safe = alg.op("where", alg.op("eq", peak, -inf), 0.0, peak)
     return peak, alg.fold("sum", alg.op("mul", total, alg.op("exp", alg.op("sub", top, safe))))
+
+
+def _join_logsumexp(alg: Algebra, a: State, b: State) -> State:
+    """The sum so far is rescaled where the maximum rose, and grows by the other."""
+    (top_a, total_a), (top_b, total_b) = a, b
+    peak = alg.op("maximum", top_a, top_b)
+    safe = alg.op("where", alg.op("eq", peak, -inf), 0.0, peak)
+    scale_a, scale_b = (alg.op("exp", alg.op("sub", top, safe)) for top in (top_a, top_b))
+    return peak, Grown(total_a, alg.op("mul", total_b, scale_b), scale_a)
 
 
 _BASE = (
@@ -178,6 +204,7 @@ _BASE = (
         state_dtypes=lambda dtype: (dtype,) * 3,
         result_dtypes=lambda dtype: (dtype,) * 2,
         join=_join_welford,
+        growing=(1, 2),
     ),
     Monoid(
         "logsumexp", 1, ("top", "total"),
@@ -188,6 +215,8 @@ _BASE = (
         leave=lambda alg, top, total: (top, alg.op("where", alg.op("eq", top, -inf), nan, total)),
         state_dtypes=lambda dtype: (dtype,) * 2,
         result_dtypes=lambda dtype: (dtype,) * 2,
+        join=_join_logsumexp,
+        growing=(1,),
     ),
 )
 

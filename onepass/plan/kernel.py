@@ -101,6 +101,11 @@ class Kernel:
         """Does each value fill the space (vary along rows and columns both)?"""
         return tuple(r and c is Across.FULL for r, c in zip(self.by_row, self.by_col))
 
+    @cached_property
+    def wide_data(self) -> bool:
+        """Is nothing that is read stored in 16 or 8 bits? Then results can show the last bits of fp32."""
+        return not any(self.program.dtypes[i].is_narrow_float for i in self.program.of(Load))
+
     def use_phases(self, i: int) -> frozenset[int]:
         """The phases in which a loaded value is (transitively) read by something that varies as it does."""
         found: set[int] = set()

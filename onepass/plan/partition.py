@@ -19,7 +19,7 @@ from .candidates import schedules
 from .cost import RAMP, Traffic, cost, join_cost, last_block_cost, lower_bound, traffic
 from .kernel import Kernel, Space, memory_order
 from .legality import Family, Illegal, Reason, Refusal, families, space_of
-from .plan import KernelPlan, Lessons, Plan, buffer_bytes
+from .plan import ANY_WEIGHT, KernelPlan, Lessons, Plan, buffer_bytes
 from .resources import demand, estimate
 from .schedule import Cover, Loop, Schedule
 from .split import Cut, halves
@@ -54,8 +54,8 @@ def _named(kernels: list[KernelPlan], stem: str) -> tuple[KernelPlan, ...]:
     return tuple(found)
 
 
-def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons) -> Scored | Illegal:
-    """The best schedule of one kernel."""
+def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons, spilling: bool = False) -> Scored | Illegal:
+    """The best schedule of one kernel. `spilling`: where none is left, the one that was seen to spill least."""
     space = space_of(program, bindings)
     if isinstance(space, Illegal):
         return space
@@ -66,10 +66,13 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
     for family in kinds:
         for form in forms(program, space, family):
             found.extend(_scored(form, family, bindings, device, lessons))
-    if not found:
-        return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
-    near = min(s.us for s in found) * NEAR
-    return min((s for s in found if s.us <= near), key=lambda s: (_weight(s.plan), s.us))
+    fresh = [s for s in found if s.plan.scored_as not in lessons] if lessons else found
+    if fresh:
+        near = min(s.us for s in fresh) * NEAR
+        return min((s for s in fresh if s.us <= near), key=lambda s: (_weight(s.plan), s.us))
+    if found and spilling:
+        return min(found, key=lambda s: (lessons[s.plan.scored_as].spilled or (True, 0), s.us))
+    return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
 
 
 def _weight(chosen: KernelPlan) -> int:
@@ -102,14 +105,15 @@ def forms(program: Program, space: Space, family: Family) -> tuple[Form, ...]:
 
 
 def _scored(form: Form, family: Family, bindings: Bindings, device: Device, lessons: Lessons) -> list[Scored]:
-    """Every candidate of a form that fits, with its time."""
+    """Every candidate of a form that fits, with its time; of those that were seen to spill or not to fit, those that can run."""
     kernel = form.kernel
     t, need = traffic(kernel, bindings), demand(kernel)
     found = []
-    too_heavy = min((known.registers for (of, _), known in lessons.items() if of == kernel.program), default=1024)
+    mine = {schedule: known for (of, schedule), known in lessons.items() if of == kernel.program}
+    too_heavy = min((known.registers for known in mine.values()), default=ANY_WEIGHT)
     for schedule in schedules(kernel, family, form.held, t, bindings, device):
         resources = estimate(need, schedule, device)
-        if (kernel.program, schedule) in lessons or resources.registers >= too_heavy:
+        if mine[schedule].spilled is None if schedule in mine else resources.registers >= too_heavy:
             continue
         if resources.ctas_per_sm < 1 or not _resident_grid_fits(schedule, resources.ctas_per_sm, device):
             continue
@@ -147,10 +151,13 @@ class _Search:
         self.cut = Cut(self.program, tuple(sorted(order, key=order.__getitem__)))
         self.needs = _reductions_needed(self.program)
         self.bytes_of = buffer_bytes(self.program, self.bindings)
+        self.seeds = self._seeds()
 
     def scored(self, group: frozenset[int]) -> Scored | Illegal:
         if group not in self._memo:
-            self._memo[group] = score(self.cut.extract(group, self._name(group)), self.bindings, self.device, self.lessons)
+            kernel = self.cut.extract(group, self._name(group))
+            last_resort = group in self.seeds  # what cannot be taken apart is rather slow than not computed
+            self._memo[group] = score(kernel, self.bindings, self.device, self.lessons, spilling=last_resort)
         return self._memo[group]
 
     def _name(self, group: frozenset[int]) -> str:
@@ -162,7 +169,7 @@ class _Search:
         together = self.scored(whole)
         if isinstance(together, Scored) and (len(whole) == 1 or together.plan.predicted_us <= self._least_apart(together)):
             return self._accepted([whole])
-        groups = self._agglomerate(self._seeds())
+        groups = self._agglomerate(self.seeds)
         apart = self._total(groups)
         if isinstance(together, Scored) and together.us < apart:
             return self._accepted([whole])
@@ -179,7 +186,7 @@ class _Search:
         What is read once more is at least the narrowest of the large inputs that tie the results together.
         """
         tied: list[set[int]] = []
-        units = self._seeds()
+        units = self.seeds
         narrowest = 0.0
         for name in sorted(self.bytes_of, key=lambda n: -self.bytes_of[n]):
             joined = {k for k, unit in enumerate(units) if name in self.reads(unit)}

@@ -16,12 +16,15 @@ from .legality import Refusal
 from .resources import Resources
 from .schedule import Schedule
 
+ANY_WEIGHT = 1024  # registers that no schedule is estimated to take
+
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What compiling a schedule that spills or does not fit showed: nothing heavier need be tried."""
+    """What compiling a schedule that spills or does not fit showed."""
 
-    registers: int  # as estimated; a kernel's schedules are compared by their estimates
+    registers: int  # of the kernel's schedules, those estimated to take as many need not be tried
+    spilled: tuple[bool, int] | None = None  # in a loop?, how many bytes; None: it cannot run at all
 
 
 Lessons: TypeAlias = Mapping[tuple[Program, Schedule], Learned]  # by (kernel as scored, schedule)

@@ -60,6 +60,7 @@ class Demand:
     gathered: float  # 32-bit state per column that a loop over rows gathers
     looped_elementwise: float  # 32-bit state per element that a walk carries
     looped_states: float  # 32-bit state per row that a walk carries
+    reread: int  # values per element that a merge of a walked tile reads more than once
     live: int  # full-size values alive at once
     wide: int  # registers per value
 
@@ -68,19 +69,20 @@ def demand(kernel: Kernel) -> Demand:
     """Count a kernel's demands."""
     program = kernel.program
     gathered = elementwise = states = 0.0
-    wide_data = not any(program.dtypes[i].is_narrow_float for i in program.of(Load))
+    reread: set[int] = set()
     for fold in kernel.folds:
         node = program.nodes[fold.node]
         assert isinstance(node, Reduce)
         monoid = MONOIDS[node.monoid]
-        size = len(monoid.state) * max(1, program.dtypes[node.args[0]].size // 4)
-        size *= 2 if monoid.primitive == "sum" and wide_data else 1  # what rounding took is carried too
+        carried = len(monoid.growing) if kernel.wide_data else 0  # what rounding took
+        size = (len(monoid.state) + carried) * max(1, program.dtypes[node.args[0]].size // 4)
         if fold.rows and not fold.cols and any(kernel.by_col[a] is not Across.NONE for a in node.args):
             gathered += size
         if not fold.block and monoid.primitive:
             elementwise += size
         elif not fold.block:
             states += size
+            reread.update(a for a in node.args if kernel.is_full[a])
     loads = list(program.of(Load))
     return Demand(
         accesses=sum(1 for n in program.nodes if isinstance(n, (Load, Store))),
@@ -90,6 +92,7 @@ def demand(kernel: Kernel) -> Demand:
         gathered=gathered,
         looped_elementwise=elementwise,
         looped_states=states,
+        reread=len(reread),
         live=_live_values(kernel),
         wide=max(1, max((program.dtypes[i].size for i in loads), default=4) // 4),
     )
@@ -117,6 +120,7 @@ def _live_values(kernel: Kernel) -> int:
 # Fitted to ptxas's register counts for sm_90 (Triton 3.7.1, 0 spills) over the norm, softmax and loss kernels of
 # tools/workloads.py at 512 to 32768 columns.
 BASE, PER_POINTER, LIVE_SHARE = 18, 1.5, 0.55
+MOST_IN_FLIGHT = 32  # elements a thread computes on at once, where it can take a tile bit by bit
 
 
 def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
@@ -124,13 +128,14 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
     threads, tile = 32 * schedule.warps, tile_of(schedule)
     held = tile.resident_height * tile.resident_width / threads  # elements per thread of all a CTA holds
     once = tile.height * tile.width / threads
-    registers = BASE + PER_POINTER * need.accesses + LIVE_SHARE * min(once, 32) * need.live * need.wide
+    registers = BASE + PER_POINTER * need.accesses + LIVE_SHARE * min(once, MOST_IN_FLIGHT) * need.live * need.wide
     if schedule.resident:
         registers += max(1.0, held * need.resident_bytes / 4)
     if isinstance(schedule.cols, Cover) and isinstance(schedule.rows, Loop):
         registers += need.gathered * held + (held * need.vector_bytes / 4 if schedule.hoisted else 0)
     elif isinstance(schedule.cols, Loop) or isinstance(schedule.rows, Loop):
         registers += need.looped_elementwise * max(1.0, once) + need.looped_states
+        registers += need.reread * need.wide * max(0.0, once - MOST_IN_FLIGHT)  # the whole tile stays until it is merged
     smem = 1024 + schedule.warps * tile.height * 8
     if schedule.stages > 1:
         smem += (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+import onepass
 from onepass.capture.trace import capture
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Op, Program, Reduce
@@ -242,3 +244,31 @@ def test_no_address_outside_a_tensor_is_touched() -> None:
     """Rows of odd length, read by sectors, at both ends of a mapping: a stray read would end the process."""
     done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "untouched" in done.stdout, done.stderr[-2000:]
+
+
+def fused_right(fn: Callable[..., Any], *inputs: torch.Tensor) -> None:
+    torch.testing.assert_close(onepass.fuse(fn)(*inputs), fn(*inputs))
+
+
+def test_inputs_may_be_called_what_indices_are_called() -> None:
+    """Rows that start inside a sector name their columns c_main and u_main; so may tiles of inputs called c and u."""
+    fused_right(lambda c, u, b: (c + b) * u, torch.randn(4, 1001)[:, :1000], torch.randn(4, 1001)[:, :1000], torch.randn(1000))
+
+
+@pytest.mark.parametrize("fold", [torch.argmax, torch.argmin])
+def test_positions_along_an_axis_the_values_do_not_vary_along(fold: Callable[..., torch.Tensor]) -> None:
+    fused_right(lambda x: fold(x, 0), torch.randn(1, 40).expand(100, 40))
+
+
+@pytest.mark.parametrize("shape", [(70, 13), (3, 1027), (2, 5, 1001)], ids=str)
+def test_lanes_inside_are_counted_without_a_fold(shape: tuple[int, ...]) -> None:
+    """A mask that is summed would be computed anew in the layout of its sum, whole in every thread (Triton 3.6)."""
+    x = torch.randn(shape)
+    for dims in ((-1,), (0,), tuple(range(len(shape)))):
+        fn = lambda x, dims=dims: torch.var_mean(x, dims, correction=0)  # noqa: E731
+        captured = capture(fn, (x,))
+        texts = [s.text for s in generate(plan(optimise(captured.program), captured.bind((x,)) or {}, H200))]
+        for text in texts:
+            spread = set(re.findall(r"(\w+) = tl\.where\(tl\.broadcast_to\(", text))
+            assert not spread & set(re.findall(r"tl\.sum\((\w+),", text))
+        fused_right(fn, x)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 import torch
 
+from onepass import pipeline
 from onepass.capture.trace import capture
 from onepass.device import DEVICES, device
+from onepass.errors import NoPlan
 from onepass.ir.axes import share_axes
 from onepass.ir.simplify import simplify
-from onepass.pipeline import breakpoints, optimise, representative, row_class, specialise
+from onepass.pipeline import breakpoints, compile, generate, optimise, representative, row_class, specialise
 from onepass.plan.access import runs, single_stride
 from onepass.plan.kernel import Kernel
 from onepass.plan.legality import Illegal, Reason, space_of
@@ -17,6 +21,7 @@ from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
 from onepass.plan.resources import ctas_per_sm
 from onepass.plan.schedule import cover, sector_span
+from onepass.runtime.binary import Binary
 
 H200 = device("h200")
 
@@ -151,3 +156,69 @@ def test_a_row_count_that_is_used_again_is_fixed_and_one_that_is_only_summed_is_
     summed = optimise(capture(lambda x: (torch.softmax(x, 1), x.float().sum(0)), (meta(64, 512),)).program)
     assert specialise(again, {"s0": 64})[0].symbols == () and specialise(again, {"s0": 64})[1] == {}
     assert specialise(summed, {"s0": 64})[0] == summed and specialise(summed, {"s0": 64})[1] == {"s0": 64}
+
+
+# ---- what the compiler says ------------------------------------------------------------------------------------------------
+
+
+def binary(registers: int = 64, spilled: int = 0, smem: int = 0, in_loop: bool = False) -> Binary:
+    return Binary(registers, spilled, spilled // 2, smem, 0, {}, {}, in_loop)
+
+
+def ruled(inputs: tuple[torch.Tensor, ...], fn, measure):
+    captured = capture(fn, inputs)
+    return compile(*specialise(optimise(captured.program), captured.bind(inputs) or {}), H200, measure)
+
+
+NORMS = [
+    (lambda x, w: torch.nn.functional.layer_norm(x, x.shape[-1:], w, w), (meta(4096, 5120), meta(5120))),
+    (lambda x, w: (x.float().var(1), (x * w).float().sum(0)), (meta(4096, 768), meta(768))),
+]
+
+
+@pytest.mark.parametrize(("fn", "inputs"), NORMS)
+@pytest.mark.parametrize("registers", [32, 255])
+def test_where_everything_spills_the_least_spilling_plan_is_taken(fn, inputs: tuple[torch.Tensor, ...], registers: int,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    spills = lambda source: 64 + zlib.crc32(source.text.encode()) % 512  # noqa: E731
+    totals: list[int] = []
+
+    def written(chosen: Plan, wide: bool):
+        sources = generate(chosen, wide)
+        totals.append(sum(map(spills, sources)))
+        return sources
+
+    monkeypatch.setattr(pipeline, "generate", written)
+    made = ruled(inputs, fn, lambda source: binary(registers, spills(source)))
+    assert sum(b.spill_bytes for b in made.binaries) == min(totals)
+    assert len(totals) > 1 and made.rejected
+
+
+def test_a_spill_in_a_loop_is_worse_than_a_larger_one_outside() -> None:
+    fn, inputs = NORMS[0]
+    seen: list[str] = []
+
+    def measure(source) -> Binary:
+        seen.append(source.text)
+        return binary(255, 512) if len(seen) == 1 else binary(255, 8, in_loop=True)
+
+    assert [source.text for source in ruled(inputs, fn, measure).sources] == seen[:1]
+
+
+def test_a_small_spill_with_registers_to_spare_rules_out_one_schedule_and_no_heavier_one() -> None:
+    fn, inputs = NORMS[0]
+    seen: list[int] = []
+
+    def measure(source) -> Binary:
+        seen.append(0)
+        return binary(72, 48) if len(seen) < 5 else binary()
+
+    made = ruled(inputs, fn, measure)
+    assert [b.spill_bytes for b in made.binaries] == [0] * len(made.binaries)
+    assert len(made.rejected) == 4
+
+
+def test_what_does_not_fit_is_never_taken() -> None:
+    fn, inputs = NORMS[0]
+    with pytest.raises(NoPlan):
+        ruled(inputs, fn, lambda source: binary(smem=1 << 20))

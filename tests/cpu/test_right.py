@@ -53,6 +53,13 @@ def test_many_rows(name: str, rows: int) -> None:
     assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(rows, 1, torch.bfloat16, seed=seed))
 
 
+@pytest.mark.parametrize("name", ["var-0", "moments-cols", "logsumexp-first"])
+def test_long_walks_over_fp32_keep_their_last_bits(name: str) -> None:
+    """Running means, spreads and sums of exponentials carry what rounding takes from them in hundreds of steps."""
+    case = CASES[name]
+    assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(50257, 2, torch.float32, seed=seed))
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_no_rows(case: Case) -> None:
     """As eager, whatever that is: zeros, NaNs or an error."""
