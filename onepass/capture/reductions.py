@@ -10,6 +10,10 @@ from ..ir.size import Size, Sym
 from .axes import Dim, Dims
 from .call import Call, Handler, positive
 from .draft import Draft, Tensor
+from .substitute import Affine, Inexpressible, substitute
+
+HANDFUL = 8  # elements that a reduction folds at least; fewer are arithmetic
+_ONE_BY_ONE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 def _dims_of(call: Call, dims: Any) -> tuple[int, ...]:
@@ -26,7 +30,7 @@ class _Folding:
 
     def __init__(self, call: Call, dims: Any, keepdim: bool) -> None:
         self.call, self.draft, self.source = call, call.draft, call.args[0]
-        folded = sorted(set(_dims_of(call, dims)))
+        self.folded = folded = sorted(set(_dims_of(call, dims)))
         own = self.draft.dims(self.source)
         self.over: Dim = tuple(a for d in folded for a in own[d])
         left: dict[int, Dims] = dict.fromkeys(folded, ((),) if keepdim else ())
@@ -42,7 +46,26 @@ class _Folding:
         return self.draft.cast(self.source.node, dtype)
 
     def fold(self, monoid: str, *args: int) -> tuple[int, ...]:
+        """Fold values; a handful of rows is combined one by one, which leaves columns alone and needs no reduction."""
+        if monoid in _ONE_BY_ONE and self.is_handful:
+            try:
+                return (self._one_by_one(_ONE_BY_ONE[monoid], args[0]),)
+            except Inexpressible:  # what is folded was itself reduced, or looked up, along these rows
+                pass
         return self.draft.reduce(monoid, args, self.over)
+
+    @property
+    def is_handful(self) -> bool:
+        """Whether few elements fold, and not neighbours in memory: those are read together anyway."""
+        stride = self.call.takes.stride(self.folded[0]) if len(self.folded) == 1 else 1
+        return isinstance(self.count, int) and 1 < self.count < HANDFUL and not (isinstance(stride, int) and stride == 1)
+
+    def _one_by_one(self, op: str, value: int) -> int:
+        assert isinstance(self.count, int)
+        first, *others = (substitute(self.draft, value, {self.over: Affine((), k)}) for k in range(self.count))
+        for other in others:
+            first = self.draft.op(op, first, other)
+        return first
 
     def tensor(self, node: int, dtype: DType) -> Tensor:
         return self.draft.tensor(self.draft.cast(node, dtype), self.dims)

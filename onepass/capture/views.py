@@ -41,6 +41,14 @@ def _same(call: Call) -> Tensor:
     return call.args[0]
 
 
+def _copy(call: Call) -> Tensor:
+    """(old, new): the new values in the old tensor's shape and type."""
+    draft, shape, new = call.draft, call.shape, call.args[1]
+    padded = ((),) * (len(shape) - len(new.dims)) + new.dims
+    dims = tuple(dim or draft.atoms.dim(size) for dim, size in zip(padded, shape, strict=True))
+    return draft.tensor(draft.cast(new.node, call.dtype), dims)
+
+
 def _permute(call: Call) -> Tensor:
     tensor, order = call.args[0], call.arg(1, "dims")
     return Tensor(tensor.node, tuple(tensor.dims[positive(d, len(tensor.dims))] for d in order))
@@ -155,7 +163,8 @@ VIEWS: dict[str, Handler] = {
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.flatten",
                      "prims.view_of", "prims.collapse_view", "prims.reshape"), _view),
     **dict.fromkeys(("aten.clone", "aten.contiguous", "aten.alias", "aten.detach", "aten.lift_fresh", "aten.lift_fresh_copy",
-                     "prims.clone", "aten.positive", "aten.copy"), _same),
+                     "prims.clone", "aten.positive"), _same),
+    "aten.copy": _copy,
     "aten.permute": _permute,
     "prims.transpose": _permute,
     "aten.transpose": _swap,

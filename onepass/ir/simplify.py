@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from .expr import BOOL, I32, OPS, DType, result_dtype
+from .expr import BOOL, F32, I32, OPS, DType, result_dtype
 from .monoid import MONOIDS, Algebra, State, Value
 from .program import Builder, Const, Index, Load, Node, Op, Program, Reduce, Result, Store, operands, prune, with_operands
 from .size import Size
@@ -23,7 +23,7 @@ from .size import Size
 def simplify(program: Program) -> Program:
     """The same Program in fewer words. What remains of a rounding is what a stored value needs."""
     # Exact rules first: they show which roundings are really the same stored value.
-    return prune(_sweep(prune(_sweep(prune(program), EXACT)), (*EXACT, elide_rounding)))
+    return prune(_sweep(prune(_sweep(prune(program), EXACT)), (*EXACT, elide_rounding, by_reciprocal)))
 
 
 def two_pass(program: Program, over: frozenset[str] | None = None) -> Program:
@@ -90,6 +90,11 @@ class Draft:
     @property
     def nodes(self) -> list[Node]:
         return self._builder.nodes
+
+    @property
+    def reads_narrow(self) -> bool:
+        """Whether any input is in 16 bits or less, so that fp32 has digits to spare."""
+        return any(b.role == "input" and b.dtype.is_narrow_float for b in self.program.buffers)
 
     def add(self, node: Node) -> int:
         """The position of `node` or of what the rules make of it."""
@@ -238,6 +243,36 @@ def drop_choice(draft: Draft, node: Node) -> int | None:
         case Op(name="where", args=(c, a, b)) if (known := draft.number(c)) is not None:
             return a if known else b
     return None
+
+
+def by_reciprocal(draft: Draft, node: Node) -> int | None:
+    """x / c -> x * (1 / c);  e / s -> e * (1 / s) for softmax's sum s of exponentials, which is 1 or more
+
+    Where nothing is read in 16 bits, the second rounding would show; there only a power of two will do, which has none.
+    """
+    match node:
+        case Op(name="div", args=(x, by), dtype=dtype, src=src) if dtype is F32:
+            c = draft.number(by)
+            if not draft.reads_narrow and not (c and math.frexp(c)[0] in (0.5, -0.5)):
+                return None
+            if c and 2.0**-100 <= abs(c) <= 2.0**100:
+                inverse = Const(_computed("reciprocal", [Const(c, F32)], F32), F32, src=src)
+                return draft.add(Op("mul", (x, draft.add(inverse)), F32, src))
+            if _is_softmax_sum(draft, by):
+                return draft.add(Op("mul", (x, draft.add(Op("reciprocal", (by,), F32, src))), F32, src))
+    return None
+
+
+def _is_softmax_sum(draft: Draft, at: int) -> bool:
+    match draft.nodes[at]:
+        case Result(reduce=owner, k=k):
+            match draft.nodes[owner]:
+                case Reduce(monoid="logsumexp"):
+                    return k == 1
+                case Reduce(monoid="sum", args=(arg,)) if e := draft.op(arg, "exp"):
+                    shifted = draft.op(e.args[0], "sub")
+                    return shifted is not None and isinstance(draft.nodes[shifted.args[1]], Result)
+    return False
 
 
 def fold_constants(draft: Draft, node: Node) -> Node | None:

@@ -1,7 +1,8 @@
 """Print and parse Programs; parse(show(p)) == p.
 
-One line an axis, a buffer or a node, in order. A value's number is its position in the list. What a node was made from
-follows it as a comment. The types of ops are not written: they follow from their operands, except for a cast.
+One line an axis, a buffer or a node, in order; a `;` does for a line break. A value's number is its position in the list.
+What a node was made from follows it as a comment. The types of ops are not written: they follow from their operands, except
+for a cast.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def show(program: Program) -> str:
     lines += [f"{b.role} {b.name}: {b.dtype} [{_sizes(b.shape)}] strides [{_sizes(b.strides)}]" for b in program.buffers]
     lines += [_commented(_statement(i, node), node.src) for i, node in enumerate(program.nodes)]
     return "\n".join([f"program {program.name}", *(f"  {line}" for line in lines)]) + "\n"
+
+
+def one_line(text: str) -> str:
+    """A Program's text without line breaks, which parse reads too: some of Inductor's own comments quote it."""
+    return "; ".join(line.partition("#")[0].strip() for line in text.splitlines())
 
 
 def _statement(i: int, node: Node) -> str:
@@ -97,10 +103,10 @@ def parse(text: str) -> Program:
     """The Program a text says. Text that says none raises ParseError with its line."""
     reader = _Reader()
     for number, line in enumerate(text.splitlines(), start=1):
-        statement, _, comment = line.partition("#")
-        if statement.strip():
+        statements, _, comment = line.partition("#")
+        for statement in filter(None, map(str.strip, statements.split(";"))):
             try:
-                reader.line(statement.strip(), comment.strip())
+                reader.line(statement, comment.strip())
             except _Misread as wrong:
                 raise ParseError(line=number, detail=str(wrong), text=line.strip()) from None
     if reader.name is None:

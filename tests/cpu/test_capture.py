@@ -508,6 +508,16 @@ def test_in_place_on_own_values() -> None:
     check(fn, rand(4, 6))
 
 
+def test_copied_over_own_values() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole, rows = torch.zeros_like(x, dtype=torch.float64), torch.zeros_like(x)
+        whole.copy_(x)
+        rows.copy_(x[0])
+        return whole, rows
+
+    check(fn, rand(4, 6))
+
+
 def test_constants_in_the_function() -> None:
     check(lambda x: (x * torch.tensor(3.0) + torch.tensor(2), torch.ones(3), torch.full((2, 2), 7)), rand(4, 6))
 
