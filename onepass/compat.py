@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.metadata
+import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +68,56 @@ def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int,
     ast_source = importlib.import_module("triton.compiler").ASTSource
     source = ast_source(function, signature, {}, {(i,): [["tt.divisibility", 16]] for i in aligned})
     return package.compile(source, target=gpu_target("cuda", target, 32), options=options)
+
+
+_TRITON_FILES = threading.RLock()
+
+
+@contextmanager
+def triton_files(folder: str | None, heard: Callable[[bool], None]) -> Iterator[None]:
+    """Let Triton keep what this thread compiles in `folder` (None: where it always does).
+
+    `heard` is told of every kernel this thread asks for, whether Triton's cache had it. Triton's settings are the process's,
+    so one thread compiles at a time; a kernel another library compiles meanwhile may land in `folder`, which does no harm.
+    """
+    knobs, thread = triton("compile kernels").knobs, threading.get_ident()
+    with _TRITON_FILES:
+        listener, settings = knobs.compilation.listener, vars(knobs.cache)
+        before = settings.get("dir")
+
+        def listening(**event: Any) -> None:
+            if threading.get_ident() == thread:
+                heard(bool(event.get("cache_hit")))
+            if listener is not None:
+                listener(**event)
+
+        knobs.compilation.listener = listening
+        if folder is not None:
+            settings["dir"] = folder  # assigning the attribute would also change the environment, which other threads read
+        try:
+            yield
+        finally:
+            knobs.compilation.listener = listener
+            if before is not None:
+                settings["dir"] = before
+            elif folder is not None:
+                settings.pop("dir", None)
+
+
+def triton_used(kernel: Any) -> None:
+    """Mark the files of a compiled kernel as used just now, for whoever removes old ones."""
+    for path in list(getattr(kernel, "metadata_group", {}).values())[:1]:
+        with suppress(OSError):
+            os.utime(os.path.dirname(path))
+
+
+def triton_toolchain(target: int) -> str:
+    """What beside a kernel's text decides its binary for sm_`target`: the assembler, and variables that Triton heeds."""
+    triton("compile kernels")
+    gpu_target = importlib.import_module("triton.backends.compiler").GPUTarget
+    backend = importlib.import_module("triton.compiler.compiler").make_backend(gpu_target("cuda", target, 32))
+    heeded: Any = getattr(importlib.import_module("triton._C.libtriton"), "get_cache_invalidating_env_vars", dict)
+    return f"{backend.hash()} {sorted(heeded().items())}"
 
 
 @contextmanager
@@ -266,3 +318,178 @@ def shape_guards(mode: Any, names: dict[str, str]) -> tuple[str, ...]:
         renamed = {s: sympy.Symbol(names[str(s)], integer=True, positive=True) for s in guard.expr.free_symbols}
         texts.append(PythonPrinter().doprint(guard.expr.xreplace(renamed)))
     return tuple(dict.fromkeys(texts))
+
+
+def size_hint(size: Any) -> int | None:
+    """A (symbolic) size's value when the graph was traced; None for one that depends on data."""
+    import torch
+
+    if isinstance(size, int):
+        return size
+    if not isinstance(size, torch.SymInt):
+        return None
+    hint = size.node.hint if size.node.has_hint() else None
+    return int(hint) if hint is not None else None
+
+
+def size_expression(size: Any) -> str:
+    """torch's own text for a (symbolic) size; equal texts are equal sizes."""
+    return str(size) if isinstance(size, int) else str(size.node.expr)
+
+
+def size_symbols(size: Any) -> dict[str, int]:
+    """The symbols of a (symbolic) size with their values when the graph was traced."""
+    if isinstance(size, int):
+        return {}
+    environment = size.node.shape_env
+    values = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
+    return {str(s): int(values[s]) for s in size.node.expr.free_symbols if s in values}
+
+
+def raw_stream() -> Callable[[int], int]:
+    """A function from a CUDA device's index to the address of its current stream."""
+    import torch
+
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # no Stream object is made
+    return quick if quick is not None else lambda index: torch.cuda.current_stream(index).cuda_stream
+
+
+def filling_call(op: Any, argument: str, bases: list[Any]) -> tuple[Any, dict[str, Any]]:
+    """How a graph calls an op that fills `bases`, given as its list `argument`, without looking like a mutation.
+
+    The call returns the op's own result and then one tensor for each base. ImportError where torch has no such form.
+    """
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
+
+    places = {f"_{argument}_{k}_base_index": k for k in range(len(bases))}
+    return auto_functionalized_v2, {f"_{argument}_length": len(bases), **places, "_all_bases": bases}
+
+
+# -------------------------------------------------------------------------------------------------------------- Inductor
+
+OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
+
+
+def inductor_trouble() -> str | None:
+    """Why a graph pass cannot be given to this torch's Inductor; None if it can."""
+    import torch
+
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if not OLDEST_TORCH <= version <= NEWEST_TORCH:
+        return f"this is torch {torch.__version__}"
+    try:
+        from torch._inductor import compile_fx, config, custom_graph_pass
+
+        _ = compile_fx.compile_fx, custom_graph_pass.CustomGraphPass, config.post_grad_custom_post_pass
+    except (ImportError, AttributeError) as error:
+        return f"torch {torch.__version__} lacks a hook that onepass needs ({error})"
+    return None
+
+
+def inductor_options(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """What torch.compile(backend="inductor") would make of a mode and options, with its errors for what it does not know."""
+    import torch
+
+    return dict(torch._TorchCompileInductorWrapper(mode, options, None).config)
+
+
+def compile_by_inductor(module: Any, inputs: Any, patches: dict[str, Any], inner: Callable[..., Any] | None = None) -> Any:
+    """Inductor's compile function; `inner` takes the place of its last step, from a graph to a callable."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(module, inputs, config_patches=patches, **({"inner_compile": inner} if inner else {}))
+
+
+def run_as_is(module: Any, inputs: Any, is_inference: bool) -> Callable[..., Any]:
+    """A graph after Inductor's passes (custom ones among them), run op by op: the steps before Inductor generates code."""
+    import torch
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._inductor import compile_fx
+
+    compile_fx.view_to_reshape(module)
+    with torch.no_grad():
+        mode = compile_fx.fake_tensor_prop(module, inputs)
+    with compile_fx.V.set_fake_mode(mode):
+        compile_fx._recursive_post_grad_passes(module, is_inference=is_inference)
+    module.recompile()
+    return make_boxed_func(module.forward)
+
+
+def graph_pass(run: Callable[[Any, bool | None], None], uuid: Callable[[], Any], parts: tuple[Any, ...] = ()) -> Any:
+    """`run(graph, is_inference)` as a pass Inductor takes; `is_inference` is None where Inductor does not say."""
+    from torch._inductor import custom_graph_pass
+
+    base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
+
+    class Pass(base):
+        onepass_parts = parts  # empty for the pass of onepass itself
+
+        def __call__(self, graph: Any, is_inference: bool | None = None) -> None:
+            run(graph, is_inference)
+
+        def uuid(self) -> Any:
+            return uuid()
+
+    return Pass()
+
+
+def is_our_pass(configured: Any) -> bool:
+    """Whether a configured pass is that of onepass."""
+    return getattr(configured, "onepass_parts", None) == ()
+
+
+def configured_passes(patches: dict[str, Any]) -> tuple[Any, ...]:
+    """The passes a user has in the last place before code generation, by options or in Inductor's config."""
+    from torch._inductor import config
+
+    now = patches.get("post_grad_custom_post_pass", config.post_grad_custom_post_pass)
+    return () if now is None else tuple(now) if isinstance(now, (list, tuple)) else getattr(now, "onepass_parts", ()) or (now,)
+
+
+def as_configured(passes: tuple[Any, ...]) -> Any:
+    """Several passes as the one config value: a list from torch 2.13 on, before that one pass that runs them all."""
+    from torch._inductor import custom_graph_pass
+
+    if len(passes) < 2 or hasattr(custom_graph_pass, "get_custom_graph_passes"):
+        return list(passes) if len(passes) > 1 else passes[0] if passes else None
+    aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
+
+    def run(graph: Any, is_inference: bool | None) -> None:
+        for each in passes:
+            each(graph, is_inference) if is_our_pass(each) or isinstance(each, aware) else each(graph)
+
+    def uuid() -> Any:
+        ids = [each.uuid() if hasattr(each, "uuid") else None for each in passes]
+        return None if None in ids else repr(ids)  # a pass without an id keeps Inductor from caching, in company too
+
+    return graph_pass(run, uuid, passes)
+
+
+def configure_passes(passes: tuple[Any, ...]) -> None:
+    """Put passes into Inductor's config for all that is compiled from now on."""
+    from torch._inductor import config
+
+    config.post_grad_custom_post_pass = as_configured(passes)
+
+
+def max_autotune() -> bool:
+    """Whether Inductor is about to tune matmuls, and would fuse a pointwise op behind one into it."""
+    from torch._inductor import config
+
+    return bool(config.max_autotune or config.max_autotune_gemm)
+
+
+def reset_cuda_graphs() -> None:
+    """Forget CUDA graphs that were recorded, where any could have been."""
+    import sys
+
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is not None:
+        trees.reset_cudagraph_trees()
+
+
+def trace_artifact(name: str, text: Callable[[], str]) -> None:
+    """Leave a text in torch's structured trace, where tlparse shows it; not even made where no trace is written."""
+    from torch._logging import trace_structured
+
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=text)

@@ -1,7 +1,8 @@
 """Every error a user can meet: what happened, where, and what to do.
 
 One class a mistake. The class holds the code and the sentence; the raiser only fills in names. Codes are grouped as the
-stages are: 1xx what was captured, 2xx planning, 3xx generating and compiling, 4xx tuning, 5xx stores, 6xx calling, 8xx tools.
+stages are: 1xx what was captured, 2xx planning, 3xx generating and compiling, 4xx tuning, 5xx stores, 6xx calling, 7xx whole
+models under torch.compile, 8xx tools.
 """
 
 from __future__ import annotations
@@ -131,6 +132,67 @@ class IllegalProgram(OnepassError):
     message = "This Program is not legal after {stage}: {detail}. This is a bug in onepass; please report it with `onepass doctor`."
 
 
+class StoreUnusable(OnepassError):
+    code = "ONEPASS-501"
+    message = ("The store {folder} cannot be {use}: {detail}. Everything works without it, but each process plans and compiles "
+               "anew. Name another folder in ONEPASS_CACHE_DIR, or set ONEPASS_CACHE=0 to silence this.")
+
+
+class EntrySetAside(OnepassError):
+    code = "ONEPASS-502"
+    message = ("The entry {entry} of the store was not used: {detail}. It was set aside and is made anew, so nothing is lost; if "
+               "this repeats, remove the folder {folder}.")
+
+
+class OnepassWarning(UserWarning):
+    """Something went wrong and was worked around; its text is that of a coded error."""
+
+
+class RegionLeft(OnepassError):
+    code = "ONEPASS-701"
+    message = ("Region {region} ({lines}) could not be {stage}: {error} Inductor computes it instead, so results are right but "
+               "not faster. To report it, attach {repro}. To leave the region out: options={{'skip': ['{region}']}}; to "
+               "raise instead: ONEPASS_ON_ERROR=raise.")
+
+
+class GraphLeft(OnepassError):
+    code = "ONEPASS-702"
+    message = ("No region of a {phase} graph ({lines}) was claimed, because of {error} The whole graph is left to Inductor, so "
+               "results are right but not faster. To report it, attach {repro}. To raise instead: ONEPASS_ON_ERROR=raise.")
+
+
+class WrongAnswer(OnepassError):
+    code = "ONEPASS-703"
+    message = ("Region {region}, output {output}: {detail}. This is a bug in onepass; please report it with {repro}, and "
+               "leave the region out until it is mended: options={{'skip': ['{region}']}}.")
+
+
+class UnknownSetting(OnepassError):
+    code = "ONEPASS-704"
+    message = "No setting is called {name!r}. Known: {known}."
+
+
+class BadSetting(OnepassError):
+    code = "ONEPASS-705"
+    message = "The setting {name} cannot be {given!r}: {detail}."
+
+
+class UntestedTorch(OnepassError):
+    code = "ONEPASS-706"
+    message = ("onepass leaves everything to Inductor: {detail}. It is tested with torch {oldest} to {newest}; install one of "
+               "these, or use backend=\"inductor\" to silence this.")
+
+
+class NoReproducer(OnepassError):
+    code = "ONEPASS-707"
+    message = "No reproducer could be written to {folder}: {detail}. Name another folder in ONEPASS_REPRO_DIR."
+
+
+class RewriteFailed(OnepassError):
+    code = "ONEPASS-708"
+    message = "A graph could not be rewritten: {detail}. This is a bug in onepass; please report it with `onepass doctor`."
+
+
 class UnknownDevice(OnepassError):
     code = "ONEPASS-801"
     message = "No device is called {name!r}. Known: {known}."
@@ -149,3 +211,9 @@ class BadSpec(OnepassError):
 class ParseError(OnepassError):
     code = "ONEPASS-804"
     message = "Line {line} of a Program's text is not understood ({detail}): {text!r}"
+
+
+class ModelNotTraced(OnepassError):
+    code = "ONEPASS-805"
+    message = ("{model} could not be traced without running it: {error} If it needs the values of tensors, run it instead under "
+               "torch.compile(backend=\"onepass\") and print onepass.report(); otherwise explain its parts one by one.")

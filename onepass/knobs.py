@@ -7,6 +7,7 @@ where and how fast the work is done, so none of them enters a cache key; one tha
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -28,6 +29,32 @@ def _folder(text: str) -> Path:
     return folder
 
 
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError("give 0 or 1")
+    return text == "1"
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise ValueError("give a whole number, 0 for none")
+    return int(text)
+
+
+def _on_error(text: str) -> str:
+    if text not in ("warn", "raise"):
+        raise ValueError("give warn or raise")
+    return text
+
+
+def _user_cache(environ: Mapping[str, str]) -> Path:
+    """The folder for what can be made again, by the XDG rules; one in the temporary folder for a user without a home."""
+    if absolute := environ.get("XDG_CACHE_HOME", "").strip():
+        return Path(absolute).expanduser() / "onepass"
+    home = Path(os.path.expanduser("~"))
+    return home / ".cache" / "onepass" if home.is_absolute() else Path(tempfile.gettempdir()) / f"onepass-{os.getuid()}"
+
+
 def _knob(variable: str, default: Any, read: Callable[[str], Any], sentence: str, in_cache_key: bool = False) -> Any:
     about = {"variable": variable, "read": read, "sentence": sentence, "in_cache_key": in_cache_key}
     return field(default=default, metadata=about)
@@ -43,6 +70,24 @@ class Knobs:
     keep_sources: Path | None = _knob(
         "ONEPASS_KEEP_SOURCES", None, _folder,
         "A folder to which the source of every generated kernel is written.")
+    cache: bool = _knob(
+        "ONEPASS_CACHE", True, _switch,
+        "With 0, nothing is kept on disk: each process plans and compiles anew.")
+    cache_dir: Path = _knob(
+        "ONEPASS_CACHE_DIR", _user_cache(os.environ), _folder,
+        "The folder plans and compiled kernels are kept in; it belongs to its user alone.")
+    disable: bool = _knob(
+        "ONEPASS_DISABLE", False, _switch,
+        "With 1, torch.compile(backend=\"onepass\") is plain Inductor.")
+    on_error: str = _knob(
+        "ONEPASS_ON_ERROR", "warn", _on_error,
+        "What follows an error in claiming, planning or compiling a region: warn and leave it to Inductor, or raise.")
+    verify: int = _knob(
+        "ONEPASS_VERIFY", 0, _count,
+        "How many calls of each region are compared with float64, and raise if they are wrong.")
+    repro_dir: Path | None = _knob(
+        "ONEPASS_REPRO_DIR", None, _folder,
+        "The folder reproducers of failures are written to; unset, onepass_repros where the process runs.")
 
 
 def knobs(environ: Mapping[str, str] = os.environ) -> Knobs:

@@ -3,13 +3,15 @@
     fx graph --capture--> Program --plan--> Plan --codegen--> Sources --runtime--> Executable
 
 Each value is frozen, verified and kept, so that `explain` only reads. The one step back is from the compiler to the planner:
-a kernel that spills or does not fit is remembered, and the plan is made again without it and without anything heavier.
+a kernel that spills or does not fit is remembered, and the plan is made again without it and without anything heavier. A kernel
+of which every schedule spills is taken all the same: slow is better than none.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from .ir.size import Bindings
 from .ir.verify import verify
 from .knobs import knobs
 from .plan.partition import plan
-from .plan.plan import Learned, Plan
+from .plan.plan import ANY_WEIGHT, KernelPlan, Learned, Plan
 from .plan.schedule import Schedule
 from .runtime.binary import Binary
 from .runtime.compiled import Compiled, Rejected
@@ -57,29 +59,58 @@ def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
 def interpretable(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:
     """Plan and write kernels, without compiling them: what the interpreter needs."""
     chosen = plan(program, bindings, device)
-    return Compiled(chosen, _kept(generate(chosen, wide)), ())
+    return Compiled(chosen, keep(generate(chosen, wide)), ())
 
 
 def compile(program: Program, bindings: Bindings, device: Device, measure: Measure, wide: bool = False) -> Compiled:
-    """Plan, write and compile, until no kernel spills."""
+    """Plan, write and compile, until no kernel spills; where all do, the plan that spills least."""
     lessons: dict[tuple[Program, Schedule], Learned] = {}
-    rejected: list[Rejected] = []
+    tried: list[Compiled] = []
     for _ in range(MOST_TRIES):
-        chosen = plan(program, bindings, device, lessons)
+        try:
+            chosen = plan(program, bindings, device, lessons)
+        except NoPlan:
+            if not tried:
+                raise
+            break
         sources = generate(chosen, wide)
         binaries = tuple(measure(source) for source in sources)
-        pairs = zip(chosen.kernels, binaries, strict=True)
+        pairs = tuple(zip(chosen.kernels, binaries, strict=True))
         misfits = [(k, b) for k, b in pairs if b.spill_bytes or b.smem_bytes > device.smem_per_cta]
-        if not misfits:
-            return Compiled(chosen, _kept(sources), binaries, tuple(rejected))
-        for kernel, binary in misfits:
-            heavy = kernel.resources.registers if binary.spill_bytes else 1024
-            lessons[kernel.scored_as] = Learned(heavy)
-            rejected.append(Rejected(kernel.name, kernel.schedule, binary.registers, binary.spill_bytes, binary.smem_bytes))
-    raise NoPlan(what=program.name, device=device.name, detail=f"the {MOST_TRIES} best plans spill registers or do not fit")
+        tried.append(Compiled(chosen, sources, binaries, tuple(_rejected(k, b) for k, b in misfits)))
+        new = {k.scored_as: _learned(k, b, device) for k, b in misfits if k.scored_as not in lessons}
+        if not new:  # nothing spills, or what does was known to and is the best there is
+            break
+        lessons |= new
+    runs = [c for c in tried if all(b.smem_bytes <= device.smem_per_cta for b in c.binaries)]
+    if not runs:
+        raise NoPlan(what=program.name, device=device.name, detail=f"the {len(tried)} best plans do not fit one SM")
+    best = min(runs, key=_spilled)
+    keep(best.sources)
+    rejected = {(r.kernel, r.schedule): r for c in tried if c is not best for r in c.rejected}
+    return replace(best, rejected=tuple(rejected.values()))
 
 
-def _kept(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+def _spilled(made: Compiled) -> tuple[bool, int]:
+    """How bad a plan's spills are: in a loop, and how many bytes."""
+    return any(b.spills_in_loop for b in made.binaries), sum(b.spill_bytes for b in made.binaries)
+
+
+def _learned(kernel: KernelPlan, binary: Binary, device: Device) -> Learned:
+    """What a kernel that spills or does not fit teaches. One that spilled little, with registers to spare, was not too heavy."""
+    if binary.smem_bytes > device.smem_per_cta:
+        return Learned(ANY_WEIGHT)
+    most = min(device.registers_per_thread, device.registers_per_sm // (32 * kernel.schedule.warps))
+    wanted = binary.registers + binary.spill_bytes // 8  # a word that is stored once and loaded once is a register that was missing
+    heavy = wanted > most - 8  # they are handed out by eights
+    return Learned(kernel.resources.registers if heavy else ANY_WEIGHT, (binary.spills_in_loop, binary.spill_bytes))
+
+
+def _rejected(kernel: KernelPlan, binary: Binary) -> Rejected:
+    return Rejected(kernel.name, kernel.schedule, binary.registers, binary.spill_bytes, binary.smem_bytes)
+
+
+def keep(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     """Leave a copy of generated text where the user asked for one."""
     folder = knobs().keep_sources
     if folder:

@@ -16,31 +16,21 @@ from typing import Any
 import torch
 
 from ..capture.trace import Captured, capture
-from ..codegen.source import Source
-from ..device import Device, device
-from ..errors import BadArgument, DoesNotFit, NeedsGrad, NotReady
-from ..ir.fix import symbols_to_fix
+from ..errors import BadArgument, NeedsGrad
 from ..ir.program import Program
 from ..ir.size import Bindings
-from ..pipeline import compile, interpretable, optimise, representative, row_class, specialise
-from ..plan.access import needs_wide_index
-from ..runtime import offline
-from ..runtime.binary import Binary
-from ..runtime.card import present
-from ..runtime.executable import Executable, aligned_of, assemble
-from ..runtime.launch import prepare
-
-MOST_REMEMBERED = 4096  # sizes whose index width is remembered
-CPU_FACTS = "h200"  # interpreted kernels are planned for this device: plans are the same as on a card
+from ..pipeline import optimise
+from .engine import Kernels
 
 
 @dataclass(frozen=True)
 class _Trace:
-    """A capture and its Program, ready to plan."""
+    """A capture, its Program and the kernels made for it so far."""
 
     captured: Captured
     program: Program
-    fixed: tuple[str, ...]  # symbols whose every value gets kernels of its own
+    kernels: Kernels
+    outputs: frozenset[str]  # memory allocated for them is always aligned
 
 
 def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None) -> "Fused":
@@ -64,8 +54,6 @@ class Fused:
         except ValueError:
             raise BadArgument(detail=f"{fn} does not say what arguments it takes; wrap it in a lambda that does.") from None
         self._traces: list[_Trace] = []
-        self._executables: dict[tuple[Any, ...], Executable] = {}
-        self._wide: dict[tuple[int, ...], bool] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +65,8 @@ class Fused:
             with torch.no_grad():  # no elements, nothing to fuse: the function's own answer for an empty axis is the right one
                 return self.fn(*args)
         tensors = trace.captured.tensors(args)
-        executable = self._executable(trace, bindings, tensors)
+        aligned = trace.outputs.union(name for name, t in tensors.items() if t.data_ptr() % 16 == 0)
+        executable = trace.kernels.executable(bindings, trace.captured.device, aligned)
         return trace.captured.result(executable(tensors, bindings), args)
 
     def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -102,64 +91,12 @@ class Fused:
         with self._lock:
             captured = capture(self.fn, args, dynamic=self.dynamic)
             program = optimise(captured.program)
-            trace = _Trace(captured, program, tuple(sorted(symbols_to_fix(program))))
+            outputs = frozenset(b.name for b in program.buffers if b.role == "output")
+            trace = _Trace(captured, program, Kernels(program, getattr(self.fn, "__name__", "the function")), outputs)
             self._traces.append(trace)
         bindings = captured.bind(args)
         assert bindings is not None, "a capture applies to the arguments it was made from"
         return trace, bindings
-
-    def _counts_wide(self, trace: _Trace, bindings: Bindings) -> bool:
-        """Whether 32 bits are too few to count elements; remembered, because the question is asked on every call."""
-        key = (id(trace), *bindings.values())
-        if key not in self._wide:
-            if len(self._wide) > MOST_REMEMBERED:
-                self._wide.clear()
-            self._wide[key] = needs_wide_index(trace.program, bindings)
-        return self._wide[key]
-
-    def _executable(self, trace: _Trace, bindings: Bindings, tensors: dict[str, torch.Tensor]) -> Executable:
-        """The kernels for these sizes, alignments and device: from memory, or made now."""
-        where = trace.captured.device
-        facts = _facts(where)
-        aligned = frozenset(name for name, t in tensors.items() if t.data_ptr() % 16 == 0)
-        wide = self._counts_wide(trace, bindings)
-        fixed = tuple(bindings[name] for name in trace.fixed)
-        free = {name: size for name, size in bindings.items() if name not in trace.fixed}
-        key = (id(trace), fixed, row_class(free, facts), wide, aligned, where)
-        found = self._executables.get(key)
-        if found is not None:
-            return found
-        if where.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise NotReady(function=getattr(self.fn, "__name__", "the function"))
-        with self._lock:
-            if key not in self._executables:
-                self._executables[key] = _build(trace.program, bindings, facts, where, aligned, wide)
-            return self._executables[key]
-
-
-def _build(program: Program, bindings: Bindings, facts: Device, where: torch.device, aligned: frozenset[str],
-           wide: bool) -> Executable:
-    program, free = specialise(program, bindings)
-    sizes = representative(program, free, facts)
-    if where.type == "cpu":
-        return assemble(interpretable(program, sizes, facts, wide), where, aligned)
-    index = where.index if where.index is not None else torch.cuda.current_device()
-
-    def measure(source: Source) -> Binary:
-        try:
-            return prepare(source, index, aligned_of(source, aligned)).binary
-        except DoesNotFit:  # the card does not say by how much; a worker that need not load it does
-            return offline.compile(source, facts, aligned_of(source, aligned))
-
-    return assemble(compile(program, sizes, facts, measure, wide), where, aligned)
-
-
-def _facts(where: torch.device) -> Device:
-    if where.type == "cuda":
-        found = present(where.index or 0)
-        assert found is not None
-        return found
-    return device(CPU_FACTS)
 
 
 def _forward_only(args: tuple[Any, ...]) -> None:

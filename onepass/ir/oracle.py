@@ -1,8 +1,8 @@
-"""Run a Program in float64 with torch: the reference of all tests.
+"""Run a Program with torch: in float64, the reference of all tests; or in its own types, as eager torch would.
 
-Every value is a tensor with one dimension per axis of the Program, of size 1 where the value does not vary. Floats are
-float64 throughout and casts between float types change nothing, so what comes out is the mathematics without rounding.
-Reductions run through the Monoid records themselves, which makes every comparison a check of the records too.
+Every value is a tensor with one dimension per axis of the Program, of size 1 where the value does not vary. In float64 casts
+between float types change nothing, so what comes out is the mathematics without rounding. Reductions run through the Monoid
+records themselves, which makes every comparison a check of the records too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import nan
 import torch
 
 from ..errors import BadArgument
-from .expr import BY_TORCH, OPS, DType
+from .expr import BY_TORCH, OPS, DType, compute_dtype
 from .monoid import MONOIDS, Algebra, Monoid, State, Value
 from .program import Buffer, Const, Index, Load, Op, Program, Reduce, Result, Store, Strides
 from .size import Bindings, value
@@ -24,11 +24,22 @@ def evaluate(program: Program, inputs: Mapping[str, torch.Tensor], bindings: Bin
     """Every output buffer by name: shape and strides as the buffer says, float64 where the buffer holds floats."""
     device = next((t.device for t in inputs.values()), torch.device("cpu"))
     memory = {b.name: _place(b, inputs, bindings, device) for b in program.buffers}
-    run = _Run(program, bindings, device, memory)
-    values: list[torch.Tensor | tuple[torch.Tensor, ...]] = []
-    for i in range(len(program.nodes)):
-        values.append(run.node(i, values))
+    _all_nodes(_Run(program, bindings, device, memory))
     return {b.name: memory[b.name] for b in program.buffers if b.role == "output"}
+
+
+def evaluate_into(program: Program, tensors: Mapping[str, torch.Tensor], bindings: Bindings) -> None:
+    """Fill the outputs among `tensors` from the inputs, rounding where the Program says so, with no look at values on the host.
+
+    No output may share memory with an input.
+    """
+    _all_nodes(_Rounding(program, bindings, next(iter(tensors.values())).device, tensors))
+
+
+def _all_nodes(run: "_Run") -> None:
+    values: list[torch.Tensor | tuple[torch.Tensor, ...]] = []
+    for i in range(len(run.program.nodes)):
+        values.append(run.node(i, values))
 
 
 def _exact(dtype: DType) -> torch.dtype:
@@ -124,11 +135,11 @@ class _Run:
                 return self.load(load, values)
             case Const(value=number, dtype=dtype, scale=scale):
                 scaled = number if scale == 1 else number * value(scale, self.bindings)
-                return torch.full([1] * len(self.program.axes), scaled, dtype=_exact(dtype), device=self.device)
+                return torch.full([1] * len(self.program.axes), scaled, dtype=self.held(dtype), device=self.device)
             case Index(axes=axes, dtype=dtype):
-                return self.index(axes).to(_exact(dtype))
+                return self.index(axes).to(self.held(dtype))
             case Op(name="cast", args=(arg,), dtype=dtype):
-                return values[arg].to(_exact(dtype))
+                return self.cast(values[arg], dtype)
             case Op(name=name, args=args):
                 return OPS[name].reference(*(values[a] for a in args))
             case Reduce() as node:
@@ -138,6 +149,13 @@ class _Run:
             case Store(buffer=name, value=stored, strides=strides, offset=offset):
                 target = self.window(self.memory[name], strides, value(offset, self.bindings))
                 return target.copy_(values[stored])
+
+    def held(self, dtype: DType) -> torch.dtype:
+        """The type values of `dtype` are held in."""
+        return _exact(dtype)
+
+    def cast(self, arg: torch.Tensor, dtype: DType) -> torch.Tensor:
+        return arg.to(self.held(dtype))
 
     def extent(self, axis: str) -> int:
         return value(self.program.axis[axis].extent, self.bindings)
@@ -155,19 +173,20 @@ class _Run:
     def load(self, load: Load, values: list) -> torch.Tensor:
         """What a Load reads, looked-up coordinates included."""
         tensor, offset = self.memory[load.buffer], value(load.offset, self.bindings)
-        exact = _exact(self.program.buffer[load.buffer].dtype)
+        exact = self.held(self.program.buffer[load.buffer].dtype)
         if not load.gathers:
             return self.window(tensor, load.strides, offset).to(exact)
-        start = int(tensor.storage_offset()) + offset
-        at = torch.full([1] * len(self.program.axes), start, dtype=torch.int64, device=self.device)
+        at = torch.full([1] * len(self.program.axes), offset, dtype=torch.int64, device=self.device)
+        reach = offset + 1
         for axis, stride in load.strides:
             at = at + self.index((axis,)) * value(stride, self.bindings)
+            reach += (self.extent(axis) - 1) * value(stride, self.bindings)
         for gather in load.gathers:
-            found = values[gather.index].to(torch.int64)
-            self.check_range(load, found, value(gather.extent, self.bindings))
+            found, extent = values[gather.index].to(torch.int64), value(gather.extent, self.bindings)
+            self.check_range(load, found, extent)
             at = at + found * value(gather.stride, self.bindings)
-        stored = tensor.untyped_storage().nbytes() // tensor.element_size()
-        return torch.as_strided(tensor, (stored,), (1,), 0)[at].to(exact)
+            reach += (extent - 1) * value(gather.stride, self.bindings)
+        return torch.as_strided(tensor, (max(reach, 0),), (1,), tensor.storage_offset())[at].to(exact)
 
     def check_range(self, load: Load, found: torch.Tensor, extent: int) -> None:
         """An index outside its dimension would read a stranger's memory."""
@@ -187,3 +206,17 @@ class _Run:
         args = tuple(values[a].expand(self.sizes(varied)) for a in node.args)
         dims = tuple(d for d, a in enumerate(self.program.axes) if a.name in node.axes)
         return reduce(MONOIDS[node.monoid], args, dims)
+
+
+@dataclass(frozen=True)
+class _Rounding(_Run):
+    """Values in the types eager would hold them in, rounded where a cast says so."""
+
+    def held(self, dtype: DType) -> torch.dtype:
+        return compute_dtype(dtype).torch
+
+    def cast(self, arg: torch.Tensor, dtype: DType) -> torch.Tensor:
+        return arg.to(dtype.torch).to(self.held(dtype))
+
+    def check_range(self, load: Load, found: torch.Tensor, extent: int) -> None:
+        """Nothing: looking at values would stop the stream."""

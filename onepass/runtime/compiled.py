@@ -1,11 +1,18 @@
-"""Compiled: all that is known of a Program on a device once its kernels have been through the compiler."""
+"""What is known of a Program on a device once its kernels are written and compiled: with its plan, and without.
+
+`Compiled` holds the plan itself, for `explain`. `Made` is what outlives planning: kernels that can run, and a summary. It
+goes to the store and comes back equal, so that nobody can tell whether it was planned in this process or in another.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..codegen.source import Source
-from ..plan.plan import Plan
+from ..ir.program import Buffer
+from ..plan.legality import Refusal
+from ..plan.plan import KernelPlan, Plan
 from ..plan.schedule import Schedule
 from .binary import Binary
 
@@ -21,6 +28,63 @@ class Rejected:
     smem_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class KernelSummary:
+    """One kernel as a report shows it."""
+
+    name: str
+    family: str
+    schedule: Schedule
+    loads: tuple[str, ...]
+    stores: tuple[str, ...]
+    dram_bytes: int
+    predicted_us: float
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A plan as a report shows it. Bytes and times hold for `sizes`, which a class of row counts is planned for."""
+
+    sizes: tuple[tuple[str, int], ...]
+    floor_bytes: int
+    predicted_us: float
+    kernels: tuple[KernelSummary, ...]
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def dram_bytes(self) -> int:
+        """What all kernels together move to and from DRAM."""
+        return sum(k.dram_bytes for k in self.kernels)
+
+
+@dataclass(frozen=True)
+class Made:
+    """Kernels ready to run: their text, what the compiler made of it (nothing, where it is only interpreted), and a summary."""
+
+    buffers: tuple[Buffer, ...]  # the Program's own, in its order, then temporaries
+    sources: tuple[Source, ...]
+    binaries: tuple[Binary, ...]
+    rejected: tuple[Rejected, ...]
+    summary: Summary
+
+    @cached_property
+    def inputs(self) -> tuple[Buffer, ...]:
+        return self._of("input")
+
+    @cached_property
+    def outputs(self) -> tuple[Buffer, ...]:
+        return self._of("output")
+
+    @cached_property
+    def temporaries(self) -> tuple[Buffer, ...]:
+        """Buffers that live only between kernels."""
+        return self._of("temp")
+
+    def _of(self, role: str) -> tuple[Buffer, ...]:
+        return tuple(b for b in self.buffers if b.role == role)
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A plan, its kernels' text, and what the compiler made of them (nothing, where they are only interpreted)."""
@@ -29,3 +93,17 @@ class Compiled:
     sources: tuple[Source, ...]
     binaries: tuple[Binary, ...]
     rejected: tuple[Rejected, ...] = ()
+
+    @cached_property
+    def made(self) -> Made:
+        """All of it but the plan, which is summed up."""
+        plan = self.plan
+        summary = Summary(tuple(plan.bindings.items()), plan.floor_bytes, plan.predicted_us,
+                          tuple(_summary(k) for k in plan.kernels), plan.refusals)
+        own = tuple(b for b in plan.program.buffers if b.role != "temp")
+        return Made((*own, *plan.temporaries), self.sources, self.binaries, self.rejected, summary)
+
+
+def _summary(kernel: KernelPlan) -> KernelSummary:
+    return KernelSummary(kernel.name, kernel.family, kernel.schedule, kernel.loads, kernel.stores, kernel.dram_bytes,
+                         kernel.predicted_us, kernel.ops)

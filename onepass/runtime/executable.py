@@ -1,104 +1,203 @@
-"""Executable: a compiled plan bound to a device. Allocates, computes grids, launches; decides nothing."""
+"""Executable: kernels bound to a device. Allocates, computes grids, launches; decides nothing.
+
+What depends on sizes alone is computed once for each set of sizes (`bound`); a call then takes addresses, memory for
+temporaries and the current stream, and launches. No synchronisation, no host reads: safe in graphs and on several streams.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
 
 import torch
+from torch import Tensor
 
-from ..codegen.source import GridDim, Param, ParamKind, Source
+from .. import compat
+from ..codegen.source import ParamKind, Source
 from ..ir.program import Buffer
-from ..ir.size import Bindings, value
+from ..ir.size import Bindings, symbols, value
 from . import interpret
-from .compiled import Compiled
+from .compiled import Made
 from .launch import Launcher, prepare
 
-Tensors = Mapping[str, torch.Tensor]
-Run = Callable[[Tensors, Bindings], None]
+Tensors = Mapping[str, Tensor]
+Bound = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (outputs, inputs), in the order of the Program's buffers
+
+ALIGNMENT = 256  # bytes: every temporary starts on such a boundary of the block they share
+MOST_BOUND = 1024  # sets of sizes whose launches are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """An uninitialised tensor to be."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
 class Executable:
-    """Runs a plan's kernels in order on fresh outputs and temporaries."""
+    """Runs a plan's kernels in order."""
 
-    compiled: Compiled
+    made: Made
     device: torch.device
-    fresh: tuple[Buffer, ...]  # outputs and temporaries
-    runs: tuple[Run, ...]
+    launchers: tuple[Launcher, ...]  # none on CPU: there the text is interpreted
+    _bound: dict[tuple[int, ...], Bound] = field(default_factory=dict, compare=False, repr=False)
 
-    def __call__(self, inputs: Tensors, bindings: Bindings) -> dict[str, torch.Tensor]:
-        """Compute the outputs. No synchronisation, no host reads: safe in graphs and on several streams."""
-        tensors = dict(inputs)
-        for buffer in self.fresh:
-            tensors[buffer.name] = allocate(buffer, bindings, self.device)
-        for run in self.runs:
-            run(tensors, bindings)
-        return {b.name: tensors[b.name] for b in self.fresh if b.role == "output"}
+    def __call__(self, inputs: Tensors, bindings: Bindings) -> dict[str, Tensor]:
+        """Compute into fresh outputs."""
+        outputs = [allocate(layout(b, bindings), self.device) for b in self.made.outputs]
+        self.bound(bindings)(outputs, [inputs[name] for name in self._input_names])
+        return dict(zip(self._output_names, outputs))
+
+    def run_into(self, tensors: Tensors, bindings: Bindings) -> None:
+        """Compute into outputs that the caller allocated; an output may share memory with an input only if plans allow it."""
+        self.bound(bindings)([tensors[n] for n in self._output_names], [tensors[n] for n in self._input_names])
+
+    def bound(self, bindings: Bindings) -> Bound:
+        """The kernels for given sizes, with all that follows from sizes computed beforehand."""
+        key = tuple([bindings[name] for name in self._symbols])
+        found = self._bound.get(key)
+        if found is None:
+            if len(self._bound) >= MOST_BOUND:
+                self._bound.clear()
+            bind = _bind_launches if self.launchers else _bind_interpreter
+            found = self._bound[key] = bind(self, dict(zip(self._symbols, key)))
+        return found
+
+    @cached_property
+    def _symbols(self) -> tuple[str, ...]:
+        """What kernels, grids and layouts depend on."""
+        sizes = [s for b in self.made.buffers for s in (*b.shape, *b.strides)]
+        sizes += [dim.extent for source in self.made.sources for dim in source.grid]
+        arguments = {p.name for s in self.made.sources for p in s.params if p.kind is ParamKind.SIZE}
+        return tuple(sorted(arguments.union(*(symbols(size) for size in sizes))))
+
+    @cached_property
+    def _input_names(self) -> tuple[str, ...]:
+        return tuple(b.name for b in self.made.inputs)
+
+    @cached_property
+    def _output_names(self) -> tuple[str, ...]:
+        return tuple(b.name for b in self.made.outputs)
 
 
-def allocate(buffer: Buffer, bindings: Bindings, device: torch.device) -> torch.Tensor:
-    """An uninitialised tensor with the layout a buffer promises."""
-    shape = [value(s, bindings) for s in buffer.shape]
-    strides = [value(s, bindings) for s in buffer.strides]
-    return torch.empty_strided(shape, strides, dtype=buffer.dtype.torch, device=device)
+def layout(buffer: Buffer, bindings: Bindings) -> Layout:
+    """A buffer's layout once its symbols are bound."""
+    shape, strides = (tuple(value(s, bindings) for s in sizes) for sizes in (buffer.shape, buffer.strides))
+    return Layout(shape, strides, buffer.dtype.torch)
 
 
-def assemble(compiled: Compiled, device: torch.device, aligned: frozenset[str]) -> Executable:
-    """Bind a compiled plan to a device: launchers on a GPU, the interpreter on CPU."""
-    outputs = tuple(b for b in compiled.plan.program.buffers if b.role == "output")
-    runs: tuple[Run, ...]
-    if device.type == "cuda":
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        runs = tuple(_launching(s, prepare(s, index, aligned_of(s, aligned)), index) for s in compiled.sources)
-    else:
-        runs = tuple(partial(interpret.run, s) for s in compiled.sources)
-    return Executable(compiled, device, (*outputs, *compiled.plan.temporaries), runs)
+def allocate(wanted: Layout, device: torch.device) -> Tensor:
+    """An uninitialised tensor. All memory that kernels write and callers did not bring comes from here."""
+    return torch.empty_strided(wanted.shape, wanted.strides, dtype=wanted.dtype, device=device)
 
 
-def aligned_of(source: Source, aligned_inputs: frozenset[str]) -> frozenset[str]:
-    """The pointers of a kernel that start on 16 bytes: fresh tensors always do, inputs as the caller has them."""
+def assemble(made: Made, device: torch.device, aligned: frozenset[str]) -> Executable:
+    """Bind kernels to a device: loaded on a GPU, interpreted on CPU. `aligned` names the inputs and outputs that are."""
+    if device.type != "cuda":
+        return Executable(made, device, ())
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    brought = frozenset(b.name for b in made.outputs)
+    launchers = tuple(prepare(s, index, aligned_of(s, aligned, brought)) for s in made.sources)
+    return Executable(made, torch.device("cuda", index), launchers)
+
+
+def aligned_of(source: Source, aligned: frozenset[str], brought: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The pointers of a kernel that start on 16 bytes.
+
+    Memory from here always does; inputs, and outputs that are `brought` by the caller, only where `aligned` names them.
+    """
     pointers = {p.name for p in source.params if p.kind is ParamKind.POINTER}
-    return frozenset(pointers & (aligned_inputs | source.fresh))
+    return frozenset(pointers & (aligned | (source.fresh - brought)))
 
 
-def _launching(source: Source, launcher: Launcher, index: int) -> Run:
-    """A closure over everything a launch needs but addresses and sizes."""
-    getters = tuple(_getter(p) for p in source.params)
-    grid = _grid(source.grid)
-    stream_of = torch.cuda.current_stream
+# ---- interpreted -----------------------------------------------------------------------------------------------------------
 
-    def run(tensors: Tensors, bindings: Bindings) -> None:
-        launcher(grid(bindings), tuple(get(tensors, bindings) for get in getters), stream_of(index).cuda_stream)
+
+def _bind_interpreter(executable: Executable, bindings: Bindings) -> Bound:
+    made, device = executable.made, executable.device
+    names = (*executable._output_names, *executable._input_names)
+    temporaries = [(b.name, layout(b, bindings)) for b in made.temporaries]
+
+    def run(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        tensors = dict(zip(names, (*outputs, *inputs), strict=True))
+        tensors.update((name, allocate(wanted, device)) for name, wanted in temporaries)
+        for source in made.sources:
+            interpret.run(source, tensors, bindings)
 
     return run
 
 
-def _getter(param: Param) -> Callable[[Tensors, Bindings], int]:
-    name = param.name
-    match param.kind:
-        case ParamKind.POINTER:
-            return lambda tensors, _: tensors[name].data_ptr()
-        case ParamKind.SIZE:
-            return lambda _, bindings: bindings[name]
-        case ParamKind.ZERO:
-            return lambda *_: 0
+# ---- launched --------------------------------------------------------------------------------------------------------------
 
 
-def _grid(dims: tuple[GridDim, ...]) -> Callable[[Bindings], int]:
-    """The launch grid; a constant where nothing varies."""
-    try:
-        constant = 1
-        for dim in dims:
-            constant *= dim.count({})
-        return lambda _: constant
-    except KeyError:
-        return lambda bindings: _product(dims, bindings)
+def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
+    """Launches with grids and size arguments computed; a call only adds addresses and the stream.
+
+    Every argument is picked from one list: addresses of outputs, inputs and temporaries, then sizes and the unknown zero.
+    """
+    made, device, index = executable.made, executable.device, executable.device.index
+    words, offsets = _share(made.temporaries, bindings)
+    block = Layout((words,), (1,), torch.float32)  # partial results are fp32
+    constants = [*bindings.values(), 0]
+    places = {name: i for i, name in enumerate((*executable._output_names, *executable._input_names))}
+    places |= {b.name: len(places) + i for i, b in enumerate(made.temporaries)}
+    places |= {f"size {name}": len(places) + i for i, name in enumerate((*bindings, ""))}
+    launches = tuple(
+        (launcher.launch, source.programs(bindings), _picker(source, places))
+        for source, launcher in zip(made.sources, executable.launchers, strict=True) if source.programs(bindings))
+    stream_of, current_device = compat.raw_stream(), torch.cuda.current_device
+
+    def queue(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        values = [t.data_ptr() for t in outputs]
+        values += [t.data_ptr() for t in inputs]
+        if words:
+            memory = allocate(block, device)  # given back at the end: the stream's later users wait for these kernels
+            start = memory.data_ptr()
+            values += [start + offset for offset in offsets]
+        values += constants
+        stream = stream_of(index)
+        for launch, grid, pick in launches:
+            launch(grid, stream, *pick(values))
+
+    def run(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        if current_device() == index:
+            queue(outputs, inputs)
+        else:
+            with torch.cuda.device(index):
+                queue(outputs, inputs)
+
+    return run
 
 
-def _product(dims: tuple[GridDim, ...], bindings: Bindings) -> int:
-    total = 1
-    for dim in dims:
-        total *= dim.count(bindings)
-    return total
+def _share(temporaries: Sequence[Buffer], bindings: Bindings) -> tuple[int, tuple[int, ...]]:
+    """One block for all temporaries: its length in 4-byte words, and where each starts, in bytes."""
+    offsets, end = [], 0
+    for buffer in temporaries:
+        offsets.append(end)
+        wanted = layout(buffer, bindings)
+        last = sum((n - 1) * step for n, step in zip(wanted.shape, wanted.strides)) + 1 if 0 not in wanted.shape else 0
+        end += -(-last * buffer.dtype.size // ALIGNMENT) * ALIGNMENT
+    return end // 4, tuple(offsets)
+
+
+def _picker(source: Source, places: Mapping[str, int]) -> Callable[[list[int]], Sequence[int]]:
+    """From the list of all values, a kernel's arguments in parameter order."""
+    zero = places["size "]
+    positions = []
+    for param in source.params:
+        match param.kind:
+            case ParamKind.POINTER:
+                positions.append(places[param.name])
+            case ParamKind.SIZE:
+                positions.append(places[f"size {param.name}"])
+            case ParamKind.ZERO:
+                positions.append(zero)
+    if len(positions) == 1:
+        only = positions[0]
+        return lambda values: (values[only],)
+    return itemgetter(*positions)

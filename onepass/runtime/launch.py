@@ -7,7 +7,7 @@ into a CUDA graph and used from several streams and threads at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -16,9 +16,11 @@ import torch
 from .. import compat
 from ..codegen.source import Source
 from ..errors import CompileFailed, DoesNotFit, UnsupportedDevice
+from . import cache as disk
 from . import offline
 from .binary import Binary, Usage, summarise
 from .card import OLDEST
+from .counts import heard
 from .job import job
 from .module import Job, build
 
@@ -27,21 +29,29 @@ from .module import Job, build
 class Launcher:
     """A kernel loaded on one CUDA device."""
 
-    name: str
+    work: Job
     device: int
-    binary: Binary
-    _launch: Callable[..., None]
-    _kernel: Any  # kept: from Triton 3.9 on, a kernel nobody holds is unloaded
+    launch: Callable[..., None]  # called with (grid, stream, *args) while this device is the current one
+    _kernel: Any = field(compare=False)  # kept: from Triton 3.9 on, a kernel nobody holds is unloaded
+
+    @property
+    def name(self) -> str:
+        return self.work.name
+
+    @property
+    def binary(self) -> Binary:
+        """What the kernel takes."""
+        return _binary(self.work, self.device)
 
     def __call__(self, grid: int, args: tuple[int, ...], stream: int) -> None:
         """Launch `grid` programs on a raw stream of this device. `args` are in parameter order, pointers as addresses."""
         if grid == 0:
             return
         if torch.cuda.current_device() == self.device:
-            self._launch(grid, stream, *args)
+            self.launch(grid, stream, *args)
         else:
             with torch.cuda.device(self.device):
-                self._launch(grid, stream, *args)
+                self.launch(grid, stream, *args)
 
 
 def prepare(source: Source, device: int, aligned: frozenset[str]) -> Launcher:
@@ -57,19 +67,25 @@ def prepare(source: Source, device: int, aligned: frozenset[str]) -> Launcher:
 
 @cache
 def _prepared(work: Job, device: int) -> Launcher:
+    store = disk.store()
     try:
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), compat.triton_files(str(store.kernels) if store else None, heard):
             kernel = build(work)
             launch = compat.triton_launcher(kernel)
     except Exception as error:  # Triton raises many unrelated types; all mean that this kernel cannot run
         failure = DoesNotFit if compat.is_out_of_resources(error) else CompileFailed
         raise failure(kernel=work.name, device=f"cuda:{device}", detail=_last_line(error)) from error
+    compat.triton_used(kernel)
+    return Launcher(work, device, launch, kernel)
+
+
+@cache
+def _binary(work: Job, device: int) -> Binary:
+    kernel = _prepared(work, device)._kernel
     registers, local_bytes, shared_bytes = compat.triton_usage(kernel)
     if local_bytes:  # the driver does not tell spills from other uses of local memory; a worker asks ptxas
-        binary = offline.measure(work, f"cuda:{device}")
-    else:
-        binary = summarise(Usage(registers, 0, 0), shared_bytes, kernel.asm["ptx"])
-    return Launcher(work.name, device, binary, launch, kernel)
+        return offline.measure(work, f"cuda:{device}")
+    return summarise(Usage(registers, 0, 0), shared_bytes, kernel.asm["ptx"])
 
 
 def _last_line(error: Exception) -> str:

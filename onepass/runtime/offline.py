@@ -19,7 +19,9 @@ from ..codegen.source import Source
 from ..device import Device
 from ..errors import CompileFailed
 from ..knobs import knobs
+from . import cache as disk
 from .binary import Binary
+from .counts import heard
 from .job import job
 from .module import Job
 
@@ -48,7 +50,10 @@ def measure(work: Job, device: str) -> Binary:
 def _measured(work: Job) -> Binary | str:
     """A Binary, or the compiler's complaint."""
     compat.triton("compile kernels")
-    answer = _pool(os.getpid()).ask(dataclasses.asdict(work))
+    store = disk.store()
+    answer = _pool(os.getpid()).ask({"job": dataclasses.asdict(work), "folder": str(store.kernels) if store else None})
+    for in_cache in answer.get("heard", ()):
+        heard(in_cache)
     if "failure" in answer:
         return str(answer["failure"])
     fields = answer["binary"]

@@ -77,16 +77,20 @@ def _complaint(error: Exception, noise: IO[bytes]) -> str:
 
 
 def _answer(line: str, noise: IO[bytes]) -> dict[str, Any]:
+    from onepass import compat  # after _shells
     from onepass.runtime.module import Job  # after _shells
 
-    fields = json.loads(line)
+    request = json.loads(line)
+    heard: list[bool] = []  # of each kernel, whether Triton's cache had it
+    fields = request["job"]
     fields["signature"] = tuple(tuple(pair) for pair in fields["signature"])
     fields["aligned"] = tuple(fields["aligned"])
     noise.truncate(0)
     try:
-        return {"binary": dataclasses.asdict(measure(Job(**fields)))}
+        with compat.triton_files(request["folder"], heard.append):
+            return {"binary": dataclasses.asdict(measure(Job(**fields))), "heard": heard}
     except Exception as error:  # whatever the compiler does to one job, the next one must find this process alive
-        return {"failure": _complaint(error, noise)}
+        return {"failure": _complaint(error, noise), "heard": heard}
 
 
 def main() -> None:

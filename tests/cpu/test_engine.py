@@ -1,0 +1,300 @@
+"""The engine: what is made once and for whom; launching into memory that a caller brings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from onepass import compat
+from onepass.capture.trace import capture
+from onepass.codegen.source import ParamKind, Source
+from onepass.device import device
+from onepass.errors import NoPlan, NotReady
+from onepass.integration import engine
+from onepass.integration.engine import Kernels, counts
+from onepass.ir.program import Program
+from onepass.pipeline import optimise
+from onepass.runtime import cache, executable, interpret, module, offline
+from onepass.runtime.counts import heard
+from onepass.runtime.executable import Executable, aligned_of
+from onepass.runtime.job import job
+from tests.cases import CASES
+
+CPU, CARD, H200 = torch.device("cpu"), torch.device("cuda", 0), device("h200")
+NOTHING: frozenset[str] = frozenset()
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A store of a test's own, and nothing in memory."""
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
+    engine._remembered.cache_clear()
+    yield
+    engine._remembered.cache_clear()
+
+
+def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.softmax(-1), x.sum(0)
+
+
+def program(rows: int = 12, cols: int = 40) -> Program:
+    return optimise(capture(both, (torch.zeros(rows, cols),)).program)
+
+
+def made_by(action: Any) -> Any:
+    before = counts()
+    action()
+    return counts() - before
+
+
+# ---- once ------------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_programs_are_planned_once() -> None:
+    blocks = [Kernels(program(), f"block {k}") for k in range(32)]
+    work = made_by(lambda: [b.executable({"s0": 12}, CPU, NOTHING) for b in blocks])
+    assert (work.plans, work.misses) == (1, 1)
+    assert len({id(b.executable({"s0": 12}, CPU, NOTHING)) for b in blocks}) == 1
+
+
+def test_lines_of_user_code_do_not_make_programs_differ() -> None:
+    elsewhere = replace(program(), nodes=tuple(replace(n, src="other.py:1 y = x") for n in program().nodes))
+    first, second = (Kernels(p, "it").executable({"s0": 12}, CPU, NOTHING) for p in (program(), elsewhere))
+    assert first is second
+    assert not [line for s in first.made.sources for line in s.text.splitlines() if ".py:" in line]
+
+
+def test_one_set_of_kernels_for_a_class_of_row_counts() -> None:
+    kernels = Kernels(program(), "it")
+    few = [kernels.executable({"s0": rows}, CPU, NOTHING) for rows in (2, 50, 100)]
+    assert len({id(e) for e in few}) == 1 and len(kernels.variants) == 1
+    for rows in (500, 5000, 50_000):
+        kernels.executable({"s0": rows}, CPU, NOTHING)
+    assert len(kernels.variants) == 4
+
+
+def test_sizes_a_kernel_had_better_know_get_kernels_of_their_own() -> None:
+    columns = optimise(capture(lambda x: x.softmax(0), (torch.zeros(12, 40),)).program)
+    kernels = Kernels(columns, "it")
+    assert kernels.executable({"s0": 12}, CPU, NOTHING) is not kernels.executable({"s0": 13}, CPU, NOTHING)
+    assert [v.fixed for v in kernels.variants] == [(("s0", 12),), (("s0", 13),)]
+
+
+def test_the_index_is_wide_where_it_must_be_and_alignment_means_nothing_to_an_interpreter() -> None:
+    kernels = Kernels(program(), "it")
+    for rows in (100_000_000, 90_000):
+        kernels.executable({"s0": rows}, CPU, frozenset({"x"}))
+    kernels.executable({"s0": 90_000}, CPU, NOTHING)
+    assert [(v.wide, v.aligned) for v in kernels.variants] == [(True, NOTHING), (False, NOTHING)]
+
+
+def test_threads_make_it_once() -> None:
+    found: list[Executable] = []
+    start, captured = threading.Barrier(8), program()  # torch traces one function at a time
+
+    def work() -> None:
+        kernels = Kernels(captured, "it")
+        start.wait()
+        found.append(kernels.executable({"s0": 12}, CPU, NOTHING))
+
+    def all_of_them() -> None:
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert made_by(all_of_them).plans == 1
+    assert len(found) == 8 and len({id(e) for e in found}) == 1
+
+
+def test_the_background() -> None:
+    kernels = Kernels(program(), "it")
+    future = kernels.prepare({"s0": 12}, CPU, NOTHING)
+    assert kernels.prepare({"s0": 13}, CPU, NOTHING) is future
+    work = made_by(lambda: kernels.executable({"s0": 12}, CPU, NOTHING))
+    assert future.result().sources and work.plans <= 1
+    assert made_by(lambda: Kernels(program(), "again").executable({"s0": 14}, CPU, NOTHING)).plans == 0
+
+
+def test_after_a_failure_the_next_call_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise NoPlan(what="it", device="h200", detail="not today")
+
+    kernels = Kernels(program(), "it")
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "interpretable", failing)
+        with pytest.raises(NoPlan):
+            kernels.executable({"s0": 12}, CPU, NOTHING)
+        with pytest.raises(NoPlan):
+            kernels.prepare({"s0": 12}, CPU, NOTHING).result()
+    assert kernels.executable({"s0": 12}, CPU, NOTHING).made.sources
+
+
+def test_a_kept_entry_still_leaves_its_sources_where_the_user_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for turn in range(2):
+        engine._remembered.cache_clear()
+        monkeypatch.setenv("ONEPASS_KEEP_SOURCES", str(tmp_path / f"kept{turn}"))
+        Kernels(program(), "it").executable({"s0": 12}, CPU, NOTHING)
+    first, second = (sorted(p.read_text() for p in (tmp_path / f"kept{k}").iterdir()) for k in range(2))
+    assert first and first == second
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------------
+
+NAMES = ("rms_norm-w-backward", "layer_norm-wb", "cross_entropy-mean", "sum-both")
+
+
+Ran = tuple[Executable, list[torch.Tensor], dict[str, int], dict[str, torch.Tensor]]
+
+
+def case(name: str, rows: int = 40, cols: int = 70) -> Ran:
+    """An executable, its inputs in order, its sizes, and what it computes."""
+    inputs = CASES[name].inputs(rows, cols, torch.bfloat16, "cpu")
+    captured = capture(CASES[name].function, inputs)
+    bindings = dict(captured.bind(inputs) or {})
+    runs = Kernels(optimise(captured.program), name).executable(bindings, CPU, NOTHING)
+    tensors = captured.tensors(inputs)
+    return runs, [tensors[b.name] for b in runs.made.inputs], bindings, runs(tensors, bindings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_into_memory_of_the_caller(name: str) -> None:
+    runs, inputs, bindings, expected = case(name)
+    mine = {name: torch.empty_like(t) for name, t in expected.items()}
+    runs.run_into(mine | {b.name: t for b, t in zip(runs.made.inputs, inputs)}, bindings)
+    assert all(torch.equal(mine[k], expected[k]) for k in expected)
+    bound = runs.bound(bindings)
+    outputs = [torch.empty_like(t) for t in expected.values()]
+    bound(outputs, inputs)
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected.values()))
+    assert runs.bound(dict(bindings) | {"unused": 3}) is bound
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_launches_get_the_right_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card's launches, by launchers that interpret what they are handed: addresses, sizes, grids."""
+    runs, inputs, bindings, expected = case(name, rows=700)
+    streams: list[int] = []
+
+    def launcher(source: Source) -> Any:
+        def launch(grid: int, stream: int, *args: int) -> None:
+            streams.append(stream)
+            assert grid == source.programs(bindings) and len(args) == len(source.params)
+            given = {p.name: a for p, a in zip(source.params, args)}
+            addresses: Any = {n: SimpleNamespace(data_ptr=lambda a=a: a) for n, a in given.items()}
+            sizes = {p.name: a for p, a in zip(source.params, args) if p.kind is ParamKind.SIZE}
+            assert all(a == 0 for p, a in zip(source.params, args) if p.kind is ParamKind.ZERO)
+            interpret.run(source, addresses, dict(bindings) | sizes)
+        return SimpleNamespace(launch=launch)
+
+    monkeypatch.setattr(compat, "raw_stream", lambda: lambda index: 77 + index)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    allocate = executable.allocate
+    monkeypatch.setattr(executable, "allocate", lambda wanted, _: allocate(wanted, CPU).fill_(torch.nan))
+    on_card = Executable(runs.made, CARD, tuple(launcher(s) for s in runs.made.sources))
+    outputs = [torch.empty_like(t) for t in expected.values()]
+    on_card.bound(bindings)(outputs, inputs)
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected.values()))
+    assert streams == [77] * len(runs.made.sources)
+
+
+def test_temporaries_share_one_aligned_block() -> None:
+    made = next(m for m in (case(n, rows=3000, cols=8)[0].made for n in ("sum-both", "rms_norm-w-backward")) if m.temporaries)
+    doubled = (*made.temporaries, *made.temporaries)
+    words, offsets = executable._share(doubled, {"s0": 3000})
+    assert offsets[0] == 0 and all(o % 256 == 0 for o in offsets) and list(offsets) == sorted(set(offsets))
+    sizes = [t.untyped_storage().nbytes() for b in doubled for t in [executable.allocate(executable.layout(b, {"s0": 3000}), CPU)]]
+    ends = [o + n for o, n in zip(offsets, sizes)]
+    assert all(end <= start for end, start in zip(ends, (*offsets[1:], 4 * words)))
+
+
+def test_outputs_that_a_caller_brings_may_be_misaligned() -> None:
+    source = case("layer_norm-wb")[0].made.sources[0]
+    outputs = frozenset(n for n in source.fresh if n.startswith("out"))
+    assert outputs and outputs <= aligned_of(source, NOTHING)
+    assert not outputs & aligned_of(source, NOTHING, brought=outputs)
+    assert outputs <= aligned_of(source, outputs, brought=outputs)
+
+
+# ---- as on a card, as far as one can without -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """An H200 whose kernels are compiled in this process and never run; whether the stream is being captured."""
+    capturing = [False]
+
+    def prepare(source: Source, index: int, aligned: frozenset[str]) -> Any:
+        store = cache.store()
+        with compat.triton_files(str(store.kernels) if store else None, heard):
+            module.build(job(source, 90, aligned))
+        return SimpleNamespace(binary=offline.compile(source, H200, aligned), launch=None)
+
+    monkeypatch.setattr(engine, "present", lambda index: H200)
+    monkeypatch.setattr(engine, "prepare", prepare)
+    monkeypatch.setattr(executable, "prepare", prepare)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    offline._measured.cache_clear()
+    return capturing
+
+
+def test_what_workers_compile_in_the_background_is_found_when_loading(card: list[bool]) -> None:
+    kernels = Kernels(program(cols=56), "it")
+    made = kernels.prepare({"s0": 12}, CARD, frozenset({"x", "out0"})).result()
+    work = made_by(lambda: kernels.executable({"s0": 12}, CARD, frozenset({"x", "out0"})))
+    assert (work.plans, work.compilations, work.found) == (0, 0, len(made.sources))
+    assert all(b.registers for b in made.binaries)
+
+
+def test_a_second_process_neither_plans_nor_compiles(card: list[bool]) -> None:
+    cold = made_by(lambda: Kernels(program(cols=48), "it").executable({"s0": 12}, CARD, NOTHING))
+    engine._remembered.cache_clear()
+    offline._measured.cache_clear()
+    warm = made_by(lambda: Kernels(program(cols=48), "it").executable({"s0": 12}, CARD, NOTHING))
+    assert cold.plans == 1 and cold.compilations > 0
+    assert (warm.plans, warm.compilations, warm.hits) == (0, 0, 1)
+
+
+def test_alignment_makes_kernels_differ_on_a_card(card: list[bool]) -> None:
+    kernels = Kernels(program(), "it")
+    for aligned in (frozenset({"x", "out0", "out1"}), frozenset({"x"}), frozenset({"x", "not a buffer"})):
+        kernels.executable({"s0": 12}, CARD, aligned)
+    assert len(kernels.variants) == 2
+
+
+def test_nothing_is_made_while_a_graph_is_captured(card: list[bool]) -> None:
+    kernels = Kernels(program(), "both")
+    card[0] = True
+    with pytest.raises(NotReady, match="both"):
+        kernels.executable({"s0": 12}, CARD, NOTHING)
+    card[0] = False
+    made = kernels.executable({"s0": 12}, CARD, NOTHING)
+    card[0] = True
+    assert kernels.executable({"s0": 12}, CARD, NOTHING) is made
+    assert kernels.executable({"s0": 13}, CARD, NOTHING) is made  # of the same class of row counts
+
+
+def test_triton_is_left_as_it_was() -> None:
+    knobs = compat.triton("test").knobs
+    heard_of: list[Any] = []
+    before = dict(vars(knobs.cache)), dict(vars(knobs.compilation))
+    knobs.compilation.listener = lambda **event: heard_of.append(event["cache_hit"])
+    try:
+        source = case("softmax-last")[0].made.sources[0]
+        store = cache.store()
+        assert store is not None
+        with compat.triton_files(str(store.kernels), heard):
+            assert knobs.cache.dir == str(store.kernels)
+            module.build(job(source, 90))
+        assert len(heard_of) == 1 and knobs.cache.dir != str(store.kernels)
+    finally:
+        knobs.compilation.listener = None
+    assert vars(knobs.cache) == before[0] and vars(knobs.compilation).get("listener") == before[1].get("listener")

@@ -1,0 +1,466 @@
+"""The store: what comes back is what was put in, whatever happened to the disk meanwhile, and it is never out of date."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onepass
+from onepass.capture.trace import capture
+from onepass.device import device
+from onepass.errors import OnepassWarning
+from onepass.integration import engine
+from onepass.knobs import Knobs, Setting, knobs
+from onepass.pipeline import compile, interpretable, optimise, representative, specialise
+from onepass.runtime import cache, offline
+from onepass.runtime.compiled import Made
+from onepass.runtime.counts import counts
+from onepass.runtime.saved import Damaged, pack, unpack
+from tests.cases import CASES
+
+H200 = device("h200")
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("rms_norm-w-backward", "layer_norm-wb", "softmax-last", "sum-both", "cross_entropy-mean")
+KEY = "0" * 64
+
+
+def made(name: str, rows: int = 48, cols: int = 130) -> Made:
+    """The kernels of a case, not compiled."""
+    inputs = CASES[name].inputs(rows, cols, torch.bfloat16, "cpu")
+    captured = capture(CASES[name].function, inputs)
+    program, free = specialise(optimise(captured.program), captured.bind(inputs) or {})
+    return interpretable(program, representative(program, free, H200), H200).made
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of a test's own, and no kernels in memory."""
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
+    engine._remembered.cache_clear()
+    return tmp_path / "store"
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return x.softmax(-1)
+
+
+X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+
+
+def again() -> Any:
+    """softmax of X as a process would compute it that finds only the store; and what it had to do."""
+    engine._remembered.cache_clear()
+    cache._opened.cache_clear()
+    before = counts()
+    return onepass.fuse(softmax)(X), counts() - before
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted((folder / "entries").iterdir())
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_comes_back(name: str) -> None:
+    kept = made(name)
+    assert unpack(KEY, pack(KEY, kept)) == kept
+    assert kept.summary.kernels and kept.summary.floor_bytes and kept.summary.predicted_us and kept.sources
+
+
+def test_what_the_compiler_said_comes_back() -> None:
+    """Registers, and plans that were thrown away: the first one is made to spill."""
+    inputs = CASES["rms_norm-w-backward"].inputs(64, 1024, torch.bfloat16, "cpu")
+    captured = capture(CASES["rms_norm-w-backward"].function, inputs)
+    seen: list[str] = []
+
+    def measure(source: Any) -> Any:
+        seen.append(source.text)
+        binary = offline.compile(source, H200)
+        return replace(binary, spill_bytes=64, spills_in_loop=True) if source.text == seen[0] else binary
+
+    kept = compile(optimise(captured.program), captured.bind(inputs) or {}, H200, measure).made
+    assert kept.rejected and kept.binaries and kept.binaries[0].loads
+    back = unpack(KEY, pack(KEY, kept))
+    assert back == kept and back.binaries[0].loads == kept.binaries[0].loads
+
+
+def test_refused_merges_and_temporaries_come_back() -> None:
+    several = [made(name, 4096, 4096) for name in ("rms_norm-w-backward", "sum-both")]
+    assert any(m.temporaries for m in several)
+    assert all(unpack(KEY, pack(KEY, m)) == m for m in several)
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------------
+
+
+def test_no_byte_can_change_unnoticed() -> None:
+    content = pack(KEY, made("softmax-last"))
+    for at in range(0, len(content), 7):
+        for bit in (0, 5):
+            flipped = bytearray(content)
+            flipped[at] ^= 1 << bit
+            with pytest.raises(Damaged):
+                unpack(KEY, bytes(flipped))
+    for length in (0, 1, 50, len(content) // 2, len(content) - 1):
+        with pytest.raises(Damaged):
+            unpack(KEY, content[:length])
+    for other in (content + b" ", b"", b"{}", b"null\nnull"):
+        with pytest.raises(Damaged):
+            unpack(KEY, other)
+    with pytest.raises(Damaged):
+        unpack("1" * 64, content)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{}", b"nothing", b"[" * 100_000, b'{"buffers": []}'])
+def test_a_sealed_file_of_another_form_is_damaged(body: bytes) -> None:
+    from onepass.runtime import saved
+
+    with pytest.raises(Damaged):
+        unpack(KEY, saved._sealed(KEY, body))
+
+
+def test_values_must_be_of_their_declared_types() -> None:
+    from onepass.runtime import saved
+
+    content = json.loads(pack(KEY, made("softmax-last")).partition(b"\n")[2])
+    for path, wrong in ((("sources", 0, "warps"), True), (("sources", 0, "text"), 3), (("buffers", 0, "dtype"), "f99"),
+                        (("sources", 0, "params", 0, "kind"), "__class__"), (("summary", "floor_bytes"), "9"),
+                        (("summary", "sizes"), [["s0", 1, 2]]), (("buffers", 0, "shape"), {}), (("rejected",), None)):
+        changed = json.loads(json.dumps(content))
+        at: Any = changed
+        for step in path[:-1]:
+            at = at[step]
+        at[path[-1]] = wrong
+        with pytest.raises(Damaged):
+            unpack(KEY, saved._sealed(KEY, json.dumps(changed).encode()))
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def of_another_key(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(path.stem.encode(), b"0" * 64))
+
+
+def of_another_schema(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"schema": 1', b'"schema": 2'))
+
+
+def a_link(path: Path) -> None:
+    elsewhere = path.parent.parent / "elsewhere.json"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def group_writable(path: Path) -> None:
+    path.chmod(0o620)
+
+
+def world_writable(path: Path) -> None:
+    path.chmod(0o602)
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir(0o700)
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped, emptied, of_another_key, of_another_schema, a_link, group_writable,
+                                    world_writable, a_pipe, a_folder], ids=lambda f: f.__name__)
+def test_a_damaged_entry_is_set_aside_and_made_again(damage: Any, folder: Path) -> None:
+    right, work = again()
+    assert (work.plans, work.misses) == (1, 1)
+    assert again()[1].hits == 1
+    (path,) = entries(folder)
+    damage(path)
+    with pytest.warns(OnepassWarning, match="ONEPASS-502"):
+        result, work = again()
+    assert torch.equal(result, right) and (work.plans, work.hits, work.misses) == (1, 0, 1)
+    assert [p.name.split(".")[0] for p in (folder / "quarantine").iterdir()] == [path.stem]
+    result, work = again()
+    assert torch.equal(result, right) and (work.plans, work.hits) == (0, 1)
+
+
+def test_an_entry_of_another_user_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, _ = again()
+    fstat = os.fstat
+
+    def foreign(handle: int) -> os.stat_result:
+        values = list(fstat(handle))
+        values[4] += 1  # st_uid
+        return os.stat_result(values)
+
+    monkeypatch.setattr(cache.os, "fstat", foreign)
+    with pytest.warns(OnepassWarning, match="another user"):
+        result, work = again()
+    assert torch.equal(result, right) and work.plans == 1
+
+
+# ---- folders that cannot be used -------------------------------------------------------------------------------------------
+
+
+def works_with_one_warning(match: str) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        cache._opened.cache_clear()
+        for k in range(3):
+            engine._remembered.cache_clear()
+            assert torch.equal(onepass.fuse(softmax)(X + k), onepass.fuse(softmax)(X + k))
+            assert torch.allclose(onepass.fuse(lambda x: x.sum(-1))(X), X.sum(-1))
+    coded = [str(w.message) for w in said if issubclass(w.category, OnepassWarning)]
+    assert len(coded) == 1 and "ONEPASS-501" in coded[0] and match in coded[0]
+
+
+def test_a_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    monkeypatch.setattr(cache.os, "getuid", lambda: folder.stat().st_uid + 1)
+    works_with_one_warning("another user")
+    assert not list(folder.iterdir())
+
+
+def test_a_file_where_the_parent_folder_should_be(folder: Path) -> None:
+    folder.parent.joinpath("file").write_text("")
+    os.environ["ONEPASS_CACHE_DIR"] = str(folder.parent / "file" / "store")  # the fixture puts it back
+    works_with_one_warning("store")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
+def test_a_disk_that_cannot_be_written(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    opened = os.open
+
+    def refusing(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_CREAT and str(folder) in str(path):
+            raise OSError(number, os.strerror(number))
+        return opened(path, flags, *rest, **more)
+
+    monkeypatch.setattr(cache.os, "open", refusing)
+    works_with_one_warning(os.strerror(number))
+    assert not entries(folder)
+
+
+def test_a_disk_that_fills_up_while_writing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache.os, "replace", full)
+    works_with_one_warning(os.strerror(errno.ENOSPC))
+    assert not entries(folder)  # no draft is left
+
+
+def test_a_warm_store_can_be_read_from_a_read_only_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, _ = again()
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    folder.chmod(0o755)
+    for name in ("utime", "chmod", "replace"):
+        monkeypatch.setattr(cache.os, name, refused)
+    result, work = again()
+    assert torch.equal(result, right) and (work.plans, work.hits) == (0, 1)
+
+
+def test_binaries_go_elsewhere_where_the_store_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    store = cache.Store(folder)
+    assert store.kernels == folder / "triton"
+    monkeypatch.setattr(cache, "_write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    full = cache.Store(folder)
+    with pytest.warns(OnepassWarning, match="ONEPASS-501"):
+        assert full.kernels != folder / "triton" and full.kernels.is_dir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        full.save(KEY, made("softmax-last"))
+        assert full.kernels.is_dir()
+
+
+def test_the_folder_is_its_users_alone(folder: Path) -> None:
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    again()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (path,) = entries(folder)
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_turned_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPASS_CACHE", "0")
+    assert again()[1].plans == again()[1].plans == 1
+    assert not folder.exists()
+
+
+def test_where_the_store_is() -> None:
+    assert knobs({"ONEPASS_CACHE_DIR": "/somewhere"}).cache_dir == Path("/somewhere")
+    from onepass.knobs import _user_cache
+
+    assert _user_cache({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/onepass")
+    assert _user_cache({}).is_absolute() and knobs({}).cache
+
+
+# ---- keys ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_follows_from_facts_versions_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache.key({"a": 1})
+    assert before == cache.key({"a": 1}) and before != cache.key({"a": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "versions", lambda: {"onepass": "other"})
+        assert cache.key({"a": 1}) != before
+    seen = set()
+    for now in ("1", "2"):
+        monkeypatch.setattr(cache, "describe", lambda now=now: (Setting("ONEPASS_EXAMPLE", now, "1", "", True),))
+        seen.add(cache.key({"a": 1}))
+    assert len(seen | {before}) == 3
+    monkeypatch.setattr(cache, "describe", lambda: (Setting("ONEPASS_EXAMPLE", "3", "1", "", False),))
+    assert cache.key({"a": 1}) == before
+
+
+def test_settings_that_change_code_say_so() -> None:
+    """None does by now; one that did would change keys."""
+    assert not [k.name for k in fields(Knobs) if k.metadata["in_cache_key"]]
+
+
+def test_every_part_of_a_variant_is_in_the_key() -> None:
+    program = optimise(capture(softmax, (X,)).program)
+    base = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, False)
+    others = [replace(base, fixed=(("s1", 3),)), replace(base, sizes=(("s0", 67),)), replace(base, wide=True),
+              replace(base, aligned=frozenset()), replace(base, device=device("h100")),
+              replace(base, device=replace(H200, sms=131)), replace(base, interpreted=True)]
+    assert {f.name for f in fields(engine.Variant)} == {"fixed", "sizes", "wide", "aligned", "device", "interpreted"}
+    keys = [cache.key(engine._facts_of_entry(program, v)) for v in (base, *others)]
+    keys.append(cache.key(engine._facts_of_entry(replace(program, name="other"), base)))
+    assert len(set(keys)) == len(keys)
+
+
+def test_sources_are_read_to_the_last_byte(tmp_path: Path) -> None:
+    copy = tmp_path / "onepass"
+    shutil.copytree(ROOT / "onepass", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    before = cache.sources_digest(copy)
+    assert before == cache.sources_digest(copy)
+    path = copy / "plan" / "cost.py"
+    path.write_text(path.read_text() + "# one more line\n")
+    changed = cache.sources_digest(copy)
+    path.rename(copy / "plan" / "price.py")
+    assert len({before, changed, cache.sources_digest(copy)}) == 3
+
+
+# ---- several processes and threads -----------------------------------------------------------------------------------------
+
+PROCESS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import torch, onepass
+from onepass.integration.engine import counts
+x = torch.arange(240.0).reshape(6, 40).sin()
+y = onepass.fuse(lambda x: (x.softmax(-1), x.sum(0)))(x)
+print(json.dumps({"plans": counts().plans, "hits": counts().hits, "bits": [t.tolist() for t in y]}))
+"""
+
+
+def process(package: Path = ROOT) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-P", "-c", PROCESS, str(package)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_second_process_plans_nothing_and_other_sources_plan_anew(folder: Path, tmp_path: Path) -> None:
+    first, second = process(), process()
+    assert (first["plans"], first["hits"]) == (1, 0) and (second["plans"], second["hits"]) == (0, 1)
+    assert first["bits"] == second["bits"]
+    shutil.copytree(ROOT / "onepass", tmp_path / "onepass", ignore=shutil.ignore_patterns("__pycache__"))
+    changed = tmp_path / "onepass" / "plan" / "cost.py"
+    changed.write_text(changed.read_text() + "# one more line\n")
+    third = process(tmp_path)
+    assert (third["plans"], third["hits"]) == (1, 0) and third["bits"] == first["bits"]
+
+
+def test_writers_and_readers_at_once(folder: Path) -> None:
+    folder.mkdir()
+    store, kept = cache.Store(folder), [made(name) for name in NAMES]
+    keys = [f"{k:064x}" for k in range(len(kept))]
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        for turn in range(40):
+            k = (seed + turn) % len(kept)
+            (cache.Store(folder) if turn % 2 else store).save(keys[k], kept[k])
+            found = store.load(keys[(k + seed) % len(kept)])
+            if found is not None and found not in kept:
+                wrong.append(found)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong and [store.load(k) for k in keys] == kept
+    assert [p.name for p in entries(folder)] == [f"{k}.json" for k in keys]
+
+
+# ---- size ------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
+    folder.mkdir()
+    kept = made("softmax-last")
+    size = len(pack(KEY, kept))
+    store = cache.Store(folder, most_bytes=10 * size)
+    keys = [f"{k:064x}" for k in range(12)]
+    for age, key in enumerate(reversed(keys)):
+        store.save(key, kept)
+        os.utime(store._path(key), times=(0, 1e9 - 100 * age))
+    assert store.load(keys[0]) is not None  # now the youngest
+    store.sweep()
+    left = {p.stem for p in entries(folder)}
+    assert keys[0] in left and 6 <= len(left) <= 8 and left == {keys[0], *keys[13 - len(left):]}
+
+
+def test_binaries_count_and_dead_drafts_go(folder: Path) -> None:
+    folder.mkdir()
+    store = cache.Store(folder, most_bytes=10_000)
+    store.save(KEY, made("softmax-last"))
+    old, young = (store.kernels / name for name in ("OLD", "YOUNG"))
+    for binary in (old, young):
+        binary.mkdir()
+        (binary / "kernel.cubin").write_bytes(bytes(20_000))
+    draft = folder / "entries" / ".abc.json.1.tmp"
+    draft.write_bytes(b"half")
+    for path in (old, draft):
+        os.utime(path, times=(0, 0))
+    store.sweep()
+    assert not old.exists() and young.exists() and not draft.exists()
