@@ -10,13 +10,21 @@ from .errors import OnepassError
 
 if TYPE_CHECKING:
     from .integration.fuse import fuse
+    from .integration.inductor import backend, disable, enable
+    from .integration.settings import settings
     from .tools.explain import Report, explain
+    from .tools.process_report import report
 
 __version__ = "0.1.0"
-__all__ = ["fuse", "explain", "Report", "Device", "DEVICES", "OnepassError", "__version__"]
+__all__ = ["backend", "settings", "enable", "disable", "fuse", "explain", "report", "Report", "Device", "DEVICES",
+           "OnepassError", "__version__"]
 
 # Loaded at first use, so that importing onepass costs next to nothing.
-_LATER = {"fuse": ".integration.fuse", "explain": ".tools.explain", "Report": ".tools.explain"}
+_LATER = {
+    "backend": ".integration.inductor", "enable": ".integration.inductor", "disable": ".integration.inductor",
+    "settings": ".integration.settings",
+    "fuse": ".integration.fuse", "explain": ".tools.explain", "Report": ".tools.explain", "report": ".tools.process_report",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..errors import ClosureTensor, UnsupportedOp, UnsupportedView
+from ..errors import ClosureTensor, OnepassError, UnsupportedOp, UnsupportedView
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer, Program, Store
 from ..ir.size import Size, mul
@@ -45,13 +45,33 @@ class Output:
     buffer: Buffer
 
 
+class Blocked(Exception):
+    """A node that cannot be part of a Program, and why."""
+
+    def __init__(self, node: fx.Node, error: OnepassError) -> None:
+        super().__init__(f"{node}: {error}")
+        self.node, self.error = node, error
+
+
 def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...],
           to_size: ToSize) -> Program:
     """The Program that computes some nodes of a functional graph from its inputs. `to_size` reads torch's symbolic ints."""
+    try:
+        return lower_part(graph, name, inputs, outputs, to_size)
+    except Blocked as blocked:
+        raise blocked.error from None
+
+
+def lower_part(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...],
+               to_size: ToSize) -> Program:
+    """The same for a part of a larger graph, which may do without a node: what cannot be lowered is Blocked."""
     walk = _Walk(graph, inputs, to_size)
-    for output in outputs:
-        walk.store(output)
-    return walk.draft.finish(name, (*inputs.values(), *(o.buffer for o in outputs)))
+    try:
+        for output in outputs:
+            walk.store(output)
+        return walk.draft.finish(name, (*inputs.values(), *(o.buffer for o in outputs)))
+    except OnepassError as error:
+        raise Blocked(walk.current, error) from error
 
 
 class _Walk:
@@ -63,6 +83,7 @@ class _Walk:
         self.env: dict[fx.Node, Any] = {node: self._input(buffer) for node, buffer in inputs.items()}
         self.owner = graph.owning_module
         self.order = {node: i for i, node in enumerate(graph.nodes)}
+        self.current = next(iter(graph.nodes))  # the node being lowered
 
     def _input(self, buffer: Buffer) -> Tensor:
         dims = tuple(self.draft.atoms.dim(size) for size in buffer.shape)
@@ -103,6 +124,7 @@ class _Walk:
 
     def _at(self, node: fx.Node) -> str:
         """The line of user code a node came from; what is drafted next says so, if it is known."""
+        self.current = node
         where = user_line(node.stack_trace)
         self.draft.src = "" if where == UNKNOWN else where
         return where

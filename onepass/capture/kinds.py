@@ -1,0 +1,144 @@
+"""What a node of a post-grad graph is to region finding: computed by onepass, seen through, or left to Inductor."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import compat
+from ..ir.expr import BY_TORCH
+from .lookups import LOOKUPS
+from .lower import TABLE, op_name
+from .reductions import HANDFUL, REDUCTIONS
+from .views import VIEWS
+
+
+class Kind(Enum):
+    """The part a node can play."""
+
+    LIGHT = "a view, a constant or a widening: computed again wherever it is used"
+    HEAVY = "arithmetic or a reduction: belongs to one region, or to none"
+    SOFT = "left to Inductor, which computes it inside a kernel of its neighbours"
+    HARD = "an input, an output or a kernel of its own"
+
+
+_COPIES = frozenset({"aten.clone", "aten.contiguous", "aten.copy", "prims.clone", "aten.lift_fresh_copy"})
+_CASTS = frozenset({"prims.convert_element_type", "aten._to_copy"})
+_CONSTANTS = frozenset({"prims.iota", "aten.arange", "aten.full", "aten.zeros", "aten.ones", "aten.scalar_tensor", "aten.full_like",
+                        "aten.zeros_like", "aten.ones_like", "aten.new_zeros", "aten.new_ones", "aten.new_full"})
+# Inductor writes the pieces of a concatenation where they belong and inlines look-ups and random numbers.
+_LEFT = frozenset({"aten.cat", "aten.stack", "aten.constant_pad_nd", "aten.slice_scatter", "aten.select_scatter",
+                   "aten.slice_backward", "aten.select_backward", "aten.empty", "aten.empty_like", "aten.new_empty"})
+_INLINED = frozenset({"aten.embedding", "aten.index", "aten._unsafe_index", "aten._unsafe_masked_index", "aten.bucketize",
+                      "prims.inductor_random", "prims.inductor_randint", "prims.inductor_lookup_seed", "aten.rand",
+                      "aten.bernoulli", "aten.flip", "aten.roll", "aten.tril", "aten.triu"})
+# Folds that onepass has no Monoid for: named, so that what is left can be counted.
+OTHER_REDUCTIONS = frozenset({"aten.cumsum", "aten.cumprod", "aten.logcumsumexp", "aten.topk", "aten.sort", "aten.median",
+                              "aten.kthvalue", "aten.mode", "aten.scatter_reduce", "aten.scatter_add", "aten.norm"})
+_BY_ELEMENT = "pointwise"  # torch's tag of ops that treat each element alone
+
+
+def is_reduction(node: fx.Node) -> bool:
+    """Whether a node folds an axis, by onepass or by others. A handful of elements is no axis: Inductor adds them one by one."""
+    if node.op != "call_function":
+        return False
+    name = op_name(node.target)
+    return name in OTHER_REDUCTIONS or name in REDUCTIONS and not _is_handful(node)
+
+
+def _is_handful(node: fx.Node) -> bool:
+    source = node.args[0] if node.args else None
+    taken, given = tensors_of(source) if isinstance(source, fx.Node) else (), tensors_of(node)
+    return bool(taken and given) and numel(taken[0]) < HANDFUL * max(numel(given[0]), 1)
+
+
+def tensors_of(node: fx.Node) -> tuple[torch.Tensor, ...]:
+    """The shape-only tensors a node gives: none for sizes, several for an op with several results."""
+    val = node.meta.get("val")
+    several = val if isinstance(val, (tuple, list)) else (val,)
+    return tuple(v for v in several if isinstance(v, torch.Tensor))
+
+
+def nbytes(node: fx.Node) -> int:
+    """The bytes of what a node gives, by the sizes seen when the graph was traced."""
+    return sum(numel(t) * t.element_size() for t in tensors_of(node))
+
+
+def numel(tensor: torch.Tensor) -> int:
+    """How many elements, by the sizes seen when the graph was traced."""
+    total = 1
+    for size in tensor.shape:
+        total *= compat.size_hint(size) or 0
+    return total
+
+
+def complaint(node: fx.Node, device: torch.device) -> str | None:
+    """Why onepass cannot compute a node that it has a row for; None if nothing speaks against it."""
+    for tensor in tensors_of(node):
+        if tensor.device != device:
+            return f"it is on {tensor.device}, not on {device}"
+        if tensor.dtype not in BY_TORCH:
+            return f"its dtype is {tensor.dtype}"
+        if any(compat.size_hint(s) is None for s in tensor.shape):
+            return "a size is known only when it runs"
+        if numel(tensor) == 0:
+            return "it has no elements"
+    return None
+
+
+def kinds(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str]) -> dict[fx.Node, Kind]:
+    """The kind of every node. `blocked` ones have a row but could not be lowered."""
+    found: dict[fx.Node, Kind] = {}
+    for node in graph.nodes:
+        found[node] = _kind(node, device, blocked, found)
+    return found
+
+
+def _kind(node: fx.Node, device: torch.device, blocked: Collection[fx.Node], before: Mapping[fx.Node, Kind]) -> Kind:
+    if node.op != "call_function" or not tensors_of(node):
+        return Kind.HARD
+    if node.target is operator.getitem:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return Kind.LIGHT if before[source] in (Kind.HEAVY, Kind.LIGHT) else before[source]
+    name = op_name(node.target)
+    is_sum = name in REDUCTIONS and _is_handful(node)
+    if node in blocked or name in _LEFT or name not in TABLE or complaint(node, device) or is_sum and _folds_neighbours(node):
+        return Kind.SOFT if _is_inlined(node, name) else Kind.HARD
+    if name in _CONSTANTS:
+        return Kind.LIGHT
+    if name in _COPIES:
+        return Kind.HEAVY
+    if name in VIEWS or name in _CASTS and _widens(node):
+        return Kind.LIGHT
+    return Kind.HEAVY
+
+
+def _folds_neighbours(node: fx.Node) -> bool:
+    """Whether a reduction runs over several dims, or along memory."""
+    dims = node.args[1] if len(node.args) > 1 else None
+    source = node.args[0]
+    if not (isinstance(dims, (list, tuple)) and len(dims) == 1 and isinstance(dims[0], int) and isinstance(source, fx.Node)):
+        return True
+    stride = tensors_of(source)[0].stride(dims[0])
+    return isinstance(stride, int) and stride == 1
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether a cast gives at least as many bytes as it takes: then reading its argument again is no worse."""
+    source = node.args[0]
+    return isinstance(source, fx.Node) and nbytes(node) >= nbytes(source)
+
+
+def _is_inlined(node: fx.Node, name: str) -> bool:
+    if name in REDUCTIONS:
+        return _is_handful(node)
+    target: Any = node.target
+    tags = getattr(target, "tags", ())
+    by_element = any(str(tag).endswith(_BY_ELEMENT) for tag in tags)
+    return by_element or name in _INLINED or name in _LEFT or name in VIEWS or name in LOOKUPS

@@ -1,0 +1,85 @@
+"""A graph with views and constants looked through: who computes, who uses, how many bytes lie between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+import torch
+from torch import fx
+
+from .kinds import Kind, is_reduction, kinds, nbytes
+
+
+class Net:
+    """The computing nodes of a graph, by number, in order."""
+
+    def __init__(self, graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str], epilogues: bool) -> None:
+        self.kind = kinds(graph, device, blocked)
+        self.nodes = [n for n in graph.nodes if self.kind[n] is not Kind.LIGHT]
+        self.at = {n: i for i, n in enumerate(self.nodes)}
+        self.epilogues = epilogues
+        self._seen: dict[fx.Node, tuple[int, ...]] = {}
+        self.bases = [self._through(n.all_input_nodes) for n in self.nodes]
+        self.after: list[list[int]] = [[] for _ in self.nodes]
+        for user, bases in enumerate(self.bases):
+            for base in bases:
+                self.after[base].append(user)
+        self.bytes = [nbytes(n) for n in self.nodes]
+        self.reduces = [is_reduction(n) for n in self.nodes]
+        self.epoch = self._epochs()
+
+    def _through(self, sources: Iterable[fx.Node]) -> tuple[int, ...]:
+        """The computing nodes behind some values."""
+        found: dict[int, None] = {}
+        for source in sources:
+            if self.kind[source] is not Kind.LIGHT:
+                found[self.at[source]] = None
+                continue
+            if source not in self._seen:
+                self._seen[source] = self._through(source.all_input_nodes)
+            found |= dict.fromkeys(self._seen[source])
+        return tuple(found)
+
+    def _epochs(self) -> list[int]:
+        """How many writes to existing memory come before each node: regions do not reach across one."""
+        epochs, writes = [], 0
+        for node in self.nodes:
+            schema = getattr(node.target, "_schema", None)
+            writes += bool(schema is not None and schema.is_mutable)
+            epochs.append(writes)
+        return epochs
+
+    @cached_property
+    def heavy(self) -> tuple[int, ...]:
+        return tuple(i for i, n in enumerate(self.nodes) if self.kind[n] is Kind.HEAVY)
+
+    def is_heavy(self, node: int) -> bool:
+        return self.kind[self.nodes[node]] is Kind.HEAVY
+
+    def fuses(self, node: int, taken: Mapping[int, int]) -> bool:
+        """Whether Inductor would compute a node outside all regions inside a kernel of its neighbours."""
+        kind = self.kind[self.nodes[node]]
+        if kind is Kind.HARD:
+            return self.epilogues and self._is_matmul(node) and len(self.after[node]) == 1
+        return node not in taken and not self.reduces[node]
+
+    def _is_matmul(self, node: int) -> bool:
+        return str(self.nodes[node].target).startswith(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"))
+
+    def values(self, node: int) -> tuple[fx.Node, ...]:
+        """A node, or the results of one that has several."""
+        computed = self.nodes[node]
+        return tuple(computed.users) if isinstance(computed.meta.get("val"), (tuple, list)) else (computed,)
+
+    def users_of(self, value: fx.Node) -> set[int]:
+        """Who uses a value, directly or through views."""
+        found, waiting, seen = set[int](), [value], {value}
+        while waiting:
+            for user in waiting.pop().users:
+                if self.kind[user] is not Kind.LIGHT:
+                    found.add(self.at[user])
+                elif user not in seen:
+                    seen.add(user)
+                    waiting.append(user)
+        return found

@@ -1,0 +1,124 @@
+"""A region of a graph -> its Program, and where the values it is called with come from."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import compat
+from ..errors import SymbolicAxis
+from ..ir.expr import BY_TORCH
+from ..ir.program import Buffer, Load, Program
+from ..ir.size import Bindings, Size, product, sym
+from ..ir.text import show
+from .lower import Blocked, Output, lower_part, op_name
+from .regions import Region
+from .source import UNKNOWN, user_line
+
+MOST_NAMES = 3  # of ops in a region's name
+
+
+@dataclass(frozen=True)
+class Part:
+    """A region, lowered. Buffers are called in0, in1, ..., out0, ... in the order of `inputs` and `outputs`."""
+
+    region: Region
+    program: Program  # with the lines of user code it came from
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    expressions: Mapping[str, str]  # the Program's symbols in torch's terms
+    hints: Bindings  # and their values when the graph was traced
+
+    @cached_property
+    def text(self) -> str:
+        """The Program without lines of user code: equal work has equal text, wherever in a model it is."""
+        nodes = tuple(replace(n, src="") for n in self.program.nodes)
+        return show(replace(self.program, nodes=nodes))
+
+    @cached_property
+    def key(self) -> str:
+        """What the text is known by."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    @property
+    def id(self) -> str:
+        """A short name for people, the same in every process."""
+        return self.key[:10]
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of user code the region came from, `file.py:12` and their text."""
+        found = (user_line(n.stack_trace) for n in self.region.nodes)
+        return tuple(dict.fromkeys(line for line in found if line != UNKNOWN))
+
+
+def lowered(graph: fx.Graph, region: Region) -> Part:
+    """The Program of a region. A node that has no place in one is Blocked."""
+    sizes = _Sizes()
+    inputs = {node: _buffer(f"in{k}", node, "input", sizes) for k, node in enumerate(region.inputs)}
+    outputs = tuple(Output(node, _buffer(f"out{k}", node, "output", sizes)) for k, node in enumerate(region.outputs))
+    program = lower_part(graph, _name(region), inputs, outputs, sizes.to_size)
+    read = {n.buffer for n in program.nodes if isinstance(n, Load)}
+    kept = tuple(node for node, buffer in inputs.items() if buffer.name in read)
+    names = {inputs[node].name: f"in{k}" for k, node in enumerate(kept)}
+    program = _renamed(program, names)
+    free = {name: sizes.expressions[name] for name in program.symbols}
+    return Part(region, program, kept, region.outputs, free, {name: sizes.hints[name] for name in free})
+
+
+class _Sizes:
+    """torch's symbolic sizes as ours. A sum of symbols becomes a symbol of its own."""
+
+    def __init__(self) -> None:
+        self.expressions: dict[str, str] = {}
+        self.hints: dict[str, int] = {}
+
+    def to_size(self, size: Any) -> Size | None:
+        """A product of symbols, or one symbol for all of it."""
+        factors = compat.size_factors(size)
+        hint = compat.size_hint(size)
+        if factors is None:
+            return None if hint is None else self._symbol(f"e{_digest(compat.size_expression(size))}", size, hint)
+        for name, each in compat.size_symbols(size).items():
+            self.expressions[name], self.hints[name] = name, each
+        return product([factors[0], *(sym(name) for name in factors[1])])
+
+    def _symbol(self, name: str, size: Any, hint: int) -> Size:
+        self.expressions[name], self.hints[name] = compat.size_expression(size), hint
+        return sym(name)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+def _buffer(name: str, node: fx.Node, role: str, sizes: _Sizes) -> Buffer:
+    val: torch.Tensor = node.meta["val"]
+    shape, strides = [sizes.to_size(s) for s in val.shape], [sizes.to_size(s) for s in val.stride()]
+    known = [s for s in (*shape, *strides) if s is not None]
+    if len(known) < len(shape) + len(strides):
+        raise Blocked(node, SymbolicAxis(op=str(node.target), axis=str(tuple(val.shape)), where=user_line(node.stack_trace)))
+    return Buffer(name, BY_TORCH[val.dtype], role, tuple(known[:len(shape)]), tuple(known[len(shape):]))
+
+
+def _renamed(program: Program, names: Mapping[str, str]) -> Program:
+    """Inputs that are not read are gone; the others are counted anew."""
+    buffers = tuple(replace(b, name=names.get(b.name, b.name)) for b in program.buffers)
+    nodes = tuple(replace(n, buffer=names[n.buffer]) if isinstance(n, Load) else n for n in program.nodes)
+    return replace(program, buffers=buffers, nodes=nodes)
+
+
+def _name(region: Region) -> str:
+    """A name from the ops the user called, as far as the graph remembers them."""
+    found: dict[str, None] = {}
+    for node in region.reductions:
+        op = op_name(node.meta.get("original_aten") or node.target).removeprefix("aten.").removeprefix("prims.")
+        found[re.sub(r"^(_fused_|native_|_)|_data$", "", re.sub(r"\W", "_", op))] = None
+    return "_".join([*found][:MOST_NAMES]) or "region"

@@ -1,0 +1,196 @@
+"""Which regions of a post-grad graph onepass takes, and which it leaves to Inductor and why; the graph is rewritten.
+
+A region is claimed if its kernels are predicted to be no slower than leaving it, with everything that only the claim makes
+cross memory charged to it. What is left is recorded with its reason, so that a report can show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from ..capture.kinds import complaint, is_reduction, tensors_of
+from ..capture.lower import Blocked, op_name
+from ..capture.part import Part, lowered
+from ..capture.reductions import REDUCTIONS
+from ..capture.regions import find_regions
+from ..capture.source import UNKNOWN, user_line
+from ..device import Device
+from ..ir.program import Program
+from ..pipeline import optimise, specialise
+from ..plan.left import left_us
+from ..plan.partition import plan
+from ..plan.plan import Plan
+from .rewrite import Rewriter
+
+WITHIN = 1.05  # predictions this close are equal: the cost model is no better than that
+MOST_ROUNDS = 64  # of finding regions again without a node that turned out to have no place in a Program
+
+
+@dataclass(frozen=True)
+class Claiming:
+    """What decides claims."""
+
+    device: Device
+    interpret: bool = False  # CPU tensors count as on the device
+    skip: frozenset[str] = frozenset()  # ids, or lines such as model.py:12
+    max_autotune: bool = False  # matmuls take a following op into themselves
+    phase: str = "forward"
+    in_place: bool = True
+    functional: bool = False
+    by_cost: bool = True  # False: claim whatever can be computed
+
+
+@dataclass(frozen=True)
+class ClaimedRegion:
+    """A region that onepass computes."""
+
+    part: Part = field(repr=False)
+    plan: Plan = field(repr=False)  # for the sizes of the trace
+    left_us: float
+    charged_us: float  # for what only the claim makes cross memory
+
+    @property
+    def id(self) -> str:
+        return self.part.id
+
+    @property
+    def text(self) -> str:
+        return self.part.text
+
+    @property
+    def program(self) -> Program:
+        return self.part.program
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return self.part.lines
+
+    @property
+    def bindings(self) -> Mapping[str, int]:
+        return self.part.hints
+
+    @property
+    def predicted_us(self) -> float:
+        return self.plan.predicted_us
+
+    @property
+    def floor_bytes(self) -> int:
+        return self.plan.floor_bytes
+
+    @property
+    def reductions(self) -> int:
+        return len(self.part.region.reductions)
+
+
+@dataclass(frozen=True)
+class Left:
+    """Reductions that stay with Inductor, and why."""
+
+    reason: str
+    lines: tuple[str, ...]
+    ops: tuple[str, ...]
+    id: str = ""  # of the region, where it came to be one
+    predicted_us: float | None = None
+    left_us: float | None = None
+    error: Exception | None = None  # where something failed, as opposed to being decided
+    part: Part | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """The outcome for one graph."""
+
+    phase: str
+    regions: tuple[ClaimedRegion, ...]
+    left: tuple[Left, ...]
+
+
+def claim(graph: fx.Graph, claiming: Claiming) -> Claimed:
+    """Rewrite a graph so that onepass computes the regions worth claiming."""
+    claims: list[ClaimedRegion] = []
+    left: list[Left] = []
+    for device in _devices(graph, claiming.interpret):
+        parts, failures, blocked = _parts(graph, device, claiming)
+        verdicts = [_decided(part, claiming) for part in parts]
+        claims += [v for v in verdicts if isinstance(v, ClaimedRegion)]
+        left += [*failures, *(v for v in verdicts if isinstance(v, Left)), *_never_found(graph, device, parts, blocked)]
+    rewriter = Rewriter(graph)
+    for claimed in claims:
+        rewriter.replace(claimed.part, claiming.functional)
+    if claims:
+        rewriter.tidy()
+    return Claimed(claiming.phase, tuple(claims), tuple(left))
+
+
+def _devices(graph: fx.Graph, interpret: bool) -> tuple[torch.device, ...]:
+    """Where regions may be."""
+    allowed = ("cuda", "cpu") if interpret else ("cuda",)
+    found = dict.fromkeys(t.device for n in graph.nodes for t in tensors_of(n))
+    return tuple(d for d in found if d.type in allowed)
+
+
+def _parts(graph: fx.Graph, device: torch.device, claiming: Claiming) -> tuple[list[Part], list[Left], dict[fx.Node, str]]:
+    """All regions on a device as Programs. Finding starts over without each node that has no place in one."""
+    blocked: dict[fx.Node, str] = {}
+    for _ in range(MOST_ROUNDS):
+        regions = find_regions(graph, device, blocked, claiming.max_autotune)
+        parts: list[Part] = []
+        failures: list[Left] = []
+        before = frozenset(blocked)
+        for region in regions:
+            try:
+                parts.append(lowered(graph, region))
+            except Blocked as refusal:
+                if refusal.node in before:  # it is needed where it stands: the region goes, not the node
+                    failures.append(_left(region.reductions, str(refusal.error)))
+                    blocked |= dict.fromkeys(region.nodes, str(refusal.error))
+                blocked[refusal.node] = str(refusal.error)
+            except Exception as error:
+                failures.append(_left(region.reductions, "it could not be captured", error))
+        if len(blocked) == len(before):
+            break
+    return parts, failures, blocked
+
+
+def _decided(part: Part, claiming: Claiming) -> ClaimedRegion | Left:
+    """Whether a region is worth claiming."""
+    reductions = part.region.reductions
+    if named := claiming.skip & {part.id, part.key, *(line.split(" ")[0] for line in part.lines)}:
+        return _left(reductions, f"skipped by name ({', '.join(sorted(named))})", part=part)
+    try:
+        program, sizes = specialise(optimise(part.program), part.hints)
+        chosen = plan(program, sizes, claiming.device)
+        inductor = left_us(part.program, part.hints, claiming.device, chosen.predicted_us)
+    except Exception as error:
+        return _left(reductions, "it could not be planned", error, part)
+    charged = part.region.charged_bytes / claiming.device.bandwidth
+    if claiming.by_cost and chosen.predicted_us + charged > WITHIN * inductor:
+        detail = f"{chosen.predicted_us:.1f} us" + (f" and {charged:.1f} us for values Inductor keeps on chip" if charged else "")
+        reason = f"no gain: {detail}, against {inductor:.1f} us"
+        return _left(reductions, reason, None, part, chosen.predicted_us + charged, inductor)
+    return ClaimedRegion(part, chosen, inductor, charged)
+
+
+def _never_found(graph: fx.Graph, device: torch.device, parts: list[Part], blocked: Mapping[fx.Node, str]) -> list[Left]:
+    """Reductions on a device that are in no region."""
+    inside = {n for part in parts for n in part.region.nodes}
+    found = []
+    for node in graph.nodes:
+        if is_reduction(node) and node not in inside and any(t.device == device for t in tensors_of(node)):
+            name = op_name(node.target)
+            missing = "" if name in REDUCTIONS else f"{name} is not something onepass fuses"
+            reason = missing or blocked.get(node) or complaint(node, device) or "its operands cannot be part of a Program"
+            found.append(_left((node,), reason))
+    return found
+
+
+def _left(reductions: tuple[fx.Node, ...], reason: str, error: Exception | None = None, part: Part | None = None,
+          predicted_us: float | None = None, inductor_us: float | None = None) -> Left:
+    lines = dict.fromkeys(user_line(n.stack_trace) for n in reductions)
+    lines.pop(UNKNOWN, None)
+    ops = tuple(op_name(n.target) for n in reductions)
+    return Left(reason, tuple(lines), ops, part.id if part else "", predicted_us, inductor_us, error, part)

@@ -1,0 +1,72 @@
+"""What happens to an error: raised, or worked around with one warning, a reproducer and a line in the journal."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..errors import NotReady, OnepassError, OnepassWarning, RegionLeft, WrongAnswer
+from . import journal
+
+_LOG = logging.getLogger(__name__)
+_BROKEN_CARD = re.compile(r"CUDA error|Triton Error \[CUDA\]|CUDA driver error")
+_said: set[tuple[str, str]] = set()
+_lock = threading.Lock()
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether an error must reach the user whatever the settings: working around it would hide a wrong answer or a broken card."""
+    if isinstance(error, (WrongAnswer, NotReady, torch.OutOfMemoryError)) or not isinstance(error, Exception):
+        return True
+    if isinstance(error, getattr(torch, "AcceleratorError", ())):
+        return True
+    return isinstance(error, RuntimeError) and _BROKEN_CARD.search(str(error)) is not None
+
+
+def sentence(error: BaseException) -> str:
+    """An error as part of a message: its code or type, and its first line."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    text = text if isinstance(error, OnepassError) else f"{type(error).__name__}: {text}"
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def spoken(lines: Sequence[str]) -> str:
+    """Lines of user code as part of a message."""
+    named = [line.split(" ")[0] for line in lines]
+    if not named:
+        return "lines unknown"
+    return ", ".join(named[:3]) + (f" and {len(named) - 3} more lines" if len(named) > 3 else "")
+
+
+def region_left(region: str, lines: Sequence[str], stage: str, error: BaseException, repro: Callable[[], str],
+                runs_as: str = "inductor") -> None:
+    """Note that a region is computed without onepass; says so once for each region and stage.
+
+    `stage` completes "could not be ...": claimed, planned, planned and compiled, launched.
+    """
+    where = repro()
+    happened = RegionLeft(region=region, lines=spoken(lines), stage=stage, error=sentence(error), repro=where)
+    code = error.code if isinstance(error, OnepassError) else RegionLeft.code
+    journal.fallback(journal.Fallback(region, code, stage, sentence(error), where, runs_as))
+    say_once((region, stage), happened)
+    _LOG.debug("region %s was left", region, exc_info=error)
+
+
+def say_once(about: tuple[str, str], happened: OnepassError) -> None:
+    """Warn, unless the same was said before."""
+    with _lock:
+        fresh = about not in _said
+        _said.add(about)
+    if fresh:
+        warnings.warn(str(happened), OnepassWarning, stacklevel=3)
+
+
+def forget() -> None:
+    """Say everything again when it happens again."""
+    with _lock:
+        _said.clear()

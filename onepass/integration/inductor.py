@@ -1,0 +1,104 @@
+"""torch.compile(model, backend="onepass"): Inductor, with a pass that claims regions.
+
+Installed, the backend is known by name; from a checkout it is `onepass.backend`. `enable` puts the same pass into Inductor's
+own config, for those who keep backend="inductor".
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import compat
+from ..errors import UntestedTorch
+from . import failure
+from .settings import checked, given, resolve, split
+
+
+class Backend:
+    """What torch.compile calls with every graph it captures."""
+
+    __name__ = "onepass"  # torch names a backend by it
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None,
+                 options: dict[str, Any] | None = None, **unknown: Any) -> Any:
+        """Compile a graph. `options` may hold settings of onepass beside Inductor's."""
+        ours, theirs = split({**(options or {}), **unknown})
+        patches = compat.inductor_options(mode, theirs)
+        said = given(ours)
+        settings = resolve(said)
+        if settings.disable or not _usable() or not _concerns(module, inputs, settings.interpret):
+            return compat.compile_by_inductor(module, inputs, patches)
+        others = tuple(p for p in compat.configured_passes(patches) if not compat.is_our_pass(p))
+        patches["post_grad_custom_post_pass"] = compat.as_configured((*others, _graph_pass(said)))
+        if settings.rest == "inductor":
+            return compat.compile_by_inductor(module, inputs, patches)
+        # Caches hold what Inductor compiled, and here it compiles nothing.
+        return compat.compile_by_inductor(module, inputs, {**patches, "force_disable_caches": True}, _run_as_is)
+
+    def reset(self) -> None:
+        """Called by torch.compiler.reset."""
+        failure.forget()
+        compat.reset_cuda_graphs()
+
+    def __repr__(self) -> str:
+        return "onepass.backend"
+
+
+backend = Backend()
+
+
+def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool = False, **_: Any) -> Any:
+    return compat.run_as_is(module, inputs, is_inference)
+
+
+def _graph_pass(said: dict[str, Any]) -> Any:
+    from .passes import RegionPass  # all of the compiler, wanted only where something is compiled
+
+    claims = RegionPass(said)
+    return compat.graph_pass(claims, claims.uuid)
+
+
+def _usable() -> bool:
+    """Whether this torch can host the pass; says so once if not."""
+    trouble = compat.inductor_trouble()
+    if trouble is None:
+        return True
+    oldest, newest = (".".join(map(str, v)) for v in (compat.OLDEST_TORCH, compat.NEWEST_TORCH))
+    failure.say_once(("torch", "untested"), UntestedTorch(detail=trouble, oldest=oldest, newest=newest))
+    return False
+
+
+def _concerns(module: fx.GraphModule, inputs: Sequence[Any], interpret: bool) -> bool:
+    """Whether any tensor of a captured graph is where kernels can run. A graph that has none goes to Inductor untouched."""
+    from .passes import is_supported  # as above
+
+    tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+    tensors += [v for n in module.graph.nodes if isinstance(v := n.meta.get("example_value"), torch.Tensor)]
+    return any(is_supported(where, interpret) for where in dict.fromkeys(t.device for t in tensors))
+
+
+# ---- for those who keep backend="inductor" -----------------------------------------------------------------------------------
+
+_enabling = threading.Lock()
+
+
+def enable(**changes: Any) -> None:
+    """From now on every graph Inductor compiles goes through onepass, with these settings; `disable` undoes it."""
+    said = given(checked(changes))
+    if resolve(said).disable or not _usable():
+        return
+    with _enabling:
+        others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
+        compat.configure_passes((*others, _graph_pass(said)))
+
+
+def disable() -> None:
+    """Undo `enable`; passes of others stay."""
+    if compat.inductor_trouble() is None:
+        with _enabling:
+            compat.configure_passes(tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p)))

@@ -1,0 +1,203 @@
+"""The graph pass: claims regions of a post-grad graph, and leaves the graph as it was where that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import compat
+from ..capture.source import UNKNOWN, user_line
+from ..device import Device, device
+from ..errors import GraphLeft
+from ..pipeline import generate, optimise
+from ..runtime.cache import versions
+from ..runtime.card import OLDEST, present
+from . import journal, region_op, repro  # noqa: F401, region_op defines the op that graphs call
+from .claim import Claimed, ClaimedRegion, Claiming, Left, claim
+from .engine import CPU_FACTS, Kernels
+from .failure import is_fatal, region_left, say_once, sentence, spoken
+from .settings import Settings, mark, resolve
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RegionPass:
+    """What was said about settings, as a pass over graphs."""
+
+    said: Mapping[str, Any]
+
+    @cached_property
+    def settings(self) -> Settings:
+        return resolve(self.said)
+
+    def __call__(self, graph: fx.Graph, is_inference: bool | None) -> None:
+        """Claim regions, with everything that can go wrong caught."""
+        phase = phase_of(graph, is_inference)
+        before, started = _copied(graph), time.perf_counter()
+        try:
+            where = device_of(graph, self.settings.interpret)
+            if where is None:
+                return
+            claimed = claim_all(graph, claiming(graph, self.said, phase))
+            self._report_failures(claimed.left, graph, phase)
+            _mark_keys(graph, claimed.regions, self.said)
+        except Exception as error:
+            if self.settings.on_error == "raise" or is_fatal(error):
+                raise
+            _restore(graph, before)
+            self._give_up(graph, phase, error, time.perf_counter() - started)
+            return
+        took = time.perf_counter() - started
+        journal.graph(journal.GraphSeen(phase, str(where), claimed.regions, claimed.left, took))
+        _show(claimed, took)
+        _prepare(claimed.regions)
+
+    def _give_up(self, graph: fx.Graph, phase: str, error: Exception, took: float) -> None:
+        name = "graph_" + hashlib.sha256(str(graph).encode()).hexdigest()[:10]
+        where = repro.write_graph(graph, str(error), phase, name, self.said)
+        lines = lines_of(graph)
+        say_once((name, "claimed"), GraphLeft(phase=phase, lines=spoken(lines), error=sentence(error), repro=where))
+        journal.graph(journal.GraphSeen(phase, "", (), (), took, sentence(error)))
+        _LOG.debug("a %s graph was left", phase, exc_info=error)
+
+    def _report_failures(self, left: tuple[Left, ...], graph: fx.Graph, phase: str) -> None:
+        """Regions that were left because something failed, not because it was decided."""
+        for each in left:
+            if each.error is None:
+                continue
+            if self.settings.on_error == "raise" or is_fatal(each.error):
+                raise each.error
+            name = each.id or "graph_" + hashlib.sha256(repr((each.reason, each.lines)).encode()).hexdigest()[:10]
+            stage = each.reason.removeprefix("it could not be ")
+            region_left(name, each.lines, stage, each.error, partial(self._write_repro, each, name, graph, phase))
+
+    def _write_repro(self, left: Left, name: str, graph: fx.Graph, phase: str) -> str:
+        if left.part is None:
+            return repro.write_graph(graph, str(left.error), phase, name, self.said)
+        where = repro.Layout(str(left.part.outputs[0].meta["val"].device))
+        return repro.write_region(name, str(left.error), left.part.program, left.part.hints, where)
+
+    def uuid(self) -> str:
+        """Everything the rewritten graph follows from, beside the graph: this package, its settings, the card."""
+        settings = self.settings
+        card = device(CPU_FACTS) if settings.interpret else None
+        cards = [present(i) for i in range(torch.cuda.device_count())]
+        facts = (versions(), settings.of_graph, mark(self.said), card, cards)
+        return "onepass " + hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def phase_of(graph: fx.Graph, is_inference: bool | None) -> str:
+    """Which graph of a model this is. Only a backward graph takes gradients of outputs, which AOTAutograd calls tangents."""
+    if any(node.op == "placeholder" and str(node.target).startswith("tangents") for node in graph.nodes):
+        return "backward"
+    return "inference" if is_inference else "forward"
+
+
+def device_of(graph: fx.Graph, interpret: bool) -> torch.device | None:
+    """The first device of a graph that onepass has kernels for."""
+    vals = (node.meta.get("val") for node in graph.nodes)
+    found = dict.fromkeys(val.device for val in vals if isinstance(val, torch.Tensor))
+    return next((where for where in found if is_supported(where, interpret)), None)
+
+
+def is_supported(where: torch.device, interpret: bool) -> bool:
+    """Whether kernels can run there: on CUDA cards of compute capability 8.0 on, and interpreted on CPU if that was asked for."""
+    if where.type == "cuda":
+        facts = present(where.index or 0)
+        return facts is not None and facts.capability >= OLDEST
+    return where.type == "cpu" and interpret
+
+
+def claiming(graph: fx.Graph, said: Mapping[str, Any], phase: str) -> Claiming:
+    """What decides claims in this graph."""
+    settings = resolve(said)
+    where = device_of(graph, settings.interpret)
+    facts: Device | None = present(where.index or 0) if where is not None and where.type == "cuda" else None
+    return Claiming(facts or device(CPU_FACTS), settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
+                    settings.in_place and not settings.functional, settings.functional, settings.by_cost)
+
+
+def claim_all(graph: fx.Graph, deciding: Claiming) -> Claimed:
+    """Claim, and make sure that what came out is a graph."""
+    claimed = claim(graph, deciding)
+    graph.lint()
+    return claimed
+
+
+def lines_of(graph: fx.Graph) -> tuple[str, ...]:
+    """The lines of user code a graph came from."""
+    found = dict.fromkeys(user_line(node.stack_trace) for node in graph.nodes if node.op == "call_function")
+    found.pop(UNKNOWN, None)
+    return tuple(found)
+
+
+def _mark_keys(graph: fx.Graph, regions: tuple[ClaimedRegion, ...], said: Mapping[str, Any]) -> None:
+    """Let every call of a region know where the region came from and what was set about it."""
+    lines: dict[str, tuple[str, ...]] = {}
+    for region in regions:
+        lines.setdefault(region.part.key, region.lines)
+    for node in graph.nodes:
+        key = node.kwargs.get("key") if node.op == "call_function" else None
+        if isinstance(key, str) and key in lines and "program" in node.kwargs:
+            node.kwargs = {**node.kwargs, "key": key + mark(said, lines[key])}
+
+
+def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
+    """Begin to compile while Inductor is still at work on the rest. Interpreted kernels need no head start."""
+    for region in {r.part.key: r for r in regions}.values():
+        where = region.part.outputs[0].meta["val"].device
+        if where.type != "cuda":
+            continue
+        buffers = frozenset(b.name for b in region.program.buffers)
+        try:
+            started = Kernels(optimise(region.program), f"region {region.id}").prepare(region.bindings, where, buffers)
+            started.add_done_callback(lambda done: done.exception())  # the first call meets the same error, and says so
+        except Exception as error:
+            _LOG.debug("region %s has no head start", region.id, exc_info=error)
+
+
+def _show(claimed: Claimed, took: float) -> None:
+    """To the log, and to torch's structured trace with Programs and kernels."""
+    rows = [f"{claimed.phase} graph: {len(claimed.regions)} regions claimed, {len(claimed.left)} left, {took:.2f} s"]
+    rows += [f"  {r.id}: {r.predicted_us:.1f} us, as Inductor has it {r.left_us:.1f} us, at {spoken(r.lines)}"
+             for r in claimed.regions]
+    rows += [f"  left: {', '.join(left.ops)} at {spoken(left.lines)}: {left.reason}" for left in claimed.left]
+    _LOG.info("%s", "\n".join(rows))
+    compat.trace_artifact(f"onepass_{claimed.phase}_regions", lambda: "\n".join(rows) + "\n")
+    for region in {r.id: r for r in claimed.regions}.values():
+        compat.trace_artifact(f"onepass_region_{region.id}", partial(_in_full, region))
+
+
+def _in_full(region: ClaimedRegion) -> str:
+    """A region's Program, and its kernels for the sizes of the trace."""
+    return "\n\n".join([str(region.program), *(source.text for source in generate(region.plan))])
+
+
+# ---- all or nothing ----------------------------------------------------------------------------------------------------------
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph(tracer_cls=getattr(graph, "_tracer_cls", None))
+    made: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        made[node] = copy.node_copy(node, made.__getitem__)
+    return copy
+
+
+def _restore(graph: fx.Graph, before: fx.Graph) -> None:
+    """Make a graph what its copy is, with new nodes."""
+    for node in reversed(list(graph.nodes)):
+        graph.erase_node(node)
+    made: dict[fx.Node, fx.Node] = {}
+    for node in before.nodes:
+        made[node] = graph.node_copy(node, made.__getitem__)
+    graph.lint()

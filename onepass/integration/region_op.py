@@ -1,0 +1,211 @@
+"""The op a claimed region becomes: `onepass::region`, and the `onepass::region_out` that allocates its results itself.
+
+A call carries the region's whole Program as text, because the process that runs a cached graph is not the one that claimed
+its regions. Its key names the region and what was set about its calls. What follows from key and text is made at the first
+call and remembered; later calls with the same sizes are two lookups and the launches.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import WrongAnswer
+from ..ir.criterion import judge
+from ..ir.oracle import evaluate
+from ..ir.size import Bindings, value
+from ..ir.text import parse
+from ..pipeline import optimise
+from . import journal, repro
+from .engine import Kernels
+from .failure import is_fatal, region_left
+from .fallback import MOST_COMPILED, Fill, by_inductor, by_torch, cloned, fresh_results, named, overlaps
+from .settings import read_mark
+
+_LOG = logging.getLogger(__name__)
+MOST_REMEMBERED = 4096  # sets of sizes of one region
+NAMESPACE = "onepass"
+
+
+class _Region:
+    """One region of this process: its Program, and what fills its outputs for every set of sizes met so far."""
+
+    def __init__(self, key: str, text: str) -> None:
+        marked = read_mark(key)
+        self.id, self.settings, self.lines = marked.region, marked.settings, marked.lines
+        self.program = parse(text)
+        self.inputs = tuple(b for b in self.program.buffers if b.role == "input")
+        self.outputs = tuple(b for b in self.program.buffers if b.role == "output")
+        self.tally = journal.tally(self.id)
+        self.unverified = self.settings.verify
+        self._fills: dict[tuple[int, ...], Fill] = {}
+        self._kernels: Kernels | None = None
+        self._fallbacks = 0
+        self._lock = threading.RLock()  # held while something is made
+
+    def __call__(self, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        """Fill `outs`. Which of the tensors start on 16 bytes decides, with sizes and device, what does it."""
+        self.tally.count()
+        aligned = 0
+        for tensor in outs:
+            aligned += aligned + (not tensor.data_ptr() & 15)
+        for tensor in ins:
+            aligned += aligned + (not tensor.data_ptr() & 15)
+        fill = self._fills.get((outs[0].get_device(), aligned, *sizes))
+        if fill is None or self.unverified:
+            self._slowly((outs[0].get_device(), aligned, *sizes), outs, ins, sizes)
+        else:
+            fill(outs, ins)
+
+    def _slowly(self, key: tuple[int, ...], outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        """A first call with some sizes, or one that is verified. Of inputs that are overwritten a copy is kept."""
+        bindings = dict(zip(self.program.symbols, sizes, strict=True))
+        kept = [cloned(t) if taken else t for t, taken in zip(ins, overlaps(outs, ins), strict=True)]
+        with self._lock:
+            fill = self._fills.get(key)
+            if fill is None:
+                fill = self._first(outs, ins, kept, bindings)
+                if len(self._fills) >= MOST_REMEMBERED:
+                    self._fills.clear()
+                self._fills[key] = fill
+            else:
+                fill(outs, ins)
+            if self.unverified and not _capturing(outs[0]):
+                self.unverified -= 1
+                self._verify(outs, ins, kept, bindings)
+
+    def _first(self, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor], bindings: Bindings) -> Fill:
+        """What fills outputs of these sizes, after its first run."""
+        if any(self.program.points((axis.name,), bindings) == 0 for axis in self.program.axes):
+            fill = by_torch(self.program, bindings)  # nothing to launch, but reductions over nothing have results
+            fill(outs, ins)
+            return fill
+        stage = "planned and compiled"
+        try:
+            fill = self._bound(outs, ins, bindings)
+            stage = "launched"
+            fill(outs, ins)
+        except Exception as error:
+            if is_fatal(error) or self.settings.on_error == "raise":
+                raise
+            return self._instead(stage, error, outs, kept, bindings)
+        return fill
+
+    def _bound(self, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
+        """Kernels of onepass."""
+        if self._kernels is None:
+            self._kernels = Kernels(optimise(self.program), f"region {self.id}")
+        pairs = [*zip(self.outputs, outs, strict=True), *zip(self.inputs, ins, strict=True)]
+        aligned = frozenset(b.name for b, tensor in pairs if tensor.data_ptr() % 16 == 0)
+        executable = self._kernels.executable(bindings, outs[0].device, aligned)
+        journal.bound(self.tally, tuple(bindings.values()), executable.made)
+        return executable.bound(bindings)
+
+    def _instead(self, stage: str, error: Exception, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
+        """What Inductor makes of the region, or torch op by op where Inductor cannot; the call is answered with it."""
+        self._fallbacks += 1
+        fill, runs_as = by_torch(self.program, bindings), "torch, op by op"
+        if self._fallbacks <= MOST_COMPILED:
+            try:
+                fill, runs_as = by_inductor(self.program, bindings, outs, ins), "inductor"
+            except Exception as second:
+                if is_fatal(second):
+                    raise
+                _LOG.debug("Inductor cannot compile region %s", self.id, exc_info=second)
+        region_left(self.id, self.lines, stage, error, lambda: self._repro(str(error), outs, ins, bindings), runs_as)
+        journal.bound(self.tally, tuple(bindings.values()), None)
+        fill(outs, ins)
+        return fill
+
+    def _verify(self, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor], bindings: Bindings) -> None:
+        """Hold the results of a call against float64."""
+        with torch.no_grad():
+            exact = evaluate(self.program, named(self.program, outs, kept), bindings)
+            eager = fresh_results(self.program, bindings, outs, kept)
+            for buffer, mine, theirs in zip(self.outputs, outs, eager, strict=True):
+                wrong = judge(mine, theirs, exact[buffer.name])
+                if wrong:
+                    where = self._repro(f"{buffer.name}: {wrong}", outs, ins, bindings)
+                    raise WrongAnswer(region=self.id, output=buffer.name, detail=wrong, repro=where)
+
+    def _repro(self, what: str, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> str:
+        return repro.write_region(self.id, what, self.program, bindings, repro.layout_of(self.program, outs, ins))
+
+
+def _capturing(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+# ---- the op ------------------------------------------------------------------------------------------------------------------
+
+_REGIONS: dict[str, _Region] = {}
+_REGIONS_LOCK = threading.Lock()
+
+
+def run(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int], key: str, program: str) -> None:
+    """Fill `outs`. Inputs, outputs and sizes are in the order of the Program's buffers and symbols."""
+    region = _REGIONS.get(key)
+    if region is None:
+        with _REGIONS_LOCK:
+            region = _REGIONS.setdefault(key, _REGIONS.get(key) or _Region(key, program))
+    region(outs, ins, sizes)
+
+
+def run_fresh(ins: Sequence[Tensor], sizes: Sequence[int], key: str, program: str) -> list[Tensor]:
+    """The same into fresh tensors."""
+    outs = _empties(ins, sizes, program)
+    run(outs, ins, sizes, key, program)
+    return outs
+
+
+def forget() -> None:
+    """Forget every region; those that are called again are made again."""
+    with _REGIONS_LOCK:
+        for region in _REGIONS.values():
+            journal.drop(region.tally)
+        _REGIONS.clear()
+
+
+@lru_cache(maxsize=1024)
+def _outputs(program: str) -> tuple[Any, tuple[str, ...]]:
+    parsed = parse(program)
+    return tuple(b for b in parsed.buffers if b.role == "output"), parsed.symbols
+
+
+def _empties(ins: Sequence[Tensor], sizes: Sequence[Any], program: str) -> list[Tensor]:
+    """Uninitialised outputs, with the very strides the Program promises; sizes may be symbolic."""
+    outputs, symbols = _outputs(program)
+    bindings = dict(zip(symbols, sizes, strict=True))
+    return [ins[0].new_empty_strided([value(s, bindings) for s in b.shape], [value(s, bindings) for s in b.strides],
+                                     dtype=b.dtype.torch) for b in outputs]
+
+
+def _fake(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[Any], key: str, program: str) -> None:
+    """What torch is told of `region` without running it: nothing but that `outs` are written."""
+
+
+def _fake_fresh(ins: Sequence[Tensor], sizes: Sequence[Any], key: str, program: str) -> list[Tensor]:
+    return _empties(ins, sizes, program)
+
+
+def _define() -> torch.library.Library:
+    """Both ops, for CUDA tensors and for CPU tensors, which are interpreted. Torch forgets them with the value returned."""
+    library = torch.library.Library(NAMESPACE, "FRAGMENT")
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+    library.define("region(Tensor(a!)[] outs, Tensor[] ins, SymInt[] sizes, str key, str program) -> ()", tags=tags)
+    library.define("region_out(Tensor[] ins, SymInt[] sizes, str key, str program) -> Tensor[]", tags=tags)
+    for device in ("CPU", "CUDA"):
+        library.impl("region", run, device)
+        library.impl("region_out", run_fresh, device)
+    torch.library.register_fake(f"{NAMESPACE}::region", _fake, lib=library)
+    torch.library.register_fake(f"{NAMESPACE}::region_out", _fake_fresh, lib=library)
+    return library
+
+
+_LIBRARY = _define()

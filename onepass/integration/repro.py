@@ -1,0 +1,227 @@
+"""Reproducers: a Python file for every failure, which needs nothing but onepass.
+
+A region's file holds its Program, sizes and how its tensors lay in memory; running it plans, compiles and runs the region on
+seeded inputs and holds the results against float64. A graph's file holds the graph's code; running it claims the graph again.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import NoReproducer
+from ..ir.expr import BY_TORCH
+from ..ir.program import Buffer, Load, Program
+from ..ir.size import Bindings, value
+from ..ir.text import parse, show
+from ..knobs import knobs
+from ..runtime.cache import versions
+
+DEFAULT_FOLDER = "onepass_repros"
+
+_REGION = '''"""Region {region}: {what}
+
+Plans, compiles and runs the region on seeded inputs and compares with float64. Written by onepass on {machine}.
+"""
+
+from onepass.integration.repro import replay
+
+PROGRAM = r"""
+{program}"""
+
+replay(
+    PROGRAM,
+    region={region!r},
+    sizes={sizes!r},
+    device={device!r},
+    unaligned={unaligned!r},  # tensors that did not start on 16 bytes
+    in_place={in_place!r},  # outputs that took an input's memory
+    seed=0,
+    versions={versions!r},
+)
+'''
+
+_GRAPH = '''"""A {phase} graph: {what}
+
+Traces the graph anew and claims its regions. Written by onepass on {machine}.
+"""
+
+import torch
+from torch import device, inf, nan  # noqa: F401, the code below may use them
+
+from onepass.integration.repro import replay_graph
+
+
+class Graph(torch.nn.Module):
+{code}
+
+
+INPUTS = {inputs}
+
+replay_graph(Graph(), INPUTS, phase={phase!r}, settings={settings!r}, versions={versions!r})
+'''
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the tensors of a call lay in memory."""
+
+    device: str
+    unaligned: tuple[str, ...] = ()
+    in_place: tuple[tuple[str, str], ...] = ()  # (output, the input whose memory it took)
+
+
+def write_region(region: str, what: str, program: Program, bindings: Bindings, layout: Layout) -> str:
+    """Write a region's reproducer; where it is, or why it could not be written."""
+    text = _REGION.format(region=region, what=_one_line(what), machine=platform.platform(), program=show(program),
+                          sizes=dict(bindings), device=layout.device, unaligned=layout.unaligned,
+                          in_place=layout.in_place, versions=versions())
+    return _write(f"repro_{region}.py", text)
+
+
+def write_graph(graph: fx.Graph, what: str, phase: str, name: str, settings: Mapping[str, Any]) -> str:
+    """Write a graph's reproducer; where it is, or why it could not be written."""
+    code = graph.python_code("self").src.strip()
+    inputs = [_described(node.meta.get("val")) for node in graph.nodes if node.op == "placeholder"]
+    text = _GRAPH.format(phase=phase, what=_one_line(what), machine=platform.platform(),
+                         code="\n".join(f"    {line}" for line in code.splitlines()),
+                         inputs="[\n" + "".join(f"    {each!r},\n" for each in inputs) + "]",
+                         settings=dict(settings), versions=versions())
+    return _write(f"repro_{name}.py", text)
+
+
+def _described(val: Any) -> Any:
+    """An input of a graph as plain values: shape, strides, dtype and device of a tensor, the number of a size."""
+    if isinstance(val, torch.Tensor):
+        shape, strides = ([_hint(n) for n in sizes] for sizes in (val.shape, val.stride()))
+        return shape, strides, str(val.dtype).removeprefix("torch."), str(val.device)
+    return _hint(val)
+
+
+def _hint(size: Any) -> Any:
+    """A symbolic size's present value; 1 where it has none."""
+    return size if isinstance(size, int) or size is None else getattr(size.node, "hint", None) or 1
+
+
+def _write(name: str, text: str) -> str:
+    asked = knobs().repro_dir
+    folders = [asked] if asked else [Path(DEFAULT_FOLDER), Path(tempfile.gettempdir()) / DEFAULT_FOLDER]
+    trouble = ""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / name
+            path.write_text(text)
+            return str(path)
+        except OSError as error:
+            trouble = str(error)
+    return str(NoReproducer(folder=folders[-1], detail=trouble))  # a failure of reporting must not become a failure of its own
+
+
+def _one_line(text: str) -> str:
+    """The first line of a message, fit for a docstring."""
+    return (text.strip().splitlines() or [""])[0].replace('"""', "'''").replace("\\", "/")
+
+
+# ---- run by the files --------------------------------------------------------------------------------------------------------
+
+
+def replay(text: str, *, region: str, sizes: Bindings, device: str, unaligned: Sequence[str] = (),
+           in_place: Sequence[tuple[str, str]] = (), seed: int = 0, versions: Mapping[str, str] | None = None) -> None:
+    """Plan, compile, run and check a region; raises what fails."""
+    from . import region_op  # which writes reproducers, and so imports this module
+
+    _say_versions(versions)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        _say(f"no CUDA card here: {device} is interpreted on the CPU")
+        device = "cpu"
+    program = parse(text)
+    tensors = make_inputs(program, sizes, torch.device(device), frozenset(unaligned), seed)
+    ins = [tensors[b.name] for b in program.buffers if b.role == "input"]
+    taken = dict(in_place)
+    outs = [tensors[taken[b.name]] if b.name in taken else _empty(b, sizes, torch.device(device), b.name in unaligned)
+            for b in program.buffers if b.role == "output"]
+    region_op.run(outs, ins, [sizes[s] for s in program.symbols], f"{region}?on_error=raise?verify=1", text)
+    _say(f"region {region} is right on these inputs")
+
+
+def make_inputs(program: Program, sizes: Bindings, device: torch.device, unaligned: frozenset[str],
+                seed: int) -> dict[str, torch.Tensor]:
+    """Seeded tensors with the layout of a Program's inputs; integers are small enough for every lookup."""
+    generator = torch.Generator().manual_seed(seed)
+    extents = [value(g.extent, sizes) for i in program.of(Load) for g in program.nodes[i].gathers]  # type: ignore[union-attr]
+    most = max(1, min([*extents, 128]))
+    made = {}
+    for buffer in program.buffers:
+        if buffer.role != "input":
+            continue
+        tensor = _empty(buffer, sizes, device, buffer.name in unaligned)
+        reach = _reach(tensor)
+        if buffer.dtype.is_float:
+            drawn = torch.randn(reach, generator=generator, dtype=torch.float32)
+        else:
+            drawn = torch.randint(0, 2 if buffer.dtype.kind == "bool" else most, (reach,), generator=generator)
+        tensor.as_strided((reach,), (1,)).copy_(drawn)
+        made[buffer.name] = tensor
+    return made
+
+
+def _empty(buffer: Buffer, sizes: Bindings, device: torch.device, unaligned: bool) -> torch.Tensor:
+    shape, strides = ([value(s, sizes) for s in each] for each in (buffer.shape, buffer.strides))
+    reach = 0 if 0 in shape else 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    flat = torch.empty(reach + unaligned, dtype=buffer.dtype.torch, device=device)
+    return flat.as_strided(shape, strides, int(unaligned))
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """How many elements lie between a tensor's first and last, both counted."""
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+
+
+def replay_graph(module: torch.nn.Module, inputs: Sequence[Any], *, phase: str, settings: Mapping[str, Any],
+                 versions: Mapping[str, str] | None = None) -> None:
+    """Trace a graph's code on shape-only tensors and claim its regions; raises what fails."""
+    from .. import compat  # only here is a graph traced
+    from . import passes  # which writes reproducers, and so imports this module
+
+    _say_versions(versions)
+    mode = compat.fake_mode()
+    with mode:
+        fakes = [torch.empty_strided(each[0], each[1], dtype=getattr(torch, each[2]), device=each[3])
+                 if isinstance(each, tuple) else each for each in inputs]
+    traced = compat.trace_graph(module, fakes, mode)
+    claimed = passes.claim_all(traced.graph, passes.claiming(traced.graph, settings, phase))
+    for each in claimed.left:
+        if each.error is not None:
+            raise each.error
+    _say(f"{len(claimed.regions)} regions claimed, {len(claimed.left)} left")
+
+
+def _say_versions(then: Mapping[str, str] | None) -> None:
+    now = versions()
+    for name, version in (then or {}).items():
+        if now.get(name) != version:
+            _say(f"{name} was {version}, here it is {now.get(name)}")
+
+
+def _say(sentence: str) -> None:
+    sys.stdout.write(sentence + "\n")
+
+
+def layout_of(program: Program, outs: Sequence[torch.Tensor], ins: Sequence[torch.Tensor]) -> Layout:
+    """How the tensors of a call lie in memory, as a reproducer says it."""
+    outputs = [b.name for b in program.buffers if b.role == "output"]
+    inputs = [b.name for b in program.buffers if b.role == "input"]
+    named = [*zip(outputs, outs, strict=True), *zip(inputs, ins, strict=True)]
+    unaligned = tuple(name for name, t in named if t.data_ptr() % 16)
+    at = {t.data_ptr(): name for name, t in zip(inputs, ins, strict=True) if t.numel() and t.dtype in BY_TORCH}
+    taken = tuple((name, at[t.data_ptr()]) for name, t in zip(outputs, outs, strict=True) if t.numel() and t.data_ptr() in at)
+    return Layout(str(outs[0].device), unaligned, taken)

@@ -1,0 +1,160 @@
+"""Put a region's op into a graph in the place of its nodes. The graph stays functional, and in order."""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import compat
+from ..capture.part import Part
+from ..errors import RewriteFailed
+from ..ir.text import one_line
+
+
+class Rewriter:
+    """One graph, in which regions become calls one after the other."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self._moved: dict[fx.Node, fx.Node] = {}  # what took whose place
+        self._gone: set[fx.Node] = set()
+        self._old = set(graph.nodes)
+
+    def replace(self, part: Part, functional: bool = False, reused: Sequence[fx.Node | None] = ()) -> fx.Node:
+        """Call the region op where the last node of a region was; its results take the places of the region's outputs.
+
+        `reused[k]` is an input whose memory output k takes, None where it gets memory of its own.
+        """
+        hand = _Hand(self.graph, part, tuple(self._moved.get(node, node) for node in part.inputs))
+        bases = [self._moved.get(node, node) if node else None for node in reused] or [None] * len(part.outputs)
+        call, results = hand.functional() if functional else hand.filling(bases)
+        for old, new in zip(part.outputs, results, strict=True):
+            new.meta = dict(old.meta)
+            old.replace_all_uses_with(new)
+            self._moved[old] = new
+        self._erase(part)
+        return call
+
+    def _erase(self, part: Part) -> None:
+        """Drop a region's nodes, and the views and constants only it used. Regions may share arithmetic that both repeat."""
+        own = [node for node in part.region.nodes if node not in self._gone]
+        waiting = [user for node in own for user in node.users] + own
+        while waiting:
+            node = waiting.pop()
+            if node in self._gone or node not in self._old or node.users or node.op != "call_function" or node.is_impure():
+                continue
+            self._gone.add(node)
+            waiting += node.all_input_nodes
+            self.graph.erase_node(node)
+
+    def tidy(self) -> None:
+        """Put users behind what they use, otherwise leaving the order as it is."""
+        nodes = list(self.graph.nodes)
+        at = {node: i for i, node in enumerate(nodes)}
+        missing = [len(node.all_input_nodes) for node in nodes]
+        ready = [i for i, count in enumerate(missing) if count == 0]
+        heapq.heapify(ready)
+        last: fx.Node | None = None
+        while ready:
+            node = nodes[heapq.heappop(ready)]
+            if last is not None:
+                last.append(node)
+            last = node
+            for user in node.users:
+                missing[at[user]] -= 1
+                if missing[at[user]] == 0:
+                    heapq.heappush(ready, at[user])
+        if any(missing):
+            raise RewriteFailed(detail="a region lies both before and after one of its users")
+        self.graph.lint()
+
+
+class _Hand:
+    """Adds nodes one after the other behind a region, each with the value it stands for."""
+
+    def __init__(self, graph: fx.Graph, part: Part, inputs: tuple[fx.Node, ...]) -> None:
+        self.graph, self.part, self.inputs = graph, part, inputs
+        self.last: fx.Node = part.region.nodes[-1]
+
+    def filling(self, reused: Sequence[fx.Node | None]) -> tuple[fx.Node, list[fx.Node]]:
+        """Empty tensors filled by an auto-functionalised op, so that Inductor plans their memory."""
+        op = torch.ops.onepass.region.default
+        bases = [taken if taken is not None else self.empty(node.meta["val"])
+                 for node, taken in zip(self.part.outputs, reused, strict=True)]
+        vals = tuple(node.meta["val"] for node in self.part.outputs)
+        target, kwargs = compat.filling_call(op, "outs", bases)
+        call = self.add(target, (op,), {**kwargs, **self.arguments()}, (None, *vals))
+        return call, [self.add(operator.getitem, (call, k + 1), {}, val) for k, val in enumerate(vals)]
+
+    def functional(self) -> tuple[fx.Node, list[fx.Node]]:
+        """One op that returns fresh tensors."""
+        vals = [node.meta["val"] for node in self.part.outputs]
+        call = self.add(torch.ops.onepass.region_out.default, (), self.arguments(), vals)
+        return call, [self.add(operator.getitem, (call, k), {}, val) for k, val in enumerate(vals)]
+
+    def arguments(self) -> dict[str, Any]:
+        """All that is passed but the outputs."""
+        part = self.part
+        sizes = [self.size(part.expressions[name]) for name in part.program.symbols]
+        return {"ins": list(self.inputs), "sizes": sizes, "key": part.key, "program": one_line(part.text)}
+
+    def empty(self, val: torch.Tensor) -> fx.Node:
+        """Memory for an output, in the layout the graph promised."""
+        shape, strides = ([self.extent(s) for s in sizes] for sizes in (val.shape, val.stride()))
+        return self.add(torch.ops.aten.empty_strided.default, (shape, strides), {"dtype": val.dtype, "device": val.device}, val)
+
+    def extent(self, size: Any) -> fx.Node | int:
+        """A node for a (symbolic) size; a product of known sizes is multiplied out."""
+        if isinstance(size, int):
+            return size
+        found = self._find(compat.size_expression(size))
+        if found is not None:
+            return found
+        factors = compat.size_factors(size)
+        if factors is None:
+            raise RewriteFailed(detail=f"no value of the graph is the size {size}")
+        product: fx.Node | int = factors[0]
+        for name in factors[1]:
+            one = self.size(name)
+            val = _value(product) * _value(one)
+            product = self.add(operator.mul, (product, one), {}, val) if _value(product) != 1 else one
+        return product
+
+    def size(self, expression: str) -> fx.Node:
+        """A node that gives a size by torch's text for it."""
+        found = self._find(expression)
+        if found is None:
+            raise RewriteFailed(detail=f"no value of the graph is the size {expression}")
+        return found
+
+    def _find(self, expression: str) -> fx.Node | None:
+        """An input of the graph that is this size, or a dim of a tensor the region reads."""
+        for node in self.graph.nodes:
+            if node.op != "placeholder":
+                break
+            val = node.meta.get("val")
+            if isinstance(val, torch.SymInt) and compat.size_expression(val) == expression:
+                return node
+        for tensor in self.inputs:
+            for dim, size in enumerate(tensor.meta["val"].shape):
+                if compat.size_expression(size) == expression:
+                    return self.add(torch.ops.aten.sym_size.int, (tensor, dim), {}, size)
+        return None
+
+    def add(self, target: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any) -> fx.Node:
+        """A call behind the last one."""
+        with self.graph.inserting_after(self.last):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = val
+        node.meta["stack_trace"] = self.part.region.nodes[-1].stack_trace or ""
+        self.last = node
+        return node
+
+
+def _value(size: fx.Node | int) -> Any:
+    return size if isinstance(size, int) else size.meta["val"]

@@ -1,0 +1,147 @@
+"""Settings of torch.compile(backend="onepass"), and where they come from.
+
+Three sources, the later the stronger: environment variables (knobs), `with onepass.settings(...)`, and the `options` of
+torch.compile. What is given in the last two is in force while a graph is compiled; of it, what concerns calls of a region
+travels in the region's key, because a process that starts from a cached graph claims nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..errors import BadSetting, UnknownSetting
+from ..knobs import knobs
+
+
+def _switch(given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise ValueError("give True or False")
+    return given
+
+
+def _choice(*names: str) -> Callable[[Any], str]:
+    def read(given: Any) -> str:
+        if given not in names:
+            raise ValueError(f"give one of {', '.join(names)}")
+        return str(given)
+
+    return read
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise ValueError("give a list of region ids or of lines such as model.py:12")
+    return tuple(given)
+
+
+def _count(given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise ValueError("give a whole number, 0 for none")
+    return given
+
+
+def _setting(default: Any, read: Callable[[Any], Any], *, of_calls: bool = False) -> Any:
+    return field(default=default, metadata={"read": read, "of_calls": of_calls})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of them, as they hold for one graph or one region."""
+
+    disable: bool = _setting(False, _switch)  # everything to Inductor
+    interpret: bool = _setting(False, _switch)  # claim regions of CPU tensors too, and run them under Triton's interpreter
+    skip: tuple[str, ...] = _setting((), _names)  # regions to leave out, by id or by a line they came from
+    rest: str = _setting("inductor", _choice("inductor", "eager"))  # who runs what is not claimed
+    functional: bool = _setting(False, _switch)  # regions return fresh tensors instead of filling those Inductor allocates
+    in_place: bool = _setting(True, _switch)  # an output may take the memory of an input that nobody reads again
+    by_cost: bool = _setting(True, _switch)  # False: claim whatever can be computed, however small
+    verify: int = _setting(0, _count, of_calls=True)  # how many calls of each region are compared with float64
+    on_error: str = _setting("warn", _choice("warn", "raise"), of_calls=True)
+
+    @property
+    def of_graph(self) -> str:
+        """What changes the graph that is compiled, as text for cache keys."""
+        return repr([(f.name, getattr(self, f.name)) for f in fields(self) if not f.metadata["of_calls"]])
+
+
+MOST_LINES = 3  # of user code that a region's key names
+ID_DIGITS = 10
+NAMES = frozenset(f.name for f in fields(Settings))
+_GIVEN: ContextVar[Mapping[str, Any]] = ContextVar("onepass settings", default={})  # noqa: B039, never changed in place
+
+
+@contextmanager
+def settings(**changes: Any) -> Iterator[None]:
+    """Settings for all that is compiled while the context lasts; contexts nest. torch.compile compiles at the first call."""
+    token = _GIVEN.set({**_GIVEN.get(), **checked(changes)})
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings in their own types; a name or value that means nothing is an error."""
+    rows = {f.name: f for f in fields(Settings)}
+    found = {}
+    for name, value in given.items():
+        if name not in rows:
+            raise UnknownSetting(name=name, known=", ".join(sorted(rows)))
+        try:
+            found[name] = rows[name].metadata["read"](value)
+        except (ValueError, TypeError) as error:
+            raise BadSetting(name=name, given=value, detail=error) from None
+    return found
+
+
+def split(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """torch.compile's options: ours, checked, and those meant for Inductor, which knows its own names."""
+    options = options or {}
+    ours = checked({name: value for name, value in options.items() if name in NAMES})
+    return ours, {name: value for name, value in options.items() if name not in NAMES}
+
+
+def given(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the contexts and `options` (ours, checked) say, the environment left out."""
+    return {**_GIVEN.get(), **(options or {})}
+
+
+def resolve(said: Mapping[str, Any]) -> Settings:
+    """The settings in force, given what was said beyond the environment."""
+    now = knobs()
+    return Settings(**{"disable": now.disable, "verify": now.verify, "on_error": now.on_error, **said})
+
+
+# ---- what travels with a region ----------------------------------------------------------------------------------------------
+
+
+def mark(said: Mapping[str, Any], lines: Sequence[str] = ()) -> str:
+    """The suffix of a region's key: where it came from, and what was said about its calls where the environment is not to
+    decide."""
+    of_calls = sorted(f.name for f in fields(Settings) if f.metadata["of_calls"] and f.name in said)
+    places = [re.sub("[@?]", "_", line.split(" ")[0]) for line in lines[:MOST_LINES]]
+    return "".join(f"@{place}" for place in places) + "".join(f"?{name}={said[name]}" for name in of_calls)
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A region's key, read."""
+
+    region: str  # its id
+    lines: tuple[str, ...]
+    settings: Settings
+
+
+def read_mark(key: str) -> Marked:
+    """What a key says; the environment decides the rest."""
+    named, *pairs = key.split("?")
+    region, *lines = named.split("@")
+    said: dict[str, Any] = {}
+    for name, _, text in (pair.partition("=") for pair in pairs):
+        said[name] = int(text) if text.isdigit() else text
+    return Marked(region[:ID_DIGITS], tuple(lines), resolve(checked(said)))

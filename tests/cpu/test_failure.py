@@ -1,0 +1,221 @@
+"""When something fails: one coded warning, the right answer, a reproducer that runs; and what must never be worked around."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import onepass
+from onepass.errors import NoPlan, OnepassWarning, WrongAnswer
+from onepass.integration import engine, failure, journal, passes, region_op
+from onepass.runtime.executable import Executable
+from tests.cpu.test_region_op import ROWS, assert_filled, inputs, outputs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path / "repros"))
+    torch._dynamo.reset()
+    region_op.forget()
+    journal.reset()
+    failure.forget()
+    yield
+    region_op.forget()
+
+
+def no_plan(*_: Any, **__: Any) -> Any:
+    raise NoPlan(what="it", device="here", detail="a test says so")
+
+
+def replay(path: str) -> subprocess.CompletedProcess[str]:
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "ONEPASS_CACHE": "0"}
+    return subprocess.run([sys.executable, path], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_region_that_cannot_be_planned_runs_as_inductor_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.Kernels, "executable", no_plan)
+    monkeypatch.setattr(region_op, "MOST_COMPILED", 1)  # of two sizes the second is computed op by op
+    key = "0123456789abcdef@model.py:12@model.py:13"
+    with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12, model\.py:13.*ONEPASS-201.*repro_0123456789") as said:
+        for rows in (4, 4, 6):
+            ins, outs = inputs(rows), outputs(rows)
+            region_op.run(outs, ins, [rows], key, ROWS)
+            assert_filled(outs, ins)
+    assert len([w for w in said if w.category is OnepassWarning]) == 1
+    seen = journal.snapshot()
+    assert [f.runs_as for f in seen.fallbacks] == ["inductor", "torch, op by op"]
+    assert seen.fallbacks_by_code == {"ONEPASS-201": 2} and seen.calls == {"0123456789": 3}
+    done = replay(seen.fallbacks[0].repro)
+    assert done.returncode == 0, done.stderr
+    assert "is right" in done.stdout
+
+
+def test_op_by_op_where_inductor_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.Kernels, "executable", no_plan)
+    monkeypatch.setattr(torch, "compile", no_plan)
+    ins, outs = inputs(4), outputs(4)
+    with pytest.warns(OnepassWarning):
+        region_op.run(outs, ins, [4], "a", ROWS)
+    assert_filled(outs, ins)
+    assert journal.snapshot().fallbacks[0].runs_as == "torch, op by op"
+
+
+def test_raise_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.Kernels, "executable", no_plan)
+    with pytest.raises(NoPlan):
+        region_op.run(outputs(4), inputs(4), [4], "a?on_error=raise", ROWS)
+    monkeypatch.setenv("ONEPASS_ON_ERROR", "raise")
+    with pytest.raises(NoPlan):
+        region_op.run(outputs(4), inputs(4), [4], "b", ROWS)
+
+
+def failing(error: Exception, damage: bool = False) -> Any:
+    def bound(self: Executable, bindings: Any) -> Any:
+        def fill(outs: Any, ins: Any) -> None:
+            if damage:
+                ins[0].zero_()
+            raise error
+
+        return fill
+
+    return bound
+
+
+def test_a_failed_launch_does_not_cost_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Executable, "bound", failing(ValueError("half way"), damage=True))
+    ins = inputs(5)
+    kept = [t.clone() for t in ins]
+    outs = [ins[0], torch.empty(5)]
+    with pytest.warns(OnepassWarning, match="could not be launched"):
+        region_op.run(outs, ins, [5], "c", ROWS)
+    assert_filled(outs, kept)
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("Triton Error [CUDA]: unspecified launch failure"),
+    torch.OutOfMemoryError("CUDA out of memory"),
+])
+def test_a_broken_card_is_never_worked_around(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(Executable, "bound", failing(error))
+    with pytest.raises(type(error)):
+        region_op.run(outputs(4), inputs(4), [4], "d", ROWS)
+    assert not journal.snapshot().fallbacks
+
+
+def test_verifying_catches_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Executable.bound
+
+    def wrong(self: Executable, bindings: Any) -> Any:
+        fill = right(self, bindings)
+
+        def slightly(outs: Any, ins: Any) -> None:
+            fill(outs, ins)
+            outs[1][2] *= 1.001
+
+        return slightly
+
+    monkeypatch.setattr(Executable, "bound", wrong)
+    monkeypatch.setenv("ONEPASS_VERIFY", "2")
+    with pytest.raises(WrongAnswer, match=r"ONEPASS-703.*out1.*float64") as caught:
+        region_op.run(outputs(4), inputs(4), [4], "0123456789abcdef", ROWS)
+    assert Path(str(caught.value.fields["repro"])).exists()
+    monkeypatch.setattr(Executable, "bound", right)
+    assert replay(str(caught.value.fields["repro"])).returncode == 0
+
+
+def test_a_reproducer_fails_where_the_region_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.Kernels, "executable", no_plan)
+    unknown = ROWS.replace("rsqrt %6", "log %6")
+    with pytest.warns(OnepassWarning):
+        region_op.run(outputs(4), inputs(4), [4], "e", unknown)
+    path = Path(journal.snapshot().fallbacks[0].repro)
+    path.write_text(path.read_text().replace("log %6", "nothing %6"))
+    done = replay(str(path))
+    assert done.returncode != 0 and "ONEPASS-804" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_reproducer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPASS_REPRO_DIR", "/proc/nowhere")
+    monkeypatch.setattr(engine.Kernels, "executable", no_plan)
+    ins, outs = inputs(4), outputs(4)
+    with pytest.warns(OnepassWarning, match="ONEPASS-707"):
+        region_op.run(outs, ins, [4], "f", ROWS)
+    assert_filled(outs, ins)
+
+
+# ---- the pass ----------------------------------------------------------------------------------------------------------------
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x * 2, (16,))
+
+
+def compiled() -> Any:
+    return torch.compile(norm, backend=onepass.backend, options={"interpret": True, "rest": "eager", "by_cost": False})
+
+
+def test_a_graph_that_cannot_be_claimed_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half_way(graph: torch.fx.Graph, deciding: Any) -> Any:
+        last = [n for n in graph.nodes if n.op == "call_function"][-1]
+        last.replace_all_uses_with(last.args[0])
+        graph.erase_node(last)
+        raise KeyError("half way")
+
+    monkeypatch.setattr(passes, "claim", half_way)
+    x = torch.randn(4, 16)
+    with pytest.warns(OnepassWarning, match=r"ONEPASS-702.*test_failure\.py.*KeyError"):
+        torch.testing.assert_close(compiled()(x), norm(x))
+    seen = journal.snapshot()
+    assert seen.graphs[0].error and not seen.calls
+
+
+def test_a_graphs_reproducer_claims_it_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(passes, "claim", no_plan)
+    with pytest.warns(OnepassWarning):
+        compiled()(torch.randn(4, 16))
+    [path] = (tmp_path / "repros").glob("repro_graph_*.py")
+    done = replay(str(path))
+    assert done.returncode == 0, done.stderr
+    assert "1 regions claimed" in done.stdout
+
+
+def test_a_region_that_cannot_be_planned_while_claiming_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onepass.integration import claim
+
+    monkeypatch.setattr(claim, "plan", no_plan)
+    x = torch.randn(4, 16)
+    with pytest.warns(OnepassWarning, match="could not be planned"):
+        torch.testing.assert_close(compiled()(x), norm(x))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="ONEPASS-201"), onepass.settings(on_error="raise"):
+        compiled()(x)
+
+
+def test_failures_inside_a_compiled_model_reach_nobody_but_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.Kernels, "executable", no_plan)
+    monkeypatch.setattr(region_op, "MOST_COMPILED", 0)
+    x = torch.randn(4, 16, requires_grad=True)
+    with pytest.warns(OnepassWarning, match="test_failure"):
+        compiled()(x).sum().backward()
+    mine, x.grad = x.grad, None
+    norm(x).sum().backward()
+    torch.testing.assert_close(mine, x.grad)
+
+
+def test_an_untested_torch_is_plain_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onepass import compat
+
+    monkeypatch.setattr(compat, "inductor_trouble", lambda: "this is torch 9.9")
+    monkeypatch.setattr(compat, "compile_by_inductor", lambda module, inputs, patches, inner=None: module.forward)
+    with pytest.warns(OnepassWarning, match="ONEPASS-706.*9.9"):
+        compiled()(torch.randn(4, 16))
+    assert not journal.snapshot().graphs

@@ -1,0 +1,188 @@
+"""The op a region becomes: right, remembered by sizes, exact in its promises to torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from onepass.errors import BadSetting, OnepassWarning, UnknownSetting
+from onepass.integration import failure, journal, region_op, settings
+
+ROWS = """program rows
+  axis m = s0
+  axis n = 24
+  input in0: bf16 [s0, 24] strides [24, 1]
+  input in1: f32 [24] strides [1]
+  output out0: bf16 [s0, 24] strides [24, 1]
+  output out1: f32 [s0] strides [1]
+  %0 = load in0 [m:24, n:1]
+  %1 = cast f32 %0
+  %2 = mul %1 %1
+  %3 = reduce sum(%2) over n
+  %4 = result %3.0
+  %5 = const 1.0 : f32
+  %6 = add %4 %5
+  %7 = rsqrt %6
+  %8 = load in1 [n:1]
+  %9 = mul %1 %7
+  %10 = mul %9 %8
+  %11 = cast bf16 %10
+  store out0 [m:24, n:1] = %11
+  store out1 [m:1] = %7
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    region_op.forget()
+    journal.reset()
+    failure.forget()
+    yield
+    region_op.forget()
+
+
+def inputs(rows: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(rows, 24, generator=generator).bfloat16(), torch.randn(24, generator=generator)]
+
+
+def outputs(rows: int) -> list[Tensor]:
+    return [torch.empty(rows, 24, dtype=torch.bfloat16), torch.empty(rows)]
+
+
+def expected(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    scale = (x.float().square().sum(-1) + 1).rsqrt()
+    return (x.float() * scale[:, None] * w).bfloat16(), scale
+
+
+def assert_filled(outs: list[Tensor], ins: list[Tensor]) -> None:
+    for mine, theirs in zip(outs, expected(*ins), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_one_region_serves_many_sizes_and_counts_its_calls() -> None:
+    for rows in (1, 5, 5, 40):
+        ins, outs = inputs(rows), outputs(rows)
+        torch.ops.onepass.region(outs, ins, [rows], "0123456789abcdef?verify=9", ROWS)
+        assert_filled(outs, ins)
+    seen = journal.snapshot()
+    assert seen.calls == {"0123456789": 4}
+    assert seen.regions[0].sizes == ((1,), (5,), (40,)) and seen.regions[0].made is not None
+    assert not seen.fallbacks
+
+
+def test_the_functional_form_allocates_what_the_fake_promises() -> None:
+    ins = inputs(6)
+    outs = torch.ops.onepass.region_out(ins, [6], "a", ROWS)
+    assert_filled(outs, ins)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fakes = torch.ops.onepass.region_out([mode.from_tensor(t) for t in ins], [6], "a", ROWS)
+    assert [(f.shape, f.stride(), f.dtype) for f in fakes] == [(o.shape, o.stride(), o.dtype) for o in outs]
+
+
+def test_torch_finds_nothing_wrong_with_the_op() -> None:
+    ins = inputs(3)
+    torch.library.opcheck(torch.ops.onepass.region_out.default, (ins, [3], "b", ROWS))
+    torch.library.opcheck(torch.ops.onepass.region.default, (outputs(3), ins, [3], "b", ROWS))
+
+
+def test_unaligned_tensors_get_kernels_of_their_own() -> None:
+    ins, outs = inputs(4), outputs(4)
+    region_op.run(outs, ins, [4], "c?verify=2", ROWS)
+    shifted = torch.empty(4 * 24 + 1, dtype=torch.bfloat16)[1:].view(4, 24).copy_(ins[0])
+    region_op.run(outs, [shifted, ins[1]], [4], "c?verify=2", ROWS)
+    assert_filled(outs, ins)
+
+
+def test_no_rows_nothing_launched() -> None:
+    ins, outs = inputs(0), outputs(0)
+    region_op.run(outs, ins, [0], "d?verify=1", ROWS)
+    column_sums = ROWS.replace("over n", "over m").replace("output out1: f32 [s0] strides [1]", "output out1: f32 [24] strides [1]")
+    column_sums = column_sums.replace("store out1 [m:1]", "store out1 [n:1]")
+    outs = [torch.empty(0, 24, dtype=torch.bfloat16), torch.empty(24)]
+    region_op.run(outs, ins, [0], "e", column_sums)
+    assert torch.equal(outs[1], torch.ones(24)), "a sum over nothing is zero"
+
+
+def test_an_output_may_take_an_inputs_memory_even_while_verified() -> None:
+    ins = inputs(5)
+    kept = [t.clone() for t in ins]
+    outs = [ins[0], torch.empty(5)]
+    region_op.run(outs, ins, [5], "f?verify=1", ROWS)
+    assert_filled(outs, kept)
+
+
+def test_threads_share_a_region() -> None:
+    wrong: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for rows in (2, 3):
+                ins, outs = inputs(rows, seed), outputs(rows)
+                region_op.run(outs, ins, [rows], "g", ROWS)
+                assert_filled(outs, ins)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert journal.snapshot().calls == {"g": 8}
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------------------
+
+
+def test_later_sources_of_settings_are_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPASS_VERIFY", "3")
+    monkeypatch.setenv("ONEPASS_ON_ERROR", "raise")
+    assert settings.resolve(settings.given()).verify == 3
+    with settings.settings(verify=2, skip=["model.py:4"]):
+        with settings.settings(interpret=True):
+            now = settings.resolve(settings.given({"verify": 1}))
+        assert (now.verify, now.on_error, now.interpret, now.skip) == (1, "raise", True, ("model.py:4",))
+        assert not settings.resolve(settings.given()).interpret
+    assert not settings.given()
+
+
+def test_what_is_said_of_calls_travels_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPASS_VERIFY", "7")
+    key = "0123456789abcdef" + settings.mark({"on_error": "raise", "interpret": True}, ["a.py:3 x = y", "b.py:4"])
+    assert key == "0123456789abcdef@a.py:3@b.py:4?on_error=raise"
+    read = settings.read_mark(key)
+    assert (read.region, read.lines) == ("0123456789", ("a.py:3", "b.py:4"))
+    assert (read.settings.on_error, read.settings.verify) == ("raise", 7), "the environment decides what was not said"
+
+
+@pytest.mark.parametrize(("name", "value", "says"), [
+    ("rest", "nothing", "inductor, eager"), ("verify", -1, "whole number"), ("skip", "model.py:3", "list"),
+    ("interpret", 1, "True"),
+])
+def test_bad_settings_say_what_is_good(name: str, value: object, says: str) -> None:
+    with pytest.raises(BadSetting, match=says), settings.settings(**{name: value}):
+        pass
+
+
+def test_unknown_settings_name_the_known_ones() -> None:
+    with pytest.raises(UnknownSetting, match="interpret"), settings.settings(interprete=True):
+        pass
+
+
+def test_our_names_are_not_inductors() -> None:
+    from torch._inductor import config
+
+    assert not settings.NAMES & set(config.get_config_copy())
+
+
+def test_warnings_are_said_once(recwarn: pytest.WarningsRecorder) -> None:
+    for _ in range(2):
+        failure.region_left("r", ["m.py:1 x"], "planned", ValueError("no"), lambda: "nowhere")
+    assert len([w for w in recwarn if w.category is OnepassWarning]) == 1
+    assert len(journal.snapshot().fallbacks) == 2

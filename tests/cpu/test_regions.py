@@ -1,0 +1,250 @@
+"""Which nodes become one region, which are given back, and what the graph looks like afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import networkx as nx
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx
+
+from onepass import compat
+from onepass.capture.grouping import Groups
+from onepass.capture.part import lowered
+from onepass.capture.regions import Region, find_regions
+from onepass.device import device
+from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
+from onepass.integration.claim import Claimed, Claiming, claim
+
+CPU = torch.device("cpu")
+H200 = device("h200")
+
+
+def graph_of(fn: Callable[..., object], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> fx.Graph:
+    """The graph of a function over shape-only tensors, decomposed."""
+    mode = compat.fake_mode()
+    with mode:
+        fakes = [torch.empty(shape, dtype=dtype) for shape in shapes]
+    return compat.trace_graph(fn, fakes, mode).graph
+
+
+def regions_of(fn: Callable[..., object], *shapes: tuple[int, ...], epilogues: bool = False) -> tuple[Region, ...]:
+    return find_regions(graph_of(fn, *shapes), CPU, {}, epilogues)
+
+
+def ops(region: Region) -> list[str]:
+    return [str(node.target).removeprefix("aten.").split(".")[0] for node in region.nodes]
+
+
+def claimed(graph: fx.Graph, **changes: object) -> Claimed:
+    return claim(graph, Claiming(H200, interpret=True, by_cost=False, **changes))  # type: ignore[arg-type]
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_groups_merge_exactly_where_no_cycle_arises(data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, 12))
+    after = [data.draw(st.sets(st.integers(n + 1, count - 1), max_size=3)) if n + 1 < count else set() for n in range(count)]
+    groups, home = Groups(after), {n: n for n in range(count)}
+    for _ in range(12):
+        a, b = data.draw(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)))
+        merged = {n: home[a] if h == home[b] else h for n, h in home.items()}
+        quotient = nx.DiGraph((merged[u], merged[v]) for u in range(count) for v in after[u] if merged[u] != merged[v])
+        legal = nx.is_directed_acyclic_graph(quotient)
+        assert groups.merge(a, b) == legal
+        home = merged if legal else home
+        for n in range(count):
+            assert groups.members(n) == tuple(m for m in range(count) if home[m] == home[n])
+
+
+# ---- growing ---------------------------------------------------------------------------------------------------------------
+
+
+def norm(x: Tensor, w: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w
+
+
+def test_a_norm_absorbs_the_residual_add_before_it() -> None:
+    def fn(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = x + r
+        return h, norm(h, w)
+
+    (region,) = regions_of(fn, (64, 32), (64, 32), (32,))
+    assert ops(region)[0] == "add" and len(region.inputs) == 3 and len(region.outputs) == 2
+
+
+def test_a_matmul_between_two_norms_keeps_them_apart() -> None:
+    first, second = regions_of(lambda x, w, m: norm(norm(x, w) @ m + x, w), (64, 32), (32,), (32, 32))
+    assert "add" in ops(second) and len(first.outputs) == 1
+
+
+def test_three_norms_of_one_input_join() -> None:
+    (region,) = regions_of(lambda x, a, b, c: (norm(x, a), norm(x, b), norm(x, c)), (64, 32), (32,), (32,), (32,))
+    assert len(region.reductions) == 3 and len(region.inputs) == 4
+
+
+def test_both_gradients_of_a_norm_are_one_region() -> None:
+    def backward(x: Tensor, w: Tensor, rstd: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+        xhat, g = x * rstd, dy * w
+        return rstd * (g - xhat * (g * xhat).mean(-1, keepdim=True)), (dy * xhat).sum(0)
+
+    (region,) = regions_of(backward, (64, 32), (32,), (64, 1), (64, 32))
+    assert len(region.reductions) == 2
+
+
+def test_a_scalar_does_not_hold_unlike_data_together() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return (x * x).sum() + (y * y).sum()
+
+    assert len(regions_of(fn, (64, 32), (128, 48))) == 2
+
+
+def test_views_are_seen_through() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        heads = (x + 1).view(4, 16, 4, 8).transpose(1, 2)
+        return norm(heads, w).transpose(1, 2).reshape(64, 32)
+
+    (region,) = regions_of(fn, (64, 32), (8,))
+    assert "add" in ops(region) and len(region.outputs) == 1
+
+
+def test_regions_do_not_reach_across_a_write() -> None:
+    graph = graph_of(lambda x, w: norm(x, w).sum(0), (64, 32), (32,))
+    x, total = next(iter(graph.nodes)), next(n for n in graph.nodes if "sum" in str(n.target))
+    with graph.inserting_before(total):
+        graph.call_function(torch.ops.aten.copy_.default, (x, x)).meta["val"] = x.meta["val"]
+    assert all({str(n.target) for n in r.nodes}.isdisjoint({"aten.sum.dim_IntList"}) or len(r.reductions) == 1
+               for r in find_regions(graph, CPU, {}))
+
+
+def test_a_handful_of_elements_is_arithmetic() -> None:
+    assert regions_of(lambda x: x.view(64, 4, 32).sum(1), (64, 128)) == ()
+
+
+def test_lone_arithmetic_is_left() -> None:
+    assert regions_of(lambda x, y: F.gelu(x) * y, (64, 32), (64, 32)) == ()
+
+
+# ---- the rim ---------------------------------------------------------------------------------------------------------------
+
+
+def test_arithmetic_that_a_later_kernel_needs_anyway_is_given_back() -> None:
+    def fn(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        n = norm(x, w)
+        a, b = n.chunk(2, -1)
+        return n * cos + torch.cat([-b, a], -1) * sin
+
+    (region,) = regions_of(fn, (64, 32), (32,), (64, 32), (64, 32))
+    assert len(region.outputs) == 1 and len(region.inputs) == 2
+    assert region.charged_bytes == 2 * 64 * 32 * 4  # the norm is written and read, which one kernel for all would not
+
+
+def test_a_sum_that_a_dropout_kernel_can_compute_is_left_to_it() -> None:
+    def fn(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = r + torch.cat([x[:, 16:], x[:, :16]], -1)
+        return h, norm(h, w)
+
+    (region,) = regions_of(fn, (64, 32), (64, 32), (32,))
+    assert "add" not in ops(region)[:1] and len(region.inputs) == 2
+
+
+def test_a_residual_that_is_added_again_behind_a_matmul_is_not_charged() -> None:
+    def fn(x: Tensor, r: Tensor, w: Tensor, m: Tensor) -> Tensor:
+        h = x + r
+        return torch.relu(h + norm(h, w) @ m)
+
+    (region,) = regions_of(fn, (64, 32), (64, 32), (32,), (32, 32))
+    assert region.charged_bytes == 0
+
+
+def test_a_max_autotuned_matmul_is_charged_for_its_epilogue() -> None:
+    def fn(x: Tensor, m: Tensor, w: Tensor) -> Tensor:
+        return norm(x @ m, w)
+
+    (plain,) = regions_of(fn, (64, 32), (32, 32), (32,))
+    (tuned,) = regions_of(fn, (64, 32), (32, 32), (32,), epilogues=True)
+    assert plain.charged_bytes == 0 and tuned.charged_bytes == 0  # two readers: nothing to fuse into the matmul
+    (single,) = regions_of(lambda x, m: torch.relu(x @ m).sum(0), (64, 32), (32, 32), epilogues=True)
+    assert single.charged_bytes > 0 or ops(single) == ["sum"]
+
+
+def test_cheap_arithmetic_is_repeated_rather_than_written() -> None:
+    def fn(x: Tensor, s: Tensor, w: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = x * s
+        first = norm(scaled, w)
+        return first, norm(first @ m + scaled, w)
+
+    first, second = regions_of(fn, (64, 32), (64, 1), (32,), (32, 32))
+    assert len(first.outputs) == 1
+    assert "mul" in ops(second)[:1] and len(second.inputs) == 4
+
+
+# ---- rewriting -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_the_rewritten_graph_computes_the_same(functional: bool) -> None:
+    def fn(x: Tensor, w: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        h = norm(x, w) @ m + x
+        return torch.softmax(h, -1).t(), h.sum(0), h
+
+    graph = graph_of(fn, (24, 16), (16,), (16, 16))
+    outcome = claimed(graph, functional=functional)
+    assert len(outcome.regions) == 2 and not outcome.left
+    args = torch.randn(24, 16), torch.randn(16), torch.randn(16, 16)
+    results = fx.GraphModule(torch.nn.Module(), graph)(*args)
+    for given_back, expected in zip(results, fn(*args), strict=True):
+        assert given_back.stride() == expected.stride()
+        torch.testing.assert_close(given_back, expected)
+
+
+def test_equal_blocks_have_equal_text() -> None:
+    def fn(x: Tensor, a: Tensor, b: Tensor, m: Tensor) -> Tensor:
+        return norm(norm(x, a) @ m, b)
+
+    graph = graph_of(fn, (64, 32), (32,), (32,), (32, 32))
+    keys = {lowered(graph, region).key for region in find_regions(graph, CPU, {})}
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize("named", ["id", "line"])
+def test_regions_can_be_skipped(named: str) -> None:
+    def graph() -> fx.Graph:
+        made = graph_of(norm, (64, 32), (32,))
+        for node in made.nodes:
+            node.meta["stack_trace"] = 'File "model.py", line 12, in forward'
+        return made
+
+    (first,) = claimed(graph()).regions
+    assert first.lines == ("model.py:12",)
+    outcome = claimed(graph(), skip=frozenset({first.id if named == "id" else "model.py:12"}))
+    assert not outcome.regions and "skipped" in outcome.left[0].reason
+
+
+def test_what_cannot_be_lowered_is_left_and_the_rest_is_claimed() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return norm(x, w), x.cumsum(-1), x.to(torch.complex64).sum(-1)
+
+    outcome = claimed(graph_of(fn, (64, 32), (32,)))
+    assert len(outcome.regions) == 1
+    assert {left.ops[0] for left in outcome.left} == {"aten.cumsum", "aten.sum"}
+    assert any("dtype" in left.reason for left in outcome.left)
+
+
+def test_a_claim_that_costs_more_than_it_saves_is_not_made() -> None:
+    def fn(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        n = norm(x, w)
+        a, b = n.chunk(2, -1)
+        return n * cos + torch.cat([-b, a], -1) * sin
+
+    outcome = claim(graph_of(fn, (16384, 128), (128,), (16384, 128), (16384, 128)), Claiming(H200, interpret=True))
+    (left,) = outcome.left
+    assert "keeps on chip" in left.reason and left.predicted_us is not None and left.left_us is not None
+    assert left.predicted_us > left.left_us
