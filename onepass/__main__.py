@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,28 +33,37 @@ def _options(version: Annotated[bool, typer.Option("--version", callback=_versio
 
 @app.command()
 def explain(
-    what: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A name (see `onepass workloads`) or file.py:function.")],
+    what: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A name (see `onepass workloads`), file.py:function, or "
+                                        "file.py:make_model, which returns a module, (module, inputs) or (module, args, kwargs).")],
     shape: Annotated[str | None, typer.Option(help="Such as 8192x8192; a named workload has its own default.")] = None,
     dtype: Annotated[str, typer.Option(help="Of a named workload's data.")] = "bf16",
     device: Annotated[str, typer.Option(help="The GPU to plan and compile for; none has to be present.")] = "h200",
     inputs: Annotated[str | None, typer.Option(
-        help="For file.py:function: bf16[8192,8192],f32[8192,1] or file.py:name. Default: inputs() in the same file.")] = None,
+        help="For file.py:name: bf16[8192,8192],f32[8192,1] or file.py:name. Default: inputs() in the same file.")] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Compile a model's kernels too, for registers and spills; those of "
+                                          "a function always are.")] = False,
     as_json: Json = False,
     source: Annotated[bool, typer.Option("--source", help="Print the generated kernels too.")] = False,
+    source_dir: Annotated[Path | None, typer.Option(help="Write the generated kernels and an index to a folder.")] = None,
 ) -> None:
-    """Show the kernels a function becomes: bytes against the floor, registers, what was refused and why."""
+    """Show the kernels a function or a model becomes: bytes against the floor, registers, what was refused or left and why."""
     from .tools import explain as reports  # --help and --version need not wait for torch
+    from .tools.sources import listing, write_sources  # the same
     from .tools.spec import resolve  # the same
 
-    function, arguments = resolve(what, shape, dtype, inputs)
-    report = replace(reports.explain(function, device=device)(*arguments), workload=what)
+    subject = resolve(what, shape, dtype, inputs)
+    report = reports.explain(subject.call, device=device, compile=compile)(*subject.args, **subject.kwargs)
+    if isinstance(report, reports.Report):
+        report = replace(report, workload=what)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
         reports.console().print(report)
     if source:
-        for listing in reports.source_listing(report):
-            typer.echo(listing, err=as_json)  # what is on standard output stays JSON
+        for text in listing(report):
+            typer.echo(text, err=as_json)  # what is on standard output stays JSON
+    if source_dir is not None:
+        typer.echo(f"kernels: {write_sources(report, source_dir)}", err=as_json)
 
 
 @app.command()
@@ -93,7 +103,7 @@ def main() -> None:
     try:
         app()
     except OnepassError as error:
-        typer.echo(f"onepass: {error}", err=True)
+        typer.echo(" ".join([f"onepass: {error}", *getattr(error, "__notes__", ())]), err=True)
         sys.exit(2)
 
 

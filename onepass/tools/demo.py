@@ -15,7 +15,7 @@ from ..device import Device
 from ..integration.fuse import fuse
 from ..runtime.card import present
 from .check import as_tuple, check, in_float64
-from .explain import RefusalRow, Report, explain
+from .explain import RefusalRow, Report, explain_function
 from .workloads import make_inputs, workload
 
 SHOWN = "rms_norm_backward"
@@ -43,7 +43,7 @@ def demo(console: Console) -> bool:
 
 def _explain(name: str, device: str = "h200") -> Report:
     chosen = workload(name)
-    return explain(chosen.function, device=device)(*chosen.inputs())
+    return explain_function(chosen.function, device=device)(*chosen.inputs())
 
 
 def _refusals(shown: Report) -> Iterator[tuple[str, RefusalRow]]:
@@ -80,7 +80,7 @@ def _show_speed(console: Console, card: Device) -> None:
     """Time the real size on the present card, against the best rate its memory sustains."""
     chosen = workload(SHOWN)
     inputs = chosen.inputs(device="cuda")
-    shown = explain(chosen.function, device=card)(*inputs)
+    shown = explain_function(chosen.function, device=card)(*inputs)
     us = _time_us(fuse(chosen.function), inputs)
     rate = shown.floor_bytes / us
     size = "x".join(map(str, chosen.default_shape))

@@ -1,15 +1,19 @@
-"""What the command line is given, made into functions and tensors: `8192x8192`, `bf16`, `f32[8192,1]`, `file.py:function`."""
+"""What the command line is given, made into functions, models and tensors: `8192x8192`, `f32[8192,1]`, `file.py:function`."""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..errors import BadArgument, BadSpec
 from ..ir.expr import DTYPES
@@ -68,30 +72,80 @@ def _module(path: Path, text: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(path.resolve().parent))  # as for `python file.py`: it may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
     return module
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What a command is about, and what it is called with."""
+
+    call: Callable[..., Any]  # a module, or a function to fuse
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
 def example_inputs(function_text: str, inputs_text: str | None) -> tuple[torch.Tensor, ...]:
-    """The arguments for `file.py:function`: as listed, from the function named, or from `inputs` in the same file."""
-    if inputs_text is not None and not is_file_spec(inputs_text):
-        return parse_tensors(inputs_text)
-    named = inputs_text or f"{function_text.rpartition(':')[0]}:inputs"
-    made = load(named)()
-    made = tuple(made) if isinstance(made, tuple | list) else (made,)
-    if not all(isinstance(t, torch.Tensor) for t in made):
+    """The tensors for `file.py:function`: as listed, from the function named, or from `inputs` in the same file."""
+    args, kwargs = _given_inputs(function_text, inputs_text)
+    if kwargs or not all(isinstance(t, torch.Tensor) for t in args):
+        named = inputs_text or _inputs_beside(function_text)
         raise BadSpec(what="The result of", text=named, detail="it must return tensors (meta tensors will do)")
-    return made
+    return args
 
 
-def resolve(what: str, shape: str | None, dtype: str,
-            inputs: str | None) -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
-    """The function a command is about, and arguments for it: a named workload at a size, or a function of the user's own."""
+def _given_inputs(text: str, inputs_text: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if inputs_text is not None and not is_file_spec(inputs_text):
+        return parse_tensors(inputs_text), {}
+    return _arguments(load(inputs_text or _inputs_beside(text))())
+
+
+def _inputs_beside(text: str) -> str:
+    return f"{text.rpartition(':')[0]}:inputs"
+
+
+def _arguments(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a function returned, as arguments: several in a tuple or list, named ones in a dict, or one alone."""
+    if isinstance(made, dict):
+        return (), made
+    return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}
+
+
+def _in_file(text: str, inputs_text: str | None) -> Subject:
+    """What `file.py:name` names: a module, something that makes one when called without arguments, or a function of tensors."""
+    found = load(text)
+    if not isinstance(found, nn.Module) and _needs_arguments(found):
+        return Subject(found, example_inputs(text, inputs_text))
+    model, *given = _parts(found if isinstance(found, nn.Module) else found())
+    if not isinstance(model, nn.Module):
+        raise BadSpec(what="The function", text=text, detail="one without arguments must return a module, or (module, inputs), or "
+                                                            "(module, args, kwargs); one to fuse takes tensors")
+    if inputs_text is None and given:
+        args, kwargs = _arguments(given[0])
+        return Subject(model, args, {**kwargs, **(given[1] if len(given) > 1 else {})})
+    return Subject(model, *_given_inputs(text, inputs_text))
+
+
+def _parts(made: Any) -> tuple[Any, ...]:
+    return made if isinstance(made, tuple) and 0 < len(made) <= 3 else (made,)
+
+
+def _needs_arguments(found: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(found).parameters.values()
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def resolve(what: str, shape: str | None, dtype: str, inputs: str | None) -> Subject:
+    """What a command is about: a named workload at a size, or a function or model of the user's own."""
     if is_file_spec(what):
         if shape is not None:
             raise BadArgument(detail="--shape goes with a named workload; give the sizes of your own function with --inputs.")
-        return load(what), example_inputs(what, inputs)
+        return _in_file(what, inputs)
     if inputs is not None:
         raise BadArgument(detail="--inputs goes with file.py:function; give the size of a named workload with --shape.")
     chosen = workload(what)
-    return chosen.function, chosen.inputs(parse_shape(shape) if shape else None, parse_dtype(dtype))
+    return Subject(chosen.function, chosen.inputs(parse_shape(shape) if shape else None, parse_dtype(dtype)))

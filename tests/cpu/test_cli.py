@@ -52,7 +52,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """A pipeline that notes what it is asked and always answers with the same report."""
     asked: list[tuple[object, ...]] = []
 
-    def explain(function: object, device: str) -> object:
+    def explain(function: object, device: str, compile: bool) -> object:
         def call(*arguments: torch.Tensor) -> Report:
             asked.append((function, device, *arguments))
             return report(compiled())  # type: ignore[arg-type]

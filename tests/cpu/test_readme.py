@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import onepass
+from onepass.integration.settings import NAMES
 from onepass.tools.check import check, in_float64
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
@@ -19,7 +20,8 @@ def blocks(language: str) -> list[str]:
 
 
 def example() -> str:
-    (block,) = blocks("python")
+    """A function, fused and explained; the other block is a model."""
+    block, _ = blocks("python")
     return block
 
 
@@ -32,6 +34,19 @@ def test_the_example_runs_and_is_right(capsys: pytest.CaptureFixture[str]) -> No
     for mine, eager, exact in zip((names["dx"], names["dw"]), function(*inputs), in_float64(function, inputs)):  # type: ignore
         assert check(mine, eager, exact).ok  # type: ignore[arg-type]
     assert "rms_norm_backward on NVIDIA H200 SXM" in capsys.readouterr().out
+
+
+def test_the_model_is_explained_compiled_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    _, block = blocks("python")
+    on_a_cpu = block.replace('backend="onepass"', 'backend=onepass.backend, options={"interpret": True, "rest": "eager"}')
+    assert on_a_cpu != block
+    exec(compile(on_a_cpu, "README.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert "Sequential on NVIDIA H200 SXM" in said and "onepass in this process" in said
+
+
+def test_every_setting_of_the_backend_is_there() -> None:
+    assert not [name for name in NAMES if f"| `{name}` |" not in README]
 
 
 def test_the_example_is_short() -> None:

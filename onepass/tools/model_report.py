@@ -1,0 +1,290 @@
+"""The report on a whole model: every region, forward and backward, with its kernels, bytes and times; and what was left.
+
+Identical regions are one row with a count. Times are predictions for one device and the sizes of the example inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from .. import pipeline
+from ..device import Device
+from ..device import device as named_device
+from ..integration.claim import ClaimedRegion, Left
+from ..integration.failure import sentence
+from ..knobs import knobs
+from ..plan.plan import Plan
+from ..runtime import offline
+from ..runtime.compiled import Compiled
+from .rows import KernelRow, RefusalRow, RejectedRow, as_json, kernel_rows, refusal_row, rejected_row, rounded, spill_text
+from .tables import as_text, counted, human_bytes, places, ratio, table, us
+from .trace_model import name_of, trace
+
+PHASES = ("forward", "backward", "inference")
+MOST_REFUSALS = 20  # shown; JSON has all
+
+
+class Graph(Protocol):
+    """The outcome for one graph, from a trace or from the journal."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def regions(self) -> tuple[ClaimedRegion, ...]: ...
+    @property
+    def left(self) -> tuple[Left, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRow:
+    """A region that is claimed, `count` times in one phase. Bytes and times are those of one of them."""
+
+    id: str
+    phase: str
+    count: int
+    lines: tuple[str, ...]
+    name: str
+    reductions: int
+    kernels: tuple[KernelRow, ...]
+    refusals: tuple[RefusalRow, ...]
+    rejected: tuple[RejectedRow, ...]
+    floor_bytes: int
+    dram_bytes: int
+    floor_us: float
+    predicted_us: float
+    left_us: float  # predicted, if Inductor computed it
+    charged_us: float  # for values that only the claim makes cross memory
+    plan: Plan = field(repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as JSON-ready values."""
+        plain = {name: rounded(getattr(self, name)) for name in (
+            "id", "phase", "count", "lines", "name", "reductions", "floor_bytes", "dram_bytes", "floor_us", "predicted_us",
+            "left_us", "charged_us")}
+        several = {"kernels": self.kernels, "refusals": self.refusals, "rejected": self.rejected}
+        return plain | {name: [as_json(row) for row in rows] for name, rows in several.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LeftRow:
+    """Reductions that stay with Inductor, and why. Times are those of one of them, None where it never came to a plan."""
+
+    phase: str
+    count: int
+    ops: tuple[str, ...]
+    lines: tuple[str, ...]
+    reason: str
+    id: str
+    predicted_us: float | None
+    left_us: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Sums over the regions of a phase, each as often as it occurs."""
+
+    phase: str
+    regions: int
+    distinct: int
+    reductions: int
+    reductions_left: int
+    kernels: int
+    floor_bytes: int
+    dram_bytes: int
+    floor_us: float
+    predicted_us: float
+    charged_us: float
+    left_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """All there is to say about one model at one size on one device."""
+
+    model: str
+    device: Device
+    graphs: tuple[str, ...]  # their phases
+    regions: tuple[RegionRow, ...]
+    left: tuple[LeftRow, ...]
+
+    @property
+    def totals(self) -> tuple[Total, ...]:
+        """Of each phase, and of all."""
+        return totals(self.regions, self.left)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-ready values."""
+        return {
+            "model": self.model,
+            "device": self.device.name,
+            "graphs": list(self.graphs),
+            "regions": [r.to_json() for r in self.regions],
+            "left": [as_json(r) for r in self.left],
+            "totals": {t.phase: {k: v for k, v in as_json(t).items() if k != "phase"} for t in self.totals},
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        claimed = counted(sum(r.count for r in self.regions), "region")
+        yield Text.assemble((self.model, "bold"), f" on {self.device.title}: {claimed} claimed in "
+                            f"{counted(len(self.graphs), 'graph')}, {len({r.id for r in self.regions})} of them distinct\n")
+        yield total_table(self.totals)
+        if self.regions:
+            yield region_table(self.regions)
+            yield line_table(self.regions)
+        if any(r.refusals for r in self.regions):
+            yield model_refusal_table(self.regions)
+        if self.left:
+            yield left_table(self.left)
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+
+def explain_model(model: Callable[..., Any], *, device: "str | Device" = "h200",
+                  compile: bool = False) -> Callable[..., ModelReport]:
+    """What onepass would make of a whole model: call it with example inputs, on any device or on "meta". Nothing is run.
+
+    Under torch.no_grad() it is the inference graph that is looked at. `compile` compiles every distinct region for the device.
+    """
+    target = named_device(device)
+
+    def explained(*args: Any, **kwargs: Any) -> ModelReport:
+        graphs = trace(model, args, kwargs, target)
+        compiled = _compiled([r for g in graphs for r in g.regions], target) if compile else {}
+        phases = tuple(g.phase for g in graphs)
+        return ModelReport(name_of(model), target, phases, region_rows(graphs, compiled), left_rows(graphs))
+
+    return explained
+
+
+def _compiled(regions: Iterable[ClaimedRegion], target: Device) -> dict[str, Compiled]:
+    """Every distinct region, compiled by the worker processes, a few at a time."""
+    distinct = {r.id: r for r in regions}
+
+    def compile(region: ClaimedRegion) -> Compiled:
+        program, sizes = pipeline.specialise(pipeline.optimise(region.program), region.bindings)
+        return pipeline.compile(program, sizes, target, lambda source: offline.compile(source, target))
+
+    with ThreadPoolExecutor(knobs().compile_workers) as threads:
+        return dict(zip(distinct, threads.map(compile, distinct.values()), strict=True))
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------------------
+
+
+def region_rows(graphs: Sequence[Graph], compiled: Mapping[str, Compiled]) -> tuple[RegionRow, ...]:
+    """Claimed regions, equal ones of a phase together, in the order of their first."""
+    found: dict[tuple[str, str], list[ClaimedRegion]] = {}
+    for graph in graphs:
+        for region in graph.regions:
+            found.setdefault((graph.phase, region.id), []).append(region)
+    return tuple(_region_row(phase, same, compiled.get(name)) for (phase, name), same in found.items())
+
+
+def _region_row(phase: str, same: list[ClaimedRegion], compiled: Compiled | None) -> RegionRow:
+    first = same[0]
+    plan = compiled.plan if compiled else first.plan
+    return RegionRow(
+        id=first.id, phase=phase, count=len(same), lines=tuple(dict.fromkeys(line for r in same for line in r.lines)),
+        name=first.program.name, reductions=first.reductions,
+        kernels=kernel_rows(plan.kernels, compiled.binaries if compiled else (), plan.device),
+        refusals=tuple(map(refusal_row, plan.refusals)),
+        rejected=tuple(map(rejected_row, compiled.rejected)) if compiled else (),
+        floor_bytes=plan.floor_bytes, dram_bytes=plan.dram_bytes, floor_us=plan.floor_us, predicted_us=plan.predicted_us,
+        left_us=first.left_us, charged_us=max(r.charged_us for r in same), plan=plan)
+
+
+def left_rows(graphs: Sequence[Graph]) -> tuple[LeftRow, ...]:
+    """What was left, equal cases of a phase together."""
+    found: dict[tuple[str, str, tuple[str, ...], str], list[Left]] = {}
+    for graph in graphs:
+        for left in graph.left:
+            reason = left.reason if left.error is None else f"{left.reason}: {sentence(left.error)}"
+            found.setdefault((graph.phase, reason, left.ops, left.id), []).append(left)
+    return tuple(LeftRow(phase, len(same), ops, tuple(dict.fromkeys(line for one in same for line in one.lines)), reason, name,
+                         same[0].predicted_us, same[0].left_us) for (phase, reason, ops, name), same in found.items())
+
+
+def totals(regions: Sequence[RegionRow], left: Sequence[LeftRow]) -> tuple[Total, ...]:
+    """Of each phase there is, and of all if there are several."""
+    present = [p for p in PHASES if p in {*(r.phase for r in regions), *(r.phase for r in left)}]
+    each = [_total(p, [r for r in regions if r.phase == p], [r for r in left if r.phase == p]) for p in present]
+    return (*each, _total("all", regions, left)) if len(each) != 1 else tuple(each)
+
+
+def _total(phase: str, regions: Sequence[RegionRow], left: Sequence[LeftRow]) -> Total:
+    def add(each: Callable[[RegionRow], Any]) -> Any:
+        return sum(r.count * each(r) for r in regions)
+
+    return Total(
+        phase=phase, regions=sum(r.count for r in regions), distinct=len({r.id for r in regions}),
+        reductions=add(lambda r: r.reductions), reductions_left=sum(r.count * len(r.ops) for r in left),
+        kernels=add(lambda r: len(r.kernels)), floor_bytes=add(lambda r: r.floor_bytes), dram_bytes=add(lambda r: r.dram_bytes),
+        floor_us=add(lambda r: r.floor_us), predicted_us=add(lambda r: r.predicted_us), charged_us=add(lambda r: r.charged_us),
+        left_us=add(lambda r: r.left_us))
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------------------
+
+
+def total_table(each: Sequence[Total]) -> Table:
+    """One line a phase."""
+    shown = table("claimed", ("phase", "name"), ("regions", "right"), ("kernels", "right"), ("reductions", "right"),
+                  ("left", "right"), ("DRAM", "right"), ("x floor", "right"), ("floor", "right"), ("predicted", "right"),
+                  ("by Inductor", "right"))
+    for t in each:
+        shown.add_row(t.phase, str(t.regions), str(t.kernels), str(t.reductions), str(t.reductions_left), human_bytes(t.dram_bytes),
+                      ratio(t.dram_bytes, t.floor_bytes), us(t.floor_us), us(t.predicted_us + t.charged_us), us(t.left_us))
+    return shown
+
+
+def region_table(regions: Sequence[RegionRow]) -> Table:
+    """One line a region; a kernel has one in the columns it has its own values for."""
+    compiled = any(k.registers is not None for r in regions for k in r.kernels)
+    used = (("regs", "right"), ("spill", "right")) if compiled else ()
+    shown = table("\nregions", ("id", "name"), ("phase", "name"), ("times", "right"), ("computes", "left"), ("kernels", "name"),
+                  *used, ("DRAM", "right"), ("x floor", "right"), ("predicted", "right"), ("by Inductor", "right"))
+    for r in regions:
+        own = ["\n".join(k.family for k in r.kernels)]
+        if compiled:
+            own += ["\n".join(str(k.registers) for k in r.kernels), "\n".join(spill_text(k.spill_bytes) for k in r.kernels)]
+        shown.add_row(r.id, r.phase, f"{r.count} x", escape(r.name), *own, human_bytes(r.dram_bytes),
+                      ratio(r.dram_bytes, r.floor_bytes), us(r.predicted_us + r.charged_us), us(r.left_us))
+    return shown
+
+
+def line_table(regions: Sequence[RegionRow]) -> Table:
+    """Where regions came from."""
+    shown = table("\nlines of code", ("region", "name"), ("lines", "left"))
+    for r in regions:
+        shown.add_row(r.id, escape("\n".join(r.lines)) or "unknown")
+    return shown
+
+
+def model_refusal_table(regions: Sequence[RegionRow]) -> Table:
+    """Merges inside regions that were not made."""
+    rows = [(r.id, refusal) for r in regions for refusal in r.refusals]
+    more = f", {MOST_REFUSALS} of {len(rows)}" if len(rows) > MOST_REFUSALS else ""
+    shown = table(f"\nnot merged inside a region{more}", ("region", "name"), ("reason", "left"), ("fused", "right"),
+                  ("apart", "right"), ("detail", "left"))
+    for name, r in rows[:MOST_REFUSALS]:
+        shown.add_row(name, escape(r.reason), us(r.cost_fused_us), us(r.cost_apart_us), escape(r.detail))
+    return shown
+
+
+def left_table(left: Sequence[LeftRow]) -> Table:
+    """What stays with Inductor."""
+    shown = table("\nleft to Inductor", ("phase", "name"), ("times", "right"), ("reductions", "left"), ("lines", "left"),
+                  ("reason", "left"))
+    for r in left:
+        shown.add_row(r.phase, f"{r.count} x", escape(", ".join(dict.fromkeys(op.removeprefix("aten.") for op in r.ops))),
+                      escape(places(r.lines)), escape(r.reason))
+    return shown

@@ -1,0 +1,64 @@
+"""How reports look: tables, sizes and times as text. One width, no colour where nobody sees it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from io import StringIO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+WIDTH = 118  # of a report where no terminal sets one
+
+
+def console() -> Console:
+    """Where the command line prints: as wide as the terminal, or as a report where there is none."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+
+
+def as_text(*parts: RenderableType) -> str:
+    """What rich would print, without colour."""
+    page = StringIO()
+    printer = Console(file=page, width=WIDTH, color_system=None, highlight=False)
+    for part in parts:
+        printer.print(part)
+    return "\n".join(line.rstrip() for line in page.getvalue().rstrip("\n").splitlines())
+
+
+def table(title: str, *columns: tuple[str, str]) -> Table:
+    """An empty table. A column is a name and how it is set: "left", "right", or "name", which is never broken."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, align in columns:
+        made.add_column(name, justify="right" if align == "right" else "left", overflow="fold", no_wrap=align == "name")
+    return made
+
+
+def human_bytes(n: float) -> str:
+    """Bytes with three figures: 402 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n:.0f} B"
+
+
+def us(cost: float | None) -> str:
+    """A time; None is that of something that cannot be."""
+    return "impossible" if cost is None else f"{cost:.1f} us"
+
+
+def ratio(a: float, b: float) -> str:
+    """How many times b is in a."""
+    return f"{a / b:.3f}" if b else "-"
+
+
+def counted(n: int, noun: str) -> str:
+    """1 kernel, 2 kernels."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def places(lines: Sequence[str], most: int = 3) -> str:
+    """Lines of user code without their text: `model.py:12, model.py:15 and 2 more`."""
+    named = list(dict.fromkeys(line.split(" ")[0] for line in lines))
+    shown = ", ".join(named[:most]) or "unknown"
+    return shown + (f" and {len(named) - most} more" if len(named) > most else "")

@@ -1,0 +1,172 @@
+"""A model -> what onepass would claim of it, forward and backward, without running it.
+
+Every tensor is replaced by one that has a shape only, so a model of any size can be looked at on any machine. torch.compile
+traces it as it always would, up to the place where the graph pass of onepass runs; there a copy of the graph is claimed.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .. import compat
+from ..device import Device
+from ..errors import ModelNotTraced, OnepassError
+from ..integration.claim import Claimed, Claiming, claim
+from ..integration.failure import sentence
+from ..integration.passes import phase_of
+
+
+def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
+    """What was given to torch.compile; anything else is itself."""
+    return getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None) or model
+
+
+def is_whole(model: object) -> bool:
+    """Whether something is explained as a model, and not as one function to fuse: a module, or what torch.compile returned."""
+    return isinstance(model, nn.Module) or uncompiled(model) is not model  # type: ignore[arg-type]
+
+
+def trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], device: Device) -> tuple[Claimed, ...]:
+    """The outcome for every graph of a model, in the order they were traced. The backward is that of its loss: of the
+    results that are one number if there are any, and of all results otherwise. Without gradients there is none."""
+    name = name_of(model)
+    try:
+        world = _World.of(model, args, kwargs)
+        hollow = world.model(uncompiled(model))
+        hollow_args, hollow_kwargs = world.tree((args, dict(kwargs)))
+        recorder = _Recorder(device)
+        with world.mode:
+            results = torch.compile(_by_itself(hollow), backend=recorder, dynamic=False)(*hollow_args, **hollow_kwargs)
+            _backward(results)
+    except OnepassError:
+        raise
+    except Exception as error:
+        raise ModelNotTraced(model=name, error=sentence(_root(error))) from error
+    return tuple(recorder.graphs)
+
+
+def name_of(model: Callable[..., Any]) -> str:
+    """What a model is called."""
+    inner = uncompiled(model)
+    return type(inner).__name__ if isinstance(inner, nn.Module) else getattr(inner, "__name__", type(inner).__name__)
+
+
+def _by_itself(model: Callable[..., Any]) -> Callable[..., Any]:
+    """A caller with code of its own: torch counts compilations by code, and those here must not count against the model's."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    code = call.__code__.replace(co_filename="<explained>")  # nobody's line
+    return FunctionType(code, globals(), "call", None, call.__closure__)
+
+
+class _Recorder:
+    """A backend that claims a copy of every graph Inductor would lower, and runs the graph as it is."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.graphs: list[Claimed] = []
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
+        others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
+        passes = compat.as_configured((*others, compat.graph_pass(self.record, lambda: None)))
+        patches = {"force_disable_caches": True, "post_grad_custom_post_pass": passes}
+        return compat.compile_by_inductor(module, inputs, patches, _run_as_is)
+
+    def record(self, graph: fx.Graph, is_inference: bool | None) -> None:
+        """Claim a copy: the graph itself goes on without onepass."""
+        copied, made = fx.Graph(), dict[fx.Node, fx.Node]()
+        for node in graph.nodes:
+            made[node] = copied.node_copy(node, made.__getitem__)
+        deciding = Claiming(self.device, interpret=True, max_autotune=compat.max_autotune(), phase=phase_of(graph, is_inference))
+        self.graphs.append(claim(copied, deciding))
+
+
+def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool = False, **_: Any) -> Any:
+    return compat.run_as_is(module, inputs, is_inference)
+
+
+def _root(error: BaseException) -> BaseException:
+    """What went wrong, behind torch's words about it."""
+    if not type(error).__module__.startswith("torch."):
+        return error
+    inner = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return error if inner is None else _root(inner)
+
+
+# ---- tensors without contents ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _World:
+    """A mode for shape-only tensors and what takes whose place in it, by identity."""
+
+    mode: Any
+    taken: dict[int, Tensor]
+
+    @staticmethod
+    def of(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _World:
+        """The world of a model that has shape-only tensors already, or a new one."""
+        tensors = [*_held(uncompiled(model)), *_tensors((args, dict(kwargs)))]
+        modes = [t.fake_mode for t in tensors if compat.is_fake(t)]  # type: ignore[attr-defined]
+        mode = modes[0] if modes else compat.fake_mode()
+        mode.allow_non_fake_inputs = True  # tensors a function closes over
+        taken: dict[int, Tensor] = {}
+        for tensor in tensors:
+            if id(tensor) not in taken:
+                taken[id(tensor)] = _hollow(tensor, mode)
+        return _World(mode, taken)
+
+    def model(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """The same model around shape-only tensors; nothing of the original changes."""
+        return copy.deepcopy(model, dict(self.taken)) if isinstance(model, nn.Module) else model
+
+    def tree(self, values: Any) -> Any:
+        """Nested arguments with their tensors replaced."""
+        leaves, spec = compat.pytree_flatten(values)
+        return compat.pytree_unflatten([self.taken.get(id(leaf), leaf) for leaf in leaves], spec)
+
+
+def _hollow(tensor: Tensor, mode: Any) -> Tensor:
+    """The shape of a tensor. One on "meta" counts as on a card, or as on the CPU where there is none: meta ops are others."""
+    if compat.is_fake(tensor):
+        return tensor
+    if tensor.device.type != "meta":
+        return mode.from_tensor(tensor, static_shapes=True)
+    with mode:
+        where = "cuda" if torch.cuda.is_available() else "cpu"
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=where)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+def _held(model: object) -> Iterator[Tensor]:
+    """Every tensor a module holds, registered or not."""
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        yield from _tensors(vars(module))
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Every tensor in nested containers and dataclasses."""
+    for leaf in compat.pytree_flatten(values)[0]:
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _tensors({f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf)})
+
+
+def _backward(results: Any) -> None:
+    """Let the backward be traced."""
+    wanted = [t for t in _tensors(results) if t.requires_grad]
+    losses = [t for t in wanted if t.numel() == 1] or wanted
+    if losses:
+        torch.autograd.backward(losses, [torch.ones_like(t) for t in losses])
