@@ -107,10 +107,10 @@ def _judged(results: tuple[Tensor, ...], function: Callable[..., Any], inputs: S
     with torch.no_grad():
         eager = as_tuple(function(*inputs))
         exact = in_float64(function, inputs)
-    return [_compared(*each, f"output {k}") for k, each in enumerate(zip(results, eager, exact, strict=True))]
+    return [compared(*each, f"output {k}") for k, each in enumerate(zip(results, eager, exact, strict=True))]
 
 
-def _compared(mine: Tensor, eager: Tensor, reference: Tensor, what: str) -> Judged:
+def compared(mine: Tensor, eager: Tensor, reference: Tensor, what: str) -> Judged:
     """Form as eager's, integers equal, NaNs and infinities in the same places; the rest is left to judge."""
     got, expected = (mine.dtype, mine.shape), (eager.dtype, eager.shape)
     assert got == expected, f"{what}: {got}, not {expected}"

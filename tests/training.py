@@ -1,0 +1,87 @@
+"""One training step of a model, as it is, compiled, and in float64; and whether the compiled one is as right as eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from tests.models import Example
+from tests.support import Judged, compared, pooled
+
+Run = Callable[..., Any]
+NOISE = 4  # times eager's noise
+DRAWS = 16  # inputs that are tried when one alone looks wrong
+
+
+class Float64(TorchFunctionMode):
+    """Where a model asks for fp32 by name, it gets float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            func = Tensor.double
+        args, kwargs = tree_map(lambda a: torch.float64 if a is torch.float32 else a, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def step(run: Run, module: nn.Module, example: Example, inputs: Mapping[str, Tensor], autocast: bool = False) -> dict[str, Tensor]:
+    """Every tensor the module gives, the loss, and the gradient of every parameter and every input that can have one, by name.
+
+    `run` is the module or what was compiled from it.
+    """
+    module.zero_grad(set_to_none=True)
+    given = {name: t.detach().clone().requires_grad_(t.is_floating_point()) for name, t in inputs.items()}
+    device = next(iter(given.values())).device.type
+    with torch.autocast(device, torch.bfloat16) if autocast else nullcontext():
+        output = run(**given)
+        loss = example.loss(output)
+    loss.backward()
+    # A library's class for results is a dict; its loss is among the rest.
+    flat = [t for t in tree_flatten(dict(output) if isinstance(output, dict) else output)[0] if isinstance(t, Tensor)]
+    found = {f"output {k}": t.detach().clone() for k, t in enumerate(flat)} | {"loss": loss.detach()}
+    leaves = {f"gradient of {name}": leaf.grad for name, leaf in (*module.named_parameters(), *given.items())}
+    return found | {name: grad.clone() for name, grad in leaves.items() if grad is not None}
+
+
+def in_float64(module: nn.Module, example: Example, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same step of a float64 copy."""
+    wide = copy.deepcopy(module).double()
+    with Float64():
+        return step(wide, wide, example, {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()})
+
+
+def assert_as_right_as_eager(run: Run, example: Example, autocast: bool = False, only: Iterable[str] | None = None) -> None:
+    """Hold every result of one step against float64 and eager's by the criterion.
+
+    The largest error of few elements is luck, ours and eager's: a result that fails is judged again, pooled with the same result
+    for other inputs.
+    """
+    first = _judged(run, example, example.inputs, autocast)
+    doubtful = [name for name, judged in first.items() if not judged.ok and (only is None or name in only)]
+    if not doubtful:
+        return
+    more = [_judged(run, example, example.draw(k), autocast) for k in range(1, DRAWS)]
+    together = {name: pooled([draw[name] for draw in (first, *more)]) for name in doubtful}
+    wrong = [f"{name}: {judged.check}" for name, judged in together.items() if not (judged.ok or _noise_alone(judged))]
+    assert not wrong, "\n".join(wrong)
+
+
+def _noise_alone(judged: Judged) -> bool:
+    """Whether nothing but rounding is to be seen, in eager's result and in ours: the gradient of a key's bias, which softmax takes
+    out, is exactly zero. What is left then differs in size with the order of sums, and is no measure of anything."""
+    theirs = float((judged.eager.double() - judged.reference).abs().max())
+    return float(judged.reference.abs().max()) < theirs and judged.check.max_error <= NOISE * theirs
+
+
+def _judged(run: Run, example: Example, inputs: Mapping[str, Tensor], autocast: bool) -> dict[str, Judged]:
+    mine = step(run, example.module, example, inputs, autocast)
+    eager = step(example.module, example.module, example, inputs, autocast)
+    exact = in_float64(example.module, example, inputs)
+    assert mine.keys() == eager.keys() == exact.keys()
+    return {name: compared(mine[name], eager[name], exact[name], name) for name in eager}
