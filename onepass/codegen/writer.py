@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import keyword
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+_PARSING = threading.Lock()  # Python 3.11 counts the depth of all threads' parsing as one, and stumbles over it
 
 
 class Writer:
@@ -41,5 +44,6 @@ class Writer:
     def done(self) -> str:
         """The module's text."""
         text = "\n".join(self._lines) + "\n"
-        ast.parse(text)
+        with _PARSING:
+            ast.parse(text)
         return text

@@ -220,7 +220,7 @@ def test_unsupported_ops_are_named_with_their_line() -> None:
     refused(errors.UnsupportedOp, lambda x: x @ x.t(), X)
     refused(errors.UnsupportedOp, lambda x: x.cumsum(0), X)
     refused(errors.UnsupportedOp, lambda x, i: x[i], X, torch.tensor([1, 2]))
-    refused(errors.UnsupportedOp, lambda x: torch.cat([x.sum(0), x.amax(0)]).sum(), X)
+    refused(errors.UnsupportedOp, lambda x: torch.cat([x.sum(0), x.amax(0)]).sum(), torch.zeros(16, 8))
 
 
 def test_unsupported_views() -> None:
