@@ -43,7 +43,7 @@ def backward(x: Tensor, w: Tensor, rstd: Tensor, dy: Tensor) -> tuple[Tensor, Te
 def region_of(function: Callable[..., Any], args: tuple[Tensor, ...]) -> Part:
     """The one region of a function."""
     mode = compat.fake_mode()
-    graph = compat.trace_graph(function, [mode.from_tensor(a) for a in args], mode).graph
+    graph = compat.trace_graph(function, [mode.from_tensor(a, static_shapes=True) for a in args], mode).graph
     (region,) = find_regions(graph, args[0].device, {})
     return lowered(graph, region)
 

@@ -7,7 +7,7 @@ cross memory charged to it. What is left is recorded with its reason, so that a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx
@@ -17,10 +17,12 @@ from ..capture.lower import Blocked, op_name
 from ..capture.part import Part, lowered
 from ..capture.reductions import REDUCTIONS
 from ..capture.regions import find_regions
+from ..capture.reuse import Memory, reusable
 from ..capture.source import UNKNOWN, user_line
 from ..device import Device
 from ..ir.program import Program
 from ..pipeline import optimise, specialise
+from ..plan.inplace import safe_pairs
 from ..plan.left import left_us
 from ..plan.partition import plan
 from ..plan.plan import Plan
@@ -39,7 +41,7 @@ class Claiming:
     skip: frozenset[str] = frozenset()  # ids, or lines such as model.py:12
     max_autotune: bool = False  # matmuls take a following op into themselves
     phase: str = "forward"
-    in_place: bool = True
+    in_place: bool = True  # outputs may take the memory of inputs that nobody reads again
     functional: bool = False
     by_cost: bool = True  # False: claim whatever can be computed
 
@@ -52,6 +54,7 @@ class ClaimedRegion:
     plan: Plan = field(repr=False)  # for the sizes of the trace
     left_us: float
     charged_us: float  # for what only the claim makes cross memory
+    in_place: int = 0  # outputs that take the memory of an input
 
     @property
     def id(self) -> str:
@@ -111,6 +114,7 @@ class Claimed:
 
 def claim(graph: fx.Graph, claiming: Claiming) -> Claimed:
     """Rewrite a graph so that onepass computes the regions worth claiming."""
+    graph.eliminate_dead_code()  # a dead user would have a region write what nobody reads
     claims: list[ClaimedRegion] = []
     left: list[Left] = []
     for device in _devices(graph, claiming.interpret):
@@ -119,11 +123,21 @@ def claim(graph: fx.Graph, claiming: Claiming) -> Claimed:
         claims += [v for v in verdicts if isinstance(v, ClaimedRegion)]
         left += [*failures, *(v for v in verdicts if isinstance(v, Left)), *_never_found(graph, device, parts, blocked)]
     rewriter = Rewriter(graph)
-    for claimed in claims:
-        rewriter.replace(claimed.part, claiming.functional)
+    calls = {rewriter.replace(claimed.part, claiming.functional): claimed for claimed in claims}
+    if claiming.in_place and not claiming.functional:
+        memory = Memory(graph, calls)
+        claims = [_in_place(rewriter, call, claimed, memory) for call, claimed in calls.items()]
     if claims:
         rewriter.tidy()
     return Claimed(claiming.phase, tuple(claims), tuple(left))
+
+
+def _in_place(rewriter: Rewriter, call: fx.Node, claimed: ClaimedRegion, memory: Memory) -> ClaimedRegion:
+    """Let outputs take the memory of inputs that nobody reads again, where the region's kernels allow it."""
+    inputs: tuple[fx.Node, ...] = tuple(call.kwargs["ins"])  # type: ignore[arg-type]
+    taken = reusable(claimed.part, call, inputs, safe_pairs(claimed.plan), memory)
+    rewriter.reuse(claimed.part, call, taken)
+    return replace(claimed, in_place=sum(node is not None for node in taken))
 
 
 def _devices(graph: fx.Graph, interpret: bool) -> tuple[torch.device, ...]:

@@ -47,6 +47,7 @@ class RegionSeen:
     calls: int
     made: Made | None  # None where a fallback or torch computes
     sizes: tuple[tuple[int, ...], ...]  # sizes met so far
+    copied: int = 0  # outputs that kernels could not write over an input, for all sizes together
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Tally:
     region: str
     made: Made | None = None
     sizes: list[tuple[int, ...]] = field(default_factory=list)
+    copied: int = 0
     calls: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -129,10 +131,11 @@ def drop(counter: Tally) -> None:
         _JOURNAL.tallies = [each for each in _JOURNAL.tallies if each is not counter]
 
 
-def bound(counter: Tally, sizes: tuple[int, ...], made: Made | None) -> None:
-    """Note that a region met new sizes, and what computes them."""
+def bound(counter: Tally, sizes: tuple[int, ...], made: Made | None, copied: int = 0) -> None:
+    """Note that a region met new sizes, what computes them, and how many outputs have to be copied to their places."""
     with counter.lock:
         counter.made = made
+        counter.copied += copied
         if len(counter.sizes) < MOST_SIZES and sizes not in counter.sizes:
             counter.sizes.append(sizes)
 
@@ -147,7 +150,8 @@ def snapshot() -> Snapshot:
                 calls = each.calls + (before.calls if before else 0)
                 sizes = tuple(dict.fromkeys((*(before.sizes if before else ()), *each.sizes)))
                 made = each.made or (before.made if before else None)
-                counted[each.region] = RegionSeen(each.region, calls, made, sizes)
+                copied = each.copied + (before.copied if before else 0)
+                counted[each.region] = RegionSeen(each.region, calls, made, sizes, copied)
         called = tuple(r for r in counted.values() if r.calls)
         return Snapshot(tuple(_JOURNAL.graphs), called, tuple(_JOURNAL.fallbacks))
 

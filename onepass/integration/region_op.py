@@ -27,6 +27,7 @@ from .engine import Kernels
 from .failure import is_fatal, region_left
 from .fallback import MOST_COMPILED, Fill, by_inductor, by_torch, cloned, fresh_results, named, overlaps
 from .settings import read_mark
+from .sharing import aside, unsafe, which
 
 _LOG = logging.getLogger(__name__)
 MOST_REMEMBERED = 4096  # sets of sizes of one region
@@ -50,16 +51,21 @@ class _Region:
         self._lock = threading.RLock()  # held while something is made
 
     def __call__(self, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
-        """Fill `outs`. Which of the tensors start on 16 bytes decides, with sizes and device, what does it."""
+        """Fill `outs`. What does it depends on sizes, device, which tensors start on 16 bytes and which outputs lie over inputs."""
         self.tally.count()
-        aligned = 0
-        for tensor in outs:
-            aligned += aligned + (not tensor.data_ptr() & 15)
-        for tensor in ins:
-            aligned += aligned + (not tensor.data_ptr() & 15)
-        fill = self._fills.get((outs[0].get_device(), aligned, *sizes))
+        read = [tensor.data_ptr() for tensor in ins]
+        aligned = taken = 0
+        for k, tensor in enumerate(outs):
+            at = tensor.data_ptr()
+            aligned += aligned + (not at & 15)
+            if at in read:
+                taken |= which(at, read) << k * len(read)
+        for at in read:
+            aligned += aligned + (not at & 15)
+        key = (outs[0].get_device(), aligned, taken, *sizes)
+        fill = self._fills.get(key)
         if fill is None or self.unverified:
-            self._slowly((outs[0].get_device(), aligned, *sizes), outs, ins, sizes)
+            self._slowly(key, outs, ins, sizes)
         else:
             fill(outs, ins)
 
@@ -104,8 +110,13 @@ class _Region:
         pairs = [*zip(self.outputs, outs, strict=True), *zip(self.inputs, ins, strict=True)]
         aligned = frozenset(b.name for b, tensor in pairs if tensor.data_ptr() % 16 == 0)
         executable = self._kernels.executable(bindings, outs[0].device, aligned)
-        journal.bound(self.tally, tuple(bindings.values()), executable.made)
-        return executable.bound(bindings)
+        place = {b.name: k for each in (self.outputs, self.inputs) for k, b in enumerate(each)}
+        apart = unsafe(outs, ins, {(place[out], place[taken]) for out, taken in executable.made.in_place})
+        if apart:
+            names = ", ".join(self.outputs[k].name for k in apart)
+            _LOG.info("region %s: its kernels cannot write %s over an input; copied at %s", self.id, names, dict(bindings))
+        journal.bound(self.tally, tuple(bindings.values()), executable.made, len(apart))
+        return aside(executable.bound(bindings), apart)
 
     def _instead(self, stage: str, error: Exception, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
         """What Inductor makes of the region, or torch op by op where Inductor cannot; the call is answered with it."""

@@ -147,8 +147,8 @@ def replay(text: str, *, region: str, sizes: Bindings, device: str, unaligned: S
     tensors = make_inputs(program, sizes, torch.device(device), frozenset(unaligned), seed)
     ins = [tensors[b.name] for b in program.buffers if b.role == "input"]
     taken = dict(in_place)
-    outs = [tensors[taken[b.name]] if b.name in taken else _empty(b, sizes, torch.device(device), b.name in unaligned)
-            for b in program.buffers if b.role == "output"]
+    outs = [_over(tensors[taken[b.name]], b, sizes) if b.name in taken else
+            _empty(b, sizes, torch.device(device), b.name in unaligned) for b in program.buffers if b.role == "output"]
     region_op.run(outs, ins, [sizes[s] for s in program.symbols], f"{region}?on_error=raise?verify=1", text)
     _say(f"region {region} is right on these inputs")
 
@@ -179,6 +179,12 @@ def _empty(buffer: Buffer, sizes: Bindings, device: torch.device, unaligned: boo
     reach = 0 if 0 in shape else 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     flat = torch.empty(reach + unaligned, dtype=buffer.dtype.torch, device=device)
     return flat.as_strided(shape, strides, int(unaligned))
+
+
+def _over(tensor: torch.Tensor, buffer: Buffer, sizes: Bindings) -> torch.Tensor:
+    """An output in the memory of an input, which may have other dims."""
+    shape, strides = ([value(s, sizes) for s in each] for each in (buffer.shape, buffer.strides))
+    return tensor.as_strided(shape, strides)
 
 
 def _reach(tensor: torch.Tensor) -> int:

@@ -25,20 +25,27 @@ class Rewriter:
         self._gone: set[fx.Node] = set()
         self._old = set(graph.nodes)
 
-    def replace(self, part: Part, functional: bool = False, reused: Sequence[fx.Node | None] = ()) -> fx.Node:
-        """Call the region op where the last node of a region was; its results take the places of the region's outputs.
-
-        `reused[k]` is an input whose memory output k takes, None where it gets memory of its own.
-        """
+    def replace(self, part: Part, functional: bool = False) -> fx.Node:
+        """Call the region op where the last node of a region was; its results take the places of the region's outputs."""
         hand = _Hand(self.graph, part, tuple(self._moved.get(node, node) for node in part.inputs))
-        bases = [self._moved.get(node, node) if node else None for node in reused] or [None] * len(part.outputs)
-        call, results = hand.functional() if functional else hand.filling(bases)
+        call, results = hand.functional() if functional else hand.filling()
         for old, new in zip(part.outputs, results, strict=True):
             new.meta = dict(old.meta)
             old.replace_all_uses_with(new)
             self._moved[old] = new
         self._erase(part)
         return call
+
+    def reuse(self, part: Part, call: fx.Node, taken: Sequence[fx.Node | None]) -> None:
+        """Let output k be written to the memory of the input `taken[k]`, where that is not None, and not to fresh memory."""
+        empties = list(call.kwargs["_all_bases"])  # type: ignore[arg-type]
+        hand = _Hand(self.graph, part, tuple(call.kwargs["ins"]), before=call)  # type: ignore[arg-type]
+        bases = [hand.shaped(node, out.meta["val"]) if node is not None else empty
+                 for node, out, empty in zip(taken, part.outputs, empties, strict=True)]
+        call.kwargs = {**call.kwargs, "_all_bases": bases}
+        for node, empty in zip(taken, empties, strict=True):
+            if node is not None:
+                self.graph.erase_node(empty)
 
     def _erase(self, part: Part) -> None:
         """Drop a region's nodes, and the views and constants only it used. Regions may share arithmetic that both repeat."""
@@ -77,15 +84,15 @@ class Rewriter:
 class _Hand:
     """Adds nodes one after the other behind a region, each with the value it stands for."""
 
-    def __init__(self, graph: fx.Graph, part: Part, inputs: tuple[fx.Node, ...]) -> None:
+    def __init__(self, graph: fx.Graph, part: Part, inputs: tuple[fx.Node, ...], before: fx.Node | None = None) -> None:
         self.graph, self.part, self.inputs = graph, part, inputs
-        self.last: fx.Node = part.region.nodes[-1]
+        self.last: fx.Node = before.prev if before is not None else part.region.nodes[-1]
+        self.trace = (before or self.last).stack_trace or ""
 
-    def filling(self, reused: Sequence[fx.Node | None]) -> tuple[fx.Node, list[fx.Node]]:
+    def filling(self) -> tuple[fx.Node, list[fx.Node]]:
         """Empty tensors filled by an auto-functionalised op, so that Inductor plans their memory."""
         op = torch.ops.onepass.region.default
-        bases = [taken if taken is not None else self.empty(node.meta["val"])
-                 for node, taken in zip(self.part.outputs, reused, strict=True)]
+        bases = [self.empty(node.meta["val"]) for node in self.part.outputs]
         vals = tuple(node.meta["val"] for node in self.part.outputs)
         target, kwargs = compat.filling_call(op, "outs", bases)
         call = self.add(target, (op,), {**kwargs, **self.arguments()}, (None, *vals))
@@ -107,6 +114,14 @@ class _Hand:
         """Memory for an output, in the layout the graph promised."""
         shape, strides = ([self.extent(s) for s in sizes] for sizes in (val.shape, val.stride()))
         return self.add(torch.ops.aten.empty_strided.default, (shape, strides), {"dtype": val.dtype, "device": val.device}, val)
+
+    def shaped(self, node: fx.Node, val: torch.Tensor) -> fx.Node:
+        """A value in the shape of another that has as many elements, one behind the other."""
+        own = node.meta["val"]
+        if [*map(str, own.shape)] == [*map(str, val.shape)]:
+            return node
+        shape = [self.extent(s) for s in val.shape]
+        return self.add(torch.ops.aten.view.default, (node, shape), {}, own.view(val.shape))
 
     def extent(self, size: Any) -> fx.Node | int:
         """A node for a (symbolic) size; a product of known sizes is multiplied out."""
@@ -151,7 +166,7 @@ class _Hand:
         with self.graph.inserting_after(self.last):
             node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = val
-        node.meta["stack_trace"] = self.part.region.nodes[-1].stack_trace or ""
+        node.meta["stack_trace"] = self.trace
         self.last = node
         return node
 

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from ..codegen.source import Source
 from ..ir.program import Buffer
+from ..plan.inplace import safe_pairs
 from ..plan.legality import Refusal
 from ..plan.plan import KernelPlan, Plan
 from ..plan.schedule import Schedule
@@ -67,6 +68,7 @@ class Made:
     binaries: tuple[Binary, ...]
     rejected: tuple[Rejected, ...]
     summary: Summary
+    in_place: tuple[tuple[str, str], ...]  # (output, input) that may be one piece of memory
 
     @cached_property
     def inputs(self) -> tuple[Buffer, ...]:
@@ -101,7 +103,7 @@ class Compiled:
         summary = Summary(tuple(plan.bindings.items()), plan.floor_bytes, plan.predicted_us,
                           tuple(_summary(k) for k in plan.kernels), plan.refusals)
         own = tuple(b for b in plan.program.buffers if b.role != "temp")
-        return Made((*own, *plan.temporaries), self.sources, self.binaries, self.rejected, summary)
+        return Made((*own, *plan.temporaries), self.sources, self.binaries, self.rejected, summary, safe_pairs(plan))
 
 
 def _summary(kernel: KernelPlan) -> KernelSummary:

@@ -19,7 +19,7 @@ from ..ir.expr import DTYPES, DType
 from ..ir.size import Sym, parse_size
 from .compiled import Made
 
-SCHEMA = 1  # of the files; what they mean is in their key, which names the package's sources
+SCHEMA = 2  # of the files; what they mean is in their key, which names the package's sources
 
 
 class Damaged(Exception):

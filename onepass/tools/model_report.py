@@ -62,13 +62,14 @@ class RegionRow:
     predicted_us: float
     left_us: float  # predicted, if Inductor computed it
     charged_us: float  # for values that only the claim makes cross memory
+    in_place: int  # outputs that take the memory of an input, of all of them together
     plan: Plan = field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON-ready values."""
         plain = {name: rounded(getattr(self, name)) for name in (
             "id", "phase", "count", "lines", "name", "reductions", "floor_bytes", "dram_bytes", "floor_us", "predicted_us",
-            "left_us", "charged_us")}
+            "left_us", "charged_us", "in_place")}
         several = {"kernels": self.kernels, "refusals": self.refusals, "rejected": self.rejected}
         return plain | {name: [as_json(row) for row in rows] for name, rows in several.items()}
 
@@ -199,7 +200,7 @@ def _region_row(phase: str, same: list[ClaimedRegion], compiled: Compiled | None
         refusals=tuple(map(refusal_row, plan.refusals)),
         rejected=tuple(map(rejected_row, compiled.rejected)) if compiled else (),
         floor_bytes=plan.floor_bytes, dram_bytes=plan.dram_bytes, floor_us=plan.floor_us, predicted_us=plan.predicted_us,
-        left_us=first.left_us, charged_us=max(r.charged_us for r in same), plan=plan)
+        left_us=first.left_us, charged_us=max(r.charged_us for r in same), in_place=sum(r.in_place for r in same), plan=plan)
 
 
 def left_rows(graphs: Sequence[Graph]) -> tuple[LeftRow, ...]:

@@ -98,7 +98,7 @@ def test_json_has_exactly_the_promised_keys(shown: ModelReport) -> None:
     assert list(found) == ["model", "device", "graphs", "regions", "left", "totals"]
     assert set(found["regions"][0]) == {
         "id", "phase", "count", "lines", "name", "reductions", "kernels", "refusals", "rejected", "floor_bytes", "dram_bytes",
-        "floor_us", "predicted_us", "left_us", "charged_us"}
+        "floor_us", "predicted_us", "left_us", "charged_us", "in_place"}
     assert list(found["regions"][0]["kernels"][0]) == ["name", "family", "loads", "stores", "dram_bytes", "predicted_us", "ops"]
     assert set(found["left"][0]) == {"phase", "count", "ops", "lines", "reason", "id", "predicted_us", "left_us"}
     assert list(found["totals"]) == ["forward", "backward", "all"]

@@ -168,7 +168,7 @@ def of_another_key(path: Path) -> None:
 
 
 def of_another_schema(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"schema": 1', b'"schema": 2'))
+    path.write_bytes(path.read_bytes().replace(b'"schema": 2', b'"schema": 1'))
 
 
 def a_link(path: Path) -> None:

@@ -1,0 +1,129 @@
+"""Outputs of a region that can take the memory of an input: one that the region is the last to read.
+
+This is asked of the rewritten graph, where every user that is left is a real one. Whether kernels may write where they read is
+for their plan to say; here it is only decided whose memory is free.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .kinds import nbytes, tensors_of
+from .lower import op_name
+from .part import Part
+from .views import VIEWS
+
+LEAST_BYTES = 1 << 16  # below this, memory is not worth a thought
+
+# Beside arithmetic by element: ops whose results are sure to be memory of their own, whoever compiles them. A view, or an op
+# that may hand its argument back as it is, would let a region overwrite something that others read under another name.
+_OWN_RESULTS = frozenset({
+    "aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten._scaled_mm", "aten._int_mm", "aten._grouped_mm",
+    "aten.convolution", "aten.convolution_backward", "aten.embedding", "aten.embedding_dense_backward", "aten.index", "aten.gather",
+    "aten.cat"})
+_ATTENTION = "aten._scaled_dot_product_"
+_CASTS = frozenset({"prims.convert_element_type", "aten._to_copy"})
+_SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default,
+                    torch.ops.aten.sym_storage_offset.default})
+
+
+class Memory:
+    """Which values of a graph lie in the same memory, as torch traced them."""
+
+    def __init__(self, graph: fx.Graph, calls: Collection[fx.Node]) -> None:
+        """`calls` are those of regions, whose results are memory of their own."""
+        self._calls = frozenset(calls)
+        self._sharing: dict[int, list[fx.Node]] = {}
+        for node in graph.nodes:
+            for tensor in tensors_of(node):
+                self._sharing.setdefault(_storage(tensor), []).append(node)
+
+    def is_free_after(self, call: fx.Node, node: fx.Node) -> bool:
+        """Whether a call is the last to read a value that fills its memory alone."""
+        if not self._has_own(node):
+            return False
+        same = self._aliases(node)
+        read = set(call.all_input_nodes)
+        return not any(other in read for other in same if other is not node) and all(
+            user is call or user in same or user.target in _SIZES for each in same for user in each.users)
+
+    def _has_own(self, node: fx.Node) -> bool:
+        """Whether a value is computed in this graph, into memory that nobody else holds."""
+        source = _source(node)
+        if source in self._calls:
+            return True
+        name, schema = op_name(source.target), getattr(source.target, "_schema", None)
+        if source.op != "call_function" or schema is None or schema.is_mutable or name in VIEWS:
+            return False
+        if any(result.alias_info is not None for result in schema.returns):
+            return False
+        if name in _CASTS:
+            before = source.args[0]
+            return isinstance(before, fx.Node) and [t.dtype for t in tensors_of(before)] != [t.dtype for t in tensors_of(source)]
+        by_element = torch.Tag.pointwise in getattr(source.target, "tags", ())
+        return by_element or name in _OWN_RESULTS or name.startswith(_ATTENTION)
+
+    def _aliases(self, node: fx.Node) -> set[fx.Node]:
+        """The value and its views, by storages and by what ops are known to do."""
+        source = _source(node)
+        found = {node}
+        waiting = [node]
+        while waiting:
+            at = waiting.pop()
+            near = [other for tensor in tensors_of(at) for other in self._sharing.get(_storage(tensor), ())]
+            near += [user for user in at.users if _gives_view(user)]
+            for other in near:
+                if other not in found and other is not source and not _is_base_of(other, source):
+                    found.add(other)
+                    waiting.append(other)
+        return found
+
+
+def reusable(part: Part, call: fx.Node, inputs: tuple[fx.Node, ...], pairs: Collection[tuple[str, str]],
+             memory: Memory) -> tuple[fx.Node | None, ...]:
+    """For each output of a region an input whose memory it can take, or None; no input is given twice.
+
+    `inputs` are what `call` reads now, in the order of the region's own; `pairs` are the (output, input) that its kernels allow.
+    """
+    buffers = part.program.buffers
+    node_of = dict(zip((b.name for b in buffers if b.role == "input"), inputs, strict=True))
+    given: dict[fx.Node, None] = {}
+    taken: list[fx.Node | None] = []
+    for output in (b.name for b in buffers if b.role == "output"):
+        fitting = (node_of[name] for out, name in pairs if out == output)
+        found = next((n for n in fitting if n not in given and _is_worth_it(n) and memory.is_free_after(call, n)), None)
+        taken.append(found)
+        given |= {found: None} if found is not None else {}
+    return tuple(taken)
+
+
+def _is_worth_it(node: fx.Node) -> bool:
+    (tensor,) = tensors_of(node)
+    return nbytes(node) >= LEAST_BYTES and isinstance(tensor.storage_offset(), int) and tensor.storage_offset() == 0
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return StorageWeakRef(tensor.untyped_storage()).cdata
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """What computes a value: the op itself, or the one it is a result of."""
+    source = node.args[0] if node.target is operator.getitem else node
+    assert isinstance(source, fx.Node)
+    return source
+
+
+def _gives_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    listed = node.op == "call_function" and op_name(node.target) in VIEWS or node.target is operator.getitem
+    return listed or schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def _is_base_of(node: fx.Node, source: fx.Node) -> bool:
+    """Whether a node is the empty tensor that a region's call fills: graphs give it the value of the result."""
+    return node.target is torch.ops.aten.empty_strided.default and list(node.users) == [source]

@@ -1,0 +1,62 @@
+"""Calls of a region whose outputs lie where inputs are: which of them the kernels in hand cannot fill there, and what then."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from .fallback import Fill
+
+
+def which(address: int, addresses: Sequence[int]) -> int:
+    """A bit for each of `addresses` that is this one."""
+    return sum(1 << k for k, each in enumerate(addresses) if each == address)
+
+
+def unsafe(outs: Sequence[Tensor], ins: Sequence[Tensor], allowed: Collection[tuple[int, int]]) -> tuple[int, ...]:
+    """The outputs that kernels must not write where they are; `allowed` are (output, input) that may be one piece of memory."""
+    return tuple(k for k, out in enumerate(outs) if not _is_safe(k, outs, ins, allowed))
+
+
+def _is_safe(k: int, outs: Sequence[Tensor], ins: Sequence[Tensor], allowed: Collection[tuple[int, int]]) -> bool:
+    if any(_overlap(outs[k], other) for j, other in enumerate(outs) if j != k):
+        return False
+    touched = [j for j, taken in enumerate(ins) if _overlap(outs[k], taken)]
+    return not touched or len(touched) == 1 and (k, touched[0]) in allowed and _coincide(outs[k], ins[touched[0]])
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    (first, end), (other, other_end) = _span(a), _span(b)
+    return first < other_end and other < end
+
+
+def _coincide(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same elements in the same places. Dims may differ where there are no gaps."""
+    if a.data_ptr() != b.data_ptr() or a.dtype != b.dtype:
+        return False
+    return (a.shape, a.stride()) == (b.shape, b.stride()) or a.numel() == b.numel() and a.is_contiguous() and b.is_contiguous()
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first address of a tensor and the first behind it."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def aside(fill: Fill, chosen: Sequence[int]) -> Fill:
+    """The same with some outputs computed elsewhere and copied to their places at the end."""
+    if not chosen:
+        return fill
+
+    def filled(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
+        apart = {k: torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for k in chosen for o in (outs[k],)}
+        fill([apart.get(k, out) for k, out in enumerate(outs)], ins)
+        for k, made in apart.items():
+            outs[k].copy_(made)
+
+    return filled

@@ -1,0 +1,507 @@
+"""Outputs in the memory of inputs: which plans allow it, whose memory is free, and what happens where neither is so."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+from hypothesis import event, given, note, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+import onepass
+from onepass.integration import failure, journal, region_op
+from onepass.integration.sharing import unsafe
+from onepass.ir.expr import F32
+from onepass.ir.program import Buffer, Load, Program, Store
+from onepass.ir.size import Bindings
+from onepass.ir.text import parse
+from onepass.pipeline import Compiled, generate, optimise
+from onepass.plan import inplace
+from onepass.plan.inplace import safe_pairs
+from onepass.plan.legality import Family
+from onepass.plan.partition import plan
+from onepass.plan.plan import KernelPlan, Plan
+from onepass.plan.schedule import Block, Cover, Loop, Role, Schedule
+from onepass.runtime import interpret, offline
+from onepass.runtime.executable import allocate, assemble, layout
+from tests.cpu.conftest import BINARIES
+from tests.cpu.test_codegen import KINDS, program_of
+from tests.cpu.test_regions import claimed, graph_of, norm
+from tests.forced import H200, candidates, chosen, planned
+from tests.programs import EXTENTS, INPUT_BOUND, MOST_POINTS, Axis, Case, Maker, Val
+
+EACH = 2  # schedules of a family that one example tries
+
+
+# ---- plans run in place ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def ctas_in(order: Callable[[int], list[int]]) -> Iterator[None]:
+    """Interpreted CTAs run in an order of one's own: both ways round, a CTA is met after every other."""
+    builder = interpret._engine().builder
+    wanted: list[int] = []
+
+    def dim(*counts: int) -> None:
+        wanted[:] = order(counts[0])
+        type(builder).set_grid_dim(builder, *counts)
+
+    def place(at: int, *rest: int) -> None:
+        type(builder).set_grid_idx(builder, wanted[at], *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "set_grid_dim", dim, raising=False)
+        patch.setattr(builder, "set_grid_idx", place, raising=False)
+        yield
+
+
+def run(plan: Plan, inputs: Mapping[str, Tensor], bindings: Bindings, over: Mapping[str, str]) -> dict[str, Tensor]:
+    """All outputs of a plan; those in `over` are written to the memory of an input."""
+    made = Compiled(plan, generate(plan), ()).made
+    own = {name: t.as_strided(t.shape, t.stride()).clone(memory_format=torch.preserve_format) for name, t in inputs.items()}
+    tensors = dict(own)
+    for buffer in made.outputs:
+        wanted = layout(buffer, bindings)
+        tensors[buffer.name] = (own[over[buffer.name]].as_strided(wanted.shape, wanted.strides) if buffer.name in over
+                                else allocate(wanted, torch.device("cpu")))
+    assemble(made, torch.device("cpu"), frozenset()).run_into(tensors, bindings)
+    return {b.name: tensors[b.name] for b in made.outputs}
+
+
+def assert_same_in_place(plan: Plan, inputs: Mapping[str, Tensor], bindings: Bindings) -> int:
+    """Every pair that a plan allows, with CTAs forwards and backwards; how many there are."""
+    pairs = safe_pairs(plan)
+    apart = run(plan, inputs, bindings, {}) if pairs else {}
+    for pair in pairs:
+        for order in (lambda n: list(range(n)), lambda n: list(range(n))[::-1]):
+            with ctas_in(order):
+                shared = run(plan, inputs, bindings, dict([pair]))
+            for name, mine in shared.items():
+                assert torch.equal(bits(mine), bits(apart[name])), f"{name} with {pair} in place: {plan.kernels}"
+    return len(pairs)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def cut_small(plan: Plan, seed: int) -> Plan:
+    """The same with one warp a CTA and with smaller tiles, so that small data has several on each side."""
+    chance = random.Random(seed)
+
+    def smaller(role: Role) -> Role:
+        match role:
+            case Block(size):
+                return Block(max(1, size >> chance.randrange(5)))
+            case Loop(step, split):
+                return Loop(max(1, step >> chance.randrange(4)), split)
+            case _:
+                return role
+
+    def cut(kernel: KernelPlan) -> KernelPlan:
+        schedule = replace(kernel.schedule, warps=1, rows=smaller(kernel.schedule.rows))
+        return replace(kernel, schedule=schedule if kernel.kernel.space.block else replace(schedule, cols=smaller(schedule.cols)))
+
+    return replace(plan, kernels=tuple(map(cut, plan.kernels)))
+
+
+class Overwriting(Maker):
+    """Makes Programs with outputs laid out as inputs are."""
+
+    def again(self) -> None:
+        """Read an input a second time along other axes of the same lengths."""
+        spec = self.one(*self.inputs)
+        load = next((n for n in self.builder.nodes if isinstance(n, Load) and n.buffer == spec.buffer.name), None)
+        if load is None or spec.buffer.dtype != F32:
+            return
+        swapped = self.draw(st.permutations([a for a, _ in load.strides]))
+        if all(self.extent[a] == self.extent[b] for (a, _), b in zip(load.strides, swapped, strict=True)):
+            strides = tuple(sorted((b, step) for (_, step), b in zip(load.strides, swapped, strict=True)))
+            self.values.append(Val(self.builder.add(replace(load, strides=strides)), F32, frozenset(swapped), INPUT_BOUND, True))
+
+    def over(self) -> None:
+        """Store a value where the load of an input could be."""
+        loads = {n.buffer: n for n in self.builder.nodes if isinstance(n, Load) and not n.offset}
+        spec = self.one(*self.inputs)
+        load = loads.get(spec.buffer.name)
+        if load is None or not spec.buffer.dtype.is_float:
+            return
+        axes = {a for a, _ in load.strides}
+        val = self.pick(lambda v: v.dtype == F32 and v.dims <= axes and not isinstance(self.builder.nodes[v.at], Load))
+        if val is None:
+            return
+        val = val if spec.buffer.dtype == F32 else self.op("cast", val, dtype=spec.buffer.dtype)
+        name = f"z{len(self.outputs)}"
+        self.outputs.append(Buffer(name, spec.buffer.dtype, "output", spec.buffer.shape, spec.buffer.strides))
+        self.builder.add(Store(name, val.at, load.strides))
+
+
+@st.composite
+def overwriting(draw: st.DrawFn) -> Case:
+    """Programs like those of tests.programs, with outputs that could take the place of an input."""
+    extents = draw(st.lists(st.sampled_from(EXTENTS), min_size=1, max_size=3))
+    extents = extents if draw(st.booleans()) else extents[:1] * len(extents)
+    while torch.Size(extents).numel() > MOST_POINTS:
+        extents.pop()
+    maker = Overwriting(draw, tuple(Axis(name, n) for name, n in zip("abc", extents, strict=False)), {})
+    for _ in range(draw(st.integers(1, 3))):
+        maker.input()
+        maker.again()
+    for _ in range(draw(st.integers(0, 3))):
+        maker.pointwise(draw(st.integers(0, 2)))
+        maker.reduce()
+        if draw(st.booleans()):
+            maker.over()
+    maker.pointwise(draw(st.integers(1, 3)))
+    maker.outputs_of_reductions()
+    maker.over()
+    maker.over()
+    if not maker.outputs:
+        maker.output(lambda v: True)
+    return maker.case()
+
+
+@given(overwriting(), st.integers(0, 2**32))
+@settings(max_examples=200)
+def test_what_a_plan_allows_changes_nothing(case: Case, seed: int) -> None:
+    """An interpreter has no threads, so what concerns them alone is left out here."""
+    if not case.program.nodes:
+        return
+    program = optimise(case.program)
+    note(str(program))
+    inputs = case.make_inputs(seed % 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inplace, "WARP", 1)
+        assert_same_in_place(plan(program, case.bindings, H200), inputs, case.bindings)
+        for family, plans in candidates(program, case.bindings):
+            for k, kernel in enumerate(random.Random(seed).sample(plans, min(EACH, len(plans)))):
+                one = cut_small(planned(program, case.bindings, kernel), seed + k)
+                event(f"{family.value}: {'in place' if assert_same_in_place(one, inputs, case.bindings) else 'apart'}")
+
+
+# Tiles of fewer elements than threads, and none between which all warps meet.
+REFUSED = {"inner, rows a tile", "inner looped, odd rows", "inner looped, long odd rows"}
+
+
+WHOLE = ("norm", "column_softmax", "both", "elementwise", "blocks")  # functions with a result as large as their data
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (function, *_) in KINDS.items() if function.__name__ in WHOLE])
+def test_every_family_can_write_over_its_data(kind: str) -> None:
+    function, family, (rows, cols), schedule = KINDS[kind]
+    rows = min(rows, 13) if cols > 2000 else rows
+    generator = torch.Generator().manual_seed(rows)
+    x, w = torch.randn(rows, cols, generator=generator), torch.randn(cols, generator=generator)
+    program, tensors, bindings = program_of(function, x, w, dynamic=False if isinstance(schedule.rows, Cover) else None)
+    one = planned(program, bindings, chosen(program, bindings, family, replace(schedule, warps=1)))
+    assert (("out0", "x") in safe_pairs(one)) == (kind not in REFUSED)
+    assert_same_in_place(one, tensors, bindings)
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------------------
+
+SQUARE = """program square
+  axis m = 64
+  axis n = 64
+  input x: f32 [64, 64] strides [64, 1]
+  input t: i64 [64] strides [1]
+  output y: f32 [64, 64] strides [64, 1]
+  output r: f32 [64] strides [1]
+"""
+
+
+def square(body: str) -> Program:
+    return parse(SQUARE + body)
+
+
+def forced(program: Program, family: Family, schedule: Schedule) -> Plan:
+    return planned(program, {}, chosen(program, {}, family, schedule))
+
+
+ROW = Schedule(Block(1), Cover((64,)), 1)
+SUM = "  %0 = load x [m:64, n:1]\n  %1 = reduce sum(%0) over n\n  %2 = result %1.0\n"
+REFUSALS: dict[str, tuple[str, Schedule]] = {
+    "the store is transposed": (SUM + "  %3 = mul %0 %2\n  store y [m:1, n:64] = %3\n  store r [m:1] = %2\n", ROW),
+    "the input is looked up": ("  %0 = load t [m:1]\n  %1 = load x [n:1] gather(%0 * 64 < 64)\n  %2 = reduce sum(%1) over n\n"
+                               "  %3 = result %2.0\n  %4 = sub %1 %3\n  store y [m:64, n:1] = %4\n  store r [m:1] = %3\n", ROW),
+    "another load is transposed": (SUM + "  %3 = load x [m:1, n:64]\n  %4 = add %3 %2\n  %5 = add %0 %4\n"
+                                   "  store y [m:64, n:1] = %5\n  store r [m:1] = %2\n", ROW),
+    "the store is not in the last walk": (SUM + "  %3 = mul %0 %0\n  %4 = mul %0 %2\n"
+                                          "  %5 = reduce sum(%4) over n\n  %6 = result %5.0\n  store r [m:1] = %6\n"
+                                          "  store y [m:64, n:1] = %3\n",
+                                          Schedule(Block(1), Loop(32), 1)),
+    "the store waits for nothing": ("  %0 = load x [m:64, n:1]\n  %1 = index (m, n) : i64\n  %2 = cast f32 %1\n"
+                                    "  %3 = reduce sum(%0) over n\n  %4 = result %3.0\n"
+                                    "  store y [m:64, n:1] = %2\n  store r [m:1] = %4\n", ROW),
+    "several threads read an element": (SUM + "  %3 = mul %0 %2\n  store y [m:64, n:1] = %3\n  store r [m:1] = %2\n",
+                                        replace(ROW, warps=4)),
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_refused(why: str) -> None:
+    body, schedule = REFUSALS[why]
+    assert ("y", "x") not in safe_pairs(forced(square(body), Family.INNER, schedule))
+
+
+def test_other_ctas_must_not_read_it() -> None:
+    """r[m] over a row vector v[m] that every column block reads."""
+    text = """program scaled
+  axis m = 64
+  axis n = 256
+  input x: f32 [64, 256] strides [256, 1]
+  input v: f32 [64] strides [1]
+  output y: f32 [64, 256] strides [256, 1]
+  output r: f32 [64] strides [1]
+  %0 = load x [m:256, n:1]
+  %1 = load v [m:1]
+  %2 = mul %0 %1
+  %3 = neg %1
+  store y [m:256, n:1] = %2
+  store r [m:1] = %3
+"""
+    pairs = safe_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(64), 1)))
+    assert ("r", "v") not in pairs and ("y", "x") in pairs
+
+
+def test_a_later_kernel_must_not_read_it() -> None:
+    program = square(SUM + "  %3 = neg %0\n  store y [m:64, n:1] = %3\n  store r [m:1] = %2\n")
+    whole = forced(program, Family.INNER, ROW)
+    (kernel,) = whole.kernels
+    assert ("y", "x") in safe_pairs(whole)
+    assert ("y", "x") not in safe_pairs(replace(whole, kernels=(kernel, replace(kernel, kernel=replace(
+        kernel.kernel, program=replace(program, nodes=tuple(n for n in program.nodes if getattr(n, "buffer", "") != "y")[:3]))))))
+
+
+def test_a_row_of_odd_length_that_is_kept_can_be_overwritten() -> None:
+    """The broken sectors at its ends are few elements, but a fold in which all warps meet lies between."""
+    program, _, bindings = program_of(lambda x: torch.softmax(x, -1), torch.randn(4, 4099))
+    kept = Schedule(Block(1), Cover((1024,) * 4), 4, lead=8)
+    assert ("out0", "x") in safe_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, kept)))
+    walked = Schedule(Block(1), Loop(1024), 4, lead=8)
+    assert ("out0", "x") not in safe_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, walked)))
+
+
+def test_data_is_read_coherently() -> None:
+    """`ld.global.nc` would tell the assembler that nothing written in the kernel is what it reads."""
+    def overwritten(x: Tensor, w: Tensor) -> Tensor:
+        return norm(x, w)
+
+    program, _, bindings = program_of(overwritten, torch.randn(4096, 2048), torch.randn(2048))
+    one = plan(program, bindings, H200)
+    assert ("out0", "x") in safe_pairs(one)
+    for source in generate(one):
+        offline.compile(source, H200)
+        found = list(BINARIES.rglob(f"{source.name}.ptx"))
+        assert found and not any("global.nc" in path.read_text() for path in found)
+
+
+# ---- whose memory is free ----------------------------------------------------------------------------------------------------
+
+BIG = (256, 128)
+
+
+def taken(fn: Callable[..., object], *shapes: tuple[int, ...], **changes: object) -> tuple[list[int], fx.Graph]:
+    """How many outputs of each region take an input's memory, and the graph."""
+    graph = graph_of(fn, *shapes)
+    outcome = claimed(graph, **changes)
+    assert outcome.regions
+    return [r.in_place for r in outcome.regions], graph
+
+
+def test_a_matmul_that_only_the_region_reads_is_overwritten() -> None:
+    fn = lambda x, w, m: norm((x @ m).view(2, 128, 128), w)  # noqa: E731
+    counts, graph = taken(fn, BIG, BIG[1:], (128, 128))
+    assert counts == [1] and not [n for n in graph.nodes if "empty" in str(n.target)]
+    x, w, m = torch.randn(BIG), torch.randn(128), torch.randn(128, 128)
+    torch.testing.assert_close(fx.GraphModule(nn.Module(), graph)(x, w, m), fn(x, w, m))
+    assert taken(fn, BIG, BIG[1:], (128, 128), in_place=False)[0] == [0]
+    assert taken(fn, BIG, BIG[1:], (128, 128), functional=True)[0] == [0]
+
+
+def test_a_region_overwrites_what_another_wrote() -> None:
+    fn = lambda x, w, m: torch.softmax(norm(x @ m, w).t().cumsum(0).t() @ m, -1)  # noqa: E731
+    assert sum(taken(fn, BIG, BIG[1:], (128, 128))[0]) == 2
+    cut = lambda x, w, m: norm(torch.relu(norm(x @ m, w)).view(-1).cos().view(BIG), w)  # noqa: E731
+    assert sum(taken(cut, BIG, BIG[1:], (128, 128))[0]) >= 1
+
+
+KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "an input of the graph": lambda x, w, m: norm(x, w),
+    "a result of the graph": lambda x, w, m: (lambda h: (norm(h, w), h))(x @ m),
+    "a view is a result": lambda x, w, m: (lambda h: (norm(h, w), h.view(-1)))(x @ m),
+    "another kernel reads it": lambda x, w, m: (lambda h: (norm(h, w), h @ m))(x @ m),
+    "another kernel reads a view": lambda x, w, m: (lambda h: (norm(h, w), h.t() @ h))(x @ m),
+    "arithmetic outside reads it": lambda x, w, m: (lambda h: (norm(h, w), torch.cumsum(torch.relu(h), 0)))(x @ m),
+    "a view of an input of the graph": lambda x, w, m: norm(torch.ops.aten._unsafe_view(x, (128, 256)).view(BIG), w),
+}
+
+
+@pytest.mark.parametrize("why", KEPT)
+def test_memory_that_others_need_is_kept(why: str) -> None:
+    assert taken(KEPT[why], BIG, BIG[1:], (128, 128))[0] == [0]
+
+
+def test_small_memory_is_not_worth_it() -> None:
+    assert taken(lambda x, w, m: norm(x @ m, w), (64, 128), (128,), (128, 128))[0] == [0]
+
+
+def test_two_regions_that_read_the_same_value_keep_it() -> None:
+    def fn(x: Tensor, w: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        h = x @ m
+        return norm(h, w) @ m, norm(h.cos() + norm(h, w) @ m, w)
+
+    _, graph = taken(fn, BIG, BIG[1:], (128, 128))
+    first = next(n for n in graph.nodes if n.target is torch.ops.aten.mm.default)
+    bases = [base for n in graph.nodes if "_all_bases" in n.kwargs for base in n.kwargs["_all_bases"]]
+    readers = [u for u in first.users if "_all_bases" in u.kwargs]
+    assert first not in bases or len(readers) == 1
+    x, w, m = torch.randn(BIG), torch.randn(128), torch.randn(128, 128) / 11
+    for mine, theirs in zip(fx.GraphModule(nn.Module(), graph)(x, w, m), fn(x, w, m), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+# ---- calls -------------------------------------------------------------------------------------------------------------------
+
+TRANSPOSED = """program transposed
+  axis m = 24
+  axis n = 24
+  input in0: f32 [24, 24] strides [24, 1]
+  output out0: f32 [24, 24] strides [1, 24]
+  output out1: f32 [24] strides [1]
+  %0 = load in0 [m:24, n:1]
+  %1 = reduce sum(%0) over n
+  %2 = result %1.0
+  %3 = sub %0 %2
+  store out0 [m:1, n:24] = %3
+  store out1 [m:1] = %2
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    region_op.forget()
+    journal.reset()
+    failure.forget()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
+
+
+@pytest.mark.parametrize("shift", [0, 5, -5])
+def test_what_kernels_cannot_do_in_place_is_done_apart(shift: int) -> None:
+    """The same memory read along rows and written along columns, or memory that only partly overlaps."""
+    flat = torch.randn(24 * 24 + 10)
+    x = flat[5:5 + 576].view(24, 24)
+    before = x.clone()
+    out = flat[5 + shift:5 + shift + 576].as_strided((24, 24), (1, 24))
+    sums = torch.empty(24)
+    region_op.run([out, sums], [x], [], "t?on_error=raise", TRANSPOSED)
+    torch.testing.assert_close(out, before - before.sum(-1, keepdim=True))
+    (seen,) = journal.snapshot().regions
+    assert seen.copied == 1 and not journal.snapshot().fallbacks
+
+
+def test_calls_in_place_and_apart_are_told_from_each_other() -> None:
+    for shared in (False, True, False, True):
+        x = torch.randn(24, 24)
+        before, sums = x.clone(), torch.empty(24)
+        out = x.as_strided((24, 24), (1, 24)) if shared else torch.empty(24, 24).t()
+        region_op.run([out, sums], [x], [], "u?on_error=raise", TRANSPOSED)
+        torch.testing.assert_close(out, before - before.sum(-1, keepdim=True))
+        assert shared or torch.equal(x, before)
+
+
+def test_only_the_very_same_elements_are_safe() -> None:
+    x = torch.randn(8, 8)
+    pairs = {(0, 0), (0, 1)}
+    assert unsafe([torch.randn(8, 8)], [x], pairs) == ()
+    assert unsafe([x], [x], pairs) == () and unsafe([x.view(64)], [x], pairs) == () and unsafe([x], [x], {(0, 1)}) == (0,)
+    assert unsafe([x.t()], [x], pairs) == (0,) and unsafe([x[1:]], [x], pairs) == (0,)
+    assert unsafe([x.view(torch.int32)], [x], pairs) == (0,)
+    assert unsafe([x], [x, x], pairs) == (0,), "another input reads what is overwritten"
+    assert unsafe([x, x], [torch.randn(3)], pairs) == (0, 1), "two outputs in one place"
+    assert unsafe([x[:0]], [x], pairs) == ()
+
+
+# ---- through Inductor --------------------------------------------------------------------------------------------------------
+
+OPTIONS = {"interpret": True, "by_cost": False, "verify": 1, "on_error": "raise"}
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++ to compile for CPU tensors")
+
+
+def compiled(fn: Callable[..., Any], *args: Tensor, **options: object) -> str:
+    """The code Inductor writes for a function, once its results are found to be eager's."""
+    from torch._inductor.utils import run_and_get_code
+
+    with torch.no_grad():
+        results, (code, *_) = run_and_get_code(torch.compile(fn, backend=onepass.backend, options={**OPTIONS, **options}), *args)
+        expected = fn(*args)
+    for mine, theirs in zip(*((r if isinstance(r, tuple) else (r,)) for r in (results, expected)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    return code[code.index("def call"):]
+
+
+def written(code: str) -> list[tuple[str, str]]:
+    """The first buffer that each call of a region writes and the first that it reads."""
+    return re.findall(r"onepass\.region\.default\(\[\D*?(buf\d+).*?\], \[(\w+)", code)
+
+
+def feed_forward(x: Tensor, r: Tensor, w: Tensor, m: Tensor) -> Tensor:
+    return norm(norm((x @ m) + r, w) @ m, w)
+
+
+def arguments() -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    x, r, w, m = (torch.randn(shape, generator=generator) for shape in ((2, *BIG), (2, *BIG), BIG[1:], (128, 128)))
+    return x, r, w, m / 11
+
+
+@needs_compiler
+def test_inductor_allocates_nothing_for_outputs_that_take_memory() -> None:
+    """Two matmuls have memory of their own; each of two regions writes where it read."""
+    args = arguments()
+    code = compiled(feed_forward, *args)
+    assert code.count("empty_strided_cpu(") == 2 and "clone" not in code
+    assert written(code) == [("buf0", "buf0"), ("buf3", "buf3")]
+    assert not any(out == first for out, first in written(compiled(feed_forward, *args, in_place=False)))
+    seen = journal.snapshot()
+    assert [r.in_place for r in seen.graphs[0].regions] == [1, 1] and all(r.copied == 0 for r in seen.regions)
+
+
+@needs_compiler
+def test_a_result_is_not_overwritten() -> None:
+    def fn(x: Tensor, r: Tensor, w: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        h = x @ m
+        return norm(h + r, w), h
+
+    compiled(fn, *arguments())
+    assert [r.in_place for g in journal.snapshot().graphs for r in g.regions] == [0]
+
+
+@needs_compiler
+def test_training_in_place() -> None:
+    """Gradients through two linear layers and three norms, with activations that backward needs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.RMSNorm(128), nn.Linear(128, 128), nn.LayerNorm(128), nn.Linear(128, 128), nn.RMSNorm(128))
+    x = torch.randn(BIG)
+
+    def gradients(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        model.zero_grad()
+        leaf = x.clone().requires_grad_()
+        (run(leaf) * torch.arange(128.0)).sum().backward()
+        return [leaf.grad, *(p.grad.clone() for p in model.parameters())]  # type: ignore[list-item, union-attr]
+
+    mine = gradients(torch.compile(model, backend=onepass.backend, options=OPTIONS))
+    for one, other in zip(mine, gradients(model), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+    assert sum(r.in_place for g in journal.snapshot().graphs for r in g.regions) > 0
