@@ -117,9 +117,10 @@ def claim(graph: fx.Graph, claiming: Claiming) -> Claimed:
     graph.eliminate_dead_code()  # a dead user would have a region write what nobody reads
     claims: list[ClaimedRegion] = []
     left: list[Left] = []
+    plans: dict[str, Plan] = {}
     for device in _devices(graph, claiming.interpret):
         parts, failures, blocked = _parts(graph, device, claiming)
-        verdicts = [_decided(part, claiming) for part in parts]
+        verdicts = [_decided(part, claiming, plans) for part in parts]
         claims += [v for v in verdicts if isinstance(v, ClaimedRegion)]
         left += [*failures, *(v for v in verdicts if isinstance(v, Left)), *_never_found(graph, device, parts, blocked)]
     rewriter = Rewriter(graph)
@@ -170,14 +171,15 @@ def _parts(graph: fx.Graph, device: torch.device, claiming: Claiming) -> tuple[l
     return parts, failures, blocked
 
 
-def _decided(part: Part, claiming: Claiming) -> ClaimedRegion | Left:
-    """Whether a region is worth claiming."""
+def _decided(part: Part, claiming: Claiming, plans: dict[str, Plan]) -> ClaimedRegion | Left:
+    """Whether a region is worth claiming. Equal regions of a graph share a plan, by key."""
     reductions = part.region.reductions
     if named := claiming.skip & {part.id, part.key, *(line.split(" ")[0] for line in part.lines)}:
         return _left(reductions, f"skipped by name ({', '.join(sorted(named))})", part=part)
     try:
-        program, sizes = specialise(optimise(part.program), part.hints)
-        chosen = plan(program, sizes, claiming.device)
+        if part.key not in plans:
+            plans[part.key] = plan(*specialise(optimise(part.program), part.hints), claiming.device)
+        chosen = plans[part.key]
         inductor = left_us(part.program, part.hints, claiming.device, chosen.predicted_us)
     except Exception as error:
         return _left(reductions, "it could not be planned", error, part)
