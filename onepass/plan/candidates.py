@@ -15,6 +15,7 @@ from .legality import Family, may_split
 from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
 
 MOST_HELD = 128  # elements a thread may hold of a resident row
+MOST_ALONE = 8192  # columns that one CTA holds while most of the card is idle
 MOST_TILES = 24  # unrolled tiles in one kernel's text
 
 
@@ -24,7 +25,7 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
         case Family.POINTWISE, _:
             yield from _pointwise(kernel, t, bindings)
         case Family.INNER, True:
-            yield from _inner_resident(kernel, t, bindings)
+            yield from _inner_resident(kernel, t, bindings, device)
         case Family.INNER, False:
             yield from _inner_looped(kernel, t, bindings, device)
         case Family.OUTER, True:
@@ -77,9 +78,9 @@ def _heights(cols: int, rows: int, warps: int) -> list[int]:
     return found
 
 
-def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[Schedule]:
+def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
     cols = _static_cols(kernel)
-    if cols is None:
+    if cols is None or _is_alone(kernel, t, device):
         return
     lead, vec = lead_of(kernel, bindings), vector(kernel)
     for warps in (1, 2, 4, 8, 16, 32):
@@ -95,6 +96,11 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[
                 tiles = _sector_cover(cols, lead, min(widest, power_of_two(cols) // 4), least) if lead else cover(cols, widest)
                 if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles) and _even(tiles, least):
                     yield Schedule(Block(height), Cover(tiles), warps, lead=lead, resident=frozenset(kernel.multi_phase))
+
+
+def _is_alone(kernel: Kernel, t: Traffic, device: Device) -> bool:
+    """Long rows, too few to keep the card busy: many CTAs had better walk parts of each, where nothing needs the whole."""
+    return 8 * t.rows * t.batch < device.sms and t.cols > MOST_ALONE and may_split(kernel, Family.INNER)
 
 
 def _sector_cover(cols: int, lead: int, widest: int, least: int) -> tuple[int, ...]:
