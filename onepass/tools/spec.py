@@ -69,9 +69,11 @@ def load(text: str) -> Callable[..., Any]:
 def _module(path: Path, text: str) -> ModuleType:
     if not path.is_file():
         raise BadSpec(what="The function", text=text, detail=f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Dynamo imports the modules of what it traces by name: the file must be known by one, and not by that of another module.
+    name = path.stem if path.stem not in sys.modules else f"onepass_subject_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))  # as for `python file.py`: it may import its neighbours
     try:
         spec.loader.exec_module(module)

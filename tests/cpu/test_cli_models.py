@@ -27,7 +27,11 @@ class Norm(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, x, scale=1.0):
-        return self.norm(x * scale)
+        return doubled(self.norm(x * scale)) / 2
+
+
+def doubled(x):  # Dynamo looks such a function up in the module it is from, which it imports by name
+    return torch.add(x, x)
 
 
 def data():
