@@ -6,6 +6,7 @@ cross memory charged to it. What is left is recorded with its reason, so that a 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +14,7 @@ import torch
 from torch import fx
 
 from ..capture.kinds import complaint, is_reduction, tensors_of
-from ..capture.lower import Blocked, op_name
+from ..capture.lower import TABLE, Blocked, op_name
 from ..capture.part import Part, lowered
 from ..capture.reductions import REDUCTIONS
 from ..capture.regions import find_regions
@@ -114,7 +115,7 @@ class Claimed:
 
 def claim(graph: fx.Graph, claiming: Claiming) -> Claimed:
     """Rewrite a graph so that onepass computes the regions worth claiming."""
-    graph.eliminate_dead_code()  # a dead user would have a region write what nobody reads
+    _drop_dead(graph)
     claims: list[ClaimedRegion] = []
     left: list[Left] = []
     plans: dict[str, Plan] = {}
@@ -139,6 +140,14 @@ def _in_place(rewriter: Rewriter, call: fx.Node, claimed: ClaimedRegion, memory:
     taken = reusable(claimed.part, call, inputs, safe_pairs(claimed.plan), memory)
     rewriter.reuse(claimed.part, call, taken)
     return replace(claimed, in_place=sum(node is not None for node in taken))
+
+
+def _drop_dead(graph: fx.Graph) -> None:
+    """Erase arithmetic that nobody uses: a dead user would have a region write what nobody reads. Other ops may have effects."""
+    for node in reversed(list(graph.nodes)):
+        known = node.op == "call_function" and (op_name(node.target) in TABLE or node.target is operator.getitem)
+        if known and not node.users and not node.is_impure():
+            graph.erase_node(node)
 
 
 def _devices(graph: fx.Graph, interpret: bool) -> tuple[torch.device, ...]:

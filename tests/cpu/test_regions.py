@@ -214,6 +214,15 @@ def test_equal_blocks_have_equal_text() -> None:
     assert len(keys) == 1
 
 
+def test_a_dead_user_makes_a_region_write_nothing() -> None:
+    graph = graph_of(lambda x: torch.softmax(x, -1).sum(0), (64, 32))
+    shifted = next(n for n in graph.nodes if "exp" in str(n.target))
+    with graph.inserting_after(shifted):
+        graph.call_function(torch.ops.aten.neg.default, (shifted,)).meta["val"] = shifted.meta["val"]
+    (region,) = claimed(graph).regions
+    assert len(region.part.outputs) == 1
+
+
 @pytest.mark.parametrize("named", ["id", "line"])
 def test_regions_can_be_skipped(named: str) -> None:
     def graph() -> fx.Graph:
