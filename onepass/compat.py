@@ -354,7 +354,7 @@ def raw_stream() -> Callable[[int], int]:
     return quick if quick is not None else lambda index: torch.cuda.current_stream(index).cuda_stream
 
 
-def filling_call(op: Any, argument: str, bases: list[Any]) -> tuple[Any, dict[str, Any]]:
+def filling_call(argument: str, bases: list[Any]) -> tuple[Any, dict[str, Any]]:
     """How a graph calls an op that fills `bases`, given as its list `argument`, without looking like a mutation.
 
     The call returns the op's own result and then one tensor for each base. ImportError where torch has no such form.

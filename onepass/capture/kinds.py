@@ -107,8 +107,8 @@ def _kind(node: fx.Node, device: torch.device, blocked: Collection[fx.Node], bef
         assert isinstance(source, fx.Node)
         return Kind.LIGHT if before[source] in (Kind.HEAVY, Kind.LIGHT) else before[source]
     name = op_name(node.target)
-    is_sum = name in REDUCTIONS and _is_handful(node)
-    if node in blocked or name in _LEFT or name not in TABLE or complaint(node, device) or is_sum and _folds_neighbours(node):
+    few = name in REDUCTIONS and _is_handful(node)
+    if node in blocked or name in _LEFT or name not in TABLE or complaint(node, device) or few and _folds_neighbours(node):
         return Kind.SOFT if _is_inlined(node, name) else Kind.HARD
     if name in _CONSTANTS:
         return Kind.LIGHT

@@ -122,8 +122,19 @@ def claiming(graph: fx.Graph, said: Mapping[str, Any], phase: str) -> Claiming:
     settings = resolve(said)
     where = device_of(graph, settings.interpret)
     facts: Device | None = present(where.index or 0) if where is not None and where.type == "cuda" else None
+    functional = settings.functional or not _can_fill()
     return Claiming(facts or device(CPU_FACTS), settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
-                    settings.in_place and not settings.functional, settings.functional, settings.by_cost)
+                    settings.in_place and not functional, functional, settings.by_cost)
+
+
+def _can_fill() -> bool:
+    """Whether this torch lets an op fill memory that Inductor plans."""
+    try:
+        compat.filling_call("outs", [])
+    except ImportError:
+        _LOG.warning("regions return fresh tensors, which takes more memory: in this torch no op can fill what Inductor plans")
+        return False
+    return True
 
 
 def claim_all(graph: fx.Graph, deciding: Claiming) -> Claimed:

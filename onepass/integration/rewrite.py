@@ -94,7 +94,7 @@ class _Hand:
         op = torch.ops.onepass.region.default
         bases = [self.empty(node.meta["val"]) for node in self.part.outputs]
         vals = tuple(node.meta["val"] for node in self.part.outputs)
-        target, kwargs = compat.filling_call(op, "outs", bases)
+        target, kwargs = compat.filling_call("outs", bases)
         call = self.add(target, (op,), {**kwargs, **self.arguments()}, (None, *vals))
         return call, [self.add(operator.getitem, (call, k + 1), {}, val) for k, val in enumerate(vals)]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import onepass
 from onepass import compat
 from onepass.errors import BadSetting
-from onepass.integration import failure, journal, passes, region_op
+from onepass.integration import journal, passes
 from onepass.integration.inductor import Backend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,13 +29,8 @@ RESTS = [pytest.param(EAGER, id="eager"), pytest.param(INDUCTOR, id="inductor", 
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    region_op.forget()
-    journal.reset()
-    failure.forget()
-    with torch._inductor.config.patch(force_disable_caches=True):  # a graph from an earlier run would claim nothing
-        yield
+def fresh(nothing_compiled: None) -> Iterator[None]:
+    yield
     onepass.disable()
 
 
@@ -348,3 +343,13 @@ def test_the_name_finds_the_backend() -> None:
     x = torch.randn(4, 16)
     torch.testing.assert_close(torch.compile(norms, backend="onepass_by_name", options=EAGER)(x), norms(x))
     assert journal.snapshot().calls
+
+
+def test_where_torch_cannot_plan_a_regions_memory_it_returns_fresh_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(argument: str, bases: list[object]) -> None:
+        raise ImportError(argument)
+
+    monkeypatch.setattr("onepass.compat.filling_call", missing)
+    block, x = Block(), torch.randn(4, 16)
+    torch.testing.assert_close(torch.compile(block, backend=onepass.backend, options=EAGER)(x), block(x))
+    assert any(graph.regions for graph in journal.snapshot().graphs)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import onepass
-from onepass.integration import failure, journal, region_op
+from onepass.integration import journal, region_op
 from onepass.integration.sharing import unsafe
 from onepass.ir.expr import F32
 from onepass.ir.program import Buffer, Load, Program, Store
@@ -387,14 +387,7 @@ TRANSPOSED = """program transposed
 """
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    region_op.forget()
-    journal.reset()
-    failure.forget()
-    with torch._inductor.config.patch(force_disable_caches=True):
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 @pytest.mark.parametrize("shift", [0, 5, -5])

@@ -120,8 +120,7 @@ def test_regions_do_not_reach_across_a_write() -> None:
     x, total = next(iter(graph.nodes)), next(n for n in graph.nodes if "sum" in str(n.target))
     with graph.inserting_before(total):
         graph.call_function(torch.ops.aten.copy_.default, (x, x)).meta["val"] = x.meta["val"]
-    assert all({str(n.target) for n in r.nodes}.isdisjoint({"aten.sum.dim_IntList"}) or len(r.reductions) == 1
-               for r in find_regions(graph, CPU, {}))
+    assert [len(region.reductions) for region in find_regions(graph, CPU, {})] == [1, 1]
 
 
 def test_a_handful_of_elements_is_arithmetic() -> None:
@@ -146,7 +145,7 @@ def test_arithmetic_that_a_later_kernel_needs_anyway_is_given_back() -> None:
     assert region.charged_bytes == 2 * 64 * 32 * 4  # the norm is written and read, which one kernel for all would not
 
 
-def test_a_sum_that_a_dropout_kernel_can_compute_is_left_to_it() -> None:
+def test_a_sum_that_an_earlier_kernel_can_compute_is_left_to_it() -> None:
     def fn(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         h = r + torch.cat([x[:, 16:], x[:, :16]], -1)
         return h, norm(h, w)
@@ -172,7 +171,7 @@ def test_a_max_autotuned_matmul_is_charged_for_its_epilogue() -> None:
     (tuned,) = regions_of(fn, (64, 32), (32, 32), (32,), epilogues=True)
     assert plain.charged_bytes == 0 and tuned.charged_bytes == 0  # two readers: nothing to fuse into the matmul
     (single,) = regions_of(lambda x, m: torch.relu(x @ m).sum(0), (64, 32), (32, 32), epilogues=True)
-    assert single.charged_bytes > 0 or ops(single) == ["sum"]
+    assert ops(single) == ["relu", "sum"] and single.charged_bytes == 2 * 64 * 32 * 4
 
 
 def test_cheap_arithmetic_is_repeated_rather_than_written() -> None:
