@@ -7,6 +7,7 @@ competes. Every merge that was looked at and not made is kept as a Refusal with 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -25,7 +26,7 @@ from .schedule import Cover, Loop, Schedule
 from .split import Cut, halves
 
 GAIN = 0.98  # a merge must be predicted to save this much, or the model's error decides
-NEAR = 1.01  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
+NEAR = 1.03  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,8 @@ class Scored:
 
 def plan(program: Program, bindings: Bindings, device: Device, lessons: Lessons = MappingProxyType({})) -> Plan:
     """Decide everything about a Program on a device, for one set of sizes, heeding what compiling earlier plans showed."""
-    search = _Search(program, bindings, device, lessons)
-    groups = search.run()
-    kernels = [k for group in groups for k in search.kernels(group)]
-    return Plan(program, device, bindings, _named(kernels, program.name), tuple(search.refusals))
+    search = Search(program, bindings, device, lessons)
+    return search.assembled(search.run(), {})
 
 
 def _named(kernels: list[KernelPlan], stem: str) -> tuple[KernelPlan, ...]:
@@ -56,6 +55,20 @@ def _named(kernels: list[KernelPlan], stem: str) -> tuple[KernelPlan, ...]:
 
 def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons, spilling: bool = False) -> Scored | Illegal:
     """The best schedule of one kernel. `spilling`: where none is left, the one that was seen to spill least."""
+    found = scores(program, bindings, device, lessons)
+    if isinstance(found, Illegal):
+        return found
+    fresh = [s for s in found if s.plan.scored_as not in lessons] if lessons else found
+    if fresh:
+        near = min(s.us for s in fresh) * NEAR
+        return min((s for s in fresh if s.us <= near), key=lambda s: (_weight(s.plan), s.us))
+    if found and spilling:
+        return min(found, key=lambda s: (lessons[s.plan.scored_as].spilled or (True, 0), s.us))
+    return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
+
+
+def scores(program: Program, bindings: Bindings, device: Device, lessons: Lessons) -> list[Scored] | Illegal:
+    """Every schedule of one kernel that is worth scoring, with its time."""
     space = space_of(program, bindings)
     if isinstance(space, Illegal):
         return space
@@ -66,18 +79,12 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
     for family in kinds:
         for form in forms(program, space, family):
             found.extend(_scored(form, family, bindings, device, lessons))
-    fresh = [s for s in found if s.plan.scored_as not in lessons] if lessons else found
-    if fresh:
-        near = min(s.us for s in fresh) * NEAR
-        return min((s for s in fresh if s.us <= near), key=lambda s: (_weight(s.plan), s.us))
-    if found and spilling:
-        return min(found, key=lambda s: (lessons[s.plan.scored_as].spilled or (True, 0), s.us))
-    return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
+    return found
 
 
 def _weight(chosen: KernelPlan) -> int:
-    """What equals are told apart by: registers a thread; in a loop over rows registers a CTA, for few warps reduce faster."""
-    return chosen.resources.registers * (chosen.schedule.warps if chosen.family == "mix-order" else 1)
+    """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster."""
+    return chosen.resources.registers * (chosen.schedule.warps * chosen.schedule.splits if chosen.family == "mix-order" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,9 @@ def _join(schedule: Schedule, t: Traffic, device: Device) -> float:
 
 
 @dataclass
-class _Search:
+class Search:
+    """The search for one Program's groups, and what it saw."""
+
     program: Program
     bindings: Bindings
     device: Device
@@ -348,11 +357,26 @@ class _Search:
             between = (self._label(group), "the sum of its partial results")
             self.refusals.append(Refusal(Reason.SLOWER, between, detail, fused, apart))
 
-    def kernels(self, group: frozenset[int]) -> list[KernelPlan]:
-        """The kernels of a group: one, or one and those that join its partial results."""
-        found = self.scored(group)
-        assert isinstance(found, Scored)
-        return with_join(found.plan, self.bindings, self.device, self.cut.order, self.lessons)
+    def assembled(self, groups: list[frozenset[int]], instead: Mapping[frozenset[int], Scored]) -> Plan:
+        """The plan of some groups in order, each run the best way or the one given instead."""
+        kernels: list[KernelPlan] = []
+        for group in groups:
+            found = instead.get(group) or self.scored(group)
+            assert isinstance(found, Scored)
+            kernels += with_join(found.plan, self.bindings, self.device, self.cut.order, self.lessons)
+        return Plan(self.program, self.device, self.bindings, _named(kernels, self.program.name), tuple(self.refusals))
+
+    def others(self, group: frozenset[int]) -> list[Scored]:
+        """Every way to run a group."""
+        found = scores(self.cut.extract(group, self._name(group)), self.bindings, self.device, self.lessons)
+        return [] if isinstance(found, Illegal) else found
+
+    def partitions(self, chosen: list[frozenset[int]]) -> list[list[frozenset[int]]]:
+        """Ways to group that the search did not take: all in one kernel, what merging pairs found, each result by itself."""
+        whole = [frozenset(self.program.of(Reduce, Store))]
+        met = [whole, self._ordered(self._agglomerate(self.seeds)), self._ordered(self.seeds)]
+        legal = [groups for groups in met if all(isinstance(self.scored(g), Scored) for g in groups)]
+        return [g for k, g in enumerate(legal) if set(g) != set(chosen) and all(set(g) != set(h) for h in legal[:k])]
 
 
 def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tuple[str, ...],
