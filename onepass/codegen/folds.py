@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..ir.expr import F32, DType
 from ..ir.monoid import MONOIDS, Grown, Monoid, State, Value
 from ..ir.program import Const, Reduce
+from ..plan.access import own_lanes, vector
 from ..plan.kernel import Across, Fold, Kernel
 from .expr import COMBINE, TileAlgebra, growth, join, literal, op_text
 from .spots import Spot
@@ -26,6 +27,7 @@ class Running:
     compensated: bool  # what grows carries what rounding took from it
     states: dict[str, State] = field(default_factory=dict)
     lost: dict[str, dict[int, str]] = field(default_factory=dict)  # what rounding has taken, by component of each state
+    by_lane: dict[str, int] = field(default_factory=dict)  # of the states that every thread has one of, how many there are
 
 
 class Folds:
@@ -60,7 +62,8 @@ class Folds:
         """Which of the running states a tile feeds: its own where results vary by tile, else one for all tiles of its shape."""
         if self.row_loop and running.fold.rows and not running.fold.cols:
             return "1" if running.across is Across.NONE else spot.tag
-        return self._running_shape(running, spot) if running.monoid.primitive else ""
+        by_lane = running.monoid.primitive or self._lanes_of_tile(running, spot) is not None
+        return self._running_shape(running, spot) if by_lane else ""
 
     def feed(self, running: Running, spot: Spot, env: Env, once: bool) -> None:
         """Let a tile enter: elementwise where one primitive fold is all a reduction is, else by one merge a tile.
@@ -71,7 +74,12 @@ class Folds:
         algebra = self._algebra(running, spot, counted)
         args = (self._spread(a, running, spot, env) for a in self._node(running.fold).args)
         entered = self._inside(running, running.monoid.enter(algebra, *args), spot, counted)
-        if not running.monoid.primitive:
+        if lanes := self._lanes_of_tile(running, spot):
+            entered = tuple(self.values.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
+                            for x in entered)
+            entered = running.monoid.merge(self._within_threads(), *entered)
+            running.by_lane[self.key(running, spot)] = lanes[2]
+        elif not running.monoid.primitive:
             entered = running.monoid.merge(algebra, *entered)
         key = self.key(running, spot)
         before = running.states.get(key)
@@ -94,6 +102,10 @@ class Folds:
         algebra = self._algebra(running, spot, {})
         held = [self._given_back(state, running.lost.get(key, {})) for key, state in running.states.items()]
         states = [running.monoid.merge(algebra, *s) if running.monoid.primitive else s for s in held]
+        for k, shape in enumerate(running.states):
+            if shape in running.by_lane:
+                flat = (self.values.assign("lanes", f"tl.reshape({x}, [1, {running.by_lane[shape]}])") for x in states[k])
+                states[k] = running.monoid.merge(algebra, *flat)
         total = states[0]
         for other in states[1:]:
             total = join(running.monoid, total, other, self.values.assign, self.values.exact)
@@ -147,7 +159,25 @@ class Folds:
         height, width = self._entering_shape(running, spot)
         if running.monoid.primitive:
             return f"[{height}, {width}]"
+        if lanes := self._lanes_of_tile(running, spot):
+            return f"[1, 1, {lanes[2]}, 1]"
         return f"[{1 if 0 in running.axes else height}, {1 if 1 in running.axes else width}]"
+
+    def _lanes_of_tile(self, running: Running, spot: Spot) -> tuple[int, int, int, int] | None:
+        """A tile's columns as [1, stretches, threads, elements side by side], where threads keep states of their own."""
+        held = own_lanes(self.kernel, self.values.schedule, running.monoid) if running.axes == (1,) and spot.height == 1 else None
+        threads = 32 * self.values.schedule.warps
+        if held is None or spot.width != held * threads:
+            return None
+        side_by_side = vector(self.kernel)
+        return 1, held // side_by_side, threads, side_by_side
+
+    def _within_threads(self) -> TileAlgebra:
+        """Folds what a thread holds of a tile that is shaped by threads."""
+        def folded(kind: str, text: str) -> str:
+            return fold_text(kind, fold_text(kind, text, 3), 1)
+
+        return TileAlgebra(self.values.assign, folded, lambda: "0", self.values.exact)
 
     def _spread(self, i: int, running: Running, spot: Spot, env: Env) -> str:
         """A value spread over the axes it is folded along."""

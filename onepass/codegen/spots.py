@@ -53,10 +53,14 @@ class Side:
     extent: Size
     role: Role
     wide: bool  # count in 64 bits
+    most_contiguous: int | None = None  # elements a thread should take at once, where that is less than it could
 
     def lanes(self, width: int) -> str:
         along = "[:, None]" if self.letter == "r" else "[None, :]"
-        return f"tl.arange(0, {width}){along}" + (".to(tl.int64)" if self.wide else "")
+        counted = f"tl.arange(0, {width})"
+        if self.most_contiguous is not None and width > self.most_contiguous:
+            counted = f"tl.max_contiguous({counted}, {self.most_contiguous})"
+        return counted + along + (".to(tl.int64)" if self.wide else "")
 
     def place(self, spot: Spot, index: str, start: str, width: int, inside: tuple[str, str] | None = None, tag: str = "") -> Spot:
         """A tile of this side; `inside` is its mask, and how many lanes that leaves."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ..ir.program import Load, Node, Reduce, Store, operands
 from ..ir.size import Bindings
-from ..plan.access import PART
+from ..plan.access import PART, most_contiguous
 from ..plan.kernel import Across, Kernel
+from ..plan.resources import early, late
 from ..plan.schedule import Block, Cover, Loop, Schedule
 from . import spots
 from .expr import size_text
@@ -50,7 +51,7 @@ class _Emitter:
         self.folds = Folds(kernel, self.values, self.steps.row_loop)
         far_cols = wide and any(_strided_cols(kernel, n) for n in self.program.nodes)
         self.rows = Side("r", self.program.extent(kernel.space.rows), schedule.rows, wide)
-        self.cols = Side("c", self.program.extent(kernel.space.cols), schedule.cols, far_cols)
+        self.cols = Side("c", self.program.extent(kernel.space.cols), schedule.cols, far_cols, most_contiguous(kernel))
         self.part = PART if schedule.splits > 1 else None
 
     # ---- the whole kernel ----------------------------------------------------------------------------------------------
@@ -158,10 +159,23 @@ class _Emitter:
                 for i in walk.body:
                     if i in self.schedule.resident:
                         self.values.use(i, tile.spot)
+            self._early(tiles)
         for tile in tiles:
             self._tile(walk, dict(env), tile, {**gathered, **running}, prepared=covered)
         for state in running.values():
             self.folds.finish(state, tiles[0].spot)
+
+    def _early(self, tiles: list[Segment]) -> None:
+        """Issue loads that only later walks need, where registers allow."""
+        for i, _ in early(late(self.kernel), self.schedule):
+            for tile in tiles:
+                self._held(i, tile.spot)
+
+    def _held(self, i: int, spot: Spot) -> None:
+        """Load a value and keep it."""
+        env: Env = {}
+        self.values.node(i, spot, env)
+        self.values.held[i, spot.tag] = env[i]
 
     def _tile(self, walk: Walk, env: Env, tile: Segment, states: dict[int, Running], prepared: bool) -> None:
         def body() -> None:
@@ -213,9 +227,7 @@ class _Emitter:
         """Load row vectors before the loop, shaped like the tiles they meet there."""
         for i in self.steps.hoisted:
             for tile in tiles:
-                env: Env = {}
-                self.values.node(i, replace(tile.spot, height=height), env)
-                self.values.held[i, tile.spot.tag] = env[i]
+                self._held(i, replace(tile.spot, height=height))
 
     def _rows(self, rows: Segment, tiles: list[Segment], env: Env, gathered: dict[int, Running]) -> None:
         """One step of the row loop."""

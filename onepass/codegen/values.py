@@ -12,8 +12,9 @@ from ..ir.expr import I64, OPS
 from ..ir.monoid import MONOIDS, State
 from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store
 from ..ir.size import Bindings, Size, product
-from ..plan.access import PART, row_stride, runs, streams_rows
+from ..plan.access import PART, lies_alike, row_stride, runs, streams_rows
 from ..plan.kernel import Across, Kernel
+from ..plan.resources import packs
 from ..plan.schedule import Schedule
 from .expr import TileAlgebra, op_text, run_text, size_text, typed_literal
 from .spots import Spot
@@ -37,6 +38,8 @@ class Values:
         self.lead_stride = row_stride(kernel, bindings) if schedule.lead else None
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
         self.results: dict[int, State] = {}  # what finished reductions left
+        resident = [self.program.dtypes[i] for i in schedule.resident]
+        self.packs = packs(schedule, sum(max(1, d.size // 4) for d in resident))
         self.walk = 0  # which walk is being written
         self.fresh_each_row = False  # inside a row loop, what was loaded before it is held too
 
@@ -67,7 +70,9 @@ class Values:
         return env[i]
 
     def _narrow(self, i: int) -> bool:
-        """Is a value stored in fewer bits than a register, so that a widened copy would cost more? (A bool cannot be widened.)"""
+        """Is a value held in fewer bits than a register, so that a widened copy would cost more? (A bool cannot be widened.)"""
+        if i in self.schedule.resident and not self.packs:
+            return False
         return self.program.dtypes[i].size <= 2 and self.program.dtypes[i].kind != "bool"
 
     def _opaque(self, i: int, name: str, spot: Spot) -> str:
@@ -141,7 +146,8 @@ class Values:
             step = "" if gather.stride == 1 else f" * {size_text(gather.stride)}"
             where = f"{where} + {at}{step}" if where else f"{at}{step}"
             masks.append(f"({at} >= 0) & ({at} < {size_text(gather.extent)})")
-        if self.kernel.by_col[i] is Across.FULL and not self.kernel.by_row[i] and spot.height > 1:
+        if self.kernel.by_col[i] is Across.FULL and not self.kernel.by_row[i] and spot.height > 1 \
+                and not lies_alike(self.kernel, i, spot.width, self.schedule.warps):
             # Shaped like the tiles it meets: a [1, width] load would get narrow accesses and a layout change.
             where = f"{where} + tl.zeros([{spot.height}, 1], tl.int32)"
         pointer = f"{node.buffer}_ptr" + (f" + ({where})" if where else "")

@@ -70,6 +70,7 @@ class Monoid:
     primitive: str | None = None  # the fold it is, when one fold is all it is
     join: Callable[[Algebra, State, State], State] | None = None  # of two states, by growth: with less rounding than by merge
     growing: tuple[int, ...] = ()  # the components that grow in a join
+    counts: bool = False  # its state holds how many elements it is of
 
     @property
     def passes(self) -> int:
@@ -205,6 +206,7 @@ _BASE = (
         result_dtypes=lambda dtype: (dtype,) * 2,
         join=_join_welford,
         growing=(1, 2),
+        counts=True,
     ),
     Monoid(
         "logsumexp", 1, ("top", "total"),

@@ -8,7 +8,7 @@ from ..device import Device
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
 from ..ir.size import Bindings, value
-from .access import row_stride, streams_rows
+from .access import row_stride, streams_rows, vector
 from .cost import Traffic
 from .kernel import Kernel
 from .legality import Family, may_split
@@ -34,13 +34,6 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
             yield from _outer(kernel, t, device)
         case Family.MIX, _:
             yield from _mix(kernel, t, device)
-
-
-def vector(kernel: Kernel) -> int:
-    """Elements of one 16-byte access of the widest full-size tensor, but never fewer than four."""
-    sizes = [kernel.program.buffer[n.buffer].dtype.size for i, n in enumerate(kernel.program.nodes)
-             if isinstance(n, (Load, Store)) and kernel.is_full[i]]
-    return max(4, 16 // min(sizes, default=4))
 
 
 def lead_of(kernel: Kernel, bindings: Bindings) -> int:
@@ -90,8 +83,8 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Devi
                 continue
             for per_thread in (vec, 2 * vec, 4 * vec):
                 widest = max(16, min(power_of_two(cols), 32 * warps * per_thread // height))
-                if height > 1:
-                    widest = min(power_of_two(cols), max(256, widest))
+                if height > 1:  # at least a warp's width, so that no row is cut between threads of different rows
+                    widest = min(power_of_two(cols), max(32 * vec, widest))
                 least = 32 * warps * vec // height
                 tiles = _sector_cover(cols, lead, min(widest, power_of_two(cols) // 4), least) if lead else cover(cols, widest)
                 if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles) and _even(tiles, least):
@@ -186,19 +179,19 @@ def _mix(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     vec = vector(kernel)
     resident = frozenset(kernel.multi_phase)
     for warps in (2, 4, 8, 16):
-        for height in (1, 2, 4, 8, 16, 32):
+        for height in (1, 2, 4, 8, 16, 32, 64, 128):
             held = height * cols / (32 * warps)
             # H200: RMSNorm backward 8192 x 8192 takes 98 us with 16 elements a thread and 108 with 64; LayerNorm backward
             # 16384 x 5120 is best with 40.
             most = 40 if cols <= 16384 else 64
             if not 4 <= held <= most and not (warps == 2 and held < 4) or height > max(1, power_of_two(t.rows)):
                 continue
-            widths = {min(power_of_two(cols), max(256, 32 * warps * vec * k // height)) for k in (1, 2, 4)}
+            widths = {min(power_of_two(cols), max(32 * vec, 32 * warps * vec * k // height)) for k in (1, 2, 4)}
             for widest in sorted(widths):
                 tiles = cover(cols, widest)
                 if len(tiles) > 8 or not _fits_blocks(kernel, tiles) or not _even(tiles, 32 * warps * vec // height):
                     continue
-                for stages, per_sm in ((1, 1), (1, 2), (1, 4), (2, 2), (3, 1), (3, 2), (4, 1)):
+                for stages, per_sm in ((1, 1), (1, 2), (1, 4), (2, 2), (3, 1), (3, 2), (3, 4), (4, 1)):
                     split = max(1, min(per_sm * device.sms // t.batch, -(-t.rows // height)))
                     for hoisted in (True,) if stages > 1 else (False, True):  # a pipeline would copy them for every row
                         yield Schedule(Loop(height, split), Cover(tiles), warps, stages, resident=resident, hoisted=hoisted)

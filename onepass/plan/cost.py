@@ -7,16 +7,16 @@ kernel: DRAM traffic at the rate that the bytes in flight can sustain, or whatev
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, exp
 
 from ..device import Device
 from ..ir.expr import OPS
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Op, Reduce, Store
 from ..ir.size import Bindings, value
-from .access import single_stride, streams_rows
+from .access import own_lanes, single_stride, streams_rows, vector
 from .kernel import Across, Kernel
-from .resources import Resources, tile_of
+from .resources import Late, Resources, demand, early, late, packs, tile_of
 from .schedule import SECTOR, Block, Cover, Loop, Schedule
 
 
@@ -31,13 +31,18 @@ class Traffic:
     full_out: float
     multi_phase: float  # of full_in, what is needed on both sides of a reduction; times the extra phases
     vectors: float  # row vectors, once
+    beside: float  # bytes of row vectors that every element meets, in all phases
+    late: tuple[Late, ...]  # loads that are needed after a reduction
     thin: float  # column vectors and scalars in and out, once
     temps: float  # partial results and other kernels' results: they stay in L2
-    slots: float  # issue slots per element
+    slots: float  # issue slots per element, where what is needed in several phases is computed in each
+    slots_once: float  # the same, where it stays in registers
     mufu: float  # special-function operations per element
     inner: int  # reductions over columns
     outer_states: int  # state components of reductions over rows
     unit: int  # bytes per element of all full-size inputs together
+    words: float  # registers per element of all multi-phase inputs together, widened
+    vector: int  # elements a thread takes of a tile at once
     unaligned: int  # full-size accesses whose rows do not start on 16 bytes: element by element, unless read by sectors
 
     @property
@@ -60,10 +65,11 @@ def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
         if not isinstance(node, (Load, Store)):
             continue
         size = program.buffer[node.buffer].dtype.size
-        moved = size * float(program.points(frozenset(a for a, _ in node.strides), bindings))
         if isinstance(node, Load) and node.gathers:
             moved = SECTOR * float(program.points(program.dims[i], bindings))
-        moved /= _sector_use(kernel, node, bindings)
+        else:
+            points = program.points(frozenset(a for a, _ in node.strides), bindings)
+            moved = size * float(points) / _sector_use(kernel, node, bindings)
         key = (node.buffer, node.offset if not (isinstance(node, Load) and node.gathers) else i)
         if isinstance(node, Load) and key in seen:
             continue
@@ -82,11 +88,22 @@ def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
             vectors += moved
         else:
             thin += moved
-    slots, mufu = _operations(kernel)
+    slots, once, mufu = _operations(kernel)
     inner = sum(1 for f in kernel.folds if f.cols)
     states = sum(len(MONOIDS[_reduce(kernel, f.node).monoid].state) for f in kernel.folds if f.rows)
-    return Traffic(batch, rows, cols, full_in, full_out, multi, vectors, thin, temps, slots, mufu, inner, states, int(unit) or 4,
-                   _unaligned(kernel))
+    beside = sum(program.dtypes[i].size * len(kernel.use_phases(i)) for i in program.of(Load)
+                 if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL)
+    return Traffic(
+        batch=batch, rows=rows, cols=cols, full_in=full_in, full_out=full_out, multi_phase=multi, vectors=vectors,
+        beside=float(beside), late=late(kernel), thin=thin, temps=temps, slots=slots, slots_once=once, mufu=mufu, inner=inner,
+        outer_states=states, unit=int(unit) or _in_flight_alone(kernel), words=demand(kernel).resident_words, vector=vector(kernel),
+        unaligned=_unaligned(kernel))
+
+
+def _in_flight_alone(kernel: Kernel) -> int:
+    """Bytes per element where there is one row, or one column, and so nothing full-size."""
+    loads = [(i, n) for i, n in enumerate(kernel.program.nodes) if isinstance(n, Load) and (n.strides or n.gathers)]
+    return sum(SECTOR if n.gathers else kernel.program.dtypes[i].size for i, n in loads) or 4
 
 
 def _unaligned(kernel: Kernel) -> int:
@@ -105,23 +122,26 @@ def _reduce(kernel: Kernel, i: int) -> Reduce:
     return node
 
 
-def _operations(kernel: Kernel) -> tuple[float, float]:
-    """Issue slots and special functions per element; what is needed in several phases is computed in each."""
-    slots = mufu = 0.0
+def _operations(kernel: Kernel) -> tuple[float, float, float]:
+    """Issue slots per element, with what is needed in several phases computed in each or once; special functions."""
+    slots = once = mufu = 0.0
     for i, node in enumerate(kernel.program.nodes):
         if not kernel.is_full[i]:
             continue
         if isinstance(node, Op):
             times = max(1, len(kernel.use_phases(i)))
             slots += OPS[node.name].slots * times
+            once += OPS[node.name].slots
             mufu += OPS[node.name].mufu * times
         elif isinstance(node, (Load, Store)):
             slots += 0.4
+            once += 0.4
     for fold in kernel.folds:
         monoid = MONOIDS[_reduce(kernel, fold.node).monoid]
         slots += 1 if monoid.primitive else 4
+        once += 1 if monoid.primitive else 4
         mufu += 0 if monoid.primitive or "exp" not in monoid.name else 1
-    return slots, mufu
+    return slots, once, mufu
 
 
 def _sector_use(kernel: Kernel, node: Load | Store, bindings: Bindings) -> float:
@@ -173,8 +193,19 @@ RAMP = 1.0  # us from launch to the first bytes and from the last to the end
 VECTOR_SHARE = 0.06  # of the times a row vector is read again that reach L2; the rest hit L1
 REREAD_SHARE = 0.6  # of L2 that a row read twice can count on finding itself in
 TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.2}  # of a loop over rows, by pipeline stages; H200, 2026-11, RMSNorm backward
-PER_TILE = 0.1  # us that each further tile of a resident row delays its CTA
-ISSUE_RATE = 3.6  # warp instructions a cycle that an SM full of warps sustains
+LAST_STORES = 0.3  # us until what a CTA stored last is on its way
+# us of an SM that a CTA spends, for each of its warps but two, to fold rows that lie in different warps. H200, column sums of
+# 256 x 65536 by CTAs of 2, 4, 8, 16 and 32 warps: 16.5, 17.1, 20.1, 24.2, 30.9 us.
+ACROSS_WARPS = 0.14
+# us that a CTA spends between rows that it walks, and other CTAs only partly make up for: more where lanes hold states that
+# must be merged, and where broken sectors are read. H200, cross-entropy over 50264 and 128256 columns with 3, 6 and 12 CTAs on
+# an SM: 1.35, 1.16, 1.09 and 1.10, 1.04, 1.01 of the bytes' time; RMSNorm walked over 8192 and 16384 columns: 1.2, 1.13.
+TURNAROUND, AND_MERGES, AND_EDGES = 0.6, 1.6, 0.8
+LATE = 0.5  # of the latency, that a CTA waits once more for what it asks for after a reduction
+PER_TILE = 0.2  # us that each further tile of a resident row delays its CTA
+ISSUE_RATE = 3.5  # warp instructions a cycle that an SM full of warps sustains
+WARPS_TO_ISSUE = 7.0  # warps with which an SM issues 63 % of that
+UNALIGNED_SLOTS = 12.0  # issue slots that reading or writing element by element costs an element
 PER_TILE_SLOTS = 48.0  # issue slots a thread spends on a tile whatever its size: addresses, waits, barriers
 
 
@@ -194,14 +225,42 @@ def _reduction_time(warps_per_row: float) -> float:
     return 0.12 if warps_per_row <= 1 else 0.35 + 0.02 * warps_per_row
 
 
-def _compute(t: Traffic, schedule: Schedule, warps_per_sm: float, device: Device, sms: float) -> tuple[float, float]:
+def _warps_along(schedule: Schedule, t: Traffic) -> int:
+    """Warps that share a row: Triton lays them along the columns first."""
+    return max(1, min(schedule.warps, tile_of(schedule).width // (32 * t.vector)))
+
+
+def _slots(t: Traffic, schedule: Schedule) -> float:
+    """Issue slots per element under a schedule."""
     tile = tile_of(schedule)
     per_thread = tile.height * tile.width / (32 * schedule.warps)
     walks = isinstance(schedule.rows, Loop) or isinstance(schedule.cols, Loop)
-    slots = t.slots + (PER_TILE_SLOTS if walks else PER_TILE_SLOTS / 4) / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
-    if not schedule.lead:
-        slots += 2.0 * t.unaligned
-    issue = t.elements / 32 * slots / (sms * min(ISSUE_RATE, 0.45 * max(warps_per_sm, 1)) * device.clock)
+    kept = bool(schedule.resident) and not packs(schedule, t.words)
+    slots = t.slots_once if kept else t.slots
+    slots += (PER_TILE_SLOTS if walks else PER_TILE_SLOTS / 4) / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
+    return slots if schedule.lead else slots + UNALIGNED_SLOTS * t.unaligned
+
+
+def _issued(warps_per_sm: float) -> float:
+    """Warp instructions a cycle that an SM issues with so many warps. H200, GELU backward takes 117, 77, 66 us with 8, 16, 32."""
+    return ISSUE_RATE * (1 - exp(-max(warps_per_sm, 1.0) / WARPS_TO_ISSUE))
+
+
+L1_RATE = 128.0  # bytes a cycle that an SM's L1 hands out
+
+
+def _l1(t: Traffic, schedule: Schedule, device: Device, sms: float) -> float:
+    """What passes through L1: every full-size tensor, and row vectors for every row, unless one load serves several."""
+    rows = 1.0
+    if isinstance(schedule.rows, Block) and isinstance(schedule.cols, Cover):
+        covers = t.late and min(schedule.cols.tiles) >= t.late[-1].once_from * schedule.warps
+        rows = float(schedule.rows.size) if covers else 1.0
+    full = (t.full_in + t.full_out) / max(t.elements, 1.0)
+    return t.elements * (full + t.beside / rows) / (L1_RATE * sms * device.clock)
+
+
+def _compute(t: Traffic, schedule: Schedule, warps_per_sm: float, device: Device, sms: float) -> tuple[float, float]:
+    issue = t.elements / 32 * _slots(t, schedule) / (sms * _issued(warps_per_sm) * device.clock)
     special = t.elements * t.mufu / (sms * 16 * device.clock)
     return issue, special
 
@@ -228,18 +287,24 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     store = block * length * (t.full_out / max(t.elements, 1)) / share
     folds = sum(1 for f in kernel.folds if not f.block)
     across_rows = isinstance(schedule.rows, Block)
-    t_reduce = folds * _reduction_time(max(1.0, schedule.warps / block) if across_rows else schedule.warps)
+    t_reduce = folds * _reduction_time(_warps_along(schedule, t) if across_rows else schedule.warps)
     if not across_rows:  # short runs of columns: every row of a tile is a request of its own, of at least two sectors
         run = block * t.unit / max(1, sum(1 for i in kernel.program.of(Load) if kernel.is_full[i]))
         load *= max(1.0, 2 * SECTOR / run)
-    tiles = tile_of(schedule).count if t.mufu == 0 else 1  # exponentials want small tiles: fewer live values between them
-    alone = device.latency + t_reduce + load + PER_TILE * tiles
+    # Exponentials want small tiles: fewer live values between them. Rows of a column are loaded all at once.
+    tiles = tile_of(schedule).count if t.mufu == 0 and across_rows else 1
+    issued = max(_issued(schedule.warps), min(0.6 * schedule.warps, 1.2))  # few warps, but each with much to do at once
+    work = block * length / 32 * _slots(t, schedule) / (issued * device.clock)
+    waits = LATE * device.latency if len(early(t.late, schedule)) < len(t.late) else 0.0
+    first = device.latency if t.full_in else device.latency / 2  # partial results are near
+    alone = first + waits + t_reduce + load + work + PER_TILE * tiles
     cycle = _together(here * (load + store), alone)
     l2 = again + t.temps + VECTOR_SHARE * t.vectors * ctas
     memory = ctas / (sms * here) * cycle * _waves(ctas, slots) + l2 / device.l2_bandwidth
     memory = max(memory, t.once / device.bandwidth)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
-    us = RAMP + max(_together(memory, issue, special), alone + device.latency)
+    us = RAMP + max(_together(memory, issue, special, _l1(t, schedule, device, sms)), alone + LAST_STORES)
+    us += 0.0 if across_rows else ACROSS_WARPS * max(0, schedule.warps - 2) * ctas / sms
     return Cost(us, t.once + again, here * block * length * t.unit, _limit(memory, issue, special, alone))
 
 
@@ -256,7 +321,7 @@ def _mix(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: D
     l2 = 2 * partials + t.temps + held * t.vectors
     memory = t.once / _rate(in_flight, device) * even + l2 / device.l2_bandwidth
     issue, special = _compute(t, schedule, per_sm * schedule.warps, device, min(device.sms, ctas))
-    reduce = t.inner * _reduction_time(schedule.warps if schedule.warps > height else 1)
+    reduce = t.inner * _reduction_time(_warps_along(schedule, t))
     # CTAs that share an SM hide each other's reductions.
     chain = turns * (reduce + (0.0 if schedule.stages > 1 else 0.8 * device.latency)) / max(1.0, per_sm)
     # A look-up waits for its index in every turn, and no pipeline fetches it early. H200, cross-entropy of 65536 x 4096 by 264
@@ -265,7 +330,9 @@ def _mix(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: D
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
     tiles = tile_of(schedule).count
     cut = 1.0 if tiles == 1 else 1.03 + 0.01 * tiles  # H200, RMSNorm backward: a row in two tiles took 4-7 % longer than in one
-    us = RAMP + _together(memory, issue * even, special, chain) * cut + spilled / device.bandwidth
+    apart = tiles == 1 and _warps_along(schedule, t) >= schedule.warps or height == 1
+    folding = 0.0 if apart else ACROSS_WARPS * max(0, schedule.warps - 2) * per_sm * t.outer_states
+    us = RAMP + _together(memory, issue * even, special, chain) * cut + folding + spilled / device.bandwidth
     return Cost(us, t.once + 2 * spilled, in_flight, _limit(memory, issue, special, chain))
 
 
@@ -278,7 +345,7 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     ctas = row_blocks * col_blocks * t.batch * schedule.splits
     slots = device.sms * max(r.ctas_per_sm, 1)
     here, sms = min(r.ctas_per_sm, ceil(ctas / device.sms)), min(device.sms, ctas)
-    waits = 0.7 if kernel.folds else 1.1  # a walk that folds nothing goes on to its next loads
+    waits = 0.7 if _merges(kernel, schedule) else 1.2  # threads that need not meet go on to their next loads
     in_flight = here * tile.height * tile.width * t.unit * (waits if schedule.stages == 1 else schedule.stages - 1)
     walked = t.cols * tile.height if over_cols else t.rows * tile.width
     live = min(ctas, slots) * walked * t.unit / schedule.splits
@@ -291,9 +358,20 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     rate = _rate(in_flight, device) * narrow * min(1.0, 1.15 * sms / device.sms)
     memory = dram / rate + (t.multi_phase * hit + partials + vectors + t.temps) / device.l2_bandwidth
     memory *= _waves(ctas, slots)
+    if over_cols:
+        row = walked * t.unit / schedule.splits * device.sms / device.bandwidth
+        between = _between_rows(kernel, schedule)
+        memory *= 1 + between / max(here * row, between)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     chain = ceil(ctas / slots) * _walk_time(kernel, schedule, t, device)
-    return Cost(RAMP + _together(memory, issue, special, chain), dram, in_flight, _limit(memory, issue, special, chain))
+    folding = ACROSS_WARPS * max(0, schedule.warps - 2) * ctas / sms if over_rows and kernel.folds else 0.0
+    return Cost(RAMP + _together(memory, issue, special, chain) + folding, dram, in_flight, _limit(memory, issue, special, chain))
+
+
+def _between_rows(kernel: Kernel, schedule: Schedule) -> float:
+    """What a CTA does between two rows that it walks."""
+    merged = sum(1 for f in kernel.folds if not f.block and not MONOIDS[_reduce(kernel, f.node).monoid].primitive)
+    return TURNAROUND + AND_MERGES * merged + (AND_EDGES if schedule.lead else 0.0) if kernel.folds else 0.0
 
 
 def _full_loads(kernel: Kernel) -> int:
@@ -310,11 +388,17 @@ def _walk_time(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -
             turns = ceil(t.rows / (step * split))
         case _:
             turns = 1
-    merges = sum(2 for f in kernel.folds if not f.block and not MONOIDS[_reduce(kernel, f.node).monoid].primitive)
+    merges = _merges(kernel, schedule)
     folds = sum(1 for f in kernel.folds if not f.block)
     across = max(1.0, schedule.warps / tile.height) if isinstance(schedule.cols, Loop) else schedule.warps
     wait = device.latency * 0.55 if schedule.stages == 1 else 0.0
     return kernel.passes * (turns * wait + device.latency) + (turns * merges + folds) * _reduction_time(across)
+
+
+def _merges(kernel: Kernel, schedule: Schedule) -> int:
+    """Exchanges between threads for every tile of a walk."""
+    monoids = [MONOIDS[_reduce(kernel, f.node).monoid] for f in kernel.folds if not f.block]
+    return sum(2 for m in monoids if not m.primitive and own_lanes(kernel, schedule, m) is None)
 
 
 def _limit(memory: float, issue: float, special: float, chain: float) -> str:

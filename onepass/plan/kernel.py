@@ -134,6 +134,13 @@ class Kernel:
         return tuple(i for i in self.program.of(Load) if self.is_full[i] and len(self.use_phases(i)) > 1)
 
     @cached_property
+    def late(self) -> tuple[int, ...]:
+        """Loads along the columns that something after a reduction needs, beside those above; full-size ones first."""
+        found = [i for i, node in enumerate(self.program.nodes) if isinstance(node, Load) and not node.gathers
+                 and self.by_col[i] is Across.FULL and i not in self.multi_phase and max(self.use_phases(i), default=0) > 0]
+        return tuple(sorted(found, key=lambda i: not self.is_full[i]))
+
+    @cached_property
     def passes(self) -> int:
         """How many times the data is walked."""
         return 1 + max((self.phase[i] for i in range(len(self.program.nodes)) if self._walks(i)), default=0)

@@ -6,11 +6,13 @@ lighter ones are tried again (see pipeline.py). So these formulas only have to r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..device import Device
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
+from .access import lies_alike, vector
 from .kernel import Across, Kernel
 from .schedule import Block, Cover, Loop, Role, Schedule
 
@@ -50,12 +52,34 @@ def tile_of(schedule: Schedule) -> Tile:
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """A load that is needed after a reduction."""
+
+    node: int
+    size: int  # bytes of an element
+    once_from: int  # a tile of that many columns a warp is loaded once for all its rows
+
+
+def late(kernel: Kernel) -> tuple[Late, ...]:
+    """What a kernel needs after a reduction and does not hold anyway."""
+    own, found = vector(kernel), []
+    for i in kernel.late:
+        alike = not kernel.is_full[i] and lies_alike(kernel, i, 32 * own, 1)
+        found.append(Late(i, kernel.program.dtypes[i].size, 32 * own if alike else NEVER))
+    return tuple(found)
+
+
+NEVER = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """What a kernel asks of a thread, whatever its schedule. Counted once, used for every candidate."""
 
     accesses: int
     resident_bytes: float  # per element: multi-phase inputs in their storage types
-    vector_bytes: float  # per column: row vectors
+    resident_words: float  # the same, each in the registers it is computed in
+    late: tuple[Late, ...]  # loads that are needed after a reduction, in the order of Kernel.late
     full_bytes: int  # per element: full-size inputs
     gathered: float  # 32-bit state per column that a loop over rows gathers
     looped_elementwise: float  # 32-bit state per element that a walk carries
@@ -87,7 +111,8 @@ def demand(kernel: Kernel) -> Demand:
     return Demand(
         accesses=sum(1 for n in program.nodes if isinstance(n, (Load, Store))),
         resident_bytes=sum(program.dtypes[i].size for i in kernel.multi_phase),
-        vector_bytes=sum(program.dtypes[i].size for i in loads if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL),
+        resident_words=sum(max(1, program.dtypes[i].size // 4) for i in kernel.multi_phase),
+        late=late(kernel),
         full_bytes=sum(program.dtypes[i].size for i in loads if kernel.is_full[i]),
         gathered=gathered,
         looped_elementwise=elementwise,
@@ -117,10 +142,57 @@ def _live_values(kernel: Kernel) -> int:
     return worst
 
 
-# Fitted to ptxas's register counts for sm_90 (Triton 3.7.1, 0 spills) over the norm, softmax and loss kernels of
-# tools/workloads.py at 512 to 32768 columns.
-BASE, PER_POINTER, LIVE_SHARE = 18, 1.5, 0.55
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Registers a thread takes: some whatever it does, per access, per value alive at once, per word it holds or gathers."""
+
+    base: float
+    access: float
+    live: float
+    resident: float = 0.0
+    gathered: float = 0.0
+
+
+# Fitted to the register counts of 1950 kernels (Triton 3.6, sm_90, 0 spills): norms, softmax, losses, column sums and the
+# regions of three models. Mean error 15 %.
+HOLDS = Fitted(11, 0.3, 0.31, 1.4)
+GATHERS = Fitted(6, 1.75, 0.21, 1.14, 1.7)
+WALKS_COLUMNS = Fitted(31, 0, 0.15)
+WALKS_ROWS = Fitted(31, 0, 0.78)
+PLAIN = Fitted(28, 0.2, 0.1)
+WALKED_STATE = 0.33  # registers per word of a state that a walk carries for every element of a tile
 MOST_IN_FLIGHT = 32  # elements a thread computes on at once, where it can take a tile bit by bit
+MOST_WIDENED = 32  # registers a thread spends on widened copies of resident values before it rather widens them again
+
+
+def packs(schedule: Schedule, words: float) -> bool:
+    """Are resident values kept in their 16 bits, and widened anew in each walk? A few may as well stay as they are computed.
+
+    Widening again costs two or three instructions a value, and short rows of many inputs are bound by instructions.
+    """
+    tile = tile_of(schedule)
+    most = MOST_WIDENED if isinstance(schedule.rows, Loop) else MOST_WIDENED // 2
+    return words * tile.resident_height * tile.resident_width > most * 32 * schedule.warps
+
+
+MOST_EARLY = 16  # registers a thread spends on what it loads before a reduction and needs only after
+
+
+def early(wanted: Sequence[Late], schedule: Schedule) -> list[tuple[int, float]]:
+    """The late loads that are issued with the first ones, so that they too arrive while the row does; registers of each.
+
+    H200, norm of 65536 x 512 with four row vectors: a CTA that asks for them after its reduction lives 0.8 us longer.
+    """
+    if not (isinstance(schedule.rows, Block) and isinstance(schedule.cols, Cover)):
+        return []
+    found, spent = [], 0.0
+    for load in wanted:
+        rows = 1 if min(schedule.cols.tiles) >= load.once_from * schedule.warps else schedule.rows.size
+        words = rows * sum(schedule.cols.tiles) / (32 * schedule.warps) * load.size / 4
+        spent += words
+        if spent <= MOST_EARLY:
+            found.append((load.node, words))
+    return found
 
 
 def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
@@ -128,13 +200,16 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
     threads, tile = 32 * schedule.warps, tile_of(schedule)
     held = tile.resident_height * tile.resident_width / threads  # elements per thread of all a CTA holds
     once = tile.height * tile.width / threads
-    registers = BASE + PER_POINTER * need.accesses + LIVE_SHARE * min(once, MOST_IN_FLIGHT) * need.live * need.wide
+    fit = _fitted(schedule)
+    registers = fit.base + fit.access * need.accesses + fit.live * min(once, MOST_IN_FLIGHT) * need.live * need.wide
     if schedule.resident:
-        registers += max(1.0, held * need.resident_bytes / 4)
-    if isinstance(schedule.cols, Cover) and isinstance(schedule.rows, Loop):
-        registers += need.gathered * held + (held * need.vector_bytes / 4 if schedule.hoisted else 0)
-    elif isinstance(schedule.cols, Loop) or isinstance(schedule.rows, Loop):
-        registers += need.looped_elementwise * max(1.0, once) + need.looped_states
+        words = need.resident_bytes / 4 if packs(schedule, need.resident_words) else need.resident_words
+        registers += max(1.0, fit.resident * held * words)
+    registers += sum(words for _, words in early(need.late, schedule))
+    if fit is GATHERS:
+        registers += fit.gathered * need.gathered * held
+    elif fit in (WALKS_COLUMNS, WALKS_ROWS):
+        registers += WALKED_STATE * need.looped_elementwise * max(1.0, once) + need.looped_states
         registers += need.reread * need.wide * max(0.0, once - MOST_IN_FLIGHT)  # the whole tile stays until it is merged
     smem = 1024 + schedule.warps * tile.height * 8
     if schedule.stages > 1:
@@ -142,6 +217,20 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
     count = int(min(max(registers, 16), 1024))
     most = min(device.registers_per_thread, device.registers_per_sm // threads)
     return Resources(count, smem, 0 if count > most else ctas_per_sm(count, smem, schedule.warps, device))
+
+
+def _fitted(schedule: Schedule) -> Fitted:
+    match schedule.rows, schedule.cols:
+        case Loop(), Cover():
+            return GATHERS
+        case _, Loop():
+            return WALKS_COLUMNS
+        case Loop(), _:
+            return WALKS_ROWS
+        case Block(), Block():
+            return PLAIN
+        case _:
+            return HOLDS
 
 
 def ctas_per_sm(registers: int, smem: int, warps: int, device: Device) -> int:

@@ -88,12 +88,11 @@ def test_held_rows_need_the_opaque_zero() -> None:
 @pytest.mark.parametrize("shape", [(32768, 50257), (32768, 1027)], ids=str)
 def test_odd_rows_are_read_with_whole_vectors(shape: tuple[int, int]) -> None:
     made = compiled(lambda x: torch.softmax(x, -1), (meta(*shape),))
-    (source,), (binary,) = made.sources, made.binaries
-    loads = [line for line in source.text.splitlines() if "tl.load(x_ptr" in line]
+    loads = [line for source in made.sources for line in source.text.splitlines() if "tl.load(x_ptr" in line]
     unmasked = [line for line in loads if "mask=" not in line]
-    assert len(unmasked) >= len(loads) // 2
+    assert unmasked and len(unmasked) >= len(loads) // 3  # of a walk: the broken sectors, whole tiles, and what is left of one
     assert all("sector + u" in line for line in unmasked)
-    assert binary.wide_loads >= len(unmasked)
+    assert sum(binary.wide_loads for binary in made.binaries) >= len(unmasked)
 
 
 def test_covers_are_not_padded_to_a_power_of_two() -> None:
