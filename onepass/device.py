@@ -29,11 +29,16 @@ class Device:
     smem_per_sm: int = 233472
     smem_per_cta: int = 232448
     smem_reserve: int = 1024  # taken by the driver for every CTA
+    corrections: tuple[tuple[str, float], ...] = ()  # (family, how many times longer than modelled its kernels take here)
 
     @property
     def bytes_in_flight(self) -> float:
         """Bytes every SM must have outstanding to keep DRAM busy."""
         return self.bandwidth * self.latency / self.sms
+
+    def correction(self, family: str) -> float:
+        """What the modelled time of a family's kernels is multiplied by; 1 where nothing was measured."""
+        return dict(self.corrections).get(family, 1.0)
 
     @property
     def target(self) -> int:

@@ -132,6 +132,24 @@ class IllegalProgram(OnepassError):
     message = "This Program is not legal after {stage}: {detail}. This is a bug in onepass; please report it with `onepass doctor`."
 
 
+class NoCard(OnepassError):
+    code = "ONEPASS-401"
+    message = ("{what} needs a CUDA card, and there is none that torch can use ({detail}). Run it where the card is; "
+               "`onepass doctor` says what torch sees.")
+
+
+class AbsurdMeasurement(OnepassError):
+    code = "ONEPASS-402"
+    message = ("{what} was measured as {value}, which cannot be (expected is {expected}), so nothing was stored. Something "
+               "else may be using the card, or its clocks may be changing: try again when it is idle.")
+
+
+class NothingKept(OnepassError):
+    code = "ONEPASS-403"
+    message = ("{what} cannot be kept, because the store {detail}. Set ONEPASS_CACHE=1 and name a folder that can be written to in "
+               "ONEPASS_CACHE_DIR, or only look at the figures with --dry-run.")
+
+
 class StoreUnusable(OnepassError):
     code = "ONEPASS-501"
     message = ("The store {folder} cannot be {use}: {detail}. Everything works without it, but each process plans and compiles "
@@ -217,3 +235,32 @@ class ModelNotTraced(OnepassError):
     code = "ONEPASS-805"
     message = ("{model} could not be traced without running it: {error} If it needs the values of tensors, run it instead under "
                "torch.compile(backend=\"onepass\") and print onepass.report(); otherwise explain its parts one by one.")
+
+
+class CardNeeded(OnepassError):
+    code = "ONEPASS-806"
+    message = ("{what} measures on a CUDA card, and {why}. Run it where `onepass doctor` finds one; what kernels are predicted "
+               "to take is shown without a card by `onepass explain`.")
+
+
+class NotMeasured(OnepassError):
+    code = "ONEPASS-807"
+    message = ("No kernel times could be taken: {detail}. Close other profilers on this card and run again; if it repeats, please "
+               "report it with `onepass doctor`.")
+
+
+class OtherRun(OnepassError):
+    code = "ONEPASS-808"
+    message = ("{file} holds results that cannot be gone on with: {detail}. Give another file with --out, or --fresh to "
+               "measure everything anew and overwrite it.")
+
+
+class BadResults(OnepassError):
+    code = "ONEPASS-811"
+    message = "{file} is not a result that can be read: {detail}. Expected is a file that `onepass bench` wrote."
+
+
+class PlotsNeedMatplotlib(OnepassError):
+    code = "ONEPASS-812"
+    message = ("Plots are drawn with matplotlib, which is not installed. Install it with onepass: pip install "
+               "\"onepass-torch[plot]\"; or alone: pip install matplotlib.")

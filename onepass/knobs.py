@@ -47,6 +47,12 @@ def _on_error(text: str) -> str:
     return text
 
 
+def _tune(text: str) -> str:
+    if text not in ("off", "on", "full"):
+        raise ValueError("give off, on or full")
+    return text
+
+
 def _user_cache(environ: Mapping[str, str]) -> Path:
     """The folder for what can be made again, by the XDG rules; one in the temporary folder for a user without a home."""
     if absolute := environ.get("XDG_CACHE_HOME", "").strip():
@@ -88,6 +94,9 @@ class Knobs:
     repro_dir: Path | None = _knob(
         "ONEPASS_REPRO_DIR", None, _folder,
         "The folder reproducers of failures are written to; unset, onepass_repros where the process runs.")
+    tune: str = _knob(
+        "ONEPASS_TUNE", "off", _tune,
+        "Whether plans are timed on the card at first use: off, on for the few best, full for many.")
 
 
 def knobs(environ: Mapping[str, str] = os.environ) -> Knobs:

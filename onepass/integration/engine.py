@@ -7,8 +7,11 @@ once in a process, whoever asks, and is looked up in the store before that.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
@@ -18,24 +21,27 @@ import torch
 from .. import compat
 from ..codegen.source import Source
 from ..device import Device, device
-from ..errors import DoesNotFit, NotReady
+from ..errors import DoesNotFit, NotReady, OnepassError
 from ..ir.fix import fix, symbols_to_fix
 from ..ir.program import Program
 from ..ir.size import Bindings
 from ..knobs import knobs
-from ..pipeline import Measure, compile, interpretable, keep, representative
+from ..pipeline import Measure, compile, generate, interpretable, keep, representative
 from ..plan.access import needs_wide_index
+from ..plan.alternatives import alternatives
+from ..plan.plan import Plan
 from ..runtime import cache as disk
-from ..runtime import offline
+from ..runtime import measured, offline, tune
 from ..runtime.binary import Binary
 from ..runtime.card import present
-from ..runtime.compiled import Made
+from ..runtime.compiled import Compiled, Made
 from ..runtime.counts import Counts, count, counts
 from ..runtime.executable import Executable, aligned_of, assemble
 from ..runtime.launch import prepare
 
 __all__ = ["Counts", "Kernels", "Variant", "counts"]
 
+_LOG = logging.getLogger(__name__)
 MOST_PROGRAMS = 1024  # whose kernels are kept though nobody holds them
 MOST_REMEMBERED = 4096  # sets of sizes whose kernels are found without asking which Variant they belong to
 CPU_FACTS = "h200"  # interpreted kernels are planned for this device: plans are the same as on a card
@@ -51,13 +57,17 @@ class Variant:
     aligned: frozenset[str]  # inputs and outputs that start on 16 bytes
     device: Device
     interpreted: bool
+    tune: str = "off"  # whether plans are timed: "off", "on" or "full"
 
 
 class Kernels:
-    """All kernels of one optimised Program, made when first needed. Equal Programs share them; threads may, too."""
+    """All kernels of one optimised Program, made when first needed. Equal Programs share them; threads may, too.
 
-    def __init__(self, program: Program, name: str) -> None:
-        self.program, self.name = program, name
+    With `tune` "on" or "full", what is made for a card is the fastest of several plans that are timed there.
+    """
+
+    def __init__(self, program: Program, name: str, tune: str = "off") -> None:
+        self.program, self.name, self.tune = program, name, tune
         self._shared = _shared(_without_lines(program))
 
     def executable(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Executable:
@@ -65,13 +75,13 @@ class Kernels:
 
         `aligned` names the inputs and outputs that start on 16 bytes.
         """
-        return self._shared.executable(bindings, where, aligned, self.name)
+        return self._shared.executable(bindings, where, aligned, self.name, self.tune)
 
     def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Future[Made]:
         """Begin to plan and compile for these sizes, in the background; `executable` waits for it where it must.
 
         Kernels are compiled by worker processes into the cache they are loaded from later. Nothing is done on the card, so this
-        may run beside anything.
+        may run beside anything; what is to be tuned is timed at its first call.
         """
         return self._shared.prepare(bindings, where, aligned)
 
@@ -93,16 +103,19 @@ class _Shared:
         self._executables: dict[tuple[Variant, torch.device], Executable] = {}
         self._loading = threading.Lock()
 
-    def executable(self, bindings: Bindings, where: torch.device, aligned: frozenset[str], name: str) -> Executable:
+    def executable(self, bindings: Bindings, where: torch.device, aligned: frozenset[str], name: str,
+                   tune: str = "off") -> Executable:
         where = _numbered(where)
-        exact = (*(bindings[symbol] for symbol in self.program.symbols), aligned, where)
+        exact = (*(bindings[symbol] for symbol in self.program.symbols), aligned, where, tune)
         found = self._quick.get(exact)
         if found is None:
-            found = self._of_variant(self.variant(bindings, where, aligned), where, name)
-            with self._lock:
-                if len(self._quick) >= MOST_REMEMBERED:
-                    self._quick.clear()
-                self._quick[exact] = found
+            variant = self.variant(bindings, where, aligned, tune)
+            found = self._of_variant(variant, where, name)
+            if self._executables.get((variant, where)) is found:  # and no stand-in
+                with self._lock:
+                    if len(self._quick) >= MOST_REMEMBERED:
+                        self._quick.clear()
+                    self._quick[exact] = found
         return found
 
     def _of_variant(self, variant: Variant, where: torch.device, name: str) -> Executable:
@@ -110,10 +123,12 @@ class _Shared:
         if found is not None:
             return found
         if where.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise NotReady(function=name)
+            return self._while_capturing(variant, where, name)
         future, mine = self._claimed(variant)
-        if mine:
-            self._make(variant, future, self._measure_on(where, variant))
+        if mine and variant.tune == "off":
+            self._make(variant, future, lambda: _made(self.program, variant, self._measure_on(where, variant)))
+        elif mine:
+            self._make(variant, future, lambda: self._tuned(variant, where, name))
         made = future.result()
         with self._loading:
             found = self._executables.get((variant, where))
@@ -122,21 +137,32 @@ class _Shared:
                 self._executables[variant, where] = found
         return found
 
+    def _while_capturing(self, variant: Variant, where: torch.device, name: str) -> Executable:
+        """Now nothing can be loaded or timed; kernels that were not tuned will do, where they are loaded already."""
+        found = self._executables.get((replace(variant, tune="off"), where))
+        if found is None:
+            raise NotReady(function=name)
+        _LOG.warning("%s: first called while a CUDA graph is being captured, where nothing can be timed; the default plan is "
+                     "used. To have it tuned, call it once before the capture.", name)
+        return found
+
     def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Future[Made]:
         variant = self.variant(bindings, _numbered(where), aligned)
         future, mine = self._claimed(variant)
         if mine:
-            _background(os.getpid()).submit(self._make, variant, future, self._measure_apart(variant))
+            measure = self._measure_apart(variant)
+            _background(os.getpid()).submit(self._make, variant, future, lambda: _made(self.program, variant, measure))
         return future
 
-    def variant(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Variant:
+    def variant(self, bindings: Bindings, where: torch.device, aligned: frozenset[str], tune: str = "off") -> Variant:
         """Which kernels a call needs."""
         facts, interpreted = _facts(where), where.type != "cuda"
         fixed = {name: bindings[name] for name in self._fixed}
         free = {name: bindings[name] for name in self.program.symbols if name not in fixed}
         sizes = representative(fix(self.program, fixed), free, facts)
         return Variant(tuple(fixed.items()), tuple(sizes.items()), needs_wide_index(self.program, bindings),
-                       frozenset() if interpreted else aligned & self._brought, facts, interpreted)
+                       frozenset() if interpreted else aligned & self._brought, facts, interpreted,
+                       "off" if interpreted else tune)
 
     def variants(self) -> tuple[Variant, ...]:
         with self._lock:
@@ -155,16 +181,69 @@ class _Shared:
             self._made[variant] = future = Future()
             return future, True
 
-    def _make(self, variant: Variant, future: Future[Made], measure: Measure) -> None:
+    def _make(self, variant: Variant, future: Future[Made], make: Callable[[], Made]) -> None:
         """Fulfil a claimed future. After a failure, whoever asks next tries again."""
         try:
-            made = _made(self.program, variant, measure)
+            made = make()
         except BaseException as error:
             with self._lock:
                 del self._made[variant]
             future.set_exception(error)
         else:
             future.set_result(made)
+
+    def _tuned(self, variant: Variant, where: torch.device, name: str) -> Made:
+        """The winner among several plans: remembered, or timed now. The default plan's kernels where they cannot be timed."""
+        store = disk.store()
+        for level in tune.stored_levels(variant.tune):
+            made = store.load(_key(self.program, replace(variant, tune=level))) if store else None
+            if made is not None:
+                keep(made.sources)
+                return made
+        default = self._of_variant(replace(variant, tune="off"), where, name).made
+        with tune.progress(name) as doing:
+            try:
+                made = self._timed(default, variant, where, doing)
+            except (torch.OutOfMemoryError, OnepassError) as error:
+                why = "too little memory is free on the card" if isinstance(error, torch.OutOfMemoryError) else error
+                _LOG.warning("%s: plans cannot be timed (%s); the default plan is used", name, why)
+                return default
+            finally:
+                torch.cuda.empty_cache()  # scratch tensors are of no use to anybody else
+        _LOG.info("%s: %s", name, tune.said(made))
+        if store:
+            store.save(_key(self.program, variant), made)
+        return made
+
+    def _timed(self, default: Made, variant: Variant, where: torch.device, doing: Callable[[str], None]) -> Made:
+        doing(f"compiling {tune.PLANS[variant.tune] - 1} plans")
+        others = self._others(default, variant)
+        doing(f"timing {len(others) + 1} plans")
+        program, sizes = fix(self.program, dict(variant.fixed)), dict(variant.sizes)
+        with tune.ALONE:
+            made, timed = tune.choose(default, others, tune.OnCard(program, sizes, where, variant.aligned))
+        digest = hashlib.sha256(f"{program} {sizes}".encode()).hexdigest()[:16]
+        seen = measured.observed(digest, [(m, t.us) for m, t in timed], variant.device)
+        measured.observe(measured.card_of(torch.cuda.get_device_properties(where)), seen)
+        return made
+
+    def _others(self, default: Made, variant: Variant) -> tuple[Made, ...]:
+        """Other plans than the default that can run in its place, compiled by workers into the cache they are loaded from."""
+        program, sizes, measure = fix(self.program, dict(variant.fixed)), dict(variant.sizes), self._measure_apart(variant)
+
+        def compiled(plan: Plan) -> Made | None:
+            try:
+                sources = generate(plan, variant.wide)
+                binaries = tuple(map(measure, sources))
+            except OnepassError as error:  # one plan of many: nothing is lost but a chance
+                _LOG.debug("a plan of %s is not timed", program.name, exc_info=error)
+                return None
+            hopeless = any(b.spills_in_loop or b.smem_bytes > variant.device.smem_per_cta for b in binaries)
+            return None if hopeless else Compiled(plan, sources, binaries).made
+
+        plans = alternatives(program, sizes, variant.device, tune.PLANS[variant.tune])
+        found = _background(os.getpid()).map(compiled, plans)
+        return tune.comparable(default, [made for made in found if made is not None])
 
     def _measure_on(self, where: torch.device, variant: Variant) -> Measure:
         """Compile for the card and load there, in this process."""
@@ -190,7 +269,7 @@ class _Shared:
 
 def _made(program: Program, variant: Variant, measure: Measure) -> Made:
     """Kernels of a Variant: from the store, or planned and compiled."""
-    store, key = disk.store(), disk.key(_facts_of_entry(program, variant))
+    store, key = disk.store(), _key(program, variant)
     made = store.load(key) if store else None
     if made is not None:
         keep(made.sources)
@@ -206,9 +285,19 @@ def _made(program: Program, variant: Variant, measure: Measure) -> Made:
     return made
 
 
+def _key(program: Program, variant: Variant) -> str:
+    return disk.key(_facts_of_entry(program, variant))
+
+
 def _facts_of_entry(program: Program, variant: Variant) -> dict[str, object]:
-    """What an entry of the store follows from, beside versions and settings."""
+    """What an entry of the store follows from, beside versions and settings.
+
+    What was tuned follows from the card itself, and not from what planning believes about it.
+    """
     facts = asdict(variant) | {"program": str(program), "aligned": sorted(variant.aligned)}
+    if variant.tune != "off":
+        card = variant.device
+        facts["device"] = {"name": card.name, "title": card.title, "capability": card.capability, "sms": card.sms}
     if not variant.interpreted:
         facts["toolchain"] = _toolchain(variant.device.target)
     return facts

@@ -21,6 +21,7 @@ from ..ir.program import Program
 from ..ir.size import Bindings
 from ..pipeline import optimise
 from .engine import Kernels
+from .settings import checked, given, resolve
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,25 @@ class _Trace:
     outputs: frozenset[str]  # memory allocated for them is always aligned
 
 
-def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None) -> "Fused":
+def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None, tune: str | None = None) -> "Fused":
     """`fn` as fused kernels: on a GPU compiled, on CPU tensors interpreted. Forward only.
 
-    `dynamic=False` makes kernels for every size by itself; `dynamic=True` insists that row counts may vary.
+    `dynamic=False` makes kernels for every size by itself; `dynamic=True` insists that row counts may vary. `tune="on"` times the
+    few best plans on the GPU at first use and takes the fastest, `"full"` many; None leaves it to `onepass.settings` and the
+    environment.
     """
-    return Fused(fn, dynamic)
+    return Fused(fn, dynamic, tune)
 
 
 class Fused:
     """Callable like the function it was made from."""
 
-    def __init__(self, fn: Callable[..., Any], dynamic: bool | None = None) -> None:
+    def __init__(self, fn: Callable[..., Any], dynamic: bool | None = None, tune: str | None = None) -> None:
         if not callable(fn):
             raise BadArgument(detail=f"onepass.fuse takes a function, not {type(fn).__name__}.")
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.dynamic = fn, dynamic
+        self._said = {} if tune is None else checked({"tune": tune})
         try:
             self._signature = inspect.signature(fn)
         except ValueError:
@@ -92,7 +96,8 @@ class Fused:
             captured = capture(self.fn, args, dynamic=self.dynamic)
             program = optimise(captured.program)
             outputs = frozenset(b.name for b in program.buffers if b.role == "output")
-            trace = _Trace(captured, program, Kernels(program, getattr(self.fn, "__name__", "the function")), outputs)
+            kernels = Kernels(program, getattr(self.fn, "__name__", "the function"), resolve(given(self._said)).tune)
+            trace = _Trace(captured, program, kernels, outputs)
             self._traces.append(trace)
         bindings = captured.bind(args)
         assert bindings is not None, "a capture applies to the arguments it was made from"

@@ -106,7 +106,7 @@ class _Region:
     def _bound(self, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
         """Kernels of onepass."""
         if self._kernels is None:
-            self._kernels = Kernels(optimise(self.program), f"region {self.id}")
+            self._kernels = Kernels(optimise(self.program), f"region {self.id}", self.settings.tune)
         pairs = [*zip(self.outputs, outs, strict=True), *zip(self.inputs, ins, strict=True)]
         aligned = frozenset(b.name for b, tensor in pairs if tensor.data_ptr() % 16 == 0)
         executable = self._kernels.executable(bindings, outs[0].device, aligned)

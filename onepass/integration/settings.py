@@ -62,6 +62,7 @@ class Settings:
     by_cost: bool = _setting(True, _switch)  # False: claim whatever can be computed, however small
     verify: int = _setting(0, _count, of_calls=True)  # how many calls of each region are compared with float64
     on_error: str = _setting("warn", _choice("warn", "raise"), of_calls=True)
+    tune: str = _setting("off", _choice("off", "on", "full"), of_calls=True)  # whether plans are timed at a region's first call
 
     @property
     def of_graph(self) -> str:
@@ -114,7 +115,7 @@ def given(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
 def resolve(said: Mapping[str, Any]) -> Settings:
     """The settings in force, given what was said beyond the environment."""
     now = knobs()
-    return Settings(**{"disable": now.disable, "verify": now.verify, "on_error": now.on_error, **said})
+    return Settings(**{"disable": now.disable, "verify": now.verify, "on_error": now.on_error, "tune": now.tune, **said})
 
 
 # ---- what travels with a region ----------------------------------------------------------------------------------------------

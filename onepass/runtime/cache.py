@@ -1,6 +1,7 @@
 """The store: what planning and compiling found out, on disk, so that the next process need not find it out again.
 
     <folder>/entries/<key>.json     one Made each, sealed with a checksum
+    <folder>/cards/<key>.json       what was measured on a card (measured.py), sealed the same way
     <folder>/triton/                Triton's own cache of the binaries these entries speak of
     <folder>/quarantine/            entries that were not fit to be used
 
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
 from ..errors import EntrySetAside, OnepassWarning, StoreUnusable
@@ -110,7 +112,7 @@ class Store:
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder, self.most_bytes = folder, most_bytes
-        self._entries, self._quarantine = folder / "entries", folder / "quarantine"
+        self._entries, self._cards, self._quarantine = folder / "entries", folder / "cards", folder / "quarantine"
         self._lock = threading.Lock()
         self._written = 0
         self._full = False  # or read-only: nothing more is written by this process
@@ -119,35 +121,58 @@ class Store:
 
     def load(self, key: str) -> Made | None:
         """The entry of that key, if there is one fit to be used."""
-        path = self._path(key)
-        try:
-            made = unpack(key, _read(path))
-        except FileNotFoundError:
-            made = None
-        except (OSError, Damaged) as error:
-            self._set_aside(path, error)
-            made = None
+        made: Made | None = self._fetch(self._path(key), key, Made)
         count(hits=made is not None, misses=made is None)
         if made is not None:
             with suppress(OSError):
-                os.utime(path)  # used just now
+                os.utime(self._path(key))  # used just now
         return made
 
     def save(self, key: str, made: Made) -> None:
         """Keep an entry. Readers see all of it or nothing."""
-        if self._full:
-            return
-        try:
-            self._entries.mkdir(mode=0o700, exist_ok=True)
-            _write(self._path(key), pack(key, made))
-        except OSError as error:
-            self._give_up(error)
+        if not self._put(self._path(key), key, made):
             return
         with self._lock:
             self._written += 1
             due = self._written % SWEEP_EVERY == 1
         if due:
             self.sweep()
+
+    def recall(self, key: str, declared: type[Any]) -> Any:
+        """What was measured on a card, as the dataclass it was kept as; None where there is nothing fit to be used."""
+        return self._fetch(self._cards / f"{key}.json", key, declared)
+
+    def remember(self, key: str, measured: Any) -> bool:
+        """Keep what was measured on a card until it is forgotten; whether that could be done."""
+        return self._put(self._cards / f"{key}.json", key, measured)
+
+    def forget(self, key: str) -> bool:
+        """Remove what was measured on a card; whether there was anything."""
+        try:
+            (self._cards / f"{key}.json").unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _fetch(self, path: Path, key: str, declared: type[Any]) -> Any:
+        try:
+            return unpack(key, _read(path), declared)
+        except FileNotFoundError:
+            return None
+        except (OSError, Damaged) as error:
+            self._set_aside(path, error)
+            return None
+
+    def _put(self, path: Path, key: str, kept: Any) -> bool:
+        if self._full:
+            return False
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            _write(path, pack(key, kept))
+        except OSError as error:
+            self._give_up(error)
+            return False
+        return True
 
     @property
     def kernels(self) -> Path:

@@ -11,18 +11,31 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..device import DEVICES, Device
-from ..errors import OnepassError
+from ..device import DEVICES, Device, device
+from ..errors import NoCard, OnepassError
+from .measured import as_measured, card_of
 
 OLDEST = (8, 0)  # compute capability the kernels are written for
 
 
 @cache
 def present(index: int = 0) -> Device | None:
-    """The facts of a CUDA card here: a listed device, else what the driver says; None without a card."""
+    """The facts of a CUDA card here: a listed device, else what the driver says, each with what was measured on this card;
+    None without a card. They stay the same as long as the process lives, whatever is measured meanwhile."""
     if not torch.cuda.is_available():
         return None
-    return identify(torch.cuda.get_device_properties(index))
+    properties = torch.cuda.get_device_properties(index)
+    return as_measured(identify(properties), card_of(properties))
+
+
+def named(name: "str | Device") -> Device:
+    """The device of a name; `here` is the card of this machine, with all that was measured on it."""
+    if name != "here":
+        return device(name)
+    found = present()
+    if found is None:
+        raise NoCard(what="The device `here`", detail=launch_trouble())
+    return found
 
 
 def identify(properties: Any) -> Device:
@@ -66,7 +79,7 @@ def doctor_facts() -> dict[str, Any]:
         "driver_cuda": compat.cuda_driver_level(),
         "card": _card(),
         "ptxas": _ptxas(),
-        "usable": {"interpret": _interpreter_usable(), "offline": _offline_usable(), "launch": _launch_usable()},
+        "usable": {"interpret": _interpreter_usable(), "offline": _offline_usable(), "launch": _verdict(launch_trouble())},
     }
 
 
@@ -87,7 +100,8 @@ def _card() -> dict[str, Any] | None:
     properties = torch.cuda.get_device_properties(0)
     capability = ".".join(map(str, found.capability))
     return {"title": properties.name, "device": found.name, "source": found.source, "capability": capability,
-            "sms": found.sms, "memory_gib": round(properties.total_memory / 2**30, 1), "cards": torch.cuda.device_count()}
+            "corrections": [f"{family} x {factor}" for family, factor in found.corrections], "sms": found.sms,
+            "memory_gib": round(properties.total_memory / 2**30, 1), "cards": torch.cuda.device_count()}
 
 
 def _ptxas() -> str | None:
@@ -115,11 +129,11 @@ def _offline_usable() -> dict[str, Any]:
     return _verdict(None if _ptxas() else "Triton's ptxas was not found or does not run on this machine")
 
 
-def _launch_usable() -> dict[str, Any]:
+def launch_trouble() -> str | None:
+    """Why kernels cannot be launched here; None where they can."""
     if not torch.cuda.is_available():
-        no_card = "torch finds no CUDA card (is the driver new enough?)"
-        return _verdict(no_card if torch.version.cuda else "this torch is a CPU build")
+        return "torch finds no CUDA card (is the driver new enough?)" if torch.version.cuda else "this torch is a CPU build"
     capability = torch.cuda.get_device_capability(0)
     if capability < OLDEST:
-        return _verdict(f"compute capability {capability[0]}.{capability[1]} is older than {OLDEST[0]}.{OLDEST[1]}")
-    return _verdict(None if _version("triton") else "Triton is not installed")
+        return f"compute capability {capability[0]}.{capability[1]} is older than {OLDEST[0]}.{OLDEST[1]}"
+    return None if _version("triton") else "Triton is not installed"

@@ -41,6 +41,21 @@ class KernelSummary:
     dram_bytes: int
     predicted_us: float
     ops: tuple[str, ...]
+    ctas_per_sm: int  # that the prediction counts on
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A plan that was timed on the card."""
+
+    plan: str
+    family: str  # of the kernel predicted to take longest
+    predicted_us: float
+    us: float
+    spread: float  # of single runs: (80th - 20th percentile) / median
+    registers: int  # of the heaviest kernel
+    spill_bytes: int
+    taken: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,7 @@ class Made:
     rejected: tuple[Rejected, ...]
     summary: Summary
     in_place: tuple[tuple[str, str], ...]  # (output, input) that may be one piece of memory
+    trials: tuple[Trial, ...] = ()  # what was timed before these kernels were taken, the default first
 
     @cached_property
     def inputs(self) -> tuple[Buffer, ...]:
@@ -108,4 +124,4 @@ class Compiled:
 
 def _summary(kernel: KernelPlan) -> KernelSummary:
     return KernelSummary(kernel.name, kernel.family, kernel.schedule, kernel.loads, kernel.stores, kernel.dram_bytes,
-                         kernel.predicted_us, kernel.ops)
+                         kernel.predicted_us, kernel.ops, kernel.resources.ctas_per_sm)

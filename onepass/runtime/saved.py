@@ -1,4 +1,4 @@
-"""Made <-> bytes: JSON with a checksum, read back strictly.
+"""Made, and what was measured on a card <-> bytes: JSON with a checksum, read back strictly.
 
 Values are written by what they are and read by what their dataclass declares; whatever does not fit the declaration exactly
 is refused. No name in a file is ever looked up as code: classes come from the declarations alone.
@@ -26,18 +26,18 @@ class Damaged(Exception):
     """Bytes that are not what was written. Never reaches a user."""
 
 
-def pack(key: str, made: Made) -> bytes:
+def pack(key: str, kept: Any) -> bytes:
     """The file of an entry."""
-    return _sealed(key, json.dumps(_written(made), separators=(",", ":")).encode())
+    return _sealed(key, json.dumps(_written(kept), separators=(",", ":")).encode())
 
 
-def unpack(key: str, content: bytes) -> Made:
-    """The entry a file holds; Damaged if any byte is not as it was written under this key."""
+def unpack(key: str, content: bytes, declared: type[Any] = Made) -> Any:
+    """The entry a file holds, as the dataclass it was; Damaged if any byte is not as it was written under this key."""
     _, _, body = content.partition(b"\n")
     if _sealed(key, body) != content:
         raise Damaged("the checksum, the key or the schema does not match")
     try:
-        return _read(Made, json.loads(body))
+        return _read(declared, json.loads(body))
     except (ValueError, RecursionError) as error:
         raise Damaged(f"it is not readable ({error})") from None
 

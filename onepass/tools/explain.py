@@ -19,10 +19,10 @@ from .. import pipeline
 from ..capture import capture
 from ..codegen.source import Source
 from ..device import Device
-from ..device import device as named_device
 from ..errors import UnsupportedOp
 from ..runtime import offline
 from ..runtime.binary import Binary
+from ..runtime.card import named
 from ..runtime.compiled import Compiled
 from .rows import (
     KernelRow,
@@ -64,9 +64,14 @@ class Report:
         """What all kernels together move to and from DRAM."""
         return sum(k.dram_bytes for k in self.kernels)
 
+    @property
+    def corrections(self) -> tuple[tuple[str, float], ...]:
+        """What measurements on the card multiplied predictions by, of the families that are here."""
+        return tuple(c for c in self.device.corrections if c[0] in {k.family for k in self.kernels})
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values."""
-        return {
+        found = {
             "workload": self.workload,
             "device": self.device.name,
             "floor_bytes": self.floor_bytes,
@@ -75,6 +80,7 @@ class Report:
             "refusals": [as_json(r) for r in self.refusals],
             "predicted_us": round(self.predicted_us, 3),
         }
+        return found | {"corrections": dict(self.corrections)} if self.corrections else found
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield _header(self)
@@ -105,7 +111,7 @@ def explain(fn: Callable[..., Any], *, device: "str | Device" = "h200",
 
 def explain_function(fn: Callable[..., Any], *, device: "str | Device" = "h200") -> Callable[..., Report]:
     """What `fuse` would make of a function."""
-    target = named_device(device)
+    target = named(device)
 
     def measure(source: Source) -> Binary:
         return offline.compile(source, target)
@@ -140,10 +146,12 @@ def report(compiled: Compiled, workload: str | None = None) -> Report:
 
 def _header(r: Report) -> Text:
     ratios = f"{ratio(r.dram_bytes, r.floor_bytes)} x the bytes, {ratio(r.predicted_us, r.floor_us)} x the time"
+    corrected = ", ".join(f"{family} x {factor:g}" for family, factor in r.corrections)
     return Text.assemble(
         (r.workload, "bold"), f" on {r.device.title}: {counted(len(r.kernels), 'kernel')}\n",
         f"  floor      {human_bytes(r.floor_bytes):>8} {r.floor_us:9.1f} us  each input read once, each output written once\n",
         f"  predicted  {human_bytes(r.dram_bytes):>8} {r.predicted_us:9.1f} us  {ratios}\n",
+        f"  corrected  {corrected}, by kernels timed on this card\n" if corrected else "",
     )
 
 

@@ -17,12 +17,12 @@ from rich.text import Text
 
 from .. import pipeline
 from ..device import Device
-from ..device import device as named_device
 from ..integration.claim import ClaimedRegion, Left
 from ..integration.failure import sentence
 from ..knobs import knobs
 from ..plan.plan import Plan
 from ..runtime import offline
+from ..runtime.card import named
 from ..runtime.compiled import Compiled
 from .rows import KernelRow, RefusalRow, RejectedRow, as_json, kernel_rows, refusal_row, rejected_row, rounded, spill_text
 from .tables import as_text, counted, human_bytes, places, ratio, table, us
@@ -155,7 +155,7 @@ def explain_model(model: Callable[..., Any], *, device: "str | Device" = "h200",
 
     Under torch.no_grad() it is the inference graph that is looked at. `compile` compiles every distinct region for the device.
     """
-    target = named_device(device)
+    target = named(device)
 
     def explained(*args: Any, **kwargs: Any) -> ModelReport:
         graphs = trace(model, args, kwargs, target)

@@ -358,8 +358,9 @@ def test_every_part_of_a_variant_is_in_the_key() -> None:
     base = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, False)
     others = [replace(base, fixed=(("s1", 3),)), replace(base, sizes=(("s0", 67),)), replace(base, wide=True),
               replace(base, aligned=frozenset()), replace(base, device=device("h100")),
-              replace(base, device=replace(H200, sms=131)), replace(base, interpreted=True)]
-    assert {f.name for f in fields(engine.Variant)} == {"fixed", "sizes", "wide", "aligned", "device", "interpreted"}
+              replace(base, device=replace(H200, sms=131)), replace(base, interpreted=True), replace(base, tune="on"),
+              replace(base, device=replace(H200, corrections=(("inner", 1.1),)))]
+    assert {f.name for f in fields(engine.Variant)} == {"fixed", "sizes", "wide", "aligned", "device", "interpreted", "tune"}
     keys = [cache.key(engine._facts_of_entry(program, v)) for v in (base, *others)]
     keys.append(cache.key(engine._facts_of_entry(replace(program, name="other"), base)))
     assert len(set(keys)) == len(keys)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import tempfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+
+AT_ONCE = 4
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,8 +41,23 @@ def memory_given_back() -> Iterator[None]:
 @pytest.fixture
 def large() -> Iterator[None]:
     """Tests that fill much of the card's memory run one at a time."""
-    with (Path(tempfile.gettempdir()) / "onepass-large-tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked("large"):
         yield
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def sizeable(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of which the card holds a few at once."""
+    with _locked(f"sizeable-{zlib.crc32(request.node.name.encode()) % AT_ONCE}"):
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    with (Path(tempfile.gettempdir()) / f"onepass-{name}-tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -33,14 +33,14 @@ def fresh() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_training_step(name: str, large: None) -> None:
+def test_a_training_step(name: str, sizeable: None) -> None:
     example, autocast = made(name)
     assert_as_right_as_eager(torch.compile(example.module, backend=onepass.backend), example, autocast)
     seen = journal.snapshot()
     assert any(graph.regions for graph in seen.graphs) and not seen.fallbacks
 
 
-def test_under_cuda_graphs(large: None) -> None:
+def test_under_cuda_graphs(sizeable: None) -> None:
     example, autocast = made("seed_transformer_learnable")
     run = torch.compile(example.module, backend=onepass.backend, mode="reduce-overhead")
     losses = []
@@ -65,7 +65,7 @@ def test_twenty_lengths_need_one_more_compilation() -> None:
     assert phases.count("forward") <= 2 and phases.count("backward") <= 2
 
 
-def test_the_loss_over_many_steps_is_inductors(large: None) -> None:
+def test_the_loss_over_many_steps_is_inductors(sizeable: None) -> None:
     def losses(backend: object) -> torch.Tensor:
         torch._dynamo.reset()
         torch.manual_seed(0)

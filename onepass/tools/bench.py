@@ -1,0 +1,301 @@
+"""`onepass bench`: a suite measured on the card in this machine, every provider of a workload in turn.
+
+Results are written after every workload, and a run that was ended goes on where it was. All kernels of onepass are compiled first,
+at once, by worker processes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from .. import __version__
+from ..device import Device
+from ..errors import BadArgument, CardNeeded, OnepassError, OtherRun
+from ..knobs import knobs
+from ..runtime.card import present
+from . import peers
+from .bench_tables import line
+from .ours import Ours
+from .providers import Prepared, is_ours, provide, wanted
+from .regret import Tried, begin, regret
+from .results import Anchor, Result, Row, Run, load, save
+from .suites import Job, Suite
+from .timing import Clock, Timed, anchor_bytes, anchor_calls, copies_for
+from .verdict import SLACK, Judge
+
+ANCHOR_RUNS = 8
+ERROR_TEXT = 300  # characters of a failure that are kept
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, and how."""
+
+    suite: Suite
+    providers: tuple[str, ...]
+    out: Path | None = None
+    fresh: bool = False
+    time_limit: float | None = None  # seconds
+    only: str = ""
+    graphs: bool = False
+    regret: bool = False
+    most: int = 12  # candidates of a workload
+
+
+@dataclass(frozen=True)
+class Place:
+    """The card, its facts, and what is installed."""
+
+    device: Device
+    card: str
+    versions: dict[str, str]
+    where: torch.device = torch.device("cuda", 0)
+
+
+def bench(options: Options, console: Console, place: Place | None = None, make_clock: Callable[[], Clock] = Clock,
+          now: Callable[[], float] = perf_counter) -> Run:
+    """Measure what of a suite is not measured yet; by default on the first card of this machine."""
+    jobs = selected(options)
+    place = place or here()
+    run = earlier(options, place)
+    todo = [job for job in jobs if unfinished(job, run, options)]
+    began, longest = now(), 0.0
+    if todo:
+        session = _Session(options, place, todo, console, make_clock)
+        run = session.with_anchors(run, jobs)
+    with _progress(console) as progress:
+        task = progress.add_task(options.suite.name, total=len(todo))
+        for k, job in enumerate(todo):
+            at = now()
+            if options.time_limit is not None and at - began + longest > options.time_limit:
+                left = f"{len(todo) - k} of {len(jobs)} workloads are left; "
+                console.print(left + ("the same command goes on from here" if options.out else "give --out to go on another time"))
+                break
+            run = session.measured(run, job)
+            if options.out is not None:
+                save(run, options.out)
+            longest = max(longest, now() - at)
+            progress.advance(task)
+            console.print(escape(f"{k + 1}/{len(todo)} {now() - began:.0f} s  {line(row_of(run, job))}"))
+    return run
+
+
+def selected(options: Options) -> tuple[Job, ...]:
+    """The jobs that were asked for."""
+    found = tuple(job for job in options.suite.jobs if options.only in job.id)
+    if not found:
+        names = ", ".join(dict.fromkeys(job.workload for job in options.suite.jobs))
+        raise BadArgument(detail=f"No workload of the suite {options.suite.name} has {options.only!r} in its name: {names}.")
+    return found
+
+
+def here() -> Place:
+    """The card in this machine."""
+    device = present()
+    if device is None:
+        why = "torch finds none" if torch.version.cuda else "this torch is a CPU build"
+        raise CardNeeded(what="`onepass bench`", why=why)
+    return Place(device, torch.cuda.get_device_name(), versions())
+
+
+def versions() -> dict[str, str]:
+    """What times depend on beside the card."""
+    found = {"torch": torch.__version__, "onepass": __version__, "python": platform.python_version()}
+    with suppress(importlib.metadata.PackageNotFoundError):
+        found["triton"] = importlib.metadata.version("triton")
+    return found | {name: peers.version(name) for name in peers.PACKAGES if peers.importable(name)}
+
+
+def earlier(options: Options, place: Place) -> Run:
+    """The run to go on with: what the file holds, or an empty one."""
+    fresh = Run(options.suite.name, datetime.now().isoformat(timespec="seconds"), place.card, place.device.name, place.versions)
+    if options.out is None or options.fresh or not options.out.exists():
+        return fresh
+    found = load(options.out)
+    trouble = None
+    if found.suite != options.suite.name:
+        trouble = f"they are of the suite {found.suite}"
+    elif found.card != place.card:
+        trouble = f"they were measured on {found.card}, and this is {place.card}"
+    elif other := [f"{k} {v} (here {place.versions[k]})" for k, v in found.versions.items() if place.versions.get(k, v) != v]:
+        trouble = f"they were measured with {', '.join(other)}"
+    if trouble:
+        raise OtherRun(file=options.out, detail=trouble)
+    return replace(found, versions={**found.versions, **place.versions})
+
+
+def unfinished(job: Job, run: Run, options: Options) -> bool:
+    """Whether something that was asked for is not in a run."""
+    row = row_of(run, job)
+    if row is None or not set(wanted(options.providers, job)) <= row.results.keys():
+        return True
+    return options.regret and all(r.id != job.id for r in run.regret)
+
+
+def row_of(run: Run, job: Job) -> Row | None:
+    """The row of a job, if it was measured."""
+    return next((r for r in run.rows if r.id == job.id), None)
+
+
+def with_row(run: Run, row: Row, order: Sequence[str]) -> Run:
+    """A run with one row more, or another one; rows stay in the order of the suite."""
+    rows = {r.id: r for r in (*run.rows, row)}
+    place = {id: k for k, id in enumerate(order)}
+    return replace(run, rows=tuple(sorted(rows.values(), key=lambda r: place.get(r.id, len(place)))),
+                   date=datetime.now().isoformat(timespec="seconds"))
+
+
+def failure(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    lines = [text.strip() for text in str(error).splitlines() if text.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:ERROR_TEXT]
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
+                    transient=True)
+
+
+class _Session:
+    """What is made once for all workloads of a run: buffers to flush with, and compiled kernels."""
+
+    def __init__(self, options: Options, place: Place, jobs: Sequence[Job], console: Console,
+                 make_clock: Callable[[], Clock]) -> None:
+        self.options, self.place, self.console = options, place, console
+        self.order = [job.id for job in options.suite.jobs]
+        self._tried: dict[str, tuple[Tried, ...]] = {}
+        self._compile(jobs)
+        self.clock = make_clock()
+
+    def _compile(self, jobs: Sequence[Job]) -> None:
+        """Compile what the jobs need, all at once; what fails will fail again, and be told, when it is used."""
+        began = perf_counter()
+        made: list[Future[Any]] = []
+        candidates: dict[str, tuple[Future[Tried], ...]] = {}
+        with ThreadPoolExecutor(knobs().compile_workers) as pool:
+            for job in jobs:
+                with suppress(Exception), torch.no_grad():
+                    ours = Ours.of(job.subject.function, job.inputs())
+                    made.append(ours.begin(self.place.where))
+                    if self.options.regret:
+                        candidates[job.id] = begin(ours, self.place.device, self.options.most, pool)
+            for future in made:
+                with suppress(Exception):
+                    future.result()
+            for id, futures in candidates.items():
+                self._tried[id] = tuple(future.result() for future in futures if future.exception() is None)
+        plans = f", {sum(map(len, self._tried.values()))} candidates" if self.options.regret else ""
+        self.console.print(f"{len(jobs)} workloads{plans} compiled by {knobs().compile_workers} workers in "
+                           f"{perf_counter() - began:.0f} s (ONEPASS_COMPILE_WORKERS)")
+
+    def with_anchors(self, run: Run, jobs: Sequence[Job]) -> Run:
+        """Measure reads, copies and adds of as many bytes as the workloads move."""
+        if run.anchors:
+            return run
+        found: list[Anchor] = []
+        with torch.no_grad():
+            for moved in anchor_bytes(job.floor_bytes for job in jobs):
+                times = self.clock.times(anchor_calls(moved, self.clock.device), ANCHOR_RUNS)
+                found += [Anchor(kind, moved, t.us) for kind, t in times.items() if isinstance(t, Timed)]
+        return replace(run, anchors=tuple(found))
+
+    def measured(self, run: Run, job: Job) -> Run:
+        """A run with one more workload: its row, and its regret where that was asked for."""
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+        with torch.no_grad():
+            inputs = job.inputs(self.clock.device)
+            row = row_of(run, job)
+            if row is None or not set(wanted(self.options.providers, job)) <= row.results.keys():
+                run = with_row(run, self._row(job, inputs), self.order)
+            if self.options.regret and job.id in self._tried:
+                run = self._with_regret(run, job, inputs)
+        return run
+
+    def _with_regret(self, run: Run, job: Job, inputs: Sequence[Tensor]) -> Run:
+        ours = Ours.of(job.subject.function, inputs)
+        try:
+            found = regret(job.id, ours, self._tried[job.id], inputs, self.clock, self.place.device)
+        except (OnepassError, RuntimeError) as error:  # one workload that cannot be judged is no reason to lose the others
+            self.clock.settle()
+            self.console.print(escape(f"{job.id}: no regret, {failure(error)}"))
+            return run
+        return replace(run, regret=(*(r for r in run.regret if r.id != job.id), found))
+
+    def _row(self, job: Job, inputs: Sequence[Tensor]) -> Row:
+        """Each provider made, checked, and timed in turn with the others."""
+        ready: dict[str, Prepared] = {}
+        results: dict[str, Result] = {}
+        judge: Judge | None = None
+        for name in wanted(self.options.providers, job):
+            try:
+                judge = judge or Judge(job.workload, job.subject.function, inputs)
+                prepared = provide(name, job, inputs)
+                wrong = judge.wrong(prepared.call(), 1.0 if is_ours(name) else SLACK)
+                self.clock.settle()
+            except Exception as error:
+                self.clock.settle()
+                results[name] = Result(error=failure(error))
+                continue
+            if wrong:
+                results[name] = Result(wrong=wrong[:ERROR_TEXT])
+            else:
+                ready[name] = prepared
+        del judge
+        torch.cuda.empty_cache()
+        results |= self._timed(job, inputs, ready)
+        floor_us = job.floor_bytes / self.place.device.bandwidth
+        ordered = {name: results[name] for name in wanted(self.options.providers, job)}
+        return Row(job.workload, job.shape, job.dtype, job.id, job.floor_bytes, floor_us, ordered)
+
+    def _timed(self, job: Job, inputs: Sequence[Tensor], ready: dict[str, Prepared]) -> dict[str, Result]:
+        if not ready:
+            return {}
+        try:
+            times = self.clock.times({name: p.call for name, p in ready.items()})
+        except (OnepassError, RuntimeError) as error:
+            self.clock.settle()
+            return dict.fromkeys(ready, Result(error=failure(error)))
+        return {name: self._result(name, job, inputs, ready[name], timed) if isinstance(timed, Timed)
+                else Result(error=failure(timed)) for name, timed in times.items()}
+
+    def _result(self, name: str, job: Job, inputs: Sequence[Tensor], prepared: Prepared, timed: Timed) -> Result:
+        found = Result(timed.us, timed.spread, timed.runs, timed.kernels, host_us=self.clock.host_us(prepared.call, timed))
+        copies = copies_for(job.floor_bytes, self.place.device.l2_bytes)
+        if self.options.graphs and prepared.function is not None and copies is not None:
+            with suppress(RuntimeError):  # a provider that cannot be captured has no such time
+                found = replace(found, graph_us=self.clock.graph_us(prepared.function, inputs, copies))
+        if name == "onepass":
+            ours = Ours.of(job.subject.function, inputs)
+            made = ours.executable(self.clock.device).made
+            found = replace(found, registers=max((b.registers for b in made.binaries), default=None),
+                            spill_bytes=sum(b.spill_bytes for b in made.binaries),
+                            predicted_us=ours.predicted_us(made, self.place.device))
+        return found
+
+
+def bench_models(arguments: Sequence[str]) -> int:
+    """Run the script that measures whole models; it needs the models of the tests, so it is not part of the package."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "bench" / "models.py").is_file():
+        raise BadArgument(detail="The suite models needs a checkout of the repository: clone it, and run the command there.")
+    if present() is None:
+        raise CardNeeded(what="`onepass bench models`", why="torch finds none")
+    return subprocess.run([sys.executable, "-m", "bench.models", *arguments], cwd=root, check=False).returncode

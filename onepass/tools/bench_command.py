@@ -1,0 +1,71 @@
+"""What the command `onepass bench` does with what it was asked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from ..errors import BadArgument
+from .bench import Options, bench, bench_models
+from .bench_tables import tables
+from .providers import parse_providers
+from .results import to_json
+from .suites import MODELS, SUITES, suite
+from .tables import WIDTH, console, counted
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command line as given."""
+
+    suite: str
+    out: Path | None
+    fresh: bool
+    time_limit: float | None
+    only: str
+    providers: str | None
+    regret: bool
+    most: int
+    graphs: bool
+    as_json: bool
+
+
+def run(asked: Asked) -> int:
+    """Measure and show; the exit code."""
+    if asked.suite == MODELS:
+        return bench_models(_models_arguments(asked))
+    options = Options(suite(asked.suite), parse_providers(asked.providers, asked.suite), asked.out, asked.fresh, asked.time_limit,
+                      asked.only, asked.graphs, asked.regret, asked.most)
+    told = Console(stderr=True, highlight=False, width=None if Console(stderr=True).is_terminal else 2 * WIDTH)
+    found = bench(options, told)
+    if asked.as_json:
+        print(json.dumps(to_json(found), indent=1))
+    else:
+        page = console()
+        for part in tables(found):
+            page.print(part)
+    return 0
+
+
+def show_suites() -> None:
+    """The suites and what is in them."""
+    for found in SUITES.values():
+        print(f"{found.name}: {found.about} ({counted(len(found.jobs), 'workload')})")
+        for job in found.jobs:
+            print(f"  {job.id}")
+    print(f"{MODELS}: whole training steps, from a checkout of the repository")
+
+
+def _models_arguments(asked: Asked) -> list[str]:
+    """What the script for models is called with."""
+    if asked.out is None:
+        raise BadArgument(detail="The suite models needs --out FILE, which it writes after every model.")
+    unfit = [flag for flag, given in (("--providers", asked.providers), ("--regret", asked.regret), ("--json", asked.as_json),
+                                      ("--fresh", asked.fresh), ("--time-limit", asked.time_limit)) if given]
+    if unfit:
+        raise BadArgument(detail=f"{', '.join(unfit)} does not go with the suite models: it always runs Inductor and onepass, and "
+                                 "writes JSON.")
+    return [str(asked.out.resolve()), *(["--models", *asked.only.split(",")] if asked.only else []), *(["--graphs"] * asked.graphs)]

@@ -1,0 +1,184 @@
+"""How a bench run is shown: a line while it runs, tables at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from .regret import GOOD, verdict
+from .results import OURS, PROVIDERS, Result, Row, Run
+from .rows import spill_text
+from .tables import counted, table
+
+MANY = 8192  # rows from which time should grow as the work
+
+
+def line(row: Row | None) -> str:
+    """One workload, as it is told when it was measured."""
+    if row is None:
+        return "not measured"
+    told = [f"{p} {_short(r)}" for p, r in row.results.items()]
+    ours = row.times_floor("onepass")
+    return f"{row.id}: floor {row.floor_us:.1f}, {', '.join(told)}" + (f"; {ours:.2f} x floor" if ours else "")
+
+
+def _short(result: Result) -> str:
+    return f"{result.us:.1f}" if result.ok and result.us is not None else "wrong" if result.wrong else "failed"
+
+
+def tables(run: Run) -> Iterator[RenderableType]:
+    """All there is to show of a run."""
+    yield f"[bold]{escape(run.suite)}[/bold] on {escape(run.card)}, " + ", ".join(f"{k} {v}" for k, v in run.versions.items())
+    yield _main(run.rows)
+    yield _by_provider(run.rows)
+    if any(not r.ok for row in run.rows for r in row.results.values()):
+        yield _failures(run.rows)
+    if run.anchors:
+        yield _anchors(run)
+    if found := fits(run.rows):
+        yield _fits(found)
+    yield from _summary(run)
+    if run.regret:
+        yield _regret(run)
+        yield from _regret_summary(run)
+
+
+def _main(rows: Sequence[Row]) -> Table:
+    shown = table("\nonepass", ("workload", "name"), ("floor us", "right"), ("us", "right"), ("x floor", "right"),
+                  ("GB/s", "right"), ("spread", "right"), ("best peer", "left"), ("against it", "right"), ("regs", "right"),
+                  ("spill", "right"))
+    for row in rows:
+        mine, against = row.results.get("onepass"), row.against_best_peer
+        shown.add_row(
+            escape(row.id), f"{row.floor_us:.1f}", _short(mine) if mine else "-", _number(row.times_floor("onepass"), 2),
+            _number(row.gbps("onepass"), 0), "-" if not mine or mine.spread is None else f"{100 * mine.spread:.1f} %",
+            row.best_peer or "-", "-" if against is None else f"[red]{against:.2f}[/red]" if against < 0.97 else f"{against:.2f}",
+            "-" if not mine or mine.registers is None else str(mine.registers), spill_text(mine.spill_bytes if mine else None))
+    return shown
+
+
+def _by_provider(rows: Sequence[Row]) -> Table:
+    names = [p for p in PROVIDERS if any(p in row.results for row in rows)]
+    columns = [(name.replace("inductor-", "ind-"), "right") for name in names]
+    shown = table("\nkernel us (kernels) by provider", ("workload", "name"), *columns)
+    for row in rows:
+        best = min((us for p in names if (us := row.us(p))), default=None)
+        shown.add_row(escape(row.id), *(_cell(row.results.get(p), best) for p in names))
+    return shown
+
+
+def _cell(result: Result | None, best: float | None) -> str:
+    if result is None:
+        return ""
+    text = _short(result)
+    if not result.ok:
+        return f"[red]{text}[/red]"
+    text += f" ({result.kernels})" if result.kernels else ""
+    return f"[bold]{text}[/bold]" if result.us == best else text
+
+
+def _failures(rows: Sequence[Row]) -> Table:
+    shown = table("\nnot timed", ("workload", "name"), ("provider", "name"), ("why", "left"))
+    for row in rows:
+        for provider, result in row.results.items():
+            if not result.ok:
+                shown.add_row(escape(row.id), provider, escape(f"wrong: {result.wrong}" if result.wrong else result.error or "-"))
+    return shown
+
+
+def _anchors(run: Run) -> Table:
+    kinds = list(dict.fromkeys(a.kind for a in run.anchors))
+    shown = table("\nanchors: us (GB/s) of as many bytes", ("MiB", "right"), *((k, "right") for k in kinds))
+    for moved in sorted({a.bytes for a in run.anchors}):
+        found = {a.kind: a for a in run.anchors if a.bytes == moved}
+        shown.add_row(f"{moved / 2**20:.0f}", *(f"{found[k].us:.1f} ({found[k].gbps:.0f})" if k in found else "-" for k in kinds))
+    return shown
+
+
+def _summary(run: Run) -> Iterator[str]:
+    found = run.summary
+    text = f"\n{counted(len(run.rows), 'workload')}"
+    if found.geomean_times_floor is not None and found.worst_times_floor is not None:
+        text += f"\n  times the floor      geomean {found.geomean_times_floor:.3f}, worst {found.worst_times_floor.value:.2f} " \
+                f"({escape(found.worst_times_floor.id)})"
+    if found.geomean_against_best_peer is not None and found.worst_against_best_peer is not None:
+        text += f"\n  against the best peer  geomean {found.geomean_against_best_peer:.3f}, worst " \
+                f"{found.worst_against_best_peer.value:.2f} ({escape(found.worst_against_best_peer.id)})"
+    if found.geomean_against_inductor is not None:
+        text += f"\n  against Inductor     geomean {found.geomean_against_inductor:.3f}"
+    missing = [row.id for row in run.rows if any(p in row.results and not row.results[p].ok for p in OURS)]
+    yield text + (f"\n  [red]no time of onepass: {escape(', '.join(missing))}[/red]" if missing else "")
+
+
+def _regret(run: Run) -> Table:
+    shown = table("\nregret of the default pick", ("workload", "name"), ("picked us", "right"), ("best us", "right"),
+                  ("regret", "right"), ("predicted", "right"), ("tried", "right"), ("best plan", "left"))
+    for r in run.regret:
+        timed = [c for c in r.candidates if c.us is not None]
+        best = min(timed, key=lambda c: c.us or 0.0, default=None)
+        worse = f"[red]{100 * r.regret:.1f} %[/red]" if r.regret > GOOD else f"{100 * r.regret:.1f} %"
+        shown.add_row(escape(r.id), f"{r.picked_us:.1f}", f"{r.best_us:.1f}", worse, _number(r.predicted_us, 1),
+                      f"{len(timed)}/{len(r.candidates)}", escape(best.schedule) if best and r.regret > 0 else "the pick")
+    return shown
+
+
+def _regret_summary(run: Run) -> Iterator[str]:
+    found = verdict(run.regret)
+    worst = f"worst {100 * found.worst[1]:.0f} % ({escape(found.worst[0])})" if found.worst else ""
+    yield (f"\n  within {100 * GOOD:.0f} % of the best candidate: {100 * found.good:.0f} % of "
+           f"{counted(found.workloads, 'workload')}, {worst}")
+    if found.pick_error is not None and found.plan_error is not None:
+        yield (f"  predicted against measured: median error {100 * found.pick_error:.0f} % of picks, "
+               f"{100 * found.plan_error:.0f} % of all candidates")
+
+
+def _number(value: float | None, places: int) -> str:
+    return "-" if value is None else f"{value:.{places}f}"
+
+
+# ---- does time grow as the work?
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """us = start_us + rows * row_us, over all sizes of many rows and one width."""
+
+    what: str
+    start_us: float
+    row_us: float
+    floor_row_us: float
+    worst: float  # the largest relative residual
+
+
+def fits(rows: Iterable[Row]) -> tuple[Fit, ...]:
+    """A line through the times of each workload that was measured at three row counts or more."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if len(row.shape) == 2 and row.shape[0] >= MANY and row.us("onepass"):
+            groups.setdefault((row.workload, row.shape[1], row.dtype), []).append(row)
+    return tuple(_fit(" ".join(map(str, key)), found) for key, found in groups.items() if len({r.shape[0] for r in found}) >= 3)
+
+
+def _fit(what: str, rows: Sequence[Row]) -> Fit:
+    """Least squares of relative residuals: a short time counts as much as a long one."""
+    points = [(row.shape[0], us) for row in rows if (us := row.us("onepass"))]
+    w = [1 / us**2 for _, us in points]
+    s, sx, sy = sum(w), sum(a * m for a, (m, _) in zip(w, points)), sum(a * us for a, (_, us) in zip(w, points))
+    sxx, sxy = sum(a * m * m for a, (m, _) in zip(w, points)), sum(a * m * us for a, (m, us) in zip(w, points))
+    slope = (s * sxy - sx * sy) / (s * sxx - sx * sx)
+    start = (sy - slope * sx) / s
+    tall = max(rows, key=lambda r: r.shape[0])
+    return Fit(what, start, slope, tall.floor_us / tall.shape[0], max(abs((start + slope * m) / us - 1) for m, us in points))
+
+
+def _fits(found: Sequence[Fit]) -> Table:
+    shown = table(f"\ntime over rows, from {MANY} on", ("workload, columns", "name"), ("at no rows, us", "right"),
+                  ("ns a row", "right"), ("of the floor's", "right"), ("largest residual", "right"))
+    for fit in found:
+        shown.add_row(escape(fit.what), f"{fit.start_us:.1f}", f"{1e3 * fit.row_us:.2f}", f"{fit.row_us / fit.floor_row_us:.3f}",
+                      f"{100 * fit.worst:.1f} %")
+    return shown

@@ -1,0 +1,372 @@
+"""Charts as pictures, with matplotlib: one strong colour for onepass, muted ones for its peers, each on light and dark ground.
+
+The same chart always gives the same bytes: neither the user's matplotlib settings nor the date enter a picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from .charts import CLOSE, RATE, TIME, BarChart, Chart, Line, LineChart, Panel, ScatterChart
+from .results import OURS, PROVIDERS
+
+WIDTH = 8.6  # inches; at DPI twice what a README is wide, for screens that show two dots a pixel
+DPI = 200
+MARGIN = 0.25  # inches
+HEAD, FOOT = 0.78, 0.42  # inches above and below all axes: titles, and where the figures come from
+BAR_STEP = 0.27  # inches
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a provider is drawn."""
+
+    light: str
+    dark: str
+    marker: str
+    dash: str = "-"
+    width: float = 1.4
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """The colours of a ground and what is written on it."""
+
+    name: str
+    ground: str
+    ink: str
+    faint: str  # axes and small print
+    grid: str
+
+    def colour(self, provider: str) -> str:
+        """The colour of a provider on this ground."""
+        look = LOOKS[provider]
+        return look.dark if self.name == "dark" else look.light
+
+
+THEMES = {t.name: t for t in (Theme("light", "#ffffff", "#1f2328", "#59636e", "#e4e8ec"),
+                              Theme("dark", "#0d1117", "#f0f6fc", "#9198a1", "#262c34"))}
+
+LOOKS = {
+    "onepass": Look("#d9480f", "#ff8a3d", "o", width=2.6),
+    "onepass-tuned": Look("#d9480f", "#ff8a3d", "D", ":", width=1.6),
+    "eager": Look("#9aa1a9", "#7d858f", "v"),
+    "inductor": Look("#4f6d93", "#7f9cc4", "s"),
+    "inductor-nonstrict": Look("#7391b5", "#5f7ea8", "^", "--"),
+    "inductor-max": Look("#7391b5", "#a9c1e2", "P", ":"),
+    "liger": Look("#7c9a7e", "#7fa383", "X"),
+    "quack": Look("#8d7aa8", "#a794c4", "h"),
+}
+
+
+def render(chart: Chart, theme: Theme, footer: str, kind: str) -> bytes:
+    """A chart as the content of a file of some kind, png or svg."""
+    nothing = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    page = BytesIO()
+    with settings(theme):
+        draw(chart, theme, footer).savefig(page, format=kind, dpi=DPI, metadata=nothing)
+    return page.getvalue()
+
+
+def draw(chart: Chart, theme: Theme, footer: str) -> Figure:
+    """A chart with its titles, under the theme's settings."""
+    match chart:
+        case LineChart():
+            figure = _draw_lines(chart, theme)
+        case BarChart():
+            figure = _draw_bars(chart, theme)
+        case ScatterChart():
+            figure = _draw_scatter(chart, theme)
+    height = figure.get_figheight()
+    _write(figure, 1 - 0.2 / height, chart.title, fontsize=13, fontweight="bold", va="top")
+    _write(figure, 1 - 0.46 / height, chart.subtitle, fontsize=9, color=theme.faint, va="top")
+    _write(figure, 0.14 / height, footer, fontsize=7, color=theme.faint, va="bottom")
+    return figure
+
+
+def spread_out(wished: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions at least `gap` apart, in the order of what was wished and as near to it as can be, between two ends."""
+    order = sorted(range(len(wished)), key=lambda i: wished[i])
+    blocks: list[list[float]] = []  # of neighbours that touch: the mean of where its first would be, and how many
+    for place, i in enumerate(order):
+        blocks.append([wished[i] - place * gap, 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (b, n), (a, m) = blocks.pop(), blocks.pop()
+            blocks.append([(a * m + b * n) / (m + n), m + n])
+    starts = [start for start, n in blocks for _ in range(int(n))]
+    last = max(low, high - (len(wished) - 1) * gap)
+    found = [0.0] * len(wished)
+    for place, i in enumerate(order):
+        found[i] = min(max(starts[place], low), last) + place * gap
+    return found
+
+
+@contextmanager
+def settings(theme: Theme) -> Iterator[None]:
+    """matplotlib set up for a theme, and as it was afterwards."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # whatever a user has set
+        matplotlib.rcParams.update({
+            "svg.hashsalt": "onepass", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": 9,
+            "text.color": theme.ink, "figure.facecolor": theme.ground, "savefig.facecolor": theme.ground,
+            "axes.facecolor": theme.ground, "axes.edgecolor": theme.faint, "axes.labelcolor": theme.faint,
+            "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "axes.axisbelow": True,
+            "xtick.color": theme.faint, "ytick.color": theme.faint, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5,
+            "grid.color": theme.grid, "grid.linewidth": 0.8,
+        })
+        yield
+
+
+# ---- lines
+
+
+def _draw_lines(chart: LineChart, theme: Theme) -> Figure:
+    height = 4.4
+    figure = Figure((WIDTH, height))
+    labels = max(_inches(figure, line.provider) for line in chart.panels[-1].lines) + 0.34
+    count, between = len(chart.panels), 0.62
+    left, right = MARGIN + 0.5, WIDTH - MARGIN - labels
+    each = (right - left - between * (count - 1)) / count
+    for i, panel in enumerate(chart.panels):
+        bottom, top = (FOOT + 0.5) / height, 1 - (HEAD + 0.2) / height
+        axes = figure.add_axes(((left + i * (each + between)) / WIDTH, bottom, each / WIDTH, top - bottom))
+        _set_places(axes, chart.places, chart.x_title, each)
+        _draw_panel(axes, panel, chart.places, theme)
+        if i == count - 1:
+            _label_lines(axes, panel, chart.places, theme)
+    return figure
+
+
+def _set_places(axes: Axes, places: Sequence[int], title: str, width: float) -> None:
+    """A logarithmic axis, so many inches wide, with a plain number at every place where one fits."""
+    axes.set_xscale("log", base=2)
+    low, high = math.log2(places[0]), math.log2(places[-1])
+    pad = 2 ** (0.03 * (high - low))
+    axes.set_xlim(places[0] / pad, places[-1] * pad)
+    shown = fitting(places, width / (1.06 * (high - low)))
+    axes.xaxis.set_major_locator(FixedLocator(shown))
+    axes.xaxis.set_minor_locator(FixedLocator([p for p in places if p not in shown]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(title)
+
+
+def fitting(places: Sequence[int], doubling: float) -> list[int]:
+    """The places that can bear their number where a doubling is so many inches: the ends first, then powers of two."""
+    digit, between = 0.078, 0.1  # inches
+
+    def apart(a: int, b: int) -> bool:
+        return abs(math.log2(a / b)) * doubling >= digit * (len(str(a)) + len(str(b))) / 2 + between
+
+    shown: list[int] = []
+    for place in sorted(places, key=lambda p: (p not in (places[0], places[-1]), p & (p - 1) != 0, p)):
+        if all(apart(place, other) for other in shown):
+            shown.append(place)
+    return sorted(shown)
+
+
+def _draw_panel(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -> None:
+    axes.grid(axis="y")
+    better = "higher" if panel.quantity == RATE else "lower"
+    axes.set_title(f"{panel.quantity}, {better} is better", loc="left", fontsize=9, color=theme.faint, pad=8)
+    axes.plot(places, panel.floor, color=theme.ink, linewidth=1, linestyle=(0, (5, 3)), zorder=2)
+    for line in reversed(panel.lines):  # onepass last, so on top
+        look = LOOKS[line.provider]
+        values = [math.nan if v is None else v for v in line.values]
+        axes.plot(places, values, color=theme.colour(line.provider), linewidth=look.width, linestyle=look.dash, marker=look.marker,
+                  markersize=5.5 if line.provider == "onepass" else 4, markeredgecolor=theme.ground, markeredgewidth=0.6,
+                  zorder=4 if line.provider in OURS else 3)
+    if panel.quantity == RATE:
+        axes.set_ylim(0, 1.1 * max(*panel.floor, *_values(panel.lines)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0f}"))
+    else:
+        measured = _values(panel.lines)  # the floor of a few rows is far below whatever can be measured
+        floors = [v for v in panel.floor if v >= min(measured) / 2]
+        _ratio_axis(axes, [*floors, *measured])
+    _label_floor(axes, panel, places, theme)
+
+
+def _label_floor(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -> None:
+    """The floor's name on the side where nothing can be: what is faster than the floor is rare."""
+    if panel.quantity == RATE:
+        place, offset, align = 0, (0, 4), ("left", "bottom")
+    elif panel.quantity == TIME:
+        low = axes.get_ylim()[0]
+        place = next((i for i, v in enumerate(panel.floor) if v > 1.2 * low), len(places) - 1)
+        offset, align = (6, -2), ("left", "top")
+    else:
+        place, offset, align = 0, (0, -4), ("left", "top")
+    axes.annotate("floor", (places[place], panel.floor[place]), offset, textcoords="offset points", fontsize=8, color=theme.ink,
+                  ha=align[0], va=align[1])
+
+
+def _ratio_axis(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic upright axis with plain numbers: what is twice as much is as far everywhere."""
+    low, high = min(values) / 1.4, max(values) * 1.15
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(FixedLocator(nice_ticks(low, high)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+
+
+def nice_ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two ends of a logarithmic axis: few enough to read, more than one."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 6, 8), (1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 7, 8)):
+        ticks = [t for d in decades for s in steps if low <= (t := float(f"{s * 10.0**d:g}")) <= high]
+        if len(ticks) >= 4:
+            break
+    return ticks
+
+
+def _label_lines(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -> None:
+    """Each line's name beside its last point, moved as far as names would overlap, with a thread to the point."""
+    scale = 72 / axes.figure.dpi  # in points, which are the same in every format
+    box = axes.get_window_extent()
+    ends = [next((i, v) for i, v in reversed(tuple(enumerate(line.values))) if v is not None) for line in panel.lines]
+    points = [scale * axes.transData.transform((places[i], v)) for i, v in ends]
+    heights = spread_out([float(y) for _, y in points], 11.5, scale * box.y0, scale * box.y1)
+    x = scale * box.x1 + 12
+    for line, point, y in zip(panel.lines, points, heights, strict=True):
+        colour = theme.colour(line.provider)
+        if line.values[-1] is not None:  # a thread from further left would run across the others
+            axes.annotate("", tuple(point), (x, y), "figure points", "figure points", annotation_clip=False, zorder=2,
+                          arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 2, "shrinkB": 4})
+        axes.annotate(line.provider, (x, y), xycoords="figure points", fontsize=9, color=colour, va="center", annotation_clip=False,
+                      fontweight="bold" if line.provider == "onepass" else "normal")
+
+
+def _values(lines: Sequence[Line]) -> list[float]:
+    return [v for line in lines for v in line.values if v is not None]
+
+
+# ---- bars
+
+
+def _draw_bars(chart: BarChart, theme: Theme) -> Figure:
+    rows = len(chart.bars)
+    legend, below = 0.3, 0.42
+    height = HEAD + legend + rows * BAR_STEP + below + FOOT
+    figure = Figure((WIDTH, height))
+    left = MARGIN + max(_inches(figure, b.label) for b in chart.bars) + 0.12
+    columns = 1.35
+    axes = figure.add_axes((left / WIDTH, (FOOT + below) / height, (WIDTH - MARGIN - columns - left) / WIDTH,
+                            rows * BAR_STEP / height))
+    places = range(rows)
+    axes.barh(places, [b.values["onepass"] - 1 for b in chart.bars], left=1, height=0.56, color=theme.colour("onepass"), zorder=2)
+    peers = [p for p in PROVIDERS if p != "onepass" and any(p in b.values for b in chart.bars)]
+    for p in peers:
+        at = [(b.values[p], y) for y, b in enumerate(chart.bars) if p in b.values]
+        axes.plot(*zip(*at), linestyle="none", marker=LOOKS[p].marker, markersize=5.5, color=theme.colour(p), markeredgewidth=0.7,
+                  markeredgecolor=theme.ground, zorder=3, clip_on=False)
+    _bar_axes(axes, chart, theme)
+    _bar_columns(axes, chart, theme)
+    _legend(figure, peers, theme, 1 - (HEAD - 0.08) / height)
+    return figure
+
+
+def _legend(figure: Figure, peers: Sequence[str], theme: Theme, top: float) -> None:
+    def handle(provider: str, marker: str, size: float) -> Line2D:
+        return Line2D([], [], linestyle="none", marker=marker, markersize=size, color=theme.colour(provider), label=provider)
+
+    handles = [handle("onepass", "s", 8), *(handle(p, LOOKS[p].marker, 6) for p in peers)]
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=((MARGIN - 0.05) / WIDTH, top), ncols=len(handles),
+                  frameon=False, fontsize=8.5, borderaxespad=0, handletextpad=0.3, columnspacing=1.2, borderpad=0)
+
+
+def _bar_axes(axes: Axes, chart: BarChart, theme: Theme) -> None:
+    """From the floor to the right, each doubling as far as the last."""
+    values = [v for b in chart.bars for v in b.values.values()]
+    low, high = min(0.98, *values), max(1.5, *values) * 1.04
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(FixedLocator(_floor_ticks(high)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}×"))
+    axes.grid(axis="x")
+    axes.axvline(1, color=theme.ink, linewidth=1.2, zorder=4)
+    axes.set_ylim(len(chart.bars) - 0.45, -0.55)
+    axes.set_yticks(range(len(chart.bars)), [b.label for b in chart.bars], color=theme.ink)
+    axes.tick_params(axis="y", length=0, pad=6)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("times the floor (1× is the floor)")
+
+
+def _floor_ticks(high: float) -> list[float]:
+    if high > 6:
+        return [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if t <= high]
+    return [t for t in (1, 1.25, 1.5, 2, 3, 4, 5) if t <= high] if high > 2 else [t for t in (1, 1.1, 1.25, 1.5, 1.75) if t <= high]
+
+
+def _bar_columns(axes: Axes, chart: BarChart, theme: Theme) -> None:
+    """Beside the bars, the figures of onepass and of its best peer."""
+    inches = axes.get_window_extent().width / axes.figure.dpi
+    own = [b.values["onepass"] for b in chart.bars]
+    best = [b.against_best_peer and b.values["onepass"] * b.against_best_peer for b in chart.bars]
+    for end, title, values, colour, weight in ((0.55, "onepass", own, theme.colour("onepass"), "bold"),
+                                               (1.33, "best peer", best, theme.faint, "normal")):
+        beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right"}
+        axes.text(1 + end / inches, -0.85, title, fontsize=7.5, color=theme.faint, va="bottom", **beside)
+        for y, value in enumerate(values):
+            text = f"{value:.{2 if value < 100 else 0}f}×" if value else "–"
+            axes.text(1 + end / inches, y, text, fontsize=8.5, color=colour, fontweight=weight, va="center_baseline", **beside)
+
+
+# ---- predictions
+
+
+def _draw_scatter(chart: ScatterChart, theme: Theme) -> Figure:
+    height = 5.4
+    figure = Figure((WIDTH, height))
+    side = height - HEAD - FOOT - 0.75
+    axes = figure.add_axes(((MARGIN + 0.6) / WIDTH, (FOOT + 0.5) / height, (WIDTH - 2 * MARGIN - 2.2) / WIDTH, side / height))
+    times = [t for p in (*chart.picked, *chart.others) for t in (p.us, p.predicted_us)]
+    low, high = min(times) / 1.4, max(times) * 1.4
+    axes.plot([low, high], [low, high], color=theme.ink, linewidth=1, linestyle=(0, (5, 3)), zorder=2)
+    axes.fill_between([low, high], [low * (1 - CLOSE), high * (1 - CLOSE)], [low * (1 + CLOSE), high * (1 + CLOSE)],
+                      color=theme.grid, zorder=1, linewidth=0)
+    handles: list[Any] = []
+    for points, label, provider in ((chart.others, "other plans", "eager"), (chart.picked, "picked plans", "onepass")):
+        if points:
+            handles.insert(0, axes.scatter([p.us for p in points], [p.predicted_us for p in points], s=22, linewidth=0.5, zorder=3,
+                                           color=theme.colour(provider), edgecolor=theme.ground, label=label))
+    for axis, scale, limits in ((axes.xaxis, axes.set_xscale, axes.set_xlim), (axes.yaxis, axes.set_yscale, axes.set_ylim)):
+        scale("log")
+        limits(low, high)
+        axis.set_major_locator(FixedLocator(nice_ticks(low, high)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    axes.set_xlabel(f"measured, {TIME}")
+    axes.set_title(f"predicted, {TIME}", loc="left", fontsize=9, color=theme.faint, pad=8)
+    handles += [Line2D([], [], color=theme.ink, linewidth=1, linestyle=(0, (5, 3)), label="as predicted"),
+                Patch(color=theme.grid, label=f"within {CLOSE:.0%}")]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.03, 1), frameon=False, fontsize=9, borderaxespad=0)
+    return figure
+
+
+def _write(figure: Figure, y: float, text: str, **style: Any) -> None:
+    """A line from margin to margin at most: set smaller if it must be."""
+    written = figure.text(MARGIN / WIDTH, y, text, **style)
+    room = (WIDTH - 2 * MARGIN) * figure.dpi
+    written.set_fontsize(float(written.get_fontsize()) * min(1, room / written.get_window_extent().width))
+
+
+def _inches(figure: Figure, text: str) -> float:
+    """How wide a text of normal size is."""
+    probe = figure.text(0, 0, text, fontsize=9, fontweight="bold")
+    width = probe.get_window_extent().width / figure.dpi
+    probe.remove()
+    return float(width)

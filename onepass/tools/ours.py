@@ -1,0 +1,96 @@
+"""What onepass makes of a workload, step by step: the same kernels `onepass.fuse` runs, with all that is known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import pipeline
+from ..capture import Captured, capture
+from ..device import Device
+from ..integration.engine import Kernels
+from ..ir.program import Program
+from ..ir.size import Bindings
+from ..plan.access import needs_wide_index
+from ..plan.alternatives import alternatives
+from ..plan.plan import Plan
+from ..plan.plan import floor_bytes as least_bytes
+from ..plan.schedule import Schedule
+from ..runtime.compiled import Made
+from ..runtime.executable import Executable
+from .timing import Call
+
+EVERY = 10_000  # more plans than any Program has
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A function captured for given arguments, all of which start on 16 bytes, as tensors that torch allocates do."""
+
+    captured: Captured
+    program: Program
+    bindings: Bindings
+
+    @staticmethod
+    def of(function: Callable[..., Any], args: Sequence[Tensor]) -> "Ours":
+        """Capture a function; shapes alone will do."""
+        captured = capture(function, tuple(args))
+        bindings = captured.bind(tuple(args))
+        assert bindings is not None, "a capture applies to the arguments it was made from"
+        return Ours(captured, pipeline.optimise(captured.program), bindings)
+
+    @property
+    def aligned(self) -> frozenset[str]:
+        return frozenset(self.program.buffer)
+
+    @property
+    def floor_bytes(self) -> int:
+        """Every input once, every output once."""
+        return least_bytes(self.program, self.bindings)
+
+    @property
+    def wide(self) -> bool:
+        return needs_wide_index(self.program, self.bindings)
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        return frozenset(b.name for b in self.program.buffers if b.role == "output")
+
+    def begin(self, where: torch.device) -> Future[Made]:
+        """Plan and compile in the background what `executable` then finds."""
+        return Kernels(self.program, self.program.name).prepare(self.bindings, where, self.aligned)
+
+    def executable(self, where: torch.device) -> Executable:
+        """The kernels that `onepass.fuse` would run."""
+        return Kernels(self.program, self.program.name).executable(self.bindings, where, self.aligned)
+
+    def call(self, executable: Executable, args: Sequence[Tensor]) -> Call:
+        """A call of some kernels of this function."""
+        tensors, bindings = self.captured.tensors(tuple(args)), self.bindings
+        return lambda: executable(tensors, bindings)
+
+    def plans(self, device: Device, most: int) -> tuple[Plan, ...]:
+        """Different plans for these very sizes, the one predicted best first."""
+        fixed, free = pipeline.specialise(self.program, self.bindings)
+        return alternatives(fixed, free, device, most)
+
+    def predicted_us(self, made: Made, device: Device) -> float:
+        """What kernels that were planned for a class of row counts are predicted to take at these sizes."""
+        if all(self.bindings.get(name) == size for name, size in made.summary.sizes):
+            return made.summary.predicted_us
+        wanted = schedules(made)
+        for plan in self.plans(device, EVERY):
+            if schedules(plan) == wanted:
+                return plan.predicted_us
+        return made.summary.predicted_us * self.floor_bytes / made.summary.floor_bytes
+
+
+def schedules(of: "Plan | Made") -> tuple[Schedule, ...]:
+    """How the kernels of a plan run, those left out that only join partial results."""
+    kernels: Sequence[Any] = of.kernels if isinstance(of, Plan) else of.summary.kernels
+    return tuple(k.schedule for k in kernels if not k.name.endswith("_join"))

@@ -1,0 +1,46 @@
+"""Pictures of bench results: files in, files out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..errors import BadSpec, PlotsNeedMatplotlib
+from .charts import charts, footer
+from .results import load, write_atomically
+
+FORMATS = ("png", "svg")
+GROUNDS = ("light", "dark")
+
+
+def plot(files: Sequence[Path], out: Path, *, themes: Iterable[str] = GROUNDS, formats: Iterable[str] = FORMATS,
+         metric: str = "gbps", titles: Mapping[str, str] | None = None) -> tuple[Path, ...]:
+    """Draw everything some bench results give, each chart in each theme and format; the pictures written, in order.
+
+    `metric` is what lines over widths show: gbps, us or floor.
+    """
+    if find_spec("matplotlib") is None:
+        raise PlotsNeedMatplotlib
+    from .drawing import THEMES, render  # matplotlib is not always there
+
+    runs = [load(f) for f in files]
+    found = charts(runs, metric, titles)
+    if not found:
+        raise BadSpec(what="The choice of results", text=", ".join(map(str, files)), detail="no row has a time of onepass to draw")
+    note = footer(runs)
+    written = []
+    for chart in found:
+        for theme in themes:
+            for kind in formats:
+                path = out / f"{chart.name}-{theme}.{kind}"
+                write_atomically(path, render(chart, THEMES[theme], note, kind))
+                written.append(path)
+    return tuple(written)
+
+
+def chosen(what: str, given: str, known: Sequence[str]) -> tuple[str, ...]:
+    """One of several, or both."""
+    if given != "both" and given not in known:
+        raise BadSpec(what=what, text=given, detail=f"known are {', '.join(known)} and both")
+    return tuple(known) if given == "both" else (given,)

@@ -1,0 +1,135 @@
+"""What `onepass calibrate` runs on the card: one function a figure. It imports triton, so it is imported when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..device import Device
+from ..runtime.stopwatch import Stopwatch, Work
+from . import probe_kernels as kernels
+from .calibrate import Anchor, Figures, Flight
+
+LARGEST = 512 << 20  # bytes of one tensor, where the card has the memory
+LOADS = 4  # of 16 bytes that a thread of a walk has in flight; ptxas keeps no more of them apart
+RUNS = 12
+BUSY = 4, 8  # CTAs an SM, warps a CTA: enough for any rate
+FLIGHTS = ((1, 1), (1, 2), (1, 4), (1, 8), (3, 4), (1, 16), (3, 8), (1, 32), (2, 32))  # the same, from few bytes to many
+IN_L2 = 16 << 20  # bytes that are read again and again
+L2_PASSES = 4, 24
+GRAPH = 33  # times a kernel stands in a graph, against once
+COLUMNS, JOINED, JOIN_ROWS = 8192, 64, 32  # of partial rows; columns a joining program has, and rows it takes at a time
+TURNS = 1 << 20  # of the clock's chain: about 2 ms
+
+
+def measure(where: torch.device, card: Device) -> Figures:
+    """All figures of a card, in a few seconds and some more for compiling."""
+    with torch.no_grad(), torch.cuda.device(where):
+        probes = _Probes(where, card)
+        join_us, join_bytes = probes.join()
+        return Figures(probes.anchors(), probes.flights(), probes.l2_rate(), probes.launch(), join_us, join_bytes, probes.clock())
+
+
+class _Probes:
+    """Tensors that the probes share."""
+
+    def __init__(self, where: torch.device, card: Device) -> None:
+        self.where, self.card = where, card
+        self.watch = Stopwatch(where)
+        free, _ = torch.cuda.mem_get_info(where)
+        count = min(LARGEST, free // 8) // (1 << 20) * (1 << 18)  # float32 values, in whole MiB
+        self.a, self.b, self.c = (torch.zeros(count, dtype=torch.float32, device=where) for _ in range(3))
+        self.sums = torch.zeros(4096, dtype=torch.float32, device=where)
+
+    def anchors(self) -> tuple[Anchor, ...]:
+        """Read, copy and add of two sizes."""
+        kinds: list[tuple[str, int]] = []
+        works: list[Work] = []
+        for count in (self.a.numel() // 4, self.a.numel()):
+            a, b, c = self.a[:count], self.b[:count], self.c[:count]
+            tiles = count // self._tile(BUSY[1])
+            kinds += [("read", 4 * tiles * self._tile(BUSY[1])), ("copy", 8 * count), ("add", 12 * count)]
+            works += [partial(self._walk, tiles, 1, *BUSY), partial(c.copy_, a), partial(torch.add, a, b, out=c)]
+        timed = self.watch(works, RUNS)
+        return tuple(Anchor(kind, moved, t.us) for (kind, moved), t in zip(kinds, timed, strict=True))
+
+    def flights(self) -> tuple[Flight, ...]:
+        """Rates of walks with ever more bytes in flight."""
+        counts = [min(self.a.numel(), 32 << 20) // self._tile(warps) for _, warps in FLIGHTS]
+        works = [partial(self._walk, tiles, 1, *shape) for tiles, shape in zip(counts, FLIGHTS, strict=True)]
+        timed = self.watch(works, RUNS)
+        return tuple(Flight(4 * ctas * self._tile(warps), 4 * tiles * self._tile(warps) / t.us if t.us else 0.0)
+                     for (ctas, warps), tiles, t in zip(FLIGHTS, counts, timed, strict=True))
+
+    def l2_rate(self) -> float:
+        """The rate of reading again what is in L2: more passes against few, so that the first pass and the launch cancel."""
+        ctas, warps = BUSY
+        at_once = ctas * self.card.sms
+        held = min(IN_L2, self.card.l2_bytes // 3, 4 * self.a.numel())
+        tiles = max(1, held // (4 * self._tile(warps) * at_once)) * at_once  # whole turns of all programs
+        few, many = self.watch([partial(self._walk, tiles, passes, ctas, warps) for passes in L2_PASSES], RUNS)
+        moved = 4 * tiles * self._tile(warps) * (L2_PASSES[1] - L2_PASSES[0])
+        return moved / (many.us - few.us) if many.us > few.us else float("nan")
+
+    def launch(self) -> float:
+        """What the smallest kernel that is on every SM adds to a graph."""
+        return self._each(lambda: kernels.touch[(self.card.sms,)](self.sums, num_warps=4))
+
+    def join(self) -> tuple[float, int]:
+        """What a sum of one partial row an SM adds to a graph, and the bytes of these rows."""
+        rows = self.card.sms
+        partials = torch.zeros(rows * COLUMNS, dtype=torch.float32, device=self.where)
+        results = torch.zeros(COLUMNS, dtype=torch.float32, device=self.where)
+
+        def fill() -> None:
+            kernels.fill[(rows,)](partials, COLUMNS, WIDTH=1024, num_warps=4)
+
+        def fill_and_join() -> None:
+            fill()
+            kernels.join[(COLUMNS // JOINED,)](partials, results, rows, COLUMNS, HEIGHT=JOIN_ROWS, WIDTH=JOINED, num_warps=4)
+
+        return self._each(fill_and_join) - self._each(fill), 4 * rows * COLUMNS
+
+    def clock(self) -> float:
+        """Cycles per microsecond while memory is busy."""
+        found = torch.zeros(3, dtype=torch.int64, device=self.where)
+        side = torch.cuda.Stream(self.where)
+        kernels.ticks[(1,)](found, 16, num_warps=1)  # compiled before it counts
+        self._keep_busy(100)  # until the clocks have settled
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            kernels.ticks[(1,)](found, TURNS, num_warps=1)
+        self._keep_busy(40)
+        torch.cuda.synchronize(self.where)
+        cycles, nanoseconds, _ = found.tolist()
+        return 1e3 * cycles / nanoseconds if nanoseconds > 0 else float("nan")
+
+    def _keep_busy(self, times: int) -> None:
+        for _ in range(times):
+            torch.add(self.a, self.b, out=self.c)
+
+    def _each(self, body: Callable[[], object]) -> float:
+        """What one more `body` adds to a graph."""
+        one, many = self.watch([_graph(body, times).replay for times in (1, GRAPH)], RUNS)
+        return (many.us - one.us) / (GRAPH - 1)
+
+    def _tile(self, warps: int) -> int:
+        """Values a CTA of a walk reads in one turn: LOADS of four for each thread."""
+        return LOADS * 4 * 32 * warps
+
+    def _walk(self, tiles: int, passes: int, ctas: int, warps: int) -> Tensor:
+        kernels.walk[(ctas * self.card.sms,)](self.a, self.sums, tiles, passes, HEIGHT=LOADS, WIDTH=128 * warps,
+                                              num_warps=warps, num_stages=1)
+        return self.sums
+
+
+def _graph(body: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
+    body()  # compiled before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            body()
+    return graph

@@ -1,0 +1,373 @@
+"""What a bench run found, as frozen values and as JSON: written by bench, read by plot and compare.
+
+Only what was measured is stored. Rates, ratios and summaries follow from it; they are written for whoever reads the JSON and
+computed anew when it is parsed, so no file can contradict itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, TypeVar
+
+from ..errors import BadResults, BadSpec
+
+SCHEMA = 1
+OURS = ("onepass", "onepass-tuned")
+PROVIDERS = (*OURS, "eager", "inductor", "inductor-nonstrict", "inductor-max", "liger", "quack")
+ANCHORS = ("read", "copy", "add")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A plain read, copy or add, measured in the same run: what the card gives to a kernel that does nothing else."""
+
+    kind: str
+    bytes: int
+    us: float
+
+    def __post_init__(self) -> None:
+        _require(self.kind in ANCHORS, f"an anchor's kind is one of {', '.join(ANCHORS)}, not {self.kind!r}")
+        _require(self.bytes > 0 and self.us > 0, "an anchor moves bytes in some time, so both are above 0")
+
+    @property
+    def gbps(self) -> float:
+        return self.bytes / self.us / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One provider on one row: a time, or why there is none. A wrong answer may have a time, which counts for nothing."""
+
+    us: float | None = None  # the median
+    spread: float | None = None  # between the 20th and 80th percentile, relative to the median
+    runs: int = 0
+    kernels: int | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    predicted_us: float | None = None
+    host_us: float | None = None
+    graph_us: float | None = None
+    error: str | None = None
+    wrong: str | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.us is None or self.us > 0, "a time is above 0; a provider without one has us = null and an error")
+        _require(self.us is not None or bool(self.error or self.wrong), "a result without a time says why, in error or wrong")
+        _require(self.spread is None or self.spread >= 0, "a spread is not below 0")
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a time, of a right answer."""
+        return self.us is not None and not self.error and not self.wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload at one size, and what each provider took for it."""
+
+    workload: str
+    shape: tuple[int, ...]
+    dtype: str
+    id: str
+    floor_bytes: int
+    floor_us: float
+    results: Mapping[str, Result]
+
+    def __post_init__(self) -> None:
+        unknown = [p for p in self.results if p not in PROVIDERS]
+        _require(not unknown, f"providers are {', '.join(PROVIDERS)}, not {', '.join(unknown)}")
+        _require(self.floor_bytes >= 0 and self.floor_us >= 0, "a floor is not below 0")
+
+    def us(self, provider: str) -> float | None:
+        """The time of a provider that answered rightly."""
+        result = self.results.get(provider)
+        return result.us if result is not None and result.ok else None
+
+    def gbps(self, provider: str) -> float | None:
+        """The least bytes of the workload over the time a provider took."""
+        us = self.us(provider)
+        return self.floor_bytes / us / 1e3 if us else None
+
+    def times_floor(self, provider: str) -> float | None:
+        us = self.us(provider)
+        return us / self.floor_us if us and self.floor_us else None
+
+    @property
+    def best_peer(self) -> str | None:
+        """The fastest provider that is not onepass."""
+        return min((p for p in self.results if p not in OURS and self.us(p)), key=lambda p: self.us(p) or math.inf, default=None)
+
+    def against(self, peer: str | None, ours: str = "onepass") -> float | None:
+        """The time of a peer over that of onepass: above 1, onepass is faster."""
+        mine, theirs = self.us(ours), self.us(peer) if peer else None
+        return theirs / mine if mine and theirs else None
+
+    @property
+    def against_best_peer(self) -> float | None:
+        return self.against(self.best_peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One plan of a workload, measured; times are missing where it could not be run."""
+
+    schedule: str
+    family: str
+    predicted_us: float | None
+    us: float | None
+    registers: int | None = None
+    spill_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """How far the default pick is from the best of the plans measured."""
+
+    id: str
+    picked_us: float
+    best_us: float
+    predicted_us: float | None
+    candidates: tuple[Candidate, ...]
+
+    def __post_init__(self) -> None:
+        _require(self.picked_us > 0 and self.best_us > 0, "picked_us and best_us are above 0")
+
+    @property
+    def regret(self) -> float:
+        """0 where the pick is the best, 0.1 where it takes a tenth longer."""
+        return self.picked_us / self.best_us - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The row a summary is worst at."""
+
+    id: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A suite in five figures, of onepass as it is by default."""
+
+    geomean_times_floor: float | None
+    worst_times_floor: Worst | None
+    geomean_against_best_peer: float | None
+    worst_against_best_peer: Worst | None
+    geomean_against_inductor: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a suite on one card."""
+
+    suite: str
+    date: str
+    card: str  # as the driver calls it
+    device: str  # as `onepass.device` calls it
+    versions: Mapping[str, str]
+    anchors: tuple[Anchor, ...] = ()
+    rows: tuple[Row, ...] = ()
+    regret: tuple[Regret, ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            datetime.fromisoformat(self.date)
+        except ValueError:
+            _require(False, f"the date {self.date!r} is not in ISO form, such as 2026-01-31T12:00:00")
+        ids = [r.id for r in self.rows]
+        twice = sorted({i for i in ids if ids.count(i) > 1})
+        _require(not twice, f"rows are told apart by their id, but it is the same for several: {', '.join(twice)}")
+
+    @property
+    def summary(self) -> Summary:
+        """What the rows come to."""
+        return summarise(self.rows)
+
+
+def row_id(workload: str, shape: Iterable[int], dtype: str) -> str:
+    """How a row is called: rms_norm_backward 8192x8192 bf16."""
+    return f"{workload} {'x'.join(map(str, shape))} {dtype}"
+
+
+def geomean(values: Iterable[float]) -> float | None:
+    """The geometric mean, of at least one value."""
+    logs = [math.log(v) for v in values]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+def summarise(rows: Iterable[Row]) -> Summary:
+    """A suite in five figures. Rows without a time of onepass count for nothing here; tables show them."""
+    rows = tuple(rows)
+    floors = {r.id: v for r in rows if (v := r.times_floor("onepass"))}
+    peers = {r.id: v for r in rows if (v := r.against_best_peer)}
+    slowest, closest = max(floors, key=floors.__getitem__, default=None), min(peers, key=peers.__getitem__, default=None)
+    return Summary(
+        geomean(floors.values()), Worst(slowest, floors[slowest]) if slowest else None,
+        geomean(peers.values()), Worst(closest, peers[closest]) if closest else None,
+        geomean(v for r in rows if (v := r.against("inductor"))))
+
+
+# ---- to JSON
+
+
+def to_json(run: Run) -> dict[str, Any]:
+    """The run as JSON-ready values, with all that follows from it."""
+    plain = _plain(run)
+    found = {"schema": SCHEMA, **{k: v for k, v in plain.items() if k != "regret"},
+             "anchors": [{**_plain(a), "gbps": _rounded(a.gbps)} for a in run.anchors],
+             "rows": [_row_json(r) for r in run.rows]}
+    if run.regret:
+        found["regret"] = [{**_plain(r), "regret": _rounded(r.regret)} for r in run.regret]
+    return {**found, "summary": _plain(run.summary)}
+
+
+def save(run: Run, path: Path) -> None:
+    """Write a run; a reader, or a kill, at any moment finds the old file or the new one."""
+    write_atomically(path, (json.dumps(to_json(run), indent=1, allow_nan=False) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under another name beside it, then rename it."""
+    draft: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            draft = Path(file.name)
+            file.write(content)
+        draft.chmod(0o644)  # a temporary file is its owner's alone, a result is not
+        os.replace(draft, path)
+    except OSError as error:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+        raise BadSpec(what="The file to write,", text=str(path), detail=error.strerror or str(error)) from None
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    results = {p: {**_plain(r), "gbps": _rounded(row.gbps(p)), "times_floor": _rounded(row.times_floor(p))}
+               for p, r in row.results.items()}
+    return {**_plain(row), "results": results, "best_peer": row.best_peer, "against_best_peer": _rounded(row.against_best_peer)}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float():
+            return _rounded(value)
+        case Mapping():
+            return {k: _plain(v) for k, v in value.items()}
+        case tuple():
+            return [_plain(v) for v in value]
+    return {f.name: _plain(getattr(value, f.name)) for f in fields(value)} if is_dataclass(value) else value
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")  # more digits would be noise in every diff
+
+
+# ---- from JSON
+
+# What follows from the rest: written, and not read back.
+_DERIVED: Mapping[type, frozenset[str]] = {
+    Run: frozenset({"schema", "summary"}), Row: frozenset({"best_peer", "against_best_peer"}), Anchor: frozenset({"gbps"}),
+    Result: frozenset({"gbps", "times_floor"}), Regret: frozenset({"regret"})}
+
+
+class _Mismatch(ValueError):
+    """What is not as it should be, and where."""
+
+
+def load(path: Path) -> Run:
+    """The run a file holds."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadResults(file=path, detail=error.strerror or str(error)) from None
+    except ValueError as error:  # not JSON, or not text
+        raise BadResults(file=path, detail=f"it is not JSON ({error})") from None
+    return parse(value, str(path))
+
+
+def parse(value: object, file: str = "the run") -> Run:
+    """A run from its JSON; `file` is how an error calls it."""
+    try:
+        _require(isinstance(value, dict), f"it holds {_kind(value)} where a run is an object")
+        assert isinstance(value, dict)
+        _require("schema" in value, "it has no field schema, as the JSON of `onepass bench` has")
+        _require(value["schema"] == SCHEMA, f"its schema is {value['schema']!r}, and this onepass reads {SCHEMA}")
+        return _decode(Run, value, "")
+    except _Mismatch as error:
+        raise BadResults(file=file, detail=str(error)) from None
+
+
+def _require(condition: bool, detail: str) -> None:
+    if not condition:
+        raise _Mismatch(detail)
+
+
+def _decode(kind: Any, value: object, at: str) -> Any:
+    """A value as the type its field is annotated with; `at` is its path in the file."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _decode(arguments[0], value, at)
+    if origin is tuple:
+        _require(isinstance(value, list), f"{at} is {_kind(value)} where a list belongs")
+        return tuple(_decode(arguments[0], v, f"{at}[{i}]") for i, v in enumerate(typing.cast(list, value)))
+    if origin is Mapping:
+        _require(isinstance(value, dict), f"{at} is {_kind(value)} where an object belongs")
+        return {k: _decode(arguments[1], v, f"{at}.{k}") for k, v in typing.cast(dict, value).items()}
+    if is_dataclass(kind):
+        return _decode_record(typing.cast(type, kind), value, at)
+    _require(_fits(kind, value), f"{at} is {_kind(value)} where {_NOUNS[kind]} belongs")
+    return kind(value)
+
+
+def _decode_record(kind: type[T], value: object, at: str) -> T:
+    _require(isinstance(value, dict), f"{at} is {_kind(value)} where an object belongs")
+    given = typing.cast(dict, value)
+    hints = typing.get_type_hints(kind)
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]  # only dataclasses come here
+    unknown = sorted(given.keys() - known.keys() - _DERIVED.get(kind, frozenset()))
+    _require(not unknown, f"{at or 'the run'} has a field {', '.join(unknown)} that schema {SCHEMA} does not know")
+    absent = [n for n, f in known.items() if n not in given and f.default is MISSING]
+    _require(not absent, f"{at or 'the run'} has no field {', '.join(absent)}")
+    decoded = {n: _decode(hints[n], given[n], f"{at}.{n}".lstrip(".")) for n in known if n in given}
+    build: Callable[..., T] = kind
+    try:
+        return build(**decoded)
+    except _Mismatch as error:
+        raise _Mismatch(f"{at or 'the run'}: {error}") from None
+
+
+_NOUNS = {str: "a text", int: "a whole number", float: "a number"}
+
+
+def _fits(kind: type, value: object) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, kind)
+
+
+def _kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case str():
+            return f"the text {value[:40]!r}"
+    return repr(value)

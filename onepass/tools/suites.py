@@ -1,0 +1,163 @@
+"""What `onepass bench` measures: lists of workloads at sizes, by the name of a suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .. import pipeline
+from ..capture import capture
+from ..errors import BadSpec
+from ..plan.plan import floor_bytes
+from .results import row_id
+from .spec import parse_dtype
+from .workloads import Workload, workload
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One workload at one size."""
+
+    workload: str
+    shape: Shape
+    dtype: str = "bf16"
+
+    @property
+    def id(self) -> str:
+        """How its row is called."""
+        return row_id(self.workload, self.shape, self.dtype)
+
+    @property
+    def subject(self) -> Workload:
+        return workload(self.workload)
+
+    def inputs(self, device: "str | torch.device" = "meta") -> tuple[Tensor, ...]:
+        """The arguments of its function."""
+        return self.subject.inputs(self.shape, parse_dtype(self.dtype), device)
+
+    @cached_property
+    def floor_bytes(self) -> int:
+        """The fewest bytes it can move: every input once, every output once."""
+        args = self.inputs()
+        captured = capture(self.subject.function, args)
+        return floor_bytes(pipeline.optimise(captured.program), captured.bind(args) or {})
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Jobs that are measured together."""
+
+    name: str
+    about: str
+    jobs: tuple[Job, ...]
+
+
+def _over(shapes: Iterable[Shape], *names: str, dtype: str = "bf16") -> tuple[Job, ...]:
+    return tuple(Job(name, shape, dtype) for name in names for shape in shapes)
+
+
+_BACKWARD = ((4096, 8192), (8192, 8192), (8192, 16384), (32768, 2048), (16384, 4096), (65536, 1024), (98304, 512))
+_FORWARD = ((131072, 512), (32768, 2048), (16384, 4096), (32768, 4096), (8192, 8192), (16384, 8192), (16384, 16384), (8192, 32768))
+_LAYER = ((8192, 8192), (32768, 2048), (16384, 5120))
+_NORMED = (*_LAYER, (98304, 768))
+_LOGITS = ((8192, 50264), (8192, 128256))
+
+_TABLE = (
+    *_over(_BACKWARD, "rms_norm_backward"),
+    *_over(_LAYER, "layer_norm_backward"),
+    *_over(_LAYER[:2], "add_rms_norm_backward"),
+    *_over(_FORWARD, "rms_norm"),
+    *_over(_LAYER, "layer_norm"),
+    *_over(((16384, 4096), (8192, 32768), (32768, 50257)), "softmax"),
+    *_over(_LOGITS, "cross_entropy", "cross_entropy_backward"),
+    *_over(((4096, 4096), (65536, 256), (256, 65536)), "outer_sum_1", dtype="f32"),
+    *_over(((4096, 1024),), "outer_sum_2", "outer_sum_5", dtype="f32"),
+    *_over(((4096, 1024),), "outer_sum_5", dtype="f16"),
+)
+
+_SIDES = (256, 4096, 65536)
+_SEEDS = (
+    # backward of a norm where rows and columns are nearly as many
+    *_over(((4096, 8192), (8192, 8192)), "rms_norm_backward"),
+    # a narrow transformer: many rows, and much that wants to be fused with a norm's backward
+    *_over(((98304, 512),), "rms_norm", "rms_norm_backward", "add_rms_norm_backward", "rms_norm_backward_4", "rms_norm_backward_8",
+           "rms_norm_backward_16", "block_backward", "three_norms_shared_weight_backward"),
+    *_over(((32, 2048, 8, 64),), "qk_norm"),
+    # sums down the columns, of one input and of several
+    *_over(tuple((r, c) for r in _SIDES for c in _SIDES), "outer_sum_1", dtype="f32"),
+    *_over(((4096, 1024),), "outer_sum_2", "outer_sum_3", "outer_sum_5", dtype="f32"),
+    *_over(((4096, 1024),), "outer_sum_2", "outer_sum_3", "outer_sum_5", dtype="f16"),
+    # rows that are needed twice, from those that fit in registers to a vocabulary
+    *_over(((8192, 8192), (16384, 4096), (32768, 2048), (32768, 4096), (16384, 8192), (32768, 8192), (32768, 32768),
+            (16384, 16384)), "rms_norm"),
+    *_over(((32768, 50257),), "softmax"),
+)
+
+_NORMS = (
+    *_over(_NORMED, "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "add_rms_norm", "add_rms_norm_backward",
+           "add_layer_norm", "add_layer_norm_backward"),
+    *_over(((8192, 8192), (32768, 2048)), "rms_norm_fp8", "l2_normalize"),
+    *_over(((98304, 512),), "rms_norm_backward_4", "block_backward"),
+    *_over(((32768, 768),), "three_norms_shared_weight_backward"),
+    *_over(((8, 2048, 32, 128),), "qk_norm"),
+    *_over(((64, 256, 1024),), "group_norm"),
+)
+
+_SOFTMAX = (
+    *_over(((65536, 1024), (16384, 4096), (8192, 32768), (8192, 50257), (32768, 50257)), "softmax"),
+    *_over(((16384, 4096), (8192, 32768), (8192, 50257)), "softmax_backward", "log_softmax", "logsumexp"),
+    *_over(((4096, 4096), (256, 65536)), "softmax_dim0"),
+)
+
+_LOSSES = _over(((8192, 32000), (8192, 50257), *_LOGITS, (2048, 151936)),
+                "cross_entropy", "cross_entropy_backward", "cross_entropy_mean")
+
+_OUTER = (
+    *_over(((4096, 4096), (65536, 256), (256, 65536), (65536, 4096), (4096, 65536)), "outer_sum_1", dtype="f32"),
+    *_over(((4096, 1024),), "outer_sum_2", "outer_sum_3", "outer_sum_5", dtype="f32"),
+    *_over(((4096, 1024), (65536, 4096)), "outer_sum_5", dtype="f16"),
+    *_over(((65536, 4096),), "outer_sum_3"),
+    *_over(((16384, 4096), (8192, 16384)), "gelu_backward_bias", "silu_backward_bias", "swiglu_backward_bias"),
+    *_over(((8192, 8192), (98304, 768)), "sum_cols", "sum_both"),
+    *_over(((64, 256, 1024),), "batch_norm_stats"),
+)
+
+_SWEPT = ("rms_norm", "rms_norm_backward", "softmax")
+_ROWS = _over((*((m, 4096) for m in (1, 16, 256, 2048, 8192, 16384, 32768, 65536, 131072)),
+               *((m, 65536) for m in (1, 16, 256))), *_SWEPT)
+
+_WIDE = (256, 512, 768, 1024, 1536, 2048, 2304, 2880, 4096, 5120, 7168, 8192, 12288, 16384, 32768, 50257, 65536, 131072)
+
+
+def rows_at(width: int, elements: int = 1 << 26) -> int:
+    """So many rows that about as many elements are in a tensor of any width: a power of two."""
+    return 1 << (elements // width).bit_length() - 1
+
+
+_WIDTHS = _over(tuple((rows_at(n), n) for n in _WIDE), *_SWEPT)
+
+SUITES = {s.name: s for s in (
+    Suite("table", "the shapes whose times are kept an eye on", _TABLE),
+    Suite("seeds", "shapes where other compilers were seen to fall behind", _SEEDS),
+    Suite("norms", "norms, forward and backward, with what surrounds them", _NORMS),
+    Suite("softmax", "softmax, its backward, log-softmax and log-sum-exp", _SOFTMAX),
+    Suite("losses", "cross-entropy over vocabularies", _LOSSES),
+    Suite("outer", "sums down the columns", _OUTER),
+    Suite("rows", "one width, from 1 row to 131072", _ROWS),
+    Suite("widths", "about as many elements, from 256 columns to 131072", _WIDTHS),
+)}
+MODELS = "models"  # whole training steps; measured by bench/models.py
+
+
+def suite(name: str) -> Suite:
+    """The suite of that name."""
+    found = SUITES.get(name)
+    if found is None:
+        raise BadSpec(what="The suite", text=name, detail=f"known are {', '.join((*SUITES, MODELS))}")
+    return found

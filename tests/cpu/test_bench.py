@@ -1,0 +1,411 @@
+"""`onepass bench` without a card: suites, providers, going on after an end, tables, errors. Times are made up."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from onepass.__main__ import main
+from onepass.device import device
+from onepass.errors import BadArgument, BadResults, BadSpec, NotMeasured, OtherRun
+from onepass.plan.plan import Plan
+from onepass.runtime.binary import Binary
+from onepass.runtime.compiled import Compiled
+from onepass.tools import bench as benches
+from onepass.tools import functions as f
+from onepass.tools import peers, regret, verdict
+from onepass.tools.bench import Options, Place, bench, earlier, failure, unfinished
+from onepass.tools.bench_tables import fits, line, tables
+from onepass.tools.ours import Ours, schedules
+from onepass.tools.providers import apart, default_providers, parse_providers, provide, wanted
+from onepass.tools.results import Result, Row, Run, load, to_json
+from onepass.tools.suites import SUITES, Job, Suite, rows_at, suite
+from onepass.tools.tables import as_text
+from onepass.tools.timing import Call, Timed
+from tests import bench_runs
+
+SMALL = Suite("small", "a few small ones", (Job("rms_norm", (8, 64)), Job("rms_norm_backward", (16, 64), "f32"),
+                                            Job("outer_sum_2", (32, 16), "f32")))
+PLACE = Place(device("h200"), "a card", {"torch": "2.11", "onepass": "0"}, torch.device("cpu"))
+QUIET = Console(file=io.StringIO())
+
+
+class FakeClock:
+    """Runs every call and says what it was told to."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, us: Mapping[str, float] | None = None) -> None:
+        self.us, self.sessions = us or {}, list[tuple[str, ...]]()
+
+    def settle(self) -> None: ...
+
+    def times(self, calls: Mapping[str, Call], most: int = 20) -> dict[str, Timed | NotMeasured]:
+        self.sessions.append(tuple(calls))
+        for call in calls.values():
+            call()
+        return {name: Timed(self.us.get(name, 5.0), 0.01, most, 1) for name in calls}
+
+    def host_us(self, call: Call, of: Timed) -> float:
+        return 3.0
+
+    def graph_us(self, function: Callable[..., Any], inputs: Sequence[Tensor], copies: int) -> float:
+        return 6.0
+
+
+def measured(options: Options, clock: FakeClock | None = None, **more: Any) -> Run:
+    fake: Any = clock or FakeClock()
+    return bench(options, QUIET, PLACE, lambda: fake, **more)
+
+
+@pytest.fixture(autouse=True)
+def no_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anchors are large tensors."""
+    monkeypatch.setattr(benches, "anchor_bytes", lambda floors: ())
+
+
+# ---- suites
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_suites_name_each_workload_once_at_a_shape_it_takes(name: str) -> None:
+    jobs = suite(name).jobs
+    assert len({job.id for job in jobs}) == len(jobs)
+    for job in jobs:
+        job.inputs()
+
+
+def test_floors_are_inputs_once_and_outputs_once() -> None:
+    assert Job("rms_norm", (8192, 8192)).floor_bytes == 2 * 2 * 8192 * 8192 + 2 * 8192
+    assert Job("outer_sum_5", (4096, 1024), "f16").floor_bytes == 5 * 2 * 4096 * 1024 + 4 * 1024
+    assert Job("rms_norm_backward", (1, 4096)).floor_bytes > 3 * 2 * 4096
+
+
+def test_rows_keep_the_number_of_elements() -> None:
+    assert rows_at(1024) == 65536 and rows_at(50257) == 1024 and rows_at(131072) == 512
+    assert all(job.shape[0] * job.shape[1] <= 1 << 26 for job in SUITES["widths"].jobs)
+
+
+# ---- providers
+
+
+def test_lists_of_providers() -> None:
+    assert parse_providers(" onepass, eager,onepass", "norms") == ("onepass", "eager")
+    assert parse_providers(None, "norms") == default_providers() and default_providers()[0] == "onepass"
+    assert parse_providers("onepass,inductor-max", "table") == ("onepass", "inductor-max")
+    for text, says in (("onepas", "onepass-tuned"), ("", "onepass-tuned"), ("inductor-max", "suite table")):
+        with pytest.raises(BadSpec, match=says):
+            parse_providers(text, "norms")
+
+
+def test_a_library_that_is_not_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "importable", lambda name: False)
+    with pytest.raises(BadSpec, match="pip install liger-kernel"):
+        parse_providers("liger", "norms")
+    assert set(default_providers()) == {"onepass", "eager", "inductor", "inductor-nonstrict"}
+
+
+def test_libraries_are_asked_only_for_what_they_have() -> None:
+    both = ("onepass", "liger", "quack")
+    assert wanted(both, Job("rms_norm", (8, 64))) == both
+    assert wanted(both, Job("cross_entropy", (8, 64))) == ("onepass", "quack")
+    assert wanted(both, Job("sum_both", (8, 64))) == ("onepass",)
+
+
+def test_a_copy_of_a_function_is_another_to_dynamo() -> None:
+    copy = apart(f.rms_norm)
+    assert copy is not f.rms_norm and copy.__code__ is not f.rms_norm.__code__  # type: ignore[attr-defined]
+    x, w = torch.randn(4, 8), torch.rand(8)
+    assert torch.equal(copy(x, w), f.rms_norm(x, w))
+
+
+def test_inductor_settings_are_known_to_this_torch() -> None:
+    for name in ("inductor", "inductor-nonstrict", "inductor-max"):
+        provide(name, SMALL.jobs[0], SMALL.jobs[0].inputs("cpu"))
+
+
+class _Norm(torch.autograd.Function):
+    """A library's norm, as far as the bench can tell."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, eps: float, *rest: Any) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return f.rms_norm(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, w = ctx.saved_tensors
+        return (*f.rms_norm_backward(x, w, f.row_rstd(x), dy), None, None, None, None)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    modules = {name: ModuleType(name) for name in ("liger_kernel", "liger_kernel.ops", "liger_kernel.ops.rms_norm")}
+    modules["liger_kernel.ops.rms_norm"].LigerRMSNormFunction = _Norm  # type: ignore[attr-defined]
+    modules["liger_kernel"].__version__ = "9.9"  # type: ignore[attr-defined]
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(peers, "importable", lambda name: name == "liger")
+    yield
+
+
+def test_a_library_runs_forward_and_backward_beside_onepass(library: None) -> None:
+    few = replace(SMALL, jobs=SMALL.jobs[:2])
+    run = measured(Options(few, ("onepass", "eager", "liger")), FakeClock({"onepass": 4.0, "liger": 8.0}))
+    assert [tuple(r.results) for r in run.rows] == [("onepass", "eager", "liger")] * 2
+    assert all(result.ok for row in run.rows for result in row.results.values())
+    assert [(r.best_peer, r.against_best_peer) for r in run.rows] == [("eager", 1.25)] * 2
+    assert benches.versions()["liger"] == "9.9"
+
+
+# ---- right or wrong
+
+
+def test_large_row_wise_workloads_are_judged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "WHOLE", 100)
+    monkeypatch.setattr(verdict, "PART", 48)
+    job = Job("cross_entropy_backward", (8, 16), "f32")
+    inputs = job.inputs("cpu")
+    assert list(verdict.parts(job.workload, inputs)) == [slice(0, 3), slice(3, 6), slice(6, 8)]
+    judge = verdict.Judge(job.workload, job.subject.function, inputs)
+    answer = job.subject.function(*inputs)
+    assert judge.wrong(answer, 1.0) is None
+    answer[7, 3] += 0.1
+    assert "largest error" in str(judge.wrong(answer, verdict.SLACK))
+    norm = Job("rms_norm", (16, 16), "f32")  # as many columns as rows: the weight has no rows
+    judge = verdict.Judge(norm.workload, norm.subject.function, norm.inputs("cpu"))
+    assert judge.wrong(norm.subject.function(*norm.inputs("cpu")), 1.0) is None
+    assert list(verdict.parts("softmax_dim0", inputs)) == [None]
+
+
+def test_others_may_round_once_more_and_onepass_may_not() -> None:
+    job = Job("softmax", (64, 64), "bf16")
+    inputs = job.inputs("cpu")
+    answer = (job.subject.function(*inputs).double() * (1 + 2.0**-6)).bfloat16()
+    judge = verdict.Judge(job.workload, job.subject.function, inputs)
+    assert judge.wrong(answer, 1.0) and judge.wrong(answer, verdict.SLACK) is None
+    assert judge.wrong(answer * 1.2, verdict.SLACK)
+    assert "shape" in str(judge.wrong(answer[:3], 1.0)) and "2 results" in str(judge.wrong((answer, answer), 1.0))
+
+
+def test_every_workload_of_a_suite_can_be_judged() -> None:
+    """At a small size: the function itself is right by its own measure, whatever its results are stored in."""
+    sizes = {2: (8, 256), 3: (2, 64, 8), 4: (2, 4, 2, 64)}
+    for name, dtype in sorted({(job.workload, job.dtype) for found in SUITES.values() for job in found.jobs}):
+        job = Job(name, sizes[len(suite_shape(name))], dtype)
+        inputs = job.inputs("cpu")
+        judge = verdict.Judge(name, job.subject.function, inputs)
+        assert judge.wrong(job.subject.function(*inputs), verdict.SLACK) is None, job.id
+
+
+def suite_shape(name: str) -> tuple[int, ...]:
+    return next(job.shape for found in SUITES.values() for job in found.jobs if job.workload == name)
+
+
+def test_wrong_and_failing_providers_are_shown_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = provide
+
+    def broken(name: str, job: Job, inputs: Sequence[Tensor]) -> Any:
+        if name == "inductor":
+            raise RuntimeError("it broke\nat length")
+        made = good("eager", job, inputs)
+        return replace(made, call=lambda: made.call() * 2) if name == "onepass" else made
+
+    monkeypatch.setattr(benches, "provide", broken)
+    clock = FakeClock()
+    run = measured(Options(replace(SMALL, jobs=SMALL.jobs[:1]), ("onepass", "eager", "inductor")), clock)
+    (row,) = run.rows
+    assert clock.sessions == [("eager",)]
+    assert "largest error" in str(row.results["onepass"].wrong) and row.results["inductor"].error == "RuntimeError: it broke"
+    assert "onepass wrong, eager 5.0, inductor failed" in line(row)
+    text = as_text(*tables(run))
+    assert "not timed" in text and "it broke" in text and "no time of onepass" in text
+
+
+# ---- a run
+
+
+def test_a_run_measures_all_providers_of_a_workload_in_one_session(tmp_path: Path) -> None:
+    out = tmp_path / "small.json"
+    clock = FakeClock({"onepass": 2.0, "eager": 8.0})
+    run = measured(Options(SMALL, ("onepass", "eager"), out, graphs=True), clock)
+    assert clock.sessions == [("onepass", "eager")] * 3
+    assert [r.id for r in load(out).rows] == [r.id for r in run.rows] == [job.id for job in SMALL.jobs]
+    mine = run.rows[1].results["onepass"]
+    assert (mine.us, mine.host_us, mine.graph_us, mine.kernels) == (2.0, 3.0, None, 1)  # too small for a cold cache in a graph
+    assert mine.predicted_us and mine.spill_bytes == 0
+    assert run.summary.geomean_against_best_peer == 4.0
+
+
+def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+    out = tmp_path / "small.json"
+    ticks = iter(range(0, 1000, 10))
+    part = measured(Options(SMALL, ("onepass", "eager"), out, time_limit=45.0), now=lambda: float(next(ticks)))
+    assert [r.id for r in part.rows] == [r.id for r in load(out).rows] == [SMALL.jobs[0].id]
+    clock = FakeClock({"onepass": 1.0})
+    whole = measured(Options(SMALL, ("onepass", "eager"), out), clock)
+    assert len(clock.sessions) == 2 and len(whole.rows) == 3
+    assert whole.rows[0].results == load(out).rows[0].results and whole.rows[1].us("onepass") == 1.0
+    clock = FakeClock()
+    assert len(measured(Options(SMALL, ("onepass",), out), clock).rows) == 3 and not clock.sessions
+    measured(Options(SMALL, ("onepass",), out, fresh=True), clock)
+    assert len(clock.sessions) == 3
+
+
+def test_a_row_without_a_provider_that_is_asked_for_is_measured_again() -> None:
+    row = Row("rms_norm", (8, 64), "bf16", SMALL.jobs[0].id, 10, 1.0, {"onepass": Result(us=1.0)})
+    run = Run("small", "2026-01-31", "a card", "h200", {}, (), (row,))
+    assert not unfinished(SMALL.jobs[0], run, Options(SMALL, ("onepass",)))
+    assert unfinished(SMALL.jobs[0], run, Options(SMALL, ("onepass", "eager")))
+    assert unfinished(SMALL.jobs[0], run, Options(SMALL, ("onepass",), regret=True))
+    assert unfinished(SMALL.jobs[1], run, Options(SMALL, ("onepass",)))
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"suite": "norms"}, "of the suite norms"), ({"card": "another"}, "measured on another"),
+    ({"versions": {"torch": "2.10"}}, r"torch 2.10 \(here 2.11\)"),
+])
+def test_results_of_other_runs_are_not_mixed(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    mine = Run("small", "2026-01-31", "a card", "h200", {"torch": "2.11"})
+    out.write_text(json.dumps(to_json(replace(mine, **change))))
+    with pytest.raises(OtherRun, match=says):
+        earlier(Options(SMALL, (), out), PLACE)
+    assert earlier(Options(SMALL, (), out, fresh=True), PLACE).rows == ()
+    out.write_text("{")
+    with pytest.raises(BadResults, match="not JSON"):
+        earlier(Options(SMALL, (), out), PLACE)
+
+
+def test_only_some_workloads() -> None:
+    assert [r.workload for r in measured(Options(SMALL, ("eager",), only="backward")).rows] == ["rms_norm_backward"]
+    with pytest.raises(BadArgument, match="outer_sum_2"):
+        measured(Options(SMALL, ("eager",), only="softmax"))
+
+
+def test_failures_are_one_line() -> None:
+    assert failure(ValueError("\n  first\nsecond")) == "ValueError: first" and failure(KeyError()) == "KeyError: no message"
+    assert len(failure(ValueError("x" * 9999))) == benches.ERROR_TEXT
+
+
+# ---- regret
+
+
+def tried(ours: Ours, plan: Plan, spill: int = 0) -> regret.Tried:
+    return regret.Tried(plan, (), tuple(Binary(64, spill, 0, 0, 0, {}, {}) for _ in plan.kernels))
+
+
+def test_regret_is_the_pick_over_the_best() -> None:
+    job = Job("rms_norm_backward", (8192, 8192))
+    ours = Ours.of(job.subject.function, job.inputs())
+    plans = ours.plans(PLACE.device, 4)
+    picked = Compiled(plans[0], (), tuple(Binary(80, 0, 0, 0, 0, {}, {}) for _ in plans[0].kernels)).made
+    found = regret.reported(job.id, 100.0, picked, [tried(ours, p, 8 * (k == 3)) for k, p in enumerate(plans)],
+                            {"picked": 110.0, "0": 110.0, "1": 100.0, "2": 130.0})
+    assert found.regret == pytest.approx(0.1) and len(found.candidates) == 4
+    assert [c.us for c in found.candidates] == [110.0, 100.0, 130.0, None]
+    assert (found.candidates[0].registers, found.candidates[3].spill_bytes) == (80, 8 * len(plans[3].kernels))
+    told = regret.verdict([found, replace(found, id="other", picked_us=101.0)])
+    assert told.good == 0.5 and told.worst == (job.id, pytest.approx(0.1)) and told.pick_error == pytest.approx(1 / 22, rel=0.2)
+    assert regret.verdict([]).worst is None
+
+
+def test_plans_that_spill_or_do_not_fit_are_not_run() -> None:
+    job = Job("rms_norm", (8192, 8192))
+    ours = Ours.of(job.subject.function, job.inputs())
+    (plan,) = ours.plans(PLACE.device, 1)
+    assert tried(ours, plan).runs_on(PLACE.device) and not tried(ours, plan, 4).runs_on(PLACE.device)
+    assert not regret.Tried(plan, (), None).runs_on(PLACE.device)
+    large = regret.Tried(plan, (), (Binary(64, 0, 0, 1 << 20, 0, {}, {}),))
+    assert not large.runs_on(PLACE.device)
+
+
+def test_a_prediction_for_a_class_of_row_counts_is_made_for_the_sizes_at_hand() -> None:
+    from onepass import pipeline  # only here
+
+    job = Job("rms_norm_backward", (32768, 2048))
+    ours = Ours.of(job.subject.function, job.inputs())
+    fixed, free = pipeline.specialise(ours.program, ours.bindings)
+    made = pipeline.interpretable(fixed, pipeline.representative(fixed, free, PLACE.device), PLACE.device).made
+    same = next(p for p in ours.plans(PLACE.device, 10_000) if schedules(p) == schedules(made))
+    assert made.summary.predicted_us != same.predicted_us == ours.predicted_us(made, PLACE.device)
+
+
+def test_candidates_are_measured_beside_the_pick() -> None:
+    few = replace(SMALL, jobs=SMALL.jobs[1:2])
+    clock = FakeClock({"picked": 6.0, "1": 4.0})
+    run = measured(Options(few, ("onepass",), regret=True, most=3), clock)
+    (found,) = run.regret
+    assert clock.sessions[1][0] == "picked" and len(clock.sessions[1]) <= 4
+    assert found.picked_us == 6.0 and found.best_us <= 6.0 and len(found.candidates) >= 2
+    assert "regret of the default pick" in as_text(*tables(run))
+
+
+def test_plans_that_disagree_are_noticed() -> None:
+    a = {"y": torch.tensor([1.0, 100.0])}
+    assert regret.agree({"y": torch.tensor([1.5, 100.0])}, a) and not regret.agree({"y": torch.tensor([1.0, 110.0])}, a)
+    assert not regret.agree({"y": torch.tensor([1.0, float("nan")])}, a)
+
+
+# ---- tables
+
+
+def test_tables_show_everything_within_their_width() -> None:
+    text = as_text(*tables(bench_runs.norms()))
+    assert all(len(row) <= 118 for row in text.splitlines())
+    for said in ("rms_norm_backward 8192x8192 bf16", "x floor", "wrong: dw is off by 3", "N must be even", "anchors",
+                 "against the best peer", "within 5 % of the best candidate", "predicted against measured"):
+        assert said in text, said
+
+
+def test_time_over_rows_is_fitted_by_a_line() -> None:
+    rows = []
+    for m in (1, 8192, 16384, 65536, 131072):
+        base = bench_runs.row("softmax", (m, 4096), {"onepass": 1.0}, tensors=2)
+        rows.append(replace(base, results={"onepass": Result(us=2.0 + 1.05 * base.floor_us)}))
+    (fit,) = fits(rows)
+    assert fit.what == "softmax 4096 bf16" and fit.start_us == pytest.approx(2.0, rel=0.05) and fit.worst < 0.001
+    assert fit.row_us / fit.floor_row_us == pytest.approx(1.05, rel=0.001)
+    assert fits(rows[:3]) == ()
+
+
+# ---- the command line
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("bench",), "ONEPASS-806"),
+    (("bench", "norms", "--out", "x.json"), "onepass doctor"),
+    (("bench", "nroms"), "known are table"),
+    (("bench", "norms", "--providers", "onepas"), "inductor-nonstrict"),
+    (("bench", "norms", "--only", "softmax"), "rms_norm_backward"),
+    (("bench", "models"), "--out FILE"),
+    (("bench", "models", "--out", "x.json", "--regret"), "--regret does not go"),
+    (("bench", "models", "--out", "x.json"), "ONEPASS-806"),
+])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a card")
+def test_mistakes_are_one_line(arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                               capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["onepass", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    said = capsys.readouterr().err
+    assert exit.value.code == 2 and says in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_suites_are_listed_without_a_card(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["onepass", "bench", "--list"])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == 0 and "rms_norm_backward 98304x512 bf16" in capsys.readouterr().out

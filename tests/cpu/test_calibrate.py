@@ -1,0 +1,439 @@
+"""Calibrating: how figures become facts, which are refused, where they are kept, and what uses them. Figures are invented."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from onepass import compat
+from onepass.__main__ import app
+from onepass.capture.trace import capture
+from onepass.device import Device, device
+from onepass.errors import AbsurdMeasurement, NoCard, NothingKept, OnepassError, OnepassWarning
+from onepass.integration import engine
+from onepass.pipeline import optimise
+from onepass.plan.cost import _rate, join_cost
+from onepass.runtime import cache, card, measured
+from onepass.runtime.measured import Calibration
+from onepass.tools import calibrate as tool
+from onepass.tools.calibrate import Anchor, Figures, Flight, calibrate, derive, fit_latency, forget_card
+
+ROOT = Path(__file__).resolve().parents[2]
+H200 = device("h200")
+PROPERTIES = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132, major=9, minor=0)
+JOIN_BYTES = 4 * 132 * 8192
+
+
+def flights(facts: Device, *kilobytes: int) -> tuple[Flight, ...]:
+    """What a card with these facts would show."""
+    return tuple(Flight(kb << 10, _rate(tool.IN_FLIGHT * (kb << 10), facts)) for kb in kilobytes)
+
+
+def figures(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> Figures:
+    """What the probes might measure on a card somewhat like an H200."""
+    facts = replace(H200, bandwidth=bandwidth, latency=latency)
+    anchors = tuple(Anchor(kind, size, size / rate) for kind, rate in (("read", bandwidth), ("copy", 4.2e6), ("add", 4.3e6))
+                    for size in (256 << 20, 1 << 30))
+    return replace(Figures(anchors, flights(facts, 2, 4, 8, 16, 32, 64, 128), 5.6e6, 1.9, 2.9, JOIN_BYTES, 1800.0), **changes)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store of a test's own."""
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
+    yield tmp_path / "store"
+    card.present.cache_clear()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that answers questions and runs nothing."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index=0: PROPERTIES)
+    card.present.cache_clear()
+
+
+def again() -> Device:
+    """The facts a new process would plan with."""
+    card.present.cache_clear()
+    cache._opened.cache_clear()
+    found = card.present()
+    assert found is not None
+    return found
+
+
+# ---- figures -> facts ------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_rate_of_what_is_large_counts() -> None:
+    small = Anchor("read", 1 << 20, 0.06)  # 17 TB/s: it was in L2
+    found = derive(figures(anchors=(*figures().anchors, small)), H200, "2026-01-01")
+    assert found.bandwidth == pytest.approx(4.4e6)
+
+
+@pytest.mark.parametrize("latency", [0.6, 1.1, 2.0])
+def test_the_latency_is_the_one_that_the_cost_model_would_need(latency: float) -> None:
+    facts = replace(H200, latency=latency)
+    assert fit_latency(flights(facts, 2, 4, 8, 16, 32, 64), facts.bandwidth, facts.sms) == pytest.approx(latency)
+
+
+def test_points_at_the_top_say_nothing_about_latency() -> None:
+    top = tuple(Flight(kb << 10, H200.bandwidth) for kb in (128, 256))
+    points = flights(H200, 8, 16, 32)
+    assert fit_latency((*points, *top), H200.bandwidth, 132) == pytest.approx(H200.latency)
+    assert math.isnan(fit_latency(top, H200.bandwidth, 132))
+
+
+def test_a_launch_costs_what_makes_joins_right() -> None:
+    found = derive(figures(), H200, "2026-01-01")
+    facts = replace(H200, launch=found.launch, l2_bandwidth=found.l2_bandwidth)
+    assert join_cost(1, 132, 8192, facts) == pytest.approx(2.9)
+    assert derive(figures(launch_us=2.4), H200, "").launch == 2.4, "no less than the smallest kernel"
+
+
+@pytest.mark.parametrize("changes, what", [
+    ({"anchors": (Anchor("read", 1 << 30, 40.0),)}, "DRAM rate was measured as 26.84 TB/s"),
+    ({"anchors": (Anchor("read", 1 << 30, math.nan),)}, "nan us"),
+    ({"anchors": (Anchor("copy", 1 << 30, -5.0),)}, "The time of a copy was measured as -5.0 us"),
+    ({"anchors": (Anchor("copy", 1 << 30, 0.0),)}, "0.0 us"),
+    ({"anchors": ()}, "DRAM rate was measured as nan"),
+    ({"flights": ()}, "latency under load was measured as nan"),
+    ({"flights": (Flight(64 << 10, 5e5),)}, "latency"),
+    ({"l2_rate": math.nan}, "L2 rate"),
+    ({"l2_rate": 1e6}, "at least the DRAM rate"),
+    ({"l2_rate": -1.0}, "L2 rate"),
+    ({"clock": 0.0}, "clock under load was measured as 0 MHz"),
+    ({"clock": math.inf}, "clock"),
+    ({"launch_us": -0.5}, "one more kernel"),
+    ({"join_us": 500.0}, "one more kernel"),
+])
+def test_what_cannot_be_is_refused_and_nothing_is_kept(here: None, folder: Path, changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(AbsurdMeasurement, match=re.escape(what)):
+        calibrate(probe=lambda where, facts: figures(**changes))
+    assert not (folder / "cards").exists() and again() is H200
+
+
+# ---- keeping ---------------------------------------------------------------------------------------------------------------
+
+
+def test_facts_are_kept_used_and_forgotten(here: None, folder: Path) -> None:
+    assert again() is H200
+    found = calibrate(probe=lambda where, facts: figures())
+    assert found.kept and found.before is H200
+    known = again()
+    assert (known.bandwidth, known.clock, known.source) == (4.4e6, 1800.0, f"calibrated {found.facts.date}")
+    assert replace(known, **{k: getattr(H200, k) for k in (*tool._LIMITS, "source")}) == H200, "all else is the driver's"
+    [path] = (folder / "cards").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE((folder / "cards").stat().st_mode) == 0o700
+    assert forget_card() and again() is H200 and not forget_card()
+
+
+def test_a_second_calibration_replaces_the_first(here: None) -> None:
+    for rate in (4.3e6, 4.6e6):
+        found = calibrate(probe=lambda where, facts, rate=rate: figures(rate))
+    assert found.before.bandwidth == 4.3e6 and again().bandwidth == 4.6e6
+
+
+def test_a_dry_run_keeps_nothing(here: None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not calibrate(dry_run=True, probe=lambda where, facts: figures()).kept
+    monkeypatch.setenv("ONEPASS_CACHE", "0")
+    assert not calibrate(dry_run=True, probe=lambda where, facts: figures()).kept
+    assert not (folder / "cards").exists()
+
+
+def test_facts_belong_to_one_kind_of_card_and_driver(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrate(probe=lambda where, facts: figures())
+    other = SimpleNamespace(**{**vars(PROPERTIES), "name": "NVIDIA H200 NVL"})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index=0: other)
+    assert again() is H200
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index=0: PROPERTIES)
+    assert again() is not H200
+    monkeypatch.setattr(compat, "cuda_driver_level", lambda: "99.0")
+    assert again() is H200
+
+
+def test_facts_outlast_a_new_version_of_the_package(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrate(probe=lambda where, facts: figures())
+    monkeypatch.setattr(cache, "versions", lambda: {"onepass": "other"})
+    assert again().bandwidth == 4.4e6
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _changed(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"4400000.0", b"9400000.0"))
+
+
+def _open_to_others(path: Path) -> None:
+    path.chmod(0o622)
+
+
+def _other_kind(path: Path) -> None:
+    key = path.name.removesuffix(".json")
+    path.write_bytes(cache.pack(key, measured.Card("it", 1, "")))
+
+
+@pytest.mark.parametrize("damage", [_cut, _changed, _open_to_others, _other_kind])
+def test_damaged_facts_are_not_used(here: None, folder: Path, damage: Any) -> None:
+    calibrate(probe=lambda where, facts: figures())
+    [path] = (folder / "cards").iterdir()
+    damage(path)
+    with pytest.warns(OnepassWarning, match="ONEPASS-502"):
+        assert again() is H200
+    assert again() is H200, "said once: it was set aside"
+
+
+def test_where_nothing_can_be_kept_nothing_is_measured(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPASS_CACHE", "0")
+    with pytest.raises(NothingKept, match="ONEPASS_CACHE=1"):
+        calibrate(probe=lambda where, facts: pytest.fail("measured"))
+
+
+def test_a_full_disk_is_an_error(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "_write", full)
+    with pytest.warns(OnepassWarning), pytest.raises(NothingKept):
+        calibrate(probe=lambda where, facts: figures())
+
+
+def test_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for action in (calibrate, forget_card, lambda: card.named("here")):
+        with pytest.raises(NoCard, match="ONEPASS-401"):
+            action()
+
+
+def test_an_old_card(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: (7, 5))
+    with pytest.raises(NoCard, match=r"7\.5"):
+        calibrate()
+
+
+# ---- what uses them --------------------------------------------------------------------------------------------------------
+
+
+def test_plans_are_kept_apart_by_facts() -> None:
+    program = optimise(capture(lambda x: x.softmax(-1), (torch.zeros(6, 40),)).program)
+    variant = engine.Variant((), (("s0", 66),), False, frozenset(), H200, False)
+    known = replace(H200, **{k: v for k, v in asdict(derive(figures(), H200, "")).items() if k != "date"})
+    assert engine._key(program, variant) != engine._key(program, replace(variant, device=known))
+    kept = replace(variant, tune="on")
+    assert engine._key(program, kept) == engine._key(program, replace(kept, device=known)), "measured on the card itself"
+    assert engine._key(program, kept) != engine._key(program, replace(kept, device=replace(known, sms=78)))
+
+
+def test_the_card_of_this_machine_by_name(here: None) -> None:
+    assert card.named("here") is H200 and card.named("H100").name == "h100" and card.named(H200) is H200
+    calibrate(probe=lambda where, facts: figures())
+    assert card.named("here").source.startswith("calibrated")
+    with pytest.raises(OnepassError, match="ONEPASS-801"):
+        card.named("h201")
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["calibrate", *arguments])
+
+
+def test_the_command(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "_on_card", lambda where, facts: figures())
+    shown = run("--json", "--dry-run")
+    assert shown.exit_code == 0
+    found = json.loads(shown.stdout)
+    assert (found["kept"], found["device"], found["before"]["source"]) == (False, "h200", "measured")
+    assert Calibration(**found["facts"]).latency == pytest.approx(1.1)
+    assert found["figures"]["anchors"][0]["gbps"] == 4400.0 and len(found["figures"]["flights"]) == 7
+    text = run().stdout
+    for part in ("NVIDIA H200, 132 SMs", "4.4 TB/s", "4.5 TB/s", "latency under load", "1.1 us", "kept"):
+        assert part in text
+    assert again().source.startswith("calibrated")
+    assert run("--forget").stdout == "forgotten\n" and run("--forget").stdout == "nothing was kept of this card\n"
+
+
+# ---- the kernels that measure ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kernels() -> Any:
+    from onepass.tools import probe_kernels
+
+    return probe_kernels
+
+
+def compiled(function: Any, pointers: dict[str, str], warps: int, **constants: int) -> str:
+    """The PTX of a kernel for sm_90."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = function.arg_names
+    signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
+    source = ASTSource(function, signature, {(names.index(n),): v for n, v in constants.items()},
+                       {(names.index(n),): [["tt.divisibility", 16]] for n in pointers})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 1}).asm["ptx"]
+
+
+@pytest.mark.parametrize("warps", [1, 4, 8, 16, 32])
+def test_a_walk_has_as_many_loads_in_flight_as_it_says(kernels: Any, warps: int) -> None:
+    from onepass.tools.probes import LOADS
+
+    ptx = compiled(kernels.walk, {"data": "*fp32", "sums": "*fp32"}, warps, HEIGHT=LOADS, WIDTH=128 * warps)
+    assert len(re.findall(r"ld\.global\S*\.v4", ptx)) == LOADS == len(re.findall(r"ld\.global", ptx)), "wide, and not unrolled"
+
+
+def test_the_other_kernels_compile(kernels: Any) -> None:
+    assert compiled(kernels.touch, {"sums": "*fp32"}, 4)
+    assert compiled(kernels.fill, {"partials": "*fp32"}, 4, WIDTH=1024)
+    assert compiled(kernels.join, {"partials": "*fp32", "results": "*fp32"}, 4, HEIGHT=32, WIDTH=64)
+    ticks = compiled(kernels.ticks, {"found": "*i64"}, 1)
+    assert ticks.count("%clock64") == 2 == ticks.count("%globaltimer")
+    chain = ticks.index("fma") if "fma" in ticks else ticks.index("mul")
+    assert ticks.index("%clock64") < chain < ticks.rindex("%clock64")
+
+
+def test_shapes_of_walks_are_ones_that_triton_takes() -> None:
+    from onepass.tools import probes
+
+    assert all(warps & (warps - 1) == 0 and warps <= 32 for _, warps in (*probes.FLIGHTS, probes.BUSY))
+    assert probes.LARGEST // 4 < 2**31 and probes.COLUMNS % probes.JOINED == 0 and probes.COLUMNS % 1024 == 0
+
+
+INTERPRETED = """
+import torch
+from onepass.tools import probe_kernels as k
+
+data = torch.arange(5 * 512, dtype=torch.float32)
+sums = torch.zeros(8)
+k.walk[(3,)](data, sums, 5, 4, HEIGHT=4, WIDTH=128)
+assert sums.sum() == 4 * data.sum(), "every tile once a pass"
+partials, results = torch.full((7 * 1024,), 9.0), torch.zeros(1024)
+k.fill[(7,)](partials, 1024, WIDTH=512)
+assert (partials == 1).all()
+k.join[(16,)](partials * 2, results, 7, 1024, HEIGHT=32, WIDTH=64)
+assert (results == 14).all()
+print("right")
+"""
+
+
+def test_the_kernels_touch_what_they_say() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], capture_output=True, text=True, env=environment)
+    assert done.stdout == "right\n", done.stderr
+
+
+# ---- the way through the probes, on a card that is not there -----------------------------------------------------------------
+
+
+class Card:
+    """A card on which time passes as launches say: work done at once is charged to the events around it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0  # us
+        self.graph: list[float] | None = None  # what is being captured
+
+    def spend(self, us: float) -> None:
+        if self.graph is not None:
+            self.graph.append(us)
+        else:
+            self.now += us
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
+    from onepass.runtime import stopwatch
+    from onepass.tools import probes
+
+    card = Card()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = card.now
+
+        def elapsed_time(self, end: Any) -> float:
+            return (end.at - self.at) / 1e3 + 3e-3  # ms; events have a cost of their own
+
+    class Graph:
+        def __init__(self) -> None:
+            self.kernels: list[float] = []
+
+        def replay(self) -> None:
+            card.spend(sum(self.kernels) + 0.5)
+
+    @contextmanager
+    def capturing(graph: Graph) -> Iterator[None]:
+        card.graph = graph.kernels
+        yield
+        card.graph = None
+
+    def kernel(us: Any) -> Any:
+        class Launched:
+            def __getitem__(self, grid: tuple[int]) -> Any:
+                return lambda *args, **kwargs: card.spend(us(grid[0], *args, **kwargs))
+        return Launched()
+
+    def walk(grid: int, data: Any, sums: Any, tiles: int, passes: int, **shape: int) -> float:
+        moved = 4 * tiles * shape["HEIGHT"] * shape["WIDTH"]
+        in_flight = 4 * shape["HEIGHT"] * shape["WIDTH"] * grid / 132
+        assert moved <= 4 * data.numel() and shape["WIDTH"] == 128 * shape["num_warps"]
+        return moved / _rate(tool.IN_FLIGHT * in_flight, H200) + (passes - 1) * moved / 5.5e6
+
+    def ticks(grid: int, found: torch.Tensor, turns: int, **_: int) -> float:
+        found.copy_(torch.tensor([1_830_000, 1_000_000, 0]))
+        return 2000.0
+
+    stream = SimpleNamespace(synchronize=lambda: None, wait_stream=lambda other: None)
+    add, zero, copy = torch.add, torch.Tensor.zero_, torch.Tensor.copy_
+    monkeypatch.setattr(stopwatch, "FLUSHED", 1 << 12)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda where: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "device", lambda where: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (8 * (64 << 20), 0))
+    monkeypatch.setattr(torch.Tensor, "zero_", lambda t: (card.spend(stopwatch.TINY if t.numel() == 1 else 9.0), zero(t))[1])
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda t, u: (card.spend(8 * t.numel() / 4.3e6), copy(t, u))[1])
+    monkeypatch.setattr(torch, "add", lambda a, b, out: (card.spend(12 * a.numel() / 4.45e6), add(a, b, out=out))[1])
+    monkeypatch.setattr(probes, "kernels", SimpleNamespace(
+        walk=kernel(walk), ticks=kernel(ticks), touch=kernel(lambda *_, **__: 1.9), fill=kernel(lambda *_, **__: 2.5),
+        join=kernel(lambda *_, **__: 2.9)))
+    return card
+
+
+def test_the_probes_find_what_the_card_has(pretended: Card) -> None:
+    from onepass.tools.probes import measure
+
+    found = measure(torch.device("cpu"), H200)
+    assert found.launch_us == pytest.approx(1.9) and found.join_us == pytest.approx(2.9) and found.join_bytes == JOIN_BYTES
+    assert (found.l2_rate, found.clock) == (pytest.approx(5.5e6), pytest.approx(1830.0))
+    facts = derive(found, H200, "2026-01-01")
+    assert facts.bandwidth == pytest.approx(4.5e6, rel=0.02) and facts.latency == pytest.approx(1.25, rel=0.05)
+    assert {a.kind for a in found.anchors} == {"read", "copy", "add"} and len(found.anchors) == 6
