@@ -468,15 +468,20 @@ def as_configured(passes: tuple[Any, ...]) -> Any:
 def configure_passes(passes: tuple[Any, ...]) -> None:
     """Put passes into Inductor's config for all that is compiled from now on."""
     from torch._inductor import config
-
     config.post_grad_custom_post_pass = as_configured(passes)
 
 
 def max_autotune() -> bool:
     """Whether Inductor is about to tune matmuls, and would fuse a pointwise op behind one into it."""
     from torch._inductor import config
-
     return bool(config.max_autotune or config.max_autotune_gemm)
+
+
+def given_away() -> frozenset[int]:
+    """Positions of inputs that the backward graph being compiled may overwrite; none where CUDA graphs would refuse it."""
+    from torch._inductor import config, utils
+
+    return frozenset() if config.triton.cudagraphs else frozenset(utils.get_donated_idxs() or ())
 
 
 def reset_cuda_graphs() -> None:

@@ -35,9 +35,10 @@ _SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, 
 class Memory:
     """Which values of a graph lie in the same memory, as torch traced them."""
 
-    def __init__(self, graph: fx.Graph, calls: Collection[fx.Node]) -> None:
-        """`calls` are those of regions, whose results are memory of their own."""
+    def __init__(self, graph: fx.Graph, calls: Collection[fx.Node], given_away: Collection[int] = ()) -> None:
+        """`calls` are those of regions, whose results are memory of their own; `given_away` inputs of the graph are, too."""
         self._calls = frozenset(calls)
+        self._given = frozenset(n for k, n in enumerate(graph.find_nodes(op="placeholder")) if k in given_away)
         self._sharing: dict[int, list[fx.Node]] = {}
         for node in graph.nodes:
             for tensor in tensors_of(node):
@@ -55,7 +56,7 @@ class Memory:
     def _has_own(self, node: fx.Node) -> bool:
         """Whether a value is computed in this graph, into memory that nobody else holds."""
         source = _source(node)
-        if source in self._calls:
+        if source in self._calls or source in self._given:
             return True
         name, schema = op_name(source.target), getattr(source.target, "_schema", None)
         if source.op != "call_function" or schema is None or schema.is_mutable or name in VIEWS:
@@ -96,10 +97,17 @@ def reusable(part: Part, call: fx.Node, inputs: tuple[fx.Node, ...], pairs: Coll
     taken: list[fx.Node | None] = []
     for output in (b.name for b in buffers if b.role == "output"):
         fitting = (node_of[name] for out, name in pairs if out == output)
+        # An input of the graph is overwritten as it is: torch does not follow views of it.
+        fitting = (n for n in fitting if n.op != "placeholder" or _same_form(n, part.outputs[len(taken)]))
         found = next((n for n in fitting if n not in given and _is_worth_it(n) and memory.is_free_after(call, n)), None)
         taken.append(found)
         given |= {found: None} if found is not None else {}
     return tuple(taken)
+
+
+def _same_form(one: fx.Node, other: fx.Node) -> bool:
+    (a,), (b,) = tensors_of(one), tensors_of(other)
+    return [*map(str, (*a.shape, *a.stride()))] == [*map(str, (*b.shape, *b.stride()))] and a.dtype == b.dtype
 
 
 def _is_worth_it(node: fx.Node) -> bool:

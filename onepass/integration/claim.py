@@ -45,6 +45,7 @@ class Claiming:
     in_place: bool = True  # outputs may take the memory of inputs that nobody reads again
     functional: bool = False
     by_cost: bool = True  # False: claim whatever can be computed
+    given_away: frozenset[int] = frozenset()  # positions of inputs of the graph that it may overwrite
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def claim(graph: fx.Graph, claiming: Claiming) -> Claimed:
     rewriter = Rewriter(graph)
     calls = {rewriter.replace(claimed.part, claiming.functional): claimed for claimed in claims}
     if claiming.in_place and not claiming.functional:
-        memory = Memory(graph, calls)
+        memory = Memory(graph, calls, claiming.given_away)
         claims = [_in_place(rewriter, call, claimed, memory) for call, claimed in calls.items()]
     if claims:
         rewriter.tidy()

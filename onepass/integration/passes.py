@@ -124,7 +124,8 @@ def claiming(graph: fx.Graph, said: Mapping[str, Any], phase: str) -> Claiming:
     facts: Device | None = present(where.index or 0) if where is not None and where.type == "cuda" else None
     functional = settings.functional or not _can_fill()
     return Claiming(facts or device(CPU_FACTS), settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
-                    settings.in_place and not functional, functional, settings.by_cost)
+                    settings.in_place and not functional, functional, settings.by_cost,
+                    compat.given_away() if phase == "backward" and settings.rest == "inductor" else frozenset())
 
 
 def _can_fill() -> bool:

@@ -43,9 +43,19 @@ class Rewriter:
         bases = [hand.shaped(node, out.meta["val"]) if node is not None else empty
                  for node, out, empty in zip(taken, part.outputs, empties, strict=True)]
         call.kwargs = {**call.kwargs, "_all_bases": bases}
-        for node, empty in zip(taken, empties, strict=True):
+        for k, (node, empty) in enumerate(zip(taken, empties, strict=True)):
             if node is not None:
                 self.graph.erase_node(empty)
+            if node is not None and node.op == "placeholder":
+                self._write_back(node, call, k)
+
+    def _write_back(self, node: fx.Node, call: fx.Node, k: int) -> None:
+        """Say that an input of the graph ends up as output k of a call. That makes it legal to write there at once, and the
+        copy goes away; without it, torch would write to a clone."""
+        result = next(user for user in call.users if user.target is operator.getitem and user.args[1] == k + 1)
+        with self.graph.inserting_before(self.graph.output_node()):
+            copied = self.graph.call_function(torch.ops.aten.copy_.default, (node, result))
+        copied.meta["val"] = node.meta["val"]
 
     def _erase(self, part: Part) -> None:
         """Drop a region's nodes, and the views and constants only it used. Regions may share arithmetic that both repeat."""

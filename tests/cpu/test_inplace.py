@@ -16,6 +16,7 @@ import torch._inductor.config
 from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
+from torch._inductor.utils import run_and_get_code
 
 import onepass
 from onepass.integration import journal, region_op
@@ -434,7 +435,6 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inducto
 
 def compiled(fn: Callable[..., Any], *args: Tensor, **options: object) -> str:
     """The code Inductor writes for a function, once its results are found to be eager's."""
-    from torch._inductor.utils import run_and_get_code
 
     with torch.no_grad():
         results, (code, *_) = run_and_get_code(torch.compile(fn, backend=onepass.backend, options={**OPTIONS, **options}), *args)
@@ -498,3 +498,50 @@ def test_training_in_place() -> None:
     for one, other in zip(mine, gradients(model), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
     assert sum(r.in_place for g in journal.snapshot().graphs for r in g.regions) > 0
+
+
+class Classifier(nn.Module):
+    """Its logits are saved for the backward, which nobody else reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 512, bias=False)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.head(x), target)
+
+
+@needs_compiler
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_gradient_takes_the_memory_of_a_saved_activation(in_place: bool) -> None:
+    torch.manual_seed(0)
+    model, x, target = Classifier(), torch.randn(256, 64), torch.randint(0, 512, (256,))
+
+    def gradients(run: Callable[..., Tensor]) -> list[Tensor]:
+        model.zero_grad()
+        leaf = x.clone().requires_grad_()
+        run(leaf, target).backward()
+        return [leaf.grad, model.head.weight.grad.clone()]  # type: ignore[list-item, union-attr]
+
+    run = torch.compile(model, backend=onepass.backend, options={**OPTIONS, "in_place": in_place})
+    mine, (_, code) = run_and_get_code(gradients, run)
+    for one, other, again in zip(mine, gradients(model), gradients(run), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+        assert torch.equal(one, again)
+    assert [r.in_place for g in journal.snapshot().graphs if g.phase == "backward" for r in g.regions] == [int(in_place)]
+    assert ("region.default([mm]" in code) == in_place and "clone" not in code
+
+
+@needs_compiler
+def test_a_saved_activation_that_is_read_again_is_not_overwritten() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(128, 128, requires_grad=True), torch.randn(BIG)
+
+    def fn(x: Tensor) -> Tensor:
+        h = x @ weight
+        return torch.softmax(h, -1).square().sum() + (h @ weight).square().sum()
+
+    leaf = x.clone().requires_grad_()
+    mine = torch.autograd.grad(torch.compile(fn, backend=onepass.backend, options=OPTIONS)(leaf), (leaf, weight))
+    for one, other in zip(mine, torch.autograd.grad(fn(leaf), (leaf, weight)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-2)
