@@ -120,20 +120,6 @@ def triton_toolchain(target: int) -> str:
     return f"{backend.hash()} {sorted(heeded().items())}"
 
 
-@contextmanager
-def ptxas_verbose(always: bool) -> Iterator[None]:
-    """A context in which Triton prints what `ptxas -v` says; `always` compiles even what Triton's cache already holds.
-
-    Triton's settings write themselves to the environment until the context ends, so this is for worker processes.
-    """
-    knobs = triton("compile kernels").knobs
-    with knobs.nvidia.scope(), knobs.compilation.scope():
-        knobs.nvidia.dump_ptxas_log = True
-        if always:
-            knobs.compilation.always_compile = True
-        yield
-
-
 def cuobjdump() -> str:
     """The path of the cubin reader in Triton's wheel."""
     return str(triton("read compiled kernels").knobs.nvidia.cuobjdump.path)
@@ -468,12 +454,14 @@ def as_configured(passes: tuple[Any, ...]) -> Any:
 def configure_passes(passes: tuple[Any, ...]) -> None:
     """Put passes into Inductor's config for all that is compiled from now on."""
     from torch._inductor import config
+
     config.post_grad_custom_post_pass = as_configured(passes)
 
 
 def max_autotune() -> bool:
     """Whether Inductor is about to tune matmuls, and would fuse a pointwise op behind one into it."""
     from torch._inductor import config
+
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 

@@ -17,6 +17,7 @@ from onepass.tools.check import Check, as_tuple, check, in_float64, spacing
 
 Run = Callable[..., tuple[Tensor, ...]]
 DRAWS, MOST_POOLED = 16, 1 << 16
+FEW = 16  # elements of which it takes more draws to tell an error's size
 GARBAGE = 0x7F  # in every byte: a large float, a large integer
 
 
@@ -65,7 +66,8 @@ def assert_right(fused: Callable[..., Any], function: Callable[..., Any], make: 
     results = run(fused, inputs)
     for k, judged in enumerate(_judged(results, function, inputs)):
         if not judged.ok and judged.mine.numel() <= MOST_POOLED:
-            more = [_judged(run(fused, again), function, again)[k] for again in map(make, range(1, DRAWS))]
+            draws = DRAWS if judged.mine.numel() > FEW else 4 * DRAWS
+            more = [_judged(run(fused, again), function, again)[k] for again in map(make, range(1, draws))]
             judged = pooled([judged, *more])
         assert judged.ok, f"output {k} {tuple(results[k].shape)}: {judged.check}, worst at {judged.worst}"
     return results

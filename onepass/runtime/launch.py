@@ -17,12 +17,12 @@ from .. import compat
 from ..codegen.source import Source
 from ..errors import CompileFailed, DoesNotFit, UnsupportedDevice
 from . import cache as disk
-from . import offline
 from .binary import Binary, Usage, summarise
 from .card import OLDEST
 from .counts import heard
 from .job import job
 from .module import Job, build
+from .readout import read_spills
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ def _prepared(work: Job, device: int) -> Launcher:
 def _binary(work: Job, device: int) -> Binary:
     kernel = _prepared(work, device)._kernel
     registers, local_bytes, shared_bytes = compat.triton_usage(kernel)
-    if local_bytes:  # the driver does not tell spills from other uses of local memory; a worker asks ptxas
-        return offline.measure(work, f"cuda:{device}")
+    if local_bytes:  # the driver does not tell spills from other uses of local memory
+        return read_spills(kernel.asm["cubin"], kernel.asm["ptx"], shared_bytes, work.target)
     return summarise(Usage(registers, 0, 0), shared_bytes, kernel.asm["ptx"])
 
 

@@ -6,12 +6,9 @@ the package's front door, so that it is ready in the time Triton takes to import
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -28,42 +25,13 @@ def _shells() -> None:
         sys.modules[name] = shell
 
 
-def _build(job: Any, always: bool) -> tuple[Any, str]:
-    """The compiled kernel and what ptxas said (nothing, when Triton's cache had it)."""
-    from onepass import compat  # after _shells
-    from onepass.runtime.module import build  # after _shells
-
-    said = io.StringIO()
-    with compat.ptxas_verbose(always), contextlib.redirect_stdout(said):
-        kernel = build(job)
-    return kernel, said.getvalue()
-
-
-def _dump(cubin: bytes, option: str) -> str:
-    """What cuobjdump says of a cubin."""
-    from onepass import compat  # after _shells
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run([compat.cuobjdump(), option, file.name], capture_output=True, text=True, check=True).stdout
-
-
 def measure(job: Any) -> Any:
     """Compile a job and read what it costs."""
-    from onepass.runtime.binary import Usage, parse_log, parse_resources, summarise  # after _shells
+    from onepass.runtime.module import build  # after _shells
+    from onepass.runtime.readout import read  # after _shells
 
-    kernel, said = _build(job, always=False)
-    usage = parse_log(said)
-    if usage is None:
-        registers, stack = parse_resources(_dump(kernel.asm["cubin"], "--dump-resource-usage")) or (0, 1)
-        usage = Usage(registers, 0, 0)
-        if stack:  # only ptxas can tell spills from other uses of the stack: ask it again
-            usage = parse_log(_build(job, always=True)[1])
-            if usage is None:
-                raise RuntimeError("ptxas said nothing about registers")
-    sass = _dump(kernel.asm["cubin"], "-sass") if usage.spill_bytes else ""
-    return summarise(usage, kernel.metadata.shared, kernel.asm["ptx"], sass)
+    kernel = build(job)
+    return read(kernel.asm["cubin"], kernel.asm["ptx"], kernel.metadata.shared, job.target)
 
 
 def _complaint(error: Exception, noise: IO[bytes]) -> str:

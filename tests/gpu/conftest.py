@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-AT_ONCE = 4
+AT_ONCE = 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,15 +49,15 @@ def large() -> Iterator[None]:
 
 @pytest.fixture
 def sizeable(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of which the card holds a few at once."""
-    with _locked(f"sizeable-{zlib.crc32(request.node.name.encode()) % AT_ONCE}"):
+    """Tests of which the card holds a few at once, but none beside a large one."""
+    with _locked(f"sizeable-{zlib.crc32(request.node.name.encode()) % AT_ONCE}"), _locked("large", fcntl.LOCK_SH):
         yield
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 @contextmanager
-def _locked(name: str) -> Iterator[None]:
+def _locked(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     with (Path(tempfile.gettempdir()) / f"onepass-{name}-tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, kind)
         yield

@@ -13,7 +13,7 @@ from tests.training import assert_as_right_as_eager
 
 # Routing picks by comparing values, and another rounding may pick otherwise.
 NAMES = [name for name, maker in ZOO.items() if not maker.routed]
-FEW = {"layers": 2, "batch": 2, "length": 512, "rows": 2048}  # or the float64 step alone would fill the card
+FEW = {"layers": 2, "batch": 2, "length": 256, "rows": 2048}  # or the float64 step alone would fill the card
 
 
 def made(name: str, **changes: object) -> tuple[Example, bool]:
