@@ -126,8 +126,9 @@ def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device
                         yield Schedule(Block(1), Loop(width, k), warps, stages)
     if t.cols <= 32 * 4 * vec:  # short rows that cannot be held whole
         width = max(16, power_of_two(t.cols))
-        if _fits_blocks(kernel, (width,)):
-            yield Schedule(Block(max(1, min(8, 4096 // width))), Loop(width), 4)
+        for height in (8, 4, 2, 1) if _fits_blocks(kernel, (width,)) else ():
+            if height * width <= max(width, 4096):
+                yield Schedule(Block(height), Loop(width), 4)
 
 
 def _columns_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:

@@ -160,7 +160,7 @@ GATHERS = Fitted(6, 1.75, 0.21, 1.14, 1.7)
 WALKS_COLUMNS = Fitted(31, 0, 0.15)
 WALKS_ROWS = Fitted(31, 0, 0.78)
 PLAIN = Fitted(28, 0.2, 0.1)
-WALKED_STATE = 0.33  # registers per word of a state that a walk carries for every element of a tile
+FIRST_STATE = 0.33  # registers of the first state that a walk carries for every element of a tile; a further one takes its own
 MOST_IN_FLIGHT = 32  # elements a thread computes on at once, where it can take a tile bit by bit
 MOST_WIDENED = 32  # registers a thread spends on widened copies of resident values before it rather widens them again
 
@@ -209,7 +209,8 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
     if fit is GATHERS:
         registers += fit.gathered * need.gathered * held
     elif fit in (WALKS_COLUMNS, WALKS_ROWS):
-        registers += WALKED_STATE * need.looped_elementwise * max(1.0, once) + need.looped_states
+        states = max(0.0, need.looped_elementwise - 1) + FIRST_STATE * min(1.0, need.looped_elementwise)
+        registers += states * max(1.0, once) + need.looped_states
         registers += need.reread * need.wide * max(0.0, once - MOST_IN_FLIGHT)  # the whole tile stays until it is merged
     smem = 1024 + schedule.warps * tile.height * 8
     if schedule.stages > 1:
