@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ..ir.expr import I64, OPS
+from ..ir.expr import F64, I64, OPS
 from ..ir.monoid import MONOIDS, State
 from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store
 from ..ir.size import Bindings, Size, product
@@ -34,7 +34,7 @@ class Values:
         self.names = value_names(self.program)
         # Approximate exponentials and quotients are good enough for 16-bit data, unless full-size results are stored wider.
         wide_results = any(kernel.is_full[i] and self.program.dtypes[i].name in ("f32", "f64") for i in self.program.of(Store))
-        self.exact = wide_results or kernel.wide_data
+        self.exact = wide_results or kernel.wide_data or F64 in self.program.dtypes
         self.lead_stride = row_stride(kernel, bindings) if schedule.lead else None
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
         self.results: dict[int, State] = {}  # what finished reductions left

@@ -172,7 +172,7 @@ _ABSENT = object()
 _LIBDEVICE: dict[str, Callable] = {  # those the op table names
     "expm1": np.expm1, "log1p": np.log1p, "tanh": np.tanh, "trunc": np.trunc, "rint": np.rint, "pow": np.power,
     "sqrt_rn": np.sqrt, "fmod": np.fmod, "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2,
-    "div_rn": np.divide, "rcp_rn": np.reciprocal,
+    "div_rn": np.divide, "rcp_rn": np.reciprocal, "fast_dividef": np.divide,
 }
 
 
