@@ -124,7 +124,7 @@ OPS = {
         _row("tanh", 1, torch.tanh, "fast_tanh({0})", slots=10, mufu=2, exact="libdevice.tanh({0})"),
         _row("sigmoid", 1, torch.sigmoid, "fast_sigmoid({0})", slots=5, mufu=2,
              exact="libdevice.rcp_rn(1.0 + libdevice.exp(-{0}))"),
-        _row("erf", 1, torch.erf, "{L}.erf({0})", slots=26, mufu=1),
+        _row("erf", 1, torch.erf, "fast_erf({0})", slots=18, mufu=2, exact="{L}.erf({0})"),
         _row("floor", 1, torch.floor, "{L}.floor({0})"),
         _row("ceil", 1, torch.ceil, "{L}.ceil({0})"),
         _row("trunc", 1, torch.trunc, "libdevice.trunc({0})"),

@@ -28,7 +28,7 @@ pytest.importorskip("triton")
 HEAD = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
-from onepass.codegen.helpers import fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod, fold_sum
+from onepass.codegen.helpers import fast_erf, fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod, fold_sum
 
 
 @triton.jit(do_not_specialize=["zero"])
