@@ -17,7 +17,7 @@ import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ..device import Device
+from ..device import Device, device
 from ..errors import AbsurdMeasurement, NoCard, NothingKept
 from ..runtime import card as cards
 from ..runtime.cache import store
@@ -27,6 +27,10 @@ from .tables import as_text, human_bytes, table
 # The share of a turn's loads that the cost model has in flight, on average, of a walk that waits for each turn (plan/cost.py).
 # The probe is such a walk; the latency is the one that makes the model predict it.
 IN_FLIGHT = 0.7
+# What these probes find on the H200 that the cost model was fitted on (2026-11-15, driver of CUDA 13). Its constants go with the
+# H200's facts in device.py, some of which are larger than a bare probe finds, because they stand for a loaded card. So the model
+# gets to know another card by how its probes differ from these.
+PROBED_H200 = {"l2_bandwidth": 9.31e6, "latency": 0.448, "clock": 1980.0, "launch": 3.36}
 FITTED = (0.08, 0.92)  # shares of the best rate between which a point says something about latency
 SETTLED = 64 << 20  # bytes from which a rate counts as sustained
 
@@ -182,7 +186,10 @@ def derive(figures: Figures, card: Device, date: str) -> Calibration:
     latency = _checked("latency", fit_latency(figures.flights, bandwidth, card.sms))
     # What the cost model's join_cost takes a join for: a launch, and partial results at L2's rate.
     launch = _checked("launch", max(_checked("launch", figures.launch_us), figures.join_us - figures.join_bytes / l2))
-    return Calibration(bandwidth, l2, latency, _checked("clock", figures.clock), launch, date)
+    seen = {"l2_bandwidth": l2, "latency": latency, "clock": _checked("clock", figures.clock), "launch": launch}
+    fitted_on = device("h200")
+    return Calibration(bandwidth=bandwidth, date=date,
+                       **{name: getattr(fitted_on, name) * amount / PROBED_H200[name] for name, amount in seen.items()})
 
 
 def best_rate(anchors: Sequence[Anchor]) -> float:

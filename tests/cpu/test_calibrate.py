@@ -27,7 +27,7 @@ from onepass.device import Device, device
 from onepass.errors import AbsurdMeasurement, NoCard, NothingKept, OnepassError, OnepassWarning
 from onepass.integration import engine
 from onepass.pipeline import optimise
-from onepass.plan.cost import _rate, join_cost
+from onepass.plan.cost import _rate
 from onepass.runtime import cache, card, measured
 from onepass.runtime.measured import Calibration
 from onepass.tools import calibrate as tool
@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 H200 = device("h200")
 PROPERTIES = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132, major=9, minor=0)
 JOIN_BYTES = 4 * 132 * 8192
+
+SCALED = H200.latency / tool.PROBED_H200["latency"]  # a probe's latency in the cost model's terms
 
 
 def flights(facts: Device, *kilobytes: int) -> tuple[Flight, ...]:
@@ -102,10 +104,19 @@ def test_points_at_the_top_say_nothing_about_latency() -> None:
 
 
 def test_a_launch_costs_what_makes_joins_right() -> None:
-    found = derive(figures(), H200, "2026-01-01")
-    facts = replace(H200, launch=found.launch, l2_bandwidth=found.l2_bandwidth)
-    assert join_cost(1, 132, 8192, facts) == pytest.approx(2.9)
-    assert derive(figures(launch_us=2.4), H200, "").launch == 2.4, "no less than the smallest kernel"
+    """A join as dear as that of the H200 the model was fitted on gives that card's launch."""
+    bytes_time = JOIN_BYTES / tool.PROBED_H200["l2_bandwidth"]
+    same = figures(l2_rate=tool.PROBED_H200["l2_bandwidth"], join_us=tool.PROBED_H200["launch"] + bytes_time)
+    assert derive(same, H200, "").launch == pytest.approx(H200.launch)
+    dear = derive(figures(launch_us=6.72), H200, "").launch
+    assert dear == pytest.approx(2 * H200.launch), "no less than the smallest kernel"
+
+
+def test_a_card_is_known_by_how_it_differs_from_the_one_the_model_was_fitted_on() -> None:
+    probed = tool.PROBED_H200
+    found = derive(figures(4.5e6, probed["latency"], l2_rate=2 * probed["l2_bandwidth"], clock=probed["clock"] / 2), H200, "")
+    assert found.latency == pytest.approx(H200.latency) and found.bandwidth == pytest.approx(4.5e6)
+    assert (found.l2_bandwidth, found.clock) == (pytest.approx(2 * H200.l2_bandwidth), pytest.approx(H200.clock / 2))
 
 
 @pytest.mark.parametrize("changes, what", [
@@ -138,7 +149,7 @@ def test_facts_are_kept_used_and_forgotten(here: None, folder: Path) -> None:
     found = calibrate(probe=lambda where, facts: figures())
     assert found.kept and found.before is H200
     known = again()
-    assert (known.bandwidth, known.clock, known.source) == (4.4e6, 1800.0, f"calibrated {found.facts.date}")
+    assert (known.bandwidth, known.clock, known.source) == (4.4e6, found.facts.clock, f"calibrated {found.facts.date}")
     assert replace(known, **{k: getattr(H200, k) for k in (*tool._LIMITS, "source")}) == H200, "all else is the driver's"
     [path] = (folder / "cards").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE((folder / "cards").stat().st_mode) == 0o700
@@ -264,10 +275,10 @@ def test_the_command(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.exit_code == 0
     found = json.loads(shown.stdout)
     assert (found["kept"], found["device"], found["before"]["source"]) == (False, "h200", "measured")
-    assert Calibration(**found["facts"]).latency == pytest.approx(1.1)
+    assert Calibration(**found["facts"]).latency == pytest.approx(1.1 * SCALED)
     assert found["figures"]["anchors"][0]["gbps"] == 4400.0 and len(found["figures"]["flights"]) == 7
     text = run().stdout
-    for part in ("NVIDIA H200, 132 SMs", "4.4 TB/s", "4.5 TB/s", "latency under load", "1.1 us", "kept"):
+    for part in ("NVIDIA H200, 132 SMs", "4.4 TB/s", "4.5 TB/s", "latency under load", f"{1.1 * SCALED:.4g} us", "kept"):
         assert part in text
     assert again().source.startswith("calibrated")
     assert run("--forget").stdout == "forgotten\n" and run("--forget").stdout == "nothing was kept of this card\n"
@@ -435,5 +446,5 @@ def test_the_probes_find_what_the_card_has(pretended: Card) -> None:
     assert found.launch_us == pytest.approx(1.9) and found.join_us == pytest.approx(2.9) and found.join_bytes == JOIN_BYTES
     assert (found.l2_rate, found.clock) == (pytest.approx(5.5e6), pytest.approx(1830.0))
     facts = derive(found, H200, "2026-01-01")
-    assert facts.bandwidth == pytest.approx(4.5e6, rel=0.02) and facts.latency == pytest.approx(1.25, rel=0.05)
+    assert facts.bandwidth == pytest.approx(4.5e6, rel=0.02) and facts.latency == pytest.approx(1.25 * SCALED, rel=0.05)
     assert {a.kind for a in found.anchors} == {"read", "copy", "add"} and len(found.anchors) == 6
