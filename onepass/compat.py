@@ -469,7 +469,8 @@ def given_away() -> frozenset[int]:
     """Positions of inputs that the backward graph being compiled may overwrite; none where CUDA graphs would refuse it."""
     from torch._inductor import config, utils
 
-    return frozenset() if config.triton.cudagraphs else frozenset(utils.get_donated_idxs() or ())
+    known = getattr(utils, "get_donated_idxs", tuple)  # without it, nothing is known to be given away
+    return frozenset() if config.triton.cudagraphs else frozenset(known() or ())
 
 
 def reset_cuda_graphs() -> None:

@@ -91,7 +91,8 @@ class RegionPass:
         settings = self.settings
         card = device(CPU_FACTS) if settings.interpret else None
         cards = [present(i) for i in range(torch.cuda.device_count())]
-        facts = (versions(), settings.of_graph, mark(self.said), card, cards)
+        # Torch does not tell apart backward graphs that may overwrite other inputs.
+        facts = (versions(), settings.of_graph, mark(self.said), card, cards, sorted(compat.given_away()))
         return "onepass " + hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
