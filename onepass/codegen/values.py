@@ -12,8 +12,9 @@ from ..ir.expr import F64, I64, OPS
 from ..ir.monoid import MONOIDS, State
 from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store
 from ..ir.size import Bindings, Size, product
-from ..plan.access import PART, lies_alike, row_stride, runs, streams_rows
+from ..plan.access import PART, row_stride, runs, streams_rows
 from ..plan.kernel import Across, Kernel
+from ..plan.lanes import lies_alike
 from ..plan.resources import packs
 from ..plan.schedule import Schedule
 from .expr import TileAlgebra, op_text, run_text, size_text, typed_literal

@@ -14,8 +14,9 @@ from ..ir.expr import OPS
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Op, Reduce, Store
 from ..ir.size import Bindings, value
-from .access import own_lanes, single_stride, streams_rows, vector
+from .access import single_stride, streams_rows
 from .kernel import Across, Kernel
+from .lanes import own_lanes, vector
 from .resources import Late, Resources, demand, early, late, packs, tile_of
 from .schedule import SECTOR, Block, Cover, Loop, Schedule
 

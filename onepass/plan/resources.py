@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ..device import Device
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
-from .access import lies_alike, vector
 from .kernel import Across, Kernel
+from .lanes import lies_alike, vector
 from .schedule import Block, Cover, Loop, Role, Schedule
 
 
