@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 import onepass
 from onepass.capture import recompute as rule
@@ -87,6 +88,12 @@ def test_results_of_the_user_stay() -> None:
         return normed, rest[-1], *rest
 
     assert not recomputed(returned, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale), outputs=2)
+
+
+def test_what_a_policy_of_checkpointing_saves_stays_saved() -> None:
+    first, second = graphs(norm_of_sum, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale), 1)
+    first.output_node().args[0][-1].meta["recompute"] = CheckpointPolicy.MUST_SAVE  # type: ignore[index, union-attr]
+    assert not recompute(first, second, 1, torch.device("cpu"), 1)
 
 
 def test_long_chains_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
