@@ -17,7 +17,7 @@ import onepass
 from onepass.capture import recompute as rule
 from onepass.capture.recompute import recompute
 from onepass.errors import OnepassWarning
-from onepass.integration import split
+from onepass.integration import journal, split
 from tests.models import transformer
 
 ROWS, DIM = 8, 32
@@ -167,3 +167,15 @@ def test_a_split_of_the_users_comes_first() -> None:
     module, inputs = example()
     gradients(module, inputs, custom_partitioner_fn=Theirs())
     assert calls == [1]
+
+
+def test_reports_say_what_is_no_longer_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "LEAST_BYTES", 1)
+    monkeypatch.setattr(split, "LEAST_BYTES", 1)
+    module, inputs = example()
+    told = onepass.explain(module)(**inputs)
+    assert len(told.recomputed) == 5 and len(told.to_json()["recomputed"]) == 5
+    assert "5 values (" in str(told) and "computed again in the backward instead of saved" in str(told)
+    journal.reset()
+    gradients(module, inputs)
+    assert len(onepass.report().recomputed) == 5 and "5 values (" in str(onepass.report())
