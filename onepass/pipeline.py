@@ -15,8 +15,8 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+from .codegen import gluon, triton
 from .codegen.source import Source
-from .codegen.triton import emit
 from .device import Device
 from .errors import NoPlan
 from .ir.axes import share_axes
@@ -53,7 +53,8 @@ def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
     """The text of every kernel of a plan; `wide` indices where a tensor needs them."""
     for kernel in chosen.kernels:
         verify(kernel.program, "plan")
-    return tuple(emit(k.kernel, k.schedule, chosen.bindings, k.name, wide) for k in chosen.kernels)
+    return tuple((gluon if k.schedule.parked else triton).emit(k.kernel, k.schedule, chosen.bindings, k.name, wide)
+                 for k in chosen.kernels)
 
 
 def interpretable(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:

@@ -13,8 +13,18 @@ class ParamKind(Enum):
     """What a kernel parameter is bound to at a launch."""
 
     POINTER = "a buffer of the plan, by name"
+    TENSOR_MAP = "a buffer of the plan as TMA sees it; it must start on 16 bytes"
     SIZE = "a symbol's value"
     ZERO = "the integer 0, which the compiler must not know: it keeps 16-bit values from being widened and held"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """How TMA sees a tensor: extents, strides (the last is 1), and the box of elements that one copy brings."""
+
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    box: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +34,8 @@ class Param:
     name: str
     kind: ParamKind
     text_name: str
-    dtype: DType | None = None  # of a pointer
+    dtype: DType | None = None  # of a pointer or a tensor map
+    view: TensorView | None = None  # of a tensor map
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,9 @@ class GridDim:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A kernel as text. The text is a whole module: imports, then one `@triton.jit(do_not_specialize=["zero"])` function."""
+    """A kernel as text. The text is a whole module: imports, then one `@triton.jit(do_not_specialize=["zero"])` function,
+    or `@gluon.jit` where it is Gluon.
+    """
 
     name: str
     text: str
@@ -53,6 +66,7 @@ class Source:
     max_registers: int | None = None
     wide_index: bool = False  # sizes are passed as i64
     fresh: frozenset[str] = frozenset()  # buffers the plan allocates: always aligned
+    gluon: bool = False
 
     def programs(self, bindings: Bindings) -> int:
         total = 1

@@ -59,4 +59,4 @@ def kind(schedule: Schedule) -> tuple[object, ...]:
             shape = (width, schedule.splits > 1)
         case _:
             shape = (schedule.splits > 1,)
-    return schedule.family, bool(schedule.resident), schedule.warps, schedule.stages, *shape
+    return schedule.family, bool(schedule.resident), len(schedule.parked), schedule.warps, schedule.stages, *shape

@@ -12,11 +12,19 @@ from .access import row_stride, streams_rows, vector
 from .cost import Traffic
 from .kernel import Kernel
 from .legality import Family, may_split
+from .parked import cut, exchanged, parkable, shared_bytes
 from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
 
 MOST_HELD = 128  # elements a thread may hold of a resident row
 MOST_ALONE = 8192  # columns that one CTA holds while most of the card is idle
 MOST_TILES = 24  # unrolled tiles in one kernel's text
+
+# Are rows parked in shared memory offered? Such kernels are compiled for sm_90 and run by a model of the hardware, but have not
+# run on a card, and what they cost has not been measured: until then no default plan takes them.
+OFFERED = False
+HAS_TMA = (9, 0)  # the first compute capability that has it
+MOST_SLOTS = 4  # rows that a ring has room for
+MOST_HERE = 8  # CTAs that share an SM, each with a ring
 
 
 def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
@@ -26,6 +34,7 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
             yield from _pointwise(kernel, t, bindings)
         case Family.INNER, True:
             yield from _inner_resident(kernel, t, bindings, device)
+            yield from _inner_parked(kernel, t, device)
         case Family.INNER, False:
             yield from _inner_looped(kernel, t, bindings, device)
         case Family.OUTER, True:
@@ -89,6 +98,31 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Devi
                 tiles = _sector_cover(cols, lead, min(widest, power_of_two(cols) // 4), least) if lead else cover(cols, widest)
                 if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles) and _even(tiles, least):
                     yield Schedule(Block(height), Cover(tiles), warps, lead=lead, resident=frozenset(kernel.multi_phase))
+
+
+def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Rows in shared memory, where something is needed twice, TMA can bring all that is, and a CTA has room for it."""
+    cols, able, twice = _static_cols(kernel), frozenset(parkable(kernel)), frozenset(kernel.multi_phase)
+    if not OFFERED or device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
+        return
+    vec, exchange = vector(kernel), exchanged(kernel)
+    for parked in (twice,) if twice == able else (twice, able):
+        element = sum(kernel.program.dtypes[i].size for i in parked)
+        for warps in (4, 8, 16):
+            for width in (32 * warps * vec * k for k in (1, 2, 4)):
+                if 2 * width > cols:  # registers hold what is that short
+                    continue
+                covered = cut(cols, width, 32 * warps * vec)
+                for slots in range(1, MOST_SLOTS + 1):
+                    smem = shared_bytes(element, covered, slots, exchange, warps)
+                    if smem > device.smem_per_cta:
+                        break
+                    most = min(MOST_HERE, device.smem_per_sm // (smem + device.smem_reserve))
+                    for here in sorted({1, min(2, most), most}):
+                        split = max(1, min(here * device.sms, t.rows))
+                        # Told nothing, ptxas rather spills a few words than leaves a round number; told the most, it does not.
+                        registers = min(device.registers_per_thread, device.registers_per_sm // (32 * warps * here) // 8 * 8)
+                        yield Schedule(Loop(1, split), covered, warps, slots, parked=parked, registers=registers)
 
 
 def _is_alone(kernel: Kernel, t: Traffic, device: Device) -> bool:

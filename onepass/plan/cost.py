@@ -181,6 +181,8 @@ def cost(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, d
 
 
 def _modelled(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, device: Device) -> Cost:
+    if schedule.parked:
+        return _parked(kernel, schedule, t, device)
     match schedule.rows, schedule.cols:
         case Block(), Cover():
             return _resident(kernel, schedule, resources, t, device, t.rows * t.batch, t.cols, schedule.rows.size)
@@ -312,6 +314,41 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     us = RAMP + max(_together(memory, issue, special, _l1(t, schedule, device, sms)), alone + LAST_STORES)
     us += 0.0 if across_rows else ACROSS_WARPS * max(0, schedule.warps - 2) * ctas / sms
     return Cost(us, t.once + again, here * block * length * t.unit, _limit(memory, issue, special, alone))
+
+
+REFILL = 0.15  # us between the last read of a row's place and the next row being asked for there: fence, barrier, copies. A guess
+
+
+def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> Cost:
+    """Whole rows in shared memory; every CTA takes one after another, and its ring's further places are on their way meanwhile.
+
+    With one place a CTA waits for each row as one of `_resident` does. With more it waits only where the rows in flight on an SM
+    do not keep DRAM busy. No constant of this was fitted: such kernels have yet to run on a card.
+    """
+    assert isinstance(schedule.rows, Loop)
+    ctas = min(schedule.rows.split, max(t.rows, 1))
+    sms, turns = min(device.sms, ctas), ceil(t.rows / ctas)
+    here, even = ctas / sms, turns * ctas / max(t.rows, 1)
+    share, row = device.bandwidth / device.sms, float(t.cols * t.unit)
+    again = sum(kernel.program.dtypes[i].size * (len(kernel.use_phases(i)) - 1) for i in kernel.multi_phase
+                if i not in schedule.parked) * t.elements
+    in_flight = here * row * max(schedule.stages - 1, 0.5)
+    moved = here * (row + t.cols * t.full_out / max(t.elements, 1.0)) / share
+    folds = sum(1 for f in kernel.folds if not f.block)
+    issued = max(_issued(schedule.warps), min(0.6 * schedule.warps, 1.2))
+    work = t.cols / 32 * _slots(t, schedule) / (issued * device.clock)
+    own = folds * _reduction_time(schedule.warps) + work + REFILL
+    if schedule.stages == 1:
+        cycle = _together(moved, device.latency + row / share + own)
+    else:
+        cycle = _together(moved * device.bandwidth / _rate(in_flight, device), own)
+    l2 = again + t.temps + VECTOR_SHARE * t.vectors * t.rows
+    memory = max(turns * cycle + l2 / device.l2_bandwidth, t.once / device.bandwidth)
+    issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
+    shared = _l1(t, schedule, device, sms) + t.full_in * kernel.passes / (L1_RATE * sms * device.clock)
+    first = device.latency + row / share
+    us = RAMP + first + _together(memory, issue * even, special * even, shared) + LAST_STORES
+    return Cost(us, t.once + again, in_flight, _limit(memory, issue, special, turns * own))
 
 
 def _mix(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: Device) -> Cost:

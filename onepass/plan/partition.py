@@ -132,8 +132,9 @@ def _scored(form: Form, family: Family, bindings: Bindings, device: Device, less
 
 def _resident_grid_fits(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
     """A loop over rows wants all its CTAs on the card at once."""
-    looped = isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
-    return not looped or schedule.splits <= ctas_per_sm * device.sms
+    if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
+        return True
+    return schedule.rows.split <= ctas_per_sm * device.sms
 
 
 def _join(schedule: Schedule, t: Traffic, device: Device) -> float:

@@ -83,6 +83,8 @@ class KernelPlan:
             return f"{text} per row" if self.kernel.by_row[i] else f"{text} once"
         if i in self.schedule.resident:
             return f"{text} once, kept in registers"
+        if i in self.schedule.parked:
+            return f"{text} once, parked in shared memory"
         times = len(self.kernel.use_phases(i)) if i in self.kernel.multi_phase else 1
         return f"{text} once" if times == 1 else f"{text} {times} times"
 

@@ -5,11 +5,11 @@
     Block    Loop      looped inner reduction, peeled; with split > 1 the columns are shared by several CTAs
     Cover    Block     a whole column on chip: an outer result used on the data
     Loop     Block     outer reduction; with split > 1 the rows are shared by several CTAs
-    Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows
+    Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows; with `parked` loads, a reduction along
+                       rows that wait in shared memory, of which every CTA takes one after another
     Block    Block     pointwise
 
-A further residence of values (shared memory) or a further way to share a row (clusters) is one more role here and one more
-rule in codegen.
+A further way to share a row (clusters) is one more role here and one more rule in codegen.
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ class Schedule:
     rows: Role
     cols: Role
     warps: int
-    stages: int = 1  # of the row loop's software pipeline
+    stages: int = 1  # of the row loop's software pipeline; rows that a ring in shared memory has room for
     lead: int = 0  # elements of a sector, when rows start inside one and are read from its beginning; 0: rows start aligned
     resident: frozenset[int] = frozenset()  # multi-phase loads kept in registers, in their storage type
     hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
+    parked: frozenset[int] = frozenset()  # full-size loads that TMA brings to a ring in shared memory, and are read there
+    registers: int = 0  # the most that a thread may take; 0: as many as the compiler sees fit
 
     @property
     def family(self) -> str:
@@ -78,7 +80,7 @@ class Schedule:
             case Loop(), Block():
                 return "outer split"
             case Loop(), Cover():
-                return "mix-order"
+                return "inner parked" if self.parked else "mix-order"
             case _:
                 return "pointwise"
 
@@ -86,6 +88,8 @@ class Schedule:
     def splits(self) -> int:
         """How many CTAs share one result; above 1 a second kernel joins their partial states."""
         match self.rows, self.cols:
+            case Loop(), Cover() if self.parked:  # they share the rows, and nothing that a row gives
+                return 1
             case Loop(split=k), _:
                 return k
             case _, Loop(split=k):
@@ -108,6 +112,8 @@ class Schedule:
         extra += [f"lead {self.lead}"] if self.lead else []
         extra += [f"{len(self.resident)} resident"] if self.resident else []
         extra += ["hoisted"] if self.hoisted else []
+        extra += [f"{len(self.parked)} parked"] if self.parked else []
+        extra += [f"at most {self.registers} registers"] if self.registers else []
         return f"{self.family}: rows {role(self.rows)}, cols {role(self.cols)}, " + ", ".join(extra)
 
 

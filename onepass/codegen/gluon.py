@@ -1,0 +1,331 @@
+"""Steps -> Gluon source, for schedules that park rows in shared memory.
+
+Every CTA takes one row after another. A ring has room for a few rows; TMA fills a row's place while earlier rows are worked on,
+and a barrier per place tells when all chunks of the row have arrived. Walks read the chunks from shared memory, in a loop that
+the compiler does not unroll into one pass, so that registers never hold more than a chunk. When the last walk over a row ends, its
+place is filled with the row that this CTA needs as many turns later as the ring has places; where there is one place only, the last
+walk fills it again part by part.
+
+The text uses this much of Gluon, and nothing else: whoever models it has to model this.
+
+- `gl.program_id`, `range`, arithmetic, comparisons, `&`, `|`, `~`, `.to`, scalars beside tensors
+- `gl.BlockedLayout`, `gl.SliceLayout`; every tensor is [1, width] or [1, 1] and lies as `TILE`
+- `gl.arange(0, n, layout=)` with `[None, :]` or `[:, None]`, `gl.full`, `.broadcast_to`, `gl.where`, `gl.abs`, `gl.maximum`,
+  `gl.minimum` and the other functions of one value in the op table, `libdevice`
+- `gl.sum(x, axis=1, keep_dims=True)` and the folds of `gluon_helpers`, which use `gl.reduce` and `gl.expand_dims`
+- `gl.load` and `gl.store` with and without `mask=` and `other=`
+- `gl.allocate_shared_memory(dtype, shape, layout)`, `.index(i)`, `.reshape(shape)`, `.load(TILE)`; `x_tiles.layout` of a tensor map
+- `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, by chunks instead of by copies
+- `mbarrier.MBarrierLayout()`, `mbarrier.init(b, count=1)`, `mbarrier.expect(b, bytes, pred=)`, `mbarrier.wait(b, phase)`
+- `tma.async_copy_global_to_shared(map, coordinates, barrier, place, pred=)`
+- `fence_async_shared()`, and `cta_barrier()` of `gluon_helpers`, between the last read of a place and its refill
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..ir.program import Load, Store
+from ..ir.size import Bindings
+from ..plan.access import streams_rows, vector
+from ..plan.kernel import Across, Kernel
+from ..plan.parked import BARRIERS, BOX, box, chunks, parkable
+from ..plan.schedule import Cover, Loop, Schedule
+from .expr import GLUON, size_text
+from .folds import Folds, Running
+from .gluon_helpers import called
+from .source import GridDim, Param, ParamKind, Source, TensorView
+from .spots import Segment, Spot
+from .steps import Steps, Walk, steps
+from .triton import RESERVED
+from .values import Env, Values
+from .writer import Writer
+
+HEADER = (
+    "import triton.language as tl",
+    "from triton.experimental import gluon",
+    "from triton.experimental.gluon import language as gl",
+    "from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma",
+    "from triton.language.extra import libdevice",
+)
+OWN = ("gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "TILE", "ready", "row", "row_count", "slot", "place",
+       "turn", "ahead", "inside", "k", "j", "r_at", "c_at", "c_rest", "c_rest_in", "lanes", "range", "slot_first", "r",
+       "slot_early", "j_early", "early", "early_inside")
+
+
+def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
+    """The source of one kernel that parks rows; `wide` makes it count elements in 64 bits."""
+    return _Emitter(kernel, schedule, bindings, name, wide).source()
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What is called how where a row is asked for. Names of an unrolled loop are no variables, and not to be used as such later."""
+
+    row: str
+    inside: str
+    slot: str
+    counter: str
+
+
+EARLY = _Names("early", "early_inside", "slot_early", "j_early")
+LATER = _Names("ahead", "inside", "slot", "j")
+LEAST_DRAINS = 4  # parts in which a row that is the only one of its ring leaves it
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """Where a parked load waits: the names of its shared memory and its tensor maps, and the boxes that fill it."""
+
+    whole: str  # shared memory of whole chunks, by the boxes that are copied
+    chunks: str  # the same memory by chunks
+    chunk: tuple[int, ...]
+    whole_map: str
+    whole_box: tuple[int, ...]
+    rest: str  # of the rest of a row
+    rest_map: str
+    rest_box: tuple[int, ...]
+
+
+class _Parked(Values):
+    """Values of which some wait in shared memory."""
+
+    rings: dict[int, _Ring]
+    whole: int  # chunks of a row
+
+    def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
+        ring = self.rings.get(i)
+        if ring is None:  # one element a row is read by its scalar address: as a tensor, threads would read it once for every lane
+            alone = self.kernel.by_col[i] is Across.NONE
+            return super()._load(i, node, replace(spot, row="r") if alone else spot, env)
+        if spot.tag:
+            memory, place, taken = ring.rest, "slot", ring.rest_box
+        else:
+            memory, place, taken = ring.chunks, "place + k" if self.whole > 1 else "slot", ring.chunk
+        flat = "" if len(taken) == 2 else f".reshape({spot.shape})"
+        return f"{memory}.index({place}){flat}.load(TILE)"
+
+
+class _Emitter:
+    def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
+        assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
+        assert schedule.parked and schedule.parked <= set(parkable(kernel)), "only what TMA can describe is parked"
+        assert schedule.stages <= BARRIERS
+        self.kernel, self.schedule, self.name, self.wide = kernel, schedule, name, wide
+        self.program, self.split, self.slots = kernel.program, schedule.rows.split, schedule.stages
+        extent = self.program.extent(kernel.space.cols)
+        assert isinstance(extent, int)
+        self.extent, self.cols = extent, chunks(schedule.cols, extent)
+        self.drains = self.slots == 1  # the last walk refills what it has read; with more places, the next row is there already
+        self.together = self.cols.together
+        while self.drains and self.together > 1 and self.cols.count // self.together < LEAST_DRAINS:
+            self.together //= 2
+        self.copies = self.cols.count // self.together  # that bring the whole chunks of a row
+        self.rows = self.program.extent(kernel.space.rows)
+        self.steps: Steps = steps(kernel, schedule)
+        self.w = Writer((*RESERVED, *OWN, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
+        self.rings = {i: self._ring(i) for i in sorted(schedule.parked)}
+        self.values = _Parked(kernel, schedule, bindings, self.w, GLUON)
+        self.values.rings, self.values.whole = self.rings, self.cols.count
+        self.folds = Folds(kernel, self.values, row_loop=True)
+
+    def _ring(self, i: int) -> _Ring:
+        node = self._load_of(i)
+        ring, tiles, rest, rest_tile = (self.w.fresh(f"{node.buffer}_{what}") for what in ("ring", "tiles", "rest", "rest_tile"))
+        by_chunk = self.w.fresh(f"{node.buffer}_chunks") if self.together > 1 else ring
+        width = self.cols.width
+        chunk, whole, last = (box(self.extent, n) for n in (width, width * self.together, self.cols.rest))
+        return _Ring(ring, by_chunk, chunk, tiles, whole, rest, rest_tile, last)
+
+    def _load_of(self, i: int) -> Load:
+        node = self.program.nodes[i]
+        assert isinstance(node, Load)
+        return node
+
+    # ---- the whole kernel ----------------------------------------------------------------------------------------------
+
+    def source(self) -> Source:
+        params = self._params()
+        self.w.line('@gluon.jit(do_not_specialize=["zero"])')
+        with self.w.block(f"def {self.name}({', '.join(p.text_name for p in params)})"):
+            self.w.line(f'"""{self.schedule}"""')
+            self._body()
+        fresh = frozenset(b.name for b in self.program.buffers if b.role != "input")
+        grid = (GridDim(self.rows, most=self.split),)
+        body = self.w.done()
+        text = "\n\n\n".join(("\n".join(HEADER), *called(body), body))
+        return Source(self.name, text, params, grid, self.schedule.warps, max_registers=self.schedule.registers or None,
+                      wide_index=self.wide, fresh=fresh, gluon=True)
+
+    def _params(self) -> tuple[Param, ...]:
+        used = {n.buffer for i, n in enumerate(self.program.nodes) if isinstance(n, (Load, Store)) and i not in self.rings}
+        pointers = [Param(b.name, ParamKind.POINTER, f"{b.name}_ptr", b.dtype) for b in self.program.buffers if b.name in used]
+        maps = [self._map(i, name, taken) for i, ring in self.rings.items()
+                for name, taken, there in ((ring.whole_map, ring.whole_box, True), (ring.rest_map, ring.rest_box, self.cols.rest))
+                if there]
+        sizes = [Param(s, ParamKind.SIZE, s) for s in self.program.symbols]
+        return (*pointers, *maps, *sizes, Param("zero", ParamKind.ZERO, "zero"))
+
+    def _map(self, i: int, name: str, taken: tuple[int, ...]) -> Param:
+        """A tensor as TMA sees it: rows of columns, or rows of rows of 256 columns."""
+        node = self._load_of(i)
+        step = streams_rows(self.kernel, node)
+        assert step is not None
+        flat = len(taken) == 2
+        shape = (self.rows, self.extent) if flat else (self.rows, self.extent // BOX, BOX)
+        strides = (step, 1) if flat else (step, BOX, 1)
+        return Param(node.buffer, ParamKind.TENSOR_MAP, name, self.program.dtypes[i], TensorView(shape, strides, taken))
+
+    def _body(self) -> None:
+        w, row_count = self.w, size_text(self.rows)
+        w.line(f"TILE: gl.constexpr = gl.BlockedLayout([1, {vector(self.kernel)}], [1, 32], [1, {self.schedule.warps}], [1, 0])")
+        narrowed = self.wide and not isinstance(self.rows, int)  # TMA counts in 32 bits
+        w.line(f"row_count = ({row_count}).to(gl.int32)" if narrowed else f"row_count = {row_count}")
+        w.line("part = gl.program_id(0)")
+        self._allocate()
+        tiles = self._tiles()
+        env: Env = {}
+        for i in self.steps.constants:
+            self.values.node(i, Spot(), env)
+        with w.block(f"for slot_early in gl.static_range({self.slots})"):
+            self._fill(EARLY, f"part + slot_early * {self.split}")
+        w.line("turn = 0")
+        with w.block(f"for row in range(part, row_count, {self.split})"):
+            self._row(tiles, env)
+
+    def _allocate(self) -> None:
+        """Rings and barriers. TMA is another party to shared memory, so it must be told that barriers are ready."""
+        for i, ring in self.rings.items():
+            dtype = self.program.dtypes[i].kernel
+            parts = [(ring.whole, ring.whole_map, self.slots * self.copies, ring.whole_box)]
+            parts += [(ring.rest, ring.rest_map, self.slots, ring.rest_box)] if self.cols.rest else []
+            for name, tiles, count, taken in parts:
+                self.w.line(f"{name} = gl.allocate_shared_memory(gl.{dtype}, {[count, *taken]}, {tiles}.layout)")
+            if ring.chunks != ring.whole:
+                shape = [self.slots * self.cols.count, *ring.chunk]
+                self.w.line(f"{ring.chunks} = {ring.whole}._reinterpret(gl.{dtype}, {shape}, {ring.whole_map}.layout)")
+        self.w.line(f"ready = gl.allocate_shared_memory(gl.int64, [{BARRIERS}, 1], mbarrier.MBarrierLayout())")
+        with self.w.block(f"for slot_first in gl.static_range({self.slots})"):
+            self.w.line("mbarrier.init(ready.index(slot_first), count=1)")
+        self.w.line("fence_async_shared()")
+
+    def _tiles(self) -> list[Segment]:
+        """The chunks of a row: a loop over whole ones, then the rest. Where threads stand in them is named once."""
+        width, count, rest = self.cols.width, self.cols.count, self.cols.rest
+        self.w.line(f"lanes = gl.arange(0, {width}, layout=gl.SliceLayout(0, TILE))[None, :]")
+        whole = Spot(col="c_at", width=width, col_start=f"(k * {width})")
+        found = [Segment(whole, (f"c_at = k * {width} + lanes",), f"for k in range(0, {count})")]
+        if count == 1:
+            found = [Segment(replace(whole, col="lanes", col_start="0"))]
+        if rest:
+            start = width * count
+            self.w.line(f"c_rest = {start} + gl.arange(0, {rest}, layout=gl.SliceLayout(0, TILE))[None, :]")
+            spot = Spot(col="c_rest", width=rest, col_start=str(start), tag="_rest")
+            if start + rest > self.extent:
+                self.w.line(f"c_rest_in = c_rest < {self.extent}")
+                spot = replace(spot, col_mask="c_rest_in", col_count=str(self.extent - start))
+            found.append(Segment(spot))
+        return found
+
+    # ---- one row -------------------------------------------------------------------------------------------------------
+
+    def _row(self, tiles: list[Segment], outside: Env) -> None:
+        w = self.w
+        w.line(f"slot = turn % {self.slots}" if self.slots > 1 else "slot = 0")
+        if self.cols.count > 1:
+            w.line(f"place = slot * {self.cols.count}")
+        w.line("r = row.to(gl.int64)" if self.wide else "r = row")
+        w.line("r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
+        at = Spot(row="r_at")
+        inner = [replace(t, spot=t.spot.at_rows(at)) for t in tiles]
+        env = dict(outside)
+        for p, walk in enumerate(self.steps.walks):
+            self.values.walk = p
+            for i in walk.uniform:
+                self.values.node(i, at, env)
+            if p == 0:  # what is read once a row is asked for before the row is waited for
+                w.line(f"mbarrier.wait(ready.index(slot), turn {f'// {self.slots} ' if self.slots > 1 else ''}& 1)")
+            self._walk(walk, env, inner, drains=self.drains and p == len(self.steps.walks) - 1)
+        if not self.drains:
+            self._release()
+            self._fill(LATER, f"row + {self.slots * self.split}")
+        w.line("turn += 1")
+        for i in self.steps.trailing:
+            self.values.node(i, at, env)
+
+    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], drains: bool) -> None:
+        """One walk over a row. One that `drains` its place refills every part of it as soon as all threads have read that part."""
+        running = {f.node: self.folds.running(f) for f in walk.folds}
+        for state in running.values():
+            self.folds.start(state, [t.spot for t in tiles if t.loop is not None])
+        if drains:
+            self._release()  # nobody waits any more for the row that is here
+            self._expect(LATER, f"row + {self.slots * self.split}")
+        for tile in tiles:
+            self._stretch(tile, lambda tile=tile: self._chunk(walk, dict(env), tile, running), drains)  # type: ignore[misc]
+        for state in running.values():
+            self.folds.finish(state, tiles[0].spot)
+
+    def _stretch(self, tile: Segment, chunk: Callable[[], None], drains: bool) -> None:
+        """All chunks of one kind."""
+        if tile.loop is None:
+            chunk()
+            if drains:
+                self._release()
+                self._copy(LATER, "0", rest=bool(tile.spot.tag))
+        elif not drains:
+            with self.w.block(tile.loop):
+                chunk()
+        else:
+            with self.w.block(f"for j in range(0, {self.copies})"):
+                with self.w.block(f"for k in range(j * {self.together}, j * {self.together} + {self.together})"):
+                    chunk()
+                self._release()
+                self._copy(LATER, "j", rest=False)
+
+    def _chunk(self, walk: Walk, env: Env, tile: Segment, running: dict[int, Running]) -> None:
+        for line in tile.prepare:
+            self.w.line(line)
+        for i in walk.body:
+            self.values.node(i, tile.spot, env)
+        for fold in walk.folds:
+            self.folds.feed(running[fold.node], tile.spot, env, once=tile.loop is None)
+
+    # ---- the ring ------------------------------------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        """Every thread has read what it wanted, and TMA may write there."""
+        self.w.line("fence_async_shared()")
+        self.w.line("cta_barrier()")
+
+    def _fill(self, names: _Names, row: str) -> None:
+        """Ask for all chunks of a row, if there is such a row."""
+        self._expect(names, row)
+        if self.copies == 1:
+            self._copy(names, "0", rest=False)
+        else:
+            with self.w.block(f"for {names.counter} in range(0, {self.copies})"):
+                self._copy(names, names.counter, rest=False)
+        if self.cols.rest:
+            self._copy(names, "0", rest=True)
+
+    def _expect(self, names: _Names, row: str) -> None:
+        """Tell a place's barrier how many bytes to wait for."""
+        size = sum(self.program.dtypes[i].size for i in self.rings)
+        row_bytes = (self.cols.width * self.cols.count + self.cols.rest) * size
+        self.w.line(f"{names.row} = {row}")
+        self.w.line(f"{names.inside} = {names.row} < row_count")
+        self.w.line(f"mbarrier.expect(ready.index({names.slot}), {row_bytes}, pred={names.inside})")
+
+    def _copy(self, names: _Names, number: str, rest: bool) -> None:
+        """Ask for one part of a row, of every parked load: the copy of some chunks with this number, or the rest."""
+        for ring in self.rings.values():
+            taken = ring.rest_box if rest else ring.whole_box
+            first = self.cols.width * self.cols.count // (1 if len(taken) == 2 else BOX)
+            along = str(first) if rest else "0" if number == "0" else f"{number} * {taken[1]}"
+            place = names.slot if rest or self.copies == 1 else f"{names.slot} * {self.copies} + {number}"
+            where = f"[{names.row}, {along}]" if len(taken) == 2 else f"[{names.row}, {along}, 0]"
+            tiles, memory = (ring.rest_map, ring.rest) if rest else (ring.whole_map, ring.whole)
+            into = f"ready.index({names.slot}), {memory}.index({place})"
+            self.w.line(f"tma.async_copy_global_to_shared({tiles}, {where}, {into}, pred={names.inside})")

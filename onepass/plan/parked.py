@@ -1,0 +1,97 @@
+"""Rows parked in shared memory: which loads TMA can bring there, in what pieces, and every byte that takes.
+
+A row is cut into chunks of one width and at most one narrower rest; a ring has several rows' worth of them for every parked
+input. One barrier a row tells when all of its chunks have arrived. Nothing else lives in shared memory but what threads exchange
+to finish a reduction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.monoid import MONOIDS
+from ..ir.program import Load, Reduce
+from .access import streams_rows
+from .kernel import Kernel
+from .schedule import Cover, power_of_two
+
+BOX = 256  # elements that one side of a TMA box may have
+# Barriers that are asked for, of 8 bytes each, however few are used: as many bytes as rings are aligned to, so that the compiler
+# can place them anywhere among the rings and leave no gap.
+BARRIERS = 16
+BARRIER = 8
+ALIGNED = 16  # bytes that every row must start on for TMA to describe it
+BROUGHT = frozenset({"f16", "bf16", "f32"})  # the types that are parked
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A row in pieces: `count` of `width`, then one of `rest` (0: none), which may overhang the row."""
+
+    width: int
+    count: int
+    rest: int
+
+    @property
+    def together(self) -> int:
+        """Chunks that one copy brings: a box has a power of two of elements, at most 256 rows of 256."""
+        most = max(1, BOX * BOX // self.width)
+        return min(self.count & -self.count, most)
+
+
+def chunks(cols: Cover, extent: int) -> Chunks:
+    """The pieces a covered row of so many elements stands for."""
+    width = cols.tiles[0]
+    count = extent // width
+    whole, rest = cols.tiles[:count], cols.tiles[count:]
+    if not count or set(whole) != {width} or len(rest) > 1 or cols.width < extent:
+        raise ValueError(f"a parked row is chunks of one width and one rest, not {cols.tiles} for {extent} columns")
+    return Chunks(width, count, sum(rest))
+
+
+def cut(extent: int, width: int, least: int) -> Cover:
+    """A row as chunks of `width` and one rest of at least `least` elements."""
+    rest = extent % width
+    return Cover((width,) * (extent // width) + ((max(power_of_two(rest), min(width, least)),) if rest else ()))
+
+
+def parkable(kernel: Kernel) -> tuple[int, ...]:
+    """The full-size loads that TMA can bring, row by row, where a kernel may run one whole row after another."""
+    space, program = kernel.space, kernel.program
+    whole_rows = space.rows and not space.batch and not space.block and not any(f.rows or f.block for f in kernel.folds)
+    if not whole_rows or not isinstance(program.extent(space.cols), int):
+        return ()
+    return tuple(i for i in program.of(Load) if kernel.is_full[i] and _is_described(kernel, i))
+
+
+def _is_described(kernel: Kernel, i: int) -> bool:
+    """Can a tensor map say where this load's rows are? It starts with the tensor and steps by whole 16 bytes."""
+    node, dtype = kernel.program.nodes[i], kernel.program.dtypes[i]
+    assert isinstance(node, Load)
+    stride = streams_rows(kernel, node)
+    return dtype.name in BROUGHT and node.offset == 0 and isinstance(stride, int) and stride * dtype.size % ALIGNED == 0
+
+
+def box(extent: int, width: int) -> tuple[int, ...]:
+    """A chunk as TMA copies it: by rows of 256 elements in one message where the row divides so, else as it is, in many."""
+    return (1, width // BOX, BOX) if extent % BOX == 0 and width % BOX == 0 else (1, width)
+
+
+def exchanged(kernel: Kernel) -> int:
+    """Bytes that each warp leaves for the others to finish the largest of a kernel's folds."""
+    found = [0]
+    for fold in kernel.folds:
+        node = kernel.program.nodes[fold.node]
+        assert isinstance(node, Reduce)
+        found += [d.size for d in MONOIDS[node.monoid].state_dtypes(kernel.program.dtypes[node.args[0]])]
+    return max(found)
+
+
+def shared_bytes(element_bytes: int, cols: Cover, slots: int, exchange_bytes: int, warps: int) -> int:
+    """Shared memory of a CTA: rings of all parked inputs, barriers, what warps exchange. The driver's reserve comes on top."""
+    exchange = _up(exchange_bytes * warps, ALIGNED) if warps > 1 else 0
+    return slots * cols.width * element_bytes + exchange + BARRIERS * BARRIER
+
+
+def _up(size: int, to: int) -> int:
+    return -(-size // to) * to
