@@ -197,24 +197,24 @@ def _modelled(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traff
             return _looped(kernel, schedule, resources, t, device)
 
 
-RAMP = 1.0  # us from launch to the first bytes and from the last to the end
-VECTOR_SHARE = 0.06  # of the times a row vector is read again that reach L2; the rest hit L1
+RAMP = 0.6  # us from launch to the first bytes and from the last to the end
+VECTOR_SHARE = 0.05  # of the times a row vector is read again that reach L2; the rest hit L1
 REREAD_SHARE = 0.6  # of L2 that a row read twice can count on finding itself in
 TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.2}  # of a loop over rows, by pipeline stages; H200, 2026-11, RMSNorm backward
 LAST_STORES = 0.3  # us until what a CTA stored last is on its way
 # us of an SM that a CTA spends, for each of its warps but two, to fold rows that lie in different warps. H200, column sums of
 # 256 x 65536 by CTAs of 2, 4, 8, 16 and 32 warps: 16.5, 17.1, 20.1, 24.2, 30.9 us.
-ACROSS_WARPS = 0.14
+ACROSS_WARPS = 0.19
 # us that a CTA spends between rows that it walks, and other CTAs only partly make up for: more where lanes hold states that
 # must be merged, and where broken sectors are read. H200, cross-entropy over 50264 and 128256 columns with 3, 6 and 12 CTAs on
 # an SM: 1.35, 1.16, 1.09 and 1.10, 1.04, 1.01 of the bytes' time; RMSNorm walked over 8192 and 16384 columns: 1.2, 1.13.
 TURNAROUND, AND_MERGES, AND_EDGES = 0.6, 1.6, 0.8
-LATE = 0.5  # of the latency, that a CTA waits once more for what it asks for after a reduction
-PER_TILE = 0.2  # us that each further tile of a resident row delays its CTA
+LATE = 0.35  # of the latency, that a CTA waits once more for what it asks for after a reduction
+PER_TILE = 0.17  # us that each further tile of a resident row delays its CTA
 ISSUE_RATE = 3.5  # warp instructions a cycle that an SM full of warps sustains
-WARPS_TO_ISSUE = 7.0  # warps with which an SM issues 63 % of that
+WARPS_TO_ISSUE = 8.0  # warps with which an SM issues 63 % of that
 UNALIGNED_SLOTS = 12.0  # issue slots that reading or writing element by element costs an element
-PER_TILE_SLOTS = 48.0  # issue slots a thread spends on a tile whatever its size: addresses, waits, barriers
+PER_TILE_SLOTS = 25.0  # issue slots a thread spends on a tile whatever its size: addresses, waits, barriers
 
 
 def _together(*limits: float) -> float:
@@ -254,7 +254,7 @@ def _issued(warps_per_sm: float) -> float:
     return ISSUE_RATE * (1 - exp(-max(warps_per_sm, 1.0) / WARPS_TO_ISSUE))
 
 
-L1_RATE = 128.0  # bytes a cycle that an SM's L1 hands out
+L1_RATE = 110.0  # bytes a cycle that an SM's L1 hands out
 
 
 def _l1(t: Traffic, schedule: Schedule, device: Device, sms: float) -> float:

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from ..device import Device
 from ..ir.program import Load, Op, Program, Reduce, Store, operands
 from ..ir.size import Bindings
-from .cost import RAMP
 from .plan import buffer_bytes, floor_bytes
 
 RESIDENT, REREAD = 1024, 32768  # columns up to which a row is held for certain, and beyond which it is read again
 SHORT, LONG, MOMENTS, EXPONENTIALS, MIXED = 1.05, 1.1, 1.25, 2.2, 1.15  # times the floor
 UNALIGNED = 1.6
+START = 1.0  # us from launch to the first bytes and from the last to the end
 SECOND = 4.5  # us for the second of two kernels that a split reduction takes
 FINAL_SUM = 9.0  # us for the sum of partial results of a mix-order kernel, a kernel of ATen's
 MIX_ROWS, MIX_ELEMENTS, MIX_COLS = 4096, 5 << 20, 16384  # where two directions share a kernel
@@ -55,12 +55,12 @@ def left_us(program: Program, bindings: Bindings, device: Device, planned_us: fl
     slower *= UNALIGNED if _unaligned(program, bindings) else 1.0
     beside = [_read_beside(program, bindings, d) for d in _beside_others(program, bindings, directions)]
     splits = sum(_splits(program, bindings, d, device) for d in directions)
-    kernels = slower * (once + reread + sum(beside)) / device.bandwidth + (device.launch + RAMP) * len(beside) + SECOND * splits
-    least = RAMP + 2 * device.latency  # a kernel that waits for its data once and for a reduction once
-    apart = max(RAMP + kernels, least)
+    kernels = slower * (once + reread + sum(beside)) / device.bandwidth + (device.launch + START) * len(beside) + SECOND * splits
+    least = START + 2 * device.latency  # a kernel that waits for its data once and for a reduction once
+    apart = max(START + kernels, least)
     if len(directions) == 2 and _mixes(program, bindings, directions):
         outer = min(len(d.folds) for d in directions)
-        apart = min(apart, RAMP + MIXED * (once + reread) / device.bandwidth + FINAL_SUM * outer)
+        apart = min(apart, START + MIXED * (once + reread) / device.bandwidth + FINAL_SUM * outer)
     return max(apart, planned_us)
 
 
