@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python bench/models.py OUT.json [--models NAME ...] [--graphs]
 
-Kernel time is the sum of CUDA kernel durations of one step, from the profiler. Both compilers run in this process, one after the
-other, each from empty caches of its own. `--graphs` adds step times under mode="reduce-overhead".
+Kernel time is the sum of CUDA kernel durations of one step, from the profiler. Both compilers run in this process, each from empty
+caches of its own, and are then measured in turns. `--graphs` adds step times under mode="reduce-overhead".
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 import onepass
 from tests.models import ZOO, Example
 
-STEPS = 10
+ROUNDS = 5
 # Kernels of matmul and attention, by what their names begin with or hold: neither compiler makes them.
 OTHERS = ("nvjet", "gemm", "cutlass", "cublas", "flash", "fmha", "sdpa", "cudnn", "splitK", "xmma")
 
@@ -51,6 +52,9 @@ SETUPS = {
 }
 
 
+BACKENDS: dict[str, Any] = {"inductor": "inductor", "onepass": onepass.backend}
+
+
 @dataclass(frozen=True)
 class Measured:
     """One compiler on one model."""
@@ -67,30 +71,54 @@ class Measured:
     slowest: tuple[tuple[str, int, float], ...] = ()  # kernels outside matmul and attention: name, calls, ms
 
 
-def measure(setup: Setup, backend: Any, graphs: bool) -> Measured:
-    """A model under one compiler, from nothing."""
-    torch._dynamo.reset()
+@dataclass(frozen=True)
+class Ready:
+    """A model that one compiler has compiled, and what that took."""
+
+    step: Callable[[], torch.Tensor]
+    compile_s: float
+    peak_gib: float
+    loss: float
+
+
+def ready(setup: Setup, backend: Any) -> Ready:
+    """A model under one compiler, from nothing. What was on the card before does not count towards its memory."""
     torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
     example = _example(setup)
     run = torch.compile(example.module, backend=backend)
+    step = partial(_step, setup, example, run)
     began = time.perf_counter()
-    loss = _step(setup, example, run)
-    torch.cuda.synchronize()
+    loss = float(step().detach())
     compile_s = time.perf_counter() - began
     for _ in range(2):
-        _step(setup, example, run)
+        step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    _step(setup, example, run)
+    step()
     torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    calls, spent = _kernels(lambda: _step(setup, example, run))
+    return Ready(step, compile_s, (torch.cuda.max_memory_allocated() - before) / 2**30, loss)
+
+
+def measured(setup: Setup, compiled: dict[str, Ready]) -> dict[str, Measured]:
+    """Kernel and step times of each, in turns: a card that gets warm slows down everybody."""
+    profiles: dict[str, list[tuple[Counter[str], Counter[str]]]] = {name: [] for name in compiled}
+    times: dict[str, list[float]] = {name: [] for name in compiled}
+    for turn in range(ROUNDS):
+        for name in list(compiled)[:: 1 if turn % 2 else -1]:
+            compiled[name].step()
+            profiles[name].append(_kernels(compiled[name].step))
+            times[name] += _step_times(compiled[name].step)
+    return {name: _summed_up(setup, each, profiles[name], statistics.median(times[name])) for name, each in compiled.items()}
+
+
+def _summed_up(setup: Setup, each: Ready, profiles: list[tuple[Counter[str], Counter[str]]], step_ms: float) -> Measured:
+    """The profile of the round whose kernels took the median time stands for all."""
+    calls, spent = sorted(profiles, key=lambda p: sum(p[1].values()))[len(profiles) // 2]
     outside = {name: ms for name, ms in spent.items() if not any(o in name for o in OTHERS)}
-    step_ms = _step_time(lambda: _step(setup, example, run))
     slowest = sorted(((name[:80], calls[name], round(ms, 4)) for name, ms in outside.items()), key=lambda row: -row[2])[:30]
-    replayed = _under_graphs(setup, example, backend) if graphs else None
-    return Measured(sum(spent.values()), sum(outside.values()), sum(calls.values()), step_ms, setup.tokens / step_ms * 1e3, peak,
-                    compile_s, float(loss.detach()), replayed, tuple(slowest))
+    return Measured(sum(spent.values()), sum(outside.values()), sum(calls.values()), step_ms, setup.tokens / step_ms * 1e3,
+                    each.peak_gib, each.compile_s, each.loss, slowest=tuple(slowest))
 
 
 def _example(setup: Setup) -> Example:
@@ -119,54 +147,79 @@ def _kernels(step: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
     return calls, spent
 
 
-def _step_time(step: Callable[[], Any]) -> float:
-    """The median over several steps, each waited for; what the host takes is in it."""
+def _step_times(step: Callable[[], Any], count: int = 4) -> list[float]:
+    """Steps, each waited for, in ms; what the host takes is in them."""
     times = []
-    for _ in range(STEPS):
+    for _ in range(count):
         torch.cuda.synchronize()
         began = time.perf_counter()
         step()
         torch.cuda.synchronize()
         times.append((time.perf_counter() - began) * 1e3)
-    return statistics.median(times)
+    return times
 
 
-def _under_graphs(setup: Setup, example: Example, backend: Any) -> float:
+def under_graphs(setup: Setup, backends: dict[str, Any]) -> dict[str, float]:
+    """Step times under mode="reduce-overhead", in turns of several steps: a graph is recorded again after another model ran."""
     torch._dynamo.reset()
-    run = torch.compile(example.module, backend=backend, mode="reduce-overhead")
+    examples = {name: _example(setup) for name in backends}
+    runs = {name: torch.compile(examples[name].module, backend=backends[name], mode="reduce-overhead") for name in backends}
+    times: dict[str, list[float]] = {name: [] for name in backends}
+    for turn in range(ROUNDS - 1):
+        for name in list(backends)[:: 1 if turn % 2 else -1]:
 
-    def step() -> None:
-        torch.compiler.cudagraph_mark_step_begin()
-        _step(setup, example, run)
+            def step(name: str = name) -> None:
+                torch.compiler.cudagraph_mark_step_begin()
+                _step(setup, examples[name], runs[name])
 
-    for _ in range(4):
-        step()
-    return _step_time(step)
+            _step_times(step)
+            times[name] += _step_times(step)
+            examples[name].module.zero_grad(set_to_none=True)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def compare(setup: Setup, graphs: bool) -> dict[str, Any]:
+    """Both compilers on one model. One that fails is shown as such."""
+    torch._dynamo.reset()
+    rows: dict[str, Any] = {}
+    compiled: dict[str, Ready] = {}
+    with ExitStack() as caches:
+        for name, backend in BACKENDS.items():
+            folder = Path(caches.enter_context(tempfile.TemporaryDirectory()))
+            for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ONEPASS_CACHE_DIR"):
+                os.environ[variable] = str(folder / variable.lower())
+            try:
+                compiled[name] = ready(setup, backend)
+            except Exception as error:
+                rows[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
+        rows |= {name: asdict(row) for name, row in measured(setup, compiled).items()}
+        if graphs:
+            backends = {name: BACKENDS[name] for name in compiled}
+            compiled.clear()  # and their memory
+            replayed = under_graphs(setup, backends)
+            for name, ms in replayed.items():
+                rows[name]["graphs_step_ms"] = ms
+    return rows
 
 
 def main() -> None:
-    """Measure, and write after every model."""
+    """Measure, and write after every model; of a file that is there already, models that are not asked for stay."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", nargs="*", default=list(SETUPS), choices=list(SETUPS))
     parser.add_argument("--graphs", action="store_true")
     given = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    results: dict[str, Any] = {"date": date.today().isoformat(), "card": torch.cuda.get_device_name(), "torch": torch.__version__,
-                               "onepass": onepass.__version__, "python": platform.python_version(), "models": {}}
+    results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"models": {}}
+    here = {"date": date.today().isoformat(), "card": torch.cuda.get_device_name(), "torch": torch.__version__,
+            "version": onepass.__version__, "python": platform.python_version()}
     for name in given.models:
-        rows = results["models"][name] = {"setup": asdict(SETUPS[name])}
-        for compiler, backend in (("inductor", "inductor"), ("onepass", onepass.backend)):
-            with tempfile.TemporaryDirectory() as caches:
-                for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ONEPASS_CACHE_DIR"):
-                    os.environ[variable] = str(Path(caches) / variable.lower())
-                try:
-                    rows[compiler] = asdict(measure(SETUPS[name], backend, given.graphs))
-                except Exception as error:  # one that fails is shown as such, and the others go on
-                    rows[compiler] = {"error": f"{type(error).__name__}: {error}"[:500]}
-            shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in rows[compiler].items() if k != "slowest"}
+        rows = compare(SETUPS[name], given.graphs)
+        results["models"][name] = {"setup": asdict(SETUPS[name]), **here, **rows}
+        for compiler, row in rows.items():
+            shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items() if k != "slowest"}
             print(name, compiler, shown, flush=True)
-            given.out.write_text(json.dumps(results, indent=1))
+        given.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -274,6 +274,13 @@ class GraphLeft(OnepassError):
                "results are right but not faster. To report it, attach {repro}. To raise instead: ONEPASS_ON_ERROR=raise.")
 
 
+class SavedLeft(OnepassError):
+    code = "ONEPASS-709"
+    message = ("What a training graph saves for its backward stays as Inductor has it, because of {error} Results are right, but "
+               "more memory is used and moved. To go without this step: options={{'recompute': False}}; to raise instead: "
+               "ONEPASS_ON_ERROR=raise.")
+
+
 class WrongAnswer(OnepassError):
     code = "ONEPASS-703"
     message = ("Region {region}, output {output}: {detail}. This is a bug in onepass; please report it with {repro}, and "

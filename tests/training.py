@@ -18,6 +18,7 @@ from tests.support import Judged, compared, pooled
 Run = Callable[..., Any]
 NOISE = 4  # times eager's noise
 DRAWS = 16  # inputs that are tried when one alone looks wrong
+MOST_POOLED = 1 << 27  # elements of a result over all draws, or a card is full of them
 
 
 class Float64(TorchFunctionMode):
@@ -62,12 +63,13 @@ def assert_as_right_as_eager(run: Run, example: Example, autocast: bool = False,
     The largest error of few elements is luck, ours and eager's: a result that fails is judged again, pooled with the same result
     for other inputs.
     """
-    first = _judged(run, example, example.inputs, autocast)
-    doubtful = [name for name, judged in first.items() if not judged.ok and (only is None or name in only)]
-    if not doubtful:
-        return
-    more = [_judged(run, example, example.draw(k), autocast) for k in range(1, DRAWS)]
-    together = {name: pooled([draw[name] for draw in (first, *more)]) for name in doubtful}
+    draws = {name: [judged] for name, judged in _judged(run, example, example.inputs, autocast, only).items() if not judged.ok}
+    for k in range(1, DRAWS):
+        names = [name for name, judged in draws.items() if k < 2 or judged[0].mine.numel() * k < MOST_POOLED]
+        if names:
+            for name, judged in _judged(run, example, example.draw(k), autocast, names).items():
+                draws[name].append(judged)
+    together = {name: pooled(judged) for name, judged in draws.items()}
     wrong = [f"{name}: {judged.check}" for name, judged in together.items() if not (judged.ok or _noise_alone(judged))]
     assert not wrong, "\n".join(wrong)
 
@@ -79,9 +81,11 @@ def _noise_alone(judged: Judged) -> bool:
     return float(judged.reference.abs().max()) < theirs and judged.check.max_error <= NOISE * theirs
 
 
-def _judged(run: Run, example: Example, inputs: Mapping[str, Tensor], autocast: bool) -> dict[str, Judged]:
+def _judged(run: Run, example: Example, inputs: Mapping[str, Tensor], autocast: bool,
+            only: Iterable[str] | None) -> dict[str, Judged]:
     mine = step(run, example.module, example, inputs, autocast)
     eager = step(example.module, example.module, example, inputs, autocast)
     exact = in_float64(example.module, example, inputs)
     assert mine.keys() == eager.keys() == exact.keys()
-    return {name: compared(mine[name], eager[name], exact[name], name) for name in eager}
+    wanted = eager.keys() if only is None else only
+    return {name: compared(mine[name], eager[name], exact[name], name) for name in wanted}

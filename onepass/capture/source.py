@@ -13,7 +13,8 @@ import torch
 from .. import compat
 
 # Frames in these places are never the user's own.
-_FOREIGN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep, compat.__file__)
+_FOREIGN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep,
+            os.path.dirname(compat.__file__) + os.sep)
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
 UNKNOWN = "an unknown line"
 

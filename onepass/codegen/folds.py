@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from ..ir.expr import F32, DType
 from ..ir.monoid import MONOIDS, Grown, Monoid, State, Value
 from ..ir.program import Const, Reduce
-from ..plan.access import own_lanes, vector
 from ..plan.kernel import Across, Fold, Kernel
+from ..plan.lanes import own_lanes, vector
 from .expr import COMBINE, TileAlgebra, growth, join, literal, op_text
 from .spots import Spot
 from .values import Env, Values, fold_text

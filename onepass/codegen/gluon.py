@@ -28,8 +28,9 @@ from dataclasses import dataclass, replace
 
 from ..ir.program import Load, Store
 from ..ir.size import Bindings
-from ..plan.access import streams_rows, vector
+from ..plan.access import streams_rows
 from ..plan.kernel import Across, Kernel
+from ..plan.lanes import vector
 from ..plan.parked import BARRIERS, BOX, box, chunks, parkable
 from ..plan.schedule import Cover, Loop, Schedule
 from .expr import GLUON, size_text

@@ -59,7 +59,7 @@ def fast_tanh(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def fast_erf(x: tl.tensor) -> tl.tensor:
-    """The error function of a float32 value, to 1.5e-7 (Abramowitz and Stegun 7.1.26); near 0 by its series."""
+    """The error function of a float32 value (Abramowitz and Stegun 7.1.26): 5.3e-7 off at most; near 0 by its series."""
     size = tl.abs(x)
     t = libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), 1.0 + 0.3275911 * size)
     poly = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ..ir.program import Load, Node, Reduce, Store, operands
 from ..ir.size import Bindings
-from ..plan.access import PART, most_contiguous
+from ..plan.access import PART
 from ..plan.kernel import Across, Kernel
+from ..plan.lanes import most_contiguous
 from ..plan.resources import early, late
 from ..plan.schedule import Block, Cover, Loop, Schedule
 from . import spots

@@ -12,10 +12,11 @@ from ..ir.expr import F64, I64, OPS
 from ..ir.monoid import MONOIDS, State
 from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store
 from ..ir.size import Bindings, Size, product
-from ..plan.access import PART, lies_alike, row_stride, runs, streams_rows
+from ..plan.access import PART, row_stride, runs, streams_rows
 from ..plan.kernel import Across, Kernel
+from ..plan.lanes import lies_alike
 from ..plan.resources import packs
-from ..plan.schedule import Schedule
+from ..plan.schedule import Block, Schedule
 from .expr import TRITON, Language, TileAlgebra, op_text, run_text, size_text, typed_literal
 from .spots import Spot
 from .writer import Writer
@@ -159,6 +160,9 @@ class Values:
         if not self.kernel.by_row[i] and (spot.height > 1 or self.kernel.by_col[i] is Across.NONE):
             where = f"{where + ' + ' if where else ''}{self._zeros(spot.height)}"
         masks = self._masks(i, spot)
+        if not self.kernel.by_row[i] and self.kernel.space.rows and isinstance(self.schedule.rows, Block):
+            # One CTA writes what all compute: rows that start elsewhere in a sector add up in another order.
+            masks.append("(row_block == 0)")
         mask = f", mask={' & '.join(masks)}" if masks else ""
         full = self.kernel.by_col[i] is Across.FULL
         stored = self.as_full(node.value, spot, env) if full else self.tensor(node.value, env[node.value])

@@ -35,6 +35,7 @@ class Backend:
             return compat.compile_by_inductor(module, inputs, patches)
         others = tuple(p for p in compat.configured_passes(patches) if not compat.is_our_pass(p))
         patches["post_grad_custom_post_pass"] = compat.as_configured((*others, _graph_pass(said)))
+        patches |= _split(said, patches)
         if settings.rest == "inductor":
             return compat.compile_by_inductor(module, inputs, patches)
         # Caches hold what Inductor compiled, and here it compiles nothing.
@@ -61,6 +62,13 @@ def _graph_pass(said: dict[str, Any]) -> Any:
 
     claims = RegionPass(said)
     return compat.graph_pass(claims, claims.uuid)
+
+
+def _split(said: dict[str, Any], patches: dict[str, Any]) -> dict[str, Any]:
+    from .split import split  # as above
+
+    chosen = split(said, patches)
+    return {} if chosen is None else {"custom_partitioner_fn": chosen}
 
 
 def _usable() -> bool:
@@ -94,11 +102,12 @@ def enable(**changes: Any) -> None:
         return
     with _enabling:
         others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
-        compat.configure_passes((*others, _graph_pass(said)))
+        compat.configure((*others, _graph_pass(said)), _split(said, {}).get("custom_partitioner_fn"))
 
 
 def disable() -> None:
     """Undo `enable`; passes of others stay."""
     if compat.inductor_trouble() is None:
         with _enabling:
-            compat.configure_passes(tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p)))
+            others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
+            compat.configure(others, compat.configured_partitioner({}))

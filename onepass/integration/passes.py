@@ -42,7 +42,7 @@ class RegionPass:
     def __call__(self, graph: fx.Graph, is_inference: bool | None) -> None:
         """Claim regions, with everything that can go wrong caught."""
         phase = phase_of(graph, is_inference)
-        before, started = _copied(graph), time.perf_counter()
+        before, started = copied(graph), time.perf_counter()
         try:
             where = device_of(graph, self.settings.interpret)
             if where is None:
@@ -91,7 +91,8 @@ class RegionPass:
         settings = self.settings
         card = device(CPU_FACTS) if settings.interpret else None
         cards = [present(i) for i in range(torch.cuda.device_count())]
-        facts = (versions(), settings.of_graph, mark(self.said), card, cards)
+        # Torch does not tell apart backward graphs that may overwrite other inputs.
+        facts = (versions(), settings.of_graph, mark(self.said), card, cards, sorted(compat.given_away()))
         return "onepass " + hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -197,7 +198,8 @@ def _in_full(region: ClaimedRegion) -> str:
 # ---- all or nothing ----------------------------------------------------------------------------------------------------------
 
 
-def _copied(graph: fx.Graph) -> fx.Graph:
+def copied(graph: fx.Graph) -> fx.Graph:
+    """The same graph, of nodes of its own."""
     copy = fx.Graph(tracer_cls=getattr(graph, "_tracer_cls", None))
     made: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:

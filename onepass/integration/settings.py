@@ -59,6 +59,7 @@ class Settings:
     rest: str = _setting("inductor", _choice("inductor", "eager"))  # who runs what is not claimed
     functional: bool = _setting(False, _switch)  # regions return fresh tensors instead of filling those Inductor allocates
     in_place: bool = _setting(True, _switch)  # an output may take the memory of an input that nobody reads again
+    recompute: bool = _setting(True, _switch)  # the backward computes again what it can have without reading more
     by_cost: bool = _setting(True, _switch)  # False: claim whatever can be computed, however small
     verify: int = _setting(0, _count, of_calls=True)  # how many calls of each region are compared with float64
     on_error: str = _setting("warn", _choice("warn", "raise"), of_calls=True)

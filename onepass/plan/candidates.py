@@ -8,9 +8,10 @@ from ..device import Device
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
 from ..ir.size import Bindings, value
-from .access import row_stride, streams_rows, vector
+from .access import row_stride, streams_rows
 from .cost import Traffic
 from .kernel import Kernel
+from .lanes import vector
 from .legality import Family, may_split
 from .parked import cut, exchanged, parkable, shared_bytes
 from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span

@@ -14,8 +14,9 @@ from ..ir.expr import OPS
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Op, Reduce, Store
 from ..ir.size import Bindings, value
-from .access import own_lanes, single_stride, streams_rows, vector
+from .access import single_stride, streams_rows
 from .kernel import Across, Kernel
+from .lanes import own_lanes, vector
 from .resources import Late, Resources, demand, early, late, packs, tile_of
 from .schedule import SECTOR, Block, Cover, Loop, Schedule
 
@@ -197,6 +198,8 @@ def _modelled(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traff
             return _looped(kernel, schedule, resources, t, device)
 
 
+# RAMP, VECTOR_SHARE, L1_RATE, LATE, PER_TILE, PER_TILE_SLOTS, WARPS_TO_ISSUE and ACROSS_WARPS were measured first and then
+# searched for the least regret over many kernels (docs/decisions/0008); the measurements beside them say what they stand for.
 RAMP = 0.6  # us from launch to the first bytes and from the last to the end
 VECTOR_SHARE = 0.05  # of the times a row vector is read again that reach L2; the rest hit L1
 REREAD_SHARE = 0.6  # of L2 that a row read twice can count on finding itself in

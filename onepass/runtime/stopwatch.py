@@ -32,11 +32,29 @@ class Timing:
 
 def timing(each_us: Sequence[float]) -> Timing:
     """Runs, summed up."""
-    middle = median(each_us)
-    if len(each_us) < 2 or middle <= 0:
-        return Timing(middle, 0.0, len(each_us))
-    low, *_, high = quantiles(each_us, n=5, method="inclusive")
-    return Timing(middle, (high - low) / middle, len(each_us))
+    return Timing(median(each_us), spread(each_us), len(each_us))
+
+
+def spread(times: Sequence[float]) -> float:
+    """How far the 20th and 80th percentile are apart, relative to the median."""
+    middle = median(times)
+    if len(times) < 2 or middle <= 0:
+        return 0.0
+    low, *_, high = quantiles(times, n=5, method="inclusive")
+    return (high - low) / middle
+
+
+class Flush:
+    """Leaves nothing of earlier work in L2, and no dirty line: as many bytes are written, and as many others read."""
+
+    def __init__(self, where: torch.device) -> None:
+        self._written, self._read = (torch.zeros(FLUSHED // 4, dtype=torch.float32, device=where) for _ in range(2))
+        self._one = torch.zeros((1,), dtype=torch.float32, device=where)
+
+    def __call__(self) -> None:
+        """Queue both."""
+        self._written.zero_()
+        torch.sum(self._read, 0, keepdim=True, out=self._one)
 
 
 class Stopwatch:
@@ -44,11 +62,11 @@ class Stopwatch:
 
     def __init__(self, where: torch.device) -> None:
         self.where = where
-        self._written, self._read = (torch.zeros(FLUSHED // 4, dtype=torch.float32, device=where) for _ in range(2))
-        self._one = torch.zeros((1,), dtype=torch.float32, device=where)
+        self._flush = Flush(where)
+        one = torch.zeros((1,), dtype=torch.float32, device=where)
         self._overhead = 0.0
         torch.cuda.synchronize(where)  # what others queued before is not to run beside what is timed
-        (smallest,) = self([self._one.zero_], 20)
+        (smallest,) = self([one.zero_], 20)
         self._overhead = min(max(smallest.us - TINY, 0.0), MOST_OVERHEAD)
 
     def __call__(self, works: Sequence[Work], runs: int) -> tuple[Timing, ...]:
@@ -70,7 +88,3 @@ class Stopwatch:
 
     def _us(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return max(1e3 * begin.elapsed_time(end) - self._overhead, 0.0)
-
-    def _flush(self) -> None:
-        self._written.zero_()
-        torch.sum(self._read, 0, keepdim=True, out=self._one)

@@ -23,13 +23,13 @@ from ..codegen.source import GridDim, Param, ParamKind, Source
 from ..errors import NotMeasured
 from ..ir.expr import DTYPES
 from ..runtime.launch import Launcher, prepare
+from ..runtime.stopwatch import Flush, spread
 
 RUNS = 20  # of each call
 LEAST_RUNS = 5  # of one that takes long
 CALL_BUDGET_US = 100e3  # of device time for all runs of one call
 HOST_BUDGET_US = 20e3  # of device time for a round of calls that times the host
 QUEUED = 400  # launches that a driver takes without making the host wait
-FLUSHED = 1 << 28  # bytes written, and as many read
 SESSIONS = 3  # a profiler may lose events; then all calls are repeated
 MARK = "onepass_bench_mark"
 _NO_WORK = ("Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event")  # recorded beside kernels, and no work of a call
@@ -107,14 +107,6 @@ def _timed(calls: Sequence[Sequence[Event]]) -> "Timed | NotMeasured":
         return error
 
 
-def spread(times: Sequence[float]) -> float:
-    """How far the 20th and 80th percentile are apart, relative to the median."""
-    if len(times) < 2:
-        return 0.0
-    low, _, _, high = statistics.quantiles(times, n=5, method="inclusive")
-    return (high - low) / statistics.median(times)
-
-
 def runs_for(us: float, budget_us: float = CALL_BUDGET_US) -> int:
     """How often to run a call that takes about so long."""
     return max(LEAST_RUNS, min(RUNS, int(budget_us / max(us, 1.0))))
@@ -142,14 +134,9 @@ class Clock:
 
     def __init__(self, index: int = 0) -> None:
         self.device = torch.device("cuda", index)
-        self._written, self._read = (torch.zeros(FLUSHED // 4, device=self.device) for _ in range(2))
+        self.flush = Flush(self.device)
         self._spot = torch.zeros(64, device=self.device)
         self._mark: Launcher = prepare(_MARK_SOURCE, index, frozenset({"out"}))
-
-    def flush(self) -> None:
-        """Leave nothing of a call in L2, and no dirty line."""
-        self._written.zero_()
-        self._read.sum()
 
     def mark(self) -> None:
         """Leave a mark in the order of kernels."""

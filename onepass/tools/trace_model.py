@@ -21,6 +21,7 @@ from ..errors import ModelNotTraced, OnepassError
 from ..integration.claim import Claimed, Claiming, claim
 from ..integration.failure import sentence
 from ..integration.passes import phase_of
+from ..integration.split import split
 
 
 def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,6 +80,8 @@ class _Recorder:
         others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
         passes = compat.as_configured((*others, compat.graph_pass(self.record, lambda: None)))
         patches = {"force_disable_caches": True, "post_grad_custom_post_pass": passes}
+        if (chosen := split({"interpret": True}, {})) is not None:
+            patches["custom_partitioner_fn"] = chosen
         return compat.compile_by_inductor(module, inputs, patches, _run_as_is)
 
     def record(self, graph: fx.Graph, is_inference: bool | None) -> None:

@@ -18,8 +18,8 @@ from onepass.codegen.source import ParamKind, Source
 from onepass.device import device
 from onepass.ir.oracle import evaluate
 from onepass.plan import candidates
-from onepass.plan.access import vector
 from onepass.plan.kernel import Kernel
+from onepass.plan.lanes import vector
 from onepass.plan.legality import Family, Illegal, space_of
 from onepass.plan.parked import Chunks, chunks, cut, parkable
 from onepass.plan.partition import forms, plan, scores

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -545,3 +546,26 @@ def test_a_saved_activation_that_is_read_again_is_not_overwritten() -> None:
     mine = torch.autograd.grad(torch.compile(fn, backend=onepass.backend, options=OPTIONS)(leaf), (leaf, weight))
     for one, other in zip(mine, torch.autograd.grad(fn(leaf), (leaf, weight)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-2)
+
+
+class Shown(Classifier):
+    """The same backward graph, but its caller sees the logits."""
+
+    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        logits = self.head(x)
+        return nn.functional.cross_entropy(logits, target), logits.detach()
+
+
+@needs_compiler
+def test_a_cached_graph_does_not_overwrite_what_this_caller_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", False)
+    x, target = torch.randn(256, 64, requires_grad=True), torch.randint(0, 512, (256,))
+    hidden, shown = Classifier(), Shown()
+    torch.compile(hidden, backend=onepass.backend, options=OPTIONS)(x, target).backward()
+    assert [r.in_place for g in journal.snapshot().graphs if g.phase == "backward" for r in g.regions] == [1]
+    torch._dynamo.reset()
+    loss, logits = torch.compile(shown, backend=onepass.backend, options=OPTIONS)(x, target)
+    before = logits.clone()
+    loss.backward()
+    assert torch.equal(logits, before)

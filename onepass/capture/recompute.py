@@ -1,0 +1,194 @@
+"""Values that the forward graph saves for the backward, and which of them the backward had better compute again.
+
+AOTAutograd splits the joint graph before anything is fused. It saves every sum of a residual stream, although a sum of saved
+values costs nothing in a kernel that reads those values anyway. Here such a value is dropped from what is saved and computed
+again, where that moves fewer bytes:
+
+    forward   one write less, unless a later kernel of the forward reads the value too
+    backward  one read less in every kernel that reads it, one more for each part that the kernel does not read yet
+
+Kernels are not known yet either. Nodes are taken to share one if as many kernels that cannot be fused (matmuls, attention) lie
+before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .kinds import Kind, kinds, nbytes, tensors_of
+from .lower import op_name
+from .pointwise import POINTWISE
+from .views import VIEWS
+
+MOST_OPS = 8  # of arithmetic to compute a value again: more would crowd the registers of the kernel that does
+LEAST_BYTES = 1 << 20  # moved less, or the change is not worth a line in the log
+Level = int | fx.Node  # kernels before a node; or the node that reads for itself
+Levels = frozenset[Level]
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A value that is no longer saved."""
+
+    name: str
+    nbytes: int
+    moved: int  # bytes that forward and backward together no longer move
+
+
+def recompute(forward: fx.Graph, backward: fx.Graph, outputs: int, device: torch.device,
+              least_bytes: int = LEAST_BYTES) -> tuple[Recomputed, ...]:
+    """Change both graphs so that the backward computes again what is cheaper so. The first `outputs` results are the user's."""
+    saved = _saved(forward, backward, outputs)
+    split = _Split(forward, backward, saved, device)
+    users = {node for node in _results(forward)[:outputs] if isinstance(node, fx.Node)}
+    made = tuple(done for node in saved if node not in users and (done := split.drop(node, least_bytes)) is not None)
+    if made:
+        _drop_outputs(forward, {done.name for done in made}, outputs)
+        forward.lint()
+        backward.lint()
+    return made
+
+
+def _results(forward: fx.Graph) -> list[Any]:
+    return list(forward.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _saved(forward: fx.Graph, backward: fx.Graph, outputs: int) -> dict[fx.Node, fx.Node]:
+    """What is saved, in the order the forward makes it, with the input of the backward that takes it."""
+    results = _results(forward)[outputs:]
+    inputs = [node for node in backward.nodes if node.op == "placeholder"]
+    by_node = {a: b for a, b in zip(results, inputs, strict=False) if isinstance(a, fx.Node) and a.name == b.name}
+    return {node: by_node[node] for node in forward.nodes if node in by_node}
+
+
+class _Split:
+    """Both graphs, while values are dropped one by one in the order the forward makes them."""
+
+    def __init__(self, forward: fx.Graph, backward: fx.Graph, saved: dict[fx.Node, fx.Node], device: torch.device) -> None:
+        self.taken = dict(saved)  # of the forward -> as the backward has it: an input, or computed again
+        self.origins: dict[fx.Node, tuple[fx.Node, ...]] = {node: (node,) for node in saved}  # what the backward reads to have it
+        self.kinds = kinds(forward, device, {})
+        self.level = _levels(forward, self.kinds)
+        self.rank = {node: i for i, node in enumerate(forward.nodes)}
+        of_inputs = _readers(backward, kinds(backward, device, {}))
+        self.reads = {node: of_inputs[given] for node, given in saved.items()}
+        self.order = {node: i for i, node in enumerate(backward.nodes)}
+
+    def drop(self, node: fx.Node, least_bytes: int) -> Recomputed | None:
+        """Compute a saved value again, if that moves fewer bytes."""
+        levels = self.reads[node]
+        if not tensors_of(node) or not levels or not all(isinstance(level, int) for level in levels):
+            return None
+        chain = self._chain(node)
+        parts = dict.fromkeys(p for op in chain for n in op.all_input_nodes if n not in chain for p in self.origins[n])
+        moved = nbytes(node) * (len(levels) + (not self._is_written_anyway(node)))
+        moved -= sum(nbytes(part) * len(levels - self.reads[part]) for part in parts)
+        if not chain or moved < least_bytes:
+            return None
+        self._replace(node, chain)
+        self.origins[node] = tuple(parts)
+        for part in parts:
+            self.reads[part] |= levels
+        return Recomputed(node.name, nbytes(node), moved)
+
+    def _chain(self, node: fx.Node) -> list[fx.Node]:
+        """The ops from other saved values to this one, in order; none where it cannot be had from them alone."""
+        chain: set[fx.Node] = set()
+        pending = [node]
+        while pending:
+            op = pending.pop()
+            if op in chain or op in self.taken and op is not node:
+                continue
+            chain.add(op)
+            pending += op.all_input_nodes
+            if not _is_by_element(op) or sum(self.kinds[n] is Kind.HEAVY for n in chain) > MOST_OPS:
+                return []
+        return sorted(chain, key=self.rank.__getitem__)
+
+    def _is_written_anyway(self, node: fx.Node) -> bool:
+        """Whether the forward writes this value in any case, because a kernel other than the one that makes it needs it."""
+        pending = list(node.users)
+        while pending:
+            user = pending.pop()
+            if user.op == "output":
+                continue
+            if self.kinds[user] is Kind.HARD or self.level[user] > self.level[node]:
+                return True
+            if self.kinds[user] is Kind.LIGHT:
+                pending += user.users
+        return False
+
+    def _replace(self, node: fx.Node, chain: list[fx.Node]) -> None:
+        """The ops of a chain in the backward, in front of the first that uses the value."""
+        old = self.taken[node]
+        first = min(old.users, key=self.order.__getitem__)
+        copies: dict[fx.Node, fx.Node] = {}
+        for op in chain:
+            for part in op.all_input_nodes:
+                if part not in copies:
+                    self._bring(self.taken[part], first)
+            with old.graph.inserting_before(first):
+                copies[op] = old.graph.node_copy(op, lambda n: copies[n] if n in copies else self.taken[n])
+            self.order[copies[op]] = self.order[first]
+        old.replace_all_uses_with(copies[node])
+        old.graph.erase_node(old)
+        self.taken[node] = copies[node]
+
+    def _bring(self, part: fx.Node, first: fx.Node) -> None:
+        """Move what computes a part to the front of where it is needed now."""
+        if part.op != "placeholder" and self.order[part] > self.order[first]:
+            for needed in part.all_input_nodes:
+                self._bring(needed, first)
+            first.prepend(part)
+            self.order[part] = self.order[first]
+
+
+def _is_by_element(node: fx.Node) -> bool:
+    return node.op == "call_function" and (op_name(node.target) in POINTWISE or op_name(node.target) in VIEWS)
+
+
+def _levels(graph: fx.Graph, of: Mapping[fx.Node, Kind]) -> dict[fx.Node, int]:
+    """How many kernels that stay alone lie before each node, on the longest way."""
+    found: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        found[node] = max((found[n] + _is_alone(n, of) for n in node.all_input_nodes), default=0)
+    return found
+
+
+def _is_alone(node: fx.Node, of: Mapping[fx.Node, Kind]) -> bool:
+    return node.op == "call_function" and of[node] is Kind.HARD and bool(tensors_of(node))
+
+
+def _readers(graph: fx.Graph, of: Mapping[fx.Node, Kind]) -> dict[fx.Node, Levels]:
+    """For every node that follows from saved values alone, the levels of the kernels that read it."""
+    level = _levels(graph, of)
+    given = {node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("tangents")}
+    for node in graph.nodes:
+        if node.op == "call_function" and of[node] is not Kind.HARD and all(n in given for n in node.all_input_nodes):
+            given.add(node)
+    found: dict[fx.Node, Levels] = {}
+    for node in reversed(list(graph.nodes)):
+        reads: set[Level] = set()
+        for user in node.users:
+            if user in given:
+                reads |= found[user]
+            else:
+                reads.add(user if user.op == "output" or of[user] is Kind.HARD else level[user])
+        found[node] = frozenset(reads)
+    return found
+
+
+def _drop_outputs(forward: fx.Graph, names: set[str], outputs: int) -> None:
+    """Take values off what the forward gives."""
+    output = forward.output_node()
+    results = _results(forward)
+    stays = [i < outputs or getattr(result, "name", None) not in names for i, result in enumerate(results)]
+    described = output.meta.get("desc")
+    if isinstance(described, (list, tuple)) and len(described) == len(results):
+        output.meta["desc"] = type(described)(d for d, stay in zip(described, stays, strict=True) if stay)
+    output.args = (tuple(r for r, stay in zip(results, stays, strict=True) if stay),)

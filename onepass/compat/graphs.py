@@ -1,0 +1,189 @@
+"""What onepass needs of torch to trace functions and to call kernels from graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# What is rewritten into simpler ops while tracing: norms, softmax, losses, activations and their backward passes. A name a
+# torch release does not have is passed over.
+_DECOMPOSED = """
+native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm
+_fused_rms_norm_backward native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
+_native_batch_norm_legit_functional native_batch_norm_backward
+_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax nll_loss_forward nll_loss_backward
+gelu gelu_backward silu silu_backward leaky_relu leaky_relu_backward elu elu_backward celu hardtanh hardtanh_backward
+hardswish hardswish_backward hardsigmoid hardsigmoid_backward softplus softplus_backward mish mish_backward
+log_sigmoid_forward log_sigmoid_backward threshold threshold_backward sigmoid_backward tanh_backward glu glu_backward
+_prelu_kernel _prelu_kernel_backward softshrink hardshrink logit logit_backward
+mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss
+soft_margin_loss_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
+addcdiv lerp nan_to_num norm linalg_vector_norm std_mean dist aminmax xlogy masked_fill tril triu logaddexp logaddexp2
+heaviside sinc special_entr special_xlog1py isposinf isneginf eye linspace nansum count_nonzero frac
+"""
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """torch's own rewritings of the composite ops that capture does not lower itself."""
+    import torch
+    from torch._decomp import get_decompositions
+
+    packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED.split() if hasattr(torch.ops.aten, name)]
+    return dict(get_decompositions(packets))
+
+
+def pytree_flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure of nested tuples, lists and dicts."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_flatten(tree)
+
+
+def pytree_unflatten(leaves: list[Any], spec: Any) -> Any:
+    """The inverse of pytree_flatten."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_unflatten(leaves, spec)
+
+
+def fake_mode() -> Any:
+    """A world of shape-only tensors with its own symbols and guards."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def fake_symbol(mode: Any, hint: int) -> Any:
+    """A symbolic size (2 or more) whose present value is `hint`."""
+    import torch
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    return mode.from_tensor(torch.empty(hint, device="meta"), symbolic_context=context).shape[0]
+
+
+def is_fake(tensor: Any) -> bool:
+    """Whether a tensor has a shape only."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def constant_tensor(tensor: Any) -> Any:
+    """The tensor behind a constant of a traced graph, None if only its shape is known."""
+    return getattr(tensor, "constant", None) if is_fake(tensor) else tensor
+
+
+def data_dependent_errors() -> tuple[type[Exception], ...]:
+    """What torch raises when a trace needs a tensor's value."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
+
+
+@contextmanager
+def watching(watch: Callable[[Any, tuple, dict], str]) -> Iterator[None]:
+    """Call `watch(op, args, kwargs)` before every op; what it returns becomes the stack trace of the nodes made for it."""
+    from torch.fx import traceback
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            traceback.set_stack_trace([watch(func, args, kwargs or {})])
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        yield
+
+
+def trace_graph(fn: Callable[..., Any], fakes: list[Any], mode: Any) -> Any:
+    """The graph of ops `fn(*fakes)` runs, decomposed; nodes keep the stack traces set while they were made."""
+    from torch.fx import traceback
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with mode, traceback.preserve_node_meta():
+        return make_fx(fn, decomposition_table=decompositions())(*fakes)
+
+
+def without_mutations(graph_module: Any, fakes: list[Any], mode: Any) -> Any:
+    """The same graph with in-place ops on its own intermediates written as plain ones."""
+    import torch
+
+    return trace_graph(torch.func.functionalize(torch.fx.Interpreter(graph_module).run, remove="mutations"), fakes, mode)
+
+
+def size_factors(size: Any) -> tuple[int, tuple[str, ...]] | None:
+    """A (symbolic) size as coefficient and torch's names of the symbols it multiplies; None if it is no such product."""
+    import sympy
+
+    if isinstance(size, int):
+        return size, ()
+    coefficient, symbols = sympy.sympify(size.node.expr).as_coeff_Mul()
+    names: list[str] = []
+    for base, exponent in symbols.as_powers_dict().items():
+        if base == 1:
+            continue
+        if not (base.is_Symbol and exponent.is_Integer and exponent > 0 and coefficient.is_Integer):
+            return None
+        names += [str(base)] * int(exponent)
+    return int(coefficient), tuple(names)
+
+
+def shape_guards(mode: Any, names: dict[str, str]) -> tuple[str, ...]:
+    """What tracing assumed about symbols, as Python expressions over `names` (from torch's name of each symbol to ours)."""
+    import sympy
+    from torch.utils._sympy.printers import PythonPrinter
+
+    texts = []
+    for guard in mode.shape_env.guards:
+        renamed = {s: sympy.Symbol(names[str(s)], integer=True, positive=True) for s in guard.expr.free_symbols}
+        texts.append(PythonPrinter().doprint(guard.expr.xreplace(renamed)))
+    return tuple(dict.fromkeys(texts))
+
+
+def size_hint(size: Any) -> int | None:
+    """A (symbolic) size's value when the graph was traced; None for one that depends on data."""
+    import torch
+
+    if isinstance(size, int):
+        return size
+    if not isinstance(size, torch.SymInt):
+        return None
+    hint = size.node.hint if size.node.has_hint() else None
+    return int(hint) if hint is not None else None
+
+
+def size_expression(size: Any) -> str:
+    """torch's own text for a (symbolic) size; equal texts are equal sizes."""
+    return str(size) if isinstance(size, int) else str(size.node.expr)
+
+
+def size_symbols(size: Any) -> dict[str, int]:
+    """The symbols of a (symbolic) size with their values when the graph was traced."""
+    if isinstance(size, int):
+        return {}
+    environment = size.node.shape_env
+    values = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
+    return {str(s): int(values[s]) for s in size.node.expr.free_symbols if s in values}
+
+
+def raw_stream() -> Callable[[int], int]:
+    """A function from a CUDA device's index to the address of its current stream."""
+    import torch
+
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # no Stream object is made
+    return quick if quick is not None else lambda index: torch.cuda.current_stream(index).cuda_stream
+
+
+def filling_call(argument: str, bases: list[Any]) -> tuple[Any, dict[str, Any]]:
+    """How a graph calls an op that fills `bases`, given as its list `argument`, without looking like a mutation.
+
+    The call returns the op's own result and then one tensor for each base. ImportError where torch has no such form.
+    """
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
+
+    places = {f"_{argument}_{k}_base_index": k for k in range(len(bases))}
+    return auto_functionalized_v2, {f"_{argument}_length": len(bases), **places, "_all_bases": bases}

@@ -1,0 +1,169 @@
+"""What onepass needs of Triton and of the CUDA driver."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+TRITON_PAIRS = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1", "2.14": "3.8.0", "2.15": "3.9.0"}
+
+
+def triton_pair(torch_version: str) -> str | None:
+    """The Triton release a torch release is built and tested with, where known."""
+    return TRITON_PAIRS.get(".".join(torch_version.split(".")[:2]))
+
+
+def triton(purpose: str) -> Any:
+    """The triton package, or an error that names the release to install."""
+    try:
+        return importlib.import_module("triton")
+    except ImportError:
+        from ..errors import TritonMissing
+
+        version = importlib.metadata.version("torch")
+        pair = triton_pair(version)
+        advice = f"pip install triton=={pair}" if pair else "pip install triton"
+        raise TritonMissing(purpose=purpose, torch=version, advice=advice) from None
+
+
+@dataclass(frozen=True)
+class InterpreterParts:
+    """The pieces of Triton's CPU interpreter that ours is built from."""
+
+    language: Any  # triton.language
+    runtime: Any  # triton.runtime.interpreter
+    semantic: Any  # the class that turns language calls into builder calls
+    jit_types: tuple[Any, ...]  # what @triton.jit returns, interpreted or not
+
+
+def triton_interpreter() -> InterpreterParts:
+    """Triton's interpreter, whichever way triton itself was imported."""
+    package = triton("interpret kernels on CPU tensors")
+    runtime = importlib.import_module("triton.runtime.interpreter")
+    semantic = importlib.import_module("triton.language.semantic").TritonSemantic
+    kernel_interface = importlib.import_module("triton.runtime.jit").KernelInterface
+    return InterpreterParts(package.language, runtime, semantic, (kernel_interface,))
+
+
+def gluon_language(purpose: str) -> Any:
+    """triton.experimental.gluon.language, with what it has for Hopper under `.nvidia.hopper`."""
+    return triton(purpose) and importlib.import_module("triton.experimental.gluon.language")
+
+
+_GLUON = ("triton.experimental.gluon._runtime", "GluonASTSource")  # what a @gluon.jit function is compiled through
+
+
+def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int, ...], target: int,
+                   options: dict[str, Any]) -> Any:
+    """Compile one @triton.jit function for sm_`target`, with pointers at `aligned` positions divisible by 16."""
+    package = triton("compile kernels")
+    if not hasattr(function, "cache_key"):
+        raise RuntimeError("TRITON_INTERPRET is set, so this process cannot compile kernels; unset it and start again")
+    gpu_target = importlib.import_module("triton.backends.compiler").GPUTarget
+    module, name = _GLUON if getattr(function, "is_gluon", bool)() else ("triton.compiler", "ASTSource")
+    ast_source = getattr(importlib.import_module(module), name)
+    source = ast_source(function, signature, {}, {(i,): [["tt.divisibility", 16]] for i in aligned})
+    return package.compile(source, target=gpu_target("cuda", target, 32), options=options)
+
+
+_TRITON_FILES = threading.RLock()
+
+
+@contextmanager
+def triton_files(folder: str | None, heard: Callable[[bool], None]) -> Iterator[None]:
+    """Let Triton keep what this thread compiles in `folder` (None: where it always does).
+
+    `heard` is told of every kernel this thread asks for, whether Triton's cache had it. Triton's settings are the process's,
+    so one thread compiles at a time; a kernel another library compiles meanwhile may land in `folder`, which does no harm.
+    """
+    knobs, thread = triton("compile kernels").knobs, threading.get_ident()
+    with _TRITON_FILES:
+        listener, settings = knobs.compilation.listener, vars(knobs.cache)
+        before = settings.get("dir")
+
+        def listening(**event: Any) -> None:
+            if threading.get_ident() == thread:
+                heard(bool(event.get("cache_hit")))
+            if listener is not None:
+                listener(**event)
+
+        knobs.compilation.listener = listening
+        if folder is not None:
+            settings["dir"] = folder  # assigning the attribute would also change the environment, which other threads read
+        try:
+            yield
+        finally:
+            knobs.compilation.listener = listener
+            if before is not None:
+                settings["dir"] = before
+            elif folder is not None:
+                settings.pop("dir", None)
+
+
+def triton_used(kernel: Any) -> None:
+    """Mark the files of a compiled kernel as used just now, for whoever removes old ones."""
+    for path in list(getattr(kernel, "metadata_group", {}).values())[:1]:
+        with suppress(OSError):
+            os.utime(os.path.dirname(path))
+
+
+def triton_toolchain(target: int) -> str:
+    """What beside a kernel's text decides its binary for sm_`target`: the assembler, and variables that Triton heeds."""
+    triton("compile kernels")
+    gpu_target = importlib.import_module("triton.backends.compiler").GPUTarget
+    backend = importlib.import_module("triton.compiler.compiler").make_backend(gpu_target("cuda", target, 32))
+    heeded: Any = getattr(importlib.import_module("triton._C.libtriton"), "get_cache_invalidating_env_vars", dict)
+    return f"{backend.hash()} {sorted(heeded().items())}"
+
+
+def cuobjdump() -> str:
+    """The path of the cubin reader in Triton's wheel."""
+    return str(triton("read compiled kernels").knobs.nvidia.cuobjdump.path)
+
+
+def ptxas(target: int) -> str:
+    """The path of the assembler Triton uses for sm_`target`."""
+    return str(importlib.import_module("triton.backends.nvidia.compiler").get_ptxas(target).path)
+
+
+def triton_launcher(kernel: Any) -> Callable[..., None]:
+    """Load a compiled kernel on the current CUDA device; the result is called with (grid, stream, *args).
+
+    Triton 3.6 to 3.9 share this call: grid, stream, function and packed metadata, then launch metadata and two hooks, which
+    only profilers of Triton need, then the arguments. Pointers may be plain integers.
+    """
+    run, function, packed = kernel.run, kernel.function, kernel.packed_metadata
+
+    def launch(grid: int, stream: int, *args: int) -> None:
+        run(grid, 1, 1, stream, function, packed, None, None, None, *args)
+
+    return launch
+
+
+def is_out_of_resources(error: Exception) -> bool:
+    """Did a compiled kernel ask for more than the card has?"""
+    return isinstance(error, importlib.import_module("triton.runtime.errors").OutOfResources)
+
+
+def triton_usage(kernel: Any) -> tuple[int, int, int]:
+    """Registers a thread, bytes of local memory a thread and bytes of shared memory of a loaded kernel."""
+    return kernel.n_regs, 4 * kernel.n_spills, kernel.metadata.shared  # n_spills counts 32-bit words
+
+
+def cuda_driver_level() -> str | None:
+    """The newest CUDA version the installed driver supports ("13.0"), or None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")  # torch has asked the driver this in several places over the years
+    except OSError:
+        return None
+    level = ctypes.c_int(0)
+    if driver.cuDriverGetVersion(ctypes.byref(level)) != 0 or not level.value:
+        return None
+    return f"{level.value // 1000}.{level.value % 1000 // 10}"

@@ -1,0 +1,72 @@
+"""The split of a training graph into forward and backward: Inductor's, less what the backward can have for nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import compat
+from ..capture.recompute import LEAST_BYTES, Recomputed, recompute
+from ..errors import SavedLeft
+from ..runtime.cache import versions
+from .failure import is_fatal, say_once, sentence
+from .passes import copied, device_of
+from .settings import Settings, resolve
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SplitChange:
+    """What was said about settings, as a change to the two graphs a training graph was split into."""
+
+    said: Mapping[str, Any]
+
+    @property
+    def settings(self) -> Settings:
+        return resolve(self.said)
+
+    def __call__(self, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
+        """Save less, with everything that can go wrong caught: the modules get new graphs only if both are whole."""
+        settings = self.settings
+        try:
+            where = device_of(forward.graph, settings.interpret)
+            if where is None:
+                return
+            graphs = copied(forward.graph), copied(backward.graph)
+            made = recompute(*graphs, outputs, where, LEAST_BYTES if settings.by_cost else 1)
+        except Exception as error:
+            if settings.on_error == "raise" or is_fatal(error):
+                raise
+            say_once(("split", sentence(error)), SavedLeft(error=sentence(error)))
+            return
+        if made:
+            for module, graph in zip((forward, backward), graphs, strict=True):
+                module.graph = graph
+                module.recompile()
+        _show(made, where)
+
+    def uuid(self) -> str:
+        """Everything the split follows from, beside the graph."""
+        return "onepass " + hashlib.sha256(repr((versions(), self.settings.of_graph)).encode()).hexdigest()
+
+
+def _show(made: tuple[Recomputed, ...], where: torch.device) -> None:
+    rows = [f"{len(made)} values of a forward graph on {where} are computed again in the backward instead of saved"]
+    rows += [f"  {each.name}: {each.nbytes / 1e6:.1f} MB, {each.moved / 1e6:.1f} MB less to move" for each in made]
+    _LOG.info("%s", "\n".join(rows))
+    compat.trace_artifact("onepass_saved", lambda: "\n".join(rows) + "\n")
+
+
+def split(said: Mapping[str, Any], patches: dict[str, Any]) -> Any:
+    """The split to configure: ours around the user's, or the user's alone (None for Inductor's) where ours is not wanted."""
+    theirs = compat.configured_partitioner(patches)
+    change = SplitChange(said)
+    ours = compat.partitioner(change, change.uuid, theirs) if change.settings.recompute else None
+    return ours if ours is not None else theirs

@@ -1,0 +1,162 @@
+"""What the backward computes again instead of reading it: which values, and that nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import onepass
+from onepass.capture import recompute as rule
+from onepass.capture.recompute import recompute
+from onepass.errors import OnepassWarning
+from onepass.integration import split
+from tests.models import transformer
+
+ROWS, DIM = 8, 32
+NBYTES = ROWS * DIM * 4
+
+
+def graphs(forward: Callable[..., Any], backward: Callable[..., Any], outputs: int) -> tuple[fx.Graph, fx.Graph]:
+    """The graphs of two functions as a split leaves them: the second takes what the first gives after its results."""
+    x, y, scale, tangent = torch.randn(ROWS, DIM), torch.randn(ROWS, DIM), torch.randn(DIM), torch.randn(ROWS, DIM)
+    saved = forward(x, y, scale)[outputs:]
+    first, second = make_fx(forward, tracing_mode="fake")(x, y, scale), make_fx(backward, tracing_mode="fake")(*saved, tangent)
+    names = [node.name for node in first.graph.output_node().args[0][outputs:]] + ["tangents_1"]  # type: ignore[index]
+    for node, name in zip([n for n in second.graph.nodes if n.op == "placeholder"], names, strict=True):
+        node._rename(name)
+        node.target = node.name
+    return first.graph, second.graph
+
+
+def recomputed(forward: Callable[..., Any], backward: Callable[..., Any], outputs: int = 1) -> list[tuple[int, int]]:
+    first, second = graphs(forward, backward, outputs)
+    before = len(first.output_node().args[0])  # type: ignore[arg-type]
+    done = recompute(first, second, outputs, torch.device("cpu"), 1)
+    assert len(first.output_node().args[0]) == before - len(done)  # type: ignore[arg-type]
+    assert sum(node.op == "placeholder" for node in second.nodes) == before - outputs - len(done) + 1
+    return [(d.nbytes, d.moved) for d in done]
+
+
+def norm_of_sum(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    total = x + scale * y
+    return total * total.square().mean(-1, keepdim=True), x, y, scale, total
+
+
+def test_a_sum_of_what_is_read_anyway_costs_nothing() -> None:
+    """Neither written by the forward, nor read by the backward."""
+    done = recomputed(norm_of_sum, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale))
+    assert done == [(NBYTES, 2 * NBYTES)]
+
+
+def test_a_part_that_is_not_read_yet_is_charged() -> None:
+    done = recomputed(norm_of_sum, lambda x, y, scale, total, d: (d * total, d @ x.T, d * y * scale))
+    assert done == [(NBYTES, NBYTES)]
+
+
+def test_two_parts_for_one_gain_nothing_where_the_forward_writes_anyway() -> None:
+    def multiplied(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        total = x + scale * y
+        return total @ total.T, x, y, scale, total
+
+    assert not recomputed(multiplied, lambda x, y, scale, total, d: (d * total, d @ x.T, d @ y.T, d * scale))
+    assert recomputed(multiplied, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale)) == [(NBYTES, NBYTES)]
+
+
+def test_what_a_matmul_reads_is_saved() -> None:
+    assert not recomputed(norm_of_sum, lambda x, y, scale, total, d: (d.T @ total, d * x, d * y * scale))
+
+
+def test_what_a_reduction_gave_is_saved() -> None:
+    def spread(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        total = x + (scale * y).sum(-1, keepdim=True)
+        return total.exp(), x, y, scale, total
+
+    assert not recomputed(spread, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale))
+
+
+def test_results_of_the_user_stay() -> None:
+    def returned(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        normed, *rest = norm_of_sum(x, y, scale)
+        return normed, rest[-1], *rest
+
+    assert not recomputed(returned, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale), outputs=2)
+
+
+def test_long_chains_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "MOST_OPS", 1)
+    assert not recomputed(norm_of_sum, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale))
+
+
+def test_a_value_may_follow_from_one_that_is_no_longer_saved() -> None:
+    def twice(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        total = x + scale * y
+        more = scale * total + x
+        return more.exp(), x, y, scale, total, more
+
+    # `more` is wanted before `total` is: what computes `total` moves to the front.
+    def backward(x: Tensor, y: Tensor, scale: Tensor, total: Tensor, more: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+        return d * more, d * total, d * x, d * y * scale
+
+    assert recomputed(twice, backward) == [(NBYTES, 2 * NBYTES)] * 2
+
+
+def example() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    parts = transformer.build(learnable=True, **{**transformer.TINY, "layers": 3})
+    return parts.module, parts.draw(torch.Generator().manual_seed(0))
+
+
+def gradients(module: nn.Module, inputs: dict[str, Tensor], **options: Any) -> list[Tensor]:
+    torch._dynamo.reset()
+    module.zero_grad()
+    options = {"interpret": True, "rest": "eager", "by_cost": False, "on_error": "raise"} | options
+    torch.compile(module, backend=onepass.backend, options=options)(**inputs).backward()
+    return [p.grad.clone() for p in module.parameters()]  # type: ignore[union-attr]
+
+
+def test_a_transformer_saves_one_sum_a_block(caplog: pytest.LogCaptureFixture) -> None:
+    """Of three: behind the MLP and behind the mix they follow from the one behind attention. The stream's last has no mix."""
+    with caplog.at_level("INFO", logger="onepass.integration.split"):
+        module, inputs = example()
+        mine = gradients(module, inputs)
+    said = [r.getMessage() for r in caplog.records if "computed again" in r.getMessage()]
+    assert [text.split()[0] for text in said] == ["5"]
+    for one, other in zip(mine, gradients(module, inputs, recompute=False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_error_leaves_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("no such luck.")
+
+    monkeypatch.setattr(split, "recompute", broken)
+    module, inputs = example()
+    with pytest.warns(OnepassWarning, match="ONEPASS-709.*no such luck"):
+        mine = gradients(module, inputs, on_error="warn")
+    for one, other in zip(mine, gradients(module, inputs, recompute=False), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    with pytest.raises(Exception, match="no such luck"):
+        gradients(module, inputs)
+
+
+def test_a_split_of_the_users_comes_first() -> None:
+    calls = []
+
+    class Theirs(CustomPartitionerFn):
+        def __call__(self, gm: Any, joint_inputs: Any, **how: Any) -> Any:
+            calls.append(how["num_fwd_outputs"])
+            return min_cut_rematerialization_partition(gm, joint_inputs, **how)
+
+        def uuid(self) -> str:
+            return "theirs"
+
+    module, inputs = example()
+    gradients(module, inputs, custom_partitioner_fn=Theirs())
+    assert calls == [1]
