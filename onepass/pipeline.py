@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from types import ModuleType
 
-from .codegen import gluon, triton
+from .codegen import gluon, gluon_flat, triton
 from .codegen.source import Source
 from .device import Device
 from .errors import NoPlan
@@ -53,8 +54,14 @@ def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
     """The text of every kernel of a plan; `wide` indices where a tensor needs them."""
     for kernel in chosen.kernels:
         verify(kernel.program, "plan")
-    return tuple((gluon if k.schedule.parked else triton).emit(k.kernel, k.schedule, chosen.bindings, k.name, wide)
-                 for k in chosen.kernels)
+    return tuple(emitter(k.schedule).emit(k.kernel, k.schedule, chosen.bindings, k.name, wide) for k in chosen.kernels)
+
+
+def emitter(schedule: Schedule) -> ModuleType:
+    """The module that writes kernels of a schedule's kind."""
+    if schedule.parked:
+        return gluon_flat if schedule.lead else gluon
+    return triton
 
 
 def interpretable(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:

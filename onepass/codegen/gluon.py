@@ -25,13 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..ir.program import Load, Store
-from ..ir.size import Bindings
+from ..ir.size import Bindings, Size
 from ..plan.access import streams_rows
 from ..plan.kernel import Across, Kernel
 from ..plan.lanes import vector
-from ..plan.parked import BARRIERS, BOX, box, chunks, parkable
+from ..plan.parked import BARRIERS, BOX, Chunks, box, chunks, parkable, parkable_flat
 from ..plan.schedule import Cover, Loop, Schedule
 from .expr import GLUON, size_text
 from .folds import Folds, Running
@@ -57,11 +58,11 @@ OWN = ("gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "T
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that parks rows; `wide` makes it count elements in 64 bits."""
-    return _Emitter(kernel, schedule, bindings, name, wide).source()
+    return Emitter(kernel, schedule, bindings, name, wide).source()
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class Names:
     """What is called how where a row is asked for. Names of an unrolled loop are no variables, and not to be used as such later."""
 
     row: str
@@ -70,8 +71,8 @@ class _Names:
     counter: str
 
 
-EARLY = _Names("early", "early_inside", "slot_early", "j_early")
-LATER = _Names("ahead", "inside", "slot", "j")
+EARLY = Names("early", "early_inside", "slot_early", "j_early")
+LATER = Names("ahead", "inside", "slot", "j")
 LEAST_DRAINS = 4  # parts in which a row that is the only one of its ring leaves it
 
 
@@ -89,7 +90,7 @@ class _Ring:
     rest_box: tuple[int, ...]
 
 
-class _Parked(Values):
+class Parked(Values):
     """Values of which some wait in shared memory."""
 
     rings: dict[int, _Ring]
@@ -108,10 +109,18 @@ class _Parked(Values):
         return f"{memory}.index({place}){flat}.load(TILE)"
 
 
-class _Emitter:
+class Emitter:
+    """Writes a kernel whose rows wait in shared memory."""
+
+    # What is otherwise in a kernel of rows that start anywhere.
+    flat = False
+    own: tuple[str, ...] = ()
+    values_of = Parked
+
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
-        assert schedule.parked and schedule.parked <= set(parkable(kernel)), "only what TMA can describe is parked"
+        able = set(parkable_flat(kernel) if self.flat else parkable(kernel))
+        assert schedule.parked and schedule.parked <= able, "only what TMA can describe is parked"
         assert schedule.stages <= BARRIERS
         self.kernel, self.schedule, self.name, self.wide = kernel, schedule, name, wide
         self.program, self.split, self.slots = kernel.program, schedule.rows.split, schedule.stages
@@ -119,24 +128,28 @@ class _Emitter:
         assert isinstance(extent, int)
         self.extent, self.cols = extent, chunks(schedule.cols, extent)
         self.drains = self.slots == 1  # the last walk refills what it has read; with more places, the next row is there already
-        self.together = self.cols.together
+        self.together = self.at_once(self.cols)
         while self.drains and self.together > 1 and self.cols.count // self.together < LEAST_DRAINS:
             self.together //= 2
         self.copies = self.cols.count // self.together  # that bring the whole chunks of a row
         self.rows = self.program.extent(kernel.space.rows)
         self.steps: Steps = steps(kernel, schedule)
-        self.w = Writer((*RESERVED, *OWN, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
+        self.w = Writer((*RESERVED, *OWN, *self.own, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
         self.rings = {i: self._ring(i) for i in sorted(schedule.parked)}
-        self.values = _Parked(kernel, schedule, bindings, self.w, GLUON)
+        self.values = self.values_of(kernel, schedule, bindings, self.w, GLUON)
         self.values.rings, self.values.whole = self.rings, self.cols.count
         self.folds = Folds(kernel, self.values, row_loop=True)
+
+    def at_once(self, cols: Chunks) -> int:
+        """Chunks that one copy brings."""
+        return cols.together
 
     def _ring(self, i: int) -> _Ring:
         node = self._load_of(i)
         ring, tiles, rest, rest_tile = (self.w.fresh(f"{node.buffer}_{what}") for what in ("ring", "tiles", "rest", "rest_tile"))
         by_chunk = self.w.fresh(f"{node.buffer}_chunks") if self.together > 1 else ring
         width = self.cols.width
-        chunk, whole, last = (box(self.extent, n) for n in (width, width * self.together, self.cols.rest))
+        chunk, whole, last = (box(self.extent, n, self.flat) for n in (width, width * self.together, self.cols.rest))
         return _Ring(ring, by_chunk, chunk, tiles, whole, rest, rest_tile, last)
 
     def _load_of(self, i: int) -> Load:
@@ -169,14 +182,18 @@ class _Emitter:
         return (*pointers, *maps, *sizes, Param("zero", ParamKind.ZERO, "zero"))
 
     def _map(self, i: int, name: str, taken: tuple[int, ...]) -> Param:
+        return Param(self._load_of(i).buffer, ParamKind.TENSOR_MAP, name, self.program.dtypes[i], self._view(i, taken))
+
+    def _view(self, i: int, taken: tuple[int, ...]) -> TensorView:
         """A tensor as TMA sees it: rows of columns, or rows of rows of 256 columns."""
-        node = self._load_of(i)
-        step = streams_rows(self.kernel, node)
+        if len(taken) == 2:
+            return TensorView((self.rows, self.extent), (self._step(i), 1), taken)
+        return TensorView((self.rows, self.extent // BOX, BOX), (self._step(i), BOX, 1), taken)
+
+    def _step(self, i: int) -> Size:
+        step = streams_rows(self.kernel, self._load_of(i))
         assert step is not None
-        flat = len(taken) == 2
-        shape = (self.rows, self.extent) if flat else (self.rows, self.extent // BOX, BOX)
-        strides = (step, 1) if flat else (step, BOX, 1)
-        return Param(node.buffer, ParamKind.TENSOR_MAP, name, self.program.dtypes[i], TensorView(shape, strides, taken))
+        return step
 
     def _body(self) -> None:
         w, row_count = self.w, size_text(self.rows)
@@ -236,8 +253,7 @@ class _Emitter:
         w.line(f"slot = turn % {self.slots}" if self.slots > 1 else "slot = 0")
         if self.cols.count > 1:
             w.line(f"place = slot * {self.cols.count}")
-        w.line("r = row.to(gl.int64)" if self.wide else "r = row")
-        w.line("r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
+        self._row_start()
         at = Spot(row="r_at")
         inner = [replace(t, spot=t.spot.at_rows(at)) for t in tiles]
         env = dict(outside)
@@ -255,6 +271,10 @@ class _Emitter:
         for i in self.steps.trailing:
             self.values.node(i, at, env)
 
+    def _row_start(self) -> None:
+        self.w.line("r = row.to(gl.int64)" if self.wide else "r = row")
+        self.w.line("r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
+
     def _walk(self, walk: Walk, env: Env, tiles: list[Segment], drains: bool) -> None:
         """One walk over a row. One that `drains` its place refills every part of it as soon as all threads have read that part."""
         running = {f.node: self.folds.running(f) for f in walk.folds}
@@ -263,10 +283,14 @@ class _Emitter:
         if drains:
             self._release()  # nobody waits any more for the row that is here
             self._expect(LATER, f"row + {self.slots * self.split}")
-        for tile in tiles:
-            self._stretch(tile, lambda tile=tile: self._chunk(walk, dict(env), tile, running), drains)  # type: ignore[misc]
+        self._visit(tiles, lambda tile: self._chunk(walk, dict(env), tile, running), drains)
         for state in running.values():
             self.folds.finish(state, tiles[0].spot)
+
+    def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], drains: bool) -> None:
+        """Every chunk of a row."""
+        for tile in tiles:
+            self._stretch(tile, partial(chunk, tile), drains)
 
     def _stretch(self, tile: Segment, chunk: Callable[[], None], drains: bool) -> None:
         """All chunks of one kind."""
@@ -279,11 +303,15 @@ class _Emitter:
             with self.w.block(tile.loop):
                 chunk()
         else:
-            with self.w.block(f"for j in range(0, {self.copies})"):
-                with self.w.block(f"for k in range(j * {self.together}, j * {self.together} + {self.together})"):
-                    chunk()
-                self._release()
-                self._copy(LATER, "j", rest=False)
+            self._drain(0, chunk)
+
+    def _drain(self, first: int, chunk: Callable[[], None]) -> None:
+        """The copies from `first` on, each refilled when its chunks have been read."""
+        with self.w.block(f"for j in range({first}, {self.copies})"):
+            with self.w.block(f"for k in range(j * {self.together}, j * {self.together} + {self.together})"):
+                chunk()
+            self._release()
+            self._copy(LATER, "j", rest=False)
 
     def _chunk(self, walk: Walk, env: Env, tile: Segment, running: dict[int, Running]) -> None:
         for line in tile.prepare:
@@ -300,7 +328,7 @@ class _Emitter:
         self.w.line("fence_async_shared()")
         self.w.line("cta_barrier()")
 
-    def _fill(self, names: _Names, row: str) -> None:
+    def _fill(self, names: Names, row: str) -> None:
         """Ask for all chunks of a row, if there is such a row."""
         self._expect(names, row)
         if self.copies == 1:
@@ -311,7 +339,7 @@ class _Emitter:
         if self.cols.rest:
             self._copy(names, "0", rest=True)
 
-    def _expect(self, names: _Names, row: str) -> None:
+    def _expect(self, names: Names, row: str) -> None:
         """Tell a place's barrier how many bytes to wait for."""
         size = sum(self.program.dtypes[i].size for i in self.rings)
         row_bytes = (self.cols.width * self.cols.count + self.cols.rest) * size
@@ -319,14 +347,18 @@ class _Emitter:
         self.w.line(f"{names.inside} = {names.row} < row_count")
         self.w.line(f"mbarrier.expect(ready.index({names.slot}), {row_bytes}, pred={names.inside})")
 
-    def _copy(self, names: _Names, number: str, rest: bool) -> None:
+    def _copy(self, names: Names, number: str, rest: bool) -> None:
         """Ask for one part of a row, of every parked load: the copy of some chunks with this number, or the rest."""
         for ring in self.rings.values():
             taken = ring.rest_box if rest else ring.whole_box
-            first = self.cols.width * self.cols.count // (1 if len(taken) == 2 else BOX)
+            first = self.cols.width * self.cols.count // (1 if len(taken) == 2 else taken[-1])
             along = str(first) if rest else "0" if number == "0" else f"{number} * {taken[1]}"
             place = names.slot if rest or self.copies == 1 else f"{names.slot} * {self.copies} + {number}"
-            where = f"[{names.row}, {along}]" if len(taken) == 2 else f"[{names.row}, {along}, 0]"
+            where = self._where(names, taken, along)
             tiles, memory = (ring.rest_map, ring.rest) if rest else (ring.whole_map, ring.whole)
             into = f"ready.index({names.slot}), {memory}.index({place})"
             self.w.line(f"tma.async_copy_global_to_shared({tiles}, {where}, {into}, pred={names.inside})")
+
+    def _where(self, names: Names, taken: tuple[int, ...], along: str) -> str:
+        """The coordinates of a copy."""
+        return f"[{names.row}, {along}]" if len(taken) == 2 else f"[{names.row}, {along}, 0]"

@@ -25,6 +25,15 @@ class TensorView:
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     box: tuple[int, ...]
+    flat: int = 0  # rows that start anywhere are seen as one long row, cut into whole pieces of so many elements
+
+    def seen(self, bindings: Bindings) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Extents and strides for given sizes."""
+        shape, strides = (tuple(value(s, bindings) for s in sizes) for sizes in (self.shape, self.strides))
+        if not self.flat:
+            return shape, strides
+        pieces = (sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1) // self.flat
+        return (1, pieces, self.flat), (pieces * self.flat, self.flat, 1)
 
 
 @dataclass(frozen=True, slots=True)

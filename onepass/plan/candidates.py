@@ -13,7 +13,7 @@ from .cost import Traffic
 from .kernel import Kernel
 from .lanes import vector
 from .legality import Family, may_split
-from .parked import cut, exchanged, parkable, shared_bytes
+from .parked import FLAT, cut, cut_flat, exchanged, parkable, parkable_flat, shared_bytes
 from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
 
 MOST_HELD = 128  # elements a thread may hold of a resident row
@@ -103,7 +103,9 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Devi
 
 def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Rows in shared memory, where something is needed twice, TMA can bring all that is, and a CTA has room for it."""
-    cols, able, twice = _static_cols(kernel), frozenset(parkable(kernel)), frozenset(kernel.multi_phase)
+    cols, twice = _static_cols(kernel), frozenset(kernel.multi_phase)
+    flat = not twice <= frozenset(parkable(kernel))
+    able = frozenset(parkable_flat(kernel) if flat else parkable(kernel))
     if not OFFERED or device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
         return
     vec, exchange = vector(kernel), exchanged(kernel)
@@ -113,7 +115,9 @@ def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
             for width in (32 * warps * vec * k for k in (1, 2, 4)):
                 if 2 * width > cols:  # registers hold what is that short
                     continue
-                covered = cut(cols, width, 32 * warps * vec)
+                covered = (cut_flat if flat else cut)(cols, width, 32 * warps * vec)
+                if covered is None:
+                    continue
                 for slots in range(1, MOST_SLOTS + 1):
                     smem = shared_bytes(element, covered, slots, exchange, warps)
                     if smem > device.smem_per_cta:
@@ -123,7 +127,8 @@ def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
                         split = max(1, min(here * device.sms, t.rows))
                         # Told nothing, ptxas rather spills a few words than leaves a round number; told the most, it does not.
                         registers = min(device.registers_per_thread, device.registers_per_sm // (32 * warps * here) // 8 * 8)
-                        yield Schedule(Loop(1, split), covered, warps, slots, parked=parked, registers=registers)
+                        yield Schedule(Loop(1, split), covered, warps, slots, lead=FLAT if flat else 0, parked=parked,
+                                       registers=registers)
 
 
 def _is_alone(kernel: Kernel, t: Traffic, device: Device) -> bool:

@@ -21,6 +21,7 @@ BOX = 256  # elements that one side of a TMA box may have
 BARRIERS = 16
 BARRIER = 8
 ALIGNED = 16  # bytes that every row must start on for TMA to describe it
+FLAT = 64  # elements of a piece of a flat view: rows are brought from the piece that they start in
 BROUGHT = frozenset({"f16", "bf16", "f32"})  # the types that are parked
 
 
@@ -35,7 +36,11 @@ class Chunks:
     @property
     def together(self) -> int:
         """Chunks that one copy brings: a box has a power of two of elements, at most 256 rows of 256."""
-        most = max(1, BOX * BOX // self.width)
+        return self.at_once(BOX)
+
+    def at_once(self, along: int) -> int:
+        """The same where a box's rows are of `along` elements."""
+        most = max(1, BOX * along // self.width)
         return min(self.count & -self.count, most)
 
 
@@ -55,25 +60,57 @@ def cut(extent: int, width: int, least: int) -> Cover:
     return Cover((width,) * (extent // width) + ((max(power_of_two(rest), min(width, least)),) if rest else ()))
 
 
+def cut_flat(extent: int, width: int, least: int) -> Cover | None:
+    """The same for rows that start anywhere in a piece of the flat view: the rest has room for what the row is shifted by, and
+    holds at least one piece, so that what the view leaves out at a tensor's end is in no other chunk. None where that cannot be."""
+    over = extent % width
+    rest = max(power_of_two(over + FLAT - 1), min(width, least))
+    return Cover((width,) * (extent // width) + (rest,)) if over >= FLAT and rest <= width else None
+
+
 def parkable(kernel: Kernel) -> tuple[int, ...]:
     """The full-size loads that TMA can bring, row by row, where a kernel may run one whole row after another."""
+    return tuple(i for i in _whole_rows(kernel) if _step(kernel, i) * kernel.program.dtypes[i].size % ALIGNED == 0)
+
+
+def parkable_flat(kernel: Kernel) -> tuple[int, ...]:
+    """The full-size loads whose rows start anywhere, but all alike: TMA brings pieces of the flat tensor that a row lies in."""
+    loads = _whole_rows(kernel)
+    steps = {_step(kernel, i) for i in loads}
+    return loads if len(steps) == 1 and loads != parkable(kernel) else ()
+
+
+def _whole_rows(kernel: Kernel) -> tuple[int, ...]:
+    """Full-size loads of contiguous rows, from their tensor's beginning on, where a kernel may run one whole row after another."""
     space, program = kernel.space, kernel.program
-    whole_rows = space.rows and not space.batch and not space.block and not any(f.rows or f.block for f in kernel.folds)
-    if not whole_rows or not isinstance(program.extent(space.cols), int):
+    whole = space.rows and not space.batch and not space.block and not any(f.rows or f.block for f in kernel.folds)
+    if not whole or not isinstance(program.extent(space.cols), int):
         return ()
     return tuple(i for i in program.of(Load) if kernel.is_full[i] and _is_described(kernel, i))
 
 
+def _step(kernel: Kernel, i: int) -> int:
+    node = kernel.program.nodes[i]
+    assert isinstance(node, Load)
+    step = streams_rows(kernel, node)
+    assert isinstance(step, int)
+    return step
+
+
 def _is_described(kernel: Kernel, i: int) -> bool:
-    """Can a tensor map say where this load's rows are? It starts with the tensor and steps by whole 16 bytes."""
+    """Can a tensor map say where this load's rows are? It starts with the tensor, and steps by a known number of elements."""
     node, dtype = kernel.program.nodes[i], kernel.program.dtypes[i]
     assert isinstance(node, Load)
     stride = streams_rows(kernel, node)
-    return dtype.name in BROUGHT and node.offset == 0 and isinstance(stride, int) and stride * dtype.size % ALIGNED == 0
+    starts = kernel.program.buffer[node.buffer].aligned and node.offset == 0
+    return starts and dtype.name in BROUGHT and isinstance(stride, int)
 
 
-def box(extent: int, width: int) -> tuple[int, ...]:
-    """A chunk as TMA copies it: by rows of 256 elements in one message where the row divides so, else as it is, in many."""
+def box(extent: int, width: int, flat: bool = False) -> tuple[int, ...]:
+    """A chunk as TMA copies it: by rows of 256 elements in one message where the row divides so, else as it is, in many; of a flat
+    view, by its pieces."""
+    if flat:
+        return 1, width // FLAT, FLAT
     return (1, width // BOX, BOX) if extent % BOX == 0 and width % BOX == 0 else (1, width)
 
 

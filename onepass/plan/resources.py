@@ -14,7 +14,7 @@ from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
 from .kernel import Across, Kernel
 from .lanes import lies_alike, vector
-from .parked import exchanged, parkable, shared_bytes
+from .parked import exchanged, parkable, parkable_flat, shared_bytes
 from .schedule import Block, Cover, Loop, Role, Schedule
 
 
@@ -123,7 +123,7 @@ def demand(kernel: Kernel) -> Demand:
         reread=len(reread),
         live=_live_values(kernel),
         wide=max(1, max((program.dtypes[i].size for i in loads), default=4) // 4),
-        parkable=tuple((i, program.dtypes[i].size) for i in parkable(kernel)),
+        parkable=tuple((i, program.dtypes[i].size) for i in parkable(kernel) or parkable_flat(kernel)),
         exchanged=exchanged(kernel),
     )
 

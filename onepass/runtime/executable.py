@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import compat
-from ..codegen.source import Param, ParamKind, Source
+from ..codegen.source import ParamKind, Source
 from ..ir.program import Buffer
 from ..ir.size import Bindings, symbols, value
 from . import gluon_model, interpret
@@ -201,18 +201,10 @@ def _picker(source: Source, places: Mapping[str, int], bindings: Bindings) -> Ca
             case ParamKind.ZERO:
                 positions.append(zero)
     if source.gluon:
-        views = [_view(p, bindings) for p in source.params]
+        views = [None if p.view is None else p.view.seen(bindings) for p in source.params]
         return lambda values: [values[at] if view is None else TensorMap(values[at], *view)
                                for at, view in zip(positions, views)]
     if len(positions) == 1:
         only = positions[0]
         return lambda values: (values[only],)
     return itemgetter(*positions)
-
-
-def _view(param: Param, bindings: Bindings) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Extents and strides that TMA is told of a tensor; None of what is no tensor map."""
-    if param.view is None:
-        return None
-    shape, strides = (tuple(value(s, bindings) for s in sizes) for sizes in (param.view.shape, param.view.strides))
-    return shape, strides

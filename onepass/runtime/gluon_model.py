@@ -25,7 +25,6 @@ import torch
 
 from .. import compat, errors
 from ..codegen.source import Param, ParamKind, Source
-from ..ir.size import value as size_value
 from .gluon_memory import Crossing, Cta, Descriptor, Slot
 from .interpret import _ONE_AT_A_TIME, _Engine
 from .module import load_text
@@ -73,7 +72,7 @@ def run_source(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Ma
 def _described(param: Param, buffer: torch.Tensor, bindings: Mapping[str, int]) -> Descriptor:
     """A buffer as a generated kernel's TMA sees it. Rows are never masked; columns are where boxes do not divide them."""
     assert param.view is not None
-    shape, strides = ([size_value(s, bindings) for s in sizes] for sizes in (param.view.shape, param.view.strides))
+    shape, strides = param.view.seen(bindings)
     masked = frozenset(i for i, (n, b) in enumerate(zip(shape, param.view.box, strict=True)) if i > 0 and n % b)
     return Descriptor(torch.as_strided(buffer, shape, strides), param.view.box, masked)
 

@@ -17,11 +17,12 @@ from onepass.codegen.gluon_helpers import FUNCTIONS
 from onepass.codegen.source import ParamKind, Source
 from onepass.device import device
 from onepass.ir.oracle import evaluate
+from onepass.ir.text import parse
 from onepass.plan import candidates
 from onepass.plan.kernel import Kernel
 from onepass.plan.lanes import vector
 from onepass.plan.legality import Family, Illegal, space_of
-from onepass.plan.parked import Chunks, chunks, cut, parkable
+from onepass.plan.parked import FLAT, Chunks, chunks, cut, cut_flat, parkable, parkable_flat
 from onepass.plan.partition import forms, plan, scores
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Cover, Loop, Schedule
@@ -56,7 +57,10 @@ def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, spl
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     least = 32 * warps * vector(kernel)
-    return Schedule(Loop(1, split), cut(cols, least * vectors, least), warps, slots, parked=frozenset(parkable(kernel)),
+    able, flat = parkable(kernel), parkable_flat(kernel)
+    covered = cut_flat(cols, least * vectors, least) if flat else cut(cols, least * vectors, least)
+    assert covered is not None
+    return Schedule(Loop(1, split), covered, warps, slots, lead=FLAT if flat else 0, parked=frozenset(flat or able),
                     registers=min(128, 65536 // (32 * warps)))
 
 
@@ -147,7 +151,8 @@ def inputs_of(fn: Callable, rows: int, cols: int, dtype: torch.dtype) -> tuple[T
 def run_parked(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how: int) -> None:
     """Run by the model and compare with the oracle."""
     kernel, bindings = kernel_of(fn, args)
-    source = gluon.emit(kernel, parked(kernel, **how), bindings, "row", wide)
+    schedule = parked(kernel, **how)
+    source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row", wide)
     program = kernel.program
     names = [b.name for b in program.buffers if b.role == "input"]
     buffers = dict(zip(names, args, strict=True))
@@ -164,7 +169,7 @@ def run_parked(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
-@pytest.mark.parametrize("cols", [4096, 5000, 6144])
+@pytest.mark.parametrize("cols", [4096, 5000, 6144, 4501])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, layer_norm, softmax_backward, layer_norm_dx, first_of_the_greatest,
                                 product_and_least, log_softmax, less_variance])
 def test_every_reduction_is_right_over_parked_rows(fn: Callable, cols: int, dtype: torch.dtype) -> None:
@@ -186,9 +191,38 @@ def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
     assert offline.compile(source, H200).spill_bytes == 0
 
 
+@pytest.mark.parametrize("cols", [2056, 2211])
 @pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 3, 2), (7, 4, 1), (3, 2, 3), (2, 4, 8)])
-def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int) -> None:
-    run_parked(softmax, inputs_of(softmax, rows, 2056, BF16), warps=4, vectors=1, slots=slots, split=split)
+def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, cols: int) -> None:
+    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=slots, split=split)
+
+
+# ---- rows that start anywhere ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", range(2, 10))
+@pytest.mark.parametrize("cols", [1089, 1151, 9281])
+def test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read(cols: int, rows: int) -> None:
+    """Every number of elements that may be left is met, and none is read from what follows the tensor."""
+    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=2 - rows % 2, split=2)
+
+
+def test_chunks_of_a_flat_view_have_room_for_the_shift() -> None:
+    assert cut_flat(50257, 4096, 4096) == Cover((4096,) * 13), "1105 columns and 63 more fit into one chunk"
+    assert cut_flat(50257, 8192, 2048) == Cover((8192,) * 6 + (2048,))
+    assert cut_flat(65537, 4096, 1024) is None, "what is left out could be in a chunk that has no mask"
+    assert cut_flat(8191, 4096, 1024) is None, "with the shift the rest is longer than a chunk"
+
+
+@pytest.mark.parametrize("fn", [softmax, rms_norm])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_odd_rows_compile_without_spills(fn: Callable, slots: int) -> None:
+    kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
+    schedule = parked(kernel, 16, 1, slots)
+    binary = offline.compile(pipeline.emitter(schedule).emit(kernel, schedule, bindings, "norm"), H200)
+    assert binary.spill_bytes == 0 and binary.tma_copies and binary.mbarriers
+    assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes <= H200.smem_per_cta
+    assert 16 in binary.stores, "whole pieces are stored by vectors"
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -280,7 +314,8 @@ def test_the_default_plan_parks_nothing_yet() -> None:
 @pytest.mark.parametrize(("on", "shape", "dtype", "offered"), [
     ("h200", (8192, 32768), BF16, True),
     ("a100", (8192, 32768), BF16, False),  # no TMA
-    ("h200", (8192, 50257), BF16, False),  # rows that start anywhere
+    ("h200", (8192, 50257), BF16, True),  # rows that start anywhere
+    ("h200", (8192, 65537), BF16, False),  # of which too little is left behind whole chunks
     ("h200", (8192, 50264), BF16, True),
     ("h200", (8192, 65536), F32, False),  # more than a CTA has room for
     ("h200", (8192, 32768), torch.float64, False),
@@ -356,3 +391,12 @@ def test_a_source_with_tensor_maps_is_kept_as_it_is() -> None:
     source, _ = short_source()
     made = Made((), (source,), (), (), Summary((), 0, 0.0, (), ()), ())
     assert unpack("key", pack("key", made)) == made
+
+
+def test_what_does_not_start_on_16_bytes_is_not_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "OFFERED", True)
+    kernel, bindings = kernel_of(softmax, (meta(8192, 32768),))
+    crooked = replace(kernel.program, buffers=tuple(replace(b, aligned=b.role == "output") for b in kernel.program.buffers))
+    assert parse(str(crooked)) == crooked
+    assert any(s.plan.schedule.parked for s in scores(kernel.program, bindings, H200, {}))
+    assert not any(s.plan.schedule.parked for s in scores(crooked, bindings, H200, {}))
