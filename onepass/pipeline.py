@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-from .codegen import gluon, triton
+from .codegen import gluon, gluon_tiles, triton
 from .codegen.source import Source
 from .device import Device
 from .errors import NoPlan
@@ -28,7 +28,7 @@ from .ir.verify import verify
 from .knobs import knobs
 from .plan.partition import plan
 from .plan.plan import ANY_WEIGHT, KernelPlan, Learned, Plan
-from .plan.schedule import Schedule
+from .plan.schedule import Block, Schedule
 from .runtime.binary import Binary
 from .runtime.compiled import Compiled, Rejected
 
@@ -53,8 +53,14 @@ def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
     """The text of every kernel of a plan; `wide` indices where a tensor needs them."""
     for kernel in chosen.kernels:
         verify(kernel.program, "plan")
-    return tuple((gluon if k.schedule.parked else triton).emit(k.kernel, k.schedule, chosen.bindings, k.name, wide)
-                 for k in chosen.kernels)
+    return tuple(_emit(k.schedule)(k.kernel, k.schedule, chosen.bindings, k.name, wide) for k in chosen.kernels)
+
+
+def _emit(schedule: Schedule) -> Callable[..., Source]:
+    """Who writes a schedule: one emitter writes all but those that read from shared memory."""
+    if not schedule.parked:
+        return triton.emit
+    return gluon_tiles.emit if isinstance(schedule.cols, Block) else gluon.emit
 
 
 def interpretable(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..device import Device
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce
 from .access import streams_rows
@@ -61,10 +62,10 @@ def parkable(kernel: Kernel) -> tuple[int, ...]:
     whole_rows = space.rows and not space.batch and not space.block and not any(f.rows or f.block for f in kernel.folds)
     if not whole_rows or not isinstance(program.extent(space.cols), int):
         return ()
-    return tuple(i for i in program.of(Load) if kernel.is_full[i] and _is_described(kernel, i))
+    return tuple(i for i in program.of(Load) if kernel.is_full[i] and is_described(kernel, i))
 
 
-def _is_described(kernel: Kernel, i: int) -> bool:
+def is_described(kernel: Kernel, i: int) -> bool:
     """Can a tensor map say where this load's rows are? It starts with the tensor and steps by whole 16 bytes."""
     node, dtype = kernel.program.nodes[i], kernel.program.dtypes[i]
     assert isinstance(node, Load)
@@ -91,6 +92,14 @@ def shared_bytes(element_bytes: int, cols: Cover, slots: int, exchange_bytes: in
     """Shared memory of a CTA: rings of all parked inputs, barriers, what warps exchange. The driver's reserve comes on top."""
     exchange = _up(exchange_bytes * warps, ALIGNED) if warps > 1 else 0
     return slots * cols.width * element_bytes + exchange + BARRIERS * BARRIER
+
+
+def register_limit(warps: int, here: int, device: Device) -> int:
+    """The most registers of a thread with which so many CTAs share an SM.
+
+    Told nothing, ptxas rather spills a few words than leaves a round number; told the most, it does not.
+    """
+    return min(device.registers_per_thread, device.registers_per_sm // (32 * warps * here) // 8 * 8)
 
 
 def _up(size: int, to: int) -> int:
