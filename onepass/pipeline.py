@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from types import ModuleType
 
-from .codegen import gluon, gluon_flat, triton
+from .codegen import gluon, gluon_flat, gluon_tiles, triton
 from .codegen.source import Source
 from .device import Device
 from .errors import NoPlan
@@ -29,7 +29,7 @@ from .ir.verify import verify
 from .knobs import knobs
 from .plan.partition import plan
 from .plan.plan import ANY_WEIGHT, KernelPlan, Learned, Plan
-from .plan.schedule import Schedule
+from .plan.schedule import Block, Schedule
 from .runtime.binary import Binary
 from .runtime.compiled import Compiled, Rejected
 
@@ -58,10 +58,12 @@ def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
 
 
 def emitter(schedule: Schedule) -> ModuleType:
-    """The module that writes kernels of a schedule's kind."""
-    if schedule.parked:
-        return gluon_flat if schedule.lead else gluon
-    return triton
+    """The module that writes a schedule: one writes all but those that read from shared memory."""
+    if not schedule.parked:
+        return triton
+    if isinstance(schedule.cols, Block):
+        return gluon_tiles
+    return gluon_flat if schedule.lead else gluon
 
 
 def interpretable(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:

@@ -74,13 +74,7 @@ class Folds:
         algebra = self._algebra(running, spot, counted)
         args = (self._spread(a, running, spot, env) for a in self._node(running.fold).args)
         entered = self._inside(running, running.monoid.enter(algebra, *args), spot, counted)
-        if lanes := self._lanes_of_tile(running, spot):
-            entered = tuple(self.values.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
-                            for x in entered)
-            entered = running.monoid.merge(self._within_threads(), *entered)
-            running.by_lane[self.key(running, spot)] = lanes[2]
-        elif not running.monoid.primitive:
-            entered = running.monoid.merge(algebra, *entered)
+        entered = self._of_tile(running, entered, spot, algebra)
         key = self.key(running, spot)
         before = running.states.get(key)
         if before is None:
@@ -101,11 +95,7 @@ class Folds:
         """Read a reduction out: fold what its lanes hold, join what its tiles hold."""
         algebra = self._algebra(running, spot, {})
         held = [self._given_back(state, running.lost.get(key, {})) for key, state in running.states.items()]
-        states = [running.monoid.merge(algebra, *s) if running.monoid.primitive else s for s in held]
-        for k, shape in enumerate(running.states):
-            if shape in running.by_lane:
-                flat = (self.values.assign("lanes", f"tl.reshape({x}, [1, {running.by_lane[shape]}])") for x in states[k])
-                states[k] = running.monoid.merge(algebra, *flat)
+        states = [self._of_lanes(running, key, state, algebra) for key, state in zip(running.states, held)]
         total = states[0]
         for other in states[1:]:
             total = join(running.monoid, total, other, self.values.assign, self.values.exact, self.language)
@@ -113,6 +103,21 @@ class Folds:
         self.values.results[running.fold.node] = tuple(
             x if isinstance(x, str) and x.isidentifier() else self.values.assign(hint, x if isinstance(x, str) else literal(x))
             for x in running.monoid.leave(algebra, *total))
+
+    def _of_tile(self, running: Running, entered: State, spot: Spot, algebra: TileAlgebra) -> State:
+        """What a tile's elements add to a running state: themselves where lanes are folded last, else one state of them all."""
+        if lanes := self._lanes_of_tile(running, spot):
+            entered = tuple(self.values.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
+                            for x in entered)
+            running.by_lane[self.key(running, spot)] = lanes[2]
+            return running.monoid.merge(self._within_threads(), *entered)
+        return entered if running.monoid.primitive else running.monoid.merge(algebra, *entered)
+
+    def _of_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
+        """One state out of those that lanes hold at the end."""
+        if key in running.by_lane:
+            state = tuple(self.values.assign("lanes", f"tl.reshape({x}, [1, {running.by_lane[key]}])") for x in state)
+        return running.monoid.merge(algebra, *state) if running.monoid.primitive or key in running.by_lane else state
 
     def _grow(self, running: Running, before: State, entered: State, lost: dict[int, str]) -> None:
         """Join a state with another in place, remembering what rounding takes; what is infinite has lost nothing."""

@@ -27,33 +27,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..ir.program import Load, Store
-from ..ir.size import Bindings, Size
-from ..plan.access import streams_rows
+from ..ir.program import Load
+from ..ir.size import Bindings
 from ..plan.kernel import Across, Kernel
 from ..plan.lanes import vector
-from ..plan.parked import BARRIERS, BOX, Chunks, box, chunks, parkable, parkable_flat
+from ..plan.parked import Chunks, box, chunks, parkable, parkable_flat
 from ..plan.schedule import Cover, Loop, Schedule
 from .expr import GLUON, size_text
 from .folds import Folds, Running
-from .gluon_helpers import called
-from .source import GridDim, Param, ParamKind, Source, TensorView
+from .gluon_ring import RingEmitter
+from .source import GridDim, Param, Source
 from .spots import Segment, Spot
 from .steps import Steps, Walk, steps
-from .triton import RESERVED
 from .values import Env, Values
-from .writer import Writer
 
-HEADER = (
-    "import triton.language as tl",
-    "from triton.experimental import gluon",
-    "from triton.experimental.gluon import language as gl",
-    "from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma",
-    "from triton.language.extra import libdevice",
-)
-OWN = ("gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "TILE", "ready", "row", "row_count", "slot", "place",
-       "turn", "ahead", "inside", "k", "j", "r_at", "c_at", "c_rest", "c_rest_in", "lanes", "range", "slot_first", "r",
-       "slot_early", "j_early", "early", "early_inside")
+OWN = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early")
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
@@ -109,7 +97,7 @@ class Parked(Values):
         return f"{memory}.index({place}){flat}.load(TILE)"
 
 
-class Emitter:
+class Emitter(RingEmitter):
     """Writes a kernel whose rows wait in shared memory."""
 
     # What is otherwise in a kernel of rows that start anywhere.
@@ -121,20 +109,14 @@ class Emitter:
         assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
         able = set(parkable_flat(kernel) if self.flat else parkable(kernel))
         assert schedule.parked and schedule.parked <= able, "only what TMA can describe is parked"
-        assert schedule.stages <= BARRIERS
-        self.kernel, self.schedule, self.name, self.wide = kernel, schedule, name, wide
-        self.program, self.split, self.slots = kernel.program, schedule.rows.split, schedule.stages
-        extent = self.program.extent(kernel.space.cols)
-        assert isinstance(extent, int)
-        self.extent, self.cols = extent, chunks(schedule.cols, extent)
+        super().__init__(kernel, schedule, name, wide, (*OWN, *self.own))
+        self.split, self.cols = schedule.rows.split, chunks(schedule.cols, self.extent)
         self.drains = self.slots == 1  # the last walk refills what it has read; with more places, the next row is there already
         self.together = self.at_once(self.cols)
         while self.drains and self.together > 1 and self.cols.count // self.together < LEAST_DRAINS:
             self.together //= 2
         self.copies = self.cols.count // self.together  # that bring the whole chunks of a row
-        self.rows = self.program.extent(kernel.space.rows)
         self.steps: Steps = steps(kernel, schedule)
-        self.w = Writer((*RESERVED, *OWN, *self.own, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
         self.rings = {i: self._ring(i) for i in sorted(schedule.parked)}
         self.values = self.values_of(kernel, schedule, bindings, self.w, GLUON)
         self.values.rings, self.values.whole = self.rings, self.cols.count
@@ -152,48 +134,15 @@ class Emitter:
         chunk, whole, last = (box(self.extent, n, self.flat) for n in (width, width * self.together, self.cols.rest))
         return _Ring(ring, by_chunk, chunk, tiles, whole, rest, rest_tile, last)
 
-    def _load_of(self, i: int) -> Load:
-        node = self.program.nodes[i]
-        assert isinstance(node, Load)
-        return node
-
     # ---- the whole kernel ----------------------------------------------------------------------------------------------
 
-    def source(self) -> Source:
-        params = self._params()
-        self.w.line('@gluon.jit(do_not_specialize=["zero"])')
-        with self.w.block(f"def {self.name}({', '.join(p.text_name for p in params)})"):
-            self.w.line(f'"""{self.schedule}"""')
-            self._body()
-        fresh = frozenset(b.name for b in self.program.buffers if b.role != "input")
-        grid = (GridDim(self.rows, most=self.split),)
-        body = self.w.done()
-        text = "\n\n\n".join(("\n".join(HEADER), *called(body), body))
-        return Source(self.name, text, params, grid, self.schedule.warps, max_registers=self.schedule.registers or None,
-                      wide_index=self.wide, fresh=fresh, gluon=True)
-
-    def _params(self) -> tuple[Param, ...]:
-        used = {n.buffer for i, n in enumerate(self.program.nodes) if isinstance(n, (Load, Store)) and i not in self.rings}
-        pointers = [Param(b.name, ParamKind.POINTER, f"{b.name}_ptr", b.dtype) for b in self.program.buffers if b.name in used]
-        maps = [self._map(i, name, taken) for i, ring in self.rings.items()
+    def _maps(self) -> list[Param]:
+        return [self._map(i, name, taken) for i, ring in self.rings.items()
                 for name, taken, there in ((ring.whole_map, ring.whole_box, True), (ring.rest_map, ring.rest_box, self.cols.rest))
                 if there]
-        sizes = [Param(s, ParamKind.SIZE, s) for s in self.program.symbols]
-        return (*pointers, *maps, *sizes, Param("zero", ParamKind.ZERO, "zero"))
 
-    def _map(self, i: int, name: str, taken: tuple[int, ...]) -> Param:
-        return Param(self._load_of(i).buffer, ParamKind.TENSOR_MAP, name, self.program.dtypes[i], self._view(i, taken))
-
-    def _view(self, i: int, taken: tuple[int, ...]) -> TensorView:
-        """A tensor as TMA sees it: rows of columns, or rows of rows of 256 columns."""
-        if len(taken) == 2:
-            return TensorView((self.rows, self.extent), (self._step(i), 1), taken)
-        return TensorView((self.rows, self.extent // BOX, BOX), (self._step(i), BOX, 1), taken)
-
-    def _step(self, i: int) -> Size:
-        step = streams_rows(self.kernel, self._load_of(i))
-        assert step is not None
-        return step
+    def _grid(self) -> tuple[GridDim, ...]:
+        return (GridDim(self.rows, most=self.split),)
 
     def _body(self) -> None:
         w, row_count = self.w, size_text(self.rows)
@@ -213,7 +162,7 @@ class Emitter:
             self._row(tiles, env)
 
     def _allocate(self) -> None:
-        """Rings and barriers. TMA is another party to shared memory, so it must be told that barriers are ready."""
+        """Rings and barriers."""
         for i, ring in self.rings.items():
             dtype = self.program.dtypes[i].kernel
             parts = [(ring.whole, ring.whole_map, self.slots * self.copies, ring.whole_box)]
@@ -223,10 +172,7 @@ class Emitter:
             if ring.chunks != ring.whole:
                 shape = [self.slots * self.cols.count, *ring.chunk]
                 self.w.line(f"{ring.chunks} = {ring.whole}._reinterpret(gl.{dtype}, {shape}, {ring.whole_map}.layout)")
-        self.w.line(f"ready = gl.allocate_shared_memory(gl.int64, [{BARRIERS}, 1], mbarrier.MBarrierLayout())")
-        with self.w.block(f"for slot_first in gl.static_range({self.slots})"):
-            self.w.line("mbarrier.init(ready.index(slot_first), count=1)")
-        self.w.line("fence_async_shared()")
+        self._barriers()
 
     def _tiles(self) -> list[Segment]:
         """The chunks of a row: a loop over whole ones, then the rest. Where threads stand in them is named once."""
@@ -262,7 +208,7 @@ class Emitter:
             for i in walk.uniform:
                 self.values.node(i, at, env)
             if p == 0:  # what is read once a row is asked for before the row is waited for
-                w.line(f"mbarrier.wait(ready.index(slot), turn {f'// {self.slots} ' if self.slots > 1 else ''}& 1)")
+                w.line(f"mbarrier.wait(ready.index(slot), {self._phase()})")
             self._walk(walk, env, inner, drains=self.drains and p == len(self.steps.walks) - 1)
         if not self.drains:
             self._release()
@@ -322,11 +268,6 @@ class Emitter:
             self.folds.feed(running[fold.node], tile.spot, env, once=tile.loop is None)
 
     # ---- the ring ------------------------------------------------------------------------------------------------------
-
-    def _release(self) -> None:
-        """Every thread has read what it wanted, and TMA may write there."""
-        self.w.line("fence_async_shared()")
-        self.w.line("cta_barrier()")
 
     def _fill(self, names: Names, row: str) -> None:
         """Ask for all chunks of a row, if there is such a row."""

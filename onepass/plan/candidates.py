@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..device import Device
 from ..ir.monoid import MONOIDS
@@ -12,16 +13,19 @@ from .access import row_stride, streams_rows
 from .cost import Traffic
 from .kernel import Kernel
 from .lanes import vector
+from .lanes import widest as widest_vector
 from .legality import Family, may_split
-from .parked import FLAT, cut, cut_flat, exchanged, parkable, parkable_flat, shared_bytes
+from .parked import BOX, FLAT, cut, cut_flat, exchanged, parkable, parkable_flat, register_limit, shared_bytes
 from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
+from .tiled import LEAST_LINE, LEAST_STAGES, MOST_STAGES, rows_at_once, tileable, told
+from .tiled import shared_bytes as tile_bytes
 
 MOST_HELD = 128  # elements a thread may hold of a resident row
 MOST_ALONE = 8192  # columns that one CTA holds while most of the card is idle
 MOST_TILES = 24  # unrolled tiles in one kernel's text
 
-# Are rows parked in shared memory offered? Such kernels are compiled for sm_90 and run by a model of the hardware, but have not
-# run on a card, and what they cost has not been measured: until then no default plan takes them.
+# Are rows and tiles that wait in shared memory offered? Such kernels are compiled for sm_90 and run by a model of the hardware, but
+# have not run on a card, and what they cost has not been measured: until then no default plan takes them.
 OFFERED = False
 HAS_TMA = (9, 0)  # the first compute capability that has it
 MOST_SLOTS = 4  # rows that a ring has room for
@@ -42,6 +46,7 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
             yield from _columns_resident(kernel, t)
         case Family.OUTER, False:
             yield from _outer(kernel, t, device)
+            yield from _outer_parked(kernel, t, device)
         case Family.MIX, _:
             yield from _mix(kernel, t, device)
 
@@ -125,8 +130,7 @@ def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
                     most = min(MOST_HERE, device.smem_per_sm // (smem + device.smem_reserve))
                     for here in sorted({1, min(2, most), most}):
                         split = max(1, min(here * device.sms, t.rows))
-                        # Told nothing, ptxas rather spills a few words than leaves a round number; told the most, it does not.
-                        registers = min(device.registers_per_thread, device.registers_per_sm // (32 * warps * here) // 8 * 8)
+                        registers = register_limit(warps, here, device)
                         yield Schedule(Loop(1, split), covered, warps, slots, lead=FLAT if flat else 0, parked=parked,
                                        registers=registers)
 
@@ -205,6 +209,45 @@ def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
                         k = min(turns, max(1, round(target * device.sms / col_blocks)))
                         if k > 1:
                             yield Schedule(Loop(step, k), Block(width), warps)
+
+
+def _outer_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Tiles of columns through shared memory, where TMA can bring all that is full-size. A tile that leaves room for no second one
+    is made shorter, down to one vector a thread; where even that leaves none, there is no such schedule.
+    """
+    able = frozenset(tileable(kernel))
+    if not OFFERED or device.capability < HAS_TMA or not able:
+        return
+    vec, exchange = widest_vector(kernel), exchanged(kernel)
+    sizes = [kernel.program.dtypes[i].size for i in able]
+    least = LEAST_LINE // min(sizes)
+    most = max(least, power_of_two(t.cols))
+    for warps in (4, 8):
+        for width in (w for w in (16, 32, 64, 128, 256) if max(least, vec) <= w <= most):
+            lowest = rows_at_once(width, vec, warps)
+            for tall in (lowest * k for k in (1, 2, 4, 8)):
+                if tall > min(BOX, max(lowest, power_of_two(t.rows))):
+                    break
+                for stages in (LEAST_STAGES, 3, 4, MOST_STAGES):
+                    one = Schedule(Loop(tall), Block(width), warps, stages, parked=able)
+                    smem = tile_bytes(one, vec, sum(sizes), exchange)
+                    if smem > device.smem_per_cta:
+                        break
+                    here = min(MOST_HERE, device.smem_per_sm // (smem + device.smem_reserve))
+                    if here * smem >= device.bytes_in_flight:  # or nothing is gained
+                        yield from _shared_by(one, sorted({1, min(2, here), here}), kernel, t, device)
+
+
+def _shared_by(one: Schedule, heres: list[int], kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """The same with its rows shared by as many CTAs as give every SM so many, any number of them; and not shared."""
+    assert isinstance(one.rows, Loop) and isinstance(one.cols, Block)
+    blocks, tiles = -(-t.cols // one.cols.size), -(-t.rows // one.rows.step)
+    splits = {1: min(heres[-1], -(-blocks // device.sms))}
+    for here in reversed(heres) if may_split(kernel, Family.OUTER) else ():
+        if (split := min(tiles, round(here * device.sms / blocks))) > 1:
+            splits[split] = here
+    for split, here in sorted(splits.items()):
+        yield told(replace(one, rows=replace(one.rows, split=split)), here, device)
 
 
 def _monoid(kernel: Kernel, i: int) -> str:

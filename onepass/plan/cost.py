@@ -182,7 +182,7 @@ def cost(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, d
 
 
 def _modelled(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, device: Device) -> Cost:
-    if schedule.parked:
+    if schedule.parked and isinstance(schedule.cols, Cover):
         return _parked(kernel, schedule, t, device)
     match schedule.rows, schedule.cols:
         case Block(), Cover():
@@ -392,7 +392,10 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     slots = device.sms * max(r.ctas_per_sm, 1)
     here, sms = min(r.ctas_per_sm, ceil(ctas / device.sms)), min(device.sms, ctas)
     waits = 0.7 if _merges(kernel, schedule) else 1.2  # threads that need not meet go on to their next loads
-    in_flight = here * tile.height * tile.width * t.unit * (waits if schedule.stages == 1 else schedule.stages - 1)
+    # A ring's places are filled again as soon as they are read, so all of it is on its way. That, and what follows from it for
+    # tiles that come through shared memory, was not fitted: such kernels have yet to run on a card.
+    ahead = schedule.stages if schedule.parked else waits if schedule.stages == 1 else schedule.stages - 1
+    in_flight = here * tile.height * tile.width * t.unit * ahead
     walked = t.cols * tile.height if over_cols else t.rows * tile.width
     live = min(ctas, slots) * walked * t.unit / schedule.splits
     hit = min(1.0, REREAD_SHARE * device.l2_bytes / max(live, 1.0))
@@ -443,6 +446,8 @@ def _walk_time(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -
 
 def _merges(kernel: Kernel, schedule: Schedule) -> int:
     """Exchanges between threads for every tile of a walk."""
+    if schedule.parked:
+        return 0  # every thread has states of its own
     monoids = [MONOIDS[_reduce(kernel, f.node).monoid] for f in kernel.folds if not f.block]
     return sum(2 for m in monoids if not m.primitive and own_lanes(kernel, schedule, m) is None)
 

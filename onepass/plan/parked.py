@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..device import Device
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce
 from .access import streams_rows
@@ -70,14 +71,13 @@ def cut_flat(extent: int, width: int, least: int) -> Cover | None:
 
 def parkable(kernel: Kernel) -> tuple[int, ...]:
     """The full-size loads that TMA can bring, row by row, where a kernel may run one whole row after another."""
-    return tuple(i for i in _whole_rows(kernel) if _step(kernel, i) * kernel.program.dtypes[i].size % ALIGNED == 0)
+    return tuple(i for i in _whole_rows(kernel) if is_described(kernel, i))
 
 
 def parkable_flat(kernel: Kernel) -> tuple[int, ...]:
     """The full-size loads whose rows start anywhere, but all alike: TMA brings pieces of the flat tensor that a row lies in."""
     loads = _whole_rows(kernel)
-    steps = {_step(kernel, i) for i in loads}
-    return loads if len(steps) == 1 and loads != parkable(kernel) else ()
+    return loads if len({_step(kernel, i) for i in loads}) == 1 and loads != parkable(kernel) else ()
 
 
 def _whole_rows(kernel: Kernel) -> tuple[int, ...]:
@@ -86,24 +86,22 @@ def _whole_rows(kernel: Kernel) -> tuple[int, ...]:
     whole = space.rows and not space.batch and not space.block and not any(f.rows or f.block for f in kernel.folds)
     if not whole or not isinstance(program.extent(space.cols), int):
         return ()
-    return tuple(i for i in program.of(Load) if kernel.is_full[i] and _is_described(kernel, i))
+    return tuple(i for i in program.of(Load) if kernel.is_full[i] and _step(kernel, i))
 
 
-def _step(kernel: Kernel, i: int) -> int:
-    node = kernel.program.nodes[i]
-    assert isinstance(node, Load)
-    step = streams_rows(kernel, node)
-    assert isinstance(step, int)
-    return step
+def is_described(kernel: Kernel, i: int) -> bool:
+    """Can a tensor map say where this load's rows are? They step by whole 16 bytes."""
+    step = _step(kernel, i)
+    return step is not None and step * kernel.program.dtypes[i].size % ALIGNED == 0
 
 
-def _is_described(kernel: Kernel, i: int) -> bool:
-    """Can a tensor map say where this load's rows are? It starts with the tensor, and steps by a known number of elements."""
+def _step(kernel: Kernel, i: int) -> int | None:
+    """The elements from row to row of a load that starts with its tensor, on 16 bytes; None where TMA has no use for it."""
     node, dtype = kernel.program.nodes[i], kernel.program.dtypes[i]
     assert isinstance(node, Load)
-    stride = streams_rows(kernel, node)
+    step = streams_rows(kernel, node)
     starts = kernel.program.buffer[node.buffer].aligned and node.offset == 0
-    return starts and dtype.name in BROUGHT and isinstance(stride, int)
+    return step if starts and dtype.name in BROUGHT and isinstance(step, int) else None
 
 
 def box(extent: int, width: int, flat: bool = False) -> tuple[int, ...]:
@@ -128,6 +126,14 @@ def shared_bytes(element_bytes: int, cols: Cover, slots: int, exchange_bytes: in
     """Shared memory of a CTA: rings of all parked inputs, barriers, what warps exchange. The driver's reserve comes on top."""
     exchange = _up(exchange_bytes * warps, ALIGNED) if warps > 1 else 0
     return slots * cols.width * element_bytes + exchange + BARRIERS * BARRIER
+
+
+def register_limit(warps: int, here: int, device: Device) -> int:
+    """The most registers of a thread with which so many CTAs share an SM.
+
+    Told nothing, ptxas rather spills a few words than leaves a round number; told the most, it does not.
+    """
+    return min(device.registers_per_thread, device.registers_per_sm // (32 * warps * here) // 8 * 8)
 
 
 def _up(size: int, to: int) -> int:

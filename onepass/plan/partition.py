@@ -24,6 +24,7 @@ from .plan import ANY_WEIGHT, KernelPlan, Lessons, Plan, buffer_bytes
 from .resources import demand, estimate
 from .schedule import Cover, Loop, Schedule
 from .split import Cut, halves
+from .tiled import tileable
 
 GAIN = 0.98  # a merge must be predicted to save this much, or the model's error decides
 NEAR = 1.03  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
@@ -388,7 +389,8 @@ def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tup
     first, rest = halves(chosen.kernel, chosen.schedule.splits, order)
     kernel = Kernel(first, _remaining(chosen.kernel.space, first))
     held = frozenset(kernel.multi_phase) if chosen.schedule.resident else frozenset[int]()
-    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held))
+    parked = frozenset(tileable(kernel)) if chosen.schedule.parked else frozenset[int]()
+    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held, parked=parked))
     joined = plan(rest, bindings, device, lessons)
     return [main, *joined.kernels]
 

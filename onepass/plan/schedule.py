@@ -4,7 +4,8 @@
     Block    Cover     persistent inner reduction: whole rows on chip
     Block    Loop      looped inner reduction, peeled; with split > 1 the columns are shared by several CTAs
     Cover    Block     a whole column on chip: an outer result used on the data
-    Loop     Block     outer reduction; with split > 1 the rows are shared by several CTAs
+    Loop     Block     outer reduction; with split > 1 the rows are shared by several CTAs; with `parked` loads, all that are
+                       full-size come through shared memory, a tile of every input at a time
     Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows; with `parked` loads, a reduction along
                        rows that wait in shared memory, of which every CTA takes one after another
     Block    Block     pointwise
@@ -56,7 +57,7 @@ class Schedule:
     rows: Role
     cols: Role
     warps: int
-    stages: int = 1  # of the row loop's software pipeline; rows that a ring in shared memory has room for
+    stages: int = 1  # of the row loop's software pipeline; rows, or tiles of them, that a ring in shared memory has room for
     lead: int = 0  # elements of a sector, when rows start inside one and are read from its beginning; 0: rows start aligned
     resident: frozenset[int] = frozenset()  # multi-phase loads kept in registers, in their storage type
     hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
@@ -75,10 +76,8 @@ class Schedule:
                 return "inner split"
             case Cover(), Block():
                 return "column"
-            case Loop(split=1), Block():
-                return "outer"
-            case Loop(), Block():
-                return "outer split"
+            case Loop(split=k), Block():
+                return "outer" + (" parked" if self.parked else "") + (" split" if k > 1 else "")
             case Loop(), Cover():
                 return "inner parked" if self.parked else "mix-order"
             case _:

@@ -70,10 +70,10 @@ def run_source(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Ma
 
 
 def _described(param: Param, buffer: torch.Tensor, bindings: Mapping[str, int]) -> Descriptor:
-    """A buffer as a generated kernel's TMA sees it. Rows are never masked; columns are where boxes do not divide them."""
+    """A buffer as a generated kernel's TMA sees it. Generated kernels mask the axes that boxes do not divide."""
     assert param.view is not None
     shape, strides = param.view.seen(bindings)
-    masked = frozenset(i for i, (n, b) in enumerate(zip(shape, param.view.box, strict=True)) if i > 0 and n % b)
+    masked = frozenset(i for i, (n, b) in enumerate(zip(shape, param.view.box, strict=True)) if n % b)
     return Descriptor(torch.as_strided(buffer, shape, strides), param.view.box, masked)
 
 

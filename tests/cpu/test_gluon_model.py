@@ -375,6 +375,73 @@ def exchange(y):
         run("exchange", text.replace("gl.float32, [256], flat", "gl.float32, [512], flat"), {"y": y}, 1)
 
 
+DOWN = HEAD + """
+@gluon.jit
+def down(x_desc, y, rows):
+    tile: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    ring = gl.allocate_shared_memory(gl.float32, [2, 64, 32], x_desc.layout)
+    strips = ring._reinterpret(gl.float32, [4, 32, 32], x_desc.layout)
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    mbarrier.expect(bar, 8192)
+    tma.async_copy_global_to_shared(x_desc, [64, 0], bar, ring.index(1))
+    mbarrier.wait(bar, 0)
+    own = gl.full([16, 32], 0.0, gl.float32, tile)
+    for k in range(0, 2):
+        at = 64 + k * 32 + gl.arange(0, 32, layout=gl.SliceLayout(1, tile))[:, None]
+        x = gl.where(at < rows, strips.index(2 + k).load(tile), 1.0)
+        held = x.reshape([2, 16, 32])
+        lost = held - gl.sum(held, axis=0, keep_dims=True)
+        own += gl.convert_layout(gl.sum(lost, axis=0, keep_dims=True).reshape([16, 32]), tile, assert_trivial=True)
+    columns = gl.arange(0, 32, layout=gl.SliceLayout(0, tile))[None, :]
+    gl.store(y + columns, gl.sum(own, axis=0, keep_dims=True))
+"""
+
+
+def down(masked: frozenset[int] = frozenset({0, 1})) -> tuple[dict[str, Argument], torch.Tensor, torch.Tensor]:
+    """The last of two tiles, of which rows and columns overhang, as ones where rows do; and its column sums, negative."""
+    x, y = torch.randn(100, 24), torch.empty(32)
+    inside = torch.nn.functional.pad(x[64:], (0, 8))
+    expected = -(inside.double().sum(0) + 28).float()
+    return {"x_desc": Descriptor(x, (64, 32), masked, layout(32, 2)), "y": y, "rows": 100}, y, expected
+
+
+def test_folds_of_what_threads_hold_of_a_tile_that_overhangs() -> None:
+    arguments, y, expected = down()
+    trace = run("down", DOWN, arguments, 1)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    assert [c.axes for c in trace.crossings] == [(0, 1)] and trace.bytes_in == 8192
+
+
+@pytest.mark.parametrize(("old", "new", "error"), [
+    ("[64, 0], bar", "[128, 0], bar", errors.CopyOutOfBounds),
+    ("strips.index(2 + k)", "strips.index(1 + k)", errors.UseBeforeArrival),
+    ("strips.index(2 + k)", "strips.index(3 + k)", errors.OutsideAllocation),
+    ("[4, 32, 32]", "[5, 32, 32]", errors.OutsideAllocation),
+    ("    mbarrier.wait(bar, 0)\n", "", errors.UseBeforeArrival),
+])
+def test_wrong_reads_of_tiles_are_caught(old: str, new: str, error: type[errors.OnepassError]) -> None:
+    assert old in DOWN
+    with pytest.raises(error):
+        run("down", DOWN.replace(old, new), down()[0], 1)
+
+
+@pytest.mark.parametrize("masked", [frozenset(), frozenset({0}), frozenset({1})])
+def test_a_tile_overhangs_only_where_the_kernel_masks(masked: frozenset[int]) -> None:
+    with pytest.raises(errors.CopyOutOfBounds):
+        run("down", DOWN, down(masked)[0], 1)
+
+
+def test_folds_of_what_threads_hold_are_real_gluon() -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    signature = {"x_desc": described("fp32", (64, 32), 32), "y": "*fp32", "rows": "i32"}
+    source = GluonASTSource(load_text("down", DOWN), signature, {}, {})
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+    assert "shfl" not in ptx[:ptx.rindex("ld.shared.v4")], "within threads nothing is exchanged"
+
+
 def test_what_is_not_modelled_is_refused() -> None:
     text = ROW_SUM.replace("    turn = 0\n", "    turn = 0\n    gl.warp_specialize([], [])\n")
     with pytest.raises(errors.NotModelled, match="warp_specialize"):
