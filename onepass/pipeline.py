@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-from .codegen import gluon, triton
+from .codegen import gluon, gluon_mixed, triton
 from .codegen.source import Source
 from .device import Device
 from .errors import NoPlan
@@ -53,8 +53,8 @@ def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
     """The text of every kernel of a plan; `wide` indices where a tensor needs them."""
     for kernel in chosen.kernels:
         verify(kernel.program, "plan")
-    return tuple((gluon if k.schedule.parked else triton).emit(k.kernel, k.schedule, chosen.bindings, k.name, wide)
-                 for k in chosen.kernels)
+    emit = {"inner parked": gluon.emit, "mix-order parked": gluon_mixed.emit}
+    return tuple(emit.get(k.family, triton.emit)(k.kernel, k.schedule, chosen.bindings, k.name, wide) for k in chosen.kernels)
 
 
 def interpretable(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:
@@ -98,12 +98,16 @@ def _spilled(made: Compiled) -> tuple[bool, int]:
 
 
 def _learned(kernel: KernelPlan, binary: Binary, device: Device) -> Learned:
-    """What a kernel that spills or does not fit teaches. One that spilled little, with registers to spare, was not too heavy."""
+    """What a kernel that spills or does not fit teaches. One that spilled little, with registers to spare, was not too heavy.
+
+    Told the most it may take, ptxas takes all of it whether it must or not: there only what it spilled tells.
+    """
     if binary.smem_bytes > device.smem_per_cta:
         return Learned(ANY_WEIGHT)
-    most = min(device.registers_per_thread, device.registers_per_sm // (32 * kernel.schedule.warps))
+    told = kernel.schedule.registers
+    most = told or min(device.registers_per_thread, device.registers_per_sm // (32 * kernel.schedule.warps))
     wanted = binary.registers + binary.spill_bytes // 8  # a word that is stored once and loaded once is a register that was missing
-    heavy = wanted > most - 8  # they are handed out by eights
+    heavy = wanted > (most + 8 if told else most - 8)  # they are handed out by eights
     return Learned(kernel.resources.registers if heavy else ANY_WEIGHT, (binary.spills_in_loop, binary.spill_bytes))
 
 

@@ -4,21 +4,23 @@ Every CTA takes one row after another. A ring has room for a few rows; TMA fills
 and a barrier per place tells when all chunks of the row have arrived. Walks read the chunks from shared memory, in a loop that
 the compiler does not unroll into one pass, so that registers never hold more than a chunk. When the last walk over a row ends, its
 place is filled with the row that this CTA needs as many turns later as the ring has places; where there is one place only, the last
-walk fills it again part by part.
+walk fills it again part by part. Kernels that also reduce over rows are written by `gluon_mixed`, from the same parts.
 
 The text uses this much of Gluon, and nothing else: whoever models it has to model this.
 
-- `gl.program_id`, `range`, arithmetic, comparisons, `&`, `|`, `~`, `.to`, scalars beside tensors
+- `gl.program_id`, `range`, `gl.static_range`, arithmetic, comparisons, `&`, `|`, `^`, `~`, scalars beside tensors, `.to`, also with
+  `bitcast=True`
 - `gl.BlockedLayout`, `gl.SliceLayout`; every tensor is [1, width] or [1, 1] and lies as `TILE`
 - `gl.arange(0, n, layout=)` with `[None, :]` or `[:, None]`, `gl.full`, `.broadcast_to`, `gl.where`, `gl.abs`, `gl.maximum`,
   `gl.minimum` and the other functions of one value in the op table, `libdevice`
-- `gl.sum(x, axis=1, keep_dims=True)` and the folds of `gluon_helpers`, which use `gl.reduce` and `gl.expand_dims`
+- `gl.sum(x, axis=, keep_dims=True)` along either axis, and the folds of `gluon_helpers`: `gl.reduce` and `gl.expand_dims`
 - `gl.load` and `gl.store` with and without `mask=` and `other=`
 - `gl.allocate_shared_memory(dtype, shape, layout)`, `.index(i)`, `.reshape(shape)`, `.load(TILE)`; `x_tiles.layout` of a tensor map
 - `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, by chunks instead of by copies
 - `mbarrier.MBarrierLayout()`, `mbarrier.init(b, count=1)`, `mbarrier.expect(b, bytes, pred=)`, `mbarrier.wait(b, phase)`
 - `tma.async_copy_global_to_shared(map, coordinates, barrier, place, pred=)`
-- `fence_async_shared()`, and `cta_barrier()` of `gluon_helpers`, between the last read of a place and its refill
+- `fence_async_shared()`, and `cta_barrier()` of `gluon_helpers`, between the last read of a place and its refill; the latter also
+  after a wait
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ OWN = ("gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "T
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that parks rows; `wide` makes it count elements in 64 bits."""
-    return _Emitter(kernel, schedule, bindings, name, wide).source()
+    assert not schedule.gathers and not any(f.rows for f in kernel.folds)
+    return Emitter(kernel, schedule, bindings, name, wide).source()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class _Names:
 EARLY = _Names("early", "early_inside", "slot_early", "j_early")
 LATER = _Names("ahead", "inside", "slot", "j")
 LEAST_DRAINS = 4  # parts in which a row that is the only one of its ring leaves it
+REST = "_rest"  # marks names of what is narrower than a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +98,26 @@ class _Parked(Values):
 
     rings: dict[int, _Ring]
     whole: int  # chunks of a row
+    numbers: dict[str, str]  # of chunks, by what marks their names
 
     def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
         ring = self.rings.get(i)
         if ring is None:  # one element a row is read by its scalar address: as a tensor, threads would read it once for every lane
             alone = self.kernel.by_col[i] is Across.NONE
             return super()._load(i, node, replace(spot, row="r") if alone else spot, env)
-        if spot.tag:
+        if spot.tag == REST:
             memory, place, taken = ring.rest, "slot", ring.rest_box
         else:
-            memory, place, taken = ring.chunks, "place + k" if self.whole > 1 else "slot", ring.chunk
+            memory, place, taken = ring.chunks, f"place + {self.numbers[spot.tag]}" if self.whole > 1 else "slot", ring.chunk
         flat = "" if len(taken) == 2 else f".reshape({spot.shape})"
         return f"{memory}.index({place}){flat}.load(TILE)"
 
 
-class _Emitter:
+class Emitter:
+    """Writes a kernel that parks rows and reduces along them; what one that does more has in common with it is here too."""
+
+    counting = "range"  # how copies are counted that bring a later row
+
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
         assert schedule.parked and schedule.parked <= set(parkable(kernel)), "only what TMA can describe is parked"
@@ -129,7 +138,9 @@ class _Emitter:
         self.rings = {i: self._ring(i) for i in sorted(schedule.parked)}
         self.values = _Parked(kernel, schedule, bindings, self.w, GLUON)
         self.values.rings, self.values.whole = self.rings, self.cols.count
+        self.values.numbers = {"": "k" if self.cols.count > 1 else "0"}
         self.folds = Folds(kernel, self.values, row_loop=True)
+        self.gathered: dict[int, Running] = {}  # what the loop over rows carries
 
     def _ring(self, i: int) -> _Ring:
         node = self._load_of(i)
@@ -147,17 +158,20 @@ class _Emitter:
     # ---- the whole kernel ----------------------------------------------------------------------------------------------
 
     def source(self) -> Source:
+        """The whole kernel."""
         params = self._params()
         self.w.line('@gluon.jit(do_not_specialize=["zero"])')
         with self.w.block(f"def {self.name}({', '.join(p.text_name for p in params)})"):
             self.w.line(f'"""{self.schedule}"""')
             self._body()
         fresh = frozenset(b.name for b in self.program.buffers if b.role != "input")
-        grid = (GridDim(self.rows, most=self.split),)
         body = self.w.done()
         text = "\n\n\n".join(("\n".join(HEADER), *called(body), body))
-        return Source(self.name, text, params, grid, self.schedule.warps, max_registers=self.schedule.registers or None,
+        return Source(self.name, text, params, (self._grid(),), self.schedule.warps, max_registers=self.schedule.registers or None,
                       wide_index=self.wide, fresh=fresh, gluon=True)
+
+    def _grid(self) -> GridDim:
+        return GridDim(self.rows, most=self.split)
 
     def _params(self) -> tuple[Param, ...]:
         used = {n.buffer for i, n in enumerate(self.program.nodes) if isinstance(n, (Load, Store)) and i not in self.rings}
@@ -185,15 +199,19 @@ class _Emitter:
         w.line(f"row_count = ({row_count}).to(gl.int32)" if narrowed else f"row_count = {row_count}")
         w.line("part = gl.program_id(0)")
         self._allocate()
-        tiles = self._tiles()
+        self.tiles = self._tiles()
         env: Env = {}
         for i in self.steps.constants:
             self.values.node(i, Spot(), env)
         with w.block(f"for slot_early in gl.static_range({self.slots})"):
             self._fill(EARLY, f"part + slot_early * {self.split}")
-        w.line("turn = 0")
-        with w.block(f"for row in range(part, row_count, {self.split})"):
-            self._row(tiles, env)
+        self._rows(env)
+
+    def _rows(self, env: Env) -> None:
+        """All rows of a CTA."""
+        self.w.line("turn = 0")
+        with self.w.block(f"for row in range(part, row_count, {self.split})"):
+            self._row(env)
 
     def _allocate(self) -> None:
         """Rings and barriers. TMA is another party to shared memory, so it must be told that barriers are ready."""
@@ -222,7 +240,7 @@ class _Emitter:
         if rest:
             start = width * count
             self.w.line(f"c_rest = {start} + gl.arange(0, {rest}, layout=gl.SliceLayout(0, TILE))[None, :]")
-            spot = Spot(col="c_rest", width=rest, col_start=str(start), tag="_rest")
+            spot = Spot(col="c_rest", width=rest, col_start=str(start), tag=REST)
             if start + rest > self.extent:
                 self.w.line(f"c_rest_in = c_rest < {self.extent}")
                 spot = replace(spot, col_mask="c_rest_in", col_count=str(self.extent - start))
@@ -231,7 +249,7 @@ class _Emitter:
 
     # ---- one row -------------------------------------------------------------------------------------------------------
 
-    def _row(self, tiles: list[Segment], outside: Env) -> None:
+    def _row(self, outside: Env) -> None:
         w = self.w
         w.line(f"slot = turn % {self.slots}" if self.slots > 1 else "slot = 0")
         if self.cols.count > 1:
@@ -239,7 +257,6 @@ class _Emitter:
         w.line("r = row.to(gl.int64)" if self.wide else "r = row")
         w.line("r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
         at = Spot(row="r_at")
-        inner = [replace(t, spot=t.spot.at_rows(at)) for t in tiles]
         env = dict(outside)
         for p, walk in enumerate(self.steps.walks):
             self.values.walk = p
@@ -247,6 +264,8 @@ class _Emitter:
                 self.values.node(i, at, env)
             if p == 0:  # what is read once a row is asked for before the row is waited for
                 w.line(f"mbarrier.wait(ready.index(slot), turn {f'// {self.slots} ' if self.slots > 1 else ''}& 1)")
+                w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
+            inner = [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(walk)]
             self._walk(walk, env, inner, drains=self.drains and p == len(self.steps.walks) - 1)
         if not self.drains:
             self._release()
@@ -254,6 +273,12 @@ class _Emitter:
         w.line("turn += 1")
         for i in self.steps.trailing:
             self.values.node(i, at, env)
+        for fold in self.steps.row_folds:
+            self.folds.feed(self.gathered[fold.node], at, env, once=False)
+
+    def _pieces(self, walk: Walk) -> list[Segment]:
+        """The tiles that a walk visits."""
+        return self.tiles
 
     def _walk(self, walk: Walk, env: Env, tiles: list[Segment], drains: bool) -> None:
         """One walk over a row. One that `drains` its place refills every part of it as soon as all threads have read that part."""
@@ -273,8 +298,7 @@ class _Emitter:
         if tile.loop is None:
             chunk()
             if drains:
-                self._release()
-                self._copy(LATER, "0", rest=bool(tile.spot.tag))
+                self._refill(tile.spot.tag)
         elif not drains:
             with self.w.block(tile.loop):
                 chunk()
@@ -285,6 +309,14 @@ class _Emitter:
                 self._release()
                 self._copy(LATER, "j", rest=False)
 
+    def _refill(self, tag: str) -> None:
+        """After a chunk that stands by itself: where it was the last of a copy, ask for that copy of a later row."""
+        rest = tag == REST
+        done = 0 if rest else int(self.values.numbers[tag]) + 1
+        if done % self.together == 0:
+            self._release()
+            self._copy(LATER, "0" if rest else str(done // self.together - 1), rest)
+
     def _chunk(self, walk: Walk, env: Env, tile: Segment, running: dict[int, Running]) -> None:
         for line in tile.prepare:
             self.w.line(line)
@@ -292,6 +324,8 @@ class _Emitter:
             self.values.node(i, tile.spot, env)
         for fold in walk.folds:
             self.folds.feed(running[fold.node], tile.spot, env, once=tile.loop is None)
+        for fold in walk.gathered:
+            self.folds.feed(self.gathered[fold.node], tile.spot, env, once=False)
 
     # ---- the ring ------------------------------------------------------------------------------------------------------
 
@@ -306,7 +340,7 @@ class _Emitter:
         if self.copies == 1:
             self._copy(names, "0", rest=False)
         else:
-            with self.w.block(f"for {names.counter} in range(0, {self.copies})"):
+            with self.w.block(f"for {names.counter} in {self.counting}(0, {self.copies})"):
                 self._copy(names, names.counter, rest=False)
         if self.cols.rest:
             self._copy(names, "0", rest=True)

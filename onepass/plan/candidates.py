@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..device import Device
 from ..ir.monoid import MONOIDS
@@ -13,7 +14,7 @@ from .cost import Traffic
 from .kernel import Kernel
 from .lanes import vector
 from .legality import Family, may_split
-from .parked import cut, exchanged, parkable, shared_bytes
+from .parked import cut, exchanged, parkable, shared_bytes, wanted
 from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
 
 MOST_HELD = 128  # elements a thread may hold of a resident row
@@ -44,6 +45,7 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
             yield from _outer(kernel, t, device)
         case Family.MIX, _:
             yield from _mix(kernel, t, device)
+            yield from _mixed_parked(kernel, t, device)
 
 
 def lead_of(kernel: Kernel, bindings: Bindings) -> int:
@@ -102,8 +104,28 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Devi
 
 
 def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Rows in shared memory, for reductions along them."""
+    for each in _parked(kernel, t, device):
+        assert isinstance(each.cols, Cover)
+        if 2 * each.cols.tiles[0] <= t.cols:  # registers hold what is shorter
+            yield each
+
+
+def _mixed_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Rows in shared memory, for reductions along them and down their columns, of which registers hold the states."""
+    if not may_split(kernel, Family.MIX):
+        return
+    for each in _parked(kernel, t, device):
+        assert isinstance(each.cols, Cover)
+        if len(each.cols.tiles) <= MOST_TILES:
+            # 255 is no multiple of eight, and within it ptxas spills a few words that it does not spill within 248.
+            gathers = replace(each, gathers=True, registers=each.registers // 8 * 8)
+            yield from (replace(gathers, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
+
+
+def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Rows in shared memory, where something is needed twice, TMA can bring all that is, and a CTA has room for it."""
-    cols, able, twice = _static_cols(kernel), frozenset(parkable(kernel)), frozenset(kernel.multi_phase)
+    cols, able, twice = _static_cols(kernel), frozenset(parkable(kernel)), wanted(kernel)
     if not OFFERED or device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
         return
     vec, exchange = vector(kernel), exchanged(kernel)
@@ -111,7 +133,7 @@ def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
         element = sum(kernel.program.dtypes[i].size for i in parked)
         for warps in (4, 8, 16):
             for width in (32 * warps * vec * k for k in (1, 2, 4)):
-                if 2 * width > cols:  # registers hold what is that short
+                if width > cols:
                     continue
                 covered = cut(cols, width, 32 * warps * vec)
                 for slots in range(1, MOST_SLOTS + 1):

@@ -58,10 +58,20 @@ def cut(extent: int, width: int, least: int) -> Cover:
 def parkable(kernel: Kernel) -> tuple[int, ...]:
     """The full-size loads that TMA can bring, row by row, where a kernel may run one whole row after another."""
     space, program = kernel.space, kernel.program
-    whole_rows = space.rows and not space.batch and not space.block and not any(f.rows or f.block for f in kernel.folds)
+    whole_rows = space.rows and not space.batch and not space.block
     if not whole_rows or not isinstance(program.extent(space.cols), int):
         return ()
     return tuple(i for i in program.of(Load) if kernel.is_full[i] and _is_described(kernel, i))
+
+
+def wanted(kernel: Kernel) -> frozenset[int]:
+    """The full-size loads that must be parked if any is: walks read them more than once.
+
+    The last walk over a row feeds all that is gathered over rows, also from what is needed in earlier ones.
+    """
+    gathered = {f.node for f in kernel.folds if f.rows}
+    feeding = (i for i in kernel.program.of(Load) if kernel.is_full[i] and not gathered.isdisjoint(kernel.uses(i)))
+    return frozenset((*kernel.multi_phase, *feeding))
 
 
 def _is_described(kernel: Kernel, i: int) -> bool:
@@ -78,9 +88,9 @@ def box(extent: int, width: int) -> tuple[int, ...]:
 
 
 def exchanged(kernel: Kernel) -> int:
-    """Bytes that each warp leaves for the others to finish the largest of a kernel's folds."""
+    """Bytes that each warp leaves for the others to finish the largest of a kernel's folds along columns: a warp has its own."""
     found = [0]
-    for fold in kernel.folds:
+    for fold in (f for f in kernel.folds if f.cols):
         node = kernel.program.nodes[fold.node]
         assert isinstance(node, Reduce)
         found += [d.size for d in MONOIDS[node.monoid].state_dtypes(kernel.program.dtypes[node.args[0]])]

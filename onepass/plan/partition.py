@@ -84,7 +84,8 @@ def scores(program: Program, bindings: Bindings, device: Device, lessons: Lesson
 
 def _weight(chosen: KernelPlan) -> int:
     """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster."""
-    return chosen.resources.registers * (chosen.schedule.warps * chosen.schedule.splits if chosen.family == "mix-order" else 1)
+    everywhere = chosen.schedule.warps * chosen.schedule.splits if chosen.family.startswith("mix-order") else 1
+    return chosen.resources.registers * everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +389,8 @@ def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tup
     first, rest = halves(chosen.kernel, chosen.schedule.splits, order)
     kernel = Kernel(first, _remaining(chosen.kernel.space, first))
     held = frozenset(kernel.multi_phase) if chosen.schedule.resident else frozenset[int]()
-    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held))
+    parked = frozenset(first.nodes.index(chosen.program.nodes[i]) for i in chosen.schedule.parked)
+    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held, parked=parked))
     joined = plan(rest, bindings, device, lessons)
     return [main, *joined.kernels]
 
