@@ -4,21 +4,23 @@ Every CTA takes one row after another. A ring has room for a few rows; TMA fills
 and a barrier per place tells when all chunks of the row have arrived. Walks read the chunks from shared memory, in a loop that
 the compiler does not unroll into one pass, so that registers never hold more than a chunk. When the last walk over a row ends, its
 place is filled with the row that this CTA needs as many turns later as the ring has places; where there is one place only, the last
-walk fills it again part by part.
+walk fills it again part by part. Kernels that also reduce over rows are written by `gluon_mixed`, from the same parts.
 
 The text uses this much of Gluon, and nothing else: whoever models it has to model this.
 
-- `gl.program_id`, `range`, arithmetic, comparisons, `&`, `|`, `~`, `.to`, scalars beside tensors
+- `gl.program_id`, `range`, `gl.static_range`, arithmetic, comparisons, `&`, `|`, `^`, `~`, scalars beside tensors, `.to`, also with
+  `bitcast=True`
 - `gl.BlockedLayout`, `gl.SliceLayout`; every tensor is [1, width] or [1, 1] and lies as `TILE`
 - `gl.arange(0, n, layout=)` with `[None, :]` or `[:, None]`, `gl.full`, `.broadcast_to`, `gl.where`, `gl.abs`, `gl.maximum`,
   `gl.minimum` and the other functions of one value in the op table, `libdevice`
-- `gl.sum(x, axis=1, keep_dims=True)` and the folds of `gluon_helpers`, which use `gl.reduce` and `gl.expand_dims`
+- `gl.sum(x, axis=, keep_dims=True)` along either axis, and the folds of `gluon_helpers`: `gl.reduce` and `gl.expand_dims`
 - `gl.load` and `gl.store` with and without `mask=` and `other=`
 - `gl.allocate_shared_memory(dtype, shape, layout)`, `.index(i)`, `.reshape(shape)`, `.load(TILE)`; `x_tiles.layout` of a tensor map
 - `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, by chunks instead of by copies
 - `mbarrier.MBarrierLayout()`, `mbarrier.init(b, count=1)`, `mbarrier.expect(b, bytes, pred=)`, `mbarrier.wait(b, phase)`
 - `tma.async_copy_global_to_shared(map, coordinates, barrier, place, pred=)`
-- `fence_async_shared()`, and `cta_barrier()` of `gluon_helpers`, between the last read of a place and its refill
+- `fence_async_shared()`, and `cta_barrier()` of `gluon_helpers`, between the last read of a place and its refill; the latter also
+  after a wait
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ OWN = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early")
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that parks rows; `wide` makes it count elements in 64 bits."""
+    assert not schedule.gathers and not any(f.rows for f in kernel.folds)
     return Emitter(kernel, schedule, bindings, name, wide).source()
 
 
@@ -62,6 +65,7 @@ class Names:
 EARLY = Names("early", "early_inside", "slot_early", "j_early")
 LATER = Names("ahead", "inside", "slot", "j")
 LEAST_DRAINS = 4  # parts in which a row that is the only one of its ring leaves it
+REST = "_rest"  # marks names of what is narrower than a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +87,25 @@ class Parked(Values):
 
     rings: dict[int, _Ring]
     whole: int  # chunks of a row
+    numbers: dict[str, str]  # of chunks, by what marks their names
 
     def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
         ring = self.rings.get(i)
         if ring is None:  # one element a row is read by its scalar address: as a tensor, threads would read it once for every lane
             alone = self.kernel.by_col[i] is Across.NONE
             return super()._load(i, node, replace(spot, row="r") if alone else spot, env)
-        if spot.tag:
+        if spot.tag == REST:
             memory, place, taken = ring.rest, "slot", ring.rest_box
         else:
-            memory, place, taken = ring.chunks, "place + k" if self.whole > 1 else "slot", ring.chunk
+            memory, place, taken = ring.chunks, f"place + {self.numbers[spot.tag]}" if self.whole > 1 else "slot", ring.chunk
         flat = "" if len(taken) == 2 else f".reshape({spot.shape})"
         return f"{memory}.index({place}){flat}.load(TILE)"
 
 
 class Emitter(RingEmitter):
-    """Writes a kernel whose rows wait in shared memory."""
+    """Writes a kernel that parks rows and reduces along them; what others that park rows have in common with it is here too."""
 
+    counting = "range"  # how copies are counted that bring a later row
     # What is otherwise in a kernel of rows that start anywhere.
     flat = False
     own: tuple[str, ...] = ()
@@ -120,7 +126,9 @@ class Emitter(RingEmitter):
         self.rings = {i: self._ring(i) for i in sorted(schedule.parked)}
         self.values = self.values_of(kernel, schedule, bindings, self.w, GLUON)
         self.values.rings, self.values.whole = self.rings, self.cols.count
+        self.values.numbers = {"": "k" if self.cols.count > 1 else "0"}
         self.folds = Folds(kernel, self.values, row_loop=True)
+        self.gathered: dict[int, Running] = {}  # what the loop over rows carries
 
     def at_once(self, cols: Chunks) -> int:
         """Chunks that one copy brings."""
@@ -151,15 +159,19 @@ class Emitter(RingEmitter):
         w.line(f"row_count = ({row_count}).to(gl.int32)" if narrowed else f"row_count = {row_count}")
         w.line("part = gl.program_id(0)")
         self._allocate()
-        tiles = self._tiles()
+        self.tiles = self._tiles()
         env: Env = {}
         for i in self.steps.constants:
             self.values.node(i, Spot(), env)
         with w.block(f"for slot_early in gl.static_range({self.slots})"):
             self._fill(EARLY, f"part + slot_early * {self.split}")
-        w.line("turn = 0")
-        with w.block(f"for row in range(part, row_count, {self.split})"):
-            self._row(tiles, env)
+        self._rows(env)
+
+    def _rows(self, env: Env) -> None:
+        """All rows of a CTA."""
+        self.w.line("turn = 0")
+        with self.w.block(f"for row in range(part, row_count, {self.split})"):
+            self._row(env)
 
     def _allocate(self) -> None:
         """Rings and barriers."""
@@ -185,7 +197,7 @@ class Emitter(RingEmitter):
         if rest:
             start = width * count
             self.w.line(f"c_rest = {start} + gl.arange(0, {rest}, layout=gl.SliceLayout(0, TILE))[None, :]")
-            spot = Spot(col="c_rest", width=rest, col_start=str(start), tag="_rest")
+            spot = Spot(col="c_rest", width=rest, col_start=str(start), tag=REST)
             if start + rest > self.extent:
                 self.w.line(f"c_rest_in = c_rest < {self.extent}")
                 spot = replace(spot, col_mask="c_rest_in", col_count=str(self.extent - start))
@@ -194,14 +206,13 @@ class Emitter(RingEmitter):
 
     # ---- one row -------------------------------------------------------------------------------------------------------
 
-    def _row(self, tiles: list[Segment], outside: Env) -> None:
+    def _row(self, outside: Env) -> None:
         w = self.w
         w.line(f"slot = turn % {self.slots}" if self.slots > 1 else "slot = 0")
         if self.cols.count > 1:
             w.line(f"place = slot * {self.cols.count}")
         self._row_start()
         at = Spot(row="r_at")
-        inner = [replace(t, spot=t.spot.at_rows(at)) for t in tiles]
         env = dict(outside)
         for p, walk in enumerate(self.steps.walks):
             self.values.walk = p
@@ -209,6 +220,8 @@ class Emitter(RingEmitter):
                 self.values.node(i, at, env)
             if p == 0:  # what is read once a row is asked for before the row is waited for
                 w.line(f"mbarrier.wait(ready.index(slot), {self._phase()})")
+                w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
+            inner = [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(walk)]
             self._walk(walk, env, inner, drains=self.drains and p == len(self.steps.walks) - 1)
         if not self.drains:
             self._release()
@@ -216,6 +229,12 @@ class Emitter(RingEmitter):
         w.line("turn += 1")
         for i in self.steps.trailing:
             self.values.node(i, at, env)
+        for fold in self.steps.row_folds:
+            self.folds.feed(self.gathered[fold.node], at, env, once=False)
+
+    def _pieces(self, walk: Walk) -> list[Segment]:
+        """The tiles that a walk visits."""
+        return self.tiles
 
     def _row_start(self) -> None:
         self.w.line("r = row.to(gl.int64)" if self.wide else "r = row")
@@ -243,8 +262,7 @@ class Emitter(RingEmitter):
         if tile.loop is None:
             chunk()
             if drains:
-                self._release()
-                self._copy(LATER, "0", rest=bool(tile.spot.tag))
+                self._refill(tile.spot.tag)
         elif not drains:
             with self.w.block(tile.loop):
                 chunk()
@@ -259,6 +277,14 @@ class Emitter(RingEmitter):
             self._release()
             self._copy(LATER, "j", rest=False)
 
+    def _refill(self, tag: str) -> None:
+        """After a chunk that stands by itself: where it was the last of a copy, ask for that copy of a later row."""
+        rest = tag == REST
+        done = 0 if rest else int(self.values.numbers[tag]) + 1
+        if done % self.together == 0:
+            self._release()
+            self._copy(LATER, "0" if rest else str(done // self.together - 1), rest)
+
     def _chunk(self, walk: Walk, env: Env, tile: Segment, running: dict[int, Running]) -> None:
         for line in tile.prepare:
             self.w.line(line)
@@ -266,6 +292,8 @@ class Emitter(RingEmitter):
             self.values.node(i, tile.spot, env)
         for fold in walk.folds:
             self.folds.feed(running[fold.node], tile.spot, env, once=tile.loop is None)
+        for fold in walk.gathered:
+            self.folds.feed(self.gathered[fold.node], tile.spot, env, once=False)
 
     # ---- the ring ------------------------------------------------------------------------------------------------------
 
@@ -275,7 +303,7 @@ class Emitter(RingEmitter):
         if self.copies == 1:
             self._copy(names, "0", rest=False)
         else:
-            with self.w.block(f"for {names.counter} in range(0, {self.copies})"):
+            with self.w.block(f"for {names.counter} in {self.counting}(0, {self.copies})"):
                 self._copy(names, names.counter, rest=False)
         if self.cols.rest:
             self._copy(names, "0", rest=True)

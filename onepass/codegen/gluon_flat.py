@@ -19,7 +19,7 @@ from ..plan.kernel import Kernel
 from ..plan.parked import FLAT, Chunks
 from ..plan.schedule import Schedule
 from .expr import size_text
-from .gluon import LATER, Emitter, Names, Parked
+from .gluon import LATER, REST, Emitter, Names, Parked
 from .source import Param, ParamKind, Source, TensorView
 from .spots import Segment, Spot
 from .values import Env
@@ -28,16 +28,17 @@ OWN = ("row_at", "before", "piece", "sector", "u_at", "u_first", "c_first", "fir
        "early_piece", "ahead_piece")
 
 
+FIRST = "_first"  # marks names of the chunk that a row begins in
+
+
 class FlatParked(Parked):
     """Values of which some wait in shared memory, with what is before and behind their row."""
 
     def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
         ring = self.rings.get(i)
-        if ring is None or not spot.tag:
-            return super()._load(i, node, spot, env)
-        if spot.tag == "_first":
-            return f"{ring.chunks}.index({'place' if self.whole > 1 else 'slot'}).reshape({spot.shape}).load(TILE)"
-        waiting = f"{ring.rest}.index(slot).reshape({spot.shape}).load(TILE)"
+        waiting = super()._load(i, node, spot, env)
+        if ring is None or spot.tag != REST:
+            return waiting
         there = f"gl.load({node.buffer}_ptr + (sector + {spot.aligned}), mask=left_out, other=0)"
         return f"gl.where(left_out, {there}, {waiting})"
 
@@ -79,10 +80,11 @@ class FlatEmitter(Emitter):
         last = f"(row_count{'.to(gl.int64)' if self.wide else ''} - 1) * {self._stride}"
         w.line(f"covered = ({last} + {self.extent}) // {FLAT} * {FLAT}")
         first = Spot(col="c_first", width=width, col_mask="first_in", col_count=f"({width} - before)", aligned="lanes",
-                     tag="_first")
+                     tag=FIRST)
         whole = Spot(col="c_at", width=width, col_start=f"(k * {width})", aligned="u_at")
-        behind = Spot(col="c_rest", width=rest, col_start=str(start), col_mask="c_rest_in", aligned="u_rest", tag="_rest",
+        behind = Spot(col="c_rest", width=rest, col_start=str(start), col_mask="c_rest_in", aligned="u_rest", tag=REST,
                       col_count=f"({self.extent - start} + before)")
+        self.values.numbers[FIRST] = "0"
         found = [Segment(first, ("c_first = lanes - before", "first_in = lanes >= before"))]
         if count > 1:
             found.append(Segment(whole, (f"u_at = k * {width} + lanes", "c_at = u_at - before"), f"for k in range(1, {count})"))

@@ -56,7 +56,7 @@ class Values:
         """A zero for every walk, each another value to the compiler: or it would see that two walks compute the same."""
         if any(map(self._narrow, held)):
             for p in walks:
-                self.writer.line(f"zero{p} = ({form.format(p)}).to(tl.int16)")
+                self.writer.line(f"zero{p} = ({form.format(p)}).to({self.language.prefix}.int16)")
 
     # ---- residency ---------------------------------------------------------------------------------------------------
 
@@ -65,10 +65,14 @@ class Values:
         key = (i, spot.tag)
         if key in self.held:
             return self.held[key] if self.walk == 0 else self._opaque(i, self.held[key], spot)
+        self.hold(i, spot)
+        return self.held[key]
+
+    def hold(self, i: int, spot: Spot) -> None:
+        """Load a value before it is needed, and keep it."""
         env: Env = {}
         self.node(i, spot, env)
-        self.held[key] = env[i]
-        return env[i]
+        self.held[i, spot.tag] = env[i]
 
     def _narrow(self, i: int) -> bool:
         """Is a value held in fewer bits than a register, so that a widened copy would cost more? (A bool cannot be widened.)"""
@@ -82,8 +86,9 @@ class Values:
         assert isinstance(node, Load)
         if not self._narrow(i):
             return name
-        zero = f"zero{self.walk}" + ("" if dtype.size == 2 else ".to(tl.int8)")
-        text = f"({name}.to(tl.int{8 * dtype.size}, bitcast=True) ^ {zero}).to(tl.{dtype.kernel}, bitcast=True)"
+        of = self.language.prefix
+        zero = f"zero{self.walk}" + ("" if dtype.size == 2 else f".to({of}.int8)")
+        text = f"({name}.to({of}.int{8 * dtype.size}, bitcast=True) ^ {zero}).to({of}.{dtype.kernel}, bitcast=True)"
         return self.assign(f"{node.buffer}{spot.tag}_again", text)
 
     # ---- one node ----------------------------------------------------------------------------------------------------

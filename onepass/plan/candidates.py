@@ -15,7 +15,7 @@ from .kernel import Kernel
 from .lanes import vector
 from .lanes import widest as widest_vector
 from .legality import Family, may_split
-from .parked import BOX, FLAT, cut, cut_flat, exchanged, parkable, parkable_flat, register_limit, shared_bytes
+from .parked import BOX, FLAT, cut, cut_flat, exchanged, parkable, parkable_flat, register_limit, shared_bytes, wanted
 from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
 from .tiled import LEAST_LINE, LEAST_STAGES, MOST_STAGES, rows_at_once, tileable, told
 from .tiled import shared_bytes as tile_bytes
@@ -49,6 +49,7 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
             yield from _outer_parked(kernel, t, device)
         case Family.MIX, _:
             yield from _mix(kernel, t, device)
+            yield from _mixed_parked(kernel, t, device)
 
 
 def lead_of(kernel: Kernel, bindings: Bindings) -> int:
@@ -107,8 +108,28 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Devi
 
 
 def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Rows in shared memory, for reductions along them."""
+    for each in _parked(kernel, t, device):
+        assert isinstance(each.cols, Cover)
+        if 2 * each.cols.tiles[0] <= t.cols:  # registers hold what is shorter
+            yield each
+
+
+def _mixed_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Rows in shared memory, for reductions along them and down their columns, of which registers hold the states."""
+    if not may_split(kernel, Family.MIX):
+        return
+    for each in _parked(kernel, t, device):
+        assert isinstance(each.cols, Cover)
+        if len(each.cols.tiles) <= MOST_TILES:
+            # 255 is no multiple of eight, and within it ptxas spills a few words that it does not spill within 248.
+            gathers = replace(each, gathers=True, registers=each.registers // 8 * 8)
+            yield from (replace(gathers, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
+
+
+def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Rows in shared memory, where something is needed twice, TMA can bring all that is, and a CTA has room for it."""
-    cols, twice = _static_cols(kernel), frozenset(kernel.multi_phase)
+    cols, twice = _static_cols(kernel), wanted(kernel)
     flat = not twice <= frozenset(parkable(kernel))
     able = frozenset(parkable_flat(kernel) if flat else parkable(kernel))
     if not OFFERED or device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
@@ -118,7 +139,7 @@ def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
         element = sum(kernel.program.dtypes[i].size for i in parked)
         for warps in (4, 8, 16):
             for width in (32 * warps * vec * k for k in (1, 2, 4)):
-                if 2 * width > cols:  # registers hold what is that short
+                if width > cols:
                     continue
                 covered = (cut_flat if flat else cut)(cols, width, 32 * warps * vec)
                 if covered is None:
@@ -218,7 +239,7 @@ def _outer_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
     able = frozenset(tileable(kernel))
     if not OFFERED or device.capability < HAS_TMA or not able:
         return
-    vec, exchange = widest_vector(kernel), exchanged(kernel)
+    vec, exchange = widest_vector(kernel), exchanged(kernel, down=True)
     sizes = [kernel.program.dtypes[i].size for i in able]
     least = LEAST_LINE // min(sizes)
     most = max(least, power_of_two(t.cols))

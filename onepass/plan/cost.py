@@ -261,13 +261,14 @@ L1_RATE = 110.0  # bytes a cycle that an SM's L1 hands out
 
 
 def _l1(t: Traffic, schedule: Schedule, device: Device, sms: float) -> float:
-    """What passes through L1: every full-size tensor, and row vectors for every row, unless one load serves several."""
+    """What passes through L1: every full-size tensor, and row vectors for every row, unless one load serves several or all."""
     rows = 1.0
     if isinstance(schedule.rows, Block) and isinstance(schedule.cols, Cover):
         covers = t.late and min(schedule.cols.tiles) >= t.late[-1].once_from * schedule.warps
         rows = float(schedule.rows.size) if covers else 1.0
     full = (t.full_in + t.full_out) / max(t.elements, 1.0)
-    return t.elements * (full + t.beside / rows) / (L1_RATE * sms * device.clock)
+    beside = 0.0 if schedule.hoisted else t.beside / rows
+    return t.elements * (full + beside) / (L1_RATE * sms * device.clock)
 
 
 def _compute(t: Traffic, schedule: Schedule, warps_per_sm: float, device: Device, sms: float) -> tuple[float, float]:
@@ -326,7 +327,8 @@ def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> C
     """Whole rows in shared memory; every CTA takes one after another, and its ring's further places are on their way meanwhile.
 
     With one place a CTA waits for each row as one of `_resident` does. With more it waits only where the rows in flight on an SM
-    do not keep DRAM busy. No constant of this was fitted: such kernels have yet to run on a card.
+    do not keep DRAM busy. Where it gathers over rows, its partial results and its row vectors cost what they do in `_mix`. No
+    constant of this was fitted: such kernels have yet to run on a card.
     """
     assert isinstance(schedule.rows, Loop)
     ctas = min(schedule.rows.split, max(t.rows, 1))
@@ -337,21 +339,22 @@ def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> C
                 if i not in schedule.parked) * t.elements
     in_flight = here * row * max(schedule.stages - 1, 0.5)
     moved = here * (row + t.cols * t.full_out / max(t.elements, 1.0)) / share
-    folds = sum(1 for f in kernel.folds if not f.block)
     issued = max(_issued(schedule.warps), min(0.6 * schedule.warps, 1.2))
     work = t.cols / 32 * _slots(t, schedule) / (issued * device.clock)
-    own = folds * _reduction_time(schedule.warps) + work + REFILL
+    own = t.inner * _reduction_time(schedule.warps) + work + REFILL
     if schedule.stages == 1:
         cycle = _together(moved, device.latency + row / share + own)
     else:
         cycle = _together(moved * device.bandwidth / _rate(in_flight, device), own)
-    l2 = again + t.temps + VECTOR_SHARE * t.vectors * t.rows
+    partials = 4.0 * schedule.rows.split * t.cols * t.outer_states
+    spilled = partials if partials > device.l2_bytes / 2 else 0.0
+    l2 = again + 2 * partials + t.temps + (1.0 if schedule.hoisted else VECTOR_SHARE * t.rows) * t.vectors
     memory = max(turns * cycle + l2 / device.l2_bandwidth, t.once / device.bandwidth)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     shared = _l1(t, schedule, device, sms) + t.full_in * kernel.passes / (L1_RATE * sms * device.clock)
     first = device.latency + row / share
-    us = RAMP + first + _together(memory, issue * even, special * even, shared) + LAST_STORES
-    return Cost(us, t.once + again, in_flight, _limit(memory, issue, special, turns * own))
+    us = RAMP + first + _together(memory, issue * even, special * even, shared) + LAST_STORES + spilled / device.bandwidth
+    return Cost(us, t.once + again + 2 * spilled, in_flight, _limit(memory, issue, special, turns * own))
 
 
 def _mix(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: Device) -> Cost:

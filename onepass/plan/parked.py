@@ -76,17 +76,27 @@ def parkable(kernel: Kernel) -> tuple[int, ...]:
 
 def parkable_flat(kernel: Kernel) -> tuple[int, ...]:
     """The full-size loads whose rows start anywhere, but all alike: TMA brings pieces of the flat tensor that a row lies in."""
-    loads = _whole_rows(kernel)
+    loads = () if any(f.rows for f in kernel.folds) else _whole_rows(kernel)
     return loads if len({_step(kernel, i) for i in loads}) == 1 and loads != parkable(kernel) else ()
 
 
 def _whole_rows(kernel: Kernel) -> tuple[int, ...]:
     """Full-size loads of contiguous rows, from their tensor's beginning on, where a kernel may run one whole row after another."""
     space, program = kernel.space, kernel.program
-    whole = space.rows and not space.batch and not space.block and not any(f.rows or f.block for f in kernel.folds)
+    whole = space.rows and not space.batch and not space.block
     if not whole or not isinstance(program.extent(space.cols), int):
         return ()
     return tuple(i for i in program.of(Load) if kernel.is_full[i] and _step(kernel, i))
+
+
+def wanted(kernel: Kernel) -> frozenset[int]:
+    """The full-size loads that must be parked if any is: walks read them more than once.
+
+    The last walk over a row feeds all that is gathered over rows, also from what is needed in earlier ones.
+    """
+    gathered = {f.node for f in kernel.folds if f.rows}
+    feeding = (i for i in kernel.program.of(Load) if kernel.is_full[i] and not gathered.isdisjoint(kernel.uses(i)))
+    return frozenset((*kernel.multi_phase, *feeding))
 
 
 def is_described(kernel: Kernel, i: int) -> bool:
@@ -112,10 +122,10 @@ def box(extent: int, width: int, flat: bool = False) -> tuple[int, ...]:
     return (1, width // BOX, BOX) if extent % BOX == 0 and width % BOX == 0 else (1, width)
 
 
-def exchanged(kernel: Kernel) -> int:
-    """Bytes that each warp leaves for the others to finish the largest of a kernel's folds."""
+def exchanged(kernel: Kernel, down: bool = False) -> int:
+    """Bytes that each warp leaves for the others to finish the largest of a kernel's folds along rows, or `down` its columns."""
     found = [0]
-    for fold in kernel.folds:
+    for fold in (f for f in kernel.folds if (f.rows if down else f.cols)):
         node = kernel.program.nodes[fold.node]
         assert isinstance(node, Reduce)
         found += [d.size for d in MONOIDS[node.monoid].state_dtypes(kernel.program.dtypes[node.args[0]])]

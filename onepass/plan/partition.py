@@ -24,7 +24,6 @@ from .plan import ANY_WEIGHT, KernelPlan, Lessons, Plan, buffer_bytes
 from .resources import demand, estimate
 from .schedule import Cover, Loop, Schedule
 from .split import Cut, halves
-from .tiled import tileable
 
 GAIN = 0.98  # a merge must be predicted to save this much, or the model's error decides
 NEAR = 1.03  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
@@ -85,7 +84,8 @@ def scores(program: Program, bindings: Bindings, device: Device, lessons: Lesson
 
 def _weight(chosen: KernelPlan) -> int:
     """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster."""
-    return chosen.resources.registers * (chosen.schedule.warps * chosen.schedule.splits if chosen.family == "mix-order" else 1)
+    everywhere = chosen.schedule.warps * chosen.schedule.splits if chosen.family.startswith("mix-order") else 1
+    return chosen.resources.registers * everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +389,7 @@ def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tup
     first, rest = halves(chosen.kernel, chosen.schedule.splits, order)
     kernel = Kernel(first, _remaining(chosen.kernel.space, first))
     held = frozenset(kernel.multi_phase) if chosen.schedule.resident else frozenset[int]()
-    parked = frozenset(tileable(kernel)) if chosen.schedule.parked else frozenset[int]()
+    parked = frozenset(first.nodes.index(chosen.program.nodes[i]) for i in chosen.schedule.parked)
     main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held, parked=parked))
     joined = plan(rest, bindings, device, lessons)
     return [main, *joined.kernels]

@@ -6,8 +6,9 @@
     Cover    Block     a whole column on chip: an outer result used on the data
     Loop     Block     outer reduction; with split > 1 the rows are shared by several CTAs; with `parked` loads, all that are
                        full-size come through shared memory, a tile of every input at a time
-    Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows; with `parked` loads, a reduction along
-                       rows that wait in shared memory, of which every CTA takes one after another
+    Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows; with `parked` loads, over rows that wait
+                       in shared memory, of which every CTA takes one after another: reductions along them, and where the
+                       loop `gathers`, also down their columns
     Block    Block     pointwise
 
 A further way to share a row (clusters) is one more role here and one more rule in codegen.
@@ -62,6 +63,7 @@ class Schedule:
     resident: frozenset[int] = frozenset()  # multi-phase loads kept in registers, in their storage type
     hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
     parked: frozenset[int] = frozenset()  # full-size loads that TMA brings to a ring in shared memory, and are read there
+    gathers: bool = False  # a loop over parked rows also carries reductions over rows; one over others always does
     registers: int = 0  # the most that a thread may take; 0: as many as the compiler sees fit
 
     @property
@@ -79,7 +81,9 @@ class Schedule:
             case Loop(split=k), Block():
                 return "outer" + (" parked" if self.parked else "") + (" split" if k > 1 else "")
             case Loop(), Cover():
-                return "inner parked" if self.parked else "mix-order"
+                if not self.parked:
+                    return "mix-order"
+                return "mix-order parked" if self.gathers else "inner parked"
             case _:
                 return "pointwise"
 
@@ -87,7 +91,7 @@ class Schedule:
     def splits(self) -> int:
         """How many CTAs share one result; above 1 a second kernel joins their partial states."""
         match self.rows, self.cols:
-            case Loop(), Cover() if self.parked:  # they share the rows, and nothing that a row gives
+            case Loop(), Cover() if self.parked and not self.gathers:  # they share the rows, and nothing that a row gives
                 return 1
             case Loop(split=k), _:
                 return k

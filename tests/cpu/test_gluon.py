@@ -257,6 +257,7 @@ GOLDEN = '''\
         r = row
         r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]
         mbarrier.wait(ready.index(slot), turn // 2 & 1)
+        cta_barrier()
         max2_max = gl.full([1, 1024], float("-inf"), gl.float32, TILE)
         for k in range(0, 2):
             c_at = k * 1024 + lanes
