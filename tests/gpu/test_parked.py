@@ -43,7 +43,8 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parked(ours: Ours, family: str) -> list[Plan]:
     """Plans with a kernel of this family, the one predicted best first; kernels beside it may be of any."""
-    return [p for p in ours.plans(H200, EVERY) if any(k.schedule.parked and k.schedule.family.startswith(family) for k in p.kernels)]
+    return [p for p in ours.plans(H200, EVERY)
+            if any(k.schedule.parked and k.schedule.family.startswith(family) for k in p.kernels)]
 
 
 def run(function: Callable[..., Any], args: Sequence[Tensor], family: str, most: int = 1) -> Callable[..., Any]:
