@@ -82,7 +82,7 @@ class _Split:
     def drop(self, node: fx.Node, least_bytes: int) -> Recomputed | None:
         """Compute a saved value again, if that moves fewer bytes."""
         levels = self.reads[node]
-        if not tensors_of(node) or not levels or not all(isinstance(level, int) for level in levels):
+        if _must_be_saved(node) or not tensors_of(node) or not levels or not all(isinstance(level, int) for level in levels):
             return None
         chain = self._chain(node)
         parts = dict.fromkeys(p for op in chain for n in op.all_input_nodes if n not in chain for p in self.origins[n])
@@ -146,6 +146,11 @@ class _Split:
                 self._bring(needed, first)
             first.prepend(part)
             self.order[part] = self.order[first]
+
+
+def _must_be_saved(node: fx.Node) -> bool:
+    """Whether the user said so, by a policy of activation checkpointing."""
+    return getattr(node.meta.get("recompute"), "name", "") == "MUST_SAVE"
 
 
 def _is_by_element(node: fx.Node) -> bool:

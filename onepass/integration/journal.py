@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from ..capture.recompute import Recomputed
 from ..runtime.compiled import Made
 
 
@@ -57,6 +58,7 @@ class Snapshot:
     graphs: tuple[GraphSeen, ...]
     regions: tuple[RegionSeen, ...]
     fallbacks: tuple[Fallback, ...]
+    recomputed: tuple[Recomputed, ...] = ()  # what backward graphs compute again instead of having it saved
 
     @property
     def fallbacks_by_code(self) -> Mapping[str, int]:
@@ -93,10 +95,11 @@ class _Journal:
         self.lock = threading.Lock()
         self.graphs: list[GraphSeen] = []
         self.fallbacks: list[Fallback] = []
+        self.recomputed: list[Recomputed] = []
         self.tallies: list[Tally] = []
 
     def clear(self) -> None:
-        self.graphs, self.fallbacks = [], []
+        self.graphs, self.fallbacks, self.recomputed = [], [], []
         for tally in self.tallies:  # their regions live on, and go on counting
             with tally.lock:
                 tally.calls = 0
@@ -115,6 +118,12 @@ def fallback(happened: Fallback) -> None:
     """Note a fallback."""
     with _JOURNAL.lock:
         _JOURNAL.fallbacks.append(happened)
+
+
+def recomputed(values: tuple[Recomputed, ...]) -> None:
+    """Note what a training graph no longer saves."""
+    with _JOURNAL.lock:
+        _JOURNAL.recomputed += values
 
 
 def tally(region: str) -> Tally:
@@ -153,7 +162,7 @@ def snapshot() -> Snapshot:
                 copied = each.copied + (before.copied if before else 0)
                 counted[each.region] = RegionSeen(each.region, calls, made, sizes, copied)
         called = tuple(r for r in counted.values() if r.calls)
-        return Snapshot(tuple(_JOURNAL.graphs), called, tuple(_JOURNAL.fallbacks))
+        return Snapshot(tuple(_JOURNAL.graphs), called, tuple(_JOURNAL.fallbacks), tuple(_JOURNAL.recomputed))
 
 
 def reset() -> None:

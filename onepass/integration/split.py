@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -15,18 +15,21 @@ from .. import compat
 from ..capture.recompute import LEAST_BYTES, Recomputed, recompute
 from ..errors import SavedLeft
 from ..runtime.cache import versions
+from . import journal
 from .failure import is_fatal, say_once, sentence
 from .passes import copied, device_of
 from .settings import Settings, resolve
 
 _LOG = logging.getLogger(__name__)
+Heard: TypeAlias = Callable[[tuple[Recomputed, ...]], None]
 
 
 @dataclass(frozen=True)
 class SplitChange:
-    """What was said about settings, as a change to the two graphs a training graph was split into."""
+    """What was said about settings, as a change to the two graphs a training graph was split into. Who `hears` is told what."""
 
     said: Mapping[str, Any]
+    hears: Heard = journal.recomputed
 
     @property
     def settings(self) -> Settings:
@@ -50,6 +53,7 @@ class SplitChange:
             for module, graph in zip((forward, backward), graphs, strict=True):
                 module.graph = graph
                 module.recompile()
+        self.hears(made)
         _show(made, where)
 
     def uuid(self) -> str:
@@ -64,9 +68,9 @@ def _show(made: tuple[Recomputed, ...], where: torch.device) -> None:
     compat.trace_artifact("onepass_saved", lambda: "\n".join(rows) + "\n")
 
 
-def split(said: Mapping[str, Any], patches: dict[str, Any]) -> Any:
+def split(said: Mapping[str, Any], patches: dict[str, Any], hears: Heard = journal.recomputed) -> Any:
     """The split to configure: ours around the user's, or the user's alone (None for Inductor's) where ours is not wanted."""
     theirs = compat.configured_partitioner(patches)
-    change = SplitChange(said)
+    change = SplitChange(said, hears)
     ours = compat.partitioner(change, change.uuid, theirs) if change.settings.recompute else None
     return ours if ours is not None else theirs

@@ -1,7 +1,7 @@
 """`onepass bench`: a suite measured on the card in this machine, every provider of a workload in turn.
 
-Results are written after every workload, and a run that was ended goes on where it was. All kernels of onepass are compiled first,
-at once, by worker processes.
+Results are written after every workload, and a run that was ended goes on where it was. All kernels of onepass, and Inductor's, are
+compiled first, at once, by worker processes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from .results import Anchor, Result, Row, Run, load, save
 from .suites import Job, Suite
 from .timing import Clock, Timed, anchor_bytes, anchor_calls, copies_for
 from .verdict import SLACK, Judge
+from .warm import is_slow, warm
 
 ANCHOR_RUNS = 8
 ERROR_TEXT = 300  # characters of a failure that are kept
@@ -182,6 +183,7 @@ class _Session:
         self.order = [job.id for job in options.suite.jobs]
         self._tried: dict[str, tuple[Tried, ...]] = {}
         self._compile(jobs)
+        self._warm(jobs)
         self.clock = make_clock()
 
     def _compile(self, jobs: Sequence[Job]) -> None:
@@ -204,6 +206,13 @@ class _Session:
         plans = f", {sum(map(len, self._tried.values()))} candidates" if self.options.regret else ""
         self.console.print(f"{len(jobs)} workloads{plans} compiled by {knobs().compile_workers} workers in "
                            f"{perf_counter() - began:.0f} s (ONEPASS_COMPILE_WORKERS)")
+
+    def _warm(self, jobs: Sequence[Job]) -> None:
+        """Let Inductor's part be compiled by several processes, in at most half the time there is."""
+        began, limit = perf_counter(), self.options.time_limit
+        if any(map(is_slow, self.options.providers)) and self.place.where.type == "cuda":
+            warm(jobs, self.options.providers, self.place.where, limit=None if limit is None else limit / 2)
+            self.console.print(f"Inductor's kernels compiled in {perf_counter() - began:.0f} s")
 
     def with_anchors(self, run: Run, jobs: Sequence[Job]) -> Run:
         """Measure reads, copies and adds of as many bytes as the workloads move."""

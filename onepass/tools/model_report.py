@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import pipeline
+from ..capture.recompute import Recomputed
 from ..device import Device
 from ..integration.claim import ClaimedRegion, Left
 from ..integration.failure import sentence
@@ -115,6 +116,7 @@ class ModelReport:
     graphs: tuple[str, ...]  # their phases
     regions: tuple[RegionRow, ...]
     left: tuple[LeftRow, ...]
+    recomputed: tuple[Recomputed, ...] = ()  # what the backward computes again instead of having it saved
 
     @property
     def totals(self) -> tuple[Total, ...]:
@@ -129,13 +131,15 @@ class ModelReport:
             "graphs": list(self.graphs),
             "regions": [r.to_json() for r in self.regions],
             "left": [as_json(r) for r in self.left],
+            "recomputed": [as_json(r) for r in self.recomputed],
             "totals": {t.phase: {k: v for k, v in as_json(t).items() if k != "phase"} for t in self.totals},
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         claimed = counted(sum(r.count for r in self.regions), "region")
         yield Text.assemble((self.model, "bold"), f" on {self.device.title}: {claimed} claimed in "
-                            f"{counted(len(self.graphs), 'graph')}, {len({r.id for r in self.regions})} of them distinct\n")
+                            f"{counted(len(self.graphs), 'graph')}, {len({r.id for r in self.regions})} of them distinct\n",
+                            saved_text(self.recomputed))
         yield total_table(self.totals)
         if self.regions:
             yield region_table(self.regions)
@@ -149,6 +153,15 @@ class ModelReport:
         return as_text(self)
 
 
+def saved_text(recomputed: Sequence[Recomputed]) -> str:
+    """One line about what is no longer saved, if there is anything."""
+    if not recomputed:
+        return ""
+    total, moved = (sum(each) for each in zip(*((r.nbytes, r.moved) for r in recomputed), strict=True))
+    return (f"{counted(len(recomputed), 'value')} ({human_bytes(total)}) computed again in the backward instead of saved: "
+            f"{human_bytes(moved)} less to move\n")
+
+
 def explain_model(model: Callable[..., Any], *, device: "str | Device" = "h200",
                   compile: bool = False) -> Callable[..., ModelReport]:
     """What onepass would make of a whole model: call it with example inputs, on any device or on "meta". Nothing is run.
@@ -158,10 +171,12 @@ def explain_model(model: Callable[..., Any], *, device: "str | Device" = "h200",
     target = named(device)
 
     def explained(*args: Any, **kwargs: Any) -> ModelReport:
-        graphs = trace(model, args, kwargs, target)
+        traced = trace(model, args, kwargs, target)
+        graphs = traced.graphs
         compiled = _compiled([r for g in graphs for r in g.regions], target) if compile else {}
         phases = tuple(g.phase for g in graphs)
-        return ModelReport(name_of(model), target, phases, region_rows(graphs, compiled), left_rows(graphs))
+        return ModelReport(name_of(model), target, phases, region_rows(graphs, compiled), left_rows(graphs),
+                           traced.recomputed)
 
     return explained
 

@@ -11,11 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ..capture.recompute import Recomputed
 from ..integration import journal
 from ..integration.engine import counts
 from ..integration.journal import Fallback, GraphSeen, RegionSeen, Snapshot
 from ..runtime.counts import Counts
-from .model_report import LeftRow, RegionRow, left_rows, left_table, region_rows, total_table, totals
+from .model_report import LeftRow, RegionRow, left_rows, left_table, region_rows, saved_text, total_table, totals
 from .rows import KernelRow, as_json, kernel_rows, spill_text
 from .tables import as_text, counted, human_bytes, places, table, us
 
@@ -45,6 +46,7 @@ class ProcessReport:
     fallbacks: tuple[Fallback, ...]
     fallbacks_by_code: dict[str, int]
     work: Counts
+    recomputed: tuple[Recomputed, ...] = ()  # what backward graphs compute again instead of having it saved
 
     @property
     def calls(self) -> int:
@@ -63,6 +65,7 @@ class ProcessReport:
             "totals": {t.phase: {k: v for k, v in as_json(t).items() if k != "phase"} for t in totals(self.claimed, self.left)},
             "calls": self.calls,
             "work": asdict(self.work),
+            "recomputed": [as_json(r) for r in self.recomputed],
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -87,7 +90,7 @@ def report() -> ProcessReport:
     seen = journal.snapshot()
     claimed = region_rows(seen.graphs, {})
     return ProcessReport(seen.graphs, claimed, _called(seen, claimed), left_rows(seen.graphs), seen.fallbacks,
-                         dict(seen.fallbacks_by_code), counts())
+                         dict(seen.fallbacks_by_code), counts(), seen.recomputed)
 
 
 def _called(seen: Snapshot, claimed: Sequence[RegionRow]) -> tuple[CalledRow, ...]:
@@ -121,6 +124,7 @@ def _header(r: ProcessReport) -> Text:
         f"{counted(len(r.fallbacks), 'fallback')}, {took:.1f} s spent on graphs\n",
         f"  store      had {work.hits} of {counted(asked, 'Program')} asked for; {work.plans} planned\n",
         f"  compiler   {counted(work.compilations, 'kernel')} compiled, {work.found} found compiled\n",
+        f"  saved      {text}" if (text := saved_text(r.recomputed)) else "",
     )
 
 

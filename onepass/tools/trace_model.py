@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .. import compat
+from ..capture.recompute import Recomputed
 from ..device import Device
 from ..errors import ModelNotTraced, OnepassError
 from ..integration.claim import Claimed, Claiming, claim
@@ -34,7 +35,15 @@ def is_whole(model: object) -> bool:
     return isinstance(model, nn.Module) or uncompiled(model) is not model  # type: ignore[arg-type]
 
 
-def trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], device: Device) -> tuple[Claimed, ...]:
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """What becomes of a model's graphs, and what its backward computes again instead of having it saved."""
+
+    graphs: tuple[Claimed, ...]
+    recomputed: tuple[Recomputed, ...]
+
+
+def trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], device: Device) -> Traced:
     """The outcome for every graph of a model, in the order they were traced. The backward is that of its loss: of the
     results that are one number if there are any, and of all results otherwise. Without gradients there is none."""
     name = name_of(model)
@@ -50,7 +59,7 @@ def trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         raise
     except Exception as error:
         raise ModelNotTraced(model=name, error=sentence(_root(error))) from error
-    return tuple(recorder.graphs)
+    return Traced(tuple(recorder.graphs), tuple(recorder.recomputed))
 
 
 def name_of(model: Callable[..., Any]) -> str:
@@ -75,12 +84,13 @@ class _Recorder:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.graphs: list[Claimed] = []
+        self.recomputed: list[Recomputed] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
         others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
         passes = compat.as_configured((*others, compat.graph_pass(self.record, lambda: None)))
         patches = {"force_disable_caches": True, "post_grad_custom_post_pass": passes}
-        if (chosen := split({"interpret": True}, {})) is not None:
+        if (chosen := split({"interpret": True}, {}, self.recomputed.extend)) is not None:
             patches["custom_partitioner_fn"] = chosen
         return compat.compile_by_inductor(module, inputs, patches, _run_as_is)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,10 +33,11 @@ from onepass.tools.bench import Options, Place, bench, earlier, failure, unfinis
 from onepass.tools.bench_tables import fits, line, tables
 from onepass.tools.ours import Ours, schedules
 from onepass.tools.providers import apart, default_providers, parse_providers, provide, wanted
-from onepass.tools.results import Result, Row, Run, load, to_json
+from onepass.tools.results import PROVIDERS, Result, Row, Run, load, to_json
 from onepass.tools.suites import SUITES, Job, Suite, rows_at, suite
 from onepass.tools.tables import as_text
 from onepass.tools.timing import Call, Timed
+from onepass.tools.warm import is_slow, warm
 from tests import bench_runs
 
 SMALL = Suite("small", "a few small ones", (Job("rms_norm", (8, 64)), Job("rms_norm_backward", (16, 64), "f32"),
@@ -409,3 +414,43 @@ def test_suites_are_listed_without_a_card(monkeypatch: pytest.MonkeyPatch, capsy
     with pytest.raises(SystemExit) as exit:
         main()
     assert exit.value.code == 0 and "rms_norm_backward 98304x512 bf16" in capsys.readouterr().out
+
+
+# ---- Inductor's part, beforehand -------------------------------------------------------------------------------------------
+
+COUNTED = """
+import torch
+from torch._dynamo.utils import counters
+from onepass.tools.providers import provide
+from onepass.tools.suites import Job
+for shape in ((8, 64), (8, 96)):
+    job = Job("rms_norm", shape, "f32")
+    with torch.no_grad():
+        provide("inductor", job, job.inputs("cpu")).call()
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++ to compile for CPU tensors")
+def test_workers_compile_what_inductor_is_asked_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    warm([Job("rms_norm", (8, 64), "f32"), Job("rms_norm", (8, 96), "f32")], ("eager", "inductor"), torch.device("cpu"))
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", COUNTED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "0"]
+
+
+def test_workers_that_take_too_long_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("sleep"))
+    monkeypatch.setattr(subprocess, "Popen", partial(_sleeping, subprocess.Popen))
+    began = time.monotonic()
+    warm([Job("rms_norm", (8, 64)), Job("rms_norm", (8, 96))], ("inductor",), torch.device("cpu"), limit=0.2)
+    assert time.monotonic() - began < 5
+
+
+def _sleeping(popen: Any, command: list[str], **how: Any) -> Any:
+    return popen([command[0], "60"], **how)
+
+
+def test_only_what_a_cache_can_hold_is_compiled_beforehand() -> None:
+    assert [name for name in PROVIDERS if is_slow(name)] == ["inductor", "inductor-nonstrict"]

@@ -95,7 +95,7 @@ def test_the_text_is_a_table_of_regions(shown: ModelReport) -> None:
 
 def test_json_has_exactly_the_promised_keys(shown: ModelReport) -> None:
     found = shown.to_json()
-    assert list(found) == ["model", "device", "graphs", "regions", "left", "totals"]
+    assert list(found) == ["model", "device", "graphs", "regions", "left", "recomputed", "totals"]
     assert set(found["regions"][0]) == {
         "id", "phase", "count", "lines", "name", "reductions", "kernels", "refusals", "rejected", "floor_bytes", "dram_bytes",
         "floor_us", "predicted_us", "left_us", "charged_us", "in_place"}
@@ -201,7 +201,7 @@ def test_the_process_report_counts_calls(fresh: None) -> None:
     assert text.startswith(f"onepass in this process: 2 graphs, {found.calls} region calls, 0 fallbacks")
     assert "test_model_report.py:" in text and max(map(len, text.splitlines())) <= 118
     spoken = found.to_json()
-    assert list(spoken) == ["graphs", "regions", "left", "fallbacks", "fallbacks_by_code", "totals", "calls", "work"]
+    assert list(spoken) == ["graphs", "regions", "left", "fallbacks", "fallbacks_by_code", "totals", "calls", "work", "recomputed"]
     assert json.loads(json.dumps(spoken)) == spoken
 
 

@@ -11,12 +11,13 @@ from torch import Tensor, fx, nn
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 import onepass
 from onepass.capture import recompute as rule
 from onepass.capture.recompute import recompute
 from onepass.errors import OnepassWarning
-from onepass.integration import split
+from onepass.integration import journal, split
 from tests.models import transformer
 
 ROWS, DIM = 8, 32
@@ -87,6 +88,12 @@ def test_results_of_the_user_stay() -> None:
         return normed, rest[-1], *rest
 
     assert not recomputed(returned, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale), outputs=2)
+
+
+def test_what_a_policy_of_checkpointing_saves_stays_saved() -> None:
+    first, second = graphs(norm_of_sum, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale), 1)
+    first.output_node().args[0][-1].meta["recompute"] = CheckpointPolicy.MUST_SAVE  # type: ignore[index, union-attr]
+    assert not recompute(first, second, 1, torch.device("cpu"), 1)
 
 
 def test_long_chains_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,3 +167,15 @@ def test_a_split_of_the_users_comes_first() -> None:
     module, inputs = example()
     gradients(module, inputs, custom_partitioner_fn=Theirs())
     assert calls == [1]
+
+
+def test_reports_say_what_is_no_longer_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "LEAST_BYTES", 1)
+    monkeypatch.setattr(split, "LEAST_BYTES", 1)
+    module, inputs = example()
+    told = onepass.explain(module)(**inputs)
+    assert len(told.recomputed) == 5 and len(told.to_json()["recomputed"]) == 5
+    assert "5 values (" in str(told) and "computed again in the backward instead of saved" in str(told)
+    journal.reset()
+    gradients(module, inputs)
+    assert len(onepass.report().recomputed) == 5 and "5 values (" in str(onepass.report())

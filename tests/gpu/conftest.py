@@ -13,6 +13,8 @@ import pytest
 import torch
 
 AT_ONCE = 3
+# Of many kernels: begun last, they would run alone at the end.
+LONG = ("three_norms", "block_backward", "training_step", "group_norm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,11 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a card everything is skipped; with one, what is not in the shard is left out."""
+    """Without a card everything is skipped; with one, what is not in the shard is left out, and what takes long comes first."""
     part, parts = map(int, config.getoption("--shard").split("/"))
     here = [item for item in items if "gpu" in item.path.parts]
     left = {id(item) for k, item in enumerate(here) if k % parts != part - 1}
-    items[:] = [item for item in items if id(item) not in left]
+    long = {id(item) for item in here if any(name in item.name for name in LONG)}
+    items[:] = sorted((item for item in items if id(item) not in left), key=lambda item: id(item) not in long)
     if not torch.cuda.is_available():
         for item in here:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
