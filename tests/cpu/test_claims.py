@@ -7,8 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from onepass.capture.kinds import OTHER_REDUCTIONS
+from onepass.capture.recompute import recompute
 from onepass.device import device
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
 from onepass.integration.claim import Claimed, ClaimedRegion, Claiming, claim
@@ -66,3 +68,31 @@ def test_every_region_compiles_without_spills(name: str) -> None:
 def _compiled(region: ClaimedRegion) -> Compiled:
     program, sizes = specialise(optimise(region.program), region.bindings)
     return compile(program, sizes, H200, lambda source: offline.compile(source, H200))
+
+
+# ---- and where less is saved -------------------------------------------------------------------------------------------------
+
+SAVING = ["seed_transformer_learnable", "seed_transformer_learnable_bf16"]  # their blocks scale what they add
+
+
+@cache
+def saving(model: str) -> tuple[Claimed, ...]:
+    """Both graphs of a model, after what need not be saved is computed again."""
+    forward, backward = (graphs.load(graphs.read(GRAPHS[f"{model}_{phase}"])) for phase in ("forward", "backward"))
+    assert recompute(forward, backward, 1, torch.device("cuda", 0))
+    return claim(forward, Claiming(H200, phase="forward")), claim(backward, Claiming(H200, phase="backward"))
+
+
+@pytest.mark.parametrize("model", SAVING)
+def test_saving_less_leaves_nothing_and_takes_less_time(model: str) -> None:
+    for phase, now in zip(("forward", "backward"), saving(model), strict=True):
+        before = outcome(f"{model}_{phase}")
+        assert not now.left and len(now.regions) == len(before.regions)
+        assert sum(r.predicted_us for r in now.regions) < sum(r.predicted_us for r in before.regions)
+
+
+@pytest.mark.parametrize("model", SAVING)
+def test_regions_that_compute_again_compile_without_spills(model: str) -> None:
+    known = {r.id for phase in ("forward", "backward") for r in outcome(f"{model}_{phase}").regions}
+    for region in {r.id: r for now in saving(model) for r in now.regions if r.id not in known}.values():
+        assert all(binary.spill_bytes == 0 for binary in _compiled(region).binaries), region.id
