@@ -26,7 +26,7 @@ from .pointwise import POINTWISE
 from .views import VIEWS
 
 MOST_OPS = 8  # of arithmetic to compute a value again: more would crowd the registers of the kernel that does
-LEAST_BYTES = 1 << 20  # moved less, or the change is not worth a line in the log
+LEAST_BYTES = 1 << 20  # that a change must save to be made: fewer are moved in less time than a kernel takes to start
 Level = int | fx.Node  # kernels before a node; or the node that reads for itself
 Levels = frozenset[Level]
 

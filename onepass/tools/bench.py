@@ -210,7 +210,7 @@ class _Session:
     def _warm(self, jobs: Sequence[Job]) -> None:
         """Let Inductor's part be compiled by several processes, in at most half the time there is."""
         began, limit = perf_counter(), self.options.time_limit
-        if any(map(is_slow, self.options.providers)) and self.place.where.type == "cuda":
+        if len(jobs) > 1 and any(map(is_slow, self.options.providers)) and self.place.where.type == "cuda":
             warm(jobs, self.options.providers, self.place.where, limit=None if limit is None else limit / 2)
             self.console.print(f"Inductor's kernels compiled in {perf_counter() - began:.0f} s")
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
+from time import monotonic
 
 import torch
 
@@ -36,6 +37,7 @@ def warm(jobs: Sequence[Job], providers: Sequence[str], where: torch.device, wor
     count = min(workers, len(jobs))
     if not names or count < 2:
         return
+    began = monotonic()
     command = [sys.executable, "-W", "ignore", "-m", __name__, str(where), ",".join(names)]
     started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
                                 env={**os.environ, **ALONE}) for _ in range(count)]
@@ -45,9 +47,8 @@ def warm(jobs: Sequence[Job], providers: Sequence[str], where: torch.device, wor
             json.dump([astuple(job) for job in jobs[k::count]], pipe)
     for worker in started:
         try:
-            worker.wait(limit)
+            worker.wait(None if limit is None else max(0.0, began + limit - monotonic()))
         except subprocess.TimeoutExpired:
-            limit = 0.0  # all began together
             worker.kill()
             worker.wait()
 

@@ -170,7 +170,6 @@ def test_a_split_of_the_users_comes_first() -> None:
 
 
 def test_reports_say_what_is_no_longer_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule, "LEAST_BYTES", 1)
     monkeypatch.setattr(split, "LEAST_BYTES", 1)
     module, inputs = example()
     told = onepass.explain(module)(**inputs)
