@@ -14,11 +14,17 @@ import torch
 
 AT_ONCE = 3
 # Of many kernels: begun last, they would run alone at the end.
-LONG = ("three_norms", "block_backward", "training_step", "group_norm")
+LONG = ("three_norms", "block_backward", "training_step", "group_norm", "qk_norm-backward", "small_suite", "many_steps")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", default="1/1", metavar="K/N", help="run the K-th of N parts of every list of cases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes take tests one by one: given many at a time, the first would get all that take long."""
+    if getattr(config.option, "maxschedchunk", 1) is None:
+        config.option.maxschedchunk = 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
