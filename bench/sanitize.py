@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from onepass.codegen.source import Source
 from onepass.device import device
 from onepass.ir.oracle import evaluate
+from onepass.knobs import knobs
 from onepass.pipeline import generate
 from onepass.plan import candidates
 from onepass.plan.plan import Plan
 from onepass.runtime import offline
+from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import aligned_of, assemble
 from onepass.tools.ours import EVERY, Ours
@@ -44,6 +48,12 @@ def plans(ours: Ours) -> Iterator[Plan]:
             yield plan
 
 
+def compiled(ours: Ours, plan: Plan) -> tuple[Plan, tuple[Source, ...], tuple[Binary, ...]]:
+    """A plan with its kernels."""
+    sources = generate(plan)
+    return plan, sources, tuple(offline.compile(s, device("h200"), aligned_of(s, ours.aligned, ours.outputs)) for s in sources)
+
+
 def wrong(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str]:
     """What is wrong with the results of one workload, plan by plan; an empty text for a plan that is right."""
     case = workload(name)
@@ -51,9 +61,9 @@ def wrong(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str
     ours = Ours.of(case.function, args)
     tensors = ours.captured.tensors(tuple(args))
     exact = evaluate(ours.program, {k: v.cpu() for k, v in tensors.items()}, ours.bindings)
-    for plan in plans(ours):
-        sources = generate(plan)
-        binaries = tuple(offline.compile(s, device("h200"), aligned_of(s, ours.aligned, ours.outputs)) for s in sources)
+    with ThreadPoolExecutor(knobs().compile_workers) as threads:
+        made = list(threads.map(lambda plan: compiled(ours, plan), plans(ours)))
+    for plan, sources, binaries in made:
         found = assemble(Compiled(plan, sources, binaries).made, CARD, ours.aligned)(tensors, ours.bindings)
         torch.cuda.synchronize()
         schedule = next(k.schedule for k in plan.kernels if k.schedule.parked)
