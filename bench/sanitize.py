@@ -18,7 +18,6 @@ from onepass.device import device
 from onepass.ir.oracle import evaluate
 from onepass.knobs import knobs
 from onepass.pipeline import generate
-from onepass.plan import candidates
 from onepass.plan.plan import Plan
 from onepass.runtime import offline
 from onepass.runtime.binary import Binary
@@ -77,7 +76,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(SHAPES))
     given = parser.parse_args()
-    candidates.OFFERED = True
     said = [text for name in given.names for shape in SHAPES[name] for dtype in (torch.bfloat16, torch.float32)
             for text in wrong(name, shape, dtype)]
     print(f"{len(said)} plans, {sum(map(bool, said))} wrong", *filter(None, said), sep="\n")

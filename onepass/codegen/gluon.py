@@ -1,10 +1,11 @@
 """Steps -> Gluon source, for schedules that park rows in shared memory.
 
-Every CTA takes one row after another. A ring has room for a few rows; TMA fills a row's place while earlier rows are worked on,
-and a barrier per place tells when all chunks of the row have arrived. Walks read the chunks from shared memory, in a loop that
-the compiler does not unroll into one pass, so that registers never hold more than a chunk. When the last walk over a row ends, its
-place is filled with the row that this CTA needs as many turns later as the ring has places; where there is one place only, the last
-walk fills it again part by part. Kernels that also reduce over rows are written by `gluon_mixed`, from the same parts.
+Every CTA takes one row after another, or one and no other. A ring has room for a few rows; TMA fills a row's place while earlier
+rows are worked on, and a barrier per place tells when all chunks of the row have arrived. Walks read the chunks from shared
+memory, in a loop that the compiler does not unroll into one pass, so that registers never hold more than a chunk. When the last
+walk over a row ends, its place is filled with the row that this CTA needs as many turns later as the ring has places; where there
+is one place only, the last walk fills it again part by part. Kernels that also reduce over rows are written by `gluon_mixed`,
+from the same parts.
 
 The text uses this much of Gluon, and nothing else: whoever models it has to model this.
 
@@ -34,7 +35,7 @@ from ..ir.size import Bindings
 from ..plan.kernel import Across, Kernel
 from ..plan.lanes import vector
 from ..plan.parked import Chunks, box, chunks, parkable, parkable_flat
-from ..plan.schedule import Cover, Loop, Schedule
+from ..plan.schedule import Block, Cover, Loop, Schedule
 from .expr import GLUON, size_text
 from .folds import Folds, Running
 from .gluon_ring import RingEmitter
@@ -112,12 +113,15 @@ class Emitter(RingEmitter):
     values_of = Parked
 
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
-        assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
+        assert isinstance(schedule.cols, Cover)
+        self.once = isinstance(schedule.rows, Block)  # a CTA has one row
         able = set(parkable_flat(kernel) if self.flat else parkable(kernel))
         assert schedule.parked and schedule.parked <= able, "only what TMA can describe is parked"
         super().__init__(kernel, schedule, name, wide, (*OWN, *self.own))
-        self.split, self.cols = schedule.rows.split, chunks(schedule.cols, self.extent)
-        self.drains = self.slots == 1  # the last walk refills what it has read; with more places, the next row is there already
+        self.split = schedule.rows.split if isinstance(schedule.rows, Loop) else 1
+        self.cols = chunks(schedule.cols, self.extent)
+        # The last walk refills what it has read; with more places, the next row is there already.
+        self.drains = self.slots == 1 and not self.once
         self.together = self.at_once(self.cols)
         while self.drains and self.together > 1 and self.cols.count // self.together < LEAST_DRAINS:
             self.together //= 2
@@ -127,7 +131,7 @@ class Emitter(RingEmitter):
         self.values = self.values_of(kernel, schedule, bindings, self.w, GLUON)
         self.values.rings, self.values.whole = self.rings, self.cols.count
         self.values.numbers = {"": "k" if self.cols.count > 1 else "0"}
-        self.folds = Folds(kernel, self.values, row_loop=True)
+        self.folds = Folds(kernel, self.values, row_loop=not self.once)
         self.gathered: dict[int, Running] = {}  # what the loop over rows carries
 
     def at_once(self, cols: Chunks) -> int:
@@ -150,7 +154,7 @@ class Emitter(RingEmitter):
                 if there]
 
     def _grid(self) -> tuple[GridDim, ...]:
-        return (GridDim(self.rows, most=self.split),)
+        return (GridDim(self.rows) if self.once else GridDim(self.rows, most=self.split),)
 
     def _body(self) -> None:
         w, row_count = self.w, size_text(self.rows)
@@ -164,11 +168,15 @@ class Emitter(RingEmitter):
         for i in self.steps.constants:
             self.values.node(i, Spot(), env)
         with w.block(f"for slot_early in gl.static_range({self.slots})"):
-            self._fill(EARLY, f"part + slot_early * {self.split}")
+            self._fill(EARLY, "part" if self.once else f"part + slot_early * {self.split}")
         self._rows(env)
 
     def _rows(self, env: Env) -> None:
         """All rows of a CTA."""
+        if self.once:
+            self.w.line("row = part")
+            self._row(env)
+            return
         self.w.line("turn = 0")
         with self.w.block(f"for row in range(part, row_count, {self.split})"):
             self._row(env)
@@ -223,14 +231,18 @@ class Emitter(RingEmitter):
                 w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
             inner = [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(walk)]
             self._walk(walk, env, inner, drains=self.drains and p == len(self.steps.walks) - 1)
-        if not self.drains:
+        if not self.drains and not self.once:
             self._release()
             self._fill(LATER, f"row + {self.slots * self.split}")
-        w.line("turn += 1")
+        if not self.once:
+            w.line("turn += 1")
         for i in self.steps.trailing:
             self.values.node(i, at, env)
         for fold in self.steps.row_folds:
             self.folds.feed(self.gathered[fold.node], at, env, once=False)
+
+    def _phase(self) -> str:
+        return "0" if self.once else super()._phase()
 
     def _pieces(self, walk: Walk) -> list[Segment]:
         """The tiles that a walk visits."""

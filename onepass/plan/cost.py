@@ -182,7 +182,7 @@ def cost(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, d
 
 
 def _modelled(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, device: Device) -> Cost:
-    if schedule.parked and isinstance(schedule.cols, Cover):
+    if schedule.parked and isinstance(schedule.cols, Cover) and isinstance(schedule.rows, Loop):
         return _parked(kernel, schedule, t, device)
     match schedule.rows, schedule.cols:
         case Block(), Cover():
@@ -293,7 +293,7 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     ctas = ceil(pieces / block)
     slots = device.sms * r.ctas_per_sm
     here, sms = min(r.ctas_per_sm, ceil(ctas / device.sms)), min(device.sms, ctas)
-    again = 0.0 if len(schedule.resident) >= len(kernel.multi_phase) else t.multi_phase
+    again = 0.0 if len(schedule.resident | schedule.parked) >= len(kernel.multi_phase) else t.multi_phase
     share = device.bandwidth / device.sms
     load = block * length * t.unit / share
     store = block * length * (t.full_out / max(t.elements, 1)) / share

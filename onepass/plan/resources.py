@@ -220,7 +220,7 @@ def early(wanted: Sequence[Late], schedule: Schedule) -> list[tuple[int, float]]
 
     H200, norm of 65536 x 512 with four row vectors: a CTA that asks for them after its reduction lives 0.8 us longer.
     """
-    if not (isinstance(schedule.rows, Block) and isinstance(schedule.cols, Cover)):
+    if schedule.parked or not (isinstance(schedule.rows, Block) and isinstance(schedule.cols, Cover)):
         return []
     found, spent = [], 0.0
     for load in wanted:

@@ -1,7 +1,7 @@
 """Schedule: a role for every side of a kernel's space. One emitter writes them all.
 
     rows     columns   what it is called elsewhere
-    Block    Cover     persistent inner reduction: whole rows on chip
+    Block    Cover     persistent inner reduction: whole rows on chip; with `parked` loads, one row a CTA in shared memory
     Block    Loop      looped inner reduction, peeled; with split > 1 the columns are shared by several CTAs
     Cover    Block     a whole column on chip: an outer result used on the data
     Loop     Block     outer reduction; with split > 1 the rows are shared by several CTAs; with `parked` loads, all that are
@@ -71,7 +71,7 @@ class Schedule:
         """The name the field knows it by."""
         match self.rows, self.cols:
             case Block(), Cover():
-                return "inner"
+                return "inner parked" if self.parked else "inner"
             case Block(), Loop(split=1):
                 return "inner looped"
             case Block(), Loop():

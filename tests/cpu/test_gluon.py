@@ -18,14 +18,13 @@ from onepass.codegen.source import ParamKind, Source
 from onepass.device import device
 from onepass.ir.oracle import evaluate
 from onepass.ir.text import parse
-from onepass.plan import candidates
 from onepass.plan.kernel import Kernel
 from onepass.plan.lanes import vector
 from onepass.plan.legality import Family, Illegal, space_of
 from onepass.plan.parked import FLAT, Chunks, chunks, cut, cut_flat, parkable, parkable_flat
 from onepass.plan.partition import forms, plan, scores
 from onepass.plan.resources import demand, estimate
-from onepass.plan.schedule import Cover, Loop, Schedule
+from onepass.plan.schedule import Block, Cover, Loop, Schedule
 from onepass.runtime import gluon_model, offline
 from onepass.runtime.compiled import Made, Summary
 from onepass.runtime.executable import _picker, allocate, assemble, layout
@@ -53,15 +52,15 @@ def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str,
 
 
 def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132) -> Schedule:
-    """A schedule that parks all that TMA can bring."""
+    """A schedule that parks all that TMA can bring; a split of 0 is one row a CTA."""
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     least = 32 * warps * vector(kernel)
     able, flat = parkable(kernel), parkable_flat(kernel)
     covered = cut_flat(cols, least * vectors, least) if flat else cut(cols, least * vectors, least)
     assert covered is not None
-    return Schedule(Loop(1, split), covered, warps, slots, lead=FLAT if flat else 0, parked=frozenset(flat or able),
-                    registers=min(128, 65536 // (32 * warps)))
+    return Schedule(Loop(1, split) if split else Block(1), covered, warps, slots, lead=FLAT if flat else 0,
+                    parked=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)))
 
 
 def norm_inputs(fn: Callable, cols: int, dtype: torch.dtype, rows: int = 4096) -> tuple[Tensor, ...]:
@@ -174,6 +173,7 @@ def run_parked(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how
                                 product_and_least, log_softmax, less_variance])
 def test_every_reduction_is_right_over_parked_rows(fn: Callable, cols: int, dtype: torch.dtype) -> None:
     run_parked(fn, inputs_of(fn, 5, cols, dtype), warps=4, vectors=1, split=2)
+    run_parked(fn, inputs_of(fn, 3, cols, dtype), warps=4, vectors=1, slots=1, split=0)
 
 
 def squashed(x: Tensor) -> Tensor:
@@ -192,7 +192,8 @@ def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
 
 
 @pytest.mark.parametrize("cols", [2056, 2211])
-@pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 3, 2), (7, 4, 1), (3, 2, 3), (2, 4, 8)])
+@pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 3, 2), (7, 4, 1), (3, 2, 3), (2, 4, 8), (1, 1, 0),
+                                                      (7, 1, 0)])
 def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, cols: int) -> None:
     run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=slots, split=split)
 
@@ -215,13 +216,16 @@ def test_chunks_of_a_flat_view_have_room_for_the_shift() -> None:
 
 
 @pytest.mark.parametrize("fn", [softmax, rms_norm])
-@pytest.mark.parametrize("slots", [1, 2])
-def test_odd_rows_compile_without_spills(fn: Callable, slots: int) -> None:
+@pytest.mark.parametrize(("slots", "split"), [(1, 132), (2, 132), (1, 0)])
+def test_odd_rows_compile_without_spills(fn: Callable, slots: int, split: int) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
-    schedule = parked(kernel, 16, 1, slots)
+    schedule = parked(kernel, 16, 1, slots, split)
     binary = offline.compile(pipeline.emitter(schedule).emit(kernel, schedule, bindings, "norm"), H200)
     assert binary.spill_bytes == 0 and binary.tma_copies and binary.mbarriers
-    assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes <= H200.smem_per_cta
+    accounted = estimate(demand(kernel), schedule, H200).smem_bytes
+    # Of one row, what warps exchange may take the place of the barriers: nobody waits for them any more.
+    assert binary.smem_bytes == accounted if split else accounted - 128 <= binary.smem_bytes <= accounted
+    assert accounted <= H200.smem_per_cta
     assert 16 in binary.stores, "whole pieces are stored by vectors"
 
 
@@ -243,8 +247,9 @@ def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, ins
         gluon_model.run_source(replace(source, text=text), buffers, bindings)
 
 
-def test_elements_may_be_counted_in_64_bits() -> None:
-    run_parked(rms_norm, inputs_of(rms_norm, 5, 4096, BF16), wide=True, warps=4, vectors=1, split=2)
+@pytest.mark.parametrize("split", [2, 0])
+def test_elements_may_be_counted_in_64_bits(split: int) -> None:
+    run_parked(rms_norm, inputs_of(rms_norm, 5, 4096, BF16), wide=True, warps=4, vectors=1, slots=1, split=split)
 
 
 # ---- the text --------------------------------------------------------------------------------------------------------------
@@ -306,12 +311,6 @@ def test_the_text() -> None:
 # ---- the plan --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_default_plan_parks_nothing_yet() -> None:
-    kernel, bindings = kernel_of(softmax, (meta(8192, 32768),))
-    assert not candidates.OFFERED
-    assert not any(s.plan.schedule.parked for s in scores(kernel.program, bindings, H200, {}))
-
-
 @pytest.mark.parametrize(("on", "shape", "dtype", "offered"), [
     ("h200", (8192, 32768), BF16, True),
     ("a100", (8192, 32768), BF16, False),  # no TMA
@@ -321,9 +320,7 @@ def test_the_default_plan_parks_nothing_yet() -> None:
     ("h200", (8192, 65536), F32, False),  # more than a CTA has room for
     ("h200", (8192, 32768), torch.float64, False),
 ])
-def test_rows_are_parked_where_they_can_be(monkeypatch: pytest.MonkeyPatch, on: str, shape: tuple[int, int], dtype: torch.dtype,
-                                           offered: bool) -> None:
-    monkeypatch.setattr(candidates, "OFFERED", True)
+def test_rows_are_parked_where_they_can_be(on: str, shape: tuple[int, int], dtype: torch.dtype, offered: bool) -> None:
     where = device(on)
     kernel, bindings = kernel_of(softmax, (meta(*shape, dtype=dtype),))
     found = [s.plan for s in scores(kernel.program, bindings, where, {}) if s.plan.schedule.parked]
@@ -334,20 +331,18 @@ def test_rows_are_parked_where_they_can_be(monkeypatch: pytest.MonkeyPatch, on: 
     assert plan(kernel.program, bindings, where).kernels, "what cannot be parked has another plan"
 
 
-def test_a_long_softmax_is_parked_when_that_is_offered_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "OFFERED", True)
+def test_a_long_softmax_is_parked_and_compiles() -> None:
     kernel, bindings = kernel_of(softmax, (meta(32768, 50264),))
     made = pipeline.compile(kernel.program, bindings, H200, lambda source: offline.compile(source, H200))
     (chosen,) = made.plan.kernels
     assert chosen.family == "inner parked" and made.sources[0].gluon
     assert "parked in shared memory" in chosen.loads[0]
-    assert made.binaries[0].smem_bytes == chosen.resources.smem_bytes and made.binaries[0].spill_bytes == 0
+    assert made.binaries[0].smem_bytes <= chosen.resources.smem_bytes and made.binaries[0].spill_bytes == 0
 
 
-def test_a_parked_plan_runs_where_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parked_plan_runs_where_kernels_are_interpreted() -> None:
     x = inputs_of(softmax, 5, 2048, BF16)
     kernel, bindings = kernel_of(softmax, x)
-    monkeypatch.setattr(candidates, "OFFERED", True)
     best = min((s for s in scores(kernel.program, bindings, H200, {}) if s.plan.schedule.parked), key=lambda s: s.us)
     chosen = replace(plan(kernel.program, bindings, H200), kernels=(replace(best.plan, name="row"),))
     made = pipeline.Compiled(chosen, pipeline.generate(chosen), ()).made
@@ -394,8 +389,7 @@ def test_a_source_with_tensor_maps_is_kept_as_it_is() -> None:
     assert unpack("key", pack("key", made)) == made
 
 
-def test_what_does_not_start_on_16_bytes_is_not_parked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "OFFERED", True)
+def test_what_does_not_start_on_16_bytes_is_not_parked() -> None:
     kernel, bindings = kernel_of(softmax, (meta(8192, 32768),))
     crooked = replace(kernel.program, buffers=tuple(replace(b, aligned=b.role == "output") for b in kernel.program.buffers))
     assert parse(str(crooked)) == crooked

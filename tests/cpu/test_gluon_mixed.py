@@ -233,10 +233,6 @@ def parked_plans(fn: Callable, args: tuple[Tensor, ...]) -> list[Schedule]:
     return [s.plan.schedule for s in found if s.plan.schedule.parked]
 
 
-def test_the_default_plan_parks_nothing_yet() -> None:
-    assert not candidates.OFFERED and not parked_plans(rms_norm_backward, given(rms_norm_backward, 8192))
-
-
 @pytest.mark.parametrize(("fn", "cols", "dtype", "offered"), [
     (rms_norm_backward, 4096, BF16, True),
     (layer_norm_backward, 16384, BF16, True),
@@ -245,9 +241,7 @@ def test_the_default_plan_parks_nothing_yet() -> None:
     (rms_norm_backward, 8188, F32, True),
     (rms_norm_backward, 65536, BF16, False),  # more than a CTA has room for
 ])
-def test_rows_are_parked_where_they_can_be(monkeypatch: pytest.MonkeyPatch, fn: Callable, cols: int, dtype: torch.dtype,
-                                           offered: bool) -> None:
-    monkeypatch.setattr(candidates, "OFFERED", True)
+def test_rows_are_parked_where_they_can_be(fn: Callable, cols: int, dtype: torch.dtype, offered: bool) -> None:
     found = parked_plans(fn, given(fn, cols, dtype))
     assert bool(found) is offered
     for each in found:
@@ -263,7 +257,6 @@ def test_few_words_spilled_by_a_kernel_told_its_most_do_not_rule_heavier_ones_ou
 
 
 def test_a_backward_pass_is_parked_and_joined_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "OFFERED", True)
     monkeypatch.setattr(candidates, "_mix", lambda *_: iter(()))
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 8192, rows=8192))
     made = pipeline.compile(program, bindings, H200, lambda source: offline.compile(source, H200))

@@ -16,7 +16,6 @@ from onepass.codegen import gluon_tiles
 from onepass.codegen.source import Source
 from onepass.device import Device, device
 from onepass.ir.oracle import evaluate
-from onepass.plan import candidates
 from onepass.plan.cost import Cost
 from onepass.plan.kernel import Kernel
 from onepass.plan.lanes import widest
@@ -354,9 +353,8 @@ def test_threads_meet_once_behind_the_last_tile(fn: Callable) -> None:
 # ---- the budget ------------------------------------------------------------------------------------------------------------
 
 
-def offered(monkeypatch: pytest.MonkeyPatch, fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[Schedule]:
+def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[Schedule]:
     """The parked schedules of a function."""
-    monkeypatch.setattr(candidates, "OFFERED", True)
     kernel, bindings = kernel_of(fn, args)
     found = scores(kernel.program, bindings, on, {})
     assert not isinstance(found, Illegal)
@@ -377,10 +375,10 @@ def vectors_of(schedule: Schedule, of: int) -> int:
     (1, 4, 8), (7, 4, 8), (8, 4, 4), (14, 4, 4), (15, 4, 2), (28, 4, 2), (29, 4, 1), (56, 4, 1),
     (3, 8, 8), (4, 8, 4), (7, 8, 4), (8, 8, 2), (14, 8, 2), (15, 8, 1), (28, 8, 1), (29, 8, 0),
 ])
-def test_tiles_shrink_to_the_budget_and_never_below_a_vector(monkeypatch: pytest.MonkeyPatch, count: int, warps: int,
+def test_tiles_shrink_to_the_budget_and_never_below_a_vector(count: int, warps: int,
                                                             deepest: int) -> None:
     args = tuple(meta(4096, 1024) for _ in range(count))
-    found = [s for s in offered(monkeypatch, outer_sum, args) if s.warps == warps]
+    found = [s for s in offered(outer_sum, args) if s.warps == warps]
     assert max((vectors_of(s, 8) for s in found), default=0) == deepest
     assert all(2 <= s.stages <= 8 for s in found)
 
@@ -395,10 +393,10 @@ def test_the_least_tile_at_the_edge_of_the_budget_compiles(dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("dtype", [F32, F16])
-def test_the_most_inputs_that_fit_compile_and_one_more_is_not_offered(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_the_most_inputs_that_fit_compile_and_one_more_is_not_offered(dtype: torch.dtype) -> None:
     most = tuple(meta(4096, 1024, dtype) for _ in range(56))
-    assert {s.warps for s in offered(monkeypatch, outer_sum, most)} == {4}
-    assert not offered(monkeypatch, outer_sum, (*most, meta(4096, 1024, dtype)))
+    assert {s.warps for s in offered(outer_sum, most)} == {4}
+    assert not offered(outer_sum, (*most, meta(4096, 1024, dtype)))
     binary, _, _ = compiled(outer_sum, most, deep=1)
     assert binary.spill_bytes == 0 and binary.smem_bytes <= H200.smem_per_cta
 
@@ -429,9 +427,9 @@ def test_tiles_that_threads_or_boxes_cannot_have(tall: int, width: int, warps: i
     ((meta(4096, 1024), torch.empty_strided((4096, 1024), (1028, 1), dtype=F16, device="meta")), "h200", False),  # one is enough
     ((meta(4096, 1024, torch.float64),), "h200", False),
 ])
-def test_tiles_are_offered_where_tma_can_bring_all(monkeypatch: pytest.MonkeyPatch, args: tuple[Tensor, ...], on: str,
+def test_tiles_are_offered_where_tma_can_bring_all(args: tuple[Tensor, ...], on: str,
                                                    there: bool) -> None:
-    assert bool(offered(monkeypatch, outer_sum, args, device(on))) is there
+    assert bool(offered(outer_sum, args, device(on))) is there
     kernel, bindings = kernel_of(outer_sum, args)
     assert plan(kernel.program, bindings, device(on)).kernels, "what cannot be brought has another plan"
 
@@ -459,20 +457,13 @@ def test_kernels_of_other_shapes_are_not_tiled() -> None:
     assert not tileable(kernel_of(from_the_middle, (meta(4096, 1032),))[0]), "a tensor map begins where the tensor does"
 
 
-def test_the_default_plan_has_no_tiles_yet() -> None:
-    kernel, bindings = kernel_of(outer_sum, (meta(4096, 1024),))
-    assert not candidates.OFFERED
-    assert not any(s.plan.schedule.parked for s in scores(kernel.program, bindings, H200, {}))
-
-
-def test_splits_are_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = offered(monkeypatch, outer_sum, (meta(65536, 1536, F32),))
+def test_splits_are_any_number() -> None:
+    found = offered(outer_sum, (meta(65536, 1536, F32),))
     assert {"outer parked", "outer parked split"} == {s.family for s in found}
     assert any(s.splits & (s.splits - 1) for s in found)
 
 
-def test_a_plan_with_tiles_is_written_compiled_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "OFFERED", True)
+def test_a_plan_with_tiles_is_written_compiled_and_joined() -> None:
     kernel, bindings = kernel_of(outer_sum, tuple(meta(4096, 1024) for _ in range(5)))
     made = pipeline.compile(kernel.program, bindings, H200, lambda source: offline.compile(source, H200))
     first, _ = made.plan.kernels

@@ -35,8 +35,7 @@ SIDES = (256, 1024, 4096, 16384, 65536)
 
 
 @pytest.fixture(autouse=True)
-def offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "OFFERED", True)
+def has_tma() -> None:
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < candidates.HAS_TMA:
         pytest.skip("no TMA")
 
