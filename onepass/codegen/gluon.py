@@ -11,17 +11,19 @@ The text uses this much of Gluon, and nothing else: whoever models it has to mod
 
 - `gl.program_id`, `range`, `gl.static_range`, arithmetic, comparisons, `&`, `|`, `^`, `~`, scalars beside tensors, `.to`, also with
   `bitcast=True`
-- `gl.BlockedLayout`, `gl.SliceLayout`; every tensor is [1, width] or [1, 1] and lies as `TILE`
+- `gl.BlockedLayout`, `gl.SliceLayout`; every tensor is [1, width] or [1, 1] and lies as `TILE`, but for one piece of a flat view,
+  [1, 64], which lies as `PIECE`
 - `gl.arange(0, n, layout=)` with `[None, :]` or `[:, None]`, `gl.full`, `.broadcast_to`, `gl.where`, `gl.abs`, `gl.maximum`,
   `gl.minimum` and the other functions of one value in the op table, `libdevice`
 - `gl.sum(x, axis=, keep_dims=True)` along either axis, and the folds of `gluon_helpers`: `gl.reduce` and `gl.expand_dims`
 - `gl.load` and `gl.store` with and without `mask=` and `other=`
 - `gl.allocate_shared_memory(dtype, shape, layout)`, `.index(i)`, `.reshape(shape)`, `.load(TILE)`; `x_tiles.layout` of a tensor map
-- `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, by chunks instead of by copies
+- `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, by chunks or pieces instead of by copies
+- `.store(x)` into a piece that has arrived, under an `if` whose condition is a scalar, and so the same for all threads
 - `mbarrier.MBarrierLayout()`, `mbarrier.init(b, count=1)`, `mbarrier.expect(b, bytes, pred=)`, `mbarrier.wait(b, phase)`
 - `tma.async_copy_global_to_shared(map, coordinates, barrier, place, pred=)`
 - `fence_async_shared()`, and `cta_barrier()` of `gluon_helpers`, between the last read of a place and its refill; the latter also
-  after a wait
+  after a wait, where what threads stored lies between, and where a walk that refills goes on reading
 """
 
 from __future__ import annotations
@@ -228,6 +230,7 @@ class Emitter(RingEmitter):
                 self.values.node(i, at, env)
             if p == 0:  # what is read once a row is asked for before the row is waited for
                 w.line(f"mbarrier.wait(ready.index(slot), {self._phase()})")
+                self._complete()
                 w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
             inner = [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(walk)]
             self._walk(walk, env, inner, drains=self.drains and p == len(self.steps.walks) - 1)
@@ -243,6 +246,9 @@ class Emitter(RingEmitter):
 
     def _phase(self) -> str:
         return "0" if self.once else super()._phase()
+
+    def _complete(self) -> None:
+        """Put into a place what TMA did not bring of its row. A barrier of the CTA follows."""
 
     def _pieces(self, walk: Walk) -> list[Segment]:
         """The tiles that a walk visits."""
@@ -284,6 +290,8 @@ class Emitter(RingEmitter):
     def _drain(self, first: int, chunk: Callable[[], None]) -> None:
         """The copies from `first` on, each refilled when its chunks have been read."""
         with self.w.block(f"for j in range({first}, {self.copies})"):
+            if self.together > 1:
+                self.w.line("cta_barrier()")  # told of none here, the compiler puts one after a copy into the loop over chunks
             with self.w.block(f"for k in range(j * {self.together}, j * {self.together} + {self.together})"):
                 chunk()
             self._release()

@@ -7,7 +7,7 @@ forgive has an error of its own, which names the line of the kernel and the slot
 
 The compiler puts a barrier of the CTA between a read of shared memory and a copy into it that follows in the text. So a slot is
 drained once the last read of it comes before the refill in the order of the text; a kernel that promises to say its barriers itself
-is held to it (`says_barriers`).
+is held to it (`says_barriers`), also between what threads write and what other threads read.
 """
 
 from __future__ import annotations
@@ -124,6 +124,9 @@ class Slot:
     def bytes(self) -> slice:
         return slice(self.start, self.end)
 
+    def meets(self, other: Slot) -> bool:
+        return self.memory is other.memory and self.start < other.end and other.start < self.end
+
 
 @dataclass(eq=False)
 class Barrier:
@@ -159,7 +162,8 @@ class Cta:
 
     def __init__(self, limit: int, where: Callable[[], str], says_barriers: bool = False) -> None:
         self.limit, self.where, self.says_barriers = limit, where, says_barriers
-        self.reads: list[Slot] = []  # since the last barrier of the CTA
+        self.reads: list[Slot] = []  # by threads, since the last barrier of the CTA
+        self.writes: list[Slot] = []
         self.allocations: list[Allocation] = []
         self.barriers: dict[tuple[Allocation, int], Barrier] = {}
         self.stores: list[tuple[Allocation, Copy]] = []  # oldest first
@@ -190,19 +194,22 @@ class Cta:
                            detail=f"it is read while the copy issued at {copy.issued_at} is in flight")
         if not slot.memory.filled[slot.bytes].all():
             raise errors.UseBeforeArrival(where=self.where(), slot=slot.name, detail="it is read before anything was written there")
+        self._apart(slot, "read", self.writes, errors.UseBeforeArrival)
         for copy in slot.memory.arrived:
             copy.read = copy.read or copy.meets(slot)
         self.reads.append(slot)
         return slot.memory.data[slot.bytes].view(slot.dtype).reshape(slot.shape).copy()
 
     def store(self, slot: Slot, value: np.ndarray) -> None:
-        """Threads write a slot."""
+        """Threads write a slot. Where it is part of what a copy brought, the rest of that is still to be read."""
         if value.shape != slot.shape or value.dtype.itemsize != slot.dtype.itemsize:
             raise errors.BlockMismatch(where=self.where(), slot=slot.name, detail=f"{value.shape} is written into {slot.shape}")
         self._free(slot)
+        self._apart(slot, "write", [*self.reads, *self.writes], errors.RefillBeforeDrain)
+        self.writes.append(slot)
         slot.memory.data[slot.bytes] = np.ascontiguousarray(value).view(np.uint8).reshape(-1)
         slot.memory.filled[slot.bytes] = slot.memory.unfenced[slot.bytes] = True
-        slot.memory.arrived = [c for c in slot.memory.arrived if not c.meets(slot)]
+        slot.memory.arrived = [c for c in slot.memory.arrived if not (slot.start <= c.start and c.end <= slot.end)]
 
     def fence(self) -> None:
         """What threads wrote so far is seen by TMA."""
@@ -211,7 +218,14 @@ class Cta:
 
     def barrier(self) -> None:
         """All threads have come this far."""
-        self.reads = []
+        self.reads, self.writes = [], []
+
+    def _apart(self, slot: Slot, use: str, earlier: Sequence[Slot], kind: type[errors.KernelFault]) -> None:
+        """A slot is about to be used: a barrier must lie between that and what other threads may be doing there."""
+        for other in earlier if self.says_barriers else ():
+            if other.meets(slot):
+                raise kind(where=self.where(), slot=slot.name,
+                           detail=f"no barrier of the CTA lies between the use of {other.name} and this {use}")
 
     def _free(self, slot: Slot) -> None:
         """A slot is about to be overwritten: no copy may be filling it or reading it."""
@@ -235,10 +249,7 @@ class Cta:
             if copy.meets(slot) and not copy.read:
                 raise errors.RefillBeforeDrain(where=self.where(), slot=slot.name,
                                                detail=f"what the copy issued at {copy.issued_at} brought was never read")
-        for read in self.reads if self.says_barriers else ():
-            if read.memory is memory and read.start < slot.end and slot.start < read.end:
-                raise errors.RefillBeforeDrain(where=self.where(), slot=slot.name,
-                                               detail=f"no barrier of the CTA lies between the read of {read.name} and the copy")
+        self._apart(slot, "copy", [*self.reads, *self.writes], errors.RefillBeforeDrain)
         tensor = raw(source.tensor)
         data = np.zeros(source.block, tensor.dtype)
         data[part] = tensor[inside]

@@ -208,6 +208,39 @@ def test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read(cols: int, rows:
     run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=2 - rows % 2, split=2)
 
 
+def odd_source(rows: int, slots: int) -> tuple[Source, dict[str, Tensor], dict[str, int]]:
+    """A softmax over rows that start anywhere, of which the last ends within a piece; and what it reads and writes."""
+    (x,) = inputs_of(softmax, rows, 1089, BF16)
+    kernel, bindings = kernel_of(softmax, (x,))
+    schedule = parked(kernel, 4, 1, slots, 2)
+    source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row")
+    return source, {"x": x, "out0": torch.empty_like(x)}, bindings
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+    (r"(\.store\(.*\n) +cta_barrier\(\)\n", r"\1", errors.UseBeforeArrival),  # walks read what other threads put there
+    (r"( +mbarrier\.wait.*\n)((?:.*\n){5})", r"\2\1", errors.RefillBeforeDrain),  # TMA has not been there yet
+    (r"mask=at_end < left_out, other=0", "", errors.AccessOutOfBounds),  # behind the tensor
+    (r"end = slot", "end = 32 + slot", errors.OutsideAllocation),
+])
+def test_what_is_left_out_is_put_into_place_in_time(slots: int, pattern: str, instead: str, caught: type[Exception]) -> None:
+    source, buffers, bindings = odd_source(5, slots)
+    text, changes = re.subn(pattern, instead, source.text)
+    assert changes == 1
+    with pytest.raises(caught):
+        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+
+
+def test_what_is_left_out_matters() -> None:
+    source, buffers, bindings = odd_source(5, 1)
+    right = buffers["x"].float().softmax(-1)
+    for text, whole in ((source.text, True), (source.text.replace("left_out > 0", "left_out > 63"), False)):
+        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+        wrong = (buffers["out0"].float() / right - 1).abs().amax(-1) > 2**-7
+        assert wrong.tolist() == [False] * 4 + [not whole], "it is in the last row only"
+
+
 def test_chunks_of_a_flat_view_have_room_for_the_shift() -> None:
     assert cut_flat(50257, 4096, 4096) == Cover((4096,) * 13), "1105 columns and 63 more fit into one chunk"
     assert cut_flat(50257, 8192, 2048) == Cover((8192,) * 6 + (2048,))
@@ -229,6 +262,14 @@ def test_odd_rows_compile_without_spills(fn: Callable, slots: int, split: int) -
     assert 16 in binary.stores, "whole pieces are stored by vectors"
 
 
+@pytest.mark.parametrize("fn", [softmax, rms_norm])
+def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable) -> None:
+    """What is left out at a tensor's end and the masks of a row's ends must not be held while a row is walked."""
+    kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
+    schedule = replace(parked(kernel, 16, 1, 1), registers=64)
+    assert offline.compile(pipeline.emitter(schedule).emit(kernel, schedule, bindings, "norm"), H200).spill_bytes == 0
+
+
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("pattern", "instead", "caught"), [
     (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
@@ -247,9 +288,10 @@ def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, ins
         gluon_model.run_source(replace(source, text=text), buffers, bindings)
 
 
+@pytest.mark.parametrize("cols", [4096, 4501])
 @pytest.mark.parametrize("split", [2, 0])
-def test_elements_may_be_counted_in_64_bits(split: int) -> None:
-    run_parked(rms_norm, inputs_of(rms_norm, 5, 4096, BF16), wide=True, warps=4, vectors=1, slots=1, split=split)
+def test_elements_may_be_counted_in_64_bits(split: int, cols: int) -> None:
+    run_parked(rms_norm, inputs_of(rms_norm, 5, cols, BF16), wide=True, warps=4, vectors=1, slots=1, split=split)
 
 
 # ---- the text --------------------------------------------------------------------------------------------------------------

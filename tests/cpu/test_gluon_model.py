@@ -316,18 +316,70 @@ def test_an_error_names_the_line_and_the_slot() -> None:
         row_sum().run(ROW_SUM.replace(WAIT, ""))
 
 
+BARRIER = "gl.barrier" if hasattr(gl, "barrier") else "gl.thread_barrier"
+
+
 def test_barriers_that_a_kernel_promises_to_say() -> None:
-    said = SOFTMAX.replace(REFILL, "        BARRIER()\n" + REFILL).replace("BARRIER", "gl.barrier" if hasattr(gl, "barrier") else
-                                                                         "gl.thread_barrier")
+    refilled = SOFTMAX.replace(REFILL, f"        {BARRIER}()\n{REFILL}")
+    said = refilled.replace("fence_async_shared()\n", f"fence_async_shared()\n        {BARRIER}()\n")
     softmax().run(said, says_barriers=True)
     with pytest.raises(errors.RefillBeforeDrain, match="no barrier of the CTA"):
         softmax().run(says_barriers=True)
+    with pytest.raises(errors.UseBeforeArrival, match="no barrier of the CTA"):  # what threads wrote, TMA takes away
+        softmax().run(refilled, says_barriers=True)
+
+
+PATCHED = HEAD + f"""
+@gluon.jit
+def patched(x_desc, y, rows):
+    tile: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 4], [1, 0])
+    ring = gl.allocate_shared_memory(gl.float32, [1, 1, 256], x_desc.layout)
+    pieces = ring._reinterpret(gl.float32, [4, 1, 64], x_desc.layout)
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    mbarrier.expect(bar, 1024)
+    tma.async_copy_global_to_shared(x_desc, [0, 0], bar, ring.index(0))
+    for row in range(0, rows):
+        mbarrier.wait(bar, row & 1)
+        if row > 0:
+            pieces.index(row).store(gl.full([1, 64], 1.0, gl.float32, tile))
+        {BARRIER}()  # written
+        columns = gl.arange(0, 256, layout=gl.SliceLayout(0, tile))[None, :]
+        gl.store(y + row * 256 + columns, ring.index(0).load(tile))
+        fence_async_shared()
+        {BARRIER}()  # read
+        mbarrier.expect(bar, 1024, pred=row + 1 < rows)
+        tma.async_copy_global_to_shared(x_desc, [row + 1, 0], bar, ring.index(0), pred=row + 1 < rows)
+"""
+
+
+def test_threads_may_write_a_part_of_what_a_copy_brought() -> None:
+    x, y = torch.randn(4, 256), torch.empty(4, 256)
+    run("patched", PATCHED, {"x_desc": Descriptor(x, (1, 256)), "y": y, "rows": 4}, 1, says_barriers=True)
+    part = torch.arange(256) // 64 == torch.arange(4)[:, None]
+    assert torch.equal(torch.where(part & (torch.arange(4)[:, None] > 0), 1, x), y)
+
+
+@pytest.mark.parametrize(("old", "new", "error"), [
+    (f"        {BARRIER}()  # written\n", "", errors.UseBeforeArrival),
+    (f"        {BARRIER}()  # read\n", "", errors.RefillBeforeDrain),
+    ("        fence_async_shared()\n", "", errors.MissingFence),
+    ("        mbarrier.wait(bar, row & 1)\n        if row > 0:\n", "        if row >= 0:\n", errors.RefillBeforeDrain),
+    ("        if row > 0:\n", "        for _ in range(2):\n", errors.RefillBeforeDrain),
+    ("pieces.index(row)", "pieces.index(row + 1)", errors.OutsideAllocation),
+    ("1.0, gl.float32", "1.0, gl.float16", errors.BlockMismatch),
+    (", ring.index(0).load(tile)", ", gl.full([1, 256], 1.0, gl.float32, tile)", errors.RefillBeforeDrain),
+])
+def test_wrong_writes_by_threads_are_caught(old: str, new: str, error: type[errors.OnepassError]) -> None:
+    assert PATCHED.count(old) == 1
+    x, y = torch.randn(4, 256), torch.empty(4, 256)
+    with pytest.raises(error):
+        run("patched", PATCHED.replace(old, new), {"x_desc": Descriptor(x, (1, 256)), "y": y, "rows": 4}, 1, says_barriers=True)
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_source_says_how_it_is_run(wide: bool) -> None:
-    barrier = "gl.barrier" if hasattr(gl, "barrier") else "gl.thread_barrier"
-    text = ROW_SUM.replace("        turn += 1\n", f"        {barrier}()\n        turn += 1\n")
+    text = ROW_SUM.replace("        turn += 1\n", f"        {BARRIER}()\n        turn += 1\n")
     text = text.replace("[first, 0", "[first + zero, 0").replace("y, rows):\n", "y, rows, zero):\n    rows = rows.to(gl.int32)\n")
     view = TensorView((sym("n"), 4, 256), (1024, 256, 1), (1, 4, 256))
     params = (Param("x", ParamKind.TENSOR_MAP, "x_desc", DTYPES["bf16"], view), Param("out", ParamKind.POINTER, "y", DTYPES["f32"]),
