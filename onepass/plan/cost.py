@@ -59,7 +59,7 @@ def _modelled(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traff
             return _looped(kernel, schedule, resources, t, device)
 
 
-# Fitted together for the least regret and error over 1840 schedules of 104 kernels (H200, 2026-11; docs/decisions/0008 has the
+# Fitted together for the least regret and error over 1840 schedules of 104 kernels (H200, 2026-11; docs/decisions/0011 has the
 # method), after most had been measured; the measurements beside them say what they stand for.
 RAMP = 0.1  # us from launch to the first bytes and from the last to the end, beyond the latency of a loaded memory system
 VECTOR_SHARE = 0.016  # of the times a row vector is read again that reach L2; the rest hit L1
