@@ -63,7 +63,9 @@ def _modelled(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traff
 # method), after most had been measured; the measurements beside them say what they stand for.
 RAMP = 0.1  # us from launch to the first bytes and from the last to the end, beyond the latency of a loaded memory system
 VECTOR_SHARE = 0.016  # of the times a row vector is read again that reach L2; the rest hit L1
-REREAD_SHARE = 0.5  # of L2 that a row read twice can count on finding itself in
+# Of L2, that rows which are read twice may take up so that all of them are found there, and so that none is. H200, softmax and
+# RMSNorm of 4096 x 65536, of which 35 to 70 of 50 MB are under way: 374 and 379 us, what reading everything twice takes.
+REREAD_SHARE, REREAD_NONE = 0.5, 0.8
 TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.2}  # of a loop over rows, by pipeline stages; H200, 2026-11, RMSNorm backward
 LAST_STORES = 0.1  # us until what a CTA stored last is on its way
 # us of an SM that a CTA spends, for each of its warps but two, to fold rows that lie in different warps. H200, column sums of
@@ -87,18 +89,22 @@ WARPS_TO_ISSUE = 8.0  # warps with which an SM issues 63 % of that
 # warps on an SM: 463, 418, 407 us.
 OF_A_WARP, OF_FEW, OF_FEW_PARKED = 0.6, 0.8, 3.0
 UNALIGNED_SLOTS = 12.0  # issue slots that reading or writing element by element costs an element
-# The same for the first and the last chunk of a parked row that starts anywhere: every element is masked, in every walk. H200,
-# softmax of 32768 x 50257 by 8 warps in chunks of 2048, 4096, 8192: 1734, 1878, 2240 us; one CTA of 16 on an SM, 4096, 8192,
-# 16384: 2735, 3027, 3499.
-EDGE_SLOTS = 65.0
+# The same for the first and the last chunk of a parked row that starts anywhere: every element is masked, in every walk. Wide
+# ones also take more registers than are foreseen, and that is in it. H200, RMSNorm of 8192 x 50257, chunks of 4096, 8192, 16384:
+# 473, 580, 619 us with 16 warps; 438 where those of 8192 are kept within 64 registers, and a second CTA fits.
+EDGE_SLOTS = 40.0
+# The same for an element of a row vector, where rows start anywhere and row vectors do not. H200, LayerNorm of 8192 x 50257: 633
+# us, RMSNorm 438, softmax 400.
+SHIFTED_SLOTS = 6.0
 PER_TILE_SLOTS = 17.0  # issue slots a thread spends on a tile whatever its size: addresses, waits, barriers
 MERGE_SLOTS = 35.0  # the same to merge the states of a walked tile into its own. H200, cross-entropy: 8 elements a thread cost 12 %
 # us that a walk over a parked row waits for the row vectors of each chunk: its loop is not unrolled, and shared memory leaves L1
 # no room for them. H200, RMSNorm of 4096 x 65536, one CTA of 8 warps on an SM, 8, 16 and 32 chunks: 371, 453, 599 us.
-CHUNK_WAIT = 0.33
+# Where rows start anywhere, row vectors come by single elements: RMSNorm of 8192 x 50257, 7, 13 and 25 chunks: 447, 474, 707.
+CHUNK_WAIT, SHIFTED_WAIT = 0.33, 0.4
 # How much longer CTAs that share out all rows beforehand take where all they move were stores: SMs are not equally fast. H200,
 # softmax, half of it stores, by as many CTAs as fit and by one a row: 284 and 258 us. Sums of rows show no such loss.
-UNEVEN = 0.25
+UNEVEN = 0.2
 
 
 def _together(*limits: float) -> float:
@@ -132,9 +138,11 @@ def _slots(t: Traffic, schedule: Schedule) -> float:
     per_tile = PER_TILE_SLOTS if walks else PER_TILE_SLOTS / 4
     per_tile += MERGE_SLOTS * t.merged if isinstance(schedule.cols, Loop) else 0.0
     slots += per_tile / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
-    if schedule.lead and schedule.parked and isinstance(schedule.cols, Cover):
-        return slots + EDGE_SLOTS * (schedule.cols.tiles[0] + schedule.cols.tiles[-1]) / schedule.cols.width
-    return slots if schedule.lead else slots + UNALIGNED_SLOTS * t.unaligned
+    if not schedule.lead:
+        return slots + UNALIGNED_SLOTS * t.unaligned
+    if schedule.parked and isinstance(schedule.cols, Cover):
+        slots += EDGE_SLOTS * (schedule.cols.tiles[0] + schedule.cols.tiles[-1]) / schedule.cols.width
+    return slots + SHIFTED_SLOTS * t.beside_loads
 
 
 def _issued(warps_per_sm: float) -> float:
@@ -152,7 +160,8 @@ def _chunk_waits(kernel: Kernel, schedule: Schedule) -> float:
     if schedule.hoisted or schedule.gathers:
         return 0.0
     vectors = (i for i in kernel.program.of(Load) if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL)
-    return CHUNK_WAIT * len({p for i in vectors for p in kernel.use_phases(i)}) * tile_of(schedule).count
+    wait = SHIFTED_WAIT if schedule.lead else CHUNK_WAIT
+    return wait * len({p for i in vectors for p in kernel.use_phases(i)}) * tile_of(schedule).count
 
 
 L1_RATE = 110.0  # bytes a cycle that an SM's L1 hands out
@@ -289,7 +298,7 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     in_flight = here * tile.height * tile.width * t.unit * ahead
     walked = t.cols * tile.height if over_cols else t.rows * tile.width
     live = min(ctas, slots) * walked * t.unit / schedule.splits
-    hit = min(1.0, REREAD_SHARE * device.l2_bytes / max(live, 1.0))
+    hit = min(1.0, max(0.0, (REREAD_NONE - live / device.l2_bytes) / (REREAD_NONE - REREAD_SHARE)))
     dram = t.once + t.multi_phase * (1 - hit)
     length = t.cols if over_rows else t.rows
     partials = 8.0 * max(t.outer_states, t.inner) * schedule.splits * length if schedule.splits > 1 else 0.0

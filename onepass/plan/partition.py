@@ -61,7 +61,7 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
     fresh = [s for s in found if s.plan.scored_as not in lessons] if lessons else found
     if fresh:
         near = min(s.us for s in fresh) * NEAR
-        return min((s for s in fresh if s.us <= near), key=lambda s: (_weight(s.plan), s.us))
+        return min((s for s in fresh if s.us <= near), key=lambda s: (_parks_rows(s.plan), _weight(s.plan), s.us))
     if found and spilling:
         return min(found, key=lambda s: (lessons[s.plan.scored_as].spilled or (True, 0), s.us))
     return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
@@ -82,8 +82,18 @@ def scores(program: Program, bindings: Bindings, device: Device, lessons: Lesson
     return found
 
 
+def _parks_rows(chosen: KernelPlan) -> bool:
+    """Rows that registers hold as well need no shared memory."""
+    return bool(chosen.schedule.parked) and isinstance(chosen.schedule.cols, Cover)
+
+
 def _weight(chosen: KernelPlan) -> int:
-    """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster."""
+    """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster.
+
+    Of parked rows, those a CTA may take at most: the less, the more CTAs are sure to fit.
+    """
+    if _parks_rows(chosen):
+        return chosen.schedule.registers * chosen.schedule.warps
     everywhere = chosen.schedule.warps * chosen.schedule.splits if chosen.family.startswith("mix-order") else 1
     return chosen.resources.registers * everywhere
 

@@ -28,6 +28,7 @@ class Traffic:
     multi_phase: float  # of full_in, what is needed on both sides of a reduction; times the extra phases
     vectors: float  # row vectors, once
     beside: float  # bytes of row vectors that every element meets, in all phases
+    beside_loads: int  # elements of row vectors that every element meets, in all phases
     late: tuple[Late, ...]  # loads that are needed after a reduction
     thin: float  # column vectors and scalars in and out, once
     temps: float  # partial results and other kernels' results: they stay in L2
@@ -89,13 +90,14 @@ def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
     inner = sum(1 for f in kernel.folds if f.cols)
     states = sum(len(monoid_of(kernel, f).state) for f in kernel.folds if f.rows)
     merged = sum(1 for f in kernel.folds if not f.block and not monoid_of(kernel, f).primitive)
-    beside = sum(program.dtypes[i].size * len(kernel.use_phases(i)) for i in program.of(Load)
-                 if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL)
+    met = [(program.dtypes[i].size, len(kernel.use_phases(i))) for i in program.of(Load)
+           if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL]
+    beside, beside_loads = sum(size * times for size, times in met), sum(times for _, times in met)
     return Traffic(
         batch=batch, rows=rows, cols=cols, full_in=full_in, full_out=full_out, multi_phase=multi, vectors=vectors,
-        beside=float(beside), late=late(kernel), thin=thin, temps=temps, slots=slots, slots_once=once, mufu=mufu, inner=inner,
-        merged=merged, outer_states=states, unit=int(unit) or _in_flight_alone(kernel), words=demand(kernel).resident_words,
-        vector=vector(kernel), unaligned=_unaligned(kernel))
+        beside=float(beside), beside_loads=beside_loads, late=late(kernel), thin=thin, temps=temps, slots=slots, slots_once=once,
+        mufu=mufu, inner=inner, merged=merged, outer_states=states, unit=int(unit) or _in_flight_alone(kernel),
+        words=demand(kernel).resident_words, vector=vector(kernel), unaligned=_unaligned(kernel))
 
 
 def _in_flight_alone(kernel: Kernel) -> int:
