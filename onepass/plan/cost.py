@@ -17,6 +17,7 @@ from ..ir.size import Bindings, value
 from .access import single_stride, streams_rows
 from .kernel import Across, Kernel
 from .lanes import own_lanes, vector
+from .parked import columns_ahead
 from .resources import Late, Resources, demand, early, late, packs, tile_of
 from .schedule import SECTOR, Block, Cover, Loop, Schedule
 
@@ -320,15 +321,16 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     return Cost(us, t.once + again, here * block * length * t.unit, _limit(memory, issue, special, alone))
 
 
+DRAINING = 0.25  # of a row, that is on its way into places which a last walk has freed, in the mean over both walks. A guess
 REFILL = 0.15  # us between the last read of a row's place and the next row being asked for there: fence, barrier, copies. A guess
 
 
 def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> Cost:
     """Whole rows in shared memory; every CTA takes one after another, and its ring's further places are on their way meanwhile.
 
-    With one place a CTA waits for each row as one of `_resident` does. With more it waits only where the rows in flight on an SM
-    do not keep DRAM busy. Where it gathers over rows, its partial results and its row vectors cost what they do in `_mix`. No
-    constant of this was fitted: such kernels have yet to run on a card.
+    With one place a CTA waits for each row as one of `_resident` does, the less the more copies of the next row have places too.
+    With more it waits only where the rows in flight on an SM do not keep DRAM busy. Where it gathers over rows, its partial results
+    and its row vectors cost what they do in `_mix`. No constant of this was fitted: such kernels have yet to run on a card.
     """
     assert isinstance(schedule.rows, Loop)
     ctas = min(schedule.rows.split, max(t.rows, 1))
@@ -337,15 +339,18 @@ def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> C
     share, row = device.bandwidth / device.sms, float(t.cols * t.unit)
     again = sum(kernel.program.dtypes[i].size * (len(kernel.use_phases(i)) - 1) for i in kernel.multi_phase
                 if i not in schedule.parked) * t.elements
-    in_flight = here * row * max(schedule.stages - 1, 0.5)
+    assert isinstance(schedule.cols, Cover)
+    rows_ahead = schedule.stages - 1 + columns_ahead(schedule.cols, schedule.ahead) / t.cols
+    in_flight = here * row * max(rows_ahead + (DRAINING if schedule.ahead else 0.0), 0.5)
     moved = here * (row + t.cols * t.full_out / max(t.elements, 1.0)) / share
     issued = max(_issued(schedule.warps), min(0.6 * schedule.warps, 1.2))
     work = t.cols / 32 * _slots(t, schedule) / (issued * device.clock)
     own = t.inner * _reduction_time(schedule.warps) + work + REFILL
-    if schedule.stages == 1:
+    if not rows_ahead:
         cycle = _together(moved, device.latency + row / share + own)
-    else:
-        cycle = _together(moved * device.bandwidth / _rate(in_flight, device), own)
+    else:  # half a row ahead, and the first walk over a row never waits for all of it
+        waits = max(0.0, 1.0 - 2 * rows_ahead) * (device.latency + row / share)
+        cycle = _together(moved * device.bandwidth / _rate(in_flight, device), waits + own)
     partials = 4.0 * schedule.rows.split * t.cols * t.outer_states
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
     l2 = again + 2 * partials + t.temps + (1.0 if schedule.hoisted else VECTOR_SHARE * t.rows) * t.vectors
