@@ -7,6 +7,11 @@ walk over a row ends, its place is filled with the row that this CTA needs as ma
 is one place only, the last walk fills it again part by part. Kernels that also reduce over rows are written by `gluon_mixed`,
 from the same parts.
 
+Where there is room for one row and a part of the next, the ring is one of copies: each copy of a few chunks has a place and a
+barrier of its own, and the copies of all rows of a CTA take the places in turn. The first walk over a row waits for copy after
+copy, so it begins while later ones arrive; the last walk fills every place that it has read with the copy whose turn it is, of the
+next row or the one after it.
+
 The text uses this much of Gluon, and nothing else: whoever models it has to model this.
 
 - `gl.program_id`, `range`, `gl.static_range`, arithmetic, comparisons, `&`, `|`, `^`, `~`, scalars beside tensors, `.to`, also with
@@ -36,7 +41,7 @@ from ..ir.program import Load
 from ..ir.size import Bindings
 from ..plan.kernel import Across, Kernel
 from ..plan.lanes import vector
-from ..plan.parked import Chunks, box, chunks, parkable, parkable_flat
+from ..plan.parked import BARRIERS, LEAST_COPIES, Chunks, box, chunks, parkable, parkable_flat
 from ..plan.schedule import Block, Cover, Loop, Schedule
 from .expr import GLUON, size_text
 from .folds import Folds, Running
@@ -46,7 +51,7 @@ from .spots import Segment, Spot
 from .steps import Steps, Walk, steps
 from .values import Env, Values
 
-OWN = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early")
+OWN = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early", "number", "first", "phase", "at", "over", "later")
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
@@ -67,7 +72,7 @@ class Names:
 
 EARLY = Names("early", "early_inside", "slot_early", "j_early")
 LATER = Names("ahead", "inside", "slot", "j")
-LEAST_DRAINS = 4  # parts in which a row that is the only one of its ring leaves it
+COPY = Names("ahead", "inside", "at", "j")  # in a ring of copies
 REST = "_rest"  # marks names of what is narrower than a chunk
 
 
@@ -109,6 +114,7 @@ class Emitter(RingEmitter):
     """Writes a kernel that parks rows and reduces along them; what others that park rows have in common with it is here too."""
 
     counting = "range"  # how copies are counted that bring a later row
+    walk_from = "0"  # where the compiler is to see a walk over copies begin
     # What is otherwise in a kernel of rows that start anywhere.
     flat = False
     own: tuple[str, ...] = ()
@@ -124,10 +130,14 @@ class Emitter(RingEmitter):
         self.cols = chunks(schedule.cols, self.extent)
         # The last walk refills what it has read; with more places, the next row is there already.
         self.drains = self.slots == 1 and not self.once
+        self.by_copies = schedule.ahead > 0  # every copy has a place and a barrier of its own
+        assert not self.by_copies or (self.drains and not self.flat and self.cols.copies)
         self.together = self.at_once(self.cols)
-        while self.drains and self.together > 1 and self.cols.count // self.together < LEAST_DRAINS:
+        while self.drains and self.together > 1 and self.cols.count // self.together < LEAST_COPIES:
             self.together //= 2
         self.copies = self.cols.count // self.together  # that bring the whole chunks of a row
+        self.places = self.slots * self.copies + schedule.ahead  # of copies
+        assert not self.by_copies or self.places <= BARRIERS
         self.steps: Steps = steps(kernel, schedule)
         self.rings = {i: self._ring(i) for i in sorted(schedule.parked)}
         self.values = self.values_of(kernel, schedule, bindings, self.w, GLUON)
@@ -169,8 +179,12 @@ class Emitter(RingEmitter):
         env: Env = {}
         for i in self.steps.constants:
             self.values.node(i, Spot(), env)
-        with w.block(f"for slot_early in gl.static_range({self.slots})"):
-            self._fill(EARLY, "part" if self.once else f"part + slot_early * {self.split}")
+        with w.block(f"for slot_early in gl.static_range({self.places if self.by_copies else self.slots})"):
+            if self.by_copies:
+                self._expect(EARLY, f"part + slot_early // {self.copies} * {self.split}")
+                self._copy(EARLY, f"slot_early % {self.copies}", rest=False)
+            else:
+                self._fill(EARLY, "part" if self.once else f"part + slot_early * {self.split}")
         self._rows(env)
 
     def _rows(self, env: Env) -> None:
@@ -179,7 +193,7 @@ class Emitter(RingEmitter):
             self.w.line("row = part")
             self._row(env)
             return
-        self.w.line("turn = 0")
+        self.w.line("number = 0" if self.by_copies else "turn = 0")
         with self.w.block(f"for row in range(part, row_count, {self.split})"):
             self._row(env)
 
@@ -187,14 +201,14 @@ class Emitter(RingEmitter):
         """Rings and barriers."""
         for i, ring in self.rings.items():
             dtype = self.program.dtypes[i].kernel
-            parts = [(ring.whole, ring.whole_map, self.slots * self.copies, ring.whole_box)]
+            parts = [(ring.whole, ring.whole_map, self.places, ring.whole_box)]
             parts += [(ring.rest, ring.rest_map, self.slots, ring.rest_box)] if self.cols.rest else []
             for name, tiles, count, taken in parts:
                 self.w.line(f"{name} = gl.allocate_shared_memory(gl.{dtype}, {[count, *taken]}, {tiles}.layout)")
             if ring.chunks != ring.whole:
-                shape = [self.slots * self.cols.count, *ring.chunk]
+                shape = [self.places * self.together, *ring.chunk]
                 self.w.line(f"{ring.chunks} = {ring.whole}._reinterpret(gl.{dtype}, {shape}, {ring.whole_map}.layout)")
-        self._barriers()
+        self._barriers(self.places if self.by_copies else self.slots)
 
     def _tiles(self) -> list[Segment]:
         """The chunks of a row: a loop over whole ones, then the rest. Where threads stand in them is named once."""
@@ -217,10 +231,8 @@ class Emitter(RingEmitter):
     # ---- one row -------------------------------------------------------------------------------------------------------
 
     def _row(self, outside: Env) -> None:
-        w = self.w
-        w.line(f"slot = turn % {self.slots}" if self.slots > 1 else "slot = 0")
-        if self.cols.count > 1:
-            w.line(f"place = slot * {self.cols.count}")
+        w, last = self.w, len(self.steps.walks) - 1
+        self._row_place()
         self._row_start()
         at = Spot(row="r_at")
         env = dict(outside)
@@ -229,20 +241,31 @@ class Emitter(RingEmitter):
             for i in walk.uniform:
                 self.values.node(i, at, env)
             if p == 0:  # what is read once a row is asked for before the row is waited for
-                w.line(f"mbarrier.wait(ready.index(slot), {self._phase()})")
+                if not self.by_copies:
+                    w.line(f"mbarrier.wait(ready.index(slot), {self._phase()})")
                 self._complete()
                 w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
             inner = [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(walk)]
-            self._walk(walk, env, inner, drains=self.drains and p == len(self.steps.walks) - 1)
+            self._walk(walk, env, inner, waits=p == 0, drains=self.drains and p == last)
         if not self.drains and not self.once:
             self._release()
             self._fill(LATER, f"row + {self.slots * self.split}")
         if not self.once:
-            w.line("turn += 1")
+            w.line(f"number += {self.copies}" if self.by_copies else "turn += 1")
         for i in self.steps.trailing:
             self.values.node(i, at, env)
         for fold in self.steps.row_folds:
             self.folds.feed(self.gathered[fold.node], at, env, once=False)
+
+    def _row_place(self) -> None:
+        """Where this turn's row is, or its first copy, which has a number among all copies that this CTA asks for."""
+        if self.by_copies:
+            self.w.line(f"first = number % {self.places}")
+            self.w.line(f"phase = number // {self.places} & 1")
+            return
+        self.w.line(f"slot = turn % {self.slots}" if self.slots > 1 else "slot = 0")
+        if self.cols.count > 1:
+            self.w.line(f"place = slot * {self.cols.count}")
 
     def _phase(self) -> str:
         return "0" if self.once else super()._phase()
@@ -258,15 +281,23 @@ class Emitter(RingEmitter):
         self.w.line("r = row.to(gl.int64)" if self.wide else "r = row")
         self.w.line("r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
 
-    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], drains: bool) -> None:
-        """One walk over a row. One that `drains` its place refills every part of it as soon as all threads have read that part."""
+    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], waits: bool, drains: bool) -> None:
+        """One walk over a row. One that `drains` its place refills every part of it as soon as all threads have read that part; one
+        that `waits` is the first to read the row."""
         running = {f.node: self.folds.running(f) for f in walk.folds}
         for state in running.values():
             self.folds.start(state, [t.spot for t in tiles if t.loop is not None])
-        if drains:
+        if drains and not self.by_copies:
             self._release()  # nobody waits any more for the row that is here
             self._expect(LATER, f"row + {self.slots * self.split}")
-        self._visit(tiles, lambda tile: self._chunk(walk, dict(env), tile, running), drains)
+
+        def chunk(tile: Segment) -> None:
+            self._chunk(walk, dict(env), tile, running)
+
+        if self.by_copies:
+            self._visit_copies(tiles, chunk, waits, drains)
+        else:
+            self._visit(tiles, chunk, drains)
         for state in running.values():
             self.folds.finish(state, tiles[0].spot)
 
@@ -315,6 +346,61 @@ class Emitter(RingEmitter):
         for fold in walk.gathered:
             self.folds.feed(self.gathered[fold.node], tile.spot, env, once=False)
 
+    # ---- a ring of copies ----------------------------------------------------------------------------------------------
+
+    def _visit_copies(self, tiles: list[Segment], chunk: Callable[[Segment], None], waits: bool, drains: bool) -> None:
+        """Every chunk of a row, copy by copy: in a loop, or one by one where the text has a tile for each."""
+        if tiles[0].loop is None:
+            for j in range(self.copies):
+                self._reach(str(j), waits)
+                for tile in tiles[j * self.together:(j + 1) * self.together]:
+                    chunk(tile)
+                self._next_copy(str(j), drains)
+            return
+        counter = "k" if self.together == 1 else "j"
+        with self.w.block(f"for {counter} in range({self.walk_from}, {self.copies})"):
+            self._reach(counter, waits)
+            if self.together == 1:
+                chunk(tiles[0])
+            else:
+                with self.w.block(f"for k in range(j * {self.together}, j * {self.together} + {self.together})"):
+                    chunk(tiles[0])
+            self._next_copy(counter, drains)
+
+    def _reach(self, number: str, waits: bool) -> None:
+        """Name the place `at` which a copy of this row is, and the `place` where the row's first chunk would be if all were in line
+        with those of the copy; wait for it."""
+        w, phase = self.w, "phase"
+        if number == "0":
+            w.line("at = first")
+            w.line(f"place = at * {self.together}")
+        else:
+            w.line(f"at = first + {number}")
+            w.line(f"over = at >= {self.places}")
+            w.line(f"at = gl.where(over, at - {self.places}, at)")
+            w.line(f"place = (at - {number}) * {self.together}")
+            phase = "phase ^ over"
+        if waits:
+            w.line(f"mbarrier.wait(ready.index(at), {phase})")
+
+    def _next_copy(self, number: str, drains: bool) -> None:
+        """When a copy has been read for the last time, ask for the one that its place has room for next.
+
+        Nobody waits for what is read already, so its barrier may be told of more before all have read it: between that and the
+        copies the compiler wants a barrier of the CTA, and so the one that frees the place is it.
+        """
+        if not drains:
+            return
+        if number.isdigit():
+            later = int(number) + self.places
+            turns, part = str(later // self.copies * self.split), str(later % self.copies)
+        else:
+            self.w.line(f"later = {number} + {self.places}")
+            turns, part = f"later // {self.copies} * {self.split}", f"later % {self.copies}"
+        self._expect(COPY, f"row + {turns}")
+        self._release()
+        self._copy(COPY, part, rest=False)
+
     # ---- the ring ------------------------------------------------------------------------------------------------------
 
     def _fill(self, names: Names, row: str) -> None:
@@ -331,10 +417,10 @@ class Emitter(RingEmitter):
     def _expect(self, names: Names, row: str) -> None:
         """Tell a place's barrier how many bytes to wait for."""
         size = sum(self.program.dtypes[i].size for i in self.rings)
-        row_bytes = (self.cols.width * self.cols.count + self.cols.rest) * size
+        columns = self.cols.width * (self.together if self.by_copies else self.cols.count) + self.cols.rest
         self.w.line(f"{names.row} = {row}")
         self.w.line(f"{names.inside} = {names.row} < row_count")
-        self.w.line(f"mbarrier.expect(ready.index({names.slot}), {row_bytes}, pred={names.inside})")
+        self.w.line(f"mbarrier.expect(ready.index({names.slot}), {columns * size}, pred={names.inside})")
 
     def _copy(self, names: Names, number: str, rest: bool) -> None:
         """Ask for one part of a row, of every parked load: the copy of some chunks with this number, or the rest."""
@@ -342,7 +428,7 @@ class Emitter(RingEmitter):
             taken = ring.rest_box if rest else ring.whole_box
             first = self.cols.width * self.cols.count // (1 if len(taken) == 2 else taken[-1])
             along = str(first) if rest else "0" if number == "0" else f"{number} * {taken[1]}"
-            place = names.slot if rest or self.copies == 1 else f"{names.slot} * {self.copies} + {number}"
+            place = names.slot if rest or self.by_copies or self.copies == 1 else f"{names.slot} * {self.copies} + {number}"
             where = self._where(names, taken, along)
             tiles, memory = (ring.rest_map, ring.rest) if rest else (ring.whole_map, ring.whole)
             into = f"ready.index({names.slot}), {memory}.index({place})"

@@ -121,10 +121,10 @@ class FlatEmitter(Emitter):
                 there = f"gl.load({self._load_of(i).buffer}_ptr + (covered + at_end), mask=at_end < left_out, other=0)"
                 w.line(f"{name}.index(end).reshape([1, {FLAT}]).store({there})")
 
-    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], drains: bool) -> None:
+    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], waits: bool, drains: bool) -> None:
         """`shift` is `before`, but another value to the compiler in every walk: or masks would be computed once a row and held."""
         self.w.line(f"shift = before + zero * {self.values.walk}" if self.values.walk else "shift = before")
-        super()._walk(walk, env, tiles, drains)
+        super()._walk(walk, env, tiles, waits, drains)
 
     def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], drains: bool) -> None:
         """The first chunk has a mask that the others of its copy have not."""

@@ -29,6 +29,9 @@ def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide
     return _Mixed(kernel, schedule, bindings, name, wide).source()
 
 
+MANY_WARPS = 16  # with 128 registers a thread
+
+
 class _Mixed(Emitter):
     counting = "gl.static_range"  # no loop after the last walk
 
@@ -41,6 +44,9 @@ class _Mixed(Emitter):
         spots = [t.spot for t in self.unrolled]
         around.hoist(spots)
         self.gathered = around.start(spots)
+        # A loop that runs a known number of times is written out by the compiler, and then takes more than the registers which
+        # states leave to threads of many warps.
+        self.walk_from = "zero" if self.schedule.warps >= MANY_WARPS else "0"
         self.values.fresh_each_row = True
         super()._rows(env)
         self.values.fresh_each_row = False

@@ -91,10 +91,10 @@ class RingEmitter(ABC):
         assert step is not None
         return step
 
-    def _barriers(self) -> None:
+    def _barriers(self, places: int) -> None:
         """A barrier for every place. TMA is another party to shared memory, so it must be told that they are ready."""
         self.w.line(f"ready = gl.allocate_shared_memory(gl.int64, [{BARRIERS}, 1], mbarrier.MBarrierLayout())")
-        with self.w.block(f"for slot_first in gl.static_range({self.slots})"):
+        with self.w.block(f"for slot_first in gl.static_range({places})"):
             self.w.line("mbarrier.init(ready.index(slot_first), count=1)")
         self.w.line("fence_async_shared()")
 

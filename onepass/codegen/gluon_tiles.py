@@ -178,7 +178,7 @@ class _Emitter(RingEmitter):
             if self.strips.count > 1:
                 shape = [self.slots * self.strips.count, self.strips.height, self.width]
                 self.w.line(f"{self.parts[i]} = {ring}._reinterpret({dtype}, {shape}, {layout})")
-        self._barriers()
+        self._barriers(self.slots)
 
     def _columns(self) -> Spot:
         """This CTA's columns, of no row in particular."""

@@ -15,7 +15,21 @@ from .kernel import Kernel
 from .lanes import vector
 from .lanes import widest as widest_vector
 from .legality import Family, may_split
-from .parked import BOX, FLAT, cut, cut_flat, exchanged, parkable, parkable_flat, register_limit, shared_bytes, wanted
+from .parked import (
+    BARRIERS,
+    BOX,
+    FLAT,
+    chunks,
+    columns_ahead,
+    cut,
+    cut_flat,
+    exchanged,
+    parkable,
+    parkable_flat,
+    register_limit,
+    shared_bytes,
+    wanted,
+)
 from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
 from .tiled import LEAST_LINE, LEAST_STAGES, MOST_STAGES, rows_at_once, tileable, told
 from .tiled import shared_bytes as tile_bytes
@@ -114,7 +128,7 @@ def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
         assert isinstance(each.cols, Cover)
         if 2 * each.cols.tiles[0] <= t.cols:  # registers hold what is shorter
             yield each
-            if each.stages == 1:
+            if each.stages == 1 and not each.ahead:
                 yield replace(each, rows=Block(1))
 
 
@@ -155,8 +169,22 @@ def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
                     for here in sorted({1, min(2, most), most}):
                         split = max(1, min(here * device.sms, t.rows))
                         registers = register_limit(warps, here, device)
-                        yield Schedule(Loop(1, split), covered, warps, slots, lead=FLAT if flat else 0, parked=parked,
+                        one = Schedule(Loop(1, split), covered, warps, slots, lead=FLAT if flat else 0, parked=parked,
                                        registers=registers)
+                        yield one
+                        room = min(device.smem_per_cta, device.smem_per_sm // here - device.smem_reserve) - smem
+                        yield from (replace(one, ahead=n) for n in _ahead(one, cols, room // element))
+
+
+def _ahead(one: Schedule, cols: int, room: int) -> list[int]:
+    """How many copies of the next row a ring has places for beside those of one row: all that there is room for, and half of them.
+    Where there is room for a whole row, another schedule has a place for it."""
+    assert isinstance(one.cols, Cover)
+    copies = 0 if one.lead or one.stages > 1 else chunks(one.cols, cols).copies
+    if not copies or room >= cols:
+        return []
+    most = min(room // columns_ahead(one.cols, 1), BARRIERS - copies)
+    return [n for n in sorted({most, most // 2}) if n]
 
 
 def _is_alone(kernel: Kernel, t: Traffic, device: Device) -> bool:

@@ -13,6 +13,7 @@ from ..device import Device
 from ..ir.program import Load
 from .kernel import Across, Kernel
 from .lanes import own_lanes
+from .parked import columns_ahead
 from .resources import Resources, early, packs, tile_of
 from .schedule import SECTOR, Block, Cover, Loop, Schedule
 from .traffic import Traffic as Traffic
@@ -226,23 +227,24 @@ REFILL = 0.25  # us between the last read of a row's place and the next row bein
 def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> Cost:
     """Whole rows in shared memory; every CTA takes one after another, and its ring's further places are on their way meanwhile.
 
-    A place is asked for, filled, read and free again; a CTA has as many under way as its ring has places, but reads one at a time.
-    With one place it waits for each row as one of `_resident` does. Where it gathers over rows, its partial results and its row
-    vectors cost what they do in `_mix`.
+    A place is asked for, filled, read and free again; a CTA has as many under way as its ring has places, of rows or of copies of
+    the next one, but reads one at a time. With one place it waits for each row as one of `_resident` does. Where it gathers over
+    rows, its partial results and its row vectors cost what they do in `_mix`.
     """
-    assert isinstance(schedule.rows, Loop)
+    assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
     ctas = min(schedule.rows.split, max(t.rows, 1))
     sms, turns = min(device.sms, ctas), ceil(t.rows / ctas)
     here, even = ctas / sms, turns * ctas / max(t.rows, 1)
     share, row = device.bandwidth / device.sms, float(t.cols * t.unit)
     again = sum(kernel.program.dtypes[i].size * (len(kernel.use_phases(i)) - 1) for i in kernel.multi_phase
                 if i not in schedule.parked) * t.elements
-    in_flight = here * row * max(schedule.stages - 1, 0.5)
+    places = schedule.stages + columns_ahead(schedule.cols, schedule.ahead) / t.cols
+    in_flight = here * row * max(places - 1, 0.5)
     uneven = 1 + UNEVEN * t.full_out / max(t.full_in + t.full_out, 1.0)
     moved = here * (row + t.cols * t.full_out / max(t.elements, 1.0)) / share
     work = t.cols / 32 * _slots(t, schedule) / (_issued_alone(schedule) * device.clock)
     own = t.inner * _reduction_time(schedule.warps) + work + _chunk_waits(kernel, schedule) + REFILL
-    cycle = _together(moved * uneven, own, (device.latency + row / (FILL_RATE * device.clock) + own) / schedule.stages)
+    cycle = _together(moved * uneven, own, (device.latency + row / (FILL_RATE * device.clock) + own) / places)
     partials = 4.0 * schedule.rows.split * t.cols * t.outer_states
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
     l2 = again + 2 * partials + t.temps + (1.0 if schedule.hoisted else VECTOR_SHARE * t.rows) * t.vectors

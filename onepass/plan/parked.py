@@ -1,8 +1,9 @@
 """Rows parked in shared memory: which loads TMA can bring there, in what pieces, and every byte that takes.
 
 A row is cut into chunks of one width and at most one narrower rest; a ring has several rows' worth of them for every parked
-input. One barrier a row tells when all of its chunks have arrived. Nothing else lives in shared memory but what threads exchange
-to finish a reduction.
+input. One barrier a row tells when all of its chunks have arrived. Where a ring has room for one whole row only, it is a ring of
+copies instead: each brings a few chunks, and has a place and a barrier of its own. What a second row does not fit into can then
+still hold copies of the next one. Nothing else lives in shared memory but what threads exchange to finish a reduction.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ BOX = 256  # elements that one side of a TMA box may have
 # can place them anywhere among the rings and leave no gap.
 BARRIERS = 16
 BARRIER = 8
+LEAST_COPIES = 4  # in which a row that is alone in its ring comes and goes, where it has as many chunks
 ALIGNED = 16  # bytes that every row must start on for TMA to describe it
 FLAT = 64  # elements of a piece of a flat view: rows are brought from the piece that they start in
 BROUGHT = frozenset({"f16", "bf16", "f32"})  # the types that are parked
@@ -38,6 +40,20 @@ class Chunks:
     def together(self) -> int:
         """Chunks that one copy brings: a box has a power of two of elements, at most 256 rows of 256."""
         return self.at_once(BOX)
+
+    @property
+    def apart(self) -> int:
+        """The same in a ring of copies: as many as leave a row in several parts. Every part costs a few barriers of the CTA."""
+        found = self.together
+        while found > 1 and self.count // found < LEAST_COPIES:
+            found //= 2
+        return found
+
+    @property
+    def copies(self) -> int:
+        """In how many copies a row comes to a ring of copies; 0 where there can be no such ring."""
+        found = self.count // self.apart
+        return found if not self.rest and 1 < found <= BARRIERS else 0
 
     def at_once(self, along: int) -> int:
         """The same where a box's rows are of `along` elements."""
@@ -132,10 +148,15 @@ def exchanged(kernel: Kernel, down: bool = False) -> int:
     return max(found)
 
 
-def shared_bytes(element_bytes: int, cols: Cover, slots: int, exchange_bytes: int, warps: int) -> int:
+def columns_ahead(cols: Cover, ahead: int) -> int:
+    """Columns of the next row that so many copies bring to a ring of one row. Only rows without a rest come so."""
+    return ahead * cols.tiles[0] * Chunks(cols.tiles[0], len(cols.tiles), 0).apart
+
+
+def shared_bytes(element_bytes: int, cols: Cover, slots: int, exchange_bytes: int, warps: int, ahead: int = 0) -> int:
     """Shared memory of a CTA: rings of all parked inputs, barriers, what warps exchange. The driver's reserve comes on top."""
     exchange = _up(exchange_bytes * warps, ALIGNED) if warps > 1 else 0
-    return slots * cols.width * element_bytes + exchange + BARRIERS * BARRIER
+    return (slots * cols.width + columns_ahead(cols, ahead)) * element_bytes + exchange + BARRIERS * BARRIER
 
 
 def register_limit(warps: int, here: int, device: Device) -> int:

@@ -13,8 +13,9 @@ from ..ir.size import Bindings, product, value
 from .cost import RAMP, Cost
 from .kernel import Across, Kernel
 from .legality import Refusal
+from .parked import columns_ahead
 from .resources import Resources, tile_of
-from .schedule import Schedule
+from .schedule import Cover, Schedule
 
 ANY_WEIGHT = 1024  # registers that no schedule is estimated to take
 
@@ -86,7 +87,9 @@ class KernelPlan:
             held = tile.resident_height * tile.resident_width * size / (4 * 32 * self.schedule.warps)
             return f"{text} once, kept in registers ({held:g} a thread)"
         if i in self.schedule.parked:
-            return f"{text} once, parked in shared memory ({self.schedule.stages * tile.resident_width * size / 1024:.1f} KiB)"
+            cols, ahead = self.schedule.cols, self.schedule.ahead
+            columns = self.schedule.stages * tile.resident_width + (columns_ahead(cols, ahead) if isinstance(cols, Cover) else 0)
+            return f"{text} once, parked in shared memory ({columns * size / 1024:.1f} KiB)"
         times = len(self.kernel.use_phases(i)) if i in self.kernel.multi_phase else 1
         return f"{text} once" if times == 1 else f"{text} {times} times"
 

@@ -59,6 +59,7 @@ class Schedule:
     cols: Role
     warps: int
     stages: int = 1  # of the row loop's software pipeline; rows, or tiles of them, that a ring in shared memory has room for
+    ahead: int = 0  # copies of the next row that a ring of one row has room for besides
     lead: int = 0  # elements of a sector, when rows start inside one and are read from its beginning; 0: rows start aligned
     resident: frozenset[int] = frozenset()  # multi-phase loads kept in registers, in their storage type
     hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
@@ -112,6 +113,7 @@ class Schedule:
 
         extra = [f"{self.warps} warps"]
         extra += [f"{self.stages} stages"] if self.stages > 1 else []
+        extra += [f"{self.ahead} {'copy' if self.ahead == 1 else 'copies'} ahead"] if self.ahead else []
         extra += [f"lead {self.lead}"] if self.lead else []
         extra += [f"{len(self.resident)} resident"] if self.resident else []
         extra += ["hoisted"] if self.hoisted else []

@@ -51,7 +51,7 @@ def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str,
     return next(f.kernel for f in forms(program, space, Family.INNER) if f.held), dict(bindings)
 
 
-def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132) -> Schedule:
+def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132, ahead: int = 0) -> Schedule:
     """A schedule that parks all that TMA can bring; a split of 0 is one row a CTA."""
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
@@ -60,7 +60,7 @@ def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, spl
     covered = cut_flat(cols, least * vectors, least) if flat else cut(cols, least * vectors, least)
     assert covered is not None
     return Schedule(Loop(1, split) if split else Block(1), covered, warps, slots, lead=FLAT if flat else 0,
-                    parked=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)))
+                    parked=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)), ahead=ahead)
 
 
 def norm_inputs(fn: Callable, cols: int, dtype: torch.dtype, rows: int = 4096) -> tuple[Tensor, ...]:
@@ -196,6 +196,49 @@ def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
                                                       (7, 1, 0)])
 def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, cols: int) -> None:
     run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=slots, split=split)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("fn", [softmax, rms_norm, softmax_backward, layer_norm_dx, first_of_the_greatest, less_variance])
+def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, dtype: torch.dtype) -> None:
+    run_parked(fn, inputs_of(fn, 5, 4096, dtype), warps=4, vectors=1, slots=1, split=2, ahead=2)
+
+
+@pytest.mark.parametrize("cols", [4096, 5120, 8192])
+@pytest.mark.parametrize(("rows", "split", "ahead"), [(7, 1, 1), (8, 1, 3), (7, 3, 2), (2, 8, 3), (9, 2, 7)])
+def test_copies_take_places_in_turn(rows: int, split: int, ahead: int, cols: int) -> None:
+    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=1, split=split, ahead=ahead)
+
+
+@pytest.mark.parametrize("cols", [4096, 8192])
+@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
+    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
+    (r"phase \^ over", "phase", errors.WrongPhase),
+    (r"later // 4", "1", errors.CopyLeftBehind),
+    (r"later % 4", "(later + 1) % 4", AssertionError),
+])
+def test_a_ring_of_copies_that_forgets_something_is_caught(cols: int, pattern: str, instead: str, caught: type[Exception],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    emit = gluon.emit
+    monkeypatch.setattr(gluon, "emit", lambda *args: changed(emit(*args), pattern, instead))
+    with pytest.raises(caught):
+        run_parked(softmax, inputs_of(softmax, 9, cols, BF16), warps=4, vectors=1, slots=1, split=2, ahead=3)
+
+
+def changed(source: Source, pattern: str, instead: str) -> Source:
+    text, changes = re.subn(pattern, instead, source.text)
+    assert changes
+    return replace(source, text=text)
+
+
+@pytest.mark.parametrize(("fn", "dtype"), [(softmax, F32), (rms_norm, F32), (softmax_backward, BF16)])
+def test_a_ring_of_copies_compiles_without_spills(fn: Callable, dtype: torch.dtype) -> None:
+    args = norm_inputs(fn, 32768, dtype) if fn is not softmax_backward else (meta(64, 32768), meta(64, 32768))
+    kernel, bindings = kernel_of(fn, args)
+    schedule = parked(kernel, 8, 1, 1, ahead=3)
+    binary = offline.compile(gluon.emit(kernel, schedule, bindings, "norm"), H200)
+    assert binary.spill_bytes == 0 and binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes
 
 
 # ---- rows that start anywhere ----------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def mixed_kernel(fn: Callable, args: tuple[Tensor, ...]) -> Kernel:
 
 
 def mixed(fn: Callable, args: tuple[Tensor, ...], warps: int = 4, vectors: int = 1, slots: int = 2, split: int = 2,
-          hoisted: bool = False, registers: int = 0, least: bool = False) -> Plan:
+          hoisted: bool = False, registers: int = 0, least: bool = False, ahead: int = 0) -> Plan:
     """A plan that parks all that TMA can bring, or as little of it as it may, and joins partial results."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
@@ -44,7 +44,7 @@ def mixed(fn: Callable, args: tuple[Tensor, ...], warps: int = 4, vectors: int =
     assert isinstance(cols, int)
     width = 32 * warps * vector(kernel)
     schedule = Schedule(Loop(1, split), cut(cols, width * vectors, width), warps, slots, hoisted=hoisted, gathers=True,
-                        parked=wanted(kernel) if least else frozenset(parkable(kernel)), registers=registers)
+                        parked=wanted(kernel) if least else frozenset(parkable(kernel)), registers=registers, ahead=ahead)
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule))
 
 
@@ -134,6 +134,7 @@ def test_what_is_read_once_need_not_be_parked(hoisted: bool) -> None:
 def test_elements_may_be_counted_in_64_bits(fn: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.forced.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 2056, BF16), hoisted=True)
+    check(fn, inputs_of(fn, 5, 2048, BF16), slots=1, ahead=1)
     source = pipeline.generate(mixed(fn, inputs_of(fn, 5, 2056, BF16), 8, hoisted=True), wide=True)[0]
     assert offline.compile(source, H200).spill_bytes == 0
 
@@ -167,6 +168,77 @@ def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, ins
     monkeypatch.setattr("tests.forced.generate", lambda _: (replace(first, text=text), *rest))
     with pytest.raises(caught):
         run(plan, tensors, bindings)
+
+
+# ---- a ring of copies ------------------------------------------------------------------------------------------------------
+
+
+def rows_and_columns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """One walk: it is the first over a row and the last."""
+    return x.float().sum(-1), x.float().sum(0)
+
+
+@pytest.mark.parametrize("hoisted", [False, True])
+@pytest.mark.parametrize("fn", [*FUNCTIONS, rows_and_columns])
+def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, hoisted: bool) -> None:
+    check(fn, inputs_of(fn, 7, 4096, BF16), slots=1, ahead=3, hoisted=hoisted)
+
+
+@pytest.mark.parametrize("warps", [4, 16])  # of many warps the compiler does not know how long a walk is
+@pytest.mark.parametrize(("rows", "split"), [(2, 1), (2, 3), (7, 1), (8, 1), (7, 3), (3, 5), (19, 2)])
+@pytest.mark.parametrize("ahead", [1, 3, 4, 9])
+def test_copies_take_places_in_turn_for_any_number_of_turns(rows: int, split: int, ahead: int, warps: int) -> None:
+    check(rms_norm_backward, inputs_of(rms_norm_backward, rows, 1024 * warps, BF16), warps=warps, slots=1, split=split,
+          ahead=ahead)
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 9])
+def test_a_single_row_is_brought_by_the_first_copies(ahead: int) -> None:
+    """A program of one row is another program, so the kernel of more is given one."""
+    args = inputs_of(rms_norm_backward, 7, 4096, BF16)
+    _, tensors, bindings = program_of(rms_norm_backward, *args)
+    alone = {name: x[:1] if len(x) == 7 else x for name, x in tensors.items()}
+    assert_as_oracle(mixed(rms_norm_backward, args, slots=1, split=3, ahead=ahead), alone, dict.fromkeys(bindings, 1), "one row")
+
+
+@pytest.mark.parametrize(("cols", "vectors"), [(2048, 1), (5120, 1), (6144, 1), (8192, 1), (10240, 1), (8192, 2)])
+def test_any_number_of_chunks_comes_in_copies(cols: int, vectors: int) -> None:
+    check(rms_norm_backward, inputs_of(rms_norm_backward, 5, cols, BF16), vectors=vectors, slots=1, split=1, ahead=2)
+
+
+@pytest.mark.parametrize(("fn", "cols"), [(rms_norm_backward, 4096), (rms_norm_backward, 8192), (rows_and_columns, 4096)])
+@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
+    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
+    (r"phase \^ over", "phase", errors.WrongPhase),
+    (r"phase = number // 7 & 1", "phase = 0", errors.WrongPhase),
+    (r"first = number % 7", "first = 0", errors.WrongPhase),
+    (r"number \+= 4", "number += 3", errors.WrongPhase),
+    (r"ready\.index\(at\), (\d+), pred=inside", r"ready.index(first), \1, pred=inside", errors.WrongPhase),
+    (r"ahead = row \+ \d", "ahead = row + 1", errors.CopyLeftBehind),
+])
+def test_a_ring_of_copies_that_forgets_something_is_caught(fn: Callable, cols: int, pattern: str, instead: str,
+                                                           caught: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(caught):
+        run_changed(fn, inputs_of(fn, 9, cols, BF16), pattern, instead, monkeypatch)
+
+
+def run_changed(fn: Callable, args: tuple[Tensor, ...], pattern: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a ring of copies whose text was tampered with, and compare with the oracle."""
+    _, tensors, bindings = program_of(fn, *args)
+    plan = mixed(fn, args, slots=1, ahead=3)
+    first, *rest = pipeline.generate(plan)
+    text, changes = re.subn(pattern, instead, first.text)
+    assert changes
+    monkeypatch.setattr("tests.forced.generate", lambda _: (replace(first, text=text), *rest))
+    assert_as_oracle(plan, tensors, bindings, instead)
+
+
+def test_a_refill_of_the_wrong_part_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = inputs_of(rms_norm_backward, 9, 4096, BF16)
+    run_changed(rms_norm_backward, args, r"\[ahead, 3 \* 4, 0\]", "[ahead, 3 * 4, 0]", monkeypatch)
+    with pytest.raises(AssertionError):
+        run_changed(rms_norm_backward, args, r"\[ahead, 3 \* 4, 0\]", "[ahead, 2 * 4, 0]", monkeypatch)
 
 
 # ---- what the compiler makes of it -----------------------------------------------------------------------------------------
@@ -206,6 +278,18 @@ def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounte
     assert expected.ctas_per_sm >= 1, "what compiles is not thought to be too much"
 
 
+@pytest.mark.parametrize(("warps", "vectors", "ahead", "spilled"), [(8, 1, 3, 8), (8, 1, 1, 16), (16, 1, 3, 16), (16, 2, 3, 20)])
+def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_accounted_for(warps: int, vectors: int, ahead: int,
+                                                                                       spilled: int) -> None:
+    """States take half of the registers. 16 warps spill nothing with Triton 3.6 and a few words with 3.7; 8 warps, the reverse."""
+    most = min(248, 65536 // (32 * warps))
+    plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, ahead=ahead)
+    binary = offline.compile(pipeline.generate(plan)[0], H200)
+    assert binary.spill_bytes <= spilled and binary.registers <= most
+    assert binary.smem_bytes == plan.kernels[0].resources.smem_bytes <= H200.smem_per_cta
+    assert set(binary.stores) == {16} and set(binary.loads) == {4, 16}
+
+
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("fn", FUNCTIONS)
 def test_every_reduction_compiles(fn: Callable, dtype: torch.dtype) -> None:
@@ -216,9 +300,9 @@ def test_every_reduction_compiles(fn: Callable, dtype: torch.dtype) -> None:
 
 def test_additions_to_what_is_gathered_are_not_put_off() -> None:
     """A loop between the last walk and the next row would have them wait behind it, and their operands with them."""
-    for slots in (1, 2):
-        text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots))[0].text
-        loop, after = text[text.index("turn = 0"):].split("turn += 1")
+    for slots, ahead, counter in ((1, 0, "turn"), (2, 0, "turn"), (1, 2, "number")):
+        text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots, ahead=ahead))[0].text
+        loop, after = text[text.index(f"{counter} = 0"):].split(f"{counter} += ")
         last = loop[loop.rindex("sum_partial"):]
         assert "for " not in last.replace("for j in gl.static_range", "") and "sum_partial" in after
 
@@ -246,6 +330,27 @@ def test_rows_are_parked_where_they_can_be(fn: Callable, cols: int, dtype: torch
     assert bool(found) is offered
     for each in found:
         assert each.family == "mix-order parked" and isinstance(each.rows, Loop) and each.splits == each.rows.split
+
+
+@pytest.mark.parametrize(("cols", "ahead"), [
+    (32768, {1, 3}),  # of four copies a row
+    (16384, {1, 3}),  # where two CTAs share an SM; alone, one has room for three rows
+    (32776, set()),  # a row with a rest
+])
+def test_what_is_left_of_shared_memory_holds_copies_of_the_next_row(cols: int, ahead: set[int]) -> None:
+    found = parked_plans(rms_norm_backward, given(rms_norm_backward, cols))
+    assert {s.ahead for s in found} - {0} == ahead
+    assert all(s.stages == 1 for s in found if s.ahead)
+    assert all("copies ahead" in str(s) or s.ahead == 1 for s in found if s.ahead)
+
+
+def test_a_part_of_the_next_row_is_worth_its_room() -> None:
+    program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 32768, rows=8192))
+    found = [s for s in scores(program, bindings, H200, {}) if s.plan.schedule.parked and s.plan.schedule.warps == 16]
+    best = {ahead: min(s.us for s in found if s.plan.schedule.ahead == ahead) for ahead in (0, 1, 3)}
+    assert best[3] < best[1] < best[0]
+    most = next(s.plan for s in found if s.plan.schedule.ahead == 3)
+    assert "parked in shared memory (112.0 KiB)" in most.loads[0]
 
 
 @pytest.mark.parametrize(("spilled", "heavy"), [(16, False), (400, True)])
