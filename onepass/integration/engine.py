@@ -161,7 +161,7 @@ class _Shared:
         free = {name: bindings[name] for name in self.program.symbols if name not in fixed}
         sizes = representative(fix(self.program, fixed), free, facts)
         return Variant(tuple(fixed.items()), tuple(sizes.items()), needs_wide_index(self.program, bindings),
-                       frozenset() if interpreted else aligned & self._brought, facts, interpreted,
+                       aligned & self._brought, facts, interpreted,
                        "off" if interpreted else tune)
 
     def variants(self) -> tuple[Variant, ...]:
@@ -288,8 +288,6 @@ def _made(program: Program, variant: Variant, measure: Measure) -> Made:
 def _as_laid_out(program: Program, variant: Variant) -> Program:
     """A Program with a Variant's sizes fixed, and with what does not start on 16 bytes marked: TMA cannot read that."""
     fixed = fix(program, dict(variant.fixed))
-    if variant.interpreted:
-        return fixed
     return replace(fixed, buffers=tuple(replace(b, aligned=b.name in variant.aligned) for b in fixed.buffers))
 
 
