@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from types import ModuleType
 
+from .codegen import gluon, gluon_flat, gluon_mixed, gluon_tiles, triton
 from .codegen.source import Source
-from .codegen.triton import emit
 from .device import Device
 from .errors import NoPlan
 from .ir.axes import share_axes
@@ -28,7 +29,7 @@ from .ir.verify import verify
 from .knobs import knobs
 from .plan.partition import plan
 from .plan.plan import ANY_WEIGHT, KernelPlan, Learned, Plan
-from .plan.schedule import Schedule
+from .plan.schedule import Block, Schedule
 from .runtime.binary import Binary
 from .runtime.compiled import Compiled, Rejected
 
@@ -53,7 +54,18 @@ def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
     """The text of every kernel of a plan; `wide` indices where a tensor needs them."""
     for kernel in chosen.kernels:
         verify(kernel.program, "plan")
-    return tuple(emit(k.kernel, k.schedule, chosen.bindings, k.name, wide) for k in chosen.kernels)
+    return tuple(emitter(k.schedule).emit(k.kernel, k.schedule, chosen.bindings, k.name, wide) for k in chosen.kernels)
+
+
+def emitter(schedule: Schedule) -> ModuleType:
+    """The module that writes a schedule: one writes all but those that read from shared memory."""
+    if not schedule.parked:
+        return triton
+    if isinstance(schedule.cols, Block):
+        return gluon_tiles
+    if schedule.gathers:
+        return gluon_mixed
+    return gluon_flat if schedule.lead else gluon
 
 
 def interpretable(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:
@@ -97,12 +109,16 @@ def _spilled(made: Compiled) -> tuple[bool, int]:
 
 
 def _learned(kernel: KernelPlan, binary: Binary, device: Device) -> Learned:
-    """What a kernel that spills or does not fit teaches. One that spilled little, with registers to spare, was not too heavy."""
+    """What a kernel that spills or does not fit teaches. One that spilled little, with registers to spare, was not too heavy.
+
+    Told the most it may take, ptxas takes all of it whether it must or not: there only what it spilled tells.
+    """
     if binary.smem_bytes > device.smem_per_cta:
         return Learned(ANY_WEIGHT)
-    most = min(device.registers_per_thread, device.registers_per_sm // (32 * kernel.schedule.warps))
+    told = kernel.schedule.registers
+    most = told or min(device.registers_per_thread, device.registers_per_sm // (32 * kernel.schedule.warps))
     wanted = binary.registers + binary.spill_bytes // 8  # a word that is stored once and loaded once is a register that was missing
-    heavy = wanted > most - 8  # they are handed out by eights
+    heavy = wanted > (most + 8 if told else most - 8)  # they are handed out by eights
     return Learned(kernel.resources.registers if heavy else ANY_WEIGHT, (binary.spills_in_loop, binary.spill_bytes))
 
 

@@ -44,7 +44,8 @@ def chosen(program: Program, bindings: Bindings, family: Family, schedule: Sched
     held = isinstance(schedule.cols, Cover) or isinstance(schedule.rows, Cover)
     written = forms(program, space, family)
     kernel = next((f.kernel for f in written if f.held == held), written[0].kernel)
-    schedule = replace(schedule, resident=frozenset(kernel.multi_phase) if held else frozenset())
+    kept = held and not schedule.parked
+    schedule = replace(schedule, resident=frozenset(kernel.multi_phase) if kept else frozenset())
     resources = estimate(demand(kernel), schedule, on)
     price = cost(kernel, schedule, resources, traffic(kernel, bindings), on)
     return KernelPlan(program.name, kernel, schedule, resources, price, kernel.program)

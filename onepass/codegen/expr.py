@@ -14,6 +14,26 @@ from ..ir.monoid import Algebra, Grown, Monoid, State, Value
 from ..ir.size import Size
 from ..plan.access import Run
 
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """What tells apart the languages kernels are written in, as far as single values go."""
+
+    prefix: str  # of what the language itself offers
+    layout: str = ""  # how a tensor made from nothing lies in threads, where that must be said
+
+    def full(self, shape: str, value: str, dtype: str) -> str:
+        """A tensor of one value."""
+        return f"{self.prefix}.full({shape}, {value}, {self.prefix}.{dtype}{', ' + self.layout if self.layout else ''})"
+
+    def broadcast(self, text: str, shape: str) -> str:
+        """A tensor repeated along sides of extent 1."""
+        return f"{text}.broadcast_to({shape})" if self.layout else f"{self.prefix}.broadcast_to({text}, {shape})"
+
+
+TRITON = Language("tl")
+GLUON = Language("gl", "TILE")
+
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
@@ -24,10 +44,10 @@ def literal(value: float | int | bool) -> str:
     return f"({value!r})" if value < 0 else repr(value)
 
 
-def typed_literal(value: float | int | bool, dtype: DType) -> str:
+def typed_literal(value: float | int | bool, dtype: DType, language: Language = TRITON) -> str:
     """A number of a type that a bare literal would not keep: Triton reads 0.1 as fp32 and 7 as int32."""
     if dtype.name in ("f64", "i64"):
-        return f"tl.full([1, 1], {literal(value)}, tl.{dtype.kernel})"
+        return language.full("[1, 1]", literal(value), dtype.kernel)
     return literal(bool(value) if dtype is BOOL else value)
 
 
@@ -36,14 +56,14 @@ def size_text(size: Size) -> str:
     return str(size) if isinstance(size, int) else str(size).replace("*", " * ")
 
 
-def op_text(name: str, args: tuple[str, ...], gives: DType, exact: bool = False) -> str:
+def op_text(name: str, args: tuple[str, ...], gives: DType, exact: bool = False, language: Language = TRITON) -> str:
     """One row of the op table applied to names; `exact` takes the text that is right to the last bits of fp32."""
     if name == "cast" and gives is BOOL:
         return f"({args[0]} != 0)"
     if name == "cast" and gives.name == "f8e5m2":
         return f"to_e5m2({args[0]})"
     text = OPS[name].exact if exact and OPS[name].exact else OPS[name].text
-    return text.format(*args, L="tl", T=f"tl.{gives.kernel}")
+    return text.format(*args, L=language.prefix, T=f"{language.prefix}.{gives.kernel}")
 
 
 def run_text(index: str, run: Run) -> str:
@@ -66,9 +86,10 @@ class TileAlgebra(Algebra):
     folded: Callable[[str, str], str]  # (kind, text) -> text of the fold
     active: Callable[[], str]  # text of how many elements are being folded
     exact: bool = False
+    language: Language = TRITON
 
     def emit(self, op: str, *args: Value) -> str:
-        return self.assign(op, _state_text(op, args, self.exact))
+        return self.assign(op, _state_text(op, args, self.exact, self.language))
 
     def fold(self, kind: str, value: Value) -> Value:
         if isinstance(value, str):
@@ -89,8 +110,8 @@ class Pair:
 class PairAlgebra(Algebra):
     """Carries out a monoid on two states: a fold of a pair is one binary op. This is the join between tiles."""
 
-    def __init__(self, assign: Callable[[str, str], str], exact: bool) -> None:
-        self._assign, self._exact = assign, exact
+    def __init__(self, assign: Callable[[str, str], str], exact: bool, language: Language) -> None:
+        self._assign, self._exact, self._language = assign, exact, language
 
     def op(self, op: str, *args: Value) -> Value:
         if any(isinstance(x, Pair) for x in args):
@@ -99,28 +120,30 @@ class PairAlgebra(Algebra):
         return super().op(op, *args)
 
     def emit(self, op: str, *args: Value) -> str:
-        return self._assign(op, _state_text(op, args, self._exact))
+        return self._assign(op, _state_text(op, args, self._exact, self._language))
 
     def fold(self, kind: str, value: Value) -> Value:
         return self.op(COMBINE[kind], value.a, value.b) if isinstance(value, Pair) else value
 
 
-def _state_text(op: str, args: tuple[Value, ...], exact: bool) -> str:
+def _state_text(op: str, args: tuple[Value, ...], exact: bool, language: Language) -> str:
     """An op on components of states. Counts among them are plain numbers, which exact forms of two operands do not take."""
     texts = tuple(a if isinstance(a, str) else literal(a) for a in args)
-    return op_text(op, texts, BOOL, exact and len(args) == 1)
+    return op_text(op, texts, BOOL, exact and len(args) == 1, language)
 
 
-def growth(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], exact: bool) -> State:
+def growth(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], exact: bool,
+           language: Language = TRITON) -> State:
     """One state out of two; components that only grow are left as what they grow by."""
-    algebra = PairAlgebra(assign, exact)
+    algebra = PairAlgebra(assign, exact, language)
     if monoid.join is not None:
         return monoid.join(algebra, a, b)
     return monoid.merge(algebra, *(Pair(x, y) for x, y in zip(a, b)))
 
 
-def join(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], exact: bool) -> State:
+def join(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], exact: bool,
+         language: Language = TRITON) -> State:
     """One state out of two."""
-    algebra = PairAlgebra(assign, exact)
+    algebra = PairAlgebra(assign, exact, language)
     return tuple(algebra.op("add", algebra.op("mul", x.before, x.scale), x.by) if isinstance(x, Grown) else x
-                 for x in growth(monoid, a, b, assign, exact))
+                 for x in growth(monoid, a, b, assign, exact, language))

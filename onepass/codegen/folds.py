@@ -34,7 +34,7 @@ class Folds:
     """Writes reductions."""
 
     def __init__(self, kernel: Kernel, values: Values, row_loop: bool) -> None:
-        self.kernel, self.values, self.row_loop = kernel, values, row_loop
+        self.kernel, self.values, self.row_loop, self.language = kernel, values, row_loop, values.language
 
     def running(self, fold: Fold) -> Running:
         """A reduction that nothing has entered yet."""
@@ -55,7 +55,7 @@ class Folds:
                 shape = self._running_shape(running, spot)
                 running.states[key] = self._identity(running, shape)
                 if running.compensated:
-                    running.lost[key] = {k: self.values.assign("lost", f"tl.full({shape}, 0.0, tl.float32)")
+                    running.lost[key] = {k: self.values.assign("lost", self.language.full(shape, "0.0", "float32"))
                                          for k in running.monoid.growing}
 
     def key(self, running: Running, spot: Spot) -> str:
@@ -74,13 +74,7 @@ class Folds:
         algebra = self._algebra(running, spot, counted)
         args = (self._spread(a, running, spot, env) for a in self._node(running.fold).args)
         entered = self._inside(running, running.monoid.enter(algebra, *args), spot, counted)
-        if lanes := self._lanes_of_tile(running, spot):
-            entered = tuple(self.values.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
-                            for x in entered)
-            entered = running.monoid.merge(self._within_threads(), *entered)
-            running.by_lane[self.key(running, spot)] = lanes[2]
-        elif not running.monoid.primitive:
-            entered = running.monoid.merge(algebra, *entered)
+        entered = self._of_tile(running, entered, spot, algebra)
         key = self.key(running, spot)
         before = running.states.get(key)
         if before is None:
@@ -101,23 +95,34 @@ class Folds:
         """Read a reduction out: fold what its lanes hold, join what its tiles hold."""
         algebra = self._algebra(running, spot, {})
         held = [self._given_back(state, running.lost.get(key, {})) for key, state in running.states.items()]
-        states = [running.monoid.merge(algebra, *s) if running.monoid.primitive else s for s in held]
-        for k, shape in enumerate(running.states):
-            if shape in running.by_lane:
-                flat = (self.values.assign("lanes", f"tl.reshape({x}, [1, {running.by_lane[shape]}])") for x in states[k])
-                states[k] = running.monoid.merge(algebra, *flat)
+        states = [self._of_lanes(running, key, state, algebra) for key, state in zip(running.states, held)]
         total = states[0]
         for other in states[1:]:
-            total = join(running.monoid, total, other, self.values.assign, self.values.exact)
+            total = join(running.monoid, total, other, self.values.assign, self.values.exact, self.language)
         hint = self.values.names[running.fold.node]
         self.values.results[running.fold.node] = tuple(
             x if isinstance(x, str) and x.isidentifier() else self.values.assign(hint, x if isinstance(x, str) else literal(x))
             for x in running.monoid.leave(algebra, *total))
 
+    def _of_tile(self, running: Running, entered: State, spot: Spot, algebra: TileAlgebra) -> State:
+        """What a tile's elements add to a running state: themselves where lanes are folded last, else one state of them all."""
+        if lanes := self._lanes_of_tile(running, spot):
+            entered = tuple(self.values.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
+                            for x in entered)
+            running.by_lane[self.key(running, spot)] = lanes[2]
+            return running.monoid.merge(self._within_threads(), *entered)
+        return entered if running.monoid.primitive else running.monoid.merge(algebra, *entered)
+
+    def _of_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
+        """One state out of those that lanes hold at the end."""
+        if key in running.by_lane:
+            state = tuple(self.values.assign("lanes", f"tl.reshape({x}, [1, {running.by_lane[key]}])") for x in state)
+        return running.monoid.merge(algebra, *state) if running.monoid.primitive or key in running.by_lane else state
+
     def _grow(self, running: Running, before: State, entered: State, lost: dict[int, str]) -> None:
         """Join a state with another in place, remembering what rounding takes; what is infinite has lost nothing."""
         line = self.values.writer.line
-        joined = growth(running.monoid, before, entered, self.values.assign, self.values.exact)
+        joined = growth(running.monoid, before, entered, self.values.assign, self.values.exact, self.language)
         for k, (name, part) in enumerate(zip(before, joined, strict=True)):
             if not isinstance(part, Grown):
                 line(f"{name} = {part}")
@@ -127,7 +132,8 @@ class Folds:
                 held, owed = (self.values.assign(hint, f"{x} * {part.scale}") for hint, x in (("held", name), ("owed", lost[k])))
             term = self.values.assign("term", f"{part.by} - {owed}")
             raised = self.values.assign("raised", f"{held} + {term}")
-            line(f'{lost[k]} = tl.where(tl.abs({raised}) < float("inf"), ({raised} - {held}) - {term}, 0.0)')
+            of = self.language.prefix
+            line(f'{lost[k]} = {of}.where({of}.abs({raised}) < float("inf"), ({raised} - {held}) - {term}, 0.0)')
             line(f"{name} = {raised}")
 
     def _given_back(self, state: State, lost: dict[int, str]) -> State:
@@ -145,7 +151,7 @@ class Folds:
 
     def _identity(self, running: Running, shape: str) -> State:
         starts, dtypes = running.monoid.identity(running.dtype), running.monoid.state_dtypes(running.dtype)
-        return tuple(self.values.assign(hint, f"tl.full({shape}, {literal(start)}, tl.{dtype.kernel})")
+        return tuple(self.values.assign(hint, self.language.full(shape, literal(start), dtype.kernel))
                      for hint, start, dtype in zip(self._hints(running), starts, dtypes, strict=True))
 
     def _entering_shape(self, running: Running, spot: Spot) -> tuple[int, int]:
@@ -185,7 +191,7 @@ class Folds:
         lacks_cols = 1 in running.axes and self.kernel.by_col[i] is Across.NONE
         if lacks_rows or lacks_cols or isinstance(self.kernel.program.nodes[i], Const):
             height, width = self._entering_shape(running, spot)
-            return self.values.assign("spread", f"tl.broadcast_to({self.values.tensor(i, env[i])}, [{height}, {width}])")
+            return self.values.assign("spread", self.language.broadcast(self.values.tensor(i, env[i]), f"[{height}, {width}]"))
         return env[i]
 
     def _inside(self, running: Running, entered: State, spot: Spot, counted: dict[str, Value]) -> State:
@@ -198,11 +204,11 @@ class Folds:
             return entered
         inside = " & ".join(masks)
         height, width = self._entering_shape(running, spot)
-        whole = f"tl.broadcast_to({inside}, [{height}, {width}])"
+        whole = self.language.broadcast(inside, f"[{height}, {width}]")
 
         def masked(x: Value, identity: Value) -> str:
             lanes, kept = (inside, x) if isinstance(x, str) else (whole, literal(x))
-            name = self.values.assign("inside", f"tl.where({lanes}, {kept}, {literal(identity)})")
+            name = self.values.assign("inside", f"{self.language.prefix}.where({lanes}, {kept}, {literal(identity)})")
             if not isinstance(x, str) and identity == 0:
                 counted[name] = x
             return name
@@ -211,18 +217,19 @@ class Folds:
 
     def _joined(self, running: Running, before: State, entered: State) -> State:
         if running.monoid.primitive:
-            return (op_text(COMBINE[running.monoid.primitive], (before[0], entered[0]), running.dtype),)
-        return join(running.monoid, before, entered, self.values.assign, self.values.exact)
+            return (op_text(COMBINE[running.monoid.primitive], (before[0], entered[0]), running.dtype, language=self.language),)
+        return join(running.monoid, before, entered, self.values.assign, self.values.exact, self.language)
 
     def _algebra(self, running: Running, spot: Spot, counted: dict[str, Value]) -> TileAlgebra:
         def folded(kind: str, text: str) -> str:
             if kind == "sum" and text in counted:
                 return f"{literal(counted[text])} * {self._lanes(running, spot, masked=True)}"
             for axis in running.axes:
-                text = fold_text(kind, text, axis)
+                text = fold_text(kind, text, axis, self.language)
             return text
 
-        return TileAlgebra(self.values.assign, folded, lambda: self._lanes(running, spot, masked=False), self.values.exact)
+        return TileAlgebra(self.values.assign, folded, lambda: self._lanes(running, spot, masked=False), self.values.exact,
+                           self.language)
 
     def _lanes(self, running: Running, spot: Spot, masked: bool) -> str:
         """How many lanes of a tile are folded into one: of all, or of those inside.

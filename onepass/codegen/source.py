@@ -13,8 +13,27 @@ class ParamKind(Enum):
     """What a kernel parameter is bound to at a launch."""
 
     POINTER = "a buffer of the plan, by name"
+    TENSOR_MAP = "a buffer of the plan as TMA sees it; it must start on 16 bytes"
     SIZE = "a symbol's value"
     ZERO = "the integer 0, which the compiler must not know: it keeps 16-bit values from being widened and held"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """How TMA sees a tensor: extents, strides (the last is 1), and the box of elements that one copy brings."""
+
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    box: tuple[int, ...]
+    flat: int = 0  # rows that start anywhere are seen as one long row, cut into whole pieces of so many elements
+
+    def seen(self, bindings: Bindings) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Extents and strides for given sizes."""
+        shape, strides = (tuple(value(s, bindings) for s in sizes) for sizes in (self.shape, self.strides))
+        if not self.flat:
+            return shape, strides
+        pieces = (sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1) // self.flat
+        return (1, pieces, self.flat), (pieces * self.flat, self.flat, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +43,8 @@ class Param:
     name: str
     kind: ParamKind
     text_name: str
-    dtype: DType | None = None  # of a pointer
+    dtype: DType | None = None  # of a pointer or a tensor map
+    view: TensorView | None = None  # of a tensor map
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +62,9 @@ class GridDim:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A kernel as text. The text is a whole module: imports, then one `@triton.jit(do_not_specialize=["zero"])` function."""
+    """A kernel as text. The text is a whole module: imports, then one `@triton.jit(do_not_specialize=["zero"])` function,
+    or `@gluon.jit` where it is Gluon.
+    """
 
     name: str
     text: str
@@ -53,6 +75,7 @@ class Source:
     max_registers: int | None = None
     wide_index: bool = False  # sizes are passed as i64
     fresh: frozenset[str] = frozenset()  # buffers the plan allocates: always aligned
+    gluon: bool = False
 
     def programs(self, bindings: Bindings) -> int:
         total = 1

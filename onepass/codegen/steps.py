@@ -3,7 +3,8 @@
 A kernel walks one side of its space once per phase (columns where whole rows are wanted, else rows). Values that do not vary
 along the walked side are computed once between walks; the rest are computed anew in each walk from what is resident or read
 again, so nothing full-size is ever held but inputs. In a mix-order kernel the walks over columns happen inside a loop over
-rows, and reductions over rows are gathered across that loop.
+rows, and reductions over rows are gathered across that loop: by the first walk that can, or where rows are parked by the last, so
+that one walk alone has to be written out tile by tile.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def steps(kernel: Kernel, schedule: Schedule) -> Steps:
         done |= set(first)
         folds = [f for f in kernel.folds if not f.block and kernel.phase[f.node] == p and f.node not in closing]
         here = [f for f in folds if f.node not in gathered]
-        across = [f for f in folds if f.node in gathered and (f.cols or tiled[f.node])]
+        fed = (kernel.folds if p == count - 1 else ()) if schedule.parked else folds
+        across = [f for f in fed if f.node in gathered and (f.cols or tiled[f.node])]
         roots = [f.node for f in here + across]
         roots += [i for i in live if isinstance(program.nodes[i], Store) and tiled[i] and kernel.phase[i] == p]
         body = [i for i in _ancestors(kernel, roots) if tiled[i] and (not isinstance(program.nodes[i], Reduce) or i in within)]

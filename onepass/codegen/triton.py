@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..ir.program import Load, Node, Reduce, Store, operands
+from ..ir.program import Load, Node, Store
 from ..ir.size import Bindings
 from ..plan.access import PART
-from ..plan.kernel import Across, Kernel
+from ..plan.kernel import Kernel
 from ..plan.lanes import most_contiguous
 from ..plan.resources import early, late
 from ..plan.schedule import Block, Cover, Loop, Schedule
 from . import spots
 from .expr import size_text
 from .folds import Folds, Running
+from .gathered import Gathered
 from .source import GridDim, Param, ParamKind, Source
 from .spots import Segment, Side, Spot
 from .steps import Steps, Walk, steps
@@ -50,6 +51,7 @@ class _Emitter:
         self.w = Writer((*RESERVED, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
         self.values = Values(kernel, schedule, bindings, self.w)
         self.folds = Folds(kernel, self.values, self.steps.row_loop)
+        self.gathered = Gathered(self.steps, self.values, self.folds)
         far_cols = wide and any(_strided_cols(kernel, n) for n in self.program.nodes)
         self.rows = Side("r", self.program.extent(kernel.space.rows), schedule.rows, wide)
         self.cols = Side("c", self.program.extent(kernel.space.cols), schedule.cols, far_cols, most_contiguous(kernel))
@@ -170,13 +172,7 @@ class _Emitter:
         """Issue loads that only later walks need, where registers allow."""
         for i, _ in early(late(self.kernel), self.schedule):
             for tile in tiles:
-                self._held(i, tile.spot)
-
-    def _held(self, i: int, spot: Spot) -> None:
-        """Load a value and keep it."""
-        env: Env = {}
-        self.values.node(i, spot, env)
-        self.values.held[i, spot.tag] = env[i]
+                self.values.hold(i, tile.spot)
 
     def _tile(self, walk: Walk, env: Env, tile: Segment, states: dict[int, Running], prepared: bool) -> None:
         def body() -> None:
@@ -210,25 +206,16 @@ class _Emitter:
         assert isinstance(self.schedule.rows, Loop)
         height = self.schedule.rows.step
         tiles = self._tiles(spot)
-        self._hoist(tiles, height)
+        here = [replace(t.spot, height=height) for t in tiles]
+        self.gathered.hoist(here)
         hoisted = dict(self.values.held)
-        folds = [f for walk in self.steps.walks for f in walk.gathered] + list(self.steps.row_folds)
-        gathered = {f.node: self.folds.running(f) for f in folds}
-        for state in gathered.values():
-            self.folds.start(state, [replace(t.spot, height=height) for t in tiles])
+        gathered = self.gathered.start(here)
         for rows in spots.loop(self.rows, spot, self.w, self.part, self.schedule.stages):
             self.values.held = dict(hoisted)
             self.values.fresh_each_row = True
             self._looped(rows, lambda rows=rows: self._rows(rows, tiles, dict(env), gathered))  # type: ignore[misc]
             self.values.fresh_each_row = False
-        self.values.held = {}  # what was held is shaped for several rows; what follows has one
-        self._close(tiles, env, gathered)
-
-    def _hoist(self, tiles: list[Segment], height: int) -> None:
-        """Load row vectors before the loop, shaped like the tiles they meet there."""
-        for i in self.steps.hoisted:
-            for tile in tiles:
-                self._held(i, replace(tile.spot, height=height))
+        self.gathered.close([t.spot for t in tiles], env, gathered)
 
     def _rows(self, rows: Segment, tiles: list[Segment], env: Env, gathered: dict[int, Running]) -> None:
         """One step of the row loop."""
@@ -240,38 +227,6 @@ class _Emitter:
         self._walks(at, env, inner, gathered)
         for fold in self.steps.row_folds:
             self.folds.feed(gathered[fold.node], at, env, once=False)
-
-    def _close(self, tiles: list[Segment], env: Env, gathered: dict[int, Running]) -> None:
-        """After the row loop: read the gathered reductions out, per tile where they vary along the columns."""
-        by_tile = [s for s in gathered.values() if not s.fold.cols and s.across is not Across.NONE]
-        for state in gathered.values():
-            if state not in by_tile:
-                self.folds.finish(state, tiles[0].spot)
-        flat = [i for i in self.steps.closing if self.kernel.by_col[i] is Across.NONE]
-        for i in flat:
-            self.values.node(i, Spot(), env)
-        for tile in tiles:
-            spot = replace(tile.spot, height=1)
-            for state in by_tile:
-                mine = tile.spot.tag
-                lost = {mine: state.lost[mine]} if mine in state.lost else {}
-                self.folds.finish(replace(state, states={mine: state.states[mine]}, lost=lost), spot)
-            tile_env = dict(env)
-            rest = [i for i in self.steps.closing if i not in flat]
-            for i in (*self._sources(rest, tile_env), *rest):
-                self.values.node(i, spot, tile_env)
-
-    def _sources(self, nodes: list[int], known: Env) -> list[int]:
-        """Values the closing part reads that were computed inside the row loop."""
-        found: set[int] = set()
-        todo = list(nodes)
-        while todo:
-            for o in operands(self.program.nodes[todo.pop()]):
-                seen = o in known or o in found or o in self.steps.closing
-                if not seen and not isinstance(self.program.nodes[o], Reduce):
-                    found.add(o)
-                    todo.append(o)
-        return sorted(found)
 
 
 def _count_text(dim: GridDim) -> str:

@@ -17,7 +17,7 @@ from ..plan.kernel import Across, Kernel
 from ..plan.lanes import lies_alike
 from ..plan.resources import packs
 from ..plan.schedule import Block, Schedule
-from .expr import TileAlgebra, op_text, run_text, size_text, typed_literal
+from .expr import TRITON, Language, TileAlgebra, op_text, run_text, size_text, typed_literal
 from .spots import Spot
 from .writer import Writer
 
@@ -29,8 +29,8 @@ TAKES_TENSORS = frozenset({"maximum", "minimum", "pow", "where"})  # ops whose t
 class Values:
     """Writes values, and remembers which are held across walks and what reductions left."""
 
-    def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, writer: Writer) -> None:
-        self.kernel, self.schedule, self.writer = kernel, schedule, writer
+    def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, writer: Writer, language: Language = TRITON) -> None:
+        self.kernel, self.schedule, self.writer, self.language = kernel, schedule, writer, language
         self.program = kernel.program
         self.names = value_names(self.program)
         # Approximate exponentials and quotients are good enough for 16-bit data, unless full-size results are stored wider.
@@ -56,7 +56,7 @@ class Values:
         """A zero for every walk, each another value to the compiler: or it would see that two walks compute the same."""
         if any(map(self._narrow, held)):
             for p in walks:
-                self.writer.line(f"zero{p} = ({form.format(p)}).to(tl.int16)")
+                self.writer.line(f"zero{p} = ({form.format(p)}).to({self.language.prefix}.int16)")
 
     # ---- residency ---------------------------------------------------------------------------------------------------
 
@@ -65,10 +65,14 @@ class Values:
         key = (i, spot.tag)
         if key in self.held:
             return self.held[key] if self.walk == 0 else self._opaque(i, self.held[key], spot)
+        self.hold(i, spot)
+        return self.held[key]
+
+    def hold(self, i: int, spot: Spot) -> None:
+        """Load a value before it is needed, and keep it."""
         env: Env = {}
         self.node(i, spot, env)
-        self.held[key] = env[i]
-        return env[i]
+        self.held[i, spot.tag] = env[i]
 
     def _narrow(self, i: int) -> bool:
         """Is a value held in fewer bits than a register, so that a widened copy would cost more? (A bool cannot be widened.)"""
@@ -82,8 +86,9 @@ class Values:
         assert isinstance(node, Load)
         if not self._narrow(i):
             return name
-        zero = f"zero{self.walk}" + ("" if dtype.size == 2 else ".to(tl.int8)")
-        text = f"({name}.to(tl.int{8 * dtype.size}, bitcast=True) ^ {zero}).to(tl.{dtype.kernel}, bitcast=True)"
+        of = self.language.prefix
+        zero = f"zero{self.walk}" + ("" if dtype.size == 2 else f".to({of}.int8)")
+        text = f"({name}.to({of}.int{8 * dtype.size}, bitcast=True) ^ {zero}).to({of}.{dtype.kernel}, bitcast=True)"
         return self.assign(f"{node.buffer}{spot.tag}_again", text)
 
     # ---- one node ----------------------------------------------------------------------------------------------------
@@ -94,7 +99,7 @@ class Values:
         hint = self.names[i] + spot.tag
         match node:
             case Const():
-                text = typed_literal(node.value, node.dtype)
+                text = typed_literal(node.value, node.dtype, self.language)
                 env[i] = text if node.scale == 1 else f"({text} * {size_text(node.scale)})"
             case Index():
                 env[i] = self.assign(hint, self._index(i, node, spot), node.src)
@@ -120,22 +125,22 @@ class Values:
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
         if self.exact and OPS[node.name].exact:
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
-        return op_text(node.name, tuple(args), self.program.dtypes[i], self.exact)
+        return op_text(node.name, tuple(args), self.program.dtypes[i], self.exact, self.language)
 
     def tensor(self, i: int, text: str) -> str:
         """A literal as a tensor, for functions that take no bare numbers."""
         node = self.program.nodes[i]
-        if isinstance(node, Const) and node.scale == 1 and not text.startswith("tl.full"):
-            return f"tl.full([1, 1], {text}, tl.{node.dtype.kernel})"
+        if isinstance(node, Const) and node.scale == 1 and not text.startswith(f"{self.language.prefix}.full"):
+            return self.language.full("[1, 1]", text, node.dtype.kernel)
         return text
 
     def _index(self, i: int, node: Index, spot: Spot) -> str:
         extents = [self.program.axis[a].extent for a in node.axes]
         strides = tuple((axis, product(extents[k + 1 :])) for k, axis in enumerate(node.axes))
-        text = " + ".join(self._offsets(strides, spot, i)) or "tl.zeros([1, 1], tl.int32)"
+        text = " + ".join(self._offsets(strides, spot, i)) or self._zeros(1)
         users = [self.program.nodes[u] for u in self.program.users[i]]
         compared = all(isinstance(u, Op) and u.name in COMPARISONS for u in users)  # a tile of 64-bit indices costs registers
-        return f"({text})" + (".to(tl.int64)" if node.dtype is I64 and not compared else "")
+        return f"({text})" + (f".to({self.language.prefix}.int64)" if node.dtype is I64 and not compared else "")
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
@@ -150,15 +155,15 @@ class Values:
         if self.kernel.by_col[i] is Across.FULL and not self.kernel.by_row[i] and spot.height > 1 \
                 and not lies_alike(self.kernel, i, spot.width, self.schedule.warps):
             # Shaped like the tiles it meets: a [1, width] load would get narrow accesses and a layout change.
-            where = f"{where} + tl.zeros([{spot.height}, 1], tl.int32)"
+            where = f"{where} + {self._zeros(spot.height)}"
         pointer = f"{node.buffer}_ptr" + (f" + ({where})" if where else "")
         mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
-        return f"tl.load({pointer}{mask})"
+        return f"{self.language.prefix}.load({pointer}{mask})"
 
     def _store(self, i: int, node: Store, spot: Spot, env: Env) -> None:
         where = self._address(i, node, spot)
         if not self.kernel.by_row[i] and (spot.height > 1 or self.kernel.by_col[i] is Across.NONE):
-            where = f"{where + ' + ' if where else ''}tl.zeros([{spot.height}, 1], tl.int32)"
+            where = f"{where + ' + ' if where else ''}{self._zeros(spot.height)}"
         masks = self._masks(i, spot)
         if not self.kernel.by_row[i] and self.kernel.space.rows and isinstance(self.schedule.rows, Block):
             # One CTA writes what all compute: rows that start elsewhere in a sector add up in another order.
@@ -166,7 +171,12 @@ class Values:
         mask = f", mask={' & '.join(masks)}" if masks else ""
         full = self.kernel.by_col[i] is Across.FULL
         stored = self.as_full(node.value, spot, env) if full else self.tensor(node.value, env[node.value])
-        self.writer.line(f"tl.store({node.buffer}_ptr + ({where}), {stored}{mask})", node.src)
+        self.writer.line(f"{self.language.prefix}.store({node.buffer}_ptr + ({where}), {stored}{mask})", node.src)
+
+    def _zeros(self, height: int) -> str:
+        """Nothing, shaped like a column of indices."""
+        shape = f"[{height}, 1]"
+        return self.language.full(shape, "0", "int32") if self.language.layout else f"tl.zeros({shape}, tl.int32)"
 
     def _address(self, i: int, node: Load | Store, spot: Spot) -> str:
         follows = spot.aligned and isinstance(node.offset, int) and node.offset % self.schedule.lead == 0
@@ -231,9 +241,9 @@ class Values:
         self.results[i] = monoid.leave(algebra, *monoid.merge(algebra, *monoid.enter(algebra, *args)))
 
 
-def fold_text(kind: str, text: str, axis: int) -> str:
+def fold_text(kind: str, text: str, axis: int, language: Language = TRITON) -> str:
     """A primitive fold of a tile along one axis, which is kept."""
-    return f"tl.sum({text}, axis={axis}, keep_dims=True)" if kind == "sum" else f"fold_{kind}({text}, {axis})"
+    return f"{language.prefix}.sum({text}, axis={axis}, keep_dims=True)" if kind == "sum" else f"fold_{kind}({text}, {axis})"
 
 
 _TARGET = re.compile(r"^\S+ (\w+) = ")

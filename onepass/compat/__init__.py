@@ -49,6 +49,7 @@ from .kernels import (
     InterpreterParts,
     cuda_driver_level,
     cuobjdump,
+    gluon_language,
     is_out_of_resources,
     ptxas,
     triton,

@@ -52,6 +52,14 @@ def triton_interpreter() -> InterpreterParts:
     return InterpreterParts(package.language, runtime, semantic, (kernel_interface,))
 
 
+def gluon_language(purpose: str) -> Any:
+    """triton.experimental.gluon.language, with what it has for Hopper under `.nvidia.hopper`."""
+    return triton(purpose) and importlib.import_module("triton.experimental.gluon.language")
+
+
+_GLUON = ("triton.experimental.gluon._runtime", "GluonASTSource")  # what a @gluon.jit function is compiled through
+
+
 def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int, ...], target: int,
                    options: dict[str, Any]) -> Any:
     """Compile one @triton.jit function for sm_`target`, with pointers at `aligned` positions divisible by 16."""
@@ -59,7 +67,8 @@ def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int,
     if not hasattr(function, "cache_key"):
         raise RuntimeError("TRITON_INTERPRET is set, so this process cannot compile kernels; unset it and start again")
     gpu_target = importlib.import_module("triton.backends.compiler").GPUTarget
-    ast_source = importlib.import_module("triton.compiler").ASTSource
+    module, name = _GLUON if getattr(function, "is_gluon", bool)() else ("triton.compiler", "ASTSource")
+    ast_source = getattr(importlib.import_module(module), name)
     source = ast_source(function, signature, {}, {(i,): [["tt.divisibility", 16]] for i in aligned})
     return package.compile(source, target=gpu_target("cuda", target, 32), options=options)
 

@@ -29,7 +29,8 @@ from ..plan.partition import plan
 from ..plan.plan import Plan
 from .rewrite import Rewriter
 
-WITHIN = 1.05  # predictions this close are equal: the cost model is no better than that
+# Predictions this close are equal, by their ratio or by their difference in us: the cost model is no better than that.
+WITHIN, CLOSE = 1.05, 0.25
 MOST_ROUNDS = 64  # of finding regions again without a node that turned out to have no place in a Program
 
 
@@ -194,7 +195,7 @@ def _decided(part: Part, claiming: Claiming, plans: dict[str, Plan]) -> ClaimedR
     except Exception as error:
         return _left(reductions, "it could not be planned", error, part)
     charged = part.region.charged_bytes / claiming.device.bandwidth
-    if claiming.by_cost and chosen.predicted_us + charged > WITHIN * inductor:
+    if claiming.by_cost and chosen.predicted_us + charged > max(WITHIN * inductor, inductor + CLOSE):
         detail = f"{chosen.predicted_us:.1f} us" + (f" and {charged:.1f} us for values Inductor keeps on chip" if charged else "")
         reason = f"no gain: {detail}, against {inductor:.1f} us"
         return _left(reductions, reason, None, part, chosen.predicted_us + charged, inductor)

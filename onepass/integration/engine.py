@@ -161,7 +161,7 @@ class _Shared:
         free = {name: bindings[name] for name in self.program.symbols if name not in fixed}
         sizes = representative(fix(self.program, fixed), free, facts)
         return Variant(tuple(fixed.items()), tuple(sizes.items()), needs_wide_index(self.program, bindings),
-                       frozenset() if interpreted else aligned & self._brought, facts, interpreted,
+                       aligned & self._brought, facts, interpreted,
                        "off" if interpreted else tune)
 
     def variants(self) -> tuple[Variant, ...]:
@@ -219,7 +219,7 @@ class _Shared:
         doing(f"compiling {tune.PLANS[variant.tune] - 1} plans")
         others = self._others(default, variant)
         doing(f"timing {len(others) + 1} plans")
-        program, sizes = fix(self.program, dict(variant.fixed)), dict(variant.sizes)
+        program, sizes = _as_laid_out(self.program, variant), dict(variant.sizes)
         with tune.ALONE:
             made, timed = tune.choose(default, others, tune.OnCard(program, sizes, where, variant.aligned))
         digest = hashlib.sha256(f"{program} {sizes}".encode()).hexdigest()[:16]
@@ -229,7 +229,7 @@ class _Shared:
 
     def _others(self, default: Made, variant: Variant) -> tuple[Made, ...]:
         """Other plans than the default that can run in its place, compiled by workers into the cache they are loaded from."""
-        program, sizes, measure = fix(self.program, dict(variant.fixed)), dict(variant.sizes), self._measure_apart(variant)
+        program, sizes, measure = _as_laid_out(self.program, variant), dict(variant.sizes), self._measure_apart(variant)
 
         def compiled(plan: Plan) -> Made | None:
             try:
@@ -275,7 +275,7 @@ def _made(program: Program, variant: Variant, measure: Measure) -> Made:
         keep(made.sources)
         return made
     count(plans=1)
-    fixed, sizes = fix(program, dict(variant.fixed)), dict(variant.sizes)
+    fixed, sizes = _as_laid_out(program, variant), dict(variant.sizes)
     if variant.interpreted:
         made = interpretable(fixed, sizes, variant.device, variant.wide).made
     else:
@@ -283,6 +283,12 @@ def _made(program: Program, variant: Variant, measure: Measure) -> Made:
     if store:
         store.save(key, made)
     return made
+
+
+def _as_laid_out(program: Program, variant: Variant) -> Program:
+    """A Program with a Variant's sizes fixed, and with what does not start on 16 bytes marked: TMA cannot read that."""
+    fixed = fix(program, dict(variant.fixed))
+    return replace(fixed, buffers=tuple(replace(b, aligned=b.name in variant.aligned) for b in fixed.buffers))
 
 
 def _key(program: Program, variant: Variant) -> str:

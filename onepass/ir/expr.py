@@ -98,7 +98,7 @@ def _compare(name: str, reference: Callable[..., torch.Tensor], sign: str) -> Op
     return _row(name, 2, reference, f"({{0}} {sign} {{1}})", Gives.BOOL)
 
 
-_NAN = "propagate_nan={L}.PropagateNan.ALL"
+_NAN = "propagate_nan=tl.PropagateNan.ALL"  # the same name in both languages
 
 OPS = {
     row.name: row

@@ -33,6 +33,7 @@ class Buffer:
     role: str  # "input" | "output" | "temp"
     shape: tuple[Size, ...] = ()
     strides: tuple[Size, ...] = ()
+    aligned: bool = True  # starts on 16 bytes
 
 
 Strides: TypeAlias = tuple[tuple[str, Size], ...]  # (axis name, elements to the next index), zero strides left out

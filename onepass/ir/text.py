@@ -24,7 +24,8 @@ ROLES = ("input", "output", "temp")
 def show(program: Program) -> str:
     """The Program as text."""
     lines = [f"axis {a.name} = {a.extent}" for a in program.axes]
-    lines += [f"{b.role} {b.name}: {b.dtype} [{_sizes(b.shape)}] strides [{_sizes(b.strides)}]" for b in program.buffers]
+    lines += [f"{b.role} {b.name}: {b.dtype} [{_sizes(b.shape)}] strides [{_sizes(b.strides)}]{'' if b.aligned else CROOKED}"
+              for b in program.buffers]
     lines += [_commented(_statement(i, node), node.src) for i, node in enumerate(program.nodes)]
     return "\n".join([f"program {program.name}", *(f"  {line}" for line in lines)]) + "\n"
 
@@ -86,7 +87,8 @@ _SIZE = r"([^\s,\]]+)"
 _ADDRESS = r"\[(.*?)\](?: \+ (\S+))?"
 _PROGRAM = re.compile(r"program (.+)")
 _AXIS = re.compile(rf"axis (\S+) = {_SIZE}")
-_BUFFER = re.compile(rf"({'|'.join(ROLES)}) (\S+): (\w+) \[(.*)\] strides \[(.*)\]")
+CROOKED = " unaligned"
+_BUFFER = re.compile(rf"({'|'.join(ROLES)}) (\S+): (\w+) \[(.*)\] strides \[(.*)\]( unaligned)?")
 _VALUE = re.compile(r"%(\d+) = (\w+) ?(.*)")
 _STORE = re.compile(rf"store (\S+) {_ADDRESS} = %(\d+)")
 _GATHER = re.compile(r"gather\(%(\d+) \* (\S+) < (\S+)\)")
@@ -147,8 +149,8 @@ class _Reader:
             self.value(text, src)
 
     def buffer(self, text: str) -> None:
-        role, name, dtype, shape, strides = _match(_BUFFER, text, "expected `ROLE NAME: DTYPE [SIZES] strides [SIZES]`")
-        self.buffers[name] = Buffer(name, _dtype(dtype), role, _size_list(shape), _size_list(strides))
+        role, name, dtype, shape, strides, crooked = _match(_BUFFER, text, "expected `ROLE NAME: DTYPE [SIZES] strides [SIZES]`")
+        self.buffers[name] = Buffer(name, _dtype(dtype), role, _size_list(shape), _size_list(strides), crooked != CROOKED)
 
     def store(self, text: str, src: str) -> None:
         name, steps, offset, stored = _match(_STORE, text, "expected `store BUFFER [AXIS:STRIDE, ...] + OFFSET = %VALUE`")

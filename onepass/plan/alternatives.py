@@ -59,4 +59,5 @@ def kind(schedule: Schedule) -> tuple[object, ...]:
             shape = (width, schedule.splits > 1)
         case _:
             shape = (schedule.splits > 1,)
-    return schedule.family, bool(schedule.resident), schedule.warps, schedule.stages, *shape
+    ring = schedule.stages, bool(schedule.ahead)
+    return schedule.family, bool(schedule.resident), len(schedule.parked), schedule.warps, *ring, *shape

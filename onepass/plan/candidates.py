@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..device import Device
 from ..ir.monoid import MONOIDS
@@ -12,12 +13,34 @@ from .access import row_stride, streams_rows
 from .cost import Traffic
 from .kernel import Kernel
 from .lanes import vector
+from .lanes import widest as widest_vector
 from .legality import Family, may_split
+from .parked import (
+    BARRIERS,
+    BOX,
+    FLAT,
+    chunks,
+    columns_ahead,
+    cut,
+    cut_flat,
+    exchanged,
+    parkable,
+    parkable_flat,
+    register_limit,
+    shared_bytes,
+    wanted,
+)
 from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
+from .tiled import LEAST_LINE, LEAST_STAGES, MOST_STAGES, rows_at_once, tileable, told
+from .tiled import shared_bytes as tile_bytes
 
 MOST_HELD = 128  # elements a thread may hold of a resident row
 MOST_ALONE = 8192  # columns that one CTA holds while most of the card is idle
 MOST_TILES = 24  # unrolled tiles in one kernel's text
+
+HAS_TMA = (9, 0)  # the first compute capability that has it
+MOST_SLOTS = 4  # rows that a ring has room for
+MOST_HERE = 8  # CTAs that share an SM, each with a ring
 
 
 def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
@@ -27,14 +50,17 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
             yield from _pointwise(kernel, t, bindings)
         case Family.INNER, True:
             yield from _inner_resident(kernel, t, bindings, device)
+            yield from _inner_parked(kernel, t, device)
         case Family.INNER, False:
             yield from _inner_looped(kernel, t, bindings, device)
         case Family.OUTER, True:
             yield from _columns_resident(kernel, t)
         case Family.OUTER, False:
             yield from _outer(kernel, t, device)
+            yield from _outer_parked(kernel, t, device)
         case Family.MIX, _:
             yield from _mix(kernel, t, device)
+            yield from _mixed_parked(kernel, t, device)
 
 
 def lead_of(kernel: Kernel, bindings: Bindings) -> int:
@@ -90,6 +116,75 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Devi
                 tiles = _sector_cover(cols, lead, min(widest, power_of_two(cols) // 4), least) if lead else cover(cols, widest)
                 if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles) and _even(tiles, least):
                     yield Schedule(Block(height), Cover(tiles), warps, lead=lead, resident=frozenset(kernel.multi_phase))
+
+
+def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Rows in shared memory, for reductions along them: one row a CTA, or one after another.
+
+    CTAs of one row each share the work better: SMs are not equally fast, and whoever is done gets the next row. H200, softmax
+    8192 x 32768: 258 us, where 132 to 396 CTAs that take rows in turn need 275 to 290.
+    """
+    for each in _parked(kernel, t, device):
+        assert isinstance(each.cols, Cover)
+        if 2 * each.cols.tiles[0] <= t.cols:  # registers hold what is shorter
+            yield each
+            if each.stages == 1 and not each.ahead:
+                yield replace(each, rows=Block(1))
+
+
+def _mixed_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Rows in shared memory, for reductions along them and down their columns, of which registers hold the states."""
+    if not may_split(kernel, Family.MIX):
+        return
+    for each in _parked(kernel, t, device):
+        assert isinstance(each.cols, Cover)
+        if len(each.cols.tiles) <= MOST_TILES:
+            # 255 is no multiple of eight, and within it ptxas spills a few words that it does not spill within 248.
+            gathers = replace(each, gathers=True, registers=each.registers // 8 * 8)
+            yield from (replace(gathers, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
+
+
+def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Rows in shared memory, where something is needed twice, TMA can bring all that is, and a CTA has room for it."""
+    cols, twice = _static_cols(kernel), wanted(kernel)
+    flat = not twice <= frozenset(parkable(kernel))
+    able = frozenset(parkable_flat(kernel) if flat else parkable(kernel))
+    if device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
+        return
+    vec, exchange = vector(kernel), exchanged(kernel)
+    for parked in (twice,) if twice == able else (twice, able):
+        element = sum(kernel.program.dtypes[i].size for i in parked)
+        for warps in (4, 8, 16):
+            for width in (32 * warps * vec * k for k in (1, 2, 4)):
+                if width > cols:
+                    continue
+                covered = (cut_flat if flat else cut)(cols, width, 32 * warps * vec)
+                if covered is None:
+                    continue
+                for slots in range(1, MOST_SLOTS + 1):
+                    smem = shared_bytes(element, covered, slots, exchange, warps)
+                    if smem > device.smem_per_cta:
+                        break
+                    most = min(MOST_HERE, device.smem_per_sm // (smem + device.smem_reserve))
+                    for here in sorted({1, min(2, most), most}):
+                        split = max(1, min(here * device.sms, t.rows))
+                        registers = register_limit(warps, here, device)
+                        one = Schedule(Loop(1, split), covered, warps, slots, lead=FLAT if flat else 0, parked=parked,
+                                       registers=registers)
+                        yield one
+                        room = min(device.smem_per_cta, device.smem_per_sm // here - device.smem_reserve) - smem
+                        yield from (replace(one, ahead=n) for n in _ahead(one, cols, room // element))
+
+
+def _ahead(one: Schedule, cols: int, room: int) -> list[int]:
+    """How many copies of the next row a ring has places for beside those of one row: all that there is room for, and half of them.
+    Where there is room for a whole row, another schedule has a place for it."""
+    assert isinstance(one.cols, Cover)
+    copies = 0 if one.lead or one.stages > 1 else chunks(one.cols, cols).copies
+    if not copies or room >= cols:
+        return []
+    most = min(room // columns_ahead(one.cols, 1), BARRIERS - copies)
+    return [n for n in sorted({most, most // 2}) if n]
 
 
 def _is_alone(kernel: Kernel, t: Traffic, device: Device) -> bool:
@@ -166,6 +261,54 @@ def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
                         k = min(turns, max(1, round(target * device.sms / col_blocks)))
                         if k > 1:
                             yield Schedule(Loop(step, k), Block(width), warps)
+
+
+def _outer_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Tiles of columns through shared memory, where TMA can bring all that is full-size. A tile that leaves room for no second one
+    is made shorter, down to one vector a thread; where even that leaves none, there is no such schedule.
+
+    Partial results that another kernel has just written are in L2, and a ring only takes its time to start: H200, sums of 264 x
+    5120 of them take 7 us so, and 2.5 by threads that load them.
+    """
+    able = frozenset(tileable(kernel))
+    if device.capability < HAS_TMA or not able or _is_near(kernel):
+        return
+    vec, exchange = widest_vector(kernel), exchanged(kernel, down=True)
+    sizes = [kernel.program.dtypes[i].size for i in able]
+    least = LEAST_LINE // min(sizes)
+    most = max(least, power_of_two(t.cols))
+    for warps in (4, 8):
+        for width in (w for w in (16, 32, 64, 128, 256) if max(least, vec) <= w <= most):
+            lowest = rows_at_once(width, vec, warps)
+            for tall in (lowest * k for k in (1, 2, 4, 8)):
+                if tall > min(BOX, max(lowest, power_of_two(t.rows))):
+                    break
+                for stages in (LEAST_STAGES, 3, 4, MOST_STAGES):
+                    one = Schedule(Loop(tall), Block(width), warps, stages, parked=able)
+                    smem = tile_bytes(one, vec, sum(sizes), exchange)
+                    if smem > device.smem_per_cta:
+                        break
+                    here = min(MOST_HERE, device.smem_per_sm // (smem + device.smem_reserve))
+                    if here * smem >= device.bytes_in_flight:  # or nothing is gained
+                        yield from _shared_by(one, sorted({1, min(2, here), here}), kernel, t, device)
+
+
+def _is_near(kernel: Kernel) -> bool:
+    """Does a kernel read partial results of another only?"""
+    return all(kernel.program.buffer[n.buffer].role == "temp" for i, n in enumerate(kernel.program.nodes)
+               if isinstance(n, Load) and kernel.is_full[i])
+
+
+def _shared_by(one: Schedule, heres: list[int], kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """The same with its rows shared by as many CTAs as give every SM so many, any number of them; and not shared."""
+    assert isinstance(one.rows, Loop) and isinstance(one.cols, Block)
+    blocks, tiles = -(-t.cols // one.cols.size), -(-t.rows // one.rows.step)
+    splits = {1: min(heres[-1], -(-blocks // device.sms))}
+    for here in reversed(heres) if may_split(kernel, Family.OUTER) else ():
+        if (split := min(tiles, round(here * device.sms / blocks))) > 1:
+            splits[split] = here
+    for split, here in sorted(splits.items()):
+        yield told(replace(one, rows=replace(one.rows, split=split)), here, device)
 
 
 def _monoid(kernel: Kernel, i: int) -> str:

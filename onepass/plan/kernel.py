@@ -108,6 +108,10 @@ class Kernel:
 
     def use_phases(self, i: int) -> frozenset[int]:
         """The phases in which a loaded value is (transitively) read by something that varies as it does."""
+        return frozenset(self.phase[use] for use in self.uses(i))
+
+    def uses(self, i: int) -> frozenset[int]:
+        """The reductions and stores that a loaded value reaches through what varies as it does."""
         found: set[int] = set()
         seen: set[int] = set()
         todo = [i]
@@ -119,7 +123,7 @@ class Kernel:
                 seen.add(user)
                 node = self.program.nodes[user]
                 if isinstance(node, (Reduce, Store)):
-                    found.add(self.phase[user])
+                    found.add(user)
                 if not isinstance(node, Reduce) or self.phase[user] == self.phase[at] and user in self._block_nodes:
                     todo.append(user)
         return frozenset(found)

@@ -13,7 +13,12 @@ from .schedule import Block, Loop, Schedule
 
 def vector(kernel: Kernel) -> int:
     """Elements a thread takes of a tile at once: 16 bytes of the narrowest full-size tensor, but never fewer than four."""
-    return most_contiguous(kernel) or max(4, 16 // min(_full_sizes(kernel, Load, Store), default=4))
+    return most_contiguous(kernel) or widest(kernel)
+
+
+def widest(kernel: Kernel) -> int:
+    """The same, whatever is stored beside it: what tiles of a layout that is said, not found, are read by."""
+    return max(4, 16 // min(_full_sizes(kernel, Load, Store), default=4))
 
 
 def lies_alike(kernel: Kernel, i: int, width: int, warps: int) -> bool:

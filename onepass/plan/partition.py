@@ -61,7 +61,7 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
     fresh = [s for s in found if s.plan.scored_as not in lessons] if lessons else found
     if fresh:
         near = min(s.us for s in fresh) * NEAR
-        return min((s for s in fresh if s.us <= near), key=lambda s: (_weight(s.plan), s.us))
+        return min((s for s in fresh if s.us <= near), key=lambda s: (_parks_rows(s.plan), _weight(s.plan), s.us))
     if found and spilling:
         return min(found, key=lambda s: (lessons[s.plan.scored_as].spilled or (True, 0), s.us))
     return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
@@ -82,9 +82,20 @@ def scores(program: Program, bindings: Bindings, device: Device, lessons: Lesson
     return found
 
 
+def _parks_rows(chosen: KernelPlan) -> bool:
+    """Rows that registers hold as well need no shared memory."""
+    return bool(chosen.schedule.parked) and isinstance(chosen.schedule.cols, Cover)
+
+
 def _weight(chosen: KernelPlan) -> int:
-    """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster."""
-    return chosen.resources.registers * (chosen.schedule.warps * chosen.schedule.splits if chosen.family == "mix-order" else 1)
+    """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster.
+
+    Of parked rows, those a CTA may take at most: the less, the more CTAs are sure to fit.
+    """
+    if _parks_rows(chosen):
+        return chosen.schedule.registers * chosen.schedule.warps
+    everywhere = chosen.schedule.warps * chosen.schedule.splits if chosen.family.startswith("mix-order") else 1
+    return chosen.resources.registers * everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +143,9 @@ def _scored(form: Form, family: Family, bindings: Bindings, device: Device, less
 
 def _resident_grid_fits(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
     """A loop over rows wants all its CTAs on the card at once."""
-    looped = isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
-    return not looped or schedule.splits <= ctas_per_sm * device.sms
+    if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
+        return True
+    return schedule.rows.split <= ctas_per_sm * device.sms
 
 
 def _join(schedule: Schedule, t: Traffic, device: Device) -> float:
@@ -387,7 +399,8 @@ def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tup
     first, rest = halves(chosen.kernel, chosen.schedule.splits, order)
     kernel = Kernel(first, _remaining(chosen.kernel.space, first))
     held = frozenset(kernel.multi_phase) if chosen.schedule.resident else frozenset[int]()
-    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held))
+    parked = frozenset(first.nodes.index(chosen.program.nodes[i]) for i in chosen.schedule.parked)
+    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held, parked=parked))
     joined = plan(rest, bindings, device, lessons)
     return [main, *joined.kernels]
 

@@ -13,8 +13,9 @@ from ..ir.size import Bindings, product, value
 from .cost import RAMP, Cost
 from .kernel import Across, Kernel
 from .legality import Refusal
-from .resources import Resources
-from .schedule import Schedule
+from .parked import columns_ahead
+from .resources import Resources, tile_of
+from .schedule import Cover, Schedule
 
 ANY_WEIGHT = 1024  # registers that no schedule is estimated to take
 
@@ -81,8 +82,14 @@ class KernelPlan:
             if self.kernel.by_col[i] is Across.FULL:
                 return f"{text} per column"
             return f"{text} per row" if self.kernel.by_row[i] else f"{text} once"
+        tile, size = tile_of(self.schedule), self.program.dtypes[i].size
         if i in self.schedule.resident:
-            return f"{text} once, kept in registers"
+            held = tile.resident_height * tile.resident_width * size / (4 * 32 * self.schedule.warps)
+            return f"{text} once, kept in registers ({held:g} a thread)"
+        if i in self.schedule.parked:
+            cols, ahead = self.schedule.cols, self.schedule.ahead
+            columns = self.schedule.stages * tile.resident_width + (columns_ahead(cols, ahead) if isinstance(cols, Cover) else 0)
+            return f"{text} once, parked in shared memory ({columns * size / 1024:.1f} KiB)"
         times = len(self.kernel.use_phases(i)) if i in self.kernel.multi_phase else 1
         return f"{text} once" if times == 1 else f"{text} {times} times"
 

@@ -1,15 +1,17 @@
 """Schedule: a role for every side of a kernel's space. One emitter writes them all.
 
     rows     columns   what it is called elsewhere
-    Block    Cover     persistent inner reduction: whole rows on chip
+    Block    Cover     persistent inner reduction: whole rows on chip; with `parked` loads, one row a CTA in shared memory
     Block    Loop      looped inner reduction, peeled; with split > 1 the columns are shared by several CTAs
     Cover    Block     a whole column on chip: an outer result used on the data
-    Loop     Block     outer reduction; with split > 1 the rows are shared by several CTAs
-    Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows
+    Loop     Block     outer reduction; with split > 1 the rows are shared by several CTAs; with `parked` loads, all that are
+                       full-size come through shared memory, a tile of every input at a time
+    Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows; with `parked` loads, over rows that wait
+                       in shared memory, of which every CTA takes one after another: reductions along them, and where the
+                       loop `gathers`, also down their columns
     Block    Block     pointwise
 
-A further residence of values (shared memory) or a further way to share a row (clusters) is one more role here and one more
-rule in codegen.
+A further way to share a row (clusters) is one more role here and one more rule in codegen.
 """
 
 from __future__ import annotations
@@ -56,29 +58,33 @@ class Schedule:
     rows: Role
     cols: Role
     warps: int
-    stages: int = 1  # of the row loop's software pipeline
+    stages: int = 1  # of the row loop's software pipeline; rows, or tiles of them, that a ring in shared memory has room for
+    ahead: int = 0  # copies of the next row that a ring of one row has room for besides
     lead: int = 0  # elements of a sector, when rows start inside one and are read from its beginning; 0: rows start aligned
     resident: frozenset[int] = frozenset()  # multi-phase loads kept in registers, in their storage type
     hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
+    parked: frozenset[int] = frozenset()  # full-size loads that TMA brings to a ring in shared memory, and are read there
+    gathers: bool = False  # a loop over parked rows also carries reductions over rows; one over others always does
+    registers: int = 0  # the most that a thread may take; 0: as many as the compiler sees fit
 
     @property
     def family(self) -> str:
         """The name the field knows it by."""
         match self.rows, self.cols:
             case Block(), Cover():
-                return "inner"
+                return "inner parked" if self.parked else "inner"
             case Block(), Loop(split=1):
                 return "inner looped"
             case Block(), Loop():
                 return "inner split"
             case Cover(), Block():
                 return "column"
-            case Loop(split=1), Block():
-                return "outer"
-            case Loop(), Block():
-                return "outer split"
+            case Loop(split=k), Block():
+                return "outer" + (" parked" if self.parked else "") + (" split" if k > 1 else "")
             case Loop(), Cover():
-                return "mix-order"
+                if not self.parked:
+                    return "mix-order"
+                return "mix-order parked" if self.gathers else "inner parked"
             case _:
                 return "pointwise"
 
@@ -86,6 +92,8 @@ class Schedule:
     def splits(self) -> int:
         """How many CTAs share one result; above 1 a second kernel joins their partial states."""
         match self.rows, self.cols:
+            case Loop(), Cover() if self.parked and not self.gathers:  # they share the rows, and nothing that a row gives
+                return 1
             case Loop(split=k), _:
                 return k
             case _, Loop(split=k):
@@ -105,9 +113,12 @@ class Schedule:
 
         extra = [f"{self.warps} warps"]
         extra += [f"{self.stages} stages"] if self.stages > 1 else []
+        extra += [f"{self.ahead} {'copy' if self.ahead == 1 else 'copies'} ahead"] if self.ahead else []
         extra += [f"lead {self.lead}"] if self.lead else []
         extra += [f"{len(self.resident)} resident"] if self.resident else []
         extra += ["hoisted"] if self.hoisted else []
+        extra += [f"{len(self.parked)} parked"] if self.parked else []
+        extra += [f"at most {self.registers} registers"] if self.registers else []
         return f"{self.family}: rows {role(self.rows)}, cols {role(self.cols)}, " + ", ".join(extra)
 
 

@@ -24,6 +24,8 @@ class Binary:
     loads: Mapping[int, int] = field(hash=False)  # bytes of one global load -> how many such instructions
     stores: Mapping[int, int] = field(hash=False)
     spills_in_loop: bool = False
+    tma_copies: int = 0  # copies to shared memory by TMA in the text of the kernel
+    mbarriers: int = 0  # instructions on barriers that such copies signal
 
     @property
     def wide_loads(self) -> int:
@@ -50,6 +52,8 @@ _LOG_REGISTERS = re.compile(r"Used (\d+) registers")
 _GLOBAL_ACCESS = re.compile(r"\b(ld|st)\.(?:[\w:]+\.)*?global(?:\.[\w:]+)*?(?:\.v(\d))?\.[bufs](\d+)\s")
 _ASYNC_COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global(?:\.[\w:]+)*\s*\[[^\]]+\],\s*\[[^\]]+\],\s*(0x[0-9a-f]+|\d+)")
 _BARRIER = re.compile(r"\bbar(?:rier\.cta)?\.sync\b|\bbarrier\.sync\b")
+_TMA = re.compile(r"\bcp\.async\.bulk\.tensor\.")
+_MBARRIER = re.compile(r"\bmbarrier\.(?:init|inval|arrive|try_wait|test_wait)\b")
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+([^;/]+);")
 _BRANCH = re.compile(r"\bBRA\b[^;]*?0x([0-9a-f]+)")
 _LOCAL = re.compile(r"\b(?:LDL|STL)\b")
@@ -95,4 +99,5 @@ def summarise(usage: Usage, smem_bytes: int, ptx: str, sass: str = "") -> Binary
     loads, stores = count_access(ptx)
     in_loop = usage.spill_bytes > 0 and spills_in_loop(sass)
     barriers = len(_BARRIER.findall(ptx))
-    return Binary(usage.registers, usage.spill_bytes, usage.stack_bytes, smem_bytes, barriers, loads, stores, in_loop)
+    return Binary(usage.registers, usage.spill_bytes, usage.stack_bytes, smem_bytes, barriers, loads, stores, in_loop,
+                  len(_TMA.findall(ptx)), len(_MBARRIER.findall(ptx)))

@@ -18,9 +18,9 @@ from .. import compat
 from ..codegen.source import ParamKind, Source
 from ..ir.program import Buffer
 from ..ir.size import Bindings, symbols, value
-from . import interpret
+from . import gluon_model, interpret
 from .compiled import Made
-from .launch import Launcher, prepare
+from .launch import Launcher, TensorMap, prepare
 
 Tensors = Mapping[str, Tensor]
 Bound = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (outputs, inputs), in the order of the Program's buffers
@@ -111,7 +111,7 @@ def aligned_of(source: Source, aligned: frozenset[str], brought: frozenset[str] 
 
     Memory from here always does; inputs, and outputs that are `brought` by the caller, only where `aligned` names them.
     """
-    pointers = {p.name for p in source.params if p.kind is ParamKind.POINTER}
+    pointers = {p.name for p in source.params if p.kind in (ParamKind.POINTER, ParamKind.TENSOR_MAP)}
     return frozenset(pointers & (aligned | (source.fresh - brought)))
 
 
@@ -127,7 +127,10 @@ def _bind_interpreter(executable: Executable, bindings: Bindings) -> Bound:
         tensors = dict(zip(names, (*outputs, *inputs), strict=True))
         tensors.update((name, allocate(wanted, device)) for name, wanted in temporaries)
         for source in made.sources:
-            interpret.run(source, tensors, bindings)
+            if source.gluon:
+                gluon_model.run_source(source, tensors, bindings)
+            else:
+                interpret.run(source, tensors, bindings)
 
     return run
 
@@ -148,7 +151,7 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
     places |= {b.name: len(places) + i for i, b in enumerate(made.temporaries)}
     places |= {f"size {name}": len(places) + i for i, name in enumerate((*bindings, ""))}
     launches = tuple(
-        (launcher.launch, source.programs(bindings), _picker(source, places))
+        (launcher.launch, source.programs(bindings), _picker(source, places, bindings))
         for source, launcher in zip(made.sources, executable.launchers, strict=True) if source.programs(bindings))
     stream_of, current_device = compat.raw_stream(), torch.cuda.current_device
 
@@ -185,18 +188,22 @@ def _share(temporaries: Sequence[Buffer], bindings: Bindings) -> tuple[int, tupl
     return end // 4, tuple(offsets)
 
 
-def _picker(source: Source, places: Mapping[str, int]) -> Callable[[list[int]], Sequence[int]]:
+def _picker(source: Source, places: Mapping[str, int], bindings: Bindings) -> Callable[[list[int]], Sequence[int | TensorMap]]:
     """From the list of all values, a kernel's arguments in parameter order."""
     zero = places["size "]
     positions = []
     for param in source.params:
         match param.kind:
-            case ParamKind.POINTER:
+            case ParamKind.POINTER | ParamKind.TENSOR_MAP:
                 positions.append(places[param.name])
             case ParamKind.SIZE:
                 positions.append(places[f"size {param.name}"])
             case ParamKind.ZERO:
                 positions.append(zero)
+    if source.gluon:
+        views = [None if p.view is None else p.view.seen(bindings) for p in source.params]
+        return lambda values: [values[at] if view is None else TensorMap(values[at], *view)
+                               for at, view in zip(positions, views)]
     if len(positions) == 1:
         only = positions[0]
         return lambda values: (values[only],)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..codegen.source import Param, ParamKind, Source
+from ..codegen.source import Param, ParamKind, Source, TensorView
 from ..ir.expr import DType
 from .module import Job
 
@@ -22,12 +22,15 @@ def _type(param: Param, wide: bool) -> str:
     match param:
         case Param(kind=ParamKind.POINTER, dtype=DType() as dtype):
             return "*" + _pointee(dtype)
+        case Param(kind=ParamKind.TENSOR_MAP, dtype=DType() as dtype, view=TensorView(box=box)):
+            layout = f"NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth={8 * dtype.size}, rank={len(box)})"
+            return f"tensordesc<{_pointee(dtype)}{list(box)},{layout}>"
         case Param(kind=ParamKind.SIZE) if wide:
             return "i64"
         case Param(kind=ParamKind.SIZE | ParamKind.ZERO):
             return "i32"
         case _:
-            raise ValueError(f"pointer {param.text_name} has no dtype")
+            raise ValueError(f"parameter {param.text_name} does not say what it points to")
 
 
 def _pointee(dtype: DType) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..codegen.source import Source
+from ..codegen.source import ParamKind, Source
 from ..errors import CompileFailed, DoesNotFit, UnsupportedDevice
 from . import cache as disk
 from .binary import Binary, Usage, summarise
@@ -23,6 +23,26 @@ from .counts import heard
 from .job import job
 from .module import Job, build
 from .readout import read_spills
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """What Triton's launchers ask of a tensor that TMA reads: an address, and how it is seen. They encode it for the hardware."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: str = "zero"
+    round_f32_to_tf32: bool = False
+
+    @property
+    def base(self) -> TensorMap:
+        """The tensor; launchers want nothing of it but its address."""
+        return self
+
+    def data_ptr(self) -> int:
+        """Where it starts."""
+        return self.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +63,7 @@ class Launcher:
         """What the kernel takes."""
         return _binary(self.work, self.device)
 
-    def __call__(self, grid: int, args: tuple[int, ...], stream: int) -> None:
+    def __call__(self, grid: int, args: tuple[int | TensorMap, ...], stream: int) -> None:
         """Launch `grid` programs on a raw stream of this device. `args` are in parameter order, pointers as addresses."""
         if grid == 0:
             return
@@ -62,6 +82,10 @@ def prepare(source: Source, device: int, aligned: frozenset[str]) -> Launcher:
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST:
         raise UnsupportedDevice(device=f"cuda:{device} (compute capability {capability[0]}.{capability[1]})")
+    crooked = sorted({p.name for p in source.params if p.kind is ParamKind.TENSOR_MAP} - aligned)
+    if crooked:
+        detail = f"TMA cannot read {', '.join(crooked)}, which does not start on 16 bytes"
+        raise CompileFailed(kernel=source.name, device=f"cuda:{device}", detail=detail)
     return _prepared(job(source, capability[0] * 10 + capability[1], aligned), device)
 
 

@@ -154,7 +154,7 @@ def _as_predicted(kernel: KernelSummary, binary: Binary, device: Device) -> bool
     fit = ctas_per_sm(binary.registers, binary.smem_bytes, kernel.schedule.warps, device)
     if binary.spill_bytes or not fit:
         return False
-    if kernel.family == "mix-order":  # as many as the grid has, if they fit
+    if kernel.family.startswith("mix-order"):  # as many as the grid has, if they fit
         return fit * device.sms >= kernel.schedule.splits
     return LIKE <= fit / max(kernel.ctas_per_sm, 1) <= 1 / LIKE
 

@@ -157,10 +157,10 @@ def _header(r: Report) -> Text:
 
 def _kernel_table(kernels: tuple[KernelRow, ...]) -> Table:
     shown = table("kernels", ("name", "name"), ("family", "name"), ("DRAM", "right"), ("regs", "right"), ("spill", "right"),
-                  ("CTAs/SM", "right"), ("predicted", "right"))
+                  ("shared", "right"), ("CTAs/SM", "right"), ("predicted", "right"))
     for k in kernels:
         shown.add_row(escape(k.name), escape(k.family), human_bytes(k.dram_bytes), str(k.registers), spill_text(k.spill_bytes),
-                      str(k.ctas_per_sm), us(k.predicted_us))
+                      "" if k.smem_bytes is None else human_bytes(k.smem_bytes), str(k.ctas_per_sm), us(k.predicted_us))
     return shown
 
 

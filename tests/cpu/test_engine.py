@@ -87,12 +87,12 @@ def test_sizes_a_kernel_had_better_know_get_kernels_of_their_own() -> None:
     assert [v.fixed for v in kernels.variants] == [(("s0", 12),), (("s0", 13),)]
 
 
-def test_the_index_is_wide_where_it_must_be_and_alignment_means_nothing_to_an_interpreter() -> None:
+def test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_of_its_own() -> None:
     kernels = Kernels(program(), "it")
     for rows in (100_000_000, 90_000):
         kernels.executable({"s0": rows}, CPU, frozenset({"x"}))
     kernels.executable({"s0": 90_000}, CPU, NOTHING)
-    assert [(v.wide, v.aligned) for v in kernels.variants] == [(True, NOTHING), (False, NOTHING)]
+    assert [(v.wide, v.aligned) for v in kernels.variants] == [(True, {"x"}), (False, {"x"}), (False, NOTHING)]
 
 
 def test_threads_make_it_once() -> None:

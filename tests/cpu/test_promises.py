@@ -87,7 +87,7 @@ def test_held_rows_need_the_opaque_zero() -> None:
 
 @pytest.mark.parametrize("shape", [(32768, 50257), (32768, 1027)], ids=str)
 def test_odd_rows_are_read_with_whole_vectors(shape: tuple[int, int]) -> None:
-    made = compiled(lambda x: torch.softmax(x, -1), (meta(*shape),))
+    made = compiled(lambda x: torch.softmax(x, -1), (meta(*shape),), on=device("a100"))  # without TMA
     loads = [line for source in made.sources for line in source.text.splitlines() if "tl.load(x_ptr" in line]
     unmasked = [line for line in loads if "mask=" not in line]
     assert unmasked and len(unmasked) >= len(loads) // 3  # of a walk: the broken sectors, whole tiles, and what is left of one

@@ -1,0 +1,86 @@
+"""Kernels that use shared memory by hand, at small sizes, held against float64: something for compute-sanitizer to look at.
+
+    PYTHONPATH=. compute-sanitizer --tool memcheck|racecheck|synccheck python bench/sanitize.py [NAME ...]
+
+Without a sanitizer it is a quick check of every kind of such kernels on the card. It ends with 1 if any result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from onepass.codegen.source import Source
+from onepass.device import device
+from onepass.ir.oracle import evaluate
+from onepass.knobs import knobs
+from onepass.pipeline import generate
+from onepass.plan.plan import Plan
+from onepass.runtime import offline
+from onepass.runtime.binary import Binary
+from onepass.runtime.compiled import Compiled
+from onepass.runtime.executable import aligned_of, assemble
+from onepass.tools.ours import EVERY, Ours
+from onepass.tools.workloads import workload
+
+CARD = torch.device("cuda", 0)
+# More rows than all places of all rings on a card, so that places are filled again.
+SHAPES = {
+    "softmax": ((700, 4096), (700, 4501)), "softmax_backward": ((700, 4096),), "rms_norm": ((700, 4096), (700, 4501)),
+    "layer_norm": ((700, 4096),), "logsumexp": ((300, 32768),), "rms_norm_backward": ((700, 4096),),
+    "layer_norm_backward": ((700, 4096),), "outer_sum_1": ((2100, 512),), "outer_sum_5": ((2100, 512),),
+    "batch_norm_stats": ((8, 64, 1024),),
+}
+EACH = 3  # plans of one family and ring
+
+
+def plans(ours: Ours) -> Iterator[Plan]:
+    """A few plans of every kind that parks something."""
+    taken: dict[tuple[str, int], int] = {}
+    for plan in ours.plans(device("h200"), EVERY):
+        kinds = [(k.schedule.family, k.schedule.stages) for k in plan.kernels if k.schedule.parked]
+        if kinds and all(taken.get(kind, 0) < EACH for kind in kinds):
+            taken |= {kind: taken.get(kind, 0) + 1 for kind in kinds}
+            yield plan
+
+
+def compiled(ours: Ours, plan: Plan) -> tuple[Plan, tuple[Source, ...], tuple[Binary, ...]]:
+    """A plan with its kernels."""
+    sources = generate(plan)
+    return plan, sources, tuple(offline.compile(s, device("h200"), aligned_of(s, ours.aligned, ours.outputs)) for s in sources)
+
+
+def wrong(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str]:
+    """What is wrong with the results of one workload, plan by plan; an empty text for a plan that is right."""
+    case = workload(name)
+    args = case.inputs(shape, dtype, CARD)
+    ours = Ours.of(case.function, args)
+    tensors = ours.captured.tensors(tuple(args))
+    exact = evaluate(ours.program, {k: v.cpu() for k, v in tensors.items()}, ours.bindings)
+    with ThreadPoolExecutor(knobs().compile_workers) as threads:
+        made = list(threads.map(lambda plan: compiled(ours, plan), plans(ours)))
+    for plan, sources, binaries in made:
+        found = assemble(Compiled(plan, sources, binaries).made, CARD, ours.aligned)(tensors, ours.bindings)
+        torch.cuda.synchronize()
+        schedule = next(k.schedule for k in plan.kernels if k.schedule.parked)
+        far = [k for k, right in exact.items()
+               if not float((found[k].cpu().double() - right).abs().max()) <= 0.02 * float(right.abs().max()) + 1e-6]
+        yield f"{name} {shape} {schedule}: {', '.join(far)} wrong" if far else ""
+
+
+def main() -> int:
+    """Run all, or what is named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(SHAPES))
+    given = parser.parse_args()
+    said = [text for name in given.names for shape in SHAPES[name] for dtype in (torch.bfloat16, torch.float32)
+            for text in wrong(name, shape, dtype)]
+    print(f"{len(said)} plans, {sum(map(bool, said))} wrong", *filter(None, said), sep="\n")
+    return int(any(said))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,70 @@
+"""What a loop over rows carries: row vectors that are loaded before it, and reductions over rows that are read out after it.
+
+The same for every language a mix-order kernel can be written in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..ir.program import Reduce, operands
+from ..plan.kernel import Across
+from .folds import Folds, Running
+from .spots import Spot
+from .steps import Steps
+from .values import Env, Values
+
+
+class Gathered:
+    """Writes what comes before and after a loop over rows."""
+
+    def __init__(self, steps: Steps, values: Values, folds: Folds) -> None:
+        self.steps, self.values, self.folds = steps, values, folds
+        self.kernel, self.program = values.kernel, values.program
+
+    def hoist(self, tiles: Sequence[Spot]) -> None:
+        """Load row vectors before the loop, shaped like the tiles they meet there."""
+        for i in self.steps.hoisted:
+            for tile in tiles:
+                self.values.hold(i, tile)
+
+    def start(self, tiles: Sequence[Spot]) -> dict[int, Running]:
+        """The reductions that the loop feeds, each with its identity for every tile."""
+        folds = [f for walk in self.steps.walks for f in walk.gathered] + list(self.steps.row_folds)
+        gathered = {f.node: self.folds.running(f) for f in folds}
+        for state in gathered.values():
+            self.folds.start(state, tiles)
+        return gathered
+
+    def close(self, tiles: Sequence[Spot], env: Env, gathered: dict[int, Running]) -> None:
+        """After the loop: read the gathered reductions out, per tile where they vary along the columns."""
+        self.values.held = {}  # what was held is shaped for the loop's rows; what follows has one
+        by_tile = [s for s in gathered.values() if not s.fold.cols and s.across is not Across.NONE]
+        for state in gathered.values():
+            if state not in by_tile:
+                self.folds.finish(state, tiles[0])
+        flat = [i for i in self.steps.closing if self.kernel.by_col[i] is Across.NONE]
+        for i in flat:
+            self.values.node(i, Spot(), env)
+        for tile in tiles:
+            spot = replace(tile, height=1)
+            for state in by_tile:
+                lost = {tile.tag: state.lost[tile.tag]} if tile.tag in state.lost else {}
+                self.folds.finish(replace(state, states={tile.tag: state.states[tile.tag]}, lost=lost), spot)
+            tile_env = dict(env)
+            rest = [i for i in self.steps.closing if i not in flat]
+            for i in (*self._sources(rest, tile_env), *rest):
+                self.values.node(i, spot, tile_env)
+
+    def _sources(self, nodes: list[int], known: Env) -> list[int]:
+        """Values the closing part reads that were computed inside the row loop."""
+        found: set[int] = set()
+        todo = list(nodes)
+        while todo:
+            for o in operands(self.program.nodes[todo.pop()]):
+                seen = o in known or o in found or o in self.steps.closing
+                if not seen and not isinstance(self.program.nodes[o], Reduce):
+                    found.add(o)
+                    todo.append(o)
+        return sorted(found)

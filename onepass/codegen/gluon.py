@@ -1,0 +1,439 @@
+"""Steps -> Gluon source, for schedules that park rows in shared memory.
+
+Every CTA takes one row after another, or one and no other. A ring has room for a few rows; TMA fills a row's place while earlier
+rows are worked on, and a barrier per place tells when all chunks of the row have arrived. Walks read the chunks from shared
+memory, in a loop that the compiler does not unroll into one pass, so that registers never hold more than a chunk. When the last
+walk over a row ends, its place is filled with the row that this CTA needs as many turns later as the ring has places; where there
+is one place only, the last walk fills it again part by part. Kernels that also reduce over rows are written by `gluon_mixed`,
+from the same parts.
+
+Where there is room for one row and a part of the next, the ring is one of copies: each copy of a few chunks has a place and a
+barrier of its own, and the copies of all rows of a CTA take the places in turn. The first walk over a row waits for copy after
+copy, so it begins while later ones arrive; the last walk fills every place that it has read with the copy whose turn it is, of the
+next row or the one after it.
+
+The text uses this much of Gluon, and nothing else: whoever models it has to model this.
+
+- `gl.program_id`, `range`, `gl.static_range`, arithmetic, comparisons, `&`, `|`, `^`, `~`, scalars beside tensors, `.to`, also with
+  `bitcast=True`
+- `gl.BlockedLayout`, `gl.SliceLayout`; every tensor is [1, width] or [1, 1] and lies as `TILE`, but for one piece of a flat view,
+  [1, 64], which lies as `PIECE`
+- `gl.arange(0, n, layout=)` with `[None, :]` or `[:, None]`, `gl.full`, `.broadcast_to`, `gl.where`, `gl.abs`, `gl.maximum`,
+  `gl.minimum` and the other functions of one value in the op table, `libdevice`
+- `gl.sum(x, axis=, keep_dims=True)` along either axis, and the folds of `gluon_helpers`: `gl.reduce` and `gl.expand_dims`
+- `gl.load` and `gl.store` with and without `mask=` and `other=`
+- `gl.allocate_shared_memory(dtype, shape, layout)`, `.index(i)`, `.reshape(shape)`, `.load(TILE)`; `x_tiles.layout` of a tensor map
+- `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, by chunks or pieces instead of by copies
+- `.store(x)` into a piece that has arrived, under an `if` whose condition is a scalar, and so the same for all threads
+- `mbarrier.MBarrierLayout()`, `mbarrier.init(b, count=1)`, `mbarrier.expect(b, bytes, pred=)`, `mbarrier.wait(b, phase)`
+- `tma.async_copy_global_to_shared(map, coordinates, barrier, place, pred=)`
+- `fence_async_shared()`, and `cta_barrier()` of `gluon_helpers`, between the last read of a place and its refill; the latter also
+  after a wait, where what threads stored lies between, and where a walk that refills goes on reading
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ..ir.program import Load
+from ..ir.size import Bindings
+from ..plan.kernel import Across, Kernel
+from ..plan.lanes import vector
+from ..plan.parked import BARRIERS, LEAST_COPIES, Chunks, box, chunks, parkable, parkable_flat
+from ..plan.schedule import Block, Cover, Loop, Schedule
+from .expr import GLUON, size_text
+from .folds import Folds, Running
+from .gluon_ring import RingEmitter
+from .source import GridDim, Param, Source
+from .spots import Segment, Spot
+from .steps import Steps, Walk, steps
+from .values import Env, Values
+
+OWN = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early", "number", "first", "phase", "at", "over", "later")
+
+
+def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
+    """The source of one kernel that parks rows; `wide` makes it count elements in 64 bits."""
+    assert not schedule.gathers and not any(f.rows for f in kernel.folds)
+    return Emitter(kernel, schedule, bindings, name, wide).source()
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What is called how where a row is asked for. Names of an unrolled loop are no variables, and not to be used as such later."""
+
+    row: str
+    inside: str
+    slot: str
+    counter: str
+
+
+EARLY = Names("early", "early_inside", "slot_early", "j_early")
+LATER = Names("ahead", "inside", "slot", "j")
+COPY = Names("ahead", "inside", "at", "j")  # in a ring of copies
+REST = "_rest"  # marks names of what is narrower than a chunk
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """Where a parked load waits: the names of its shared memory and its tensor maps, and the boxes that fill it."""
+
+    whole: str  # shared memory of whole chunks, by the boxes that are copied
+    chunks: str  # the same memory by chunks
+    chunk: tuple[int, ...]
+    whole_map: str
+    whole_box: tuple[int, ...]
+    rest: str  # of the rest of a row
+    rest_map: str
+    rest_box: tuple[int, ...]
+
+
+class Parked(Values):
+    """Values of which some wait in shared memory."""
+
+    rings: dict[int, _Ring]
+    whole: int  # chunks of a row
+    numbers: dict[str, str]  # of chunks, by what marks their names
+
+    def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
+        ring = self.rings.get(i)
+        if ring is None:  # one element a row is read by its scalar address: as a tensor, threads would read it once for every lane
+            alone = self.kernel.by_col[i] is Across.NONE
+            return super()._load(i, node, replace(spot, row="r") if alone else spot, env)
+        if spot.tag == REST:
+            memory, place, taken = ring.rest, "slot", ring.rest_box
+        else:
+            memory, place, taken = ring.chunks, f"place + {self.numbers[spot.tag]}" if self.whole > 1 else "slot", ring.chunk
+        flat = "" if len(taken) == 2 else f".reshape({spot.shape})"
+        return f"{memory}.index({place}){flat}.load(TILE)"
+
+
+class Emitter(RingEmitter):
+    """Writes a kernel that parks rows and reduces along them; what others that park rows have in common with it is here too."""
+
+    counting = "range"  # how copies are counted that bring a later row
+    walk_from = "0"  # where the compiler is to see a walk over copies begin
+    # What is otherwise in a kernel of rows that start anywhere.
+    flat = False
+    own: tuple[str, ...] = ()
+    values_of = Parked
+
+    def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
+        assert isinstance(schedule.cols, Cover)
+        self.once = isinstance(schedule.rows, Block)  # a CTA has one row
+        able = set(parkable_flat(kernel) if self.flat else parkable(kernel))
+        assert schedule.parked and schedule.parked <= able, "only what TMA can describe is parked"
+        super().__init__(kernel, schedule, name, wide, (*OWN, *self.own))
+        self.split = schedule.rows.split if isinstance(schedule.rows, Loop) else 1
+        self.cols = chunks(schedule.cols, self.extent)
+        # The last walk refills what it has read; with more places, the next row is there already.
+        self.drains = self.slots == 1 and not self.once
+        self.by_copies = schedule.ahead > 0  # every copy has a place and a barrier of its own
+        assert not self.by_copies or (self.drains and not self.flat and self.cols.copies)
+        self.together = self.at_once(self.cols)
+        while self.drains and self.together > 1 and self.cols.count // self.together < LEAST_COPIES:
+            self.together //= 2
+        self.copies = self.cols.count // self.together  # that bring the whole chunks of a row
+        self.places = self.slots * self.copies + schedule.ahead  # of copies
+        assert not self.by_copies or self.places <= BARRIERS
+        self.steps: Steps = steps(kernel, schedule)
+        self.rings = {i: self._ring(i) for i in sorted(schedule.parked)}
+        self.values = self.values_of(kernel, schedule, bindings, self.w, GLUON)
+        self.values.rings, self.values.whole = self.rings, self.cols.count
+        self.values.numbers = {"": "k" if self.cols.count > 1 else "0"}
+        self.folds = Folds(kernel, self.values, row_loop=not self.once)
+        self.gathered: dict[int, Running] = {}  # what the loop over rows carries
+
+    def at_once(self, cols: Chunks) -> int:
+        """Chunks that one copy brings."""
+        return cols.together
+
+    def _ring(self, i: int) -> _Ring:
+        node = self._load_of(i)
+        ring, tiles, rest, rest_tile = (self.w.fresh(f"{node.buffer}_{what}") for what in ("ring", "tiles", "rest", "rest_tile"))
+        by_chunk = self.w.fresh(f"{node.buffer}_chunks") if self.together > 1 else ring
+        width = self.cols.width
+        chunk, whole, last = (box(self.extent, n, self.flat) for n in (width, width * self.together, self.cols.rest))
+        return _Ring(ring, by_chunk, chunk, tiles, whole, rest, rest_tile, last)
+
+    # ---- the whole kernel ----------------------------------------------------------------------------------------------
+
+    def _maps(self) -> list[Param]:
+        return [self._map(i, name, taken) for i, ring in self.rings.items()
+                for name, taken, there in ((ring.whole_map, ring.whole_box, True), (ring.rest_map, ring.rest_box, self.cols.rest))
+                if there]
+
+    def _grid(self) -> tuple[GridDim, ...]:
+        return (GridDim(self.rows) if self.once else GridDim(self.rows, most=self.split),)
+
+    def _body(self) -> None:
+        w, row_count = self.w, size_text(self.rows)
+        w.line(f"TILE: gl.constexpr = gl.BlockedLayout([1, {vector(self.kernel)}], [1, 32], [1, {self.schedule.warps}], [1, 0])")
+        narrowed = self.wide and not isinstance(self.rows, int)  # TMA counts in 32 bits
+        w.line(f"row_count = ({row_count}).to(gl.int32)" if narrowed else f"row_count = {row_count}")
+        w.line("part = gl.program_id(0)")
+        self._allocate()
+        self.tiles = self._tiles()
+        env: Env = {}
+        for i in self.steps.constants:
+            self.values.node(i, Spot(), env)
+        with w.block(f"for slot_early in gl.static_range({self.places if self.by_copies else self.slots})"):
+            if self.by_copies:
+                self._expect(EARLY, f"part + slot_early // {self.copies} * {self.split}")
+                self._copy(EARLY, f"slot_early % {self.copies}", rest=False)
+            else:
+                self._fill(EARLY, "part" if self.once else f"part + slot_early * {self.split}")
+        self._rows(env)
+
+    def _rows(self, env: Env) -> None:
+        """All rows of a CTA."""
+        if self.once:
+            self.w.line("row = part")
+            self._row(env)
+            return
+        self.w.line("number = 0" if self.by_copies else "turn = 0")
+        with self.w.block(f"for row in range(part, row_count, {self.split})"):
+            self._row(env)
+
+    def _allocate(self) -> None:
+        """Rings and barriers."""
+        for i, ring in self.rings.items():
+            dtype = self.program.dtypes[i].kernel
+            parts = [(ring.whole, ring.whole_map, self.places, ring.whole_box)]
+            parts += [(ring.rest, ring.rest_map, self.slots, ring.rest_box)] if self.cols.rest else []
+            for name, tiles, count, taken in parts:
+                self.w.line(f"{name} = gl.allocate_shared_memory(gl.{dtype}, {[count, *taken]}, {tiles}.layout)")
+            if ring.chunks != ring.whole:
+                shape = [self.places * self.together, *ring.chunk]
+                self.w.line(f"{ring.chunks} = {ring.whole}._reinterpret(gl.{dtype}, {shape}, {ring.whole_map}.layout)")
+        self._barriers(self.places if self.by_copies else self.slots)
+
+    def _tiles(self) -> list[Segment]:
+        """The chunks of a row: a loop over whole ones, then the rest. Where threads stand in them is named once."""
+        width, count, rest = self.cols.width, self.cols.count, self.cols.rest
+        self.w.line(f"lanes = gl.arange(0, {width}, layout=gl.SliceLayout(0, TILE))[None, :]")
+        whole = Spot(col="c_at", width=width, col_start=f"(k * {width})")
+        found = [Segment(whole, (f"c_at = k * {width} + lanes",), f"for k in range(0, {count})")]
+        if count == 1:
+            found = [Segment(replace(whole, col="lanes", col_start="0"))]
+        if rest:
+            start = width * count
+            self.w.line(f"c_rest = {start} + gl.arange(0, {rest}, layout=gl.SliceLayout(0, TILE))[None, :]")
+            spot = Spot(col="c_rest", width=rest, col_start=str(start), tag=REST)
+            if start + rest > self.extent:
+                self.w.line(f"c_rest_in = c_rest < {self.extent}")
+                spot = replace(spot, col_mask="c_rest_in", col_count=str(self.extent - start))
+            found.append(Segment(spot))
+        return found
+
+    # ---- one row -------------------------------------------------------------------------------------------------------
+
+    def _row(self, outside: Env) -> None:
+        w, last = self.w, len(self.steps.walks) - 1
+        self._row_place()
+        self._row_start()
+        at = Spot(row="r_at")
+        env = dict(outside)
+        for p, walk in enumerate(self.steps.walks):
+            self.values.walk = p
+            for i in walk.uniform:
+                self.values.node(i, at, env)
+            if p == 0:  # what is read once a row is asked for before the row is waited for
+                if not self.by_copies:
+                    w.line(f"mbarrier.wait(ready.index(slot), {self._phase()})")
+                self._complete()
+                w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
+            inner = [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(walk)]
+            self._walk(walk, env, inner, waits=p == 0, drains=self.drains and p == last)
+        if not self.drains and not self.once:
+            self._release()
+            self._fill(LATER, f"row + {self.slots * self.split}")
+        if not self.once:
+            w.line(f"number += {self.copies}" if self.by_copies else "turn += 1")
+        for i in self.steps.trailing:
+            self.values.node(i, at, env)
+        for fold in self.steps.row_folds:
+            self.folds.feed(self.gathered[fold.node], at, env, once=False)
+
+    def _row_place(self) -> None:
+        """Where this turn's row is, or its first copy, which has a number among all copies that this CTA asks for."""
+        if self.by_copies:
+            self.w.line(f"first = number % {self.places}")
+            self.w.line(f"phase = number // {self.places} & 1")
+            return
+        self.w.line(f"slot = turn % {self.slots}" if self.slots > 1 else "slot = 0")
+        if self.cols.count > 1:
+            self.w.line(f"place = slot * {self.cols.count}")
+
+    def _phase(self) -> str:
+        return "0" if self.once else super()._phase()
+
+    def _complete(self) -> None:
+        """Put into a place what TMA did not bring of its row. A barrier of the CTA follows."""
+
+    def _pieces(self, walk: Walk) -> list[Segment]:
+        """The tiles that a walk visits."""
+        return self.tiles
+
+    def _row_start(self) -> None:
+        self.w.line("r = row.to(gl.int64)" if self.wide else "r = row")
+        self.w.line("r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
+
+    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], waits: bool, drains: bool) -> None:
+        """One walk over a row. One that `drains` its place refills every part of it as soon as all threads have read that part; one
+        that `waits` is the first to read the row."""
+        running = {f.node: self.folds.running(f) for f in walk.folds}
+        for state in running.values():
+            self.folds.start(state, [t.spot for t in tiles if t.loop is not None])
+        if drains and not self.by_copies:
+            self._release()  # nobody waits any more for the row that is here
+            self._expect(LATER, f"row + {self.slots * self.split}")
+
+        def chunk(tile: Segment) -> None:
+            self._chunk(walk, dict(env), tile, running)
+
+        if self.by_copies:
+            self._visit_copies(tiles, chunk, waits, drains)
+        else:
+            self._visit(tiles, chunk, drains)
+        for state in running.values():
+            self.folds.finish(state, tiles[0].spot)
+
+    def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], drains: bool) -> None:
+        """Every chunk of a row."""
+        for tile in tiles:
+            self._stretch(tile, partial(chunk, tile), drains)
+
+    def _stretch(self, tile: Segment, chunk: Callable[[], None], drains: bool) -> None:
+        """All chunks of one kind."""
+        if tile.loop is None:
+            chunk()
+            if drains:
+                self._refill(tile.spot.tag)
+        elif not drains:
+            with self.w.block(tile.loop):
+                chunk()
+        else:
+            self._drain(0, chunk)
+
+    def _drain(self, first: int, chunk: Callable[[], None]) -> None:
+        """The copies from `first` on, each refilled when its chunks have been read."""
+        with self.w.block(f"for j in range({first}, {self.copies})"):
+            if self.together > 1:
+                self.w.line("cta_barrier()")  # told of none here, the compiler puts one after a copy into the loop over chunks
+            with self.w.block(f"for k in range(j * {self.together}, j * {self.together} + {self.together})"):
+                chunk()
+            self._release()
+            self._copy(LATER, "j", rest=False)
+
+    def _refill(self, tag: str) -> None:
+        """After a chunk that stands by itself: where it was the last of a copy, ask for that copy of a later row."""
+        rest = tag == REST
+        done = 0 if rest else int(self.values.numbers[tag]) + 1
+        if done % self.together == 0:
+            self._release()
+            self._copy(LATER, "0" if rest else str(done // self.together - 1), rest)
+
+    def _chunk(self, walk: Walk, env: Env, tile: Segment, running: dict[int, Running]) -> None:
+        for line in tile.prepare:
+            self.w.line(line)
+        for i in walk.body:
+            self.values.node(i, tile.spot, env)
+        for fold in walk.folds:
+            self.folds.feed(running[fold.node], tile.spot, env, once=tile.loop is None)
+        for fold in walk.gathered:
+            self.folds.feed(self.gathered[fold.node], tile.spot, env, once=False)
+
+    # ---- a ring of copies ----------------------------------------------------------------------------------------------
+
+    def _visit_copies(self, tiles: list[Segment], chunk: Callable[[Segment], None], waits: bool, drains: bool) -> None:
+        """Every chunk of a row, copy by copy: in a loop, or one by one where the text has a tile for each."""
+        if tiles[0].loop is None:
+            for j in range(self.copies):
+                self._reach(str(j), waits)
+                for tile in tiles[j * self.together:(j + 1) * self.together]:
+                    chunk(tile)
+                self._next_copy(str(j), drains)
+            return
+        counter = "k" if self.together == 1 else "j"
+        with self.w.block(f"for {counter} in range({self.walk_from}, {self.copies})"):
+            self._reach(counter, waits)
+            if self.together == 1:
+                chunk(tiles[0])
+            else:
+                with self.w.block(f"for k in range(j * {self.together}, j * {self.together} + {self.together})"):
+                    chunk(tiles[0])
+            self._next_copy(counter, drains)
+
+    def _reach(self, number: str, waits: bool) -> None:
+        """Name the place `at` which a copy of this row is, and the `place` where the row's first chunk would be if all were in line
+        with those of the copy; wait for it."""
+        w, phase = self.w, "phase"
+        if number == "0":
+            w.line("at = first")
+            w.line(f"place = at * {self.together}")
+        else:
+            w.line(f"at = first + {number}")
+            w.line(f"over = at >= {self.places}")
+            w.line(f"at = gl.where(over, at - {self.places}, at)")
+            w.line(f"place = (at - {number}) * {self.together}")
+            phase = "phase ^ over"
+        if waits:
+            w.line(f"mbarrier.wait(ready.index(at), {phase})")
+
+    def _next_copy(self, number: str, drains: bool) -> None:
+        """When a copy has been read for the last time, ask for the one that its place has room for next.
+
+        Nobody waits for what is read already, so its barrier may be told of more before all have read it: between that and the
+        copies the compiler wants a barrier of the CTA, and so the one that frees the place is it.
+        """
+        if not drains:
+            return
+        if number.isdigit():
+            later = int(number) + self.places
+            turns, part = str(later // self.copies * self.split), str(later % self.copies)
+        else:
+            self.w.line(f"later = {number} + {self.places}")
+            turns, part = f"later // {self.copies} * {self.split}", f"later % {self.copies}"
+        self._expect(COPY, f"row + {turns}")
+        self._release()
+        self._copy(COPY, part, rest=False)
+
+    # ---- the ring ------------------------------------------------------------------------------------------------------
+
+    def _fill(self, names: Names, row: str) -> None:
+        """Ask for all chunks of a row, if there is such a row."""
+        self._expect(names, row)
+        if self.copies == 1:
+            self._copy(names, "0", rest=False)
+        else:
+            with self.w.block(f"for {names.counter} in {self.counting}(0, {self.copies})"):
+                self._copy(names, names.counter, rest=False)
+        if self.cols.rest:
+            self._copy(names, "0", rest=True)
+
+    def _expect(self, names: Names, row: str) -> None:
+        """Tell a place's barrier how many bytes to wait for."""
+        size = sum(self.program.dtypes[i].size for i in self.rings)
+        columns = self.cols.width * (self.together if self.by_copies else self.cols.count) + self.cols.rest
+        self.w.line(f"{names.row} = {row}")
+        self.w.line(f"{names.inside} = {names.row} < row_count")
+        self.w.line(f"mbarrier.expect(ready.index({names.slot}), {columns * size}, pred={names.inside})")
+
+    def _copy(self, names: Names, number: str, rest: bool) -> None:
+        """Ask for one part of a row, of every parked load: the copy of some chunks with this number, or the rest."""
+        for ring in self.rings.values():
+            taken = ring.rest_box if rest else ring.whole_box
+            first = self.cols.width * self.cols.count // (1 if len(taken) == 2 else taken[-1])
+            along = str(first) if rest else "0" if number == "0" else f"{number} * {taken[1]}"
+            place = names.slot if rest or self.by_copies or self.copies == 1 else f"{names.slot} * {self.copies} + {number}"
+            where = self._where(names, taken, along)
+            tiles, memory = (ring.rest_map, ring.rest) if rest else (ring.whole_map, ring.whole)
+            into = f"ready.index({names.slot}), {memory}.index({place})"
+            self.w.line(f"tma.async_copy_global_to_shared({tiles}, {where}, {into}, pred={names.inside})")
+
+    def _where(self, names: Names, taken: tuple[int, ...], along: str) -> str:
+        """The coordinates of a copy."""
+        return f"[{names.row}, {along}]" if len(taken) == 2 else f"[{names.row}, {along}, 0]"

@@ -1,0 +1,99 @@
+"""Functions that generated Gluon kernels call: what `helpers` is to Triton's, but as text that a kernel brings along.
+
+A kernel's text defines those that it calls, so that no module of the package imports Gluon, which Triton still calls experimental.
+"""
+
+from __future__ import annotations
+
+import re
+
+# All threads of a CTA wait for each other. Triton 3.6 knows it by the second name.
+BARRIER = 'cta_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier'
+
+FUNCTIONS = {
+    "_larger": '''
+@gluon.jit
+def _larger(a, b):
+    return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+''',
+    "_smaller": '''
+@gluon.jit
+def _smaller(a, b):
+    return gl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+''',
+    "_times": '''
+@gluon.jit
+def _times(a, b):
+    return a * b
+''',
+    "to_e5m2": '''
+@gluon.jit
+def to_e5m2(x):
+    """A float32 value as float8e5. The hardware's conversion stops at the largest finite value, where torch's goes on to inf."""
+    bits = x.to(gl.float8e5).to(gl.int8, bitcast=True)
+    infinite = gl.where(x < 0, -4, 124).to(gl.int8)
+    return gl.where(gl.abs(x) >= 61440.0, infinite, bits).to(gl.float8e5, bitcast=True)
+''',
+    "fast_exp": '''
+@gluon.jit
+def fast_exp(x):
+    """The exponential of a float32 value; 0 where that is no normal number."""
+    return gl.exp2(x * 1.4426950408889634)
+''',
+    "fast_sigmoid": '''
+@gluon.jit
+def fast_sigmoid(x):
+    """1 / (1 + exp(-x)) of a float32 value."""
+    raised = 1.0 + gl.exp2(x * -1.4426950408889634)
+    return libdevice.fast_dividef(1.0, raised)
+''',
+    "fast_tanh": '''
+@gluon.jit
+def fast_tanh(x):
+    """The hyperbolic tangent of a float32 value; near 0 by its series, for there the difference below would lose digits."""
+    raised = 1.0 + gl.exp2(x * 2.885390081777927)
+    far = 1.0 - libdevice.fast_dividef(2.0, raised)
+    return gl.where(gl.abs(x) < 0.04, x - x * x * x * 0.3333333333333333, far)
+''',
+    "fast_erf": '''
+@gluon.jit
+def fast_erf(x):
+    """The error function of a float32 value, to 1.5e-7 (Abramowitz and Stegun 7.1.26); near 0 by its series."""
+    size = gl.abs(x)
+    raised = 1.0 + 0.3275911 * size
+    t = libdevice.fast_dividef(1.0, raised)
+    poly = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    far = 1.0 - poly * gl.exp2(size * size * -1.4426950408889634)
+    return gl.where(size < 0.04, x * (1.1283791671 - 0.3761263890 * size * size), gl.where(x < 0, -far, far))
+''',
+    "fold_prod": '''
+@gluon.jit
+def fold_prod(x, axis: gl.constexpr):
+    """The product along an axis."""
+    return gl.expand_dims(gl.reduce(x, axis, _times), axis)
+''',
+    "fold_max": '''
+@gluon.jit
+def fold_max(x, axis: gl.constexpr):
+    """The greatest along an axis; NaN where there is one."""
+    return gl.expand_dims(gl.reduce(x, axis, _larger), axis)
+''',
+    "fold_min": '''
+@gluon.jit
+def fold_min(x, axis: gl.constexpr):
+    """The least along an axis; NaN where there is one."""
+    return gl.expand_dims(gl.reduce(x, axis, _smaller), axis)
+''',
+}
+
+
+def called(body: str) -> tuple[str, ...]:
+    """The definitions that a kernel's text needs, each before those that call it."""
+    found: list[str] = []
+    todo = [body]
+    while todo:
+        text = todo.pop()
+        fresh = [n for n in FUNCTIONS if n not in found and re.search(rf"\b{n}\b", text)]
+        found += fresh
+        todo += [FUNCTIONS[n] for n in fresh]
+    return (BARRIER, *(FUNCTIONS[n].strip() for n in FUNCTIONS if n in found))

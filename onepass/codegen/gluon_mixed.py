@@ -1,0 +1,75 @@
+"""Steps -> Gluon source, for kernels that park rows in shared memory and reduce along them and down their columns.
+
+Rows come and go as in `gluon`. What is gathered over rows lives in registers from a CTA's first row to its last, a state for every
+chunk: so the walk that feeds it, the last, is written out chunk by chunk, and so is one that reads row vectors held in registers.
+Other walks stay loops. No loop may follow the last walk: the compiler would put off all additions to the states until after it, and
+hold what is to be added as well. At the end every CTA, also one that had no row, writes its partial states for the kernel that
+joins them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.size import Bindings
+from ..plan.kernel import Kernel
+from ..plan.parked import wanted
+from ..plan.schedule import Schedule
+from .gathered import Gathered
+from .gluon import Emitter
+from .source import GridDim, Source
+from .spots import Segment
+from .steps import Walk
+from .values import Env
+
+
+def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
+    """The source of one kernel that parks rows and gathers over them; `wide` makes it count elements in 64 bits."""
+    assert schedule.gathers and wanted(kernel) <= schedule.parked
+    return _Mixed(kernel, schedule, bindings, name, wide).source()
+
+
+MANY_WARPS = 16  # with 128 registers a thread
+
+
+class _Mixed(Emitter):
+    counting = "gl.static_range"  # no loop after the last walk
+
+    def _grid(self) -> tuple[GridDim, ...]:
+        return (GridDim(self.split),)  # a join reads the states of all, whether they had a row or not
+
+    def _rows(self, env: Env) -> None:
+        around = Gathered(self.steps, self.values, self.folds)
+        self.unrolled = self._unrolled()
+        spots = [t.spot for t in self.unrolled]
+        around.hoist(spots)
+        self.gathered = around.start(spots)
+        # A loop that runs a known number of times is written out by the compiler, and then takes more than the registers which
+        # states leave to threads of many warps.
+        self.walk_from = "zero" if self.schedule.warps >= MANY_WARPS else "0"
+        self.values.fresh_each_row = True
+        super()._rows(env)
+        self.values.fresh_each_row = False
+        around.close(spots, env, self.gathered)
+
+    def _unrolled(self) -> list[Segment]:
+        """The chunks of a row one by one, each with a place of its own in the text."""
+        found: list[Segment] = []
+        for tile in self.tiles:
+            if tile.loop is None:
+                found.append(tile)
+                continue
+            for k in range(self.cols.count):
+                col, start = self.w.fresh(f"c{k}"), k * self.cols.width
+                self.w.line(f"{col} = {start} + lanes")
+                found.append(Segment(replace(tile.spot, col=col, col_start=str(start), tag=f"_{k}")))
+                self.values.numbers[f"_{k}"] = str(k)
+        return found
+
+    def _row(self, outside: Env) -> None:
+        self.values.zeros("zero & (row + {})", range(len(self.steps.walks)), self.steps.hoisted)
+        super()._row(outside)
+
+    def _pieces(self, walk: Walk) -> list[Segment]:
+        held = any(not f.cols for f in walk.gathered) or not set(self.steps.hoisted).isdisjoint(walk.body)
+        return self.unrolled if held else self.tiles

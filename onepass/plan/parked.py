@@ -1,0 +1,171 @@
+"""Rows parked in shared memory: which loads TMA can bring there, in what pieces, and every byte that takes.
+
+A row is cut into chunks of one width and at most one narrower rest; a ring has several rows' worth of them for every parked
+input. One barrier a row tells when all of its chunks have arrived. Where a ring has room for one whole row only, it is a ring of
+copies instead: each brings a few chunks, and has a place and a barrier of its own. What a second row does not fit into can then
+still hold copies of the next one. Nothing else lives in shared memory but what threads exchange to finish a reduction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..device import Device
+from ..ir.monoid import MONOIDS
+from ..ir.program import Load, Reduce
+from .access import streams_rows
+from .kernel import Kernel
+from .schedule import Cover, power_of_two
+
+BOX = 256  # elements that one side of a TMA box may have
+# Barriers that are asked for, of 8 bytes each, however few are used: as many bytes as rings are aligned to, so that the compiler
+# can place them anywhere among the rings and leave no gap.
+BARRIERS = 16
+BARRIER = 8
+LEAST_COPIES = 4  # in which a row that is alone in its ring comes and goes, where it has as many chunks
+ALIGNED = 16  # bytes that every row must start on for TMA to describe it
+FLAT = 64  # elements of a piece of a flat view: rows are brought from the piece that they start in
+BROUGHT = frozenset({"f16", "bf16", "f32"})  # the types that are parked
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A row in pieces: `count` of `width`, then one of `rest` (0: none), which may overhang the row."""
+
+    width: int
+    count: int
+    rest: int
+
+    @property
+    def together(self) -> int:
+        """Chunks that one copy brings: a box has a power of two of elements, at most 256 rows of 256."""
+        return self.at_once(BOX)
+
+    @property
+    def apart(self) -> int:
+        """The same in a ring of copies: as many as leave a row in several parts. Every part costs a few barriers of the CTA."""
+        found = self.together
+        while found > 1 and self.count // found < LEAST_COPIES:
+            found //= 2
+        return found
+
+    @property
+    def copies(self) -> int:
+        """In how many copies a row comes to a ring of copies; 0 where there can be no such ring."""
+        found = self.count // self.apart
+        return found if not self.rest and 1 < found <= BARRIERS else 0
+
+    def at_once(self, along: int) -> int:
+        """The same where a box's rows are of `along` elements."""
+        most = max(1, BOX * along // self.width)
+        return min(self.count & -self.count, most)
+
+
+def chunks(cols: Cover, extent: int) -> Chunks:
+    """The pieces a covered row of so many elements stands for."""
+    width = cols.tiles[0]
+    count = extent // width
+    whole, rest = cols.tiles[:count], cols.tiles[count:]
+    if not count or set(whole) != {width} or len(rest) > 1 or cols.width < extent:
+        raise ValueError(f"a parked row is chunks of one width and one rest, not {cols.tiles} for {extent} columns")
+    return Chunks(width, count, sum(rest))
+
+
+def cut(extent: int, width: int, least: int) -> Cover:
+    """A row as chunks of `width` and one rest of at least `least` elements."""
+    rest = extent % width
+    return Cover((width,) * (extent // width) + ((max(power_of_two(rest), min(width, least)),) if rest else ()))
+
+
+def cut_flat(extent: int, width: int, least: int) -> Cover | None:
+    """The same for rows that start anywhere in a piece of the flat view: the rest has room for what the row is shifted by, and
+    holds at least one piece, so that what the view leaves out at a tensor's end is in no other chunk. None where that cannot be."""
+    over = extent % width
+    rest = max(power_of_two(over + FLAT - 1), min(width, least))
+    return Cover((width,) * (extent // width) + (rest,)) if over >= FLAT and rest <= width else None
+
+
+def parkable(kernel: Kernel) -> tuple[int, ...]:
+    """The full-size loads that TMA can bring, row by row, where a kernel may run one whole row after another."""
+    return tuple(i for i in _whole_rows(kernel) if is_described(kernel, i))
+
+
+def parkable_flat(kernel: Kernel) -> tuple[int, ...]:
+    """The full-size loads whose rows start anywhere, but all alike: TMA brings pieces of the flat tensor that a row lies in."""
+    loads = () if any(f.rows for f in kernel.folds) else _whole_rows(kernel)
+    return loads if len({_step(kernel, i) for i in loads}) == 1 and loads != parkable(kernel) else ()
+
+
+def _whole_rows(kernel: Kernel) -> tuple[int, ...]:
+    """Full-size loads of contiguous rows, from their tensor's beginning on, where a kernel may run one whole row after another."""
+    space, program = kernel.space, kernel.program
+    whole = space.rows and not space.batch and not space.block
+    if not whole or not isinstance(program.extent(space.cols), int):
+        return ()
+    return tuple(i for i in program.of(Load) if kernel.is_full[i] and _step(kernel, i))
+
+
+def wanted(kernel: Kernel) -> frozenset[int]:
+    """The full-size loads that must be parked if any is: walks read them more than once.
+
+    The last walk over a row feeds all that is gathered over rows, also from what is needed in earlier ones.
+    """
+    gathered = {f.node for f in kernel.folds if f.rows}
+    feeding = (i for i in kernel.program.of(Load) if kernel.is_full[i] and not gathered.isdisjoint(kernel.uses(i)))
+    return frozenset((*kernel.multi_phase, *feeding))
+
+
+def is_described(kernel: Kernel, i: int) -> bool:
+    """Can a tensor map say where this load's rows are? They step by whole 16 bytes."""
+    step = _step(kernel, i)
+    return step is not None and step * kernel.program.dtypes[i].size % ALIGNED == 0
+
+
+def _step(kernel: Kernel, i: int) -> int | None:
+    """The elements from row to row of a load that starts with its tensor, on 16 bytes; None where TMA has no use for it."""
+    node, dtype = kernel.program.nodes[i], kernel.program.dtypes[i]
+    assert isinstance(node, Load)
+    step = streams_rows(kernel, node)
+    starts = kernel.program.buffer[node.buffer].aligned and node.offset == 0
+    return step if starts and dtype.name in BROUGHT and isinstance(step, int) else None
+
+
+def box(extent: int, width: int, flat: bool = False) -> tuple[int, ...]:
+    """A chunk as TMA copies it: by rows of 256 elements in one message where the row divides so, else as it is, in many; of a flat
+    view, by its pieces."""
+    if flat:
+        return 1, width // FLAT, FLAT
+    return (1, width // BOX, BOX) if extent % BOX == 0 and width % BOX == 0 else (1, width)
+
+
+def exchanged(kernel: Kernel, down: bool = False) -> int:
+    """Bytes that each warp leaves for the others to finish the largest of a kernel's folds along rows, or `down` its columns."""
+    found = [0]
+    for fold in (f for f in kernel.folds if (f.rows if down else f.cols)):
+        node = kernel.program.nodes[fold.node]
+        assert isinstance(node, Reduce)
+        found += [d.size for d in MONOIDS[node.monoid].state_dtypes(kernel.program.dtypes[node.args[0]])]
+    return max(found)
+
+
+def columns_ahead(cols: Cover, ahead: int) -> int:
+    """Columns of the next row that so many copies bring to a ring of one row. Only rows without a rest come so."""
+    return ahead * cols.tiles[0] * Chunks(cols.tiles[0], len(cols.tiles), 0).apart
+
+
+def shared_bytes(element_bytes: int, cols: Cover, slots: int, exchange_bytes: int, warps: int, ahead: int = 0) -> int:
+    """Shared memory of a CTA: rings of all parked inputs, barriers, what warps exchange. The driver's reserve comes on top."""
+    exchange = _up(exchange_bytes * warps, ALIGNED) if warps > 1 else 0
+    return (slots * cols.width + columns_ahead(cols, ahead)) * element_bytes + exchange + BARRIERS * BARRIER
+
+
+def register_limit(warps: int, here: int, device: Device) -> int:
+    """The most registers of a thread with which so many CTAs share an SM.
+
+    Told nothing, ptxas rather spills a few words than leaves a round number; told the most, it does not.
+    """
+    return min(device.registers_per_thread, device.registers_per_sm // (32 * warps * here) // 8 * 8)
+
+
+def _up(size: int, to: int) -> int:
+    return -(-size // to) * to

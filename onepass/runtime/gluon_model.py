@@ -1,0 +1,390 @@
+"""Run a Gluon kernel on CPU tensors by a model of what it does: Gluon has no interpreter.
+
+Arithmetic, pointers and masks are those of the interpreter of Triton kernels. Shared memory, barriers and copies by TMA are those
+of `gluon_memory`, which refuses every order of events that a GPU need not forgive. Layouts say which thread holds which element
+and change no result, so they are passed on unread; whether they fit is for the compiler to say.
+
+CTAs run one after the other: what they would do to each other is not modelled. Nor are warps that specialise, clusters and
+multicast, which are refused.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import compat, errors
+from ..codegen.source import Param, ParamKind, Source
+from .gluon_memory import Crossing, Cta, Descriptor, Slot
+from .interpret import _ONE_AT_A_TIME, _Engine
+from .module import load_text
+
+HOPPER_SHARED = 232_448  # bytes a CTA may ask for on sm_90
+
+Argument = torch.Tensor | Descriptor | np.integer | int | float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a kernel did, over all its CTAs."""
+
+    programs: int = 0
+    shared_bytes: int = 0  # of allocations in the text, in the CTA that took most; the compiler adds room for exchanges
+    bytes_in: int = 0  # by TMA
+    bytes_out: int = 0
+    crossings: tuple[Crossing, ...] = ()  # copies that met the end of a tensor where the kernel masks
+
+    def then(self, cta: Cta) -> Trace:
+        return Trace(self.programs + 1, max(self.shared_bytes, cta.nbytes), self.bytes_in + cta.bytes_in,
+                     self.bytes_out + cta.bytes_out, (*self.crossings, *cta.crossings))
+
+
+def run_source(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Mapping[str, int], *,
+               shared_limit: int = HOPPER_SHARED) -> Trace:
+    """Execute a generated kernel over its whole grid. `buffers` are CPU tensors, written in place; `bindings` are the sizes."""
+    size = np.int64 if source.wide_index else np.int32
+
+    def argument(param: Param) -> Argument:
+        match param.kind:
+            case ParamKind.POINTER:
+                return buffers[param.name]
+            case ParamKind.TENSOR_MAP:
+                return _described(param, buffers[param.name], bindings)
+            case ParamKind.SIZE:
+                return size(bindings[param.name])
+            case ParamKind.ZERO:
+                return np.int32(0)
+
+    return run(source.name, source.text, {p.text_name: argument(p) for p in source.params}, source.programs(bindings),
+               shared_limit=shared_limit, warps=source.warps, says_barriers=True)
+
+
+def _described(param: Param, buffer: torch.Tensor, bindings: Mapping[str, int]) -> Descriptor:
+    """A buffer as a generated kernel's TMA sees it. Generated kernels mask the axes that boxes do not divide."""
+    assert param.view is not None
+    shape, strides = param.view.seen(bindings)
+    masked = frozenset(i for i, (n, b) in enumerate(zip(shape, param.view.box, strict=True)) if n % b)
+    return Descriptor(torch.as_strided(buffer, shape, strides), param.view.box, masked)
+
+
+def run(name: str, text: str, arguments: Mapping[str, Argument], programs: int, *, shared_limit: int = HOPPER_SHARED,
+        warps: int = 4, says_barriers: bool = False) -> Trace:
+    """Execute the kernel called `name` that `text` defines. Tensors are written in place.
+
+    `arguments` are by the names of the kernel's parameters: a tensor is its pointer, a Descriptor its view by TMA, a number itself.
+    """
+    engine, function = _engine(), load_text(name, text)
+    constant = {p.name for p in function.params if p.is_constexpr}
+    bound = {k: v if k in constant else engine.bind(v) for k, v in arguments.items()}
+    kernel = engine.interpreted(function.fn)
+    with _ONE_AT_A_TIME, engine.operators(), np.errstate(all="ignore"):
+        engine.begin(name, function.fn.__code__.co_filename, arguments, warps)
+        engine.builder.set_grid_dim(programs, 1, 1)
+        trace = Trace()
+        for program in range(programs):
+            engine.builder.set_grid_idx(program, 0, 0)
+            engine.cta = Cta(shared_limit, engine.where, says_barriers)
+            kernel(**bound)
+            engine.cta.finish()
+            trace = trace.then(engine.cta)
+    return trace
+
+
+@cache
+def _engine() -> _GluonEngine:
+    return _GluonEngine(compat.triton_interpreter(), compat.gluon_language("model Gluon kernels"))
+
+
+class _GluonEngine(_Engine):
+    """The interpreter of Triton kernels, with the names of Gluon bound to the model."""
+
+    def __init__(self, parts: compat.InterpreterParts, gluon: Any) -> None:
+        super().__init__(parts)
+        self.gluon = gluon
+        self.builder.__class__ = _checked(type(self.builder))
+        self.builder.engine = self
+        self.cta = Cta(0, self.where)
+        self.begin("", "", {}, 0)
+        # A name may be reached through its module or be imported by itself: both find it by what it is.
+        self._models = {getattr(module, name): model for module, models in self._modelled() for name, model in models.items()
+                        if hasattr(module, name)}
+
+    def begin(self, name: str, filename: str, arguments: Mapping[str, Argument], warps: int) -> None:
+        """A kernel is about to run: which memory is its own."""
+        self.kernel, self.filename, self.warps = name, filename, warps
+        tensors = [a for a in arguments.values() if isinstance(a, torch.Tensor)]
+        self.buffers = [(t.data_ptr(), t.data_ptr() + _extent(t)) for t in tensors]
+
+    def bind(self, value: Argument) -> Any:
+        """What a parameter is, as the kernel sees it."""
+        tl = self.language
+        if isinstance(value, Descriptor):
+            return _Described(self, value)
+        if isinstance(value, torch.Tensor):
+            return self.tensor(np.array(value.data_ptr(), dtype=np.uint64), tl.pointer_type(self.dtype(value.dtype)))
+        if isinstance(value, float):
+            return self.tensor(np.array(value, dtype=np.float32), tl.float32)
+        wide = value.itemsize == 8 if isinstance(value, np.integer) else not -(1 << 31) <= value < 1 << 31
+        return self.tensor(np.array(value, dtype=np.int64 if wide else np.int32), tl.int64 if wide else tl.int32)
+
+    def dtype(self, of: torch.dtype) -> Any:
+        """A type of torch in the language."""
+        named = {torch.bool: "int1", torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5"}
+        return getattr(self.language, named.get(of, str(of).removeprefix("torch.")))
+
+    def numpy_type(self, dtype: Any) -> np.dtype:
+        """How values of a type are kept: narrow floats as their bits."""
+        return np.dtype(self.parts.runtime._get_np_dtype(dtype))
+
+    def line(self) -> int:
+        """The line of the kernel's text that is at work."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self.filename:
+            frame = frame.f_back  # type: ignore[assignment]
+        return frame.f_lineno if frame is not None else 0
+
+    def assigned(self, otherwise: str) -> str:
+        """The variable that the line at work assigns to."""
+        found = re.match(r"\s*(\w+)\s*=[^=]", linecache.getline(self.filename, self.line()))
+        return found[1] if found else otherwise
+
+    def where(self) -> str:
+        """That line, for an error."""
+        return f"{self.kernel}, line {self.line()} ({linecache.getline(self.filename, self.line()).strip()})"
+
+    def bound(self, value: Any) -> Any:
+        """A name of Gluon, as an interpreted function sees it."""
+        if isinstance(value, ModuleType) and value.__name__.startswith("triton.experimental.gluon.language"):
+            return self.namespace(value)
+        if callable(value) and _hashable(value) and value in self._models:
+            return self._models[value]
+        if getattr(value, "__module__", "").startswith("triton.experimental.gluon.") and self.language.core.is_builtin(value):
+            return getattr(self.namespace(self.language), value.__name__, partial(self.refuse, value.__name__))
+        return super().bound(value)
+
+    def refuse(self, what: str, *_: Any, **__: Any) -> Any:
+        """Real Gluon that is not modelled."""
+        raise errors.NotModelled(where=self.where(), what=what)
+
+    def namespace(self, module: ModuleType) -> SimpleNamespace:
+        """A module of the language, bound to the model."""
+        name = module.__name__
+        if not name.startswith("triton.experimental.gluon.") or name in self._namespaces:
+            return super().namespace(module)
+        self._namespaces[name] = namespace = SimpleNamespace()
+        triton = vars(super().namespace(self.language)) if module is self.gluon else {}
+        for key, value in vars(module).items():
+            if not key.startswith("__"):
+                forwarded = key in triton and (not _hashable(value) or value not in self._models)
+                setattr(namespace, key, triton[key] if forwarded else self.bound(value))
+        return namespace
+
+    def _modelled(self) -> list[tuple[Any, dict[str, Callable]]]:
+        """Gluon's own names, by module; a name the installed release lacks is left out."""
+        language: dict[str, Callable] = {
+            "allocate_shared_memory": self.allocate, "arange": self.arange, "full": self.full, "zeros": self.zeros,
+            "convert_layout": _first, "set_auto_layout": _first, "static_assert": _static_assert,
+            "barrier": self.barrier, "thread_barrier": self.barrier, "num_warps": lambda: self.warps, "num_ctas": lambda: 1,
+        }
+        mbarrier: dict[str, Callable] = {
+            "init": self.init, "invalidate": lambda mbarrier: self.cta.invalidate(mbarrier.slot), "expect": self.expect,
+            "arrive": self.arrive, "wait": self.wait, "allocate_mbarrier": self.allocate_mbarrier,
+        }
+        tma: dict[str, Callable] = {
+            "async_copy_global_to_shared": self.copy_in, "async_copy_shared_to_global": self.copy_out,
+            "store_wait": lambda pendings: self.cta.store_wait(_integer(pendings)),
+        }
+        hopper = self.gluon.nvidia.hopper
+        return [(self.gluon, language), (hopper.mbarrier, mbarrier), (hopper.tma, tma),
+                (hopper, {"fence_async_shared": lambda cluster=False: self.cta.fence()})]
+
+    def barrier(self, *, cluster: Any = False) -> None:
+        self.cta.barrier()
+
+    def allocate(self, element_ty: Any, shape: Any, layout: Any, value: Any = None) -> _Shared:
+        """gl.allocate_shared_memory. An allocation has the name of the variable it is first assigned to."""
+        element = _plain(element_ty)
+        name = self.assigned(f"the allocation of line {self.line()}")
+        slot = self.cta.allocate(name, [_integer(s) for s in _plain(shape)], self.numpy_type(element))
+        shared = _Shared(self, slot, element, _plain(layout))
+        if value is not None:
+            shared.store(value)
+        return shared
+
+    def allocate_mbarrier(self, batch: Any = None, two_ctas: bool = False) -> _Shared:
+        """Room for a barrier, or for `batch` of them."""
+        count = _plain(batch)
+        return self.allocate(self.language.int64, [1] if count is None else [count, 1], None)
+
+    def arange(self, start: Any, end: Any, layout: Any = None) -> Any:
+        return self.namespace(self.language).arange(_integer(start), _integer(end))
+
+    def full(self, shape: Any, value: Any, dtype: Any, layout: Any = None) -> Any:
+        return self.namespace(self.language).full([_integer(s) for s in _plain(shape)], value, _plain(dtype))
+
+    def zeros(self, shape: Any, dtype: Any, layout: Any = None) -> Any:
+        return self.full(shape, 0, dtype)
+
+    def init(self, mbarrier: _Shared, count: Any) -> None:
+        self.cta.init(mbarrier.slot, _integer(count))
+
+    def expect(self, mbarrier: _Shared, bytes_per_cta: Any = None, pred: Any = True, **named: Any) -> None:
+        """mbarrier.expect, whose second parameter has two names in two releases."""
+        if _truth(pred):
+            self.cta.arrive(mbarrier.slot, 1, _integer(named.get("bytes", bytes_per_cta)))
+
+    def arrive(self, mbarrier: _Shared, *, count: Any = 1, pred: Any = True) -> None:
+        if _truth(pred):
+            self.cta.arrive(mbarrier.slot, _integer(count))
+
+    def wait(self, mbarrier: _Shared, phase: Any, pred: Any = True, deps: Any = ()) -> None:
+        if _truth(pred):
+            self.cta.wait(mbarrier.slot, _integer(phase))
+
+    def copy_in(self, tensor_desc: _Described, coord: Any, barrier: _Shared, result: _Shared, pred: Any = True,
+                multicast: Any = False) -> None:
+        """tma.async_copy_global_to_shared."""
+        if _plain(multicast):
+            self.refuse("multicast")
+        if _truth(pred):
+            self.cta.copy_in(tensor_desc.descriptor, [_integer(c) for c in coord], barrier.slot, result.slot)
+
+    def copy_out(self, tensor_desc: _Described, coord: Any, src: _Shared) -> None:
+        self.cta.copy_out(tensor_desc.descriptor, [_integer(c) for c in coord], src.slot)
+
+
+class _Described:
+    """A TMA descriptor, as a kernel sees it."""
+
+    def __init__(self, engine: _GluonEngine, descriptor: Descriptor) -> None:
+        self.descriptor, self.layout = descriptor, descriptor.layout
+        self.dtype = engine.dtype(descriptor.tensor.dtype)
+        self.shape, self.strides = list(descriptor.tensor.shape), list(descriptor.tensor.stride())
+        self.block_shape = list(descriptor.block)
+        self.block_type = engine.language.block_type(self.dtype, self.block_shape)
+        self.nbytes_per_cta = descriptor.nbytes
+
+
+class _Shared:
+    """A shared_memory_descriptor, as a kernel sees it."""
+
+    def __init__(self, engine: _GluonEngine, slot: Slot, dtype: Any, layout: Any) -> None:
+        self.engine, self.slot, self.dtype, self.layout = engine, slot, dtype, layout
+        self.shape = list(slot.shape)
+        self.rank, self.numel = len(self.shape), math.prod(self.shape)
+
+    def load(self, layout: Any = None) -> Any:
+        return self.engine.tensor(self.engine.cta.load(self.slot), self.dtype)
+
+    def store(self, value: Any) -> None:
+        """Threads write the slot."""
+        if value.dtype != self.dtype:
+            raise errors.BlockMismatch(where=self.engine.where(), slot=self.slot.name, detail=f"{value.dtype} into {self.dtype}")
+        self.engine.cta.store(self.slot, value.handle.data)
+
+    def index(self, index: Any) -> _Shared:
+        return self._part(_integer(index), 1, 0, self.slot.shape[1:], f"[{_integer(index)}]")
+
+    def slice(self, start: Any, length: Any, dim: Any = 0) -> _Shared:
+        """Some of an axis. Only where what is left is contiguous: the axes before it have one element."""
+        first, count, axis = _integer(start), _integer(length), _integer(dim)
+        if any(n != 1 for n in self.slot.shape[:axis]):
+            self.engine.refuse("a slice of shared memory that is not contiguous")
+        shape = (*self.slot.shape[:axis], count, *self.slot.shape[axis + 1:])
+        return self._part(first, count, axis, shape, f"[{first}:{first + count}]")
+
+    def reshape(self, shape: Any) -> _Shared:
+        return self._as(self.dtype, shape, self.layout, self.slot.name)
+
+    def _reinterpret(self, dtype: Any, shape: Any, layout: Any) -> _Shared:
+        return self._as(_plain(dtype), shape, _plain(layout), self.engine.assigned(self.slot.name))
+
+    def permute(self, order: Any) -> _Shared:
+        return self.engine.refuse("a transposed view of shared memory")
+
+    def _keep_alive(self) -> None:
+        pass
+
+    def _part(self, first: int, count: int, axis: int, shape: tuple[int, ...], label: str) -> _Shared:
+        """`count` elements of an axis from `first` on, which must be there."""
+        slot, extent = self.slot, self.slot.shape[axis]
+        if first < 0 or first + count > extent:
+            raise errors.OutsideAllocation(where=self.engine.where(), detail=label, slot=slot.name, shape=slot.shape)
+        step = math.prod(slot.shape[axis + 1:]) * slot.dtype.itemsize
+        part = replace(slot, name=slot.name + label, start=slot.start + first * step, shape=shape)
+        return _Shared(self.engine, part, self.dtype, self.layout)
+
+    def _as(self, dtype: Any, shape: Any, layout: Any, name: str) -> _Shared:
+        """The same bytes from the start on, seen otherwise."""
+        seen = replace(self.slot, name=name, shape=tuple(_integer(s) for s in _plain(shape)), dtype=self.engine.numpy_type(dtype))
+        if seen.end > self.slot.end:
+            raise errors.OutsideAllocation(where=self.engine.where(), detail=f"a view of {seen.shape} {dtype}", slot=seen.name,
+                                           shape=self.slot.shape)
+        return _Shared(self.engine, seen, dtype, layout)
+
+
+def _checked(builder: type) -> type:
+    """The interpreter's builder, with every access to global memory held to the kernel's buffers."""
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        _inside(self.engine, ptrs, mask, "read")
+        return builder.create_masked_load(self, ptrs, mask, *rest)  # type: ignore[attr-defined]
+
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        _inside(self.engine, ptrs, mask, "write")
+        return builder.create_masked_store(self, ptrs, value, mask, *rest)  # type: ignore[attr-defined]
+
+    checks = {"create_masked_load": create_masked_load, "create_masked_store": create_masked_store}
+    return type("CheckedBuilder", (builder,), checks)
+
+
+def _inside(engine: _GluonEngine, ptrs: Any, mask: Any, use: str) -> None:
+    size = engine.numpy_type(ptrs.get_element_ty()).itemsize
+    lanes = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)]
+    good = np.zeros(lanes.shape, bool)
+    for start, end in engine.buffers:
+        good |= (lanes >= start) & (lanes + np.uint64(size) <= end)
+    if not good.all():
+        raise errors.AccessOutOfBounds(where=engine.where(), count=int((~good).sum()), use=use)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last."""
+    if tensor.numel() == 0:
+        return 0
+    return (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size()
+
+
+def _hashable(value: Any) -> bool:
+    return getattr(type(value), "__hash__", None) is not None and not isinstance(value, tuple | list | dict)
+
+
+def _plain(value: Any) -> Any:
+    """A constant, without Triton's wrapping."""
+    return value.value if type(value).__name__ == "constexpr" else value
+
+
+def _integer(value: Any) -> int:
+    value = _plain(value)
+    return int(value.handle.data.item()) if hasattr(value, "handle") else int(value)
+
+
+def _truth(value: Any) -> bool:
+    return bool(_integer(value))
+
+
+def _first(value: Any, *_: Any, **__: Any) -> Any:
+    return value
+
+
+def _static_assert(condition: Any, message: str = "") -> None:
+    assert condition, message

@@ -1,0 +1,482 @@
+"""Rows parked in shared memory: the text, what the compiler makes of it for sm_90, and what it computes by the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from onepass import errors, pipeline
+from onepass.capture.trace import capture
+from onepass.codegen import gluon
+from onepass.codegen.gluon_helpers import FUNCTIONS
+from onepass.codegen.source import ParamKind, Source
+from onepass.device import device
+from onepass.ir.oracle import evaluate
+from onepass.ir.text import parse
+from onepass.plan.kernel import Kernel
+from onepass.plan.lanes import vector
+from onepass.plan.legality import Family, Illegal, space_of
+from onepass.plan.parked import FLAT, Chunks, chunks, cut, cut_flat, parkable, parkable_flat
+from onepass.plan.partition import forms, plan, scores
+from onepass.plan.resources import demand, estimate
+from onepass.plan.schedule import Block, Cover, Loop, Schedule
+from onepass.runtime import gluon_model, offline
+from onepass.runtime.compiled import Made, Summary
+from onepass.runtime.executable import _picker, allocate, assemble, layout
+from onepass.runtime.launch import TensorMap
+from onepass.runtime.saved import pack, unpack
+from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward
+
+H200 = device("h200")
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str, int]]:
+    """A function as one kernel whose rows are held, and the sizes of a call."""
+    captured = capture(fn, args)
+    bindings = captured.bind(args)
+    assert bindings is not None
+    program, bindings = pipeline.specialise(pipeline.optimise(captured.program), bindings)
+    space = space_of(program, bindings)
+    assert not isinstance(space, Illegal)
+    return next(f.kernel for f in forms(program, space, Family.INNER) if f.held), dict(bindings)
+
+
+def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132, ahead: int = 0) -> Schedule:
+    """A schedule that parks all that TMA can bring; a split of 0 is one row a CTA."""
+    cols = kernel.program.extent(kernel.space.cols)
+    assert isinstance(cols, int)
+    least = 32 * warps * vector(kernel)
+    able, flat = parkable(kernel), parkable_flat(kernel)
+    covered = cut_flat(cols, least * vectors, least) if flat else cut(cols, least * vectors, least)
+    assert covered is not None
+    return Schedule(Loop(1, split) if split else Block(1), covered, warps, slots, lead=FLAT if flat else 0,
+                    parked=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)), ahead=ahead)
+
+
+def norm_inputs(fn: Callable, cols: int, dtype: torch.dtype, rows: int = 4096) -> tuple[Tensor, ...]:
+    vectors = {softmax: 0, rms_norm: 1, layer_norm: 2}[fn]
+    return meta(rows, cols, dtype=dtype), *(meta(cols, dtype=dtype) for _ in range(vectors))
+
+
+# ---- what the compiler makes of it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("cols", [16384, 32768, 65536])
+@pytest.mark.parametrize("fn", [softmax, rms_norm, layer_norm])
+def test_parked_rows_compile_without_spills_and_take_the_shared_memory_accounted_for(fn: Callable, cols: int,
+                                                                                      dtype: torch.dtype) -> None:
+    kernel, bindings = kernel_of(fn, norm_inputs(fn, cols, dtype))
+    two = cols * dtype.itemsize <= 65536
+    schedule = parked(kernel, slots=2 if two else 1)
+    expected = estimate(demand(kernel), schedule, H200)
+    if cols * dtype.itemsize > H200.smem_per_cta:
+        assert expected.ctas_per_sm == 0, "what no CTA has room for is never built"
+        return
+    binary = offline.compile(gluon.emit(kernel, schedule, bindings, "norm"), H200)
+    assert binary.spill_bytes == 0
+    assert binary.smem_bytes == expected.smem_bytes <= H200.smem_per_cta
+    assert set(binary.stores) == {16} and set(binary.loads) <= {16}
+    assert binary.tma_copies and binary.mbarriers
+    assert binary.registers <= schedule.registers  # given room the compiler takes it: only the most is promised
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("warps", [4, 16])
+def test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring(warps: int, slots: int) -> None:
+    kernel, bindings = kernel_of(softmax_backward, (meta(64, 10008), meta(64, 10008)))
+    schedule = parked(kernel, warps, 1, slots)
+    binary = offline.compile(gluon.emit(kernel, schedule, bindings, "backward"), H200)
+    assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes
+    assert binary.spill_bytes == 0 and set(binary.stores) == {16}
+
+
+def test_one_copy_brings_a_row_where_boxes_allow() -> None:
+    kernel, bindings = kernel_of(softmax, (meta(64, 32768),))
+    source = gluon.emit(kernel, parked(kernel), bindings, "softmax")
+    assert [p.view.box for p in source.params if p.view] == [(1, 128, 256)]
+    assert "for j in" not in source.text
+    source = gluon.emit(kernel, parked(kernel, slots=1), bindings, "softmax")
+    assert [p.view.box for p in source.params if p.view] == [(1, 32, 256)]
+    assert "for j in" in source.text, "a row that is alone in its ring leaves it in parts"
+
+
+# ---- what it computes ------------------------------------------------------------------------------------------------------
+
+
+def first_of_the_greatest(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.float().argmax(-1), x.float() - x.float().amax(-1, keepdim=True)
+
+
+def product_and_least(x: Tensor) -> Tensor:
+    y = 1 + x.float() / 512
+    return y * y.prod(-1, keepdim=True) + x.float().amin(-1, keepdim=True)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    return x.float() - torch.logsumexp(x.float(), -1, keepdim=True)
+
+
+def less_variance(x: Tensor) -> Tensor:
+    return (x.float() - x.float().var(-1, keepdim=True)).to(x.dtype)
+
+
+def layer_norm_dx(x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dy: Tensor) -> Tensor:
+    xhat, g = (x.float() - mean) * rstd, dy.float() * w
+    return (rstd * (g - g.mean(-1, keepdim=True) - xhat * (g * xhat).mean(-1, keepdim=True))).to(x.dtype)
+
+
+def inputs_of(fn: Callable, rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    torch.manual_seed(cols)
+    x, dy = torch.randn(rows, cols).to(dtype), torch.randn(rows, cols).to(dtype)
+    w, b = torch.randn(cols).to(dtype), torch.randn(cols).to(dtype)
+    row, spread = torch.randn(rows, 1), torch.rand(rows, 1) + 0.5
+    few: dict[Callable, tuple[Tensor, ...]] = {
+        rms_norm: (x, w), layer_norm: (x, w, b), softmax_backward: (x.float().softmax(-1).to(dtype), dy),
+        layer_norm_dx: (x, w, row, spread, dy)}
+    return few.get(fn, (x,))
+
+
+def run_parked(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how: int) -> None:
+    """Run by the model and compare with the oracle."""
+    kernel, bindings = kernel_of(fn, args)
+    schedule = parked(kernel, **how)
+    source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row", wide)
+    program = kernel.program
+    names = [b.name for b in program.buffers if b.role == "input"]
+    buffers = dict(zip(names, args, strict=True))
+    buffers |= {b.name: allocate(layout(b, bindings), torch.device("cpu")) for b in program.buffers if b.role == "output"}
+    gluon_model.run_source(source, buffers, bindings)
+    exact = evaluate(program, {n: buffers[n] for n in names}, bindings)
+    for name, right in exact.items():
+        mine = buffers[name]
+        if mine.is_floating_point():
+            eps = torch.finfo(mine.dtype).eps
+            torch.testing.assert_close(mine.double(), right, rtol=2 * eps, atol=2.0**-13 * max(1.0, float(right.abs().max())))
+        else:
+            assert torch.equal(mine, right)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("cols", [4096, 5000, 6144, 4501])
+@pytest.mark.parametrize("fn", [softmax, rms_norm, layer_norm, softmax_backward, layer_norm_dx, first_of_the_greatest,
+                                product_and_least, log_softmax, less_variance])
+def test_every_reduction_is_right_over_parked_rows(fn: Callable, cols: int, dtype: torch.dtype) -> None:
+    run_parked(fn, inputs_of(fn, 5, cols, dtype), warps=4, vectors=1, split=2)
+    run_parked(fn, inputs_of(fn, 3, cols, dtype), warps=4, vectors=1, slots=1, split=0)
+
+
+def squashed(x: Tensor) -> Tensor:
+    y = x.float() - x.float().amax(-1, keepdim=True)
+    return (torch.sigmoid(y) + torch.tanh(y) * torch.erf(y)).to(x.dtype)
+
+
+def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
+    args = inputs_of(squashed, 3, 2048, BF16)
+    run_parked(squashed, args, warps=4, vectors=1, split=2)
+    kernel, bindings = kernel_of(squashed, args)
+    source = gluon.emit(kernel, parked(kernel, 4, 1), bindings, "squashed")
+    brought = [name for name in FUNCTIONS if f"def {name}(" in source.text]
+    assert brought == ["_larger", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_max"]
+    assert offline.compile(source, H200).spill_bytes == 0
+
+
+@pytest.mark.parametrize("cols", [2056, 2211])
+@pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 3, 2), (7, 4, 1), (3, 2, 3), (2, 4, 8), (1, 1, 0),
+                                                      (7, 1, 0)])
+def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, cols: int) -> None:
+    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=slots, split=split)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("fn", [softmax, rms_norm, softmax_backward, layer_norm_dx, first_of_the_greatest, less_variance])
+def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, dtype: torch.dtype) -> None:
+    run_parked(fn, inputs_of(fn, 5, 4096, dtype), warps=4, vectors=1, slots=1, split=2, ahead=2)
+
+
+@pytest.mark.parametrize("cols", [4096, 5120, 8192])
+@pytest.mark.parametrize(("rows", "split", "ahead"), [(7, 1, 1), (8, 1, 3), (7, 3, 2), (2, 8, 3), (9, 2, 7)])
+def test_copies_take_places_in_turn(rows: int, split: int, ahead: int, cols: int) -> None:
+    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=1, split=split, ahead=ahead)
+
+
+@pytest.mark.parametrize("cols", [4096, 8192])
+@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
+    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
+    (r"phase \^ over", "phase", errors.WrongPhase),
+    (r"later // 4", "1", errors.CopyLeftBehind),
+    (r"later % 4", "(later + 1) % 4", AssertionError),
+])
+def test_a_ring_of_copies_that_forgets_something_is_caught(cols: int, pattern: str, instead: str, caught: type[Exception],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    emit = gluon.emit
+    monkeypatch.setattr(gluon, "emit", lambda *args: changed(emit(*args), pattern, instead))
+    with pytest.raises(caught):
+        run_parked(softmax, inputs_of(softmax, 9, cols, BF16), warps=4, vectors=1, slots=1, split=2, ahead=3)
+
+
+def changed(source: Source, pattern: str, instead: str) -> Source:
+    text, changes = re.subn(pattern, instead, source.text)
+    assert changes
+    return replace(source, text=text)
+
+
+@pytest.mark.parametrize(("fn", "dtype"), [(softmax, F32), (rms_norm, F32), (softmax_backward, BF16)])
+def test_a_ring_of_copies_compiles_without_spills(fn: Callable, dtype: torch.dtype) -> None:
+    args = norm_inputs(fn, 32768, dtype) if fn is not softmax_backward else (meta(64, 32768), meta(64, 32768))
+    kernel, bindings = kernel_of(fn, args)
+    schedule = parked(kernel, 8, 1, 1, ahead=3)
+    binary = offline.compile(gluon.emit(kernel, schedule, bindings, "norm"), H200)
+    assert binary.spill_bytes == 0 and binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes
+
+
+# ---- rows that start anywhere ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", range(2, 10))
+@pytest.mark.parametrize("cols", [1089, 1151, 9281])
+def test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read(cols: int, rows: int) -> None:
+    """Every number of elements that may be left is met, and none is read from what follows the tensor."""
+    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=2 - rows % 2, split=2)
+
+
+def odd_source(rows: int, slots: int) -> tuple[Source, dict[str, Tensor], dict[str, int]]:
+    """A softmax over rows that start anywhere, of which the last ends within a piece; and what it reads and writes."""
+    (x,) = inputs_of(softmax, rows, 1089, BF16)
+    kernel, bindings = kernel_of(softmax, (x,))
+    schedule = parked(kernel, 4, 1, slots, 2)
+    source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row")
+    return source, {"x": x, "out0": torch.empty_like(x)}, bindings
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+    (r"(\.store\(.*\n) +cta_barrier\(\)\n", r"\1", errors.UseBeforeArrival),  # walks read what other threads put there
+    (r"( +mbarrier\.wait.*\n)((?:.*\n){5})", r"\2\1", errors.RefillBeforeDrain),  # TMA has not been there yet
+    (r"mask=at_end < left_out, other=0", "", errors.AccessOutOfBounds),  # behind the tensor
+    (r"end = slot", "end = 32 + slot", errors.OutsideAllocation),
+])
+def test_what_is_left_out_is_put_into_place_in_time(slots: int, pattern: str, instead: str, caught: type[Exception]) -> None:
+    source, buffers, bindings = odd_source(5, slots)
+    text, changes = re.subn(pattern, instead, source.text)
+    assert changes == 1
+    with pytest.raises(caught):
+        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+
+
+def test_what_is_left_out_matters() -> None:
+    source, buffers, bindings = odd_source(5, 1)
+    right = buffers["x"].float().softmax(-1)
+    for text, whole in ((source.text, True), (source.text.replace("left_out > 0", "left_out > 63"), False)):
+        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+        wrong = (buffers["out0"].float() / right - 1).abs().amax(-1) > 2**-7
+        assert wrong.tolist() == [False] * 4 + [not whole], "it is in the last row only"
+
+
+def test_chunks_of_a_flat_view_have_room_for_the_shift() -> None:
+    assert cut_flat(50257, 4096, 4096) == Cover((4096,) * 13), "1105 columns and 63 more fit into one chunk"
+    assert cut_flat(50257, 8192, 2048) == Cover((8192,) * 6 + (2048,))
+    assert cut_flat(65537, 4096, 1024) is None, "what is left out could be in a chunk that has no mask"
+    assert cut_flat(8191, 4096, 1024) is None, "with the shift the rest is longer than a chunk"
+
+
+@pytest.mark.parametrize("fn", [softmax, rms_norm])
+@pytest.mark.parametrize(("slots", "split"), [(1, 132), (2, 132), (1, 0)])
+def test_odd_rows_compile_without_spills(fn: Callable, slots: int, split: int) -> None:
+    kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
+    schedule = parked(kernel, 16, 1, slots, split)
+    binary = offline.compile(pipeline.emitter(schedule).emit(kernel, schedule, bindings, "norm"), H200)
+    assert binary.spill_bytes == 0 and binary.tma_copies and binary.mbarriers
+    accounted = estimate(demand(kernel), schedule, H200).smem_bytes
+    # Of one row, what warps exchange may take the place of the barriers: nobody waits for them any more.
+    assert binary.smem_bytes == accounted if split else accounted - 128 <= binary.smem_bytes <= accounted
+    assert accounted <= H200.smem_per_cta
+    assert 16 in binary.stores, "whole pieces are stored by vectors"
+
+
+@pytest.mark.parametrize("fn", [softmax, rms_norm])
+def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable) -> None:
+    """What is left out at a tensor's end and the masks of a row's ends must not be held while a row is walked."""
+    kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
+    schedule = replace(parked(kernel, 16, 1, 1), registers=64)
+    assert offline.compile(pipeline.emitter(schedule).emit(kernel, schedule, bindings, "norm"), H200).spill_bytes == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
+    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
+    (r"turn (// 2 )?& 1", "0", errors.WrongPhase),
+    (r"ahead = row \+ \d", "ahead = row + 1", errors.CopyLeftBehind),
+])
+def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, instead: str, caught: type[Exception]) -> None:
+    args = inputs_of(softmax, 7, 5000, BF16)
+    kernel, bindings = kernel_of(softmax, args)
+    source = gluon.emit(kernel, parked(kernel, 4, 1, slots, 2), bindings, "row")
+    text, changes = re.subn(pattern, instead, source.text)
+    assert changes
+    buffers = {"x": args[0], "out0": torch.empty_like(args[0])}
+    with pytest.raises(caught):
+        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+
+
+@pytest.mark.parametrize("cols", [4096, 4501])
+@pytest.mark.parametrize("split", [2, 0])
+def test_elements_may_be_counted_in_64_bits(split: int, cols: int) -> None:
+    run_parked(rms_norm, inputs_of(rms_norm, 5, cols, BF16), wide=True, warps=4, vectors=1, slots=1, split=split)
+
+
+# ---- the text --------------------------------------------------------------------------------------------------------------
+
+GOLDEN = '''\
+    turn = 0
+    for row in range(part, row_count, 2):
+        slot = turn % 2
+        place = slot * 2
+        r = row
+        r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]
+        mbarrier.wait(ready.index(slot), turn // 2 & 1)
+        cta_barrier()
+        max2_max = gl.full([1, 1024], float("-inf"), gl.float32, TILE)
+        for k in range(0, 2):
+            c_at = k * 1024 + lanes
+            x = x_chunks.index(place + k).load(TILE)
+            cast1 = x.to(gl.float32)
+            max2_max = gl.maximum(max2_max, cast1, propagate_nan=tl.PropagateNan.ALL)
+        x_rest_1 = x_rest.index(slot).load(TILE)
+        cast1_rest = x_rest_1.to(gl.float32)
+        inside_1 = gl.where(c_rest_in, cast1_rest, float("-inf"))
+        max2_max_1 = gl.maximum(max2_max, inside_1, propagate_nan=tl.PropagateNan.ALL)
+        all_max = fold_max(max2_max_1, 1)
+        for k in range(0, 2):
+            c_at = k * 1024 + lanes
+            x_1 = x_chunks.index(place + k).load(TILE)
+            cast1_1 = x_1.to(gl.float32)
+            sub4 = (cast1_1 - all_max)
+            cast5 = sub4.to(gl.bfloat16)
+            gl.store(out0_ptr + (r_at * 2056 + c_at), cast5)
+        x_rest_2 = x_rest.index(slot).load(TILE)
+        cast1_rest_1 = x_rest_2.to(gl.float32)
+        sub4_rest = (cast1_rest_1 - all_max)
+        cast5_rest = sub4_rest.to(gl.bfloat16)
+        gl.store(out0_ptr + (r_at * 2056 + c_rest), cast5_rest, mask=c_rest_in)
+        fence_async_shared()
+        cta_barrier()
+        ahead = row + 4
+        inside = ahead < row_count
+        mbarrier.expect(ready.index(slot), 6144, pred=inside)
+        tma.async_copy_global_to_shared(x_tiles, [ahead, 0], ready.index(slot), x_ring.index(slot), pred=inside)
+        tma.async_copy_global_to_shared(x_rest_tile, [ahead, 2048], ready.index(slot), x_rest.index(slot), pred=inside)
+        turn += 1
+'''
+
+
+def less_greatest(x: Tensor) -> Tensor:
+    return x - x.amax(-1, keepdim=True)
+
+
+def test_the_text() -> None:
+    kernel, bindings = kernel_of(less_greatest, (meta(16, 2056),))
+    text = gluon.emit(kernel, parked(kernel, 4, 1, 2, 2), bindings, "less").text
+    rows = text[text.index("    turn = 0"):]
+    assert re.sub("  # .*", "", rows) == GOLDEN
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("on", "shape", "dtype", "offered"), [
+    ("h200", (8192, 32768), BF16, True),
+    ("a100", (8192, 32768), BF16, False),  # no TMA
+    ("h200", (8192, 50257), BF16, True),  # rows that start anywhere
+    ("h200", (8192, 65537), BF16, False),  # of which too little is left behind whole chunks
+    ("h200", (8192, 50264), BF16, True),
+    ("h200", (8192, 65536), F32, False),  # more than a CTA has room for
+    ("h200", (8192, 32768), torch.float64, False),
+])
+def test_rows_are_parked_where_they_can_be(on: str, shape: tuple[int, int], dtype: torch.dtype, offered: bool) -> None:
+    where = device(on)
+    kernel, bindings = kernel_of(softmax, (meta(*shape, dtype=dtype),))
+    found = [s.plan for s in scores(kernel.program, bindings, where, {}) if s.plan.schedule.parked]
+    assert bool(found) is offered
+    for each in found:
+        assert each.resources.smem_bytes <= where.smem_per_cta and each.schedule.splits == 1
+        assert each.resources.ctas_per_sm * (each.resources.smem_bytes + where.smem_reserve) <= where.smem_per_sm
+    assert plan(kernel.program, bindings, where).kernels, "what cannot be parked has another plan"
+
+
+def test_a_long_softmax_is_parked_and_compiles() -> None:
+    kernel, bindings = kernel_of(softmax, (meta(32768, 50264),))
+    made = pipeline.compile(kernel.program, bindings, H200, lambda source: offline.compile(source, H200))
+    (chosen,) = made.plan.kernels
+    assert chosen.family == "inner parked" and made.sources[0].gluon
+    assert "parked in shared memory" in chosen.loads[0]
+    assert made.binaries[0].smem_bytes <= chosen.resources.smem_bytes and made.binaries[0].spill_bytes == 0
+
+
+def test_a_parked_plan_runs_where_kernels_are_interpreted() -> None:
+    x = inputs_of(softmax, 5, 2048, BF16)
+    kernel, bindings = kernel_of(softmax, x)
+    best = min((s for s in scores(kernel.program, bindings, H200, {}) if s.plan.schedule.parked), key=lambda s: s.us)
+    chosen = replace(plan(kernel.program, bindings, H200), kernels=(replace(best.plan, name="row"),))
+    made = pipeline.Compiled(chosen, pipeline.generate(chosen), ()).made
+    (out,) = assemble(made, torch.device("cpu"), frozenset())({"x": x[0]}, bindings).values()
+    torch.testing.assert_close(out.float(), x[0].float().softmax(-1), rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize(("tiles", "extent", "expected"), [
+    ((4096, 4096), 8192, Chunks(4096, 2, 0)),
+    ((4096, 4096, 1024), 9000, Chunks(4096, 2, 1024)),
+    ((4096, 4096), 8000, Chunks(4096, 1, 4096)),
+])
+def test_a_row_is_chunks_and_a_rest(tiles: tuple[int, ...], extent: int, expected: Chunks) -> None:
+    assert chunks(Cover(tiles), extent) == expected
+
+
+@pytest.mark.parametrize(("tiles", "extent"), [((4096, 2048, 1024), 7000), ((4096,), 4097), ((4096,), 100)])
+def test_other_covers_are_refused(tiles: tuple[int, ...], extent: int) -> None:
+    with pytest.raises(ValueError, match="chunks of one width"):
+        chunks(Cover(tiles), extent)
+
+
+# ---- launching -------------------------------------------------------------------------------------------------------------
+
+
+def short_source() -> tuple[Source, dict[str, int]]:
+    kernel, bindings = kernel_of(rms_norm, (meta(16, 4096), meta(4096)))
+    return gluon.emit(kernel, parked(kernel, 4, 1), bindings, "rms"), bindings
+
+
+def test_a_launch_is_given_an_address_and_how_it_is_seen() -> None:
+    source, bindings = short_source()
+    kinds = [p.kind for p in source.params]
+    assert kinds == [ParamKind.POINTER, ParamKind.POINTER, ParamKind.TENSOR_MAP, ParamKind.SIZE, ParamKind.ZERO]
+    places = {p.name: i for i, p in enumerate(source.params) if p.kind in (ParamKind.POINTER, ParamKind.TENSOR_MAP)}
+    places |= {f"size {name}": 3 for name in bindings} | {"size ": 4}
+    args = _picker(source, places, bindings)([64, 128, 256, 16, 0])
+    assert list(args) == [64, 128, TensorMap(256, (16, 16, 256), (4096, 256, 1)), 16, 0]
+
+
+def test_a_source_with_tensor_maps_is_kept_as_it_is() -> None:
+    source, _ = short_source()
+    made = Made((), (source,), (), (), Summary((), 0, 0.0, (), ()), ())
+    assert unpack("key", pack("key", made)) == made
+
+
+def test_what_does_not_start_on_16_bytes_is_not_parked() -> None:
+    kernel, bindings = kernel_of(softmax, (meta(8192, 32768),))
+    crooked = replace(kernel.program, buffers=tuple(replace(b, aligned=b.role == "output") for b in kernel.program.buffers))
+    assert parse(str(crooked)) == crooked
+    assert any(s.plan.schedule.parked for s in scores(kernel.program, bindings, H200, {}))
+    assert not any(s.plan.schedule.parked for s in scores(crooked, bindings, H200, {}))

@@ -1,0 +1,372 @@
+"""Parked rows that are reduced along and down: what kernels compute by the model, what the compiler makes of them, the plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from onepass import errors, pipeline
+from onepass.plan import candidates
+from onepass.plan.kernel import Kernel
+from onepass.plan.lanes import vector
+from onepass.plan.legality import Family, Illegal, space_of
+from onepass.plan.parked import cut, parkable, wanted
+from onepass.plan.partition import forms, scores
+from onepass.plan.plan import ANY_WEIGHT, Plan
+from onepass.plan.schedule import Loop, Schedule
+from onepass.runtime import offline
+from onepass.runtime.binary import Binary
+from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward, row_moments, row_rstd
+from tests.cpu.test_codegen import assert_as_oracle, program_of
+from tests.cpu.test_gluon import BF16, F32, H200, meta
+from tests.forced import chosen, planned, run
+
+
+def mixed_kernel(fn: Callable, args: tuple[Tensor, ...]) -> Kernel:
+    """A function as one kernel that walks rows and gathers over them."""
+    program, _, bindings = program_of(fn, *args)
+    space = space_of(program, bindings)
+    assert not isinstance(space, Illegal)
+    return forms(program, space, Family.MIX)[0].kernel
+
+
+def mixed(fn: Callable, args: tuple[Tensor, ...], warps: int = 4, vectors: int = 1, slots: int = 2, split: int = 2,
+          hoisted: bool = False, registers: int = 0, least: bool = False, ahead: int = 0) -> Plan:
+    """A plan that parks all that TMA can bring, or as little of it as it may, and joins partial results."""
+    program, _, bindings = program_of(fn, *args)
+    kernel = mixed_kernel(fn, args)
+    cols = kernel.program.extent(kernel.space.cols)
+    assert isinstance(cols, int)
+    width = 32 * warps * vector(kernel)
+    schedule = Schedule(Loop(1, split), cut(cols, width * vectors, width), warps, slots, hoisted=hoisted, gathers=True,
+                        parked=wanted(kernel) if least else frozenset(parkable(kernel)), registers=registers, ahead=ahead)
+    return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule))
+
+
+def check(fn: Callable, args: tuple[Tensor, ...], **how: int) -> None:
+    """Run by the model and compare with the oracle."""
+    _, tensors, bindings = program_of(fn, *args)
+    assert_as_oracle(mixed(fn, args, **how), tensors, bindings, f"{how}")
+
+
+# ---- what it computes ------------------------------------------------------------------------------------------------------
+
+
+def spread_and_top(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A row reduction, and a variance and a maximum of every column."""
+    y = x.float()
+    return (y - y.amax(-1, keepdim=True)).to(x.dtype), y.var(0), y.amax(0)
+
+
+def all_else(x: Tensor) -> tuple[Tensor, ...]:
+    """The other reductions, down the columns and along the rows."""
+    y = x.float()
+    near = 1 + y / 512
+    down = y.argmax(0), y.amin(0), near.prod(0), torch.logsumexp(y, 0)
+    return (*down, y.argmin(-1), near.prod(-1), torch.logsumexp(y, -1), (y - y.mean(-1, keepdim=True)).to(x.dtype))
+
+
+def totals(x: Tensor) -> tuple[Tensor, ...]:
+    """Reductions over rows and columns at once, and of what every row has one of."""
+    y = x.float()
+    rows = (y * y).mean(-1, keepdim=True)
+    return torch.var(y), y.sum(0), rows.amax(), (y * rows).to(x.dtype)
+
+
+def finished(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Column sums of a normalised row that meet a vector once they are complete."""
+    y = x.float() * row_rstd(x) + w
+    return y.to(x.dtype), (y + 1).sum(0) * w
+
+
+def stored_early(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the first walk could gather and store, beside a result of the second that needs no row."""
+    return (x.float() + 1).to(x.dtype), x.float().sum(0), x.float().sum(-1, keepdim=True) * w
+
+
+def inputs_of(fn: Callable, rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    torch.manual_seed(cols)
+    x, dy, dh = (torch.randn(rows, cols).to(dtype) for _ in range(3))
+    w = torch.randn(cols).to(dtype)
+    few: dict[Callable, tuple[Tensor, ...]] = {
+        rms_norm_backward: (x, w, row_rstd(x), dy), layer_norm_backward: (x, w, *row_moments(x), dy),
+        add_rms_norm_backward: (x, w, row_rstd(x), dy, dh), finished: (x, w), stored_early: (x, w)}
+    return few.get(fn, (x,))
+
+
+FUNCTIONS = [rms_norm_backward, layer_norm_backward, add_rms_norm_backward, spread_and_top, all_else, totals, finished,
+             stored_early]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("cols", [2048, 2568])
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_every_reduction_is_right_over_parked_rows(fn: Callable, cols: int, dtype: torch.dtype) -> None:
+    check(fn, inputs_of(fn, 7, cols, dtype))
+
+
+@pytest.mark.parametrize("hoisted", [False, True])
+@pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 2, 2), (7, 3, 2), (3, 2, 5), (2, 3, 4)])
+def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, hoisted: bool) -> None:
+    check(layer_norm_backward, inputs_of(layer_norm_backward, rows, 3080, BF16), slots=slots, split=split, hoisted=hoisted)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(("cols", "vectors"), [(1024, 1), (1032, 1), (5120, 1), (4096, 2)])
+def test_any_number_of_chunks_and_of_copies(cols: int, vectors: int, slots: int) -> None:
+    check(rms_norm_backward, inputs_of(rms_norm_backward, 5, cols, BF16), vectors=vectors, slots=slots)
+
+
+@pytest.mark.parametrize("hoisted", [False, True])
+def test_what_is_read_once_need_not_be_parked(hoisted: bool) -> None:
+    args = inputs_of(add_rms_norm_backward, 5, 2056, BF16)
+    plan = mixed(add_rms_norm_backward, args, least=True)
+    assert len(plan.kernels[0].schedule.parked) == 2 and len(parkable(mixed_kernel(add_rms_norm_backward, args))) == 3
+    check(add_rms_norm_backward, args, least=True, hoisted=hoisted)
+
+
+@pytest.mark.parametrize("fn", [layer_norm_backward, all_else])
+def test_elements_may_be_counted_in_64_bits(fn: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.forced.generate", lambda plan: pipeline.generate(plan, wide=True))
+    check(fn, inputs_of(fn, 5, 2056, BF16), hoisted=True)
+    check(fn, inputs_of(fn, 5, 2048, BF16), slots=1, ahead=1)
+    source = pipeline.generate(mixed(fn, inputs_of(fn, 5, 2056, BF16), 8, hoisted=True), wide=True)[0]
+    assert offline.compile(source, H200).spill_bytes == 0
+
+
+def test_sums_of_fp32_data_carry_what_rounding_took() -> None:
+    rows = torch.full((600, 1024), 0.1)
+    rows[0] = 4096.0
+    plan = mixed(rms_norm_backward, (rows, torch.ones(1024), torch.ones(600, 1), torch.ones(600, 1024)), split=1)
+    assert "lost" in pipeline.generate(plan)[0].text
+    _, tensors, bindings = program_of(rms_norm_backward, rows, torch.ones(1024), torch.ones(600, 1), torch.ones(600, 1024))
+    _, dw = run(plan, tensors, bindings).values()
+    exact = rows.double().sum(0)
+    assert float((dw.double() - exact).abs().max()) <= float(exact.max()) * torch.finfo(F32).eps
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
+    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
+    (r"turn (// 2 )?& 1", "0", errors.WrongPhase),
+    (r"ahead = row \+ \d", "ahead = row + 1", errors.CopyLeftBehind),
+])
+def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, instead: str, caught: type[Exception],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    args = inputs_of(rms_norm_backward, 7, 2568, BF16)
+    _, tensors, bindings = program_of(rms_norm_backward, *args)
+    plan = mixed(rms_norm_backward, args, slots=slots)
+    first, *rest = pipeline.generate(plan)
+    text, changes = re.subn(pattern, instead, first.text)
+    assert changes
+    monkeypatch.setattr("tests.forced.generate", lambda _: (replace(first, text=text), *rest))
+    with pytest.raises(caught):
+        run(plan, tensors, bindings)
+
+
+# ---- a ring of copies ------------------------------------------------------------------------------------------------------
+
+
+def rows_and_columns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """One walk: it is the first over a row and the last."""
+    return x.float().sum(-1), x.float().sum(0)
+
+
+@pytest.mark.parametrize("hoisted", [False, True])
+@pytest.mark.parametrize("fn", [*FUNCTIONS, rows_and_columns])
+def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, hoisted: bool) -> None:
+    check(fn, inputs_of(fn, 7, 4096, BF16), slots=1, ahead=3, hoisted=hoisted)
+
+
+@pytest.mark.parametrize("warps", [4, 16])  # of many warps the compiler does not know how long a walk is
+@pytest.mark.parametrize(("rows", "split"), [(2, 1), (2, 3), (7, 1), (8, 1), (7, 3), (3, 5), (19, 2)])
+@pytest.mark.parametrize("ahead", [1, 3, 4, 9])
+def test_copies_take_places_in_turn_for_any_number_of_turns(rows: int, split: int, ahead: int, warps: int) -> None:
+    check(rms_norm_backward, inputs_of(rms_norm_backward, rows, 1024 * warps, BF16), warps=warps, slots=1, split=split,
+          ahead=ahead)
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 9])
+def test_a_single_row_is_brought_by_the_first_copies(ahead: int) -> None:
+    """A program of one row is another program, so the kernel of more is given one."""
+    args = inputs_of(rms_norm_backward, 7, 4096, BF16)
+    _, tensors, bindings = program_of(rms_norm_backward, *args)
+    alone = {name: x[:1] if len(x) == 7 else x for name, x in tensors.items()}
+    assert_as_oracle(mixed(rms_norm_backward, args, slots=1, split=3, ahead=ahead), alone, dict.fromkeys(bindings, 1), "one row")
+
+
+@pytest.mark.parametrize(("cols", "vectors"), [(2048, 1), (5120, 1), (6144, 1), (8192, 1), (10240, 1), (8192, 2)])
+def test_any_number_of_chunks_comes_in_copies(cols: int, vectors: int) -> None:
+    check(rms_norm_backward, inputs_of(rms_norm_backward, 5, cols, BF16), vectors=vectors, slots=1, split=1, ahead=2)
+
+
+@pytest.mark.parametrize(("fn", "cols"), [(rms_norm_backward, 4096), (rms_norm_backward, 8192), (rows_and_columns, 4096)])
+@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
+    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
+    (r"phase \^ over", "phase", errors.WrongPhase),
+    (r"phase = number // 7 & 1", "phase = 0", errors.WrongPhase),
+    (r"first = number % 7", "first = 0", errors.WrongPhase),
+    (r"number \+= 4", "number += 3", errors.WrongPhase),
+    (r"ready\.index\(at\), (\d+), pred=inside", r"ready.index(first), \1, pred=inside", errors.WrongPhase),
+    (r"ahead = row \+ \d", "ahead = row + 1", errors.CopyLeftBehind),
+])
+def test_a_ring_of_copies_that_forgets_something_is_caught(fn: Callable, cols: int, pattern: str, instead: str,
+                                                           caught: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(caught):
+        run_changed(fn, inputs_of(fn, 9, cols, BF16), pattern, instead, monkeypatch)
+
+
+def run_changed(fn: Callable, args: tuple[Tensor, ...], pattern: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a ring of copies whose text was tampered with, and compare with the oracle."""
+    _, tensors, bindings = program_of(fn, *args)
+    plan = mixed(fn, args, slots=1, ahead=3)
+    first, *rest = pipeline.generate(plan)
+    text, changes = re.subn(pattern, instead, first.text)
+    assert changes
+    monkeypatch.setattr("tests.forced.generate", lambda _: (replace(first, text=text), *rest))
+    assert_as_oracle(plan, tensors, bindings, instead)
+
+
+def test_a_refill_of_the_wrong_part_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = inputs_of(rms_norm_backward, 9, 4096, BF16)
+    run_changed(rms_norm_backward, args, r"\[ahead, 3 \* 4, 0\]", "[ahead, 3 * 4, 0]", monkeypatch)
+    with pytest.raises(AssertionError):
+        run_changed(rms_norm_backward, args, r"\[ahead, 3 \* 4, 0\]", "[ahead, 2 * 4, 0]", monkeypatch)
+
+
+# ---- what the compiler makes of it -----------------------------------------------------------------------------------------
+
+
+def given(fn: Callable, cols: int, dtype: torch.dtype = BF16, rows: int = 4096) -> tuple[Tensor, ...]:
+    x, w, row = meta(rows, cols, dtype=dtype), meta(cols, dtype=dtype), meta(rows, 1, dtype=F32)
+    rowwise = (row, row) if fn is layer_norm_backward else (row,)
+    return x, w, *rowwise, *([meta(rows, cols, dtype=dtype)] * (2 if fn is add_rms_norm_backward else 1))
+
+
+@pytest.mark.parametrize(("fn", "cols", "dtype", "warps", "slots", "hoisted"), [
+    (rms_norm_backward, 4096, BF16, 8, 3, True),
+    (rms_norm_backward, 8192, BF16, 8, 3, True),
+    (rms_norm_backward, 8192, BF16, 16, 3, False),
+    (rms_norm_backward, 8192, F32, 16, 3, False),
+    (rms_norm_backward, 10008, BF16, 8, 2, False),
+    (rms_norm_backward, 10240, BF16, 8, 2, False),  # five copies a row
+    (rms_norm_backward, 10240, BF16, 8, 1, True),
+    (rms_norm_backward, 16384, BF16, 16, 3, True),
+    (rms_norm_backward, 16384, BF16, 8, 2, False),
+    (rms_norm_backward, 32768, BF16, 8, 1, False),
+    (layer_norm_backward, 8192, BF16, 8, 3, True),
+    (layer_norm_backward, 8192, BF16, 16, 3, False),
+    (add_rms_norm_backward, 8192, BF16, 16, 3, False),
+])
+def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounted_for(
+        fn: Callable, cols: int, dtype: torch.dtype, warps: int, slots: int, hoisted: bool) -> None:
+    most = min(248, 65536 // (32 * warps))
+    plan = mixed(fn, given(fn, cols, dtype), warps, 1, slots, 132, hoisted, registers=most)
+    binary = offline.compile(pipeline.generate(plan)[0], H200)
+    expected = plan.kernels[0].resources
+    assert binary.spill_bytes == 0 and binary.registers <= most
+    assert binary.smem_bytes == expected.smem_bytes <= H200.smem_per_cta
+    assert binary.tma_copies and binary.mbarriers
+    assert set(binary.stores) == {16} and set(binary.loads) == {4, 16}  # one number a row, the rest by vectors
+    assert expected.ctas_per_sm >= 1, "what compiles is not thought to be too much"
+
+
+@pytest.mark.parametrize(("warps", "vectors", "ahead", "spilled"), [(8, 1, 3, 8), (8, 1, 1, 16), (16, 1, 3, 16), (16, 2, 3, 20)])
+def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_accounted_for(warps: int, vectors: int, ahead: int,
+                                                                                       spilled: int) -> None:
+    """States take half of the registers. 16 warps spill nothing with Triton 3.6 and a few words with 3.7; 8 warps, the reverse."""
+    most = min(248, 65536 // (32 * warps))
+    plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, ahead=ahead)
+    binary = offline.compile(pipeline.generate(plan)[0], H200)
+    assert binary.spill_bytes <= spilled and binary.registers <= most
+    assert binary.smem_bytes == plan.kernels[0].resources.smem_bytes <= H200.smem_per_cta
+    assert set(binary.stores) == {16} and set(binary.loads) == {4, 16}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_every_reduction_compiles(fn: Callable, dtype: torch.dtype) -> None:
+    plan = mixed(fn, inputs_of(fn, 7, 2056, dtype), 8, slots=3, registers=248)
+    binary = offline.compile(pipeline.generate(plan)[0], H200)
+    assert binary.smem_bytes == plan.kernels[0].resources.smem_bytes and binary.spill_bytes == 0
+
+
+def test_additions_to_what_is_gathered_are_not_put_off() -> None:
+    """A loop between the last walk and the next row would have them wait behind it, and their operands with them."""
+    for slots, ahead, counter in ((1, 0, "turn"), (2, 0, "turn"), (1, 2, "number")):
+        text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots, ahead=ahead))[0].text
+        loop, after = text[text.index(f"{counter} = 0"):].split(f"{counter} += ")
+        last = loop[loop.rindex("sum_partial"):]
+        assert "for " not in last.replace("for j in gl.static_range", "") and "sum_partial" in after
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------------
+
+
+def parked_plans(fn: Callable, args: tuple[Tensor, ...]) -> list[Schedule]:
+    program, _, bindings = program_of(fn, *args)
+    found = scores(program, bindings, H200, {})
+    assert not isinstance(found, Illegal)
+    return [s.plan.schedule for s in found if s.plan.schedule.parked]
+
+
+@pytest.mark.parametrize(("fn", "cols", "dtype", "offered"), [
+    (rms_norm_backward, 4096, BF16, True),
+    (layer_norm_backward, 16384, BF16, True),
+    (rms_norm_backward, 8191, BF16, False),  # rows that start anywhere
+    (rms_norm_backward, 8188, BF16, False),  # on 8 bytes
+    (rms_norm_backward, 8188, F32, True),
+    (rms_norm_backward, 65536, BF16, False),  # more than a CTA has room for
+])
+def test_rows_are_parked_where_they_can_be(fn: Callable, cols: int, dtype: torch.dtype, offered: bool) -> None:
+    found = parked_plans(fn, given(fn, cols, dtype))
+    assert bool(found) is offered
+    for each in found:
+        assert each.family == "mix-order parked" and isinstance(each.rows, Loop) and each.splits == each.rows.split
+
+
+@pytest.mark.parametrize(("cols", "ahead"), [
+    (32768, {1, 3}),  # of four copies a row
+    (16384, {1, 3}),  # where two CTAs share an SM; alone, one has room for three rows
+    (32776, set()),  # a row with a rest
+])
+def test_what_is_left_of_shared_memory_holds_copies_of_the_next_row(cols: int, ahead: set[int]) -> None:
+    found = parked_plans(rms_norm_backward, given(rms_norm_backward, cols))
+    assert {s.ahead for s in found} - {0} == ahead
+    assert all(s.stages == 1 for s in found if s.ahead)
+    assert all("copies ahead" in str(s) or s.ahead == 1 for s in found if s.ahead)
+
+
+def test_a_part_of_the_next_row_is_worth_its_room() -> None:
+    program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 32768, rows=8192))
+    found = [s for s in scores(program, bindings, H200, {}) if s.plan.schedule.parked and s.plan.schedule.warps == 16]
+    best = {ahead: min(s.us for s in found if s.plan.schedule.ahead == ahead) for ahead in (0, 1, 3)}
+    assert best[3] < best[1] < best[0]
+    most = next(s.plan for s in found if s.plan.schedule.ahead == 3)
+    assert "parked in shared memory (112.0 KiB)" in most.loads[0]
+
+
+@pytest.mark.parametrize(("spilled", "heavy"), [(16, False), (400, True)])
+def test_few_words_spilled_by_a_kernel_told_its_most_do_not_rule_heavier_ones_out(spilled: int, heavy: bool) -> None:
+    """ptxas takes all it is told it may: that it did says nothing of how much it needs."""
+    kernel = mixed(rms_norm_backward, given(rms_norm_backward, 32768), 16, 1, 1, 132, registers=128).kernels[0]
+    learned = pipeline._learned(kernel, Binary(128, spilled, 0, kernel.resources.smem_bytes, 0, {}, {}), H200)
+    assert learned.registers == (kernel.resources.registers if heavy else ANY_WEIGHT)
+
+
+def test_a_backward_pass_is_parked_and_joined_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_mix", lambda *_: iter(()))
+    program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 8192, rows=8192))
+    made = pipeline.compile(program, bindings, H200, lambda source: offline.compile(source, H200))
+    first, _ = made.plan.kernels
+    assert first.family == "mix-order parked" and made.sources[0].gluon
+    assert sum("parked in shared memory" in load for load in first.loads) == 2
+    assert made.binaries[0].smem_bytes == first.resources.smem_bytes and made.binaries[0].spill_bytes == 0
+    assert made.sources[0].programs({**bindings, next(iter(bindings)): 1}) == first.schedule.splits, "each writes what it gathered"

@@ -1,0 +1,472 @@
+"""Tiles of columns through shared memory: what they compute by the model, what the compiler makes of them, who is offered them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from onepass import errors, pipeline
+from onepass.capture.trace import capture
+from onepass.codegen import gluon_tiles
+from onepass.codegen.source import Source
+from onepass.device import Device, device
+from onepass.ir.oracle import evaluate
+from onepass.plan.cost import Cost
+from onepass.plan.kernel import Kernel
+from onepass.plan.lanes import widest
+from onepass.plan.legality import Family, Illegal, space_of
+from onepass.plan.parked import exchanged
+from onepass.plan.partition import forms, plan, scores, with_join
+from onepass.plan.plan import KernelPlan, Plan
+from onepass.plan.resources import demand, estimate
+from onepass.plan.schedule import Block, Loop, Schedule
+from onepass.plan.split import halves
+from onepass.plan.tiled import rows_at_once, shared_bytes, strips, tileable, told
+from onepass.runtime import gluon_model, offline
+from onepass.runtime.executable import allocate, assemble, layout
+from onepass.runtime.job import job
+from onepass.runtime.module import build
+from onepass.tools.functions import outer_sum
+
+H200 = device("h200")
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+COUNTS = (1, 2, 3, 5, 7, 8, 14)
+
+
+def total(xs: tuple[Tensor, ...]) -> Tensor:
+    found = xs[0].float()
+    for x in xs[1:]:
+        found = found + x.float()
+    return found
+
+
+def greatest(*xs: Tensor) -> Tensor:
+    return total(xs).amax(0)
+
+
+def spread(*xs: Tensor) -> tuple[Tensor, Tensor]:
+    var, mean = torch.var_mean(total(xs), 0)
+    return var, mean
+
+
+def product_and_least(x: Tensor) -> tuple[Tensor, Tensor]:
+    return (1 + x.float() / 512).prod(0), x.float().amin(0)
+
+
+def log_sum(x: Tensor) -> Tensor:
+    return torch.logsumexp(x.float(), 0)
+
+
+def positions(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.float().argmax(0), x.float().argmin(0)
+
+
+def signs(x: Tensor) -> tuple[Tensor, Tensor]:
+    return (x > 2).any(0), (x > -2).all(0)
+
+
+def gradient_and_bias(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    dx = torch.where(x > 0, dy, 0)
+    return dx, dx.float().sum(0)
+
+
+def wide_gradient(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    dx = x.float() * dy.float()
+    return dx, dx.sum(0)
+
+
+def vectors_beside(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    y = (x.float() - mean) * rstd * w + b
+    return y.sum(0), rstd.sum(0) + w.float()
+
+
+def mixed(x: Tensor, y: Tensor) -> Tensor:
+    return (x.float() * y.float()).sum(0)
+
+
+def meta(rows: int, cols: int, dtype: torch.dtype = F16) -> Tensor:
+    return torch.empty(rows, cols, dtype=dtype, device="meta")
+
+
+def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str, int]]:
+    """A function as one kernel that walks rows, and the sizes of a call."""
+    captured = capture(fn, args)
+    bindings = captured.bind(args)
+    assert bindings is not None
+    program, bindings = pipeline.specialise(pipeline.optimise(captured.program), bindings)
+    space = space_of(program, bindings)
+    assert not isinstance(space, Illegal)
+    return next(f.kernel for f in forms(program, space, Family.OUTER) if not f.held), dict(bindings)
+
+
+def tiles(kernel: Kernel, warps: int = 4, width: int = 64, deep: int = 2, stages: int = 2, split: int = 1) -> Schedule:
+    """A schedule whose tiles give every thread `deep` vectors."""
+    able, vector = tileable(kernel), widest(kernel)
+    one = Schedule(Loop(rows_at_once(width, vector, warps) * deep, split), Block(width), warps, stages, parked=frozenset(able))
+    smem = shared_bytes(one, vector, sum(kernel.program.dtypes[i].size for i in able), exchanged(kernel))
+    return told(one, 2 if 2 * (smem + H200.smem_reserve) <= H200.smem_per_sm else 1, H200)
+
+
+def inputs(count: int, rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    torch.manual_seed(count * rows + cols)
+    return tuple(torch.randn(rows, cols).to(dtype) for _ in range(count))
+
+
+def run_tiles(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how: int) -> None:
+    """Run by the model, joined where rows are split, and compare with the oracle."""
+    kernel, bindings = kernel_of(fn, args)
+    schedule, program = tiles(kernel, **how), kernel.program
+    assert schedule.parked
+    takes, costs = estimate(demand(kernel), schedule, H200), Cost(1.0, 1.0, 1.0, "")
+    one = KernelPlan("tiles", kernel, schedule, takes, costs, (program, schedule))
+    order = (*kernel.space.rows, *kernel.space.cols)
+    kernels = tuple(replace(k, name=f"tiles_{i}") for i, k in enumerate(with_join(one, bindings, H200, order, {})))
+    chosen = Plan(program, H200, bindings, kernels, ())
+    made = pipeline.Compiled(chosen, pipeline.generate(chosen, wide), ()).made
+    assert made.sources[0].gluon and len(made.sources) == (1 if schedule.splits == 1 else 2)
+    names = [b.name for b in program.buffers if b.role == "input"]
+    given = dict(zip(names, args, strict=True))
+    found = assemble(made, torch.device("cpu"), frozenset())(given, bindings)
+    for name, right in evaluate(program, given, bindings).items():
+        mine = found[name]
+        if mine.is_floating_point():
+            scale = max(1.0, float(right.abs().max()))
+            torch.testing.assert_close(mine.double(), right, rtol=2 * torch.finfo(mine.dtype).eps, atol=4e-6 * scale)
+        else:
+            assert torch.equal(mine, right)
+
+
+# ---- what it computes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("fn", [outer_sum, greatest, spread])
+def test_reductions_of_many_inputs_are_right(fn: Callable, count: int, dtype: torch.dtype) -> None:
+    run_tiles(fn, inputs(count, 256, 256, dtype), width=128, deep=2, stages=2 + count % 3, split=1 + count % 4)
+    run_tiles(fn, inputs(count, 100, 72, dtype), width=64, deep=1 + count % 2, stages=2 + count % 2, split=1 + count % 3)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("how", [{"deep": 1}, {"deep": 4, "split": 3, "stages": 3}, {"deep": 4, "width": 32, "warps": 8}])
+@pytest.mark.parametrize("fn", [product_and_least, log_sum, positions, signs])
+def test_every_reduction_is_right(fn: Callable, how: dict[str, int], dtype: torch.dtype) -> None:
+    run_tiles(fn, inputs(1, 300, 72, dtype), **how)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize(("rows", "split"), [(2, 1), (2, 3), (31, 2), (32, 2), (33, 5), (64, 3), (200, 1), (200, 7), (250, 4)])
+def test_any_ring_any_split_any_number_of_rows(rows: int, split: int, stages: int) -> None:
+    run_tiles(spread, inputs(1, rows, 72, F32), stages=stages, split=split)  # tiles of 16 rows
+
+
+@pytest.mark.parametrize("cols", [8, 64, 72, 200, 256])
+@pytest.mark.parametrize("width", [32, 64, 256])
+def test_any_number_of_columns(cols: int, width: int) -> None:
+    run_tiles(outer_sum, inputs(2, 70, cols, BF16), width=width, split=2)
+
+
+@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize("fn", [gradient_and_bias, wide_gradient])
+def test_full_size_results_are_stored_beside(fn: Callable, split: int) -> None:
+    run_tiles(fn, inputs(2, 100, 72, BF16), split=split)
+
+
+@pytest.mark.parametrize(("deep", "split"), [(1, 1), (4, 3)])
+def test_vectors_of_either_side_come_as_they_always_do(deep: int, split: int) -> None:
+    x, row = inputs(1, 100, 72, BF16)[0], torch.rand(100, 1)
+    run_tiles(vectors_beside, (x, torch.randn(72), torch.randn(72), row, row + 0.5), deep=deep, split=split)
+
+
+def test_types_may_be_mixed() -> None:
+    (x,), (y,) = inputs(1, 100, 72, BF16), inputs(1, 100, 72, F32)
+    run_tiles(mixed, (x, y), split=2)
+
+
+def test_elements_may_be_counted_in_64_bits() -> None:
+    run_tiles(gradient_and_bias, inputs(2, 100, 72, BF16), wide=True, split=3)
+
+
+def test_nothing_but_the_rows_inside_counts() -> None:
+    """Zeros that TMA fills in would be the greatest of negative numbers, and would make a product 0."""
+    x = -1 - torch.rand(33, 72)
+    run_tiles(greatest, (x,), deep=4)
+    run_tiles(positions, (x,), deep=4, split=2)
+    run_tiles(log_sum, (x - 100,), deep=4)
+
+
+# ---- what the model catches ------------------------------------------------------------------------------------------------
+
+
+def emitted(count: int, rows: int, cols: int, **how: int) -> tuple[Source, dict[str, Tensor], dict[str, int]]:
+    """A sum's source, its buffers and its sizes."""
+    args = inputs(count, rows, cols, F32)
+    kernel, bindings = kernel_of(outer_sum, args)
+    source = gluon_tiles.emit(kernel, tiles(kernel, **how), bindings, "tiles")
+    program = kernel.program
+    given = dict(zip([b.name for b in program.buffers if b.role == "input"], args, strict=True))
+    fresh = {b.name: allocate(layout(b, bindings), torch.device("cpu")) for b in program.buffers if b.role == "output"}
+    return source, {**given, **fresh}, bindings
+
+
+@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
+    (r"fence_async_shared\(\)\n( +)cta_barrier\(\)\n", r"fence_async_shared()\n", errors.RefillBeforeDrain),
+    (r"turn // 2 & 1", "0", errors.WrongPhase),
+    (r"ahead = tile \+ 2", "ahead = tile + 1", errors.CopyLeftBehind),
+    (r"(expect\(ready\.index\(slot\), )8192", r"\g<1>4096", errors.ExpectedBytesDiffer),
+    (r"early < tile_count", "early <= tile_count", errors.CopyOutOfBounds),
+    (r"xs1_tiles, \[ahead \* 16", r"xs1_tiles, [ahead * 16 + 256", errors.CopyOutOfBounds),
+    (r"place \+ k", "place + k + 1", errors.UseBeforeArrival),
+    (r"place \+ k", "place + k + 9", errors.OutsideAllocation),
+    (r", mask=c_in", "", errors.AccessOutOfBounds),
+])
+def test_a_kernel_that_forgets_something_is_caught(pattern: str, instead: str, caught: type[Exception]) -> None:
+    rows, deep = (16, 2) if "early" in pattern else (100, 8 if "place" in pattern else 2)
+    source, buffers, bindings = emitted(2, rows, 72, deep=deep)
+    text, changes = re.subn(pattern, instead, source.text)
+    assert changes
+    with pytest.raises(caught):
+        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+
+
+def test_zeros_past_the_last_row_are_masked() -> None:
+    source, buffers, bindings = emitted(1, 20, 64, deep=2)
+    trace = gluon_model.run_source(source, buffers, bindings)
+    assert {c.axes for c in trace.crossings} == {(0,)} and len(trace.crossings) == 1
+    assert source.text.count("r_in") == 2, "what is whole has no mask"
+
+
+# ---- the text --------------------------------------------------------------------------------------------------------------
+
+GOLDEN = '''\
+    turn = 0
+    for tile in range(part, whole_tiles, 3):
+        slot = turn % 2
+        mbarrier.wait(ready.index(slot), turn // 2 & 1)
+        cta_barrier()
+        place = slot * 2
+        for k in range(0, 2 + zero):
+            r_at = (tile * 128 + k * 64 + lanes)
+            x = x_strips.index(place + k).load(TILE)
+            cast1 = x.to(gl.float32)
+            held = cast1.reshape([4, 16, 64])
+            all_max = fold_max(held, 0)
+            own = gl.convert_layout(all_max.reshape([16, 64]), TILE, assert_trivial=True)
+            max_partial2_max = gl.maximum(max_partial2_max, own, propagate_nan=tl.PropagateNan.ALL)
+        fence_async_shared()
+        cta_barrier()
+        ahead = tile + 6
+        inside = ahead < tile_count
+        mbarrier.expect(ready.index(slot), 16384, pred=inside)
+        tma.async_copy_global_to_shared(x_tiles, [ahead * 128, first_col], ready.index(slot), x_ring.index(slot), pred=inside)
+        turn += 1
+    for tile in range(part + (whole_tiles - part + 2) // 3 * 3, tile_count, 3):
+'''
+
+
+def greatest_of_one(x: Tensor) -> Tensor:
+    return x.float().amax(0)
+
+
+def test_the_text() -> None:
+    kernel, bindings = kernel_of(greatest_of_one, (meta(500, 256),))
+    schedule = tiles(kernel, deep=8, split=3)
+    first = halves(kernel, 3, (*kernel.space.rows, *kernel.space.cols))[0]
+    half = Kernel(first, kernel.space)
+    text = gluon_tiles.emit(half, replace(schedule, parked=frozenset(tileable(half))), bindings, "greatest").text
+    turns = text[text.index("    turn = 0"):]
+    assert re.sub("  # .*", "", turns).startswith(GOLDEN)
+
+
+# ---- what the compiler makes of it -----------------------------------------------------------------------------------------
+
+
+def compiled(fn: Callable, args: tuple[Tensor, ...], **how: int) -> tuple[offline.Binary, Kernel, Schedule]:
+    kernel, bindings = kernel_of(fn, args)
+    schedule = tiles(kernel, **how)
+    return offline.compile(gluon_tiles.emit(kernel, schedule, bindings, "tiles"), H200), kernel, schedule
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("how", [{"width": 128, "deep": 4, "stages": 4}, {"width": 32, "deep": 8, "stages": 3},
+                                 {"width": 256, "deep": 2, "warps": 8}])
+@pytest.mark.parametrize("fn", [outer_sum, greatest, spread, product_and_least, log_sum, positions])
+def test_tiles_compile_without_spills_and_take_the_shared_memory_accounted_for(fn: Callable, how: dict[str, int],
+                                                                               dtype: torch.dtype) -> None:
+    binary, kernel, schedule = compiled(fn, (meta(8192, 1024, dtype),), **how)
+    expected = estimate(demand(kernel), schedule, H200)
+    assert binary.spill_bytes == 0
+    assert binary.smem_bytes == expected.smem_bytes <= H200.smem_per_cta
+    assert not binary.loads and set(binary.stores) == {16}
+    assert binary.tma_copies and binary.mbarriers
+    assert binary.registers <= schedule.registers  # told the most, it takes more of it than it needs
+    assert 0.5 <= expected.registers / binary.registers <= 1.5
+
+
+@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("count", [*COUNTS, 16])
+def test_many_inputs_compile(count: int, dtype: torch.dtype) -> None:
+    binary, kernel, schedule = compiled(outer_sum, tuple(meta(8192, 1024, dtype) for _ in range(count)), width=128, stages=3)
+    assert binary.spill_bytes == 0 and binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes
+    assert binary.tma_copies == count * (schedule.stages + 2), "one copy an input and tile"
+
+
+def test_what_warps_exchange_takes_the_place_of_the_ring() -> None:
+    binary, kernel, schedule = compiled(positions, (meta(8192, 1024),), width=256, deep=1, warps=8)
+    assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes == 8 * 256 * 8
+
+
+@pytest.mark.parametrize(("dtype", "deep"), [(F32, 1), (F32, 8), (F16, 1), (BF16, 4)])
+def test_threads_read_16_bytes_at_a_time(dtype: torch.dtype, deep: int) -> None:
+    kernel, bindings = kernel_of(spread, (meta(8192, 1024, dtype), meta(8192, 1024, dtype)))
+    ptx = build(job(gluon_tiles.emit(kernel, tiles(kernel, deep=deep), bindings, "tiles"), 90)).asm["ptx"]
+    turns = ptx[:ptx.index("shfl.sync")]
+    reads = re.findall(r"ld\.shared\.(v4\.b32|v2\.b64|\S+)", turns)
+    assert reads and set(reads) <= {"v4.b32", "v2.b64"}
+    assert "cp.async.bulk.tensor.2d" in turns and "mbarrier.try_wait" in turns
+
+
+def test_strips_of_a_tile_need_no_barriers_between_them() -> None:
+    """One behind the wait, one before the refill, one that the compiler adds before each copy: none for a strip."""
+    few, _, low = compiled(outer_sum, (meta(8192, 1024),), deep=8)
+    many, kernel, tall = compiled(outer_sum, (meta(8192, 1024),), deep=16)
+    assert strips(tall, widest(kernel), 2).count == 2 * strips(low, widest(kernel), 2).count == 4
+    assert many.barriers == few.barriers
+
+
+@pytest.mark.parametrize("fn", [spread, log_sum, positions])
+def test_threads_meet_once_behind_the_last_tile(fn: Callable) -> None:
+    kernel, bindings = kernel_of(fn, (meta(8192, 1024),))
+    source = gluon_tiles.emit(kernel, tiles(kernel, deep=4), bindings, "tiles")
+    assert "assert_trivial=True" in source.text
+    ptx = build(job(source, 90)).asm["ptx"]
+    last_copy = ptx.rindex("cp.async.bulk.tensor")
+    assert min(ptx.index("shfl.sync"), ptx.index("st.shared")) > last_copy
+
+
+# ---- the budget ------------------------------------------------------------------------------------------------------------
+
+
+def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[Schedule]:
+    """The parked schedules of a function."""
+    kernel, bindings = kernel_of(fn, args)
+    found = scores(kernel.program, bindings, on, {})
+    assert not isinstance(found, Illegal)
+    mine = [s.plan for s in found if s.plan.schedule.family.startswith("outer parked")]
+    for each in mine:
+        assert each.resources.smem_bytes <= on.smem_per_cta
+        assert each.resources.ctas_per_sm * (each.resources.smem_bytes + on.smem_reserve) <= on.smem_per_sm
+    return [each.schedule for each in mine]
+
+
+def vectors_of(schedule: Schedule, of: int) -> int:
+    """Vectors of one input's tile that a thread reads."""
+    assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
+    return schedule.rows.step // rows_at_once(schedule.cols.size, of, schedule.warps)
+
+
+@pytest.mark.parametrize(("count", "warps", "deepest"), [
+    (1, 4, 8), (7, 4, 8), (8, 4, 4), (14, 4, 4), (15, 4, 2), (28, 4, 2), (29, 4, 1), (56, 4, 1),
+    (3, 8, 8), (4, 8, 4), (7, 8, 4), (8, 8, 2), (14, 8, 2), (15, 8, 1), (28, 8, 1), (29, 8, 0),
+])
+def test_tiles_shrink_to_the_budget_and_never_below_a_vector(count: int, warps: int,
+                                                            deepest: int) -> None:
+    args = tuple(meta(4096, 1024) for _ in range(count))
+    found = [s for s in offered(outer_sum, args) if s.warps == warps]
+    assert max((vectors_of(s, 8) for s in found), default=0) == deepest
+    assert all(2 <= s.stages <= 8 for s in found)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16])
+def test_the_least_tile_at_the_edge_of_the_budget_compiles(dtype: torch.dtype) -> None:
+    """28 inputs of 8 warps fill shared memory but for 2944 bytes: what warps exchange must not come on top."""
+    binary, kernel, schedule = compiled(outer_sum, tuple(meta(4096, 1024, dtype) for _ in range(28)), warps=8, deep=1)
+    assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes == 28 * 2 * 4096 + 128
+    assert H200.smem_per_cta - binary.smem_bytes == 2944 and binary.spill_bytes == 0
+    assert set(binary.stores) == {16}
+
+
+@pytest.mark.parametrize("dtype", [F32, F16])
+def test_the_most_inputs_that_fit_compile_and_one_more_is_not_offered(dtype: torch.dtype) -> None:
+    most = tuple(meta(4096, 1024, dtype) for _ in range(56))
+    assert {s.warps for s in offered(outer_sum, most)} == {4}
+    assert not offered(outer_sum, (*most, meta(4096, 1024, dtype)))
+    binary, _, _ = compiled(outer_sum, most, deep=1)
+    assert binary.spill_bytes == 0 and binary.smem_bytes <= H200.smem_per_cta
+
+
+def test_a_ring_that_does_not_fit_has_no_place_on_an_sm() -> None:
+    kernel, _ = kernel_of(outer_sum, tuple(meta(4096, 1024) for _ in range(8)))
+    fits, over = tiles(kernel, deep=4, stages=3), tiles(kernel, deep=4, stages=4)
+    assert estimate(demand(kernel), fits, H200).ctas_per_sm == 1
+    assert estimate(demand(kernel), over, H200).ctas_per_sm == 0
+    assert shared_bytes(over, 8, 16, 4) > H200.smem_per_cta >= shared_bytes(fits, 8, 16, 4)
+
+
+@pytest.mark.parametrize(("tall", "width", "warps"), [(16, 512, 4), (512, 64, 4), (8, 64, 4), (24, 64, 4)])
+def test_tiles_that_threads_or_boxes_cannot_have(tall: int, width: int, warps: int) -> None:
+    with pytest.raises(ValueError, match="do not read tiles"):
+        strips(Schedule(Loop(tall), Block(width), warps, 2), 8, 2)
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("args", "on", "there"), [
+    (tuple(meta(4096, 1024) for _ in range(5)), "h200", True),
+    ((meta(4096, 1024, F32),), "h200", True),
+    ((meta(65536, 72, BF16),), "h200", True),
+    ((meta(4096, 1024, F32),), "a100", False),  # no TMA
+    ((meta(4096, 1023, BF16),), "h200", False),  # rows that start anywhere
+    ((meta(4096, 1024), torch.empty_strided((4096, 1024), (1028, 1), dtype=F16, device="meta")), "h200", False),  # one is enough
+    ((meta(4096, 1024, torch.float64),), "h200", False),
+])
+def test_tiles_are_offered_where_tma_can_bring_all(args: tuple[Tensor, ...], on: str,
+                                                   there: bool) -> None:
+    assert bool(offered(outer_sum, args, device(on))) is there
+    kernel, bindings = kernel_of(outer_sum, args)
+    assert plan(kernel.program, bindings, device(on)).kernels, "what cannot be brought has another plan"
+
+
+def from_the_middle(x: Tensor) -> Tensor:
+    return x[:, 8:].float().sum(0)
+
+
+def by_batch(x: Tensor) -> Tensor:
+    return x.float().sum(1)
+
+
+def column_softmax(x: Tensor) -> Tensor:
+    return x.float().softmax(0)
+
+
+def row_sums(x: Tensor) -> Tensor:
+    return x.float().sum(1)
+
+
+def test_kernels_of_other_shapes_are_not_tiled() -> None:
+    assert not tileable(kernel_of(by_batch, (torch.empty(8, 4096, 256, device="meta"),))[0])
+    assert not tileable(kernel_of(column_softmax, (meta(4096, 1024),))[0]), "rows are walked twice"
+    assert not tileable(kernel_of(row_sums, (meta(4096, 1024),))[0])
+    assert not tileable(kernel_of(from_the_middle, (meta(4096, 1032),))[0]), "a tensor map begins where the tensor does"
+
+
+def test_splits_are_any_number() -> None:
+    found = offered(outer_sum, (meta(65536, 1536, F32),))
+    assert {"outer parked", "outer parked split"} == {s.family for s in found}
+    assert any(s.splits & (s.splits - 1) for s in found)
+
+
+def test_a_plan_with_tiles_is_written_compiled_and_joined() -> None:
+    kernel, bindings = kernel_of(outer_sum, tuple(meta(4096, 1024) for _ in range(5)))
+    made = pipeline.compile(kernel.program, bindings, H200, lambda source: offline.compile(source, H200))
+    first, _ = made.plan.kernels
+    assert first.family == "outer parked split" and made.sources[0].gluon and not made.sources[1].gluon
+    assert all("parked in shared memory" in text for text in first.loads)
+    assert made.binaries[0].smem_bytes == first.resources.smem_bytes and made.binaries[0].spill_bytes == 0

@@ -1,0 +1,152 @@
+"""Kernels that read from shared memory what TMA brings there, on the card: every kind, held against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onepass
+from onepass.device import device
+from onepass.integration.engine import Kernels
+from onepass.ir.program import Reduce, Store
+from onepass.pipeline import generate, specialise
+from onepass.plan import candidates
+from onepass.plan.partition import Search
+from onepass.plan.plan import Plan
+from onepass.runtime import offline
+from onepass.runtime.compiled import Compiled
+from onepass.runtime.executable import aligned_of, assemble
+from onepass.tools.functions import (
+    cross_entropy,
+    cross_entropy_backward,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+    softmax,
+    softmax_backward,
+)
+from onepass.tools.ours import Ours
+from onepass.tools.workloads import workload
+from tests.support import assert_right, randoms, twice
+
+H200, CARD = device("h200"), torch.device("cuda", 0)
+MOST = 1 << 28  # elements of all inputs
+SIDES = (256, 1024, 4096, 16384, 65536)
+
+
+@pytest.fixture(autouse=True)
+def has_tma() -> None:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < candidates.HAS_TMA:
+        pytest.skip("no TMA")
+
+
+def parked(ours: Ours, family: str, most: int) -> list[Plan]:
+    """Plans of one kernel of this family, the one predicted best first, and whatever joins its results."""
+    program, sizes = specialise(ours.program, ours.bindings)
+    search, whole = Search(program, sizes, H200, {}), frozenset(program.of(Reduce, Store))
+    found = [s for s in search.others(whole) if s.plan.schedule.parked and s.plan.schedule.family.startswith(family)]
+    return [search.assembled([whole], {whole: s}) for s in sorted(found, key=lambda s: s.us)[:most]]
+
+
+def run(ours: Ours, plans: Sequence[Plan]) -> Callable[..., tuple[Tensor, ...]]:
+    """A function by several plans, one after the other: all results of all. None may spill."""
+    made = []
+    for plan in plans:
+        sources = generate(plan, ours.wide)
+        binaries = tuple(offline.compile(s, H200, aligned_of(s, ours.aligned, ours.outputs)) for s in sources)
+        if not any(b.spill_bytes for b in binaries):  # the planner would not take it
+            made.append(assemble(Compiled(plan, sources, binaries).made, CARD, ours.aligned))
+    assert made, "all spill"
+
+    def call(*given: Tensor) -> tuple[Tensor, ...]:
+        tensors = ours.captured.tensors(given)
+        return tuple(r for executable in made for r in _as_tuple(ours.captured.result(executable(tensors, ours.bindings), given)))
+
+    call.plans = len(made)  # type: ignore[attr-defined]
+    return call
+
+
+def _as_tuple(found: Any) -> tuple[Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def right(function: Callable[..., Any], make: Callable[[int], Sequence[Tensor]], family: str, most: int = 1) -> bool:
+    """Are the best plans of a family right, and the same to the bit each time? False where there is none."""
+    ours = Ours.of(function, make(0))
+    plans = parked(ours, family, most)
+    if plans:
+        fused = run(ours, plans)
+        count = fused.plans  # type: ignore[attr-defined]
+        assert_right(fused, lambda *a: _as_tuple(function(*a)) * count, make, run=twice)
+    return bool(plans)
+
+
+def right_by_default(function: Callable[..., Any], make: Callable[[int], Sequence[Tensor]]) -> None:
+    """What `fuse` makes of it is right and spills nothing."""
+    ours = Ours.of(function, make(0))
+    made = Kernels(ours.program, ours.program.name).prepare(ours.bindings, CARD, ours.aligned).result()
+    assert not any(b.spill_bytes for b in made.binaries)
+    assert_right(onepass.fuse(function), function, make, run=twice)
+
+
+# ---- down columns ----------------------------------------------------------------------------------------------------------
+
+
+def sums(*xs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.float().sum(0) for x in xs)
+
+
+def greatest(*xs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.float().amax(0) for x in xs)
+
+
+def moments(*xs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(r for x in xs for r in torch.var_mean(x.float(), 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [1, 2, 3, 5, 7, 8, 14])
+@pytest.mark.parametrize("cols", SIDES)
+@pytest.mark.parametrize("function", [sums, greatest, moments])
+def test_outer(function: Callable[..., Any], cols: int, inputs: int, dtype: torch.dtype, sizeable: None) -> None:
+    for rows in SIDES:
+        if rows * cols * inputs <= MOST:
+            make = lambda seed, rows=rows: _several(seed, inputs, (rows, cols), dtype)  # noqa: E731
+            if not right(function, make, "outer"):  # states of so many columns do not fit beside so many tiles
+                right_by_default(function, make)
+
+
+def _several(seed: int, inputs: int, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    made = randoms(seed, *[shape] * inputs, dtype=dtype, device="cuda")
+    return made if isinstance(made, tuple) else (made,)
+
+
+# ---- along rows ------------------------------------------------------------------------------------------------------------
+
+WIDTHS = (16384, 32768, 50257, 65536, 128256, 131072, 151936, 262144)
+ROWS = 300  # more than one turn of every CTA
+
+
+LONG = {f.__name__: f for f in (softmax, softmax_backward, rms_norm, rms_norm_backward, layer_norm, layer_norm_backward,
+                                cross_entropy, cross_entropy_backward)}
+
+
+@pytest.mark.parametrize("cols", WIDTHS)
+@pytest.mark.parametrize("name", LONG)
+def test_long_rows(name: str, cols: int, sizeable: None) -> None:
+    make = lambda seed: workload(name).inputs((ROWS, cols), torch.bfloat16, "cuda", seed)  # noqa: E731
+    right_by_default(LONG[name], make)
+    for family in ("inner parked", "mix-order parked"):
+        right(LONG[name], make, family, most=4)
+
+
+@pytest.mark.parametrize("cols", [4096, 8192])
+@pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward"])
+def test_rows_and_columns(name: str, cols: int, sizeable: None) -> None:
+    make = lambda seed: workload(name).inputs((1000, cols), torch.bfloat16, "cuda", seed)  # noqa: E731
+    assert right(LONG[name], make, "mix-order parked", most=4)
