@@ -5,14 +5,15 @@ from __future__ import annotations
 import fcntl
 import tempfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 AT_ONCE = 3
+FEW = 1 << 25  # elements that every process may have on the card
 # Of many kernels: begun last, they would run alone at the end.
 LONG = ("three_norms", "block_backward", "training_step", "group_norm", "qk_norm-backward", "small_suite", "many_steps")
 
@@ -63,6 +64,23 @@ def sizeable(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def room(request: pytest.FixtureRequest) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
+    """Room for a part of a test: what has few elements needs none, the rest takes turns as sizeable tests do."""
+
+    @contextmanager
+    def taken(elements: int) -> Iterator[None]:
+        if elements <= FEW:
+            yield
+            return
+        with _locked(f"sizeable-{zlib.crc32(request.node.name.encode()) % AT_ONCE}"), _locked("large", fcntl.LOCK_SH):
+            yield
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    yield taken
 
 
 @contextmanager
