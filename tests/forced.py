@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from onepass.capture import capture
 from onepass.device import Device, device
 from onepass.ir.program import Program
 from onepass.ir.simplify import online_softmax
 from onepass.ir.size import Bindings
-from onepass.pipeline import Compiled, generate
+from onepass.pipeline import Compiled, generate, optimise, specialise
 from onepass.plan.cost import cost, traffic
 from onepass.plan.kernel import Kernel, memory_order
 from onepass.plan.legality import Family, Illegal, families, space_of
@@ -22,6 +24,17 @@ from onepass.plan.schedule import Cover, Schedule
 from onepass.runtime.executable import assemble
 
 H200 = device("h200")
+
+
+def as_kernel(function: Callable, args: tuple[Tensor, ...], family: Family, held: bool) -> tuple[Kernel, dict[str, int]]:
+    """A function as one kernel, written to hold the folded side or to walk it, and the sizes of a call."""
+    captured = capture(function, args)
+    bindings = captured.bind(args)
+    assert bindings is not None
+    program, sizes = specialise(optimise(captured.program), bindings)
+    space = space_of(program, sizes)
+    assert not isinstance(space, Illegal)
+    return next(f.kernel for f in forms(program, space, family) if f.held is held), dict(sizes)
 
 
 def candidates(program: Program, bindings: Bindings, on: Device = H200) -> Iterator[tuple[Family, list[KernelPlan]]]:

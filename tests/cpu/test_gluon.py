@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from onepass import errors, pipeline
-from onepass.capture.trace import capture
 from onepass.codegen import gluon
 from onepass.codegen.gluon_helpers import FUNCTIONS
 from onepass.codegen.source import ParamKind, Source
@@ -20,9 +19,9 @@ from onepass.ir.oracle import evaluate
 from onepass.ir.text import parse
 from onepass.plan.kernel import Kernel
 from onepass.plan.lanes import vector
-from onepass.plan.legality import Family, Illegal, space_of
+from onepass.plan.legality import Family
 from onepass.plan.parked import FLAT, Chunks, chunks, cut, cut_flat, parkable, parkable_flat
-from onepass.plan.partition import forms, plan, scores
+from onepass.plan.partition import plan, scores
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
 from onepass.runtime import gluon_model, offline
@@ -31,6 +30,7 @@ from onepass.runtime.executable import _picker, allocate, assemble, layout
 from onepass.runtime.launch import TensorMap
 from onepass.runtime.saved import pack, unpack
 from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward
+from tests.forced import as_kernel
 
 H200 = device("h200")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -42,13 +42,7 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 
 def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str, int]]:
     """A function as one kernel whose rows are held, and the sizes of a call."""
-    captured = capture(fn, args)
-    bindings = captured.bind(args)
-    assert bindings is not None
-    program, bindings = pipeline.specialise(pipeline.optimise(captured.program), bindings)
-    space = space_of(program, bindings)
-    assert not isinstance(space, Illegal)
-    return next(f.kernel for f in forms(program, space, Family.INNER) if f.held), dict(bindings)
+    return as_kernel(fn, args, Family.INNER, held=True)
 
 
 def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132, ahead: int = 0) -> Schedule:

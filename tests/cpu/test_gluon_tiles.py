@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from onepass import errors, pipeline
-from onepass.capture.trace import capture
 from onepass.codegen import gluon_tiles
 from onepass.codegen.source import Source
 from onepass.device import Device, device
@@ -19,9 +18,9 @@ from onepass.ir.oracle import evaluate
 from onepass.plan.cost import Cost
 from onepass.plan.kernel import Kernel
 from onepass.plan.lanes import widest
-from onepass.plan.legality import Family, Illegal, space_of
+from onepass.plan.legality import Family, Illegal
 from onepass.plan.parked import exchanged
-from onepass.plan.partition import forms, plan, scores, with_join
+from onepass.plan.partition import plan, scores, with_join
 from onepass.plan.plan import KernelPlan, Plan
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Block, Loop, Schedule
@@ -32,6 +31,7 @@ from onepass.runtime.executable import allocate, assemble, layout
 from onepass.runtime.job import job
 from onepass.runtime.module import build
 from onepass.tools.functions import outer_sum
+from tests.forced import as_kernel
 
 H200 = device("h200")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -95,13 +95,7 @@ def meta(rows: int, cols: int, dtype: torch.dtype = F16) -> Tensor:
 
 def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str, int]]:
     """A function as one kernel that walks rows, and the sizes of a call."""
-    captured = capture(fn, args)
-    bindings = captured.bind(args)
-    assert bindings is not None
-    program, bindings = pipeline.specialise(pipeline.optimise(captured.program), bindings)
-    space = space_of(program, bindings)
-    assert not isinstance(space, Illegal)
-    return next(f.kernel for f in forms(program, space, Family.OUTER) if not f.held), dict(bindings)
+    return as_kernel(fn, args, Family.OUTER, held=False)
 
 
 def tiles(kernel: Kernel, warps: int = 4, width: int = 64, deep: int = 2, stages: int = 2, split: int = 1) -> Schedule:
