@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from onepass import errors
 from onepass.capture import capture
 from onepass.device import Device, device
 from onepass.ir.program import Program
@@ -24,6 +25,13 @@ from onepass.plan.schedule import Cover, Schedule
 from onepass.runtime.executable import assemble
 
 H200 = device("h200")
+# What a kernel with a ring may forget, as changes to its text, and how its model notices.
+FORGOTTEN = [
+    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
+    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
+    (r"turn (// 2 )?& 1", "0", errors.WrongPhase),
+    (r"ahead = row \+ \d", "ahead = row + 1", errors.CopyLeftBehind),
+]
 
 
 def as_kernel(function: Callable, args: tuple[Tensor, ...], family: Family, held: bool) -> tuple[Kernel, dict[str, int]]:

@@ -41,7 +41,7 @@ from ..ir.program import Load
 from ..ir.size import Bindings
 from ..plan.kernel import Across, Kernel
 from ..plan.lanes import vector
-from ..plan.parked import BARRIERS, LEAST_COPIES, Chunks, box, chunks, parkable, parkable_flat
+from ..plan.parked import BARRIERS, BOX, LEAST_COPIES, box, chunks, parkable, parkable_flat
 from ..plan.schedule import Block, Cover, Loop, Schedule
 from .expr import GLUON, size_text
 from .folds import Folds, Running
@@ -117,6 +117,7 @@ class Emitter(RingEmitter):
     walk_from = "0"  # where the compiler is to see a walk over copies begin
     # What is otherwise in a kernel of rows that start anywhere.
     flat = False
+    along = BOX  # elements of a row of a box
     own: tuple[str, ...] = ()
     values_of = Parked
 
@@ -132,9 +133,7 @@ class Emitter(RingEmitter):
         self.drains = self.slots == 1 and not self.once
         self.by_copies = schedule.ahead > 0  # every copy has a place and a barrier of its own
         assert not self.by_copies or (self.drains and not self.flat and self.cols.copies)
-        self.together = self.at_once(self.cols)
-        while self.drains and self.together > 1 and self.cols.count // self.together < LEAST_COPIES:
-            self.together //= 2
+        self.together = self.cols.at_once(self.along, LEAST_COPIES if self.drains else 1)
         self.copies = self.cols.count // self.together  # that bring the whole chunks of a row
         self.places = self.slots * self.copies + schedule.ahead  # of copies
         assert not self.by_copies or self.places <= BARRIERS
@@ -145,10 +144,6 @@ class Emitter(RingEmitter):
         self.values.numbers = {"": "k" if self.cols.count > 1 else "0"}
         self.folds = Folds(kernel, self.values, row_loop=not self.once)
         self.gathered: dict[int, Running] = {}  # what the loop over rows carries
-
-    def at_once(self, cols: Chunks) -> int:
-        """Chunks that one copy brings."""
-        return cols.together
 
     def _ring(self, i: int) -> _Ring:
         node = self._load_of(i)

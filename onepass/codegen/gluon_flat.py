@@ -16,7 +16,7 @@ from functools import partial
 from ..ir.program import Load, Store
 from ..ir.size import Bindings
 from ..plan.kernel import Kernel
-from ..plan.parked import FLAT, Chunks
+from ..plan.parked import FLAT
 from ..plan.schedule import Schedule
 from .expr import size_text
 from .gluon import LATER, REST, Emitter, Names, Parked
@@ -55,10 +55,7 @@ def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide
 class FlatEmitter(Emitter):
     """Writes a kernel whose rows are brought by the pieces of a flat view."""
 
-    flat, own, values_of = True, OWN, FlatParked
-
-    def at_once(self, cols: Chunks) -> int:
-        return cols.at_once(FLAT)
+    flat, along, own, values_of = True, FLAT, OWN, FlatParked
 
     @property
     def _stride(self) -> str:

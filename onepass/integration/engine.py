@@ -161,8 +161,7 @@ class _Shared:
         free = {name: bindings[name] for name in self.program.symbols if name not in fixed}
         sizes = representative(fix(self.program, fixed), free, facts)
         return Variant(tuple(fixed.items()), tuple(sizes.items()), needs_wide_index(self.program, bindings),
-                       aligned & self._brought, facts, interpreted,
-                       "off" if interpreted else tune)
+                       aligned & self._brought, facts, interpreted, "off" if interpreted else tune)
 
     def variants(self) -> tuple[Variant, ...]:
         with self._lock:

@@ -267,8 +267,8 @@ def _outer_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
     """Tiles of columns through shared memory, where TMA can bring all that is full-size. A tile that leaves room for no second one
     is made shorter, down to one vector a thread; where even that leaves none, there is no such schedule.
 
-    Partial results that another kernel has just written are in L2, and a ring only takes its time to start: H200, sums of 264 x
-    5120 of them take 7 us so, and 2.5 by threads that load them.
+    Partial results that another kernel has just written are in L2, and a ring only takes its time to start: H200, two sums of
+    264 x 5120 of them take 7 us so, and 2.5 by threads that load them.
     """
     able = frozenset(tileable(kernel))
     if device.capability < HAS_TMA or not able or _is_near(kernel):

@@ -37,17 +37,9 @@ class Chunks:
     rest: int
 
     @property
-    def together(self) -> int:
-        """Chunks that one copy brings: a box has a power of two of elements, at most 256 rows of 256."""
-        return self.at_once(BOX)
-
-    @property
     def apart(self) -> int:
-        """The same in a ring of copies: as many as leave a row in several parts. Every part costs a few barriers of the CTA."""
-        found = self.together
-        while found > 1 and self.count // found < LEAST_COPIES:
-            found //= 2
-        return found
+        """Chunks of a copy in a ring of copies: as many as leave a row in several. Every copy costs a few barriers of the CTA."""
+        return self.at_once(BOX, LEAST_COPIES)
 
     @property
     def copies(self) -> int:
@@ -55,10 +47,15 @@ class Chunks:
         found = self.count // self.apart
         return found if not self.rest and 1 < found <= BARRIERS else 0
 
-    def at_once(self, along: int) -> int:
-        """The same where a box's rows are of `along` elements."""
-        most = max(1, BOX * along // self.width)
-        return min(self.count & -self.count, most)
+    def at_once(self, along: int, parts: int = 1) -> int:
+        """Chunks that one copy brings, where a row comes in so many parts or more if it has the chunks.
+
+        A box has a power of two of elements, at most 256 rows of `along`, which is at most 256.
+        """
+        found = min(self.count & -self.count, max(1, BOX * along // self.width))
+        while found > 1 and self.count // found < parts:
+            found //= 2
+        return found
 
 
 def chunks(cols: Cover, extent: int) -> Chunks:

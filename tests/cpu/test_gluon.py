@@ -30,7 +30,7 @@ from onepass.runtime.executable import _picker, allocate, assemble, layout
 from onepass.runtime.launch import TensorMap
 from onepass.runtime.saved import pack, unpack
 from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward
-from tests.forced import as_kernel
+from tests.forced import FORGOTTEN, as_kernel
 
 H200 = device("h200")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -206,8 +206,7 @@ def test_copies_take_places_in_turn(rows: int, split: int, ahead: int, cols: int
 
 @pytest.mark.parametrize("cols", [4096, 8192])
 @pytest.mark.parametrize(("pattern", "instead", "caught"), [
-    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
-    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
+    *FORGOTTEN[:2],
     (r"phase \^ over", "phase", errors.WrongPhase),
     (r"later // 4", "1", errors.CopyLeftBehind),
     (r"later % 4", "(later + 1) % 4", AssertionError),
@@ -308,12 +307,7 @@ def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable) -> None
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(("pattern", "instead", "caught"), [
-    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
-    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
-    (r"turn (// 2 )?& 1", "0", errors.WrongPhase),
-    (r"ahead = row \+ \d", "ahead = row + 1", errors.CopyLeftBehind),
-])
+@pytest.mark.parametrize(("pattern", "instead", "caught"), FORGOTTEN)
 def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, instead: str, caught: type[Exception]) -> None:
     args = inputs_of(softmax, 7, 5000, BF16)
     kernel, bindings = kernel_of(softmax, args)

@@ -24,7 +24,7 @@ from onepass.runtime.binary import Binary
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward, row_moments, row_rstd
 from tests.cpu.test_codegen import assert_as_oracle, program_of
 from tests.cpu.test_gluon import BF16, F32, H200, meta
-from tests.forced import chosen, planned, run
+from tests.forced import FORGOTTEN, chosen, planned, run
 
 
 def mixed_kernel(fn: Callable, args: tuple[Tensor, ...]) -> Kernel:
@@ -151,12 +151,7 @@ def test_sums_of_fp32_data_carry_what_rounding_took() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(("pattern", "instead", "caught"), [
-    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
-    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
-    (r"turn (// 2 )?& 1", "0", errors.WrongPhase),
-    (r"ahead = row \+ \d", "ahead = row + 1", errors.CopyLeftBehind),
-])
+@pytest.mark.parametrize(("pattern", "instead", "caught"), FORGOTTEN)
 def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, instead: str, caught: type[Exception],
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     args = inputs_of(rms_norm_backward, 7, 2568, BF16)
@@ -208,8 +203,7 @@ def test_any_number_of_chunks_comes_in_copies(cols: int, vectors: int) -> None:
 
 @pytest.mark.parametrize(("fn", "cols"), [(rms_norm_backward, 4096), (rms_norm_backward, 8192), (rows_and_columns, 4096)])
 @pytest.mark.parametrize(("pattern", "instead", "caught"), [
-    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
-    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
+    *FORGOTTEN[:2],
     (r"phase \^ over", "phase", errors.WrongPhase),
     (r"phase = number // 7 & 1", "phase = 0", errors.WrongPhase),
     (r"first = number % 7", "first = 0", errors.WrongPhase),
