@@ -227,6 +227,12 @@ class NotModelled(KernelFault):
     message = "{where}: {what} is real Gluon that the model does not know. Teach the model, or write the kernel without it."
 
 
+class BarrierLeftBehind(KernelFault):
+    code = "ONEPASS-328"
+    message = ("{where}: the barrier {slot} was never ended, so the compiler may use its memory for something else after the last "
+               "wait. Call mbarrier.invalidate.")
+
+
 class NoCard(OnepassError):
     code = "ONEPASS-401"
     message = ("{what} needs a CUDA card, and there is none that torch can use ({detail}). Run it where the card is; "

@@ -25,7 +25,8 @@ The text uses this much of Gluon, and nothing else: whoever models it has to mod
 - `gl.allocate_shared_memory(dtype, shape, layout)`, `.index(i)`, `.reshape(shape)`, `.load(TILE)`; `x_tiles.layout` of a tensor map
 - `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, by chunks or pieces instead of by copies
 - `.store(x)` into a piece that has arrived, under an `if` whose condition is a scalar, and so the same for all threads
-- `mbarrier.MBarrierLayout()`, `mbarrier.init(b, count=1)`, `mbarrier.expect(b, bytes, pred=)`, `mbarrier.wait(b, phase)`
+- `mbarrier.MBarrierLayout()`, `mbarrier.init(b, count=1)`, `mbarrier.expect(b, bytes, pred=)`, `mbarrier.wait(b, phase)`,
+  `mbarrier.invalidate(b)`
 - `tma.async_copy_global_to_shared(map, coordinates, barrier, place, pred=)`
 - `fence_async_shared()`, and `cta_barrier()` of `gluon_helpers`, between the last read of a place and its refill; the latter also
   after a wait, where what threads stored lies between, and where a walk that refills goes on reading
@@ -93,6 +94,7 @@ class _Ring:
 class Parked(Values):
     """Values of which some wait in shared memory."""
 
+    first_rows = "(part == 0)"
     rings: dict[int, _Ring]
     whole: int  # chunks of a row
     numbers: dict[str, str]  # of chunks, by what marks their names

@@ -29,6 +29,8 @@ TAKES_TENSORS = frozenset({"maximum", "minimum", "pow", "where"})  # ops whose t
 class Values:
     """Writes values, and remembers which are held across walks and what reductions left."""
 
+    first_rows = "(row_block == 0)"  # is a CTA the one that has the first rows?
+
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, writer: Writer, language: Language = TRITON) -> None:
         self.kernel, self.schedule, self.writer, self.language = kernel, schedule, writer, language
         self.program = kernel.program
@@ -167,7 +169,7 @@ class Values:
         masks = self._masks(i, spot)
         if not self.kernel.by_row[i] and self.kernel.space.rows and isinstance(self.schedule.rows, Block):
             # One CTA writes what all compute: rows that start elsewhere in a sector add up in another order.
-            masks.append("(row_block == 0)")
+            masks.append(self.first_rows)
         mask = f", mask={' & '.join(masks)}" if masks else ""
         full = self.kernel.by_col[i] is Across.FULL
         stored = self.as_full(node.value, spot, env) if full else self.tensor(node.value, env[node.value])

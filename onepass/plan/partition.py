@@ -128,10 +128,13 @@ def _scored(form: Form, family: Family, bindings: Bindings, device: Device, less
     t, need = traffic(kernel, bindings), demand(kernel)
     found = []
     mine = {schedule: known for (of, schedule), known in lessons.items() if of == kernel.program}
-    too_heavy = min((known.registers for known in mine.values()), default=ANY_WEIGHT)
+    too_heavy: dict[str, int] = {}  # by family: estimates of different ones are not on one scale
+    for schedule, known in mine.items():
+        too_heavy[schedule.family] = min(known.registers, too_heavy.get(schedule.family, ANY_WEIGHT))
     for schedule in schedules(kernel, family, form.held, t, bindings, device):
         resources = estimate(need, schedule, device)
-        if mine[schedule].spilled is None if schedule in mine else resources.registers >= too_heavy:
+        most = too_heavy.get(schedule.family, ANY_WEIGHT)
+        if mine[schedule].spilled is None if schedule in mine else resources.registers >= most:
             continue
         if resources.ctas_per_sm < 1 or not _resident_grid_fits(schedule, resources.ctas_per_sm, device):
             continue

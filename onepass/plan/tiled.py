@@ -82,9 +82,9 @@ def told(schedule: Schedule, here: int, device: Device) -> Schedule:
 
 
 def shared_bytes(schedule: Schedule, vector: int, element_bytes: int, state_bytes: int) -> int:
-    """Shared memory of a CTA: rings of all parked inputs and barriers, or what warps exchange when both are no longer needed."""
+    """Shared memory of a CTA: barriers, and rings of all parked inputs, or what warps exchange when those are no longer needed."""
     assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
     width = schedule.cols.size
     rings = schedule.stages * schedule.rows.step * width * element_bytes
     down = strips(schedule, vector, element_bytes).down
-    return max(rings + BARRIERS * BARRIER, down * width * state_bytes if down > 1 else 0)
+    return max(rings, down * width * state_bytes if down > 1 else 0) + BARRIERS * BARRIER

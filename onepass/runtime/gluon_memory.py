@@ -358,7 +358,9 @@ class Cta:
         return state
 
     def finish(self) -> None:
-        """The CTA ends: nothing may still be on its way."""
+        """The CTA ends: nothing may still be on its way, nor a barrier be left of a kernel that says its own."""
         for allocation in self.allocations:
             for copy in (*allocation.in_flight, *allocation.leaving):
                 raise errors.CopyLeftBehind(where="the end of the kernel", slot=allocation.name, issued_at=copy.issued_at)
+        for barrier in self.barriers.values() if self.says_barriers else ():
+            raise errors.BarrierLeftBehind(where="the end of the kernel", slot=barrier.name)

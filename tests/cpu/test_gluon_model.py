@@ -350,6 +350,7 @@ def patched(x_desc, y, rows):
         {BARRIER}()  # read
         mbarrier.expect(bar, 1024, pred=row + 1 < rows)
         tma.async_copy_global_to_shared(x_desc, [row + 1, 0], bar, ring.index(0), pred=row + 1 < rows)
+    mbarrier.invalidate(bar)
 """
 
 
@@ -361,6 +362,7 @@ def test_threads_may_write_a_part_of_what_a_copy_brought() -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "error"), [
+    ("    mbarrier.invalidate(bar)\n", "", errors.BarrierLeftBehind),
     (f"        {BARRIER}()  # written\n", "", errors.UseBeforeArrival),
     (f"        {BARRIER}()  # read\n", "", errors.RefillBeforeDrain),
     ("        fence_async_shared()\n", "", errors.MissingFence),

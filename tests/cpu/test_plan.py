@@ -218,6 +218,15 @@ def test_a_small_spill_with_registers_to_spare_rules_out_one_schedule_and_no_hea
     assert len(made.rejected) == 4
 
 
+def test_a_kernel_that_spills_rules_out_heavier_ones_of_its_family_alone() -> None:
+    """Rows of 131072 held whole are estimated to take less than a walk over them, which does not spill."""
+    def measure(source) -> Binary:
+        return binary(64, 556) if '"""inner: ' in source.text else binary()
+
+    made = ruled((meta(396, 131072),), lambda x: x.float().sum(-1), measure)
+    assert not any(b.spill_bytes for b in made.binaries)
+
+
 def test_what_does_not_fit_is_never_taken() -> None:
     fn, inputs = NORMS[0]
     with pytest.raises(NoPlan):
