@@ -148,7 +148,7 @@ def _resident_grid_fits(schedule: Schedule, ctas_per_sm: int, device: Device) ->
     """A loop over rows wants all its CTAs on the card at once."""
     if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
         return True
-    return schedule.rows.split <= ctas_per_sm * device.sms
+    return schedule.rows.split * schedule.shared <= ctas_per_sm * device.sms
 
 
 def _join(schedule: Schedule, t: Traffic, device: Device) -> float:
