@@ -47,11 +47,13 @@ def has_tma() -> None:
         pytest.skip("no TMA")
 
 
-def parked(ours: Ours, family: str, most: int) -> list[Plan]:
-    """Plans of one kernel of this family, the one predicted best first, and whatever joins its results."""
+def parked(ours: Ours, family: str, most: int, share: int | None = None) -> list[Plan]:
+    """Plans of one kernel of this family, the one predicted best first, and whatever joins its results; `share`: of those by which
+    so many CTAs take a row together."""
     program, sizes = specialise(ours.program, ours.bindings)
     search, whole = Search(program, sizes, H200, {}), frozenset(program.of(Reduce, Store))
-    found = [s for s in search.others(whole) if s.plan.schedule.parked and s.plan.schedule.family.startswith(family)]
+    found = [s for s in search.others(whole) if s.plan.schedule.parked and s.plan.schedule.family.startswith(family)
+             and share in (None, s.plan.schedule.shared)]
     return [search.assembled([whole], {whole: s}) for s in sorted(found, key=lambda s: s.us)[:most]]
 
 
@@ -77,10 +79,11 @@ def _as_tuple(found: Any) -> tuple[Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-def right(function: Callable[..., Any], make: Callable[[int], Sequence[Tensor]], family: str, most: int = 1) -> bool:
+def right(function: Callable[..., Any], make: Callable[[int], Sequence[Tensor]], family: str, most: int = 1,
+          share: int | None = None) -> bool:
     """Are the best plans of a family right, and the same to the bit each time? False where there is none."""
     ours = Ours.of(function, make(0))
-    plans = parked(ours, family, most)
+    plans = parked(ours, family, most, share)
     if plans:
         fused = run(ours, plans)
         count = fused.plans  # type: ignore[attr-defined]
@@ -144,7 +147,7 @@ LONG = {f.__name__: f for f in (softmax, softmax_backward, rms_norm, rms_norm_ba
 def test_long_rows(name: str, cols: int, sizeable: None) -> None:
     make = lambda seed: workload(name).inputs((ROWS, cols), torch.bfloat16, "cuda", seed)  # noqa: E731
     right_by_default(LONG[name], make)
-    for family in ("inner parked", "mix-order parked"):
+    for family in ("inner parked", "mix-order parked", "mix-order shared"):
         right(LONG[name], make, family, most=4)
 
 
@@ -153,3 +156,30 @@ def test_long_rows(name: str, cols: int, sizeable: None) -> None:
 def test_rows_and_columns(name: str, cols: int, sizeable: None) -> None:
     make = lambda seed: workload(name).inputs((1000, cols), torch.bfloat16, "cuda", seed)  # noqa: E731
     assert right(LONG[name], make, "mix-order parked", most=4)
+
+
+@pytest.mark.parametrize("share", [2, 4])
+@pytest.mark.parametrize("rows", [300, 1001])
+@pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward"])
+def test_rows_shared_by_several_ctas(name: str, rows: int, share: int, sizeable: None) -> None:
+    make = lambda seed: workload(name).inputs((rows, 32768), torch.bfloat16, "cuda", seed)  # noqa: E731
+    assert right(LONG[name], make, "mix-order shared", most=4, share=share)
+
+
+def test_shared_rows_in_a_graph(sizeable: None) -> None:
+    """Words are cleared in every replay: what is left of the one before would be taken for states of this one."""
+    args = workload("rms_norm_backward").inputs((300, 32768), torch.bfloat16, "cuda", 0)
+    ours = Ours.of(rms_norm_backward, args)
+    fused = run(ours, parked(ours, "mix-order shared", 2))
+    expected = fused(*args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = fused(*args)
+    other = workload("rms_norm_backward").inputs((300, 32768), torch.bfloat16, "cuda", 1)
+    originals = [a.clone() for a in args]
+    for given in (originals, other, originals):
+        for place, value in zip(args, given, strict=True):
+            place.copy_(value)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
