@@ -23,8 +23,7 @@ HEADER = (
     "from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma",
     "from triton.language.extra import libdevice",
 )
-CLEARED = "boxes_ptr"  # what a kernel calls memory that is 0 when it starts
-OWN = (CLEARED, "gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "TILE", "ready", "row_count", "slot",
+OWN = ("gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "TILE", "ready", "row_count", "slot",
        "place", "turn", "ahead", "inside", "k", "r_at", "lanes", "range", "slot_first", "slot_early", "early", "early_inside")
 
 
@@ -40,6 +39,7 @@ class RingEmitter(ABC):
         self.extent = extent
         self.barriers = 0
         self.w = Writer((*RESERVED, *OWN, *own, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
+        self.boxes = self.w.fresh("boxes_ptr")  # memory that is 0 when the kernel starts
 
     @abstractmethod
     def _maps(self) -> list[Param]:
@@ -77,7 +77,7 @@ class RingEmitter(ABC):
         parked = self.schedule.parked
         used = {n.buffer for i, n in enumerate(self.program.nodes) if isinstance(n, (Load, Store)) and i not in parked}
         pointers = [Param(b.name, ParamKind.POINTER, f"{b.name}_ptr", b.dtype) for b in self.program.buffers if b.name in used]
-        pointers += [Param(b.name, ParamKind.POINTER, CLEARED, b.dtype) for b in self._cleared()]
+        pointers += [Param(b.name, ParamKind.POINTER, self.boxes, b.dtype) for b in self._cleared()]
         sizes = [Param(s, ParamKind.SIZE, s) for s in self.program.symbols]
         return (*pointers, *self._maps(), *sizes, Param("zero", ParamKind.ZERO, "zero"))
 

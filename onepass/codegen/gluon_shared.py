@@ -29,7 +29,6 @@ from ..plan.schedule import Schedule
 from .folds import Running
 from .gluon import LATER, Names
 from .gluon_mixed import Mixed
-from .gluon_ring import CLEARED
 from .source import GridDim, Source
 from .spots import Spot
 from .values import Env
@@ -57,7 +56,7 @@ class _Shared(Mixed):
 
     def _cleared(self) -> tuple[Buffer, ...]:
         count = mul(self.rows, self.schedule.shared * words(self.kernel))
-        return (Buffer(f"boxes_{self.name}", I64, "temp", (count,), (1,)),)
+        return (Buffer(f"boxes of {self.name}", I64, "temp", (count,), (1,)),)
 
     def _grid(self) -> tuple[GridDim, ...]:
         return (GridDim(self.split * self.schedule.shared),)
@@ -133,7 +132,7 @@ class _Shared(Mixed):
         states = [component for state in running.values() for component in self.folds.total(state, spot)]
         assert len(states) == self.words
         for k, component in enumerate(states):
-            self.w.line(f"publish({CLEARED}, r_next * {self._each()} + (mine * {self.words} + {k}), {component})")
+            self.w.line(f"publish({self.boxes}, r_next * {self._each()} + (mine * {self.words} + {k}), {component})")
 
     def _each(self) -> int:
         """Words of a row."""
@@ -141,7 +140,7 @@ class _Shared(Mixed):
 
     def _look(self) -> list[tuple[str, str]]:
         """Read the words of this turn's row, which may be there by now: names, and the text that reads each."""
-        texts = [f"gl.load({CLEARED} + (r * {self._each()} + {k}), volatile=True)" for k in range(self._each())]
+        texts = [f"gl.load({self.boxes} + (r * {self._each()} + {k}), volatile=True)" for k in range(self._each())]
         return [(self.values.assign(f"word{k}", text), text) for k, text in enumerate(texts)]
 
     def _await(self, seen: list[tuple[str, str]]) -> None:

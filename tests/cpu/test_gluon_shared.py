@@ -82,6 +82,17 @@ def test_eight_ctas_may_share_a_row() -> None:
     check(rms_norm_backward, inputs_of(rms_norm_backward, 5, 8192, BF16), share=8)
 
 
+def named_alike(boxes: Tensor, mine: Tensor, word0: Tensor) -> tuple[Tensor, Tensor]:
+    """Names that kernels have uses of their own for."""
+    publish = boxes.float() * mine
+    return (publish * publish.sum(-1, keepdim=True) + word0).to(boxes.dtype), publish.sum(0)
+
+
+def test_users_may_call_things_as_kernels_do() -> None:
+    x, w, _, dy = inputs_of(rms_norm_backward, 5, 4096, BF16)
+    check(named_alike, (x, w, dy), hoisted=True)
+
+
 def test_a_single_row_is_right() -> None:
     """A program of one row is another program, so the kernel of more is given one."""
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
