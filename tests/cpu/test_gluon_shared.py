@@ -333,6 +333,15 @@ def test_default_plans(fn: Callable, rows: int, cols: int, share: int) -> None:
         assert first.schedule.warps == 8 and first.schedule.stages == 3 and first.resources.ctas_per_sm == 1
 
 
+def test_of_equal_plans_the_one_that_shares_no_rows() -> None:
+    args = given(rms_norm_backward, 16384, F32, 8192)
+    program, _, bindings = program_of(rms_norm_backward, *args)
+    found = scores(program, bindings, H200, {})
+    assert not isinstance(found, Illegal)
+    alone, together = (min(s.us for s in found if (s.plan.schedule.shared > 1) is shares) for shares in (False, True))
+    assert together < alone < 1.03 * together and best_plan(program, bindings, H200).kernels[0].schedule.shared == 1
+
+
 @pytest.mark.parametrize(("rows", "cols", "share", "warps", "vectors", "here", "us"), [
     (8192, 32768, 2, 8, 8, 1, 401), (8192, 32768, 2, 16, 4, 1, 415), (8192, 32768, 4, 8, 4, 2, 428),
     (4096, 65536, 4, 8, 8, 1, 418), (4096, 65536, 4, 16, 4, 1, 442),
