@@ -96,6 +96,7 @@ class Demand:
     widest: int  # elements a thread takes at once of a tile that comes through shared memory
     own_words: int  # registers of all states of one column
     entering: int  # registers of one element of all that enters merges
+    merged: int  # registers of all states of one column that are computed anew when they merge
 
     def parked_bytes(self, schedule: Schedule) -> int:
         """Of an element of all parked loads together."""
@@ -108,7 +109,7 @@ def demand(kernel: Kernel) -> Demand:
     gathered = elementwise = states = 0.0
     reread: set[int] = set()
     entering: set[int] = set()
-    own = 0
+    own = merged = 0
     for fold in kernel.folds:
         node = program.nodes[fold.node]
         assert isinstance(node, Reduce)
@@ -123,7 +124,9 @@ def demand(kernel: Kernel) -> Demand:
             states += size
             reread.update(a for a in node.args if kernel.is_full[a])
             entering.update(node.args)
-        own += carried + sum(_words(d) for d in monoid.state_dtypes(program.dtypes[node.args[0]]))
+        words = sum(_words(d) for d in monoid.state_dtypes(program.dtypes[node.args[0]]))
+        own += carried + words
+        merged += words if monoid.growing and not monoid.primitive else 0  # positions are picked, not computed
     loads = list(program.of(Load))
     return Demand(
         accesses=sum(1 for n in program.nodes if isinstance(n, (Load, Store))),
@@ -145,6 +148,7 @@ def demand(kernel: Kernel) -> Demand:
         widest=widest(kernel),
         own_words=own,
         entering=sum(_words(program.dtypes[i]) for i in entering),
+        merged=merged,
     )
 
 
@@ -261,13 +265,17 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
 # Of the words of a strip that a thread loads, and of those that enter a merge, which reads them twice: how many are in registers at
 # once. By eye, from 60 kernels (Triton 3.7, sm_90, 0 spills): sums of 1 to 56 inputs, extremes, variances, logsumexp, positions.
 OF_STRIP, OF_ENTERING = 0.6, 0.5
+# And of the states that a merge computes anew, how many are there twice. By eye, from 60 more (Triton 3.6): variances and
+# logsumexps of 1 to 7 inputs took 0 to 80 registers more than without, those of 16-bit types most.
+OF_MERGED = 0.7
 
 
 def _of_tiles(need: Demand, schedule: Schedule) -> float:
     """Registers for states of a thread's own columns, and for its part of a strip."""
     element = need.parked_bytes(schedule)
     elements = need.widest * tiled.strips(schedule, need.widest, element).each
-    return need.widest * need.own_words + elements * (OF_STRIP * element / 4 + OF_ENTERING * need.entering)
+    states = need.widest * (need.own_words + OF_MERGED * need.merged)
+    return states + elements * (OF_STRIP * element / 4 + OF_ENTERING * need.entering)
 
 
 def _shared(need: Demand, schedule: Schedule) -> int:
