@@ -18,6 +18,7 @@ from onepass.pipeline import generate, specialise
 from onepass.plan import candidates
 from onepass.plan.partition import Search
 from onepass.plan.plan import Plan
+from onepass.plan.schedule import Block
 from onepass.runtime import offline
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import aligned_of, assemble
@@ -146,6 +147,21 @@ def test_long_rows(name: str, cols: int, sizeable: None) -> None:
     right_by_default(LONG[name], make)
     for family in ("inner parked", "mix-order parked"):
         right(LONG[name], make, family, most=4)
+
+
+@pytest.mark.parametrize("name", ["softmax", "rms_norm", "layer_norm"])
+def test_many_short_rows_one_a_cta(name: str) -> None:
+    """CTAs that come and go quickly: what one does too early or too late is seen in some row of some launch."""
+    make = lambda seed: workload(name).inputs((65536, 1024), torch.float32, "cuda", seed)  # noqa: E731
+    ours = Ours.of(LONG[name], make(0))
+    fused = run(ours, [p for p in parked(ours, "inner parked", 100) if isinstance(p.kernels[0].schedule.rows, Block)][:2])
+    assert fused is not None
+    count = fused.plans  # type: ignore[attr-defined]
+    assert_right(fused, lambda *a: _as_tuple(LONG[name](*a)) * count, make, run=twice)
+    inputs = make(1)
+    first = fused(*inputs)
+    for _ in range(50):
+        assert all(torch.equal(a, b) for a, b in zip(fused(*inputs), first, strict=True))
 
 
 @pytest.mark.parametrize("cols", [4096, 8192])
