@@ -96,6 +96,7 @@ class Demand:
     widest: int  # elements a thread takes at once of a tile that comes through shared memory
     own_words: int  # registers of all states of one column
     entering: int  # registers of one element of all that enters merges
+    merged: int  # registers of all states of one column that are computed anew when they merge
 
     def parked_bytes(self, schedule: Schedule) -> int:
         """Of an element of all parked loads together."""
@@ -108,7 +109,7 @@ def demand(kernel: Kernel) -> Demand:
     gathered = elementwise = states = 0.0
     reread: set[int] = set()
     entering: set[int] = set()
-    own = 0
+    own = merged = 0
     for fold in kernel.folds:
         node = program.nodes[fold.node]
         assert isinstance(node, Reduce)
@@ -123,7 +124,9 @@ def demand(kernel: Kernel) -> Demand:
             states += size
             reread.update(a for a in node.args if kernel.is_full[a])
             entering.update(node.args)
-        own += carried + sum(_words(d) for d in monoid.state_dtypes(program.dtypes[node.args[0]]))
+        words = sum(_words(d) for d in monoid.state_dtypes(program.dtypes[node.args[0]]))
+        own += carried + words
+        merged += words if monoid.growing and not monoid.primitive else 0  # positions are picked, not computed
     loads = list(program.of(Load))
     return Demand(
         accesses=sum(1 for n in program.nodes if isinstance(n, (Load, Store))),
@@ -145,6 +148,7 @@ def demand(kernel: Kernel) -> Demand:
         widest=widest(kernel),
         own_words=own,
         entering=sum(_words(program.dtypes[i]) for i in entering),
+        merged=merged,
     )
 
 
@@ -198,6 +202,9 @@ WALKS_TILES = Fitted(24, 0, 0)  # beside what a thread has of a strip
 PLAIN = Fitted(28, 0.2, 0.1)
 FIRST_STATE = 0.33  # registers of the first state that a walk carries for every element of a tile; a further one takes its own
 PARKED_STATE = 0.33  # of that, where chunks are read from shared memory: few of their values are alive beside the states
+# Of a tile that is merged down its columns, how much is there at once, and what every merge takes besides. By eye, from 54 kernels
+# (Triton 3.6, sm_90): variances and logsumexps of 1, 3 and 5 inputs, 16 to 128 elements a thread.
+OF_MERGED_TILE, OF_MERGES = 1.1, 10
 MOST_IN_FLIGHT = 32  # elements a thread computes on at once, where it can take a tile bit by bit
 MOST_WIDENED = 32  # registers a thread spends on widened copies of resident values before it rather widens them again
 
@@ -251,7 +258,10 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
     elif fit in (WALKS_COLUMNS, WALKS_ROWS, WALKS_PARKED):
         states = max(0.0, need.looped_elementwise - 1) + FIRST_STATE * min(1.0, need.looped_elementwise)
         registers += states * max(1.0, once) * (PARKED_STATE if schedule.parked else 1.0) + need.looped_states
-        registers += need.reread * need.wide * max(0.0, once - MOST_IN_FLIGHT)  # the whole tile stays until it is merged
+        if fit is WALKS_ROWS:
+            registers += need.reread * (OF_MERGED_TILE * once * need.wide + OF_MERGES)
+        else:  # the whole tile stays until it is merged
+            registers += need.reread * need.wide * max(0.0, once - MOST_IN_FLIGHT)
     smem = _shared(need, schedule)
     count = int(min(max(registers, 16), 1024))
     most = min(device.registers_per_thread, device.registers_per_sm // threads, schedule.registers or device.registers_per_thread)
@@ -261,13 +271,17 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
 # Of the words of a strip that a thread loads, and of those that enter a merge, which reads them twice: how many are in registers at
 # once. By eye, from 60 kernels (Triton 3.7, sm_90, 0 spills): sums of 1 to 56 inputs, extremes, variances, logsumexp, positions.
 OF_STRIP, OF_ENTERING = 0.6, 0.5
+# And of the states that a merge computes anew, how many are there twice. By eye, from 60 more (Triton 3.6): variances and
+# logsumexps of 1 to 7 inputs took 0 to 80 registers more than without, those of 16-bit types most.
+OF_MERGED = 0.7
 
 
 def _of_tiles(need: Demand, schedule: Schedule) -> float:
     """Registers for states of a thread's own columns, and for its part of a strip."""
     element = need.parked_bytes(schedule)
     elements = need.widest * tiled.strips(schedule, need.widest, element).each
-    return need.widest * need.own_words + elements * (OF_STRIP * element / 4 + OF_ENTERING * need.entering)
+    states = need.widest * (need.own_words + OF_MERGED * need.merged)
+    return states + elements * (OF_STRIP * element / 4 + OF_ENTERING * need.entering)
 
 
 def _shared(need: Demand, schedule: Schedule) -> int:

@@ -7,6 +7,7 @@ into a CUDA graph and used from several streams and threads at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -108,8 +109,9 @@ def _binary(work: Job, device: int) -> Binary:
     kernel = _prepared(work, device)._kernel
     registers, local_bytes, shared_bytes = compat.triton_usage(kernel)
     if local_bytes:  # the driver does not tell spills from other uses of local memory
-        return read_spills(kernel.asm["cubin"], kernel.asm["ptx"], shared_bytes, work.target)
-    return summarise(Usage(registers, 0, 0), shared_bytes, kernel.asm["ptx"])
+        with suppress(OSError, RuntimeError):  # a full disk, say: then all of it counts as spills
+            return read_spills(kernel.asm["cubin"], kernel.asm["ptx"], shared_bytes, work.target)
+    return summarise(Usage(registers, local_bytes, local_bytes), shared_bytes, kernel.asm["ptx"])
 
 
 def _last_line(error: Exception) -> str:

@@ -34,10 +34,10 @@ def _assembled(ptx: str, target: int) -> Usage:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
         options = ["-lineinfo", "-v", f"--gpu-name={architecture[1]}", str(source), "-o", f"{folder}/kernel.cubin"]
-        said = subprocess.run([compat.ptxas(target), *options], capture_output=True, text=True, check=True)
-    usage = parse_log(said.stderr + said.stdout)
+        said = subprocess.run([compat.ptxas(target), *options], capture_output=True, text=True, check=False)
+    usage = None if said.returncode else parse_log(said.stderr + said.stdout)
     if usage is None:
-        raise RuntimeError("ptxas said nothing about registers")
+        raise RuntimeError(f"ptxas said nothing about registers, but this: {(said.stderr + said.stdout).strip()[-300:]!r}")
     return usage
 
 

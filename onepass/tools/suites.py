@@ -128,6 +128,16 @@ _OUTER = (
     *_over(((64, 256, 1024),), "batch_norm_stats"),
 )
 
+_LONG = (
+    *_over(((32768, 50257),), "softmax"),
+    *_over(((8192, 50257),), "softmax_backward"),
+    *_over(_LOGITS[1:], "cross_entropy", "cross_entropy_backward"),
+    *_over(((4096, 65536),), "rms_norm"),
+    *_over(((8192, 32768), (4096, 65536)), "rms_norm_backward"),
+    *_over(((8192, 32768),), "layer_norm_backward"),
+    *_over(((16384, 4096),), "outer_sum_5", "outer_sum_8", "outer_sum_14"),
+)
+
 _SWEPT = ("rms_norm", "rms_norm_backward", "softmax")
 _ROWS = _over((*((m, 4096) for m in (1, 16, 256, 2048, 8192, 16384, 32768, 65536, 131072)),
                *((m, 65536) for m in (1, 16, 256))), *_SWEPT)
@@ -149,6 +159,7 @@ SUITES = {s.name: s for s in (
     Suite("softmax", "softmax, its backward, log-softmax and log-sum-exp", _SOFTMAX),
     Suite("losses", "cross-entropy over vocabularies", _LOSSES),
     Suite("outer", "sums down the columns", _OUTER),
+    Suite("long", "what shared memory is for: long rows that are needed twice, sums of many inputs", _LONG),
     Suite("rows", "one width, from 1 row to 131072", _ROWS),
     Suite("widths", "about as many elements, from 256 columns to 131072", _WIDTHS),
 )}

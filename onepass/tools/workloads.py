@@ -206,7 +206,7 @@ _FIXED = (
 )
 _COUNTED = (
     *(Workload(f"outer_sum_{k}", f"column sums of the sum of {k}", f.outer_sum, _x(k), (65536, 4096), f"{k} tensors in")
-      for k in (1, 2, 3, 5)),
+      for k in (1, 2, 3, 5, 8, 14)),
     *(Workload(f"rms_norm_backward_{k}", f"RMSNorm backward + {k} residual-scale gradients", f.rms_norm_backward_residuals,
                _rms_backward(k), _TALL, f"x, dy, {k} residuals in, dx out") for k in range(1, 17)),
 )

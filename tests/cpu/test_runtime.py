@@ -15,12 +15,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from onepass import compat
 from onepass.codegen.source import GridDim, Param, ParamKind, Source
 from onepass.device import DEVICES
 from onepass.errors import CompileFailed
 from onepass.ir.expr import BOOL, DTYPES, OPS, DType, compute_dtype
 from onepass.ir.size import sym
-from onepass.runtime import card, interpret, module, offline
+from onepass.runtime import card, interpret, launch, module, offline, readout
 from onepass.runtime.binary import count_access, parse_log, spills_in_loop
 
 pytest.importorskip("triton")
@@ -323,6 +324,17 @@ def test_spills_are_seen_and_placed() -> None:
     assert straight.registers <= 24 and straight.spill_bytes > 0 and not straight.spills_in_loop
     looped = offline.compile(replace(row_kernel(loop=True), max_registers=24), DEVICES["h200"])
     assert looped.spill_bytes > 0 and looped.spills_in_loop
+
+
+def test_where_the_assembler_cannot_run_all_local_memory_counts_as_spills(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = SimpleNamespace(asm={"cubin": b"", "ptx": ".target sm_90a\n"})
+    monkeypatch.setattr(launch, "_prepared", lambda work, device: SimpleNamespace(_kernel=loaded))
+    monkeypatch.setattr(compat, "triton_usage", lambda kernel: (64, 48, 128))
+    monkeypatch.setattr(compat, "ptxas", lambda target: "false")
+    found = launch._binary.__wrapped__(SimpleNamespace(target=90), 0)
+    assert (found.registers, found.spill_bytes, found.smem_bytes) == (64, 48, 128)
+    with pytest.raises(RuntimeError, match="ptxas said nothing"):
+        readout.read_spills(b"", ".target sm_90a\n", 0, 90)
 
 
 def test_a_stack_that_is_no_spill_is_not_called_one() -> None:
