@@ -187,6 +187,7 @@ def test_shared_rows_in_a_graph(sizeable: None) -> None:
     args = workload("rms_norm_backward").inputs((300, 32768), torch.bfloat16, "cuda", 0)
     ours = Ours.of(rms_norm_backward, args)
     fused = run(ours, parked(ours, "mix-order shared", 2))
+    assert fused is not None
     expected = fused(*args)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
