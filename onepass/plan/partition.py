@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
 
 from ..device import Device
@@ -265,16 +266,25 @@ class Search:
             groups = [g for g in groups if g not in best[1:]] + [best[1] | best[2]]
 
     def _pairs(self, groups: list[frozenset[int]]) -> list[tuple[float, frozenset[int], frozenset[int]]]:
-        """Pairs that have something to share (an input, or one's result is the other's operand), with the most they can gain."""
+        """Pairs that have something to share (an input, or one's result as the other's operand), with the most they can gain.
+
+        Those that only walk alike share a launch; of these every group is paired with the next one, for any other would do as well.
+        """
         found = []
         for k, a in enumerate(groups):
-            for b in groups[k + 1 :]:
-                if self.reads(a) & self.reads(b) or self._feeds(a, b) or self._feeds(b, a):
-                    one, two = self.scored(a), self.scored(b)
-                    if isinstance(one, Scored) and isinstance(two, Scored):
-                        least = sum(self.bytes_of[name] for name in self.reads(a) | self.reads(b)) / self.device.bandwidth
-                        found.append((one.us + two.us + self.device.launch - RAMP - least, a, b))
+            tied = [b for b in groups[k + 1 :] if self.reads(a) & self.reads(b) or self._feeds(a, b) or self._feeds(b, a)]
+            alike = (b for b in groups[k + 1 :] if b not in tied and self._walks(a) == self._walks(b))
+            for b in (*tied, *islice(alike, 1)):
+                one, two = self.scored(a), self.scored(b)
+                if isinstance(one, Scored) and isinstance(two, Scored):
+                    least = sum(self.bytes_of[name] for name in self.reads(a) | self.reads(b)) / self.device.bandwidth
+                    found.append((one.us + two.us + self.device.launch - RAMP - least, a, b))
         return found
+
+    def _walks(self, group: frozenset[int]) -> frozenset[tuple[tuple[str, ...], frozenset[str]]]:
+        """Over which axes a group reduces, and which are left."""
+        nodes = self.program.nodes
+        return frozenset((node.axes, self.program.dims[i]) for i in group if isinstance(node := nodes[i], Reduce))
 
     def reads(self, group: frozenset[int]) -> frozenset[str]:
         """The tensors a group moves."""

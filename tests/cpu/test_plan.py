@@ -218,6 +218,15 @@ def test_a_small_spill_with_registers_to_spare_rules_out_one_schedule_and_no_hea
     assert len(made.rejected) == 4
 
 
+def test_reductions_that_share_nothing_share_launches() -> None:
+    """Fourteen variances do not fit one kernel, and fourteen kernels would be as many launches."""
+    inputs = tuple(meta(4096, 256) for _ in range(14))
+    made = ruled(inputs, lambda *xs: tuple(r for x in xs for r in torch.var_mean(x.float(), 0)), lambda source: binary())
+    main = [k for k in made.plan.kernels if "join" not in k.name]
+    assert 1 < len(main) <= 5
+    assert sum(sum(b.role == "input" for b in k.program.buffers) for k in main) == 14
+
+
 def test_a_kernel_that_spills_rules_out_heavier_ones_of_its_family_alone() -> None:
     """Rows of 131072 held whole are estimated to take less than a walk over them, which does not spill."""
     def measure(source) -> Binary:
