@@ -273,7 +273,8 @@ class Search:
         found = []
         for k, a in enumerate(groups):
             tied = [b for b in groups[k + 1 :] if self.reads(a) & self.reads(b) or self._feeds(a, b) or self._feeds(b, a)]
-            alike = (b for b in groups[k + 1 :] if b not in tied and self._walks(a) == self._walks(b))
+            walks = self._walks(a)
+            alike = (b for b in groups[k + 1 :] if b not in tied and walks and walks == self._walks(b))
             for b in (*tied, *islice(alike, 1)):
                 one, two = self.scored(a), self.scored(b)
                 if isinstance(one, Scored) and isinstance(two, Scored):

@@ -202,7 +202,7 @@ WALKS_TILES = Fitted(24, 0, 0)  # beside what a thread has of a strip
 PLAIN = Fitted(28, 0.2, 0.1)
 FIRST_STATE = 0.33  # registers of the first state that a walk carries for every element of a tile; a further one takes its own
 PARKED_STATE = 0.33  # of that, where chunks are read from shared memory: few of their values are alive beside the states
-# Of a tile that is merged down its columns, how much is there at once, and what every merge takes besides. By eye, from 54 kernels
+# Of a tile that is merged down its columns, how much is there at once, and what every merge takes besides. By eye, from 60 kernels
 # (Triton 3.6, sm_90): variances and logsumexps of 1, 3 and 5 inputs, 16 to 128 elements a thread.
 OF_MERGED_TILE, OF_MERGES = 1.1, 10
 MOST_IN_FLIGHT = 32  # elements a thread computes on at once, where it can take a tile bit by bit
@@ -271,7 +271,7 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
 # Of the words of a strip that a thread loads, and of those that enter a merge, which reads them twice: how many are in registers at
 # once. By eye, from 60 kernels (Triton 3.7, sm_90, 0 spills): sums of 1 to 56 inputs, extremes, variances, logsumexp, positions.
 OF_STRIP, OF_ENTERING = 0.6, 0.5
-# And of the states that a merge computes anew, how many are there twice. By eye, from 60 more (Triton 3.6): variances and
+# And of the states that a merge computes anew, how many are there twice. By eye, from 64 more (Triton 3.6): variances and
 # logsumexps of 1 to 7 inputs took 0 to 80 registers more than without, those of 16-bit types most.
 OF_MERGED = 0.7
 

@@ -152,7 +152,7 @@ def rows_at(width: int, elements: int = 1 << 26) -> int:
 
 _WIDTHS = _over(tuple((rows_at(n), n) for n in _WIDE), *_SWEPT)
 
-SUITES = {s.name: s for s in (
+_APART = (
     Suite("table", "the shapes whose times are kept an eye on", _TABLE),
     Suite("seeds", "shapes where other compilers were seen to fall behind", _SEEDS),
     Suite("norms", "norms, forward and backward, with what surrounds them", _NORMS),
@@ -162,7 +162,10 @@ SUITES = {s.name: s for s in (
     Suite("long", "what shared memory is for: long rows that are needed twice, sums of many inputs", _LONG),
     Suite("rows", "one width, from 1 row to 131072", _ROWS),
     Suite("widths", "about as many elements, from 256 columns to 131072", _WIDTHS),
-)}
+)
+_ALL = Suite("all", "all of the above, each workload once", tuple({job.id: job for found in _APART for job in found.jobs}.values()))
+
+SUITES = {s.name: s for s in (*_APART, _ALL)}
 MODELS = "models"  # whole training steps; measured by bench/models.py
 
 
