@@ -30,7 +30,7 @@ CARD = torch.device("cuda", 0)
 # More rows than all places of all rings on a card, so that places are filled again.
 SHAPES = {
     "softmax": ((700, 4096), (700, 4501)), "softmax_backward": ((700, 4096),), "rms_norm": ((700, 4096), (700, 4501)),
-    "layer_norm": ((700, 4096),), "logsumexp": ((300, 32768),), "rms_norm_backward": ((700, 4096),),
+    "layer_norm": ((700, 4096),), "logsumexp": ((300, 32768),), "rms_norm_backward": ((700, 4096), (300, 32768)),
     "layer_norm_backward": ((700, 4096),), "outer_sum_1": ((2100, 512),), "outer_sum_5": ((2100, 512),),
     "batch_norm_stats": ((8, 64, 1024),),
 }

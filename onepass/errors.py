@@ -233,6 +233,12 @@ class BarrierLeftBehind(KernelFault):
                "wait. Call mbarrier.invalidate.")
 
 
+class NeverPublished(KernelFault):
+    code = "ONEPASS-329"
+    message = ("{where}: a word that is waited for is never written: all CTAs of a group of {count} wait. Publish what each gives "
+               "before it waits for what others give.")
+
+
 class NoCard(OnepassError):
     code = "ONEPASS-401"
     message = ("{what} needs a CUDA card, and there is none that torch can use ({detail}). Run it where the card is; "

@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from types import ModuleType
 
-from .codegen import gluon, gluon_flat, gluon_mixed, gluon_tiles, triton
+from .codegen import gluon, gluon_flat, gluon_mixed, gluon_shared, gluon_tiles, triton
 from .codegen.source import Source
 from .device import Device
 from .errors import NoPlan
@@ -64,7 +64,7 @@ def emitter(schedule: Schedule) -> ModuleType:
     if isinstance(schedule.cols, Block):
         return gluon_tiles
     if schedule.gathers:
-        return gluon_mixed
+        return gluon_shared if schedule.shared > 1 else gluon_mixed
     return gluon_flat if schedule.lead else gluon
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.expr import F32, DType
@@ -93,12 +93,25 @@ class Folds:
 
     def finish(self, running: Running, spot: Spot) -> None:
         """Read a reduction out: fold what its lanes hold, join what its tiles hold."""
+        self.leave(running, spot, self.total(running, spot))
+
+    def total(self, running: Running, spot: Spot) -> State:
+        """One state of all that entered."""
         algebra = self._algebra(running, spot, {})
         held = [self._given_back(state, running.lost.get(key, {})) for key, state in running.states.items()]
         states = [self._of_lanes(running, key, state, algebra) for key, state in zip(running.states, held)]
+        return self.joined(running, states)
+
+    def joined(self, running: Running, states: Sequence[State]) -> State:
+        """One state of several, joined in their order."""
         total = states[0]
         for other in states[1:]:
             total = join(running.monoid, total, other, self.values.assign, self.values.exact, self.language)
+        return total
+
+    def leave(self, running: Running, spot: Spot, total: State) -> None:
+        """What a reduction gives, out of its whole state."""
+        algebra = self._algebra(running, spot, {})
         hint = self.values.names[running.fold.node]
         self.values.results[running.fold.node] = tuple(
             x if isinstance(x, str) and x.isidentifier() else self.values.assign(hint, x if isinstance(x, str) else literal(x))

@@ -5,7 +5,7 @@ rows are worked on, and a barrier per place tells when all chunks of the row hav
 memory, in a loop that the compiler does not unroll into one pass, so that registers never hold more than a chunk. When the last
 walk over a row ends, its place is filled with the row that this CTA needs as many turns later as the ring has places; where there
 is one place only, the last walk fills it again part by part. Kernels that also reduce over rows are written by `gluon_mixed`,
-from the same parts.
+from the same parts, and those of which several CTAs take a row together by `gluon_shared`.
 
 Where there is room for one row and a part of the next, the ring is one of copies: each copy of a few chunks has a place and a
 barrier of its own, and the copies of all rows of a CTA take the places in turn. The first walk over a row waits for copy after
@@ -20,11 +20,14 @@ The text uses this much of Gluon, and nothing else: whoever models it has to mod
   [1, 64], which lies as `PIECE`
 - `gl.arange(0, n, layout=)` with `[None, :]` or `[:, None]`, `gl.full`, `.broadcast_to`, `gl.where`, `gl.abs`, `gl.maximum`,
   `gl.minimum` and the other functions of one value in the op table, `libdevice`
-- `gl.sum(x, axis=, keep_dims=True)` along either axis, and the folds of `gluon_helpers`: `gl.reduce` and `gl.expand_dims`
-- `gl.load` and `gl.store` with and without `mask=` and `other=`
+- `gl.sum(x, axis=, keep_dims=True)` along either axis, and the folds of `gluon_helpers`: `gl.reduce` and `gl.expand_dims`; of one
+  element also `gl.max`, to make a scalar of it
+- `gl.load` and `gl.store` with and without `mask=` and `other=`; `gl.load(..., volatile=True)` of one word that other CTAs write,
+  in a loop `while` it is 0
 - `gl.allocate_shared_memory(dtype, shape, layout)`, `.index(i)`, `.reshape(shape)`, `.load(TILE)`; `x_tiles.layout` of a tensor map
 - `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, by chunks or pieces instead of by copies
-- `.store(x)` into a piece that has arrived, under an `if` whose condition is a scalar, and so the same for all threads
+- `.store(x)` into a piece that has arrived, or a whole walk, under an `if` whose condition is a scalar, and so the same for all
+  threads
 - `mbarrier.MBarrierLayout()`, `mbarrier.init(b, count=1)`, `mbarrier.expect(b, bytes, pred=)`, `mbarrier.wait(b, phase)`,
   `mbarrier.invalidate(b)`
 - `tma.async_copy_global_to_shared(map, coordinates, barrier, place, pred=)`
@@ -98,16 +101,19 @@ class Parked(Values):
     rings: dict[int, _Ring]
     whole: int  # chunks of a row
     numbers: dict[str, str]  # of chunks, by what marks their names
+    # What is called how of the row that is being walked: its number, its place in a ring, the first of its chunks there.
+    row, slot, place = "r", "slot", "place"
 
     def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
         ring = self.rings.get(i)
         if ring is None:  # one element a row is read by its scalar address: as a tensor, threads would read it once for every lane
             alone = self.kernel.by_col[i] is Across.NONE
-            return super()._load(i, node, replace(spot, row="r") if alone else spot, env)
+            return super()._load(i, node, replace(spot, row=self.row) if alone else spot, env)
         if spot.tag == REST:
-            memory, place, taken = ring.rest, "slot", ring.rest_box
+            memory, place, taken = ring.rest, self.slot, ring.rest_box
         else:
-            memory, place, taken = ring.chunks, f"place + {self.numbers[spot.tag]}" if self.whole > 1 else "slot", ring.chunk
+            at = f"{self.place} + {self.numbers[spot.tag]}" if self.whole > 1 else self.slot
+            memory, place, taken = ring.chunks, at, ring.chunk
         flat = "" if len(taken) == 2 else f".reshape({spot.shape})"
         return f"{memory}.index({place}){flat}.load(TILE)"
 
@@ -130,7 +136,7 @@ class Emitter(RingEmitter):
         assert schedule.parked and schedule.parked <= able, "only what TMA can describe is parked"
         super().__init__(kernel, schedule, name, wide, (*OWN, *self.own))
         self.split = schedule.rows.split if isinstance(schedule.rows, Loop) else 1
-        self.cols = chunks(schedule.cols, self.extent)
+        self.cols = chunks(schedule.cols, self.extent // schedule.shared)
         # The last walk refills what it has read; with more places, the next row is there already.
         self.drains = self.slots == 1 and not self.once
         self.by_copies = schedule.ahead > 0  # every copy has a place and a barrier of its own
@@ -170,7 +176,7 @@ class Emitter(RingEmitter):
         w.line(f"TILE: gl.constexpr = gl.BlockedLayout([1, {vector(self.kernel)}], [1, 32], [1, {self.schedule.warps}], [1, 0])")
         narrowed = self.wide and not isinstance(self.rows, int)  # TMA counts in 32 bits
         w.line(f"row_count = ({row_count}).to(gl.int32)" if narrowed else f"row_count = {row_count}")
-        w.line("part = gl.program_id(0)")
+        self._part()
         self._allocate()
         self.tiles = self._tiles()
         env: Env = {}
@@ -184,6 +190,10 @@ class Emitter(RingEmitter):
                 self._fill(EARLY, "part" if self.once else f"part + slot_early * {self.split}")
         self._rows(env)
 
+    def _part(self) -> None:
+        """Name which of all CTAs this one is."""
+        self.w.line("part = gl.program_id(0)")
+
     def _rows(self, env: Env) -> None:
         """All rows of a CTA."""
         if self.once:
@@ -191,8 +201,12 @@ class Emitter(RingEmitter):
             self._row(env)
             return
         self.w.line("number = 0" if self.by_copies else "turn = 0")
+        self._before_rows(env)
         with self.w.block(f"for row in range(part, row_count, {self.split})"):
             self._row(env)
+
+    def _before_rows(self, env: Env) -> None:
+        """What is done with the first row before its turn."""
 
     def _allocate(self) -> None:
         """Rings and barriers."""
@@ -210,7 +224,7 @@ class Emitter(RingEmitter):
     def _tiles(self) -> list[Segment]:
         """The chunks of a row: a loop over whole ones, then the rest. Where threads stand in them is named once."""
         width, count, rest = self.cols.width, self.cols.count, self.cols.rest
-        self.w.line(f"lanes = gl.arange(0, {width}, layout=gl.SliceLayout(0, TILE))[None, :]")
+        self.w.line(f"lanes = {self._first_column()}gl.arange(0, {width}, layout=gl.SliceLayout(0, TILE))[None, :]")
         whole = Spot(col="c_at", width=width, col_start=f"(k * {width})")
         found = [Segment(whole, (f"c_at = k * {width} + lanes",), f"for k in range(0, {count})")]
         if count == 1:
@@ -224,6 +238,10 @@ class Emitter(RingEmitter):
                 spot = replace(spot, col_mask="c_rest_in", col_count=str(self.extent - start))
             found.append(Segment(spot))
         return found
+
+    def _first_column(self) -> str:
+        """What is added to the number of a column that a CTA has, to give its number in the row."""
+        return ""
 
     # ---- one row -------------------------------------------------------------------------------------------------------
 
@@ -295,8 +313,12 @@ class Emitter(RingEmitter):
             self._visit_copies(tiles, chunk, waits, drains)
         else:
             self._visit(tiles, chunk, drains)
+        self._finish(running, tiles[0].spot)
+
+    def _finish(self, running: dict[int, Running], spot: Spot) -> None:
+        """After a walk: read out what it reduced."""
         for state in running.values():
-            self.folds.finish(state, tiles[0].spot)
+            self.folds.finish(state, spot)
 
     def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], drains: bool) -> None:
         """Every chunk of a row."""

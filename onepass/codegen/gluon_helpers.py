@@ -66,6 +66,20 @@ def fast_erf(x):
     far = 1.0 - poly * gl.exp2(size * size * -1.4426950408889634)
     return gl.where(size < 0.04, x * (1.1283791671 - 0.3761263890 * size * size), gl.where(x < 0, -far, far))
 ''',
+    "publish": '''
+@gluon.jit
+def publish(boxes_ptr, at, state):
+    """Put 32 bits of state into a word of their own. The flag beside them is written by the same store, so no fence is needed."""
+    one = gl.max(gl.max(state.to(gl.int32, bitcast=True), axis=1), axis=0)  # of [1, 1]: as a tensor, each lane would be stored
+    bits = one.to(gl.int64) & 0xFFFFFFFF
+    gl.store(boxes_ptr + at, bits | 0x100000000)
+''',
+    "published": '''
+@gluon.jit
+def published(word, dtype: gl.constexpr):
+    """The state in such a word."""
+    return (word & 0xFFFFFFFF).to(gl.int32).to(dtype, bitcast=True)
+''',
     "fold_prod": '''
 @gluon.jit
 def fold_prod(x, axis: gl.constexpr):

@@ -26,13 +26,15 @@ from .values import Env
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that parks rows and gathers over them; `wide` makes it count elements in 64 bits."""
     assert schedule.gathers and wanted(kernel) <= schedule.parked
-    return _Mixed(kernel, schedule, bindings, name, wide).source()
+    return Mixed(kernel, schedule, bindings, name, wide).source()
 
 
 MANY_WARPS = 16  # with 128 registers a thread
 
 
-class _Mixed(Emitter):
+class Mixed(Emitter):
+    """Writes a kernel that parks rows, reduces along them, and gathers over them."""
+
     counting = "gl.static_range"  # no loop after the last walk
 
     def _grid(self) -> tuple[GridDim, ...]:

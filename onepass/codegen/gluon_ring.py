@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from ..ir.program import Load, Store
+from ..ir.program import Buffer, Load, Store
 from ..ir.size import Size
 from ..plan.access import streams_rows
 from ..plan.kernel import Kernel
@@ -23,8 +23,8 @@ HEADER = (
     "from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma",
     "from triton.language.extra import libdevice",
 )
-OWN = ("gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "TILE", "ready", "row_count", "slot", "place", "turn",
-       "ahead", "inside", "k", "r_at", "lanes", "range", "slot_first", "slot_early", "early", "early_inside")
+OWN = ("gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "TILE", "ready", "row_count", "slot",
+       "place", "turn", "ahead", "inside", "k", "r_at", "lanes", "range", "slot_first", "slot_early", "early", "early_inside")
 
 
 class RingEmitter(ABC):
@@ -39,6 +39,7 @@ class RingEmitter(ABC):
         self.extent = extent
         self.barriers = 0
         self.w = Writer((*RESERVED, *OWN, *own, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
+        self.boxes = self.w.fresh("boxes_ptr")  # memory that is 0 when the kernel starts
 
     @abstractmethod
     def _maps(self) -> list[Param]:
@@ -52,6 +53,10 @@ class RingEmitter(ABC):
     def _body(self) -> None:
         """All lines of the kernel."""
 
+    def _cleared(self) -> tuple[Buffer, ...]:
+        """Memory of its own that must be 0 when it starts."""
+        return ()
+
     def source(self) -> Source:
         """The whole kernel."""
         params = self._params()
@@ -63,13 +68,16 @@ class RingEmitter(ABC):
         fresh = frozenset(b.name for b in self.program.buffers if b.role != "input")
         body = self.w.done()
         text = "\n\n\n".join(("\n".join(HEADER), *called(body), body))
+        cleared = self._cleared()
         return Source(self.name, text, params, self._grid(), self.schedule.warps, max_registers=self.schedule.registers or None,
-                      wide_index=self.wide, fresh=fresh, gluon=True)
+                      wide_index=self.wide, fresh=fresh.union(b.name for b in cleared), gluon=True, cleared=cleared,
+                      together=self.schedule.shared)
 
     def _params(self) -> tuple[Param, ...]:
         parked = self.schedule.parked
         used = {n.buffer for i, n in enumerate(self.program.nodes) if isinstance(n, (Load, Store)) and i not in parked}
         pointers = [Param(b.name, ParamKind.POINTER, f"{b.name}_ptr", b.dtype) for b in self.program.buffers if b.name in used]
+        pointers += [Param(b.name, ParamKind.POINTER, self.boxes, b.dtype) for b in self._cleared()]
         sizes = [Param(s, ParamKind.SIZE, s) for s in self.program.symbols]
         return (*pointers, *self._maps(), *sizes, Param("zero", ParamKind.ZERO, "zero"))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..ir.expr import DType
+from ..ir.program import Buffer
 from ..ir.size import Bindings, Size, value
 
 
@@ -76,6 +77,8 @@ class Source:
     wide_index: bool = False  # sizes are passed as i64
     fresh: frozenset[str] = frozenset()  # buffers the plan allocates: always aligned
     gluon: bool = False
+    cleared: tuple[Buffer, ...] = ()  # memory beside the plan's buffers that must be 0 at the launch
+    together: int = 1  # CTAs with neighbouring numbers that wait for each other
 
     def programs(self, bindings: Bindings) -> int:
         total = 1

@@ -52,7 +52,7 @@ def kind(schedule: Schedule) -> tuple[object, ...]:
     """What makes two schedules run differently enough to try both."""
     match schedule.rows, schedule.cols:
         case Loop(), Cover(tiles):
-            shape: tuple[object, ...] = (schedule.splits, len(tiles))
+            shape: tuple[object, ...] = (schedule.splits, len(tiles), schedule.shared)
         case Block(height), Cover():
             shape = (height,)
         case Loop(), Block(width):

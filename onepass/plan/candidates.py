@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from ..device import Device
 from ..ir.monoid import MONOIDS
@@ -24,6 +25,7 @@ from .parked import (
     cut,
     cut_flat,
     exchanged,
+    may_share,
     parkable,
     parkable_flat,
     register_limit,
@@ -41,6 +43,8 @@ MOST_TILES = 24  # unrolled tiles in one kernel's text
 HAS_TMA = (9, 0)  # the first compute capability that has it
 MOST_SLOTS = 4  # rows that a ring has room for
 MOST_HERE = 8  # CTAs that share an SM, each with a ring
+LEAST_PART = 4096  # columns of a row that a CTA takes together with others
+LEAST_TURNS = 4  # rows that such CTAs take one after the other: in the first turn and the last nothing overlaps
 
 
 def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
@@ -61,6 +65,7 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
         case Family.MIX, _:
             yield from _mix(kernel, t, device)
             yield from _mixed_parked(kernel, t, device)
+            yield from _mixed_shared(kernel, t, device)
 
 
 def lead_of(kernel: Kernel, bindings: Bindings) -> int:
@@ -142,6 +147,38 @@ def _mixed_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
             # 255 is no multiple of eight, and within it ptxas spills a few words that it does not spill within 248.
             gathers = replace(each, gathers=True, registers=each.registers // 8 * 8)
             yield from (replace(gathers, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
+
+
+def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """The same where several CTAs take a row together, for rows of which one has no room for two.
+
+    What one CTA has room for is better left to it: H200, RMSNorm backward of 8192 x 16384 takes 205 us, and 208 to 240 where two
+    CTAs share a row. Of parts, few and wide ones are best: 8192 x 32768 by two CTAs a row 401, by four 428 (hand-written kernels).
+    """
+    cols, twice, able = _static_cols(kernel), wanted(kernel), frozenset(parkable(kernel))
+    if device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
+        return
+    if not may_split(kernel, Family.MIX) or not may_share(kernel):
+        return
+    vec, exchange = vector(kernel), exchanged(kernel)
+    for parked in (twice,) if twice == able else (twice, able):
+        element = sum(kernel.program.dtypes[i].size for i in parked)
+        for share, warps, vectors in product((2, 4, 8), (8, 16), (1, 2, 4)):
+            part, width = cols // share, 32 * warps * vec * vectors
+            if part < LEAST_PART or cols % share or part % width or part // width > MOST_TILES:
+                continue
+            if shared_bytes(element, cut(cols, width, width), 2, exchange, warps) <= device.smem_per_cta:
+                continue
+            covered = Cover((width,) * (part // width))
+            for slots in range(2, MOST_SLOTS + 1):
+                smem = shared_bytes(element, covered, slots, exchange, warps)
+                fit = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0
+                for here in range(1, min(2, fit) + 1):
+                    groups = here * device.sms // share
+                    one = Schedule(Loop(1, groups), covered, warps, slots, parked=parked, gathers=True, shared=share,
+                                   registers=register_limit(warps, here, device) // 8 * 8)
+                    if t.rows >= LEAST_TURNS * groups:
+                        yield from (replace(one, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
 
 
 def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:

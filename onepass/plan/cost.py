@@ -221,6 +221,12 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     return Cost(us, t.once + again, here * block * length * t.unit, _limit(memory, issue, special, alone))
 
 
+# us of a turn that CTAs which share a row wait for each other, for each of them and each warp of an SM, all of which look for the
+# others' words; the rest is behind the walk over the next row. H200, a hand-written RMSNorm backward of the same shape, 3 places:
+# 8192 x 32768 by 2 CTAs a row, of 8 and 16 warps, 401 and 415 us (modelled: 407, 416); by 4, two on an SM, 428 (430); by 4 with 6
+# places 469 (455). 4096 x 65536 by 4, of 8 and 16 warps: 418 and 442 (412, 443).
+EXCHANGE = 0.022
+CLEARING = 2.0  # us of one more kernel, which clears their words. H200, the same
 REFILL = 0.25  # us between the last read of a row's place and the next row being asked for there: fence, barrier, copies
 
 
@@ -229,30 +235,35 @@ def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> C
 
     A place is asked for, filled, read and free again; a CTA has as many under way as its ring has places, of rows or of copies of
     the next one, but reads one at a time. With one place it waits for each row as one of `_resident` does. Where it gathers over
-    rows, its partial results and its row vectors cost what they do in `_mix`.
+    rows, its partial results and its row vectors cost what they do in `_mix`. Where several share a row, each has a part of it.
     """
     assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
-    ctas = min(schedule.rows.split, max(t.rows, 1))
-    sms, turns = min(device.sms, ctas), ceil(t.rows / ctas)
-    here, even = ctas / sms, turns * ctas / max(t.rows, 1)
-    share, row = device.bandwidth / device.sms, float(t.cols * t.unit)
+    groups = min(schedule.rows.split, max(t.rows, 1))
+    ctas, cols = groups * schedule.shared, t.cols // schedule.shared
+    sms, turns = min(device.sms, ctas), ceil(t.rows / groups)
+    here, even = ctas / sms, turns * groups / max(t.rows, 1)
+    share, row = device.bandwidth / device.sms, float(cols * t.unit)
     again = sum(kernel.program.dtypes[i].size * (len(kernel.use_phases(i)) - 1) for i in kernel.multi_phase
                 if i not in schedule.parked) * t.elements
-    places = schedule.stages + columns_ahead(schedule.cols, schedule.ahead) / t.cols
+    places = schedule.stages + columns_ahead(schedule.cols, schedule.ahead) / cols
     in_flight = here * row * max(places - 1, 0.5)
     uneven = 1 + UNEVEN * t.full_out / max(t.full_in + t.full_out, 1.0)
-    moved = here * (row + t.cols * t.full_out / max(t.elements, 1.0)) / share
-    work = t.cols / 32 * _slots(t, schedule) / (_issued_alone(schedule) * device.clock)
+    moved = here * (row + cols * t.full_out / max(t.elements, 1.0)) / share
+    work = cols / 32 * _slots(t, schedule) / (_issued_alone(schedule) * device.clock)
     own = t.inner * _reduction_time(schedule.warps) + work + _chunk_waits(kernel, schedule) + REFILL
+    if schedule.shared > 1:  # its walks are in `issue`; one of its places waits for the last walk while another has the first
+        own, places = own - work + EXCHANGE * schedule.shared * here * schedule.warps, places - 1
     cycle = _together(moved * uneven, own, (device.latency + row / (FILL_RATE * device.clock) + own) / places)
     partials = 4.0 * schedule.rows.split * t.cols * t.outer_states
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
     l2 = again + 2 * partials + t.temps + (1.0 if schedule.hoisted else VECTOR_SHARE * t.rows) * t.vectors
     memory = max(turns * cycle + l2 / device.l2_bandwidth, t.once / device.bandwidth * uneven)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
+    issue = turns * here * work if schedule.shared > 1 else issue * even
     shared = _l1(t, schedule, device, sms) + t.full_in * _walks(kernel) / (L1_RATE * sms * device.clock)
     first = device.latency + row / share
-    us = RAMP + first + _together(memory, issue * even, special * even, shared) + LAST_STORES + spilled / device.bandwidth
+    us = RAMP + first + _together(memory, issue, special * even, shared) + LAST_STORES + spilled / device.bandwidth
+    us += CLEARING if schedule.shared > 1 else 0.0
     return Cost(us, t.once + again + 2 * spilled, in_flight, _limit(memory, issue, special, turns * own))
 
 

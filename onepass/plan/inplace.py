@@ -3,9 +3,10 @@
 Three things must hold in the kernel that writes, for every element of the shared memory; kernels before it have ended.
 
 - One CTA reads it, and the same CTA writes it: load and store have one address map, which names every axis of the kernel, so
-  that an element belongs to one point of the space, and a point to one CTA. Lanes outside the data touch no memory.
-- The walk that writes it is the last that reads it. Loads that a pipeline issues early are earlier still, and what they
-  fetch has not been written, because an element is written once, by its own tile.
+  that an element belongs to one point of the space, and a point to one CTA, also where several share a row: each has columns of
+  its own. Lanes outside the data touch no memory.
+- The walk that writes it is the last that reads it. Loads that a pipeline issues early, and walks over a row before its turn, are
+  earlier still, and what they fetch has not been written, because an element is written once, by its own tile.
 - Of the CTA's threads, none reads it after another has written it. Where a tile has an element for every thread, one thread
   reads each, and the store waits for that thread because what is stored is computed from what was read. A smaller tile is
   read by several threads, and the store waits for one of them; there a fold in which all warps meet has to lie between.

@@ -4,6 +4,9 @@ A row is cut into chunks of one width and at most one narrower rest; a ring has 
 input. One barrier a row tells when all of its chunks have arrived. Where a ring has room for one whole row only, it is a ring of
 copies instead: each brings a few chunks, and has a place and a barrier of its own. What a second row does not fit into can then
 still hold copies of the next one. Nothing else lives in shared memory but what threads exchange to finish a reduction.
+
+Rows of which one CTA has no room for two may be shared by several CTAs, a part of the columns each. Then all of this is said of a
+part.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ from dataclasses import dataclass
 
 from ..device import Device
 from ..ir.monoid import MONOIDS
-from ..ir.program import Load, Reduce
+from ..ir.program import Load, Reduce, Store, operands
 from .access import streams_rows
-from .kernel import Kernel
+from .kernel import Across, Kernel
 from .schedule import Cover, power_of_two
 
 BOX = 256  # elements that one side of a TMA box may have
@@ -26,6 +29,7 @@ LEAST_COPIES = 4  # in which a row that is alone in its ring comes and goes, whe
 ALIGNED = 16  # bytes that every row must start on for TMA to describe it
 FLAT = 64  # elements of a piece of a flat view: rows are brought from the piece that they start in
 BROUGHT = frozenset({"f16", "bf16", "f32"})  # the types that are parked
+WORD = 4  # bytes of a state that CTAs exchange: with its flag it is what one store writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,49 @@ def wanted(kernel: Kernel) -> frozenset[int]:
     gathered = {f.node for f in kernel.folds if f.rows}
     feeding = (i for i in kernel.program.of(Load) if kernel.is_full[i] and not gathered.isdisjoint(kernel.uses(i)))
     return frozenset((*kernel.multi_phase, *feeding))
+
+
+def may_share(kernel: Kernel) -> bool:
+    """May several CTAs take every row together?
+
+    The first of two walks has to finish all that is reduced along rows, in states that can be exchanged word by word; the last does
+    all else: it writes what is full-size and gathers what varies by column. Whatever is one number for a row, or for all, has no
+    owner among the CTAs.
+    """
+    program = kernel.program
+    along, down = [f for f in kernel.folds if not f.rows], [f for f in kernel.folds if f.rows]
+    after = _after(kernel, {f.node for f in down})
+    if not along or not down or kernel.space.block or any(kernel.phase[f.node] or not _by_words(kernel, f.node) for f in along):
+        return False
+    if any(f.cols or kernel.phase[f.node] > 1 or kernel.by_col[f.node] is not Across.FULL for f in down):
+        return False
+    stores = [i for i in program.of(Store) if i not in after]
+    return bool(stores) and all(kernel.is_full[i] and kernel.phase[i] == 1 for i in stores)
+
+
+def _by_words(kernel: Kernel, i: int) -> bool:
+    node = kernel.program.nodes[i]
+    assert isinstance(node, Reduce)
+    return all(d.size == WORD for d in MONOIDS[node.monoid].state_dtypes(kernel.program.dtypes[node.args[0]]))
+
+
+def _after(kernel: Kernel, roots: set[int]) -> set[int]:
+    """All that is computed from some nodes."""
+    found: set[int] = set()
+    for i, node in enumerate(kernel.program.nodes):
+        if any(o in roots or o in found for o in operands(node)):
+            found.add(i)
+    return found
+
+
+def words(kernel: Kernel) -> int:
+    """How many words of state a CTA hands to those that it shares a row with."""
+    found = 0
+    for fold in kernel.folds:
+        node = kernel.program.nodes[fold.node]
+        assert isinstance(node, Reduce)
+        found += 0 if fold.rows else len(MONOIDS[node.monoid].state)
+    return found
 
 
 def is_described(kernel: Kernel, i: int) -> bool:

@@ -62,7 +62,8 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
     fresh = [s for s in found if s.plan.scored_as not in lessons] if lessons else found
     if fresh:
         near = min(s.us for s in fresh) * NEAR
-        return min((s for s in fresh if s.us <= near), key=lambda s: (_parks_rows(s.plan), _weight(s.plan), s.us))
+        return min((s for s in fresh if s.us <= near),
+                   key=lambda s: (_parks_rows(s.plan), s.plan.schedule.shared, _weight(s.plan), s.us))
     if found and spilling:
         return min(found, key=lambda s: (lessons[s.plan.scored_as].spilled or (True, 0), s.us))
     return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
@@ -84,7 +85,7 @@ def scores(program: Program, bindings: Bindings, device: Device, lessons: Lesson
 
 
 def _parks_rows(chosen: KernelPlan) -> bool:
-    """Rows that registers hold as well need no shared memory."""
+    """Rows that registers hold as well need no shared memory; nor need CTAs share rows that each can as well have alone."""
     return bool(chosen.schedule.parked) and isinstance(chosen.schedule.cols, Cover)
 
 
@@ -149,7 +150,7 @@ def _resident_grid_fits(schedule: Schedule, ctas_per_sm: int, device: Device) ->
     """A loop over rows wants all its CTAs on the card at once."""
     if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
         return True
-    return schedule.rows.split <= ctas_per_sm * device.sms
+    return schedule.rows.split * schedule.shared <= ctas_per_sm * device.sms
 
 
 def _join(schedule: Schedule, t: Traffic, device: Device) -> float:

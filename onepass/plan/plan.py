@@ -13,7 +13,7 @@ from ..ir.size import Bindings, product, value
 from .cost import RAMP, Cost
 from .kernel import Across, Kernel
 from .legality import Refusal
-from .parked import columns_ahead
+from .parked import columns_ahead, words
 from .resources import Resources, tile_of
 from .schedule import Cover, Schedule
 
@@ -61,7 +61,8 @@ class KernelPlan:
     @cached_property
     def loads(self) -> tuple[str, ...]:
         """Each tensor read, and how often."""
-        return tuple(self._described(i, n) for i, n in enumerate(self.program.nodes) if isinstance(n, Load))
+        found = (self._described(i, n) for i, n in enumerate(self.program.nodes) if isinstance(n, Load))
+        return (*found, *self._exchanged)
 
     @cached_property
     def stores(self) -> tuple[str, ...]:
@@ -76,6 +77,14 @@ class KernelPlan:
         return tuple(dict.fromkeys(n.monoid if isinstance(n, Reduce) else n.name
                                    for n in self.program.nodes if isinstance(n, (Op, Reduce))))
 
+    @property
+    def _exchanged(self) -> tuple[str, ...]:
+        """What CTAs that share a row write for each other."""
+        sharing = self.schedule.shared
+        if sharing == 1:
+            return ()
+        return (f"boxes i64 {sharing * words(self.kernel)} a row, in which its {sharing} CTAs leave states for each other",)
+
     def _described(self, i: int, node: Load) -> str:
         text = f"{node.buffer} {self.program.buffer[node.buffer].dtype}"
         if not self.kernel.is_full[i]:
@@ -89,7 +98,8 @@ class KernelPlan:
         if i in self.schedule.parked:
             cols, ahead = self.schedule.cols, self.schedule.ahead
             columns = self.schedule.stages * tile.resident_width + (columns_ahead(cols, ahead) if isinstance(cols, Cover) else 0)
-            return f"{text} once, parked in shared memory ({columns * size / 1024:.1f} KiB)"
+            part = f", 1/{self.schedule.shared} of a row a CTA" if self.schedule.shared > 1 else ""
+            return f"{text} once, parked in shared memory ({columns * size / 1024:.1f} KiB){part}"
         times = len(self.kernel.use_phases(i)) if i in self.kernel.multi_phase else 1
         return f"{text} once" if times == 1 else f"{text} {times} times"
 

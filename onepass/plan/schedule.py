@@ -8,10 +8,9 @@
                        full-size come through shared memory, a tile of every input at a time
     Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows; with `parked` loads, over rows that wait
                        in shared memory, of which every CTA takes one after another: reductions along them, and where the
-                       loop `gathers`, also down their columns
+                       loop `gathers`, also down their columns; `shared`, several CTAs take every row together, a part of its
+                       columns each
     Block    Block     pointwise
-
-A further way to share a row (clusters) is one more role here and one more rule in codegen.
 """
 
 from __future__ import annotations
@@ -65,6 +64,7 @@ class Schedule:
     hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
     parked: frozenset[int] = frozenset()  # full-size loads that TMA brings to a ring in shared memory, and are read there
     gathers: bool = False  # a loop over parked rows also carries reductions over rows; one over others always does
+    shared: int = 1  # CTAs that take a row together; `cols` then covers the part that each of them has, and `split` counts groups
     registers: int = 0  # the most that a thread may take; 0: as many as the compiler sees fit
 
     @property
@@ -84,13 +84,13 @@ class Schedule:
             case Loop(), Cover():
                 if not self.parked:
                     return "mix-order"
-                return "mix-order parked" if self.gathers else "inner parked"
+                return "mix-order shared" if self.shared > 1 else "mix-order parked" if self.gathers else "inner parked"
             case _:
                 return "pointwise"
 
     @property
     def splits(self) -> int:
-        """How many CTAs share one result; above 1 a second kernel joins their partial states."""
+        """How many CTAs, or groups of them, share one result; above 1 a second kernel joins their partial states."""
         match self.rows, self.cols:
             case Loop(), Cover() if self.parked and not self.gathers:  # they share the rows, and nothing that a row gives
                 return 1
@@ -111,7 +111,8 @@ class Schedule:
                 case Loop(step, split):
                     return f"loop {step}" + (f" split {split}" if split > 1 else "")
 
-        extra = [f"{self.warps} warps"]
+        extra = [f"{self.shared} CTAs a row"] if self.shared > 1 else []
+        extra += [f"{self.warps} warps"]
         extra += [f"{self.stages} stages"] if self.stages > 1 else []
         extra += [f"{self.ahead} {'copy' if self.ahead == 1 else 'copies'} ahead"] if self.ahead else []
         extra += [f"lead {self.lead}"] if self.lead else []

@@ -99,6 +99,11 @@ class Made:
         """Buffers that live only between kernels."""
         return self._of("temp")
 
+    @cached_property
+    def cleared(self) -> tuple[Buffer, ...]:
+        """Memory of single kernels that must be 0 when they start."""
+        return tuple(b for source in self.sources for b in source.cleared)
+
     def _of(self, role: str) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.role == role)
 

@@ -71,7 +71,7 @@ class Executable:
     @cached_property
     def _symbols(self) -> tuple[str, ...]:
         """What kernels, grids and layouts depend on."""
-        sizes = [s for b in self.made.buffers for s in (*b.shape, *b.strides)]
+        sizes = [s for b in (*self.made.buffers, *self.made.cleared) for s in (*b.shape, *b.strides)]
         sizes += [dim.extent for source in self.made.sources for dim in source.grid]
         arguments = {p.name for s in self.made.sources for p in s.params if p.kind is ParamKind.SIZE}
         return tuple(sorted(arguments.union(*(symbols(size) for size in sizes))))
@@ -121,11 +121,12 @@ def aligned_of(source: Source, aligned: frozenset[str], brought: frozenset[str] 
 def _bind_interpreter(executable: Executable, bindings: Bindings) -> Bound:
     made, device = executable.made, executable.device
     names = (*executable._output_names, *executable._input_names)
-    temporaries = [(b.name, layout(b, bindings)) for b in made.temporaries]
+    temporaries, cleared = ([(b.name, layout(b, bindings)) for b in some] for some in (made.temporaries, made.cleared))
 
     def run(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         tensors = dict(zip(names, (*outputs, *inputs), strict=True))
         tensors.update((name, allocate(wanted, device)) for name, wanted in temporaries)
+        tensors.update((name, allocate(wanted, device).zero_()) for name, wanted in cleared)
         for source in made.sources:
             if source.gluon:
                 gluon_model.run_source(source, tensors, bindings)
@@ -141,14 +142,17 @@ def _bind_interpreter(executable: Executable, bindings: Bindings) -> Bound:
 def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
     """Launches with grids and size arguments computed; a call only adds addresses and the stream.
 
-    Every argument is picked from one list: addresses of outputs, inputs and temporaries, then sizes and the unknown zero.
+    Every argument is picked from one list: addresses of outputs, inputs and temporaries, then sizes and the unknown zero. Memory
+    that must be 0 comes first among the temporaries, so that one small kernel clears all of it.
     """
     made, device, index = executable.made, executable.device, executable.device.index
-    words, offsets = _share(made.temporaries, bindings)
+    temporaries = (*made.cleared, *made.temporaries)
+    words, offsets = _share(temporaries, bindings)
+    zeros, _ = _share(made.cleared, bindings)
     block = Layout((words,), (1,), torch.float32)  # partial results are fp32
     constants = [*bindings.values(), 0]
     places = {name: i for i, name in enumerate((*executable._output_names, *executable._input_names))}
-    places |= {b.name: len(places) + i for i, b in enumerate(made.temporaries)}
+    places |= {b.name: len(places) + i for i, b in enumerate(temporaries)}
     places |= {f"size {name}": len(places) + i for i, name in enumerate((*bindings, ""))}
     launches = tuple(
         (launcher.launch, source.programs(bindings), _picker(source, places, bindings))
@@ -160,6 +164,8 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
         values += [t.data_ptr() for t in inputs]
         if words:
             memory = allocate(block, device)  # given back at the end: the stream's later users wait for these kernels
+            if zeros:
+                memory[:zeros].zero_()
             start = memory.data_ptr()
             values += [start + offset for offset in offsets]
         values += constants

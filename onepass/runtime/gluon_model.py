@@ -4,8 +4,10 @@ Arithmetic, pointers and masks are those of the interpreter of Triton kernels. S
 of `gluon_memory`, which refuses every order of events that a GPU need not forgive. Layouts say which thread holds which element
 and change no result, so they are passed on unread; whether they fit is for the compiler to say.
 
-CTAs run one after the other: what they would do to each other is not modelled. Nor are warps that specialise, clusters and
-multicast, which are refused.
+CTAs run one after the other: what they would do to each other is not modelled. Those of a group that exchange words through global
+memory run in turns: one runs until it reads a word that is still 0 by a volatile load, and then the next does. Where all read such
+words and nothing else happens, they would wait for ever, and that is an error. Warps that specialise, clusters and multicast are
+refused.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from ..codegen.source import Param, ParamKind, Source
 from .gluon_memory import Crossing, Cta, Descriptor, Slot
 from .interpret import _ONE_AT_A_TIME, _Engine
 from .module import load_text
+from .turns import Turns
 
 HOPPER_SHARED = 232_448  # bytes a CTA may ask for on sm_90
 
@@ -66,7 +69,7 @@ def run_source(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Ma
                 return np.int32(0)
 
     return run(source.name, source.text, {p.text_name: argument(p) for p in source.params}, source.programs(bindings),
-               shared_limit=shared_limit, warps=source.warps, says_barriers=True)
+               shared_limit=shared_limit, warps=source.warps, says_barriers=True, together=source.together)
 
 
 def _described(param: Param, buffer: torch.Tensor, bindings: Mapping[str, int]) -> Descriptor:
@@ -78,10 +81,11 @@ def _described(param: Param, buffer: torch.Tensor, bindings: Mapping[str, int]) 
 
 
 def run(name: str, text: str, arguments: Mapping[str, Argument], programs: int, *, shared_limit: int = HOPPER_SHARED,
-        warps: int = 4, says_barriers: bool = False) -> Trace:
+        warps: int = 4, says_barriers: bool = False, together: int = 1) -> Trace:
     """Execute the kernel called `name` that `text` defines. Tensors are written in place.
 
     `arguments` are by the names of the kernel's parameters: a tensor is its pointer, a Descriptor its view by TMA, a number itself.
+    `together` CTAs with neighbouring numbers may wait for each other.
     """
     engine, function = _engine(), load_text(name, text)
     constant = {p.name for p in function.params if p.is_constexpr}
@@ -91,12 +95,13 @@ def run(name: str, text: str, arguments: Mapping[str, Argument], programs: int, 
         engine.begin(name, function.fn.__code__.co_filename, arguments, warps)
         engine.builder.set_grid_dim(programs, 1, 1)
         trace = Trace()
-        for program in range(programs):
-            engine.builder.set_grid_idx(program, 0, 0)
-            engine.cta = Cta(shared_limit, engine.where, says_barriers)
-            kernel(**bound)
-            engine.cta.finish()
-            trace = trace.then(engine.cta)
+        for first in range(0, programs, together):
+            group = range(first, min(first + together, programs))
+            engine.turns = Turns(len(group), engine.stuck)
+            ctas = [Cta(shared_limit, engine.where, says_barriers) for _ in group]
+            engine.turns.run([partial(engine.one, kernel, bound, p, cta) for p, cta in zip(group, ctas, strict=True)])
+            for cta in ctas:
+                trace = trace.then(cta)
     return trace
 
 
@@ -114,6 +119,7 @@ class _GluonEngine(_Engine):
         self.builder.__class__ = _checked(type(self.builder))
         self.builder.engine = self
         self.cta = Cta(0, self.where)
+        self.turns = Turns(1, RuntimeError)
         self.begin("", "", {}, 0)
         # A name may be reached through its module or be imported by itself: both find it by what it is.
         self._models = {getattr(module, name): model for module, models in self._modelled() for name, model in models.items()
@@ -124,6 +130,29 @@ class _GluonEngine(_Engine):
         self.kernel, self.filename, self.warps = name, filename, warps
         tensors = [a for a in arguments.values() if isinstance(a, torch.Tensor)]
         self.buffers = [(t.data_ptr(), t.data_ptr() + _extent(t)) for t in tensors]
+
+    def one(self, kernel: Callable, bound: Mapping[str, Any], program: int, cta: Cta) -> None:
+        """Run one CTA, from its first turn to its last."""
+        self.now(program, cta)
+        with np.errstate(all="ignore"):
+            kernel(**bound)
+        cta.finish()
+
+    def now(self, program: int, cta: Cta) -> None:
+        """It is this CTA's turn."""
+        self.program, self.cta = program, cta
+        self.builder.set_grid_idx(program, 0, 0)
+
+    def stuck(self) -> Exception:
+        """What is wrong where all CTAs of a group wait."""
+        return errors.NeverPublished(where=self.where(), count=self.turns.count)
+
+    def waits(self, words: np.ndarray) -> None:
+        """A CTA has read words that others write. Where one is still missing, it is another's turn."""
+        if not words.all():
+            mine = self.program, self.cta
+            self.turns.hand_over()
+            self.now(*mine)
 
     def bind(self, value: Argument) -> Any:
         """What a parameter is, as the kernel sees it."""
@@ -337,10 +366,14 @@ def _checked(builder: type) -> type:
     """The interpreter's builder, with every access to global memory held to the kernel's buffers."""
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
         _inside(self.engine, ptrs, mask, "read")
-        return builder.create_masked_load(self, ptrs, mask, *rest)  # type: ignore[attr-defined]
+        found = builder.create_masked_load(self, ptrs, mask, *rest)  # type: ignore[attr-defined]
+        if rest[-1]:  # volatile
+            self.engine.waits(found.data)
+        return found
 
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
         _inside(self.engine, ptrs, mask, "write")
+        self.engine.turns.happened()
         return builder.create_masked_store(self, ptrs, value, mask, *rest)  # type: ignore[attr-defined]
 
     checks = {"create_masked_load": create_masked_load, "create_masked_store": create_masked_store}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import tempfile
-import zlib
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import IO, TypeAlias
 
 import pytest
 import torch
 
-AT_ONCE = 3
-FEW = 1 << 25  # elements that every process may have on the card
+FREE = 1  # GiB that every process may have on the card unasked, about
+PLACE, PLACES = 8, 11  # GiB that are asked for at a time, and how many of them there are
+Room: TypeAlias = Callable[[float], AbstractContextManager[None]]
 # Of many kernels: begun last, they would run alone at the end.
 LONG = ("three_norms", "block_backward", "training_step", "group_norm", "qk_norm-backward", "small_suite", "many_steps")
 
@@ -49,42 +52,56 @@ def memory_given_back() -> Iterator[None]:
 
 
 @pytest.fixture
+def room() -> Room:
+    """Room on the card, in GiB, for as long as a part of a test needs it. Compiling needs none, and is better done before."""
+    return lambda gib: _taken(gib) if gib > FREE else nullcontext()
+
+
+@pytest.fixture
+def sizeable() -> Iterator[None]:
+    """Room for tests of which the card holds several at once."""
+    with _taken(PLACE):
+        yield
+
+
+@pytest.fixture
 def large() -> Iterator[None]:
-    """Tests that fill much of the card's memory run one at a time."""
-    with _locked("large"):
+    """Room for tests that fill much of the card."""
+    with _taken(3 * PLACE):
         yield
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-@pytest.fixture
-def sizeable(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of which the card holds a few at once, but none beside a large one."""
-    with _locked(f"sizeable-{zlib.crc32(request.node.name.encode()) % AT_ONCE}"), _locked("large", fcntl.LOCK_SH):
-        yield
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-@pytest.fixture
-def room(request: pytest.FixtureRequest) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
-    """Room for a part of a test: what has few elements needs none, the rest takes turns as sizeable tests do."""
-
-    @contextmanager
-    def taken(elements: int) -> Iterator[None]:
-        if elements <= FEW:
-            yield
-            return
-        with _locked(f"sizeable-{zlib.crc32(request.node.name.encode()) % AT_ONCE}"), _locked("large", fcntl.LOCK_SH):
-            yield
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-
-    yield taken
 
 
 @contextmanager
-def _locked(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    with (Path(tempfile.gettempdir()) / f"onepass-{name}-tests.lock").open("w") as lock:
-        fcntl.flock(lock, kind)
+def _taken(gib: float) -> Iterator[None]:
+    """As many places as hold that much. One process waits for places at a time: who needs many gets them before later ones do."""
+    with ExitStack() as held:
+        with _locked("queue"):
+            for _ in range(min(PLACES, math.ceil(gib / PLACE))):
+                held.enter_context(_free_place())
         yield
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _free_place() -> IO[str]:
+    """A place that nobody has; it is taken until it is closed."""
+    while True:
+        for k in range(PLACES):
+            place = _opened(f"place-{k}")
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return place
+            except BlockingIOError:
+                place.close()
+        time.sleep(0.05)
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    with _opened(name) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _opened(name: str) -> IO[str]:
+    return (Path(tempfile.gettempdir()) / f"onepass-{name}-tests.lock").open("w")

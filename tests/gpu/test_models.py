@@ -8,11 +8,13 @@ import torch._dynamo
 
 import onepass
 from onepass.integration import journal
+from tests.gpu.conftest import Room
 from tests.models import ZOO, Example
 from tests.training import assert_as_right_as_eager
 
 # Routing picks by comparing values, and another rounding may pick otherwise.
 NAMES = [name for name, maker in ZOO.items() if not maker.routed]
+LARGE = {"llama": 32, "qwen3": 32, "gemma3": 24}  # GiB, most of it for float64 copies and gradients
 FEW = {"layers": 2, "batch": 2, "length": 256, "rows": 2048}  # or the float64 step alone would fill the card
 
 
@@ -33,9 +35,10 @@ def fresh() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_training_step(name: str, sizeable: None) -> None:
-    example, autocast = made(name)
-    assert_as_right_as_eager(torch.compile(example.module, backend=onepass.backend), example, autocast)
+def test_a_training_step(name: str, room: Room) -> None:
+    with room(LARGE.get(name, 8)):
+        example, autocast = made(name)
+        assert_as_right_as_eager(torch.compile(example.module, backend=onepass.backend), example, autocast)
     seen = journal.snapshot()
     assert any(graph.regions for graph in seen.graphs) and not seen.fallbacks
 

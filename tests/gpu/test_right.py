@@ -104,26 +104,22 @@ def test_no_rows(case: Case) -> None:
 # ---- where another compiler's mix-order fusion went wrong, and its test list, at full size ---------------------------------
 
 
-@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("rows", [32768, 32769, 32770, 32771])
 def test_rows_past_the_end_add_nothing(rows: int) -> None:
     right(onepass.fuse(one_more), one_more, lambda seed: (randoms(seed, (rows, 512), device="cuda"),))
 
 
-@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_the_row_after_the_last_is_not_read(dtype: torch.dtype) -> None:
     make = lambda seed: (poison_row(seed, 33791, 768, dtype, "cuda"),)  # noqa: E731
     right(onepass.fuse(row_and_column_sums), row_and_column_sums, make)
 
 
-@pytest.mark.usefixtures("large")
 def test_outputs_that_are_slices_of_a_concatenation() -> None:
     make = lambda seed: randoms(seed, (32768, 768), (32768, 768), device="cuda")  # noqa: E731
     right(onepass.fuse(concatenated), concatenated, make)
 
 
-@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_chained_modulated_layer_norms_that_share_scale_and_shift(dtype: torch.dtype) -> None:
     shapes = ((8, 4096, 768), (8, 4096, 768), (8, 1, 768), (8, 1, 768))
@@ -134,7 +130,6 @@ def test_chained_modulated_layer_norms_that_share_scale_and_shift(dtype: torch.d
 LISTED = [pytest.param(name, dtype, id=f"{name}-{short(dtype)}") for name, listed in LIST.items() for dtype in listed.dtypes]
 
 
-@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("name,dtype", LISTED)
 def test_listed(name: str, dtype: torch.dtype) -> None:
     listed = LIST[name]

@@ -1,0 +1,163 @@
+"""Steps -> Gluon source, for kernels that park rows and gather over them, where several CTAs take every row together.
+
+A CTA has a part of the columns: of every row in its ring, of the gathered states in its registers. What the first walk over a row
+reduces is then a state of a part. CTAs that share rows exchange those through global memory: each has a word for every state of
+every row, in memory that is 0 at the launch, and puts 32 bits of state and a flag into it by one store. All read the words of all,
+their own too, and join them in one order, so that they come to the same bits. `volatile` keeps the compiler from reading once for
+ever; no fence is needed, for a word is all that is exchanged.
+
+Words take their time through L2, and so rows overlap: in a row's turn a CTA looks at the row's words, walks over the next row for
+the first time and publishes what it reduced there, and only then waits for what is still missing of the row itself. So two rows are
+in the ring at once, and a third is on its way where there is a place for it.
+
+A CTA waits only for those of its own group, which have neighbouring numbers. Cards start CTAs in the order of their numbers: whom a
+CTA waits for is running, or is started before any later group. Groups wait for no other group. So there is an end as long as a card
+has room for one group, also beside other kernels; that all groups are there at once only makes it fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.expr import I64
+from ..ir.monoid import State
+from ..ir.program import Buffer
+from ..ir.size import Bindings, mul
+from ..plan.kernel import Kernel
+from ..plan.parked import wanted, words
+from ..plan.schedule import Schedule
+from .folds import Running
+from .gluon import LATER, Names
+from .gluon_mixed import Mixed
+from .source import GridDim, Source
+from .spots import Spot
+from .values import Env
+
+
+def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
+    """The source of one kernel whose rows several CTAs share; `wide` makes it count elements in 64 bits."""
+    assert schedule.gathers and wanted(kernel) <= schedule.parked and schedule.shared > 1
+    return _Shared(kernel, schedule, bindings, name, wide).source()
+
+
+NEXT = "_next"  # marks names of the row that is walked before its turn
+
+
+class _Shared(Mixed):
+    own = ("mine", "row_next", "r_next", "r_at_next", "slot_next", "place_next", "publish", "published")
+
+    def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
+        super().__init__(kernel, schedule, bindings, name, wide)
+        assert self.slots > 1, "two rows are there at once"
+        assert not self.cols.rest and self.extent == schedule.shared * self.cols.width * self.cols.count
+        assert len(self.steps.walks) == 2 and not self.steps.row_folds and not self.steps.trailing
+        self.words = words(kernel)  # of one CTA, for one row
+        self.running: dict[int, Running] = {}  # what is reduced along rows
+
+    def _cleared(self) -> tuple[Buffer, ...]:
+        count = mul(self.rows, self.schedule.shared * words(self.kernel))
+        return (Buffer(f"boxes of {self.name}", I64, "temp", (count,), (1,)),)
+
+    def _grid(self) -> tuple[GridDim, ...]:
+        return (GridDim(self.split * self.schedule.shared),)
+
+    def _part(self) -> None:
+        self.w.line(f"part = gl.program_id(0) // {self.schedule.shared}")  # a group is what leaves one partial result
+        self.w.line(f"mine = gl.program_id(0) % {self.schedule.shared}")
+
+    def _first_column(self) -> str:
+        return f"mine * {self.extent // self.schedule.shared} + "
+
+    def _where(self, names: Names, taken: tuple[int, ...], along: str) -> str:
+        assert len(taken) == 3
+        before = f"mine * {self.extent // self.schedule.shared // taken[-1]}"
+        return super()._where(names, taken, before if along == "0" else f"{before} + {along}")
+
+    # ---- rows ----------------------------------------------------------------------------------------------------------
+
+    def _before_rows(self, env: Env) -> None:
+        self._first_walk("part", "turn", env)
+
+    def _first_walk(self, row: str, turn: str, outside: Env) -> None:
+        """Walk over a row before its turn, if there is such a row, and publish what it gives. Nothing else is left of it."""
+        w, values, walk, env = self.w, self.values, self.steps.walks[0], dict(outside)
+        values.walk, values.row, values.slot, values.place = 0, "r_next", "slot_next", "place_next"
+        with w.block(f"if {row} < row_count"):
+            w.line(f"row_next = {row}")
+            values.zeros("zero & (row_next + {})", range(1), self.steps.hoisted)
+            w.line(f"slot_next = {turn} % {self.slots}")
+            if self.cols.count > 1:
+                w.line(f"place_next = slot_next * {self.cols.count}")
+            at = self._name_row(NEXT)
+            for i in walk.uniform:
+                values.node(i, at, env)
+            w.line(f"mbarrier.wait(ready.index(slot_next), {turn} // {self.slots} & 1)")
+            w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
+            self._walk(walk, env, [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(walk)], waits=True, drains=False)
+        values.row, values.slot, values.place = "r", "slot", "place"
+
+    def _name_row(self, tag: str) -> Spot:
+        """Name where a row is, for what follows of it."""
+        self.w.line(f"r{tag} = row{tag}.to(gl.int64)" if self.wide else f"r{tag} = row{tag}")
+        self.w.line(f"r_at{tag} = r{tag} + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
+        return Spot(row=f"r_at{tag}")
+
+    def _row(self, outside: Env) -> None:
+        w, (first, last), env = self.w, self.steps.walks, dict(outside)
+        self.values.zeros("zero & (row + {})", range(1, 2), self.steps.hoisted)
+        self._row_place()
+        at = self._name_row("")
+        for i in first.uniform:
+            self.values.node(i, at, env)
+        seen = self._look()
+        self._first_walk(f"row + {self.split}", "(turn + 1)", outside)
+        self._await(seen)
+        self._join(seen, at)
+        self.values.walk = 1
+        for i in last.uniform:
+            self.values.node(i, at, env)
+        self._walk(last, env, [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(last)], waits=False, drains=False)
+        self._release()
+        self._fill(LATER, f"row + {self.slots * self.split}")
+        w.line("turn += 1")
+
+    # ---- what is exchanged ---------------------------------------------------------------------------------------------
+
+    def _finish(self, running: dict[int, Running], spot: Spot) -> None:
+        """After the first walk: publish what this part of the row gives."""
+        if self.values.walk:
+            super()._finish(running, spot)
+            return
+        self.running = running
+        states = [component for state in running.values() for component in self.folds.total(state, spot)]
+        assert len(states) == self.words
+        for k, component in enumerate(states):
+            self.w.line(f"publish({self.boxes}, r_next * {self._each()} + (mine * {self.words} + {k}), {component})")
+
+    def _each(self) -> int:
+        """Words of a row."""
+        return self.schedule.shared * self.words
+
+    def _look(self) -> list[tuple[str, str]]:
+        """Read the words of this turn's row, which may be there by now: names, and the text that reads each."""
+        texts = [f"gl.load({self.boxes} + (r * {self._each()} + {k}), volatile=True)" for k in range(self._each())]
+        return [(self.values.assign(f"word{k}", text), text) for k, text in enumerate(texts)]
+
+    def _await(self, seen: list[tuple[str, str]]) -> None:
+        """Read them again until none is missing."""
+        with self.w.block("while " + " | ".join(f"({name} == 0)" for name, _ in seen)):
+            for name, text in seen:
+                self.w.line(f"{name} = {text}")
+
+    def _join(self, seen: list[tuple[str, str]], at: Spot) -> None:
+        """Read out what all parts of the row give together."""
+        first = 0
+        for state in self.running.values():
+            parts: list[State] = []
+            dtypes = state.monoid.state_dtypes(state.dtype)
+            for p in range(self.schedule.shared):
+                here = seen[p * self.words + first:]
+                parts.append(tuple(self.values.assign(f"part{p}", f"published({name}, gl.{dtype.kernel})")
+                                   for (name, _), dtype in zip(here, dtypes)))
+            self.folds.leave(state, at, self.folds.joined(state, parts))
+            first += len(dtypes)
