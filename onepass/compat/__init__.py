@@ -58,6 +58,7 @@ from .kernels import (
     triton_interpreter,
     triton_launcher,
     triton_pair,
+    triton_stub,
     triton_toolchain,
     triton_usage,
     triton_used,

@@ -147,6 +147,18 @@ def triton_launcher(kernel: Any) -> Callable[..., None]:
     return launch
 
 
+def triton_stub(kernel: Any) -> None:
+    """Have the C function that launches a compiled kernel in Triton's cache, so that loading it need not wait for a C compiler.
+
+    Triton 3.6 compiles one for every list of argument types; later ones have one for all. Without a driver to link with there is
+    nothing to launch, so no trouble is any.
+    """
+    with suppress(Exception):
+        driver = importlib.import_module("triton.backends.nvidia.driver")
+        if hasattr(driver, "make_launcher"):
+            driver.CudaLauncher(kernel.src, kernel.metadata)
+
+
 def is_out_of_resources(error: Exception) -> bool:
     """Did a compiled kernel ask for more than the card has?"""
     return isinstance(error, importlib.import_module("triton.runtime.errors").OutOfResources)

@@ -326,6 +326,22 @@ def test_spills_are_seen_and_placed() -> None:
     assert looped.spill_bytes > 0 and looped.spills_in_loop
 
 
+def test_a_worker_leaves_what_launches_a_kernel_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Triton compiles that for every signature; with no driver to link with, there is nothing to launch."""
+    asked = []
+    kernel = SimpleNamespace(src="types", metadata="more")
+    driver = SimpleNamespace(make_launcher=None, CudaLauncher=lambda *of: asked.append(of))
+    monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", driver)
+    compat.triton_stub(kernel)
+    assert asked == [("types", "more")]
+    driver.CudaLauncher = lambda *of: 1 / 0
+    compat.triton_stub(kernel)
+    del driver.make_launcher
+    driver.CudaLauncher = lambda *of: asked.append(of)
+    compat.triton_stub(kernel)
+    assert len(asked) == 1
+
+
 def test_where_the_assembler_cannot_run_all_local_memory_counts_as_spills(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = SimpleNamespace(asm={"cubin": b"", "ptx": ".target sm_90a\n"})
     monkeypatch.setattr(launch, "_prepared", lambda work, device: SimpleNamespace(_kernel=loaded))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,6 +120,23 @@ def test_a_device_that_is_not_current() -> None:
     with torch.cuda.device(0):
         call(launcher, x, y, out)
     assert torch.equal(out, x + y)
+
+
+def test_loading_what_a_worker_compiled_starts_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch.prepare(vector_add(), 0, ALL)  # the first in a process has Triton compile what it asks the driver with
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
+    source = replace(vector_add(), name="added", text=TEXT.replace("vector_add", "added"))
+    offline.compile(source, card.present(), ALL)
+    monkeypatch.setattr(subprocess, "Popen", _no_compiler)
+    launcher = launch.prepare(source, 0, ALL)
+    monkeypatch.undo()
+    x, y, out = (torch.randn(5000, device="cuda") for _ in range(3))
+    call(launcher, x, y, out)
+    assert torch.equal(out, x + y)
+
+
+def _no_compiler(*args: object, **kwargs: object) -> None:
+    raise AssertionError(f"started: {args[0]}")
 
 
 def test_failure_is_an_error_of_ours() -> None:
