@@ -207,8 +207,6 @@ class _Shared:
                 why = "too little memory is free on the card" if isinstance(error, torch.OutOfMemoryError) else error
                 _LOG.warning("%s: plans cannot be timed (%s); the default plan is used", name, why)
                 return default
-            finally:
-                torch.cuda.empty_cache()  # scratch tensors are of no use to anybody else
         _LOG.info("%s: %s", name, tune.said(made))
         if store:
             store.save(_key(self.program, variant), made)

@@ -37,11 +37,12 @@ from .providers import Prepared, is_ours, provide, wanted
 from .regret import Tried, begin, regret
 from .results import Anchor, Result, Row, Run, load, save
 from .suites import Job, Suite
-from .timing import Clock, Timed, anchor_bytes, anchor_calls, copies_for
+from .timing import Clock, Timed, anchor_bytes, anchor_calls, copies_for, hold
 from .verdict import SLACK, Judge
 from .warm import is_slow, warm
 
 ANCHOR_RUNS = 8
+COPIES = 12  # of a workload's inputs and outputs, about, that checking against float64 and timing take
 ERROR_TEXT = 300  # characters of a failure that are kept
 
 
@@ -184,6 +185,8 @@ class _Session:
         self._tried: dict[str, tuple[Tried, ...]] = {}
         self._compile(jobs)
         self._warm(jobs)
+        if place.where.type == "cuda":
+            hold(COPIES * max(job.floor_bytes for job in jobs), place.where)
         self.clock = make_clock()
 
     def _compile(self, jobs: Sequence[Job]) -> None:
@@ -228,7 +231,6 @@ class _Session:
     def measured(self, run: Run, job: Job) -> Run:
         """A run with one more workload: its row, and its regret where that was asked for."""
         torch.compiler.reset()
-        torch.cuda.empty_cache()
         with torch.no_grad():
             inputs = job.inputs(self.clock.device)
             row = row_of(run, job)
@@ -268,7 +270,6 @@ class _Session:
             else:
                 ready[name] = prepared
         del judge
-        torch.cuda.empty_cache()
         results |= self._timed(job, inputs, ready)
         floor_us = job.floor_bytes / self.place.device.bandwidth
         ordered = {name: results[name] for name in wanted(self.options.providers, job)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
+import torch
 
 from onepass.device import device
 from onepass.errors import NotMeasured
@@ -103,6 +104,15 @@ def test_every_call_takes_its_turn_and_nobody_is_always_second() -> None:
 def test_anchors_span_the_floors_of_a_suite() -> None:
     assert anchor_bytes([100, 40 << 20]) == (1 << 20, 1 << 22, 1 << 24, 1 << 25)
     assert anchor_bytes([1 << 40])[-1] == 1 << 32 and anchor_bytes([]) == ()
+
+
+def test_memory_is_held_but_never_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (1000, 2000))
+    monkeypatch.setattr(torch, "empty", lambda size, **how: asked.append((size, how["device"].type)))
+    for wanted in (300, 3000):
+        timing.hold(wanted, torch.device("cuda"))
+    assert asked == [(300, "cuda"), (500, "cuda")]
 
 
 def test_graphs_rotate_over_more_than_a_cache_or_are_not_used() -> None:

@@ -201,7 +201,6 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     monkeypatch.setattr(engine, "prepare", prepare)
     monkeypatch.setattr(executable, "prepare", prepare)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: PROPERTIES)
     monkeypatch.setattr(tune, "OnCard", OnNoCard)
     OnNoCard.seen, OnNoCard.error = [], None
