@@ -150,8 +150,8 @@ def triton_launcher(kernel: Any) -> Callable[..., None]:
 def triton_stub(kernel: Any) -> None:
     """Have the C function that launches a compiled kernel in Triton's cache, so that loading it need not wait for a C compiler.
 
-    Triton 3.6 compiles one for every list of argument types; later ones have one for all. Without a driver to link with there is
-    nothing to launch, so no trouble is any.
+    Triton 3.6 compiles one for every list of argument types; later ones have one for all. It may fail, as it does without a driver
+    to link with: then whoever loads the kernel has it compiled, or tells.
     """
     with suppress(Exception):
         driver = importlib.import_module("triton.backends.nvidia.driver")

@@ -132,9 +132,8 @@ _MARK_SOURCE = Source(
 def hold(wanted: int, where: torch.device) -> None:
     """Take so many bytes from the driver, or half of what is free, and leave them to torch's allocator for good.
 
-    What is given back to the driver and taken again may be scattered over a card's memory, and then every kernel is slower: of a
-    copy of 0.8 GB by torch, 424 us instead of 381 on an H200, at the same addresses. A program that trains or serves gives
-    nothing back either.
+    What is given back to the driver and taken again may be slower for every kernel: H200, `torch.neg` of 0.8 GB takes 424 us
+    instead of 381 then, at the same addresses. A program that trains or serves gives nothing back either.
     """
     free, _ = torch.cuda.mem_get_info(where)
     torch.empty(min(wanted, free // 2), dtype=torch.uint8, device=where)
