@@ -150,10 +150,10 @@ def _mixed_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
 
 
 def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
-    """The same where several CTAs take a row together, for rows of which one has no room for two.
+    """The same where several CTAs take a row together.
 
-    What one CTA has room for is better left to it: H200, RMSNorm backward of 8192 x 16384 takes 205 us, and 208 to 240 where two
-    CTAs share a row. Of parts, few and wide ones are best: 8192 x 32768 by two CTAs a row 401, by four 428 (hand-written kernels).
+    Of parts, few and wide ones are best: H200, RMSNorm backward of 8192 x 32768 by two CTAs a row 401 us, by four 428 (hand-written
+    kernels).
     """
     cols, twice, able = _static_cols(kernel), wanted(kernel), frozenset(parkable(kernel))
     if device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
@@ -166,8 +166,6 @@ def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
         for share, warps, vectors in product((2, 4, 8), (8, 16), (1, 2, 4)):
             part, width = cols // share, 32 * warps * vec * vectors
             if part < LEAST_PART or cols % share or part % width or part // width > MOST_TILES:
-                continue
-            if shared_bytes(element, cut(cols, width, width), 2, exchange, warps) <= device.smem_per_cta:
                 continue
             covered = Cover((width,) * (part // width))
             for slots in range(2, MOST_SLOTS + 1):

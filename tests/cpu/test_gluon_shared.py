@@ -278,13 +278,13 @@ def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[S
     (32768, BF16, 8192, {2, 4, 8}),
     (65536, BF16, 4096, {4, 8}),  # of halves, two rows do not fit
     (131072, BF16, 4096, {8}),
-    (16384, BF16, 8192, set()),  # a CTA has room for three rows
+    (16384, BF16, 8192, {2, 4}),  # a CTA has room for three rows: the cost decides
     (16384, F32, 8192, {2, 4}),  # a part is at least 4096 columns
     (32776, BF16, 8192, set()),  # parts are whole chunks
     (32768, BF16, 80, {8}),  # a group wants a few rows
     (32768, BF16, 60, set()),
 ])
-def test_rows_are_shared_where_one_cta_has_no_room_for_two(cols: int, dtype: torch.dtype, rows: int, shares: set[int]) -> None:
+def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares: set[int]) -> None:
     found = offered(rms_norm_backward, given(rms_norm_backward, cols, dtype, rows))
     assert {s.shared for s in found} == shares
     for each in found:
@@ -321,7 +321,8 @@ def test_what_can_be_shared(fn: Callable, may: bool) -> None:
 @pytest.mark.parametrize(("fn", "rows", "cols", "share"), [
     (rms_norm_backward, 8192, 32768, 2), (rms_norm_backward, 4096, 65536, 4), (layer_norm_backward, 8192, 32768, 2),
     (rms_norm_backward, 24 * 132, 32768, 2),  # what 8192 rows are planned as
-    (rms_norm_backward, 8192, 16384, 1), (layer_norm_backward, 8192, 16384, 1), (layer_norm_backward, 8192, 8192, 1),
+    (rms_norm_backward, 8192, 16384, 1), (layer_norm_backward, 8192, 8192, 1),
+    (layer_norm_backward, 8192, 16384, 2),  # two states a column: alone, a CTA has no registers left for a second one on its SM
 ])
 def test_default_plans(fn: Callable, rows: int, cols: int, share: int) -> None:
     program, _, bindings = program_of(fn, *given(fn, cols, rows=rows))
@@ -330,7 +331,8 @@ def test_default_plans(fn: Callable, rows: int, cols: int, share: int) -> None:
     assert first.schedule.shared == share
     if share > 1:
         assert len(chosen_plan.kernels) == 2, "one kernel, and the join of its partial results"
-        assert first.schedule.warps == 8 and first.schedule.stages == 3 and first.resources.ctas_per_sm == 1
+        assert first.schedule.warps == 8 and first.schedule.stages == 3
+        assert first.resources.ctas_per_sm == (1 if cols > 16384 else 2)
 
 
 def test_of_equal_plans_the_one_that_shares_no_rows() -> None:
