@@ -260,7 +260,7 @@ def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> C
     memory = max(turns * cycle + l2 / device.l2_bandwidth, t.once / device.bandwidth * uneven)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     issue = turns * here * work if schedule.shared > 1 else issue * even
-    shared = _l1(t, schedule, device, sms) + t.full_in * _walks(kernel) / (L1_RATE * sms * device.clock)
+    shared = _l1(t, schedule, device, sms) + t.full_in * kernel.full_walks / (L1_RATE * sms * device.clock)
     first = device.latency + row / share
     us = RAMP + first + _together(memory, issue, special * even, shared) + LAST_STORES + spilled / device.bandwidth
     us += CLEARING if schedule.shared > 1 else 0.0
@@ -317,7 +317,7 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     partials = 8.0 * max(t.outer_states, t.inner) * schedule.splits * length if schedule.splits > 1 else 0.0
     vectors = VECTOR_SHARE * t.vectors * (row_blocks if over_cols else 0)
     # TMA brings rows of 64 bytes as well as longer ones; loads want whole lines.
-    wanted = (64 if schedule.parked else 128) * _full_loads(kernel)
+    wanted = (64 if schedule.parked else 128) * kernel.full_loads
     narrow = min(1.0, tile.width * t.unit / wanted) if isinstance(schedule.cols, Block) else 1.0
     rate = _rate(in_flight, device) * narrow * min(1.0, 1.15 * sms / device.sms)
     # What is read again comes from L2 while other CTAs' rows come from DRAM.
@@ -338,15 +338,6 @@ def _between_rows(kernel: Kernel, schedule: Schedule, t: Traffic) -> float:
     return TURNAROUND + AND_MERGES * t.merged + (AND_EDGES if schedule.lead else 0.0) if kernel.folds else 0.0
 
 
-def _full_loads(kernel: Kernel) -> int:
-    return max(1, sum(1 for i in kernel.program.of(Load) if kernel.is_full[i]))
-
-
-def _walks(kernel: Kernel) -> int:
-    """Passes that read something full-size; what comes after the last reduction may be thin."""
-    return len({p for i in kernel.program.of(Load) if kernel.is_full[i] for p in kernel.use_phases(i)}) or 1
-
-
 def _walk_time(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> float:
     """What one CTA's walks take when nothing else is in their way."""
     tile = tile_of(schedule)
@@ -362,7 +353,7 @@ def _walk_time(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -
     across = max(1.0, schedule.warps / tile.height) if isinstance(schedule.cols, Loop) else schedule.warps
     wait = device.latency * PER_TURN if schedule.stages == 1 else 0.0
     fill = tile.height * tile.width * t.unit / (FILL_RATE * device.clock)
-    return _walks(kernel) * (turns * max(wait, fill) + device.latency) + (turns * merges + folds) * _reduction_time(across)
+    return kernel.full_walks * (turns * max(wait, fill) + device.latency) + (turns * merges + folds) * _reduction_time(across)
 
 
 def _merges(kernel: Kernel, schedule: Schedule) -> int:
