@@ -136,10 +136,10 @@ def triton_tools(target: int) -> dict[str, str | None]:
 
 def take_tools(target: int, assembler: str, version: str, libdevice: str | None) -> None:
     """Compile for sm_`target` as a process does whose tools these are, from now on."""
-    os.environ["TRITON_PTXAS_BLACKWELL_PATH" if target >= 100 else "TRITON_PTXAS_PATH"] = assembler
     nvidia: Any = importlib.import_module("triton.backends.nvidia.compiler")
     nvidia.get_ptxas_version = lambda *_: version
-    vars(triton("compile kernels").knobs.nvidia)["libdevice_path"] = libdevice
+    vars(triton("compile kernels").knobs.nvidia).update(
+        {"ptxas_blackwell" if target >= 100 else "ptxas": assembler, "libdevice_path": libdevice})
 
 
 def cuobjdump() -> str:
