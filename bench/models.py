@@ -4,6 +4,9 @@
 
 Kernel time is the sum of CUDA kernel durations of one step, from the profiler. Both compilers run in this process, each from empty
 caches of its own, and are then measured in turns. `--graphs` adds step times under mode="reduce-overhead".
+
+A card at its power limit changes its clocks by some percent from step to step, more than a model of large matmuls can gain. So
+kernels are timed in steps that follow a rest, while step times are those of steps in a row, as in training.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ import onepass
 from onepass.tools.timing import hold
 from tests.models import ZOO, Example
 
-ROUNDS = 5
+ROUNDS = 8
+REST = 0.5  # seconds
 HELD = 64 << 30  # bytes: two models at once, with what their steps take
 # Kernels of matmul and attention, by what their names begin with or hold: neither compiler makes them.
 OTHERS = ("nvjet", "gemm", "cutlass", "cublas", "flash", "fmha", "sdpa", "cudnn", "splitK", "xmma")
@@ -71,6 +75,7 @@ class Measured:
     loss: float
     graphs_step_ms: float | None = None
     graphs_kernel_ms: float | None = None
+    kernel_ms_by_round: tuple[float, ...] = ()
     slowest: tuple[tuple[str, int, float], ...] = ()  # kernels outside matmul and attention: name, calls, ms
 
 
@@ -103,14 +108,14 @@ def ready(setup: Setup, backend: Any) -> Ready:
 
 
 def measured(setup: Setup, compiled: dict[str, Ready]) -> dict[str, Measured]:
-    """Kernel and step times of each, in turns: a card that gets warm slows down everybody."""
+    """Kernel and step times of each, in turns: a card that gets warm slows down everybody, and whoever comes next."""
     profiles: dict[str, list[tuple[Counter[str], Counter[str]]]] = {name: [] for name in compiled}
     times: dict[str, list[float]] = {name: [] for name in compiled}
     for turn in range(ROUNDS):
         for name in list(compiled)[:: 1 if turn % 2 else -1]:
-            compiled[name].step()
-            profiles[name].append(_kernels(compiled[name].step))
             times[name] += _step_times(compiled[name].step)
+            time.sleep(REST)
+            profiles[name].append(_kernels(compiled[name].step))
     return {name: _summed_up(setup, each, profiles[name], statistics.median(times[name])) for name, each in compiled.items()}
 
 
@@ -120,7 +125,8 @@ def _summed_up(setup: Setup, each: Ready, profiles: list[tuple[Counter[str], Cou
     outside = {name: ms for name, ms in spent.items() if not any(o in name for o in OTHERS)}
     slowest = sorted(((name[:80], calls[name], round(ms, 4)) for name, ms in outside.items()), key=lambda row: -row[2])[:30]
     return Measured(sum(spent.values()), sum(outside.values()), sum(calls.values()), step_ms, setup.tokens / step_ms * 1e3,
-                    each.peak_gib, each.compile_s, each.loss, slowest=tuple(slowest))
+                    each.peak_gib, each.compile_s, each.loss, slowest=tuple(slowest),
+                    kernel_ms_by_round=tuple(round(sum(p[1].values()), 3) for p in profiles))
 
 
 def _example(setup: Setup) -> Example:
@@ -149,16 +155,16 @@ def _kernels(step: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
     return calls, spent
 
 
-def _step_times(step: Callable[[], Any], count: int = 4) -> list[float]:
-    """Steps, each waited for, in ms; what the host takes is in them."""
+def _step_times(step: Callable[[], Any]) -> list[float]:
+    """Steps in a row, each waited for, in ms; what the host takes is in them. The first ones still feel what ran before."""
     times = []
-    for _ in range(count):
+    for _ in range(6):
         torch.cuda.synchronize()
         began = time.perf_counter()
         step()
         torch.cuda.synchronize()
         times.append((time.perf_counter() - began) * 1e3)
-    return times
+    return times[2:]
 
 
 def under_graphs(setup: Setup, backends: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -169,7 +175,7 @@ def under_graphs(setup: Setup, backends: dict[str, Any]) -> dict[str, tuple[floa
     runs = {name: torch.compile(examples[name].module, backend=backends[name], mode="reduce-overhead") for name in backends}
     times: dict[str, list[float]] = {name: [] for name in backends}
     kernels: dict[str, list[float]] = {name: [] for name in backends}
-    for turn in range(ROUNDS - 1):
+    for turn in range(ROUNDS // 2):
         for name in list(backends)[:: 1 if turn % 2 else -1]:
 
             def step(name: str = name) -> None:
@@ -178,6 +184,7 @@ def under_graphs(setup: Setup, backends: dict[str, Any]) -> dict[str, tuple[floa
 
             _step_times(step)
             times[name] += _step_times(step)
+            time.sleep(REST)
             kernels[name].append(sum(_kernels(step)[1].values()))
             examples[name].module.zero_grad(set_to_none=True)
     return {name: (statistics.median(times[name]), statistics.median(kernels[name])) for name in backends}
@@ -230,7 +237,7 @@ def main() -> None:
         rows = compare(SETUPS[name], given.graphs)
         results["models"][name] = {"setup": asdict(SETUPS[name]), **here, **rows}
         for compiler, row in rows.items():
-            shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items() if k != "slowest"}
+            shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items() if not isinstance(v, (list, tuple))}
             print(name, compiler, shown, flush=True)
         given.out.write_text(json.dumps(results, indent=1) + "\n")
 

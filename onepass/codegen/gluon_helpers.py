@@ -69,10 +69,11 @@ def fast_erf(x):
     "publish": '''
 @gluon.jit
 def publish(boxes_ptr, at, state):
-    """Put 32 bits of state into a word of their own. The flag beside them is written by the same store, so no fence is needed."""
+    """Put 32 bits of state into a word of their own, with the flag beside them, so no fence is needed. Who waits reads meanwhile:
+    that is defined for atomic writes only."""
     one = gl.max(gl.max(state.to(gl.int32, bitcast=True), axis=1), axis=0)  # of [1, 1]: as a tensor, each lane would be stored
     bits = one.to(gl.int64) & 0xFFFFFFFF
-    gl.store(boxes_ptr + at, bits | 0x100000000)
+    gl.atomic_xchg(boxes_ptr + at, bits | 0x100000000, sem="relaxed", scope="gpu")
 ''',
     "published": '''
 @gluon.jit

@@ -52,6 +52,7 @@ from .kernels import (
     gluon_language,
     is_out_of_resources,
     ptxas,
+    take_tools,
     triton,
     triton_compile,
     triton_files,
@@ -60,6 +61,7 @@ from .kernels import (
     triton_pair,
     triton_stub,
     triton_toolchain,
+    triton_tools,
     triton_usage,
     triton_used,
 )

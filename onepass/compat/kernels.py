@@ -123,6 +123,25 @@ def triton_toolchain(target: int) -> str:
     return f"{backend.hash()} {sorted(heeded().items())}"
 
 
+def triton_tools(target: int) -> dict[str, str | None]:
+    """What this process compiles with for sm_`target`. A worker given this files its kernels where this process looks for them.
+
+    Inductor points Triton to an assembler of its own when it first compiles, by a variable that processes started later inherit;
+    Triton asks for the assembler's version, a part of every kernel's key, once, and that may have been before.
+    """
+    nvidia = importlib.import_module("triton.backends.nvidia.compiler")
+    return {"assembler": nvidia.get_ptxas(target).path, "version": nvidia.get_ptxas_version(target),
+            "libdevice": triton("compile kernels").knobs.nvidia.libdevice_path}
+
+
+def take_tools(target: int, assembler: str, version: str, libdevice: str | None) -> None:
+    """Compile for sm_`target` as a process does whose tools these are, from now on."""
+    nvidia: Any = importlib.import_module("triton.backends.nvidia.compiler")
+    nvidia.get_ptxas_version = lambda *_: version
+    vars(triton("compile kernels").knobs.nvidia).update(
+        {"ptxas_blackwell" if target >= 100 else "ptxas": assembler, "libdevice_path": libdevice})
+
+
 def cuobjdump() -> str:
     """The path of the cubin reader in Triton's wheel."""
     return str(triton("read compiled kernels").knobs.nvidia.cuobjdump.path)

@@ -150,10 +150,10 @@ def _mixed_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
 
 
 def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
-    """The same where several CTAs take a row together, for rows of which one has no room for two.
+    """The same where several CTAs take a row together.
 
-    What one CTA has room for is better left to it: H200, RMSNorm backward of 8192 x 16384 takes 205 us, and 208 to 240 where two
-    CTAs share a row. Of parts, few and wide ones are best: 8192 x 32768 by two CTAs a row 401, by four 428 (hand-written kernels).
+    Of parts, few and wide ones are best: H200, RMSNorm backward of 8192 x 32768 by two CTAs a row 401 us, by four 428 (hand-written
+    kernels).
     """
     cols, twice, able = _static_cols(kernel), wanted(kernel), frozenset(parkable(kernel))
     if device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
@@ -166,8 +166,6 @@ def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
         for share, warps, vectors in product((2, 4, 8), (8, 16), (1, 2, 4)):
             part, width = cols // share, 32 * warps * vec * vectors
             if part < LEAST_PART or cols % share or part % width or part // width > MOST_TILES:
-                continue
-            if shared_bytes(element, cut(cols, width, width), 2, exchange, warps) <= device.smem_per_cta:
                 continue
             covered = Cover((width,) * (part // width))
             for slots in range(2, MOST_SLOTS + 1):
@@ -310,7 +308,7 @@ def _outer_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
     able = frozenset(tileable(kernel))
     if device.capability < HAS_TMA or not able or _is_near(kernel):
         return
-    vec, exchange = widest_vector(kernel), exchanged(kernel, down=True)
+    vec, exchange, may = widest_vector(kernel), exchanged(kernel, down=True), may_split(kernel, Family.OUTER)
     sizes = [kernel.program.dtypes[i].size for i in able]
     least = LEAST_LINE // min(sizes)
     most = max(least, power_of_two(t.cols))
@@ -327,7 +325,7 @@ def _outer_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
                         break
                     here = min(MOST_HERE, device.smem_per_sm // (smem + device.smem_reserve))
                     if here * smem >= device.bytes_in_flight:  # or nothing is gained
-                        yield from _shared_by(one, sorted({1, min(2, here), here}), kernel, t, device)
+                        yield from _shared_by(one, sorted({1, min(2, here), here}), may, t, device)
 
 
 def _is_near(kernel: Kernel) -> bool:
@@ -336,12 +334,12 @@ def _is_near(kernel: Kernel) -> bool:
                if isinstance(n, Load) and kernel.is_full[i])
 
 
-def _shared_by(one: Schedule, heres: list[int], kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
-    """The same with its rows shared by as many CTAs as give every SM so many, any number of them; and not shared."""
+def _shared_by(one: Schedule, heres: list[int], may: bool, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """The same with its rows shared, where they may be, by as many CTAs as give every SM so many; and not shared."""
     assert isinstance(one.rows, Loop) and isinstance(one.cols, Block)
     blocks, tiles = -(-t.cols // one.cols.size), -(-t.rows // one.rows.step)
     splits = {1: min(heres[-1], -(-blocks // device.sms))}
-    for here in reversed(heres) if may_split(kernel, Family.OUTER) else ():
+    for here in reversed(heres) if may else ():
         if (split := min(tiles, round(here * device.sms / blocks))) > 1:
             splits[split] = here
     for split, here in sorted(splits.items()):

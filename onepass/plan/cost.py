@@ -68,10 +68,14 @@ VECTOR_SHARE = 0.016  # of the times a row vector is read again that reach L2; t
 # RMSNorm of 4096 x 65536, of which 35 to 70 of 50 MB are under way: 374 and 379 us, what reading everything twice takes.
 REREAD_SHARE, REREAD_NONE = 0.5, 0.8
 TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.2}  # of a loop over rows, by pipeline stages; H200, 2026-11, RMSNorm backward
+# Bytes that a pipeline asks for ahead on an SM, from which on they wait for each other, and by how much. H200, 2026-11, backward of
+# norms: 147 KB (four stages) took 2.5-4 % longer than 98 KB (three), 197 KB 1.5-3 % longer than 131 KB, 98 KB as long as 65 KB.
+CROWD, CROWDING = 98304, 0.045
 LAST_STORES = 0.1  # us until what a CTA stored last is on its way
 # us of an SM that a CTA spends, for each of its warps but two, to fold rows that lie in different warps. H200, column sums of
 # 256 x 65536 by CTAs of 2, 4, 8, 16 and 32 warps: 16.5, 17.1, 20.1, 24.2, 30.9 us.
 ACROSS_WARPS = 0.19
+PLACE = 0.15  # us for each place of a ring of tiles. H200, 2026-11, sums over rows of one input: 8 took 0.5-0.8 us longer than 4
 # us that a CTA spends between rows that it walks, and other CTAs only partly make up for: more where lanes hold states that
 # must be merged, and where broken sectors are read. H200, cross-entropy over 50264 and 128256 columns with 3, 6 and 12 CTAs on
 # an SM: 1.35, 1.16, 1.09 and 1.10, 1.04, 1.01 of the bytes' time; RMSNorm walked over 8192 and 16384 columns: 1.2, 1.13.
@@ -260,7 +264,7 @@ def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> C
     memory = max(turns * cycle + l2 / device.l2_bandwidth, t.once / device.bandwidth * uneven)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     issue = turns * here * work if schedule.shared > 1 else issue * even
-    shared = _l1(t, schedule, device, sms) + t.full_in * _walks(kernel) / (L1_RATE * sms * device.clock)
+    shared = _l1(t, schedule, device, sms) + t.full_in * kernel.full_walks / (L1_RATE * sms * device.clock)
     first = device.latency + row / share
     us = RAMP + first + _together(memory, issue, special * even, shared) + LAST_STORES + spilled / device.bandwidth
     us += CLEARING if schedule.shared > 1 else 0.0
@@ -279,7 +283,9 @@ def _mix(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: D
     partials = 4.0 * ctas * t.cols * t.outer_states
     held = 1.0 if schedule.hoisted else VECTOR_SHARE * t.rows / height
     l2 = 2 * partials + t.temps + held * t.vectors
-    memory = t.once / _rate(in_flight, device) * even + l2 / device.l2_bandwidth
+    asked = here * height * t.cols * t.unit * (schedule.stages - 1)
+    crowded = 1 + CROWDING * max(0.0, asked / CROWD - 1)
+    memory = t.once / _rate(in_flight, device) * even * crowded + l2 / device.l2_bandwidth
     issue, special = _compute(t, schedule, here * schedule.warps, device, min(device.sms, ctas))
     reduce = t.inner * _reduction_time(_warps_along(schedule, t))
     # CTAs that share an SM hide each other's reductions.
@@ -317,7 +323,7 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     partials = 8.0 * max(t.outer_states, t.inner) * schedule.splits * length if schedule.splits > 1 else 0.0
     vectors = VECTOR_SHARE * t.vectors * (row_blocks if over_cols else 0)
     # TMA brings rows of 64 bytes as well as longer ones; loads want whole lines.
-    wanted = (64 if schedule.parked else 128) * _full_loads(kernel)
+    wanted = (64 if schedule.parked else 128) * kernel.full_loads
     narrow = min(1.0, tile.width * t.unit / wanted) if isinstance(schedule.cols, Block) else 1.0
     rate = _rate(in_flight, device) * narrow * min(1.0, 1.15 * sms / device.sms)
     # What is read again comes from L2 while other CTAs' rows come from DRAM.
@@ -330,21 +336,14 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     chain = ceil(ctas / slots) * _walk_time(kernel, schedule, t, device)
     folding = ACROSS_WARPS * max(0, schedule.warps - 2) * ctas / sms if over_rows and kernel.folds else 0.0
-    return Cost(RAMP + _together(memory, issue, special, chain) + folding, dram, in_flight, _limit(memory, issue, special, chain))
+    filling = PLACE * schedule.stages if schedule.parked else 0.0
+    us = RAMP + _together(memory, issue, special, chain) + folding + filling
+    return Cost(us, dram, in_flight, _limit(memory, issue, special, chain))
 
 
 def _between_rows(kernel: Kernel, schedule: Schedule, t: Traffic) -> float:
     """What a CTA does between two rows that it walks."""
     return TURNAROUND + AND_MERGES * t.merged + (AND_EDGES if schedule.lead else 0.0) if kernel.folds else 0.0
-
-
-def _full_loads(kernel: Kernel) -> int:
-    return max(1, sum(1 for i in kernel.program.of(Load) if kernel.is_full[i]))
-
-
-def _walks(kernel: Kernel) -> int:
-    """Passes that read something full-size; what comes after the last reduction may be thin."""
-    return len({p for i in kernel.program.of(Load) if kernel.is_full[i] for p in kernel.use_phases(i)}) or 1
 
 
 def _walk_time(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> float:
@@ -362,7 +361,7 @@ def _walk_time(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -
     across = max(1.0, schedule.warps / tile.height) if isinstance(schedule.cols, Loop) else schedule.warps
     wait = device.latency * PER_TURN if schedule.stages == 1 else 0.0
     fill = tile.height * tile.width * t.unit / (FILL_RATE * device.clock)
-    return _walks(kernel) * (turns * max(wait, fill) + device.latency) + (turns * merges + folds) * _reduction_time(across)
+    return kernel.full_walks * (turns * max(wait, fill) + device.latency) + (turns * merges + folds) * _reduction_time(across)
 
 
 def _merges(kernel: Kernel, schedule: Schedule) -> int:

@@ -138,6 +138,16 @@ class Kernel:
         return tuple(i for i in self.program.of(Load) if self.is_full[i] and len(self.use_phases(i)) > 1)
 
     @cached_property
+    def full_loads(self) -> int:
+        """How many full-size tensors are read; at least 1."""
+        return max(1, sum(1 for i in self.program.of(Load) if self.is_full[i]))
+
+    @cached_property
+    def full_walks(self) -> int:
+        """Walks that read something full-size; what comes after the last reduction may be thin."""
+        return len({p for i in self.program.of(Load) if self.is_full[i] for p in self.use_phases(i)}) or 1
+
+    @cached_property
     def late(self) -> tuple[int, ...]:
         """Loads along the columns that something after a reduction needs, beside those above; full-size ones first."""
         found = [i for i, node in enumerate(self.program.nodes) if isinstance(node, Load) and not node.gathers

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from ..device import Device
 from ..ir.program import Load, Op, Program, Reduce, Store, operands
 from ..ir.size import Bindings
-from .plan import buffer_bytes, floor_bytes
+from .footprint import buffer_bytes, floor_bytes
 
 RESIDENT, REREAD = 1024, 32768  # columns up to which a row is held for certain, and beyond which it is read again
 SHORT, LONG, MOMENTS, EXPONENTIALS, MIXED = 1.05, 1.1, 1.25, 2.2, 1.15  # times the floor

@@ -5,8 +5,7 @@ input. One barrier a row tells when all of its chunks have arrived. Where a ring
 copies instead: each brings a few chunks, and has a place and a barrier of its own. What a second row does not fit into can then
 still hold copies of the next one. Nothing else lives in shared memory but what threads exchange to finish a reduction.
 
-Rows of which one CTA has no room for two may be shared by several CTAs, a part of the columns each. Then all of this is said of a
-part.
+Rows may be shared by several CTAs, a part of the columns each. Then all of this is said of a part.
 """
 
 from __future__ import annotations

@@ -19,9 +19,10 @@ from ..ir.simplify import online_softmax, two_pass
 from ..ir.size import Bindings
 from .candidates import schedules
 from .cost import RAMP, Traffic, cost, join_cost, last_block_cost, lower_bound, traffic
+from .footprint import buffer_bytes
 from .kernel import Kernel, Space, memory_order
 from .legality import Family, Illegal, Reason, Refusal, families, space_of
-from .plan import ANY_WEIGHT, KernelPlan, Lessons, Plan, buffer_bytes
+from .plan import ANY_WEIGHT, KernelPlan, Lessons, Plan
 from .resources import demand, estimate
 from .schedule import Cover, Loop, Schedule
 from .split import Cut, halves

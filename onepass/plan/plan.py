@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 from ..device import Device
 from ..ir.program import Buffer, Load, Op, Program, Reduce, Store
-from ..ir.size import Bindings, product, value
+from ..ir.size import Bindings
 from .cost import RAMP, Cost
+from .footprint import floor_bytes
 from .kernel import Across, Kernel
 from .legality import Refusal
 from .parked import columns_ahead, words
@@ -136,23 +137,3 @@ class Plan:
     def temporaries(self) -> tuple[Buffer, ...]:
         """Buffers that live only between kernels."""
         return tuple({b.name: b for k in self.kernels for b in k.program.buffers if b.role == "temp"}.values())
-
-
-def buffer_bytes(program: Program, bindings: Bindings) -> dict[str, int]:
-    """The bytes of every tensor that a Program touches: what it reads of inputs, all of outputs."""
-    moved = dict.fromkeys(program.buffer, 0)
-    for i, node in enumerate(program.nodes):
-        if isinstance(node, Load):
-            axes = program.dims[i] if node.gathers else frozenset(a for a, _ in node.strides)
-            bytes_read = program.points(axes, bindings) * program.buffer[node.buffer].dtype.size
-            moved[node.buffer] = max(moved[node.buffer], bytes_read)
-    for buffer in program.buffers:
-        if buffer.role == "output":
-            moved[buffer.name] = value(product(list(buffer.shape)), bindings) * buffer.dtype.size
-    return moved
-
-
-def floor_bytes(program: Program, bindings: Bindings) -> int:
-    """The fewest bytes a Program can move: every input once, every output once."""
-    roles = {b.name: b.role for b in program.buffers}
-    return sum(size for name, size in buffer_bytes(program, bindings).items() if roles[name] != "temp")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..device import Device
 from ..ir.expr import DType
@@ -41,6 +42,12 @@ class Tile:
 
 def tile_of(schedule: Schedule) -> Tile:
     """A schedule's tile."""
+    return _tile(schedule.rows, schedule.cols)
+
+
+@lru_cache(maxsize=4096)
+def _tile(rows: Role, cols: Role) -> Tile:
+    """Many schedules have the same, and each is asked for it several times."""
 
     def side(role: Role) -> tuple[int, int, int]:
         match role:
@@ -49,7 +56,7 @@ def tile_of(schedule: Schedule) -> Tile:
             case Cover(tiles):
                 return max(tiles), sum(tiles), len(tiles)
 
-    (height, all_height, down), (width, all_width, across) = side(schedule.rows), side(schedule.cols)
+    (height, all_height, down), (width, all_width, across) = side(rows), side(cols)
     return Tile(height, width, all_width, all_height, down * across)
 
 

@@ -51,7 +51,12 @@ def _measured(work: Job) -> Binary | str:
     """A Binary, or the compiler's complaint."""
     compat.triton("compile kernels")
     store = disk.store()
-    answer = _pool(os.getpid()).ask({"job": dataclasses.asdict(work), "folder": str(store.kernels) if store else None})
+    try:
+        tools = compat.triton_tools(work.target)
+    except RuntimeError as error:  # there is no assembler
+        return str(error)
+    request = {"job": dataclasses.asdict(work), "folder": str(store.kernels) if store else None, "tools": tools}
+    answer = _pool(os.getpid()).ask(request)
     for in_cache in answer.get("heard", ()):
         heard(in_cache)
     if "failure" in answer:

@@ -56,6 +56,7 @@ def _answer(line: str, noise: IO[bytes]) -> dict[str, Any]:
     fields["signature"] = tuple(tuple(pair) for pair in fields["signature"])
     fields["aligned"] = tuple(fields["aligned"])
     noise.truncate(0)
+    compat.take_tools(fields["target"], **request["tools"])
     try:
         with compat.triton_files(request["folder"], heard.append):
             return {"binary": dataclasses.asdict(measure(Job(**fields))), "heard": heard}

@@ -18,8 +18,8 @@ from ..ir.program import Program
 from ..ir.size import Bindings
 from ..plan.access import needs_wide_index
 from ..plan.alternatives import alternatives
+from ..plan.footprint import floor_bytes as least_bytes
 from ..plan.plan import Plan
-from ..plan.plan import floor_bytes as least_bytes
 from ..plan.schedule import Schedule
 from ..runtime.compiled import Made
 from ..runtime.executable import Executable

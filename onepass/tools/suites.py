@@ -134,7 +134,7 @@ _LONG = (
     *_over(_LOGITS[1:], "cross_entropy", "cross_entropy_backward"),
     *_over(((4096, 65536),), "rms_norm"),
     *_over(((8192, 32768), (4096, 65536)), "rms_norm_backward"),
-    *_over(((8192, 32768),), "layer_norm_backward"),
+    *_over(((16384, 12288), (8192, 16384), (8192, 32768), (4096, 65536)), "layer_norm_backward"),
     *_over(((16384, 4096),), "outer_sum_5", "outer_sum_8", "outer_sum_14"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -252,6 +253,22 @@ def test_what_workers_compile_in_the_background_is_found_when_loading(card: list
     work = made_by(lambda: kernels.executable({"s0": 12}, CARD, frozenset({"x", "out0"})))
     assert (work.plans, work.compilations, work.found) == (0, 0, len(made.sources))
     assert all(b.registers for b in made.binaries)
+
+
+def test_workers_compile_with_the_assembler_of_the_process_that_asks(card: list[bool], tmp_path: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor points Triton to another assembler once it compiles; Triton had asked for the version of the first one by then."""
+    asked = compat.triton_tools(90)
+    other = tmp_path / "ptxas"
+    other.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "release 12.7, another" || exec {asked["assembler"]} "$@"\n')
+    other.chmod(0o755)
+    offline._pool(os.getpid()).close()  # workers start again, and inherit
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(other))
+    assert compat.triton_tools(90) == asked | {"assembler": str(other)}
+    kernels = Kernels(program(cols=40), "it")
+    made = kernels.prepare({"s0": 12}, CARD, frozenset({"x", "out0"})).result()
+    work = made_by(lambda: kernels.executable({"s0": 12}, CARD, frozenset({"x", "out0"})))
+    assert (work.compilations, work.found) == (0, len(made.sources))
 
 
 def test_a_second_process_neither_plans_nor_compiles(card: list[bool]) -> None:

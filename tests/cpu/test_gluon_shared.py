@@ -24,6 +24,8 @@ from onepass.plan.schedule import Cover, Loop, Schedule
 from onepass.runtime import gluon_model, offline
 from onepass.runtime.compiled import Compiled, Made
 from onepass.runtime.executable import _share, assemble
+from onepass.runtime.job import job
+from onepass.runtime.module import build
 from onepass.runtime.saved import pack, unpack
 from onepass.runtime.turns import Turns
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward
@@ -257,11 +259,13 @@ def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounte
         fn: Callable, cols: int, dtype: torch.dtype, share: int, warps: int, vectors: int, slots: int, hoisted: bool) -> None:
     most = min(248, 65536 // (32 * warps))
     plan = shared(fn, given(fn, cols, dtype), share, warps, vectors, slots, 132 // share, hoisted, most)
-    binary, expected = offline.compile(pipeline.generate(plan)[0], H200), plan.kernels[0].resources
+    source = pipeline.generate(plan)[0]
+    binary, expected = offline.compile(source, H200), plan.kernels[0].resources
     assert binary.spill_bytes == 0 and binary.registers <= most
     assert binary.smem_bytes == expected.smem_bytes <= H200.smem_per_cta and expected.ctas_per_sm >= 1
-    assert set(binary.stores) == {8, 16} and set(binary.loads) == {4, 8, 16}  # words, one number a row, the rest by vectors
-    assert binary.stores[8] == 2 * words(plan.kernels[0].kernel), "a word is stored once for the first row, and once in the loop"
+    assert set(binary.stores) == {16} and set(binary.loads) == {4, 8, 16}  # one number a row, words, the rest by vectors
+    published = build(job(source, 90)).asm["ptx"].count("atom.global.gpu.relaxed.exch.b64")
+    assert published == 2 * words(plan.kernels[0].kernel), "a word is written once for the first row, and once in the loop"
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------------
@@ -278,13 +282,13 @@ def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[S
     (32768, BF16, 8192, {2, 4, 8}),
     (65536, BF16, 4096, {4, 8}),  # of halves, two rows do not fit
     (131072, BF16, 4096, {8}),
-    (16384, BF16, 8192, set()),  # a CTA has room for three rows
+    (16384, BF16, 8192, {2, 4}),  # a CTA has room for three rows: the cost decides
     (16384, F32, 8192, {2, 4}),  # a part is at least 4096 columns
     (32776, BF16, 8192, set()),  # parts are whole chunks
     (32768, BF16, 80, {8}),  # a group wants a few rows
     (32768, BF16, 60, set()),
 ])
-def test_rows_are_shared_where_one_cta_has_no_room_for_two(cols: int, dtype: torch.dtype, rows: int, shares: set[int]) -> None:
+def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares: set[int]) -> None:
     found = offered(rms_norm_backward, given(rms_norm_backward, cols, dtype, rows))
     assert {s.shared for s in found} == shares
     for each in found:
@@ -321,7 +325,8 @@ def test_what_can_be_shared(fn: Callable, may: bool) -> None:
 @pytest.mark.parametrize(("fn", "rows", "cols", "share"), [
     (rms_norm_backward, 8192, 32768, 2), (rms_norm_backward, 4096, 65536, 4), (layer_norm_backward, 8192, 32768, 2),
     (rms_norm_backward, 24 * 132, 32768, 2),  # what 8192 rows are planned as
-    (rms_norm_backward, 8192, 16384, 1), (layer_norm_backward, 8192, 16384, 1), (layer_norm_backward, 8192, 8192, 1),
+    (rms_norm_backward, 8192, 16384, 1), (layer_norm_backward, 8192, 8192, 1),
+    (layer_norm_backward, 8192, 16384, 2),  # two states a column: alone, a CTA has no registers left for a second one on its SM
 ])
 def test_default_plans(fn: Callable, rows: int, cols: int, share: int) -> None:
     program, _, bindings = program_of(fn, *given(fn, cols, rows=rows))
@@ -330,7 +335,8 @@ def test_default_plans(fn: Callable, rows: int, cols: int, share: int) -> None:
     assert first.schedule.shared == share
     if share > 1:
         assert len(chosen_plan.kernels) == 2, "one kernel, and the join of its partial results"
-        assert first.schedule.warps == 8 and first.schedule.stages == 3 and first.resources.ctas_per_sm == 1
+        assert first.schedule.warps == 8 and first.schedule.stages == 3
+        assert first.resources.ctas_per_sm == (1 if cols > 16384 else 2)
 
 
 def test_of_equal_plans_the_one_that_shares_no_rows() -> None:

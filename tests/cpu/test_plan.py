@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import zlib
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from onepass import pipeline
 from onepass.capture.trace import capture
@@ -14,7 +19,9 @@ from onepass.errors import NoPlan
 from onepass.ir.axes import share_axes
 from onepass.ir.simplify import simplify
 from onepass.pipeline import breakpoints, compile, generate, optimise, representative, row_class, specialise
+from onepass.plan import footprint
 from onepass.plan.access import runs, single_stride
+from onepass.plan.footprint import floor_bytes
 from onepass.plan.kernel import Kernel
 from onepass.plan.legality import Illegal, Reason, space_of
 from onepass.plan.partition import plan
@@ -240,3 +247,30 @@ def test_what_does_not_fit_is_never_taken() -> None:
     fn, inputs = NORMS[0]
     with pytest.raises(NoPlan):
         ruled(inputs, fn, lambda source: binary(smem=1 << 20))
+
+
+# ---- the floor --------------------------------------------------------------------------------------------------------------
+
+
+@given(distance=st.integers(-40, 40), walks=st.lists(st.tuples(st.integers(1, 12), st.integers(2, 6)), max_size=3))
+def test_views_said_to_be_apart_have_no_element_in_common(distance: int, walks: list[tuple[int, int]]) -> None:
+    steps = [range(0, stride * extent, stride) for stride, extent in walks]
+    one = {sum(at) for at in itertools.product(*steps)}
+    other = {distance + at for at in one}
+    reached = footprint._reaches(distance, sorted(walks, reverse=True))
+    assert reached or not one & other
+    if len(one) == math.prod(len(s) for s in steps):  # no view of ours meets itself
+        nested = all(s >= sum(t * (n - 1) for t, n in walks if t < s) for s, _ in walks)
+        assert not nested or reached == bool(one & other)
+
+
+def test_the_floor_counts_two_halves_of_a_tensor_once_each() -> None:
+    def halves(x: Tensor) -> Tensor:
+        return (x[:, :64] * x[:, 64:]).sum(1)
+
+    def overlapping(x: Tensor) -> Tensor:
+        return (x[:, :64] * x[:, 32:96]).sum(1)
+
+    x = torch.ones(1024, 128)
+    assert floor_bytes(optimise(capture(halves, (x,), dynamic=False).program), {}) == 4 * 1024 * (128 + 1)
+    assert floor_bytes(optimise(capture(overlapping, (x,), dynamic=False).program), {}) == 4 * 1024 * (64 + 1)

@@ -18,7 +18,8 @@ FREE = 1  # GiB that every process may have on the card unasked, about
 PLACE, PLACES = 8, 11  # GiB that are asked for at a time, and how many of them there are
 Room: TypeAlias = Callable[[float], AbstractContextManager[None]]
 # Of many kernels: begun last, they would run alone at the end.
-LONG = ("three_norms", "block_backward", "training_step", "group_norm", "qk_norm-backward", "small_suite", "many_steps")
+LONG = ("three_norms", "moments-256-", "moments-1024-", "block_backward", "training_step", "group_norm", "qk_norm-backward",
+        "small_suite", "many_steps")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
