@@ -106,6 +106,14 @@ class Values:
         return (isinstance(node, Op) and node.name == "cast" and dtypes[i] is F32 and dtypes[node.args[0]] is BF16
                 and not isinstance(self.program.nodes[node.args[0]], Const))
 
+    def _only_compared(self, i: int) -> bool:
+        """In the first walk, does a value only go into a greatest or least one? The compiler compares two halves of a register at
+        once, if it sees that they are such."""
+        nodes, phase = self.program.nodes, self.kernel.phase
+        readers = [node for j, node in enumerate(nodes) if i in operands(node) and phase[j] == 0]
+        return self.walk == 0 and not self.fresh_each_row and bool(readers) and all(
+            isinstance(node, Reduce) and node.monoid in ("max", "min") for node in readers)
+
     # ---- one node ----------------------------------------------------------------------------------------------------
 
     def node(self, i: int, spot: Spot, env: Env) -> None:
@@ -136,7 +144,7 @@ class Values:
     def _op(self, i: int, node: Op, spot: Spot, env: Env) -> str:
         full = self.kernel.by_col[i] is Across.FULL
         args = [self.as_full(a, spot, env) if full and self.kernel.by_col[a] is Across.BLOCK else env[a] for a in node.args]
-        if self._widens(i):
+        if self._widens(i) and not self._only_compared(i):
             return f"widen({args[0]})"
         if node.name in TAKES_TENSORS or all(isinstance(self.program.nodes[a], Const) for a in node.args):
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]

@@ -354,10 +354,10 @@ GOLDEN = '''\
         for k in range(0, 2):
             c_at = k * 1024 + lanes
             x = x_chunks.index(place + k).load(TILE)
-            cast1 = widen(x)
+            cast1 = x.to(gl.float32)
             max2_max = gl.maximum(max2_max, cast1, propagate_nan=tl.PropagateNan.ALL)
         x_rest_1 = x_rest.index(slot).load(TILE)
-        cast1_rest = widen(x_rest_1)
+        cast1_rest = x_rest_1.to(gl.float32)
         inside_1 = gl.where(c_rest_in, cast1_rest, float("-inf"))
         max2_max_1 = gl.maximum(max2_max, inside_1, propagate_nan=tl.PropagateNan.ALL)
         all_max = fold_max(max2_max_1, 1)
