@@ -134,12 +134,12 @@ def triton_tools(target: int) -> dict[str, str | None]:
             "libdevice": triton("compile kernels").knobs.nvidia.libdevice_path}
 
 
-def take_tools(target: int, assembler: str, version: str, libdevice: str | None) -> None:
-    """Compile for sm_`target` as a process does whose tools these are, from now on."""
+def take_tools(assembler: str, version: str, libdevice: str | None) -> None:
+    """Compile as a process does whose tools these are, from now on."""
     nvidia: Any = importlib.import_module("triton.backends.nvidia.compiler")
     nvidia.get_ptxas_version = lambda *_: version
-    vars(triton("compile kernels").knobs.nvidia).update(
-        {"ptxas_blackwell" if target >= 100 else "ptxas": assembler, "libdevice_path": libdevice})
+    settings = {"ptxas": assembler, "ptxas_blackwell": assembler, "libdevice_path": libdevice}
+    vars(triton("compile kernels").knobs.nvidia).update(settings)
 
 
 def cuobjdump() -> str:

@@ -69,7 +69,7 @@ VECTOR_SHARE = 0.016  # of the times a row vector is read again that reach L2; t
 REREAD_SHARE, REREAD_NONE = 0.5, 0.8
 TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.2}  # of a loop over rows, by pipeline stages; H200, 2026-11, RMSNorm backward
 # Bytes that a pipeline asks for ahead on an SM, from which on they wait for each other, and by how much. H200, 2026-11, backward of
-# norms: 147 KB (four stages) took 2.5-4 % longer than 98 KB (three), 197 KB 1.5-3 % longer than 131 KB, 98 KB as long as 65 KB.
+# norms: 147 KB (four stages) took 2.5-4 % longer than 98 KB (three), 197 KB 1.5-3 % longer than 131 KB, 98 KB no longer than 65 KB.
 CROWD, CROWDING = 98304, 0.045
 LAST_STORES = 0.1  # us until what a CTA stored last is on its way
 # us of an SM that a CTA spends, for each of its warps but two, to fold rows that lie in different warps. H200, column sums of

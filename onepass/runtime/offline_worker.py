@@ -56,8 +56,8 @@ def _answer(line: str, noise: IO[bytes]) -> dict[str, Any]:
     fields["signature"] = tuple(tuple(pair) for pair in fields["signature"])
     fields["aligned"] = tuple(fields["aligned"])
     noise.truncate(0)
-    compat.take_tools(fields["target"], **request["tools"])
     try:
+        compat.take_tools(**request["tools"])
         with compat.triton_files(request["folder"], heard.append):
             return {"binary": dataclasses.asdict(measure(Job(**fields))), "heard": heard}
     except Exception as error:  # whatever the compiler does to one job, the next one must find this process alive
