@@ -84,7 +84,7 @@ TURNAROUND, AND_MERGES, AND_EDGES = 0.4, 0.5, 1.0
 LATE = 0.35  # of the latency, that a CTA waits once more for what it asks for after a reduction
 PER_TURN = 0.3  # of the latency, that a walk without a pipeline waits in each turn
 # Of the arithmetic of a CTA that holds several tiles of several tensors, what is left when the last of them arrives. H200, dx of
-# RMSNorm backward: 8192 x 8192 in four tiles 90.3 us, in two of 8 warps 92.5; 8192 x 16384 in eight, four, two: 183.3, 186.5, 194.8.
+# RMSNorm backward 8192 x 16384, in eight, four and two tiles: 183.3, 186.5 and 194.8 us.
 NOT_YET = 0.6
 PER_TILE = 0.1  # us that each further tile of a resident row delays its CTA
 # Bytes a cycle that L2 hands an SM. While some SMs reduce, others load at up to this, 3.4 times their share of DRAM, so that only
