@@ -6,7 +6,8 @@ Kernel time is the sum of CUDA kernel durations of one step, from the profiler. 
 caches of its own, and are then measured in turns. `--graphs` adds step times under mode="reduce-overhead".
 
 A card at its power limit changes its clocks by some percent from step to step, more than a model of large matmuls can gain. So
-kernels are timed in steps that follow a rest, while step times are those of steps in a row, as in training.
+kernels are timed in steps that follow a rest, while step times are those of steps in a row, as in training: one of each compiler
+in turns, so that both find the card in the same state.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -34,8 +35,9 @@ import onepass
 from onepass.tools.timing import hold
 from tests.models import ZOO, Example
 
-ROUNDS = 8
+ROUNDS = 6
 REST = 0.5  # seconds
+STEPS = 60  # of each compiler
 HELD = 64 << 30  # bytes: two models at once, with what their steps take
 # Kernels of matmul and attention, by what their names begin with or hold: neither compiler makes them.
 OTHERS = ("nvjet", "gemm", "cutlass", "cublas", "flash", "fmha", "sdpa", "cudnn", "splitK", "xmma")
@@ -76,6 +78,7 @@ class Measured:
     graphs_step_ms: float | None = None
     graphs_kernel_ms: float | None = None
     kernel_ms_by_round: tuple[float, ...] = ()
+    step_ms_by_turn: tuple[float, ...] = ()
     slowest: tuple[tuple[str, int, float], ...] = ()  # kernels outside matmul and attention: name, calls, ms
 
 
@@ -111,22 +114,30 @@ def measured(setup: Setup, compiled: dict[str, Ready]) -> dict[str, Measured]:
     """Kernel and step times of each, in turns: a card that gets warm slows down everybody, and whoever comes next."""
     profiles: dict[str, list[tuple[Counter[str], Counter[str]]]] = {name: [] for name in compiled}
     times: dict[str, list[float]] = {name: [] for name in compiled}
+    for turn in range(STEPS + 2):
+        for name in _order(compiled, turn):
+            times[name] += _step_times(compiled[name].step, 1)
     for turn in range(ROUNDS):
-        for name in list(compiled)[:: 1 if turn % 2 else -1]:
-            times[name] += _step_times(compiled[name].step)
+        for name in _order(compiled, turn):
             time.sleep(REST)
             profiles[name].append(_kernels(compiled[name].step))
-    return {name: _summed_up(setup, each, profiles[name], statistics.median(times[name])) for name, each in compiled.items()}
+    return {name: _summed_up(setup, each, profiles[name], times[name][2:]) for name, each in compiled.items()}
 
 
-def _summed_up(setup: Setup, each: Ready, profiles: list[tuple[Counter[str], Counter[str]]], step_ms: float) -> Measured:
+def _order(names: Iterable[str], turn: int) -> list[str]:
+    return list(names)[:: 1 if turn % 2 else -1]
+
+
+def _summed_up(setup: Setup, each: Ready, profiles: list[tuple[Counter[str], Counter[str]]], times: list[float]) -> Measured:
     """The profile of the round whose kernels took the median time stands for all."""
+    step_ms = statistics.median(times)
     calls, spent = sorted(profiles, key=lambda p: sum(p[1].values()))[len(profiles) // 2]
     outside = {name: ms for name, ms in spent.items() if not any(o in name for o in OTHERS)}
     slowest = sorted(((name[:80], calls[name], round(ms, 4)) for name, ms in outside.items()), key=lambda row: -row[2])[:30]
     return Measured(sum(spent.values()), sum(outside.values()), sum(calls.values()), step_ms, setup.tokens / step_ms * 1e3,
                     each.peak_gib, each.compile_s, each.loss, slowest=tuple(slowest),
-                    kernel_ms_by_round=tuple(round(sum(p[1].values()), 3) for p in profiles))
+                    kernel_ms_by_round=tuple(round(sum(p[1].values()), 3) for p in profiles),
+                    step_ms_by_turn=tuple(round(ms, 3) for ms in times))
 
 
 def _example(setup: Setup) -> Example:
@@ -155,16 +166,16 @@ def _kernels(step: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
     return calls, spent
 
 
-def _step_times(step: Callable[[], Any]) -> list[float]:
-    """Steps in a row, each waited for, in ms; what the host takes is in them. The first ones still feel what ran before."""
+def _step_times(step: Callable[[], Any], count: int) -> list[float]:
+    """Steps in a row, each waited for, in ms; what the host takes is in them."""
     times = []
-    for _ in range(6):
+    for _ in range(count):
         torch.cuda.synchronize()
         began = time.perf_counter()
         step()
         torch.cuda.synchronize()
         times.append((time.perf_counter() - began) * 1e3)
-    return times[2:]
+    return times
 
 
 def under_graphs(setup: Setup, backends: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -176,14 +187,13 @@ def under_graphs(setup: Setup, backends: dict[str, Any]) -> dict[str, tuple[floa
     times: dict[str, list[float]] = {name: [] for name in backends}
     kernels: dict[str, list[float]] = {name: [] for name in backends}
     for turn in range(ROUNDS // 2):
-        for name in list(backends)[:: 1 if turn % 2 else -1]:
+        for name in _order(backends, turn):
 
             def step(name: str = name) -> None:
                 torch.compiler.cudagraph_mark_step_begin()
                 _step(setup, examples[name], runs[name])
 
-            _step_times(step)
-            times[name] += _step_times(step)
+            times[name] += _step_times(step, 12)[8:]  # the first ones compile, record, and feel what ran before
             time.sleep(REST)
             kernels[name].append(sum(_kernels(step)[1].values()))
             examples[name].module.zero_grad(set_to_none=True)

@@ -34,6 +34,18 @@ def to_e5m2(x):
     infinite = gl.where(x < 0, -4, 124).to(gl.int8)
     return gl.where(gl.abs(x) >= 61440.0, infinite, bits).to(gl.float8e5, bitcast=True)
 ''',
+    "widen": '''
+@gluon.jit
+def widen(x, zero=0):
+    """A bfloat16 value as float32: of two in a register, the lower half is shifted, the upper one masked."""
+    if x.numel % 2 == 1:
+        wide = x.to(gl.float32)
+    else:
+        two: gl.constexpr = "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0xea;"
+        bits = gl.inline_asm_elementwise(two, "=r,=r,r,r,r", [x, zero], dtype=gl.int32, is_pure=True, pack=2)
+        wide = bits.to(gl.float32, bitcast=True)
+    return wide
+''',
     "fast_exp": '''
 @gluon.jit
 def fast_exp(x):

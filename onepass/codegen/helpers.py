@@ -34,6 +34,21 @@ def to_e5m2(x: tl.tensor) -> tl.tensor:
     return tl.where(tl.abs(x) >= 61440.0, infinite, bits).to(tl.float8e5, bitcast=True)
 
 
+@triton.jit
+def widen(x: tl.tensor, zero: tl.tensor = 0) -> tl.tensor:
+    """A bfloat16 value as float32: of two in a register, the lower half is shifted, the upper one masked.
+
+    A conversion takes out each half before it is shifted. `zero` is 0, which the compiler may not know: see `values`.
+    """
+    if x.numel % 2 == 1:
+        wide = x.to(tl.float32)
+    else:
+        two: tl.constexpr = "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0xea;"
+        bits = tl.inline_asm_elementwise(two, "=r,=r,r,r,r", [x, zero], dtype=tl.int32, is_pure=True, pack=2)
+        wide = bits.to(tl.float32, bitcast=True)
+    return wide
+
+
 # For results of 16 bits. tl.exp asks for results below the least normal number, at three more instructions each; a
 # quotient right to the last bit takes eight instructions, one right to two units takes two.
 

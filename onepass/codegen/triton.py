@@ -27,7 +27,8 @@ HEADER = (
     "import triton.language as tl",
     "from triton.language.extra import libdevice",
     "",
-    "from onepass.codegen.helpers import fast_erf, fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod, to_e5m2",
+    "from onepass.codegen.helpers import fast_erf, fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod",
+    "from onepass.codegen.helpers import to_e5m2, widen",
     "",
     "",
 )

@@ -1,16 +1,17 @@
 """Nodes of a Program as lines of a kernel: loads, ops, indices, stores, and reductions within one tile.
 
 Residency lives here: a multi-phase input kept in registers is handed out, in later walks, as its 16-bit self xor a zero the
-compiler cannot know, or else the widened fp32 copy would be kept alive across the reduction in its stead.
+compiler cannot know, or else the widened fp32 copy would be kept alive across the reduction in its stead. A bfloat16 that is only
+ever widened needs no xor: `widen` takes the zero.
 """
 
 from __future__ import annotations
 
 import re
 
-from ..ir.expr import F64, I64, OPS
+from ..ir.expr import BF16, F32, F64, I64, OPS
 from ..ir.monoid import MONOIDS, State
-from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store
+from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store, operands
 from ..ir.size import Bindings, Size, product
 from ..plan.access import PART, row_stride, runs, streams_rows
 from ..plan.kernel import Across, Kernel
@@ -58,7 +59,7 @@ class Values:
         """A zero for every walk, each another value to the compiler: or it would see that two walks compute the same."""
         if any(map(self._narrow, held)):
             for p in walks:
-                self.writer.line(f"zero{p} = ({form.format(p)}).to({self.language.prefix}.int16)")
+                self.writer.line(f"zero{p} = ({form.format(p)}).to({self.language.prefix}.int32)")
 
     # ---- residency ---------------------------------------------------------------------------------------------------
 
@@ -88,10 +89,30 @@ class Values:
         assert isinstance(node, Load)
         if not self._narrow(i):
             return name
-        of = self.language.prefix
-        zero = f"zero{self.walk}" + ("" if dtype.size == 2 else f".to({of}.int8)")
-        text = f"({name}.to({of}.int{8 * dtype.size}, bitcast=True) ^ {zero}).to({of}.{dtype.kernel}, bitcast=True)"
+        if self._only_widened(i):
+            return f"{name}, zero{self.walk}"
+        of, bits = self.language.prefix, f"int{8 * dtype.size}"
+        text = f"({name}.to({of}.{bits}, bitcast=True) ^ zero{self.walk}.to({of}.{bits})).to({of}.{dtype.kernel}, bitcast=True)"
         return self.assign(f"{node.buffer}{spot.tag}_again", text)
+
+    def _only_widened(self, i: int) -> bool:
+        """Is a value never used but as float32, by `widen`?"""
+        readers = [j for j, node in enumerate(self.program.nodes) if i in operands(node)]
+        return self.kernel.by_col[i] is not Across.BLOCK and all(self._widens(j) for j in readers)
+
+    def _widens(self, i: int) -> bool:
+        """Does a node make a bfloat16 a float32? Constants are written as what they become."""
+        node, dtypes = self.program.nodes[i], self.program.dtypes
+        return (isinstance(node, Op) and node.name == "cast" and dtypes[i] is F32 and dtypes[node.args[0]] is BF16
+                and not isinstance(self.program.nodes[node.args[0]], Const))
+
+    def _only_compared(self, i: int) -> bool:
+        """In the first walk, does a value only go into a greatest or least one? The compiler compares two halves of a register at
+        once, if it sees that they are such."""
+        nodes, phase = self.program.nodes, self.kernel.phase
+        readers = [node for j, node in enumerate(nodes) if i in operands(node) and phase[j] == 0]
+        return self.walk == 0 and not self.fresh_each_row and bool(readers) and all(
+            isinstance(node, Reduce) and node.monoid in ("max", "min") for node in readers)
 
     # ---- one node ----------------------------------------------------------------------------------------------------
 
@@ -123,6 +144,8 @@ class Values:
     def _op(self, i: int, node: Op, spot: Spot, env: Env) -> str:
         full = self.kernel.by_col[i] is Across.FULL
         args = [self.as_full(a, spot, env) if full and self.kernel.by_col[a] is Across.BLOCK else env[a] for a in node.args]
+        if self._widens(i) and not self._only_compared(i):
+            return f"widen({args[0]})"
         if node.name in TAKES_TENSORS or all(isinstance(self.program.nodes[a], Const) for a in node.args):
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
         if self.exact and OPS[node.name].exact:

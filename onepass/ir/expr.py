@@ -57,7 +57,7 @@ DTYPES = {
         DType("f64", 8, "float", "float64", "float64"),
     )
 }
-BOOL, I32, I64, F32, F64 = (DTYPES[n] for n in ("bool", "i32", "i64", "f32", "f64"))
+BOOL, I32, I64, BF16, F32, F64 = (DTYPES[n] for n in ("bool", "i32", "i64", "bf16", "f32", "f64"))
 BY_TORCH = {d.torch: d for d in DTYPES.values()}
 
 

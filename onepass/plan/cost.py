@@ -70,6 +70,7 @@ REREAD_SHARE, REREAD_NONE = 0.5, 0.8
 TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.2}  # of a loop over rows, by pipeline stages; H200, 2026-11, RMSNorm backward
 # Bytes that a pipeline asks for ahead on an SM, from which on they wait for each other, and by how much. H200, 2026-11, backward of
 # norms: 147 KB (four stages) took 2.5-4 % longer than 98 KB (three), 197 KB 1.5-3 % longer than 131 KB, 98 KB no longer than 65 KB.
+# The same where every CTA has a row in shared memory: dx of RMSNorm backward 8192 x 8192 took 97.7 us with 192 KB, 93.6 with 128.
 CROWD, CROWDING = 98304, 0.045
 LAST_STORES = 0.1  # us until what a CTA stored last is on its way
 # us of an SM that a CTA spends, for each of its warps but two, to fold rows that lie in different warps. H200, column sums of
@@ -82,6 +83,9 @@ PLACE = 0.15  # us for each place of a ring of tiles. H200, 2026-11, sums over r
 TURNAROUND, AND_MERGES, AND_EDGES = 0.4, 0.5, 1.0
 LATE = 0.35  # of the latency, that a CTA waits once more for what it asks for after a reduction
 PER_TURN = 0.3  # of the latency, that a walk without a pipeline waits in each turn
+# Of the arithmetic of a CTA that holds several tiles of several tensors, what is left when the last of them arrives. H200, dx of
+# RMSNorm backward 8192 x 16384, in eight, four and two tiles: 183.3, 186.5 and 194.8 us.
+NOT_YET = 0.6
 PER_TILE = 0.1  # us that each further tile of a resident row delays its CTA
 # Bytes a cycle that L2 hands an SM. While some SMs reduce, others load at up to this, 3.4 times their share of DRAM, so that only
 # all together are bound by it. H200, RMSNorm of 4096 x 65536 with one CTA on an SM: 1.09 of the bytes' time, softmax backward of
@@ -121,6 +125,11 @@ def _rate(in_flight: float, device: Device) -> float:
     """The DRAM rate that some bytes in flight per SM sustain."""
     y = in_flight / device.bytes_in_flight
     return device.bandwidth * y / (1 + y**4) ** 0.25
+
+
+def _crowded(asked: float) -> float:
+    """How much longer bytes take, of which so many are asked for at once on an SM."""
+    return 1 + CROWDING * max(0.0, asked / CROWD - 1)
 
 
 def _reduction_time(warps_per_row: float) -> float:
@@ -215,9 +224,12 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     waits = LATE * device.latency if len(early(t.late, schedule)) < len(t.late) else 0.0
     waits = _chunk_waits(kernel, schedule) if schedule.parked else waits + PER_TILE * tiles
     first = device.latency if t.full_in else device.latency / 2  # partial results are near
+    if across_rows and kernel.full_loads > 1 and not schedule.parked and tile_of(schedule).count > 1:
+        work *= NOT_YET
     alone = first + block * length * t.unit / (FILL_RATE * device.clock) + waits + t_reduce + work
     l2 = again + t.temps + VECTOR_SHARE * t.vectors * ctas
     memory = _together(ctas / sms * (load + store), ceil(ctas / slots) * alone) + l2 / device.l2_bandwidth
+    memory *= _crowded(here * block * length * t.unit) if schedule.parked and not schedule.lead else 1.0
     memory = max(memory, t.once / device.bandwidth)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     us = RAMP + max(_together(memory, issue, special, _l1(t, schedule, device, sms)), alone + LAST_STORES)
@@ -283,8 +295,7 @@ def _mix(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: D
     partials = 4.0 * ctas * t.cols * t.outer_states
     held = 1.0 if schedule.hoisted else VECTOR_SHARE * t.rows / height
     l2 = 2 * partials + t.temps + held * t.vectors
-    asked = here * height * t.cols * t.unit * (schedule.stages - 1)
-    crowded = 1 + CROWDING * max(0.0, asked / CROWD - 1)
+    crowded = _crowded(here * height * t.cols * t.unit * (schedule.stages - 1))
     memory = t.once / _rate(in_flight, device) * even * crowded + l2 / device.l2_bandwidth
     issue, special = _compute(t, schedule, here * schedule.warps, device, min(device.sms, ctas))
     reduce = t.inner * _reduction_time(_warps_along(schedule, t))

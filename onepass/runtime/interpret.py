@@ -24,6 +24,7 @@ import torch
 
 from .. import compat
 from ..codegen.source import Param, ParamKind, Source
+from . import ptx
 from .builder import make_builder
 from .module import load
 
@@ -122,6 +123,7 @@ class _Engine:
     def _replaced(self) -> dict[str, Callable]:
         """What the language does by compiling and an interpreter does otherwise."""
         return {"range": self.dynamic_range, "static_range": range, "reduce": self.reduce, "static_assert": _static_assert,
+                "inline_asm_elementwise": self.assembly,
                 "multiple_of": _first, "max_contiguous": _first, "max_constancy": _first, "assume": _first}
 
     def elementwise(self, ufunc: Callable, *args: Any) -> Any:
@@ -130,6 +132,11 @@ class _Engine:
         like = next((t for t in tensors if t.type.is_block()), tensors[0])
         out = ufunc(*(t.handle.data for t in tensors)).astype(like.handle.data.dtype)
         return self.tensor(out if like.type.is_block() else out.reshape(()), like.dtype)
+
+    def assembly(self, text: str, constraints: str, args: list[Any], dtype: Any, is_pure: bool, pack: int) -> Any:
+        """Instructions on registers, element by element."""
+        found = ptx.elementwise(text, [self.semantic.to_tensor(a).handle.data for a in args], pack)
+        return self.tensor(found, dtype)
 
     def dynamic_range(self, *bounds: Any, **_: Any) -> Iterator[Any]:
         """A loop whose index is a scalar of the kernel, as it is when compiled; `num_stages` and the like mean nothing here."""

@@ -189,7 +189,7 @@ def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
     kernel, bindings = kernel_of(squashed, args)
     source = gluon.emit(kernel, parked(kernel, 4, 1), bindings, "squashed")
     brought = [name for name in FUNCTIONS if f"def {name}(" in source.text]
-    assert brought == ["_larger", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_max"]
+    assert brought == ["_larger", "widen", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_max"]
     assert offline.compile(source, H200).spill_bytes == 0
 
 
@@ -364,12 +364,12 @@ GOLDEN = '''\
         for k in range(0, 2):
             c_at = k * 1024 + lanes
             x_1 = x_chunks.index(place + k).load(TILE)
-            cast1_1 = x_1.to(gl.float32)
+            cast1_1 = widen(x_1)
             sub4 = (cast1_1 - all_max)
             cast5 = sub4.to(gl.bfloat16)
             gl.store(out0_ptr + (r_at * 2056 + c_at), cast5)
         x_rest_2 = x_rest.index(slot).load(TILE)
-        cast1_rest_1 = x_rest_2.to(gl.float32)
+        cast1_rest_1 = widen(x_rest_2)
         sub4_rest = (cast1_rest_1 - all_max)
         cast5_rest = sub4_rest.to(gl.bfloat16)
         gl.store(out0_ptr + (r_at * 2056 + c_rest), cast5_rest, mask=c_rest_in)

@@ -272,10 +272,10 @@ def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounte
     assert expected.ctas_per_sm >= 1, "what compiles is not thought to be too much"
 
 
-@pytest.mark.parametrize(("warps", "vectors", "ahead", "spilled"), [(8, 1, 3, 8), (8, 1, 1, 16), (16, 1, 3, 16), (16, 2, 3, 20)])
+@pytest.mark.parametrize(("warps", "vectors", "ahead", "spilled"), [(8, 1, 3, 0), (8, 1, 1, 0), (16, 1, 3, 24), (16, 2, 3, 20)])
 def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_accounted_for(warps: int, vectors: int, ahead: int,
                                                                                        spilled: int) -> None:
-    """States take half of the registers. 16 warps spill nothing with Triton 3.6 and a few words with 3.7; 8 warps, the reverse."""
+    """States take half of the registers. 16 warps spill a few words, fewer with Triton 3.6 than with 3.7."""
     most = min(248, 65536 // (32 * warps))
     plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, ahead=ahead)
     binary = offline.compile(pipeline.generate(plan)[0], H200)

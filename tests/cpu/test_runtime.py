@@ -12,8 +12,11 @@ import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onepass import compat
 from onepass.codegen.source import GridDim, Param, ParamKind, Source
@@ -21,8 +24,9 @@ from onepass.device import DEVICES
 from onepass.errors import CompileFailed
 from onepass.ir.expr import BOOL, DTYPES, OPS, DType, compute_dtype
 from onepass.ir.size import sym
-from onepass.runtime import card, interpret, launch, module, offline, readout
+from onepass.runtime import card, interpret, launch, module, offline, ptx, readout
 from onepass.runtime.binary import count_access, parse_log, spills_in_loop
+from onepass.runtime.job import job
 
 pytest.importorskip("triton")
 
@@ -30,6 +34,7 @@ HEAD = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 from onepass.codegen.helpers import fast_erf, fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod, fold_sum
+from onepass.codegen.helpers import widen
 
 
 @triton.jit(do_not_specialize=["zero"])
@@ -219,6 +224,31 @@ def test_a_value_held_in_sixteen_bits() -> None:
     x, out = torch.randn(64).bfloat16(), torch.empty(64)
     interpret.run(kernel("held", {"x": bf16, "out": F32}, body), {"x": x, "out": out}, {})
     assert torch.equal(out, x.float())
+
+
+@pytest.mark.parametrize("hidden", ["", ", zero"])
+@pytest.mark.parametrize("shape", [(1 << 16,), (3, 5), (1, 1)])
+def test_every_bfloat16_is_widened_to_itself(shape: tuple[int, ...], hidden: str) -> None:
+    """By the instructions that a card is given."""
+    count = math.prod(shape)
+    x, out = torch.arange(count).to(torch.int16).view(torch.bfloat16), torch.empty(count)
+    size = 1 << (count - 1).bit_length()
+    body = [f"i = tl.arange(0, {size})", f"y = widen(tl.load(x + i, mask=i < {count}){hidden})",
+            f"tl.store(out + i, y, mask=i < {count})"]
+    source = kernel("widened", {"x": DTYPES["bf16"], "out": F32}, body)
+    interpret.run(source, {"x": x, "out": out}, {})
+    assert torch.equal(out.view(torch.int32), x.to(torch.float32).view(torch.int32))
+    ptx_text = module.build(job(source, 90)).asm["ptx"]
+    assert ("cvt.f32.bf16" in ptx_text) is (count == 1)  # one alone is no two
+    assert count == 1 or ptx_text.count("lop3.b32") >= ptx_text.count("mad.lo.u32") > 0
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=3, max_size=3), st.integers(0, 255))
+def test_any_function_of_three_bits(words: list[int], table: int) -> None:
+    a, b, c = (np.array([w], dtype=np.uint32) for w in words)
+    (found,) = ptx.run(f"lop3.b32 $0, $1, $2, $3, {table:#x};", [a, b, c], 1)
+    bits = [table >> (4 * (words[0] >> k & 1) + 2 * (words[1] >> k & 1) + (words[2] >> k & 1)) & 1 for k in range(32)]
+    assert int(found[0]) == sum(bit << k for k, bit in enumerate(bits))
 
 
 def test_unsigned_bytes_keep_their_sign() -> None:
