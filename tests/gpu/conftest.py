@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in here:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """What failed is named at once: a run that is cut off prints no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid}: {report.longreprtext.strip().splitlines()[-1:]}", flush=True)
 
 
 @pytest.fixture(autouse=True)
