@@ -42,7 +42,8 @@ def widen(x, zero=0):
         wide = x.to(gl.float32)
     else:
         two: gl.constexpr = "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0xea;"
-        bits = gl.inline_asm_elementwise(two, "=r,=r,r,r,r", [x, zero], dtype=gl.int32, is_pure=True, pack=2)
+        # & as the first result is written before the operand is read for the second.
+        bits = gl.inline_asm_elementwise(two, "=&r,=r,r,r,r", [x, zero], dtype=gl.int32, is_pure=True, pack=2)
         wide = bits.to(gl.float32, bitcast=True)
     return wide
 ''',

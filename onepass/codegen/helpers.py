@@ -44,7 +44,8 @@ def widen(x: tl.tensor, zero: tl.tensor = 0) -> tl.tensor:
         wide = x.to(tl.float32)
     else:
         two: tl.constexpr = "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0xea;"
-        bits = tl.inline_asm_elementwise(two, "=r,=r,r,r,r", [x, zero], dtype=tl.int32, is_pure=True, pack=2)
+        # & as the first result is written before the operand is read for the second.
+        bits = tl.inline_asm_elementwise(two, "=&r,=r,r,r,r", [x, zero], dtype=tl.int32, is_pure=True, pack=2)
         wide = bits.to(tl.float32, bitcast=True)
     return wide
 
