@@ -198,7 +198,7 @@ class Fitted:
 HOLDS = Fitted(11, 0.3, 0.31, 1.4)
 GATHERS = Fitted(6, 1.75, 0.21, 1.14, 1.7)
 # Where a kernel that gathers over rows, with a pipeline and one row at a time, would take a little more than its share of the file,
-# the compiler finds the rest: all of 9 up to this factor compiled without a spill (Triton 3.6, sm_90; 16 warps, backward of norms).
+# the compiler finds the rest: all of 7 up to this factor compiled without a spill (Triton 3.6, sm_90; 16 warps, backward of norms).
 # Of those without a pipeline, or with several rows at a time, a third spilled.
 SQUEEZED = 1.09
 WALKS_COLUMNS = Fitted(31, 0, 0.15)

@@ -72,6 +72,15 @@ def test_refusals_by_cost_carry_both_costs(name: str) -> None:
         assert refusal.detail
 
 
+@pytest.mark.parametrize(("name", "cols"), [("layer_norm_backward", 12288), ("add_rms_norm_backward", 16384)])
+def test_rows_that_barely_fit_are_gathered_in_registers(name: str, cols: int) -> None:
+    """Estimated a little above what 16 warps have, and the compiler finds the rest."""
+    made = of_workload(name, (8192, cols))
+    kernel, binary = made.plan.kernels[0], made.binaries[0]
+    assert kernel.family == "mix-order" and kernel.schedule.warps == 16 and kernel.resources.registers == 128
+    assert binary.registers <= 128 and binary.spill_bytes == 0
+
+
 @pytest.mark.parametrize("cols", [8192, 16384, 32768])
 def test_rms_norm_holds_its_row_in_16_bits(cols: int) -> None:
     made = compiled(lambda x, w: F.rms_norm(x, (x.shape[-1],), w), (meta(8192, cols), meta(cols)))
