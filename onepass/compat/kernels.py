@@ -5,11 +5,15 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.metadata
+import importlib.util
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 TRITON_PAIRS = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1", "2.14": "3.8.0", "2.15": "3.9.0"}
@@ -70,7 +74,8 @@ def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int,
     module, name = _GLUON if getattr(function, "is_gluon", bool)() else ("triton.compiler", "ASTSource")
     ast_source = getattr(importlib.import_module(module), name)
     source = ast_source(function, signature, {}, {(i,): [["tt.divisibility", 16]] for i in aligned})
-    return package.compile(source, target=gpu_target("cuda", target, 32), options=options)
+    with _tools_of_ours(target):
+        return package.compile(source, target=gpu_target("cuda", target, 32), options=options)
 
 
 _TRITON_FILES = threading.RLock()
@@ -117,39 +122,71 @@ def triton_used(kernel: Any) -> None:
 def triton_toolchain(target: int) -> str:
     """What beside a kernel's text decides its binary for sm_`target`: the assembler, and variables that Triton heeds."""
     triton("compile kernels")
-    gpu_target = importlib.import_module("triton.backends.compiler").GPUTarget
-    backend = importlib.import_module("triton.compiler.compiler").make_backend(gpu_target("cuda", target, 32))
     heeded: Any = getattr(importlib.import_module("triton._C.libtriton"), "get_cache_invalidating_env_vars", dict)
-    return f"{backend.hash()} {sorted(heeded().items())}"
+    return f"{_version(ptxas(target))} {target} {sorted(heeded().items())}"
 
 
-def triton_tools(target: int) -> dict[str, str | None]:
-    """What this process compiles with for sm_`target`. A worker given this files its kernels where this process looks for them.
+def ptxas(target: int) -> str:
+    """The path of the assembler for sm_`target`: the one Triton brings along, or the user's, named by TRITON_PTXAS_PATH.
 
-    Inductor points Triton to an assembler of its own when it first compiles, by a variable that processes started later inherit;
-    Triton asks for the assembler's version, a part of every kernel's key, once, and that may have been before.
+    Inductor sets that variable when it first compiles, to an assembler in torch's wheel. That one is passed over: with it, the
+    same kernel would be another one, of other registers, before and after something else in the process was compiled.
     """
-    nvidia = importlib.import_module("triton.backends.nvidia.compiler")
-    return {"assembler": nvidia.get_ptxas(target).path, "version": nvidia.get_ptxas_version(target),
+    named = str(importlib.import_module("triton.backends.nvidia.compiler").get_ptxas(target).path)
+    if not Path(named).is_relative_to(_torch_folder()):
+        return named
+    brought = Path(triton("compile kernels").__file__).parent / "backends/nvidia/bin"
+    own = brought / ("ptxas-blackwell" if target >= 100 else "ptxas")
+    return str(own) if own.exists() else named
+
+
+@cache
+def _torch_folder() -> Path:
+    found = importlib.util.find_spec("torch")
+    assert found and found.origin, "torch is a dependency"
+    return Path(found.origin).parent
+
+
+@cache
+def _version(assembler: str) -> str:
+    return subprocess.check_output([assembler, "--version"], text=True)
+
+
+def triton_tools(target: int) -> dict[str, Any]:
+    """What this process compiles with for sm_`target`. A worker given this files its kernels where this process looks for them."""
+    assembler = ptxas(target)
+    return {"assembler": assembler, "version": _version(assembler),
             "libdevice": triton("compile kernels").knobs.nvidia.libdevice_path}
 
 
 def take_tools(assembler: str, version: str, libdevice: str | None) -> None:
     """Compile as a process does whose tools these are, from now on."""
     nvidia: Any = importlib.import_module("triton.backends.nvidia.compiler")
-    nvidia.get_ptxas_version = lambda *_: version
+    nvidia.get_ptxas_version = lambda *_: version  # Triton asks once, and a part of every kernel's key would be out of date
     settings = {"ptxas": assembler, "ptxas_blackwell": assembler, "libdevice_path": libdevice}
     vars(triton("compile kernels").knobs.nvidia).update(settings)
+
+
+@contextmanager
+def _tools_of_ours(target: int) -> Iterator[None]:
+    """Compile with `triton_tools`; leave Triton's settings as they were: other kernels of the process have tools of their own."""
+    nvidia: Any = importlib.import_module("triton.backends.nvidia.compiler")
+    with _TRITON_FILES:
+        settings = vars(triton("compile kernels").knobs.nvidia)
+        before, version = dict(settings), nvidia.get_ptxas_version
+        take_tools(**triton_tools(target))
+        try:
+            yield
+        finally:
+            for name in settings.keys() - before.keys():
+                del settings[name]
+            settings.update(before)
+            nvidia.get_ptxas_version = version
 
 
 def cuobjdump() -> str:
     """The path of the cubin reader in Triton's wheel."""
     return str(triton("read compiled kernels").knobs.nvidia.cuobjdump.path)
-
-
-def ptxas(target: int) -> str:
-    """The path of the assembler Triton uses for sm_`target`."""
-    return str(importlib.import_module("triton.backends.nvidia.compiler").get_ptxas(target).path)
 
 
 def triton_launcher(kernel: Any) -> Callable[..., None]:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 
@@ -302,13 +302,8 @@ def _facts_of_entry(program: Program, variant: Variant) -> dict[str, object]:
         card = variant.device
         facts["device"] = {"name": card.name, "title": card.title, "capability": card.capability, "sms": card.sms}
     if not variant.interpreted:
-        facts["toolchain"] = _toolchain(variant.device.target)
+        facts["toolchain"] = compat.triton_toolchain(variant.device.target)
     return facts
-
-
-@cache
-def _toolchain(target: int) -> str:
-    return compat.triton_toolchain(target)
 
 
 _sharing = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections.abc import Iterator
@@ -255,20 +256,42 @@ def test_what_workers_compile_in_the_background_is_found_when_loading(card: list
     assert all(b.registers for b in made.binaries)
 
 
-def test_workers_compile_with_the_assembler_of_the_process_that_asks(card: list[bool], tmp_path: Path,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor points Triton to another assembler once it compiles; Triton had asked for the version of the first one by then."""
-    asked = compat.triton_tools(90)
-    other = tmp_path / "ptxas"
-    other.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "release 12.7, another" || exec {asked["assembler"]} "$@"\n')
+def assembler_in(folder: Path) -> Path:
+    """The assembler of Triton, calling itself another version."""
+    folder.mkdir(parents=True)
+    other = folder / "ptxas"
+    own = compat.triton_tools(90)["assembler"]
+    other.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "release 12.7, another" || exec {own} "$@"\n')
     other.chmod(0o755)
+    return other
+
+
+def test_workers_take_the_assembler_the_user_names(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is named late: Triton asks for the version once, and kernels must not be filed under that of another one."""
+    before, toolchain = compat.triton_tools(90), compat.triton_toolchain(90)
+    named = assembler_in(tmp_path / "mine")
     offline._pool(os.getpid()).close()  # workers start again, and inherit
-    monkeypatch.setenv("TRITON_PTXAS_PATH", str(other))
-    assert compat.triton_tools(90) == asked | {"assembler": str(other)}
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(named))
+    assert compat.triton_tools(90) == before | {"assembler": str(named), "version": "release 12.7, another\n"}
+    assert compat.triton_toolchain(90) != toolchain
     kernels = Kernels(program(cols=40), "it")
     made = kernels.prepare({"s0": 12}, CARD, frozenset({"x", "out0"})).result()
     work = made_by(lambda: kernels.executable({"s0": 12}, CARD, frozenset({"x", "out0"})))
     assert (work.compilations, work.found) == (0, len(made.sources))
+
+
+def test_the_assembler_of_inductor_is_passed_over(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor points Triton to one in torch's wheel once it compiles. Kernels made before and after must be the same."""
+    before, toolchain = compat.triton_tools(90), compat.triton_toolchain(90)
+    monkeypatch.setattr(compat.kernels, "_torch_folder", lambda: tmp_path / "torch")
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(assembler_in(tmp_path / "torch" / "bin")))
+    assert (compat.triton_tools(90), compat.triton_toolchain(90)) == (before, toolchain)
+    kernels = Kernels(program(cols=44), "it")
+    made = kernels.prepare({"s0": 12}, CARD, frozenset({"x", "out0"})).result()
+    work = made_by(lambda: kernels.executable({"s0": 12}, CARD, frozenset({"x", "out0"})))
+    assert (work.compilations, work.found) == (0, len(made.sources))
+    nvidia = importlib.import_module("triton.backends.nvidia.compiler")
+    assert nvidia.get_ptxas(90).path == str(tmp_path / "torch" / "bin" / "ptxas")  # as Inductor left it
 
 
 def test_a_second_process_neither_plans_nor_compiles(card: list[bool]) -> None:
