@@ -7,6 +7,9 @@ again, where that moves fewer bytes:
     forward   one write less, unless a later kernel of the forward reads the value too
     backward  one read less in every kernel that reads it, one more for each part that the kernel does not read yet
 
+A part may also be a value that is not saved so far but that the forward writes anyway, for a later kernel: a norm's input, say,
+which the residual stream goes on from, instead of the normed row. It is then saved in the dropped value's place.
+
 Kernels are not known yet either. Nodes are taken to share one if as many kernels that cannot be fused (matmuls, attention) lie
 before them.
 """
@@ -44,11 +47,10 @@ def recompute(forward: fx.Graph, backward: fx.Graph, outputs: int, device: torch
               least_bytes: int = LEAST_BYTES) -> tuple[Recomputed, ...]:
     """Change both graphs so that the backward computes again what is cheaper so. The first `outputs` results are the user's."""
     saved = _saved(forward, backward, outputs)
-    split = _Split(forward, backward, saved, device)
-    users = {node for node in _results(forward)[:outputs] if isinstance(node, fx.Node)}
-    made = tuple(done for node in saved if node not in users and (done := split.drop(node, least_bytes)) is not None)
+    split = _Split(forward, backward, saved, frozenset(_results(forward)[:outputs]), device)
+    made = tuple(done for node in saved if (done := split.drop(node, least_bytes)) is not None)
     if made:
-        _drop_outputs(forward, {done.name for done in made}, outputs)
+        _change_outputs(forward, {done.name for done in made}, split.instead, outputs)
         forward.lint()
         backward.lint()
     return made
@@ -69,7 +71,10 @@ def _saved(forward: fx.Graph, backward: fx.Graph, outputs: int) -> dict[fx.Node,
 class _Split:
     """Both graphs, while values are dropped one by one in the order the forward makes them."""
 
-    def __init__(self, forward: fx.Graph, backward: fx.Graph, saved: dict[fx.Node, fx.Node], device: torch.device) -> None:
+    def __init__(self, forward: fx.Graph, backward: fx.Graph, saved: dict[fx.Node, fx.Node], users: frozenset[Any],
+                 device: torch.device) -> None:
+        self.users = users  # what is the user's own, who may change it
+        self.instead: dict[str, fx.Node] = {}  # by the name of a value that is no longer saved, what is saved in its place
         self.taken = dict(saved)  # of the forward -> as the backward has it: an input, or computed again
         self.origins: dict[fx.Node, tuple[fx.Node, ...]] = {node: (node,) for node in saved}  # what the backward reads to have it
         self.kinds = kinds(forward, device, {})
@@ -81,34 +86,61 @@ class _Split:
 
     def drop(self, node: fx.Node, least_bytes: int) -> Recomputed | None:
         """Compute a saved value again, if that moves fewer bytes."""
+        if node in self.users or _must_be_saved(node) or not tensors_of(node) or not self._is_read_by_kernels(node):
+            return None
+        return self._from(node, self._chain(node), least_bytes) or self._from(node, self._chain(node, nbytes(node)), least_bytes)
+
+    def _is_read_by_kernels(self, node: fx.Node) -> bool:
+        return bool(self.reads[node]) and all(isinstance(level, int) for level in self.reads[node])
+
+    def _from(self, node: fx.Node, chain: list[fx.Node], least_bytes: int) -> Recomputed | None:
+        """Compute a value again by these ops, if that moves fewer bytes."""
         levels = self.reads[node]
-        if _must_be_saved(node) or not tensors_of(node) or not levels or not all(isinstance(level, int) for level in levels):
-            return None
-        chain = self._chain(node)
-        parts = dict.fromkeys(p for op in chain for n in op.all_input_nodes if n not in chain for p in self.origins[n])
+        ends = dict.fromkeys(n for op in chain for n in op.all_input_nodes if n not in chain)
+        new = [n for n in ends if n not in self.taken]
+        parts = dict.fromkeys(p for n in ends for p in self.origins.get(n, (n,)))
         moved = nbytes(node) * (len(levels) + (not self._is_written_anyway(node)))
-        moved -= sum(nbytes(part) * len(levels - self.reads[part]) for part in parts)
-        if not chain or moved < least_bytes:
+        moved -= sum(nbytes(part) * len(levels - self.reads.get(part, frozenset())) for part in parts)
+        if not chain or len(new) > 1 or moved < least_bytes:
             return None
+        for stand_in in new:
+            self._save_instead(node, stand_in)
         self._replace(node, chain)
         self.origins[node] = tuple(parts)
         for part in parts:
             self.reads[part] |= levels
         return Recomputed(node.name, nbytes(node), moved)
 
-    def _chain(self, node: fx.Node) -> list[fx.Node]:
-        """The ops from other saved values to this one, in order; none where it cannot be had from them alone."""
+    def _chain(self, node: fx.Node, room: int = 0) -> list[fx.Node]:
+        """The ops to this value from saved ones, in order, or also from others that are written anyway and of at most `room` bytes;
+        none where it cannot be had from them alone."""
         chain: set[fx.Node] = set()
         pending = [node]
         while pending:
             op = pending.pop()
-            if op in chain or op in self.taken and op is not node:
+            if op in chain or op is not node and (op in self.taken or room and self._can_stand_in(op, room)):
                 continue
             chain.add(op)
             pending += op.all_input_nodes
             if not _is_by_element(op) or sum(self.kinds[n] is Kind.HEAVY for n in chain) > MOST_OPS:
                 return []
         return sorted(chain, key=self.rank.__getitem__)
+
+    def _can_stand_in(self, node: fx.Node, room: int) -> bool:
+        """Whether this value may be saved, in the memory that it has anyway, where something of `room` bytes no longer is."""
+        policy = getattr(node.meta.get("recompute"), "name", "SAVE")  # of activation checkpointing
+        return (self.kinds[node] is Kind.HEAVY and len(tensors_of(node)) == 1 and nbytes(node) <= room and node not in self.users
+                and policy.endswith("SAVE") and self._is_written_anyway(node))
+
+    def _save_instead(self, node: fx.Node, stand_in: fx.Node) -> None:
+        """Make room in the backward for another value in the place of a saved one."""
+        old = self.taken[node]
+        with old.graph.inserting_before(old):
+            given = old.graph.placeholder(stand_in.name)
+        given.meta = {**stand_in.meta, **{key: old.meta[key] for key in ("desc",) if key in old.meta}}
+        self.order[given] = self.order[old]
+        self.taken[stand_in], self.origins[stand_in], self.reads[stand_in] = given, (stand_in,), frozenset()
+        self.instead[node.name] = stand_in
 
     def _is_written_anyway(self, node: fx.Node) -> bool:
         """Whether the forward writes this value in any case, because a kernel other than the one that makes it needs it."""
@@ -188,12 +220,13 @@ def _readers(graph: fx.Graph, of: Mapping[fx.Node, Kind]) -> dict[fx.Node, Level
     return found
 
 
-def _drop_outputs(forward: fx.Graph, names: set[str], outputs: int) -> None:
-    """Take values off what the forward gives."""
+def _change_outputs(forward: fx.Graph, dropped: set[str], instead: Mapping[str, fx.Node], outputs: int) -> None:
+    """Take values off what the forward gives, or give others in their place."""
     output = forward.output_node()
-    results = _results(forward)
-    stays = [i < outputs or getattr(result, "name", None) not in names for i, result in enumerate(results)]
+    before = _results(forward)
+    names = [getattr(result, "name", "") if i >= outputs else "" for i, result in enumerate(before)]
+    stays = [name not in dropped or name in instead for name in names]
     described = output.meta.get("desc")
-    if isinstance(described, (list, tuple)) and len(described) == len(results):
+    if isinstance(described, (list, tuple)) and len(described) == len(before):
         output.meta["desc"] = type(described)(d for d, stay in zip(described, stays, strict=True) if stay)
-    output.args = (tuple(r for r, stay in zip(results, stays, strict=True) if stay),)
+    output.args = (tuple(instead.get(name, result) for name, result, stay in zip(names, before, stays, strict=True) if stay),)

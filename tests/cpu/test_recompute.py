@@ -114,6 +114,64 @@ def test_a_value_may_follow_from_one_that_is_no_longer_saved() -> None:
     assert recomputed(twice, backward) == [(NBYTES, 2 * NBYTES)] * 2
 
 
+def stream(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    """A norm within a residual stream: saved are its factor and the normed rows, which only the norm's own kernel needs."""
+    total = x + y
+    factor = total.square().mean(-1, keepdim=True)
+    normed = total / factor
+    return total + (normed * scale) @ y.T @ y, scale, factor, normed
+
+
+def of_stream(scale: Tensor, factor: Tensor, normed: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    return d * normed, d * scale * factor
+
+
+def run(first: fx.Graph, second: fx.Graph, outputs: int, *args: Tensor) -> list[Tensor]:
+    """What both graphs give, one after the other."""
+    results = fx.GraphModule({}, first)(*args)
+    return [*results[:outputs], *fx.GraphModule({}, second)(*results[outputs:], args[0])]
+
+
+def test_what_is_written_anyway_is_saved_instead() -> None:
+    """The stream goes on from the norm's input: it is in memory, and the normed rows need not be."""
+    args = torch.randn(ROWS, DIM), torch.randn(ROWS, DIM), torch.randn(DIM)
+    before = run(*graphs(stream, of_stream, 1), 1, *args)
+    first, second = graphs(stream, of_stream, 1)
+    assert [(d.nbytes, d.moved) for d in recompute(first, second, 1, torch.device("cpu"), 1)] == [(NBYTES, NBYTES)]
+    saved = [node.name for node in first.output_node().args[0][1:]]  # type: ignore[index, union-attr]
+    taken = [node.target for node in second.nodes if node.op == "placeholder"]
+    assert saved == taken[:-1] and saved[-1] == "add" and "div" not in saved
+    for one, other in zip(run(first, second, 1, *args), before, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_the_user_may_change_is_not_saved_instead() -> None:
+    def given(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        total = x + y
+        factor = total.square().mean(-1, keepdim=True)
+        normed = total / factor
+        return total + (normed * scale) @ y.T @ y, total, scale, factor, normed
+
+    assert not recomputed(given, of_stream, outputs=2)
+
+
+@pytest.mark.parametrize("policy", CheckpointPolicy)
+def test_what_a_policy_of_checkpointing_computes_again_is_not_saved_instead(policy: CheckpointPolicy) -> None:
+    first, second = graphs(stream, of_stream, 1)
+    next(node for node in first.nodes if node.name == "add").meta["recompute"] = policy
+    assert bool(recompute(first, second, 1, torch.device("cpu"), 1)) == policy.name.endswith("SAVE")
+
+
+def test_one_value_takes_the_place_of_one() -> None:
+    """Two that are written anyway, each of half the bytes, would be saved for one."""
+    def of_two(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        total, other = (x + y).bfloat16(), (x * y).bfloat16()
+        both = total.float() / other.float()
+        return ((both * scale).exp() @ y.T @ y).bfloat16() + total + other, scale, both
+
+    assert not recomputed(of_two, lambda scale, both, d: (d * both, d * scale))
+
+
 def example() -> tuple[nn.Module, dict[str, Tensor]]:
     torch.manual_seed(0)
     parts = transformer.build(learnable=True, **{**transformer.TINY, "layers": 3})
