@@ -139,17 +139,17 @@ def keep(sources: tuple[Source, ...]) -> tuple[Source, ...]:
 # ---- row classes: one captured Program serves every row count --------------------------------------------------------------
 
 
-def breakpoints(device: Device) -> tuple[int, int, int]:
-    """Row counts between which one plan serves: fewer rows than SMs, few rows an SM, many, very many.
+LAST_CLASS = 5
 
-    The cost model changes its mind where rows no longer fill the SMs once, where a loop over rows is too short to pay for
-    its partial results, and where waves no longer matter.
-    """
-    return device.sms, 8 * device.sms, 64 * device.sms
+
+def breakpoints(device: Device) -> tuple[int, ...]:
+    """Row counts between which one plan serves. No member of a class has more than twice the rows it is planned for, but in the
+    last one, where waves no longer matter."""
+    return tuple(device.sms * 4**k for k in range(LAST_CLASS))
 
 
 def row_class(bindings: Bindings, device: Device) -> int:
-    """Which of the four classes some sizes fall into."""
+    """Which of the classes some sizes fall into."""
     return bisect_left(breakpoints(device), prod(bindings.values()))
 
 
@@ -157,6 +157,6 @@ def representative(program: Program, bindings: Bindings, device: Device) -> dict
     """The sizes a class is planned for, the same whichever of its members comes first."""
     if not program.symbols:
         return {}
-    rows = (device.sms // 2, 3 * device.sms, 24 * device.sms, 192 * device.sms)[row_class(bindings, device)]
+    rows = device.sms * 4 ** row_class(bindings, device) // 2
     each = max(2, round(rows ** (1 / len(program.symbols))))
     return dict.fromkeys(program.symbols, each)

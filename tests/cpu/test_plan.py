@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
+from itertools import pairwise
 
 import pytest
 import torch
@@ -142,20 +143,28 @@ def test_blocks_that_do_not_tile_are_refused() -> None:
     assert plan(program, {}, H200).kernels
 
 
-def test_at_most_four_row_classes_and_their_plans_do_not_depend_on_who_comes_first() -> None:
+def test_a_few_row_classes_whose_plans_do_not_depend_on_who_comes_first() -> None:
     captured = capture(lambda x: x.float().sum(0), (meta(4096, 512),))
     program = optimise(captured.program)
     assert program.symbols == ("s0",)
-    classes = {row_class({"s0": n}, H200) for n in (2, 100, 132, 133, 1056, 1057, 8448, 8449, 10**6)}
-    assert len(classes) <= 4
-    for low, high in ((2, 132), (133, 1056), (1057, 8448), (8449, 10**6)):
+    ends = (1, *breakpoints(H200), 10**6)
+    classes = [(low + 1, high) for low, high in pairwise(ends)]
+    for low, high in classes:
         assert representative(program, {"s0": low}, H200) == representative(program, {"s0": high}, H200)
+    assert len({row_class({"s0": n}, H200) for each in classes for n in each}) == len(classes) == 6
+
+
+@pytest.mark.parametrize("rows", [2, 100, 132, 133, 256, 1024, 4096, 8192, 16384, 32768, 65536])
+def test_a_class_is_planned_for_about_as_many_rows(rows: int) -> None:
+    program = optimise(capture(lambda x: x.float().sum(0), (meta(4096, 512),)).program)
+    planned = representative(program, {"s0": rows}, H200)["s0"]
+    assert rows / 2 <= planned and (planned <= 2 * rows or rows < H200.sms // 4)
 
 
 @pytest.mark.parametrize("name", sorted(DEVICES))
 def test_breakpoints_grow(name: str) -> None:
-    a, b, c = breakpoints(device(name))
-    assert 0 < a < b < c
+    found = breakpoints(device(name))
+    assert found[0] > 0 and all(a < b for a, b in pairwise(found))
 
 
 def test_a_row_count_that_is_used_again_is_fixed_and_one_that_is_only_summed_is_not() -> None:
