@@ -37,7 +37,7 @@ INNER = ("inner", "inner looped", "inner split", "inner parked")
 NOTHING: frozenset[str] = frozenset()
 HERE = Card("NVIDIA H200", 132, "13.0")
 PROPERTIES = SimpleNamespace(name=HERE.name, multi_processor_count=HERE.sms)
-SIZES = {"s0": 2000}
+SIZES = {"s0": 8000}
 
 
 @pytest.fixture(autouse=True)
