@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from types import ModuleType
 
@@ -139,13 +139,14 @@ def keep(sources: tuple[Source, ...]) -> tuple[Source, ...]:
 # ---- row classes: one captured Program serves every row count --------------------------------------------------------------
 
 
-LAST_CLASS = 5
+# Rows an SM up to which a class of row counts goes, and those it is planned for. A call has at most twice as many rows as its plan
+# is for, but in the last class, where waves no longer matter; of very few rows, not more.
+CLASSES = ((1 / 8, 1 / 8), (1, 1 / 2), (4, 2), (16, 8), (64, 32), (256, 128), (inf, 512))
 
 
 def breakpoints(device: Device) -> tuple[int, ...]:
-    """Row counts between which one plan serves. No member of a class has more than twice the rows it is planned for, but in the
-    last one, where waves no longer matter."""
-    return tuple(device.sms * 4**k for k in range(LAST_CLASS))
+    """Row counts between which one plan serves."""
+    return tuple(int(end * device.sms) for end, _ in CLASSES[:-1])
 
 
 def row_class(bindings: Bindings, device: Device) -> int:
@@ -157,6 +158,6 @@ def representative(program: Program, bindings: Bindings, device: Device) -> dict
     """The sizes a class is planned for, the same whichever of its members comes first."""
     if not program.symbols:
         return {}
-    rows = device.sms * 4 ** row_class(bindings, device) // 2
-    each = max(2, round(rows ** (1 / len(program.symbols))))
+    _, rows = CLASSES[row_class(bindings, device)]
+    each = max(2, round((rows * device.sms) ** (1 / len(program.symbols))))
     return dict.fromkeys(program.symbols, each)

@@ -24,11 +24,15 @@ class Check:
         return self.max_error <= self.max_bound and self.rms_error <= self.rms_bound
 
 
+FEW = 8  # numbers whose RMS error says nothing: of a single one, rounded as well as can be, it is up to half an ulp
+
+
 def check(result: Tensor, eager: Tensor, reference: Tensor) -> Check:
-    """Max error <= 1.5 x eager's + 1 ulp at max|reference|; RMS error <= 1.1 x eager's + 0.5 ulp."""
+    """Max error <= 1.5 x eager's + 1 ulp at max|reference|; RMS error <= 1.1 x eager's + 0.5 ulp, where there are many numbers."""
     ulp = spacing(_max(reference.abs()), result.dtype)
     ours, theirs = (reference - result.double()).abs(), (reference - eager.double()).abs()
-    return Check(_max(ours), 1.5 * _max(theirs) + ulp, _rms(ours), 1.1 * _rms(theirs) + 0.5 * ulp)
+    largest = 1.5 * _max(theirs) + ulp
+    return Check(_max(ours), largest, _rms(ours), 1.1 * _rms(theirs) + 0.5 * ulp if reference.numel() >= FEW else largest)
 
 
 def spacing(value: float, dtype: torch.dtype) -> float:

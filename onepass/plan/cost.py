@@ -72,6 +72,14 @@ TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.2}  # of a loop over rows, by 
 # norms: 147 KB (four stages) took 2.5-4 % longer than 98 KB (three), 197 KB 1.5-3 % longer than 131 KB, 98 KB no longer than 65 KB.
 # The same where every CTA has a row in shared memory: dx of RMSNorm backward 8192 x 8192 took 97.7 us with 192 KB, 93.6 with 128.
 CROWD, CROWDING = 98304, 0.045
+# How much longer walks down columns take whose tiles are less than a line wide: two CTAs read each line, and drift apart, so that
+# it is brought twice, the more so where rows are split among CTAs; and lines are written in halves. Only where the tensors are
+# much larger than L2: 1 - 2 L2 / bytes of it. H200, tiles of 64 bytes against wider ones: sums of 65536 x 4096, one fp32 input:
+# 255-275 us and, split, 334 against 242; three of bf16: 365 and 415-446 against 361; five of fp16: 614 and 739-755 against 601.
+# With a gradient written beside the sum: SiLU 8192 x 16384 237 us, floor 179; GELU 16384 x 4096 113-120, by 128 bytes 110, by 256
+# bytes 105.
+LINE = 128
+HALVES, HALVES_SPLIT, HALVES_WRITTEN, LINES_WRITTEN = 0.06, 0.2, 0.3, 0.05
 LAST_STORES = 0.1  # us until what a CTA stored last is on its way
 # us of an SM that a CTA spends, for each of its warps but two, to fold rows that lie in different warps. H200, column sums of
 # 256 x 65536 by CTAs of 2, 4, 8, 16 and 32 warps: 16.5, 17.1, 20.1, 24.2, 30.9 us.
@@ -130,6 +138,16 @@ def _rate(in_flight: float, device: Device) -> float:
 def _crowded(asked: float) -> float:
     """How much longer bytes take, of which so many are asked for at once on an SM."""
     return 1 + CROWDING * max(0.0, asked / CROWD - 1)
+
+
+def _half_lines(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> float:
+    """How much longer the bytes of a walk down the columns take because its tiles are narrow."""
+    if not schedule.parked or not isinstance(schedule.cols, Block):
+        return 1.0
+    run = schedule.cols.size * t.unit / max(kernel.full_loads, 1)
+    read = 0.0 if run >= LINE else HALVES if schedule.splits == 1 else HALVES_SPLIT
+    written = 0.0 if not t.full_out or run >= 2 * LINE else LINES_WRITTEN if run >= LINE else HALVES_WRITTEN
+    return 1 + (read + written) * max(0.0, 1 - 2 * device.l2_bytes / max(t.once, 1.0))
 
 
 def _reduction_time(warps_per_row: float) -> float:
@@ -309,7 +327,8 @@ def _mix(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: D
     cut = 1.0 if tiles == 1 else 1.03 + 0.01 * tiles  # H200, RMSNorm backward: a row in two tiles took 4-7 % longer than in one
     apart = tiles == 1 and _warps_along(schedule, t) >= schedule.warps or height == 1
     folding = 0.0 if apart else ACROSS_WARPS * max(0, schedule.warps - 2) * per_sm * t.outer_states
-    us = RAMP + _together(memory * cut, issue * even, special, chain) + folding + spilled / device.bandwidth
+    # No other turn hides the wait for the first one. H200, sums of 2, 3 and 5 inputs of 4096 x 1024: 1.1 to 1.9 us.
+    us = RAMP + device.latency + _together(memory * cut, issue * even, special, chain) + folding + spilled / device.bandwidth
     return Cost(us, t.once + 2 * spilled, in_flight, _limit(memory, issue, special, chain))
 
 
@@ -339,7 +358,8 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     rate = _rate(in_flight, device) * narrow * min(1.0, 1.15 * sms / device.sms)
     # What is read again comes from L2 while other CTAs' rows come from DRAM.
     near = (t.full_in + t.multi_phase * hit) / device.l2_bandwidth if t.multi_phase else 0.0
-    memory = _together(dram / rate, near) + (partials + vectors + t.temps) / device.l2_bandwidth
+    halves = _half_lines(kernel, schedule, t, device)
+    memory = _together(dram / rate * halves, near) + (partials + vectors + t.temps) / device.l2_bandwidth
     if over_cols:
         row = walked * t.unit / schedule.splits * device.sms / device.bandwidth
         between = _between_rows(kernel, schedule, t)
@@ -386,6 +406,11 @@ def _merges(kernel: Kernel, schedule: Schedule) -> int:
 def _limit(memory: float, issue: float, special: float, chain: float) -> str:
     named = (("memory", memory), ("issue", issue), ("special functions", special), ("latency", chain))
     return max(named, key=lambda kv: kv[1])[0]
+
+
+def another(device: Device) -> float:
+    """What one more kernel of a plan costs beside its own time, which has its ramp and the wait for its first bytes."""
+    return device.launch - RAMP - device.latency / 2
 
 
 def join_cost(states: float, splits: int, length: int, device: Device) -> float:

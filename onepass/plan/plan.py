@@ -10,7 +10,7 @@ from typing import TypeAlias
 from ..device import Device
 from ..ir.program import Buffer, Load, Op, Program, Reduce, Store
 from ..ir.size import Bindings
-from .cost import RAMP, Cost
+from .cost import Cost, another
 from .footprint import floor_bytes
 from .kernel import Across, Kernel
 from .legality import Refusal
@@ -126,8 +126,8 @@ class Plan:
 
     @property
     def predicted_us(self) -> float:
-        """Kernel times, and what each further kernel costs to start beside its ramp, which its own time has."""
-        return sum(k.predicted_us for k in self.kernels) + (self.device.launch - RAMP) * (len(self.kernels) - 1)
+        """Kernel times, and what each further kernel costs to start."""
+        return sum(k.predicted_us for k in self.kernels) + another(self.device) * (len(self.kernels) - 1)
 
     @property
     def dram_bytes(self) -> int:

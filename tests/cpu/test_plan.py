@@ -147,18 +147,18 @@ def test_a_few_row_classes_whose_plans_do_not_depend_on_who_comes_first() -> Non
     captured = capture(lambda x: x.float().sum(0), (meta(4096, 512),))
     program = optimise(captured.program)
     assert program.symbols == ("s0",)
-    ends = (1, *breakpoints(H200), 10**6)
+    ends = (0, *breakpoints(H200), 10**6)
     classes = [(low + 1, high) for low, high in pairwise(ends)]
     for low, high in classes:
         assert representative(program, {"s0": low}, H200) == representative(program, {"s0": high}, H200)
-    assert len({row_class({"s0": n}, H200) for each in classes for n in each}) == len(classes) == 6
+    assert len({row_class({"s0": n}, H200) for each in classes for n in each}) == len(classes) == 7
 
 
 @pytest.mark.parametrize("rows", [2, 100, 132, 133, 256, 1024, 4096, 8192, 16384, 32768, 65536])
 def test_a_class_is_planned_for_about_as_many_rows(rows: int) -> None:
     program = optimise(capture(lambda x: x.float().sum(0), (meta(4096, 512),)).program)
     planned = representative(program, {"s0": rows}, H200)["s0"]
-    assert rows / 2 <= planned and (planned <= 2 * rows or rows < H200.sms // 4)
+    assert rows / 2 <= planned <= max(4 * rows, H200.sms // 8)
 
 
 @pytest.mark.parametrize("name", sorted(DEVICES))

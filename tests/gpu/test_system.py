@@ -163,9 +163,9 @@ def test_addresses_that_are_not_aligned(name: str, cols: int) -> None:
 
 def test_one_capture_serves_every_class_of_row_counts() -> None:
     case, fused = fused_case("formula-rms_norm_backward")
-    for rows in (64, 500, 2000, 5000, 20_000, 50_000, 100, 300, 1500, 6000, 30_000, 60_000):
+    for rows in (3, 64, 500, 2000, 5000, 20_000, 50_000, 16, 100, 300, 1500, 6000, 30_000, 60_000):
         assert_right(fused, case.function, lambda seed, rows=rows: case.inputs(rows, 512, torch.bfloat16, "cuda", seed))
-    assert len(fused._traces) == 1 and len(fused._traces[0].kernels.variants) == 6
+    assert len(fused._traces) == 1 and len(fused._traces[0].kernels.variants) == 7
 
 
 # ---- a kernel that spills --------------------------------------------------------------------------------------------------
