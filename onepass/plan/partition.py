@@ -146,7 +146,7 @@ def _scored(form: Form, family: Family, bindings: Bindings, device: Device, less
         most = too_heavy.get(schedule.family, ANY_WEIGHT)
         if mine[schedule].spilled is None if schedule in mine else resources.registers >= most:
             continue
-        if resources.ctas_per_sm < 1 or not _resident_grid_fits(schedule, resources.ctas_per_sm, device):
+        if resources.ctas_per_sm < 1 or not runs_at_once(schedule, resources.ctas_per_sm, device):
             continue
         one = cost(kernel, schedule, resources, t, device)
         chosen = KernelPlan(kernel.program.name, kernel, schedule, resources, one, (kernel.program, schedule))
@@ -154,8 +154,8 @@ def _scored(form: Form, family: Family, bindings: Bindings, device: Device, less
     return found
 
 
-def _resident_grid_fits(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
-    """A loop over rows wants all its CTAs on the card at once."""
+def runs_at_once(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
+    """Whether so many CTAs on an SM are all that a loop over rows has: it shares out the rows beforehand."""
     if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
         return True
     return schedule.rows.split * schedule.shared <= ctas_per_sm * device.sms

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onepass import pipeline
 from onepass.capture.trace import capture
+from onepass.codegen.source import Source
 from onepass.device import DEVICES, device
 from onepass.errors import NoPlan
 from onepass.ir.axes import share_axes
@@ -30,6 +31,7 @@ from onepass.plan.plan import Plan
 from onepass.plan.resources import ctas_per_sm
 from onepass.plan.schedule import cover, sector_span
 from onepass.runtime.binary import Binary
+from onepass.tools.workloads import workload
 
 H200 = device("h200")
 
@@ -232,6 +234,28 @@ def test_a_small_spill_with_registers_to_spare_rules_out_one_schedule_and_no_hea
     made = ruled(inputs, fn, measure)
     assert [b.spill_bytes for b in made.binaries] == [0] * len(made.binaries)
     assert len(made.rejected) == 4
+
+
+def test_ctas_of_a_loop_over_rows_must_fit_by_the_registers_they_really_take() -> None:
+    """They share out the rows beforehand: those that come later than the others are waited for."""
+    chosen, heavy = workload("rms_norm_backward"), set[str]()
+
+    def measure(source: Source) -> Binary:
+        if "mix_order" in source.name and len(heavy) < 2:
+            heavy.add(source.text)
+            return binary(255)
+        return binary()
+
+    made = ruled(chosen.inputs((98304, 512)), chosen.function, measure)
+    assert [(r.registers, r.spill_bytes) for r in made.rejected] == [(255, 0)] * 2
+    assert not {source.text for source in made.sources} & heavy
+
+
+def test_of_plans_that_do_not_spill_the_one_whose_ctas_fit_is_taken() -> None:
+    """Whichever was tried first."""
+    chosen = workload("rms_norm_backward")
+    made = ruled(chosen.inputs((98304, 512)), chosen.function, lambda source: binary(255))
+    assert made.rejected and pipeline._faults(made, H200) == (False, 0, False)
 
 
 def test_reductions_that_share_nothing_share_launches() -> None:
