@@ -72,9 +72,9 @@ TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.2}  # of a loop over rows, by 
 # norms: 147 KB (four stages) took 2.5-4 % longer than 98 KB (three), 197 KB 1.5-3 % longer than 131 KB, 98 KB no longer than 65 KB.
 # The same where every CTA has a row in shared memory: dx of RMSNorm backward 8192 x 8192 took 97.7 us with 192 KB, 93.6 with 128.
 CROWD, CROWDING = 98304, 0.045
-# How much longer walks down columns take whose tiles are less than a line wide: two CTAs read each line, and drift apart, so that
-# it is brought twice, the more so where rows are split among CTAs; and lines are written in halves. Only where the tensors are
-# much larger than L2: 1 - 2 L2 / bytes of it. H200, tiles of 64 bytes against wider ones: sums of 65536 x 4096, one fp32 input:
+# How much longer walks down columns take whose tiles are less than a line wide: presumably as two CTAs read each line, and drift
+# apart, the more so where rows are split among CTAs; and as lines are written in halves. Only where the tensors are much larger
+# than L2 was it seen: 1 - 2 L2 / bytes of it. H200, tiles of 64 bytes against wider ones: sums of 65536 x 4096, one fp32 input:
 # 255-275 us and, split, 334 against 242; three of bf16: 365 and 415-446 against 361; five of fp16: 614 and 739-755 against 601.
 # With a gradient written beside the sum: SiLU 8192 x 16384 237 us, floor 179; GELU 16384 x 4096 113-120, by 128 bytes 110, by 256
 # bytes 105.
@@ -327,7 +327,8 @@ def _mix(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: D
     cut = 1.0 if tiles == 1 else 1.03 + 0.01 * tiles  # H200, RMSNorm backward: a row in two tiles took 4-7 % longer than in one
     apart = tiles == 1 and _warps_along(schedule, t) >= schedule.warps or height == 1
     folding = 0.0 if apart else ACROSS_WARPS * max(0, schedule.warps - 2) * per_sm * t.outer_states
-    # No other turn hides the wait for the first one. H200, sums of 2, 3 and 5 inputs of 4096 x 1024: 1.1 to 1.9 us.
+    # No other turn hides the wait for the first one. H200, sums of 2, 3 and 5 inputs of 4096 x 1024 took 1.1 to 1.9 us longer than
+    # was predicted without it, the join taken off.
     us = RAMP + device.latency + _together(memory * cut, issue * even, special, chain) + folding + spilled / device.bandwidth
     return Cost(us, t.once + 2 * spilled, in_flight, _limit(memory, issue, special, chain))
 
@@ -352,7 +353,7 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     length = t.cols if over_rows else t.rows
     partials = 8.0 * max(t.outer_states, t.inner) * schedule.splits * length if schedule.splits > 1 else 0.0
     vectors = VECTOR_SHARE * t.vectors * (row_blocks if over_cols else 0)
-    # TMA brings rows of 64 bytes as well as longer ones; loads want whole lines.
+    # TMA brings rows of 64 bytes as well as longer ones, while CTAs keep together (`_half_lines`); loads want whole lines.
     wanted = (64 if schedule.parked else 128) * kernel.full_loads
     narrow = min(1.0, tile.width * t.unit / wanted) if isinstance(schedule.cols, Block) else 1.0
     rate = _rate(in_flight, device) * narrow * min(1.0, 1.15 * sms / device.sms)
@@ -410,7 +411,12 @@ def _limit(memory: float, issue: float, special: float, chain: float) -> str:
 
 def another(device: Device) -> float:
     """What one more kernel of a plan costs beside its own time, which has its ramp and the wait for its first bytes."""
-    return device.launch - RAMP - device.latency / 2
+    return max(0.0, device.launch - RAMP - device.latency / 2)
+
+
+# us for each part of the rows that tiles in shared memory sum apart. H200, sums of five fp16 inputs of 4096 x 1024 in 4, 16 and 33
+# parts: 13.0, 13.5, 14.8; of fp32 65536 x 256 in 16, 66 and 132: 17.8, 18.0, 18.5.
+PER_PART = 0.006
 
 
 def join_cost(states: float, splits: int, length: int, device: Device) -> float:

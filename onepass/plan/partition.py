@@ -18,7 +18,7 @@ from ..ir.program import Load, Program, Reduce, Result, Store, operands
 from ..ir.simplify import online_softmax, two_pass
 from ..ir.size import Bindings
 from .candidates import schedules
-from .cost import RAMP, Traffic, another, cost, join_cost, last_block_cost, lower_bound, traffic
+from .cost import PER_PART, RAMP, Traffic, another, cost, join_cost, last_block_cost, lower_bound, traffic
 from .footprint import buffer_bytes
 from .kernel import Kernel, Space, memory_order
 from .legality import Family, Illegal, Reason, Refusal, families, space_of
@@ -28,9 +28,6 @@ from .schedule import Block, Cover, Loop, Schedule
 from .split import Cut, halves
 
 GAIN = 0.98  # a merge must be predicted to save this much, or the model's error decides
-# us for each part of the rows that tiles in shared memory sum apart. H200, sums of five fp16 inputs of 4096 x 1024 in 4, 16 and 33
-# parts: 13.0, 13.5, 14.8; of fp32 65536 x 256 in 16, 66 and 132: 17.8, 18.0, 18.5.
-PER_PART = 0.006
 NEAR = 1.03  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
 
 

@@ -43,7 +43,8 @@ def compiled() -> SimpleNamespace:
                            floor_us=89.5, predicted_us=98.75, kernels=(KERNEL, JOIN), refusals=REFUSALS)
     sources = tuple(Source(k.name, f"# text of {k.name}\n", (), (), warps=8) for k in plan.kernels)
     binaries = tuple(SimpleNamespace(registers=r, spill_bytes=0, smem_bytes=s) for r, s in ((127, 64), (32, 0)))
-    rejected = (Rejected(KERNEL.name, Schedule(Loop(4), Cover((4096, 1024)), warps=8), 255, 312),)
+    rejected = (Rejected(KERNEL.name, Schedule(Loop(4), Cover((4096, 1024)), warps=8), 255, 312),
+                Rejected(KERNEL.name, Schedule(Loop(8), Cover((4096, 1024)), warps=8), 148, 0))
     return SimpleNamespace(plan=plan, sources=sources, binaries=binaries, rejected=rejected)
 
 
@@ -91,6 +92,7 @@ def test_report_as_text_shows_bytes_refusals_and_thrown_away_plans() -> None:
     assert "dx + dw: [dw] would leave one CTA an SM" in text and "120.0 us" in text and "99.5 us" in text
     assert "impossible" in text  # a merge with no cost
     assert "rows loop 4, cols cover 4096+1024, 8 warps" in text and "312 B" in text
+    assert "0, but does not fit" in text
     assert max(map(len, text.splitlines())) <= 118 and "\x1b" not in text
 
 

@@ -12,7 +12,7 @@ ULP = 2.0**-20  # of fp32 between 8 and 16
 
 
 def off_by(ulps: float, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Results that are so far away, where eager's are exact; on no card, but as if on one."""
+    """Results that are so far away, where eager's are exact."""
     exact = torch.full((count,), 12.0, dtype=torch.float64)
     return (exact + ulps * ULP).float(), exact.float(), exact
 
