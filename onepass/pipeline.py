@@ -27,6 +27,7 @@ from .ir.simplify import simplify
 from .ir.size import Bindings
 from .ir.verify import verify
 from .knobs import knobs
+from .plan.cost import cost, traffic
 from .plan.partition import plan, runs_at_once
 from .plan.plan import ANY_WEIGHT, KernelPlan, Learned, Plan
 from .plan.resources import ctas_per_sm
@@ -36,6 +37,7 @@ from .runtime.compiled import Compiled, Rejected
 
 Measure = Callable[[Source], Binary]  # compile a source and say what the binary takes
 MOST_TRIES = 16
+MATTERS = 1.03  # times the predicted time: what is less is not worth compiling another plan for
 
 
 def optimise(program: Program) -> Program:
@@ -76,7 +78,7 @@ def interpretable(program: Program, bindings: Bindings, device: Device, wide: bo
 
 
 def compile(program: Program, bindings: Bindings, device: Device, measure: Measure, wide: bool = False) -> Compiled:
-    """Plan, write and compile, until no kernel spills and all fit; where all do, the plan that spills least."""
+    """Plan, write and compile, until no kernel spills and all fit as foreseen; where all spill, the plan that spills least."""
     lessons: dict[tuple[Program, Schedule], Learned] = {}
     tried: list[Compiled] = []
     for _ in range(MOST_TRIES):
@@ -89,7 +91,8 @@ def compile(program: Program, bindings: Bindings, device: Device, measure: Measu
         sources = generate(chosen, wide)
         binaries = tuple(measure(source) for source in sources)
         pairs = tuple(zip(chosen.kernels, binaries, strict=True))
-        misfits = [(k, b) for k, b in pairs if b.spill_bytes or b.smem_bytes > device.smem_per_cta or not _at_once(k, b, device)]
+        misfits = [(k, b) for k, b in pairs
+                   if b.spill_bytes or b.smem_bytes > device.smem_per_cta or _crowded_out(k, b, bindings, device)]
         tried.append(Compiled(chosen, sources, binaries, tuple(_rejected(k, b) for k, b in misfits)))
         new = {k.scored_as: _learned(k, b, device) for k, b in misfits if k.scored_as not in lessons}
         if not new:  # nothing spills, or what does was known to and is the best there is
@@ -98,26 +101,41 @@ def compile(program: Program, bindings: Bindings, device: Device, measure: Measu
     runs = [c for c in tried if all(b.smem_bytes <= device.smem_per_cta for b in c.binaries)]
     if not runs:
         raise NoPlan(what=program.name, device=device.name, detail=f"the {len(tried)} best plans do not fit one SM")
-    best = min(runs, key=lambda c: _faults(c, device))
+    best = min(runs, key=lambda c: _faults(c, bindings, device))
     keep(best.sources)
-    rejected = {(r.kernel, r.schedule): r for c in tried if c is not best for r in c.rejected}
+    taken = {(k.name, k.schedule) for k in best.plan.kernels}
+    rejected = {at: r for c in tried if c is not best for r in c.rejected if (at := (r.kernel, r.schedule)) not in taken}
     return replace(best, rejected=tuple(rejected.values()))
 
 
-def _faults(made: Compiled, device: Device) -> tuple[bool, int, bool]:
-    """How bad a plan's kernels are: whether they spill in a loop, how many bytes, and whether CTAs must wait for others to end."""
-    wait = any(not _at_once(k, b, device) for k, b in zip(made.plan.kernels, made.binaries, strict=True))
+def _faults(made: Compiled, bindings: Bindings, device: Device) -> tuple[bool, int, bool]:
+    """How bad a plan's kernels are: whether they spill in a loop, how many bytes, and whether CTAs that were counted on wait."""
+    wait = any(_crowded_out(k, b, bindings, device) for k, b in zip(made.plan.kernels, made.binaries, strict=True))
     return any(b.spills_in_loop for b in made.binaries), sum(b.spill_bytes for b in made.binaries), wait
 
 
-def _at_once(kernel: KernelPlan, binary: Binary, device: Device) -> bool:
-    """Whether all CTAs of a loop over rows fit, by the registers they really take.
+def _crowded_out(kernel: KernelPlan, binary: Binary, bindings: Bindings, device: Device) -> bool:
+    """Whether CTAs that were to run at once do not, by the registers they really take: of a loop over rows any, else every second,
+    where that costs time.
 
     H200, RMSNorm backward 98304 x 768 by 528 CTAs, of which 148 registers a thread let 396 run at once: 130 us; LayerNorm backward
-    by 528 that fit: 118.
+    by 528 that fit: 118. Log-softmax 8192 x 32768 by CTAs of 16 warps, two of which were to fit an SM, with 80 registers a thread:
+    321 us; by CTAs of 8 warps: 260.
     """
-    fit = ctas_per_sm(binary.registers, binary.smem_bytes, kernel.schedule.warps, device)
-    return runs_at_once(kernel.schedule, fit, device)
+    fit = _fit(kernel, binary, device)
+    if not runs_at_once(kernel.schedule, fit, device):
+        return True
+    if not 0 < 2 * fit <= kernel.resources.ctas_per_sm:
+        return False
+    t = traffic(kernel.kernel, bindings)
+    foreseen, real = (cost(kernel.kernel, kernel.schedule, replace(kernel.resources, ctas_per_sm=n), t, device).us
+                      for n in (kernel.resources.ctas_per_sm, fit))
+    return real > MATTERS * foreseen
+
+
+def _fit(kernel: KernelPlan, binary: Binary, device: Device) -> int:
+    """How many CTAs of a kernel an SM really has room for."""
+    return ctas_per_sm(binary.registers, binary.smem_bytes, kernel.schedule.warps, device)
 
 
 def _learned(kernel: KernelPlan, binary: Binary, device: Device) -> Learned:
@@ -128,7 +146,8 @@ def _learned(kernel: KernelPlan, binary: Binary, device: Device) -> Learned:
     if binary.smem_bytes > device.smem_per_cta:
         return Learned(ANY_WEIGHT)
     if not binary.spill_bytes:
-        return Learned(ANY_WEIGHT, (False, 0))
+        fit = _fit(kernel, binary, device)
+        return Learned(ANY_WEIGHT, (False, 0), fit if runs_at_once(kernel.schedule, fit, device) else None)
     told = kernel.schedule.registers
     most = told or min(device.registers_per_thread, device.registers_per_sm // (32 * kernel.schedule.warps))
     wanted = binary.registers + binary.spill_bytes // 8  # a word that is stored once and loaded once is a register that was missing

@@ -16,6 +16,7 @@ from ..ir.size import Bindings, Size, product
 from ..plan.access import PART, row_stride, runs, streams_rows
 from ..plan.kernel import Across, Kernel
 from ..plan.lanes import lies_alike
+from ..plan.lasting import lasting
 from ..plan.resources import packs
 from ..plan.schedule import Block, Schedule
 from .expr import TRITON, Language, TileAlgebra, op_text, run_text, size_text, typed_literal
@@ -40,6 +41,7 @@ class Values:
         wide_results = any(kernel.is_full[i] and self.program.dtypes[i].name in ("f32", "f64") for i in self.program.of(Store))
         self.exact = wide_results or kernel.wide_data or F64 in self.program.dtypes
         self.lead_stride = row_stride(kernel, bindings) if schedule.lead else None
+        self.lasting = lasting(kernel, schedule, bindings)
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
         self.results: dict[int, State] = {}  # what finished reductions left
         resident = [self.program.dtypes[i] for i in schedule.resident]
@@ -183,7 +185,7 @@ class Values:
             where = f"{where} + {self._zeros(spot.height)}"
         pointer = f"{node.buffer}_ptr" + (f" + ({where})" if where else "")
         mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
-        return f"{self.language.prefix}.load({pointer}{mask})"
+        return f"{self.language.prefix}.load({pointer}{mask}{self._last(i)})"
 
     def _store(self, i: int, node: Store, spot: Spot, env: Env) -> None:
         where = self._address(i, node, spot)
@@ -196,7 +198,11 @@ class Values:
         mask = f", mask={' & '.join(masks)}" if masks else ""
         full = self.kernel.by_col[i] is Across.FULL
         stored = self.as_full(node.value, spot, env) if full else self.tensor(node.value, env[node.value])
-        self.writer.line(f"{self.language.prefix}.store({node.buffer}_ptr + ({where}), {stored}{mask})", node.src)
+        self.writer.line(f"{self.language.prefix}.store({node.buffer}_ptr + ({where}), {stored}{mask}{self._last(i)})", node.src)
+
+    def _last(self, i: int) -> str:
+        """What tells L2 to evict the lines of a load or store last."""
+        return ', eviction_policy="evict_last"' if i in self.lasting else ""
 
     def _zeros(self, height: int) -> str:
         """Nothing, shaped like a column of indices."""

@@ -7,7 +7,7 @@ kernel: DRAM traffic at the rate that the bytes in flight can sustain, or whatev
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil, exp
+from math import ceil, exp, log2
 
 from ..device import Device
 from ..ir.program import Load
@@ -80,6 +80,13 @@ CROWD, CROWDING = 98304, 0.045
 # bytes 105.
 LINE = 128
 HALVES, HALVES_SPLIT, HALVES_WRITTEN, LINES_WRITTEN = 0.06, 0.2, 0.3, 0.05
+# How much longer whole rows that are read and written take for each doubling of the bytes that a thread asks for at once, from 32
+# on and up to 256, in tensors much larger than L2: 1 - 4 L2 / bytes of it. H200, RMSNorm of 65536 x 4096 with 32, 64, 128 and 256
+# bytes: 246.7, 249.0-249.8, 250.4-252.0 and 252.5 us; of 32768 x 8192 with 64, 128 and 256: 249.5, 252.4, 253.2.
+ASKED, ASKED_FROM, ASKED_UP_TO = 0.014, 32, 256
+# How sharply the time of whole rows turns from what DRAM takes to what CTAs take one after another. H200, RMSNorm of 65536 x 4096
+# by CTAs that need 191 us so, where DRAM needs 239: 254 us, as by those that need 104. Fitted with the rest (docs/decisions/0021).
+OF_ROWS = 5
 LAST_STORES = 0.1  # us until what a CTA stored last is on its way
 # us of an SM that a CTA spends, for each of its warps but two, to fold rows that lie in different warps. H200, column sums of
 # 256 x 65536 by CTAs of 2, 4, 8, 16 and 32 warps: 16.5, 17.1, 20.1, 24.2, 30.9 us.
@@ -94,7 +101,9 @@ PER_TURN = 0.3  # of the latency, that a walk without a pipeline waits in each t
 # Of the arithmetic of a CTA that holds several tiles of several tensors, what is left when the last of them arrives. H200, dx of
 # RMSNorm backward 8192 x 16384, in eight, four and two tiles: 183.3, 186.5 and 194.8 us.
 NOT_YET = 0.6
-PER_TILE = 0.1  # us that each further tile of a resident row delays its CTA
+# us that each further tile of a resident row delays its CTA. H200, RMSNorm of 4096 x 65536 by CTAs of 16 warps alone on their SMs,
+# in 4, 8 and 16 tiles: 264, 281, 348 us.
+PER_TILE = 0.15
 # Bytes a cycle that L2 hands an SM. While some SMs reduce, others load at up to this, 3.4 times their share of DRAM, so that only
 # all together are bound by it. H200, RMSNorm of 4096 x 65536 with one CTA on an SM: 1.09 of the bytes' time, softmax backward of
 # 8192 x 32768: 1.02; at its share of DRAM a CTA alone would take 1.44 and 1.5. Fitted: 57.
@@ -124,9 +133,9 @@ CHUNK_WAIT, SHIFTED_WAIT = 0.33, 0.4
 UNEVEN = 0.2
 
 
-def _together(*limits: float) -> float:
+def _together(*limits: float, sharply: int = 4) -> float:
     """Limits that are close to each other add up. H200, cross-entropy over 128256 columns: within 12 % at 4, 8 and 16 warps."""
-    return sum(t**4 for t in limits) ** 0.25
+    return sum(t**sharply for t in limits) ** (1 / sharply)
 
 
 def _rate(in_flight: float, device: Device) -> float:
@@ -138,6 +147,14 @@ def _rate(in_flight: float, device: Device) -> float:
 def _crowded(asked: float) -> float:
     """How much longer bytes take, of which so many are asked for at once on an SM."""
     return 1 + CROWDING * max(0.0, asked / CROWD - 1)
+
+
+def _asked_at_once(schedule: Schedule, t: Traffic, device: Device) -> float:
+    """How much longer the bytes of whole rows take that a thread asks for in one go."""
+    tile = tile_of(schedule)
+    asked = tile.resident_height * tile.resident_width * t.unit / (32 * schedule.warps)
+    doublings = log2(min(max(asked, ASKED_FROM), ASKED_UP_TO) / ASKED_FROM) if t.full_out else 0.0
+    return 1 + ASKED * doublings * max(0.0, 1 - 4 * device.l2_bytes / max(t.once, 1.0))
 
 
 def _half_lines(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> float:
@@ -246,8 +263,9 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
         work *= NOT_YET
     alone = first + block * length * t.unit / (FILL_RATE * device.clock) + waits + t_reduce + work
     l2 = again + t.temps + VECTOR_SHARE * t.vectors * ctas
-    memory = _together(ctas / sms * (load + store), ceil(ctas / slots) * alone) + l2 / device.l2_bandwidth
+    memory = _together(ctas / sms * (load + store), ceil(ctas / slots) * alone, sharply=OF_ROWS) + l2 / device.l2_bandwidth
     memory *= _crowded(here * block * length * t.unit) if schedule.parked and not schedule.lead else 1.0
+    memory *= _asked_at_once(schedule, t, device) if across_rows and not schedule.parked else 1.0
     memory = max(memory, t.once / device.bandwidth)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     us = RAMP + max(_together(memory, issue, special, _l1(t, schedule, device, sms)), alone + LAST_STORES)
@@ -316,16 +334,19 @@ def _mix(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: D
     crowded = _crowded(here * height * t.cols * t.unit * (schedule.stages - 1))
     memory = t.once / _rate(in_flight, device) * even * crowded + l2 / device.l2_bandwidth
     issue, special = _compute(t, schedule, here * schedule.warps, device, min(device.sms, ctas))
-    reduce = t.inner * _reduction_time(_warps_along(schedule, t))
+    tiles = schedule.cols.tiles if isinstance(schedule.cols, Cover) else ()
+    # Tiles of one width are added up before threads exchange anything, those of another width apart. H200, LayerNorm backward of
+    # 16384 x 12288, by 4096 three times: 290 us; by 8192 and 4096: 329.
+    reduce = t.inner * len(set(tiles)) * _reduction_time(_warps_along(schedule, t))
     # CTAs that share an SM hide each other's reductions.
     chain = turns * (reduce + (0.0 if schedule.stages > 1 else 0.8 * device.latency)) / max(1.0, here) * per_sm / here
     # A look-up waits for its index in every turn, and no pipeline fetches it early. H200, cross-entropy of 65536 x 4096 by 264
     # CTAs: 262 us, 2.1 us a turn, where the norm of as many rows takes 0.9.
     chain += turns * device.latency * any(n.gathers for n in kernel.program.nodes if isinstance(n, Load))
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
-    tiles = tile_of(schedule).count
-    cut = 1.0 if tiles == 1 else 1.03 + 0.01 * tiles  # H200, RMSNorm backward: a row in two tiles took 4-7 % longer than in one
-    apart = tiles == 1 and _warps_along(schedule, t) >= schedule.warps or height == 1
+    # H200, RMSNorm backward, two or four rows at once in two tiles: 4-8 % longer than in one; one row: no longer.
+    cut = 1.0 if len(tiles) == 1 or height == 1 else 1.03 + 0.01 * len(tiles)
+    apart = len(tiles) == 1 and _warps_along(schedule, t) >= schedule.warps or height == 1
     folding = 0.0 if apart else ACROSS_WARPS * max(0, schedule.warps - 2) * per_sm * t.outer_states
     # No other turn hides the wait for the first one. H200, sums of 2, 3 and 5 inputs of 4096 x 1024 took 1.1 to 1.9 us longer than
     # was predicted without it, the join taken off.

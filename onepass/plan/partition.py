@@ -60,7 +60,7 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
     found = scores(program, bindings, device, lessons)
     if isinstance(found, Illegal):
         return found
-    fresh = [s for s in found if s.plan.scored_as not in lessons] if lessons else found
+    fresh = [s for s in found if (known := lessons.get(s.plan.scored_as)) is None or known.ctas_per_sm] if lessons else found
     if fresh:
         near = min(s.us for s in fresh) * NEAR
         return min((s for s in fresh if s.us <= near),
@@ -136,12 +136,13 @@ def _scored(form: Form, family: Family, bindings: Bindings, device: Device, less
     found = []
     mine = {schedule: known for (of, schedule), known in lessons.items() if of == kernel.program}
     too_heavy: dict[str, int] = {}  # by family: estimates of different ones are not on one scale
-    for schedule, known in mine.items():
-        too_heavy[schedule.family] = min(known.registers, too_heavy.get(schedule.family, ANY_WEIGHT))
+    for schedule, learned in mine.items():
+        too_heavy[schedule.family] = min(learned.registers, too_heavy.get(schedule.family, ANY_WEIGHT))
     for schedule in schedules(kernel, family, form.held, t, bindings, device):
-        resources = estimate(need, schedule, device)
-        most = too_heavy.get(schedule.family, ANY_WEIGHT)
-        if mine[schedule].spilled is None if schedule in mine else resources.registers >= most:
+        resources, known = estimate(need, schedule, device), mine.get(schedule)
+        if known and known.ctas_per_sm:
+            resources = replace(resources, ctas_per_sm=known.ctas_per_sm)
+        elif known.spilled is None if known else resources.registers >= too_heavy.get(schedule.family, ANY_WEIGHT):
             continue
         if resources.ctas_per_sm < 1 or not runs_at_once(schedule, resources.ctas_per_sm, device):
             continue

@@ -23,10 +23,11 @@ ANY_WEIGHT = 1024  # registers that no schedule is estimated to take
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What compiling a schedule that spills or does not fit showed."""
+    """What compiling a schedule that spills, or does not fit as often as was foreseen, showed."""
 
     registers: int  # of the kernel's schedules, those estimated to take as many need not be tried
     spilled: tuple[bool, int] | None = None  # in a loop?, how many bytes; None: it cannot run at all
+    ctas_per_sm: int | None = None  # nothing is wrong with it, but that only so many fit: it is to be scored again
 
 
 Lessons: TypeAlias = Mapping[tuple[Program, Schedule], Learned]  # by (kernel as scored, schedule)

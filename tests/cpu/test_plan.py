@@ -25,6 +25,7 @@ from onepass.plan import footprint
 from onepass.plan.access import runs, single_stride
 from onepass.plan.footprint import floor_bytes
 from onepass.plan.kernel import Kernel
+from onepass.plan.lasting import lasting
 from onepass.plan.legality import Illegal, Reason, space_of
 from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
@@ -255,7 +256,35 @@ def test_of_plans_that_do_not_spill_the_one_whose_ctas_fit_is_taken() -> None:
     """Whichever was tried first."""
     chosen = workload("rms_norm_backward")
     made = ruled(chosen.inputs((98304, 512)), chosen.function, lambda source: binary(255))
-    assert made.rejected and pipeline._faults(made, H200) == (False, 0, False)
+    assert made.rejected and pipeline._faults(made, made.plan.bindings, H200) == (False, 0, False)
+
+
+def test_a_kernel_of_which_half_as_many_ctas_fit_as_foreseen_is_scored_again() -> None:
+    chosen = workload("log_softmax")
+    inputs, seen = chosen.inputs((8192, 32768)), list[str]()
+
+    def measure(source: Source) -> Binary:
+        seen.append(source.text)
+        return binary(128 if len(seen) == 1 else 64)
+
+    made = ruled(inputs, chosen.function, measure)
+    assert [(r.registers, r.spill_bytes) for r in made.rejected] == [(128, 0)]
+    assert len(seen) == 2 and [s.text for s in made.sources] == seen[1:]
+
+
+def test_where_fewer_ctas_of_all_kernels_fit_the_best_of_them_is_taken_as_it_is() -> None:
+    chosen = workload("log_softmax")
+    tried: list[str] = []
+
+    def measure(source: Source) -> Binary:
+        tried.append(source.text)
+        return binary(128)
+
+    made = ruled(chosen.inputs((8192, 32768)), chosen.function, measure)
+    kernel, = made.plan.kernels
+    assert pipeline._faults(made, made.plan.bindings, H200) == (False, 0, False)
+    assert made.rejected and kernel.schedule not in [r.schedule for r in made.rejected]
+    assert len(tried) <= pipeline.MOST_TRIES and made.sources[0].text == tried[-1]
 
 
 def test_reductions_that_share_nothing_share_launches() -> None:
@@ -280,6 +309,33 @@ def test_what_does_not_fit_is_never_taken() -> None:
     fn, inputs = NORMS[0]
     with pytest.raises(NoPlan):
         ruled(inputs, fn, lambda source: binary(smem=1 << 20))
+
+
+# ---- what L2 evicts last --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "shape", "loads", "stores"), [
+    ("softmax", (16384, 4096), False, True),
+    ("softmax", (131072, 4096), True, True),  # much more than L2 holds
+    ("rms_norm_backward", (8192, 8192), False, True),
+    ("softmax", (1024, 65536), False, False),  # a row fills its SM
+    ("rms_norm_fp8", (8192, 8192), False, False),  # results of one byte
+    ("rms_norm_backward", (8192, 32768), False, False),  # rows that come one after another by TMA
+    ("cross_entropy", (8192, 50264), False, False),  # writes nothing of full size
+])
+def test_what_is_marked_to_be_evicted_last(name: str, shape: tuple[int, ...], loads: bool, stores: bool) -> None:
+    chosen = workload(name)
+    made = planned(chosen.function, *chosen.inputs(shape))
+    text = [line for source in generate(made) for line in source.text.splitlines() if "evict_last" in line]
+    assert any("l.load(" in line for line in text) == loads
+    assert any("l.store(" in line for line in text) == stores
+
+
+def test_nothing_but_full_size_streams_is_marked() -> None:
+    made = planned(lambda x, w: torch.nn.functional.rms_norm(x, x.shape[-1:], w), meta(131072, 4096), meta(4096))
+    kernel, = made.kernels
+    marked = lasting(kernel.kernel, kernel.schedule, made.bindings)
+    assert {kernel.program.nodes[i].buffer for i in marked} == {"x", "out0"}  # type: ignore[union-attr]
 
 
 # ---- the floor --------------------------------------------------------------------------------------------------------------

@@ -74,10 +74,10 @@ def test_refusals_by_cost_carry_both_costs(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "cols"), [("layer_norm_backward", 12288), ("add_rms_norm_backward", 16384)])
 def test_rows_that_barely_fit_are_gathered_in_registers(name: str, cols: int) -> None:
-    """Estimated a little above what 16 warps have, and the compiler finds the rest."""
+    """Estimated at about what 16 warps have or, the first, a little above; the compiler finds the rest."""
     made = of_workload(name, (8192, cols))
     kernel, binary = made.plan.kernels[0], made.binaries[0]
-    assert kernel.family == "mix-order" and kernel.schedule.warps == 16 and kernel.resources.registers == 128
+    assert kernel.family == "mix-order" and kernel.schedule.warps == 16 and kernel.resources.registers >= 112
     assert binary.registers <= 128 and binary.spill_bytes == 0
 
 
