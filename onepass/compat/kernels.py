@@ -66,8 +66,13 @@ _GLUON = ("triton.experimental.gluon._runtime", "GluonASTSource")  # what a @glu
 
 def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int, ...], target: int,
                    options: dict[str, Any]) -> Any:
-    """Compile one @triton.jit function for sm_`target`, with pointers at `aligned` positions divisible by 16."""
+    """Compile one @triton.jit function for sm_`target`, with pointers at `aligned` positions divisible by 16.
+
+    What TRITON_INSTRUMENTATION_MODE asks for, such as Triton's concurrency sanitizer, is done here as where Triton launches.
+    """
     package = triton("compile kernels")
+    instrumented = package.knobs.compilation.instrumentation_mode
+    options = {**options, "instrumentation_mode": instrumented} if instrumented else options
     if not hasattr(function, "cache_key"):
         raise RuntimeError("TRITON_INTERPRET is set, so this process cannot compile kernels; unset it and start again")
     gpu_target = importlib.import_module("triton.backends.compiler").GPUTarget

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from onepass import errors, pipeline
@@ -464,3 +465,13 @@ def test_a_plan_with_tiles_is_written_compiled_and_joined() -> None:
     assert first.family == "outer parked split" and made.sources[0].gluon and not made.sources[1].gluon
     assert all("parked in shared memory" in text for text in first.loads)
     assert made.binaries[0].smem_bytes == first.resources.smem_bytes and made.binaries[0].spill_bytes == 0
+
+
+@pytest.mark.parametrize("mode", ["", "consan"])
+def test_kernels_are_instrumented_where_triton_is_told_to(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its concurrency sanitizer keeps what it remembers in memory of the launch, and asserts."""
+    kernel, bindings = kernel_of(greatest, (meta(2100, 256),))
+    source = gluon_tiles.emit(kernel, tiles(kernel), bindings, "greatest")
+    monkeypatch.setattr(triton.knobs.compilation, "instrumentation_mode", mode)
+    made = build(job(source, H200.target))
+    assert ("assertfail" in made.asm["ptx"]) == bool(made.metadata.global_scratch_size) == bool(mode)
