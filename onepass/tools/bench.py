@@ -183,8 +183,10 @@ class _Session:
         self.options, self.place, self.console = options, place, console
         self.order = [job.id for job in options.suite.jobs]
         self._tried: dict[str, tuple[Tried, ...]] = {}
-        self._compile(jobs)
-        self._warm(jobs)
+        with ThreadPoolExecutor(1) as beside:  # neither keeps all cores busy to its end
+            warmed = beside.submit(self._warm, jobs)
+            self._compile(jobs)
+            warmed.result()
         if place.where.type == "cuda":
             hold(COPIES * max(job.floor_bytes for job in jobs), place.where)
         self.clock = make_clock()
