@@ -30,7 +30,7 @@ from onepass.plan.legality import Illegal, Reason, space_of
 from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
 from onepass.plan.resources import ctas_per_sm
-from onepass.plan.schedule import cover, sector_span
+from onepass.plan.schedule import Cover, cover, sector_span
 from onepass.runtime.binary import Binary
 from onepass.tools.workloads import workload
 
@@ -235,6 +235,19 @@ def test_a_small_spill_with_registers_to_spare_rules_out_one_schedule_and_no_hea
     made = ruled(inputs, fn, measure)
     assert [b.spill_bytes for b in made.binaries] == [0] * len(made.binaries)
     assert len(made.rejected) == 4
+
+
+def test_a_few_words_spilled_rule_out_one_schedule_and_no_heavier_one() -> None:
+    """All registers there are and two words more: others that are estimated heavier may take fewer."""
+    chosen, seen = workload("add_layer_norm_backward"), list[str]()
+
+    def measure(source: Source) -> Binary:
+        seen.extend([source.text] if "mix_order" in source.name else [])
+        return binary(255, 16, in_loop=True) if len(seen) < 3 and "mix_order" in source.name else binary(168)
+
+    made = ruled(chosen.inputs((16384, 5120)), chosen.function, measure)
+    rejected = [r.schedule.cols for r in made.rejected]
+    assert rejected == [Cover((1024,) * 5), Cover((2048, 2048, 1024))] and made.plan.kernels[0].schedule.cols == Cover((4096, 1024))
 
 
 def test_ctas_of_a_loop_over_rows_must_fit_by_the_registers_they_really_take() -> None:
