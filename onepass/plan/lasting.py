@@ -1,7 +1,7 @@
 """What L2 should evict last: full-size tensors that a kernel writes, and of large ones those it reads too.
 
-What a kernel wrote last the next one reads first. And DRAM that is read and written in turn is slower than its best rate: kernels
-that leave their results in L2 for longer write them in larger pieces. H200, 2026-11, bf16, 150 kernels of the benchmark suites
+What a kernel wrote last the next one reads first. And DRAM that is read and written in turn is slower than its best rate; results
+that stay in L2 for longer are, presumably, written in larger pieces. H200, 2026-11, bf16, 146 workloads of the benchmark suites
 (docs/decisions/0020): marked stores take 1 to 4 % off norms and softmax of 256 MB, 1 % off backward passes of norms; with marked
 loads too, softmax of 131072 x 4096 takes 500 us, with marked stores alone 514, with nothing 518.
 """
