@@ -44,7 +44,7 @@ SHAPES = {
 }
 INSTRUMENTED = bool(os.environ.get("TRITON_INSTRUMENTATION_MODE"))
 EACH = 1 if INSTRUMENTED else 3  # plans of one family and ring
-MOST_STAGES = 3 if INSTRUMENTED else 8  # what is compiled grows with the square of a ring
+MOST_STAGES = 3 if INSTRUMENTED else 8  # what has to be compiled grows with a ring
 
 
 def plans(ours: Ours) -> Iterator[Plan]:

@@ -3,8 +3,9 @@
     fx graph --capture--> Program --plan--> Plan --codegen--> Sources --runtime--> Executable
 
 Each value is frozen, verified and kept, so that `explain` only reads. The one step back is from the compiler to the planner:
-a kernel that spills or does not fit is remembered, and the plan is made again without it and without anything heavier. A kernel
-of which every schedule spills is taken all the same: slow is better than none.
+a kernel that spills or does not fit is remembered, and the plan is made again without it and, if it spilled much, without anything
+heavier; one that fits less often than foreseen is scored again. A kernel of which every schedule spills is taken all the same: slow
+is better than none.
 """
 
 from __future__ import annotations

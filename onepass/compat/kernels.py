@@ -126,9 +126,9 @@ def triton_used(kernel: Any) -> None:
 
 def triton_toolchain(target: int) -> str:
     """What beside a kernel's text decides its binary for sm_`target`: the assembler, and variables that Triton heeds."""
-    triton("compile kernels")
+    instrumented = triton("compile kernels").knobs.compilation.instrumentation_mode
     heeded: Any = getattr(importlib.import_module("triton._C.libtriton"), "get_cache_invalidating_env_vars", dict)
-    return f"{_version(ptxas(target))} {target} {sorted(heeded().items())}"
+    return f"{_version(ptxas(target))} {target} {sorted(heeded().items())} {instrumented}"
 
 
 def ptxas(target: int) -> str:

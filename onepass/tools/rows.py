@@ -136,7 +136,7 @@ def rejected_table(rejected: tuple[RejectedRow, ...]) -> Table:
     """Plans that were compiled and thrown away."""
     shown = table("\ncompiled and thrown away", ("kernel", "name"), ("plan", "left"), ("regs", "right"), ("spill", "right"))
     for r in rejected:
-        spill = f"{r.spill_bytes} B" if r.spill_bytes else "0, but does not fit"
+        spill = f"{r.spill_bytes} B" if r.spill_bytes else "0, but too few fit"
         shown.add_row(escape(r.kernel), escape(r.plan), str(r.registers), spill)
     return shown
 

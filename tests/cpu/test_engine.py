@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 from onepass import compat
 from onepass.capture.trace import capture
@@ -278,6 +279,13 @@ def test_workers_take_the_assembler_the_user_names(card: list[bool], tmp_path: P
     made = kernels.prepare({"s0": 12}, CARD, frozenset({"x", "out0"})).result()
     work = made_by(lambda: kernels.executable({"s0": 12}, CARD, frozenset({"x", "out0"})))
     assert (work.compilations, work.found) == (0, len(made.sources))
+
+
+def test_plans_of_instrumented_kernels_are_filed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take other registers, and spill."""
+    toolchain = compat.triton_toolchain(90)
+    monkeypatch.setattr(triton.knobs.compilation, "instrumentation_mode", "consan")
+    assert compat.triton_toolchain(90) != toolchain
 
 
 def test_the_assembler_of_inductor_is_passed_over(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
