@@ -44,7 +44,7 @@ from functools import partial
 from ..ir.program import Load
 from ..ir.size import Bindings
 from ..plan.kernel import Across, Kernel
-from ..plan.lanes import vector
+from ..plan.lanes import chunk_vector
 from ..plan.parked import BARRIERS, BOX, LEAST_COPIES, box, chunks, parkable, parkable_flat
 from ..plan.schedule import Block, Cover, Loop, Schedule
 from .expr import GLUON, size_text
@@ -173,7 +173,8 @@ class Emitter(RingEmitter):
 
     def _body(self) -> None:
         w, row_count = self.w, size_text(self.rows)
-        w.line(f"TILE: gl.constexpr = gl.BlockedLayout([1, {vector(self.kernel)}], [1, 32], [1, {self.schedule.warps}], [1, 0])")
+        along = chunk_vector(self.kernel, self.schedule)
+        w.line(f"TILE: gl.constexpr = gl.BlockedLayout([1, {along}], [1, 32], [1, {self.schedule.warps}], [1, 0])")
         narrowed = self.wide and not isinstance(self.rows, int)  # TMA counts in 32 bits
         w.line(f"row_count = ({row_count}).to(gl.int32)" if narrowed else f"row_count = {row_count}")
         self._part()

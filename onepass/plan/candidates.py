@@ -152,8 +152,8 @@ def _mixed_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
 def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """The same where several CTAs take a row together.
 
-    Of parts, few and wide ones are best: H200, RMSNorm backward of 8192 x 32768 by two CTAs a row 401 us, by four 428 (hand-written
-    kernels).
+    Of 16-bit rows that are parked whole, a thread also takes half as much at once: it needs fewer registers, and no longer for
+    it. H200, LayerNorm backward of 8192 x 16384: 247 us, where whole vectors spill; of 4096 x 65536: 449, with whole vectors 481.
     """
     cols, twice, able = _static_cols(kernel), wanted(kernel), frozenset(parkable(kernel))
     if device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
@@ -163,8 +163,9 @@ def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
     vec, exchange = vector(kernel), exchanged(kernel)
     for parked in (twice,) if twice == able else (twice, able):
         element = sum(kernel.program.dtypes[i].size for i in parked)
-        for share, warps, vectors in product((2, 4, 8), (8, 16), (1, 2, 4)):
-            part, width = cols // share, 32 * warps * vec * vectors
+        halves = (vec // 2,) if vec > 4 and len(parked) == kernel.full_loads else ()
+        for share, warps, each in product((2, 4, 8), (8, 16), (*halves, vec, 2 * vec, 4 * vec)):
+            part, width = cols // share, 32 * warps * each
             if part < LEAST_PART or cols % share or part % width or part // width > MOST_TILES:
                 continue
             covered = Cover((width,) * (part // width))
@@ -253,7 +254,8 @@ def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device
                 blocks = t.cols // width
                 for target in (1, 2, 4):
                     k = min(blocks, -(-target * device.sms // max(t.rows, 1)))
-                    for stages in (1, 4) if k > 1 else ():
+                    # Where a CTA has one turn, there is nothing that a pipeline overlaps.
+                    for stages in () if k <= 1 else (1,) if k == blocks else (1, 4):
                         yield Schedule(Block(1), Loop(width, k), warps, stages)
     if t.cols <= 32 * 4 * vec:  # short rows that cannot be held whole
         width = max(16, power_of_two(t.cols))
@@ -282,12 +284,16 @@ def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     vec = vector(kernel)
     may = may_split(kernel, Family.OUTER)
     least = 1 if all(MONOIDS[_monoid(kernel, f.node)].primitive for f in kernel.folds) else min(64, power_of_two(t.rows))
-    for warps in (4, 8):
+    # Two warps for few rows that are written as well, all in one turn. H200, dx and dw of RMSNorm and LayerNorm backward of
+    # 16 x 65536 once the rows' sums are known: 1.4 and 3.3 us less than with four. Longer walks, and plain sums, take longer so.
+    for warps in (2, 4, 8) if t.full_out else (4, 8):
         for width in (32, 64, 128, 256, 512):
             if width > max(32, power_of_two(t.cols)):
                 continue
             lanes = max(least, 32 * warps * vec // width)  # merges of small tiles would add up their roundings
             for step in sorted({min(lanes * deep, power_of_two(t.rows)) for deep in (1, 2, 4) if deep == 1 or t.unit * deep <= 32}):
+                if warps == 2 and step < t.rows:
+                    continue
                 yield Schedule(Loop(step), Block(width), warps)
                 if may:
                     col_blocks = -(-t.cols // width) * t.batch

@@ -13,7 +13,7 @@ from ..device import Device
 from ..ir.program import Load
 from .kernel import Across, Kernel
 from .lanes import own_lanes
-from .parked import columns_ahead
+from .parked import BOX, Chunks, columns_ahead
 from .resources import Resources, early, packs, tile_of
 from .schedule import SECTOR, Block, Cover, Loop, Schedule
 from .traffic import Traffic as Traffic
@@ -97,7 +97,12 @@ PLACE = 0.15  # us for each place of a ring of tiles. H200, 2026-11, sums over r
 # an SM: 1.35, 1.16, 1.09 and 1.10, 1.04, 1.01 of the bytes' time; RMSNorm walked over 8192 and 16384 columns: 1.2, 1.13.
 TURNAROUND, AND_MERGES, AND_EDGES = 0.4, 0.5, 1.0
 LATE = 0.35  # of the latency, that a CTA waits once more for what it asks for after a reduction
-PER_TURN = 0.3  # of the latency, that a walk without a pipeline waits in each turn
+PER_TURN = 0.3  # of the latency, that a walk without a pipeline waits in each turn but the first
+# us that a pipeline takes to start. H200, RMSNorm backward of 16 x 65536, sums of rows by CTAs of one turn: 0.1 to 0.6 us more.
+PIPELINE = 0.3
+# us from a launch until TMA brings the first row: barriers, a fence, a descriptor. H200, softmax of 16 and of 256 x 4096: 2.4 and
+# 3.1 us with rows in shared memory, 2.0 and 2.7 in registers.
+FIRST_COPY = 0.4
 # Of the arithmetic of a CTA that holds several tiles of several tensors, what is left when the last of them arrives. H200, dx of
 # RMSNorm backward 8192 x 16384, in eight, four and two tiles: 183.3, 186.5 and 194.8 us.
 NOT_YET = 0.6
@@ -186,7 +191,8 @@ def _slots(t: Traffic, schedule: Schedule) -> float:
     slots = t.slots_once if kept else t.slots
     per_tile = PER_TILE_SLOTS if walks else PER_TILE_SLOTS / 4
     per_tile += MERGE_SLOTS * t.merged if isinstance(schedule.cols, Loop) else 0.0
-    slots += per_tile / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
+    if schedule.shared == 1:  # where CTAs share a row, tiles of 4 to 32 elements a thread take as long
+        slots += per_tile / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
     if not schedule.lead:
         return slots + UNALIGNED_SLOTS * t.unaligned
     if schedule.parked and isinstance(schedule.cols, Cover):
@@ -270,16 +276,39 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     us = RAMP + max(_together(memory, issue, special, _l1(t, schedule, device, sms)), alone + LAST_STORES)
     us += 0.0 if across_rows else ACROSS_WARPS * max(0, schedule.warps - 2) * ctas / sms
+    us += FIRST_COPY if schedule.parked else 0.0
     return Cost(us, t.once + again, here * block * length * t.unit, _limit(memory, issue, special, alone))
 
 
-# us of a turn that CTAs which share a row wait for each other, for each of them and each warp of an SM, all of which look for the
-# others' words; the rest is behind the walk over the next row. H200, a hand-written RMSNorm backward of the same shape, 3 places:
-# 8192 x 32768 by 2 CTAs a row, of 8 and 16 warps, 401 and 415 us (modelled: 407, 416); by 4, two on an SM, 428 (430); by 4 with 6
-# places 469 (455). 4096 x 65536 by 4, of 8 and 16 warps: 418 and 442 (412, 443).
-EXCHANGE = 0.022
+# CTAs that share a row. Fitted together to 155 schedules of backward passes of norms (H200, 2026-11; docs/decisions/0022): us of a
+# turn that they wait for each other, for each warp and the CTAs of a row to the power of 3/2, the rest is behind the walk over the
+# next row; warps with which an SM issues 63 % of what it can in their walks, which are unrolled; us of a turn for every element of
+# a row vector that a thread loads anew, by CTAs on an SM. RMSNorm of 8192 x 32768 by two CTAs of 8 warps a row 408 us, of 16 warps
+# 412, by four, two on an SM, 390; with the weight loaded in every turn 619, 513, 441.
+EXCHANGE, WARPS_TO_WALK, VECTOR_WAIT = 0.008, 6.0, 0.05
+# us of a turn that they wait in every tile for full-size tensors that are not parked. H200, residual + RMSNorm backward of
+# 8192 x 32768 by two CTAs a row in 2, 4 and 8 tiles 580, 657 and 825 us, by four in 2 and 4 tiles 548, 613; all parked: 505.
+UNPARKED = 0.2
+# us of a turn for each copy of a part beyond the first: a box has a power of two of chunks. H200, RMSNorm and LayerNorm backward of
+# 8192 x 20480 by two CTAs a row, each input in 5 copies: 0.6 us a turn more than foreseen without.
+COPY = 0.07
 CLEARING = 2.0  # us of one more kernel, which clears their words. H200, the same
 REFILL = 0.25  # us between the last read of a row's place and the next row being asked for there: fence, barrier, copies
+
+
+def _shared_walks(schedule: Schedule, t: Traffic, cols: int, here: float, device: Device) -> float:
+    """What the walks of CTAs that share rows take on an SM in a turn, with what they wait for row vectors that they do not keep."""
+    issued = ISSUE_RATE * (1 - exp(-here * schedule.warps / WARPS_TO_WALK))
+    waits = VECTOR_WAIT * cols / (32 * schedule.warps) if t.vectors and not schedule.hoisted else 0.0
+    return here * cols / 32 * _slots(t, schedule) / (issued * device.clock) + waits / here
+
+
+def _late_in_a_turn(kernel: Kernel, schedule: Schedule) -> float:
+    """What CTAs that share a row wait for in a turn, and nothing hides: tensors that are not parked, parts in many copies."""
+    assert isinstance(schedule.cols, Cover)
+    part = Chunks(schedule.cols.tiles[0], len(schedule.cols.tiles), 0)
+    copies = (part.count // part.at_once(BOX) - 1) * len(schedule.parked)
+    return COPY * copies + UNPARKED * part.count * (len(schedule.parked) < kernel.full_loads)
 
 
 def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> Cost:
@@ -299,23 +328,23 @@ def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> C
                 if i not in schedule.parked) * t.elements
     places = schedule.stages + columns_ahead(schedule.cols, schedule.ahead) / cols
     in_flight = here * row * max(places - 1, 0.5)
-    uneven = 1 + UNEVEN * t.full_out / max(t.full_in + t.full_out, 1.0)
+    uneven = 1 + UNEVEN * t.full_out / max(t.full_in + t.full_out, 1.0) / (here if schedule.shared > 1 else 1.0)
     moved = here * (row + cols * t.full_out / max(t.elements, 1.0)) / share
     work = cols / 32 * _slots(t, schedule) / (_issued_alone(schedule) * device.clock)
     own = t.inner * _reduction_time(schedule.warps) + work + _chunk_waits(kernel, schedule) + REFILL
     if schedule.shared > 1:  # its walks are in `issue`; one of its places waits for the last walk while another has the first
-        own, places = own - work + EXCHANGE * schedule.shared * here * schedule.warps, places - 1
+        own, places = own - work + EXCHANGE * schedule.shared**1.5 * schedule.warps, places - 1
     cycle = _together(moved * uneven, own, (device.latency + row / (FILL_RATE * device.clock) + own) / places)
     partials = 4.0 * schedule.rows.split * t.cols * t.outer_states
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
     l2 = again + 2 * partials + t.temps + (1.0 if schedule.hoisted else VECTOR_SHARE * t.rows) * t.vectors
     memory = max(turns * cycle + l2 / device.l2_bandwidth, t.once / device.bandwidth * uneven)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
-    issue = turns * here * work if schedule.shared > 1 else issue * even
+    issue = turns * _shared_walks(schedule, t, cols, here, device) if schedule.shared > 1 else issue * even
     shared = _l1(t, schedule, device, sms) + t.full_in * kernel.full_walks / (L1_RATE * sms * device.clock)
     first = device.latency + row / share
     us = RAMP + first + _together(memory, issue, special * even, shared) + LAST_STORES + spilled / device.bandwidth
-    us += CLEARING if schedule.shared > 1 else 0.0
+    us += CLEARING + turns * _late_in_a_turn(kernel, schedule) if schedule.shared > 1 else 0.0
     return Cost(us, t.once + again + 2 * spilled, in_flight, _limit(memory, issue, special, turns * own))
 
 
@@ -414,7 +443,8 @@ def _walk_time(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -
     across = max(1.0, schedule.warps / tile.height) if isinstance(schedule.cols, Loop) else schedule.warps
     wait = device.latency * PER_TURN if schedule.stages == 1 else 0.0
     fill = tile.height * tile.width * t.unit / (FILL_RATE * device.clock)
-    return kernel.full_walks * (turns * max(wait, fill) + device.latency) + (turns * merges + folds) * _reduction_time(across)
+    walk = fill + (turns - 1) * max(wait, fill) + device.latency + (PIPELINE if schedule.stages > 1 else 0.0)
+    return kernel.full_walks * walk + (turns * merges + folds) * _reduction_time(across)
 
 
 def _merges(kernel: Kernel, schedule: Schedule) -> int:
@@ -435,9 +465,14 @@ def another(device: Device) -> float:
     return max(0.0, device.launch - RAMP - device.latency / 2)
 
 
-# us for each part of the rows that tiles in shared memory sum apart. H200, sums of five fp16 inputs of 4096 x 1024 in 4, 16 and 33
+# us for each part of the rows that a sum down the columns has: its join reads them one after another. H200, sums of fp32
+# 4096 x 256: a join of 33 parts 1.1 us, of 528 parts 2.3. Where rows are reduced as well it is not charged: there many small CTAs
+# gain more than this beside few large ones, which nothing here foresees (RMSNorm backward of 131072 x 512: 528 CTAs of 2 warps
+# 95.7 us, 132 of 16 warps 100.4 to 102.3).
+PER_PART = 0.0025
+# The same where tiles in shared memory sum parts of the rows. H200, sums of five fp16 inputs of 4096 x 1024 in 4, 16 and 33
 # parts: 13.0, 13.5, 14.8; of fp32 65536 x 256 in 16, 66 and 132: 17.8, 18.0, 18.5.
-PER_PART = 0.006
+PER_TILED_PART = 0.006
 
 
 def join_cost(states: float, splits: int, length: int, device: Device) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..ir.monoid import Monoid
 from ..ir.program import Load, Store
 from .kernel import Kernel
-from .schedule import Block, Loop, Schedule
+from .schedule import Block, Cover, Loop, Schedule
 
 
 def vector(kernel: Kernel) -> int:
@@ -19,6 +19,12 @@ def vector(kernel: Kernel) -> int:
 def widest(kernel: Kernel) -> int:
     """The same, whatever is stored beside it: what tiles of a layout that is said, not found, are read by."""
     return max(4, 16 // min(_full_sizes(kernel, Load, Store), default=4))
+
+
+def chunk_vector(kernel: Kernel, schedule: Schedule) -> int:
+    """Elements a thread takes of a parked chunk at once: fewer than that where a chunk has no more for it."""
+    assert isinstance(schedule.cols, Cover)
+    return min(vector(kernel), schedule.cols.tiles[0] // (32 * schedule.warps))
 
 
 def lies_alike(kernel: Kernel, i: int, width: int, warps: int) -> bool:

@@ -18,7 +18,7 @@ from ..ir.program import Load, Program, Reduce, Result, Store, operands
 from ..ir.simplify import online_softmax, two_pass
 from ..ir.size import Bindings
 from .candidates import schedules
-from .cost import PER_PART, RAMP, Traffic, another, cost, join_cost, last_block_cost, lower_bound, traffic
+from .cost import PER_PART, PER_TILED_PART, RAMP, Traffic, another, cost, join_cost, last_block_cost, lower_bound, traffic
 from .footprint import buffer_bytes
 from .kernel import Kernel, Space, memory_order
 from .legality import Family, Illegal, Reason, Refusal, families, space_of
@@ -163,8 +163,8 @@ def _join(schedule: Schedule, t: Traffic, device: Device) -> float:
     if schedule.splits <= 1:
         return 0.0
     length = t.cols * t.batch if isinstance(schedule.rows, Loop) else t.rows * t.batch
-    parts = PER_PART * schedule.splits if schedule.parked and isinstance(schedule.cols, Block) else 0.0
-    return join_cost(max(t.outer_states, 1), schedule.splits, length, device) + parts
+    part = PER_TILED_PART if schedule.parked and isinstance(schedule.cols, Block) else 0.0 if t.inner else PER_PART
+    return join_cost(max(t.outer_states, 1), schedule.splits, length, device) + part * schedule.splits
 
 
 @dataclass

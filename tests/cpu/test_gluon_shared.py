@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -36,20 +37,20 @@ from tests.forced import FORGOTTEN, chosen, planned, run
 from tests.support import once
 
 
-def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 4, vectors: int = 1, slots: int = 3,
+def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 4, vectors: float = 1, slots: int = 3,
            groups: int = 2, hoisted: bool = False, registers: int = 0, on: Device = H200) -> Plan:
     """A plan in which so many CTAs take a row together."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
-    width = 32 * warps * vector(kernel) * vectors
+    width = int(32 * warps * vector(kernel) * vectors)
     schedule = Schedule(Loop(1, groups), Cover((width,) * (cols // share // width)), warps, slots, hoisted=hoisted, gathers=True,
                         parked=frozenset(parkable(kernel)), registers=registers, shared=share)
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule, on), on)
 
 
-def check(fn: Callable, args: tuple[Tensor, ...], **how: int) -> None:
+def check(fn: Callable, args: tuple[Tensor, ...], **how: Any) -> None:
     """Run by the model and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
     assert_as_oracle(shared(fn, args, **how), tensors, bindings, f"{how}")
@@ -67,6 +68,7 @@ def test_every_kind_of_kernel_is_right(fn: Callable, share: int, dtype: torch.dt
     cols = share * (2048 if dtype is BF16 else 1024)
     check(fn, inputs_of(fn, 7, cols, dtype), share=share)
     check(fn, inputs_of(fn, 5, cols, dtype), share=share, slots=2, hoisted=True)
+    check(fn, inputs_of(fn, 5, cols, dtype), share=share, vectors=0.5, hoisted=True)
 
 
 @pytest.mark.parametrize("hoisted", [False, True])
@@ -268,6 +270,16 @@ def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounte
     assert published == 2 * words(plan.kernels[0].kernel), "a word is written once for the first row, and once in the loop"
 
 
+def test_half_vectors_leave_registers_for_a_second_cta() -> None:
+    """Two states a column, and a CTA may have half the registers: with whole vectors a few words are spilled."""
+    plan = shared(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128)
+    source = pipeline.generate(plan)[0]
+    binary = offline.compile(source, H200)
+    assert "gl.BlockedLayout([1, 4], [1, 32], [1, 8], [1, 0])" in source.text
+    assert binary.spill_bytes == 0 and binary.registers <= 128 and set(binary.stores) == {8, 16} and set(binary.loads) == {4, 8}
+    assert plan.kernels[0].resources.ctas_per_sm == 2
+
+
 # ---- the plan --------------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +310,16 @@ def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares
         assert each.splits * each.shared in (132, 264, 128, 256)
 
 
+@pytest.mark.parametrize(("fn", "dtype", "halves"), [
+    (rms_norm_backward, BF16, True), (rms_norm_backward, F32, False), (add_rms_norm_backward, BF16, True),
+])
+def test_half_vectors_are_for_16_bits_that_are_all_parked(fn: Callable, dtype: torch.dtype, halves: bool) -> None:
+    found = offered(fn, given(fn, 32768, dtype, 8192))
+    loads = max(len(s.parked) for s in found)
+    half = [s for s in found if isinstance(s.cols, Cover) and s.cols.tiles[0] < 32 * s.warps * (8 if dtype is BF16 else 4)]
+    assert bool(half) is halves and all(len(s.parked) == loads for s in half)
+
+
 def test_cards_without_tma_share_no_rows() -> None:
     assert not offered(rms_norm_backward, given(rms_norm_backward, 32768, rows=8192), device("a100"))
 
@@ -322,13 +344,13 @@ def test_what_can_be_shared(fn: Callable, may: bool) -> None:
     assert may_share(kernel) is may
 
 
-@pytest.mark.parametrize(("fn", "rows", "cols", "share"), [
-    (rms_norm_backward, 8192, 32768, 2), (rms_norm_backward, 4096, 65536, 4), (layer_norm_backward, 8192, 32768, 2),
-    (rms_norm_backward, 24 * 132, 32768, 2),  # what 8192 rows are planned as
-    (rms_norm_backward, 8192, 16384, 1), (layer_norm_backward, 8192, 8192, 1),
-    (layer_norm_backward, 8192, 16384, 2),  # two states a column: alone, a CTA has no registers left for a second one on its SM
+@pytest.mark.parametrize(("fn", "rows", "cols", "share", "here"), [
+    (rms_norm_backward, 8192, 32768, 4, 2), (rms_norm_backward, 4096, 65536, 4, 1), (layer_norm_backward, 8192, 32768, 2, 1),
+    (rms_norm_backward, 24 * 132, 32768, 4, 2),  # what 8192 rows are planned as
+    (rms_norm_backward, 8192, 16384, 1, 1), (layer_norm_backward, 8192, 8192, 1, 1),
+    (layer_norm_backward, 8192, 16384, 2, 2),  # two states a column: alone, a CTA has no registers left for a second one on its SM
 ])
-def test_default_plans(fn: Callable, rows: int, cols: int, share: int) -> None:
+def test_default_plans(fn: Callable, rows: int, cols: int, share: int, here: int) -> None:
     program, _, bindings = program_of(fn, *given(fn, cols, rows=rows))
     chosen_plan = best_plan(program, bindings, H200)
     first = chosen_plan.kernels[0]
@@ -336,27 +358,28 @@ def test_default_plans(fn: Callable, rows: int, cols: int, share: int) -> None:
     if share > 1:
         assert len(chosen_plan.kernels) == 2, "one kernel, and the join of its partial results"
         assert first.schedule.warps == 8 and first.schedule.stages == 3
-        assert first.resources.ctas_per_sm == (1 if cols > 16384 else 2)
+        assert first.resources.ctas_per_sm == here
 
 
 def test_of_equal_plans_the_one_that_shares_no_rows() -> None:
-    args = given(rms_norm_backward, 16384, F32, 8192)
-    program, _, bindings = program_of(rms_norm_backward, *args)
+    args = given(add_rms_norm_backward, 16384, F32, 4096)
+    program, _, bindings = program_of(add_rms_norm_backward, *args)
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
     alone, together = (min(s.us for s in found if (s.plan.schedule.shared > 1) is shares) for shares in (False, True))
     assert together < alone < 1.03 * together and best_plan(program, bindings, H200).kernels[0].schedule.shared == 1
 
 
-@pytest.mark.parametrize(("rows", "cols", "share", "warps", "vectors", "here", "us"), [
-    (8192, 32768, 2, 8, 8, 1, 401), (8192, 32768, 2, 16, 4, 1, 415), (8192, 32768, 4, 8, 4, 2, 428),
-    (4096, 65536, 4, 8, 8, 1, 418), (4096, 65536, 4, 16, 4, 1, 442),
+@pytest.mark.parametrize(("rows", "cols", "share", "warps", "vectors", "here", "hoisted", "us"), [
+    (8192, 32768, 2, 8, 4, 1, True, 408), (8192, 32768, 2, 16, 0.5, 1, True, 412), (8192, 32768, 4, 8, 0.5, 2, True, 390),
+    (8192, 32768, 4, 8, 0.5, 2, False, 441), (4096, 65536, 4, 8, 0.5, 1, True, 408), (4096, 65536, 4, 16, 0.5, 1, True, 442),
 ])
-def test_predictions_are_near_what_a_hand_written_kernel_takes(rows: int, cols: int, share: int, warps: int, vectors: int,
-                                                               here: int, us: float) -> None:
-    """H200, Triton 3.6.0; without the join."""
-    plan = shared(rms_norm_backward, given(rms_norm_backward, cols, rows=rows), share, warps, vectors, 3, 132 * here // share, True)
-    assert abs(plan.kernels[0].predicted_us / us - 1) < 0.03
+def test_predictions_are_near_what_was_measured(rows: int, cols: int, share: int, warps: int, vectors: float, here: int,
+                                                hoisted: bool, us: float) -> None:
+    """H200, Triton 3.6.0; bench/results/h200/trials.json."""
+    plan = shared(rms_norm_backward, given(rms_norm_backward, cols, rows=rows), share, warps, vectors, 3, 132 * here // share,
+                  hoisted)
+    assert abs(plan.predicted_us / us - 1) < 0.05
 
 
 def test_reports_say_what_is_shared() -> None:
