@@ -152,8 +152,8 @@ def _mixed_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
 def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """The same where several CTAs take a row together.
 
-    Of 16-bit rows that are parked whole, a thread also takes half as much at once: it needs fewer registers, and no longer for
-    it. H200, LayerNorm backward of 8192 x 16384: 247 us, where whole vectors spill; of 4096 x 65536: 449, with whole vectors 481.
+    Of 16-bit rows that are all parked, a thread may also take half as much at once: it needs fewer registers, and as much time.
+    H200, LayerNorm backward of 8192 x 16384: 247 us, where whole vectors spill; of 4096 x 65536: 449, with whole vectors 481.
     """
     cols, twice, able = _static_cols(kernel), wanted(kernel), frozenset(parkable(kernel))
     if device.capability < HAS_TMA or cols is None or not twice or not twice <= able:

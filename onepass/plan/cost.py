@@ -292,7 +292,7 @@ UNPARKED = 0.2
 # us of a turn for each copy of a part beyond the first: a box has a power of two of chunks. H200, RMSNorm and LayerNorm backward of
 # 8192 x 20480 by two CTAs a row, each input in 5 copies: 0.6 us a turn more than foreseen without.
 COPY = 0.07
-CLEARING = 2.0  # us of one more kernel, which clears their words. H200, the same
+CLEARING = 2.0  # us of one more kernel, which clears their words. H200, hand-written kernels of the same shape
 REFILL = 0.25  # us between the last read of a row's place and the next row being asked for there: fence, barrier, copies
 
 

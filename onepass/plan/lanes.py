@@ -22,7 +22,7 @@ def widest(kernel: Kernel) -> int:
 
 
 def chunk_vector(kernel: Kernel, schedule: Schedule) -> int:
-    """Elements a thread takes of a parked chunk at once: fewer than that where a chunk has no more for it."""
+    """The same of a chunk of a parked row, which may have fewer for a thread."""
     assert isinstance(schedule.cols, Cover)
     return min(vector(kernel), schedule.cols.tiles[0] // (32 * schedule.warps))
 
