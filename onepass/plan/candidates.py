@@ -254,9 +254,8 @@ def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device
                 blocks = t.cols // width
                 for target in (1, 2, 4):
                     k = min(blocks, -(-target * device.sms // max(t.rows, 1)))
-                    # Where a CTA has one turn, there is nothing that a pipeline overlaps.
-                    for stages in () if k <= 1 else (1,) if k == blocks else (1, 4):
-                        yield Schedule(Block(1), Loop(width, k), warps, stages)
+                    pipelines = (1,) if k == blocks else (1, 4)  # in one turn there is nothing to overlap
+                    yield from (Schedule(Block(1), Loop(width, k), warps, stages) for stages in pipelines if k > 1)
     if t.cols <= 32 * 4 * vec:  # short rows that cannot be held whole
         width = max(16, power_of_two(t.cols))
         for height in (8, 4, 2, 1) if _fits_blocks(kernel, (width,)) else ():

@@ -22,7 +22,7 @@ def widest(kernel: Kernel) -> int:
 
 
 def chunk_vector(kernel: Kernel, schedule: Schedule) -> int:
-    """The same of a chunk of a parked row, which may have fewer for a thread."""
+    """What `vector` says, of a chunk of a parked row, which may have fewer for a thread."""
     assert isinstance(schedule.cols, Cover)
     return min(vector(kernel), schedule.cols.tiles[0] // (32 * schedule.warps))
 
