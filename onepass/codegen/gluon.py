@@ -27,7 +27,7 @@ The text uses this much of Gluon, and nothing else: whoever models it has to mod
 - `gl.allocate_shared_memory(dtype, shape, layout)`, `.index(i)`, `.reshape(shape)`, `.load(TILE)`; `x_tiles.layout` of a tensor map
 - `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, by chunks or pieces instead of by copies
 - `.store(x)` into a piece that has arrived, or a whole walk, under an `if` whose condition is a scalar, and so the same for all
-  threads
+  threads; and once into memory of `gl.SwizzledSharedLayout(1, 1, 1, [1, 0])`, from which each thread reads what it stored
 - `mbarrier.MBarrierLayout()`, `mbarrier.init(b, count=1)`, `mbarrier.expect(b, bytes, pred=)`, `mbarrier.wait(b, phase)`,
   `mbarrier.invalidate(b)`
 - `tma.async_copy_global_to_shared(map, coordinates, barrier, place, pred=)`
@@ -99,6 +99,7 @@ class Parked(Values):
 
     first_rows = "(part == 0)"
     rings: dict[int, _Ring]
+    beside: dict[int, str]  # the shared memory of row vectors that wait there, by chunks
     whole: int  # chunks of a row
     numbers: dict[str, str]  # of chunks, by what marks their names
     # What is called how of the row that is being walked: its number, its place in a ring, the first of its chunks there.
@@ -106,6 +107,8 @@ class Parked(Values):
 
     def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
         ring = self.rings.get(i)
+        if i in self.beside:
+            return f"{self.beside[i]}.index({self.numbers[spot.tag]}).load(TILE)"
         if ring is None:  # one element a row is read by its scalar address: as a tensor, threads would read it once for every lane
             alone = self.kernel.by_col[i] is Across.NONE
             return super()._load(i, node, replace(spot, row=self.row) if alone else spot, env)
@@ -148,7 +151,7 @@ class Emitter(RingEmitter):
         self.steps: Steps = steps(kernel, schedule)
         self.rings = {i: self._ring(i) for i in sorted(schedule.parked)}
         self.values = self.values_of(kernel, schedule, bindings, self.w, GLUON)
-        self.values.rings, self.values.whole = self.rings, self.cols.count
+        self.values.rings, self.values.beside, self.values.whole = self.rings, {}, self.cols.count
         self.values.numbers = {"": "k" if self.cols.count > 1 else "0"}
         self.folds = Folds(kernel, self.values, row_loop=not self.once)
         self.gathered: dict[int, Running] = {}  # what the loop over rows carries

@@ -33,7 +33,8 @@ class Steps:
     over_cols: bool  # the walked side
     row_loop: bool  # the walks happen inside a loop over rows
     constants: tuple[int, ...]  # values that vary with nothing looped: computed first
-    hoisted: tuple[int, ...]  # row vectors loaded before the row loop
+    hoisted: tuple[int, ...]  # row vectors loaded before the row loop, into registers
+    beside: tuple[int, ...]  # the same, into shared memory
     walks: tuple[Walk, ...]
     trailing: tuple[int, ...]  # uniform values and stores after the last walk
     row_folds: tuple[Fold, ...]  # gathered over the row loop, fed by values that do not vary along the columns
@@ -68,11 +69,10 @@ def steps(kernel: Kernel, schedule: Schedule) -> Steps:
         walks.append(Walk(tuple(first), tuple(body), tuple(here), tuple(across)))
     trailing = tuple(i for i in uniform if i not in done)
     row_folds = tuple(f for f in kernel.folds if f.node in gathered and not f.cols and not tiled[f.node])
-    vectors = tuple(
-        i for i in live
-        if row_loop and schedule.hoisted and isinstance(program.nodes[i], Load) and tiled[i] and not kernel.by_row[i]
-    )
-    return Steps(over_cols, row_loop, tuple(constants), vectors, tuple(walks), trailing, row_folds, tuple(sorted(closing)))
+    vectors = tuple(i for i in live if row_loop and isinstance(program.nodes[i], Load) and tiled[i] and not kernel.by_row[i])
+    hoisted, beside = vectors if schedule.hoisted else (), vectors if schedule.beside else ()
+    return Steps(over_cols, row_loop, tuple(constants), hoisted, beside, tuple(walks), trailing, row_folds,
+                 tuple(sorted(closing)))
 
 
 def _tiled(kernel: Kernel, i: int, over_cols: bool, schedule: Schedule) -> bool:

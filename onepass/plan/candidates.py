@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 from ..device import Device
 from ..ir.monoid import MONOIDS
@@ -12,7 +13,7 @@ from ..ir.program import Load, Reduce, Store
 from ..ir.size import Bindings, value
 from .access import row_stride, streams_rows
 from .cost import Traffic
-from .kernel import Kernel
+from .kernel import Across, Kernel
 from .lanes import vector
 from .lanes import widest as widest_vector
 from .legality import Family, may_split
@@ -20,6 +21,7 @@ from .parked import (
     BARRIERS,
     BOX,
     FLAT,
+    bytes_beside,
     chunks,
     columns_ahead,
     cut,
@@ -169,15 +171,31 @@ def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
             if part < LEAST_PART or cols % share or part % width or part // width > MOST_TILES:
                 continue
             covered = Cover((width,) * (part // width))
-            for slots in range(2, MOST_SLOTS + 1):
-                smem = shared_bytes(element, covered, slots, exchange, warps)
+            for slots, kept in product(range(2, MOST_SLOTS + 1), _where_vectors_wait(kernel)):
+                smem = shared_bytes(element, covered, slots, exchange, warps) + kept.beside * part
                 fit = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0
                 for here in range(1, min(2, fit) + 1):
                     groups = here * device.sms // share
-                    one = Schedule(Loop(1, groups), covered, warps, slots, parked=parked, gathers=True, shared=share,
-                                   registers=register_limit(warps, here, device) // 8 * 8)
                     if t.rows >= LEAST_TURNS * groups:
-                        yield from (replace(one, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
+                        yield Schedule(Loop(1, groups), covered, warps, slots, parked=parked, gathers=True, shared=share,
+                                       hoisted=kept.hoisted, beside=kept.beside > 0,
+                                       registers=register_limit(warps, here, device) // 8 * 8)
+
+
+class _Kept(NamedTuple):
+    """Where row vectors wait: in registers, or in shared memory, and then how many bytes of a column; or nowhere."""
+
+    hoisted: bool = False
+    beside: int = 0
+
+
+def _where_vectors_wait(kernel: Kernel) -> list[_Kept]:
+    found = [_Kept()]
+    if any(not kernel.by_row[i] and kernel.by_col[i] is Across.FULL for i in kernel.program.of(Load)):
+        found.append(_Kept(hoisted=True))
+    if beside := bytes_beside(kernel):
+        found.append(_Kept(beside=beside))
+    return found
 
 
 def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:

@@ -127,6 +127,7 @@ EDGE_SLOTS = 40.0
 # The same for an element of a row vector, where rows start anywhere and row vectors do not. H200, LayerNorm of 8192 x 50257: 633
 # us, RMSNorm 438, softmax 400.
 SHIFTED_SLOTS = 6.0
+BESIDE_SLOTS = 0.25  # issue slots that reading an element of a row vector from shared memory costs
 PER_TILE_SLOTS = 17.0  # issue slots a thread spends on a tile whatever its size: addresses, waits, barriers
 MERGE_SLOTS = 35.0  # the same to merge the states of a walked tile into its own. H200, cross-entropy: 8 elements a thread cost 12 %
 # us that a walk over a parked row waits for the row vectors of each chunk: its loop is not unrolled, and shared memory leaves L1
@@ -193,6 +194,7 @@ def _slots(t: Traffic, schedule: Schedule) -> float:
     per_tile += MERGE_SLOTS * t.merged if isinstance(schedule.cols, Loop) else 0.0
     if schedule.shared == 1:  # where CTAs share a row, tiles of 4 to 32 elements a thread take as long
         slots += per_tile / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
+    slots += BESIDE_SLOTS * t.beside_loads if schedule.beside else 0.0
     if not schedule.lead:
         return slots + UNALIGNED_SLOTS * t.unaligned
     if schedule.parked and isinstance(schedule.cols, Cover):
@@ -299,7 +301,7 @@ REFILL = 0.25  # us between the last read of a row's place and the next row bein
 def _shared_walks(schedule: Schedule, t: Traffic, cols: int, here: float, device: Device) -> float:
     """What the walks of CTAs that share rows take on an SM in a turn, with what they wait for row vectors that they do not keep."""
     issued = ISSUE_RATE * (1 - exp(-here * schedule.warps / WARPS_TO_WALK))
-    waits = VECTOR_WAIT * cols / (32 * schedule.warps) if t.vectors and not schedule.hoisted else 0.0
+    waits = VECTOR_WAIT * cols / (32 * schedule.warps) if t.vectors and not (schedule.hoisted or schedule.beside) else 0.0
     return here * cols / 32 * _slots(t, schedule) / (issued * device.clock) + waits / here
 
 
@@ -337,7 +339,7 @@ def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> C
     cycle = _together(moved * uneven, own, (device.latency + row / (FILL_RATE * device.clock) + own) / places)
     partials = 4.0 * schedule.rows.split * t.cols * t.outer_states
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
-    l2 = again + 2 * partials + t.temps + (1.0 if schedule.hoisted else VECTOR_SHARE * t.rows) * t.vectors
+    l2 = again + 2 * partials + t.temps + (1.0 if schedule.hoisted or schedule.beside else VECTOR_SHARE * t.rows) * t.vectors
     memory = max(turns * cycle + l2 / device.l2_bandwidth, t.once / device.bandwidth * uneven)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     issue = turns * _shared_walks(schedule, t, cols, here, device) if schedule.shared > 1 else issue * even

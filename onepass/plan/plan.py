@@ -91,7 +91,8 @@ class KernelPlan:
         text = f"{node.buffer} {self.program.buffer[node.buffer].dtype}"
         if not self.kernel.is_full[i]:
             if self.kernel.by_col[i] is Across.FULL:
-                return f"{text} per column"
+                kept = self.schedule.cols.width * self.program.dtypes[i].size if isinstance(self.schedule.cols, Cover) else 0
+                return f"{text} per column" + (f", kept in shared memory ({kept / 1024:.1f} KiB)" if self.schedule.beside else "")
             return f"{text} per row" if self.kernel.by_row[i] else f"{text} once"
         tile, size = tile_of(self.schedule), self.program.dtypes[i].size
         if i in self.schedule.resident:

@@ -303,8 +303,9 @@ def _shared(need: Demand, schedule: Schedule) -> int:
         return tiled.shared_bytes(schedule, need.widest, need.parked_bytes(schedule), need.exchanged_down)
     if schedule.parked:
         assert isinstance(schedule.cols, Cover)
-        return parked.shared_bytes(need.parked_bytes(schedule), schedule.cols, schedule.stages, need.exchanged, schedule.warps,
-                                   schedule.ahead)
+        beside = int(4 * need.vectors) * schedule.cols.width if schedule.beside else 0
+        return beside + parked.shared_bytes(need.parked_bytes(schedule), schedule.cols, schedule.stages, need.exchanged,
+                                            schedule.warps, schedule.ahead)
     tile = tile_of(schedule)
     pipelined = (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
     return 1024 + schedule.warps * tile.height * 8 + pipelined

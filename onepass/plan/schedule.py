@@ -62,6 +62,7 @@ class Schedule:
     lead: int = 0  # elements of a sector, when rows start inside one and are read from its beginning; 0: rows start aligned
     resident: frozenset[int] = frozenset()  # multi-phase loads kept in registers, in their storage type
     hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
+    beside: bool = False  # row vectors wait in shared memory beside the ring, put there once before the row loop
     parked: frozenset[int] = frozenset()  # full-size loads that TMA brings to a ring in shared memory, and are read there
     gathers: bool = False  # a loop over parked rows also carries reductions over rows; one over others always does
     shared: int = 1  # CTAs that take a row together; `cols` then covers the part that each of them has, and `split` counts groups
@@ -117,7 +118,7 @@ class Schedule:
         extra += [f"{self.ahead} {'copy' if self.ahead == 1 else 'copies'} ahead"] if self.ahead else []
         extra += [f"lead {self.lead}"] if self.lead else []
         extra += [f"{len(self.resident)} resident"] if self.resident else []
-        extra += ["hoisted"] if self.hoisted else []
+        extra += ["hoisted"] if self.hoisted else ["row vectors beside"] if self.beside else []
         extra += [f"{len(self.parked)} parked"] if self.parked else []
         extra += [f"at most {self.registers} registers"] if self.registers else []
         return f"{self.family}: rows {role(self.rows)}, cols {role(self.cols)}, " + ", ".join(extra)

@@ -38,7 +38,7 @@ from tests.support import once
 
 
 def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 4, vectors: float = 1, slots: int = 3,
-           groups: int = 2, hoisted: bool = False, registers: int = 0, on: Device = H200) -> Plan:
+           groups: int = 2, hoisted: bool = False, registers: int = 0, beside: bool = False, on: Device = H200) -> Plan:
     """A plan in which so many CTAs take a row together."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
@@ -46,7 +46,7 @@ def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 
     assert isinstance(cols, int)
     width = int(32 * warps * vector(kernel) * vectors)
     schedule = Schedule(Loop(1, groups), Cover((width,) * (cols // share // width)), warps, slots, hoisted=hoisted, gathers=True,
-                        parked=frozenset(parkable(kernel)), registers=registers, shared=share)
+                        beside=beside, parked=frozenset(parkable(kernel)), registers=registers, shared=share)
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule, on), on)
 
 
@@ -69,6 +69,7 @@ def test_every_kind_of_kernel_is_right(fn: Callable, share: int, dtype: torch.dt
     check(fn, inputs_of(fn, 7, cols, dtype), share=share)
     check(fn, inputs_of(fn, 5, cols, dtype), share=share, slots=2, hoisted=True)
     check(fn, inputs_of(fn, 5, cols, dtype), share=share, vectors=0.5, hoisted=True)
+    check(fn, inputs_of(fn, 5, cols, dtype), share=share, vectors=0.5, beside=True)
 
 
 @pytest.mark.parametrize("hoisted", [False, True])
@@ -280,6 +281,19 @@ def test_half_vectors_leave_registers_for_a_second_cta() -> None:
     assert plan.kernels[0].resources.ctas_per_sm == 2
 
 
+def test_row_vectors_beside_the_ring_are_read_once_and_cost_no_registers() -> None:
+    plan = shared(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128, beside=True)
+    source, kernel = pipeline.generate(plan)[0], plan.kernels[0]
+    binary = offline.compile(source, H200)
+    assert binary.spill_bytes == 0 and binary.smem_bytes == kernel.resources.smem_bytes == 3 * 2 * 16384 + 16384 + 160
+    assert kernel.resources.ctas_per_sm == 2
+    before, rows = source.text.split("for row in range")
+    assert before.count("gl.load(w_ptr") == before.count("w_beside.index(") - before.count("w_beside.index(k)") == 8
+    assert "gl.load(w_ptr" not in rows and "w_beside.index(k).load(TILE)" in rows
+    assert "w bf16 per column, kept in shared memory (16.0 KiB)" in kernel.loads
+    assert "row vectors beside" in str(kernel.schedule)
+
+
 # ---- the plan --------------------------------------------------------------------------------------------------------------
 
 
@@ -345,7 +359,7 @@ def test_what_can_be_shared(fn: Callable, may: bool) -> None:
 
 
 @pytest.mark.parametrize(("fn", "rows", "cols", "share", "here"), [
-    (rms_norm_backward, 8192, 32768, 4, 2), (rms_norm_backward, 4096, 65536, 4, 1), (layer_norm_backward, 8192, 32768, 2, 1),
+    (rms_norm_backward, 8192, 32768, 4, 2), (rms_norm_backward, 4096, 65536, 4, 1), (layer_norm_backward, 8192, 32768, 4, 2),
     (rms_norm_backward, 24 * 132, 32768, 4, 2),  # what 8192 rows are planned as
     (rms_norm_backward, 8192, 16384, 1, 1), (layer_norm_backward, 8192, 8192, 1, 1),
     (layer_norm_backward, 8192, 16384, 2, 2),  # two states a column: alone, a CTA has no registers left for a second one on its SM
