@@ -38,23 +38,23 @@ CARD = torch.device("cuda", 0)
 # More rows than all places of all rings on a card, so that places are filled again.
 SHAPES = {
     "softmax": ((700, 4096), (700, 4501)), "softmax_backward": ((700, 4096),), "rms_norm": ((700, 4096), (700, 4501)),
-    "layer_norm": ((700, 4096),), "logsumexp": ((300, 32768),), "rms_norm_backward": ((700, 4096), (300, 32768)),
-    "layer_norm_backward": ((700, 4096),), "outer_sum_1": ((2100, 512),), "outer_sum_5": ((2100, 512),),
+    "layer_norm": ((700, 4096),), "logsumexp": ((300, 32768),), "rms_norm_backward": ((700, 4096), (700, 8192)),
+    "layer_norm_backward": ((700, 4096), (700, 16384)), "outer_sum_1": ((2100, 512),), "outer_sum_5": ((2100, 512),),
     "batch_norm_stats": ((8, 64, 1024),),
 }
 INSTRUMENTED = bool(os.environ.get("TRITON_INSTRUMENTATION_MODE"))
-EACH = 1 if INSTRUMENTED else 3  # plans of one family and ring
+EACH = 1 if INSTRUMENTED else 3  # plans of one family, ring and place of row vectors
 MOST_STAGES = 3 if INSTRUMENTED else 8  # what has to be compiled grows with a ring
 
 
 def plans(ours: Ours) -> Iterator[Plan]:
     """A few plans of every kind that parks something."""
-    taken: dict[tuple[str, int], int] = {}
+    taken: dict[tuple[str, int, bool], int] = {}
     for plan in ours.plans(device("h200"), EVERY):
         parked = [k.schedule for k in plan.kernels if k.schedule.parked]
         if any(s.stages > MOST_STAGES or INSTRUMENTED and s.lead for s in parked):
             continue
-        kinds = [(s.family, s.stages) for s in parked]
+        kinds = [(s.family, s.stages, s.beside) for s in parked]
         if kinds and all(taken.get(kind, 0) < EACH for kind in kinds):
             taken |= {kind: taken.get(kind, 0) + 1 for kind in kinds}
             yield plan

@@ -26,6 +26,11 @@ def _smaller(a, b):
 def _times(a, b):
     return a * b
 ''',
+    "_plus": '''
+@gluon.jit
+def _plus(a, b, more_a, more_b):
+    return a + more_a, b + more_b
+''',
     "to_e5m2": '''
 @gluon.jit
 def to_e5m2(x):
@@ -93,6 +98,12 @@ def publish(boxes_ptr, at, state):
 def published(word, dtype: gl.constexpr):
     """The state in such a word."""
     return (word & 0xFFFFFFFF).to(gl.int32).to(dtype, bitcast=True)
+''',
+    "sum_two": '''
+@gluon.jit
+def sum_two(x, y, axis: gl.constexpr):
+    """The sums of two tiles along an axis, for which threads meet as often as for one."""
+    return gl.reduce((x, y), axis, _plus, keep_dims=True)
 ''',
     "fold_prod": '''
 @gluon.jit

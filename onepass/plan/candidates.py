@@ -27,6 +27,7 @@ from .parked import (
     cut,
     cut_flat,
     exchanged,
+    exchanged_by_parts,
     may_share,
     parkable,
     parkable_flat,
@@ -162,7 +163,7 @@ def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
         return
     if not may_split(kernel, Family.MIX) or not may_share(kernel):
         return
-    vec, exchange = vector(kernel), exchanged(kernel)
+    vec, exchange = vector(kernel), exchanged_by_parts(kernel)
     for parked in (twice,) if twice == able else (twice, able):
         element = sum(kernel.program.dtypes[i].size for i in parked)
         halves = (vec // 2,) if vec > 4 and len(parked) == kernel.full_loads else ()

@@ -5,7 +5,8 @@ input. One barrier a row tells when all of its chunks have arrived. Where a ring
 copies instead: each brings a few chunks, and has a place and a barrier of its own. What a second row does not fit into can then
 still hold copies of the next one. Nothing else lives in shared memory but what threads exchange to finish a reduction.
 
-Rows may be shared by several CTAs, a part of the columns each. Then all of this is said of a part.
+Rows may be shared by several CTAs, a part of the columns each. Then all of this is said of a part, and row vectors may wait beside
+the ring, that part of them.
 """
 
 from __future__ import annotations
@@ -196,6 +197,17 @@ def exchanged(kernel: Kernel, down: bool = False) -> int:
         assert isinstance(node, Reduce)
         found += [d.size for d in MONOIDS[node.monoid].state_dtypes(kernel.program.dtypes[node.args[0]])]
     return max(found)
+
+
+def exchanged_by_parts(kernel: Kernel) -> int:
+    """The same along rows that several CTAs take together, of which two sums are folded at once."""
+    return exchanged(kernel) * (2 if two_sums(kernel) else 1)
+
+
+def two_sums(kernel: Kernel) -> bool:
+    """Are two sums all that is reduced along rows?"""
+    along = [kernel.program.nodes[f.node] for f in kernel.folds if not f.rows]
+    return len(along) == 2 and all(isinstance(node, Reduce) and MONOIDS[node.monoid].primitive == "sum" for node in along)
 
 
 def columns_ahead(cols: Cover, ahead: int) -> int:

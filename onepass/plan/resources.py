@@ -99,6 +99,7 @@ class Demand:
     wide: int  # registers per value
     parkable: tuple[tuple[int, int], ...]  # loads that can wait in shared memory, and bytes of an element of each
     exchanged: int  # bytes a warp leaves for others in the largest fold
+    exchanged_by_parts: int  # the same where several CTAs take a row
     exchanged_down: int  # the same of folds down columns
     widest: int  # elements a thread takes at once of a tile that comes through shared memory
     own_words: int  # registers of all states of one column
@@ -151,6 +152,7 @@ def demand(kernel: Kernel) -> Demand:
         parkable=tuple((i, program.dtypes[i].size) for i in
                        parked.parkable(kernel) or parked.parkable_flat(kernel) or tiled.tileable(kernel)),
         exchanged=parked.exchanged(kernel),
+        exchanged_by_parts=parked.exchanged_by_parts(kernel),
         exchanged_down=parked.exchanged(kernel, down=True),
         widest=widest(kernel),
         own_words=own,
@@ -304,7 +306,8 @@ def _shared(need: Demand, schedule: Schedule) -> int:
     if schedule.parked:
         assert isinstance(schedule.cols, Cover)
         beside = int(4 * need.vectors) * schedule.cols.width if schedule.beside else 0
-        return beside + parked.shared_bytes(need.parked_bytes(schedule), schedule.cols, schedule.stages, need.exchanged,
+        exchanged = need.exchanged_by_parts if schedule.shared > 1 else need.exchanged
+        return beside + parked.shared_bytes(need.parked_bytes(schedule), schedule.cols, schedule.stages, exchanged,
                                             schedule.warps, schedule.ahead)
     tile = tile_of(schedule)
     pipelined = (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes

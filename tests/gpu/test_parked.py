@@ -50,13 +50,13 @@ def has_tma() -> None:
         pytest.skip("no TMA")
 
 
-def parked(ours: Ours, family: str, most: int, share: int | None = None) -> list[Plan]:
+def parked(ours: Ours, family: str, most: int, share: int | None = None, beside: bool | None = None) -> list[Plan]:
     """Plans of one kernel of this family, the one predicted best first, and whatever joins its results; `share`: of those by which
-    so many CTAs take a row together."""
+    so many CTAs take a row together; `beside`: of those whose row vectors wait in shared memory, or do not."""
     program, sizes = specialise(ours.program, ours.bindings)
     search, whole = Search(program, sizes, H200, {}), frozenset(program.of(Reduce, Store))
     found = [s for s in search.others(whole) if s.plan.schedule.parked and s.plan.schedule.family.startswith(family)
-             and share in (None, s.plan.schedule.shared)]
+             and share in (None, s.plan.schedule.shared) and beside in (None, s.plan.schedule.beside)]
     return [search.assembled([whole], {whole: s}) for s in sorted(found, key=lambda s: s.us)[:most]]
 
 
@@ -82,10 +82,11 @@ def running(ours: Ours, made: Sequence[Made]) -> Callable[..., tuple[Tensor, ...
     return call
 
 
-def right(function: Callable[..., Any], make: Make, room: Room, family: str, most: int = 1, share: int | None = None) -> bool:
+def right(function: Callable[..., Any], make: Make, room: Room, family: str, most: int = 1, share: int | None = None,
+          beside: bool | None = None) -> bool:
     """Are the best plans of a family right, and the same to the bit each time? False where there is none that does not spill."""
     shapes = Ours.of(function, make(0, "meta"))
-    made = compiled(shapes, parked(shapes, family, most, share))
+    made = compiled(shapes, parked(shapes, family, most, share, beside))
     if made:
         with room(gib(shapes)):
             fused = running(Ours.of(function, make(0, "cuda")), made)
@@ -187,11 +188,12 @@ def test_rows_and_columns(name: str, cols: int, room: Room) -> None:
 
 
 @pytest.mark.parametrize("share", [2, 4])
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("rows", [300, 1001])
 @pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward"])
-def test_rows_shared_by_several_ctas(name: str, rows: int, share: int, room: Room) -> None:
+def test_rows_shared_by_several_ctas(name: str, rows: int, beside: bool, share: int, room: Room) -> None:
     make = lambda seed, where: workload(name).inputs((rows, 32768), torch.bfloat16, where, seed)  # noqa: E731
-    assert right(LONG[name], make, room, "mix-order shared", most=4, share=share)
+    assert right(LONG[name], make, room, "mix-order shared", most=4, share=share, beside=beside)
 
 
 def test_shared_rows_in_a_graph(sizeable: None) -> None:
