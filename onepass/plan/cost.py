@@ -127,7 +127,7 @@ EDGE_SLOTS = 40.0
 # The same for an element of a row vector, where rows start anywhere and row vectors do not. H200, LayerNorm of 8192 x 50257: 633
 # us, RMSNorm 438, softmax 400.
 SHIFTED_SLOTS = 6.0
-BESIDE_SLOTS = 0.25  # issue slots that reading an element of a row vector from shared memory costs
+BESIDE_SLOTS = 0.75  # issue slots that reading an element of a row vector from shared memory costs; fitted with VECTOR_WAIT
 PER_TILE_SLOTS = 17.0  # issue slots a thread spends on a tile whatever its size: addresses, waits, barriers
 MERGE_SLOTS = 35.0  # the same to merge the states of a walked tile into its own. H200, cross-entropy: 8 elements a thread cost 12 %
 # us that a walk over a parked row waits for the row vectors of each chunk: its loop is not unrolled, and shared memory leaves L1
@@ -282,31 +282,33 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     return Cost(us, t.once + again, here * block * length * t.unit, _limit(memory, issue, special, alone))
 
 
-# CTAs that share a row. Fitted together to 155 schedules of backward passes of norms (H200, 2026-11; docs/decisions/0022): us of a
-# turn that they wait for each other, for each warp and the CTAs of a row to the power of 3/2, the rest is behind the walk over the
-# next row; warps with which an SM issues 63 % of what it can in their walks, which are unrolled; us of a turn for every element of
-# a row vector that a thread loads anew, by CTAs on an SM. RMSNorm of 8192 x 32768 by two CTAs of 8 warps a row 408 us, of 16 warps
-# 412, by four, two on an SM, 390; with the weight loaded in every turn 619, 513, 441.
-EXCHANGE, WARPS_TO_WALK, VECTOR_WAIT = 0.008, 6.0, 0.05
+# Parked rows that CTAs gather over, fitted together to 368 schedules of backward passes of norms (H200, 2026-11;
+# docs/decisions/0023): us of a turn for every element of a row vector that a thread loads anew: LayerNorm of 8192 x 16384, 8 warps,
+# 201 us with the weight in registers, else 276; and where several share a row, warps with which an SM issues 63 % of what it can,
+# and us of a turn that they wait for each other, for each warp and their number to the power of 3/2; the rest is behind the walk
+# over the next row. RMSNorm of 4096 x 65536 by four 385 us, by eight, two on an SM, 425; of 256 x 65536 by four CTAs of 8 warps
+# 32.7, of 16 warps 38.7.
+VECTOR_WAIT, WARPS_TO_WALK, EXCHANGE = 0.04, 4.0, 0.0015
 # us of a turn that they wait in every tile for full-size tensors that are not parked. H200, residual + RMSNorm backward of
 # 8192 x 32768 by two CTAs a row in 2, 4 and 8 tiles 580, 657 and 825 us, by four in 2 and 4 tiles 548, 613; all parked: 505.
 UNPARKED = 0.2
-# us of a turn for each copy of a part beyond the first: a box has a power of two of chunks. H200, RMSNorm and LayerNorm backward of
-# 8192 x 20480 by two CTAs a row, each input in 5 copies: 0.6 us a turn more than foreseen without.
-COPY = 0.07
+# us of a turn for each copy of a row beyond the first: a box has a power of two of chunks. H200, RMSNorm and LayerNorm backward of
+# 8192 x 20480 by two CTAs a row, each input in 5 copies: 0.6 us a turn more than foreseen without; fitted with the rest.
+COPY = 0.03
 CLEARING = 2.0  # us of one more kernel, which clears their words. H200, hand-written kernels of the same shape
 REFILL = 0.25  # us between the last read of a row's place and the next row being asked for there: fence, barrier, copies
 
 
-def _shared_walks(schedule: Schedule, t: Traffic, cols: int, here: float, device: Device) -> float:
-    """What the walks of CTAs that share rows take on an SM in a turn, with what they wait for row vectors that they do not keep."""
-    issued = ISSUE_RATE * (1 - exp(-here * schedule.warps / WARPS_TO_WALK))
+def _unrolled_walks(schedule: Schedule, t: Traffic, cols: int, here: float, device: Device) -> float:
+    """What walks that gather take on an SM in a turn, with what they wait for row vectors that they do not keep."""
+    full = WARPS_TO_WALK if schedule.shared > 1 else WARPS_TO_ISSUE
+    issued = ISSUE_RATE * (1 - exp(-here * schedule.warps / full))
     waits = VECTOR_WAIT * cols / (32 * schedule.warps) if t.vectors and not (schedule.hoisted or schedule.beside) else 0.0
-    return here * cols / 32 * _slots(t, schedule) / (issued * device.clock) + waits / here
+    return here * cols / 32 * _slots(t, schedule) / (issued * device.clock) + waits
 
 
 def _late_in_a_turn(kernel: Kernel, schedule: Schedule) -> float:
-    """What CTAs that share a row wait for in a turn, and nothing hides: tensors that are not parked, parts in many copies."""
+    """What CTAs that gather wait for in a turn, and nothing hides: tensors that are not parked, rows in many copies."""
     assert isinstance(schedule.cols, Cover)
     part = Chunks(schedule.cols.tiles[0], len(schedule.cols.tiles), 0)
     copies = (part.count // part.at_once(BOX) - 1) * len(schedule.parked)
@@ -330,23 +332,24 @@ def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> C
                 if i not in schedule.parked) * t.elements
     places = schedule.stages + columns_ahead(schedule.cols, schedule.ahead) / cols
     in_flight = here * row * max(places - 1, 0.5)
-    uneven = 1 + UNEVEN * t.full_out / max(t.full_in + t.full_out, 1.0) / (here if schedule.shared > 1 else 1.0)
+    uneven = 1 + UNEVEN * t.full_out / max(t.full_in + t.full_out, 1.0) / (here if schedule.gathers else 1.0)
     moved = here * (row + cols * t.full_out / max(t.elements, 1.0)) / share
     work = cols / 32 * _slots(t, schedule) / (_issued_alone(schedule) * device.clock)
     own = t.inner * _reduction_time(schedule.warps) + work + _chunk_waits(kernel, schedule) + REFILL
-    if schedule.shared > 1:  # its walks are in `issue`; one of its places waits for the last walk while another has the first
-        own, places = own - work + EXCHANGE * schedule.shared**1.5 * schedule.warps, places - 1
+    own -= work if schedule.gathers else 0.0  # its walks are in `issue`
+    places -= 1 if schedule.shared > 1 else 0  # one waits for the last walk while another has the first
     cycle = _together(moved * uneven, own, (device.latency + row / (FILL_RATE * device.clock) + own) / places)
     partials = 4.0 * schedule.rows.split * t.cols * t.outer_states
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
     l2 = again + 2 * partials + t.temps + (1.0 if schedule.hoisted or schedule.beside else VECTOR_SHARE * t.rows) * t.vectors
     memory = max(turns * cycle + l2 / device.l2_bandwidth, t.once / device.bandwidth * uneven)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
-    issue = turns * _shared_walks(schedule, t, cols, here, device) if schedule.shared > 1 else issue * even
+    issue = turns * _unrolled_walks(schedule, t, cols, here, device) if schedule.gathers else issue * even
     shared = _l1(t, schedule, device, sms) + t.full_in * kernel.full_walks / (L1_RATE * sms * device.clock)
     first = device.latency + row / share
     us = RAMP + first + _together(memory, issue, special * even, shared) + LAST_STORES + spilled / device.bandwidth
-    us += CLEARING + turns * _late_in_a_turn(kernel, schedule) if schedule.shared > 1 else 0.0
+    us += turns * _late_in_a_turn(kernel, schedule) if schedule.gathers else 0.0
+    us += CLEARING + turns * EXCHANGE * schedule.shared**1.5 * schedule.warps if schedule.shared > 1 else 0.0
     return Cost(us, t.once + again + 2 * spilled, in_flight, _limit(memory, issue, special, turns * own))
 
 
