@@ -19,8 +19,8 @@ from onepass.plan.lanes import vector
 from onepass.plan.legality import Family, Illegal
 from onepass.plan.parked import may_share, parkable, words
 from onepass.plan.partition import plan as best_plan
-from onepass.plan.partition import scores
-from onepass.plan.plan import Plan
+from onepass.plan.partition import score, scores
+from onepass.plan.plan import Learned, Plan
 from onepass.plan.schedule import Cover, Loop, Schedule
 from onepass.runtime import gluon_model, offline
 from onepass.runtime.compiled import Compiled, Made
@@ -424,3 +424,17 @@ def test_results_do_not_depend_on_how_a_row_is_shared_out_in_time() -> None:
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     first, second = (run(shared(rms_norm_backward, args, slots=slots), tensors, bindings) for slots in (2, 4))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_of_equal_plans_one_that_keeps_row_vectors() -> None:
+    """Where registers cannot, shared memory does, though plans that load them anew are predicted as fast and need less."""
+    program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 49152, rows=32 * 132))
+    found = scores(program, bindings, H200, {})
+    assert not isinstance(found, Illegal)
+    spilling = {s.plan.scored_as: Learned(1000, (True, 100)) for s in found if s.plan.schedule.hoisted}
+    left = [s for s in found if not s.plan.schedule.hoisted]
+    anew = min((s for s in left if not s.plan.schedule.beside), key=lambda s: s.us)
+    taken = score(program, bindings, H200, spilling)
+    assert not isinstance(taken, Illegal)
+    assert taken.plan.schedule.beside and anew.us < 1.03 * min(s.us for s in left)
+    assert anew.plan.schedule.registers * anew.plan.schedule.warps < taken.plan.schedule.registers * taken.plan.schedule.warps
