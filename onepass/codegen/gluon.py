@@ -20,8 +20,8 @@ The text uses this much of Gluon, and nothing else: whoever models it has to mod
   [1, 64], which lies as `PIECE`
 - `gl.arange(0, n, layout=)` with `[None, :]` or `[:, None]`, `gl.full`, `.broadcast_to`, `gl.where`, `gl.abs`, `gl.maximum`,
   `gl.minimum` and the other functions of one value in the op table, `libdevice`
-- `gl.sum(x, axis=, keep_dims=True)` along either axis, and the folds of `gluon_helpers`: `gl.reduce` and `gl.expand_dims`; of one
-  element also `gl.max`, to make a scalar of it
+- `gl.sum(x, axis=, keep_dims=True)` along either axis, and the folds of `gluon_helpers`: `gl.reduce` of one tile, or of two with
+  `keep_dims=True`, and `gl.expand_dims`; of one element also `gl.max`, to make a scalar of it
 - `gl.load` and `gl.store` with and without `mask=` and `other=`; `gl.load(..., volatile=True)` of one word that other CTAs write,
   in a loop `while` it is 0
 - `gl.allocate_shared_memory(dtype, shape, layout)`, `.index(i)`, `.reshape(shape)`, `.load(TILE)`; `x_tiles.layout` of a tensor map

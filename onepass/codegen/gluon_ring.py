@@ -11,7 +11,7 @@ from ..plan.access import streams_rows
 from ..plan.kernel import Kernel
 from ..plan.parked import BARRIERS
 from ..plan.schedule import Schedule
-from .gluon_helpers import called
+from .gluon_helpers import FUNCTIONS, called
 from .source import GridDim, Param, ParamKind, Source, TensorView
 from .triton import RESERVED
 from .writer import Writer
@@ -38,7 +38,8 @@ class RingEmitter(ABC):
         assert isinstance(extent, int)
         self.extent = extent
         self.barriers = 0
-        self.w = Writer((*RESERVED, *OWN, *own, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
+        pointers = (f"{b.name}_ptr" for b in self.program.buffers)
+        self.w = Writer((*RESERVED, *FUNCTIONS, *OWN, *own, *self.program.symbols, *pointers))
         self.boxes = self.w.fresh("boxes_ptr")  # memory that is 0 when the kernel starts
 
     @abstractmethod

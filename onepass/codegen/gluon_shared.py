@@ -46,7 +46,7 @@ NEXT = "_next"  # marks names of the row that is walked before its turn
 
 
 class _Shared(Mixed):
-    own = ("mine", "row_next", "r_next", "r_at_next", "slot_next", "place_next", "row_later", "r_later", "publish", "published")
+    own = ("mine", "row_next", "r_next", "r_at_next", "slot_next", "place_next", "row_later", "r_later")
 
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         super().__init__(kernel, schedule, bindings, name, wide)

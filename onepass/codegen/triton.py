@@ -33,9 +33,9 @@ HEADER = (
     "",
 )
 RESERVED = (
-    "tl", "triton", "libdevice", "fold_max", "fold_min", "fold_prod", "to_e5m2", "fast_erf", "fast_exp", "fast_sigmoid",
-    "fast_tanh", "float", "zero", "pid", "part", "batch", "row_block", "col_block", "r", "c", "r_in", "c_in", "lane", "last",
-    "whole", "before", "sector", "row_at", "u_edge", "c_edge", "edge_in", "u_start",
+    "tl", "triton", "libdevice", "fold_max", "fold_min", "fold_prod", "to_e5m2", "widen", "fast_erf", "fast_exp",
+    "fast_sigmoid", "fast_tanh", "float", "zero", "pid", "part", "batch", "row_block", "col_block", "r", "c", "r_in", "c_in",
+    "lane", "last", "whole", "before", "sector", "row_at", "u_edge", "c_edge", "edge_in", "u_start",
 )
 
 

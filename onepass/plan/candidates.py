@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
 
 from ..device import Device
 from ..ir.monoid import MONOIDS
@@ -13,7 +12,7 @@ from ..ir.program import Load, Reduce, Store
 from ..ir.size import Bindings, value
 from .access import row_stride, streams_rows
 from .cost import Traffic
-from .kernel import Across, Kernel
+from .kernel import Kernel
 from .lanes import vector
 from .lanes import widest as widest_vector
 from .legality import Family, may_split
@@ -172,31 +171,24 @@ def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
             if part < LEAST_PART or cols % share or part % width or part // width > MOST_TILES:
                 continue
             covered = Cover((width,) * (part // width))
-            for slots, kept in product(range(2, MOST_SLOTS + 1), _where_vectors_wait(kernel)):
-                smem = shared_bytes(element, covered, slots, exchange, warps) + kept.beside * part
+            for slots, (hoisted, beside) in product(range(2, MOST_SLOTS + 1), _where_vectors_wait(kernel)):
+                smem = shared_bytes(element, covered, slots, exchange, warps) + beside * part
                 fit = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0
                 for here in range(1, min(2, fit) + 1):
                     groups = here * device.sms // share
                     if t.rows >= LEAST_TURNS * groups:
                         yield Schedule(Loop(1, groups), covered, warps, slots, parked=parked, gathers=True, shared=share,
-                                       hoisted=kept.hoisted, beside=kept.beside > 0,
+                                       hoisted=hoisted, beside=beside > 0,
                                        registers=register_limit(warps, here, device) // 8 * 8)
 
 
-class _Kept(NamedTuple):
-    """Where row vectors wait: in registers, or in shared memory, and then how many bytes of a column; or nowhere."""
-
-    hoisted: bool = False
-    beside: int = 0
-
-
-def _where_vectors_wait(kernel: Kernel) -> list[_Kept]:
-    found = [_Kept()]
-    if any(not kernel.by_row[i] and kernel.by_col[i] is Across.FULL for i in kernel.program.of(Load)):
-        found.append(_Kept(hoisted=True))
+def _where_vectors_wait(kernel: Kernel) -> Iterator[tuple[bool, int]]:
+    """Row vectors wait nowhere, in registers, or in shared memory: whether in registers, and bytes of a column of shared memory."""
+    yield False, 0
+    if kernel.row_vectors:
+        yield True, 0
     if beside := bytes_beside(kernel):
-        found.append(_Kept(beside=beside))
-    return found
+        yield False, beside
 
 
 def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:

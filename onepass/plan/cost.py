@@ -11,7 +11,7 @@ from math import ceil, exp, log2
 
 from ..device import Device
 from ..ir.program import Load
-from .kernel import Across, Kernel
+from .kernel import Kernel
 from .lanes import own_lanes
 from .parked import BOX, Chunks, columns_ahead
 from .resources import Resources, early, packs, tile_of
@@ -216,9 +216,8 @@ def _chunk_waits(kernel: Kernel, schedule: Schedule) -> float:
     """What the walks over a parked row wait for row vectors. Where they gather over rows, they are unrolled and need not."""
     if schedule.hoisted or schedule.gathers:
         return 0.0
-    vectors = (i for i in kernel.program.of(Load) if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL)
     wait = SHIFTED_WAIT if schedule.lead else CHUNK_WAIT
-    return wait * len({p for i in vectors for p in kernel.use_phases(i)}) * tile_of(schedule).count
+    return wait * len({p for i in kernel.row_vectors for p in kernel.use_phases(i)}) * tile_of(schedule).count
 
 
 L1_RATE = 110.0  # bytes a cycle that an SM's L1 hands out

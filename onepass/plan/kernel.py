@@ -143,6 +143,11 @@ class Kernel:
         return max(1, sum(1 for i in self.program.of(Load) if self.is_full[i]))
 
     @cached_property
+    def row_vectors(self) -> tuple[int, ...]:
+        """Loads of one element a column, which all rows share."""
+        return tuple(i for i in self.program.of(Load) if not self.by_row[i] and self.by_col[i] is Across.FULL)
+
+    @cached_property
     def full_walks(self) -> int:
         """Walks that read something full-size; what comes after the last reduction may be thin."""
         return len({p for i in self.program.of(Load) if self.is_full[i] for p in self.use_phases(i)}) or 1

@@ -149,11 +149,10 @@ def _after(kernel: Kernel, roots: set[int]) -> set[int]:
     return found
 
 
-def bytes_beside(kernel: Kernel) -> int | None:
-    """Of a column of all row vectors together, where they may wait in shared memory; None where they may not, or there are none."""
-    vectors = [i for i in kernel.program.of(Load) if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL]
-    may = vectors and all(kernel.program.dtypes[i].name in BROUGHT for i in vectors)
-    return sum(kernel.program.dtypes[i].size for i in vectors) if may else None
+def bytes_beside(kernel: Kernel) -> int:
+    """Of a column of all row vectors together, where they may wait in shared memory; 0 where they may not, or there are none."""
+    types = [kernel.program.dtypes[i] for i in kernel.row_vectors]
+    return sum(t.size for t in types) if all(t.name in BROUGHT for t in types) else 0
 
 
 def words(kernel: Kernel) -> int:

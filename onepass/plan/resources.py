@@ -143,7 +143,7 @@ def demand(kernel: Kernel) -> Demand:
         late=late(kernel),
         full_bytes=sum(program.dtypes[i].size for i in loads if kernel.is_full[i]),
         gathered=gathered,
-        vectors=sum(program.dtypes[i].size for i in loads if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL) / 4,
+        vectors=sum(program.dtypes[i].size for i in kernel.row_vectors) / 4,
         looped_elementwise=elementwise,
         looped_states=states,
         reread=len(reread),

@@ -90,8 +90,7 @@ def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
     inner = sum(1 for f in kernel.folds if f.cols)
     states = sum(len(monoid_of(kernel, f).state) for f in kernel.folds if f.rows)
     merged = sum(1 for f in kernel.folds if not f.block and not monoid_of(kernel, f).primitive)
-    met = [(program.dtypes[i].size, len(kernel.use_phases(i))) for i in program.of(Load)
-           if not kernel.by_row[i] and kernel.by_col[i] is Across.FULL]
+    met = [(program.dtypes[i].size, len(kernel.use_phases(i))) for i in kernel.row_vectors]
     beside, beside_loads = sum(size * times for size, times in met), sum(times for _, times in met)
     return Traffic(
         batch=batch, rows=rows, cols=cols, full_in=full_in, full_out=full_out, multi_phase=multi, vectors=vectors,

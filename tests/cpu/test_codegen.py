@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import onepass
 from onepass.capture.trace import capture
+from onepass.codegen.triton import HEADER, RESERVED
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Op, Program, Reduce
 from onepass.ir.size import Bindings
@@ -253,6 +254,19 @@ def fused_right(fn: Callable[..., Any], *inputs: torch.Tensor) -> None:
 def test_inputs_may_be_called_what_indices_are_called() -> None:
     """Rows that start inside a sector name their columns c_main and u_main; so may tiles of inputs called c and u."""
     fused_right(lambda c, u, b: (c + b) * u, torch.randn(4, 1001)[:, :1000], torch.randn(4, 1001)[:, :1000], torch.randn(1000))
+
+
+def test_values_may_be_called_what_kernels_import() -> None:
+    imported = {name.asname or name.name for line in HEADER for node in ast.parse(line).body
+                for name in node.names if isinstance(node, (ast.Import, ast.ImportFrom))}
+    assert imported <= set(RESERVED)
+
+    def named(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        widen = x.float() * w
+        return (widen + b.float()).sum(-1)
+
+    x, w, b = (torch.randn(shape).bfloat16() for shape in ((8, 300), (300,), (8, 300)))
+    fused_right(named, x, w, b)
 
 
 @pytest.mark.parametrize("fold", [torch.argmax, torch.argmin])

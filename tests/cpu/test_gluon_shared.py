@@ -93,9 +93,19 @@ def named_alike(boxes: Tensor, mine: Tensor, word0: Tensor) -> tuple[Tensor, Ten
     return (publish * publish.sum(-1, keepdim=True) + word0).to(boxes.dtype), publish.sum(0)
 
 
-def test_users_may_call_things_as_kernels_do() -> None:
+def named_as_helpers(boxes: Tensor, mine: Tensor, word0: Tensor) -> tuple[Tensor, Tensor]:
+    """Names of functions that kernels bring along."""
+    sum_two = boxes * mine
+    widen = word0.float() + mine
+    total, other = sum_two.float().sum(-1, keepdim=True), widen.sum(-1, keepdim=True)
+    return (sum_two * total + widen * other).to(boxes.dtype), sum_two.float().sum(0)
+
+
+@pytest.mark.parametrize("vectors", [1, 2])  # in one chunk, names are as they are given
+@pytest.mark.parametrize("fn", [named_alike, named_as_helpers])
+def test_users_may_call_things_as_kernels_do(fn: Callable, vectors: int) -> None:
     x, w, _, dy = inputs_of(rms_norm_backward, 5, 4096, BF16)
-    check(named_alike, (x, w, dy), hoisted=True)
+    check(fn, (x, w, dy), hoisted=True, vectors=vectors)
 
 
 def test_a_single_row_is_right() -> None:
