@@ -8,13 +8,13 @@ from torch import Tensor
 
 from onepass.ir.criterion import FEW, check, judge
 
-ULP = 2.0**-20  # of fp32 between 8 and 16
+BF16, ULP = torch.bfloat16, 2.0**-4  # of bfloat16 between 8 and 16
 
 
 def off_by(ulps: float, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Results that are so far away, where eager's are exact."""
     exact = torch.full((count,), 12.0, dtype=torch.float64)
-    return (exact + ulps * ULP).float(), exact.float(), exact
+    return (exact + ulps * ULP).to(BF16), exact.to(BF16), exact
 
 
 @pytest.mark.parametrize("count", [1, FEW - 1])
@@ -29,6 +29,76 @@ def test_many_may_not(count: int) -> None:
     mine, eager, exact = off_by(0, count)
     mine[0] += ULP
     assert check(mine, eager, exact).ok
+
+
+def test_fp32_on_a_cpu_may_be_one_ulp_further_away() -> None:
+    exact = torch.full((100,), 12.0, dtype=torch.float64)
+    mine = exact.float()
+    mine[0] += 2 * 2.0**-20
+    assert check(mine, exact.float(), exact).ok
+    mine[0] += 2.0**-20
+    assert not check(mine, exact.float(), exact).ok
+
+
+def softmax(dtype: torch.dtype, rows: int = 64, cols: int = 512) -> tuple[Tensor, Tensor]:
+    """Exact rows in which a few large values stand beside many small ones, and the same rounded."""
+    x = 4 * torch.randn(rows, cols, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
+    exact = x.softmax(-1)
+    return exact, exact.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+def test_a_large_value_does_not_hide_the_errors_of_small_ones(dtype: torch.dtype) -> None:
+    exact, eager = softmax(dtype)
+    assert judge(eager, eager, exact) is None
+    ulp = torch.finfo(dtype).eps * exact.amax() / 2  # at the largest value
+    off = torch.where(exact < exact.amax(-1, keepdim=True) / 64, exact + ulp / 2, exact).to(dtype)
+    assert float((off.double() - exact).abs().max()) <= ulp
+    if dtype == torch.float32:  # which carries the errors of what it is computed from, itself fp32
+        off = torch.where(exact < exact.amax(-1, keepdim=True) / 64, exact + 4 * ulp, exact).to(dtype)
+    assert "below" in str(judge(off, eager, exact))
+
+
+def test_a_large_row_does_not_hide_the_errors_of_others() -> None:
+    """As in the gradient of an embedding, where a frequent token has a large row."""
+    exact, _ = softmax(torch.float32)
+    exact[3] *= 1e5
+    eager = exact.float()
+    off = eager.clone()
+    off[5] += 2.0**-10 * exact[5].amax()  # far less than an ulp of row 3
+    assert judge(eager, eager, exact) is None and judge(off, eager, exact) is not None
+
+
+def test_a_row_of_which_cancellation_leaves_nothing_has_no_scale_of_its_own() -> None:
+    exact, eager = softmax(torch.float32)
+    exact[3], eager[3] = 0.0, 0.0
+    mine = eager.clone()
+    mine[3] = 2.0**-25 * exact.amax()
+    assert judge(mine, eager, exact) is None
+
+
+def test_what_eager_loses_may_be_lost_in_the_same_band_alone() -> None:
+    exact, mine = softmax(BF16)
+    eager = torch.where(exact < exact.amax(-1, keepdim=True) * 2.0**-10, exact * 1.5, exact).to(BF16)
+    assert judge(eager, eager, exact) is None
+    off = torch.where(exact > exact.amax(-1, keepdim=True) / 16, exact * 1.05, exact).to(BF16)
+    assert judge(mine, eager, exact) is None and judge(off, eager, exact) is not None
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (), (1,), (40, 1), (1, 40), (2, 20, 3)])
+def test_any_shape_can_be_judged(shape: tuple[int, ...]) -> None:
+    exact = torch.randn(shape, dtype=torch.float64)
+    assert judge(exact.float(), exact.float(), exact) is None
+    if exact.numel():
+        assert judge(exact.float() + 0.1, exact.float(), exact) is not None
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-40, 3e38])
+def test_any_magnitude_can_be_judged(value: float) -> None:
+    exact = torch.full((100,), value, dtype=torch.float64)
+    mine = exact.float()
+    assert judge(mine, mine, exact.float().double()) is None
+    assert judge(mine + 2.0**-20, mine, exact) is not None or value > 1e38
 
 
 def test_a_nan_is_wrong_unless_eager_has_it_too() -> None:
