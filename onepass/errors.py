@@ -73,6 +73,24 @@ class UnsupportedLayout(OnepassError):
     message = "Argument {argument} has layout {layout}; kernels read plain strided memory. Call .to_dense() first."
 
 
+class BitReinterpretation(OnepassError):
+    code = "ONEPASS-110"
+    message = ("{op} reads the bits of {given} values as {dtype} (at {where}), and more is computed from them. Do that outside the "
+               "fused function, or write .to({dtype}) where values were to be converted.")
+
+
+class IgnoredArgument(OnepassError):
+    code = "ONEPASS-111"
+    message = ("{op} was given {argument}={value}, which onepass cannot follow (at {where}). Leave that argument out, leave the op "
+               "outside the fused function, or compile the whole model with torch.compile, which hands such ops to Inductor.")
+
+
+class UnlikeTorch(OnepassError):
+    code = "ONEPASS-113"
+    message = ("{op} gives {theirs} in torch, and {ours} in onepass (at {where}). Leave that op outside the fused function. This "
+               "is a bug in onepass; please report it with `onepass doctor`.")
+
+
 class NeedsGrad(OnepassError):
     code = "ONEPASS-601"
     message = ("Argument {argument} requires grad and grad mode is on, but onepass.fuse is forward-only. Call it "

@@ -8,31 +8,31 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 
-from ..errors import SymbolicAxis, UnsupportedDtype, UnsupportedOp, UnsupportedView
+from ..errors import BitReinterpretation, SymbolicAxis, UnsupportedDtype, UnsupportedOp, UnsupportedView
 from ..ir.expr import BY_TORCH, DTYPES, DType
 from ..ir.size import Size, Sym
 from .draft import Draft, Tensor
+from .schema import Given
 
 ToSize: TypeAlias = Callable[[Any], "Size | None"]  # torch's (symbolic) int as a size, None if it is no product of symbols
 
 
 @dataclass(frozen=True)
 class Call:
-    """`args` and `kwargs` hold Tensors, Python values, and Sizes where torch had symbolic ints."""
+    """`args` holds Tensors, Python values, and Sizes where torch had symbolic ints."""
 
     draft: Draft
     name: str  # its row in the table
     op: str  # torch's full name, for messages
     where: str  # the line of user code
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Given
     takes: Any  # the fake tensor torch was given first, None where it was given none
     gives: Any  # the fake tensor(s) torch computed
     to_size: ToSize
 
-    def arg(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument, given by position or by name."""
-        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
+    def arg(self, name: str, *absent: Any) -> Any:
+        """The argument with this name in the schema; `absent` is for overloads that have none."""
+        return absent[0] if absent and name not in self.args.values else self.args.named(name)
 
     @property
     def dtype(self) -> DType:
@@ -71,6 +71,10 @@ class Call:
             raise SymbolicAxis(op=self.op, axis=str(found), where=self.where)
         return found
 
+    def bits(self) -> NoReturn:
+        """Refuse to read elements as another type."""
+        raise BitReinterpretation(op=self.op, given=self.takes.dtype, dtype=self.gives.dtype, where=self.where)
+
     def unsupported(self, detail: str = "") -> NoReturn:
         """Refuse the op."""
         raise UnsupportedOp(op=f"{self.op} ({detail})" if detail else self.op, where=self.where)
@@ -90,6 +94,21 @@ class Concat:
 
 Lowered: TypeAlias = Tensor | Concat
 Handler: TypeAlias = Callable[[Call], Any]  # a Lowered, or a tuple of them for an op with several results
+
+
+def rows(op: str, overloads: str, handler: Handler) -> dict[str, Handler]:
+    """One handler for several overloads of an op."""
+    return {f"{op}.{overload}": handler for overload in overloads.split()}
+
+
+def shaping(handler: Handler, *names: str) -> Handler:
+    """A handler that need not read these arguments: they say what shape or type the result has, and so does torch's fake one."""
+
+    def handle(call: Call) -> Any:
+        call.args.read.update(names)
+        return handler(call)
+
+    return handle
 
 
 def positive(dim: int, rank: int) -> int:

@@ -13,8 +13,9 @@ from torch import fx
 from .. import compat
 from ..ir.expr import BY_TORCH
 from .lookups import LOOKUPS
-from .lower import TABLE, op_name
+from .lower import TABLE
 from .reductions import HANDFUL, REDUCTIONS
+from .schema import op_name
 from .views import VIEWS
 
 
@@ -27,19 +28,27 @@ class Kind(Enum):
     HARD = "an input, an output or a kernel of its own"
 
 
-_COPIES = frozenset({"aten.clone", "aten.contiguous", "aten.copy", "prims.clone", "aten.lift_fresh_copy"})
-_CASTS = frozenset({"prims.convert_element_type", "aten._to_copy"})
-_CONSTANTS = frozenset({"prims.iota", "aten.arange", "aten.full", "aten.zeros", "aten.ones", "aten.scalar_tensor", "aten.full_like",
-                        "aten.zeros_like", "aten.ones_like", "aten.new_zeros", "aten.new_ones", "aten.new_full"})
+_COPIES = frozenset({"aten.clone.default", "aten.contiguous.default", "aten.copy.default", "prims.clone.default",
+                     "aten.lift_fresh_copy.default"})
+_CASTS = frozenset({"prims.convert_element_type.default", "aten._to_copy.default"})
+_CONSTANTS = frozenset({
+    "prims.iota.default", "aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.scalar_tensor.default",
+    *(f"aten.{way}.default" for name in ("full", "zeros", "ones") for way in (name, f"{name}_like", f"new_{name}"))})
 # Inductor writes the pieces of a concatenation where they belong and inlines look-ups and random numbers.
-_LEFT = frozenset({"aten.cat", "aten.stack", "aten.constant_pad_nd", "aten.slice_scatter", "aten.select_scatter",
-                   "aten.slice_backward", "aten.select_backward", "aten.empty", "aten.empty_like", "aten.new_empty"})
-_INLINED = frozenset({"aten.embedding", "aten.index", "aten._unsafe_index", "aten._unsafe_masked_index", "aten.bucketize",
-                      "prims.inductor_random", "prims.inductor_randint", "prims.inductor_lookup_seed", "aten.rand",
-                      "aten.bernoulli", "aten.flip", "aten.roll", "aten.tril", "aten.triu"})
+_LEFT = frozenset({"aten.cat.default", "aten.stack.default", "aten.constant_pad_nd.default", "aten.slice_scatter.default",
+                   "aten.select_scatter.default", "aten.slice_backward.default", "aten.select_backward.default",
+                   "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"})
+_INLINED = frozenset({"aten.embedding.default", "aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.bucketize.Tensor",
+                      "aten._unsafe_masked_index.default", "prims.inductor_random.default", "prims.inductor_randint.default",
+                      "prims.inductor_lookup_seed.default", "aten.rand.default", "aten.bernoulli.default", "aten.bernoulli.p",
+                      "aten.flip.default", "aten.roll.default", "aten.tril.default", "aten.triu.default"})
 # Folds that onepass has no Monoid for: named, so that what is left can be counted.
-OTHER_REDUCTIONS = frozenset({"aten.cumsum", "aten.cumprod", "aten.logcumsumexp", "aten.topk", "aten.sort", "aten.median",
-                              "aten.kthvalue", "aten.mode", "aten.scatter_reduce", "aten.scatter_add", "aten.norm"})
+OTHER_REDUCTIONS = frozenset({
+    "aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default", "aten.topk.default", "aten.sort.default",
+    "aten.sort.stable", "aten.median.default", "aten.median.dim", "aten.kthvalue.default", "aten.mode.default",
+    "aten.scatter.reduce", "aten.scatter.value_reduce", "aten.scatter_reduce.two", "aten.scatter_add.default",
+    "aten.norm.Scalar", "aten.norm.ScalarOpt_dim", "aten.norm.ScalarOpt_dtype", "aten.norm.ScalarOpt_dim_dtype"})
+MATMULS = frozenset({f"aten.{name}.{overload}" for name in ("mm", "bmm", "addmm", "baddbmm") for overload in ("default", "dtype")})
 _BY_ELEMENT = "pointwise"  # torch's tag of ops that treat each element alone
 
 

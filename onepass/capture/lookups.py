@@ -9,16 +9,16 @@ from ..ir.expr import I64, compute_dtype
 from ..ir.program import Reduce, operands
 from ..ir.size import Size
 from .align import broadcast, join
-from .call import Call, Concat, Handler, positive
+from .call import Call, Concat, Handler, positive, rows, shaping
 from .draft import Draft, Tensor
 from .pointwise import literal
 from .substitute import Lookup, substitute
-from .views import moved, sliced
+from .views import from_front, moved, sliced
 
 
 def _cat(call: Call) -> Concat | Tensor:
     """The pieces, unjoined. Empty pieces (a legacy shape [0] among them) add nothing."""
-    dim = positive(call.arg(1, "dim", 0), len(call.gives.shape))
+    dim = positive(call.arg("dim"), len(call.gives.shape))
     pieces = [p for p in call.args[0] if len(p.dims) == len(call.gives.shape) and _length(call.draft, p, dim) != 0]
     converted = tuple(Tensor(call.draft.cast(p.node, call.dtype), p.dims) for p in pieces)
     if not converted:
@@ -35,14 +35,14 @@ def _side_by_side(draft: Draft, dim: int, pieces: tuple[Tensor, ...]) -> Concat:
 
 def _stack(call: Call) -> Concat | Tensor:
     """cat along a new dim, in which each piece has size 1."""
-    dim = positive(call.arg(1, "dim", 0), len(call.gives.shape))
+    dim = positive(call.arg("dim"), len(call.gives.shape))
     rows = [Tensor(call.draft.cast(p.node, call.dtype), (*p.dims[:dim], (), *p.dims[dim:])) for p in call.args[0]]
     return rows[0] if len(rows) == 1 else _side_by_side(call.draft, dim, tuple(rows))
 
 
 def _pad(call: Call) -> Concat | Tensor:
     """A number before and after each dim, from the last dim on."""
-    tensor, pad, value = call.args[0], call.args[1], call.arg(2, "value", 0)
+    tensor, pad, value = call.args
     padded: Concat | Tensor = tensor
     for k in range(len(pad) // 2):
         dim, before, after = len(tensor.dims) - 1 - k, call.number(pad[2 * k]), call.number(pad[2 * k + 1])
@@ -121,8 +121,8 @@ def _folds_along(draft: Draft, node: int, atoms: frozenset[str]) -> bool:
 
 def _gather(call: Call) -> Tensor:
     """One element of the dim for every index: the source's expression with a looked-up coordinate."""
-    source, index = call.args[0], call.args[2]
-    draft, dim = call.draft, positive(call.args[1], len(call.args[0].dims))
+    source, dim, index = call.args
+    draft, dim = call.draft, positive(dim, len(source.dims))
     if not source.dims:
         return source
     source, index = _lined_up(call, source, index, dim)
@@ -144,11 +144,13 @@ def _lined_up(call: Call, source: Tensor, index: Tensor, dim: int) -> tuple[Tens
 
 def _scatter(call: Call) -> Tensor:
     """One place a row is overwritten: where(position == index, new, old)."""
-    old, index, new = call.args[0], call.args[2], call.arg(3, "src", call.kwargs.get("value"))
-    draft, dim = call.draft, positive(call.args[1], len(call.args[0].dims))
+    old, dim, index, new = call.args
+    draft, dim = call.draft, positive(dim, len(old.dims))
+    if not old.dims:
+        call.unsupported("of a tensor without dims")
     if index.dims[dim] or any(_length(draft, index, d) != _length(draft, old, d) for d in range(len(old.dims)) if d != dim):
         call.unsupported("only one place a row")
-    value = new if isinstance(new, Tensor) else Tensor(literal(call, new, call.dtype), ())
+    value = _corner(call, new, index) if isinstance(new, Tensor) else Tensor(literal(call, new, call.dtype), ())
     along = draft.dims(old)[dim]
     position = Tensor(draft.index(along), (along, *((),) * (len(old.dims) - dim - 1)))
     (before, at, here, after), dims = broadcast(draft, [old, index, position, value])
@@ -156,14 +158,22 @@ def _scatter(call: Call) -> Tensor:
     return draft.tensor(_chosen(draft, hit, draft.cast(after, call.dtype), before), dims)
 
 
-def _iota(call: Call) -> Tensor:
-    """start + step * position."""
-    return _ramp(call, call.kwargs.get("start", 0), call.kwargs.get("step", 1))
+def _corner(call: Call, tensor: Tensor, like: Tensor) -> Tensor:
+    """As many first elements of each dim as another tensor has: of new values, torch takes those an index meets."""
+    for d in range(len(tensor.dims)):
+        tensor = sliced(call, tensor, d, 0, _length(call.draft, like, d))
+    return tensor
 
 
 def _arange(call: Call) -> Tensor:
-    start, step = {1: (0, 1), 2: (call.args[0], 1)}.get(len(call.args), (call.args[0], call.args[-1]))
-    return _ramp(call, start, step)
+    """start + step * position; how far it goes, its length says."""
+    return _ramp(call, call.arg("start", 0), call.arg("step", 1))
+
+
+def _iota(call: Call) -> Tensor:
+    if call.arg("requires_grad"):
+        call.unsupported("it requires grad")
+    return _arange(call)
 
 
 def _ramp(call: Call, start: Any, step: Any) -> Tensor:
@@ -184,80 +194,100 @@ def _filled(call: Call, value: Any) -> Tensor:
     return draft.tensor(literal(call, value, call.dtype), tuple(draft.atoms.dim(s) for s in call.shape))
 
 
-def _replaced(call: Call, old: Tensor, new: Tensor, dim: int, start: Any) -> Concat | Tensor:
+def _replaced(call: Call, old: Tensor, new: Tensor, dim: int, start: Any, end: Any) -> Concat | Tensor:
     """A run of a dim overwritten: what is before it, the new, what is after it."""
-    if _length(call.draft, new, dim) == _length(call.draft, old, dim):
+    shapes = [[call.draft.atoms.size(atoms) for atoms in t.dims] for t in (new, old)]
+    if shapes[0] == shapes[1]:
         return new
-    start = call.number(start or 0)
-    start += call.number(_length(call.draft, old, dim)) if start < 0 else 0
+    if len(new.dims) != len(old.dims) or any(a != b for d, (a, b) in enumerate(zip(*shapes, strict=True)) if d != dim):
+        call.unsupported("new values of another shape than those they replace")
     length, total = (call.number(_length(call.draft, t, dim)) for t in (new, old))
-    end = start + length
+    start = call.number(from_front(call, old, dim, start or 0))
+    end = total if end is None else call.number(from_front(call, old, dim, end))
+    if end - start != length:
+        call.unsupported("new values of another shape than those they replace")
     before, after = sliced(call, old, dim, 0, start), sliced(call, old, dim, end, total - end)
     return _side_by_side(call.draft, dim, tuple(p for p in (before, new, after) if _length(call.draft, p, dim) != 0))
 
 
 def _slice_scatter(call: Call) -> Concat | Tensor:
     old, new = call.args[:2]
-    dim = positive(call.arg(2, "dim", 0), len(old.dims))
-    if call.arg(5, "step", 1) != 1:
+    dim = positive(call.arg("dim"), len(old.dims))
+    if call.arg("step") != 1:
         call.unsupported("a step")
-    return _replaced(call, old, _cast_to(call, new), dim, call.arg(3, "start"))
+    return _replaced(call, old, _cast_to(call, new), dim, call.arg("start"), call.arg("end"))
 
 
 def _select_scatter(call: Call) -> Concat | Tensor:
     old, new = call.args[:2]
-    dim = positive(call.arg(2, "dim"), len(old.dims))
+    dim = positive(call.arg("dim"), len(old.dims))
     row = Tensor(new.node, (*new.dims[:dim], (), *new.dims[dim:]))
-    return _replaced(call, old, _cast_to(call, row), dim, call.arg(3, "index"))
+    return _in_place_of_one(call, old, _cast_to(call, row), dim)
 
 
 def _slice_backward(call: Call) -> Concat | Tensor:
-    """(grad, sizes, dim, start, end, step): grad among zeros."""
-    grad, _, dim, start, _, step = call.args
+    """grad among zeros."""
+    grad, dim, start, end, step = (call.arg(name) for name in ("grad_output", "dim", "start", "end", "step"))
     zeros = _filled(call, 0)
     dim = positive(dim, len(zeros.dims))
     if step != 1:
         call.unsupported("a step")
-    return _replaced(call, zeros, grad, dim, start)
+    return _replaced(call, zeros, grad, dim, start, end)
 
 
 def _select_backward(call: Call) -> Concat | Tensor:
-    """(grad, sizes, dim, index): grad among zeros."""
-    grad, _, dim, index = call.args
-    zeros = _filled(call, 0)
-    dim = positive(dim, len(zeros.dims))
+    """grad among zeros."""
+    grad, zeros = call.arg("grad_output"), _filled(call, 0)
+    dim = positive(call.arg("dim"), len(zeros.dims))
     row = Tensor(grad.node, (*grad.dims[:dim], (), *grad.dims[dim:]))
-    return _replaced(call, zeros, row, dim, index)
+    return _in_place_of_one(call, zeros, row, dim)
+
+
+def _in_place_of_one(call: Call, old: Tensor, row: Tensor, dim: int) -> Concat | Tensor:
+    """The position `index` of a dim overwritten."""
+    at = call.number(from_front(call, old, dim, call.arg("index")))
+    return _replaced(call, old, row, dim, at, at + 1)
 
 
 def _cast_to(call: Call, tensor: Tensor) -> Tensor:
     return Tensor(call.draft.cast(tensor.node, call.dtype), tensor.dims)
 
 
-def _complete(call: Call) -> Tensor:
-    """full, fill and full_like; fill may take its number from a tensor."""
-    value = call.arg(1, "fill_value", call.kwargs.get("value"))
+def _full(call: Call, value: Any) -> Tensor:
+    """The same number everywhere, which may be the value of a tensor without dims."""
     if isinstance(value, Tensor):
         return call.draft.tensor(call.draft.cast(value.node, call.dtype), tuple(call.draft.atoms.dim(s) for s in call.shape))
     return _filled(call, value)
 
 
+def _all(value: int) -> Handler:
+    return lambda call: _filled(call, value)
+
+
+def _made(op: str, overload: str, handler: Handler) -> dict[str, Handler]:
+    """The three ways to make a tensor: of a size, as another one, and of a size in the type of another one."""
+    return {f"aten.{op}.{overload}": shaping(handler, "size", "dtype"),
+            f"aten.{op}_like.default": shaping(handler, "self", "dtype"),
+            f"aten.new_{op}.default": shaping(handler, "self", "size", "dtype")}
+
+
 LOOKUPS: dict[str, Handler] = {
-    "aten.cat": _cat,
-    "aten.stack": _stack,
-    "aten.constant_pad_nd": _pad,
-    "aten.gather": _gather,
-    "aten.scatter": _scatter,
-    "aten.slice_scatter": _slice_scatter,
-    "aten.select_scatter": _select_scatter,
-    "aten.slice_backward": _slice_backward,
-    "aten.select_backward": _select_backward,
-    "prims.iota": _iota,
-    "aten.arange": _arange,
-    **dict.fromkeys(("aten.full", "aten.full_like", "aten.fill"), _complete),
-    **dict.fromkeys(("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.zero", "aten.empty", "aten.empty_like",
-                     "aten.new_empty"), lambda call: _filled(call, 0)),
-    **dict.fromkeys(("aten.ones", "aten.ones_like", "aten.new_ones"), lambda call: _filled(call, 1)),
-    "aten.new_full": lambda call: _filled(call, call.arg(2, "fill_value")),
-    "aten.scalar_tensor": lambda call: _filled(call, call.args[0]),
+    "aten.cat.default": _cat,
+    "aten.stack.default": _stack,
+    "aten.constant_pad_nd.default": _pad,
+    "aten.gather.default": _gather,
+    **rows("aten.scatter", "src value", _scatter),
+    "aten.slice_scatter.default": _slice_scatter,
+    "aten.select_scatter.default": _select_scatter,
+    "aten.slice_backward.default": shaping(_slice_backward, "input_sizes"),
+    "aten.select_backward.default": shaping(_select_backward, "input_sizes"),
+    "prims.iota.default": shaping(_iota, "length", "dtype"),
+    **rows("aten.arange", "default start start_step", shaping(_arange, "end", "dtype")),
+    **_made("full", "default", lambda call: _full(call, call.arg("fill_value"))),
+    **_made("zeros", "default", _all(0)),
+    **_made("ones", "default", _all(1)),
+    **_made("empty", "memory_format", _all(0)),
+    **rows("aten.fill", "Scalar Tensor", shaping(lambda call: _full(call, call.arg("value")), "self")),
+    "aten.zero.default": shaping(_all(0), "self"),
+    "aten.scalar_tensor.default": shaping(lambda call: _full(call, call.arg("s")), "dtype"),
 }

@@ -1,13 +1,14 @@
 """Graph -> Program: the table of ops, and the walk that applies it.
 
-A row is an aten or prims name (overloads share a row) and a handler from a Call to values of the Draft. Rows live by
-kind in pointwise, reductions, views and lookups; adding an op is adding a row there.
+A row is the exact name of an overload and a handler from a Call to values of the Draft. Rows live by kind in pointwise,
+reductions, views and lookups; adding an op is adding a row there. What a handler does not read of a call must hold the
+schema's default, and what it gives must have the form that torch gives: otherwise the op is refused.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,26 +16,21 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..errors import ClosureTensor, OnepassError, UnsupportedOp, UnsupportedView
+from ..errors import ClosureTensor, IgnoredArgument, OnepassError, UnlikeTorch, UnsupportedOp, UnsupportedView
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer, Program, Store
-from ..ir.size import Size, mul
+from ..ir.size import Size, Sym, mul
 from .call import Call, Concat, Handler, Lowered, ToSize
 from .draft import Draft, Tensor
 from .lookups import LOOKUPS, joined, starts
 from .pointwise import POINTWISE
 from .reductions import REDUCTIONS
+from .schema import Given, bound, op_name
 from .source import UNKNOWN, user_line
 from .substitute import Inexpressible
 from .views import VIEWS
 
 TABLE: Mapping[str, Handler] = {**POINTWISE, **REDUCTIONS, **VIEWS, **LOOKUPS}
-
-
-def op_name(target: Any) -> str:
-    """`aten.add` for any overload of it; the plain name of a Python function."""
-    packet = getattr(target, "overloadpacket", None)
-    return str(packet) if packet is not None else getattr(target, "__name__", str(target))
 
 
 @dataclass(frozen=True)
@@ -119,8 +115,12 @@ class _Walk:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
         first = node.args[0] if node.args else None
         takes = first.meta.get("val") if isinstance(first, fx.Node) else None
-        call = Call(self.draft, name, str(node.target), where, tuple(args), dict(kwargs), takes, gives, self.to_size)
-        return _applied(handler, call)
+        given = bound(node.target, args, kwargs)
+        call = Call(self.draft, name, str(node.target), where, given, takes, gives, self.to_size)
+        result = _applied(handler, call)
+        _check_arguments(call)
+        _check_form(call, result)
+        return result
 
     def _at(self, node: fx.Node) -> str:
         """The line of user code a node came from; what is drafted next says so, if it is known."""
@@ -140,7 +140,7 @@ class _Walk:
         """Write a value to its buffer, a concatenation piece by piece."""
         value = self.value(output.node)
         where = self._at(output.node)
-        call = Call(self.draft, "store", "storing an output", where, (), {}, None, output.node.meta["val"], self.to_size)
+        call = Call(self.draft, "store", "storing an output", where, Given({}), None, output.node.meta["val"], self.to_size)
         if isinstance(value, Concat):
             stride = output.buffer.strides[value.dim]
             for piece, start in zip(value.pieces, starts(call, value), strict=True):
@@ -159,23 +159,63 @@ def _applied(handler: Handler, call: Call) -> Any:
     try:
         if _is_piecewise(call):
             return _by_pieces(handler, call)
-        whole = fx.node.map_aggregate((call.args, call.kwargs), lambda a: joined(call, a) if isinstance(a, Concat) else a)
-        return handler(replace(call, args=tuple(whole[0]), kwargs=dict(whole[1])))
+        return handler(replace(call, args=call.args.mapped(lambda a: joined(call, a) if isinstance(a, Concat) else a)))
     except Inexpressible:
         raise UnsupportedView(op=call.op, where=call.where, detail="it regroups elements that lie apart") from None
 
 
-_COPIES = ("aten.clone", "aten.contiguous", "aten.alias", "aten.detach")
+def _check_arguments(call: Call) -> None:
+    """Refuse a call of which an argument was not followed."""
+    for name in call.args.ignored():
+        raise IgnoredArgument(op=call.op, argument=name, value=call.args.values[name], where=call.where)
+
+
+def _check_form(call: Call, result: Any) -> None:
+    """Refuse a result that has not the type, the rank and the known sizes of torch's."""
+    several = isinstance(call.gives, (tuple, list))
+    for fake, value in zip(call.gives, result, strict=True) if several else [(call.gives, result)]:
+        if isinstance(fake, torch.Tensor):
+            theirs = [fake.dtype, *(call.to_size(size) for size in fake.shape)]
+            ours = [call.draft.dtype(_first(value).node).torch, *_shape(call, value)]
+            unlike = (a != b for a, b in zip(theirs, ours, strict=False) if not (_is_open(a) or _is_open(b)))
+            if len(theirs) != len(ours) or any(unlike):
+                raise UnlikeTorch(op=call.op, theirs=theirs, ours=ours, where=call.where)
+
+
+def _first(value: Lowered) -> Tensor:
+    return value.pieces[0] if isinstance(value, Concat) else value
+
+
+def _is_open(size: object) -> bool:
+    """Whether a size varies between calls, or has no name here: equal ones may be written in several ways."""
+    return size is None or isinstance(size, Sym)
+
+
+def _shape(call: Call, value: Lowered) -> Iterator[Size | None]:
+    pieces = value.pieces if isinstance(value, Concat) else (value,)
+    for d in range(len(pieces[0].dims)):
+        sizes = [call.draft.atoms.size(piece.dims[d]) for piece in pieces]
+        if not (isinstance(value, Concat) and d == value.dim):
+            yield sizes[0]
+        else:
+            yield None if any(map(_is_open, sizes)) else sum(s for s in sizes if isinstance(s, int))
+
+
+_COPIES = ("aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default")
 
 
 def _is_piecewise(call: Call) -> bool:
     """Whether the op treats each element of one concatenation alone, so that its pieces may stay apart."""
-    tensors = [a for a in call.args if isinstance(a, (Tensor, Concat))]
+    tensors = [a for a in call.args.values.values() if isinstance(a, (Tensor, Concat))]
     alone = len(tensors) == 1 and isinstance(tensors[0], Concat)
     return alone and (call.name in POINTWISE or call.name in _COPIES)
 
 
 def _by_pieces(handler: Handler, call: Call) -> Lowered:
-    concat = next(a for a in call.args if isinstance(a, Concat))
-    pieces = (handler(replace(call, args=tuple(p if a is concat else a for a in call.args))) for p in concat.pieces)
-    return Concat(concat.dim, tuple(pieces))
+    concat = next(a for a in call.args.values.values() if isinstance(a, Concat))
+
+    def of(piece: Tensor) -> Tensor:
+        result: Tensor = handler(replace(call, args=call.args.mapped(lambda a: piece if a is concat else a)))
+        return result
+
+    return Concat(concat.dim, tuple(map(of, concat.pieces)))

@@ -8,7 +8,8 @@ from functools import cached_property
 import torch
 from torch import fx
 
-from .kinds import Kind, is_reduction, kinds, nbytes
+from .kinds import MATMULS, Kind, is_reduction, kinds, nbytes
+from .schema import op_name
 
 
 class Net:
@@ -65,7 +66,7 @@ class Net:
         return node not in taken and not self.reduces[node]
 
     def _is_matmul(self, node: int) -> bool:
-        return str(self.nodes[node].target).startswith(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"))
+        return op_name(self.nodes[node].target) in MATMULS
 
     def values(self, node: int) -> tuple[fx.Node, ...]:
         """A node, or the results of one that has several."""

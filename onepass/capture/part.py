@@ -18,8 +18,9 @@ from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer, Load, Program
 from ..ir.size import Bindings, Size, product, sym
 from ..ir.text import show
-from .lower import Blocked, Output, lower_part, op_name
+from .lower import Blocked, Output, lower_part
 from .regions import Region
+from .schema import short_name
 from .source import UNKNOWN, user_line
 
 MOST_NAMES = 3  # of ops in a region's name
@@ -119,6 +120,6 @@ def _name(region: Region) -> str:
     """A name from the ops the user called, as far as the graph remembers them."""
     found: dict[str, None] = {}
     for node in region.reductions:
-        op = op_name(node.meta.get("original_aten") or node.target).removeprefix("aten.").removeprefix("prims.")
+        op = short_name(node.meta.get("original_aten") or node.target).removeprefix("aten.").removeprefix("prims.")
         found[re.sub(r"^(_fused_|native_|_)|_data$", "", re.sub(r"\W", "_", op))] = None
     return "_".join([*found][:MOST_NAMES]) or "region"

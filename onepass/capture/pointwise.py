@@ -7,6 +7,7 @@ the roundings nobody can see.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from enum import Enum
 from functools import reduce
@@ -17,8 +18,9 @@ import torch
 from ..ir.expr import BOOL, BY_TORCH, F64, I64, DType, compute_dtype
 from ..ir.size import Sym
 from .align import broadcast
-from .call import Call, Handler
+from .call import Call, Handler, rows, shaping
 from .draft import Draft, Tensor
+from .schema import op_name
 
 Emit: TypeAlias = Callable[..., int]  # (draft, *nodes of one type) -> node
 
@@ -99,41 +101,43 @@ def either(name: str, on_bool: str) -> Emit:
     return lambda draft, a, b: draft.op(on_bool if draft.dtype(a) is BOOL else name, a, b)
 
 
-def _scaled(draft: Draft, node: int, by: float) -> int:
-    return node if by == 1 else draft.op("mul", node, number(draft, node, by))
+_plus, _times = either("add", "or"), either("mul", "and")
+
+
+def _scaled(call: Call, node: int, by: Any) -> int:
+    """by * node, in the type of the node: for bools any number but zero is True, as in torch."""
+    dtype = call.draft.dtype(node)
+    return node if isinstance(by, (int, float)) and by == 1 else _times(call.draft, node, literal(call, by, dtype))
 
 
 def _add(call: Call) -> Tensor:
     """a + alpha * b."""
-    alpha = call.arg(2, "alpha", 1)
-    plus = either("add", "or")
-    return pointwise(lambda d, a, b: plus(d, a, _scaled(d, b, alpha)), arity=2)(call)
+    alpha = call.arg("alpha")
+    return pointwise(lambda d, a, b: _plus(d, a, _scaled(call, b, alpha)), arity=2)(call)
 
 
 def _sub(call: Call) -> Tensor:
-    alpha = call.arg(2, "alpha", 1)
-    return pointwise(lambda d, a, b: d.op("sub", a, _scaled(d, b, alpha)), arity=2)(call)
+    alpha = call.arg("alpha")
+    return pointwise(lambda d, a, b: d.op("sub", a, _scaled(call, b, alpha)), arity=2)(call)
 
 
 def _rsub(call: Call) -> Tensor:
-    alpha = call.arg(2, "alpha", 1)
-    return pointwise(lambda d, a, b: d.op("sub", b, _scaled(d, a, alpha)), arity=2)(call)
+    alpha = call.arg("alpha")
+    return pointwise(lambda d, a, b: d.op("sub", b, _scaled(call, a, alpha)), arity=2)(call)
 
 
 def _addcmul(call: Call) -> Tensor:
     """a + value * b * c."""
-    value = call.kwargs.get("value", 1)
-    return pointwise(lambda d, a, b, c: d.op("add", a, _scaled(d, d.op("mul", b, c), value)))(call)
+    value = call.arg("value")
+    return pointwise(lambda d, a, b, c: d.op("add", a, _scaled(call, d.op("mul", b, c), value)))(call)
 
 
 def _div(call: Call) -> Tensor:
-    match call.kwargs.get("rounding_mode"):
-        case None:
-            return pointwise(op("div"), arity=2)(call)
-        case "trunc":
-            return pointwise(_div_trunc, arity=2)(call)
-        case _:
-            return pointwise(_div_floor, arity=2)(call)
+    by_mode = {None: op("div"), "trunc": _div_trunc, "floor": _div_floor}
+    mode = call.arg("rounding_mode", None)
+    if mode not in by_mode:
+        call.unsupported(f"rounding mode {mode!r}")
+    return pointwise(by_mode[mode], arity=2)(call)
 
 
 def _div_trunc(d: Draft, a: int, b: int) -> int:
@@ -195,8 +199,7 @@ def _repeated(d: Draft, a: int, times: int) -> int:
 
 def _clamp(call: Call) -> Tensor:
     """NaN stays NaN, and the upper bound wins over the lower, as in torch."""
-    low, high = call.arg(1, "min"), call.arg(2, "max")
-    return bounded(call, [call.args[0]], low, high)
+    return bounded(call, [call.args[0]], call.arg("min"), call.arg("max"))
 
 
 def bounded(call: Call, value: list[Any], low: Any, high: Any) -> Tensor:
@@ -234,7 +237,7 @@ def _rounding(name: str) -> Emit:
 
 
 def _round(call: Call) -> Tensor:
-    if call.kwargs.get("decimals", 0):
+    if call.arg("decimals", 0):
         call.unsupported("decimals")
     return pointwise(_rounding("round"), arity=1)(call)
 
@@ -284,57 +287,60 @@ def scalar(name: str) -> Handler:
 _UNARY = ("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid",
           "erf")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+_WITH_NUMBER = "Tensor Scalar"
+_EITHER_NUMBER = "Tensor Scalar Scalar_Tensor"
 
 POINTWISE: dict[str, Handler] = {
-    **{f"aten.{name}": pointwise(op(name)) for name in _UNARY},
-    **{f"aten.{name}": pointwise(op(name), Types.OPERANDS) for name in _COMPARE},
-    "aten.add": _add,
-    "aten.sub": _sub,
-    "aten.rsub": _rsub,
-    "aten.mul": pointwise(either("mul", "and")),
-    "aten.div": _div,
-    "aten.true_divide": _div,
-    "aten.floor_divide": pointwise(_div_floor),
-    "aten.remainder": pointwise(_remainder),
-    "aten.fmod": pointwise(_trunc_remainder, arity=2),
-    "aten.pow": _pow,
-    "aten.square": pointwise(lambda d, a: d.op("mul", a, a)),
-    "aten.addcmul": _addcmul,
-    "prims.fma": pointwise(op("fma")),
-    "aten.abs": pointwise(_abs),
-    "aten.sign": pointwise(_sign),
-    "aten.sgn": pointwise(_sign),
-    "aten.relu": pointwise(_relu),
-    "aten.log10": pointwise(lambda d, a: d.op("mul", d.op("log", a), number(d, a, 1 / math.log(10)))),
-    "aten.floor": pointwise(_rounding("floor")),
-    "aten.ceil": pointwise(_rounding("ceil")),
-    "aten.trunc": pointwise(_rounding("trunc")),
-    "aten.round": _round,
-    "aten.maximum": pointwise(either("maximum", "or")),
-    "aten.minimum": pointwise(either("minimum", "and")),
-    "aten.clamp": _clamp,
-    "aten.clamp_min": lambda call: bounded(call, [call.args[0]], call.args[1], None),
-    "aten.clamp_max": lambda call: bounded(call, [call.args[0]], None, call.args[1]),
-    "aten.isnan": pointwise(_isnan, Types.OPERANDS),
-    "aten.isinf": pointwise(_isinf, Types.OPERANDS),
-    "aten.isfinite": pointwise(_isfinite, Types.OPERANDS),
-    "prims.isinf": pointwise(_isinf, Types.OPERANDS),
-    "prims.isfinite": pointwise(_isfinite, Types.OPERANDS),
-    "aten.logical_and": pointwise(op("and"), Types.TRUTH),
-    "aten.logical_or": pointwise(op("or"), Types.TRUTH),
-    "aten.logical_xor": pointwise(op("xor"), Types.TRUTH),
-    "aten.logical_not": pointwise(op("not"), Types.TRUTH),
-    "aten.bitwise_and": pointwise(op("and")),
-    "aten.bitwise_or": pointwise(op("or")),
-    "aten.bitwise_xor": pointwise(op("xor")),
-    "aten.bitwise_not": pointwise(op("not")),
-    "aten.where": _where,
-    "aten._to_copy": _convert,
-    "prims.convert_element_type": _convert,
-    "mul": scalar("mul"),
-    "add": scalar("add"),
-    "sub": scalar("sub"),
-    "truediv": scalar("div"),
-    "sym_float": scalar("cast"),
-    "_sym_sqrt": scalar("sqrt"),
+    **{f"aten.{name}.default": pointwise(op(name)) for name in _UNARY},
+    **{f"aten.{name}.{each}": pointwise(op(name), Types.OPERANDS) for name in _COMPARE for each in _WITH_NUMBER.split()},
+    **rows("aten.add", _WITH_NUMBER, _add),
+    **rows("aten.sub", _WITH_NUMBER, _sub),
+    **rows("aten.rsub", _WITH_NUMBER, _rsub),
+    **rows("aten.mul", _WITH_NUMBER, pointwise(_times)),
+    **rows("aten.div", "Tensor Scalar Tensor_mode Scalar_mode", _div),
+    **rows("aten.true_divide", _WITH_NUMBER, _div),
+    **rows("aten.floor_divide", "default Scalar", pointwise(_div_floor)),
+    **rows("aten.remainder", _EITHER_NUMBER, pointwise(_remainder)),
+    **rows("aten.fmod", _WITH_NUMBER, pointwise(_trunc_remainder)),
+    **rows("aten.pow", "Tensor_Tensor Tensor_Scalar Scalar", _pow),
+    "aten.square.default": pointwise(lambda d, a: d.op("mul", a, a)),
+    "aten.addcmul.default": _addcmul,
+    "prims.fma.default": pointwise(op("fma")),
+    "aten.abs.default": pointwise(_abs),
+    "aten.sign.default": pointwise(_sign),
+    "aten.sgn.default": pointwise(_sign),
+    "aten.relu.default": pointwise(_relu),
+    "aten.log10.default": pointwise(lambda d, a: d.op("mul", d.op("log", a), number(d, a, 1 / math.log(10)))),
+    "aten.floor.default": pointwise(_rounding("floor")),
+    "aten.ceil.default": pointwise(_rounding("ceil")),
+    "aten.trunc.default": pointwise(_rounding("trunc")),
+    **rows("aten.round", "default decimals", _round),
+    "aten.maximum.default": pointwise(either("maximum", "or")),
+    "aten.max.other": pointwise(either("maximum", "or")),
+    "aten.minimum.default": pointwise(either("minimum", "and")),
+    "aten.min.other": pointwise(either("minimum", "and")),
+    **rows("aten.clamp", "default Tensor", _clamp),
+    **rows("aten.clamp_min", "default Tensor", lambda call: bounded(call, [call.args[0]], call.args[1], None)),
+    **rows("aten.clamp_max", "default Tensor", lambda call: bounded(call, [call.args[0]], None, call.args[1])),
+    "aten.isnan.default": pointwise(_isnan, Types.OPERANDS),
+    "aten.isinf.default": pointwise(_isinf, Types.OPERANDS),
+    "aten.isfinite.default": pointwise(_isfinite, Types.OPERANDS),
+    "prims.isfinite.default": pointwise(_isfinite, Types.OPERANDS),
+    "aten.logical_and.default": pointwise(op("and"), Types.TRUTH),
+    "aten.logical_or.default": pointwise(op("or"), Types.TRUTH),
+    "aten.logical_xor.default": pointwise(op("xor"), Types.TRUTH),
+    "aten.logical_not.default": pointwise(op("not"), Types.TRUTH),
+    **rows("aten.bitwise_and", _EITHER_NUMBER, pointwise(op("and"))),
+    **rows("aten.bitwise_or", _EITHER_NUMBER, pointwise(op("or"))),
+    **rows("aten.bitwise_xor", _EITHER_NUMBER, pointwise(op("xor"))),
+    "aten.bitwise_not.default": pointwise(op("not")),
+    **rows("aten.where", "self ScalarOther ScalarSelf Scalar", _where),
+    "aten._to_copy.default": shaping(_convert, "dtype"),
+    "prims.convert_element_type.default": shaping(_convert, "dtype"),
+    op_name(operator.mul): scalar("mul"),
+    op_name(operator.add): scalar("add"),
+    op_name(operator.sub): scalar("sub"),
+    op_name(operator.truediv): scalar("div"),
+    op_name(torch.sym_float): scalar("cast"),
+    "torch._sym_sqrt": scalar("sqrt"),
 }

@@ -24,8 +24,8 @@ import torch
 from torch import fx
 
 from .kinds import Kind, kinds, nbytes, tensors_of
-from .lower import op_name
 from .pointwise import POINTWISE
+from .schema import op_name
 from .views import VIEWS
 
 MOST_OPS = 8  # of arithmetic to compute a value again: more would crowd the registers of the kernel that does

@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.expr import BOOL, I32, I64, DType, compute_dtype
 from ..ir.size import Size, Sym
 from .axes import Dim, Dims
-from .call import Call, Handler, positive
+from .call import Call, Handler, positive, rows, shaping
 from .draft import Draft, Tensor
 from .substitute import Affine, Inexpressible, substitute
 
@@ -17,12 +17,18 @@ _ONE_BY_ONE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 def _dims_of(call: Call, dims: Any) -> tuple[int, ...]:
-    """The reduced dims, counted from the front; None and [] mean all of them."""
+    """The reduced dims, counted from the front. None means all of them; what [] means, the result's shape tells."""
     rank = len(call.args[0].dims)
-    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
-        return tuple(range(rank))
+    if dims is None or dims == []:
+        return () if dims == [] and _keeps_shape(call) else tuple(range(rank))
     given = dims if isinstance(dims, (list, tuple)) else (dims,)
     return tuple(positive(d, rank) for d in given) if rank else ()
+
+
+def _keeps_shape(call: Call) -> bool:
+    """Whether torch reduces nothing: an empty list of dims is all of them to sum, and none of them to any and all."""
+    first = call.gives[0] if isinstance(call.gives, (tuple, list)) else call.gives
+    return call.shape_of(first) == tuple(call.draft.atoms.size(dim) for dim in call.args[0].dims)
 
 
 class _Folding:
@@ -71,8 +77,8 @@ class _Folding:
         return self.draft.tensor(self.draft.cast(node, dtype), self.dims)
 
 
-def _folding(call: Call, dim_at: int = 1, keep_at: int = 2) -> _Folding:
-    return _Folding(call, call.arg(dim_at, "dim"), bool(call.arg(keep_at, "keepdim", False)))
+def _folding(call: Call) -> _Folding:
+    return _Folding(call, call.arg("dim", None), bool(call.arg("keepdim", False)))
 
 
 def _sum(call: Call) -> Tensor:
@@ -115,11 +121,9 @@ def _extreme_of(call: Call, f: _Folding, monoid: str, dtype: DType) -> Tensor:
 
 
 def _extreme_with_position(monoid: str) -> Handler:
-    """max and min: over a dim they also say where; of two tensors they are elementwise, which is not for this table."""
+    """max and min over a dim, which also say where."""
 
-    def handle(call: Call) -> Tensor | tuple[Tensor, Tensor]:
-        if len(call.args) == 1:
-            return _extreme_of(call, _Folding(call, None, False), monoid, call.dtype)
+    def handle(call: Call) -> tuple[Tensor, Tensor]:
         values = _extreme_of(call, _folding(call), monoid, call.dtype_of(call.gives[0]))
         return values, _position_of(_folding(call), f"arg{monoid}")
 
@@ -153,7 +157,7 @@ def _truth_of(f: _Folding, monoid: str) -> Tensor:
 
 def _moments(call: Call, dtype: DType) -> tuple[_Folding, int, int]:
     """Mean and variance, the latter over max(count - correction, 0) as in torch."""
-    f = _Folding(call, call.arg(1, "dim"), bool(call.kwargs.get("keepdim", False)))
+    f = _folding(call)
     draft, value = call.draft, f.value(compute_dtype(dtype))
     # The spread of one element is 0, or NaN where its difference from itself is.
     mean, spread = f.fold("welford", value) if f.over else (value, draft.op("sub", value, value))
@@ -161,8 +165,11 @@ def _moments(call: Call, dtype: DType) -> tuple[_Folding, int, int]:
 
 
 def _correction(call: Call) -> float:
-    given = call.kwargs.get("correction", 1)
-    return 1 if given is None else given
+    """What the count of elements is less by: the older overloads say it as whether the variance is unbiased."""
+    given = call.arg("correction", None)
+    if given is not None and not isinstance(given, (int, float)):
+        call.unsupported("a correction that varies between calls")
+    return given if given is not None else 1 if call.arg("unbiased", True) else 0
 
 
 def _over_freedom(draft: Draft, spread: int, count: Size, correction: float) -> int:
@@ -213,20 +220,22 @@ def _logsumexp(call: Call) -> Tensor:
 
 
 REDUCTIONS: dict[str, Handler] = {
-    "aten.sum": _sum,
-    "aten.mean": _mean,
-    "aten.prod": _prod,
-    "aten.amax": _extreme("max"),
-    "aten.amin": _extreme("min"),
-    "aten.max": _extreme_with_position("max"),
-    "aten.min": _extreme_with_position("min"),
-    "aten.argmax": _position("argmax"),
-    "aten.argmin": _position("argmin"),
-    "aten.any": _truth("any"),
-    "aten.all": _truth("all"),
-    "aten.var": _var,
-    "aten.std": _std,
-    "aten.var_mean": _var_mean,
-    "aten.logsumexp": _logsumexp,
-    "prims.prepare_softmax_online": _prepare_softmax,
+    **rows("aten.sum", "default dim_IntList", shaping(_sum, "dtype")),
+    **rows("aten.mean", "default dim", shaping(_mean, "dtype")),
+    **rows("aten.prod", "default dim_int", shaping(_prod, "dtype")),
+    "aten.amax.default": _extreme("max"),
+    "aten.amin.default": _extreme("min"),
+    "aten.max.default": _extreme("max"),
+    "aten.max.dim": _extreme_with_position("max"),
+    "aten.min.default": _extreme("min"),
+    "aten.min.dim": _extreme_with_position("min"),
+    "aten.argmax.default": _position("argmax"),
+    "aten.argmin.default": _position("argmin"),
+    **rows("aten.any", "default dim dims", _truth("any")),
+    **rows("aten.all", "default dim dims", _truth("all")),
+    **rows("aten.var", "default dim correction", _var),
+    **rows("aten.std", "default dim correction", _std),
+    **rows("aten.var_mean", "default dim correction", _var_mean),
+    "aten.logsumexp.default": _logsumexp,
+    "prims.prepare_softmax_online.default": _prepare_softmax,
 }

@@ -13,21 +13,22 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .kinds import nbytes, tensors_of
-from .lower import op_name
+from .kinds import MATMULS, nbytes, tensors_of
 from .part import Part
+from .schema import op_name
 from .views import VIEWS
 
 LEAST_BYTES = 1 << 16  # below this, memory is not worth a thought
 
 # Beside arithmetic by element: ops whose results are sure to be memory of their own, whoever compiles them. A view, or an op
 # that may hand its argument back as it is, would let a region overwrite something that others read under another name.
-_OWN_RESULTS = frozenset({
-    "aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten._scaled_mm", "aten._int_mm", "aten._grouped_mm",
-    "aten.convolution", "aten.convolution_backward", "aten.embedding", "aten.embedding_dense_backward", "aten.index", "aten.gather",
-    "aten.cat"})
-_ATTENTION = "aten._scaled_dot_product_"
-_CASTS = frozenset({"prims.convert_element_type", "aten._to_copy"})
+_ATTENTION = frozenset(f"aten._scaled_dot_product_{kind}{way}.default" for way in ("", "_backward") for kind in (
+    "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"))
+_OWN_RESULTS = MATMULS | _ATTENTION | {
+    "aten._scaled_mm.default", "aten._int_mm.default", "aten._grouped_mm.default", "aten.convolution.default",
+    "aten.convolution_backward.default", "aten.embedding.default", "aten.embedding_dense_backward.default", "aten.index.Tensor",
+    "aten.gather.default", "aten.cat.default"}
+_CASTS = frozenset({"prims.convert_element_type.default", "aten._to_copy.default"})
 _SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default,
                     torch.ops.aten.sym_storage_offset.default})
 
@@ -67,7 +68,7 @@ class Memory:
             before = source.args[0]
             return isinstance(before, fx.Node) and [t.dtype for t in tensors_of(before)] != [t.dtype for t in tensors_of(source)]
         by_element = torch.Tag.pointwise in getattr(source.target, "tags", ())
-        return by_element or name in _OWN_RESULTS or name.startswith(_ATTENTION)
+        return by_element or name in _OWN_RESULTS
 
     def _aliases(self, node: fx.Node) -> set[fx.Node]:
         """The value and its views, by storages and by what ops are known to do."""

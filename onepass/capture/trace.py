@@ -23,7 +23,7 @@ from ..ir.program import Buffer
 from ..ir.size import Size, Sym, product, sym
 from .arguments import Arguments, Layout, Layouts, candidate_layouts, check, flatten
 from .captured import Captured, Leaf, PlainLeaf, TensorLeaf, ambient
-from .lower import lower, op_name
+from .lower import lower
 from .outputs import aliased, plan_outputs
 from .source import user_frame, user_line
 
@@ -176,7 +176,7 @@ def _watch(op: Any, args: tuple, kwargs: dict) -> str:
     if _needs_values(op, tensors):
         raise DataDependent(detail=f"{op} at {user_line(frame)}")
     outside = next((t for t in tensors if not compat.is_fake(t)), None)
-    if outside is not None and op_name(op) != "aten.lift_fresh":  # which is torch.tensor(1.0) in the function itself
+    if outside is not None and op is not torch.ops.aten.lift_fresh.default:  # which is torch.tensor(1.0) in the function itself
         raise ClosureTensor(shape=list(outside.shape))
     return frame
 
@@ -184,7 +184,7 @@ def _watch(op: Any, args: tuple, kwargs: dict) -> str:
 def _needs_values(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether an op's result, or its shape, is known only from its arguments' values. Indexing needs those of masks only."""
     if torch.Tag.dynamic_output_shape in op.tags:
-        return op_name(op) != "aten.index" or any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:])
+        return op is not torch.ops.aten.index.Tensor or any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:])
     return torch.Tag.data_dependent_output in op.tags
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..ir.size import Size
 from .align import reshape
-from .call import Call, Handler, positive
+from .call import Call, Handler, positive, rows, shaping
 from .draft import Tensor
 from .substitute import Affine, Coordinate, substitute
 
@@ -50,29 +50,29 @@ def _copy(call: Call) -> Tensor:
 
 
 def _permute(call: Call) -> Tensor:
-    tensor, order = call.args[0], call.arg(1, "dims")
+    tensor, order = call.args[:2]
     return Tensor(tensor.node, tuple(tensor.dims[positive(d, len(tensor.dims))] for d in order))
 
 
 def _swap(call: Call) -> Tensor:
-    """transpose, and t with its default dims."""
+    """transpose, and t, whose dims are 0 and 1."""
     tensor = call.args[0]
     dims, rank = list(tensor.dims), len(tensor.dims)
     if rank > 1:
-        a, b = (positive(call.arg(k, f"dim{k - 1}", k - 1), rank) for k in (1, 2))
+        a, b = (positive(call.arg(f"dim{k}", k), rank) for k in (0, 1))
         dims[a], dims[b] = dims[b], dims[a]
     return Tensor(tensor.node, tuple(dims))
 
 
 def _unsqueeze(call: Call) -> Tensor:
     tensor = call.args[0]
-    at = positive(call.arg(1, "dim"), len(tensor.dims) + 1)
+    at = positive(call.arg("dim"), len(tensor.dims) + 1)
     return Tensor(tensor.node, (*tensor.dims[:at], (), *tensor.dims[at:]))
 
 
 def _squeeze(call: Call) -> Tensor:
-    tensor, given = call.args[0], call.arg(1, "dim")
-    rank = len(tensor.dims)
+    tensor, *rest = call.args
+    rank, given = len(tensor.dims), rest[0] if rest else None
     chosen = range(rank) if given is None else given if isinstance(given, (list, tuple)) else (given,)
     gone = {positive(d, rank) for d in chosen} if rank else set()
     return Tensor(tensor.node, tuple(dim for d, dim in enumerate(tensor.dims) if dim or d not in gone))
@@ -87,14 +87,14 @@ def _expand(call: Call) -> Tensor:
 
 def _broadcast_in_dim(call: Call) -> Tensor:
     """The prim behind expand: names the dim of the result each dim becomes."""
-    tensor, shape, places = call.args[0], call.shape, call.arg(2, "broadcast_dimensions")
+    tensor, shape, places = call.args[0], call.shape, call.arg("broadcast_dimensions")
     kept = {place: dim for place, dim in zip(places, tensor.dims, strict=True) if dim}
     return call.draft.tensor(tensor.node, tuple(kept.get(d) or call.draft.atoms.dim(s) for d, s in enumerate(shape)))
 
 
 def _repeat(call: Call) -> Tensor:
     """Each dim counts the copies first, then what is copied."""
-    tensor, times = call.args[0], call.arg(1, "repeats")
+    tensor, times = call.args[0], call.arg("repeats")
     padded = ((),) * (len(times) - len(tensor.dims)) + tensor.dims
     dims = tuple(call.draft.atoms.dim(call.size(n)) + dim for n, dim in zip(times, padded, strict=True))
     return call.draft.tensor(tensor.node, dims)
@@ -102,18 +102,18 @@ def _repeat(call: Call) -> Tensor:
 
 def _slice(call: Call) -> Tensor:
     tensor = call.args[0]
-    dim = positive(call.arg(1, "dim", 0), len(tensor.dims))
-    start, step = call.arg(2, "start"), call.arg(4, "step", 1)
-    return sliced(call, tensor, dim, _from_front(call, tensor, dim, start or 0), call.shape[dim], call.number(step))
+    dim = positive(call.arg("dim"), len(tensor.dims))
+    start, step = call.arg("start"), call.arg("step")
+    return sliced(call, tensor, dim, from_front(call, tensor, dim, start or 0), call.shape[dim], call.number(step))
 
 
 def _select(call: Call) -> Tensor:
     tensor = call.args[0]
-    dim = positive(call.arg(1, "dim"), len(tensor.dims))
-    return picked(call, tensor, dim, _from_front(call, tensor, dim, call.arg(2, "index")))
+    dim = positive(call.arg("dim"), len(tensor.dims))
+    return picked(call, tensor, dim, from_front(call, tensor, dim, call.arg("index")))
 
 
-def _from_front(call: Call, tensor: Tensor, dim: int, position: Any) -> Size:
+def from_front(call: Call, tensor: Tensor, dim: int, position: Any) -> Size:
     """A position counted from the front, where Python counts negative ones from the end and stops at the ends."""
     start = call.size(position)
     if not isinstance(start, int) or start == 0:
@@ -127,7 +127,7 @@ def _from_front(call: Call, tensor: Tensor, dim: int, position: Any) -> Size:
 
 def _pieces(call: Call) -> tuple[Tensor, ...]:
     """split, split_with_sizes, chunk: neighbouring slices, as long as torch says they are."""
-    dim = positive(call.arg(2, "dim", 0), len(call.args[0].dims))
+    dim = positive(call.arg("dim"), len(call.args[0].dims))
     return consecutive(call, call.args[0], dim, [call.shape_of(piece)[dim] for piece in call.gives])
 
 
@@ -142,7 +142,7 @@ def consecutive(call: Call, tensor: Tensor, dim: int, lengths: Sequence[Size]) -
 
 
 def _unbind(call: Call) -> tuple[Tensor, ...]:
-    dim = positive(call.arg(1, "dim", 0), len(call.args[0].dims))
+    dim = positive(call.arg("dim"), len(call.args[0].dims))
     return tuple(picked(call, call.args[0], dim, k) for k in range(len(call.gives)))
 
 
@@ -150,9 +150,21 @@ def _as_strided(call: Call) -> Tensor:
     """Free strides are refused, but decompositions write plain reshapes of fresh memory this way too."""
     before, after = call.takes, call.gives
     dense = before.is_contiguous() and after.is_contiguous() and before.numel() == after.numel()
-    if call.arg(3, "storage_offset") or not dense:
+    if not dense or not _starts_where(call, before, call.arg("storage_offset")):
         _refused(call)
     return _view(call)
+
+
+def _starts_where(call: Call, tensor: Any, offset: Any) -> bool:
+    """Whether an offset, which counts from the start of the memory, is that of a tensor; None means it."""
+    return offset is None or call.size(offset) == call.size(tensor.storage_offset())
+
+
+def _view_as_type(call: Call) -> Tensor:
+    """A view as another type is other values; as the same type it is nothing."""
+    if call.arg("dtype") is not call.takes.dtype:
+        call.bits()
+    return _same(call)
 
 
 def _refused(call: Call) -> Tensor:
@@ -160,27 +172,33 @@ def _refused(call: Call) -> Tensor:
 
 
 VIEWS: dict[str, Handler] = {
-    **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.flatten",
-                     "prims.view_of", "prims.collapse_view", "prims.reshape"), _view),
-    **dict.fromkeys(("aten.clone", "aten.contiguous", "aten.alias", "aten.detach", "aten.lift_fresh", "aten.lift_fresh_copy",
-                     "prims.clone", "aten.positive"), _same),
-    "aten.copy": _copy,
-    "aten.permute": _permute,
-    "prims.transpose": _permute,
-    "aten.transpose": _swap,
-    "aten.t": _swap,
-    "aten.unsqueeze": _unsqueeze,
-    "aten.squeeze": _squeeze,
-    "prims.squeeze": _squeeze,
-    "aten.expand": _expand,
-    "prims.broadcast_in_dim": _broadcast_in_dim,
-    "aten.repeat": _repeat,
-    "aten.slice": _slice,
-    "aten.select": _select,
-    **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unsafe_split", "aten.unsafe_split_with_sizes"),
-                    _pieces),
-    "aten.unbind": _unbind,
-    "aten.as_strided": _as_strided,
-    "aten.unfold": _refused,
-    "aten.diagonal": _refused,
+    **dict.fromkeys(("aten.view.default", "aten._unsafe_view.default"), shaping(_view, "size")),
+    **dict.fromkeys(("aten.reshape.default", "prims.reshape.default"), shaping(_view, "shape")),
+    "aten.flatten.using_ints": shaping(_view, "start_dim", "end_dim"),
+    "prims.collapse_view.default": shaping(_view, "start", "end"),
+    "aten.view.dtype": _view_as_type,
+    **dict.fromkeys(("aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default",
+                     "aten.lift_fresh.default", "aten.lift_fresh_copy.default", "aten.positive.default", "prims.clone.default",
+                     "prims.view_of.default"), _same),
+    "aten.copy.default": shaping(_copy, "self"),
+    "aten.permute.default": _permute,
+    "prims.transpose.default": _permute,
+    "aten.transpose.int": _swap,
+    "aten.t.default": _swap,
+    "aten.unsqueeze.default": _unsqueeze,
+    **rows("aten.squeeze", "default dim dims", _squeeze),
+    "prims.squeeze.default": _squeeze,
+    "aten.expand.default": shaping(_expand, "size"),
+    "prims.broadcast_in_dim.default": shaping(_broadcast_in_dim, "shape"),
+    "aten.repeat.default": _repeat,
+    "aten.slice.Tensor": shaping(_slice, "end"),
+    "aten.select.int": _select,
+    **rows("aten.split", "Tensor sizes", shaping(_pieces, "split_size")),
+    "aten.unsafe_split.Tensor": shaping(_pieces, "split_size"),
+    **dict.fromkeys(("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default"), shaping(_pieces, "split_sizes")),
+    "aten.chunk.default": shaping(_pieces, "chunks"),
+    "aten.unbind.int": _unbind,
+    "aten.as_strided.default": shaping(_as_strided, "size", "stride"),
+    "aten.unfold.default": _refused,
+    "aten.diagonal.default": _refused,
 }

@@ -14,11 +14,12 @@ import torch
 from torch import fx
 
 from ..capture.kinds import complaint, is_reduction, tensors_of
-from ..capture.lower import TABLE, Blocked, op_name
+from ..capture.lower import TABLE, Blocked
 from ..capture.part import Part, lowered
 from ..capture.reductions import REDUCTIONS
 from ..capture.regions import find_regions
 from ..capture.reuse import Memory, reusable
+from ..capture.schema import op_name, short_name
 from ..capture.source import UNKNOWN, user_line
 from ..device import Device
 from ..ir.program import Program
@@ -219,5 +220,5 @@ def _left(reductions: tuple[fx.Node, ...], reason: str, error: Exception | None 
           predicted_us: float | None = None, inductor_us: float | None = None) -> Left:
     lines = dict.fromkeys(user_line(n.stack_trace) for n in reductions)
     lines.pop(UNKNOWN, None)
-    ops = tuple(op_name(n.target) for n in reductions)
+    ops = tuple(short_name(n.target) for n in reductions)
     return Left(reason, tuple(lines), ops, part.id if part else "", predicted_us, inductor_us, error, part)
