@@ -85,6 +85,12 @@ class IgnoredArgument(OnepassError):
                "outside the fused function, or compile the whole model with torch.compile, which hands such ops to Inductor.")
 
 
+class ResultElsewhere(OnepassError):
+    code = "ONEPASS-112"
+    message = ("A result is on {device}, and the function's arguments are on {expected} (at {where}). Move that result after the "
+               "call, or make tensors inside the function with device=x.device.")
+
+
 class UnlikeTorch(OnepassError):
     code = "ONEPASS-113"
     message = ("{op} gives {theirs} in torch, and {ours} in onepass (at {where}). Leave that op outside the fused function. This "

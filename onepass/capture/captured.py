@@ -174,10 +174,11 @@ def _made(recipe: Recipe, outputs: Mapping[str, torch.Tensor], leaves: list[Any]
             return outputs[name]
         case Passed(leaf=position):
             return leaves[position]
-        case View(base=base, shape=shape, strides=strides, offset=offset):
+        case View(base=base, read_as=dtype, shape=shape, strides=strides, offset=offset):
             tensor = _made(base, outputs, leaves, bindings)
             start = tensor.storage_offset() + value(offset, bindings)
-            return tensor.as_strided([value(s, bindings) for s in shape], [value(s, bindings) for s in strides], start)
+            shown = tensor.as_strided([value(s, bindings) for s in shape], [value(s, bindings) for s in strides], start)
+            return shown if dtype is None else shown.view(dtype)
         case Number(size=size):
             return value(size, bindings)
         case Literal(value=plain):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from ..errors import AbsurdShape, SymbolicAxis, UnsupportedDtype
+from ..errors import AbsurdShape, ResultElsewhere, SymbolicAxis, UnsupportedDtype
 from ..ir.expr import BY_TORCH, DTYPES
 from ..ir.program import Buffer
 from ..ir.size import Size, product
@@ -38,6 +39,7 @@ class View:
     """A window on a stored buffer or on an input."""
 
     base: Stored | Passed
+    read_as: torch.dtype | None  # another type of the same width, whose bits its elements are taken for
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     offset: Size
@@ -65,17 +67,35 @@ MAX_RANK = 20
 
 def aliased(node: fx.Node) -> fx.Node:
     """The node whose memory a view shows, itself if it is none."""
-    while node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        is_view = schema is not None and schema.returns and schema.returns[0].alias_info is not None
-        if not is_view and getattr(node.target, "__name__", "") != "getitem":
-            return node
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        if not is_view and aliased(source) is source:
-            return node  # one of several results of an op that is no view
+    while (source := _viewed(node)) is not None:
         node = source
     return node
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """The argument whose memory a node shows, None if it has memory of its own."""
+    if node.op != "call_function":
+        return None
+    source = node.args[0] if node.args else None
+    if node.target is operator.getitem:
+        assert isinstance(source, fx.Node)
+        return source if _viewed(source) is not None else None  # else it is one of several results of an op that is no view
+    schema = getattr(node.target, "_schema", None)
+    is_view = schema is not None and schema.returns and schema.returns[0].alias_info is not None
+    return source if is_view and isinstance(source, fx.Node) else None
+
+
+def window(leaf: fx.Node) -> fx.Node:
+    """The node farthest back in whose memory a view's elements lie as they are: as wide as there, and not to be negated."""
+    root, node = leaf, _viewed(leaf)
+    while node is not None and (not _is_tensor(node) or _same_bits(leaf.meta["val"], node.meta["val"])):
+        root = node if _is_tensor(node) else root
+        node = _viewed(node)
+    return root
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.element_size(), a.is_neg(), a.is_conj()) == (b.element_size(), b.is_neg(), b.is_conj())
 
 
 @dataclass(frozen=True)
@@ -88,9 +108,13 @@ class Plan:
 
 def plan_outputs(leaves: Sequence[Any], inputs: Mapping[fx.Node, int], taken: frozenset[str], to_size: ToSize) -> Plan:
     """Recipes for the leaves of a result. `inputs` says which leaf of the arguments a placeholder is."""
-    planner = _Planner(inputs, taken, to_size, Counter(aliased(n) for n in leaves if _is_tensor(n)))
+    planner = _Planner(inputs, taken, to_size, Counter(window(n) for n in leaves if _is_tensor(n)), _device(inputs))
     recipes = tuple(planner.recipe(leaf) for leaf in leaves)
     return Plan(tuple(planner.stored.values()), recipes)
+
+
+def _device(inputs: Mapping[fx.Node, int]) -> torch.device:
+    return next((node.meta["val"].device for node in inputs), torch.device("cpu"))
 
 
 def _is_tensor(leaf: Any) -> bool:
@@ -103,6 +127,7 @@ class _Planner:
     taken: frozenset[str]
     to_size: ToSize
     shared: Counter[fx.Node]  # how many leaves show each node's memory
+    device: torch.device  # of the arguments
     stored: dict[fx.Node, Output] = field(default_factory=dict)
 
     def recipe(self, leaf: Any) -> Recipe:
@@ -110,10 +135,10 @@ class _Planner:
             return Literal(leaf)
         if not _is_tensor(leaf):
             return Number(self.size(leaf.meta["val"], leaf))
-        root = aliased(leaf)
+        root = window(leaf)
         if root in self.inputs:
             return self.view(leaf, root, Passed(self.inputs[root]))
-        if leaf is not root and self.is_part(leaf, root):
+        if leaf.meta["val"].dtype == root.meta["val"].dtype and self.is_part(leaf, root):
             return self.store(leaf)
         return self.view(leaf, root, self.store(root))
 
@@ -126,7 +151,8 @@ class _Planner:
         if leaf is root:
             return base
         start = leaf.meta["val"].storage_offset() - root.meta["val"].storage_offset()
-        return View(base, self.shape(leaf), self.strides(leaf), self.size(start, leaf))
+        own, theirs = leaf.meta["val"].dtype, root.meta["val"].dtype
+        return View(base, None if own == theirs else own, self.shape(leaf), self.strides(leaf), self.size(start, leaf))
 
     def store(self, node: fx.Node) -> Stored:
         if node not in self.stored:
@@ -137,6 +163,8 @@ class _Planner:
             if dtype not in BY_TORCH:
                 where = user_line(node.stack_trace)
                 raise UnsupportedDtype(what="An output", dtype=dtype, where=where, supported=", ".join(DTYPES))
+            if node.meta["val"].device != self.device:
+                raise ResultElsewhere(device=node.meta["val"].device, expected=self.device, where=user_line(node.stack_trace))
             check_shape("An output", shape)
             buffer = Buffer(name, BY_TORCH[dtype], "output", shape, self.strides(node))
             self.stored[node] = Output(node, buffer)

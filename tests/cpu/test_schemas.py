@@ -24,7 +24,9 @@ from onepass.device import device
 from onepass.errors import (
     BitReinterpretation,
     IgnoredArgument,
+    Mutation,
     OnepassError,
+    ResultElsewhere,
     UnlikeTorch,
     UnsupportedOp,
     UnsupportedView,
@@ -323,20 +325,43 @@ def check(function: Callable[..., Any], *args: Tensor) -> None:
         assert torch.equal(theirs.contiguous().view(torch.uint8), mine.contiguous().view(torch.uint8))
 
 
+def test_results_may_be_views_as_another_type_of_the_same_width() -> None:
+    x = torch.arange(24.0).reshape(4, 6) - 7
+    check(lambda x: ((x + 1).view(torch.int32), x.view(torch.int32), x.t().view(torch.int32)[1:]), x)
+    check(lambda x: ((x + 1).view(torch.int32)[1:3, 1:].t(), (x * 2).view(torch.int32).view(torch.float32)), x)
+    check(lambda x: (x.to(torch.float8_e4m3fn).view(torch.uint8), x.bool().view(torch.int8), x.bfloat16().view(torch.int16)), x)
+
+
 @pytest.mark.parametrize("function", [
-    lambda x: x.view(torch.int32) & 0x7FFFFFFF, lambda x: (x + 1).view(torch.int32).amax(-1),
-    lambda x: (x + 1).view(torch.int16) * 2, lambda x: x.to(torch.float8_e4m3fn).view(torch.uint8).sum(0),
-    lambda x: x.bool().view(torch.uint8) + 1, lambda x: (x + 1).view(torch.float64) * 2],
+    lambda x: x.view(torch.int32) & 0x7FFFFFFF, lambda x: (x + 1).view(torch.int32).amax(-1), lambda x: (x + 1).view(torch.int16),
+    lambda x: x.to(torch.float8_e4m3fn).view(torch.uint8).sum(0),
+    lambda x: x.bool().view(torch.uint8) + 1, lambda x: ((x + 1).view(torch.float64), x + 1)],
     ids=["masked", "reduced", "narrower", "fp8", "bool", "wider"])
 def test_nothing_is_computed_from_bits(function: Callable[[Tensor], Any]) -> None:
     with pytest.raises(BitReinterpretation, match="ONEPASS-110"):
         onepass.fuse(function)(X.float())
 
 
+def test_views_of_other_types_and_signs() -> None:
+    check(lambda x: x.view(torch.float32) + 1, X.float())
+    with pytest.raises(Mutation):
+        capture(lambda x: x.view(torch.int32).add_(1), (X.float(),))
+    for function in (torch._neg_view, lambda x: torch._neg_view(x + 1)):
+        with pytest.raises(UnsupportedOp, match="_neg_view"):
+            capture(function, (X,))
+
+
 def test_strides_from_elsewhere_in_memory_are_refused() -> None:
     check(lambda x: x[1:3].as_strided((6, 2), (2, 1)) + 1, X.float())
     with pytest.raises(UnsupportedView):
         capture(lambda x: x[1:3].as_strided((6, 2), (2, 1), 0) + 1, (X,))
+
+
+def test_results_lie_where_arguments_do() -> None:
+    with pytest.raises(ResultElsewhere, match="ONEPASS-112"):
+        capture(lambda x: (x.sum(), torch.zeros(3, device="cpu")), (X.to("meta"),))
+    with pytest.raises(ResultElsewhere, match="ONEPASS-112"):
+        capture(lambda x: (x + 1).to("meta"), (X,))
 
 
 @pytest.mark.parametrize("function", [
