@@ -263,6 +263,47 @@ class NeverPublished(KernelFault):
                "before it waits for what others give.")
 
 
+class CompilerTrouble(CompileFailed):
+    """A kernel was not compiled, which says nothing about the kernel. Such failures are never remembered."""
+
+    code = "ONEPASS-330"
+    message = ("Kernel {kernel} could not be compiled for {device} because of something outside it: {detail}. Nothing of this is "
+               "remembered: put that right and call again.")
+
+
+class CompilerEnded(CompilerTrouble):
+    code = "ONEPASS-331"
+    message = ("Kernel {kernel} could not be compiled for {device}: the compiler process {how}, and so it went with a fresh one. "
+               "Nothing of this is remembered: call again. If memory is short, set ONEPASS_COMPILE_WORKERS lower; if it always "
+               "ends like this, please report it with `onepass doctor`.")
+
+
+class CompilerTimedOut(CompilerTrouble):
+    code = "ONEPASS-332"
+    message = ("Kernel {kernel} could not be compiled for {device}: a compiler process did not answer within {seconds} s, nor did "
+               "a fresh one; both were ended. Nothing of this is remembered: call again, with more time in "
+               "ONEPASS_COMPILE_TIMEOUT if the machine is busy.")
+
+
+class CompilerNotStarted(CompilerTrouble):
+    code = "ONEPASS-333"
+    message = ("Kernel {kernel} could not be compiled for {device}: no compiler process could be started ({detail}). Free "
+               "memory, processes or file descriptors, and call again.")
+
+
+class CompilerGarbled(CompilerTrouble):
+    code = "ONEPASS-334"
+    message = ("Kernel {kernel} could not be compiled for {device}: what a compiler process answered is not the answer to the "
+               "question ({detail}), nor was that of a fresh one. If onepass was installed anew while this process runs, start "
+               "it again; otherwise please report it with `onepass doctor`.")
+
+
+class CompilersStopped(CompilerTrouble):
+    code = "ONEPASS-335"
+    message = ("Kernel {kernel} was not compiled for {device}, because this process is ending. Join threads that compile before "
+               "the main thread ends.")
+
+
 class NoCard(OnepassError):
     code = "ONEPASS-401"
     message = ("{what} needs a CUDA card, and there is none that torch can use ({detail}). Run it where the card is; "

@@ -22,6 +22,16 @@ def _workers(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86400:
+        raise ValueError("give a number of seconds above 0, at most 86400")
+    return seconds
+
+
 def _folder(text: str) -> Path:
     folder = Path(text).expanduser()
     if folder.exists() and not folder.is_dir():
@@ -73,6 +83,9 @@ class Knobs:
     compile_workers: int = _knob(
         "ONEPASS_COMPILE_WORKERS", min(4, os.cpu_count() or 1), _workers,
         "How many processes compile kernels for a named GPU at the same time.")
+    compile_timeout: float = _knob(
+        "ONEPASS_COMPILE_TIMEOUT", 300.0, _seconds,
+        "How many seconds a compiler process may take for one kernel before it is ended, and a fresh one tried.")
     keep_sources: Path | None = _knob(
         "ONEPASS_KEEP_SOURCES", None, _folder,
         "A folder to which the source of every generated kernel is written.")

@@ -7,21 +7,22 @@ once in a process, whoever asks, and is looked up in the store before that.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
 from .. import compat
 from ..codegen.source import Source
 from ..device import Device, device
-from ..errors import DoesNotFit, NotReady, OnepassError
+from ..errors import CompilerNotStarted, CompilersStopped, CompilerTrouble, DoesNotFit, NotReady, OnepassError
 from ..ir.fix import fix, symbols_to_fix
 from ..ir.program import Program
 from ..ir.size import Bindings
@@ -32,6 +33,7 @@ from ..plan.alternatives import alternatives
 from ..plan.plan import Plan
 from ..runtime import cache as disk
 from ..runtime import measured, offline, tune
+from ..runtime.background import Background
 from ..runtime.binary import Binary
 from ..runtime.card import present
 from ..runtime.compiled import Compiled, Made
@@ -44,6 +46,7 @@ __all__ = ["Counts", "Kernels", "Variant", "counts"]
 _LOG = logging.getLogger(__name__)
 MOST_PROGRAMS = 1024  # whose kernels are kept though nobody holds them
 MOST_REMEMBERED = 4096  # sets of sizes whose kernels are found without asking which Variant they belong to
+LAST_SECONDS = 1.0  # for what is planned in the background to end in, when the process does
 CPU_FACTS = "h200"  # interpreted kernels are planned for this device: plans are the same as on a card
 
 
@@ -151,7 +154,13 @@ class _Shared:
         future, mine = self._claimed(variant)
         if mine:
             measure = self._measure_apart(variant)
-            _background(os.getpid()).submit(self._make, variant, future, lambda: _made(self.program, variant, measure))
+            try:
+                begun = _background(os.getpid()).submit(self._make, variant, future, lambda: _made(self.program, variant, measure))
+            except RuntimeError as error:  # there are no more threads
+                about = {"kernel": self.program.name, "device": variant.device.name}
+                self._fail(variant, future, CompilerNotStarted(**about, detail=error))
+            else:
+                begun.add_done_callback(partial(self._dropped, variant, future))
         return future
 
     def variant(self, bindings: Bindings, where: torch.device, aligned: frozenset[str], tune: str = "off") -> Variant:
@@ -185,11 +194,19 @@ class _Shared:
         try:
             made = make()
         except BaseException as error:
-            with self._lock:
-                del self._made[variant]
-            future.set_exception(error)
+            self._fail(variant, future, error)
         else:
             future.set_result(made)
+
+    def _dropped(self, variant: Variant, future: Future[Made], begun: Future[None]) -> None:
+        """Nobody may wait for what was not begun before the process ends."""
+        if begun.cancelled():
+            self._fail(variant, future, CompilersStopped(kernel=self.program.name, device=variant.device.name))
+
+    def _fail(self, variant: Variant, future: Future[Made], error: BaseException) -> None:
+        with self._lock:
+            del self._made[variant]
+        future.set_exception(error)
 
     def _tuned(self, variant: Variant, where: torch.device, name: str) -> Made:
         """The winner among several plans: remembered, or timed now. The default plan's kernels where they cannot be timed."""
@@ -200,21 +217,26 @@ class _Shared:
                 keep(made.sources)
                 return made
         default = self._of_variant(replace(variant, tune="off"), where, name).made
+        untried: list[CompilerTrouble] = []
         with tune.progress(name) as doing:
             try:
-                made = self._timed(default, variant, where, doing)
+                made = self._timed(default, variant, where, doing, untried)
             except (torch.OutOfMemoryError, OnepassError) as error:
                 why = "too little memory is free on the card" if isinstance(error, torch.OutOfMemoryError) else error
                 _LOG.warning("%s: plans cannot be timed (%s); the default plan is used", name, why)
                 return default
         _LOG.info("%s: %s", name, tune.said(made))
-        if store:
+        if untried:
+            _LOG.warning("%s: %d plans could not be compiled to be timed (%s); the winner is used, but not kept",
+                         name, len(untried), untried[0])
+        elif store:
             store.save(_key(self.program, variant), made)
         return made
 
-    def _timed(self, default: Made, variant: Variant, where: torch.device, doing: Callable[[str], None]) -> Made:
+    def _timed(self, default: Made, variant: Variant, where: torch.device, doing: Callable[[str], None],
+               untried: list[CompilerTrouble]) -> Made:
         doing(f"compiling {tune.PLANS[variant.tune] - 1} plans")
-        others = self._others(default, variant)
+        others = self._others(default, variant, untried)
         doing(f"timing {len(others) + 1} plans")
         program, sizes = _as_laid_out(self.program, variant), dict(variant.sizes)
         with tune.ALONE:
@@ -224,14 +246,20 @@ class _Shared:
         measured.observe(measured.card_of(torch.cuda.get_device_properties(where)), seen)
         return made
 
-    def _others(self, default: Made, variant: Variant) -> tuple[Made, ...]:
-        """Other plans than the default that can run in its place, compiled by workers into the cache they are loaded from."""
+    def _others(self, default: Made, variant: Variant, untried: list[CompilerTrouble]) -> tuple[Made, ...]:
+        """Other plans than the default that can run in its place, compiled by workers into the cache they are loaded from.
+
+        Into `untried` goes why plans could not be compiled that the compiler did not refuse.
+        """
         program, sizes, measure = _as_laid_out(self.program, variant), dict(variant.sizes), self._measure_apart(variant)
 
         def compiled(plan: Plan) -> Made | None:
             try:
                 sources = generate(plan, variant.wide)
                 binaries = tuple(map(measure, sources))
+            except CompilerTrouble as error:
+                untried.append(error)
+                return None
             except OnepassError as error:  # one plan of many: nothing is lost but a chance
                 _LOG.debug("a plan of %s is not timed", program.name, exc_info=error)
                 return None
@@ -325,9 +353,11 @@ def _without_lines(program: Program) -> Program:
 
 
 @lru_cache(maxsize=1)
-def _background(process_id: int) -> ThreadPoolExecutor:
-    """Threads that plan and wait for worker processes; a forked child has none of its parent's."""
-    return ThreadPoolExecutor(knobs().compile_workers, thread_name_prefix="onepass")
+def _background(process_id: int) -> Background:
+    """Threads that plan and wait for worker processes, and do not keep this one from ending; a forked child has its own."""
+    threads = Background(knobs().compile_workers, "onepass")
+    atexit.register(threads.close, LAST_SECONDS)
+    return threads
 
 
 def _numbered(where: torch.device) -> torch.device:

@@ -1,22 +1,35 @@
-"""The process that compiles: one job a line on stdin (JSON), one answer a line on stdout. Started by `offline`, by path.
+"""The process that compiles: questions come and answers go through a socket it is given. Started by `offline`, by path.
 
 It runs apart because interpreting and compiling kernels want Triton imported differently, and it imports neither torch nor
-the package's front door, so that it is ready in the time Triton takes to import.
+the package's front door, so that it is ready in the time Triton takes to import. Whatever compilers print goes to a file of the
+parent's and never between answers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import faulthandler
 import os
+import select
+import signal
+import socket
+import subprocess
 import sys
-import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
+
+PRINTED = 1 << 20  # bytes at the end of what was printed in which to look for a complaint
 
 
-def _shells() -> None:
+class Refused(Exception):
+    """The compiler does not take this kernel, today or tomorrow."""
+
+
+def shells() -> None:
     """Stand-ins for the packages above this file: their modules can be imported without running their __init__."""
     root = Path(__file__).resolve().parent.parent
     for name, path in (("onepass", root), ("onepass.runtime", root / "runtime"), ("onepass.codegen", root / "codegen")):
@@ -25,57 +38,89 @@ def _shells() -> None:
         sys.modules[name] = shell
 
 
-def measure(job: Any) -> Any:
-    """Compile a job and read what it costs."""
-    from onepass import compat  # after _shells
-    from onepass.runtime.module import build  # after _shells
-    from onepass.runtime.readout import read  # after _shells
-
-    kernel = build(job)
-    compat.triton_stub(kernel)
-    return read(kernel.asm["cubin"], kernel.asm["ptx"], kernel.metadata.shared, job.target)
-
-
-def _complaint(error: Exception, noise: IO[bytes]) -> str:
-    """The last line of a failure that says something."""
-    noise.seek(0)
-    printed = noise.read().decode(errors="replace").splitlines()
-    lines = [line.strip() for line in [*printed, *str(error).splitlines()]]
-    useful = [line for line in lines if line and not set(line) <= set("^~= ") and not line.startswith("Repro command")]
-    errors = [line for line in useful if "error" in line.lower()]
-    return (errors or useful or [type(error).__name__])[-1]
-
-
-def _answer(line: str, noise: IO[bytes]) -> dict[str, Any]:
-    from onepass import compat  # after _shells
-    from onepass.runtime.module import Job  # after _shells
-
-    request = json.loads(line)
-    heard: list[bool] = []  # of each kernel, whether Triton's cache had it
-    fields = request["job"]
-    fields["signature"] = tuple(tuple(pair) for pair in fields["signature"])
-    fields["aligned"] = tuple(fields["aligned"])
-    noise.truncate(0)
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """What a kernel takes, why the compiler refuses it, or what kept us from finding out; of each kernel, whether Triton had it."""
+    heard: list[bool] = []
     try:
-        compat.take_tools(**request["tools"])
-        with compat.triton_files(request["folder"], heard.append):
-            return {"binary": dataclasses.asdict(measure(Job(**fields))), "heard": heard}
-    except Exception as error:  # whatever the compiler does to one job, the next one must find this process alive
-        return {"failure": _complaint(error, noise), "heard": heard}
+        found: dict[str, Any] = {"binary": dataclasses.asdict(measure(request, heard.append))}
+    except Refused as refused:
+        found = {"failure": str(refused)}
+    except Exception as error:  # whatever befalls one job, the next one must find this process alive
+        found = {"trouble": f"{type(error).__name__}: {_said(error)}"}
+    return {**found, "heard": heard}
 
 
-def main() -> None:
-    """Serve until stdin closes."""
-    _shells()
-    # Compilers print to both streams; answers get a stream of their own.
-    answers = os.fdopen(os.dup(1), "w")
-    with tempfile.TemporaryFile() as noise:
-        os.dup2(noise.fileno(), 1)
-        os.dup2(noise.fileno(), 2)
-        for line in sys.stdin:
-            answers.write(json.dumps(_answer(line, noise)) + "\n")
-            answers.flush()
+def measure(request: dict[str, Any], heard: Callable[[bool], None]) -> Any:
+    """Compile a job and read what it costs."""
+    from onepass import compat  # after `shells`
+    from onepass.runtime.module import Job, build  # after `shells`
+    from onepass.runtime.readout import read  # after `shells`
+
+    fields = request["job"]
+    job = Job(**{**fields, "signature": tuple(map(tuple, fields["signature"])), "aligned": tuple(fields["aligned"])})
+    compat.take_tools(**request["tools"])
+    with compat.triton_files(request["folder"], heard):
+        try:
+            kernel = build(job)
+        except Exception as error:
+            if of_the_system(error):
+                raise
+            raise Refused(_said(error)) from error
+        compat.triton_stub(kernel)
+        return read(kernel.asm["cubin"], kernel.asm["ptx"], kernel.metadata.shared, job.target)
+
+
+def of_the_system(error: BaseException | None) -> bool:
+    """Whether an error says something about this machine at this moment, and nothing about a kernel."""
+    while error is not None:
+        if isinstance(error, OSError | MemoryError | ImportError):
+            return True
+        if isinstance(error, subprocess.CalledProcessError) and error.returncode < 0:  # an assembler that somebody killed
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
+def _said(error: Exception) -> str:
+    """The line of a failure that says most."""
+    from onepass.runtime.complaint import complaint  # after `shells`
+
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    size = os.fstat(2).st_size
+    printed = os.pread(2, PRINTED, max(0, size - PRINTED)).decode(errors="replace")
+    return complaint(printed, str(error)) or type(error).__name__
+
+
+def serve(channel: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer questions until the parent has gone."""
+    from onepass.runtime import frames  # after `shells`
+
+    while (request := frames.receive(channel)) is not None:
+        os.ftruncate(2, 0)
+        frames.send(channel, {**answer(request), "id": request["id"]})
+
+
+def prepare(handle: int) -> socket.socket:
+    """Make this process one that obeys its parent alone and ends with it; `handle` is its end of their socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which kills us if it wants to
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it hands that on, and assemblers would seem to succeed
+    faulthandler.enable()
+    os.set_inheritable(handle, False)
+    threading.Thread(target=_end_with_parent, args=(handle,), daemon=True).start()
+    shells()
+    return socket.socket(fileno=handle)
+
+
+def _end_with_parent(handle: int) -> None:
+    """End as soon as the parent has gone, also in the middle of a job, and take the assembler along."""
+    poll = select.poll()
+    poll.register(handle, getattr(select, "POLLRDHUP", 0))  # that it was closed is reported unasked
+    poll.poll()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare(int(sys.argv[1])), answer)

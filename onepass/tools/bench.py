@@ -29,6 +29,7 @@ from .. import __version__
 from ..device import Device
 from ..errors import BadArgument, CardNeeded, OnepassError, OtherRun
 from ..knobs import knobs
+from ..runtime.background import Background
 from ..runtime.card import present
 from . import peers
 from .bench_tables import line
@@ -196,7 +197,7 @@ class _Session:
         began = perf_counter()
         made: list[Future[Any]] = []
         candidates: dict[str, tuple[Future[Tried], ...]] = {}
-        with ThreadPoolExecutor(knobs().compile_workers) as pool:
+        with Background(knobs().compile_workers, "onepass-bench") as pool:
             for job in jobs:
                 with suppress(Exception), torch.no_grad():
                     ours = Ours.of(job.subject.function, job.inputs())

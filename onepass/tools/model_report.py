@@ -6,7 +6,6 @@ Identical regions are one row with a count. Times are predictions for one device
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from ..integration.failure import sentence
 from ..knobs import knobs
 from ..plan.plan import Plan
 from ..runtime import offline
+from ..runtime.background import Background
 from ..runtime.card import named
 from ..runtime.compiled import Compiled
 from .rows import KernelRow, RefusalRow, RejectedRow, as_json, kernel_rows, refusal_row, rejected_row, rounded, spill_text
@@ -189,7 +189,7 @@ def _compiled(regions: Iterable[ClaimedRegion], target: Device) -> dict[str, Com
         program, sizes = pipeline.specialise(pipeline.optimise(region.program), region.bindings)
         return pipeline.compile(program, sizes, target, lambda source: offline.compile(source, target))
 
-    with ThreadPoolExecutor(knobs().compile_workers) as threads:
+    with Background(knobs().compile_workers, "onepass-report") as threads:
         return dict(zip(distinct, threads.map(compile, distinct.values()), strict=True))
 
 

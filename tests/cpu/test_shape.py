@@ -26,7 +26,7 @@ ORDER = ["errors", "knobs", "device", "compat", "ir", "capture", "plan", "codege
 # Stages that do not see each other though the order would allow it.
 BANNED = {("plan", "capture"), ("codegen", "capture"), ("plan", "compat"), ("codegen", "compat")}
 # Read the environment: settings, and the environment handed on to a worker process.
-READS_ENVIRONMENT = {"knobs.py", "runtime/offline.py", "tools/warm.py"}  # the last two hand it to worker processes
+READS_ENVIRONMENT = {"knobs.py", "runtime/workers.py", "tools/warm.py"}  # the last two hand it to worker processes
 
 
 def name(path: Path) -> str:

@@ -1,0 +1,447 @@
+"""Whatever becomes of compile workers, an answer belongs to its question, nothing waits for ever, and no failure is remembered."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from onepass import compat
+from onepass.errors import (
+    CompileFailed,
+    CompilerEnded,
+    CompilerGarbled,
+    CompilerNotStarted,
+    CompilersStopped,
+    CompilerTimedOut,
+    CompilerTrouble,
+)
+from onepass.runtime import frames, offline, offline_worker, workers
+from onepass.runtime.background import Background
+from onepass.runtime.module import Job
+from onepass.runtime.workers import Pool, Trouble
+from tests.fake_worker import COMMAND, request, text
+from tests.support import run_python
+
+ROOT = Path(__file__).resolve().parents[2]
+AGES = 600.0  # seconds: a deadline nothing in these tests comes near
+numbers = itertools.count(1000)
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    made = Pool(1, COMMAND)
+    yield made
+    made.end()
+
+
+def value(pool: Pool, *do: Any, once: Path | None = None, seconds: float = AGES) -> int:
+    """Ask for a number of one's own; it must come back. The process that answered is told."""
+    mine = next(numbers)
+    answer = pool.ask(request(mine, *do, once=once), seconds)["binary"]
+    assert answer["registers"] == mine
+    return answer["smem_bytes"]
+
+
+def is_there(process: int) -> bool:
+    return Path(f"/proc/{process}").exists()
+
+
+def handles() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+FAULTS = {
+    "killed": ("signal", signal.SIGKILL),
+    "crashed": ("signal", signal.SIGSEGV),
+    "ended": ("exit", 3),
+    "half an answer": ("write", frames.pack({"id": 1})[:-2].hex()),
+    "garbage": ("write", b"Warning: something\n".hex()),
+    "no length": ("write", struct.pack("!4sI", b"1pas", 0xFFFFFFFF).hex()),
+    "not JSON": ("write", struct.pack("!4sI4s", b"1pas", 4, b"{\"a\"").hex()),
+    "not an object": ("write", struct.pack("!4sI2s", b"1pas", 2, b"[]").hex()),
+    "two answers": ("write", (frames.pack({"id": 1}) * 2).hex()),
+    "another answer": ("number", 1),
+    "an earlier answer": ("number", -1),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_after_any_fault_a_fresh_worker_answers(pool: Pool, tmp_path: Path, fault: str) -> None:
+    first = value(pool)
+    second = value(pool, FAULTS[fault], ("exit", 0), once=tmp_path / "done")
+    assert second != first and not is_there(first)
+    assert value(pool) == second, "the fresh one stays"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_fails_twice_is_told(pool: Pool, fault: str) -> None:
+    before = handles()
+    with pytest.raises(Trouble) as raised:
+        value(pool, FAULTS[fault], *[("exit", 0)] * (fault == "half an answer"))
+    expected = CompilerEnded if fault in ("killed", "crashed", "ended", "half an answer") else CompilerGarbled
+    assert raised.value.failure is expected
+    assert handles() == before, "nothing of a worker is kept"
+    value(pool)
+
+
+def test_what_a_worker_printed_last_is_told(pool: Pool) -> None:
+    with pytest.raises(Trouble) as raised:
+        value(pool, ("print", "hello\nerror: no room\nbye\n"), ("exit", 3))
+    assert raised.value.fields == {"how": "ended with status 3 after printing 'error: no room'"}
+    with pytest.raises(Trouble) as raised:
+        value(pool, ("signal", signal.SIGKILL))
+    assert raised.value.fields == {"how": "was killed by SIGKILL"}
+
+
+def test_what_libraries_print_is_not_taken_for_an_answer(pool: Pool) -> None:
+    first = value(pool, ("print", "{}\n" * 100_000))
+    assert value(pool, ("print", "1pas")) == first
+
+
+def test_a_worker_that_died_idle_is_replaced_and_leaves_no_zombie() -> None:
+    pool = Pool(2, COMMAND)
+    pids: set[int] = set()
+    threads = [threading.Thread(target=lambda: pids.add(value(pool, ("sleep", 0.3)))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert value(pool) not in pids
+    assert not any(map(is_there, pids)), "both are reaped though only one is asked"
+    pool.end()
+
+
+def leaping(monkeypatch: pytest.MonkeyPatch, mark: Path) -> None:
+    """Let an hour pass as soon as a worker has left its mark."""
+    clock = workers.monotonic
+    monkeypatch.setattr(workers, "monotonic", lambda: clock() + 3600 * mark.exists())
+
+
+def test_a_worker_that_is_late_is_replaced(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaping(monkeypatch, tmp_path / "done")
+    first = value(pool)
+    assert value(pool, ("sleep", 3600), once=tmp_path / "done") != first
+    assert not is_there(first)
+
+
+def test_what_is_late_twice_is_told(pool: Pool) -> None:
+    with pytest.raises(Trouble) as raised:
+        value(pool, ("sleep", 3600), seconds=0.2)
+    assert raised.value.failure is CompilerTimedOut and raised.value.fields == {"seconds": "0.2"}
+    value(pool)
+
+
+def test_a_worker_that_takes_no_questions_is_late_too(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent to it fills the socket, and never goes through."""
+    first = value(pool)
+    os.kill(first, signal.SIGSTOP)
+    os.waitid(os.P_PID, first, os.WSTOPPED | os.WNOWAIT)
+    monkeypatch.setattr(workers, "STOPPED_SECONDS", 0.0)
+    assert value(pool, ("print", "x" * (4 << 20))) != first
+
+
+def test_a_stopped_worker_is_replaced_before_the_deadline(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "STOPPED_SECONDS", 0.0)
+    first = value(pool)
+    assert value(pool, ("signal", signal.SIGSTOP), once=tmp_path / "done") != first
+    assert not is_there(first)
+    with pytest.raises(Trouble) as raised:
+        value(pool, ("signal", signal.SIGSTOP))
+    assert raised.value.failure is CompilerEnded and "stopped by a signal" in str(raised.value.fields["how"])
+
+
+def test_after_ctrl_c_nobody_gets_the_answer_that_was_not_waited_for(pool: Pool) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    first = value(pool)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            value(pool, ("interrupt parent", None), ("sleep", 3600))
+        second = value(pool)
+        assert second != first and not is_there(first), "it was killed, and not waited for"
+        first = second
+
+
+def test_ctrl_c_is_not_for_workers(pool: Pool) -> None:
+    first = value(pool, ("signal", signal.SIGINT))
+    assert value(pool) == first and os.getpgid(first) == first != os.getpgid(0)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_threads_that_ask_at_once_get_their_own_answers(size: int) -> None:
+    pool, pids, wrong = Pool(size, COMMAND), set(), []
+
+    def work() -> None:
+        try:
+            pids.update(value(pool, ("sleep", 0.002)) for _ in range(20))
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and 1 <= len(pids) <= size
+    pool.end()
+    assert not any(map(is_there, pids))
+    with pytest.raises(Trouble) as raised:
+        value(pool)
+    assert raised.value.failure is CompilersStopped
+
+
+def test_workers_that_are_closed_start_again(pool: Pool) -> None:
+    first = value(pool)
+    pool.close()
+    assert not is_there(first) and value(pool) != first
+
+
+@pytest.mark.parametrize("command", [("/nonexistent/python",), ("",), (None,)])
+def test_a_worker_that_cannot_start_is_told(command: tuple[Any, ...]) -> None:
+    pool, before = Pool(1, command), handles()
+    with pytest.raises(Trouble) as raised:
+        value(pool)
+    assert raised.value.failure is CompilerNotStarted and handles() == before
+
+
+def test_a_system_without_handles_or_threads_is_told(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socketpair", no_more)
+        with pytest.raises(Trouble, match="CompilerNotStarted"):
+            value(pool)
+    value(pool)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        with pytest.raises(Trouble, match="CompilerNotStarted"):
+            value(Pool(1, COMMAND))
+
+
+# ---- processes that end ------------------------------------------------------------------------------------------------------
+
+# Not the package's front door: nothing here needs torch, and importing that takes longer than all the rest.
+SCRIPT = """
+import os, signal, sys, threading, time
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/onepass/runtime"]
+import offline_worker
+offline_worker.shells()
+from onepass.runtime import workers
+from onepass.runtime.background import Background
+from tests.fake_worker import COMMAND, request
+def ask(pool, *do, seconds=600.0):
+    got = pool.ask(request(7, *do), seconds)["binary"]
+    assert got["registers"] == 7
+    return got["smem_bytes"]
+pool = workers.Pool(1, COMMAND)
+"""
+
+
+def script(lines: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python(SCRIPT + lines, str(ROOT), *arguments)
+
+
+@pytest.mark.parametrize("thread", [
+    "threading.Thread(target=ask, args=(pool, *hang), daemon=True).start()",
+    "threading.Thread(target=ask, args=(pool, *hang)).start()",
+    "Background(1, 'it').submit(ask, pool, *hang); Background(1, 'it').submit(time.sleep, 3600)",
+])
+@pytest.mark.parametrize("hang", ["('sleep', 3600)", "('signal', signal.SIGSTOP)"])
+def test_a_process_ends_though_a_worker_never_answers(thread: str, hang: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = script(f"workers.LAST_SECONDS = 0.2\nhang = ('hold', {str(pipe)!r}), {hang}\n{thread}\n"
+                  f"os.open({str(pipe)!r}, os.O_RDONLY)\nprint('end')")  # opened once the worker has got so far
+    assert done.returncode == 0 and done.stdout == "end\n", done.stderr
+    assert "Traceback" not in done.stderr or "CompilersStopped" in done.stderr
+
+
+KILLED = """
+pipe = sys.argv[2]
+reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+parent = os.fork()
+if parent == 0:
+    pool = workers.Pool(1, COMMAND)
+    threading.Thread(target=ask, args=(pool, ("hold", pipe), *STATE), daemon=True).start()
+    os.close(os.open(pipe, os.O_RDONLY))  # waits until the worker has got so far
+    if STATE == STOP:
+        os.waitid(os.P_PID, pool._all[0]._process.pid, os.WSTOPPED | os.WNOWAIT)
+    if FORKED and os.fork() == 0:
+        time.sleep(3600)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(parent, 0)
+os.set_blocking(reader, True)
+assert os.read(reader, 1) == b""  # once nobody can write any more
+"""
+
+
+@pytest.mark.parametrize("state", ["()", "(('sleep', 3600),)", "STOP"])
+@pytest.mark.parametrize("forked", [False, True])
+def test_workers_end_with_a_process_that_is_killed(state: str, forked: bool, tmp_path: Path) -> None:
+    """Idle, at work or stopped; also if a fork of the process lives on."""
+    os.mkfifo(tmp_path / "pipe")
+    done = script(f"STOP = (('signal', signal.SIGSTOP),)\nSTATE = {state}\nFORKED = {forked}\n{KILLED}", str(tmp_path / "pipe"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    done = script("""
+first = ask(pool)
+if os.fork() == 0:
+    second = ask(workers.Pool(1, COMMAND))
+    print(second != first, flush=True)
+    sys.exit()
+os.wait()
+print(ask(pool) == first)
+""")
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_signals_a_process_ignores_or_not() -> None:
+    """A worker that dies idle is written to: without care, that would end this process. Children nobody waits for vanish."""
+    done = script("""
+for wanted, state in ((signal.SIGPIPE, signal.SIG_DFL), (signal.SIGCHLD, signal.SIG_IGN), (signal.SIGHUP, signal.SIG_IGN)):
+    signal.signal(wanted, state)
+    first = ask(pool)
+    os.kill(first, signal.SIGKILL)
+    print(ask(pool) != first)
+""")
+    assert done.stdout.split() == ["True"] * 3 and done.returncode == 0, done.stderr
+
+
+# ---- threads in the background -----------------------------------------------------------------------------------------------
+
+
+def test_background_calls_are_run_in_order_by_few_threads() -> None:
+    began: list[int] = []
+    with Background(2, "it") as threads:
+        assert list(threads.map(lambda k: began.append(k) or 2 * k, range(50))) == [2 * k for k in range(50)]
+        assert sorted(began) == list(range(50)) and len(threads._threads) <= 2
+        with pytest.raises(ZeroDivisionError):
+            threads.submit(lambda: 1 // 0).result()
+    with pytest.raises(RuntimeError, match="no more calls"):
+        threads.submit(print)
+
+
+def test_what_waits_is_dropped_and_threads_end() -> None:
+    go, threads = threading.Event(), Background(1, "it")
+    first, second = threads.submit(go.wait), threads.submit(print)
+    while not first.running():
+        pass
+    threads.close()
+    assert second.cancelled() and not first.done()
+    go.set()
+    assert first.result()
+    for thread in threads._threads:
+        thread.join()
+
+
+# ---- what is remembered ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are measured by workers that compile nothing."""
+    monkeypatch.setattr(offline, "_pool", lambda process_id: pool)
+    monkeypatch.setattr(compat, "triton_tools", lambda target: {})
+
+
+def job(order: str) -> Job:
+    return Job("it", order, (), (), 4, 1, None, 90)
+
+
+def registers(order: str) -> int:
+    return offline.measure(job(order), "h200").registers
+
+
+@pytest.mark.parametrize(("do", "seconds", "expected"), [
+    (("exit", 3), AGES, CompilerEnded), (("sleep", 3600), 0.3, CompilerTimedOut), (("write", "00"), AGES, CompilerGarbled)])
+def test_no_trouble_is_remembered(asked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: tuple[str, Any], seconds: float,
+                                  expected: type[CompilerTrouble]) -> None:
+    """The very same kernel is compiled once what kept it from that has gone."""
+    order = text(next(numbers), do, unless=tmp_path / "mended")
+    monkeypatch.setenv("ONEPASS_COMPILE_TIMEOUT", str(seconds))
+    for _ in range(2):
+        with pytest.raises(expected, match=r"ONEPASS-33\d. Kernel it"):
+            registers(order)
+    (tmp_path / "mended").touch()
+    monkeypatch.delenv("ONEPASS_COMPILE_TIMEOUT")
+    assert registers(order) == json.loads(order)["value"]
+
+
+def test_a_worker_without_room_is_trouble_and_a_refusal_is_remembered(asked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, refused = text(1, reply={"trouble": "OSError: no room"}), text(2, reply={"failure": "too many elements"})
+    for _ in range(2):
+        with pytest.raises(CompilerTrouble, match=r"ONEPASS-330.*no room"):
+            registers(full)
+        with pytest.raises(CompileFailed, match=r"ONEPASS-301.*too many elements"):
+            registers(refused)
+    kept = []
+    monkeypatch.setattr(offline, "_pool", lambda process_id: SimpleNamespace(ask=lambda *_: kept.append(1) or {"trouble": "x"}))
+    for order in (full, refused):
+        with pytest.raises(CompileFailed):
+            registers(order)
+    assert len(kept) == 1, "the refusal was not asked about again"
+
+
+@pytest.mark.parametrize("reply", [{}, {"binary": 3}, {"binary": {}}, {"binary": {"registers": 3}}, {"failure": None}])
+def test_an_answer_that_is_no_binary_is_told(asked: None, reply: dict[str, Any]) -> None:
+    with pytest.raises(CompilerGarbled, match="ONEPASS-334"):
+        registers(text(next(numbers), reply=reply))
+
+
+def test_numbers_that_are_none_are_told() -> None:
+    counts = dict.fromkeys(("registers", "spill_bytes", "stack_bytes", "smem_bytes", "barriers"), 1)
+    good = {**counts, "loads": {"16": 1}, "stores": {}}
+    assert offline._binary(good).loads == {16: 1}
+    for bad in ({"registers": "18"}, {"loads": {"16": None}}, {"loads": {"wide": 1}}, {"loads": 3}, {"more": 1}):
+        with pytest.raises(Trouble, match="CompilerGarbled"):
+            offline._binary({**good, **bad})
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many"), RuntimeError("Cannot find ptxas"),
+                                   subprocess.CalledProcessError(-9, "ptxas")])
+def test_an_assembler_that_does_not_run_is_trouble(asked: None, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    order = text(next(numbers))
+    with monkeypatch.context() as patch:
+        patch.setattr(compat, "triton_tools", lambda target: (_ for _ in ()).throw(error))
+        with pytest.raises(CompilerTrouble, match="ONEPASS-330"):
+            registers(order)
+    registers(order)
+
+
+def chained(cause: Exception, implicit: bool) -> Exception:
+    try:
+        try:
+            raise cause
+        except Exception as error:
+            raise ValueError("the compiler failed") from (error.__cause__ if implicit else error)
+    except ValueError as error:
+        if implicit:
+            error.__suppress_context__ = False
+        return error
+
+
+@pytest.mark.parametrize(("cause", "ours"), [
+    (OSError(errno.ENOSPC, "full"), True), (MemoryError(), True), (subprocess.CalledProcessError(-9, "ptxas"), True),
+    (subprocess.CalledProcessError(255, "ptxas"), False), (TypeError("no such argument"), False)])
+@pytest.mark.parametrize("implicit", [False, True])
+def test_what_speaks_of_the_machine_and_what_of_the_kernel(cause: Exception, ours: bool, implicit: bool) -> None:
+    assert offline_worker.of_the_system(chained(cause, implicit)) is ours
+    assert offline_worker.of_the_system(cause) is ours

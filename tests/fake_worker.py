@@ -1,0 +1,89 @@
+"""A compile worker that compiles nothing: it does what a job's text orders, faults included, in the protocol of the real one.
+
+The text is JSON: the `value` to answer with, and what to `do` before, `unless` there is a file; it is created if that is to be done
+`once`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+COMMAND = (sys.executable, "-S", "-P", str(Path(__file__).resolve()))
+REAL = Path(__file__).resolve().parents[1] / "onepass" / "runtime" / "offline_worker.py"
+
+
+def text(value: int, *do: Any, once: Path | None = None, unless: Path | None = None, reply: dict[str, Any] | None = None) -> str:
+    """The text of a job; `reply` is answered instead of a binary."""
+    mark = once or unless
+    return json.dumps({"value": value, "do": do, "mark": mark and str(mark), "leave": once is not None, "reply": reply})
+
+
+def request(value: int, *do: Any, once: Path | None = None) -> dict[str, Any]:
+    """What a pool can be asked; the binary's registers are `value`, its shared memory the worker's process id."""
+    return {"job": {"text": text(value, *do, once=once)}}
+
+
+def binary(value: int) -> dict[str, Any]:
+    """What the real worker says of a kernel."""
+    counts = dict.fromkeys(("spill_bytes", "stack_bytes", "barriers", "tma_copies", "mbarriers"), 0)
+    return {**counts, "registers": value, "smem_bytes": os.getpid(), "loads": {"16": value}, "stores": {}, "spills_in_loop": False}
+
+
+def act(order: str, argument: Any, channel: socket.socket) -> None:
+    """One thing that can happen to a process."""
+    match order:
+        case "sleep":
+            time.sleep(argument)
+        case "print":
+            for stream in (1, 2):
+                os.write(stream, argument.encode())
+        case "signal":
+            os.kill(os.getpid(), argument)
+        case "interrupt parent":
+            os.kill(os.getppid(), signal.SIGINT)
+        case "exit":
+            os._exit(argument)
+        case "write":
+            channel.sendall(bytes.fromhex(argument))
+        case "close":
+            channel.shutdown(socket.SHUT_RDWR)
+            time.sleep(argument)
+        case "hold":  # whoever reads from that pipe learns when this process ends
+            os.open(argument, os.O_WRONLY)
+        case _:
+            raise ValueError(order)
+
+
+def main() -> None:
+    """Serve as the real worker does."""
+    spec = importlib.util.spec_from_file_location("offline_worker", REAL)
+    worker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(worker)
+    channel = worker.prepare(int(sys.argv[1]))
+    from onepass.runtime import frames
+
+    while (asked := frames.receive(channel)) is not None:
+        told = json.loads(asked["job"]["text"])
+        mark, number = told["mark"] and Path(told["mark"]), asked["id"]
+        if not (mark and mark.exists()):
+            if told["leave"]:
+                mark.touch()
+            for order, argument in told["do"]:
+                if order == "number":
+                    number += argument
+                else:
+                    act(order, argument, channel)
+        reply = {"binary": binary(told["value"])} if told["reply"] is None else told["reply"]
+        frames.send(channel, {**reply, "heard": [], "id": number})
+
+
+if __name__ == "__main__":
+    main()
