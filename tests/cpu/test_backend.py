@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from onepass import compat
 from onepass.errors import BadSetting
 from onepass.integration import journal, passes
 from onepass.integration.inductor import Backend
+from tests.support import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 EAGER = {"interpret": True, "rest": "eager", "by_cost": False, "verify": 4, "on_error": "raise"}
@@ -300,8 +299,7 @@ def test_a_second_process_claims_nothing_and_plans_nothing(tmp_path: Path) -> No
     def process(*skip: str) -> dict[str, Any]:
         env = {"PYTHONPATH": str(package.parent), "PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(tmp_path),
                "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "ONEPASS_CACHE_DIR": str(tmp_path / "store")}
-        command = [sys.executable, str(script), *skip]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+        done = run_python(script, *skip, env=env)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -321,8 +319,8 @@ def test_a_second_process_claims_nothing_and_plans_nothing(tmp_path: Path) -> No
 def test_importing_is_cheap() -> None:
     code = ("import sys, onepass; onepass.backend, onepass.settings; "
             "print([m for m in ('torch._dynamo', 'torch._inductor', 'triton') if m in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "[]"
+    done = run_python(code)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_logs_and_traces_show_what_was_claimed(tmp_path: Path) -> None:
@@ -330,7 +328,7 @@ def test_logs_and_traces_show_what_was_claimed(tmp_path: Path) -> None:
             "options={'interpret': True, 'rest': 'eager', 'by_cost': False})(torch.randn(4, 16))")
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "ONEPASS_CACHE": "0",
            "TORCH_LOGS": "+onepass", "TORCH_TRACE": str(tmp_path / "trace")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(code, env=env)
     assert done.returncode == 0 and "1 regions claimed" in done.stderr, done.stderr
     traced = "".join(path.read_text() for path in (tmp_path / "trace").glob("*.log"))
     assert "onepass_inference_regions" in traced and "@triton.jit" in traced

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ from onepass.tools.tables import as_text
 from onepass.tools.timing import Call, Timed
 from onepass.tools.warm import is_slow, warm
 from tests import bench_runs
+from tests.support import run_python
 
 SMALL = Suite("small", "a few small ones", (Job("rms_norm", (8, 64)), Job("rms_norm_backward", (16, 64), "f32"),
                                             Job("outer_sum_2", (32, 16), "f32")))
@@ -436,20 +437,21 @@ def test_workers_compile_what_inductor_is_asked_for_later(tmp_path: Path, monkey
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     warm([Job("rms_norm", (8, 64), "f32"), Job("rms_norm", (8, 96), "f32")], ("eager", "inductor"), torch.device("cpu"))
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", COUNTED], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["2", "0"]
+    done = run_python(COUNTED)
+    assert done.stdout.split() == ["2", "0"], done.stderr
 
 
 def test_workers_that_take_too_long_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("sleep"))
-    monkeypatch.setattr(subprocess, "Popen", partial(_sleeping, subprocess.Popen))
-    began = time.monotonic()
+    started: list[Any] = []
+    monkeypatch.setattr(subprocess, "Popen", partial(_sleeping, subprocess.Popen, started))
     warm([Job("rms_norm", (8, 64)), Job("rms_norm", (8, 96))], ("inductor",), torch.device("cpu"), limit=0.2)
-    assert time.monotonic() - began < 5
+    assert [worker.returncode for worker in started] == [-signal.SIGKILL] * 2
 
 
-def _sleeping(popen: Any, command: list[str], **how: Any) -> Any:
-    return popen([command[0], "60"], **how)
+def _sleeping(popen: Any, started: list[Any], command: list[str], **how: Any) -> Any:
+    started.append(popen([command[0], "3600"], **how))
+    return started[-1]
 
 
 def test_only_what_a_cache_can_hold_is_compiled_beforehand() -> None:

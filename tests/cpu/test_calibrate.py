@@ -7,8 +7,6 @@ import math
 import os
 import re
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -32,6 +30,7 @@ from onepass.runtime import cache, card, measured
 from onepass.runtime.measured import Calibration
 from onepass.tools import calibrate as tool
 from onepass.tools.calibrate import Anchor, Figures, Flight, calibrate, derive, fit_latency, forget_card
+from tests.support import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = device("h200")
@@ -351,7 +350,7 @@ print("right")
 
 def test_the_kernels_touch_what_they_say() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], capture_output=True, text=True, env=environment)
+    done = run_python(INTERPRETED, env=environment)
     assert done.stdout == "right\n", done.stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from onepass.runtime.compiled import Rejected
 from onepass.tools import spec
 from onepass.tools.doctor import table
 from onepass.tools.explain import Report, as_text, human_bytes, report
+from tests.support import run_python
 
 KERNEL = SimpleNamespace(
     name="rms_norm_backward_rows", family="mix-order", dram_bytes=403_000_000, predicted_us=95.25,
@@ -195,6 +195,10 @@ def test_settings_are_read_and_checked(tmp_path: Path) -> None:
     assert knobs({}).keep_sources is None and knobs({"ONEPASS_KEEP_SOURCES": ""}).keep_sources is None
     read = knobs({"ONEPASS_COMPILE_WORKERS": "3", "ONEPASS_KEEP_SOURCES": str(tmp_path)})
     assert (read.compile_workers, read.keep_sources) == (3, tmp_path)
+    assert knobs({}).compile_timeout == 300 and knobs({"ONEPASS_COMPILE_TIMEOUT": "2.5"}).compile_timeout == 2.5
+    for bad in ("0", "soon", "-1", "nan", "inf", "1e9"):
+        with pytest.raises(BadSpec, match="ONEPASS_COMPILE_TIMEOUT"):
+            knobs({"ONEPASS_COMPILE_TIMEOUT": bad})
     for bad in ("0", "two", "-1", "1000"):
         with pytest.raises(BadSpec, match="ONEPASS_COMPILE_WORKERS"):
             knobs({"ONEPASS_COMPILE_WORKERS": bad})
@@ -203,7 +207,8 @@ def test_settings_are_read_and_checked(tmp_path: Path) -> None:
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
@@ -214,9 +219,9 @@ def test_importing_onepass_imports_no_compiler() -> None:
 
 
 def test_importing_onepass_is_cheap() -> None:
-    # The best of a few, because other processes share the cores.
-    code = "import torch, time; t = time.perf_counter(); import onepass; print(time.perf_counter() - t)"
-    assert min(float(python(code)) for _ in range(3)) < 0.1
+    """It reads few files; what it takes long for, the planner, is read when it is first needed."""
+    code = "import torch, sys; had = len(sys.modules); import onepass; print(len(sys.modules) - had)"
+    assert int(python(code)) < 10
 
 
 def test_public_names() -> None:

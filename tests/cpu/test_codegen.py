@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -30,7 +28,7 @@ from onepass.plan.schedule import Block, Cover, Loop, Schedule
 from tests.cases import layer_norm
 from tests.forced import H200, candidates, chosen, planned, run
 from tests.programs import Case, programs
-from tests.support import poison
+from tests.support import poison, run_python
 
 EACH = 3  # schedules of a family that one example tries
 SLACK = 2.0**-13  # of values of order one, after a few dozen fp32 operations and sums of up to 4096
@@ -243,7 +241,7 @@ GUARDED_FUNCTIONS = (
 
 def test_no_address_outside_a_tensor_is_touched() -> None:
     """Rows of odd length, read by sectors, at both ends of a mapping: a stray read would end the process."""
-    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
+    done = run_python(GUARDED)
     assert done.returncode == 0 and "untouched" in done.stdout, done.stderr[-2000:]
 
 

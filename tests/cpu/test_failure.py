@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from onepass.errors import NoPlan, OnepassWarning, WrongAnswer
 from onepass.integration import engine, failure, journal, passes, region_op
 from onepass.runtime.executable import Executable
 from tests.cpu.test_region_op import ROWS, assert_filled, inputs, outputs
+from tests.support import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,7 +37,7 @@ def no_plan(*_: Any, **__: Any) -> Any:
 
 def replay(path: str) -> subprocess.CompletedProcess[str]:
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "ONEPASS_CACHE": "0"}
-    return subprocess.run([sys.executable, path], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return run_python(Path(path), env=env)
 
 
 def test_a_region_that_cannot_be_planned_runs_as_inductor_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import inspect
 import json
 import math
 import os
-import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -27,6 +26,7 @@ from onepass.ir.size import sym
 from onepass.runtime import card, interpret, launch, module, offline, ptx, readout
 from onepass.runtime.binary import count_access, parse_log, spills_in_loop
 from onepass.runtime.job import job
+from tests.support import run_python
 
 pytest.importorskip("triton")
 
@@ -279,8 +279,7 @@ print(json.dumps({"changed": changed, "jit": type(tl.sum).__name__, "env": "TRIT
 def test_works_whatever_was_imported_first_and_leaves_triton_alone(interpret_set: bool) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"TRITON_INTERPRET": "1"} if interpret_set else {}
-    command = [sys.executable, "-c", IMPORT_ORDER, os.path.dirname(__file__)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run_python(IMPORT_ORDER, os.path.dirname(__file__), env=environment)
     assert done.returncode == 0, done.stderr
     kind = "InterpretedFunction" if interpret_set else "JITFunction"
     assert json.loads(done.stdout.splitlines()[-1]) == {"changed": [], "jit": kind, "env": interpret_set}

@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import warnings
 from dataclasses import fields, replace
@@ -29,6 +27,7 @@ from onepass.runtime.compiled import Made
 from onepass.runtime.counts import counts
 from onepass.runtime.saved import Damaged, pack, unpack
 from tests.cases import CASES
+from tests.support import run_python
 
 H200 = device("h200")
 ROOT = Path(__file__).resolve().parents[2]
@@ -392,7 +391,7 @@ print(json.dumps({"plans": counts().plans, "hits": counts().hits, "bits": [t.tol
 
 
 def process(package: Path = ROOT) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-P", "-c", PROCESS, str(package)], capture_output=True, text=True)
+    done = run_python(PROCESS, str(package))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from onepass.integration import engine
 from onepass.integration.engine import counts
 from onepass.tools.calibrate import calibrate
 from tests.cases import CASES
-from tests.support import assert_right
+from tests.support import assert_right, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (1200, 1024)  # small, and in the class of row counts around 3168
@@ -63,8 +61,7 @@ def test_what_is_tuned_is_right(name: str) -> None:
 def test_a_second_process_times_nothing() -> None:
     case = CASES["rms_norm-w-backward"]
     onepass.fuse(case.function, tune="on")(*case.inputs(*SHAPE, torch.bfloat16, "cuda"))
-    done = subprocess.run([sys.executable, "-c", SECOND, *map(str, SHAPE)], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = run_python(SECOND, *map(str, SHAPE), env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.stdout == "0 0\n", done.stdout + done.stderr
 
 
