@@ -19,12 +19,13 @@ from onepass import compat
 from onepass.capture.trace import capture
 from onepass.codegen.source import ParamKind, Source
 from onepass.device import device
-from onepass.errors import NoPlan, NotReady
+from onepass.errors import CompilerNotStarted, CompilersStopped, NoPlan, NotReady
 from onepass.integration import engine
 from onepass.integration.engine import Kernels, counts
 from onepass.ir.program import Program
 from onepass.pipeline import optimise
 from onepass.runtime import cache, executable, interpret, module, offline
+from onepass.runtime.background import Background
 from onepass.runtime.counts import heard
 from onepass.runtime.executable import Executable, aligned_of
 from onepass.runtime.job import job
@@ -225,6 +226,19 @@ def test_outputs_that_a_caller_brings_may_be_misaligned() -> None:
     assert outputs and outputs <= aligned_of(source, NOTHING)
     assert not outputs & aligned_of(source, NOTHING, brought=outputs)
     assert outputs <= aligned_of(source, outputs, brought=outputs)
+
+
+def test_what_is_not_begun_in_the_background_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because there are no threads, or the process is about to end. Whoever needs it tries again."""
+    kernels, go, threads = Kernels(program(cols=52), "it"), threading.Event(), Background(1, "it")
+    threads.submit(go.wait)
+    monkeypatch.setattr(engine, "_background", lambda process_id: threads)
+    future = kernels.prepare({"s0": 12}, CPU, NOTHING)
+    threads.close()
+    go.set()
+    assert isinstance(future.exception(), CompilersStopped)
+    assert isinstance(kernels.prepare({"s0": 12}, CPU, NOTHING).exception(), CompilerNotStarted)
+    assert kernels.executable({"s0": 12}, CPU, NOTHING).made.sources
 
 
 # ---- as on a card, as far as one can without -------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from onepass import compat
 from onepass.codegen.source import GridDim, Param, ParamKind, Source
 from onepass.device import DEVICES
-from onepass.errors import CompileFailed
+from onepass.errors import CompileFailed, CompilerTrouble
 from onepass.ir.expr import BOOL, DTYPES, OPS, DType, compute_dtype
 from onepass.ir.size import sym
 from onepass.runtime import card, interpret, launch, module, offline, ptx, readout
@@ -402,7 +403,7 @@ def test_wide_sizes_and_fold_instructions() -> None:
 def test_compile_failure_says_what_the_compiler_said(broken: str, complaint: str) -> None:
     replacement = {"4096)": "4097)", "fold_max(v, 1)": "undefined"}[broken]
     source = row_kernel()
-    with pytest.raises(CompileFailed, match=complaint):
+    with pytest.raises(CompileFailed, match=f"ONEPASS-301.*{complaint}"):
         offline.compile(replace(source, text=source.text.replace(broken, replacement)), DEVICES["h200"])
     assert offline.compile(source, DEVICES["h200"]).registers > 0  # the worker lives on
 
@@ -413,6 +414,17 @@ def test_a_worker_that_dies_is_replaced() -> None:
     with pytest.raises(CompileFailed, match="ended with status 3"):
         offline.compile(fatal, DEVICES["h200"])
     assert offline.compile(row_kernel(512), DEVICES["h200"]).registers > 0
+
+
+def test_what_a_machine_lacks_is_not_the_kernels_fault(tmp_path: Path) -> None:
+    """Nor is it remembered: the same kernel compiles once there is room."""
+    room = tmp_path / "room"
+    needy = kernel("needy", {"x": F32}, ["tl.store(x, 0.0)"])
+    needy = replace(needy, text=f"print('warning: a file is missing')\nopen({str(room)!r}).close()\n{needy.text}")
+    with pytest.raises(CompilerTrouble, match=r"ONEPASS-330.*No such file"):
+        offline.compile(needy, DEVICES["h200"])
+    room.touch()
+    assert offline.compile(needy, DEVICES["h200"]).registers > 0
 
 
 def test_workers_do_not_import_torch() -> None:

@@ -18,7 +18,7 @@ from onepass import compat
 from onepass.capture.trace import capture
 from onepass.codegen.source import Source
 from onepass.device import device
-from onepass.errors import BadSetting, BadSpec, CompileFailed, NotReady, OnepassWarning
+from onepass.errors import BadSetting, BadSpec, CompileFailed, CompilerEnded, NotReady, OnepassError, OnepassWarning
 from onepass.integration import engine, region_op, settings
 from onepass.integration.engine import Kernels, counts
 from onepass.ir.program import Program
@@ -287,6 +287,26 @@ def test_where_nothing_can_be_timed_the_default_is_used(card: list[bool], error:
     OnNoCard.error = None
     engine._remembered.cache_clear()
     assert tuned("on").trials, "it was not remembered as tuned"
+
+
+@pytest.mark.parametrize(("error", "kept"), [(CompilerEnded(kernel="k", device="d", how="was killed by SIGKILL"), False),
+                                             (CompileFailed(kernel="k", device="d", detail="too many elements"), True)])
+def test_a_winner_is_kept_if_no_plan_was_missed_but_by_refusal(card: list[bool], error: OnepassError, kept: bool,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, default = offline.compile, tuned("off")
+
+    def failing(source: Source, *how: Any) -> Any:
+        if source not in default.sources:
+            raise error
+        return compiled(source, *how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(offline, "compile", failing)
+        assert tuned("on").sources == default.sources
+    engine._remembered.cache_clear()
+    timed = len(OnNoCard.seen)
+    tuned("on")
+    assert (len(OnNoCard.seen) == timed) is kept
 
 
 def test_nothing_is_timed_while_a_graph_is_captured(card: list[bool], caplog: pytest.LogCaptureFixture) -> None:

@@ -78,10 +78,15 @@ FAULTS = {
 }
 
 
+def ending(fault: str) -> list[tuple[str, int]]:
+    """What else is done: after half an answer a worker must end, or the other half would be waited for."""
+    return [("exit", 0)] * (fault == "half an answer")
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_after_any_fault_a_fresh_worker_answers(pool: Pool, tmp_path: Path, fault: str) -> None:
     first = value(pool)
-    second = value(pool, FAULTS[fault], ("exit", 0), once=tmp_path / "done")
+    second = value(pool, FAULTS[fault], *ending(fault), once=tmp_path / "done")
     assert second != first and not is_there(first)
     assert value(pool) == second, "the fresh one stays"
 
@@ -90,7 +95,7 @@ def test_after_any_fault_a_fresh_worker_answers(pool: Pool, tmp_path: Path, faul
 def test_what_fails_twice_is_told(pool: Pool, fault: str) -> None:
     before = handles()
     with pytest.raises(Trouble) as raised:
-        value(pool, FAULTS[fault], *[("exit", 0)] * (fault == "half an answer"))
+        value(pool, FAULTS[fault], *ending(fault))
     expected = CompilerEnded if fault in ("killed", "crashed", "ended", "half an answer") else CompilerGarbled
     assert raised.value.failure is expected
     assert handles() == before, "nothing of a worker is kept"
@@ -183,7 +188,7 @@ def test_ctrl_c_is_not_for_workers(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_threads_that_ask_at_once_get_their_own_answers(size: int) -> None:
+def test_threads_that_ask_at_once_get_their_own_answers(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, pids, wrong = Pool(size, COMMAND), set(), []
 
     def work() -> None:
@@ -200,6 +205,7 @@ def test_threads_that_ask_at_once_get_their_own_answers(size: int) -> None:
     assert not wrong and 1 <= len(pids) <= size
     pool.end()
     assert not any(map(is_there, pids))
+    monkeypatch.setattr(subprocess, "Popen", None)  # no process is started any more
     with pytest.raises(Trouble) as raised:
         value(pool)
     assert raised.value.failure is CompilersStopped
@@ -320,7 +326,11 @@ for wanted, state in ((signal.SIGPIPE, signal.SIG_DFL), (signal.SIGCHLD, signal.
     signal.signal(wanted, state)
     first = ask(pool)
     os.kill(first, signal.SIGKILL)
+    if wanted == signal.SIGPIPE:
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        poll, workers.subprocess.Popen.poll = workers.subprocess.Popen.poll, lambda self: None  # it died just after that
     print(ask(pool) != first)
+    workers.subprocess.Popen.poll = poll
 """)
     assert done.stdout.split() == ["True"] * 3 and done.returncode == 0, done.stderr
 
