@@ -1,0 +1,368 @@
+"""Faults of compile workers at random moments: is every answer still the one to its question, and does nothing hang?
+
+    python -m tests.campaign.workers --count 500 --seed 0 --log workers.jsonl
+
+Appends one line of JSON a fault. A log that is there already is gone on with: what it has of this seed is not done again. Most
+faults befall workers that compile nothing, some the real ones. Ends with status 1 if any answer was wrong, late or missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import itertools
+import json
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("ONEPASS_CACHE_DIR", tempfile.mkdtemp(prefix="onepass-campaign-"))
+
+from onepass.errors import CompilerTrouble
+from onepass.runtime import frames, offline, workers
+from onepass.runtime.module import Job
+from onepass.runtime.workers import Pool
+from tests.fake_worker import COMMAND, text
+
+AGES = 600.0  # seconds that a question without a fault may take
+SHORT = 0.7  # and one whose worker hangs, at each of its two tries
+SPARE = 60.0  # seconds that starting, killing and waiting for the machine may take beside that
+JOB = Job("it", "", (), (), 4, 1, None, 90)
+KERNEL = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def it(x):
+    i = tl.arange(0, {size})
+    tl.store(x + i, tl.load(x + i) * {factor})
+"""
+
+
+class Wrong(Exception):
+    """What must not happen."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, and what is right about its answer."""
+
+    job: Job
+    right: Callable[[Any], bool]
+
+    def check(self, answer: Any) -> None:
+        """Raise if it is the answer to another question."""
+        if not self.right(answer):
+            raise Wrong(f"{self.job.text[:80]!r} was answered with {answer}")
+
+
+class Campaign:
+    """Workers that faults befall, one fault after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.numbers = folder, itertools.count(1000)
+        self.pools = {"fake": Pool(1, COMMAND), "fakes": Pool(3, COMMAND), "real": Pool(1, ["-"])}
+        self.pools["real"] = offline._pool(os.getpid())
+        self.kind = "fake"
+        self.truths: dict[int, Any] = {}
+        self.armed = False
+        offline._pool = lambda process_id: self.pools[self.kind]  # type: ignore[assignment]
+        signal.signal(signal.SIGINT, self._interrupted)
+
+    def _interrupted(self, *_: Any) -> None:
+        """Ctrl-C, but only while it is meant: the campaign itself must go on."""
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+
+    # ---- questions -----------------------------------------------------------------------------------------------------------
+
+    def question(self, *do: Any, once: bool = False) -> Asked:
+        """One that nobody asked before."""
+        number = next(self.numbers)
+        order = text(number, *do, once=self.folder / str(number) if once else None)
+        return Asked(replace(JOB, text=order), lambda answer: answer.registers == number and dict(answer.loads) == {16: number})
+
+    def kernel(self, rng: random.Random) -> Asked:
+        """One for the real compiler, which has not seen this kernel yet."""
+        size = 128 << rng.randrange(5)
+        order = KERNEL.format(size=size, factor=float(next(self.numbers)))
+        job = replace(JOB, text=order, signature=(("x", "*fp32"),), aligned=(0,))
+        return Asked(job, lambda answer: answer == self.truths[size])
+
+    def learn(self) -> None:
+        """What is right about real kernels, asked before anything happens to anybody."""
+        self.kind = "real"
+        for size in (128 << k for k in range(5)):
+            job = replace(JOB, text=KERNEL.format(size=size, factor=0.5), signature=(("x", "*fp32"),), aligned=(0,))
+            self.truths[size] = offline.measure(job, "h200")
+        if len({str(sorted(found.loads.items())) for found in self.truths.values()}) != len(self.truths):
+            raise Wrong(f"kernels cannot be told apart: {self.truths}")
+
+    def ask(self, asked: Asked, seconds: float = AGES) -> str:
+        """What became of a question, in a word; Wrong if that is not allowed."""
+        os.environ["ONEPASS_COMPILE_TIMEOUT"] = str(seconds)
+        began = time.monotonic()
+        try:
+            asked.check(offline.measure(asked.job, "h200"))
+            outcome = "answered"
+        except CompilerTrouble as error:
+            outcome = error.code
+        finally:
+            took = time.monotonic() - began
+            if took > 2 * seconds + SPARE:
+                raise Wrong(f"it took {took:.0f} s, where {seconds:g} were allowed")
+        return outcome
+
+    def certainly(self, asked: Asked) -> None:
+        """Ask a question that has an answer."""
+        if (outcome := self.ask(asked)) != "answered":
+            raise Wrong(f"{asked.job.text[:80]!r} was not answered: {outcome}")
+
+    def living(self) -> list[int]:
+        """The processes of the workers that are in use."""
+        processes = [worker._process for worker in self.pools[self.kind]._all]
+        return [process.pid for process in processes if process is not None and process.poll() is None]
+
+    def soon(self, delay: float, what: Callable[[], None]) -> threading.Thread:
+        """Do something in a while, beside what happens meanwhile."""
+
+        def later() -> None:
+            time.sleep(delay)
+            what()
+
+        thread = threading.Thread(target=later, daemon=True)
+        thread.start()
+        return thread
+
+    def strike(self, what: int) -> None:
+        """Send a signal to every worker in use."""
+        for process in self.living():
+            with suppress(ProcessLookupError):
+                os.kill(process, what)
+
+    # ---- faults --------------------------------------------------------------------------------------------------------------
+
+    def killed(self, rng: random.Random) -> str:
+        """Workers are killed at some moment before, in or after an answer."""
+        nap = rng.choice((0.0, 0.005, 0.03))
+        thread = self.soon(rng.uniform(0, 2 * nap + 0.002), lambda: self.strike(rng.choice((signal.SIGKILL, signal.SIGSEGV))))
+        outcome = self.ask(self.question(("sleep", nap)))
+        thread.join()
+        return outcome
+
+    def stopped(self, rng: random.Random) -> str:
+        """A worker is stopped at some moment, and nobody continues it."""
+        nap = rng.choice((0.0, 0.01))
+        thread = self.soon(rng.uniform(0, 2 * nap + 0.002), lambda: self.strike(signal.SIGSTOP))
+        outcome = self.ask(self.question(("sleep", nap)), SHORT)
+        thread.join()
+        return outcome
+
+    def hanging(self, rng: random.Random) -> str:
+        """A worker does nothing any more, once or for good."""
+        return self.ask(self.question(("sleep", 3600), once=rng.random() < 0.5), SHORT)
+
+    def ending(self, rng: random.Random) -> str:
+        """A worker ends or crashes in the middle of a job, once or at each try."""
+        fault = rng.choice((("exit", 0), ("exit", 3), ("signal", signal.SIGSEGV), ("signal", signal.SIGABRT), ("signal", 9)))
+        once = rng.random() < 0.5
+        asked = self.question(fault, once=once)
+        outcome = self.ask(asked)
+        if outcome != ("answered" if once else "ONEPASS-331"):
+            raise Wrong(f"{fault} {once} came to {outcome}")
+        return outcome
+
+    def garbage(self, rng: random.Random) -> str:
+        """Bytes that are no answer come before the answer."""
+        junk = rng.randbytes(rng.randrange(1, 200))
+        if rng.random() < 0.5:
+            junk = b"1pas" + junk
+        asked = self.question(("write", junk.hex()), ("exit", 0), once=True)
+        self.certainly(asked)
+        return "answered"
+
+    def half(self, rng: random.Random) -> str:
+        """Part of an answer comes, then the worker ends, hangs or sends another."""
+        frame = frames.pack({"id": 1, "binary": {"registers": 1}})
+        part = frame[:rng.randrange(1, len(frame))]
+        then = rng.choice((("exit", 0), ("signal", signal.SIGKILL), ("sleep", 3600), ("sleep", 0)))
+        return self.ask(self.question(("write", part.hex()), then, once=True), SHORT if then == ("sleep", 3600) else AGES)
+
+    def other(self, rng: random.Random) -> str:
+        """The answer bears the number of another question."""
+        outcome = self.ask(self.question(("number", rng.choice((-2, -1, 1, 2))), once=rng.random() < 0.5))
+        if outcome not in ("answered", "ONEPASS-334"):
+            raise Wrong(outcome)
+        return outcome
+
+    def printing(self, rng: random.Random) -> str:
+        """Somebody prints, on both streams; that is no fault."""
+        self.certainly(self.question(("print", rng.randbytes(rng.randrange(20_000)).decode("latin-1"))))
+        return "answered"
+
+    def interrupted(self, rng: random.Random, asked: Asked | None = None, longest: float | None = None) -> str:
+        """Ctrl-C reaches the main thread at some moment; then the same is asked again."""
+        nap = rng.choice((0.0, 0.003, 0.02))
+        asked = asked or self.question(("sleep", nap))
+        delay = rng.uniform(0, longest or 2 * nap + 0.004)
+        main = threading.main_thread().ident
+        thread = self.soon(delay, lambda: signal.pthread_kill(main, signal.SIGINT))
+        try:
+            self.armed = True
+            outcome = self.ask(asked)
+            self.armed = False
+        except KeyboardInterrupt:
+            outcome = "interrupted"
+        thread.join()
+        self.armed = False
+        self.certainly(asked)
+        return outcome
+
+    def many(self, rng: random.Random) -> str:
+        """Several threads ask at once, while workers are killed and the main thread is interrupted."""
+        self.kind = "fakes"
+        outcomes: Counter[str] = Counter()
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                outcomes.update(self.ask(self.question(("sleep", 0.002))) for _ in range(5))
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+        threads += [self.soon(rng.uniform(0, 0.05), lambda: self.strike(signal.SIGKILL)) for _ in range(2)]
+        for thread in threads[:4]:
+            thread.start()
+        self.interrupted(rng)
+        for thread in threads:
+            thread.join(2 * AGES)
+        if failures or any(thread.is_alive() for thread in threads):
+            raise Wrong(f"threads: {failures}")
+        return ", ".join(sorted(outcomes))
+
+    def forked(self, rng: random.Random) -> str:
+        """The process forks while a worker is at work; the child asks workers of its own."""
+        thread = threading.Thread(target=self.certainly, args=(self.question(("sleep", 0.05)),), daemon=True)
+        thread.start()
+        time.sleep(rng.uniform(0, 0.05))
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                self.pools = {"fake": Pool(1, COMMAND)}
+                self.certainly(self.question())
+                os._exit(0)
+            os._exit(1)
+        thread.join(2 * AGES)
+        _, status = os.waitpid(child, 0)
+        if status or thread.is_alive():
+            raise Wrong(f"the child ended with {status}, the thread lives: {thread.is_alive()}")
+        return "answered"
+
+    def starved(self, rng: random.Random) -> str:
+        """Nothing more can be opened when a worker is to be started."""
+        self.pools[self.kind].close()
+        real = workers.socket.socketpair
+
+        def full() -> Any:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        workers.socket.socketpair = full  # type: ignore[assignment]
+        asked = self.question()
+        try:
+            outcome = self.ask(asked)
+        finally:
+            workers.socket.socketpair = real
+        if outcome != "ONEPASS-333":
+            raise Wrong(outcome)
+        self.certainly(asked)
+        return outcome
+
+    def real_killed(self, rng: random.Random) -> str:
+        """A worker that really compiles is killed; what it leaves half done in Triton's cache must do no harm."""
+        self.kind = "real"
+        asked = self.kernel(rng)
+        thread = self.soon(rng.uniform(0, 0.4), lambda: self.strike(signal.SIGKILL))
+        self.certainly(asked)
+        thread.join()
+        offline._measured.cache_clear()
+        self.certainly(asked)
+        return "answered"
+
+    def real_interrupted(self, rng: random.Random) -> str:
+        """Ctrl-C while a worker really compiles."""
+        self.kind = "real"
+        return self.interrupted(rng, self.kernel(rng), 0.4)
+
+    FAULTS = ((killed, 14), (stopped, 6), (hanging, 3), (ending, 10), (garbage, 10), (half, 8), (other, 8), (printing, 4),
+              (interrupted, 22), (many, 4), (forked, 3), (starved, 3), (real_killed, 2), (real_interrupted, 3))
+
+    def run(self, rng: random.Random) -> dict[str, Any]:
+        """One fault, and whether all is well after it."""
+        self.kind = "fake"
+        began = time.monotonic()
+        (fault,) = rng.choices([fault for fault, _ in self.FAULTS], [weight for _, weight in self.FAULTS])
+        found = {"kind": fault.__name__, "ok": True}
+        try:
+            found["outcome"] = fault(self, rng)
+            for _ in range(3):
+                self.certainly(self.kernel(rng) if self.kind == "real" else self.question())
+        except Exception as error:
+            found |= {"ok": False, "why": f"{type(error).__name__}: {error}"}
+        return found | {"seconds": round(time.monotonic() - began, 3)}
+
+
+def done_before(log: Path, seed: int) -> set[int]:
+    """The faults of a seed that a log has."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return {row["fault"] for row in map(json.loads, filter(None, lines)) if row["seed"] == seed}
+
+
+def rows(count: int, seed: int, before: set[int]) -> Iterator[dict[str, Any]]:
+    """What happens, fault by fault; the last row says what was left behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        campaign = Campaign(Path(folder))
+        campaign.learn()
+        campaign.pools["real"].close()
+        held = len(os.listdir("/proc/self/fd"))
+        for fault in range(count):
+            if fault not in before:
+                yield {"seed": seed, "fault": fault, **campaign.run(random.Random(f"{seed}/{fault}"))}
+        for pool in campaign.pools.values():
+            pool.end()
+        children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+        left = len(os.listdir("/proc/self/fd"))
+        ok = not children and left <= held
+        yield {"seed": seed, "fault": -1, "kind": "left behind", "ok": ok, "children": children, "handles": [held, left]}
+
+
+def main() -> int:
+    """Run, log and count."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=Path, required=True)
+    given = parser.parse_args()
+    counted: Counter[tuple[str, str]] = Counter()
+    with given.log.open("a") as log:
+        for row in rows(given.count, given.seed, done_before(given.log, given.seed)):
+            log.write(json.dumps(row) + "\n")
+            log.flush()
+            counted[row["kind"], row.get("outcome", "-") if row["ok"] else "WRONG: " + row.get("why", str(row))] += 1
+    for (kind, outcome), times in sorted(counted.items()):
+        print(f"{times:5} {kind:18} {outcome}")
+    return int(any("WRONG" in outcome for _, outcome in counted))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
