@@ -33,10 +33,22 @@ def _seconds(text: str) -> float:
 
 
 def _folder(text: str) -> Path:
-    folder = Path(text).expanduser()
-    if folder.exists() and not folder.is_dir():
+    folder = _expanded(text)
+    try:
+        is_file = folder.exists() and not folder.is_dir()
+    except OSError:  # it cannot be looked at; whoever uses it will find out, and say so
+        is_file = False
+    if is_file:
         raise ValueError("it names a file; give a folder, which is created if need be")
     return folder
+
+
+def _expanded(text: str) -> Path:
+    """A path with `~` for a home."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("nobody here has that home") from None
 
 
 def _switch(text: str) -> bool:
@@ -65,8 +77,9 @@ def _tune(text: str) -> str:
 
 def _user_cache(environ: Mapping[str, str]) -> Path:
     """The folder for what can be made again, by the XDG rules; one in the temporary folder for a user without a home."""
-    if absolute := environ.get("XDG_CACHE_HOME", "").strip():
-        return Path(absolute).expanduser() / "onepass"
+    named = Path(environ.get("XDG_CACHE_HOME", "").strip())
+    if named.is_absolute():  # the rules have a relative one ignored: where it led would depend on where a process runs
+        return named / "onepass"
     home = Path(os.path.expanduser("~"))
     return home / ".cache" / "onepass" if home.is_absolute() else Path(tempfile.gettempdir()) / f"onepass-{os.getuid()}"
 
@@ -94,7 +107,7 @@ class Knobs:
         "With 0, nothing is kept on disk: each process plans and compiles anew.")
     cache_dir: Path = _knob(
         "ONEPASS_CACHE_DIR", _user_cache(os.environ), _folder,
-        "The folder plans and compiled kernels are kept in; it belongs to its user alone.")
+        "The folder plans and compiled kernels are kept in; nobody else may be able to write to it or above it.")
     disable: bool = _knob(
         "ONEPASS_DISABLE", False, _switch,
         "With 1, torch.compile(backend=\"onepass\") is plain Inductor.")
@@ -106,7 +119,7 @@ class Knobs:
         "How many calls of each region are compared with float64, and raise if they are wrong.")
     repro_dir: Path | None = _knob(
         "ONEPASS_REPRO_DIR", None, _folder,
-        "The folder reproducers of failures are written to; unset, onepass_repros where the process runs.")
+        "The folder reproducers of failures are written to; unset, onepass_repros where the process runs, or a temporary one.")
     tune: str = _knob(
         "ONEPASS_TUNE", "off", _tune,
         "Whether plans are timed on the card at first use: off, on for the few best, full for many.")

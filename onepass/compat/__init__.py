@@ -64,4 +64,5 @@ from .kernels import (
     triton_tools,
     triton_usage,
     triton_used,
+    triton_version,
 )

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .sealed import sealed_files
+
 TRITON_PAIRS = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1", "2.14": "3.8.0", "2.15": "3.9.0"}
 
 
@@ -35,6 +37,14 @@ def triton(purpose: str) -> Any:
         pair = triton_pair(version)
         advice = f"pip install triton=={pair}" if pair else "pip install triton"
         raise TritonMissing(purpose=purpose, torch=version, advice=advice) from None
+
+
+def triton_version() -> str:
+    """The release of the triton package that is imported; empty where there is none."""
+    try:
+        return str(getattr(importlib.import_module("triton"), "__version__", ""))
+    except ImportError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -92,11 +102,12 @@ def triton_files(folder: str | None, heard: Callable[[bool], None]) -> Iterator[
 
     `heard` is told of every kernel this thread asks for, whether Triton's cache had it. Triton's settings are the process's,
     so one thread compiles at a time; a kernel another library compiles meanwhile may land in `folder`, which does no harm.
+    Files in `folder` are checked before they are used (sealed.py), unless the user has a cache manager of their own.
     """
     knobs, thread = triton("compile kernels").knobs, threading.get_ident()
     with _TRITON_FILES:
         listener, settings = knobs.compilation.listener, vars(knobs.cache)
-        before = settings.get("dir")
+        before = {name: settings[name] for name in ("dir", "manager_class") if name in settings}
 
         def listening(**event: Any) -> None:
             if threading.get_ident() == thread:
@@ -107,14 +118,15 @@ def triton_files(folder: str | None, heard: Callable[[bool], None]) -> Iterator[
         knobs.compilation.listener = listening
         if folder is not None:
             settings["dir"] = folder  # assigning the attribute would also change the environment, which other threads read
+            if knobs.cache.manager_class is None:
+                settings["manager_class"] = sealed_files()
         try:
             yield
         finally:
             knobs.compilation.listener = listener
-            if before is not None:
-                settings["dir"] = before
-            elif folder is not None:
-                settings.pop("dir", None)
+            for name in ("dir", "manager_class"):
+                settings.pop(name, None)
+            settings.update(before)
 
 
 def triton_used(kernel: Any) -> None:
@@ -128,7 +140,8 @@ def triton_toolchain(target: int) -> str:
     """What beside a kernel's text decides its binary for sm_`target`: the assembler, and variables that Triton heeds."""
     instrumented = triton("compile kernels").knobs.compilation.instrumentation_mode
     heeded: Any = getattr(importlib.import_module("triton._C.libtriton"), "get_cache_invalidating_env_vars", dict)
-    return f"{_version(ptxas(target))} {target} {sorted(heeded().items())} {instrumented}"
+    assembler = ptxas(target)
+    return f"{assembler} {_version(assembler)} {target} {sorted(heeded().items())} {instrumented}"
 
 
 def ptxas(target: int) -> str:

@@ -2,36 +2,39 @@
 
     <folder>/entries/<key>.json     one Made each, sealed with a checksum
     <folder>/cards/<key>.json       what was measured on a card (measured.py), sealed the same way
-    <folder>/triton/                Triton's own cache of the binaries these entries speak of
+    <folder>/triton/                Triton's own cache of the binaries these entries speak of, sealed too (compat/sealed.py)
     <folder>/quarantine/            entries that were not fit to be used
 
-A key names everything an entry follows from, so an entry is never out of date. The folder is its user's alone. Every entry is
-checked before anything in it is used (a plain file, owned by this user, writable by nobody else, every byte as written); one
-that fails is moved away and made anew. A store that cannot be used costs time and one warning, never a result.
+A key names everything an entry follows from, so an entry is never out of date. Entries hold code, so nobody else may be able to
+write to the store (files.py has the rule, SECURITY.md the reasons): whenever it is used, every folder from the root down is
+checked, and every file once it is open. A folder that fails is refused as it is; an entry that fails is moved away and made anew.
+A store that cannot be used costs time and one warning, never a result.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
-import tempfile
+import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..errors import EntrySetAside, OnepassWarning, StoreUnusable
+import torch
+
+from .. import __version__, compat, files
+from ..errors import EntrySetAside, StoreUnusable, printable, text_of, warn
 from ..knobs import describe, knobs
 from .compiled import Made
 from .counts import count
@@ -42,6 +45,11 @@ KEPT_SHARE = 0.75  # of MOST_BYTES, after something had to go
 SWEEP_EVERY = 64  # entries written by a process; the first is one of them
 LONGEST_ENTRY = 64 << 20  # bytes: nothing that was written here is longer
 SETTLED = 3600.0  # seconds after which nobody is still writing a file, or reading it for the first time
+PROBE_BYTES = 1 << 16  # a disk without room for them has none for a kernel
+
+ENTRIES, CARDS, QUARANTINE, TRITON = "entries", "cards", "quarantine", "triton"
+# Say something about this process or this moment, and nothing about the file.
+PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
 
 # ---- keys ------------------------------------------------------------------------------------------------------------------
 
@@ -56,13 +64,16 @@ def key(facts: Mapping[str, object]) -> str:
 @cache
 def versions() -> dict[str, str]:
     """The releases that decide what is planned, written and compiled; onepass itself down to the last byte."""
-    found = {"onepass": f"{__version__} {sources_digest(Path(__file__).resolve().parents[1])}"}
-    for package in ("torch", "triton"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = ""
-    return found
+    return {"onepass": f"{__version__} {sources_digest(Path(__file__).resolve().parents[1])}",
+            "torch": str(torch.__version__), "triton": _triton_version(), "python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
+
+
+def _triton_version() -> str:
+    """Of the package that is imported as triton, whatever wheel it came in."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return compat.triton_version()
 
 
 def sources_digest(package: Path) -> str:
@@ -80,57 +91,48 @@ def sources_digest(package: Path) -> str:
 def store() -> Store | None:
     """The store as the settings have it now; None where it is turned off or cannot be used."""
     settings = knobs()
-    return _opened(settings.cache_dir) if settings.cache else None
+    found = _opened(settings.cache_dir) if settings.cache else None
+    return found if found is not None and found.usable else None
 
 
 @cache
-def _opened(folder: Path) -> Store | None:
-    try:
-        _own(folder)
-    except OSError as error:
-        _say(StoreUnusable(folder=folder, use="used", detail=_reason(error)))
-        return None
-    return Store(folder)
-
-
-def _own(folder: Path) -> None:
-    """Create the folder, or make sure that it is this user's alone."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid():
-        raise PermissionError(0, "it belongs to another user")
-    if status.st_mode & 0o077:
-        try:
-            os.chmod(folder, status.st_mode & 0o700)
-        except OSError:  # a read-only disk; others being able to read does no harm
-            if status.st_mode & 0o022:
-                raise
+def _opened(folder: Path) -> Store:
+    found = Store(folder)
+    found.check()
+    return found
 
 
 class Store:
     """Entries by key. Any number of processes and threads may read and write the same folder."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
-        self.folder, self.most_bytes = folder, most_bytes
-        self._entries, self._cards, self._quarantine = folder / "entries", folder / "cards", folder / "quarantine"
+        self.folder, self.most_bytes = folder.absolute(), most_bytes
+        self.usable = True  # nothing is read or written any more once it was refused
         self._lock = threading.Lock()
         self._written = 0
         self._full = False  # or read-only: nothing more is written by this process
-        self._kernels: Path | None = None
-        self._spare: tempfile.TemporaryDirectory[str] | None = None
+        self._told = threading.Lock()  # taken by the one warning there is
+        self._probed = False
+        self._spare: files.Private | None = None
+
+    def check(self) -> bool:
+        """Create the folder, or see whether it is fit to be used; says so once where it is not."""
+        try:
+            with files.opened(self.folder, create=True):
+                return True
+        except OSError as error:
+            self._refuse(error)
+            return False
 
     def load(self, key: str) -> Made | None:
         """The entry of that key, if there is one fit to be used."""
-        made: Made | None = self._fetch(self._path(key), key, Made)
+        made: Made | None = self._fetch(ENTRIES, key, Made)
         count(hits=made is not None, misses=made is None)
-        if made is not None:
-            with suppress(OSError):
-                os.utime(self._path(key))  # used just now
         return made
 
     def save(self, key: str, made: Made) -> None:
         """Keep an entry. Readers see all of it or nothing."""
-        if not self._put(self._path(key), key, made):
+        if not self._put(ENTRIES, key, made):
             return
         with self._lock:
             self._written += 1
@@ -140,35 +142,62 @@ class Store:
 
     def recall(self, key: str, declared: type[Any]) -> Any:
         """What was measured on a card, as the dataclass it was kept as; None where there is nothing fit to be used."""
-        return self._fetch(self._cards / f"{key}.json", key, declared)
+        return self._fetch(CARDS, key, declared)
 
     def remember(self, key: str, measured: Any) -> bool:
         """Keep what was measured on a card until it is forgotten; whether that could be done."""
-        return self._put(self._cards / f"{key}.json", key, measured)
+        return self._put(CARDS, key, measured)
 
     def forget(self, key: str) -> bool:
         """Remove what was measured on a card; whether there was anything."""
         try:
-            (self._cards / f"{key}.json").unlink()
+            with self._shelf(CARDS) as shelf:
+                os.unlink(f"{key}.json", dir_fd=shelf)
         except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._give_up(error)
             return False
         return True
 
-    def _fetch(self, path: Path, key: str, declared: type[Any]) -> Any:
+    @contextmanager
+    def _shelf(self, name: str, create: bool = False) -> Iterator[int]:
+        """One of the folders in the store, with everything above it checked anew: whatever it was, it is all right now."""
+        with files.opened(self.folder / name, create=create) as handle:
+            yield handle
+
+    def _fetch(self, shelf: str, key: str, declared: type[Any]) -> Any:
+        if not self.usable:
+            return None
         try:
-            return unpack(key, _read(path), declared)
+            with self._shelf(shelf) as handle:
+                return self._fit(handle, f"{key}.json", key, declared)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._refuse(error)
+            return None
+
+    def _fit(self, shelf: int, name: str, key: str, declared: type[Any]) -> Any:
+        """What a file holds, which is set aside where it is not fit to be used."""
+        try:
+            found = unpack(key, files.read(shelf, name, LONGEST_ENTRY), declared)
         except FileNotFoundError:
             return None
         except (OSError, Damaged) as error:
-            self._set_aside(path, error)
+            if getattr(error, "errno", None) not in PASSING:
+                self._set_aside(shelf, name, error)
             return None
+        with suppress(OSError):
+            os.utime(name, dir_fd=shelf, follow_symlinks=False)  # used just now
+        return found
 
-    def _put(self, path: Path, key: str, kept: Any) -> bool:
-        if self._full:
+    def _put(self, shelf: str, key: str, kept: Any) -> bool:
+        if self._full or not self.usable:
             return False
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            _write(path, pack(key, kept))
+            with self._shelf(shelf, create=True) as handle:
+                files.write(handle, f"{key}.json", pack(key, kept))
         except OSError as error:
             self._give_up(error)
             return False
@@ -178,18 +207,22 @@ class Store:
     def kernels(self) -> Path:
         """Where Triton keeps binaries: in the store, or where that cannot be written, in a folder of this process alone."""
         with self._lock:
-            if self._kernels is None:
-                self._kernels = self.folder / "triton"
+            if self._spare is None:
                 try:
-                    self._kernels.mkdir(mode=0o700, exist_ok=True)
-                    probe = self._kernels / f".{secrets.token_hex(8)}.tmp"
-                    _write(probe, bytes(1 << 16))
-                    probe.unlink()
+                    with self._shelf(TRITON, create=True) as handle:
+                        self._probe(handle)
+                    return self.folder / TRITON
                 except OSError as error:
                     self._give_up(error)
-                    self._spare = tempfile.TemporaryDirectory(prefix="onepass-")
-                    self._kernels = Path(self._spare.name)
-            return self._kernels
+                    self._spare = files.Private("onepass-")
+            return self._spare.path
+
+    def _probe(self, shelf: int) -> None:
+        if not self._probed:
+            name = f".{secrets.token_hex(8)}.tmp"
+            files.write(shelf, name, bytes(PROBE_BYTES))
+            os.unlink(name, dir_fd=shelf)
+            self._probed = True
 
     def sweep(self) -> None:
         """Remove what was not used for longest, if the folder has grown too large, and what dead processes left."""
@@ -198,86 +231,68 @@ class Store:
         excess = sum(item.size for item in found)
         excess = excess - int(KEPT_SHARE * self.most_bytes) if excess > self.most_bytes else 0
         for item in found:
-            leftover = item.path.suffix == ".tmp"
-            if (excess <= 0 and not leftover) or (now - item.used < SETTLED and (leftover or item.path.is_dir())):
+            leftover = item.name.endswith(".tmp")
+            if (excess <= 0 and not leftover) or (now - item.used < SETTLED and (leftover or item.is_folder)):
                 continue
-            with suppress(OSError):
-                shutil.rmtree(item.path) if item.path.is_dir() and not item.path.is_symlink() else item.path.unlink()
+            with suppress(OSError), self._shelf(item.shelf) as shelf:
+                if item.is_folder:
+                    shutil.rmtree(item.name, dir_fd=shelf)
+                else:
+                    os.unlink(item.name, dir_fd=shelf)
                 excess -= item.size
 
     def _contents(self) -> Iterator[_Item]:
-        for folder in (self._entries, self._quarantine, self.folder / "triton"):
-            with suppress(OSError):
-                yield from filter(None, map(_item, list(os.scandir(folder))))
+        for name in (ENTRIES, QUARANTINE, TRITON):
+            with suppress(OSError), self._shelf(name) as shelf, files.listable(shelf) as handle:
+                yield from [_item(name, entry, handle) for entry in os.listdir(handle)]
 
-    def _path(self, key: str) -> Path:
-        return self._entries / f"{key}.json"
-
-    def _set_aside(self, path: Path, error: Exception) -> None:
+    def _set_aside(self, shelf: int, name: str, error: Exception) -> None:
         """Move an entry out of the way; where that cannot be done it is only passed over."""
-        with suppress(OSError):
-            self._quarantine.mkdir(mode=0o700, exist_ok=True)
-            os.replace(path, self._quarantine / f"{path.name}.{secrets.token_hex(4)}")
-        _say(EntrySetAside(entry=path.name, folder=self.folder, detail=_reason(error)))
+        with suppress(OSError), self._shelf(QUARANTINE, create=True) as quarantine:
+            os.replace(name, f"{name}.{secrets.token_hex(4)}", src_dir_fd=shelf, dst_dir_fd=quarantine)
+        warn(EntrySetAside(entry=name, folder=self.folder, detail=_reason(error)))
 
     def _give_up(self, error: OSError) -> None:
-        if not self._full:
-            self._full = True
-            _say(StoreUnusable(folder=self.folder, use="written to", detail=_reason(error)))
+        """Write nothing more; a folder that is not ours alone is not read either."""
+        if isinstance(error, files.Refused):
+            self._refuse(error)
+        self._full = True
+        self._tell("written to", error)
+
+    def _refuse(self, error: OSError) -> None:
+        """Leave the store alone from now on, unless the trouble is this process's and may pass."""
+        if error.errno not in PASSING:
+            self.usable = False
+            self._tell("used", error)
+
+    def _tell(self, use: str, error: OSError) -> None:
+        if self._told.acquire(blocking=False):
+            warn(StoreUnusable(folder=self.folder, use=use, detail=_reason(error)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    path: Path
+    shelf: str
+    name: str
     used: float
     size: int
+    is_folder: bool
 
 
-def _item(entry: os.DirEntry[str]) -> _Item | None:
-    try:
-        status = entry.stat(follow_symlinks=False)
-        inside = 0
-        if entry.is_dir(follow_symlinks=False):
-            inside = sum(e.stat(follow_symlinks=False).st_size for e in os.scandir(entry.path))
-        return _Item(Path(entry.path), status.st_mtime, status.st_size + inside)
-    except OSError:  # gone meanwhile
-        return None
-
-
-def _read(path: Path) -> bytes:
-    """The bytes of a file that this user alone can have written; Damaged if it is anything else."""
-    # O_NONBLOCK: a pipe put in its place must not hold us up.
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise Damaged("it is no plain file")
-        if status.st_uid != os.getuid():
-            raise Damaged("it belongs to another user")
-        if status.st_mode & 0o022:
-            raise Damaged("others than its owner can write to it")
-        if status.st_size > LONGEST_ENTRY:
-            raise Damaged("it is far too long")
-        return file.read(LONGEST_ENTRY)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file so that it appears whole or not at all, readable by its owner alone."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(handle, "wb") as file:
-            file.write(content)
-        os.replace(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
+def _item(shelf: str, name: str, handle: int) -> _Item:
+    """What lies on a shelf, with the sizes of what lies in it; of what is gone meanwhile, nothing."""
+    used, size, is_folder = time.time(), 0, False
+    with suppress(OSError):
+        status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+        used, size, is_folder = status.st_mtime, status.st_size, stat.S_ISDIR(status.st_mode)
+        if is_folder:
+            inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
+            try:
+                size += sum(os.stat(n, dir_fd=inside, follow_symlinks=False).st_size for n in os.listdir(inside))
+            finally:
+                os.close(inside)
+    return _Item(shelf, name, used, size, is_folder)
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-
-
-def _say(error: EntrySetAside | StoreUnusable) -> None:
-    warnings.warn(str(error), OnepassWarning, stacklevel=2)
+    return printable((error.strerror if isinstance(error, OSError) else None) or text_of(error) or type(error).__name__)

@@ -38,8 +38,8 @@ def unpack(key: str, content: bytes, declared: type[Any] = Made) -> Any:
         raise Damaged("the checksum, the key or the schema does not match")
     try:
         return _read(declared, json.loads(body))
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"it is not readable ({error})") from None
+    except Exception as error:  # whatever a value that does not fit makes a class or a parser raise
+        raise Damaged(f"it is not readable ({type(error).__name__}: {error})") from None
 
 
 def _sealed(key: str, body: bytes) -> bytes:

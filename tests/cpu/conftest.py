@@ -1,23 +1,61 @@
-"""Shared by the tests that need no card: a store of their own, which leaves with them."""
+"""Shared by the tests that need no card: a store of their own."""
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(tempfile.mkdtemp(prefix="onepass-tests-"))
-# Binaries take the time and follow from their text alone: they stay from run to run.
-BINARIES = Path(__file__).resolve().parents[2] / ".pytest_cache" / "triton"
-BINARIES.mkdir(parents=True, exist_ok=True)
-(FOLDER / "triton").symlink_to(BINARIES)
-os.environ["ONEPASS_CACHE_DIR"] = str(FOLDER)
-atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
+from onepass import files
+
+Anothers = Callable[[Path], None]
+CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache"
+
+
+def _store() -> Path:
+    """A folder for one worker of a run, with nothing in it but binaries, which take the time and follow from their text alone.
+
+    It stays from run to run; where the checkout is not this user's alone, or another run has it, it is a fresh one that leaves.
+    """
+    kept = CACHE / f"store-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+    with suppress(OSError), files.opened(kept, create=True) as handle:
+        lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=handle)  # open until the process ends
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in ("entries", "cards", "quarantine"):
+            shutil.rmtree(kept / name, ignore_errors=True)
+        return kept
+    fresh = Path(tempfile.mkdtemp(prefix="onepass-tests-"))
+    atexit.register(shutil.rmtree, fresh, ignore_errors=True)
+    return fresh
+
+
+os.environ["ONEPASS_CACHE_DIR"] = str(_store())
+
+
+@pytest.fixture
+def anothers(monkeypatch: pytest.MonkeyPatch) -> Anothers:
+    """Make a file or folder look as if another user owned it; giving it to one for real would take root."""
+    fstat, theirs = os.fstat, set[tuple[int, int]]()
+
+    def seen(handle: int) -> os.stat_result:
+        status = fstat(handle)
+        values = list(status)
+        values[4] = 54321 if (status.st_dev, status.st_ino) in theirs else values[4]
+        return os.stat_result(values)
+
+    def give(path: Path) -> None:
+        status = path.lstat()
+        theirs.add((status.st_dev, status.st_ino))
+
+    monkeypatch.setattr(files.os, "fstat", seen)
+    return give
 
 
 @pytest.fixture

@@ -222,7 +222,7 @@ def test_a_full_disk_is_an_error(here: None, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache, "_write", full)
+    monkeypatch.setattr(cache.files, "write", full)
     with pytest.warns(OnepassWarning), pytest.raises(NothingKept):
         calibrate(probe=lambda where, facts: figures())
 

@@ -16,9 +16,11 @@ import pytest
 import torch
 
 import onepass
+from onepass import compat, files
 from onepass.capture.trace import capture
+from onepass.compat import kernels, sealed
 from onepass.device import device
-from onepass.errors import OnepassWarning
+from onepass.errors import BadSpec, OnepassWarning
 from onepass.integration import engine
 from onepass.knobs import Knobs, Setting, knobs
 from onepass.pipeline import compile, interpretable, optimise, representative, specialise
@@ -27,6 +29,7 @@ from onepass.runtime.compiled import Made
 from onepass.runtime.counts import counts
 from onepass.runtime.saved import Damaged, pack, unpack
 from tests.cases import CASES
+from tests.cpu.conftest import Anothers
 from tests.support import run_python
 
 H200 = device("h200")
@@ -210,19 +213,27 @@ def test_a_damaged_entry_is_set_aside_and_made_again(damage: Any, folder: Path) 
     assert torch.equal(result, right) and (work.plans, work.hits) == (0, 1)
 
 
-def test_an_entry_of_another_user_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_of_another_user_is_not_used(folder: Path, anothers: Anothers) -> None:
     right, _ = again()
-    fstat = os.fstat
-
-    def foreign(handle: int) -> os.stat_result:
-        values = list(fstat(handle))
-        values[4] += 1  # st_uid
-        return os.stat_result(values)
-
-    monkeypatch.setattr(cache.os, "fstat", foreign)
-    with pytest.warns(OnepassWarning, match="another user"):
+    anothers(entries(folder)[0])
+    with pytest.warns(OnepassWarning, match=r"ONEPASS-502.*another user"):
         result, work = again()
     assert torch.equal(result, right) and work.plans == 1
+
+
+def test_an_entry_that_cannot_be_opened_just_now_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many open files say nothing about a file."""
+    right, _ = again()
+
+    def none_left(*_: Any) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setattr(files, "read", none_left)
+        result, work = again()
+    assert torch.equal(result, right) and work.plans == 1
+    assert again()[1].hits == 1 and not (folder / "quarantine").exists()
 
 
 # ---- folders that cannot be used -------------------------------------------------------------------------------------------
@@ -240,11 +251,73 @@ def works_with_one_warning(match: str) -> None:
     assert len(coded) == 1 and "ONEPASS-501" in coded[0] and match in coded[0]
 
 
-def test_a_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user(folder: Path, anothers: Anothers) -> None:
     folder.mkdir()
-    monkeypatch.setattr(cache.os, "getuid", lambda: folder.stat().st_uid + 1)
+    anothers(folder)
     works_with_one_warning("another user")
-    assert not list(folder.iterdir())
+    assert cache.store() is None and not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("place", ["", "entries", "quarantine/..", ".."])
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o720, 0o777])
+def test_a_folder_others_can_write_to_is_refused_and_left_as_it_is(place: str, mode: int, folder: Path) -> None:
+    """Whoever could write to it once may have left something there: taking their right away now would be too late."""
+    for name in ("entries", "quarantine"):
+        (folder / name).mkdir(parents=True)
+    (folder / place).chmod(mode)
+    before = sorted(p.relative_to(folder) for p in folder.rglob("*"))
+    works_with_one_warning("others can write to")
+    assert (folder / place).stat().st_mode & 0o777 == mode
+    assert sorted(p.relative_to(folder) for p in folder.rglob("*")) == before
+
+
+def test_a_link_in_place_of_the_store_or_a_folder_in_it(folder: Path) -> None:
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    folder.symlink_to(elsewhere)
+    works_with_one_warning("symbolic link")
+    folder.unlink()
+    folder.mkdir()
+    for name in ("entries", "triton"):
+        (folder / name).symlink_to(elsewhere)
+    works_with_one_warning("symbolic link")
+    store = cache.Store(folder)
+    with pytest.warns(OnepassWarning, match="symbolic link"):
+        assert store.kernels.stat().st_mode & 0o077 == 0 and not store.kernels.is_relative_to(folder)
+    assert not list(elsewhere.iterdir())
+
+
+def test_binaries_another_user_left_are_not_loaded(folder: Path, anothers: Anothers) -> None:
+    (folder / "triton").mkdir(parents=True)
+    anothers(folder / "triton")
+    with pytest.warns(OnepassWarning, match=r"ONEPASS-501.*triton belongs to another user"):
+        assert not cache.Store(folder).kernels.is_relative_to(folder)
+
+
+def test_a_store_is_checked_at_every_use(folder: Path) -> None:
+    """What was all right once may have been opened, or swapped, since."""
+    right, _ = again()
+    store = cache.store()
+    assert store is not None and store.kernels == folder / "triton"
+    folder.chmod(0o777)
+    with pytest.warns(OnepassWarning, match="ONEPASS-501") as said:
+        engine._remembered.cache_clear()
+        assert torch.equal(onepass.fuse(softmax)(X), right)
+        assert not store.kernels.is_relative_to(folder) and not store.remember(KEY, made("softmax-last"))
+    assert len(said) == 1 and cache.store() is None
+
+
+def test_a_store_that_was_removed_meanwhile_is_made_again(folder: Path) -> None:
+    again()
+    store = cache.store()
+    assert store is not None
+    shutil.rmtree(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert store.load(KEY) is None
+        store.save(KEY, made("softmax-last"))
+        assert store.load(KEY) is not None and store.kernels.is_dir()
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_file_where_the_parent_folder_should_be(folder: Path) -> None:
@@ -259,11 +332,11 @@ def test_a_disk_that_cannot_be_written(number: int, folder: Path, monkeypatch: p
     opened = os.open
 
     def refusing(path: Any, flags: int, *rest: Any, **more: Any) -> int:
-        if flags & os.O_CREAT and str(folder) in str(path):
+        if flags & os.O_CREAT and "dir_fd" in more:
             raise OSError(number, os.strerror(number))
         return opened(path, flags, *rest, **more)
 
-    monkeypatch.setattr(cache.os, "open", refusing)
+    monkeypatch.setattr(files.os, "open", refusing)
     works_with_one_warning(os.strerror(number))
     assert not entries(folder)
 
@@ -271,7 +344,7 @@ def test_a_disk_that_cannot_be_written(number: int, folder: Path, monkeypatch: p
 def test_a_disk_that_fills_up_while_writing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(cache.os, "replace", full)
@@ -287,7 +360,7 @@ def test_a_warm_store_can_be_read_from_a_read_only_disk(folder: Path, monkeypatc
 
     folder.chmod(0o755)
     for name in ("utime", "chmod", "replace"):
-        monkeypatch.setattr(cache.os, name, refused)
+        monkeypatch.setattr(files.os, name, refused)
     result, work = again()
     assert torch.equal(result, right) and (work.plans, work.hits) == (0, 1)
 
@@ -296,7 +369,7 @@ def test_binaries_go_elsewhere_where_the_store_cannot_be_written(folder: Path, m
     folder.mkdir()
     store = cache.Store(folder)
     assert store.kernels == folder / "triton"
-    monkeypatch.setattr(cache, "_write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(files, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     full = cache.Store(folder)
     with pytest.warns(OnepassWarning, match="ONEPASS-501"):
         assert full.kernels != folder / "triton" and full.kernels.is_dir()
@@ -306,13 +379,19 @@ def test_binaries_go_elsewhere_where_the_store_cannot_be_written(folder: Path, m
         assert full.kernels.is_dir()
 
 
-def test_the_folder_is_its_users_alone(folder: Path) -> None:
-    folder.mkdir(mode=0o777)
-    folder.chmod(0o777)
-    again()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    (path,) = entries(folder)
-    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+@pytest.mark.parametrize("umask", [0, 0o002, 0o077])
+def test_what_is_created_is_its_users_alone(umask: int, folder: Path) -> None:
+    before = os.umask(umask)
+    try:
+        again()
+        store = cache.store()
+        assert store is not None
+        sealed.seal(store.kernels / "KEY", "f.cubin", b"1")
+    finally:
+        os.umask(before)
+    found = {p.relative_to(folder).parts[0]: p.stat().st_mode & 0o777 for p in [folder, *folder.rglob("*")] if p != folder}
+    assert {p.stat().st_mode & 0o777 for p in [folder, *folder.rglob("*")] if p.is_dir()} == {0o700}
+    assert {p.stat().st_mode & 0o777 for p in folder.rglob("*") if p.is_file()} == {0o600} and {"entries", "triton"} <= set(found)
 
 
 def test_turned_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +405,10 @@ def test_where_the_store_is() -> None:
     from onepass.knobs import _user_cache
 
     assert _user_cache({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/onepass")
+    assert _user_cache({"XDG_CACHE_HOME": "caches"}) == _user_cache({})  # the rules have relative ones ignored
+    with pytest.raises(BadSpec, match=r"ONEPASS_CACHE_DIR.*home"):
+        knobs({"ONEPASS_CACHE_DIR": "~nobody-is-called-this/x"})
+    assert knobs({"ONEPASS_KEEP_SOURCES": "/" + "x" * 5000}).keep_sources  # cannot even be looked at: whoever writes there tells
     assert _user_cache({}).is_absolute() and knobs({}).cache
 
 
@@ -363,6 +446,52 @@ def test_every_part_of_a_variant_is_in_the_key() -> None:
     keys = [cache.key(engine._facts_of_entry(program, v)) for v in (base, *others)]
     keys.append(cache.key(engine._facts_of_entry(replace(program, name="other"), base)))
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("part", ["onepass", "torch", "triton", "python"])
+def test_every_version_is_in_the_key(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, versions = cache.key({}), cache.versions()
+    assert versions[part]
+    monkeypatch.setattr(cache, "versions", lambda: {**versions, part: "another"})
+    assert cache.key({}) != before
+
+
+def test_versions_are_those_of_what_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Triton came in a wheel of another name."""
+    def none(name: str) -> str:
+        raise cache.metadata.PackageNotFoundError(name)
+
+    versions = cache.versions()
+    assert versions["torch"] == str(torch.__version__)
+    assert versions["python"] == ".".join(map(str, sys.version_info[:2]))
+    monkeypatch.setattr(cache.metadata, "version", none)
+    assert cache._triton_version() == compat.triton_version() != ""
+
+
+TOOLCHAIN = {"the assembler's path": ("ptxas", lambda target: "/elsewhere/ptxas"),
+             "its version": ("_version", lambda assembler: "release 0.0")}
+
+
+@pytest.mark.parametrize("what", [*TOOLCHAIN, "what Triton heeds", "instrumentation"])
+def test_the_toolchain_is_in_the_key_of_what_was_compiled(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = optimise(capture(softmax, (X,)).program)
+    variant = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, False)
+    before = engine._key(program, variant), engine._key(program, replace(variant, interpreted=True))
+    if what in TOOLCHAIN:
+        name, other = TOOLCHAIN[what]
+        version = kernels._version(kernels.ptxas(90))
+        monkeypatch.setattr(kernels, "_version", lambda assembler: version)
+        monkeypatch.setattr(kernels, name, other)
+    elif what == "instrumentation":
+        monkeypatch.setitem(vars(compat.triton("test").knobs.compilation), "instrumentation_mode", "consan")
+    else:
+        monkeypatch.setattr("triton._C.libtriton.get_cache_invalidating_env_vars", lambda: {"TRITON_X": "1"})
+    now = engine._key(program, variant), engine._key(program, replace(variant, interpreted=True))
+    assert now[0] != before[0] and now[1] == before[1]
+
+
+def test_a_key_is_a_whole_digest() -> None:
+    assert len(bytes.fromhex(cache.key({"a": 1}))) == 32
 
 
 def test_sources_are_read_to_the_last_byte(tmp_path: Path) -> None:
@@ -443,7 +572,7 @@ def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
     keys = [f"{k:064x}" for k in range(12)]
     for age, key in enumerate(reversed(keys)):
         store.save(key, kept)
-        os.utime(store._path(key), times=(0, 1e9 - 100 * age))
+        os.utime(folder / "entries" / f"{key}.json", times=(0, 1e9 - 100 * age))
     assert store.load(keys[0]) is not None  # now the youngest
     store.sweep()
     left = {p.stem for p in entries(folder)}

@@ -1,0 +1,369 @@
+"""Files that others must not have touched: which folders are refused, what is read, and that nothing is written by halves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onepass import compat, files
+from onepass.compat import sealed
+from onepass.errors import EntrySetAside, OnepassWarning, printable, text_of, warn
+from tests.cpu.conftest import Anothers
+
+
+def passes(folder: Path) -> bool:
+    try:
+        with files.opened(folder) as handle:
+            status = os.fstat(handle)
+        assert (status.st_dev, status.st_ino) == (folder.stat().st_dev, folder.stat().st_ino)
+        return True
+    except files.Refused:
+        return False
+
+
+def made(*folders: Path, mode: int = 0o700) -> Path:
+    for folder in folders:
+        folder.mkdir()
+        folder.chmod(mode)
+    return folders[-1]
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "fine"), [(0o700, True), (0o755, True), (0o711, True), (0o500, True), (0o775, False),
+                                            (0o757, False), (0o720, False), (0o702, False), (0o1777, False), (0o1775, False)])
+def test_who_may_write_to_the_last_folder(mode: int, fine: bool, tmp_path: Path) -> None:
+    assert passes(made(tmp_path / "it", mode=mode)) is fine
+
+
+@pytest.mark.parametrize(("mode", "fine"), [(0o755, True), (0o300, True), (0o775, False), (0o757, False), (0o777, False),
+                                            (0o1777, True), (0o1775, True)])
+def test_who_may_write_to_a_folder_above(mode: int, fine: bool, tmp_path: Path) -> None:
+    """In a sticky folder others can put things, but not take away what is ours."""
+    above = made(tmp_path / "above")
+    deep = made(above / "a", above / "a" / "b")
+    above.chmod(mode)
+    assert passes(deep) is fine
+
+
+@pytest.mark.parametrize("level", ["a", "a/b", "a/b/c"])
+def test_another_users_folder_on_the_way(level: str, tmp_path: Path, anothers: Anothers) -> None:
+    deep = made(tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c")
+    assert passes(deep)
+    anothers(tmp_path / level)
+    assert not passes(deep)
+
+
+def test_roots_folders_are_as_good_as_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert passes(Path("/usr")) and passes(Path("/"))
+    monkeypatch.setattr(files, "_trusted", lambda: (54321,))
+    assert not passes(Path("/usr")) and not passes(tmp_path)
+
+
+def test_links_above_are_followed_where_nobody_else_can_have_made_them(tmp_path: Path, anothers: Anothers) -> None:
+    deep = made(tmp_path / "real", tmp_path / "real" / "it")
+    (tmp_path / "absolute").symlink_to(tmp_path / "real")
+    (tmp_path / "relative").symlink_to("absolute/../real")
+    ways = [tmp_path / "absolute" / "it", tmp_path / "relative" / "it", tmp_path / "relative" / "it" / ".." / "it"]
+    assert all(map(passes, ways))
+    anothers(tmp_path / "absolute")
+    assert passes(deep) and not any(map(passes, ways))
+
+
+def test_a_link_is_not_the_last_folder_and_not_in_a_sticky_one(tmp_path: Path) -> None:
+    sticky, real = made(tmp_path / "sticky"), made(tmp_path / "real", tmp_path / "real" / "it")
+    (sticky / "link").symlink_to(tmp_path / "real")
+    assert passes(sticky / "link" / "it")
+    sticky.chmod(0o1777)
+    assert not passes(sticky / "link" / "it")
+    (tmp_path / "last").symlink_to(real)
+    assert not passes(tmp_path / "last")
+
+
+def test_a_link_to_where_others_can_write(tmp_path: Path) -> None:
+    made(tmp_path / "open", tmp_path / "open" / "it")
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+    assert passes(tmp_path / "link" / "it")
+    (tmp_path / "open").chmod(0o777)
+    assert not passes(tmp_path / "link" / "it")
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        passes(tmp_path / "a" / "it")
+
+
+def test_missing_folders_are_made_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with files.opened(tmp_path / "a" / "b", create=True):
+            pass
+        sticky = made(tmp_path / "sticky", mode=0o1777)
+        with files.opened(sticky / "mine", create=True):
+            pass
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "a", tmp_path / "a" / "b", sticky / "mine")} == {0o700}
+    with pytest.raises(FileNotFoundError):
+        passes(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    for below in ("file", "file/below"):
+        with pytest.raises(NotADirectoryError), files.opened(tmp_path / below, create=True):
+            pass
+
+
+def test_a_relative_folder_is_checked_from_the_root_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = made(tmp_path / "above", tmp_path / "above" / "here")
+    monkeypatch.chdir(here)
+    assert passes(Path()) and passes(Path("../here"))
+    (tmp_path / "above").chmod(0o777)
+    assert not passes(Path())
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for folder in (tmp_path, tmp_path / "link", tmp_path / "a", Path("/proc/1/nothing")):
+        with pytest.MonkeyPatch.context(), warnings.catch_warnings():
+            try:
+                with files.opened(folder) as handle, files.listable(handle):
+                    files.write(handle, "x", b"")
+                    files.read(handle, "y", 1)
+            except OSError:
+                pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ---- files in them ---------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path, most: int = 100) -> bytes:
+    with files.opened(path.parent) as handle:
+        return files.read(handle, path.name, most)
+
+
+def test_what_is_read(tmp_path: Path, anothers: Anothers) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"content")
+    path.chmod(0o644)
+    assert read(path) == b"content"
+    (tmp_path / "link").symlink_to(path)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for other, said in (("link", "symbolic link"), ("folder", "no plain file"), ("pipe", "no plain file")):
+        with pytest.raises(files.Refused, match=said):
+            read(tmp_path / other)
+    with pytest.raises(files.Refused, match="too long"):
+        read(path, 3)
+    for mode in (0o620, 0o602, 0o666):
+        path.chmod(mode)
+        with pytest.raises(files.Refused, match="others"):
+            read(path)
+    path.chmod(0o600)
+    anothers(path)
+    with pytest.raises(files.Refused, match="another user"):
+        read(path)
+
+
+def test_a_written_file_replaces_a_link_and_follows_none(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "link"
+    victim.write_text("precious")
+    link.symlink_to(victim)
+    with files.opened(tmp_path) as handle:
+        files.write(handle, "link", b"new")
+    assert victim.read_text() == "precious" and link.read_text() == "new" and not link.is_symlink()
+    assert stat.S_IMODE(link.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("fails", ["open", "write", "replace", "fsync"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_failed_write_leaves_what_was_there(fails: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_bytes(b"old")
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    class Full:
+        def __init__(self, handle: int, mode: str) -> None:
+            self.file = open(handle, mode)  # noqa: SIM115
+            self.write = failing
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+    with files.opened(tmp_path) as handle, monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)):
+        if fails == "write":
+            patch.setattr(files, "open", Full, raising=False)
+        else:
+            patch.setattr(files.os, fails, failing)
+        files.write(handle, "f", b"new", sync=True)
+    assert (tmp_path / "f").read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_files_for_the_user_go_by_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        files.put(tmp_path / "new" / "f", b"1")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new" / "f").stat().st_mode) == 0o640
+
+
+def test_only_plain_files_are_looked_at(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "f").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to(tmp_path / "f")
+    assert files.look(tmp_path / "link", 5) == b"12345"
+    for path, most in ((tmp_path / "pipe", 9), (Path("/dev/zero"), 9), (tmp_path / "f", 4), (tmp_path, 9), (tmp_path / "none", 9)):
+        with pytest.raises(OSError):
+            files.look(path, most)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a/b", ".hidden", "..", "", "a\0b", "a\nb", "\ud800", "w" * 400, "-rf",
+                                  "é"])
+def test_names_become_names_of_files(name: str, tmp_path: Path) -> None:
+    fit = files.slug(name)
+    path = tmp_path / fit
+    assert fit and path.parent == tmp_path and fit.isascii() and len(fit) <= 110 and not fit.startswith((".", "-"))
+    path.write_text("")
+    assert fit != files.slug(name + "?")
+    assert files.slug("gbps-by-width-rms_norm_backward-bf16") == "gbps-by-width-rms_norm_backward-bf16"
+
+
+def test_a_private_folder_outlives_a_fork_and_leaves_with_its_owner() -> None:
+    mine = files.Private("onepass-test-")
+    path = mine.path
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    files._remove(path, os.getpid() + 1)
+    assert path.is_dir()
+    del mine
+    assert not path.exists()
+
+
+# ---- Triton's files --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sealed_file_is_used_as_it_was_written_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "KEY"
+    sealed.seal(folder, "f.cubin", b"binary")
+    assert sealed.unseal(folder, "f.cubin") == b"binary"
+    for damage in (b"binarx", b"bin", b"", b"binary "):
+        (folder / "f.cubin").write_bytes(damage)
+        with pytest.warns(OnepassWarning, match=r"ONEPASS-502.*KEY/f\.cubin"):
+            assert sealed.unseal(folder, "f.cubin") is None
+    sealed.seal(folder, "f.cubin", b"again")
+    assert sealed.unseal(folder, "f.cubin") == b"again"
+    for other in (tmp_path / "OTHER" / "f.cubin", folder / "g.cubin"):  # a seal holds for its place alone
+        sealed.seal(other.parent, other.name, b"again")
+        for end in ("", sealed.SEAL):
+            os.replace(folder / f"f.cubin{end}", other.with_name(other.name + end))
+        with pytest.warns(OnepassWarning, match="not as it was written"):
+            assert sealed.unseal(other.parent, other.name) is None
+        sealed.seal(folder, "f.cubin", b"again")
+    (folder / f"f.cubin{sealed.SEAL}").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sealed.unseal(folder, "f.cubin") is None and sealed.unseal(folder, "none") is None
+
+
+def test_shared_objects_others_left_are_not_handed_to_triton(tmp_path: Path, anothers: Anothers) -> None:
+    with compat.triton_files(str(tmp_path), lambda hit: None):
+        manager = compat.triton("test").knobs.cache.manager_class("KEY")
+    (tmp_path / "KEY").mkdir(mode=0o700)
+    (tmp_path / "KEY" / "launcher.so").write_bytes(b"planted")
+    assert manager.get_file("launcher.so") is None
+    path = Path(manager.put(b"mine", "launcher.so"))
+    assert path.read_bytes() == b"mine" and manager.get_file("launcher.so") == str(path) and path.parent == tmp_path / "KEY"
+    anothers(tmp_path / "KEY")
+    with pytest.warns(OnepassWarning, match="another user"):
+        assert manager.get_file("launcher.so") is None
+    apart = Path(manager.put(b"mine", "launcher.so"))
+    assert apart.read_bytes() == b"mine" and not apart.is_relative_to(tmp_path) and apart.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_group_is_whole_or_absent_and_lies_in_its_folder(tmp_path: Path) -> None:
+    with compat.triton_files(str(tmp_path), lambda hit: None):
+        manager = compat.triton("test").knobs.cache.manager_class("KEY")
+    names = ("k.json", "k.cubin")
+    group = {name: manager.put(b"1", name) for name in names}
+    manager.put_group("k.json", group)
+    assert manager.get_group("k.json") == group
+    manager.put_group("k.json", {**group, "../../other": "/etc/passwd"})
+    assert manager.get_group("k.json") == group
+    (tmp_path / "KEY" / "k.cubin").unlink()
+    assert manager.get_group("k.json") is None and manager.get_group("other.json") is None
+    for content in (b"[]", b"3", b"{", b'{"child_paths": 3}', b'{"child_paths": {}}'):
+        sealed.seal(tmp_path / "KEY", "__grp__k.json", content)
+        assert manager.get_group("k.json") is None
+
+
+def test_a_full_disk_does_not_keep_triton_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with compat.triton_files(str(tmp_path), lambda hit: None):
+        manager = compat.triton("test").knobs.cache.manager_class("KEY")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(sealed, "seal", full)
+    assert Path(manager.put("text", "k.ptx")).read_text() == "text" and not (tmp_path / "KEY").exists()
+
+
+def test_folders_the_user_looks_into_are_tritons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = compat.triton("test").knobs
+    monkeypatch.setitem(vars(knobs.cache), "dump_dir", str(tmp_path / "dump"))
+    with compat.triton_files(str(tmp_path / "store"), lambda hit: None):
+        knobs.cache.manager_class("KEY", dump=True).put("ir", "k.ttir")
+    assert [p.name for p in (tmp_path / "dump" / "KEY").iterdir()] == ["k.ttir"]
+
+
+def test_a_cache_manager_of_the_users_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = compat.triton("test").knobs
+    monkeypatch.setitem(vars(knobs.cache), "manager_class", dict)
+    with compat.triton_files(str(tmp_path), lambda hit: None):
+        assert knobs.cache.manager_class is dict
+    assert knobs.cache.manager_class is dict
+
+
+# ---- what is told ----------------------------------------------------------------------------------------------------------
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("str fails")
+
+
+def test_text_that_cannot_be_told_is_told_all_the_same() -> None:
+    assert text_of(ValueError("x")) == "x" and text_of(Silent())
+    assert printable("plain µ × 日本") == "plain µ × 日本"
+    for text in ("\x1b[31m", "\x9b31m", "\x07", "a\nb", "\ud800", "\u202e", "\u2028", "\x00", "\x7f"):
+        assert printable(text).isprintable() and printable(text).isascii()
+
+
+def test_a_warning_that_cannot_be_shown_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise UnicodeEncodeError("ascii", "é", 0, 1, "ordinal not in range")
+
+    happened = EntrySetAside(entry="\x1b[31m\ud800", folder="/x", detail="é")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", broken)
+        warn(happened)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        warn(happened)
+    assert "\x1b" not in str(said[0].message) and said[0].filename == __file__
+    with warnings.catch_warnings(), pytest.raises(OnepassWarning):
+        warnings.simplefilter("error")
+        warn(happened)
