@@ -13,14 +13,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from math import inf, prod
 from pathlib import Path
 from types import ModuleType
 
+from . import files
 from .codegen import gluon, gluon_flat, gluon_mixed, gluon_shared, gluon_tiles, triton
 from .codegen.source import Source
 from .device import Device
-from .errors import NoPlan
+from .errors import NoPlan, SourcesNotKept, text_of, warn
 from .ir.axes import share_axes
 from .ir.fix import fix, symbols_to_fix
 from .ir.program import Program
@@ -161,13 +163,20 @@ def _rejected(kernel: KernelPlan, binary: Binary) -> Rejected:
 
 
 def keep(sources: tuple[Source, ...]) -> tuple[Source, ...]:
-    """Leave a copy of generated text where the user asked for one."""
+    """Leave a copy of generated text where the user asked for one; where that cannot be done, say so and go on."""
     folder = knobs().keep_sources
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for source in sources:
-            (Path(folder) / f"{source.name}.py").write_text(source.text)
+    try:
+        for source in sources if folder else ():
+            files.put(Path(folder or ".") / f"{files.slug(source.name)}.py", source.text.encode(errors="backslashreplace"))
+    except OSError as error:
+        _not_kept(str(folder), error.strerror or text_of(error))
     return sources
+
+
+@cache
+def _not_kept(folder: str, detail: str) -> None:
+    """Say so once; a model has many kernels."""
+    warn(SourcesNotKept(folder=folder, detail=detail))
 
 
 # ---- row classes: one captured Program serves every row count --------------------------------------------------------------

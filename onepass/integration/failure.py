@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 
-from ..errors import NotReady, OnepassError, OnepassWarning, RegionLeft, WrongAnswer
+from ..errors import NoReproducer, NotReady, OnepassError, RegionLeft, WrongAnswer, printable, text_of, warn
 from . import journal
 
 _LOG = logging.getLogger(__name__)
@@ -25,12 +24,12 @@ def is_fatal(error: BaseException) -> bool:
         return True
     if isinstance(error, getattr(torch, "AcceleratorError", ())):
         return True
-    return isinstance(error, RuntimeError) and _BROKEN_CARD.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and _BROKEN_CARD.search(text_of(error)) is not None
 
 
 def sentence(error: BaseException) -> str:
     """An error as part of a message: its code or type, and its first line."""
-    text = (str(error).strip().splitlines() or [""])[0]
+    text = printable((text_of(error).strip().splitlines() or [""])[0])
     text = text if isinstance(error, OnepassError) else f"{type(error).__name__}: {text}"
     return text if text.endswith((".", "!", "?")) else text + "."
 
@@ -49,12 +48,21 @@ def region_left(region: str, lines: Sequence[str], stage: str, error: BaseExcept
 
     `stage` completes "could not be ...": claimed, planned, planned and compiled, launched.
     """
-    where = repro()
+    where = reproducer(repro)
     happened = RegionLeft(region=region, lines=spoken(lines), stage=stage, error=sentence(error), repro=where)
     code = error.code if isinstance(error, OnepassError) else RegionLeft.code
     journal.fallback(journal.Fallback(region, code, stage, sentence(error), where, runs_as))
     say_once((region, stage), happened)
     _LOG.debug("region %s was left", region, exc_info=error)
+
+
+def reproducer(write: Callable[[], str]) -> str:
+    """Where a reproducer was written to, or why it could not be: a failure of reporting must not become one of its own."""
+    try:
+        return write()
+    except Exception as error:
+        _LOG.debug("no reproducer was written", exc_info=True)
+        return str(NoReproducer(folder="any folder", detail=sentence(error).rstrip(".")))
 
 
 def say_once(about: tuple[str, str], happened: OnepassError) -> None:
@@ -63,7 +71,7 @@ def say_once(about: tuple[str, str], happened: OnepassError) -> None:
         fresh = about not in _said
         _said.add(about)
     if fresh:
-        warnings.warn(str(happened), OnepassWarning, stacklevel=3)
+        warn(happened, stacklevel=3)
 
 
 def forget() -> None:

@@ -16,14 +16,14 @@ from torch import fx
 from .. import compat
 from ..capture.source import UNKNOWN, user_line
 from ..device import Device, device
-from ..errors import GraphLeft
+from ..errors import GraphLeft, text_of
 from ..pipeline import generate, optimise
 from ..runtime.cache import versions
 from ..runtime.card import OLDEST, present
 from . import journal, region_op, repro  # noqa: F401, region_op defines the op that graphs call
 from .claim import Claimed, ClaimedRegion, Claiming, Left, claim
 from .engine import CPU_FACTS, Kernels
-from .failure import is_fatal, region_left, say_once, sentence, spoken
+from .failure import is_fatal, region_left, reproducer, say_once, sentence, spoken
 from .settings import Settings, mark, resolve
 
 _LOG = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class RegionPass:
 
     def _give_up(self, graph: fx.Graph, phase: str, error: Exception, took: float) -> None:
         name = "graph_" + hashlib.sha256(str(graph).encode()).hexdigest()[:10]
-        where = repro.write_graph(graph, str(error), phase, name, self.said)
+        where = reproducer(partial(repro.write_graph, graph, text_of(error), phase, name, self.said))
         lines = lines_of(graph)
         say_once((name, "claimed"), GraphLeft(phase=phase, lines=spoken(lines), error=sentence(error), repro=where))
         journal.graph(journal.GraphSeen(phase, "", (), (), took, sentence(error)))
@@ -81,10 +81,11 @@ class RegionPass:
             region_left(name, each.lines, stage, each.error, partial(self._write_repro, each, name, graph, phase))
 
     def _write_repro(self, left: Left, name: str, graph: fx.Graph, phase: str) -> str:
+        what = text_of(left.error) if left.error else left.reason
         if left.part is None:
-            return repro.write_graph(graph, str(left.error), phase, name, self.said)
+            return repro.write_graph(graph, what, phase, name, self.said)
         where = repro.Layout(str(left.part.outputs[0].meta["val"].device))
-        return repro.write_region(name, str(left.error), left.part.program, left.part.hints, where)
+        return repro.write_region(name, what, left.part.program, left.part.hints, where)
 
     def uuid(self) -> str:
         """Everything the rewritten graph follows from, beside the graph: this package, its settings, the card."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import WrongAnswer
+from ..errors import WrongAnswer, text_of
 from ..ir.criterion import judge
 from ..ir.oracle import evaluate
 from ..ir.size import Bindings, value
@@ -24,7 +24,7 @@ from ..ir.text import parse
 from ..pipeline import optimise
 from . import journal, repro
 from .engine import Kernels
-from .failure import is_fatal, region_left
+from .failure import is_fatal, region_left, reproducer
 from .fallback import MOST_COMPILED, Fill, by_inductor, by_torch, cloned, fresh_results, named, overlaps
 from .settings import read_mark
 from .sharing import aside, unsafe, which
@@ -129,7 +129,7 @@ class _Region:
                 if is_fatal(second):
                     raise
                 _LOG.debug("Inductor cannot compile region %s", self.id, exc_info=second)
-        region_left(self.id, self.lines, stage, error, lambda: self._repro(str(error), outs, ins, bindings), runs_as)
+        region_left(self.id, self.lines, stage, error, lambda: self._repro(text_of(error), outs, ins, bindings), runs_as)
         journal.bound(self.tally, tuple(bindings.values()), None)
         fill(outs, ins)
         return fill
@@ -142,7 +142,7 @@ class _Region:
             for buffer, mine, theirs in zip(self.outputs, outs, eager, strict=True):
                 wrong = judge(mine, theirs, exact[buffer.name])
                 if wrong:
-                    where = self._repro(f"{buffer.name}: {wrong}", outs, ins, bindings)
+                    where = reproducer(partial(self._repro, f"{buffer.name}: {wrong}", outs, ins, bindings))
                     raise WrongAnswer(region=self.id, output=buffer.name, detail=wrong, repro=where)
 
     def _repro(self, what: str, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> str:

@@ -6,18 +6,21 @@ seeded inputs and holds the results against float64. A graph's file holds the gr
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..errors import NoReproducer
+from .. import files
+from ..errors import NoReproducer, text_of
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer, Load, Program
 from ..ir.size import Bindings, value
@@ -27,32 +30,32 @@ from ..runtime.cache import versions
 
 DEFAULT_FOLDER = "onepass_repros"
 
-_REGION = '''"""Region {region}: {what}
-
-Plans, compiles and runs the region on seeded inputs and compares with float64. Written by onepass on {machine}.
-"""
+# Nothing is put into these texts but Python literals, identifiers and comments of one line, all in ASCII: what a program or an
+# error says cannot become code of the file.
+_REGION = '''# Region {region}: {what}
+#
+# Plans, compiles and runs the region on seeded inputs and compares with float64. Written by onepass on {machine}.
 
 from onepass.integration.repro import replay
 
-PROGRAM = r"""
-{program}"""
+PROGRAM = (
+{program})
 
 replay(
     PROGRAM,
-    region={region!r},
-    sizes={sizes!r},
-    device={device!r},
-    unaligned={unaligned!r},  # tensors that did not start on 16 bytes
-    in_place={in_place!r},  # outputs that took an input's memory
+    region={name},
+    sizes={sizes},
+    device={device},
+    unaligned={unaligned},  # tensors that did not start on 16 bytes
+    in_place={in_place},  # outputs that took an input's memory
     seed=0,
-    versions={versions!r},
+    versions={versions},
 )
 '''
 
-_GRAPH = '''"""A {phase} graph: {what}
-
-Traces the graph anew and claims its regions. Written by onepass on {machine}.
-"""
+_GRAPH = '''# A graph: {what}
+#
+# Traces the graph anew and claims its regions. Written by onepass on {machine}.
 
 import torch
 from torch import device, inf, nan  # noqa: F401, the code below may use them
@@ -66,7 +69,7 @@ class Graph(torch.nn.Module):
 
 INPUTS = {inputs}
 
-replay_graph(Graph(), INPUTS, phase={phase!r}, settings={settings!r}, versions={versions!r})
+replay_graph(Graph(), INPUTS, phase={phase}, settings={settings}, versions={versions})
 '''
 
 
@@ -81,21 +84,22 @@ class Layout:
 
 def write_region(region: str, what: str, program: Program, bindings: Bindings, layout: Layout) -> str:
     """Write a region's reproducer; where it is, or why it could not be written."""
-    text = _REGION.format(region=region, what=_one_line(what), machine=platform.platform(), program=show(program),
-                          sizes=dict(bindings), device=layout.device, unaligned=layout.unaligned,
-                          in_place=layout.in_place, versions=versions())
-    return _write(f"repro_{region}.py", text)
+    lines = "".join(f"    {line!a}\n" for line in show(program).splitlines(keepends=True))
+    text = _REGION.format(region=_comment(region), what=_comment(what), machine=_comment(platform.platform()), program=lines,
+                          name=ascii(region), sizes=ascii(dict(bindings)), device=ascii(layout.device),
+                          unaligned=ascii(layout.unaligned), in_place=ascii(layout.in_place), versions=ascii(versions()))
+    return _write(files.slug(f"repro_{region}") + ".py", text)
 
 
 def write_graph(graph: fx.Graph, what: str, phase: str, name: str, settings: Mapping[str, Any]) -> str:
     """Write a graph's reproducer; where it is, or why it could not be written."""
     code = graph.python_code("self").src.strip()
     inputs = [_described(node.meta.get("val")) for node in graph.nodes if node.op == "placeholder"]
-    text = _GRAPH.format(phase=phase, what=_one_line(what), machine=platform.platform(),
-                         code="\n".join(f"    {line}" for line in code.splitlines()),
-                         inputs="[\n" + "".join(f"    {each!r},\n" for each in inputs) + "]",
-                         settings=dict(settings), versions=versions())
-    return _write(f"repro_{name}.py", text)
+    text = _GRAPH.format(phase=ascii(phase), what=_comment(what), machine=_comment(platform.platform()),
+                         code="\n".join(f"    {line}" for line in code.split("\n")),
+                         inputs="[\n" + "".join(f"    {each!a},\n" for each in inputs) + "]",
+                         settings=ascii(dict(settings)), versions=ascii(versions()))
+    return _write(files.slug(f"repro_{name}") + ".py", text)
 
 
 def _described(val: Any) -> Any:
@@ -112,23 +116,36 @@ def _hint(size: Any) -> Any:
 
 
 def _write(name: str, text: str) -> str:
+    """Write a file that a user may be told to run, where nobody else can put another in its place."""
     asked = knobs().repro_dir
-    folders = [asked] if asked else [Path(DEFAULT_FOLDER), Path(tempfile.gettempdir()) / DEFAULT_FOLDER]
-    trouble = ""
-    for folder in folders:
+    try:
+        return _written(asked or Path(DEFAULT_FOLDER), name, text)
+    except OSError as error:
+        folder, trouble = asked, error
+    if asked is None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / name
-            path.write_text(text)
-            return str(path)
+            folder = _fresh(os.getpid())
+            return _written(folder, name, text)
         except OSError as error:
-            trouble = str(error)
-    return str(NoReproducer(folder=folders[-1], detail=trouble))  # a failure of reporting must not become a failure of its own
+            trouble = error
+    return str(NoReproducer(folder=folder or tempfile.gettempdir(), detail=trouble.strerror or text_of(trouble)))
 
 
-def _one_line(text: str) -> str:
-    """The first line of a message, fit for a docstring."""
-    return (text.strip().splitlines() or [""])[0].replace('"""', "'''").replace("\\", "/")
+def _written(folder: Path, name: str, text: str) -> str:
+    with files.opened(folder, create=True) as handle:
+        files.write(handle, name, text.encode(errors="backslashreplace"))
+    return str(folder / name)
+
+
+@lru_cache(maxsize=1)
+def _fresh(process: int) -> Path:
+    """A folder of this process in the temporary one, with a name nobody can foresee; it stays."""
+    return Path(tempfile.mkdtemp(prefix=f"{DEFAULT_FOLDER}-"))
+
+
+def _comment(text: str) -> str:
+    """The first line of a message in ASCII, fit for a comment."""
+    return (text.strip().splitlines() or [""])[0].encode("unicode_escape").decode()
 
 
 # ---- run by the files --------------------------------------------------------------------------------------------------------

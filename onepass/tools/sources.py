@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import files
 from ..codegen.source import Source
-from ..errors import BadSpec
+from ..errors import BadSpec, printable
 from ..pipeline import generate
 from .explain import Report
 from .model_report import ModelReport
@@ -35,11 +36,11 @@ def write_sources(report: "Report | ModelReport", folder: Path) -> Path:
     title = report.workload if isinstance(report, Report) else report.model
     index = folder / INDEX
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for section in sections:
             for source in section.sources:
-                (folder / _file(section, source)).write_text(source.text)
-        index.write_text("\n".join(_page(title, report.device.title, sections)) + "\n")
+                files.put(folder / _file(section, source), source.text.encode(errors="backslashreplace"))
+        page = [printable(line) for text in _page(title, report.device.title, sections) for line in text.split("\n")]
+        files.put(index, ("\n".join(page) + "\n").encode())
     except OSError as error:
         raise BadSpec(what="The folder", text=str(folder), detail=error.strerror or str(error)) from None
     return index
@@ -67,7 +68,7 @@ def _of_model(report: ModelReport) -> Iterator[_Section]:
 
 
 def _file(section: _Section, source: Source) -> str:
-    return f"{section.prefix}{source.name}.py"
+    return files.slug(f"{section.prefix}{source.name}") + ".py"
 
 
 def _page(title: str, device: str, sections: Iterable[_Section]) -> Iterator[str]:
