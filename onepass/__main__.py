@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from . import __version__
-from .errors import OnepassError
+from .errors import OnepassError, printable
 
 app = typer.Typer(name="onepass", help="A reduction-fusion compiler for PyTorch on NVIDIA GPUs.", no_args_is_help=True,
                   add_completion=False, pretty_exceptions_enable=False)
@@ -189,7 +189,8 @@ def main() -> None:
     try:
         app()
     except OnepassError as error:
-        typer.echo(" ".join([f"onepass: {error}", *getattr(error, "__notes__", ())]), err=True)
+        said = " ".join([f"onepass: {error}", *getattr(error, "__notes__", ())])
+        typer.echo("\n".join(map(printable, said.split("\n"))), err=True)
         sys.exit(2)
 
 

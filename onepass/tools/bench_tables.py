@@ -32,7 +32,8 @@ def _short(result: Result) -> str:
 
 def tables(run: Run) -> Iterator[RenderableType]:
     """All there is to show of a run."""
-    yield f"[bold]{escape(run.suite)}[/bold] on {escape(run.card)}, " + ", ".join(f"{k} {v}" for k, v in run.versions.items())
+    versions = ", ".join(f"{k} {v}" for k, v in run.versions.items())
+    yield f"[bold]{escape(run.suite)}[/bold] on {escape(run.card)}, {escape(versions)}"
     yield _main(run.rows)
     yield _by_provider(run.rows)
     if any(not r.ok for row in run.rows for r in row.results.values()):
@@ -158,18 +159,22 @@ def fits(rows: Iterable[Row]) -> tuple[Fit, ...]:
     """A line through the times of each workload that was measured at three row counts or more."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        if len(row.shape) == 2 and row.shape[0] >= MANY and row.us("onepass"):
+        if len(row.shape) == 2 and row.shape[0] >= MANY and row.floor_us and row.us("onepass"):
             groups.setdefault((row.workload, row.shape[1], row.dtype), []).append(row)
-    return tuple(_fit(" ".join(map(str, key)), found) for key, found in groups.items() if len({r.shape[0] for r in found}) >= 3)
+    found = (_fit(" ".join(map(str, key)), rows) for key, rows in groups.items() if len({r.shape[0] for r in rows}) >= 3)
+    return tuple(fit for fit in found if fit)
 
 
-def _fit(what: str, rows: Sequence[Row]) -> Fit:
-    """Least squares of relative residuals: a short time counts as much as a long one."""
+def _fit(what: str, rows: Sequence[Row]) -> Fit | None:
+    """Least squares of relative residuals: a short time counts as much as a long one. None where sizes are too far apart."""
     points = [(row.shape[0], us) for row in rows if (us := row.us("onepass"))]
     w = [1 / us**2 for _, us in points]
     s, sx, sy = sum(w), sum(a * m for a, (m, _) in zip(w, points)), sum(a * us for a, (_, us) in zip(w, points))
     sxx, sxy = sum(a * m * m for a, (m, _) in zip(w, points)), sum(a * m * us for a, (m, us) in zip(w, points))
-    slope = (s * sxy - sx * sy) / (s * sxx - sx * sx)
+    spread = s * sxx - sx * sx
+    if spread <= 0:
+        return None
+    slope = (s * sxy - sx * sy) / spread
     start = (sy - slope * sx) / s
     tall = max(rows, key=lambda r: r.shape[0])
     return Fit(what, start, slope, tall.floor_us / tall.shape[0], max(abs((start + slope * m) / us - 1) for m, us in points))

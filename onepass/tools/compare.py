@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
+from ..errors import printable
 from .results import OURS, PROVIDERS, Result, Row, Run, geomean
 from .tables import as_text, counted, table
 
@@ -127,7 +128,7 @@ def compare(before: Run, after: Run, names: tuple[str, str] = ("before", "after"
     comparable = [(a, b) for a, b in both if a.floor_bytes == b.floor_bytes]
     changes = [c for a, b in comparable for c in _changes(a, b)]
     return Comparison(
-        *names, (*_warnings(before, after), *_other_work(both)),
+        printable(names[0]), printable(names[1]), (*_warnings(before, after), *_other_work(both)),
         tuple(sorted(changes, key=lambda c: (-c.ratio, c.id, c.provider))),
         tuple(t for a, b in comparable for t in _turns(a, b)),
         tuple(i for i in old if i not in new), tuple(i for i in new if i not in old), every)

@@ -119,6 +119,7 @@ def settings(theme: Theme) -> Iterator[None]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever a user has set
         matplotlib.rcParams.update({
+            "text.parse_math": False, "text.usetex": False,  # a dollar sign in a name is one
             "svg.hashsalt": "onepass", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": 9,
             "text.color": theme.ink, "figure.facecolor": theme.ground, "savefig.facecolor": theme.ground,
             "axes.facecolor": theme.ground, "axes.edgecolor": theme.faint, "axes.labelcolor": theme.faint,
@@ -361,7 +362,7 @@ def _write(figure: Figure, y: float, text: str, **style: Any) -> None:
     """A line from margin to margin at most: set smaller if it must be."""
     written = figure.text(MARGIN / WIDTH, y, text, **style)
     room = (WIDTH - 2 * MARGIN) * figure.dpi
-    written.set_fontsize(float(written.get_fontsize()) * min(1, room / written.get_window_extent().width))
+    written.set_fontsize(float(written.get_fontsize()) * min(1, room / max(1, written.get_window_extent().width)))
 
 
 def _inches(figure: Figure, text: str) -> float:

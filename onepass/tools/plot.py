@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import BadSpec, PlotsNeedMatplotlib
+from ..errors import BadSpec, PlotsNeedMatplotlib, TooMuchToDraw
+from ..files import slug
 from .charts import charts, footer
 from .results import load, write_atomically
 
 FORMATS = ("png", "svg")
 GROUNDS = ("light", "dark")
+MOST_CHARTS = 64  # all suites of a card together give 30
 
 
 def plot(files: Sequence[Path], out: Path, *, themes: Iterable[str] = GROUNDS, formats: Iterable[str] = FORMATS,
@@ -28,12 +30,14 @@ def plot(files: Sequence[Path], out: Path, *, themes: Iterable[str] = GROUNDS, f
     found = charts(runs, metric, titles)
     if not found:
         raise BadSpec(what="The choice of results", text=", ".join(map(str, files)), detail="no row has a time of onepass to draw")
+    if len(found) > MOST_CHARTS:
+        raise TooMuchToDraw(found=len(found), most=MOST_CHARTS)
     note = footer(runs)
     written = []
     for chart in found:
         for theme in themes:
             for kind in formats:
-                path = out / f"{chart.name}-{theme}.{kind}"
+                path = out / f"{slug(chart.name)}-{theme}.{kind}"  # names in a file must not lead out of the folder
                 write_atomically(path, render(chart, THEMES[theme], note, kind))
                 written.append(path)
     return tuple(written)

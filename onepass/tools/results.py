@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import datetime
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
-from ..errors import BadResults, BadSpec
+from .. import files
+from ..errors import BadResults, BadSpec, printable
+from .bounded import OutOfBounds, clipped, in_bounds, load_json
 
 SCHEMA = 1
 OURS = ("onepass", "onepass-tuned")
 PROVIDERS = (*OURS, "eager", "inductor", "inductor-nonstrict", "inductor-max", "liger", "quack")
 ANCHORS = ("read", "copy", "add")
+MOST_DIMS = 16
 
 T = TypeVar("T")
 
@@ -88,6 +90,7 @@ class Row:
         unknown = [p for p in self.results if p not in PROVIDERS]
         _require(not unknown, f"providers are {', '.join(PROVIDERS)}, not {', '.join(unknown)}")
         _require(self.floor_bytes >= 0 and self.floor_us >= 0, "a floor is not below 0")
+        _require(len(self.shape) <= MOST_DIMS and all(n > 0 for n in self.shape), f"a shape has at most {MOST_DIMS} sizes, above 0")
 
     def us(self, provider: str) -> float | None:
         """The time of a provider that answered rightly."""
@@ -186,8 +189,7 @@ class Run:
             datetime.fromisoformat(self.date)
         except ValueError:
             _require(False, f"the date {self.date!r} is not in ISO form, such as 2026-01-31T12:00:00")
-        ids = [r.id for r in self.rows]
-        twice = sorted({i for i in ids if ids.count(i) > 1})
+        twice = sorted(i for i, n in Counter(r.id for r in self.rows).items() if n > 1)
         _require(not twice, f"rows are told apart by their id, but it is the same for several: {', '.join(twice)}")
 
     @property
@@ -239,18 +241,10 @@ def save(run: Run, path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under another name beside it, then rename it."""
-    draft: Path | None = None
+    """Write a file under another name beside it, wait for the disk, then rename it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            draft = Path(file.name)
-            file.write(content)
-        draft.chmod(0o644)  # a temporary file is its owner's alone, a result is not
-        os.replace(draft, path)
+        files.put(path, content, sync=True)
     except OSError as error:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
         raise BadSpec(what="The file to write,", text=str(path), detail=error.strerror or str(error)) from None
 
 
@@ -290,11 +284,11 @@ class _Mismatch(ValueError):
 def load(path: Path) -> Run:
     """The run a file holds."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = load_json(path)
     except OSError as error:
-        raise BadResults(file=path, detail=error.strerror or str(error)) from None
-    except ValueError as error:  # not JSON, or not text
-        raise BadResults(file=path, detail=f"it is not JSON ({error})") from None
+        raise BadResults(file=printable(str(path)), detail=error.strerror or str(error)) from None
+    except OutOfBounds as error:
+        raise BadResults(file=printable(str(path)), detail=str(error)) from None
     return parse(value, str(path))
 
 
@@ -304,10 +298,11 @@ def parse(value: object, file: str = "the run") -> Run:
         _require(isinstance(value, dict), f"it holds {_kind(value)} where a run is an object")
         assert isinstance(value, dict)
         _require("schema" in value, "it has no field schema, as the JSON of `onepass bench` has")
-        _require(value["schema"] == SCHEMA, f"its schema is {value['schema']!r}, and this onepass reads {SCHEMA}")
+        schema = value["schema"]
+        _require(type(schema) is int and schema == SCHEMA, f"its schema is {_kind(schema)}, and this onepass reads {SCHEMA}")
         return _decode(Run, value, "")
     except _Mismatch as error:
-        raise BadResults(file=file, detail=str(error)) from None
+        raise BadResults(file=printable(file), detail=clipped(str(error))) from None
 
 
 def _require(condition: bool, detail: str) -> None:
@@ -325,11 +320,11 @@ def _decode(kind: Any, value: object, at: str) -> Any:
         return tuple(_decode(arguments[0], v, f"{at}[{i}]") for i, v in enumerate(typing.cast(list, value)))
     if origin is Mapping:
         _require(isinstance(value, dict), f"{at} is {_kind(value)} where an object belongs")
-        return {k: _decode(arguments[1], v, f"{at}.{k}") for k, v in typing.cast(dict, value).items()}
+        return {printable(k): _decode(arguments[1], v, f"{at}.{k}") for k, v in typing.cast(dict, value).items()}
     if is_dataclass(kind):
         return _decode_record(typing.cast(type, kind), value, at)
     _require(_fits(kind, value), f"{at} is {_kind(value)} where {_NOUNS[kind]} belongs")
-    return kind(value)
+    return printable(typing.cast(str, value)) if kind is str else kind(value)
 
 
 def _decode_record(kind: type[T], value: object, at: str) -> T:
@@ -349,15 +344,15 @@ def _decode_record(kind: type[T], value: object, at: str) -> T:
         raise _Mismatch(f"{at or 'the run'}: {error}") from None
 
 
-_NOUNS = {str: "a text", int: "a whole number", float: "a number"}
+_NOUNS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def _fits(kind: type, value: object) -> bool:
     if isinstance(value, bool):
         return kind is bool
     if kind is float:
-        return isinstance(value, int | float) and math.isfinite(value)
-    return isinstance(value, kind)
+        return isinstance(value, int | float) and in_bounds(value)
+    return isinstance(value, kind) and (kind is not int or in_bounds(typing.cast(int, value)))
 
 
 def _kind(value: object) -> str:
@@ -370,4 +365,8 @@ def _kind(value: object) -> str:
             return "a list"
         case str():
             return f"the text {value[:40]!r}"
+        case int() if not in_bounds(value):
+            return "a whole number that is too large"
+        case float() if not in_bounds(value) and value == value:
+            return "a number that is too large or too small"
     return repr(value)
