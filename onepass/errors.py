@@ -102,6 +102,24 @@ class UnlikeTorch(OnepassError):
                "is a bug in onepass; please report it with `onepass doctor`.")
 
 
+class HiddenState(OnepassError):
+    code = "ONEPASS-120"
+    message = ("The function can read {what} ({where}), and onepass cannot tell when that changes; an answer could be out of date. "
+               "Pass what is needed of it as an argument: a tensor, a number, a string, or tuples, lists and dicts of them.")
+
+
+class ChangesState(OnepassError):
+    code = "ONEPASS-121"
+    message = ("Each run of the function changes what it reads besides its arguments ({where}). Kernels would not, and no trace "
+               "would stay valid. Pass the value in, and return the new one.")
+
+
+class SharedResult(OnepassError):
+    code = "ONEPASS-122"
+    message = ("The function returns a {kind}, and every call would return the same one. Return tensors, numbers, strings, or "
+               "tuples, lists and dicts of them.")
+
+
 class NeedsGrad(OnepassError):
     code = "ONEPASS-601"
     message = ("Argument {argument} requires grad and grad mode is on, but onepass.fuse is forward-only. Call it "
@@ -135,6 +153,12 @@ class NotReady(OnepassError):
     message = ("{function} was called with sizes it has no kernels for yet while a CUDA graph is being captured, "
                "where nothing can be "
                "compiled. Call it once with such inputs before the capture.")
+
+
+class UnderMode(OnepassError):
+    code = "ONEPASS-607"
+    message = ("A fused function was called under {mode}, which would see nothing of what kernels do. Leave the mode for this "
+               "call, or call the function that was fused.")
 
 
 class NoPlan(OnepassError):

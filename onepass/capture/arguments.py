@@ -17,9 +17,10 @@ from ..errors import BadArgument, MixedDevices, NeedsGrad, UnsupportedDevice, Un
 from ..ir.expr import BY_TORCH, DTYPES
 from ..ir.size import Size, mul, sym, value
 from .outputs import check_shape
+from .trusted import is_atom
 
 DEVICES = ("cpu", "cuda", "meta")
-# Values that cannot change behind our back while they compare equal.
+# Besides values, arguments may be objects that are compared by identity, and whose state is compared as the function's own.
 _PLAIN = (bool, int, float, str, bytes, complex, NoneType, slice, torch.dtype, torch.device, torch.memory_format, enum.Enum,
           type, FunctionType, BuiltinFunctionType)
 
@@ -36,6 +37,11 @@ class Arguments:
     def tensors(self) -> tuple[tuple[int, torch.Tensor], ...]:
         """The tensor leaves, with their positions."""
         return tuple((i, leaf) for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor))
+
+    @property
+    def objects(self) -> tuple[Any, ...]:
+        """The leaves that may lead to state: functions, classes, members of enumerations."""
+        return tuple(leaf for leaf in self.leaves if not isinstance(leaf, torch.Tensor) and not is_atom(leaf))
 
 
 def flatten(fn: Callable[..., Any], args: tuple[Any, ...]) -> Arguments:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ from .. import compat
 from ..ir.program import Program
 from ..ir.size import Bindings, Size, Sym, value
 from .outputs import Literal, Number, Passed, Recipe, Stored, View
+from .state import State, exact, same
 
 
 @dataclass(frozen=True)
@@ -38,60 +38,35 @@ class TensorLeaf:
 
 @dataclass(frozen=True)
 class PlainLeaf:
-    """What any other argument must be: the same value, of the same type (1, 1.0 and True are three values)."""
+    """What any other argument must be: the very same value, of the same type (1, 1.0 and True, 0.0 and -0.0 are all different)."""
 
     value: Any
 
     def admits(self, leaf: Any) -> bool:
-        return type(leaf) is type(self.value) and (leaf == self.value or (leaf != leaf and self.value != self.value))
+        return same(leaf, self.value)
 
 
 Leaf: TypeAlias = TensorLeaf | PlainLeaf
+Pattern: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...]
 
 
-@dataclass(frozen=True)
-class Ambient:
-    """What besides arguments decides which ops a function runs."""
-
-    grad: bool
-    inference: bool
-    default_dtype: torch.dtype
-    deterministic: bool
-    autocast: tuple[tuple[bool, torch.dtype], ...]
-    outer: tuple[tuple[str, type, Any], ...]
-
-
-_WATCHED = (bool, int, float, str, types.NoneType, torch.dtype)
-
-
-def ambient(fn: Callable[..., Any]) -> Ambient:
-    """The present state of torch, and the plain values a function reads from its closure and its module."""
-    return Ambient(
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cuda", "cpu")),
-        _outer_values(fn),
-    )
-
-
-def _outer_values(fn: Callable[..., Any]) -> tuple[tuple[str, type, Any], ...]:
-    if not isinstance(fn, types.FunctionType):
-        return ()
-    code = fn.__code__
-    found = [(name, _content(cell)) for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True)]
-    outer = fn.__globals__
-    found += [(name, outer[name]) for name in code.co_names if name in outer]
-    return tuple((name, type(v), v) for name, v in found if isinstance(v, _WATCHED))
-
-
-def _content(cell: types.CellType) -> Any:
-    """What a closure variable holds; a variable not yet assigned holds nothing to watch."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return cell
+def project(pattern: Pattern, leaves: Sequence[Any], spec: Any) -> Hashable:
+    """What of a call is fixed in traces of a pattern, as a key; None where the call has another form."""
+    if len(leaves) != len(pattern):
+        return None
+    found: list[Hashable] = [compat.structure_key(spec)]
+    for fixed, leaf in zip(pattern, leaves, strict=True):
+        is_tensor = isinstance(leaf, torch.Tensor)
+        if is_tensor is (fixed is None) or is_tensor and leaf.layout is not torch.strided:
+            return None
+        if fixed is None:
+            found.append(exact(leaf))
+            continue
+        shape, strides = leaf.shape, leaf.stride()
+        if any(d >= len(shape) for dims in fixed for d in dims):
+            return None
+        found.append((leaf.dtype, leaf.device, len(shape), *(shape[d] for d in fixed[0]), *(strides[d] for d in fixed[1])))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -102,7 +77,7 @@ class Captured:
     program: Program
     leaves: tuple[Leaf, ...]
     spec: Any  # the structure of the arguments
-    ambient: Ambient
+    state: State  # what the function read besides its arguments
     guards: tuple[str, ...]  # Python expressions over the symbols
     recipes: tuple[Recipe, ...]
     result_spec: Any
@@ -112,10 +87,19 @@ class Captured:
         """Where the function's tensors are, and so its results (CPU, if it takes none)."""
         return next((leaf.device for leaf in self.leaves if isinstance(leaf, TensorLeaf)), torch.device("cpu"))
 
+    @cached_property
+    def pattern(self) -> Pattern:
+        """The sizes and strides of each tensor argument that are fixed; None for other arguments."""
+        return tuple((_numbers(leaf.shape), _numbers(leaf.strides)) if isinstance(leaf, TensorLeaf) else None
+                     for leaf in self.leaves)
+
     def bind(self, args: tuple[Any, ...]) -> Bindings | None:
         """The symbols' values in a call, or None if any guard fails: then this Program says nothing about the call."""
-        leaves, spec = compat.pytree_flatten(args)
-        if spec != self.spec or ambient(self.fn) != self.ambient:
+        return self.fits(*compat.pytree_flatten(args)) if self.state.unchanged() else None
+
+    def fits(self, leaves: Sequence[Any], spec: Any) -> Bindings | None:
+        """The same for flat arguments, where it is known that the state is unchanged."""
+        if spec != self.spec:
             return None
         if not all(own.admits(leaf) for own, leaf in zip(self.leaves, leaves, strict=True)):
             return None
@@ -123,7 +107,7 @@ class Captured:
         bindings = _bindings(pairs)
         return bindings if self._holds(pairs, bindings) else None
 
-    def _pairs(self, leaves: list[Any]) -> list[tuple[TensorLeaf, torch.Tensor]]:
+    def _pairs(self, leaves: Sequence[Any]) -> list[tuple[TensorLeaf, torch.Tensor]]:
         return [(own, leaf) for own, leaf in zip(self.leaves, leaves, strict=True) if isinstance(own, TensorLeaf)]
 
     def _holds(self, pairs: list[tuple[TensorLeaf, torch.Tensor]], bindings: dict[str, int]) -> bool:
@@ -142,15 +126,34 @@ class Captured:
 
     def tensors(self, args: tuple[Any, ...]) -> dict[str, torch.Tensor]:
         """The Program's input buffers in a call."""
-        leaves, _ = compat.pytree_flatten(args)
-        return {own.name: leaf for own, leaf in self._pairs(leaves) if own.name in self.program.buffer}
+        return self.buffers(compat.pytree_flatten(args)[0])
+
+    def buffers(self, leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """The Program's input buffers among flat arguments."""
+        return {name: leaves[position] for position, name in self._inputs}
+
+    @cached_property
+    def _inputs(self) -> tuple[tuple[int, str], ...]:
+        return tuple((k, leaf.name) for k, leaf in enumerate(self.leaves)
+                     if isinstance(leaf, TensorLeaf) and leaf.name in self.program.buffer)
 
     def result(self, outputs: Mapping[str, torch.Tensor], args: tuple[Any, ...]) -> Any:
         """What the function returns, once the Program's output buffers are filled."""
         leaves, _ = compat.pytree_flatten(args)
-        bindings = _bindings(self._pairs(leaves))
-        made = [_made(recipe, outputs, leaves, bindings) for recipe in self.recipes]
-        return compat.pytree_unflatten(made, self.result_spec)
+        return self.answer(outputs, leaves, _bindings(self._pairs(leaves)))
+
+    def answer(self, outputs: Mapping[str, torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
+        """The same for flat arguments whose symbols are known."""
+        return self._built([_made(recipe, outputs, leaves, bindings) for recipe in self.recipes])
+
+    @cached_property
+    def _built(self) -> Callable[[list[Any]], Any]:
+        return compat.tree_builder(self.result_spec)
+
+
+def _numbers(sizes: tuple[Size, ...]) -> tuple[int, ...]:
+    """Which of some sizes are numbers, no symbols."""
+    return tuple(d for d, size in enumerate(sizes) if isinstance(size, int))
 
 
 def _bindings(pairs: list[tuple[TensorLeaf, torch.Tensor]]) -> dict[str, int]:
@@ -168,7 +171,7 @@ def _compiled(text: str) -> Callable[[dict[str, int]], bool]:
     return lambda bindings: bool(eval(code, {"math": math, "__builtins__": {"min": min, "max": max, "abs": abs}}, bindings))
 
 
-def _made(recipe: Recipe, outputs: Mapping[str, torch.Tensor], leaves: list[Any], bindings: Bindings) -> Any:
+def _made(recipe: Recipe, outputs: Mapping[str, torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
     match recipe:
         case Stored(buffer=name):
             return outputs[name]

@@ -7,49 +7,68 @@ refused when the op is seen.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from keyword import iskeyword
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import fx
 
 from .. import compat
-from ..errors import ClosureTensor, DataDependent, Mutation, Randomness, SymbolicAxis
+from ..errors import ChangesState, ClosureTensor, DataDependent, Mutation, Randomness, SharedResult, SymbolicAxis
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer
 from ..ir.size import Size, Sym, product, sym
 from .arguments import Arguments, Layout, Layouts, candidate_layouts, check, flatten
-from .captured import Captured, Leaf, PlainLeaf, TensorLeaf, ambient
 from .lower import lower
+from .captured import Captured, Leaf, PlainLeaf, TensorLeaf
 from .outputs import aliased, plan_outputs
+from .reach import state_of
 from .source import user_frame, user_line
+from .state import State
+from .trusted import is_atom
 
 
-def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | None = None) -> Captured:
+def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | None = None,
+            state: State | None = None) -> Captured:
     """Trace `fn(*args)` and lower it to a Program.
 
     By default row counts become symbols where the whole function allows it; `dynamic=False` fixes every size,
-    `dynamic=True` insists on symbols.
+    `dynamic=True` insists on symbols. `state` is what the function reads besides its arguments, if it is known.
     """
     arguments = flatten(fn, args)
     check(arguments)
+    roots = (fn, *arguments.objects)
+    known = state is not None and len(roots) == 1 and state.unchanged()
+    found = state if known and state is not None else state_of(roots)
+    for _ in range(2):  # what a first run stores for later ones is no reason to refuse
+        captured = _traced(fn, arguments, dynamic, found)
+        if found.unchanged():
+            return captured
+        change, found = found.first_change(), state_of(roots)
+    raise ChangesState(where=change.where if change else "a mode of torch")
+
+
+def _traced(fn: Callable[..., Any], arguments: Arguments, dynamic: bool | None, state: State) -> Captured:
+    """Capture with as many symbols as the function allows."""
     *symbolic, fixed = candidate_layouts([t for _, t in arguments.tensors])
     if dynamic and not symbolic:
         raise SymbolicAxis(op="the function", axis="every axis of its arguments", where=_name(fn))
     for layouts in symbolic if dynamic is not False else ():
         try:
-            return _captured(fn, arguments, layouts)
+            return _captured(fn, arguments, layouts, state)
         except Exception:
             # Whatever went wrong with symbols, the trace with fewer of them decides.
             if dynamic and layouts is symbolic[-1]:
                 raise
-    return _captured(fn, arguments, fixed)
+    return _captured(fn, arguments, fixed, state)
 
 
-def _captured(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts) -> Captured:
+def _captured(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts, state: State) -> Captured:
     trace = _trace(fn, arguments, layouts)
     placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
     buffers = {node: _buffer(arguments.names[position], tensor, layout)
@@ -57,7 +76,7 @@ def _captured(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts) ->
     positions = {node: position for node, (position, _) in zip(placeholders, arguments.tensors, strict=True)}
     outputs = plan_outputs(trace.leaves, positions, frozenset(arguments.names), trace.to_size)
     program = lower(trace.graph, _name(fn), buffers, outputs.stored, trace.to_size)
-    return Captured(fn, program, _leaves(arguments, trace.layouts), arguments.spec, ambient(fn), trace.guards,
+    return Captured(fn, program, _leaves(arguments, trace.layouts), arguments.spec, state, trace.guards,
                     outputs.recipes, trace.result_spec)
 
 
@@ -141,6 +160,9 @@ def _fakes(arguments: Arguments, layouts: Sequence[Layout], symbols: dict[str, A
     return fakes
 
 
+_SHARED = (type, FunctionType, BuiltinFunctionType, enum.Enum)  # may be returned: they are the same objects for everybody
+
+
 def _is_traced(leaf: Any) -> bool:
     return isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))
 
@@ -163,6 +185,8 @@ class _Traced:
         for leaf in self.leaves:
             if isinstance(leaf, torch.Tensor) and not compat.is_fake(leaf):
                 raise ClosureTensor(shape=list(leaf.shape))
+            if not _is_traced(leaf) and not is_atom(leaf) and not isinstance(leaf, _SHARED):
+                raise SharedResult(kind=type(leaf).__name__)
         return [leaf for leaf in self.leaves if _is_traced(leaf)]
 
 

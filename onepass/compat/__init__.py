@@ -6,6 +6,7 @@ Functions import lazily, so that importing onepass stays cheap. Tested pairs: to
 
 # ruff: noqa: F401, what is imported here is what the rest of the package uses
 from .graphs import (
+    active_modes,
     constant_tensor,
     data_dependent_errors,
     decompositions,
@@ -21,7 +22,10 @@ from .graphs import (
     size_factors,
     size_hint,
     size_symbols,
+    structure_key,
+    torch_state,
     trace_graph,
+    tree_builder,
     watching,
     without_mutations,
 )

@@ -47,6 +47,27 @@ def pytree_unflatten(leaves: list[Any], spec: Any) -> Any:
     return _pytree.tree_unflatten(leaves, spec)
 
 
+def structure_key(spec: Any) -> Any:
+    """A key that is equal for equal structures."""
+    try:
+        hash(spec)
+    except TypeError:
+        return repr(spec)
+    return spec
+
+
+def tree_builder(spec: Any) -> Callable[[list[Any]], Any]:
+    """pytree_unflatten for one structure, quick where that is a single leaf or a flat tuple or list."""
+    marks = [object() for _ in range(spec.num_leaves)]
+    built = pytree_unflatten(marks, spec)
+    if len(marks) == 1 and built is marks[0]:
+        return lambda leaves: leaves[0]
+    for kind in (tuple, list):
+        if type(built) is kind and len(built) == len(marks) and all(a is b for a, b in zip(built, marks, strict=True)):
+            return kind
+    return lambda leaves: pytree_unflatten(leaves, spec)
+
+
 def fake_mode() -> Any:
     """A world of shape-only tensors with its own symbols and guards."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -113,6 +134,33 @@ def without_mutations(graph_module: Any, fakes: list[Any], mode: Any) -> Any:
     import torch
 
     return trace_graph(torch.func.functionalize(torch.fx.Interpreter(graph_module).run, remove="mutations"), fakes, mode)
+
+
+def torch_state() -> Callable[[], bool]:
+    """A check that what ops depend on besides their arguments is as it is now: grad mode, autocast, default dtype and others."""
+    import torch
+
+    others, inference, modes = torch._C._dynamo.guards.GlobalStateGuard(), torch.is_inference_mode_enabled(), active_modes()
+    check, is_inference = others.check, torch.is_inference_mode_enabled
+
+    def unchanged() -> bool:
+        return bool(check()) and is_inference() is inference and active_modes() == modes
+
+    return unchanged
+
+
+def active_modes() -> tuple[Any, ...]:
+    """The modes that ops go through in this thread. Of one that only says where new tensors are, the device."""
+    import torch
+
+    functions, dispatches = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    if not functions and not dispatches:
+        return ()
+    from torch.utils._device import DeviceContext
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    found = [torch._C._get_function_stack_at(k) for k in range(functions)]
+    return (*(m.device if isinstance(m, DeviceContext) else m for m in found), *_get_current_dispatch_mode_stack())
 
 
 def size_factors(size: Any) -> tuple[int, tuple[str, ...]] | None:

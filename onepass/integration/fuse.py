@@ -1,7 +1,8 @@
 """What `onepass.fuse` returns: a function that answers from kernels, and never from a stale trace.
 
-Every call checks every guard of the captures made so far; if none applies, the function is captured anew. One capture
-serves all row counts, with at most four plans, made when a class of row counts is first met.
+A call first compares the state that the function reads besides its arguments, then looks its arguments up. What is in no trace
+is traced, by one thread at a time. One trace serves all row counts, with at most seven plans, made when a class of row
+counts is first met.
 """
 
 from __future__ import annotations
@@ -9,29 +10,33 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ..capture.trace import Captured, capture
+from ..capture.reach import state_of
+from ..capture.state import State
+from ..capture.trace import capture
 from ..errors import BadArgument, NeedsGrad
-from ..ir.program import Program
-from ..ir.size import Bindings
 from ..pipeline import optimise
 from .engine import Kernels
 from .settings import checked, given, resolve
+from .traces import Call, Trace, Traces, flatten
+
+MOST_STATES = 16  # of one function whose traces are kept: training and evaluation, with and without gradients...
+
+_TRACING = threading.RLock()  # torch traces one function at a time; that function may itself call fused ones
 
 
-@dataclass(frozen=True)
-class _Trace:
-    """A capture, its Program and the kernels made for it so far."""
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What is known of a function while it reads the same."""
 
-    captured: Captured
-    program: Program
-    kernels: Kernels
-    outputs: frozenset[str]  # memory allocated for them is always aligned
+    state: State
+    signature: inspect.Signature
+    traces: Traces = field(default_factory=Traces)
 
 
 def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None, tune: str | None = None) -> "Fused":
@@ -53,59 +58,85 @@ class Fused:
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.dynamic = fn, dynamic
         self._said = {} if tune is None else checked({"tune": tune})
-        try:
-            self._signature = inspect.signature(fn)
-        except ValueError:
-            raise BadArgument(detail=f"{fn} does not say what arguments it takes; wrap it in a lambda that does.") from None
-        self._traces: list[_Trace] = []
-        self._lock = threading.Lock()
+        _signature(fn)
+        self._known: tuple[_Known, ...] = ()  # the one used last is first
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute, capturing and compiling first where no earlier call did."""
-        args = self._positional(args, kwargs)
-        _forward_only(args)
-        trace, bindings = self._trace(args)
-        if any(trace.program.points((axis.name,), bindings) == 0 for axis in trace.program.axes):
+        """Compute, tracing and compiling first where no earlier call did."""
+        known = self._now()
+        args = self._positional(known.signature, args, kwargs)
+        leaves, key = flatten(args)
+        _forward_only(leaves)
+        call = known.traces.find(key)
+        if call is None or not call.is_valid(known.state):
+            call = self._new_call(known, args, key)
+        if call.is_empty:
             with torch.no_grad():  # no elements, nothing to fuse: the function's own answer for an empty axis is the right one
                 return self.fn(*args)
-        tensors = trace.captured.tensors(args)
+        trace = call.trace
+        tensors = trace.captured.buffers(leaves)
         aligned = trace.outputs.union(name for name, t in tensors.items() if t.data_ptr() % 16 == 0)
-        executable = trace.kernels.executable(bindings, trace.captured.device, aligned)
-        return trace.captured.result(executable(tensors, bindings), args)
+        executable = trace.kernels.executable(call.bindings, trace.captured.device, aligned)
+        return trace.captured.answer(executable(tensors, call.bindings), leaves, call.bindings)
 
-    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        if not kwargs and len(args) == len(self._signature.parameters):
+    @property
+    def _traces(self) -> tuple[Trace, ...]:
+        """All of them, for tests."""
+        return tuple(trace for known in self._known for trace in known.traces)
+
+    def _positional(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        if not kwargs and len(args) == len(signature.parameters):
             return args
-        keyword_only = {name for name, p in self._signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
+        keyword_only = {name for name, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
         if given := keyword_only & kwargs.keys():
             raise BadArgument(detail=f"keyword-only arguments cannot be given to a fused function ({', '.join(sorted(given))}); "
                                      "make them positional, or bind them with functools.partial.")
         try:
-            bound = self._signature.bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise BadArgument(detail=f"{getattr(self.fn, '__name__', 'the function')}: {error}.") from None
         bound.apply_defaults()  # keyword-only defaults are the function's own business
         return bound.args
 
-    def _trace(self, args: tuple[Any, ...]) -> tuple[_Trace, Bindings]:
-        for trace in self._traces:
-            bindings = trace.captured.bind(args)
-            if bindings is not None:
-                return trace, bindings
-        with self._lock:
-            captured = capture(self.fn, args, dynamic=self.dynamic)
-            program = optimise(captured.program)
-            outputs = frozenset(b.name for b in program.buffers if b.role == "output")
-            kernels = Kernels(program, getattr(self.fn, "__name__", "the function"), resolve(given(self._said)).tune)
-            trace = _Trace(captured, program, kernels, outputs)
-            self._traces.append(trace)
-        bindings = captured.bind(args)
-        assert bindings is not None, "a capture applies to the arguments it was made from"
-        return trace, bindings
+    def _now(self) -> _Known:
+        """What is known of the function as it is now."""
+        latest = self._known[:1]
+        if latest and latest[0].state.unchanged():
+            return latest[0]
+        with _TRACING:
+            known = next((each for each in self._known if each.state.unchanged()), None)
+            return self._keep(known or _Known(state_of((self.fn,)), _signature(self.fn)))
+
+    def _keep(self, known: _Known) -> _Known:
+        self._known = (known, *(each for each in self._known if each is not known))[:MOST_STATES]
+        return known
+
+    def _new_call(self, known: _Known, args: tuple[Any, ...], key: Hashable) -> Call:
+        """A call of a new kind: answered by a trace that fits, or by one made now."""
+        with _TRACING:
+            call = known.traces.find(key) or known.traces.fit(args)
+            if call is None or not call.is_valid(known.state):
+                captured = capture(self.fn, args, dynamic=self.dynamic, state=known.state)
+                if not known.state.unchanged():  # it was traced again, in the state that its first run left
+                    known = self._keep(_Known(captured.state, known.signature))
+                program = optimise(captured.program)
+                kernels = Kernels(program, getattr(self.fn, "__name__", "the function"), resolve(given(self._said)).tune)
+                bindings = captured.bind(args)
+                assert bindings is not None, "a capture applies to the arguments it was made from"
+                call = Call(Trace(captured, program, kernels), bindings)
+            known.traces.add(key, args, call)
+        return call
 
 
-def _forward_only(args: tuple[Any, ...]) -> None:
+def _signature(fn: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(fn)
+    except ValueError:
+        raise BadArgument(detail=f"{fn} does not say what arguments it takes; wrap it in a lambda that does.") from None
+
+
+def _forward_only(leaves: Sequence[Any]) -> None:
     if torch.is_grad_enabled():
-        for k, arg in enumerate(args):
+        for k, arg in enumerate(leaves):
             if isinstance(arg, torch.Tensor) and arg.requires_grad:
                 raise NeedsGrad(argument=k)

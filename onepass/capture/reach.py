@@ -1,0 +1,417 @@
+"""Everything a function can read besides its arguments, found without running it.
+
+From the function the walk follows globals, closures, defaults and the code of every function it can call; of every object met,
+the attributes that any of that code names. So it does not matter which branches a trace takes. Each place where a value was
+found becomes a Read. Where state could hide from Python, the function is refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib.util
+import sys
+from collections import deque, namedtuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any
+
+import torch
+
+from ..errors import HiddenState
+from . import trusted
+from .bytecode import Chain, mentions
+from .state import ABSENT, Read, State, content, make_read
+
+MOST = 20_000  # places, and objects; comparing more at every call would cost more than kernels save
+_SEQUENCES = (list, tuple, deque, set, frozenset)
+_FIELD: type = type(vars(namedtuple("_Named", "field"))["field"])
+# What objects that wrap others lead to.
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"), MethodType: ("__func__", "__self__"), property: ("fget", "fset", "fdel"),
+    staticmethod: ("__func__",), classmethod: ("__func__",), functools.cached_property: ("func",),
+    type(functools.lru_cache(len)): ("__wrapped__",), slice: ("start", "stop", "step"), _FIELD: (),
+}
+# Methods that torch calls of subclasses of its own from C.
+_CALLED_IN_C = frozenset({"forward", "backward", "setup_context", "jvp", "vjp", "vmap"})
+_MAKE_TEXT, _AS_TEXT = ("str", "repr", "format", "print"), ("__repr__", "__str__", "__format__")
+_CONSTRUCT = ("__init__", "__new__", "__post_init__")
+# Special names of a class that no instruction looks up.
+_PASSIVE = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__", "__slots__",
+                      "__static_attributes__", "__abstractmethods__", "__parameters__", "__orig_bases__", "__annotate__",
+                      "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__subclasshook__", "__del__",
+                      "__init_subclass__", "__set_name__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
+                      "__copy__", "__deepcopy__", "__dir__", "__sizeof__", "__dataclass_fields__", *_AS_TEXT, *_CONSTRUCT})
+_BY_NAME = frozenset({"__dict__", "__getattribute__", "__getattr__", "__setattr__"})
+_OUT_OF_REACH = frozenset({"__globals__", "__subclasses__", "__builtins__", "f_globals", "f_locals", "f_back", "gi_frame",
+                           "tb_frame", "__loader__", "__spec__", "_version"})
+# They read a tensor's memory without an op that could be seen.
+_READ_MEMORY = frozenset({"tolist", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__", "grad"})
+_NOT_FOLLOWED = object()
+
+
+def state_of(roots: Sequence[Any]) -> State:
+    """What functions and other objects can read, as it is now."""
+    walk = _Walk()
+    walk.namespaces.append(_Namespace("torch.Tensor", vars(torch.Tensor), "tensor"))
+    try:
+        for root in roots:
+            walk.open(root, getattr(root, "__name__", type(root).__name__))
+        walk.finish()
+    except RecursionError:
+        raise HiddenState(what="more than Python's recursion limit allows to follow", where=f"from {roots[0]}") from None
+    return State(walk.reads)
+
+
+@dataclass(eq=False)
+class _Namespace:
+    """Names of which those are read that code mentions."""
+
+    where: str
+    names: Mapping[str, Any]
+    of: str  # "object" | "class" | "module" | "tensor": torch's own class, of which only mentioned names are compared
+    done: int = 0  # how many of the mentioned names were read; -1 once all of its names are
+
+
+@dataclass
+class _Walk:
+    reads: list[Read] = field(default_factory=list)
+    noted: set[tuple[int, str]] = field(default_factory=set)
+    seen: dict[int, Any] = field(default_factory=dict)  # by id; held, so that no other object gets the id
+    types: dict[int, type] = field(default_factory=dict)
+    mentioned: dict[str, None] = field(default_factory=dict)
+    namespaces: list[_Namespace] = field(default_factory=list)
+    looks_up_by_name: str = ""  # where, if anywhere
+    tensor: str = ""  # where one was found
+
+    def read(self, where: str, owner: Any, expression: str, kind: str = "one") -> Any:
+        """Note what an expression gives, and give it."""
+        read, value = make_read(where, owner, expression, kind)
+        if (id(owner), expression) not in self.noted:
+            self.noted.add((id(owner), expression))
+            self.reads.append(read)
+        if len(self.reads) > MOST or len(self.seen) > MOST:
+            raise HiddenState(what=f"more than {MOST} objects", where=where)
+        return value
+
+    def item(self, where: str, namespace: Mapping[str, Any], name: str) -> Any:
+        """The value of a name, ABSENT if it has none."""
+        return self.read(where, namespace, f"{{o}}.get({name!r}, ABSENT)")
+
+    def elements(self, where: str, container: Any, values: str = "{o}") -> None:
+        for k, value in enumerate(self.read(where, container, values, "each")):
+            self.open(value, f"{where}[{k}]")
+
+    def mapping(self, where: str, owner: Any, of: str = "{o}.") -> None:
+        """A dict: its keys in their order, and its values."""
+        given = "" if of == "{o}." else "{o}"
+        self.elements(f"the keys of {where}", owner, f"{of}keys({given})")
+        self.elements(where, owner, f"{of}values({given})")
+
+    def mention(self, *names: str) -> None:
+        self.mentioned.update(dict.fromkeys(names))
+
+    def finish(self) -> None:
+        """Read every mentioned name of every namespace; that may lead to more of both."""
+        met = -1
+        while met != (met := len(self.mentioned) + len(self.namespaces) + bool(self.looks_up_by_name)):
+            for namespace in tuple(self.namespaces):
+                self.look(namespace)
+        reading = sorted(_READ_MEMORY.intersection(self.mentioned)) or [self.looks_up_by_name]
+        if self.tensor and reading[0]:
+            raise HiddenState(what=f"the values of a tensor, through {reading[0]}", where=self.tensor)
+
+    def look(self, namespace: _Namespace) -> None:
+        if self.looks_up_by_name and namespace.done >= 0 and namespace.of != "tensor":
+            if namespace.of == "module":
+                raise HiddenState(what=f"any name of the module {namespace.where}", where=self.looks_up_by_name)
+            namespace.done = -1
+            self.mapping(namespace.where, namespace.names)
+        if namespace.done < 0:
+            return
+        names = tuple(self.mentioned)[namespace.done:]
+        namespace.done = len(self.mentioned)
+        for name in names:
+            if namespace.of != "class" or name in namespace.names:  # of classes, the list of names is compared
+                where = f"{namespace.where}.{name}"
+                value = self.item(where, namespace.names, name)
+                if value is ABSENT and namespace.of == "module":
+                    value = self.made_up(sys.modules.get(namespace.names["__name__"]), name, where)
+                self.open(value, where)
+
+    def made_up(self, module: Any, name: str, where: str) -> Any:
+        """What a module's own `__getattr__` gives for a name that is not in it."""
+        function = vars(module).get("__getattr__") if isinstance(module, ModuleType) else None
+        if function is None:
+            return ABSENT
+        self.open(function, f"{module.__name__}.__getattr__")
+        return self.read(where, module, f"getattr({{o}}, {name!r}, ABSENT)", "fresh")
+
+    # ---- objects -------------------------------------------------------------------------------------------------------------
+
+    def open(self, value: Any, where: str) -> None:
+        """Follow a value that code may do anything with."""
+        if value is ABSENT or trusted.is_atom(value) or id(value) in self.seen:
+            return
+        self.seen[id(value)] = value
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            self.outside_tensor(value, where)
+        elif isinstance(value, type):
+            self.mention(*_CONSTRUCT)
+            self.of_class(value, where)
+        elif kind is FunctionType:
+            self.function(value, where)
+        elif isinstance(value, ModuleType):
+            self.module(value, where)
+        elif trusted.is_in_c_function(value):
+            self.in_c(value, where)
+        elif kind in _WRAPPERS:
+            for name in _WRAPPERS[kind]:
+                self.open(self.read(where, value, f"{{o}}.{name}"), where)
+        elif kind in _SEQUENCES:
+            self.elements(where, value)
+        elif kind in (dict, MappingProxyType):
+            self.mapping(where, value)
+        elif kind is not CodeType and not trusted.is_silent(value):
+            self.instance(value, where)
+
+    def outside_tensor(self, tensor: torch.Tensor, where: str) -> None:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            raise HiddenState(what=f"a {type(tensor).__name__}", where=where)
+        self.tensor = self.tensor or where
+        self.mapping(f"vars({where})", vars(tensor))
+
+    def function(self, function: FunctionType, where: str) -> None:
+        """A function's code, defaults and closure; of one that only calls what it is given, the closure."""
+        code, module = function.__code__, function.__globals__.get("__name__")
+        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        if not trusted.is_helper(module):
+            for name in ("__code__", "__defaults__", "__kwdefaults__"):
+                self.open(self.read(f"{where}.{name}", function, f"{{o}}.{name}"), f"defaults of {where}")
+            if vars(function):
+                self.mapping(f"vars({where})", vars(function))
+            self.code(code, cells, function.__globals__, where)
+            return
+        if trusted.is_torch(module):
+            self.torch_function(function, where)
+        for name, cell in cells.items():
+            self.open(self.cell(cell, f"{name} in {where}"), f"{name} in {where}")
+
+    def cell(self, cell: CellType, where: str) -> Any:
+        return self.read(where, cell, "content({o})" if content(cell) is ABSENT else "{o}.cell_contents")
+
+    def torch_function(self, function: Any, where: str) -> None:
+        treatment = trusted.torch_function(function)
+        if treatment == "readable":
+            self.read(f"{where}()", function, "attempt({o})", "fresh")
+        elif treatment == "stateful":
+            raise HiddenState(what=f"the state of torch that {function.__name__} concerns", where=where)
+
+    def in_c(self, function: Any, where: str) -> None:
+        """A function or descriptor in C must be known; what it is bound to is followed."""
+        bound_to = getattr(function, "__self__", None)
+        is_function = isinstance(function, BuiltinFunctionType)
+        if is_function and trusted.is_torch(function.__module__):
+            self.torch_function(function, where)
+        elif trusted.looks_up_by_name(function):
+            self.looks_up_by_name = self.looks_up_by_name or where
+        elif bound_to is not None and not isinstance(bound_to, ModuleType):
+            self.open(bound_to, where)
+        elif not trusted.is_pure_in_c(function):
+            raise HiddenState(what=f"what {getattr(function, '__module__', None)}.{function.__name__} gives", where=where)
+
+    def module(self, module: ModuleType, where: str) -> None:
+        if not trusted.is_torch(module.__name__):
+            self.namespaces.append(_Namespace(where, vars(module), "module"))
+        elif trusted.is_stateful(module.__name__):
+            raise HiddenState(what=f"the state of torch in {module.__name__}", where=where)
+
+    def of_class(self, kind: type, where: str) -> None:
+        """A class: what code mentions of it and of its bases, and what instructions look up by special names."""
+        self.read(where, kind, "{o}.__mro__")
+        if kind is type:
+            self.mention(*_CONSTRUCT)
+        for base in kind.__mro__:
+            if id(base) in self.types:
+                continue
+            self.types[id(base)] = base
+            if trusted.is_torch(base.__module__):
+                self.of_torch(base, where)
+            elif trusted.is_in_c(base):
+                if not trusted.is_known_in_c(base):
+                    raise HiddenState(what=f"a {base.__module__}.{base.__name__}", where=where)
+            elif not trusted.is_helper_type(base):
+                self.own_class(base, base.__qualname__)
+        if type(kind) is not type:
+            self.of_class(type(kind), where)
+
+    def own_class(self, kind: type, where: str) -> None:
+        names = vars(kind)
+        self.read(f"the names of {where}", names, "{o}.keys()", "each")
+        self.namespaces.append(_Namespace(where, names, "class"))
+        called = frozenset().union(*(called_by(base) for base in kind.__mro__ if trusted.is_torch(base.__module__)))
+        for name in tuple(names):
+            special = name.startswith("__") and name.endswith("__") and name not in _PASSIVE
+            if special or name in called:
+                self.open(self.item(f"{where}.{name}", names, name), f"{where}.{name}")
+
+    def of_torch(self, kind: type, where: str) -> None:
+        """A class of torch needs no looking into, but for what it reads elsewhere."""
+        if trusted.is_stateful(kind.__module__) or trusted.is_in_c(kind) and kind.__name__ == "Generator":
+            raise HiddenState(what=f"a {kind.__module__}.{kind.__name__}", where=where)
+        if kind is torch.autocast:
+            for device in ("cuda", "cpu"):
+                self.read("torch.get_autocast_dtype()", device, "autocast_dtype({o})")
+        if kind is torch.nn.Module:
+            hooks = vars(sys.modules[kind.__module__])
+            for name in [n for n, v in hooks.items() if n.startswith("_global_") and isinstance(v, dict)]:
+                self.open(self.item(name, hooks, name), name)
+
+    def instance(self, value: Any, where: str) -> None:
+        """An object of a class: its class, its attributes, and what it contains."""
+        kind = type(value)
+        unknown = next((c for c in kind.__mro__ if trusted.is_in_c(c) and c not in trusted.VALUE_BASES), None)
+        if unknown is not None:
+            raise HiddenState(what=f"a {kind.__module__}.{kind.__qualname__}", where=where)
+        self.read(f"type({where})", value, "type({o})")
+        self.of_class(kind, where)
+        if kind.__module__ in ("torch._ops", "torch._library.custom_ops"):
+            return
+        base = next((c for c in (*_SEQUENCES, dict) if isinstance(value, c)), None)
+        if base is dict:
+            self.mapping(where, value, "dict.")
+        elif base is not None:
+            self.elements(where, value, f"tuple({base.__name__}.__iter__({{o}}))")
+        self.open(getattr(value, "default_factory", None), where)
+        self.attributes(value, where)
+
+    def attributes(self, value: Any, where: str) -> None:
+        """What an object holds: mentioned names; all of them, where code that is not looked into reads them too."""
+        names = own_names(value)
+        for base in type(value).__mro__:
+            if not trusted.is_in_c(base):
+                for name in [n for n, v in vars(base).items() if isinstance(v, MemberDescriptorType)]:
+                    self.open(self.read(f"{where}.{name}", value, f"getattr({{o}}, {name!r}, ABSENT)"), f"{where}.{name}")
+        if names is None:
+            return
+        if any(trusted.is_helper_type(base) for base in type(value).__mro__) or type(value) is SimpleNamespace:
+            self.mapping(f"vars({where})", names)
+        else:
+            self.namespaces.append(_Namespace(where, names, "object"))
+
+    # ---- code ----------------------------------------------------------------------------------------------------------------
+
+    def code(self, code: CodeType, cells: Mapping[str, CellType], outer: dict[str, Any], where: str) -> None:
+        """What a function's instructions name, and those of functions made inside it."""
+        named = mentions(code)
+        if hidden := _OUT_OF_REACH.intersection(named.attributes):
+            raise HiddenState(what=f"anything, through {min(hidden)}", where=where)
+        self.mention(*named.attributes)
+        if named.has_class_patterns or not _BY_NAME.isdisjoint(named.attributes):
+            self.looks_up_by_name = self.looks_up_by_name or where
+        if "__class__" in named.attributes:
+            self.mention(*_CONSTRUCT)
+        if named.makes_text or any(not c.in_cell and c.root in _MAKE_TEXT for c in named.chains):
+            self.mention(*_AS_TEXT)
+        for chain in named.chains:
+            self.follow(chain, cells, outer)
+        for name, level in named.imports:
+            self.imported(name, level, outer)
+        for inner in named.inner:
+            seen = {n: cells[n] for n in inner.co_freevars if n in cells and n not in code.co_cellvars}
+            self.code(inner, seen, outer, where)
+
+    def imported(self, name: str, level: int, outer: dict[str, Any]) -> None:
+        if level:
+            name = importlib.util.resolve_name("." * level + name, outer.get("__package__") or "")
+        for module in dict.fromkeys((name, name.partition(".")[0])):
+            self.open(self.item(module, sys.modules, module), module)
+
+    def follow(self, chain: Chain, cells: Mapping[str, CellType], outer: dict[str, Any]) -> None:
+        """A variable and the attributes read from it at once: only those of a module or of a plain object need be read."""
+        if chain.in_cell and chain.root not in cells:
+            return  # a variable of the function's own
+        where = chain.root
+        value = self.cell(cells[where], where) if chain.in_cell else self.item(where, outer, where)
+        if value is ABSENT and not chain.in_cell:
+            value = self.item(where, vars(builtins), where)
+        if where == "__class__" and chain.in_cell:  # of super()
+            self.of_class(value, where)
+            return
+        for name in chain.steps:
+            found = self.step(value, name, f"{where}.{name}")
+            if found is _NOT_FOLLOWED:
+                break
+            value, where = found, f"{where}.{name}"
+        self.open(value, where)
+
+    def step(self, value: Any, name: str, where: str) -> Any:
+        """One attribute of an object, if nothing but a look-up decides what it is."""
+        if isinstance(value, ModuleType) and name in vars(value):
+            return self.item(where, vars(value), name)
+        if trusted.is_torch(type(value).__module__) and not isinstance(value, torch.nn.Module | torch.Tensor) \
+                or isinstance(value, ModuleType) and trusted.is_torch(value.__name__):
+            return self.read(where, value, f"getattr({{o}}, {name!r}, ABSENT)", "fresh")
+        if isinstance(value, ModuleType):
+            self.item(where, vars(value), name)
+            return self.made_up(value, name, where)
+        is_class = isinstance(value, type)
+        kind = value if is_class else type(value)
+        names = own_names(value)
+        if not is_plain(kind):
+            return _NOT_FOLLOWED
+        if is_class:
+            return self.class_step(kind, name, where) if type(kind) is type else _NOT_FOLLOWED
+        return self.object_step(value, names, name, where) if names is not None and name in names else _NOT_FOLLOWED
+
+    def class_step(self, kind: type, name: str, where: str) -> Any:
+        holder = next((c for c in kind.__mro__ if name in vars(c)), None)
+        if holder is None or hasattr(vars(holder)[name], "__get__"):
+            return _NOT_FOLLOWED
+        self.read(where, kind, "{o}.__mro__")
+        return [self.item(where, vars(c), name) for c in kind.__mro__[:kind.__mro__.index(holder) + 1]][-1]
+
+    def object_step(self, value: Any, names: Mapping[str, Any], name: str, where: str) -> Any:
+        kind = type(value)
+        if any(name in vars(c) for c in kind.__mro__):
+            return _NOT_FOLLOWED
+        self.read(f"type of {where}", value, "type({o})")
+        self.read(where, kind, "{o}.__mro__")
+        for base in kind.__mro__[:-1]:
+            self.item(where, vars(base), name)
+        return self.item(where, names, name)
+
+
+def own_names(value: Any) -> dict[str, Any] | None:
+    """An object's own attributes, None for one that can have none."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+
+
+def is_plain(kind: type) -> bool:
+    """Whether attributes of a class's objects are looked up as Python does by itself, in classes made by class statements."""
+    by_itself = getattr(kind, "__getattribute__") is object.__getattribute__  # noqa: B009, mypy takes the attribute for a method
+    return by_itself and all(
+        c is object or not trusted.is_in_c(c) and not trusted.is_helper_type(c) for c in kind.__mro__)
+
+
+@functools.lru_cache(maxsize=256)
+def called_by(kind: type) -> frozenset[str]:
+    """The names that methods of a class of torch mention: those a subclass may stand in for."""
+    methods = ("__call__", "_wrapped_call_impl", "_call_impl") if kind is torch.nn.Module else tuple(vars(kind))
+    code = [vars(kind)[m].__code__ for m in methods if isinstance(vars(kind).get(m), FunctionType)]
+    return frozenset(name for each in code for name in each.co_names) | _CALLED_IN_C
