@@ -24,8 +24,8 @@ from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer
 from ..ir.size import Size, Sym, product, sym
 from .arguments import Arguments, Layout, Layouts, candidate_layouts, check, flatten
-from .lower import lower
 from .captured import Captured, Leaf, PlainLeaf, TensorLeaf
+from .lower import lower
 from .outputs import aliased, plan_outputs
 from .reach import state_of
 from .source import user_frame, user_line
