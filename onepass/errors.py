@@ -449,6 +449,12 @@ class RewriteFailed(OnepassError):
     message = "A graph could not be rewritten: {detail}. This is a bug in onepass; please report it with `onepass doctor`."
 
 
+class SeededRandom(OnepassError):
+    code = "ONEPASS-710"
+    message = ("{op} ({lines}) turns a seed into random numbers, which only Inductor's code generation can: with rest=\"eager\" it "
+               "would draw others, and a backward that draws again would not belong to its forward. Set rest to \"inductor\".")
+
+
 class UnknownDevice(OnepassError):
     code = "ONEPASS-801"
     message = "No device is called {name!r}. Known: {known}."

@@ -14,6 +14,7 @@ from .. import compat
 from ..ir.expr import BY_TORCH
 from .lookups import LOOKUPS
 from .lower import TABLE
+from .order import epochs, is_ordered, outlives_epoch
 from .reductions import HANDFUL, REDUCTIONS
 from .schema import op_name
 from .views import VIEWS
@@ -103,9 +104,17 @@ def complaint(node: fx.Node, device: torch.device) -> str | None:
 def kinds(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str]) -> dict[fx.Node, Kind]:
     """The kind of every node. `blocked` ones have a row but could not be lowered."""
     found: dict[fx.Node, Kind] = {}
+    epoch = dict(zip(graph.nodes, epochs(graph.nodes), strict=True))
     for node in graph.nodes:
-        found[node] = _kind(node, device, blocked, found)
+        kind = _kind(node, device, blocked, found)
+        # What is not computed anew on the far side of a write is read from memory there.
+        found[node] = Kind.HARD if kind is Kind.LIGHT and _reads(node) and outlives_epoch(node, epoch) else kind
     return found
+
+
+def _reads(node: fx.Node) -> bool:
+    """Whether a light node reads memory, or lies in memory that something else was given."""
+    return node.target is not operator.getitem and op_name(node.target) not in _CONSTANTS
 
 
 def _kind(node: fx.Node, device: torch.device, blocked: Collection[fx.Node], before: Mapping[fx.Node, Kind]) -> Kind:
@@ -117,7 +126,8 @@ def _kind(node: fx.Node, device: torch.device, blocked: Collection[fx.Node], bef
         return Kind.LIGHT if before[source] in (Kind.HEAVY, Kind.LIGHT) else before[source]
     name = op_name(node.target)
     few = name in REDUCTIONS and _is_handful(node)
-    if node in blocked or name in _LEFT or name not in TABLE or complaint(node, device) or few and _folds_neighbours(node):
+    computed = name in TABLE and name not in _LEFT and node not in blocked and not is_ordered(node)
+    if not computed or complaint(node, device) or few and _folds_neighbours(node):
         return Kind.SOFT if _is_inlined(node, name) else Kind.HARD
     if name in _CONSTANTS:
         return Kind.LIGHT

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import fx
 
 from .kinds import MATMULS, Kind, is_reduction, kinds, nbytes
+from .order import epochs, is_ordered
 from .schema import op_name
 
 
@@ -28,7 +30,7 @@ class Net:
                 self.after[base].append(user)
         self.bytes = [nbytes(n) for n in self.nodes]
         self.reduces = [is_reduction(n) for n in self.nodes]
-        self.epoch = self._epochs()
+        self.epoch = epochs(self.nodes)  # regions do not reach across a write to existing memory
 
     def _through(self, sources: Iterable[fx.Node]) -> tuple[int, ...]:
         """The computing nodes behind some values."""
@@ -42,14 +44,14 @@ class Net:
             found |= dict.fromkeys(self._seen[source])
         return tuple(found)
 
-    def _epochs(self) -> list[int]:
-        """How many writes to existing memory come before each node: regions do not reach across one."""
-        epochs, writes = [], 0
-        for node in self.nodes:
-            schema = getattr(node.target, "_schema", None)
-            writes += bool(schema is not None and schema.is_mutable)
-            epochs.append(writes)
-        return epochs
+    @cached_property
+    def following(self) -> list[list[int]]:
+        """Who must come after each node: its users, and behind an ordered op the next one."""
+        found = [list(users) for users in self.after]
+        ordered = [i for i, node in enumerate(self.nodes) if is_ordered(node)]
+        for one, other in pairwise(ordered):
+            found[one].append(other)
+        return found
 
     @cached_property
     def heavy(self) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ def find_regions(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node
                  epilogues: bool = False) -> tuple[Region, ...]:
     """All regions of a graph. `blocked` nodes are left out; `epilogues`: matmuls take a single following op into themselves."""
     net = Net(graph, device, blocked, epilogues)
-    groups = Groups(net.after)
+    groups = Groups(net.following)
     book = _Book(net, groups)
     for node in net.heavy:
         book.grow(node)
@@ -54,9 +54,10 @@ def find_regions(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node
 def _region(net: Net, shares: Shares, k: int) -> Region:
     own = shares.whole[k]
     # In the order they are used, not in which they come: then equal work has equal text, in whatever block of a model.
-    inputs = dict.fromkeys(b for m in sorted(own) for b in net.bases[m] if b not in own)
+    computed = dict.fromkeys(b for m in sorted(own) for b in net.bases[m] if b not in own)
+    inputs = (v for b in computed for v in net.values(b) if v is net.nodes[b] or net.users_of(v) & own)
     outputs = tuple(v for m in sorted(own) for v in shares.written(k, m))
-    tensors = tuple(net.nodes[i] for i in inputs if tensors_of(net.nodes[i]))
+    tensors = tuple(v for v in inputs if tensors_of(v))
     return Region(tuple(net.nodes[m] for m in sorted(own)), tensors, outputs, shares.charge(k))
 
 

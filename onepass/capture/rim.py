@@ -103,7 +103,8 @@ class Shares:
         """A region with what it had better compute itself than read."""
         whole = set(members)
         for value in sorted({b for m in members for b in self.net.bases[m]} - members, reverse=True):
-            if self._is_arithmetic(value) and not self._is_written_anyway(value):
+            here = self.net.epoch[value] == self.net.epoch[min(members)]  # what it is computed from has not been written since
+            if here and self._is_arithmetic(value) and not self._is_written_anyway(value):
                 whole |= self._cone(value, whole) or set()
         return whole
 
@@ -121,7 +122,7 @@ class Shares:
             fresh = sum(self.net.bytes[b] for b in behind - read)
             if fresh <= self.net.bytes[value] * (1 + 1 / SMALL) and not self._asks_more(behind - whole, value):
                 best = set(cone)
-            deeper = [b for b in behind if self._is_arithmetic(b)]
+            deeper = [b for b in behind if self._is_arithmetic(b) and self.net.epoch[b] == self.net.epoch[value]]
             if not deeper:
                 break
             cone.add(max(deeper))

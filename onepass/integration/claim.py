@@ -15,6 +15,7 @@ from torch import fx
 
 from ..capture.kinds import complaint, is_reduction, tensors_of
 from ..capture.lower import TABLE, Blocked
+from ..capture.order import is_ordered
 from ..capture.part import Part, lowered
 from ..capture.reductions import REDUCTIONS
 from ..capture.regions import find_regions
@@ -149,7 +150,7 @@ def _drop_dead(graph: fx.Graph) -> None:
     """Erase arithmetic that nobody uses: a dead user would have a region write what nobody reads. Other ops may have effects."""
     for node in reversed(list(graph.nodes)):
         known = node.op == "call_function" and (op_name(node.target) in TABLE or node.target is operator.getitem)
-        if known and not node.users and not node.is_impure():
+        if known and not node.users and not is_ordered(node):
             graph.erase_node(node)
 
 

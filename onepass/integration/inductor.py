@@ -14,8 +14,11 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..errors import UntestedTorch
+from ..capture.order import is_seeded
+from ..capture.source import user_line
+from ..errors import SeededRandom, UntestedTorch
 from . import failure
+from .failure import spoken
 from .settings import checked, given, resolve, split
 
 
@@ -38,8 +41,7 @@ class Backend:
         patches |= _split(said, patches)
         if settings.rest == "inductor":
             return compat.compile_by_inductor(module, inputs, patches)
-        # Caches hold what Inductor compiled, and here it compiles nothing.
-        return compat.compile_by_inductor(module, inputs, {**patches, "force_disable_caches": True}, _run_as_is)
+        return compat.compile_by_inductor(module, inputs, {**patches, **_OP_BY_OP}, _run_as_is)
 
     def reset(self) -> None:
         """Called by torch.compiler.reset."""
@@ -52,9 +54,18 @@ class Backend:
 
 backend = Backend()
 
+# Where nothing is left to Inductor: its caches hold what it compiled, and here it compiles nothing. Its own random numbers follow
+# from seeds that only its code generation reads; torch's ops draw eager's, and AOTAutograd sees to it that a backward that draws
+# them again draws the same.
+_OP_BY_OP = {"force_disable_caches": True, "fallback_random": True}
+
 
 def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool = False, **_: Any) -> Any:
-    return compat.run_as_is(module, inputs, is_inference)
+    run = compat.run_as_is(module, inputs, is_inference)
+    seeded = next((node for node in module.graph.nodes if is_seeded(node)), None)
+    if seeded is not None:
+        raise SeededRandom(op=seeded.target, lines=spoken((user_line(seeded.stack_trace),)))
+    return run
 
 
 def _graph_pass(said: dict[str, Any]) -> Any:

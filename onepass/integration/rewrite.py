@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,9 +10,11 @@ import torch
 from torch import fx
 
 from .. import compat
+from ..capture.order import is_ordered
 from ..capture.part import Part
 from ..errors import RewriteFailed
 from ..ir.text import one_line
+from .arrange import arrange
 
 
 class Rewriter:
@@ -63,7 +64,7 @@ class Rewriter:
         waiting = [user for node in own for user in node.users] + own
         while waiting:
             node = waiting.pop()
-            if node in self._gone or node not in self._old or node.users or node.op != "call_function" or node.is_impure():
+            if node in self._gone or node not in self._old or node.users or node.op != "call_function" or is_ordered(node):
                 continue
             self._gone.add(node)
             waiting += node.all_input_nodes
@@ -71,24 +72,7 @@ class Rewriter:
 
     def tidy(self) -> None:
         """Put users behind what they use, otherwise leaving the order as it is."""
-        nodes = list(self.graph.nodes)
-        at = {node: i for i, node in enumerate(nodes)}
-        missing = [len(node.all_input_nodes) for node in nodes]
-        ready = [i for i, count in enumerate(missing) if count == 0]
-        heapq.heapify(ready)
-        last: fx.Node | None = None
-        while ready:
-            node = nodes[heapq.heappop(ready)]
-            if last is not None:
-                last.append(node)
-            last = node
-            for user in node.users:
-                missing[at[user]] -= 1
-                if missing[at[user]] == 0:
-                    heapq.heappush(ready, at[user])
-        if any(missing):
-            raise RewriteFailed(detail="a region lies both before and after one of its users")
-        self.graph.lint()
+        arrange(self.graph)
 
 
 class _Hand:

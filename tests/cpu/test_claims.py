@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from onepass.capture.kinds import OTHER_REDUCTIONS
+from onepass.capture.order import is_ordered
 from onepass.capture.recompute import recompute
 from onepass.device import device
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
@@ -33,7 +34,10 @@ LEFT = {"qwen3_forward": 4, "qwen3_backward": 8, "gemma3_forward": 4, "deepseek_
 @cache
 def outcome(name: str) -> Claimed:
     graph = graphs.load(graphs.read(GRAPHS[name]))
-    return claim(graph, Claiming(H200, phase=name.rsplit("_", 1)[-1]))
+    ordered = [node for node in graph.nodes if is_ordered(node)]
+    found = claim(graph, Claiming(H200, phase=name.rsplit("_", 1)[-1]))
+    assert [node for node in graph.nodes if is_ordered(node)] == ordered, "random ops, attention and writes stay in their order"
+    return found
 
 
 def left(name: str) -> int:

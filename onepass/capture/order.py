@@ -1,0 +1,74 @@
+"""Ops whose order is part of what a graph computes: random draws, writes, collectives, and calls nobody can see into.
+
+A rewritten graph keeps two promises. Ordered ops stay in the order they came in, and nothing moves across a write to memory
+that others may read. What is not known to be free of effects counts as ordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+# Namespaces whose ops have no effects but those that their schema and tags tell. An op of anybody else may count calls, talk
+# to other ranks, or draw numbers.
+_TOLD = frozenset({"aten", "prims", "onepass"})
+_SEEDED = frozenset({"prims.inductor_lookup_seed", "prims.inductor_random", "prims.inductor_randint"})
+# Higher-order ops that write to no memory but their own; what they call may still draw or have effects.
+_FUNCTIONAL = frozenset({"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional", "invoke_subgraph",
+                         "cond", "while_loop", "while_loop_stack_output", "scan", "associative_scan", "map_impl",
+                         "flex_attention", "flex_attention_backward", "run_and_save_rng_state", "run_with_rng_state",
+                         "graphsafe_run_with_rng_state", "with_effects", "wrap", "wrap_activation_checkpoint",
+                         "tag_activation_checkpoint", "wrap_with_autocast", "wrap_with_set_grad_enabled", "hints_wrapper",
+                         "out_dtype", "foreach_map", "inline_asm_elementwise"})
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether a node may write to memory that others read."""
+    if node.op != "call_function":
+        return node.op in ("call_module", "call_method")
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return node.target.name() not in _FUNCTIONAL
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def is_ordered(node: fx.Node) -> bool:
+    """Whether a node must stay before the ordered ones that follow it, and behind those it follows."""
+    if node.op != "call_function":
+        return writes(node)
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return not _calls_region(node)
+    if writes(node) or node.is_impure():
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False  # arithmetic on sizes
+    return target.namespace not in _TOLD or torch.Tag.nondeterministic_seeded in target.tags or is_seeded(node)
+
+
+def is_seeded(node: fx.Node) -> bool:
+    """Whether a node turns a seed into numbers, which only Inductor's code generation does: run as an op, it draws others."""
+    return str(getattr(node.target, "overloadpacket", "")) in _SEEDED
+
+
+def _calls_region(node: fx.Node) -> bool:
+    """Whether a higher-order op calls a region that onepass computes, which has no effects."""
+    called = node.args[0] if node.args else None
+    return isinstance(called, torch._ops.OpOverload) and called.namespace == "onepass"
+
+
+def epochs(nodes: Iterable[fx.Node]) -> list[int]:
+    """How many writes come before each node, itself included."""
+    found, seen = [], 0
+    for node in nodes:
+        seen += writes(node)
+        found.append(seen)
+    return found
+
+
+def outlives_epoch(node: fx.Node, epoch: dict[fx.Node, int]) -> bool:
+    """Whether something that could be in a region uses a node on the far side of a write: there, what the node is computed from
+    may have changed."""
+    return any(user.op == "call_function" and not writes(user) and epoch[user] != epoch[node] for user in node.users)
