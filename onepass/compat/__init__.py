@@ -42,6 +42,7 @@ from .inductor import (
     inductor_options,
     inductor_trouble,
     is_our_pass,
+    is_outermost,
     max_autotune,
     partitioner,
     reset_cuda_graphs,

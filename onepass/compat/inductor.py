@@ -159,11 +159,34 @@ def max_autotune() -> bool:
 
 
 def given_away() -> frozenset[int]:
-    """Positions of inputs that the backward graph being compiled may overwrite; none where CUDA graphs would refuse it."""
+    """Positions of inputs that the backward graph being compiled may overwrite; none where CUDA graphs would refuse it.
+
+    They are positions in the outermost graph alone (`is_outermost`).
+    """
     from torch._inductor import config, utils
 
     known = getattr(utils, "get_donated_idxs", tuple)  # without it, nothing is known to be given away
     return frozenset() if config.triton.cudagraphs else frozenset(known() or ())
+
+
+def is_outermost(graph: Any) -> bool:
+    """Whether the graph whose passes run is the one Inductor was given, and not a branch, a loop's body or a nested region in it.
+
+    Torch runs the same passes on all of them and does not say which is which, so its frames are looked at. False if in doubt.
+    """
+    import inspect
+    import sys
+
+    from torch._inductor import compile_fx
+
+    passes = getattr(compile_fx, "_recursive_post_grad_passes", None)
+    code = getattr(inspect.unwrap(passes), "__code__", None) if passes is not None else None
+    at, modules = sys._getframe(), []
+    while at is not None:
+        if at.f_code is code:
+            modules.append(at.f_locals.get("gm"))
+        at = at.f_back  # type: ignore[assignment]
+    return len(modules) == 1 and getattr(modules[0], "graph", None) is graph
 
 
 def reset_cuda_graphs() -> None:

@@ -125,9 +125,11 @@ def claiming(graph: fx.Graph, said: Mapping[str, Any], phase: str) -> Claiming:
     where = device_of(graph, settings.interpret)
     facts: Device | None = present(where.index or 0) if where is not None and where.type == "cuda" else None
     functional = settings.functional or not _can_fill()
+    # A graph inside another has its inputs from there, where others may read them.
+    owns_inputs = phase == "backward" and settings.rest == "inductor" and compat.is_outermost(graph)
     return Claiming(facts or device(CPU_FACTS), settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
                     settings.in_place and not functional, functional, settings.by_cost,
-                    compat.given_away() if phase == "backward" and settings.rest == "inductor" else frozenset())
+                    compat.given_away() if owns_inputs else frozenset())
 
 
 def _can_fill() -> bool:
