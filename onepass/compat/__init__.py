@@ -48,6 +48,7 @@ from .inductor import (
     reset_cuda_graphs,
     run_as_is,
     trace_artifact,
+    without_python,
 )
 from .kernels import (
     TRITON_PAIRS,

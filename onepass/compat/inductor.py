@@ -158,6 +158,17 @@ def max_autotune() -> bool:
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
+def without_python() -> str | None:
+    """What makes the graph being compiled run where Python does not call its ops; None where Python does."""
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+
+    if getattr(V, "aot_compilation", False):
+        return "AOTInductor"
+    wrappers = {"cpp_wrapper": "Inductor's C++ wrapper", "fx_wrapper": "Inductor's FX wrapper"}
+    return next((name for switch, name in wrappers.items() if getattr(config, switch, False)), None)
+
+
 def given_away() -> frozenset[int]:
     """Positions of inputs that the backward graph being compiled may overwrite; none where CUDA graphs would refuse it.
 

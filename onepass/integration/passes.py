@@ -16,7 +16,7 @@ from torch import fx
 from .. import compat
 from ..capture.source import UNKNOWN, user_line
 from ..device import Device, device
-from ..errors import GraphLeft, text_of
+from ..errors import GraphLeft, WithoutPython, text_of
 from ..pipeline import generate, optimise
 from ..runtime.cache import versions
 from ..runtime.card import OLDEST, present
@@ -45,7 +45,7 @@ class RegionPass:
         before, started = copied(graph), time.perf_counter()
         try:
             where = device_of(graph, self.settings.interpret)
-            if where is None:
+            if where is None or self._declined(graph, phase, where):
                 return
             claimed = claim_all(graph, claiming(graph, self.said, phase))
             self._report_failures(claimed.left, graph, phase)
@@ -60,6 +60,15 @@ class RegionPass:
         journal.graph(journal.GraphSeen(phase, str(where), claimed.regions, claimed.left, took))
         _show(claimed, took)
         _prepare(claimed.regions)
+
+    def _declined(self, graph: fx.Graph, phase: str, where: torch.device) -> bool:
+        """Whether a graph is left as it is because its regions could not be called."""
+        by = compat.without_python()
+        if by is not None:
+            happened = WithoutPython(phase=phase, lines=spoken(lines_of(graph)), by=by)
+            say_once(("graph", by), happened)
+            journal.graph(journal.GraphSeen(phase, str(where), (), (), 0.0, sentence(happened)))
+        return by is not None
 
     def _give_up(self, graph: fx.Graph, phase: str, error: Exception, took: float) -> None:
         name = "graph_" + hashlib.sha256(str(graph).encode()).hexdigest()[:10]

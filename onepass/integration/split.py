@@ -40,7 +40,7 @@ class SplitChange:
         settings = self.settings
         try:
             where = device_of(forward.graph, settings.interpret)
-            if where is None:
+            if where is None or compat.without_python() is not None:
                 return
             graphs = copied(forward.graph), copied(backward.graph)
             made = recompute(*graphs, outputs, where, LEAST_BYTES if settings.by_cost else 1)

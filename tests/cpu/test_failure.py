@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 
 import onepass
 from onepass.errors import NoPlan, OnepassWarning, WrongAnswer
 from onepass.integration import engine, failure, journal, passes, region_op
 from onepass.runtime.executable import Executable
 from tests.cpu.test_region_op import ROWS, assert_filled, inputs, outputs
+from tests.cpu.test_regions import graph_of
 from tests.support import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,3 +222,49 @@ def test_an_untested_torch_is_plain_inductor(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.warns(OnepassWarning, match="ONEPASS-706.*9.9"):
         compiled()(torch.randn(4, 16))
     assert not journal.snapshot().graphs
+
+
+# ---- compiled to run without Python --------------------------------------------------------------------------------------------
+
+
+def ahead_of_time() -> Any:
+    from torch._inductor.virtualized import V
+
+    return V.set_aot_compilation(True)
+
+
+@pytest.mark.parametrize(("compiling", "by"), [
+    (ahead_of_time, "AOTInductor"),
+    (lambda: torch._inductor.config.patch(cpp_wrapper=True), "C\\+\\+ wrapper"),
+    (lambda: torch._inductor.config.patch(fx_wrapper=True), "FX wrapper"),
+])
+def test_what_runs_without_python_gets_no_regions(compiling: Callable[[], Any], by: str) -> None:
+    said = {"interpret": True, "by_cost": False}
+    graph = graph_of(norm, (64, 16))
+    before = str(graph)
+    with pytest.warns(OnepassWarning, match=f"ONEPASS-711.*inference graph.*{by}") as warned, compiling():
+        for _ in range(2):
+            passes.RegionPass(said)(graph, True)
+    assert str(graph) == before and len(warned) == 1
+    assert all(not seen.regions and "ONEPASS-711" in str(seen.error) for seen in journal.snapshot().graphs)
+    passes.RegionPass(said)(graph, True)
+    assert str(graph) != before, "nothing else keeps the region from being claimed"
+
+
+def test_nor_is_anything_else_changed_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onepass.integration import split
+
+    monkeypatch.setattr(split, "recompute", no_plan)
+    module = torch.fx.GraphModule({}, graph_of(norm, (64, 16)))
+    change = split.SplitChange({"interpret": True, "on_error": "raise"})
+    with ahead_of_time():
+        change(module, module, 1)
+    with pytest.raises(NoPlan):
+        change(module, module, 1)
+
+
+def test_an_op_by_op_run_under_the_cpp_wrapper_is_told_so_too() -> None:
+    x = torch.randn(4, 16)
+    with pytest.warns(OnepassWarning, match="ONEPASS-711.*test_failure.py"), torch._inductor.config.patch(cpp_wrapper=True):
+        torch.testing.assert_close(compiled()(x), norm(x))
+    assert not journal.snapshot().calls
