@@ -458,8 +458,8 @@ class SeededRandom(OnepassError):
 class WithoutPython(OnepassError):
     code = "ONEPASS-711"
     message = ("No region was claimed of the {phase} graph at {lines}, because it is compiled by {by}, which cannot call the "
-               "kernels of onepass yet. Inductor computes all of it, so results are right but not faster, and what is made needs no onepass. "
-               "To silence this, call onepass.disable() before, or set ONEPASS_DISABLE=1.")
+               "kernels of onepass yet. Inductor computes all of it, so results are right but not faster, and what is made needs "
+               "no onepass. To silence this, call onepass.disable() before, or set ONEPASS_DISABLE=1.")
 
 
 class UnknownDevice(OnepassError):

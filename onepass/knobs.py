@@ -7,6 +7,7 @@ where and how fast the work is done, so none of them enters a cache key; one tha
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import BadSpec
+
+VERIFIED = "give a whole number of calls, 0 for none, or a share of all calls such as 1/1000"
 
 
 def _workers(text: str) -> int:
@@ -57,10 +60,15 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
-def _count(text: str) -> int:
-    if not text.isdigit():
-        raise ValueError("give a whole number, 0 for none")
-    return int(text)
+def share(text: str) -> str:
+    """`1/1000`, checked: one of so many."""
+    if not re.fullmatch("1/[1-9][0-9]*", text):
+        raise ValueError(VERIFIED)
+    return text
+
+
+def _verify(text: str) -> int | str:
+    return int(text) if re.fullmatch("[0-9]+", text) else share(text)
 
 
 def _on_error(text: str) -> str:
@@ -114,9 +122,9 @@ class Knobs:
     on_error: str = _knob(
         "ONEPASS_ON_ERROR", "warn", _on_error,
         "What follows an error in claiming, planning or compiling a region: warn and leave it to Inductor, or raise.")
-    verify: int = _knob(
-        "ONEPASS_VERIFY", 0, _count,
-        "How many calls of each region are compared with float64, and raise if they are wrong.")
+    verify: int | str = _knob(
+        "ONEPASS_VERIFY", 0, _verify,
+        "How many calls of each region are compared with float64, or which share of them (1/1000), and raise if they are wrong.")
     repro_dir: Path | None = _knob(
         "ONEPASS_REPRO_DIR", None, _folder,
         "The folder reproducers of failures are written to; unset, onepass_repros where the process runs, or a temporary one.")

@@ -23,6 +23,7 @@ from ..ir.size import Bindings, value
 from ..ir.text import parse
 from ..pipeline import optimise
 from . import journal, repro
+from .checks import Checks
 from .engine import Kernels
 from .failure import is_fatal, region_left, reproducer
 from .fallback import MOST_COMPILED, Fill, by_inductor, by_torch, cloned, fresh_results, named, overlaps
@@ -44,7 +45,7 @@ class _Region:
         self.inputs = tuple(b for b in self.program.buffers if b.role == "input")
         self.outputs = tuple(b for b in self.program.buffers if b.role == "output")
         self.tally = journal.tally(self.id)
-        self.unverified = self.settings.verify
+        self.checks = Checks(self.settings.verify) if self.settings.verify else None
         self._fills: dict[tuple[int, ...], Fill] = {}
         self._kernels: Kernels | None = None
         self._fallbacks = 0
@@ -64,7 +65,8 @@ class _Region:
             aligned += aligned + (not at & 15)
         key = (outs[0].get_device(), aligned, taken, *sizes)
         fill = self._fills.get(key)
-        if fill is None or self.unverified:
+        due = self.checks is not None and self.checks.due()
+        if fill is None or due:
             self._slowly(key, outs, ins, sizes)
         else:
             fill(outs, ins)
@@ -82,8 +84,8 @@ class _Region:
                 self._fills[key] = fill
             else:
                 fill(outs, ins)
-            if self.unverified and not _capturing(outs[0]):
-                self.unverified -= 1
+            if self.checks is not None and self.checks.waits and not _capturing(outs[0]):
+                self.checks.made()
                 self._verify(outs, ins, kept, bindings)
 
     def _first(self, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor], bindings: Bindings) -> Fill:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import BadSetting, UnknownSetting
-from ..knobs import knobs
+from ..knobs import VERIFIED, knobs, share
 
 
 def _switch(given: Any) -> bool:
@@ -39,9 +39,11 @@ def _names(given: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _count(given: Any) -> int:
+def _verify(given: Any) -> int | str:
+    if isinstance(given, str):
+        return share(given)
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise ValueError("give a whole number, 0 for none")
+        raise ValueError(VERIFIED)
     return given
 
 
@@ -61,7 +63,7 @@ class Settings:
     in_place: bool = _setting(True, _switch)  # an output may take the memory of an input that nobody reads again
     recompute: bool = _setting(True, _switch)  # the backward computes again what it can have without reading more
     by_cost: bool = _setting(True, _switch)  # False: claim whatever can be computed, however small
-    verify: int = _setting(0, _count, of_calls=True)  # how many calls of each region are compared with float64
+    verify: int | str = _setting(0, _verify, of_calls=True)  # how many calls of each region are compared with float64, or 1/1000
     on_error: str = _setting("warn", _choice("warn", "raise"), of_calls=True)
     tune: str = _setting("off", _choice("off", "on", "full"), of_calls=True)  # whether plans are timed at a region's first call
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from onepass.errors import BadSetting, OnepassWarning, UnknownSetting
+from onepass.errors import BadSetting, BadSpec, OnepassWarning, UnknownSetting, WrongAnswer
 from onepass.integration import failure, journal, region_op, settings
+from onepass.runtime.executable import Executable
+
+BAD_SHARES = ["1/0", "0/5", "2/3", "1/x", "1/-3", "1/1.5", "1/", "/3", "0.001", "-1", "often"]
 
 ROWS = """program rows
   axis m = s0
@@ -137,6 +142,58 @@ def test_threads_share_a_region() -> None:
     assert journal.snapshot().calls == {"g": 8}
 
 
+def checked_calls(monkeypatch: pytest.MonkeyPatch, key: str, sizes: list[int]) -> list[int]:
+    """Which of these calls were compared with float64."""
+    found: list[int] = []
+    made: list[int] = []
+    monkeypatch.setattr(region_op._Region, "_verify", lambda self, outs, ins, kept, bindings: found.append(len(made)))
+    for rows in sizes:
+        region_op.run(outputs(rows), inputs(rows), [rows], key, ROWS)
+        made.append(rows)
+    return found
+
+
+@pytest.mark.parametrize(("verify", "expected"), [
+    ("0", []), ("2", [0, 1]), ("1/1", [0, 1, 2, 3, 4, 5, 6]), ("1/3", [0, 3, 6]), ("1/5", [0, 5]), ("1/1000", [0]),
+])
+def test_which_calls_are_checked(monkeypatch: pytest.MonkeyPatch, verify: str, expected: list[int]) -> None:
+    assert checked_calls(monkeypatch, f"h?verify={verify}", [4, 4, 5, 4, 4, 5, 6]) == expected, "new sizes count like others"
+    monkeypatch.setenv("ONEPASS_VERIFY", verify)
+    assert checked_calls(monkeypatch, "i", [4] * 7) == expected, "so says the environment, and regions count for themselves"
+
+
+def test_a_check_that_cannot_be_made_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = iter([True, True, False, False])
+    monkeypatch.setattr(region_op, "_capturing", lambda tensor: next(capturing, False))
+    assert checked_calls(monkeypatch, "j?verify=1/3", [4] * 7) == [2, 5]
+
+
+def test_a_sampled_call_that_is_wrong_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path))
+    bound = Executable.bound
+    wrong: list[bool] = []
+
+    def sometimes_wrong(self: Executable, bindings: Any) -> Any:
+        fill = bound(self, bindings)
+        return lambda outs, ins: (fill(outs, ins), outs[1].mul_(1.01) if wrong else None)
+
+    monkeypatch.setattr(Executable, "bound", sometimes_wrong)
+    call = lambda: region_op.run(outputs(4), inputs(4), [4], "k?verify=1/3", ROWS)  # noqa: E731
+    call()
+    wrong.append(True)
+    call()
+    call()
+    with pytest.raises(WrongAnswer, match="ONEPASS-703"):
+        call()
+
+
+def test_bad_shares_in_the_environment_are_coded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bad in BAD_SHARES:
+        monkeypatch.setenv("ONEPASS_VERIFY", bad)
+        with pytest.raises(BadSpec, match=r"ONEPASS-803.*ONEPASS_VERIFY.*1/1000"):
+            settings.resolve({})
+
+
 # ---- settings ----------------------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +221,7 @@ def test_what_is_said_of_calls_travels_in_the_key(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("name", "value", "says"), [
     ("rest", "nothing", "inductor, eager"), ("verify", -1, "whole number"), ("skip", "model.py:3", "list"),
     ("interpret", 1, "True"),
+    *(("verify", bad, "1/1000") for bad in (*BAD_SHARES, "3", 0.001, True, None)),
 ])
 def test_bad_settings_say_what_is_good(name: str, value: object, says: str) -> None:
     with pytest.raises(BadSetting, match=says), settings.settings(**{name: value}):
