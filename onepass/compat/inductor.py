@@ -187,16 +187,18 @@ def is_outermost(graph: Any) -> bool:
     """
     import inspect
     import sys
+    import types
 
     from torch._inductor import compile_fx
 
     passes = getattr(compile_fx, "_recursive_post_grad_passes", None)
     code = getattr(inspect.unwrap(passes), "__code__", None) if passes is not None else None
-    at, modules = sys._getframe(), []
+    at: types.FrameType | None = sys._getframe()
+    modules: list[Any] = []
     while at is not None:
         if at.f_code is code:
             modules.append(at.f_locals.get("gm"))
-        at = at.f_back  # type: ignore[assignment]
+        at = at.f_back
     return len(modules) == 1 and getattr(modules[0], "graph", None) is graph
 
 
