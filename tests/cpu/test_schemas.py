@@ -378,6 +378,15 @@ def test_scatter_takes_the_corner_of_new_values() -> None:
     check(lambda x, i, y: (x.scatter(1, i, y), x.scatter(-1, i, y[:, 2:]), x.scatter(1, i, 2)), X.float(), AT, Y.float())
 
 
+@pytest.mark.parametrize("end", [5, 100])
+def test_gradients_are_not_spread_over_slices(end: int) -> None:
+    """torch repeats one column where the slice has several."""
+    given = {**sample("aten.slice_backward.default"), "dim": 1, "grad_output": X[:, :1]}
+    assert outcome("aten.slice_backward.default", {**given, "end": 2}) == "agrees"
+    with pytest.raises(UnsupportedOp, match="another shape"):
+        OneCall("aten.slice_backward.default", {**given, "end": end}).program()
+
+
 def test_alpha_of_bools() -> None:
     for alpha in (0, 1, 2, True, False):
         check(lambda a, b, alpha=alpha: (torch.add(a, b, alpha=alpha), torch.add(a, True, alpha=alpha)), X > 2, Y > 1)
