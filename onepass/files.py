@@ -50,14 +50,17 @@ class _Stage:
 
 
 @contextmanager
-def opened(folder: Path, *, create: bool = False) -> Iterator[int]:
-    """A descriptor of a folder that passes the rule, for openat and its kin. `create` makes what is missing of it, with 0700."""
+def opened(folder: Path, *, own: int = 1, create: bool = False) -> Iterator[int]:
+    """A descriptor of a folder that passes the rule, for openat and its kin.
+
+    The last `own` parts of the path may not be links at all. `create` makes what is missing, with 0700.
+    """
     with ExitStack() as handles:
-        yield _walk(folder, create, handles)
+        yield _walk(folder, own, create, handles)
 
 
-def _walk(folder: Path, create: bool, handles: ExitStack) -> int:
-    """From the root down; links above the last folder lead on from where they lie."""
+def _walk(folder: Path, own: int, create: bool, handles: ExitStack) -> int:
+    """From the root down; a link leads on from where it lies."""
     way = [_root(handles)]
     ahead = [*reversed((folder if folder.is_absolute() else Path.cwd() / folder).parts[1:])]
     links = 0
@@ -73,7 +76,7 @@ def _walk(folder: Path, create: bool, handles: ExitStack) -> int:
             way.append(_stage(handle, place, status))
             continue
         links += 1
-        target = Path(_link(handle, place, status, way[-1], last=not ahead, links=links))
+        target = Path(_link(handle, place, status, way[-1], own=len(ahead) < own, links=links))
         if target.is_absolute():
             del way[1:]
         ahead += [part for part in reversed(target.parts) if part != target.anchor]
@@ -113,9 +116,9 @@ def _stage(handle: int, place: str, status: os.stat_result) -> _Stage:
     return _Stage(handle, place, others)
 
 
-def _link(handle: int, place: str, status: os.stat_result, above: _Stage, last: bool, links: int) -> str:
+def _link(handle: int, place: str, status: os.stat_result, above: _Stage, own: bool, links: int) -> str:
     """Where a link leads, if this user or root alone can have made it."""
-    if last:
+    if own:
         raise Refused(f"{place} is a symbolic link; name the folder it leads to")
     if above.sticky or status.st_uid not in _trusted():
         raise Refused(f"{place} is a symbolic link that others can have made")

@@ -114,7 +114,7 @@ class Knobs:
         "ONEPASS_CACHE", True, _switch,
         "With 0, nothing is kept on disk: each process plans and compiles anew.")
     cache_dir: Path = _knob(
-        "ONEPASS_CACHE_DIR", _user_cache(os.environ), _folder,
+        "ONEPASS_CACHE_DIR", _user_cache(os.environ), _expanded,  # the store says what is the matter with it
         "The folder plans and compiled kernels are kept in; nobody else may be able to write to it or above it.")
     disable: bool = _knob(
         "ONEPASS_DISABLE", False, _switch,

@@ -21,6 +21,7 @@ from .. import files
 from ..errors import EntrySetAside, printable, warn
 
 SEAL = ".sha256"
+OWN = 3  # parts of a path that may not be links: the store, Triton's folder in it, a kernel's in that
 MOST_BYTES = 1 << 30  # of one file: more than any kernel, with room for debugging information
 
 
@@ -70,7 +71,7 @@ def sealed_files() -> type[Any]:
 
 def seal(folder: Path, name: str, content: bytes) -> None:
     """Write a file and its seal. A reader in between finds the one without the other, and so nothing."""
-    with files.opened(folder, create=True) as handle:
+    with files.opened(folder, own=OWN, create=True) as handle:
         with suppress(FileNotFoundError):
             os.unlink(name + SEAL, dir_fd=handle)
         files.write(handle, name, content)
@@ -80,7 +81,7 @@ def seal(folder: Path, name: str, content: bytes) -> None:
 def unseal(folder: Path, name: str) -> bytes | None:
     """What a file holds, if it is as it was written; None otherwise, and where it is not there."""
     try:
-        with files.opened(folder) as handle:
+        with files.opened(folder, own=OWN) as handle:
             content, found = files.read(handle, name, MOST_BYTES), files.read(handle, name + SEAL, MOST_BYTES)
         if found == _digest(folder.name, name, content):
             return content
@@ -96,7 +97,7 @@ def unseal(folder: Path, name: str) -> bytes | None:
 def put_apart(key: str, name: str, content: bytes) -> str:
     """Keep a file for this process alone; its path."""
     folder = _apart(os.getpid()).path / key
-    with files.opened(folder, create=True) as handle:
+    with files.opened(folder, own=2, create=True) as handle:
         files.write(handle, name, content)
     return str(folder / name)
 

@@ -163,7 +163,7 @@ class Store:
     @contextmanager
     def _shelf(self, name: str, create: bool = False) -> Iterator[int]:
         """One of the folders in the store, with everything above it checked anew: whatever it was, it is all right now."""
-        with files.opened(self.folder / name, create=create) as handle:
+        with files.opened(self.folder / name, own=2, create=create) as handle:
             yield handle
 
     def _fetch(self, shelf: str, key: str, declared: type[Any]) -> Any:

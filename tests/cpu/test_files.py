@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -85,6 +86,17 @@ def test_a_link_is_not_the_last_folder_and_not_in_a_sticky_one(tmp_path: Path) -
     assert not passes(sticky / "link" / "it")
     (tmp_path / "last").symlink_to(real)
     assert not passes(tmp_path / "last")
+
+
+def test_no_link_among_the_last_parts_of_a_path(tmp_path: Path) -> None:
+    """Even one of our own: what lies in a store lies in the folder that was named."""
+    made(tmp_path / "real", tmp_path / "real" / "it", tmp_path / "real" / "it" / "deep")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for own, fine in ((1, True), (2, True), (3, False)):
+        folder = tmp_path / "link" / "it" / "deep"
+        expected = contextlib.nullcontext() if fine else pytest.raises(files.Refused, match="symbolic link")
+        with expected, files.opened(folder, own=own):
+            pass
 
 
 def test_a_link_to_where_others_can_write(tmp_path: Path) -> None:

@@ -308,6 +308,16 @@ def test_a_store_is_checked_at_every_use(folder: Path) -> None:
     assert len(said) == 1 and cache.store() is None
 
 
+def test_a_store_that_became_a_link_is_not_used(folder: Path) -> None:
+    again()
+    store = cache.store()
+    assert store is not None
+    folder.rename(folder.parent / "moved")
+    folder.symlink_to(folder.parent / "moved")
+    with pytest.warns(OnepassWarning, match="symbolic link"):
+        assert store.load(entries(folder.parent / "moved")[0].stem) is None and not store.kernels.is_relative_to(folder)
+
+
 def test_a_store_that_was_removed_meanwhile_is_made_again(folder: Path) -> None:
     again()
     store = cache.store()
@@ -324,7 +334,9 @@ def test_a_store_that_was_removed_meanwhile_is_made_again(folder: Path) -> None:
 def test_a_file_where_the_parent_folder_should_be(folder: Path) -> None:
     folder.parent.joinpath("file").write_text("")
     os.environ["ONEPASS_CACHE_DIR"] = str(folder.parent / "file" / "store")  # the fixture puts it back
-    works_with_one_warning("store")
+    works_with_one_warning("no folder")
+    os.environ["ONEPASS_CACHE_DIR"] = str(folder.parent / "file")
+    works_with_one_warning("no folder")
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)

@@ -1,0 +1,291 @@
+"""A campaign against the store: `python -m tests.campaign.store --count 2000 --seed 0 --log FILE`.
+
+Each fault meets a fresh copy of a small store: entries, what was measured on a card, binaries. It is then used as a process
+uses it, and again by a next one. Whatever happened: results are right, what is loaded is what was written, warnings are coded, links lead
+nothing astray, folders that others can write to are neither used nor changed, nothing hangs, and no descriptor is left open.
+
+One JSON line a fault. A run with the same seed and log goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+import onepass
+from onepass import compat
+from onepass.errors import OnepassWarning
+from onepass.integration import engine
+from onepass.runtime import cache
+from onepass.runtime.compiled import Made
+from onepass.runtime.measured import Calibration
+
+from . import store_faults as faults
+
+X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+FUNCTIONS: tuple[Callable[..., Any], ...] = (lambda x: x.softmax(-1), lambda x: (x * x).sum(0))
+CARD, CARD_KEY = Calibration(1.0, 2.0, 3.0, 4.0, 5.0, "2026-01-31"), "c" * 64
+BINARIES = {f"{name}{n}": {f"k.{end}": f"{name}{n}{end}".encode() * 50 for end in ("cubin", "ptx", "json", "so")}
+            for name in "A" for n in range(2)}
+CODES = ("[ONEPASS-501]", "[ONEPASS-502]")
+LONGEST = 120  # seconds a fault may take before it counts as hanging: this machine may be busy
+KINDS = (*faults.DAMAGES, *["failing"] * 8, *["killing"] * 6, *["swapping"] * 2, "children killed", "many processes")
+
+
+@dataclass
+class Told:
+    """One line of the log."""
+
+    seed: int
+    index: int
+    kind: str
+    detail: str = ""
+    outcome: str = ""
+    codes: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Template:
+    """A store as it should be."""
+
+    folder: Path
+    entries: dict[str, Made]
+    right: tuple[torch.Tensor, ...]
+
+
+def template(folder: Path) -> Template:
+    """Make the store that every fault gets a copy of."""
+    right = tuple(result(f, folder) for f in FUNCTIONS)
+    store = cache.Store(folder)
+    store.remember(CARD_KEY, CARD)
+    for key, group in BINARIES.items():
+        with manager(store.kernels, key) as made:
+            made.put_group("k.json", {name: made.put(content, name) for name, content in group.items()})
+    keys = [p.stem for p in (folder / "entries").iterdir()]
+    kept = {key: found for key in keys if (found := store.load(key)) is not None}
+    assert len(kept) == len(FUNCTIONS)
+    return Template(folder, kept, right)
+
+
+def result(function: Callable[..., Any], folder: Path) -> torch.Tensor:
+    """What a new process would compute that finds only the store."""
+    os.environ["ONEPASS_CACHE_DIR"] = str(folder)
+    engine._remembered.cache_clear()
+    cache._opened.cache_clear()
+    found: torch.Tensor = onepass.fuse(function, dynamic=False)(X)
+    return found
+
+
+@contextmanager
+def manager(kernels: Path, key: str) -> Iterator[Any]:
+    """Triton's way to its files."""
+    with compat.triton_files(str(kernels), lambda hit: None):
+        yield compat.triton("test").knobs.cache.manager_class(key)
+
+
+# ---- use ------------------------------------------------------------------------------------------------------------------
+
+
+def use(folder: Path, known: Template, told: Told) -> str:
+    """Load and save everything; what was loaded is compared with what was written."""
+    store, seen = cache.Store(folder), Counter[str]()
+    store.check()
+    for key, kept in known.entries.items():
+        found = store.load(key)
+        seen["found" if found is not None else "missing"] += 1
+        if found is not None and found != kept:
+            told.wrong.append(f"entry {key[:8]} is not as it was written")
+        store.save(key, kept)
+    card = store.recall(CARD_KEY, Calibration)
+    if card is not None and card != CARD:
+        told.wrong.append("the card's facts are not as they were written")
+    store.remember(CARD_KEY, CARD)
+    for key, group in BINARIES.items():
+        seen["found" if binaries_found(store.kernels, key, group, told) else "missing"] += 1
+    store.sweep()
+    return "refused" if not store.usable else "made anew" if seen["missing"] else "found"
+
+
+def binaries_found(kernels: Path, key: str, group: dict[str, bytes], told: Told) -> bool:
+    """Whether Triton was handed its files; made again where not."""
+    with manager(kernels, key) as made:
+        found = made.get_group("k.json")
+        for name, path in (found or {}).items():
+            if Path(path).parent != kernels / key or Path(path).read_bytes() != group[name]:
+                told.wrong.append(f"{key}/{name} is not as it was written")
+        if found is None:
+            try:
+                again = {name: made.put(content, name) for name, content in group.items()}
+            except OSError as error:  # nothing can be written anywhere: compiling fails, and Inductor takes the region
+                raise Unmet from error
+            told.wrong += [f"{name} was not kept" for name, path in again.items() if Path(path).read_bytes() != group[name]]
+            with suppress(OSError):
+                made.put_group("k.json", again)
+    return found is not None and found.keys() == group.keys()
+
+
+def exposed(folder: Path) -> dict[str, int]:
+    """Folders that others can write to, with their modes."""
+    found = [folder.parent, *faults.folders_of(folder)] if folder.is_dir() and not folder.is_symlink() else [folder.parent]
+    return {str(p): mode for p in found if (mode := stat.S_IMODE(p.stat().st_mode)) & faults.OTHERS}
+
+
+def judged(folder: Path, known: Template, told: Told, hook: Callable[[str], None] | None) -> None:
+    """Use the store under a fault, then as a next process does; and look at what is left."""
+    open_before, handles = exposed(folder), len(os.listdir("/proc/self/fd"))
+    with suppress(faults.Killed, Unmet), faults.hooked(hook) if hook else nullcontext():
+        told.outcome = use(folder, known, told)
+    told.outcome = told.outcome or ("killed" if told.kind == "killing" else "no file for Triton")
+    for mode in open_before.items():
+        if mode not in exposed(folder).items() and Path(mode[0]).exists():
+            told.wrong.append(f"the mode of {mode[0]} was changed")
+    if (str(folder) in open_before or str(folder.parent) in open_before) and told.outcome != "refused":
+        told.wrong.append(f"{sorted(open_before)} can be written by others, but the store was {told.outcome}")
+    if (theirs := folder.parent / "theirs").exists() and any(theirs.iterdir()):
+        told.wrong.append("something was written where a link led")
+    for function, right in zip(FUNCTIONS, known.right, strict=True):
+        if not torch.equal(result(function, folder), right):
+            told.wrong.append("a result is wrong")
+    use(folder, known, told)
+    if len(os.listdir("/proc/self/fd")) != handles:
+        told.wrong.append("descriptors are left open")
+
+
+class Unmet(Exception):
+    """A fault that must reach whoever uses Triton's cache."""
+
+
+def children(folder: Path, known: Template, chance: Random, told: Told) -> None:
+    """Processes write and read the same store; all are killed, or one of them damages it."""
+    def work(seed: int) -> None:
+        mine, nothing = Random(seed), Told(0, 0, "")
+        for _ in range(3 if told.kind == "many processes" else 1000):
+            use(folder, known, nothing)
+            if told.kind == "many processes" and mine.random() < 0.3:
+                with suppress(OSError, IndexError, ValueError):
+                    mine.choice((faults.flip, faults.cut, faults.swap, faults.newer))(folder, mine)
+            if nothing.wrong:
+                (folder.parent / f"wrong-{os.getpid()}").write_text("; ".join(nothing.wrong))
+
+    count = chance.randrange(2, 5)
+    alive = [faults.forked(lambda seed=chance.randrange(1 << 30): work(seed)) for _ in range(count)]  # type: ignore[misc]
+    faults.ended(alive, chance.random() / 10 if told.kind == "children killed" else None)
+    told.detail = f"{count} processes"
+    told.wrong += [p.read_text() for p in folder.parent.glob("wrong-*")]
+
+
+# ---- faults one after another ---------------------------------------------------------------------------------------------
+
+
+def fault(seed: int, index: int, known: Template) -> Told:
+    """One fault, all of whose chance follows from its number."""
+    chance = Random(f"{seed}:{index}")
+    told = Told(seed, index, KINDS[index % len(KINDS)])
+    place = Path(tempfile.mkdtemp(prefix="onepass-fault-"))
+    folder, began = place / "store", time.monotonic()
+    shutil.copytree(known.folder, folder)
+    signal.alarm(LONGEST)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            judged(folder, known, told, _prepared(folder, known, chance, told))
+        texts = [str(w.message) for w in said]
+        told.wrong += [f"not coded: {t[:200]}" for w, t in zip(said, texts) if not issubclass(w.category, OnepassWarning)]
+        told.wrong += [f"another code: {t[:200]}" for t in texts if t.startswith("[") and not t.startswith(CODES)]
+        told.codes = sorted({t[1:12] for t in texts if t.startswith("[")})
+    except BaseException as error:
+        told.wrong.append(f"{type(error).__name__}: {error}")
+        if not isinstance(error, (Exception, faults.Killed)):
+            raise
+    finally:
+        signal.alarm(0)
+        _removed(place)
+    told.ms = round(1e3 * (time.monotonic() - began), 1)
+    return told
+
+
+def _prepared(folder: Path, known: Template, chance: Random, told: Told) -> Callable[[str], None] | None:
+    """Damage the store, or say what is to happen while it is used."""
+    match told.kind:
+        case "failing" | "killing":
+            told.detail, hook = (faults.failing if told.kind == "failing" else faults.killing)(chance)
+            if chance.random() < 0.5:  # also while what is damaged is set aside
+                told.detail += f", {chance.choice((faults.flip, faults.cut, faults.remove))(folder, chance)}"
+            return hook
+        case "swapping":
+            told.detail, hook = faults.swapping(folder, chance)
+            return hook
+        case "children killed" | "many processes":
+            children(folder, known, chance, told)
+        case kind:
+            told.detail = faults.DAMAGES[kind](folder, chance)
+            if chance.random() < 0.25:
+                with suppress(OSError, IndexError, ValueError):  # the first may have left nothing for the second
+                    told.detail += f", {chance.choice(list(faults.DAMAGES.values()))(folder, chance)}"
+    return None
+
+
+def _removed(place: Path) -> None:
+    for path in [place, *place.rglob("*")]:
+        with suppress(OSError):
+            if not path.is_symlink() and path.is_dir():
+                path.chmod(0o700)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _hangs(*_: object) -> None:
+    raise TimeoutError(f"it takes more than {LONGEST} s")
+
+
+def run(count: int, seed: int, log: Path) -> Counter[str]:
+    """All faults that are not in the log yet; how often each outcome came."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    done = [told for told in map(json.loads, lines) if told["seed"] == seed]
+    begun = {told["index"] for told in done}
+    signal.signal(signal.SIGALRM, _hangs)
+    with tempfile.TemporaryDirectory(prefix="onepass-template-") as folder, log.open("a") as file:
+        known = template(Path(folder) / "store")
+        for index in range(count):
+            if index not in begun:
+                told = asdict(fault(seed, index, known))
+                done.append(told)
+                file.write(json.dumps(told) + "\n")
+                file.flush()
+    return Counter(f"{t['kind']}: {'WRONG' if t['wrong'] else t['outcome']}" for t in done if t["index"] < count)
+
+
+def main() -> int:
+    """The command; 1 where anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=Path, required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = run(given.count, given.seed, given.log)
+    for name, number in sorted(found.items()):
+        print(f"{number:6} {name}")
+    return int(any("WRONG" in name for name in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
