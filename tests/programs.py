@@ -15,7 +15,22 @@ import torch
 from hypothesis import strategies as st
 
 from onepass.ir.expr import BOOL, DTYPES, F32, I64, DType
-from onepass.ir.program import Axis, Buffer, Builder, Const, Index, Load, Op, Program, Reduce, Result, Store, operands, prune
+from onepass.ir.program import (
+    Axis,
+    Buffer,
+    Builder,
+    Const,
+    Gather,
+    Index,
+    Load,
+    Op,
+    Program,
+    Reduce,
+    Result,
+    Store,
+    operands,
+    prune,
+)
 from onepass.ir.size import Bindings, Size, mul, sym, value
 from onepass.ir.text import parse
 
@@ -183,7 +198,7 @@ class Maker:
     def pointwise(self, count: int) -> None:
         """Some more values, one element at a time."""
         for _ in range(count):
-            make = self.one(self.unary, self.binary, self.compare, self.choose, self.whole)
+            make = self.one(self.unary, self.binary, self.compare, self.choose, self.whole, self.lookup)
             made = make()
             if made is not None:
                 self.values.append(self.scaled(made) if made.dtype == F32 else made)
@@ -235,6 +250,21 @@ class Maker:
         axes = self.subset([a.name for a in self.axes])
         points = prod(value(self.extent[a], self.bindings) for a in axes)
         return Val(self.builder.add(Index(axes)), I64, frozenset(axes), float(points), exact=True)
+
+    def lookup(self) -> Val:
+        """An element of a table for every index, which comes from anywhere; the table may vary along an axis by itself."""
+        index = self.pick(lambda v: v.dtype == I64) if self.one(True, False) else None
+        extent, dtype = self.one(*EXTENTS), self.one(*INPUT_DTYPES[:4])
+        index = self.op("maximum", index or self.index(), self.const(0, I64), bound=MOST_POINTS)
+        index = self.op("minimum", index, self.const(extent - 1, I64), bound=extent)
+        along = self.one(None, None, *(a.name for a in self.axes))
+        shape, strides = ((self.extent[along], extent), (extent, 1)) if along else ((extent,), (1,))
+        buffer = Buffer(f"x{len(self.inputs)}", dtype, "input", shape, strides)
+        self.inputs.append(Input(buffer, lead=0))
+        steps = ((along, strides[0]),) if along else ()
+        at = self.builder.add(Load(buffer.name, steps, 0, (Gather(index.at, 1, extent),)))
+        loaded = Val(at, dtype, index.dims | {a for a, _ in steps}, INPUT_BOUND if dtype.is_float else 4.0, exact=True)
+        return self.op("cast", loaded, dtype=F32) if dtype.is_narrow_float else loaded
 
     def whole(self) -> Val:
         """Integer and truth arithmetic, or its way back to floats."""

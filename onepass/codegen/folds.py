@@ -213,7 +213,9 @@ class Folds:
         return TileAlgebra(self.values.assign, folded, lambda: "0", self.values.exact)
 
     def _spread(self, i: int, running: Running, spot: Spot, env: Env) -> str:
-        """A value spread over the axes it is folded along."""
+        """A value spread over the axes it is folded along, and over the columns of others that enter with it."""
+        if self.kernel.by_col[i] is Across.BLOCK and (1 in running.axes or running.across is Across.FULL):
+            return self.values.as_full(i, spot, env)
         lacks_rows = 0 in running.axes and spot.height > 1 and not self.kernel.by_row[i]
         lacks_cols = 1 in running.axes and self.kernel.by_col[i] is Across.NONE
         if lacks_rows or lacks_cols or isinstance(self.kernel.program.nodes[i], Const):

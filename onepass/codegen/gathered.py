@@ -23,11 +23,11 @@ class Gathered:
         self.steps, self.values, self.folds = steps, values, folds
         self.kernel, self.program = values.kernel, values.program
 
-    def hoist(self, tiles: Sequence[Spot]) -> None:
+    def hoist(self, tiles: Sequence[Spot], env: Env) -> None:
         """Load row vectors before the loop, shaped like the tiles they meet there."""
         for i in self.steps.hoisted:
             for tile in tiles:
-                self.values.hold(i, tile)
+                self.values.hold(i, tile, env)
 
     def start(self, tiles: Sequence[Spot]) -> dict[int, Running]:
         """The reductions that the loop feeds, each with its identity for every tile."""

@@ -44,8 +44,8 @@ class Mixed(Emitter):
         around = Gathered(self.steps, self.values, self.folds)
         self.unrolled = self._unrolled()
         spots = [t.spot for t in self.unrolled]
-        around.hoist(spots)
-        self._put_beside(spots)
+        around.hoist(spots, env)
+        self._put_beside(spots, env)
         self.gathered = around.start(spots)
         # A loop that runs a known number of times is written out by the compiler, and then takes more than the registers which
         # states leave to threads of many warps.
@@ -55,16 +55,16 @@ class Mixed(Emitter):
         self.values.fresh_each_row = False
         around.close(spots, env, self.gathered)
 
-    def _put_beside(self, spots: list[Spot]) -> None:
+    def _put_beside(self, spots: list[Spot], known: Env) -> None:
         """Load row vectors into shared memory. Every thread reads there what it has put there, so none waits for another."""
         for i in self.steps.beside:
             assert not self.cols.rest
             memory, dtype = self.w.fresh(f"{self._load_of(i).buffer}_beside"), self.program.dtypes[i].kernel
             shape, layout = [self.cols.count, 1, self.cols.width], "gl.SwizzledSharedLayout(1, 1, 1, [1, 0])"
             self.w.line(f"{memory} = gl.allocate_shared_memory(gl.{dtype}, {shape}, {layout})")
-            found: list[Env] = [{} for _ in spots]
+            found: list[Env] = [dict(known) for _ in spots]
             for env, spot in zip(found, spots, strict=True):  # all are asked for before the first is waited for
-                self.values.node(i, spot, env)
+                self.values.computed(i, spot, env)
             for k, env in enumerate(found):
                 self.w.line(f"{memory}.index({k}).store({env[i]})")
             self.values.beside[i] = memory

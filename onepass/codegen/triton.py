@@ -162,25 +162,25 @@ class _Emitter:
                 self._lines(tile.prepare)
                 for i in walk.body:
                     if i in self.schedule.resident:
-                        self.values.use(i, tile.spot)
-            self._early(tiles)
+                        self.values.use(i, tile.spot, env)
+            self._early(tiles, env)
         for tile in tiles:
             self._tile(walk, dict(env), tile, {**gathered, **running}, prepared=covered)
         for state in running.values():
             self.folds.finish(state, tiles[0].spot)
 
-    def _early(self, tiles: list[Segment]) -> None:
+    def _early(self, tiles: list[Segment], env: Env) -> None:
         """Issue loads that only later walks need, where registers allow."""
         for i, _ in early(late(self.kernel), self.schedule):
             for tile in tiles:
-                self.values.hold(i, tile.spot)
+                self.values.hold(i, tile.spot, env)
 
     def _tile(self, walk: Walk, env: Env, tile: Segment, states: dict[int, Running], prepared: bool) -> None:
         def body() -> None:
             self._lines(() if prepared else tile.prepare)
             for i in walk.body:
                 if i in self.schedule.resident:
-                    env[i] = self.values.use(i, tile.spot)
+                    env[i] = self.values.use(i, tile.spot, env)
                 else:
                     self.values.node(i, tile.spot, env)
             for fold in walk.folds:
@@ -208,7 +208,7 @@ class _Emitter:
         height = self.schedule.rows.step
         tiles = self._tiles(spot)
         here = [replace(t.spot, height=height) for t in tiles]
-        self.gathered.hoist(here)
+        self.gathered.hoist(here, env)
         hoisted = dict(self.values.held)
         gathered = self.gathered.start(here)
         for rows in spots.loop(self.rows, spot, self.w, self.part, self.schedule.stages):

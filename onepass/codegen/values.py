@@ -65,19 +65,38 @@ class Values:
 
     # ---- residency ---------------------------------------------------------------------------------------------------
 
-    def use(self, i: int, spot: Spot) -> str:
+    def use(self, i: int, spot: Spot, env: Env) -> str:
         """A resident input: loaded in the first walk that needs it, taken from registers in later ones."""
         key = (i, spot.tag)
         if key in self.held:
             return self.held[key] if self.walk == 0 else self._opaque(i, self.held[key], spot)
-        self.hold(i, spot)
+        self.hold(i, spot, env)
         return self.held[key]
 
-    def hold(self, i: int, spot: Spot) -> None:
-        """Load a value before it is needed, and keep it."""
-        env: Env = {}
+    def hold(self, i: int, spot: Spot, env: Env) -> None:
+        """Load a value before it is needed, and keep it. `env` has what is known here, and stays as it is."""
+        own = dict(env)
+        self.computed(i, spot, own)
+        self.held[i, spot.tag] = own[i]
+
+    def computed(self, i: int, spot: Spot, env: Env) -> None:
+        """Write a node, after whatever it is computed from that has no name here: an index looks up where a load reads."""
+        for needed in self._unknown(i, env):
+            self.node(needed, spot, env)
         self.node(i, spot, env)
-        self.held[i, spot.tag] = env[i]
+
+    def _unknown(self, i: int, env: Env) -> list[int]:
+        """What a node is computed from and `env` has no name of, in order; what reductions over tiles left is known everywhere."""
+        found: set[int] = set()
+        todo = [i]
+        while todo:
+            at = todo.pop()
+            node = self.program.nodes[at]
+            left = isinstance(node, Result) and node.reduce not in self.kernel.within_blocks
+            fresh = [o for o in operands(node) if o not in env and o not in found] if not left else []
+            found.update(fresh)
+            todo += fresh
+        return sorted(found)
 
     def _narrow(self, i: int) -> bool:
         """Is a value held in fewer bits than a register, so that a widened copy would cost more? (A bool cannot be widened.)"""
@@ -173,13 +192,13 @@ class Values:
 
     def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
         where = self._address(i, node, spot)
-        masks = self._masks(i, spot)
+        masks, full = self._masks(i, spot), self.kernel.by_col[i] is Across.FULL
         for gather in node.gathers:
-            at = env[gather.index]
+            at = self.as_full(gather.index, spot, env) if full else self.tensor(gather.index, env[gather.index])
             step = "" if gather.stride == 1 else f" * {size_text(gather.stride)}"
             where = f"{where} + {at}{step}" if where else f"{at}{step}"
             masks.append(f"({at} >= 0) & ({at} < {size_text(gather.extent)})")
-        if self.kernel.by_col[i] is Across.FULL and not self.kernel.by_row[i] and spot.height > 1 \
+        if full and not self.kernel.by_row[i] and spot.height > 1 \
                 and not lies_alike(self.kernel, i, spot.width, self.schedule.warps):
             # Shaped like the tiles it meets: a [1, width] load would get narrow accesses and a layout change.
             where = f"{where} + {self._zeros(spot.height)}"
@@ -255,7 +274,9 @@ class Values:
         if self.kernel.by_col[i] is not Across.BLOCK:
             return self.tensor(i, env[i])
         size, height, count = self.block_size, spot.height, spot.width // self.block_size
-        cube = f"tl.broadcast_to(tl.reshape({env[i]}, [{height}, {count}, 1]), [{height}, {count}, {size}])"
+        # What all rows share has one row or all of them, as it was made.
+        whole = env[i] if self.kernel.by_row[i] or height == 1 else f"tl.broadcast_to({env[i]}, [{height}, {count}])"
+        cube = f"tl.broadcast_to(tl.reshape({whole}, [{height}, {count}, 1]), [{height}, {count}, {size}])"
         return f"tl.reshape({cube}, {spot.shape})"
 
     def _block_reduce(self, i: int, node: Reduce, spot: Spot, env: Env) -> None:

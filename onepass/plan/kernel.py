@@ -87,11 +87,10 @@ class Kernel:
     @cached_property
     def phase(self) -> tuple[int, ...]:
         """Reductions (other than within a block, which a tile finishes by itself) on the longest path to each value."""
-        within_tile = {f.node for f in self.folds if f.block}
         found: list[int] = []
         for node in self.program.nodes:
             level = max((found[o] for o in operands(node)), default=0)
-            if isinstance(node, Result) and node.reduce not in within_tile:
+            if isinstance(node, Result) and node.reduce not in self.within_blocks:
                 level += 1
             found.append(level)
         return tuple(found)
@@ -124,12 +123,13 @@ class Kernel:
                 node = self.program.nodes[user]
                 if isinstance(node, (Reduce, Store)):
                     found.add(user)
-                if not isinstance(node, Reduce) or self.phase[user] == self.phase[at] and user in self._block_nodes:
+                if not isinstance(node, Reduce) or self.phase[user] == self.phase[at] and user in self.within_blocks:
                     todo.append(user)
         return frozenset(found)
 
     @cached_property
-    def _block_nodes(self) -> frozenset[int]:
+    def within_blocks(self) -> frozenset[int]:
+        """The reductions that a tile finishes by itself."""
         return frozenset(f.node for f in self.folds if f.block)
 
     @cached_property

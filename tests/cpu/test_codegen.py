@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
@@ -18,8 +19,9 @@ import onepass
 from onepass.capture.trace import capture
 from onepass.codegen.triton import HEADER, RESERVED
 from onepass.ir.oracle import evaluate
-from onepass.ir.program import Op, Program, Reduce
-from onepass.ir.size import Bindings
+from onepass.ir.program import Op, Program, Reduce, prune
+from onepass.ir.size import Bindings, value
+from onepass.ir.text import parse
 from onepass.pipeline import generate, optimise
 from onepass.plan.legality import Family
 from onepass.plan.partition import plan
@@ -124,6 +126,28 @@ def finished(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return (x * x).sum(1), x.sum(0) * w
 
 
+def ahead(count: int, most: int) -> torch.Tensor:
+    """Positions three further on."""
+    return (torch.arange(count) + 3).clamp(max=most - 1)
+
+
+def looked_up(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A normalised row, and a vector that all rows share, each read where an index says."""
+    at = ahead(w.shape[0], w.shape[0])
+    return norm(x.gather(1, at.expand(x.shape)), w.gather(0, at))
+
+
+def looked_up_down(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A normalised column, read where an index says."""
+    y = x.gather(0, ahead(x.shape[0], x.shape[0])[:, None].expand(x.shape)) * w
+    return torch.softmax(y, 0)
+
+
+def looked_up_both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    at = ahead(w.shape[0], w.shape[0])
+    return both(x.gather(1, at.expand(x.shape)), w.gather(0, at))
+
+
 KINDS = {
     "inner": (norm, Family.INNER, (37, 192), Schedule(Block(1), Cover((128, 64)), 1)),
     "inner, overhanging": (norm, Family.INNER, (37, 190), Schedule(Block(1), Cover((128, 64)), 1)),
@@ -157,6 +181,13 @@ KINDS = {
     "pointwise": (elementwise, Family.POINTWISE, (37, 70), Schedule(Block(4), Block(32), 4)),
     "blocks, inner": (blocks, Family.INNER, (5, 192), Schedule(Block(1), Cover((128, 64)), 1)),
     "blocks, inner looped": (blocks, Family.INNER, (5, 224), Schedule(Block(1), Loop(64), 1)),
+    "looked up, inner": (looked_up, Family.INNER, (5, 190), Schedule(Block(1), Cover((128, 64)), 1)),
+    "looked up, rows a tile": (looked_up, Family.INNER, (37, 65), Schedule(Block(8), Cover((64, 1)), 1)),
+    "looked up, inner looped": (looked_up, Family.INNER, (5, 1000), Schedule(Block(1), Loop(256), 2)),
+    "looked up, column": (looked_up_down, Family.OUTER, (47, 37), Schedule(Cover((32, 16)), Block(8), 1)),
+    "looked up, mix-order": (looked_up_both, Family.MIX, (41, 61), Schedule(Loop(2, 4), Cover((32, 32)), 2)),
+    "looked up, vectors held": (looked_up_both, Family.MIX, (41, 61),
+                                Schedule(Loop(2, 4), Cover((32, 32)), 2, stages=2, hoisted=True)),
 }
 
 
@@ -173,6 +204,60 @@ def test_every_kind_of_schedule(kind: str, dtype: torch.dtype) -> None:
     held = isinstance(schedule.rows, Cover)  # which takes a number of rows known beforehand
     program, tensors, bindings = program_of(widened, x, w, dynamic=False if held else None)
     assert_as_oracle(planned(program, bindings, chosen(program, bindings, family, schedule)), tensors, bindings, str(schedule))
+
+
+BLOCKS = """program blocks
+  axis m = s0
+  axis b = 6
+  axis n = 8
+  axis a = 13
+  input x: f32 [s0, 6, 8] strides [48, 8, 1]
+  input w: f32 [6, 8] strides [8, 1]
+  input v: f32 [6] strides [1]
+  input u: f32 [13] strides [1]
+  output y: f32 [s0, 6, 8] strides [48, 8, 1]
+  output z: f32 [s0, 6] strides [6, 1]
+  output p: f32 [s0] strides [1]
+  output q: f32 [s0] strides [1]
+  output r: f32 [] strides []
+  output s: f32 [s0] strides [1]
+  output t: f32 [13] strides [1]
+  %0 = load x [m:48, b:8, n:1]
+  %1 = load w [b:8, n:1]
+  %2 = load v [b:1]
+  %3 = reduce max(%1) over n
+  %4 = result %3.0
+  %5 = reduce max(%0) over n
+  %6 = result %5.0
+  %7 = add %4 %2
+  %8 = add %6 %7
+  %9 = mul %0 %2
+  %10 = reduce sum(%8) over b, n
+  %11 = result %10.0
+  %12 = reduce welford(%8) over b, n
+  %13 = result %12.1
+  %14 = reduce sum(%6) over m, b, n
+  %15 = result %14.0
+  %16 = load u [a:1]
+  %17 = reduce sum(%0) over b, n
+  %18 = result %17.0
+"""
+STORES = {"y": "y [m:48, b:8, n:1] = %9", "z": "z [m:6, b:1] = %8", "p": "p [m:1] = %11", "q": "q [m:1] = %13",
+          "r": "r [] = %15", "s": "s [m:1] = %18", "t": "t [a:1] = %16"}
+
+
+@pytest.mark.parametrize("rows", [3, 64])
+@pytest.mark.parametrize("stored", ["yzs", "zp", "yq", "rt", "yzpq"])
+def test_values_of_blocks_are_met_and_folded_as_columns(stored: str, rows: int) -> None:
+    """What varies by block of columns, by row as well or not, is repeated for the columns of a block where those are asked for."""
+    made = parse(BLOCKS + "".join(f"  store {STORES[name]}\n" for name in stored))
+    program = prune(replace(made, buffers=tuple(b for b in made.buffers if b.role == "input" or b.name in stored)))
+    inputs = {b.name: torch.randn([value(s, {"s0": rows}) for s in b.shape]) for b in program.buffers if b.role == "input"}
+    bindings = {"s0": rows} if "s0" in program.symbols else {}
+    assert_as_oracle(plan(program, bindings, H200), inputs, bindings, "the best plan")
+    for family, plans in candidates(program, bindings):
+        for kernel in random.Random(rows).sample(plans, min(EACH, len(plans))):
+            assert_as_oracle(planned(program, bindings, kernel), inputs, bindings, f"{family}: {kernel.schedule}")
 
 
 # ---- the text itself -------------------------------------------------------------------------------------------------------
@@ -284,3 +369,33 @@ def test_lanes_inside_are_counted_without_a_fold(shape: tuple[int, ...]) -> None
             spread = set(re.findall(r"(\w+) = tl\.where\(tl\.broadcast_to\(", text))
             assert not spread & set(re.findall(r"tl\.sum\((\w+),", text))
         fused_right(fn, x)
+
+
+def parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.cat([a, b], 1)
+
+
+def two_tables(s: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention scores with relative positions looked up in two tables, and the positions themselves."""
+    r = torch.arange(s.shape[-2])[:, None] - torch.arange(s.shape[-1])[None]
+    at = (r + 8).clamp(0, 15)
+    along, down = (torch.gather(t, -1, i.expand(s.shape)) for t, i in ((a, at), (b, (8 - r).clamp(0, 15))))
+    return (s + along + down.transpose(-1, -2)).softmax(-1), at
+
+
+LOOKUPS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "softmax of parts": (lambda a, b: parts(a, b).softmax(1), ((5, 2), (5, 3))),
+    "variance of parts": (lambda a, b: parts(a, b).var(1), ((5, 2), (5, 3))),
+    "norm of parts": (lambda a, b: F.layer_norm(parts(a, b), (65,)), ((6, 40), (6, 25))),
+    "norm of a padded row": (lambda a: F.layer_norm(F.pad(a, (1, 2)), (36,)), ((7, 33),)),
+    "softmax of a row written to": (lambda a, b: a.slice_scatter(b, 1, 3, 6).softmax(1), ((5, 9), (5, 3))),
+    "the table an index of which a row finds": (lambda a, b: b.gather(0, a.argmax(1, keepdim=True).expand(5, 7)).softmax(1),
+                                                ((5, 9), (9, 7))),
+    "two tables": (two_tables, ((4, 8, 8), (4, 8, 16), (4, 8, 16))),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_what_is_looked_up_may_be_reduced_and_used_again(name: str) -> None:
+    function, shapes = LOOKUPS[name]
+    fused_right(function, *(torch.randn(shape) for shape in shapes))

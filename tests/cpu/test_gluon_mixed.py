@@ -89,12 +89,19 @@ def stored_early(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (x.float() + 1).to(x.dtype), x.float().sum(0), x.float().sum(-1, keepdim=True) * w
 
 
+def looked_up(x: Tensor, w: Tensor, rstd: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """A row vector that is read where an index says."""
+    at = (torch.arange(w.shape[0]) + 3).clamp(max=w.shape[0] - 1)
+    return rms_norm_backward(x, w.gather(0, at), rstd, dy)
+
+
 def inputs_of(fn: Callable, rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     torch.manual_seed(cols)
     x, dy, dh = (torch.randn(rows, cols).to(dtype) for _ in range(3))
     w = torch.randn(cols).to(dtype)
     few: dict[Callable, tuple[Tensor, ...]] = {
-        rms_norm_backward: (x, w, row_rstd(x), dy), layer_norm_backward: (x, w, *row_moments(x), dy),
+        rms_norm_backward: (x, w, row_rstd(x), dy), looked_up: (x, w, row_rstd(x), dy),
+        layer_norm_backward: (x, w, *row_moments(x), dy),
         add_rms_norm_backward: (x, w, row_rstd(x), dy, dh), finished: (x, w), stored_early: (x, w)}
     return few.get(fn, (x,))
 
@@ -120,6 +127,11 @@ def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int
 @pytest.mark.parametrize(("cols", "vectors"), [(1024, 1), (1032, 1), (5120, 1), (4096, 2)])
 def test_any_number_of_chunks_and_of_copies(cols: int, vectors: int, slots: int) -> None:
     check(rms_norm_backward, inputs_of(rms_norm_backward, 5, cols, BF16), vectors=vectors, slots=slots)
+
+
+@pytest.mark.parametrize("hoisted", [False, True])
+def test_row_vectors_may_be_looked_up(hoisted: bool) -> None:
+    check(looked_up, inputs_of(looked_up, 3, 2056, BF16), hoisted=hoisted)
 
 
 @pytest.mark.parametrize("hoisted", [False, True])

@@ -32,7 +32,17 @@ from onepass.runtime.turns import Turns
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward
 from tests.cpu.test_codegen import assert_as_oracle, program_of
 from tests.cpu.test_gluon import BF16, F32, H200
-from tests.cpu.test_gluon_mixed import all_else, finished, given, inputs_of, mixed_kernel, spread_and_top, stored_early, totals
+from tests.cpu.test_gluon_mixed import (
+    all_else,
+    finished,
+    given,
+    inputs_of,
+    looked_up,
+    mixed_kernel,
+    spread_and_top,
+    stored_early,
+    totals,
+)
 from tests.forced import FORGOTTEN, chosen, planned, run
 from tests.support import once
 
@@ -81,6 +91,11 @@ def test_any_ring_any_number_of_groups_and_turns(rows: int, slots: int, groups: 
 @pytest.mark.parametrize(("cols", "vectors"), [(2048, 1), (6144, 1), (16384, 1), (16384, 2), (16384, 8)])
 def test_any_number_of_chunks(cols: int, vectors: int) -> None:
     check(rms_norm_backward, inputs_of(rms_norm_backward, 5, cols, BF16), vectors=vectors)
+
+
+@pytest.mark.parametrize("kept", ["hoisted", "beside"])
+def test_row_vectors_may_be_looked_up(kept: str) -> None:
+    check(looked_up, inputs_of(looked_up, 3, 4096, BF16), **{kept: True})
 
 
 def test_eight_ctas_may_share_a_row() -> None:
