@@ -2,7 +2,7 @@
 
 One class a mistake. The class holds the code and the sentence; the raiser only fills in names. Codes are grouped as the
 stages are: 1xx what was captured, 2xx planning, 3xx generating and compiling, 4xx tuning, 5xx stores, 6xx calling, 7xx whole
-models under torch.compile, 8xx tools.
+models under torch.compile, 8xx tools, 9xx what nobody foresaw.
 """
 
 from __future__ import annotations
@@ -520,3 +520,11 @@ class PlotsNeedMatplotlib(OnepassError):
     code = "ONEPASS-812"
     message = ("Plots are drawn with matplotlib, which is not installed. Install it with onepass: pip install "
                "\"onepass-torch[plot]\"; or alone: pip install matplotlib.")
+
+
+class InternalError(OnepassError):
+    """An exception that no stage foresaw; it is the cause of this one."""
+
+    code = "ONEPASS-900"
+    message = ("onepass failed while {doing} (at {where}): {error}. This is a bug in onepass; please report it with "
+               "`onepass doctor`. Until it is mended, leave this function or region out.")

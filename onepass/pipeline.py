@@ -37,18 +37,21 @@ from .plan.resources import ctas_per_sm
 from .plan.schedule import Block, Schedule
 from .runtime.binary import Binary
 from .runtime.compiled import Compiled, Rejected
+from .stages import stage
 
 Measure = Callable[[Source], Binary]  # compile a source and say what the binary takes
 MOST_TRIES = 16
 MATTERS = 1.03  # times the predicted time: what is less is not worth compiling another plan for
 
 
+@stage("simplifying a Program")
 def optimise(program: Program) -> Program:
     """Capture's Program, made ready to plan."""
     verify(program, "capture")
     return verify(share_axes(simplify(program)), "simplify")
 
 
+@stage("fixing sizes of a Program")
 def specialise(program: Program, bindings: Bindings) -> tuple[Program, Bindings]:
     """The Program for a call, with sizes a kernel had better know put in; and the sizes that stay free."""
     known = symbols_to_fix(program)
@@ -56,6 +59,7 @@ def specialise(program: Program, bindings: Bindings) -> tuple[Program, Bindings]
     return fixed, {name: size for name, size in bindings.items() if name not in known}
 
 
+@stage("writing kernels")
 def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
     """The text of every kernel of a plan; `wide` indices where a tensor needs them."""
     for kernel in chosen.kernels:
@@ -74,12 +78,14 @@ def emitter(schedule: Schedule) -> ModuleType:
     return gluon_flat if schedule.lead else gluon
 
 
+@stage("planning and writing kernels")
 def interpretable(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:
     """Plan and write kernels, without compiling them: what the interpreter needs."""
     chosen = plan(program, bindings, device)
     return Compiled(chosen, keep(generate(chosen, wide)), ())
 
 
+@stage("planning and compiling kernels")
 def compile(program: Program, bindings: Bindings, device: Device, measure: Measure, wide: bool = False) -> Compiled:
     """Plan, write and compile, until no kernel spills and all fit as foreseen; where all spill, the plan that spills least."""
     lessons: dict[tuple[Program, Schedule], Learned] = {}

@@ -18,6 +18,7 @@ from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer, Load, Program
 from ..ir.size import Bindings, Size, product, sym
 from ..ir.text import show
+from ..stages import stage
 from .lower import Blocked, Output, lower_part
 from .regions import Region
 from .schema import short_name
@@ -60,6 +61,7 @@ class Part:
         return tuple(dict.fromkeys(line for line in found if line != UNKNOWN))
 
 
+@stage("capturing a region", Blocked)
 def lowered(graph: fx.Graph, region: Region) -> Part:
     """The Program of a region. A node that has no place in one is Blocked."""
     sizes = _Sizes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import re
@@ -14,13 +15,13 @@ from .. import compat
 
 # Frames in these places are never the user's own.
 _FOREIGN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep,
-            os.path.dirname(compat.__file__) + os.sep)
+            os.path.dirname(compat.__file__) + os.sep, contextlib.__file__)
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
 UNKNOWN = "an unknown line"
 
 
 def is_foreign(path: str) -> bool:
-    """Whether a file belongs to torch or to capture itself."""
+    """Whether a file belongs to torch or to capture itself, or only calls what is decorated."""
     return path.startswith(_FOREIGN) or path.startswith("<") or not path.endswith(".py")
 
 

@@ -23,6 +23,7 @@ from ..errors import ChangesState, ClosureTensor, DataDependent, Mutation, Rando
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer
 from ..ir.size import Size, Sym, product, sym
+from ..stages import foreign, stage
 from .arguments import Arguments, Layout, Layouts, candidate_layouts, check, flatten
 from .captured import Captured, Leaf, PlainLeaf, TensorLeaf
 from .lower import lower
@@ -33,6 +34,7 @@ from .state import State
 from .trusted import is_atom
 
 
+@stage("capturing a function")
 def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | None = None,
             state: State | None = None) -> Captured:
     """Trace `fn(*args)` and lower it to a Program.
@@ -179,7 +181,7 @@ class _Traced:
         leaves = list(self.arguments.leaves)
         for (position, _), tensor in zip(self.arguments.tensors, tensors, strict=True):
             leaves[position] = tensor
-        with compat.watching(_watch):
+        with compat.watching(_watch), foreign():
             result = self.fn(*compat.pytree_unflatten(leaves, self.arguments.spec))
         self.leaves, self.spec = compat.pytree_flatten(result)
         for leaf in self.leaves:
@@ -189,7 +191,14 @@ class _Traced:
                 raise SharedResult(kind=type(leaf).__name__)
         return [leaf for leaf in self.leaves if _is_traced(leaf)]
 
+    def raise_as_eager(self) -> None:
+        """Where there are no elements, the function itself says what is wrong: shape-only tensors are refused by other errors."""
+        if any(tensor.numel() == 0 for _, tensor in self.arguments.tensors):
+            with torch.no_grad(), foreign():
+                self.fn(*compat.pytree_unflatten(list(self.arguments.leaves), self.arguments.spec))
 
+
+@stage("watching the ops of a function")
 def _watch(op: Any, args: tuple, kwargs: dict) -> str:
     """Refuse ops whose result a trace would freeze; otherwise say which line of user code runs."""
     frame = user_frame()
@@ -217,7 +226,8 @@ def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.Graph
         return compat.trace_graph(traced, fakes, mode)
     except compat.data_dependent_errors() as error:
         raise DataDependent(detail=str(error).splitlines()[0]) from error
-    except RuntimeError as error:
+    except (RuntimeError, IndexError, ValueError) as error:
+        traced.raise_as_eager()
         if "not supported for tensor subclasses" in str(error):  # .numpy() and .tolist() of a shape-only tensor
             raise DataDependent(detail=str(error).splitlines()[0]) from error
         raise

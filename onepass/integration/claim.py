@@ -29,6 +29,7 @@ from ..plan.inplace import safe_pairs
 from ..plan.left import left_us
 from ..plan.partition import plan
 from ..plan.plan import Plan
+from ..stages import as_coded
 from .rewrite import Rewriter
 
 # Predictions this close are equal, by their ratio or by their difference in us: the cost model is no better than that.
@@ -178,7 +179,7 @@ def _parts(graph: fx.Graph, device: torch.device, claiming: Claiming) -> tuple[l
                     blocked |= dict.fromkeys(region.nodes, str(refusal.error))
                 blocked[refusal.node] = str(refusal.error)
             except Exception as error:
-                failures.append(_left(region.reductions, "it could not be captured", error))
+                failures.append(_left(region.reductions, "it could not be captured", as_coded(error, "capturing a region")))
         if len(blocked) == len(before):
             break
     return parts, failures, blocked
@@ -195,7 +196,7 @@ def _decided(part: Part, claiming: Claiming, plans: dict[str, Plan]) -> ClaimedR
         chosen = plans[part.key]
         inductor = left_us(part.program, part.hints, claiming.device, chosen.predicted_us)
     except Exception as error:
-        return _left(reductions, "it could not be planned", error, part)
+        return _left(reductions, "it could not be planned", as_coded(error, "deciding on a region"), part)
     charged = part.region.charged_bytes / claiming.device.bandwidth
     if claiming.by_cost and chosen.predicted_us + charged > max(WITHIN * inductor, inductor + CLOSE):
         detail = f"{chosen.predicted_us:.1f} us" + (f" and {charged:.1f} us for values Inductor keeps on chip" if charged else "")

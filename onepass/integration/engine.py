@@ -40,6 +40,7 @@ from ..runtime.compiled import Compiled, Made
 from ..runtime.counts import Counts, count, counts
 from ..runtime.executable import Executable, aligned_of, assemble
 from ..runtime.launch import prepare
+from ..stages import stage
 
 __all__ = ["Counts", "Kernels", "Variant", "counts"]
 
@@ -121,6 +122,7 @@ class _Shared:
                     self._quick[exact] = found
         return found
 
+    @stage("making kernels")
     def _of_variant(self, variant: Variant, where: torch.device, name: str) -> Executable:
         found = self._executables.get((variant, where))
         if found is not None:
@@ -163,6 +165,7 @@ class _Shared:
                 begun.add_done_callback(partial(self._dropped, variant, future))
         return future
 
+    @stage("choosing kernels")
     def variant(self, bindings: Bindings, where: torch.device, aligned: frozenset[str], tune: str = "off") -> Variant:
         """Which kernels a call needs."""
         facts, interpreted = _facts(where), where.type != "cuda"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Sequence
 
 import torch
 
 from ..errors import NoReproducer, NotReady, OnepassError, RegionLeft, WrongAnswer, printable, text_of, warn
+from ..stages import is_of_card
 from . import journal
 
 _LOG = logging.getLogger(__name__)
-_BROKEN_CARD = re.compile(r"CUDA error|Triton Error \[CUDA\]|CUDA driver error")
 _said: set[tuple[str, str]] = set()
 _lock = threading.Lock()
 
@@ -22,9 +21,7 @@ def is_fatal(error: BaseException) -> bool:
     """Whether an error must reach the user whatever the settings: working around it would hide a wrong answer or a broken card."""
     if isinstance(error, (WrongAnswer, NotReady, torch.OutOfMemoryError)) or not isinstance(error, Exception):
         return True
-    if isinstance(error, getattr(torch, "AcceleratorError", ())):
-        return True
-    return isinstance(error, RuntimeError) and _BROKEN_CARD.search(text_of(error)) is not None
+    return is_of_card(error)
 
 
 def sentence(error: BaseException) -> str:

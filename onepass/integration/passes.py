@@ -16,10 +16,11 @@ from torch import fx
 from .. import compat
 from ..capture.source import UNKNOWN, user_line
 from ..device import Device, device
-from ..errors import GraphLeft, WithoutPython, text_of
+from ..errors import GraphLeft, OnepassError, WithoutPython, text_of
 from ..pipeline import generate, optimise
 from ..runtime.cache import versions
 from ..runtime.card import OLDEST, present
+from ..stages import stage
 from . import journal, region_op, repro  # noqa: F401, region_op defines the op that graphs call
 from .claim import Claimed, ClaimedRegion, Claiming, Left, claim
 from .engine import CPU_FACTS, Kernels
@@ -151,6 +152,7 @@ def _can_fill() -> bool:
     return True
 
 
+@stage("claiming regions of a graph")
 def claim_all(graph: fx.Graph, deciding: Claiming) -> Claimed:
     """Claim, and make sure that what came out is a graph."""
     claimed = claim(graph, deciding)
@@ -204,7 +206,11 @@ def _show(claimed: Claimed, took: float) -> None:
 
 def _in_full(region: ClaimedRegion) -> str:
     """A region's Program, and its kernels for the sizes of the trace."""
-    return "\n\n".join([str(region.program), *(source.text for source in generate(region.plan))])
+    try:
+        texts = [source.text for source in generate(region.plan)]
+    except OnepassError as error:  # the region's first call meets it too, and is computed by Inductor
+        texts = [str(error)]
+    return "\n\n".join([str(region.program), *texts])
 
 
 # ---- all or nothing ----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from ..ir.oracle import evaluate
 from ..ir.size import Bindings, value
 from ..ir.text import parse
 from ..pipeline import optimise
+from ..stages import as_coded
 from . import journal, repro
 from .checks import Checks
 from .engine import Kernels
@@ -102,7 +103,7 @@ class _Region:
         except Exception as error:
             if is_fatal(error) or self.settings.on_error == "raise":
                 raise
-            return self._instead(stage, error, outs, kept, bindings)
+            return self._instead(stage, as_coded(error, "computing a region"), outs, kept, bindings)
         return fill
 
     def _bound(self, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:

@@ -245,6 +245,10 @@ class Program:
         """The same as a number."""
         return value(self.extent(axes), bindings)
 
+    def is_empty(self, bindings: Bindings) -> bool:
+        """Has some axis no points? Then there is nothing to walk, though reductions over nothing have results."""
+        return any(value(axis.extent, bindings) == 0 for axis in self.axes)
+
     def __str__(self) -> str:
         from .text import show  # the printer reads this module's types
 

@@ -17,6 +17,7 @@ from ..errors import NoPlan
 from ..ir.program import Load, Program, Reduce, Result, Store, operands
 from ..ir.simplify import online_softmax, two_pass
 from ..ir.size import Bindings
+from ..stages import stage
 from .candidates import schedules
 from .cost import PER_PART, PER_TILED_PART, RAMP, Traffic, another, cost, join_cost, last_block_cost, lower_bound, traffic
 from .footprint import buffer_bytes
@@ -39,6 +40,7 @@ class Scored:
     us: float
 
 
+@stage("planning kernels")
 def plan(program: Program, bindings: Bindings, device: Device, lessons: Lessons = MappingProxyType({})) -> Plan:
     """Decide everything about a Program on a device, for one set of sizes, heeding what compiling earlier plans showed."""
     search = Search(program, bindings, device, lessons)
@@ -204,8 +206,10 @@ class Search:
         return f"{self.program.name}_{min(group)}"
 
     def run(self) -> list[frozenset[int]]:
-        """The groups, in an order they can run in."""
+        """The groups, in an order they can run in; none where a function returns only what it was given, or plain values."""
         whole = frozenset(self.program.of(Reduce, Store))
+        if not whole:
+            return []
         together = self.scored(whole)
         if isinstance(together, Scored) and (len(whole) == 1 or together.plan.predicted_us <= self._least_apart(together)):
             return self._accepted([whole])

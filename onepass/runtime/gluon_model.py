@@ -27,6 +27,7 @@ import torch
 
 from .. import compat, errors
 from ..codegen.source import Param, ParamKind, Source
+from ..stages import stage
 from .gluon_memory import Crossing, Cta, Descriptor, Slot
 from .interpret import _ONE_AT_A_TIME, _Engine
 from .module import load_text
@@ -52,6 +53,7 @@ class Trace:
                      self.bytes_out + cta.bytes_out, (*self.crossings, *cta.crossings))
 
 
+@stage("running a kernel in the model of shared memory")
 def run_source(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Mapping[str, int], *,
                shared_limit: int = HOPPER_SHARED) -> Trace:
     """Execute a generated kernel over its whole grid. `buffers` are CPU tensors, written in place; `bindings` are the sizes."""

@@ -24,6 +24,7 @@ import torch
 
 from .. import compat
 from ..codegen.source import Param, ParamKind, Source
+from ..stages import stage
 from . import ptx
 from .builder import make_builder
 from .module import load
@@ -37,6 +38,7 @@ def visited(programs: int) -> Iterable[int]:
     return range(programs)
 
 
+@stage("running a kernel under Triton's interpreter")
 def run(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Mapping[str, int]) -> None:
     """Execute a kernel over its whole grid. `buffers` are CPU tensors, written in place; `bindings` are the sizes."""
     _say_once()

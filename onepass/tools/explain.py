@@ -20,10 +20,12 @@ from ..capture import capture
 from ..codegen.source import Source
 from ..device import Device
 from ..errors import UnsupportedOp
+from ..plan.plan import Plan
 from ..runtime import offline
 from ..runtime.binary import Binary
 from ..runtime.card import named
 from ..runtime.compiled import Compiled
+from ..stages import stage
 from .rows import (
     KernelRow,
     RefusalRow,
@@ -84,6 +86,8 @@ class Report:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield _header(self)
+        if not self.kernels:
+            return
         yield _kernel_table(self.kernels)
         yield _tensor_table(self.kernels)
         if self.refusals:
@@ -122,8 +126,11 @@ def explain_function(fn: Callable[..., Any], *, device: "str | Device" = "h200")
         except UnsupportedOp as error:
             error.add_note("Explain torch.compile(f) instead of f for what onepass makes of the rest.")
             raise
-        program, bindings = pipeline.specialise(pipeline.optimise(captured.program), captured.bind(args) or {})
-        return report(pipeline.compile(program, bindings, target, measure))
+        with stage("explaining a function"):
+            program, bindings = pipeline.specialise(pipeline.optimise(captured.program), captured.bind(args) or {})
+            if program.is_empty(bindings):  # torch answers such a call
+                return report(Compiled(Plan(program, target, bindings, (), ()), (), ()))
+            return report(pipeline.compile(program, bindings, target, measure))
 
     return explained
 
@@ -152,6 +159,7 @@ def _header(r: Report) -> Text:
         f"  floor      {human_bytes(r.floor_bytes):>8} {r.floor_us:9.1f} us  each input read once, each output written once\n",
         f"  predicted  {human_bytes(r.dram_bytes):>8} {r.predicted_us:9.1f} us  {ratios}\n",
         f"  corrected  {corrected}, by kernels timed on this card\n" if corrected else "",
+        "" if r.kernels else "  nothing is launched: what is returned needs no arithmetic, or there are no elements\n",
     )
 
 

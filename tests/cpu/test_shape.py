@@ -21,8 +21,8 @@ PACKAGE_LINES = 28_000  # a compiler of 14,000, guards, the backend with its sto
 TERSE_METHOD = 6  # lines a method may have without a docstring: its name and class say it
 
 # Data passes through the stages in this order, and imports go the other way only.
-ORDER = ["errors", "knobs", "files", "device", "compat", "ir", "capture", "plan", "codegen", "runtime", "pipeline", "integration",
-         "tools"]
+ORDER = ["errors", "knobs", "files", "device", "stages", "compat", "ir", "capture", "plan", "codegen", "runtime", "pipeline",
+         "integration", "tools"]
 # Stages that do not see each other though the order would allow it.
 BANNED = {("plan", "capture"), ("codegen", "capture"), ("plan", "compat"), ("codegen", "compat")}
 # Read the environment: settings, and the environment handed on to a worker process.
