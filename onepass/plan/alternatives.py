@@ -11,6 +11,7 @@ from types import MappingProxyType
 from ..device import Device
 from ..ir.program import Program
 from ..ir.size import Bindings
+from ..stages import stage
 from .partition import Scored, Search
 from .plan import Lessons, Plan
 from .schedule import Block, Cover, Loop, Schedule
@@ -18,12 +19,15 @@ from .schedule import Block, Cover, Loop, Schedule
 WORST = 2.0  # times the default's predicted time: what is predicted slower still is not worth compiling
 
 
+@stage("planning other kernels to time")
 def alternatives(program: Program, bindings: Bindings, device: Device, most: int = 12,
                  lessons: Lessons = MappingProxyType({})) -> tuple[Plan, ...]:
     """At most `most` plans, the default pick first."""
     search = Search(program, bindings, device, lessons)
     groups = search.run()
     default = search.assembled(groups, {})
+    if not groups:
+        return (default,)
     slowest = max(groups, key=lambda g: _us(search, g))
     found = [search.assembled(other, {}) for other in search.partitions(groups)]
     others = _of_each_kind(search.others(slowest), search.scored(slowest), most)

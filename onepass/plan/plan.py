@@ -129,7 +129,7 @@ class Plan:
     @property
     def predicted_us(self) -> float:
         """Kernel times, and what each further kernel costs to start."""
-        return sum(k.predicted_us for k in self.kernels) + another(self.device) * (len(self.kernels) - 1)
+        return sum(k.predicted_us for k in self.kernels) + another(self.device) * max(0, len(self.kernels) - 1)
 
     @property
     def dram_bytes(self) -> int:

@@ -1,0 +1,68 @@
+"""Functions that compute nothing, and tensors without elements: eager's answers, and no kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import onepass
+from onepass.tools.check import as_tuple
+from tests.support import randoms
+
+NOTHING: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda x: x, "a view": lambda x: x.t(), "a part, and itself": lambda x: (x[1:], x), "none": lambda x: None,
+    "a cast to its own type": lambda x: x.float(), "twice": lambda x: [x, (x, {"view": x.view(-1)})], "nothing": lambda x: (),
+    "sizes": lambda x: (x.shape, x.numel(), x.size(0) * 2), "plain values": lambda x: (1, "a", 2.5, x.dtype),
+    "repeated": lambda x: x[:, None].expand(3, 5, 4), "a diagonal": lambda x: x.diagonal(),
+}
+
+
+def same_tensor(mine: Tensor, eager: Tensor) -> bool:
+    return mine.data_ptr() == eager.data_ptr() and mine.shape == eager.shape and mine.stride() == eager.stride()
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_function_that_computes_nothing_is_answered_without_kernels(name: str) -> None:
+    function, x = NOTHING[name], randoms(0, (3, 4))
+    for dynamic in (None, False):
+        fused = onepass.fuse(function, dynamic=dynamic)
+        for _ in range(2):
+            mine, eager = (torch.utils._pytree.tree_leaves(f(x)) for f in (fused, function))
+            assert all(same_tensor(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(mine, eager, strict=True))
+    report = onepass.explain(function, device="h200")(x.to("meta"))
+    assert not report.kernels and report.predicted_us == 0 and "nothing is launched" in str(report)
+
+
+def test_a_function_without_arguments_may_return_plain_values() -> None:
+    assert onepass.fuse(lambda: 3)() == 3 and onepass.fuse(lambda n: n + 1)(3) == 4
+
+
+EMPTY: dict[str, Callable[[Tensor], Any]] = {
+    "sums": lambda x: (x.sum(), x.sum(0), x.sum(-1), x.prod(0)), "means": lambda x: (x.mean(), x.mean(0), x.mean(-1), x.var(-1)),
+    "truths": lambda x: ((x > 0).any(0), (x > 0).all()), "softmax": lambda x: (x.softmax(-1), x.logsumexp(0)),
+    "parts": lambda x: torch.cat([x, x], 0).sum(0), "beside others": lambda x: (x.sum(0), torch.ones(3) * 2), "itself": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("name", EMPTY)
+def test_what_has_no_elements_is_answered_as_by_eager_and_explained(name: str, shape: tuple[int, ...]) -> None:
+    x, function = torch.empty(shape), EMPTY[name]
+    for mine, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
+        torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
+    report = onepass.explain(function, device="h200")(x.to("meta"))
+    assert not report.kernels and report.to_json()["kernels"] == [] and "nothing is launched" in str(report)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.amax(0), lambda x: x.argmin(0), lambda x: x.argmax(), lambda x: x.max()])
+def test_the_greatest_of_nothing_raises_what_eager_raises(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.empty(0, 4)
+    with pytest.raises(Exception, match=r"max|min") as eager:
+        function(x)
+    with pytest.raises(type(eager.value)) as mine:
+        onepass.fuse(function)(x)
+    assert str(mine.value) == str(eager.value)
