@@ -1,8 +1,8 @@
 """A campaign against the store: `python -m tests.campaign.store --count 2000 --seed 0 --log FILE`.
 
 Each fault meets a fresh copy of a small store: entries, what was measured on a card, binaries. It is then used as a process
-uses it, and again by a next one. Whatever happened: results are right, what is loaded is what was written, warnings are coded, links lead
-nothing astray, folders that others can write to are neither used nor changed, nothing hangs, and no descriptor is left open.
+uses it, and again by a next one. Whatever happened: results are right, what is loaded is what was written, warnings are coded,
+links lead nothing astray, folders that others can write to are neither used nor changed, nothing hangs, and no descriptor is left open.
 
 One JSON line a fault. A run with the same seed and log goes on where the last one ended.
 """
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -187,7 +188,7 @@ def children(folder: Path, known: Template, chance: Random, told: Told) -> None:
                 (folder.parent / f"wrong-{os.getpid()}").write_text("; ".join(nothing.wrong))
 
     count = chance.randrange(2, 5)
-    alive = [faults.forked(lambda seed=chance.randrange(1 << 30): work(seed)) for _ in range(count)]  # type: ignore[misc]
+    alive = [faults.forked(partial(work, chance.randrange(1 << 30))) for _ in range(count)]
     faults.ended(alive, chance.random() / 10 if told.kind == "children killed" else None)
     told.detail = f"{count} processes"
     told.wrong += [p.read_text() for p in folder.parent.glob("wrong-*")]
