@@ -1,8 +1,8 @@
 """A campaign against the store: `python -m tests.campaign.store --count 2000 --seed 0 --log FILE`.
 
-Each fault meets a fresh copy of a small store: entries, what was measured on a card, binaries. It is then used as a process
-uses it, and again by a next one. Whatever happened: results are right, what is loaded is what was written, warnings are coded,
-links lead nothing astray, folders that others can write to are neither used nor changed, nothing hangs, and no descriptor is left open.
+Each fault meets a fresh copy of a small store: entries, what was measured on a card, binaries. It is then used as a process uses
+it, and again by a next one. Whatever happened: results are right, what is loaded is what was written, warnings are coded, links
+lead nothing astray, folders that others can write to are neither used nor changed, nothing hangs, and no descriptor is left open.
 
 One JSON line a fault. A run with the same seed and log goes on where the last one ended.
 """
