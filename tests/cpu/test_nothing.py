@@ -44,7 +44,7 @@ def test_a_function_without_arguments_may_return_plain_values() -> None:
 EMPTY: dict[str, Callable[[Tensor], Any]] = {
     "sums": lambda x: (x.sum(), x.sum(0), x.sum(-1), x.prod(0)), "means": lambda x: (x.mean(), x.mean(0), x.mean(-1), x.var(-1)),
     "truths": lambda x: ((x > 0).any(0), (x > 0).all()), "softmax": lambda x: (x.softmax(-1), x.logsumexp(0)),
-    "parts": lambda x: torch.cat([x, x], 0).sum(0), "beside others": lambda x: (x.sum(0), torch.ones(3) * 2), "itself": lambda x: x,
+    "parts": lambda x: torch.cat([x, x], 0).sum(0), "beside others": lambda x: (x.sum(0), x.new_ones(3) * 2), "itself": lambda x: x,
 }
 
 
