@@ -51,7 +51,7 @@ class SymbolicAxis(OnepassError):
 
 class Mutation(OnepassError):
     code = "ONEPASS-105"
-    message = "{op} changes a tensor in place (at {where}). Return the new value instead; onepass functions are pure."
+    message = "{op} changes {what} in place (at {where}). Return the new value instead; onepass functions are pure."
 
 
 class Randomness(OnepassError):

@@ -28,6 +28,7 @@ class Mentions:
 
     chains: tuple[Chain, ...]
     attributes: tuple[str, ...]
+    stored: tuple[str, ...]  # those of the attributes that are set
     imports: tuple[tuple[str, int], ...]  # (module, level), as `from .. import` counts levels
     has_class_patterns: bool  # `case Point(x, y)` reads attributes that are named elsewhere
     makes_text: bool  # of objects, in f-strings
@@ -43,14 +44,15 @@ def mentions(code: CodeType) -> Mentions:
             reader.read(instruction)
     chains = dict.fromkeys(Chain(root, tuple(steps), in_cell) for root, steps, in_cell in reader.chains)
     inner = tuple(c for c in code.co_consts if isinstance(c, CodeType))
-    return Mentions(tuple(chains), tuple(reader.attributes), tuple(reader.imports), reader.has_class_patterns,
-                    reader.makes_text, inner)
+    return Mentions(tuple(chains), tuple(reader.attributes), tuple(reader.stored), tuple(reader.imports),
+                    reader.has_class_patterns, reader.makes_text, inner)
 
 
 @dataclass
 class _Reader:
     chains: list[tuple[str, list[str], bool]] = field(default_factory=list)
     attributes: dict[str, None] = field(default_factory=dict)
+    stored: dict[str, None] = field(default_factory=dict)
     imports: list[tuple[str, int]] = field(default_factory=list)
     constants: list[object] = field(default_factory=list)
     has_class_patterns: bool = False
@@ -66,6 +68,8 @@ class _Reader:
             self.imports.append((name, self.level()))
         elif opcode in _NAMED and ("ATTR" in opname or "METHOD" in opname or opname == "IMPORT_FROM"):
             self.attributes[name] = None
+            if opname.startswith("STORE_"):
+                self.stored[name] = None
             if chain is not None and opname in _CONTINUES:
                 chain.append(name)
                 self.open_chain = chain

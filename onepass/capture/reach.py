@@ -71,7 +71,7 @@ def state_of(roots: Sequence[Any]) -> State:
         walk.finish()
     except RecursionError:
         raise HiddenState(what="more than Python's recursion limit allows to follow", where=f"from {roots[0]}") from None
-    return State(walk.reads)
+    return State(walk.reads, walk.sets_data or bool(walk.looks_up_by_name))
 
 
 @dataclass(eq=False)
@@ -94,6 +94,7 @@ class _Walk:
     namespaces: list[_Namespace] = field(default_factory=list)
     looks_up_by_name: str = ""  # where, if anywhere
     tensor: str = ""  # where one was found
+    sets_data: bool = False
 
     def read(self, where: str, owner: Any, expression: str, kind: str = "one") -> Any:
         """Note what an expression gives, and give it."""
@@ -319,6 +320,7 @@ class _Walk:
         if hidden := _OUT_OF_REACH.intersection(named.attributes):
             raise HiddenState(what=f"anything, through {min(hidden)}", where=where)
         self.mention(*named.attributes)
+        self.sets_data |= "data" in named.stored
         if named.has_class_patterns or not _BY_NAME.isdisjoint(named.attributes):
             self.looks_up_by_name = self.looks_up_by_name or where
         if "__class__" in named.attributes:

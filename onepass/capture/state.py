@@ -158,8 +158,9 @@ def _compiled(expression: str) -> CodeType:
 class State:
     """What a function could read when it was traced, and the modes torch was in."""
 
-    def __init__(self, reads: Sequence[Read]) -> None:
+    def __init__(self, reads: Sequence[Read], may_set_data: bool = False) -> None:
         self.reads = tuple(reads)
+        self.may_set_data = may_set_data  # of tensors, which must be looked out for when the function runs
         for mode in compat.active_modes():
             if not isinstance(mode, torch.device):
                 raise UnderMode(mode=type(mode).__name__)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from keyword import iskeyword
 from types import BuiltinFunctionType, FunctionType
@@ -26,8 +27,9 @@ from ..ir.size import Size, Sym, product, sym
 from ..stages import foreign, stage
 from .arguments import Arguments, Layout, Layouts, candidate_layouts, check, flatten
 from .captured import Captured, Leaf, PlainLeaf, TensorLeaf
+from .foreach import one_by_one
 from .lower import lower
-from .outputs import aliased, plan_outputs
+from .outputs import plan_outputs
 from .reach import state_of
 from .source import user_frame, user_line
 from .state import State
@@ -71,7 +73,7 @@ def _traced(fn: Callable[..., Any], arguments: Arguments, dynamic: bool | None, 
 
 
 def _captured(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts, state: State) -> Captured:
-    trace = _trace(fn, arguments, layouts)
+    trace = _trace(fn, arguments, layouts, state.may_set_data)
     placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
     buffers = {node: _buffer(arguments.names[position], tensor, layout)
                for node, (position, tensor), layout in zip(placeholders, arguments.tensors, trace.layouts, strict=True)}
@@ -113,11 +115,11 @@ class _Trace:
     to_size: Callable[[Any], Size | None]
 
 
-def _trace(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts) -> _Trace:
+def _trace(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts, may_set_data: bool) -> _Trace:
     mode = compat.fake_mode()
     symbols = {name: compat.fake_symbol(mode, hint) for name, hint in layouts.hints.items()}
     fakes = _fakes(arguments, layouts.each, symbols, mode)
-    traced = _Traced(fn, arguments)
+    traced = _Traced(fn, arguments, may_set_data)
     module = _functional(_graph_of(traced, fakes, mode), fakes, mode)
     names = {str(s.node.expr): name for name, s in symbols.items() if not isinstance(s.node.expr, int)}
 
@@ -172,8 +174,8 @@ def _is_traced(leaf: Any) -> bool:
 class _Traced:
     """The function over flat tensors; remembers the structure of what it returned."""
 
-    def __init__(self, fn: Callable[..., Any], arguments: Arguments) -> None:
-        self.fn, self.arguments = fn, arguments
+    def __init__(self, fn: Callable[..., Any], arguments: Arguments, may_set_data: bool) -> None:
+        self.fn, self.arguments, self.may_set_data = fn, arguments, may_set_data
         self.leaves: list[Any] = []
         self.spec: Any = None
 
@@ -181,8 +183,11 @@ class _Traced:
         leaves = list(self.arguments.leaves)
         for (position, _), tensor in zip(self.arguments.tensors, tensors, strict=True):
             leaves[position] = tensor
-        with compat.watching(_watch), foreign():
-            result = self.fn(*compat.pytree_unflatten(leaves, self.arguments.spec))
+        args = compat.pytree_unflatten(leaves, self.arguments.spec)
+        with_data = compat.refusing_data(_refuse_data) if self.may_set_data else nullcontext()
+        with compat.watching(_watch, one_by_one), with_data, foreign():
+            result = self.fn(*args)
+        self.check_arguments(args, leaves)
         self.leaves, self.spec = compat.pytree_flatten(result)
         for leaf in self.leaves:
             if isinstance(leaf, torch.Tensor) and not compat.is_fake(leaf):
@@ -196,6 +201,18 @@ class _Traced:
         if any(tensor.numel() == 0 for _, tensor in self.arguments.tensors):
             with torch.no_grad(), foreign():
                 self.fn(*compat.pytree_unflatten(list(self.arguments.leaves), self.arguments.spec))
+
+    def check_arguments(self, args: Any, leaves: list[Any]) -> None:
+        """Refuse a function that changed, without an op, what it was given."""
+        now, spec = compat.pytree_flatten(args)
+        if spec != self.arguments.spec or any(a is not b for a, b in zip(now, leaves, strict=True)):
+            raise Mutation(op=_name(self.fn), what="a list or dict among its arguments", where="its own code")
+        if any(leaves[position].requires_grad != given.requires_grad for position, given in self.arguments.tensors):
+            raise Mutation(op="requires_grad_", what="an argument", where=_name(self.fn))
+
+
+def _refuse_data() -> None:
+    raise Mutation(op="Setting .data", what="a tensor", where=user_line(user_frame()))
 
 
 @stage("watching the ops of a function")
@@ -235,10 +252,11 @@ def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.Graph
 
 def _functional(module: fx.GraphModule, fakes: list[torch.Tensor], mode: Any) -> fx.GraphModule:
     """The graph without in-place ops: those on inputs are refused, those on the function's own values rewritten."""
+    inputs = {compat.storage_key(node.meta["val"]) for node in module.graph.nodes if node.op == "placeholder"}
     writes = [(node, target) for node in module.graph.nodes for target in _written(node)]
     for node, target in writes:
-        if aliased(target).op == "placeholder":
-            raise Mutation(op=str(node.target), where=user_line(node.stack_trace))
+        if isinstance(target.meta.get("val"), torch.Tensor) and compat.storage_key(target.meta["val"]) in inputs:
+            raise Mutation(op=str(node.target), what="a tensor", where=user_line(node.stack_trace))
     return compat.without_mutations(module, fakes, mode) if writes else module
 
 
@@ -249,4 +267,5 @@ def _written(node: fx.Node) -> list[fx.Node]:
         return []
     given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
     written = [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [n for n in written if isinstance(n, fx.Node)]
+    flat = [n for each in written for n in (each if isinstance(each, list | tuple) else [each])]
+    return [n for n in flat if isinstance(n, fx.Node)]

@@ -106,18 +106,46 @@ def data_dependent_errors() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def watching(watch: Callable[[Any, tuple, dict], str]) -> Iterator[None]:
-    """Call `watch(op, args, kwargs)` before every op; what it returns becomes the stack trace of the nodes made for it."""
+def watching(watch: Callable[[Any, tuple, dict], str], split: Callable[[Any, tuple, dict], Any]) -> Iterator[None]:
+    """Call `watch(op, args, kwargs)` before every op; what it returns becomes the stack trace of the nodes made for it.
+
+    Where `split(op, args, kwargs)` is a list of calls, these are made instead, and their results are the op's.
+    """
     from torch.fx import traceback
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
             traceback.set_stack_trace([watch(func, args, kwargs or {})])
-            return func(*args, **(kwargs or {}))
+            calls = split(func, args, kwargs or {})
+            if calls is None:
+                return func(*args, **(kwargs or {}))
+            results = [call() for call in calls]
+            return results if func._schema.returns else None
 
     with Watch():
         yield
+
+
+@contextmanager
+def refusing_data(refuse: Callable[[], None]) -> Iterator[None]:
+    """Call `refuse()` when a tensor's `data` is set, which no op shows."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Refuse(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+                refuse()
+            return func(*args, **(kwargs or {}))
+
+    with Refuse():
+        yield
+
+
+def storage_key(tensor: Any) -> int:
+    """The same number for tensors that share memory, shape-only ones too."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def trace_graph(fn: Callable[..., Any], fakes: list[Any], mode: Any) -> Any:
