@@ -25,6 +25,7 @@ from .schema import short_name
 from .source import UNKNOWN, user_line
 
 MOST_NAMES = 3  # of ops in a region's name
+LEAST_DIGITS = 6  # of the name of a symbol that stands for an expression
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Part:
     @cached_property
     def key(self) -> str:
         """What the text is known by."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+        return hashlib.sha256(self.text.encode()).hexdigest()[:32]
 
     @property
     def id(self) -> str:
@@ -88,18 +89,18 @@ class _Sizes:
         factors = compat.size_factors(size)
         hint = compat.size_hint(size)
         if factors is None:
-            return None if hint is None else self._symbol(f"e{_digest(compat.size_expression(size))}", size, hint)
+            return None if hint is None else self._symbol(compat.size_expression(size), hint)
         for name, each in compat.size_symbols(size).items():
             self.expressions[name], self.hints[name] = name, each
         return product([factors[0], *(sym(name) for name in factors[1])])
 
-    def _symbol(self, name: str, size: Any, hint: int) -> Size:
-        self.expressions[name], self.hints[name] = compat.size_expression(size), hint
+    def _symbol(self, expression: str, hint: int) -> Size:
+        """A symbol for an expression: as much of its digest as no other expression shares."""
+        digest = hashlib.sha256(expression.encode()).hexdigest()
+        names = (f"e{digest[:digits]}" for digits in range(LEAST_DIGITS, len(digest) + 1))
+        name = next(n for n in names if self.expressions.get(n, expression) == expression)
+        self.expressions[name], self.hints[name] = expression, hint
         return sym(name)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def _buffer(name: str, node: fx.Node, role: str, sizes: _Sizes) -> Buffer:

@@ -32,7 +32,7 @@ import torch
 from ..errors import HiddenState
 from . import trusted
 from .bytecode import Chain, mentions
-from .state import ABSENT, Read, State, content, make_read
+from .state import ABSENT, Read, StandsFor, State, content, make_read
 
 MOST = 20_000  # places, and objects; comparing more at every call would cost more than kernels save
 _SEQUENCES = (list, tuple, deque, set, frozenset)
@@ -185,6 +185,8 @@ class _Walk:
             self.elements(where, value)
         elif kind in (dict, MappingProxyType):
             self.mapping(where, value)
+        elif isinstance(value, StandsFor):
+            self.open(self.read(f"{where}.fn", value, "{o}.fn"), f"{where}.fn")
         elif kind is not CodeType and not trusted.is_silent(value):
             self.instance(value, where)
 

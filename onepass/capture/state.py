@@ -155,6 +155,12 @@ def _compiled(expression: str) -> CodeType:
     return compile(expression.replace("{o}", "o"), "<read>", "eval")
 
 
+class StandsFor:
+    """Base of callables that do what the function `fn` does, and read no other state."""
+
+    fn: Callable[..., Any]
+
+
 class State:
     """What a function could read when it was traced, and the modes torch was in."""
 

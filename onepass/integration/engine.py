@@ -45,7 +45,8 @@ from ..stages import stage
 __all__ = ["Counts", "Kernels", "Variant", "counts"]
 
 _LOG = logging.getLogger(__name__)
-MOST_PROGRAMS = 1024  # whose kernels are kept though nobody holds them
+MOST_PROGRAMS = 256  # whose kernels are kept though nobody holds them, the latest
+MOST_VARIANTS = 1024  # of one Program whose kernels are kept, the latest made
 MOST_REMEMBERED = 4096  # sets of sizes whose kernels are found without asking which Variant they belong to
 LAST_SECONDS = 1.0  # for what is planned in the background to end in, when the process does
 CPU_FACTS = "h200"  # interpreted kernels are planned for this device: plans are the same as on a card
@@ -189,8 +190,20 @@ class _Shared:
             future = self._made.get(variant)
             if future is not None:
                 return future, False
+            self._forget_oldest()
             self._made[variant] = future = Future()
             return future, True
+
+    def _forget_oldest(self) -> None:
+        """Make room for one more Variant. Whoever has kernels of a forgotten one keeps them."""
+        if len(self._made) < MOST_VARIANTS:
+            return
+        done = [variant for variant, future in self._made.items() if future.done()]
+        for variant in done[:len(self._made) + 1 - MOST_VARIANTS]:
+            del self._made[variant]
+            for known in [each for each in self._executables if each[0] == variant]:
+                del self._executables[known]
+            self._quick.clear()
 
     def _make(self, variant: Variant, future: Future[Made], make: Callable[[], Made]) -> None:
         """Fulfil a claimed future. After a failure, whoever asks next tries again."""
@@ -244,7 +257,7 @@ class _Shared:
         program, sizes = _as_laid_out(self.program, variant), dict(variant.sizes)
         with tune.ALONE:
             made, timed = tune.choose(default, others, tune.OnCard(program, sizes, where, variant.aligned))
-        digest = hashlib.sha256(f"{program} {sizes}".encode()).hexdigest()[:16]
+        digest = hashlib.sha256(f"{program} {sizes}".encode()).hexdigest()[:32]
         seen = measured.observed(digest, [(m, t.us) for m, t in timed], variant.device)
         measured.observe(measured.card_of(torch.cuda.get_device_properties(where)), seen)
         return made

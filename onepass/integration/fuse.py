@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from .. import compat
 from ..capture.reach import state_of
-from ..capture.state import State
+from ..capture.state import StandsFor, State
 from ..capture.trace import capture
 from ..errors import BadArgument, NeedsGrad
 from ..pipeline import optimise
@@ -49,7 +50,7 @@ def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None, tune: str | Non
     return Fused(fn, dynamic, tune)
 
 
-class Fused:
+class Fused(StandsFor):
     """Callable like the function it was made from."""
 
     def __init__(self, fn: Callable[..., Any], dynamic: bool | None = None, tune: str | None = None) -> None:
@@ -63,6 +64,8 @@ class Fused:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute, tracing and compiling first where no earlier call did."""
+        if compat.active_modes() and any(map(compat.is_fake, (*args, *kwargs.values()))):
+            return self.fn(*args, **kwargs)  # within the function that is traced now, it is part of that
         known = self._now()
         args = self._positional(known.signature, args, kwargs)
         leaves, key = flatten(args)

@@ -33,6 +33,7 @@ from .sharing import aside, unsafe, which
 
 _LOG = logging.getLogger(__name__)
 MOST_REMEMBERED = 4096  # sets of sizes of one region
+MOST_REGIONS = 2048  # that are kept, the ones called latest
 NAMESPACE = "onepass"
 
 
@@ -51,10 +52,12 @@ class _Region:
         self._kernels: Kernels | None = None
         self._fallbacks = 0
         self._lock = threading.RLock()  # held while something is made
+        self.called = True  # since it was last considered for being forgotten
 
     def __call__(self, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
         """Fill `outs`. What does it depends on sizes, device, which tensors start on 16 bytes and which outputs lie over inputs."""
         self.tally.count()
+        self.called = True
         read = [tensor.data_ptr() for tensor in ins]
         aligned = taken = 0
         for k, tensor in enumerate(outs):
@@ -167,8 +170,23 @@ def run(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int], key
     region = _REGIONS.get(key)
     if region is None:
         with _REGIONS_LOCK:
-            region = _REGIONS.setdefault(key, _REGIONS.get(key) or _Region(key, program))
+            region = _REGIONS.get(key)
+            if region is None:
+                _make_room()
+                region = _REGIONS[key] = _Region(key, program)
     region(outs, ins, sizes)
+
+
+def _make_room() -> None:
+    """Forget the oldest region that was not called since it was last passed over here; if all were, the oldest."""
+    while len(_REGIONS) >= MOST_REGIONS:
+        key, region = next(iter(_REGIONS.items()))
+        del _REGIONS[key]
+        if region.called:
+            region.called = False
+            _REGIONS[key] = region  # it is the youngest now
+        else:
+            journal.drop(region.tally)
 
 
 def run_fresh(ins: Sequence[Tensor], sizes: Sequence[int], key: str, program: str) -> list[Tensor]:

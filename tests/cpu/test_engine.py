@@ -119,6 +119,16 @@ def test_threads_make_it_once() -> None:
     assert len(found) == 8 and len({id(e) for e in found}) == 1
 
 
+def test_the_latest_variants_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MOST_VARIANTS", 2)
+    kernels = Kernels(optimise(capture(lambda x: x.softmax(0), (torch.zeros(12, 8),)).program), "it")
+    made = [kernels.executable({"s0": rows}, CPU, NOTHING) for rows in (3, 4, 5)]
+    assert [v.fixed for v in kernels.variants] == [(("s0", 4),), (("s0", 5),)]
+    assert kernels.executable({"s0": 5}, CPU, NOTHING) is made[2]
+    assert len(kernels._shared._executables) == 2 and set(kernels._shared._quick.values()) <= set(made[1:])
+    assert kernels.executable({"s0": 3}, CPU, NOTHING) is not made[0]
+
+
 def test_the_background() -> None:
     kernels = Kernels(program(), "it")
     future = kernels.prepare({"s0": 12}, CPU, NOTHING)

@@ -1,0 +1,178 @@
+"""How traces of a fused function are found, how many are kept, and who makes them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import onepass
+from onepass import errors
+from onepass.capture import part
+from onepass.integration import fuse, region_op, traces
+from onepass.integration.engine import counts
+from onepass.integration.fuse import Fused
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return x.softmax(-1)
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run `work` in threads that start together; what one raises is raised here."""
+    start, raised = threading.Barrier(count), []
+
+    def one(k: int) -> None:
+        try:
+            start.wait()
+            work(k)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=one, args=(k,)) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]
+
+
+def right(fused: Fused, *shape: int) -> None:
+    x = torch.randn(shape)
+    torch.testing.assert_close(fused(x), softmax(x))
+
+
+def test_threads_trace_once() -> None:
+    fused = onepass.fuse(softmax)
+    before = counts()
+    in_threads(8, lambda k: right(fused, 4, 33))
+    assert len(fused._traces) == 1 and (counts() - before).plans <= 1
+    in_threads(4, lambda k: right(fused, 4 + k, 33 + k % 2))
+    assert len(fused._traces) == 2
+
+
+def test_a_trace_is_found_for_other_rows_without_asking_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, asked = onepass.fuse(softmax), []
+    for columns in range(8, 14):
+        fused(torch.zeros(4, columns))
+    real = traces.Captured.fits
+    monkeypatch.setattr(traces.Captured, "fits", lambda self, *a: asked.append(self) or real(self, *a))
+    right(fused, 7, 10)
+    assert len(asked) == 1
+    right(fused, 7, 10)
+    assert len(asked) == 1 and len(fused._traces) == 6
+
+
+def test_the_latest_kinds_of_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "MOST_CALLS", 3)
+    fused = onepass.fuse(softmax, dynamic=False)
+    for rows in (2, 3, 4):
+        right(fused, rows, 8)
+    first, second, third = fused._traces
+    right(fused, 2, 8)  # used again, so that the second is the oldest now
+    gone = weakref.ref(second)
+    del second
+    right(fused, 5, 8)
+    gc.collect()
+    assert gone() is None and first in fused._traces and third in fused._traces and len(fused._traces) == 3
+    right(fused, 3, 8)
+    assert len(fused._traces) == 3
+
+
+def test_rows_that_never_repeat_keep_one_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "MOST_CALLS", 3)
+    fused = onepass.fuse(softmax)
+    for rows in range(2, 9):
+        right(fused, rows, 8)
+    known = fused._known[0].traces
+    assert len(fused._traces) == 1 and len(known._calls) == 3
+
+
+def test_what_is_forgotten_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "MOST_CALLS", 1)
+    fused = onepass.fuse(softmax, dynamic=False)
+    for columns in (8, 9, 10):
+        right(fused, 2, columns)
+    known = fused._known[0].traces
+    assert [len(each) for each in (known._calls, known._uses, known._fixed)] == [1, 1, 1]
+    assert sum(len(each) for each in known._by_pattern.values()) == 1
+
+
+def test_the_latest_states_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse, "MOST_STATES", 2)
+    box = [1.0]
+    fused, x = onepass.fuse(lambda x: x * box[0]), torch.ones(2, 3)
+    for value in (1.0, 2.0, 3.0, 2.0):
+        box[0] = value
+        assert torch.equal(fused(x), x * value)
+    assert len(fused._known) == len(fused._traces) == 2
+
+
+def test_guards_on_sizes_decide_between_traces_of_one_key() -> None:
+    fused = onepass.fuse(lambda x: x * 2 if x.shape[0] > 10 else x + 1, dynamic=True)
+    for rows in (12, 4, 20, 5, 12):
+        x = torch.zeros(rows, 3)
+        assert torch.equal(fused(x), x * 2 if rows > 10 else x + 1)
+    assert len(fused._traces) == 2
+
+
+def test_nested_arguments() -> None:
+    fused, x = onepass.fuse(lambda d, xs: d["a"] * xs[0] * d["s"]), torch.ones(2, 3)
+    assert torch.equal(fused({"a": x, "s": 2.0}, [x]), x * 2) and torch.equal(fused({"a": x, "s": 3.0}, [x]), x * 3)
+    assert torch.equal(fused({"s": 2.0, "a": x}, (x,)), x * 2) and torch.equal(fused({"a": x, "s": 2}, [x]), x * 2)
+    assert torch.equal(fused({"a": x, "s": 2.0}, [torch.full((2, 3), 2.0)]), x * 4)
+    assert len(fused._traces) in (3, 4)  # the order of keys may make no difference
+
+
+def test_fused_functions_inside_fused_functions() -> None:
+    scale = 2.0
+    inner = onepass.fuse(lambda x: x * scale)
+    outer, x = onepass.fuse(lambda x: inner(x) + inner(x=x)), torch.ones(2, 3)
+    assert torch.equal(outer(x), x * 4)
+    scale = 3.0
+    assert torch.equal(outer(x), x * 6)
+
+
+def test_a_function_that_calls_itself_fused_ends() -> None:
+    def loops(x: torch.Tensor) -> Any:
+        return fused(x)
+
+    fused = onepass.fuse(loops)
+    with pytest.raises((RecursionError, errors.OnepassError)):
+        fused(torch.ones(2, 3))
+    right(onepass.fuse(softmax), 2, 3)
+
+
+def test_regions_called_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "program p\n  axis n = 4\n  input in0: f32 [4] strides [1]\n  output out0: f32 [4] strides [1]\n" \
+           "  %0 = load in0 [n:1]\n  %1 = mul %0 %0\n  store out0 [n:1] = %1\n"
+    monkeypatch.setattr(region_op, "MOST_REGIONS", 3)
+    region_op.forget()
+
+    def call(name: str) -> None:
+        out, x = torch.empty(4), torch.randn(4)
+        region_op.run([out], [x], [], name, text)
+        torch.testing.assert_close(out, x * x)
+
+    for name in ("a", "b", "c", "d"):
+        call(name)
+    assert list(region_op._REGIONS) == ["b", "c", "d"]  # all had been called, and the oldest went
+    call("b")
+    call("e")
+    assert set(region_op._REGIONS) == {"b", "d", "e"}
+    call("a")
+    region_op.forget()
+
+
+def test_symbols_of_different_sizes_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part, "LEAST_DIGITS", 1)
+    sizes = part._Sizes()
+    symbols = [sizes._symbol(f"s0 + {k}", 8) for k in range(40)]
+    assert len({str(s) for s in symbols}) == 40
+    assert sizes._symbol("s0 + 7", 8) == symbols[7]
