@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def one_by_one(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[C
     if single is None or len(counts) != 1:
         return None
     calls = [{n: v[k] if n in lists else v for n, v in given.items()} for k in range(counts.pop())]
-    return [lambda values=values: single(values, {n for n in values if arguments[n].kwarg_only}) for values in calls]
+    return [partial(single, values, {n for n in values if arguments[n].kwarg_only}) for values in calls]
 
 
 def _single(name: str, overload: str) -> Callable[[dict[str, Any], set[str]], Any] | None:

@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 MODULE_LINES = 500
 FUNCTION_LINES = 60
-PACKAGE_LINES = 28_000  # a compiler of 14,000, guards, the backend with its store, workers and reports, and what measures them
+PACKAGE_LINES = 30_000  # a compiler of 14,000, guards, the backend with its store, workers and reports, and what measures them
 TERSE_METHOD = 6  # lines a method may have without a docstring: its name and class say it
 
 # Data passes through the stages in this order, and imports go the other way only.
@@ -118,7 +118,7 @@ def test_public_functions_and_classes_have_docstrings() -> None:
     for path in MODULES:
         tops = [n for n in tree(path).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
         # An error class has its message.
-        tops = [n for n in tops if not (path.name == "errors.py" and isinstance(n, ast.ClassDef))]
+        tops = [n for n in tops if not (path.parent.name == "errors" and isinstance(n, ast.ClassDef))]
         methods = [f for f, c in functions(path) if c and not c.name.startswith("_") and lines(f) > TERSE_METHOD]
         missing += [f"{name(path)}:{n.lineno} {n.name}" for n in (*tops, *methods)
                     if not n.name.startswith("_") and not ast.get_docstring(n)]

@@ -4,24 +4,47 @@ One class a mistake. The class holds the code and the sentence; the raiser only 
 stages are: 1xx what was captured, 2xx planning, 3xx generating and compiling, 4xx tuning, 5xx stores, 6xx calling, 7xx whole
 models under torch.compile, 8xx tools, 9xx what nobody foresaw.
 """
-
 from __future__ import annotations
 
-import logging
-import warnings
+from .base import OnepassError, OnepassWarning, printable, text_of, warn
+from .kernel import (
+    AccessOutOfBounds,
+    BarrierInitTwice,
+    BarrierLeftBehind,
+    BarrierNotInitialised,
+    BlockMismatch,
+    CopyLeftBehind,
+    CopyOutOfBounds,
+    ExpectedBytesDiffer,
+    KernelFault,
+    MissingFence,
+    NeverPublished,
+    NotForTma,
+    NotModelled,
+    OutsideAllocation,
+    RefillBeforeDrain,
+    SharedMemoryExceeded,
+    StagingReused,
+    UseBeforeArrival,
+    WaitsForever,
+    WrongPhase,
+)
 
-_LOG = logging.getLogger(__name__)
-
-
-class OnepassError(Exception):
-    """Base of all. `message` is a template over the keyword arguments."""
-
-    code = "ONEPASS-000"
-    message = "{detail}"
-
-    def __init__(self, **fields: object) -> None:
-        self.fields = fields
-        super().__init__(f"[{self.code}] {self.message.format(**fields)}")
+__all__ = [
+    "AbsurdMeasurement", "AbsurdShape", "AccessOutOfBounds", "BadArgument", "BadResults", "BadSetting", "BadSpec",
+    "BarrierInitTwice", "BarrierLeftBehind", "BarrierNotInitialised", "BitReinterpretation", "BlockMismatch", "CardNeeded",
+    "ChangesState", "ClosureTensor", "CompileFailed", "CompilerEnded", "CompilerGarbled", "CompilerNotStarted",
+    "CompilerTimedOut", "CompilerTrouble", "CompilersStopped", "CopyLeftBehind", "CopyOutOfBounds", "DataDependent",
+    "DoesNotFit", "EntrySetAside", "ExpectedBytesDiffer", "GraphLeft", "HiddenState", "IgnoredArgument", "IllegalProgram",
+    "InternalError", "KernelFault", "MissingFence", "MixedDevices", "ModelNotTraced", "Mutation", "NeedsGrad", "NeverPublished",
+    "NoCard", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModelled", "NotReady", "NothingKept", "OnepassError",
+    "OnepassWarning", "OtherRun", "OutsideAllocation", "ParseError", "PlotsNeedMatplotlib", "Randomness", "RefillBeforeDrain",
+    "RegionLeft", "ResultElsewhere", "RewriteFailed", "SavedLeft", "SeededRandom", "SharedMemoryExceeded", "SharedResult",
+    "SourcesNotKept", "StagingReused", "StoreUnusable", "SymbolicAxis", "TooMuchToDraw", "TritonMissing", "UnderMode",
+    "UnknownDevice", "UnknownSetting", "UnknownWorkload", "UnlikeTorch", "UnsupportedDevice", "UnsupportedDtype",
+    "UnsupportedLayout", "UnsupportedOp", "UnsupportedView", "UntestedTorch", "UseBeforeArrival", "WaitsForever",
+    "WithoutPython", "WrongAnswer", "WrongPhase", "printable", "text_of", "warn",
+]
 
 
 class UnsupportedOp(OnepassError):
@@ -185,113 +208,6 @@ class IllegalProgram(OnepassError):
     message = "This Program is not legal after {stage}: {detail}. This is a bug in onepass; please report it with `onepass doctor`."
 
 
-class KernelFault(OnepassError):
-    """A generated kernel did, in the model of shared memory, what a GPU need not forgive."""
-
-    code = "ONEPASS-310"
-    message = "{where}: {detail}. This is a bug in onepass; please report it with `onepass doctor`."
-
-
-class UseBeforeArrival(KernelFault):
-    code = "ONEPASS-311"
-    message = "{where}: {slot} is used before its data arrived: {detail}. Wait for its barrier first."
-
-
-class RefillBeforeDrain(KernelFault):
-    code = "ONEPASS-312"
-    message = "{where}: {slot} is refilled before it is drained: {detail}. Refill after the last read, and wait before the next."
-
-
-class WrongPhase(KernelFault):
-    code = "ONEPASS-313"
-    message = "{where}: {slot} is in phase {phase}, and {detail}. Flip the parity each time round the ring."
-
-
-class WaitsForever(KernelFault):
-    code = "ONEPASS-314"
-    message = ("{where}: the wait for {slot} never ends: phase {phase} misses {missing} of {count} arrivals. Expect or arrive "
-               "before waiting.")
-
-
-class ExpectedBytesDiffer(KernelFault):
-    code = "ONEPASS-315"
-    message = "{where}: {slot} expects {expected} bytes, and copies of {issued} bytes were issued under it. Expect what is copied."
-
-
-class CopyOutOfBounds(KernelFault):
-    code = "ONEPASS-316"
-    message = ("{where}: the block {block} at {at}, copied for {slot}, leaves the tensor of {extent}. Predicate the copy, or name "
-               "the axis as masked where the kernel masks it.")
-
-
-class OutsideAllocation(KernelFault):
-    code = "ONEPASS-317"
-    message = "{where}: {detail} is outside {slot}, which has shape {shape}."
-
-
-class AccessOutOfBounds(KernelFault):
-    code = "ONEPASS-318"
-    message = "{where}: {count} lanes {use} outside every buffer of the kernel. Mask them."
-
-
-class SharedMemoryExceeded(KernelFault):
-    code = "ONEPASS-319"
-    message = "{where}: with {slot}, {taken} bytes of shared memory are taken, and a CTA has {limit}. Use fewer or smaller slots."
-
-
-class BarrierNotInitialised(KernelFault):
-    code = "ONEPASS-320"
-    message = "{where}: {slot} is no barrier. Initialise it before it is used, and do not use it once it is invalidated."
-
-
-class BarrierInitTwice(KernelFault):
-    code = "ONEPASS-321"
-    message = "{where}: {slot} is a barrier already. Initialise it once, or invalidate it in between."
-
-
-class MissingFence(KernelFault):
-    code = "ONEPASS-322"
-    message = "{where}: threads wrote {slot}, and TMA takes it over without a fence. Call fence_async_shared in between."
-
-
-class StagingReused(KernelFault):
-    code = "ONEPASS-323"
-    message = ("{where}: {slot} is written while the copy to global memory issued at {issued_at} still reads it. Call store_wait "
-               "first.")
-
-
-class CopyLeftBehind(KernelFault):
-    code = "ONEPASS-324"
-    message = "{where}: the copy issued at {issued_at}, to or from {slot}, was never waited for. Wait before its memory goes."
-
-
-class BlockMismatch(KernelFault):
-    code = "ONEPASS-325"
-    message = "{where}: what meets in {slot} does not fit: {detail}."
-
-
-class NotForTma(KernelFault):
-    code = "ONEPASS-326"
-    message = "A tensor of shape {shape} cannot be described to TMA: {detail}. Plan loads of another kind for it."
-
-
-class NotModelled(KernelFault):
-    code = "ONEPASS-327"
-    message = "{where}: {what} is real Gluon that the model does not know. Teach the model, or write the kernel without it."
-
-
-class BarrierLeftBehind(KernelFault):
-    code = "ONEPASS-328"
-    message = ("{where}: the barrier {slot} was never ended, so the compiler may use its memory for something else after the last "
-               "wait. Call mbarrier.invalidate.")
-
-
-class NeverPublished(KernelFault):
-    code = "ONEPASS-329"
-    message = ("{where}: a word that is waited for is never written: all CTAs of a group of {count} wait. Publish what each gives "
-               "before it waits for what others give.")
-
-
 class CompilerTrouble(CompileFailed):
     """A kernel was not compiled, which says nothing about the kernel. Such failures are never remembered."""
 
@@ -367,34 +283,6 @@ class SourcesNotKept(OnepassError):
     code = "ONEPASS-503"
     message = ("Sources of kernels could not be written to {folder}: {detail}. The kernels work; name a folder that can be written "
                "to in ONEPASS_KEEP_SOURCES, or unset it.")
-
-
-class OnepassWarning(UserWarning):
-    """Something went wrong and was worked around; its text is that of a coded error."""
-
-
-def warn(happened: OnepassError, stacklevel: int = 1) -> None:
-    """Tell of an error that was worked around. Unless the user has warnings raised, telling never fails what goes on."""
-    try:
-        warnings.warn(printable(str(happened)), OnepassWarning, stacklevel=stacklevel + 1)
-    except OnepassWarning:
-        raise
-    except Exception:  # a hook of the user's, or a stream that cannot be written
-        _LOG.debug("a warning could not be shown: %s", happened.code, exc_info=True)
-
-
-def text_of(error: BaseException) -> str:
-    """What an error says, whatever its __str__ does."""
-    try:
-        return str(error)
-    except Exception:
-        return "it cannot say why"
-
-
-def printable(text: str) -> str:
-    """Text that does to a terminal, a file or a page what it looks like: control characters, surrogates, and marks that turn the
-    direction of writing are escaped."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class RegionLeft(OnepassError):
