@@ -8,7 +8,7 @@ RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.onepass-ready
 XDIST   = $(shell $(RUN) -c "import xdist" 2>/dev/null && printf '%s' '-n 2')
 
-.PHONY: demo test lint gpu-test setup clean
+.PHONY: demo test lint gpu-test campaign setup clean
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
@@ -19,6 +19,15 @@ test: lint
 
 gpu-test: $(STAMP)
 	@$(RUN) -m pytest tests/gpu
+
+# Random graphs against float64, resumable by seed: make campaign SEEDS=0:100000
+SEEDS ?= 0:30000
+campaign: $(STAMP)
+	@mkdir -p build/campaign
+	@$(RUN) -m tests.campaign graphs --stage oracle --seeds $(SEEDS) --log build/campaign/oracle.jsonl
+	@$(RUN) -m tests.campaign graphs --stage interpret --seeds 0:3000 --log build/campaign/interpret.jsonl
+	@$(RUN) -m tests.campaign graphs --stage schedules --seeds 0:3000 --log build/campaign/schedules.jsonl
+	@$(RUN) -m tests.campaign graphs --stage compile --seeds 0:500 --log build/campaign/compile.jsonl
 
 lint: $(STAMP)
 	@$(call if_installed,ruff,check .)

@@ -1,0 +1,96 @@
+"""A sample of the campaign of random graphs, and the parts it is made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.campaign import graphs
+from tests.campaign.checks import STAGES, Stage, check, checked
+from tests.campaign.draw import graph
+from tests.campaign.graph import Graph, Input, Step, make_inputs
+from tests.campaign.shrink import shrunk
+
+# Seeds of their own: a defect found by the whole campaign becomes a test of its own.
+SAMPLES = [("oracle", 25, 24), ("interpret", 6, 12), ("schedules", 6, 12), ("compile", 2, 10)]
+
+
+def sampled() -> list:
+    """Small batches, so that processes share them."""
+    return [pytest.param(stage, 10**6 + 100 * k, size, id=f"{stage}-{k}") for stage, size, many in SAMPLES for k in range(many)]
+
+
+@pytest.mark.parametrize("stage,first,size", sampled())
+def test_a_sample_finds_nothing(stage: str, first: int, size: int) -> None:
+    for seed in range(first, first + size):
+        found = check(graph(seed), stage)
+        assert not found.is_bad or found.kind == "slow", f"{found}\n{graph(seed).inputs}\n{graph(seed).source()}"
+
+
+def softmax_of_a_sum() -> Graph:
+    steps = (Step("add", "torch.add({0}, {1})", (0, 1)), Step("exp", "torch.exp({0})", (2,)),
+             Step("softmax", "F.softmax({0}, -1)", (2,)))
+    return Graph(1, (Input((6, 40), "bf16"), Input((6, 40), "f32", "transposed", "special")), steps, (4, 3))
+
+
+def test_a_graph_is_the_same_after_being_stored() -> None:
+    for seed in range(20):
+        assert Graph.of_json(json.loads(json.dumps(graph(seed).to_json()))) == graph(seed) == graph(seed)
+
+
+def test_inputs_are_the_same_each_time_and_share_no_memory() -> None:
+    spec = softmax_of_a_sum()
+    for one, other in zip(make_inputs(spec), make_inputs(spec), strict=True):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num()) and one.data_ptr() != other.data_ptr()
+
+
+def answering(change: object) -> Stage:
+    """A stage whose answers are eager's, changed."""
+    return Stage(lambda g, inputs: (change(g.function()(*inputs)), ""))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("change,kind", [
+    (lambda r: r, "right"),
+    (lambda r: (r[0] + 1e-2, r[1]), "wrong"),
+    (lambda r: (torch.where(r[0] == r[0].nan_to_num().amax(), torch.inf, r[0]), r[1]), "wrong"),
+    (lambda r: (r[0].double(), r[1]), "form"),
+    (lambda r: (r[0].t().contiguous().t(), r[1]), "form"),
+    (lambda r: r[:1], "form"),
+    (lambda r: 1 / 0, "uncoded"),
+], ids=["right", "off", "infinity", "dtype", "strides", "count", "error"])
+def test_what_is_wrong_is_seen(change: object, kind: str) -> None:
+    assert checked(softmax_of_a_sum(), answering(change)).kind == kind
+
+
+def test_where_a_rounding_decides_either_answer_will_do() -> None:
+    decides = Graph(1, (Input((40,), "bf16", content="constant"),), (Step("gt", "{0} * 0.1 > 0.15", (0,)),), (1,))
+    assert checked(decides, answering(lambda r: (~r[0],))).kind in ("right", "noise")
+    sure = replace(decides, steps=(Step("gt", "{0} * 0.1 > 0.05", (0,)),))
+    assert checked(sure, answering(lambda r: (~r[0],))).kind == "wrong"
+
+
+def test_a_failure_shrinks_to_what_causes_it() -> None:
+    large = graph(41)
+    culprit = Step("floor", "torch.floor({0})", (0,))
+    base = len(large.inputs)
+    grown = replace(large, steps=(*large.steps, culprit), outputs=(*large.outputs, base + len(large.steps)))
+    small = shrunk(grown, lambda g: any(s.op == "floor" for s in g.steps))
+    assert [s.op for s in small.steps] == ["floor"] and len(small.inputs) == len(small.outputs) == 1
+
+
+def test_a_log_is_resumed_and_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log.jsonl"
+    lines = [graphs.one("oracle", seed) for seed in range(3)]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"seed": 3, "ki')
+    assert [line["seed"] for line in graphs.read(log)] == [0, 1, 2]
+    counts = graphs.summary(graphs.read(log))
+    assert counts["graphs"] == 3 and sum(counts["kinds"].values()) == 3 and any("3 graphs" in line for line in graphs.show(counts))
+
+
+def test_every_stage_answers() -> None:
+    plain = Graph(1, (Input((5, 8)),), (Step("sum", "{0}.sum(-1)", (0,)),), (1,))
+    assert {check(plain, stage).kind for stage in STAGES if STAGES[stage].device == "cpu"} == {"right"}
