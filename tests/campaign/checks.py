@@ -1,8 +1,6 @@
 """What is asked of one graph: captured and evaluated in float64, interpreted, or compiled, and held against eager torch.
 
-An answer is right, refused with a code, or a finding: wrong, an error without a code, or internal. Where a rounding decides
-between two answers (a comparison, a cast to integers, an overflow), references that are computed a little differently disagree
-among themselves, and an answer that one of them gives is not held to be wrong.
+An answer is right, refused with a code, or a finding: wrong, of another form, an error without a code, internal, or slow.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from onepass.capture.captured import Captured
 from onepass.capture.trace import capture
 from onepass.errors import OnepassError
 from onepass.integration import failure, journal
-from onepass.ir.criterion import judge
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Program
 from onepass.ir.size import Bindings
@@ -31,12 +28,11 @@ from onepass.pipeline import optimise, specialise
 from tests import forced
 from tests.support import twice
 
-from .graph import Graph, default_float64, make_inputs, widened
+from .compare import Results, Truth, compared, differ_exactly, moved, precision_of
+from .graph import DTYPES, Graph, default_float64, make_inputs
 
 INTERNAL = ("ONEPASS-9", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")  # codes that say onepass itself is at fault
 TOO_LONG = 20.0  # CPU seconds for one graph
-EXACT = 2.0**-22  # of the largest value: constants such as 1/6 are rounded to fp32
-DRAWS, STEP = 3, {"narrow": 2.0**-7, "single": 2.0**-18, "double": 1e-11}
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,6 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return asdict(self)
-
-
-Results = tuple[Any, ...]
 
 
 def plainly(function: Callable[..., Results], inputs: list[Any]) -> Results:
@@ -140,33 +133,20 @@ def _place(error: BaseException) -> str:
 
 
 def _compared(graph: Graph, stage: Stage, mine: Results, eager: Results) -> tuple[str, str, str]:
-    if len(mine) != len(eager):
-        return "form", f"{len(mine)} results, not {len(eager)}", "count"
-    for k, (one, other) in enumerate(zip(mine, eager, strict=True)):
-        wrong = _form(one, other, stage.exactly, any(i.layout in ("overlapping", "expanded") for i in graph.inputs))
-        if wrong:
-            return "form", f"output {k}: {wrong}", wrong.split(":")[0]
-    try:
-        exact = _reference(graph, stage, stage.inputs(graph))
-    except Exception as error:
-        return "skipped", f"no float64 reference: {error}", ""
-    kind = "right"
-    for k, (one, other, reference) in enumerate(zip(mine, eager, exact, strict=True)):
-        if not isinstance(other, torch.Tensor) or not other.numel():
-            continue
-        wrong = _exactly_wrong(one, other, reference) if stage.exactly else _wrong(one, other, reference)
-        if wrong:
-            odd = _undecided(graph, stage, k, one, other, reference)
-            if odd:
-                return "wrong", f"output {k}: {odd}; {wrong}", f"{graph_op(graph, k)}"
-            kind = "noise"
-    return kind, "", ""
+    """The kind of finding, what is wrong, and the op whose result it is."""
 
+    def reference(step: float | None, draw: int) -> Results:
+        inputs = [moved(t, step, draw) for t in stage.inputs(graph)]
+        with default_float64():
+            return stage.run(graph.function(exact=True), inputs)
 
-def _reference(graph: Graph, stage: Stage, inputs: list[Any]) -> Results:
-    """What the graph gives without rounding."""
-    with default_float64():
-        return stage.run(graph.function(exact=True), widened(inputs))
+    dtypes = {DTYPES[i.dtype] for i in graph.inputs} | {d for s in graph.steps for n, d in DTYPES.items() if f"{n}" in s.text}
+    overlaps = any(i.layout in ("overlapping", "expanded") for i in graph.inputs)
+    truth = Truth(eager, reference, precision_of(dtypes, stage.exactly), stage.exactly, overlaps)
+    kind, detail, output = compared(mine, truth)
+    if kind not in ("wrong", "form"):
+        return kind, detail, ""
+    return kind, f"output {output}: {detail}", graph_op(graph, output) if kind == "wrong" else detail.split(":")[0]
 
 
 def graph_op(graph: Graph, output: int) -> str:
@@ -175,87 +155,6 @@ def graph_op(graph: Graph, output: int) -> str:
         return "gradient"
     at = graph.outputs[output] - len(graph.inputs)
     return graph.steps[at].op if at >= 0 else "input"
-
-
-def _form(mine: Any, eager: Any, exactly: bool, overlaps: bool) -> str:
-    """What differs in kind. Of inputs that overlap themselves, shape-only tensors give other strides than real ones do."""
-    if not isinstance(eager, torch.Tensor):
-        return "" if type(mine) is type(eager) and (mine == eager or mine != mine) else f"value: {mine!r}, not {eager!r}"
-    if not isinstance(mine, torch.Tensor):
-        return f"type: {type(mine).__name__}, not a tensor"
-    if mine.shape != eager.shape:
-        return f"shape: {tuple(mine.shape)}, not {tuple(eager.shape)}"
-    if not exactly and mine.dtype != eager.dtype:
-        return f"dtype: {mine.dtype}, not {eager.dtype}"
-    if eager.numel() and not overlaps and _steps(mine) != _steps(eager):
-        return f"strides: {mine.stride()}, not {eager.stride()}"
-    return ""
-
-
-def _steps(t: torch.Tensor) -> list[int]:
-    """Strides that mean anything."""
-    return [step for size, step in zip(t.shape, t.stride(), strict=True) if size > 1]
-
-
-def _wrong(mine: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor) -> str | None:
-    return judge(mine, eager, reference.double() if reference.is_floating_point() else reference)
-
-
-def _exactly_wrong(mine: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor) -> str | None:
-    """Both are float64, and differ by nothing but the order of sums."""
-    if not mine.is_floating_point():
-        return None if torch.equal(mine, reference.to(mine.dtype)) else "integers differ from float64's"
-    if not mine.numel():
-        return None
-    a, b = mine.double(), reference.double()
-    same = (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= EXACT * b.abs().where(b.isfinite(), 0).amax().clamp_min(1e-30))
-    return None if bool(same.all()) else f"{int((~same).sum())} elements differ from float64's"
-
-
-def _undecided(graph: Graph, stage: Stage, k: int, mine: torch.Tensor, eager: torch.Tensor,
-               reference: torch.Tensor) -> str:
-    """What is wrong with elements on which references agree; empty where none is."""
-    references, exactly = [reference.double(), eager.double()], stage.exactly
-    names = {i.dtype for i in graph.inputs} | {w for s in graph.steps for w in ("bf16", "f16", "e4m3", "e5m2") if w in s.text}
-    step = STEP["double" if exactly else "narrow" if names & {"bf16", "f16", "e4m3", "e5m2"} else "single"]
-    for draw in range(DRAWS):
-        noise = torch.Generator().manual_seed(draw)
-        moved = [_moved(t, step, noise) for t in stage.inputs(graph)]
-        try:
-            references.append(_reference(graph, stage, moved)[k].double())
-        except Exception:
-            continue
-    stacked, given = torch.stack([r.cpu() for r in references]), mine.double().cpu()
-    agree = _all_alike(stacked)
-    finite = stacked.isfinite().all(0)
-    middle = stacked[0]
-    spread = torch.where(finite, (stacked - middle).abs().amax(0), 0.0)
-    out = torch.finfo(mine.dtype if mine.is_floating_point() else torch.float64).eps
-    slack = 0.0 if not mine.is_floating_point() else EXACT if exactly else 4 * out + 2.0**-18
-    scale = torch.where(finite, middle.abs(), 0.0).amax() if not exactly and slack else middle.abs()
-    near = (given - middle).abs() <= 8 * spread + slack * torch.maximum(middle.abs(), 2.0**-6 * scale)
-    alike = (given == middle) | (given.isnan() & middle.isnan())
-    bad = agree & ~torch.where(finite, near | alike, alike)
-    if not bool(bad.any()):
-        return ""
-    at = bad.nonzero()[0].tolist()
-    where = tuple(at)
-    return (f"{int(bad.sum())} of {bad.numel()}, first at {at}: {float(given[where])!r}, eager {float(eager[where])!r}, "
-            f"float64 {float(middle[where])!r}")
-
-
-def _all_alike(stacked: torch.Tensor) -> torch.Tensor:
-    """Where all references are finite, or the same odd value."""
-    nan, first = stacked.isnan(), stacked[0]
-    return (nan.all(0)) | (~nan.any(0) & (stacked.isfinite().all(0) | (stacked == first).all(0)))
-
-
-def _moved(value: Any, step: float, noise: torch.Generator) -> Any:
-    """An argument with its floats a rounding away."""
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return value
-    sign = torch.randint(0, 2, value.shape, generator=noise).double() * 2 - 1
-    return (value.detach().double() * (1 + step * sign.to(value.device))).requires_grad_(value.requires_grad)
 
 
 # ---- the stages -----------------------------------------------------------------------------------------------------------------
@@ -269,7 +168,7 @@ def by_oracle(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     optimised = optimise(captured.program)
     before, after = (_evaluated(captured, program, inputs, bindings) for program in (captured.program, optimised))
     for k, (one, other) in enumerate(zip(before, after, strict=True)):
-        if isinstance(one, torch.Tensor) and _exactly_wrong(other, one, one):
+        if isinstance(one, torch.Tensor) and differ_exactly(other, one):
             raise Changed(f"output {k} of {graph_op(graph, k)} is changed by simplification")
     _second_size(graph, captured, optimised)
     return after, "symbolic" if optimised.symbols else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -155,10 +155,11 @@ def contents(spec: Input, shape: tuple[int, ...], generator: torch.Generator) ->
         case "special":
             pool = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 1e-40, -6e-8, 1.0], dtype=torch.float64)
             odd = pool[torch.randint(0, len(pool), shape, generator=generator)]
-            values = torch.where(torch.rand(shape, generator=generator) < 0.15, odd, values)
+            values = torch.where(torch.rand(shape, generator=generator, dtype=torch.float32) < 0.15, odd, values)
         case "extreme":
-            pool = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min, torch.finfo(dtype).tiny, 0.0, 1.0])
-            values = pool[torch.randint(0, len(pool), shape, generator=generator)].double()
+            pool = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min, torch.finfo(dtype).tiny, 0.0, 1.0],
+                                dtype=torch.float64)
+            values = pool[torch.randint(0, len(pool), shape, generator=generator)]
     return values.to(dtype)
 
 
@@ -181,12 +182,6 @@ def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
             line[1:] = tensor.reshape(-1)
             return line[1:].view(tensor.shape)
     return tensor
-
-
-def widened(tensors: Sequence[Any]) -> list[Any]:
-    """The same arguments in float64."""
-    return [t.detach().double().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
-            for t in tensors]
 
 
 @contextmanager

@@ -1,0 +1,146 @@
+"""Results against eager torch and float64: the same in form, and right wherever a rounding does not decide.
+
+Where a rounding decides between two answers (a comparison, a cast to integers, an overflow), references that are computed a
+little differently disagree among themselves, and an answer that one of them gives is not held to be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onepass.ir.criterion import judge
+
+EXACT = 2.0**-22  # of the largest value: constants such as 1/6 are rounded to fp32
+DRAWS, STEPS = 3, {"narrow": 2.0**-7, "single": 2.0**-18, "double": 1e-11}
+
+Results = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What results are held against. `reference` computes in float64 from arguments moved by `step`, None for the arguments
+    themselves. `exactly`: the results are float64 too. `overlaps`: strides are not compared, because shape-only tensors that
+    overlap themselves give other strides than real ones."""
+
+    eager: Results
+    reference: Callable[[float | None, int], Results]
+    precision: str = "single"  # a row of STEPS: what one rounding may move
+    exactly: bool = False
+    overlaps: bool = False
+
+
+def compared(mine: Results, truth: Truth) -> tuple[str, str, int]:
+    """right, noise, skipped, form or wrong; what is wrong; with which output."""
+    if len(mine) != len(truth.eager):
+        return "form", f"{len(mine)} results, not {len(truth.eager)}", 0
+    for k, (one, other) in enumerate(zip(mine, truth.eager, strict=True)):
+        if wrong := _form(one, other, truth):
+            return "form", wrong, k
+    try:
+        exact = truth.reference(None, 0)
+    except Exception as error:
+        return "skipped", f"no float64 reference: {error}", 0
+    kind = "right"
+    for k, (one, other, reference) in enumerate(zip(mine, truth.eager, exact, strict=True)):
+        wrong = _wrong(one, other, reference, truth.exactly) if isinstance(other, torch.Tensor) and other.numel() else None
+        if wrong:
+            if odd := _undecided(k, one, other, reference, truth):
+                return "wrong", f"{odd}; {wrong}", k
+            kind = "noise"
+    return kind, "", 0
+
+
+def differ_exactly(mine: torch.Tensor, reference: torch.Tensor) -> str | None:
+    """Both are float64, and may differ by nothing but the order of sums."""
+    if not mine.numel():
+        return None
+    if not mine.is_floating_point():
+        return None if torch.equal(mine, reference.to(mine.dtype)) else "integers differ from float64's"
+    a, b = mine.double(), reference.double()
+    largest = b.abs().where(b.isfinite(), 0).amax().clamp_min(1e-30)
+    same = (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= EXACT * largest)
+    return None if bool(same.all()) else f"{int((~same).sum())} elements differ from float64's"
+
+
+def moved(value: Any, step: float | None, draw: int) -> Any:
+    """An argument in float64, its floats a rounding away."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    wide = value.detach().double()
+    if step is not None:
+        noise = torch.Generator().manual_seed(draw)
+        sign = torch.randint(0, 2, value.shape, generator=noise).double() * 2 - 1
+        wide = wide * (1 + step * sign.to(value.device))
+    return wide.requires_grad_(value.requires_grad)
+
+
+def precision_of(dtypes: set[torch.dtype], exactly: bool = False) -> str:
+    """How far one rounding may move a value that meets these types."""
+    if exactly:
+        return "double"
+    return "narrow" if any(d.is_floating_point and d.itemsize < 4 for d in dtypes) else "single"
+
+
+def _form(mine: Any, eager: Any, truth: Truth) -> str:
+    if not isinstance(eager, torch.Tensor):
+        return "" if type(mine) is type(eager) and (mine == eager or mine != mine) else f"value: {mine!r}, not {eager!r}"
+    if not isinstance(mine, torch.Tensor):
+        return f"type: {type(mine).__name__}, not a tensor"
+    if mine.shape != eager.shape:
+        return f"shape: {tuple(mine.shape)}, not {tuple(eager.shape)}"
+    if not truth.exactly and mine.dtype != eager.dtype:
+        return f"dtype: {mine.dtype}, not {eager.dtype}"
+    if eager.numel() and not truth.overlaps and _steps(mine) != _steps(eager):
+        return f"strides: {mine.stride()}, not {eager.stride()}"
+    return ""
+
+
+def _steps(t: torch.Tensor) -> list[int]:
+    """Strides that mean anything."""
+    return [step for size, step in zip(t.shape, t.stride(), strict=True) if size > 1]
+
+
+def _wrong(mine: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, exactly: bool) -> str | None:
+    if exactly:
+        return differ_exactly(mine, reference)
+    return judge(mine, eager, reference.double() if reference.is_floating_point() else reference)
+
+
+def _undecided(k: int, mine: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, truth: Truth) -> str:
+    """What is wrong with elements on which references agree; empty where none is."""
+    references = [reference.double(), eager.double()]
+    for draw in range(DRAWS):
+        try:
+            references.append(truth.reference(STEPS[truth.precision], draw)[k].double())
+        except Exception:
+            continue
+    stacked, given = torch.stack([r.cpu() for r in references]), mine.double().cpu()
+    finite, middle = stacked.isfinite().all(0), stacked[0]
+    spread = torch.where(finite, (stacked - middle).abs().amax(0), 0.0)
+    slack = _slack(mine, truth.exactly)
+    scale = torch.where(finite, middle.abs(), 0.0).amax() if slack and not truth.exactly else middle.abs()
+    near = (given - middle).abs() <= 8 * spread + slack * torch.maximum(middle.abs(), 2.0**-6 * scale)
+    alike = (given == middle) | (given.isnan() & middle.isnan())
+    bad = _all_alike(stacked) & ~torch.where(finite, near | alike, alike)
+    if not bool(bad.any()):
+        return ""
+    at = tuple(bad.nonzero()[0].tolist())
+    return (f"{int(bad.sum())} of {bad.numel()}, first at {list(at)}: {float(given[at])!r}, eager {float(eager[at])!r}, "
+            f"float64 {float(middle[at])!r}")
+
+
+def _slack(mine: torch.Tensor, exactly: bool) -> float:
+    """What a result's own type may lose, relative to its value; integers lose nothing."""
+    if not mine.is_floating_point():
+        return 0.0
+    return EXACT if exactly else 4 * torch.finfo(mine.dtype).eps + 2.0**-18
+
+
+def _all_alike(stacked: torch.Tensor) -> torch.Tensor:
+    """Where all references are finite, or the same odd value."""
+    nan, first = stacked.isnan(), stacked[0]
+    return nan.all(0) | (~nan.any(0) & (stacked.isfinite().all(0) | (stacked == first).all(0)))
