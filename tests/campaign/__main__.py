@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-CAMPAIGNS = ("graphs", "store", "workers")
+CAMPAIGNS = ("edges", "graphs", "opinfo", "store", "workers")
 
 
 def main() -> int:

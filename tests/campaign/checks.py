@@ -115,13 +115,20 @@ def checked(graph: Graph, stage: Stage) -> Finding:
             return found("skipped", str(error))
         try:
             mine, how = stage.answer(graph, stage.inputs(graph))
-        except OnepassError as error:
-            kind = "internal" if error.code.startswith(INTERNAL) else "refused"
-            return found(kind, str(error), _place(error) if kind == "internal" else error.code)
         except Exception as error:
-            return found("uncoded", f"{type(error).__name__}: {error}", f"{type(error).__name__} {_place(error)}")
+            failed = fault(graph.seed, error)
+            return found(failed.kind, failed.detail, failed.where)
         kind, detail, where = _compared(graph, stage, mine, eager)
         return found(kind, detail, where or how)
+
+
+def fault(seed: int, error: Exception) -> Finding:
+    """An error as a finding: a refusal if it has a code that does not say onepass itself is at fault."""
+    if not isinstance(error, OnepassError):
+        return Finding(seed, "uncoded", f"{type(error).__name__}: {error}"[:600], f"{type(error).__name__} {_place(error)}")
+    if error.code.startswith(INTERNAL):
+        return Finding(seed, "internal", str(error)[:600], _place(error))
+    return Finding(seed, "refused", str(error)[:600], error.code)
 
 
 def _place(error: BaseException) -> str:
