@@ -21,15 +21,18 @@ from onepass.capture.captured import Captured
 from onepass.capture.trace import capture
 from onepass.errors import OnepassError
 from onepass.integration import failure, journal
+from onepass.ir.axes import share_axes
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Program
 from onepass.ir.size import Bindings
 from onepass.pipeline import optimise, specialise
+from onepass.plan.plan import KernelPlan
 from tests import forced
 from tests.support import twice
 
 from .compare import Results, Truth, compared, differ_exactly, moved, precision_of
 from .graph import DTYPES, Graph, default_float64, make_inputs
+from .integers import integers, integral
 
 INTERNAL = ("ONEPASS-9", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")  # codes that say onepass itself is at fault
 TOO_LONG = 20.0  # CPU seconds for one graph
@@ -225,14 +228,34 @@ def by_schedule(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     bindings = captured.bind(tuple(inputs))
     assert bindings is not None
     program, sizes = specialise(optimise(captured.program), bindings)
+    chosen = _drawn(graph, program, sizes)
+    tensors = captured.tensors(tuple(inputs))
+    made = forced.run(forced.planned(program, sizes, chosen), tensors, sizes)
+    return tuple(captured.result(made, tuple(inputs))), str(chosen.schedule.family)
+
+
+def _drawn(graph: Graph, program: Program, sizes: Bindings) -> KernelPlan:
+    """A random kernel and schedule out of all that the planner would weigh."""
     empty = any(program.points((axis.name,), sizes) == 0 for axis in program.axes)
     offered = [] if empty else [plan for _, plans in forced.candidates(program, sizes) for plan in plans]
     if not offered:
         raise NotOneKernel(detail="more than one kernel, or none")
-    chosen = random.Random(graph.seed).choice(offered)
-    tensors = captured.tensors(tuple(inputs))
-    made = forced.run(forced.planned(program, sizes, chosen), tensors, sizes)
-    return tuple(captured.result(made, tuple(inputs))), str(chosen.schedule.family)
+    return random.Random(graph.seed).choice(offered)
+
+
+def by_integers(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
+    """As one kernel under a random schedule, over integers in place of floats: every bit must be the Program's."""
+    captured = capture(graph.function(), tuple(inputs))
+    bindings = captured.bind(tuple(inputs))
+    assert bindings is not None
+    program, sizes = specialise(share_axes(integral(captured.program)), bindings)
+    chosen = _drawn(graph, program, sizes)
+    tensors = {n: integers(t, graph.seed + k) for k, (n, t) in enumerate(captured.tensors(tuple(inputs)).items())}
+    mine, exact = forced.run(forced.planned(program, sizes, chosen), tensors, sizes), evaluate(program, tensors, sizes)
+    for name, result in exact.items():
+        if not torch.equal(mine[name], result):
+            raise Changed(f"{name} is not what the Program says, under {chosen.schedule}")
+    return plainly(graph.function(), inputs), str(chosen.schedule.family)
 
 
 class NotOneKernel(OnepassError):
@@ -255,6 +278,7 @@ STAGES: dict[str, Stage] = {
     "oracle": Stage(by_oracle, exactly=True),
     "interpret": Stage(by_fuse),
     "schedules": Stage(by_schedule),
+    "integers": Stage(by_integers),
     "compile": Stage(by_backend, gradients=True),
     "card": Stage(by_fuse, device="cuda"),
 }

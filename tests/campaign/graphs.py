@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> int:
     import argparse
 
     parser = argparse.ArgumentParser(prog="python -m tests.campaign graphs")
-    parser.add_argument("--stage", choices=("oracle", "interpret", "schedules", "compile", "card"), default="oracle")
+    parser.add_argument("--stage", choices=("oracle", "interpret", "schedules", "integers", "compile", "card"), default="oracle")
     parser.add_argument("--seeds", default="0:1000", help="first:end")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

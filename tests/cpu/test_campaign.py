@@ -16,7 +16,7 @@ from tests.campaign.graph import Graph, Input, Step, make_inputs
 from tests.campaign.shrink import shrunk
 
 # Seeds of their own: a defect found by the whole campaign becomes a test of its own.
-SAMPLES = [("oracle", 25, 24), ("interpret", 6, 12), ("schedules", 6, 12), ("compile", 2, 10)]
+SAMPLES = [("oracle", 25, 24), ("interpret", 6, 12), ("schedules", 6, 12), ("integers", 6, 6), ("compile", 2, 10)]
 
 
 def sampled() -> list:
