@@ -24,13 +24,15 @@ gpu-test: $(STAMP)
 SEEDS ?= 0:30000
 campaign: $(STAMP)
 	@mkdir -p build/campaign
-	@$(RUN) -m tests.campaign graphs --stage oracle --seeds $(SEEDS) --log build/campaign/oracle.jsonl
-	@$(RUN) -m tests.campaign graphs --stage interpret --seeds 0:3000 --log build/campaign/interpret.jsonl
-	@$(RUN) -m tests.campaign graphs --stage schedules --seeds 0:3000 --log build/campaign/schedules.jsonl
-	@$(RUN) -m tests.campaign graphs --stage integers --seeds 0:3000 --log build/campaign/integers.jsonl
-	@$(RUN) -m tests.campaign edges --log build/campaign/edges.jsonl
-	@$(RUN) -m tests.campaign opinfo --log build/campaign/opinfo.jsonl
-	@$(RUN) -m tests.campaign graphs --stage compile --seeds 0:500 --log build/campaign/compile.jsonl
+	@$(RUN) -m tests.campaign.graphs --stage oracle --seeds $(SEEDS) --log build/campaign/oracle.jsonl
+	@$(RUN) -m tests.campaign.graphs --stage interpret --seeds 0:3000 --log build/campaign/interpret.jsonl
+	@$(RUN) -m tests.campaign.graphs --stage schedules --seeds 0:3000 --log build/campaign/schedules.jsonl
+	@$(RUN) -m tests.campaign.graphs --stage integers --seeds 0:3000 --log build/campaign/integers.jsonl
+	@$(RUN) -m tests.campaign.store --count 2000 --log build/campaign/store.jsonl
+	@$(RUN) -m tests.campaign.workers --count 500 --log build/campaign/workers.jsonl
+	@$(RUN) -m tests.campaign.edges --log build/campaign/edges.jsonl
+	@$(RUN) -m tests.campaign.opinfo --log build/campaign/opinfo.jsonl
+	@$(RUN) -m tests.campaign.graphs --stage compile --seeds 0:500 --log build/campaign/compile.jsonl
 
 lint: $(STAMP)
 	@$(call if_installed,ruff,check .)

@@ -1,1 +1,1 @@
-"""Randomized campaigns that look for wrong answers, uncoded errors and hangs: `python -m tests.campaign --help`."""
+"""Randomized campaigns that look for wrong answers, uncoded errors and hangs; each module is one, as `python -m tests.campaign.graphs`."""

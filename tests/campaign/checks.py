@@ -34,7 +34,8 @@ from .compare import Results, Truth, compared, differ_exactly, moved, precision_
 from .graph import DTYPES, Graph, default_float64, make_inputs
 from .integers import integers, integral
 
-INTERNAL = ("ONEPASS-9", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")  # codes that say onepass itself is at fault
+# Codes that say onepass itself is at fault.
+INTERNAL = ("ONEPASS-9", "ONEPASS-113", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")
 TOO_LONG = 20.0  # CPU seconds for one graph
 
 

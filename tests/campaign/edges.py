@@ -1,6 +1,6 @@
 """The edge matrix: every kind of op, by type, by extreme shape, by layout and content.
 
-    python -m tests.campaign edges --log edges.jsonl
+    python -m tests.campaign.edges --log edges.jsonl
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def cells() -> Iterator[tuple[str, Graph]]:
         yield f"{op} {dtype} {shape} {layout} {content}", Graph(k, (given,), (Step(op, text, (0,)),), (1,))
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """The command."""
     import argparse
 
     from .graphs import quiet, read
 
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign edges")
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign.edges")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--stage", default="interpret")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     quiet()
     from .checks import check
 
@@ -76,3 +76,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(f"{line['cell']}: {line['kind']} {line['where']} {line['detail'][:300]}\n")
     sys.stdout.write(f"{len(lines)} cells: {dict(Counter(line['kind'] for line in lines))}\n")
     return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """The campaign of random graphs: a range of seeds through one stage, by several processes, into a log that can be resumed.
 
-    python -m tests.campaign graphs --stage oracle --seeds 0:30000 --log oracle.jsonl
+    python -m tests.campaign.graphs --stage oracle --seeds 0:30000 --log oracle.jsonl
 
 The log has one JSON line a graph, so that a run that was cut off goes on where it stopped, and a summary of it says how often
 each op met each type, what was refused and why, and every class of defects with its smallest graph.
@@ -150,17 +150,21 @@ def show(counts: dict[str, Any]) -> Iterator[str]:
                f"  {known.get('inputs')}\n{known['source']}")
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """The command."""
     import argparse
 
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign graphs")
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign.graphs")
     parser.add_argument("--stage", choices=("oracle", "interpret", "schedules", "integers", "compile", "card"), default="oracle")
     parser.add_argument("--seeds", default="0:1000", help="first:end")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     first, end = map(int, given.seeds.split(":"))
     counts = run(given.stage, range(first, end), given.log, given.jobs)
     sys.stdout.write("\n".join(show(counts)) + "\n")
     return 1 if counts["defects"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

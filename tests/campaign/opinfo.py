@@ -1,6 +1,6 @@
 """Every sample that torch's own tests have for the ops onepass captures: right, or refused with a code.
 
-    python -m tests.campaign opinfo --log opinfo.jsonl
+    python -m tests.campaign.opinfo --log opinfo.jsonl
 """
 
 from __future__ import annotations
@@ -130,16 +130,16 @@ def run(log: Path, only: str = "") -> Counter[str]:
     return counts
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """The command."""
     import argparse
 
     from .graphs import quiet
 
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign opinfo")
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign.opinfo")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--only", default="", help="ops whose names contain this")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     quiet()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -153,3 +153,7 @@ def main(arguments: list[str]) -> int:
             sys.stdout.write(f"{line['op']} {line['dtype']} sample {bad['seed']}: {what}\n")
     sys.stdout.write(f"{len({line['op'] for line in lines})} ops, {sum(total.values())} samples: {dict(total)}\n")
     return 1 if any(line["bad"] for line in lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
