@@ -98,7 +98,8 @@ def complaint(node: fx.Node, device: torch.device) -> str | None:
             return "a size is known only when it runs"
         if numel(tensor) == 0:
             return "it has no elements"
-    return None
+    read = (tensor.dtype for source in node.all_input_nodes for tensor in tensors_of(source))
+    return next((f"it reads {dtype}" for dtype in read if dtype not in BY_TORCH), None)
 
 
 def kinds(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str]) -> dict[fx.Node, Kind]:

@@ -46,6 +46,8 @@ def literal(value: float | int | bool) -> str:
 
 def typed_literal(value: float | int | bool, dtype: DType, language: Language = TRITON) -> str:
     """A number of a type that a bare literal would not keep: Triton reads 0.1 as fp32 and 7 as int32."""
+    if dtype.is_float8:
+        return op_text("cast", (language.full("[1, 1]", literal(value), "float32"),), dtype, language=language)
     if dtype.name in ("f64", "i64"):
         return language.full("[1, 1]", literal(value), dtype.kernel)
     return literal(bool(value) if dtype is BOOL else value)

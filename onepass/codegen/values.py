@@ -165,6 +165,8 @@ class Values:
     def _op(self, i: int, node: Op, spot: Spot, env: Env) -> str:
         full = self.kernel.by_col[i] is Across.FULL
         args = [self.as_full(a, spot, env) if full and self.kernel.by_col[a] is Across.BLOCK else env[a] for a in node.args]
+        if node.name == "cast" and node.dtype.is_float8 and self.program.dtypes[node.args[0]] is F64:
+            args = [f"{args[0]}.to({self.language.prefix}.float32)"]  # as torch converts it; Triton knows no shorter way
         if self._widens(i) and not self._only_compared(i):
             return f"widen({args[0]})"
         if node.name in TAKES_TENSORS or all(isinstance(self.program.nodes[a], Const) for a in node.args):
@@ -203,8 +205,13 @@ class Values:
             # Shaped like the tiles it meets: a [1, width] load would get narrow accesses and a layout change.
             where = f"{where} + {self._zeros(spot.height)}"
         pointer = f"{node.buffer}_ptr" + (f" + ({where})" if where else "")
-        mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
+        mask = f", mask={' & '.join(masks)}, other={self._nothing(i)}" if masks else ""
         return f"{self.language.prefix}.load({pointer}{mask}{self._last(i)})"
+
+    def _nothing(self, i: int) -> str:
+        """What lanes hold that a load leaves out: zero, of its type where no integer is converted to that."""
+        dtype = self.program.dtypes[i]
+        return self.language.full("[1, 1]", "0", dtype.kernel) if dtype.is_float8 else "0"
 
     def _store(self, i: int, node: Store, spot: Spot, env: Env) -> None:
         where = self._address(i, node, spot)

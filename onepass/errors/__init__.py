@@ -42,8 +42,8 @@ __all__ = [
     "RegionLeft", "ResultElsewhere", "RewriteFailed", "SavedLeft", "SeededRandom", "SharedMemoryExceeded", "SharedResult",
     "SourcesNotKept", "StagingReused", "StoreUnusable", "SymbolicAxis", "TooMuchToDraw", "TritonMissing", "UnderMode",
     "UnknownDevice", "UnknownSetting", "UnknownWorkload", "UnlikeTorch", "UnsupportedDevice", "UnsupportedDtype",
-    "UnsupportedLayout", "UnsupportedOp", "UnsupportedView", "UntestedTorch", "UseBeforeArrival", "WaitsForever",
-    "WithoutPython", "WrongAnswer", "WrongPhase", "printable", "text_of", "warn",
+    "UnsupportedLayout", "UnsupportedOnDevice", "UnsupportedOp", "UnsupportedView", "UntestedTorch", "UseBeforeArrival",
+    "WaitsForever", "WithoutPython", "WrongAnswer", "WrongPhase", "printable", "text_of", "warn",
 ]
 
 
@@ -206,6 +206,12 @@ class TritonMissing(OnepassError):
 class IllegalProgram(OnepassError):
     code = "ONEPASS-303"
     message = "This Program is not legal after {stage}: {detail}. This is a bug in onepass; please report it with `onepass doctor`."
+
+
+class UnsupportedOnDevice(OnepassError):
+    code = "ONEPASS-305"
+    message = ("{what} takes {dtype}, to and from which {device} converts nothing in hardware: that begins with compute capability "
+               "{needed}. Use another type there, or convert outside the fused function.")
 
 
 class CompilerTrouble(CompileFailed):

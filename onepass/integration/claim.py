@@ -23,6 +23,7 @@ from ..capture.reuse import Memory, reusable
 from ..capture.schema import op_name, short_name
 from ..capture.source import UNKNOWN, user_line
 from ..device import Device
+from ..errors import UnsupportedOnDevice
 from ..ir.program import Program
 from ..pipeline import optimise, specialise
 from ..plan.inplace import safe_pairs
@@ -195,6 +196,8 @@ def _decided(part: Part, claiming: Claiming, plans: dict[str, Plan]) -> ClaimedR
             plans[part.key] = plan(*specialise(optimise(part.program), part.hints), claiming.device)
         chosen = plans[part.key]
         inductor = left_us(part.program, part.hints, claiming.device, chosen.predicted_us)
+    except UnsupportedOnDevice as refusal:
+        return _left(reductions, str(refusal), None, part)
     except Exception as error:
         return _left(reductions, "it could not be planned", as_coded(error, "deciding on a region"), part)
     charged = part.region.charged_bytes / claiming.device.bandwidth

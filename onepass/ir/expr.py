@@ -32,6 +32,10 @@ class DType:
         return self.kind == "float"
 
     @property
+    def is_float8(self) -> bool:
+        return self.kind == "float" and self.size == 1
+
+    @property
     def is_narrow_float(self) -> bool:
         """Stored in 16 or 8 bits; computed in fp32."""
         return self.kind == "float" and self.size < 4

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..ir.program import Program, Reduce, operands
+from ..device import Device
+from ..errors import UnsupportedOnDevice
+from ..ir.program import Const, Op, Program, Reduce, operands
 from ..ir.size import Bindings
 from .access import PART
 from .kernel import Across, Kernel, Space, contiguous_axis, memory_order
@@ -140,6 +142,19 @@ def reused(kernel: Kernel, roots: frozenset[int], along_rows: bool) -> bool:
             if varies or isinstance(node, Reduce):
                 return True
     return False
+
+
+CONVERTS_FLOAT8 = (8, 9)  # the first compute capability that does
+
+
+def check_types(program: Program, device: Device) -> None:
+    """Refuse 8-bit floats where a card has no conversions for them. Before, those to e5m2 are made of half precision, rounded twice
+    and never to even; those from it are exact."""
+    for node, dtype in zip(program.nodes, program.dtypes, strict=True):
+        made = isinstance(node, Const) or isinstance(node, Op) and node.name == "cast"
+        if device.capability < CONVERTS_FLOAT8 and dtype.is_float8 and (made or dtype.name == "f8e4m3"):
+            needed = ".".join(map(str, CONVERTS_FLOAT8))
+            raise UnsupportedOnDevice(what=program.name, dtype=dtype.torch, device=device.title, needed=needed)
 
 
 def _looks_back(kernel: Kernel) -> bool:

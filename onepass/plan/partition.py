@@ -22,7 +22,7 @@ from .candidates import schedules
 from .cost import PER_PART, PER_TILED_PART, RAMP, Traffic, another, cost, join_cost, last_block_cost, lower_bound, traffic
 from .footprint import buffer_bytes
 from .kernel import Kernel, Space, memory_order
-from .legality import Family, Illegal, Reason, Refusal, families, space_of
+from .legality import Family, Illegal, Reason, Refusal, check_types, families, space_of
 from .plan import ANY_WEIGHT, KernelPlan, Lessons, Plan
 from .resources import demand, estimate
 from .schedule import Block, Cover, Loop, Schedule
@@ -43,6 +43,7 @@ class Scored:
 @stage("planning kernels")
 def plan(program: Program, bindings: Bindings, device: Device, lessons: Lessons = MappingProxyType({})) -> Plan:
     """Decide everything about a Program on a device, for one set of sizes, heeding what compiling earlier plans showed."""
+    check_types(program, device)
     search = Search(program, bindings, device, lessons)
     return search.assembled(search.run(), {})
 

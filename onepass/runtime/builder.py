@@ -50,7 +50,10 @@ def _widen(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def _narrow(data: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    value = torch.tensor(data.astype(np.float32)).to(dtype)
+    value = torch.tensor(data.astype(np.float32))
+    if dtype.itemsize == 1:  # the hardware stops at the greatest finite number; NaN stays
+        value = value.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    value = value.to(dtype)
     return value.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(f"u{dtype.itemsize}")
 
 
