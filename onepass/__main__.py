@@ -67,6 +67,26 @@ def explain(
 
 
 @app.command()
+def bisect(
+    what: Annotated[str, typer.Argument(metavar="STEP", help="file.py:train_step, which returns a loss or tensors, or a step with "
+                                        "its inputs, or a module with its.")],
+    inputs: Annotated[str | None, typer.Option(help="file.py:name. Default: those of the step, or inputs() beside it.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="A setting for all runs, such as by_cost=False. Repeatable.")] = None,
+    slack: Annotated[float, typer.Option(min=1.0, help="How many times a single kernel's allowed error a step may make.")] = 8.0,
+    seed: Annotated[int, typer.Option(help="Of every source of random numbers.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Find the regions that make a loss or a gradient diverge; exit with 1 if any does."""
+    from .tools import bisect as search  # --help and --version need not wait for torch
+    from .tools.spec import parse_options  # the same
+
+    found = search.bisect(what, inputs, parse_options(option or []), slack, seed, say=lambda line: typer.echo(line, err=True))
+    typer.echo(json.dumps(found.to_json(), indent=2) if as_json else found)
+    if found.diverges:
+        raise typer.Exit(1)
+
+
+@app.command()
 def workloads() -> None:
     """List the named workloads."""
     from .tools.workloads import WORKLOADS  # --help and --version need not wait for torch

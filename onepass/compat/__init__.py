@@ -41,6 +41,7 @@ from .inductor import (
     configured_passes,
     given_away,
     graph_pass,
+    inductor_config,
     inductor_options,
     inductor_trouble,
     is_our_pass,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
@@ -187,19 +189,26 @@ def is_outermost(graph: Any) -> bool:
     """
     import inspect
     import sys
-    import types
 
     from torch._inductor import compile_fx
 
     passes = getattr(compile_fx, "_recursive_post_grad_passes", None)
     code = getattr(inspect.unwrap(passes), "__code__", None) if passes is not None else None
-    at: types.FrameType | None = sys._getframe()
     modules: list[Any] = []
+    at: FrameType | None = sys._getframe()
     while at is not None:
         if at.f_code is code:
             modules.append(at.f_locals.get("gm"))
         at = at.f_back
     return len(modules) == 1 and getattr(modules[0], "graph", None) is graph
+
+
+def inductor_config(**changes: Any) -> AbstractContextManager[None]:
+    """Inductor's config with other values while the context lasts."""
+    from torch._inductor import config
+
+    patched: AbstractContextManager[None] = config.patch(changes)
+    return patched
 
 
 def reset_cuda_graphs() -> None:

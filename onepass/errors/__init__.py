@@ -356,6 +356,24 @@ class WithoutPython(OnepassError):
                "no onepass. To silence this, call onepass.disable() before, or set ONEPASS_DISABLE=1.")
 
 
+class NotRepeatable(OnepassError):
+    code = "ONEPASS-712"
+    message = ("{what} gives other results each time, without any region of onepass: {detail}. So no region can be found guilty. "
+               "Make everything it needs inside the function (model, data, optimizer), and draw from seeded generators only.")
+
+
+class StepFailed(OnepassError):
+    code = "ONEPASS-713"
+    message = ("{what} could not be run {how}: {error} Nothing can be compared with it; make it work there first. A model may "
+               "need other inputs, or options (--option).")
+
+
+class NothingToCompare(OnepassError):
+    code = "ONEPASS-714"
+    message = ("{what} gives nothing that can be compared: {detail}. Return a loss or tensors, or (step, inputs), where the step "
+               "returns them.")
+
+
 class UnknownDevice(OnepassError):
     code = "ONEPASS-801"
     message = "No device is called {name!r}. Known: {known}."

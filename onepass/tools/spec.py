@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +51,20 @@ def parse_tensors(text: str) -> tuple[torch.Tensor, ...]:
         made.append(torch.empty(sizes, dtype=parse_dtype(found[1]), device="meta"))
         at = found.end()
     return tuple(made)
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """`["by_cost=False", "rest=eager"]` -> settings by name; what is no Python value is a name."""
+    found = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise BadSpec(what="The option", text=text, detail="write name=value, such as by_cost=False")
+        try:
+            found[name.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            found[name.strip()] = value.strip()
+    return found
 
 
 def is_file_spec(text: str) -> bool:
@@ -130,6 +145,19 @@ def _in_file(text: str, inputs_text: str | None) -> Subject:
         args, kwargs = _arguments(given[0])
         return Subject(model, args, {**kwargs, **(given[1] if len(given) > 1 else {})})
     return Subject(model, *_given_inputs(text, inputs_text))
+
+
+def step_named(text: str, found: Callable[..., Any], inputs_text: str | None = None) -> Subject | None:
+    """The step that something in a file is, makes or needs tensors for; None for one that was run by calling it."""
+    if isinstance(found, nn.Module) or _needs_arguments(found):
+        return Subject(found, *_given_inputs(text, inputs_text))
+    step, *given = _parts(found())
+    if not callable(step) or isinstance(step, torch.Tensor):
+        return None
+    if inputs_text is not None or not given and (isinstance(step, nn.Module) or _needs_arguments(step)):
+        return Subject(step, *_given_inputs(text, inputs_text))
+    args, kwargs = _arguments(given[0]) if given else ((), {})
+    return Subject(step, args, {**kwargs, **(given[1] if len(given) > 1 else {})})
 
 
 def _parts(made: Any) -> tuple[Any, ...]:

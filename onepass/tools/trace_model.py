@@ -58,7 +58,7 @@ def trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     except OnepassError:
         raise
     except Exception as error:
-        raise ModelNotTraced(model=name, error=sentence(_root(error))) from error
+        raise ModelNotTraced(model=name, error=sentence(root_cause(error))) from error
     return Traced(tuple(recorder.graphs), tuple(recorder.recomputed))
 
 
@@ -107,12 +107,12 @@ def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: b
     return compat.run_as_is(module, inputs, is_inference)
 
 
-def _root(error: BaseException) -> BaseException:
+def root_cause(error: BaseException) -> BaseException:
     """What went wrong, behind torch's words about it."""
     if not type(error).__module__.startswith("torch."):
         return error
     inner = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
-    return error if inner is None else _root(inner)
+    return error if inner is None else root_cause(inner)
 
 
 # ---- tensors without contents ------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class _World:
     @staticmethod
     def of(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _World:
         """The world of a model that has shape-only tensors already, or a new one."""
-        tensors = [*_held(uncompiled(model)), *_tensors((args, dict(kwargs)))]
+        tensors = [*_held(uncompiled(model)), *tensors_in((args, dict(kwargs)))]
         modes = [t.fake_mode for t in tensors if compat.is_fake(t)]  # type: ignore[attr-defined]
         mode = modes[0] if modes else compat.fake_mode()
         mode.allow_non_fake_inputs = True  # tensors a function closes over
@@ -165,21 +165,21 @@ def _hollow(tensor: Tensor, mode: Any) -> Tensor:
 def _held(model: object) -> Iterator[Tensor]:
     """Every tensor a module holds, registered or not."""
     for module in model.modules() if isinstance(model, nn.Module) else ():
-        yield from _tensors(vars(module))
+        yield from tensors_in(vars(module))
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def tensors_in(values: Any) -> Iterator[Tensor]:
     """Every tensor in nested containers and dataclasses."""
     for leaf in compat.pytree_flatten(values)[0]:
         if isinstance(leaf, Tensor):
             yield leaf
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from _tensors({f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf)})
+            yield from tensors_in({f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf)})
 
 
 def _backward(results: Any) -> None:
     """Let the backward be traced."""
-    wanted = [t for t in _tensors(results) if t.requires_grad]
+    wanted = [t for t in tensors_in(results) if t.requires_grad]
     losses = [t for t in wanted if t.numel() == 1] or wanted
     if losses:
         torch.autograd.backward(losses, [torch.ones_like(t) for t in losses])

@@ -1,0 +1,266 @@
+"""`onepass bisect file.py:train_step`: which regions make a step's loss or gradients diverge.
+
+The step is run with all regions, without any, and then with fewer and fewer. A result diverges if its errors are beyond the
+criterion of the tests (ir/criterion.py) times a slack, because a step passes on the errors of every kernel in it. They are
+measured against float64, and bounded by Inductor's, where the step can be run in float64; else against Inductor's results,
+bounded by how far eager's are from these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import OnepassError, WrongAnswer
+from ..integration import repro
+from ..integration.claim import ClaimedRegion
+from ..integration.failure import sentence
+from .reference import Reference, excess_of, refer
+from .runner import Runner
+from .step import Maker
+
+SLACK = 8.0  # times the bounds of a single kernel
+RECOMPUTE = "recompute"  # stands among the ids of regions for what the backward computes again instead of having it saved
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run: with which regions, and how far its worst result was off, in units of what is allowed."""
+
+    regions: tuple[str, ...]
+    excess: float
+    worst: str
+    error: str = ""  # where it could not be run to its end
+
+    def line(self, slack: float) -> str:
+        """The trial as a line of the log."""
+        named = ", ".join(self.regions[:4]) or "no region"
+        more = f" and {len(self.regions) - 4} more" if len(self.regions) > 4 else ""
+        found = self.error or f"{self.worst} is off by {self.excess:.3g} times what is allowed"
+        return f"{'DIVERGES' if self.excess > slack else 'agrees':8} with {named}{more}: {found}"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A guilty region: its lines, what a check of it alone says, and a file that shows it."""
+
+    region: str
+    lines: tuple[str, ...]
+    finding: str
+    repro: str
+
+
+@dataclass(frozen=True, slots=True)
+class Guilty:
+    """What makes the step diverge: one region, or several that do so only together."""
+
+    suspects: tuple[Suspect, ...]
+    excess: float  # of the run with these alone
+    worst: str  # the result that was off the most
+
+
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """What was found."""
+
+    what: str
+    reference: str
+    regions: int
+    slack: float
+    guilty: tuple[Guilty, ...]
+    elsewhere: bool  # it diverges with every region left out
+    notes: tuple[str, ...]
+    trials: tuple[Trial, ...] = field(repr=False)
+
+    @property
+    def diverges(self) -> bool:
+        """Whether the step with all regions is wrong, whoever is to blame."""
+        return bool(self.guilty) or self.elsewhere
+
+    @property
+    def skip(self) -> tuple[str, ...]:
+        """The regions to leave out for results that agree."""
+        return tuple(s.region for group in self.guilty for s in group.suspects if s.region != RECOMPUTE)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings with which the results agree."""
+        blamed = {s.region for group in self.guilty for s in group.suspects}
+        return {**({"skip": list(self.skip)} if self.skip else {}), **({"recompute": False} if RECOMPUTE in blamed else {})}
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as JSON-ready values; an infinite excess is null."""
+        guilty = [{"regions": [{"id": s.region, "lines": list(s.lines), "finding": s.finding, "repro": s.repro}
+                               for s in group.suspects], "excess": _finite(group.excess), "worst": group.worst}
+                  for group in self.guilty]
+        trials = [{"regions": list(t.regions), "excess": _finite(t.excess), "worst": t.worst, "error": t.error}
+                  for t in self.trials]
+        return {"what": self.what, "reference": self.reference, "regions": self.regions, "slack": self.slack, "guilty": guilty,
+                "diverges": self.diverges, "options": self.options, "notes": list(self.notes), "trials": trials}
+
+    def __str__(self) -> str:
+        return "\n".join([_headline(self), *(f"note: {note}" for note in self.notes), *_accusations(self)])
+
+
+def bisect(text: str, inputs: str | None = None, options: Mapping[str, Any] | None = None, slack: float = SLACK, seed: int = 0,
+           say: Callable[[str], None] = lambda line: None) -> Bisection:
+    """Find the regions that make `file.py:function` diverge. `options` are settings of onepass; `say` hears of every trial."""
+    runner = Runner.of(Maker.of(text, inputs, seed), options or {})
+    say(f"{text}: running without regions, in eager mode and in float64")
+    reference = refer(runner)
+    search = _Search(runner, reference, slack, say)
+    trials = search.trials
+    guilty, elsewhere = search.guilty()
+    return Bisection(text, reference.name, len(search.claimed), slack, guilty, elsewhere, (*reference.notes, *search.notes),
+                     tuple(trials.values()))
+
+
+class _Search:
+    """Runs a step with some of its regions, remembers every trial, and narrows down who is guilty."""
+
+    def __init__(self, runner: Runner, reference: Reference, slack: float, say: Callable[[str], None]) -> None:
+        self.runner, self.reference, self.slack, self.say = runner, reference, slack, say
+        self.trials: dict[frozenset[str], Trial] = {}
+        self.notes: list[str] = []
+        self.runs = 1  # of each trial
+        self.claimed: dict[str, ClaimedRegion] = {}
+        self.elements: tuple[str, ...] = ()
+
+    def guilty(self) -> tuple[tuple[Guilty, ...], bool]:
+        """Every group of regions that makes the step diverge, and whether it does with none of them."""
+        before = self.runner.seen()
+        everything = self._trial(None)
+        self.claimed, recomputes = self.runner.claimed(before)
+        self.elements = (*self.claimed, *((RECOMPUTE,) if recomputes else ()))
+        self.trials[frozenset(self.elements)] = replace(everything, regions=self.elements)
+        if not self.claimed:
+            self.notes.append("no region was claimed; with --option by_cost=False, whatever can be computed is")
+        if not self.elements:
+            return (), False
+        if everything.excess <= self.slack and not self._changes():
+            return (), False
+        if self._diverges(()):
+            return (), True
+        return tuple(self._groups()), False
+
+    def _changes(self) -> bool:
+        """Whether a second run with all regions is another: then every trial is run twice, and the worse one counts."""
+        again = self._trial(frozenset(self.elements), fresh=True)
+        first = self.trials[frozenset(self.elements)]
+        if again.excess != first.excess:
+            self.runs = 2
+            self.notes.append("with its regions the step gives other results each time, so every trial was run twice")
+            self.trials[frozenset(self.elements)] = max(first, again, key=lambda t: t.excess)
+        return again.excess > self.slack
+
+    def _groups(self) -> list[Guilty]:
+        """Minimal groups, one after the other, until the step agrees without them."""
+        left, found = self.elements, []
+        while self._diverges(left):
+            group = minimal(left, self._diverges)
+            trial = self.trials[frozenset(group)]
+            found.append(Guilty(tuple(map(self._suspect, group)), trial.excess, trial.worst))
+            left = tuple(e for e in left if e not in group)
+        return found
+
+    def _diverges(self, elements: Collection[str]) -> bool:
+        key = frozenset(elements)
+        if key not in self.trials:
+            self.trials[key] = self._trial(key)
+        return self.trials[key].excess > self.slack
+
+    def _trial(self, elements: frozenset[str] | None, fresh: bool = False) -> Trial:
+        """Run the step with some regions; with all there are for None."""
+        names = tuple(e for e in self.elements if elements is None or e in elements)
+        found = max((self._run(names, elements) for _ in range(self.runs)), key=lambda t: t.excess)
+        self.say(found.line(self.slack) if elements is not None else found.line(self.slack).replace("no region", "all regions", 1))
+        return found
+
+    def _run(self, names: tuple[str, ...], elements: frozenset[str] | None) -> Trial:
+        try:
+            mine = self.runner.run("with regions of onepass", **self._changed(elements))
+        except OnepassError as error:
+            if self.runner.is_hopeless(error):
+                raise
+            return Trial(names, math.inf, "", sentence(error))
+        return Trial(names, *excess_of(mine, self.reference))
+
+    def _changed(self, elements: frozenset[str] | None) -> dict[str, Any]:
+        """The settings for a run with these elements alone."""
+        if elements is None:
+            return {}
+        said = self.runner.said
+        skip = (*said.get("skip", ()), *(region for region in self.claimed if region not in elements))
+        return {"skip": skip, **({} if RECOMPUTE in elements else {"recompute": False})}
+
+    def _suspect(self, element: str) -> Suspect:
+        """What is known of a guilty one, after every call of it was compared with float64."""
+        if element == RECOMPUTE:
+            return Suspect(element, (), "what the backward computes again, instead of having it saved by the forward", "")
+        region = self.claimed[element]
+        finding, where = "every call of it agrees with float64, so what diverges comes of rounding or of memory", ""
+        try:
+            self.runner.run("checking one region", **self._changed(frozenset((element,))), verify="1/1")
+        except OnepassError as error:
+            wrong = self.runner.cause(error)
+            finding = str(wrong.fields["detail"]) if isinstance(wrong, WrongAnswer) else sentence(wrong)
+            where = str(wrong.fields["repro"]) if isinstance(wrong, WrongAnswer) else ""
+        layout = repro.Layout(str(region.part.outputs[0].meta["val"].device))
+        where = where or repro.write_region(element, finding, region.program, region.bindings, layout)
+        return Suspect(element, region.lines, finding, where)
+
+
+def minimal(elements: Sequence[str], fails: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
+    """Some of these that fail together, such that they do not without any one of them; all together they fail.
+
+    Delta debugging: halves, then quarters, and so on, each alone and then all but each.
+    """
+    parts, kept = 2, tuple(elements)
+    while len(kept) > 1:
+        size = math.ceil(len(kept) / parts)
+        chunks = [kept[i:i + size] for i in range(0, len(kept), size)]
+        rests = [tuple(e for e in kept if e not in chunk) for chunk in chunks] if len(chunks) > 2 else []
+        smaller = next((some for some in (*chunks, *rests) if fails(some)), None)
+        if smaller is not None:
+            parts = 2 if smaller in chunks else max(parts - 1, 2)
+            kept = smaller
+        elif parts < len(kept):
+            parts = min(2 * parts, len(kept))
+        else:
+            break
+    return kept
+
+
+# ---- the outcome as text -----------------------------------------------------------------------------------------------------
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _headline(found: Bisection) -> str:
+    counted = f"{found.regions} region{'s' * (found.regions != 1)}"
+    if found.elsewhere:
+        return f"{found.what} diverges from {found.reference} with all {counted} left out too: no region is to blame."
+    if not found.guilty:
+        return f"{found.what}: nothing diverges from {found.reference}, with {counted}."
+    blamed = sum(len(group.suspects) for group in found.guilty)
+    return f"{found.what} diverges from {found.reference}: {blamed} of {counted} to blame."
+
+
+def _accusations(found: Bisection) -> list[str]:
+    lines: list[str] = []
+    for group in found.guilty:
+        off = "it fails" if math.isinf(group.excess) and not group.worst else (
+            f"{group.worst} is off by {group.excess:.3g} times what is allowed")
+        together = " (only together)" if len(group.suspects) > 1 else ""
+        lines.append(f"with {', '.join(s.region for s in group.suspects)} alone{together}, {off}")
+        for s in group.suspects:
+            lines += [f"  {s.region}: {s.finding}", *(f"    at {line}" for line in s.lines)]
+            lines += [f"    reproducer: {s.repro}"] if s.repro else []
+    if found.guilty:
+        said = ", ".join(f"{name}={value!r}" for name, value in found.options.items())
+        lines.append(f"to go without: torch.compile(..., options={found.options!r}), or: with onepass.settings({said})")
+    return lines

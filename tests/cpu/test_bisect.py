@@ -1,0 +1,284 @@
+"""Bisecting a step: who is guilty, alone or together; what a step is; and what cannot be decided."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from typer.testing import CliRunner
+
+from onepass.__main__ import app
+from onepass.errors import BadSetting, BadSpec, NothingToCompare, NotRepeatable, StepFailed
+from onepass.integration import region_op
+from onepass.tools import bisect, spec, step
+from onepass.tools.bisect import RECOMPUTE, minimal
+from onepass.tools.reference import Reference, excess_of
+
+STEPS = '''
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+calls = []
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.linear = nn.LayerNorm(32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return torch.softmax(self.linear(self.first(x)) * 2, -1).square().sum()
+
+
+def pair():
+    return Net(), (torch.randn(16, 32),)
+
+
+def closure():
+    net = Net()
+    return lambda x, scale=1.0: net(x) * scale, torch.randn(16, 32), {"scale": 2.0}
+
+
+def itself():
+    return Net()(torch.randn(16, 32))
+
+
+def needs(x):
+    return (x * 2).sum()
+
+
+def inputs():
+    return torch.randn(4, 8)
+
+
+def number():
+    return F.softmax(torch.arange(8.0), -1).max().item()
+
+
+def nothing():
+    return "done"
+
+
+def broken():
+    return Net(), (torch.randn(16, 31),)
+
+
+def another():
+    return Net(), (torch.randn(16, 32, generator=torch.Generator().manual_seed(torch.seed() % 2 ** 31)),)
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path, nothing_compiled: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path / "repros"))
+    (tmp_path / "steps.py").write_text(STEPS)
+    return tmp_path / "steps.py"
+
+
+# ---- narrowing down ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_a_minimal_group_is_found_wherever_it_is(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 20))
+    groups = data.draw(st.lists(st.sets(st.integers(0, count - 1), min_size=1, max_size=4), min_size=1, max_size=3))
+
+    def fails(some: Sequence[str]) -> bool:
+        return any({str(k) for k in group} <= set(some) for group in groups)
+
+    found = minimal([str(k) for k in range(count)], fails)
+    assert fails(found) and not any(fails([e for e in found if e != one]) for one in found)
+
+
+def test_few_runs_find_one_among_many() -> None:
+    tried: list[int] = []
+
+    def fails(some: Sequence[str]) -> bool:
+        tried.append(len(some))
+        return "77" in some
+
+    assert minimal([str(k) for k in range(128)], fails) == ("77",) and len(tried) <= 14
+
+
+class Pretended:
+    """A runner whose step is wrong by as much as the groups that are on."""
+
+    said: dict[str, Any] = {"skip": ("left out by hand",)}  # noqa: RUF012
+
+    def __init__(self, count: int, guilty: Sequence[Collection[str]], fickle: bool = False, elsewhere: bool = False) -> None:
+        self.regions = [f"r{k}" for k in range(count)]
+        self.guilty_groups, self.fickle, self.elsewhere, self.runs = guilty, fickle, elsewhere, 0
+
+    def seen(self) -> tuple[int, int]:
+        return 0, 0
+
+    def claimed(self, before: tuple[int, int]) -> tuple[dict[str, Any], bool]:
+        tensor = SimpleNamespace(meta={"val": torch.empty(1)})
+        part = SimpleNamespace(outputs=[tensor])
+        return {r: SimpleNamespace(part=part, lines=(f"m.py:{r}",), program=None, bindings={}) for r in self.regions}, True
+
+    def run(self, how: str, skip: Sequence[str] = (), recompute: bool = True, verify: str = "") -> dict[str, Tensor]:
+        assert not skip or "left out by hand" in skip
+        self.runs += 1
+        on = {*self.regions, RECOMPUTE} - set(skip) - (set() if recompute else {RECOMPUTE})
+        wrong = self.elsewhere or any(set(group) <= on for group in self.guilty_groups)
+        wrong = wrong and (not self.fickle or self.runs % 2 == 0 or len(on) < 3)
+        return {"loss": torch.full((64,), 1.5 if wrong else 1.0)}
+
+    def is_hopeless(self, error: Exception) -> bool:
+        return False
+
+
+def searched(runner: Pretended) -> tuple[list[set[str]], bool, Any]:
+    right = {"loss": torch.full((64,), 1.0)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bisect.repro, "write_region", lambda *args: "file.py")
+        search = bisect._Search(runner, Reference(right, right, "float64", ()), 8.0, lambda line: None)  # type: ignore[arg-type]
+        guilty, elsewhere = search.guilty()
+    return [{s.region for s in group.suspects} for group in guilty], elsewhere, search
+
+
+@pytest.mark.parametrize("guilty", [[], [{"r3"}], [{"r1"}, {"r6"}], [{"r1", "r6"}], [{"r0", "r4", "r5"}, {"r2"}], [{RECOMPUTE}]])
+def test_everyone_guilty_is_found(guilty: list[set[str]]) -> None:
+    found, elsewhere, search = searched(Pretended(9, guilty))
+    assert sorted(map(sorted, found)) == sorted(map(sorted, guilty)) and not elsewhere
+    assert all(trial.line(8.0) for trial in search.trials.values())
+
+
+def test_a_fault_that_comes_and_goes_is_found() -> None:
+    found, _, search = searched(Pretended(5, [{"r2"}], fickle=True))
+    assert found == [{"r2"}] and search.runs == 2 and "each time" in search.notes[0]
+
+
+def test_a_fault_elsewhere_is_nobodys() -> None:
+    assert searched(Pretended(5, [], elsewhere=True))[:2] == ([], True)
+
+
+# ---- how far off -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mine", "wrong"), [
+    (torch.ones(64), False), (torch.ones(64) * (1 + 1e-7), False), (torch.ones(64) * 1.001, True), (torch.ones(63), True),
+    (torch.full((64,), math.nan), True), (torch.ones(64).index_fill(0, torch.tensor(3), 2.0), True),
+])
+def test_what_diverges(mine: Tensor, wrong: bool) -> None:
+    right = {"a": torch.ones(64)}
+    reference = Reference({"a": torch.ones(64).double()}, right, "float64", ())
+    assert (excess_of({"a": mine}, reference)[0] > 8.0) == wrong
+    assert excess_of({"a": mine, "b": mine}, reference)[0] == math.inf
+
+
+def test_integers_differ_or_do_not() -> None:
+    right = {"a": torch.arange(4)}
+    assert excess_of({"a": torch.arange(4)}, Reference(right, right, "", ()))[0] == 0.0
+    assert excess_of({"a": torch.arange(4) + 1}, Reference(right, right, "", ()))[0] == math.inf
+    unlike = Reference(right, {"a": torch.arange(4) * 3}, "", ())
+    assert excess_of({"a": torch.arange(4) + 1}, unlike)[0] == 0.0, "others differ too"
+
+
+# ---- what a step is ----------------------------------------------------------------------------------------------------------
+
+
+def ran(file: Path, name: str) -> dict[str, Tensor]:
+    maker = step.Maker.of(f"{file}:{name}", None, 0)
+    made = maker()
+    return step.results(made, made.call, name)
+
+
+def test_what_a_name_in_a_file_is_as_a_step(file: Path) -> None:
+    parameters = {"gradient of first.weight", "gradient of first.bias", "gradient of linear.weight", "gradient of linear.bias"}
+    assert ran(file, "pair").keys() == {"result 0", *parameters}
+    assert ran(file, "closure").keys() == {"result 0", *(name.replace(" of ", " of net.") for name in parameters)}
+    assert ran(file, "itself").keys() == ran(file, "needs").keys() == {"result 0"}
+    assert ran(file, "number")["result 0"].dtype == torch.float32
+    for name in ("pair", "closure", "itself"):
+        one, other = ran(file, name), ran(file, name)
+        assert all(torch.equal(one[key], other[key]) for key in one), "each time it is made anew, from the same seeds"
+    with pytest.raises(NothingToCompare, match=r"ONEPASS-714.*returned str"):
+        ran(file, "nothing")
+
+
+def test_a_step_in_float64(file: Path) -> None:
+    made = step.widened(step.Maker.of(f"{file}:pair", None, 0)())
+    wide = step.results(made, made.call, "pair")
+    assert all(t.dtype == torch.float64 for t in wide.values())
+    for name, t in ran(file, "pair").items():
+        torch.testing.assert_close(t.double(), wide[name], rtol=1e-4, atol=1e-5)
+    with pytest.raises(TypeError, match="holds tensors"):
+        step.widened(step.Maker.of(f"{file}:closure", None, 0)())
+
+
+def test_options_are_python_values_or_names() -> None:
+    assert spec.parse_options(["by_cost=False", "rest=eager", "skip=['a', 'b']"]) == {
+        "by_cost": False, "rest": "eager", "skip": ["a", "b"]}
+    with pytest.raises(BadSpec, match="name=value"):
+        spec.parse_options(["by_cost"])
+    with pytest.raises(BadSetting):
+        bisect.Runner.of(step.Maker("", None, 0, True), {"rest": "nobody"})
+
+
+# ---- the whole ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """The first region that runs gives results that are a little too large."""
+    bound, chosen = region_op._Region._bound, set[str]()
+
+    def wrongly(self: Any, outs: Any, ins: Any, bindings: Any) -> Callable[..., None]:
+        fill = bound(self, outs, ins, bindings)
+        if self.id not in chosen and chosen:
+            return fill
+        chosen.add(self.id)
+
+        def wrong(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
+            fill(outs, ins)
+            outs[0].mul_(1.01)
+
+        return wrong
+
+    region_op.forget()
+    monkeypatch.setattr(region_op._Region, "_bound", wrongly)
+    yield chosen
+    region_op.forget()
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["bisect", *arguments, "--option", "by_cost=False", "--option", "rest=eager"])
+
+
+def test_a_damaged_region_is_found(file: Path, damaged: set[str]) -> None:
+    done = run(f"{file}:pair", "--json")
+    assert done.exit_code == 1, done.exception
+    found = json.loads(done.stdout)
+    (group,) = found["guilty"]
+    (region,) = group["regions"]
+    assert {region["id"]} == damaged and found["options"] == {"skip": [region["id"]]} and found["reference"] == "float64"
+    assert any("steps.py:" in line for line in region["lines"]) and "float64" in region["finding"]
+    assert region["id"] in Path(region["repro"]).read_text() and found["regions"] > 1
+    assert "DIVERGES with all regions" in done.stderr and len(found["trials"]) == done.stderr.count("times what is allowed")
+    assert not found["trials"][-1]["excess"] > found["slack"], "without the guilty one it agrees"
+
+
+def test_where_nothing_diverges_it_says_so(file: Path) -> None:
+    done = run(f"{file}:pair")
+    assert done.exit_code == 0 and "nothing diverges from float64, with" in done.stdout
+
+
+def test_a_step_that_is_another_each_time_is_refused(file: Path) -> None:
+    assert isinstance(run(f"{file}:another").exception, NotRepeatable)
+
+
+def test_so_is_one_that_fails_without_regions(file: Path) -> None:
+    failed = run(f"{file}:broken").exception
+    assert isinstance(failed, StepFailed) and "ONEPASS-713" in str(failed) and "as it is" in str(failed)
