@@ -1,13 +1,21 @@
-"""Where dims meet: broadcasting, and reshaping as regrouping of atoms."""
+"""Where dims meet: broadcasting, and reshaping as regrouping of atoms.
+
+Dims that meet have one size, and a reshape keeps the number of elements: torch checked both, and guards them. Their symbols need
+not show it, for `s - s//2` and `s//2` are two symbols here; then what torch says decides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import CaptureTooLong
+from ..ir.budget import Budget
 from ..ir.size import Size, product
-from .axes import Dim, Dims, common_factors, cut, segments
+from .axes import Dim, Dims, Inexpressible, Segment, common_factors, cut, segments
 from .draft import Draft, Tensor
 from .substitute import Affine, rename, substitute
+
+REFINING = Budget("Lining up the dims of two tensors", CaptureTooLong, most=64, each=16)  # and so many for every dim
 
 
 def broadcast(draft: Draft, tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], Dims]:
@@ -62,13 +70,30 @@ def _unify(draft: Draft, pairs: Sequence[tuple[str, str]]) -> bool:
 
 def _refined(draft: Draft, tensor: Tensor, onto: Dims) -> Tensor:
     """The tensor with atoms split, on both sides, until the dims that meet have the same factors."""
+    steps = REFINING.steps(len(onto))
     while (position := _unlike(draft, tensor, onto)) is not None:
-        own, met = draft.dims(tensor)[position], draft.atoms.resolve(onto[position])
-        factors = common_factors(_extents(draft, met), _extents(draft, own))
-        if factors is None:
-            tensor = merged(draft, tensor, position)
-        else:
-            draft.atoms.split(own if _extents(draft, own) != factors else met, factors)
+        steps.take()
+        tensor = _closer(draft, tensor, position, draft.atoms.resolve(onto[position]))
+    return tensor
+
+
+def _closer(draft: Draft, tensor: Tensor, position: int, onto: Dim) -> Tensor:
+    """The tensor once the first runs of a dim and of the dim it meets that are unlike have the same factors, or may get them."""
+    dim = draft.dims(tensor)[position]
+    pairs = segments(_extents(draft, dim), _extents(draft, onto))
+    segment = next(s for s in pairs if _extents(draft, dim[slice(*s.left)]) != _extents(draft, onto[slice(*s.right)]))
+    own, met = dim[slice(*segment.left)], onto[slice(*segment.right)]
+    factors = common_factors(_extents(draft, met), _extents(draft, own))
+    if factors is not None:
+        draft.atoms.split(own if _extents(draft, own) != factors else met, factors)
+    elif not own or not met:
+        raise Inexpressible
+    elif len(met) == 1 and (len(own) > 1 or isinstance(draft.atoms.extent(own[0]), int)):
+        draft.atoms.recount(met[0], _extents(draft, own))
+    elif len(own) == 1:
+        draft.atoms.recount(own[0], _extents(draft, met))
+    else:
+        return _merged(draft, tensor, position, segment)
     return tensor
 
 
@@ -78,14 +103,12 @@ def _unlike(draft: Draft, tensor: Tensor, onto: Dims) -> int | None:
     return next((d for d, (own, met) in pairs if own and met and _extents(draft, own) != _extents(draft, met)), None)
 
 
-def merged(draft: Draft, tensor: Tensor, position: int) -> Tensor:
-    """The tensor with one dim counted by a single new atom, whatever it was made of."""
+def _merged(draft: Draft, tensor: Tensor, position: int, run: Segment) -> Tensor:
+    """The tensor with a run of one dim counted by a single new atom, whatever it was made of."""
     dims = draft.dims(tensor)
-    dim = dims[position]
-    if len(dim) < 2:
-        return tensor
-    node, atom = _merge(draft, tensor.node, dim)
-    return draft.tensor(node, (*dims[:position], (atom,), *dims[position + 1:]))
+    dim, (start, end) = dims[position], run.left
+    node, atom = _merge(draft, tensor.node, dim[start:end])
+    return draft.tensor(node, (*dims[:position], (*dim[:start], atom, *dim[end:]), *dims[position + 1:]))
 
 
 def _merge(draft: Draft, node: int, run: Dim) -> tuple[int, str]:
@@ -100,25 +123,29 @@ def reshape(draft: Draft, tensor: Tensor, sizes: Sequence[Size]) -> Tensor:
         return draft.tensor(nothing, tuple(draft.atoms.dim(s) for s in sizes))
     atoms = tuple(a for dim in draft.dims(tensor) for a in dim)
     wanted = tuple(s for s in sizes if s != 1)
-    if common_factors(_extents(draft, atoms), wanted) is None:
-        tensor, atoms = _regrouped(draft, tensor, atoms, wanted)
-    factors = common_factors(_extents(draft, atoms), wanted)
-    assert factors is not None
-    atoms = draft.atoms.split(atoms, factors)
-    return draft.tensor(tensor.node, cut(atoms, _extents(draft, atoms), sizes))
+    node, dims = tensor.node, list[Dim]()
+    for segment in segments(_extents(draft, atoms), wanted):
+        node, run = _regrouped(draft, node, atoms[slice(*segment.left)], wanted[slice(*segment.right)])
+        dims += run
+    given = iter(dims)
+    return draft.tensor(node, tuple(() if s == 1 else next(given) for s in sizes))
 
 
-def _regrouped(draft: Draft, tensor: Tensor, atoms: Dim, wanted: tuple[Size, ...]) -> tuple[Tensor, Dim]:
-    """The tensor with every run of atoms that has no common factors with what is wanted counted by one new atom."""
-    node, found = tensor.node, list[str]()
-    extents = _extents(draft, atoms)
-    for segment in segments(extents, wanted):
-        run = atoms[slice(*segment.left)]
-        if common_factors(extents[slice(*segment.left)], wanted[slice(*segment.right)]) is None:
-            node, atom = _merge(draft, node, run)
-            run = (atom,)
-        found += run
-    return Tensor(node, (tuple(found),)), tuple(found)
+def _regrouped(draft: Draft, node: int, run: Dim, wanted: tuple[Size, ...]) -> tuple[int, Dims]:
+    """A run of atoms as dims of other sizes, and the value over them. Where the sizes have no common factors with those of the
+    atoms, the run is counted by one new atom first."""
+    factors = common_factors(_extents(draft, run), wanted)
+    if factors is not None:
+        atoms = draft.atoms.split(run, factors)
+        return node, cut(atoms, _extents(draft, atoms), wanted)
+    if not run or not wanted:
+        raise Inexpressible
+    if len(wanted) == 1:
+        return node, (run,)
+    if len(run) == 1:
+        return node, tuple((atom,) for atom in draft.atoms.recount(run[0], wanted))
+    node, atom = _merge(draft, node, run)
+    return _regrouped(draft, node, (atom,), wanted)
 
 
 def _extents(draft: Draft, dim: Dim) -> tuple[Size, ...]:

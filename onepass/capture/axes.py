@@ -18,6 +18,10 @@ Dim: TypeAlias = tuple[str, ...]
 Dims: TypeAlias = tuple[Dim, ...]
 
 
+class Inexpressible(Exception):
+    """A value has no form at the coordinates asked for."""
+
+
 def common_factors(left: Sequence[Size], right: Sequence[Size]) -> tuple[Size, ...] | None:
     """The coarsest row-major factors that both lists are products of runs of; None if there are none.
 
@@ -49,11 +53,23 @@ class Segment:
 
 
 def segments(left: tuple[Size, ...], right: tuple[Size, ...]) -> tuple[Segment, ...]:
-    """Cut two lists of the same product into the shortest runs whose products agree."""
+    """Cut two lists into the shortest runs whose products agree.
+
+    The whole lists have the same product when the graph runs, whether or not their symbols show it (`s` and `s//2, 2`). So what is
+    left between runs that agree from the front and runs that agree from the back has the same product too.
+    """
+    cuts = _common_ends(left, right)
+    if cuts[-1] != (len(left), len(right)):
+        back = [(len(left) - i, len(right) - j) for i, j in _common_ends(left[::-1], right[::-1])]
+        cuts += [end for end in reversed(back) if end[0] >= cuts[-1][0] and end[1] >= cuts[-1][1] and end != cuts[-1]]
+    return tuple(Segment((a, b), (c, d)) for (a, c), (b, d) in pairwise(cuts))
+
+
+def _common_ends(left: tuple[Size, ...], right: tuple[Size, ...]) -> list[tuple[int, int]]:
+    """How many sizes of either list, from the front, have the same product."""
     ends = {product(left[:i]): i for i in range(len(left) + 1)}
     products = [product(right[:j]) for j in range(len(right) + 1)]
-    cuts = [(ends[p], j) for j, p in enumerate(products) if p in ends]
-    return tuple(Segment((a, b), (c, d)) for (a, c), (b, d) in pairwise(cuts))
+    return [(ends[p], j) for j, p in enumerate(products) if p in ends]
 
 
 def cut(atoms: Sequence[str], extents: Sequence[Size], sizes: Sequence[Size]) -> Dims:
@@ -61,13 +77,22 @@ def cut(atoms: Sequence[str], extents: Sequence[Size], sizes: Sequence[Size]) ->
     dims: list[Dim] = []
     at = 0
     for size in sizes:
-        start = at
-        have: Size = 1
-        while have != size:
-            have = mul(have, extents[at])
-            at += 1
-        dims.append(tuple(atoms[start:at]))
+        end = _end_of(size, extents, at)
+        dims.append(tuple(atoms[at:end]))
+        at = end
     return tuple(dims)
+
+
+def _end_of(size: Size, extents: Sequence[Size], start: int) -> int:
+    """Where the run of extents ends that begins at `start` and multiplies to a size."""
+    have: Size = 1
+    for end in range(start, len(extents)):
+        if have == size:
+            return end
+        have = mul(have, extents[end])
+    if have != size:
+        raise Inexpressible
+    return len(extents)
 
 
 class Atoms:
@@ -118,6 +143,10 @@ class Atoms:
             parts += [atom] if len(sizes) == 1 else self._split(atom, sizes)
         return tuple(parts)
 
+    def recount(self, atom: str, sizes: Sequence[Size]) -> Dim:
+        """Count an atom's positions along sizes that have its extent as their product when the graph runs (`s` as `s//2, 2`)."""
+        return self._split(atom, sizes)
+
     def _split(self, atom: str, sizes: Sequence[Size]) -> Dim:
         parts = tuple(self.fresh(size) for size in sizes)
         neighbours = self._apart.pop(atom)
@@ -154,14 +183,12 @@ class Atoms:
         self.keep_apart((a, *neighbours), only=a)
 
 
-def _runs(sizes: Sequence[Size], factors: Sequence[Size]) -> list[list[Size]]:
+def _runs(sizes: Sequence[Size], factors: Sequence[Size]) -> list[Sequence[Size]]:
     """The factors each size is the product of, in order."""
-    runs: list[list[Size]] = []
+    runs: list[Sequence[Size]] = []
     at = 0
     for size in sizes:
-        run: list[Size] = []
-        while not run or product(run) != size:
-            run.append(factors[at])
-            at += 1
-        runs.append(run)
+        end = _end_of(size, factors, at)
+        runs.append(factors[at:end])
+        at = end
     return runs

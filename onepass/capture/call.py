@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
 import torch
@@ -29,10 +29,16 @@ class Call:
     takes: Any  # the fake tensor torch was given first, None where it was given none
     gives: Any  # the fake tensor(s) torch computed
     to_size: ToSize
+    in_torch: Mapping[str, Any] = field(default_factory=dict)  # the arguments as torch has them: fake tensors, symbolic ints
 
     def arg(self, name: str, *absent: Any) -> Any:
         """The argument with this name in the schema; `absent` is for overloads that have none."""
         return absent[0] if absent and name not in self.args.values else self.args.named(name)
+
+    def torch_arg(self, name: str) -> Any:
+        """The same as torch has it."""
+        self.args.read.add(name)
+        return self.in_torch.get(name)
 
     @property
     def dtype(self) -> DType:

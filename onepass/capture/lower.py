@@ -92,7 +92,8 @@ class _Walk:
             node = waiting.pop()
             if node not in self.env and node not in needed:
                 needed.add(node)
-                waiting += node.all_input_nodes
+                if self._size(node) is None:
+                    waiting += node.all_input_nodes
         for node in sorted(needed, key=self.order.__getitem__):
             self.env[node] = self._lower(node)
         return self.env[wanted]
@@ -103,7 +104,7 @@ class _Walk:
         gives = node.meta.get("val")
         if node.op == "get_attr":
             return self._constant(node)
-        if isinstance(gives, (int, torch.SymInt)) and (size := self.to_size(gives)) is not None:
+        if (size := self._size(node)) is not None:
             return size
         if node.target is operator.getitem:
             several, position = node.args
@@ -116,11 +117,18 @@ class _Walk:
         first = node.args[0] if node.args else None
         takes = first.meta.get("val") if isinstance(first, fx.Node) else None
         given = bound(node.target, args, kwargs)
-        call = Call(self.draft, name, str(node.target), where, given, takes, gives, self.to_size)
+        fakes = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+        in_torch = bound(node.target, *fakes).values
+        call = Call(self.draft, name, str(node.target), where, given, takes, gives, self.to_size, in_torch)
         result = _applied(handler, call)
         _check_arguments(call)
         _check_form(call, result)
         return result
+
+    def _size(self, node: fx.Node) -> Size | None:
+        """The size a node is, whatever tensor torch took it from; None for anything else."""
+        gives = node.meta.get("val")
+        return self.to_size(gives) if isinstance(gives, (int, torch.SymInt)) else None
 
     def _at(self, node: fx.Node) -> str:
         """The line of user code a node came from; what is drafted next says so, if it is known."""

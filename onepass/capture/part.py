@@ -36,7 +36,7 @@ class Part:
     program: Program  # with the lines of user code it came from
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
-    expressions: Mapping[str, str]  # the Program's symbols in torch's terms
+    expressions: Mapping[str, Any]  # the Program's symbols as torch's expressions
     hints: Bindings  # and their values when the graph was traced
 
     @cached_property
@@ -73,39 +73,44 @@ def lowered(graph: fx.Graph, region: Region) -> Part:
     kept = tuple(node for node, buffer in inputs.items() if buffer.name in read)
     names = {inputs[node].name: f"in{k}" for k, node in enumerate(kept)}
     program = _renamed(program, names)
-    free = {name: sizes.expressions[name] for name in program.symbols}
-    return Part(region, program, kept, region.outputs, free, {name: sizes.hints[name] for name in free})
+    free = {name: sizes.factors[name] for name in program.symbols}
+    return Part(region, program, kept, region.outputs, {name: f.expression for name, f in free.items()},
+                {name: f.hint for name, f in free.items()})
 
 
 class _Sizes:
-    """torch's symbolic sizes as ours. A sum of symbols becomes a symbol of its own."""
+    """torch's symbolic sizes as ours: products of torch's symbols, and of one symbol for each sum, quotient or maximum in them."""
 
     def __init__(self) -> None:
-        self.expressions: dict[str, str] = {}
-        self.hints: dict[str, int] = {}
+        self.factors: dict[str, compat.SizeFactor] = {}
 
     def to_size(self, size: Any) -> Size | None:
-        """A product of symbols, or one symbol for all of it."""
-        factors = compat.size_factors(size)
-        hint = compat.size_hint(size)
-        if factors is None:
-            return None if hint is None else self._symbol(compat.size_expression(size), hint)
-        for name, each in compat.size_symbols(size).items():
-            self.expressions[name], self.hints[name] = name, each
-        return product([factors[0], *(sym(name) for name in factors[1])])
+        """A size as a product of symbols; None if it depends on data."""
+        return self._named(compat.factored_size(size))
 
-    def _symbol(self, expression: str, hint: int) -> Size:
-        """A symbol for an expression: as much of its digest as no other expression shares."""
-        digest = hashlib.sha256(expression.encode()).hexdigest()
-        names = (f"e{digest[:digits]}" for digits in range(LEAST_DIGITS, len(digest) + 1))
-        name = next(n for n in names if self.expressions.get(n, expression) == expression)
-        self.expressions[name], self.hints[name] = expression, hint
-        return sym(name)
+    def to_stride(self, size: Any) -> Size | None:
+        """The same for a stride, which matters only where a tensor has elements."""
+        return self._named(compat.factored_size(size, nonempty=True))
+
+    def _named(self, factored: tuple[int, tuple[compat.SizeFactor, ...]] | None) -> Size | None:
+        if factored is None:
+            return None
+        coefficient, factors = factored
+        return product([coefficient, *(sym(self._name(factor)) for factor in factors)])
+
+    def _name(self, factor: compat.SizeFactor) -> str:
+        """torch's own name of a symbol; of a sum or quotient as much of its digest as no other one shares."""
+        digest = hashlib.sha256(str(factor).encode()).hexdigest()
+        digests = (f"e{digest[:digits]}" for digits in range(LEAST_DIGITS, len(digest) + 1))
+        names = [str(factor)] if factor.is_symbol else digests
+        name = next(n for n in names if self.factors.get(n, factor) == factor)
+        self.factors[name] = factor
+        return name
 
 
 def _buffer(name: str, node: fx.Node, role: str, sizes: _Sizes) -> Buffer:
     val: torch.Tensor = node.meta["val"]
-    shape, strides = [sizes.to_size(s) for s in val.shape], [sizes.to_size(s) for s in val.stride()]
+    shape, strides = [sizes.to_size(s) for s in val.shape], [sizes.to_stride(s) for s in val.stride()]
     known = [s for s in (*shape, *strides) if s is not None]
     if len(known) < len(shape) + len(strides):
         raise Blocked(node, SymbolicAxis(op=str(node.target), axis=str(tuple(val.shape)), where=user_line(node.stack_trace)))

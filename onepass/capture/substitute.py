@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ..ir.expr import I64
 from ..ir.program import Gather, Index, Load, Reduce, Strides, operands, with_operands
 from ..ir.size import Size, Sym, mul
-from .axes import Dim
+from .axes import Dim, Inexpressible
 from .draft import Draft
 
 
@@ -37,10 +37,6 @@ Coordinate: TypeAlias = Affine | Lookup
 Moves: TypeAlias = Mapping[Dim, Coordinate]  # from (runs of) final atoms to where their position now comes from
 
 
-class Inexpressible(Exception):
-    """A value has no form at the coordinates asked for."""
-
-
 def rename(old: Dim, new: Dim) -> dict[Dim, Coordinate]:
     """Moves from atoms to others of the same extents."""
     return {(a,): Affine(((b, 1),)) for a, b in zip(old, new, strict=True) if a != b}
@@ -48,24 +44,45 @@ def rename(old: Dim, new: Dim) -> dict[Dim, Coordinate]:
 
 def substitute(draft: Draft, node: int, moves: Moves) -> int:
     """The value of a node with some of its atoms replaced by other coordinates."""
-    return _Substitution(draft, dict(moves)).at(node)
+    return _Substitution(draft, dict(moves), {}).at(node)
+
+
+Within: TypeAlias = tuple[Dim, frozenset[tuple[Dim, Coordinate]]]  # what a reduction folds, and what moves inside it
 
 
 class _Substitution:
-    def __init__(self, draft: Draft, moves: dict[Dim, Coordinate]) -> None:
+    """Values after some moves. `inner` are the substitutions inside reductions: those that fold alike share one, or a chain of
+    reductions that read each other would be written again for every path through it."""
+
+    def __init__(self, draft: Draft, moves: dict[Dim, Coordinate], inner: dict[Within, tuple[Dim, _Substitution]]) -> None:
         self.draft = draft
         self.moves = moves
+        self.inner = inner
         self.moved = frozenset(a for dim in moves for a in dim)
-        self.images = frozenset().union(*(_atoms_of(draft, c) for c in moves.values()))
         self.done: dict[int, int] = {}
 
     def at(self, node: int) -> int:
         """A node's value after the moves."""
-        if not self.moved & self.draft.free(node):
+        if not self._moves(node):
             return node
         if node not in self.done:
-            self.done[node] = self._rewrite(node)
+            for each in self._behind(node):
+                self.done[each] = self._rewrite(each)
         return self.done[node]
+
+    def _moves(self, node: int) -> bool:
+        return not self.moved.isdisjoint(self.draft.free(node))
+
+    def _behind(self, node: int) -> list[int]:
+        """A node and what it is computed from, as far as that moves and is not done: operands first, up to reductions."""
+        found, waiting = {node}, [node]
+        while waiting:
+            at = self.draft.nodes[waiting.pop()]
+            fresh = [] if isinstance(at, Reduce) else [o for o in operands(at) if o not in found and o not in self.done]
+            moving = [o for o in fresh if self._moves(o)]
+            found.update(moving)
+            waiting += moving
+        return sorted(found)
 
     def _rewrite(self, position: int) -> int:
         node, dtype = self.draft.nodes[position], self.draft.dtype(position)
@@ -139,11 +156,19 @@ class _Substitution:
         folded = draft.atoms.resolve(node.axes)
         if any(0 < len(set(dim) & set(folded)) < len(dim) for dim in self.moves):
             raise Inexpressible
-        new = tuple(draft.atoms.fresh(draft.atoms.extent(a)) if a in self.images else a for a in folded)
-        moves = {dim: c for dim, c in self.moves.items() if not set(dim) & set(folded)} | rename(folded, new)
-        inner = _Substitution(draft, moves)
+        new, inner = self._inside(folded)
         again = replace(node, args=tuple(inner.at(a) for a in node.args), axes=new)
         return draft.add(again, draft.dtype(position))
+
+    def _inside(self, folded: Dim) -> tuple[Dim, _Substitution]:
+        """The atoms that a fold over some atoms runs over after the moves, and the substitution for what it folds."""
+        moves = {dim: c for dim, c in self.moves.items() if not set(dim) & set(folded)}
+        within = folded, frozenset(moves.items())
+        if within not in self.inner:
+            atoms, images = self.draft.atoms, frozenset().union(*(_atoms_of(self.draft, c) for c in moves.values()))
+            new = tuple(atoms.fresh(atoms.extent(a)) if a in images else a for a in folded)
+            self.inner[within] = new, _Substitution(self.draft, moves | rename(folded, new), self.inner)
+        return self.inner[within]
 
 
 def _atoms_of(draft: Draft, coordinate: Coordinate) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .. import compat
 from ..ir.size import Size
 from .align import reshape
 from .call import Call, Handler, positive, rows, shaping
@@ -34,7 +35,12 @@ def picked(call: Call, tensor: Tensor, dim: int, position: Size) -> Tensor:
 
 
 def _view(call: Call) -> Tensor:
-    return reshape(call.draft, call.args[0], call.shape)
+    """Sizes that the call names are better known than those of the result, where torch writes 2 as `s // (s // 2)`."""
+    values, shape = call.args.values, call.shape
+    named = values.get("size", values.get("shape"))
+    if isinstance(named, (list, tuple)) and len(named) == len(shape):
+        shape = tuple(n if isinstance(n, int) and n >= 0 else s for n, s in zip(named, shape, strict=True))
+    return reshape(call.draft, call.args[0], shape)
 
 
 def _same(call: Call) -> Tensor:
@@ -103,14 +109,13 @@ def _repeat(call: Call) -> Tensor:
 def _slice(call: Call) -> Tensor:
     tensor = call.args[0]
     dim = positive(call.arg("dim"), len(tensor.dims))
-    start, step = call.arg("start"), call.arg("step")
-    return sliced(call, tensor, dim, from_front(call, tensor, dim, start or 0), call.shape[dim], call.number(step))
+    return sliced(call, tensor, dim, _position(call, dim, "start"), call.shape[dim], call.number(call.arg("step")))
 
 
 def _select(call: Call) -> Tensor:
     tensor = call.args[0]
     dim = positive(call.arg("dim"), len(tensor.dims))
-    return picked(call, tensor, dim, from_front(call, tensor, dim, call.arg("index")))
+    return picked(call, tensor, dim, _position(call, dim, "index"))
 
 
 def from_front(call: Call, tensor: Tensor, dim: int, position: Any) -> Size:
@@ -123,6 +128,17 @@ def from_front(call: Call, tensor: Tensor, dim: int, position: Any) -> Size:
         return start
     size = call.number(extent)
     return max(start + size, 0) if start < 0 else min(start, size)
+
+
+def _position(call: Call, dim: int, name: str) -> Size:
+    """The same for an argument that may be symbolic, negative too: on which side of either end it lies, torch guards."""
+    position, extent = call.torch_arg(name), call.takes.shape[dim]
+    if position is None:
+        return 0
+    if (compat.size_hint(position) or 0) < 0:
+        position = position + extent
+    hint, most = (compat.size_hint(size) or 0 for size in (position, extent))
+    return call.size(0 if hint < 0 else position if hint <= most else extent)
 
 
 def _pieces(call: Call) -> tuple[Tensor, ...]:

@@ -6,10 +6,12 @@ Functions import lazily, so that importing onepass stays cheap. Tested pairs: to
 
 # ruff: noqa: F401, what is imported here is what the rest of the package uses
 from .graphs import (
+    SizeFactor,
     active_modes,
     constant_tensor,
     data_dependent_errors,
     decompositions,
+    factored_size,
     fake_mode,
     fake_symbol,
     filling_call,
@@ -22,7 +24,7 @@ from .graphs import (
     size_expression,
     size_factors,
     size_hint,
-    size_symbols,
+    size_in_graph,
     storage_key,
     structure_key,
     torch_state,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 # What is rewritten into simpler ops while tracing: norms, softmax, losses, activations and their backward passes. A name a
@@ -237,13 +239,90 @@ def size_expression(size: Any) -> str:
     return str(size) if isinstance(size, int) else str(size.node.expr)
 
 
-def size_symbols(size: Any) -> dict[str, int]:
-    """The symbols of a (symbolic) size with their values when the graph was traced."""
+@dataclass(frozen=True)
+class SizeFactor:
+    """A factor of a size that is no product itself: a symbol, or an expression such as `s0 - 1`."""
+
+    expression: Any  # sympy's, over torch's symbols
+    hint: int  # its value when the graph was traced
+
+    def __str__(self) -> str:
+        return str(self.expression)
+
+    @property
+    def is_symbol(self) -> bool:
+        return bool(self.expression.is_Symbol)
+
+
+def factored_size(size: Any, nonempty: bool = False) -> tuple[int, tuple[SizeFactor, ...]] | None:
+    """A (symbolic) size as a coefficient and factors; None if it depends on data.
+
+    Equal polynomials have equal factors: `32*s0 - 32` is 32 and `s0 - 1`. `nonempty`: the size is a stride, and torch's `Max(1, s)`
+    in it is `s`, because a tensor in which they differ has no elements.
+    """
     if isinstance(size, int):
-        return {}
+        return size, ()
     environment = size.node.shape_env
-    values = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
-    return {str(s): int(values[s]) for s in size.node.expr.free_symbols if s in values}
+    known = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
+    expression = _without_least_one(size.node.expr) if nonempty else size.node.expr
+    if any(symbol not in known for symbol in expression.free_symbols):
+        return None
+    coefficient, bases = _factors(expression)
+    hints = [int(base.xreplace(known)) for base in bases]
+    if any(hint <= 0 for hint in hints):  # apart, factors may be negative although the size is not
+        return 1, (SizeFactor(expression, int(expression.xreplace(known))),)
+    return coefficient, tuple(map(SizeFactor, bases, hints))
+
+
+def _without_least_one(expression: Any) -> Any:
+    from torch.utils._sympy.functions import Max
+
+    return expression.replace(lambda e: isinstance(e, Max) and 1 in e.args, lambda e: Max(*(a for a in e.args if a != 1)))
+
+
+MOST_FACTORED = 64  # operations in an expression up to which factors are looked for
+
+
+@lru_cache(maxsize=4096)
+def _factors(expression: Any) -> tuple[int, tuple[Any, ...]]:
+    """A positive coefficient and the bases that multiply to an expression; the expression alone where there are none."""
+    import sympy
+
+    whole = expression
+    if expression.is_Integer:
+        return int(expression), ()
+    if expression.is_Add and expression.count_ops() <= MOST_FACTORED:
+        with suppress(sympy.PolynomialError):
+            expression = sympy.factor(expression)
+    coefficient, rest = expression.as_coeff_Mul()
+    powers = rest.as_powers_dict().items()
+    if not (coefficient.is_Integer and coefficient > 0 and all(power.is_Integer and power > 0 for _, power in powers)):
+        return 1, (whole,)
+    return int(coefficient), tuple(base for base, power in powers for _ in range(int(power)) if base != 1)
+
+
+def size_in_graph(graph: Any, expression: Any, known: Callable[[str], Any]) -> Any:
+    """Nodes that compute torch's expression of a size, put where the graph inserts now; the last of them.
+
+    `known` gives the node of a symbol. NotImplementedError for functions that torch itself cannot write as nodes.
+    """
+    from torch import fx
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    class Tracer(fx.proxy.GraphAppendingTracer):
+        def create_node(self, *args: Any, **kwargs: Any) -> Any:
+            node: Any = super().create_node(*args, **kwargs)
+            given = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            node.meta["val"] = node.target(*given[0], **given[1])
+            return node
+
+    tracer = Tracer(graph)
+    symbols = {symbol: fx.Proxy(known(str(symbol)), tracer) for symbol in sorted(expression.free_symbols, key=str)}
+    try:
+        return sympy_interp(PythonReferenceAnalysis, symbols, expression).node
+    except (AttributeError, KeyError, TypeError, AssertionError) as error:
+        raise NotImplementedError(f"{expression}: {type(error).__name__}: {error}") from error
 
 
 def raw_stream() -> Callable[[int], int]:

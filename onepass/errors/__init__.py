@@ -32,15 +32,16 @@ from .kernel import (
 
 __all__ = [
     "AbsurdMeasurement", "AbsurdShape", "AccessOutOfBounds", "BadArgument", "BadResults", "BadSetting", "BadSpec",
-    "BarrierInitTwice", "BarrierLeftBehind", "BarrierNotInitialised", "BitReinterpretation", "BlockMismatch", "CardNeeded",
-    "ChangesState", "ClosureTensor", "CompileFailed", "CompilerEnded", "CompilerGarbled", "CompilerNotStarted",
+    "BarrierInitTwice", "BarrierLeftBehind", "BarrierNotInitialised", "BitReinterpretation", "BlockMismatch", "CaptureTooLong",
+    "CardNeeded", "ChangesState", "ClosureTensor", "CompileFailed", "CompilerEnded", "CompilerGarbled", "CompilerNotStarted",
     "CompilerTimedOut", "CompilerTrouble", "CompilersStopped", "CopyLeftBehind", "CopyOutOfBounds", "DataDependent",
     "DoesNotFit", "EntrySetAside", "ExpectedBytesDiffer", "GraphLeft", "HiddenState", "IgnoredArgument", "IllegalProgram",
     "InternalError", "KernelFault", "MissingFence", "MixedDevices", "ModelNotTraced", "Mutation", "NeedsGrad", "NeverPublished",
-    "NoCard", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModelled", "NotReady", "NothingKept", "OnepassError",
-    "OnepassWarning", "OtherRun", "OutsideAllocation", "ParseError", "PlotsNeedMatplotlib", "Randomness", "RefillBeforeDrain",
-    "RegionLeft", "ResultElsewhere", "RewriteFailed", "SavedLeft", "SeededRandom", "SharedMemoryExceeded", "SharedResult",
-    "SourcesNotKept", "StagingReused", "StoreUnusable", "SymbolicAxis", "TooMuchToDraw", "TritonMissing", "UnderMode",
+    "NoCard", "NoOrder", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModelled", "NotReady", "NotRepeatable",
+    "NothingKept", "NothingToCompare", "OnepassError", "OnepassWarning", "OtherRun", "OutsideAllocation", "ParseError",
+    "PlanTooLong", "PlotsNeedMatplotlib", "Randomness", "RefillBeforeDrain", "RegionLeft", "ResultElsewhere", "RewriteFailed",
+    "SavedLeft", "SeededRandom", "SharedMemoryExceeded", "SharedResult", "SimplifyTooLong", "SourcesNotKept", "StagingReused",
+    "StepFailed", "StoreUnusable", "SymbolicAxis", "TooManySteps", "TooMuchToDraw", "TritonMissing", "UnderMode",
     "UnknownDevice", "UnknownSetting", "UnknownWorkload", "UnlikeTorch", "UnsupportedDevice", "UnsupportedDtype",
     "UnsupportedLayout", "UnsupportedOnDevice", "UnsupportedOp", "UnsupportedView", "UntestedTorch", "UseBeforeArrival",
     "WaitsForever", "WithoutPython", "WrongAnswer", "WrongPhase", "printable", "text_of", "warn",
@@ -99,6 +100,17 @@ class DataDependent(OnepassError):
 class UnsupportedLayout(OnepassError):
     code = "ONEPASS-109"
     message = "Argument {argument} has layout {layout}; kernels read plain strided memory. Call .to_dense() first."
+
+
+class TooManySteps(OnepassError):
+    """A loop reached its step budget; one subclass a stage."""
+
+    message = ("{work} took more than {most} steps, so it was given up. Fuse a smaller part of the function; under torch.compile "
+               "the region is left to Inductor.")
+
+
+class CaptureTooLong(TooManySteps):
+    code = "ONEPASS-125"
 
 
 class BitReinterpretation(OnepassError):
@@ -187,6 +199,20 @@ class UnderMode(OnepassError):
 class NoPlan(OnepassError):
     code = "ONEPASS-201"
     message = "No kernel can compute {what} on {device}: {detail}."
+
+
+class PlanTooLong(TooManySteps):
+    code = "ONEPASS-202"
+
+
+class SimplifyTooLong(TooManySteps):
+    code = "ONEPASS-203"
+
+
+class NoOrder(OnepassError):
+    code = "ONEPASS-204"
+    message = ("The kernels of {what} cannot be put in an order: each needs a result of another. This is a bug in onepass; please "
+               "report it with `onepass doctor`.")
 
 
 class CompileFailed(OnepassError):

@@ -6,6 +6,7 @@ cross memory charged to it. What is left is recorded with its reason, so that a 
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,12 +19,12 @@ from ..capture.lower import TABLE, Blocked
 from ..capture.order import is_ordered
 from ..capture.part import Part, lowered
 from ..capture.reductions import REDUCTIONS
-from ..capture.regions import find_regions
+from ..capture.regions import Region, find_regions
 from ..capture.reuse import Memory, reusable
 from ..capture.schema import op_name, short_name
 from ..capture.source import UNKNOWN, user_line
 from ..device import Device
-from ..errors import UnsupportedOnDevice
+from ..errors import RewriteFailed, UnsupportedOnDevice
 from ..ir.program import Program
 from ..pipeline import optimise, specialise
 from ..plan.inplace import safe_pairs
@@ -31,7 +32,9 @@ from ..plan.left import left_us
 from ..plan.partition import plan
 from ..plan.plan import Plan
 from ..stages import as_coded
-from .rewrite import Rewriter
+from .rewrite import Rewriter, entangled
+
+_LOG = logging.getLogger(__name__)
 
 # Predictions this close are equal, by their ratio or by their difference in us: the cost model is no better than that.
 WITHIN, CLOSE = 1.05, 0.25
@@ -130,21 +133,41 @@ def claim(graph: fx.Graph, claiming: Claiming) -> Claimed:
         verdicts = [_decided(part, claiming, plans) for part in parts]
         claims += [v for v in verdicts if isinstance(v, ClaimedRegion)]
         left += [*failures, *(v for v in verdicts if isinstance(v, Left)), *_never_found(graph, device, parts, blocked)]
+    claims, unwritten = _rewritten(graph, claims, claiming)
+    return Claimed(claiming.phase, tuple(claims), (*left, *unwritten))
+
+
+def _rewritten(graph: fx.Graph, claims: list[ClaimedRegion], claiming: Claiming) -> tuple[list[ClaimedRegion], list[Left]]:
+    """Put calls into a graph in the place of regions. One that cannot be replaced stays as it is; the others are replaced."""
     rewriter = Rewriter(graph)
-    calls = {rewriter.replace(claimed.part, claiming.functional): claimed for claimed in claims}
+    circular = entangled(graph, [claimed.part for claimed in claims])
+    calls: dict[fx.Node, ClaimedRegion] = {}
+    left: list[Left] = []
+    for k, claimed in enumerate(claims):
+        try:
+            if k in circular:
+                raise RewriteFailed(detail="a region lies both before and after one of its users")
+            calls[rewriter.replace(claimed.part, claiming.functional)] = claimed
+        except Exception as error:
+            left.append(_left(claimed.part.region.reductions, "it could not be rewritten", error, claimed.part))
+    done = list(calls.values())
     if claiming.in_place and not claiming.functional:
         memory = Memory(graph, calls, claiming.given_away)
-        claims = [_in_place(rewriter, call, claimed, memory) for call, claimed in calls.items()]
-    if claims:
+        done = [_in_place(rewriter, call, claimed, memory) for call, claimed in calls.items()]
+    if calls:
         rewriter.tidy()
-    return Claimed(claiming.phase, tuple(claims), tuple(left))
+    return done, left
 
 
 def _in_place(rewriter: Rewriter, call: fx.Node, claimed: ClaimedRegion, memory: Memory) -> ClaimedRegion:
     """Let outputs take the memory of inputs that nobody reads again, where the region's kernels allow it."""
     inputs: tuple[fx.Node, ...] = tuple(call.kwargs["ins"])  # type: ignore[arg-type]
     taken = reusable(claimed.part, call, inputs, safe_pairs(claimed.plan), memory)
-    rewriter.reuse(claimed.part, call, taken)
+    try:
+        rewriter.reuse(claimed.part, call, taken)
+    except RewriteFailed as error:  # fresh memory will do as well
+        _LOG.debug("region %s does not reuse memory: %s", claimed.id, error)
+        return claimed
     return replace(claimed, in_place=sum(node is not None for node in taken))
 
 
@@ -166,6 +189,7 @@ def _devices(graph: fx.Graph, interpret: bool) -> tuple[torch.device, ...]:
 def _parts(graph: fx.Graph, device: torch.device, claiming: Claiming) -> tuple[list[Part], list[Left], dict[fx.Node, str]]:
     """All regions on a device as Programs. Finding starts over without each node that has no place in one."""
     blocked: dict[fx.Node, str] = {}
+    known: dict[Region, Part] = {}
     for _ in range(MOST_ROUNDS):
         regions = find_regions(graph, device, blocked, claiming.max_autotune)
         parts: list[Part] = []
@@ -173,7 +197,9 @@ def _parts(graph: fx.Graph, device: torch.device, claiming: Claiming) -> tuple[l
         before = frozenset(blocked)
         for region in regions:
             try:
-                parts.append(lowered(graph, region))
+                if region not in known:
+                    known[region] = lowered(graph, region)
+                parts.append(known[region])
             except Blocked as refusal:
                 if refusal.node in before:  # it is needed where it stands: the region goes, not the node
                     failures.append(_left(region.reductions, str(refusal.error)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,9 +28,13 @@ class Rewriter:
         self._old = set(graph.nodes)
 
     def replace(self, part: Part, functional: bool = False) -> fx.Node:
-        """Call the region op where the last node of a region was; its results take the places of the region's outputs."""
+        """Call the region op where the last node of a region was; its results take the places of the region's outputs.
+
+        Where that cannot be done, the graph is left as it was.
+        """
         hand = _Hand(self.graph, part, tuple(self._moved.get(node, node) for node in part.inputs))
-        call, results = hand.functional() if functional else hand.filling()
+        with hand.all_or_nothing():
+            call, results = hand.functional() if functional else hand.filling()
         for old, new in zip(part.outputs, results, strict=True):
             new.meta = dict(old.meta)
             old.replace_all_uses_with(new)
@@ -41,8 +46,9 @@ class Rewriter:
         """Let output k be written to the memory of the input `taken[k]`, where that is not None, and not to fresh memory."""
         empties = list(call.kwargs["_all_bases"])  # type: ignore[arg-type]
         hand = _Hand(self.graph, part, tuple(call.kwargs["ins"]), before=call)  # type: ignore[arg-type]
-        bases = [hand.shaped(node, out.meta["val"]) if node is not None else empty
-                 for node, out, empty in zip(taken, part.outputs, empties, strict=True)]
+        with hand.all_or_nothing():
+            bases = [hand.shaped(node, out.meta["val"]) if node is not None else empty
+                     for node, out, empty in zip(taken, part.outputs, empties, strict=True)]
         call.kwargs = {**call.kwargs, "_all_bases": bases}
         for k, (node, empty) in enumerate(zip(taken, empties, strict=True)):
             if node is not None:
@@ -75,13 +81,67 @@ class Rewriter:
         arrange(self.graph)
 
 
+def entangled(graph: fx.Graph, parts: Sequence[Part]) -> frozenset[int]:
+    """Positions of the parts that must be left out, or some region would come both before and after one of its users."""
+    out: set[int] = set()
+    while (circle := _first_circular(graph, {k: part for k, part in enumerate(parts) if k not in out})) is not None:
+        out.add(circle)
+    return frozenset(out)
+
+
+def _first_circular(graph: fx.Graph, parts: Mapping[int, Part]) -> int | None:
+    """The first part whose inputs follow from its outputs, once each part is one call."""
+    maker = {node: k for k, part in parts.items() for node in part.outputs}
+    needs: dict[fx.Node | int, set[fx.Node | int]] = {node: {maker.get(n, n) for n in node.all_input_nodes} for node in graph.nodes}
+    needs |= {k: {maker.get(n, n) for n in part.inputs} for k, part in parts.items()}
+    users: dict[fx.Node | int, list[fx.Node | int]] = {}
+    for each, needed in needs.items():
+        for one in needed:
+            users.setdefault(one, []).append(each)
+    ready = [each for each, needed in needs.items() if not needed]
+    for each in ready:  # grows
+        for user in users.get(each, ()):
+            needs[user].discard(each)
+            if not needs[user]:
+                ready.append(user)
+    return next((k for k in sorted(parts) if _follows_itself(k, needs)), None)
+
+
+def _follows_itself(each: fx.Node | int, needs: Mapping[fx.Node | int, set[fx.Node | int]]) -> bool:
+    seen, waiting = set[fx.Node | int](), [*needs[each]]
+    for one in waiting:  # grows
+        if one not in seen:
+            seen.add(one)
+            waiting += needs[one]
+    return each in seen
+
+
 class _Hand:
     """Adds nodes one after the other behind a region, each with the value it stands for."""
 
     def __init__(self, graph: fx.Graph, part: Part, inputs: tuple[fx.Node, ...], before: fx.Node | None = None) -> None:
         self.graph, self.part, self.inputs = graph, part, inputs
-        self.last: fx.Node = before.prev if before is not None else part.region.nodes[-1]
+        self.first: fx.Node = before.prev if before is not None else part.region.nodes[-1]  # nodes are added behind it
+        self.last = self.first
         self.trace = (before or self.last).stack_trace or ""
+        self._sizes: dict[str, fx.Node] = {}  # by torch's text
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Take back what was added if not everything could be."""
+        try:
+            yield
+        except Exception:
+            for node in reversed(self._added()):
+                self.graph.erase_node(node)
+            raise
+
+    def _added(self) -> list[fx.Node]:
+        found, node = [], self.first
+        while node is not self.last:
+            node = node.next
+            found.append(node)
+        return found
 
     def filling(self) -> tuple[fx.Node, list[fx.Node]]:
         """Empty tensors filled by an auto-functionalised op, so that Inductor plans their memory."""
@@ -118,39 +178,40 @@ class _Hand:
         return self.add(torch.ops.aten.view.default, (node, shape), {}, own.view(val.shape))
 
     def extent(self, size: Any) -> fx.Node | int:
-        """A node for a (symbolic) size; a product of known sizes is multiplied out."""
-        if isinstance(size, int):
-            return size
-        found = self._find(compat.size_expression(size))
-        if found is not None:
-            return found
-        factors = compat.size_factors(size)
-        if factors is None:
-            raise RewriteFailed(detail=f"no value of the graph is the size {size}")
-        product: fx.Node | int = factors[0]
-        for name in factors[1]:
-            one = self.size(name)
-            val = _value(product) * _value(one)
-            product = self.add(operator.mul, (product, one), {}, val) if _value(product) != 1 else one
-        return product
+        """A node for a (symbolic) size."""
+        return size if isinstance(size, int) else self.size(size.node.expr)
 
-    def size(self, expression: str) -> fx.Node:
-        """A node that gives a size by torch's text for it."""
-        found = self._find(expression)
-        if found is None:
+    def size(self, expression: Any) -> fx.Node:
+        """A node for torch's expression of a size: one that the graph has, or arithmetic on those of its symbols."""
+        text = str(expression)
+        if text not in self._sizes:
+            self._sizes[text] = self._find(text) or self._computed(expression)
+        return self._sizes[text]
+
+    def _computed(self, expression: Any) -> fx.Node:
+        if expression.is_Symbol:
             raise RewriteFailed(detail=f"no value of the graph is the size {expression}")
-        return found
+        known = {str(symbol): self.size(symbol) for symbol in sorted(expression.free_symbols, key=str)}
+        end = self.last.next
+        try:
+            with self.graph.inserting_before(end):
+                made: fx.Node = compat.size_in_graph(self.graph, expression, known.__getitem__)
+        except NotImplementedError as error:
+            raise RewriteFailed(detail=f"torch has no nodes for a size ({error})") from error
+        finally:
+            self.last = end.prev
+        return made
 
     def _find(self, expression: str) -> fx.Node | None:
-        """An input of the graph that is this size, or a dim of a tensor the region reads."""
-        for node in self.graph.nodes:
-            if node.op != "placeholder":
-                break
+        """An input of the graph that is this size, or a dim of a tensor that the region or the graph is given."""
+        given = self.graph.find_nodes(op="placeholder")
+        for node in given:
             val = node.meta.get("val")
             if isinstance(val, torch.SymInt) and compat.size_expression(val) == expression:
                 return node
-        for tensor in self.inputs:
-            for dim, size in enumerate(tensor.meta["val"].shape):
+        for tensor in (*self.inputs, *given):
+            val = tensor.meta.get("val")
+            for dim, size in enumerate(val.shape if isinstance(val, torch.Tensor) else ()):
                 if compat.size_expression(size) == expression:
                     return self.add(torch.ops.aten.sym_size.int, (tensor, dim), {}, size)
         return None
@@ -164,6 +225,3 @@ class _Hand:
         self.last = node
         return node
 
-
-def _value(size: fx.Node | int) -> Any:
-    return size if isinstance(size, int) else size.meta["val"]

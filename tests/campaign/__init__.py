@@ -1,1 +1,1 @@
-"""Randomized campaigns that look for wrong answers, uncoded errors and hangs; each module is one, as `python -m tests.campaign.graphs`."""
+"""Randomized campaigns that find wrong answers, uncoded errors, hangs. Each module is one: `python -m tests.campaign.graphs`."""

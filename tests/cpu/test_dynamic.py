@@ -1,0 +1,332 @@
+"""Symbolic sizes of all kinds: halves, shifts, quotients, sizes of convolutions. Regions are claimed, and right at every size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+import onepass
+from onepass import compat
+from onepass.capture import align, lower
+from onepass.capture.axes import Atoms, Inexpressible, cut, segments
+from onepass.capture.draft import Draft
+from onepass.errors import CaptureTooLong, RewriteFailed, UnsupportedOp
+from onepass.integration import claim, journal, rewrite
+from onepass.ir.size import sym
+
+CHECKED = {"interpret": True, "rest": "eager", "by_cost": False, "verify": 16, "on_error": "raise"}
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@pytest.fixture(autouse=True)
+def fresh(nothing_compiled: None) -> Iterator[None]:
+    yield
+    onepass.disable()
+
+
+def norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],))
+
+
+def glu(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return norm(F.silu(a) * b)
+
+
+def guidance(x: Tensor) -> Tensor:
+    u, c = x.chunk(2)
+    g = u + 7.5 * (c - u)
+    return g * (c.std((1, 2), keepdim=True) / g.std((1, 2), keepdim=True))
+
+
+def thirds(x: Tensor) -> Tensor:
+    a, b, c = x.split(x.shape[0] // 3)
+    return norm(a + b * c)
+
+
+def uneven(x: Tensor) -> Any:
+    a, b = x.split([x.shape[0] // 2, x.shape[0] - x.shape[0] // 2])
+    return norm(a), norm(b)
+
+
+def shifted(x: Tensor) -> Any:
+    return norm(x[:, 1:] - x[:, :-1]), norm(x).flatten(0, 1), (x[:, 1:] * x[:, :-1]).mean((0, 1))
+
+
+def next_token(x: Tensor) -> Tensor:
+    labels = torch.zeros(x.shape[0] * (x.shape[1] - 1), dtype=torch.long)
+    return F.cross_entropy(x[:, :-1].flatten(0, 1), labels)
+
+
+def ends(x: Tensor) -> Any:
+    half = x.shape[1] // 2
+    return norm(x[:, -1]), norm(x[:, -half:]), norm(x[:, -3:]), norm(x[:, x.shape[1] - 4:])
+
+
+def clamped(x: Tensor) -> Any:
+    rows = x.shape[1]
+    return norm(x[:, :min(rows - 1, 5)]), norm(x[:, max(rows - 5, 0):]), norm(x[:, : rows - rows % 3])
+
+
+def pairs(x: Tensor) -> Any:
+    b, s, d = x.shape
+    y = x.view(b, s // 2, 2, d)
+    return norm(y.mean(2)), norm(y).view(b, s, d) + x, norm(x.reshape(b * (s // 2), 2, d)).sum(1)
+
+
+def nested_pairs(x: Tensor) -> Tensor:
+    b, s, d = x.shape
+    return norm(x.view(b, s // 2, 2, d).view(b, s // 4, 4, d)).sum(2)
+
+
+def interleaved(x: Tensor) -> Tensor:
+    return norm(torch.stack([x[:, 0::2], x[:, 1::2]], -1).flatten(-2))
+
+
+def windows(x: Tensor) -> Tensor:
+    b, h, w, c = x.shape
+    return norm(x.view(b, h // 2, 2, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 8, c)).mean(1)
+
+
+def convolved(x: Tensor) -> Tensor:
+    return norm(F.conv1d(x, torch.ones(4, 3, 3), stride=2, padding=1))
+
+
+def transposed(x: Tensor) -> Any:
+    return norm(x + x.t()), norm(x[1:, 1:] + x[:-1, :-1].t())
+
+
+def squared(x: Tensor) -> Tensor:
+    rows = x.shape[0]
+    return norm(x.new_ones(rows * rows, 16).view(rows, rows, 16) * x)
+
+
+CASES: tuple[tuple[Callable[..., Any], Shapes], ...] = (
+    (glu, ((3, 32), (5, 48))),
+    (guidance, ((6, 4, 8), (8, 5, 16))),
+    (thirds, ((6, 16), (12, 16))),
+    (uneven, ((7, 16), (10, 16))),
+    (shifted, ((3, 8, 16), (2, 9, 32), (2, 2, 16))),
+    (next_token, ((2, 9, 16), (3, 12, 24))),
+    (ends, ((3, 9, 16), (2, 10, 24))),
+    (clamped, ((2, 9, 16), (3, 6, 16))),
+    (pairs, ((3, 8, 16), (2, 10, 32))),
+    (nested_pairs, ((3, 12, 16), (2, 8, 16))),
+    (interleaved, ((3, 8, 6), (5, 10, 7))),
+    (windows, ((2, 10, 12, 16), (3, 8, 16, 16))),
+    (convolved, ((2, 3, 33), (3, 3, 40))),
+    (transposed, ((16, 16), (24, 24))),
+    (squared, ((4, 16), (5, 16))),
+)
+
+
+@pytest.mark.parametrize(("function", "shapes"), [pytest.param(*case, id=case[0].__name__) for case in CASES])
+def test_symbolic_sizes(function: Callable[..., Any], shapes: Shapes) -> None:
+    run = torch.compile(function, backend=onepass.backend, dynamic=True, options=CHECKED)
+    for seed, shape in enumerate(shapes):
+        torch.manual_seed(seed)
+        x = torch.randn(shape)
+        torch.testing.assert_close(run(x), function(x), atol=1e-4, rtol=1e-4)
+    graphs = journal.snapshot().graphs
+    assert graphs and all(graph.regions for graph in graphs) and not any(graph.error or graph.left for graph in graphs)
+    assert not journal.snapshot().fallbacks
+
+
+@pytest.mark.parametrize("function", [glu, next_token, nested_pairs], ids=lambda f: f.__name__)
+def test_gradients_under_symbolic_sizes(function: Callable[..., Any]) -> None:
+    run = torch.compile(function, backend=onepass.backend, dynamic=True, options=CHECKED)
+    shapes = next(shapes for f, shapes in CASES if f is function)
+    for shape in shapes[:2]:
+        x = torch.randn(shape, requires_grad=True)
+        mine, eager = (torch.autograd.grad(_total(f(x)), x) for f in (run, function))
+        torch.testing.assert_close(mine, eager, atol=1e-3, rtol=1e-3)
+    assert all(graph.regions for graph in journal.snapshot().graphs)
+
+
+def _total(results: Any) -> Tensor:
+    return sum(((r * r).sum() for r in (results if isinstance(results, tuple) else (results,))), torch.zeros(()))
+
+
+def test_sizes_that_become_one_and_zero() -> None:
+    """The graph that was compiled first serves them all, or torch makes another; either is right."""
+    def tail(x: Tensor) -> Any:
+        return norm(x[:, 2:]), x[:, 2:].sum(1)
+
+    run = torch.compile(tail, backend=onepass.backend, dynamic=True, options={**CHECKED, "verify": 0})
+    for rows in (8, 3, 2, 5):
+        x = torch.randn(3, rows, 16)
+        torch.testing.assert_close(run(x), tail(x), atol=1e-4, rtol=1e-4)
+
+
+def test_strides_of_a_tensor_of_symbolic_size_follow_its_sizes() -> None:
+    """torch writes them with Max(1, s); as a symbol of its own, that would keep neighbouring dims from being walked as one."""
+    run = torch.compile(lambda x: norm(x[:, 1:] * 2.0), backend=onepass.backend, dynamic=True, options=CHECKED)
+    run(torch.randn(3, 8, 16))
+    (region,) = journal.snapshot().graphs[-1].regions
+    (out,) = (b for b in region.program.buffers if b.role == "output")
+    assert out.strides[0] == align.product([out.shape[1], *out.shape[2:]])
+
+
+def test_a_size_that_a_view_names_is_known() -> None:
+    """Though torch writes the 2 of its result as s // (s // 2)."""
+    run = torch.compile(lambda x: norm(x.view(x.shape[0] // 2, 2, x.shape[1])), backend=onepass.backend, dynamic=True,
+                        options=CHECKED)
+    run(torch.randn(6, 16))
+    (region,) = journal.snapshot().graphs[-1].regions
+    assert 2 in [axis.extent for axis in region.program.axes]
+
+
+# ---- sizes of meeting dims ---------------------------------------------------------------------------------------------------
+
+
+def test_runs_between_equal_ends_have_equal_products() -> None:
+    s, half = sym("s"), sym("e")
+    found = [(g.left, g.right) for g in segments((4, s, 16), (4, half, 2, 16))]
+    assert found == [((0, 1), (0, 1)), ((1, 2), (1, 3)), ((2, 3), (3, 4))]
+    assert [(g.left, g.right) for g in segments((s,), (half, 2))] == [((0, 1), (0, 2))]
+
+
+def test_a_cut_that_does_not_come_out_even_is_inexpressible() -> None:
+    with pytest.raises(Inexpressible):
+        cut(("a", "b"), (2, 3), (4,))
+    atoms = Atoms()
+    with pytest.raises(Inexpressible):
+        atoms.split((atoms.fresh(6),), (4, 2))
+
+
+def test_dims_of_different_symbols_that_meet_become_one() -> None:
+    draft = Draft()
+    one, two = (draft.tensor(draft.index(dim), (dim,)) for dim in (draft.atoms.dim(sym("a")), draft.atoms.dim(sym("b"))))
+    _, (dim,) = align.broadcast(draft, [one, two])
+    assert draft.dims(one) == draft.dims(two) == (draft.atoms.resolve(dim),)
+
+
+def test_lining_up_dims_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a step of it does."""
+    monkeypatch.setattr(align, "_closer", lambda draft, tensor, position, onto: tensor)
+    draft = Draft()
+    tensors = [draft.tensor(draft.index(dim), (dim,)) for dim in (draft.atoms.dim(6), draft.atoms.dim(sym("b")))]
+    with pytest.raises(CaptureTooLong, match="ONEPASS-125"):
+        align.broadcast(draft, tensors)
+
+
+# ---- sizes as nodes ----------------------------------------------------------------------------------------------------------
+
+
+SIZES: tuple[Callable[[Any], Any], ...] = (
+    lambda s: s - 1, lambda s: 16 * s + 48, lambda s: (s - 1) // 2 + 1, lambda s: s % 5, lambda s: -(-s // 4),
+    lambda s: torch.sym_max(s - 9, 3), lambda s: torch.sym_min(s, 7) * 2, lambda s: s * s + s, lambda s: s**3,
+    lambda s: (s // 3) % 4,
+)
+
+
+@pytest.mark.parametrize("k", range(len(SIZES)))
+def test_any_size_can_be_a_node(k: int) -> None:
+    """torch's expression of a size, computed by a graph, is that size."""
+    mode = compat.fake_mode()
+    s = compat.fake_symbol(mode, 12)
+    graph = fx.Graph()
+    given = graph.placeholder("s")
+    given.meta["val"] = s
+    made = compat.size_in_graph(graph, SIZES[k](s).node.expr, {str(s.node.expr): given}.__getitem__)
+    assert isinstance(made.meta["val"], torch.SymInt)
+    graph.output(made)
+    run = fx.GraphModule(torch.nn.Module(), graph)
+    assert [run(n) for n in (2, 12, 37)] == [SIZES[k](n) for n in (2, 12, 37)]
+
+
+def test_factors_of_a_size() -> None:
+    mode = compat.fake_mode()
+    s, t = compat.fake_symbol(mode, 12), compat.fake_symbol(mode, 5)
+
+    def told(size: Any, nonempty: bool = False) -> Any:
+        coefficient, factors = compat.factored_size(size, nonempty) or (0, ())
+        return coefficient, sorted(f.hint for f in factors)
+
+    assert told(7) == (7, [])
+    assert told(4 * s * t) == (4, [5, 12])
+    assert told(32 * s - 32) == (32, [11])
+    assert told(s * t - t) == (1, [5, 11])
+    assert told((s - 20) * (t - 7)) == (1, [16])  # apart, the factors would be negative
+    assert told(16 * torch.sym_max(s - 1, 1), nonempty=True) == (16, [11])
+    assert told(16 * torch.sym_max(s - 1, 1)) == (16, [11])
+    bases = [str(f) for f in (compat.factored_size(16 * torch.sym_max(s - 1, 1), nonempty=True) or (0, ()))[1]]
+    assert len(bases) == 1 and "Max" not in bases[0]
+
+
+# ---- a region that cannot be put into its graph ------------------------------------------------------------------------------
+
+
+def left_behind() -> None:
+    pytest.fail("a node that was made before the rewriting failed is still there")
+
+
+def two_norms(x: Tensor, y: Tensor) -> Any:
+    return norm(x[:, 1:] - x[:, :-1]), norm(y)
+
+
+def test_a_size_without_nodes_costs_one_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(graph: fx.Graph, expression: Any, known: Any) -> Any:
+        graph.call_function(left_behind, ())
+        raise NotImplementedError(str(expression))
+
+    monkeypatch.setattr(compat, "size_in_graph", fails)
+    run = torch.compile(two_norms, backend=onepass.backend, dynamic=True, options={**CHECKED, "on_error": "warn"})
+    x, y = torch.randn(2, 12, 16), torch.randn(9, 16)
+    with pytest.warns(onepass.errors.OnepassWarning, match=r"ONEPASS-701.*could not be rewritten.*ONEPASS-708"):
+        results = run(x, y)
+    torch.testing.assert_close(results, two_norms(x, y), atol=1e-4, rtol=1e-4)
+    (graph,) = journal.snapshot().graphs
+    assert len(graph.regions) == 1 and len(graph.left) == 1 and graph.error is None
+
+
+def test_an_error_in_rewriting_is_raised_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: rewrite.Rewriter, part: Any, functional: bool = False) -> fx.Node:
+        raise RewriteFailed(detail="because")
+
+    monkeypatch.setattr(rewrite.Rewriter, "replace", fails)
+    with pytest.raises(Exception, match="ONEPASS-708"):
+        torch.compile(two_norms, backend=onepass.backend, options=CHECKED)(torch.randn(2, 12, 16), torch.randn(9, 16))
+
+
+class Piece:
+    """What `entangled` looks at of a part."""
+
+    def __init__(self, inputs: tuple[fx.Node, ...], outputs: tuple[fx.Node, ...]) -> None:
+        self.inputs, self.outputs = inputs, outputs
+
+
+def test_regions_in_a_circle_lose_one() -> None:
+    """x -> a, b; c needs a and b; regions {a, c} and {b, d}, where d needs a: each would have to run before the other."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    a, b = (graph.call_function(torch.neg, (x,)) for _ in range(2))
+    c, d = graph.call_function(torch.add, (a, b)), graph.call_function(torch.add, (b, a))
+    after = graph.call_function(torch.neg, (c,))
+    graph.output((c, d, after))
+    first, second, third = Piece((x, b), (a, c)), Piece((x, a), (b, d)), Piece((c,), (after,))
+    assert rewrite.entangled(graph, [first, third]) == frozenset()  # type: ignore[list-item]
+    assert rewrite.entangled(graph, [third, first, second]) == {1}  # type: ignore[list-item]
+
+
+def test_a_region_is_lowered_once_however_often_regions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that has no place in a Program starts the search over; regions elsewhere in the graph do not change."""
+    seen: list[str] = []
+    lowered = claim.lowered
+
+    def counted(graph: fx.Graph, region: Any) -> Any:
+        seen.append(str([n.name for n in region.nodes]))
+        for node in region.nodes:
+            if "sin" in node.name:
+                raise lower.Blocked(node, UnsupportedOp(op="sin", where="here"))
+        return lowered(graph, region)
+
+    monkeypatch.setattr(claim, "lowered", counted)
+    run = torch.compile(lambda x, y: (norm(norm(x).sin()), norm(y)), backend=onepass.backend, options=CHECKED)
+    run(torch.randn(6, 16), torch.randn(9, 32))
+    assert len(seen) == len(set(seen)) > 2
