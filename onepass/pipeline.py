@@ -31,10 +31,11 @@ from .ir.size import Bindings
 from .ir.verify import verify
 from .knobs import knobs
 from .plan.cost import cost, traffic
-from .plan.partition import plan, runs_at_once
+from .plan.partition import plan
 from .plan.plan import ANY_WEIGHT, KernelPlan, Learned, Plan
 from .plan.resources import ctas_per_sm
 from .plan.schedule import Block, Schedule
+from .plan.scoring import runs_at_once
 from .runtime.binary import Binary
 from .runtime.compiled import Compiled, Rejected
 from .stages import stage

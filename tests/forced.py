@@ -18,10 +18,11 @@ from onepass.pipeline import Compiled, generate, optimise, specialise
 from onepass.plan.cost import cost, traffic
 from onepass.plan.kernel import Kernel, memory_order
 from onepass.plan.legality import Family, Illegal, families, space_of
-from onepass.plan.partition import _scored, forms, with_join
+from onepass.plan.partition import with_join
 from onepass.plan.plan import KernelPlan, Plan
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Cover, Schedule
+from onepass.plan.scoring import _scored, forms
 from onepass.runtime.executable import assemble
 
 H200 = device("h200")

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ..errors import CaptureTooLong
+from ..ir.budget import Budget
 from ..ir.expr import BOOL, F32, I64, OPS, DType, result_dtype
 from ..ir.monoid import MONOIDS
 from ..ir.program import (
@@ -33,6 +35,8 @@ from ..ir.program import (
 from ..ir.size import Size, mul, product
 from .axes import Atoms, Dim, Dims
 
+DRAFTING = Budget("Writing out a Program (one step a node)", CaptureTooLong, most=8192)
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -51,6 +55,7 @@ class Draft:
         self._builder = Builder()
         self._dtypes: list[DType] = []
         self._free: list[frozenset[str]] = []
+        self._steps = DRAFTING.steps()
 
     @property
     def nodes(self) -> list[Node]:
@@ -117,6 +122,7 @@ class Draft:
         """The position of a node, new or already there."""
         position = self._builder.add(node if node.src else replace(node, src=self.src))
         if position == len(self._dtypes):
+            self._steps.take()
             self._dtypes.append(dtype)
             self._free.append(self._free_of(node))
         return position

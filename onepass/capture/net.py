@@ -23,6 +23,9 @@ class Net:
         self.at = {n: i for i, n in enumerate(self.nodes)}
         self.epilogues = epilogues
         self._seen: dict[fx.Node, tuple[int, ...]] = {}
+        for node in graph.nodes:  # in order, so that a chain of views is not followed node by node
+            if self.kind[node] is Kind.LIGHT:
+                self._seen[node] = self._through(node.all_input_nodes)
         self.bases = [self._through(n.all_input_nodes) for n in self.nodes]
         self.after: list[list[int]] = [[] for _ in self.nodes]
         for user, bases in enumerate(self.bases):
@@ -39,8 +42,6 @@ class Net:
             if self.kind[source] is not Kind.LIGHT:
                 found[self.at[source]] = None
                 continue
-            if source not in self._seen:
-                self._seen[source] = self._through(source.all_input_nodes)
             found |= dict.fromkeys(self._seen[source])
         return tuple(found)
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ..ir.expr import BOOL, I32, I64, DType, compute_dtype
+from ..ir.program import Reduce, operands
 from ..ir.size import Size, Sym
 from .axes import Dim, Dims
 from .call import Call, Handler, positive, rows, shaping
@@ -13,6 +14,8 @@ from .draft import Draft, Tensor
 from .substitute import Affine, Inexpressible, substitute
 
 HANDFUL = 8  # elements that a reduction folds at least; fewer are arithmetic
+# What is written again for each of them at most, in all: beyond, they are reduced, or sums of sums would grow without end.
+MOST_NODES, MOST_REDUCTIONS = 512, 32
 _ONE_BY_ONE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
@@ -53,7 +56,7 @@ class _Folding:
 
     def fold(self, monoid: str, *args: int) -> tuple[int, ...]:
         """Fold values; a handful of rows is combined one by one, which leaves columns alone and needs no reduction."""
-        if monoid in _ONE_BY_ONE and self.is_handful:
+        if monoid in _ONE_BY_ONE and self.is_handful and self._is_short(args[0]):
             try:
                 return (self._one_by_one(_ONE_BY_ONE[monoid], args[0]),)
             except Inexpressible:  # what is folded was itself reduced, or looked up, along these rows
@@ -65,6 +68,18 @@ class _Folding:
         """Whether few elements fold, and not neighbours in memory: those are read together anyway."""
         stride = self.call.takes.stride(self.folded[0]) if len(self.folded) == 1 else 1
         return isinstance(self.count, int) and 1 < self.count < HANDFUL and not (isinstance(stride, int) and stride == 1)
+
+    def _is_short(self, value: int) -> bool:
+        """Whether little is written again if each element is computed apart: what differs between the elements."""
+        assert isinstance(self.count, int)
+        draft, over = self.draft, set(self.over)
+        found, waiting = {value}, [value]
+        while waiting:
+            fresh = [o for o in operands(draft.nodes[waiting.pop()]) if o not in found and not over.isdisjoint(draft.free(o))]
+            found.update(fresh)
+            waiting += fresh
+        reductions = sum(isinstance(draft.nodes[at], Reduce) for at in found)
+        return self.count * len(found) <= MOST_NODES and self.count * reductions <= MOST_REDUCTIONS
 
     def _one_by_one(self, op: str, value: int) -> int:
         assert isinstance(self.count, int)

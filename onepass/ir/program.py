@@ -276,12 +276,14 @@ def with_operands(node: Node, new: "dict[int, int] | list[int] | tuple[int, ...]
     match node:
         case Load(gathers=gathers) if gathers:
             return replace(node, gathers=tuple(replace(g, index=new[g.index]) for g in gathers))
-        case Op(args=args) | Reduce(args=args):
-            return replace(node, args=tuple(new[a] for a in args))
-        case Result(reduce=reduce):
-            return replace(node, reduce=new[reduce])
-        case Store(value=stored):
-            return replace(node, value=new[stored])
+        case Op(name, args, dtype, src):  # written out: this is most of planning, and replace() takes longer
+            return Op(name, tuple([new[a] for a in args]), dtype, src)
+        case Reduce(monoid, args, axes, src):
+            return Reduce(monoid, tuple([new[a] for a in args]), axes, src)
+        case Result(reduce, k, src):
+            return Result(new[reduce], k, src)
+        case Store(buffer, stored, strides, offset, src):
+            return Store(buffer, new[stored], strides, offset, src)
         case _:
             return node
 

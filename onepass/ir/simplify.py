@@ -10,14 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
 
+from ..errors import SimplifyTooLong
+from .budget import Budget
 from .expr import BOOL, F32, I32, OPS, DType, result_dtype
 from .monoid import MONOIDS, Algebra, State, Value
 from .program import Builder, Const, Index, Load, Node, Op, Program, Reduce, Result, Store, operands, prune, with_operands
 from .size import Size
+
+REWRITING = Budget("Rewriting a Program by rules", SimplifyTooLong, most=256, each=16)  # and so many for every node
 
 
 def simplify(program: Program) -> Program:
@@ -42,6 +47,8 @@ def two_pass(program: Program, over: frozenset[str] | None = None) -> Program:
 def online_softmax(program: Program) -> Program:
     """m = max(x), s = sum(exp(x - m)) over the same axes -> m, s = logsumexp(x): one pass, for rows that are looped over."""
     tops = dict(_softmax_pairs(program))
+    if not tops:
+        return prune(program)
     builder, new = Builder(), dict[int, int]()
     for i, node in enumerate(program.nodes):
         if i in tops:
@@ -86,6 +93,7 @@ class Draft:
         self.stored: set[int] = set()  # values that go to memory as they are
         self._builder = Builder()
         self._dims: list[frozenset[str]] = []
+        self._steps = REWRITING.steps(len(program.nodes))
 
     @property
     def nodes(self) -> list[Node]:
@@ -98,14 +106,20 @@ class Draft:
 
     def add(self, node: Node) -> int:
         """The position of `node` or of what the rules make of it."""
-        for rule in self.rules:
-            better = rule(self, node)
-            if better is not None:
-                return better if isinstance(better, int) else self.add(better)
+        better = self._bettered(node)
+        while better is not None:
+            if isinstance(better, int):
+                return better
+            self._steps.take()
+            node, better = better, self._bettered(better)
         at = self._builder.add(node)
         if at == len(self._dims):
             self._dims.append(self._varies(node))
         return at
+
+    def _bettered(self, node: Node) -> Node | int | None:
+        """What the first rule that has an answer makes of a node."""
+        return next((better for rule in self.rules if (better := rule(self, node)) is not None), None)
 
     def _varies(self, node: Node) -> frozenset[str]:
         own = frozenset[str]().union(*(self._dims[o] for o in operands(node)))
@@ -256,7 +270,7 @@ def by_reciprocal(draft: Draft, node: Node) -> int | None:
             if not draft.reads_narrow and not (c and math.frexp(c)[0] in (0.5, -0.5)):
                 return None
             if c and 2.0**-100 <= abs(c) <= 2.0**100:
-                inverse = Const(_computed("reciprocal", [Const(c, F32)], F32), F32, src=src)
+                inverse = Const(_computed("reciprocal", (Const(c, F32),), F32), F32, src=src)
                 return draft.add(Op("mul", (x, draft.add(inverse)), F32, src))
             if _is_softmax_sum(draft, by):
                 return draft.add(Op("mul", (x, draft.add(Op("reciprocal", (by,), F32, src))), F32, src))
@@ -279,14 +293,15 @@ def fold_constants(draft: Draft, node: Node) -> Node | None:
     """op(constants) -> the constant it gives, rounded to its type"""
     match node:
         case Op(name=name, args=args, dtype=dtype) if not dtype.is_narrow_float:
-            consts = [c for c in (draft.nodes[a] for a in args) if isinstance(c, Const) and c.scale == 1]
+            consts = tuple(c for c in (draft.nodes[a] for a in args) if isinstance(c, Const) and c.scale == 1)
             undefined = name in ("rem", "floordiv") and consts and consts[-1].value == 0
             if len(consts) == len(args) and not undefined:
                 return Const(_computed(name, consts, dtype), dtype, src=node.src)
     return None
 
 
-def _computed(name: str, consts: list[Const], dtype: DType) -> float | int | bool:
+@lru_cache(maxsize=4096)
+def _computed(name: str, consts: tuple[Const, ...], dtype: DType) -> float | int | bool:
     """The op carried out in float64 (integers in their own type) and rounded once."""
     args = [torch.tensor(c.value, dtype=torch.float64 if c.dtype.is_float else c.dtype.torch) for c in consts]
     number = OPS[name].reference(*args).to(dtype.torch).item()
@@ -320,6 +335,8 @@ def _hit_and_constant(draft: Draft, summed: int, axes: tuple[str, ...], src: str
 
 def _hit_total(draft: Draft, picked: int, axes: tuple[str, ...], src: str) -> int | None:
     """The sum of where(index == t, a, 0), or of that times a value that does not vary."""
+    if not draft.varies(picked, axes):  # no index is in it, so of two factors at most one is looked into
+        return None
     if where := draft.op(picked, "where"):
         hit, a, zero = where.args
         t = _compared_to_index(draft, hit, axes)

@@ -12,9 +12,10 @@ from ..device import Device
 from ..ir.program import Program
 from ..ir.size import Bindings
 from ..stages import stage
-from .partition import Scored, Search
+from .partition import Search
 from .plan import Lessons, Plan
 from .schedule import Block, Cover, Loop, Schedule
+from .scoring import Scored
 
 WORST = 2.0  # times the default's predicted time: what is predicted slower still is not worth compiling
 

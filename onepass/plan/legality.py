@@ -29,6 +29,7 @@ class Reason(Enum):
     """Why a merge was refused."""
 
     AXES = "the reductions do not fold the same rows or columns"
+    WALKS = "no value varies over all the axes together, so each would be computed again for every position of the others"
     ORDER = "a result that needs all rows is used on the data again, and the data also needs whole rows at once"
     CYCLE = "another kernel would have to run between the two halves"
     SLOWER = "one kernel is predicted to be slower than two"
@@ -57,6 +58,8 @@ class Illegal:
 def space_of(program: Program, bindings: Bindings) -> Space | Illegal:
     """Group a sub-Program's axes so that every reduction folds rows, columns, both, or blocks of columns."""
     everything = frozenset(a.name for a in program.axes if a.name != PART or _folds_part(program))
+    if not _is_walked_together(program, everything):
+        return Illegal(Reason.WALKS, f"nothing varies over all of {_list([everything])}")
     order = memory_order(program, bindings)
     sets = {frozenset(n.axes) for n in program.nodes if isinstance(n, Reduce)}
     near = contiguous_axis(program, bindings)
@@ -79,6 +82,13 @@ def space_of(program: Program, bindings: Bindings) -> Space | Illegal:
         cols = frozenset({near}) if near is not None else frozenset()
         rows = everything - cols
     return _checked(sets, everything, rows, cols, order)
+
+
+def _is_walked_together(program: Program, everything: frozenset[str]) -> bool:
+    """Does some value, or what a reduction folds into one, vary over every axis? Else the space is a product of walks that have
+    nothing to do with each other, and has far more points than any of them."""
+    domains = (program.dims[i] | frozenset(n.axes if isinstance(n, Reduce) else ()) for i, n in enumerate(program.nodes))
+    return any(domain >= everything for domain in domains)
 
 
 def _folds_part(program: Program) -> bool:

@@ -1,8 +1,8 @@
 """Program -> Plan: which results share a kernel, by predicted time alone.
 
 Every reduction and every store starts as a kernel of its own. The pair whose merge gains most is merged, until no merge
-gains. There are no caps on reads, no ratios of rows to columns, and splitting a reduction is just another schedule that
-competes. Every merge that was looked at and not made is kept as a Refusal with both costs.
+gains; of very many results, every pair that gains. There are no caps on reads, no ratios of rows to columns, and splitting a
+reduction is just another schedule that competes. Every merge that was looked at and not made is kept as a Refusal with both costs.
 """
 
 from __future__ import annotations
@@ -11,39 +11,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
+from typing import TypeAlias
 
 from ..device import Device
-from ..errors import NoPlan
+from ..errors import NoOrder, NoPlan, PlanTooLong
+from ..ir.budget import Budget
 from ..ir.program import Load, Program, Reduce, Result, Store, operands
-from ..ir.simplify import online_softmax, two_pass
 from ..ir.size import Bindings
 from ..stages import stage
-from .candidates import schedules
-from .cost import PER_PART, PER_TILED_PART, RAMP, Traffic, another, cost, join_cost, last_block_cost, lower_bound, traffic
+from .cost import RAMP, another, last_block_cost, lower_bound, traffic
 from .footprint import buffer_bytes
 from .kernel import Kernel, Space, memory_order
-from .legality import Family, Illegal, Reason, Refusal, check_types, families, space_of
-from .plan import ANY_WEIGHT, KernelPlan, Lessons, Plan
-from .resources import demand, estimate
-from .schedule import Block, Cover, Loop, Schedule
+from .legality import Illegal, Reason, Refusal, check_types
+from .plan import KernelPlan, Lessons, Plan
+from .schedule import Loop
+from .scoring import Scored, score, scores
 from .split import Cut, halves
 
 GAIN = 0.98  # a merge must be predicted to save this much, or the model's error decides
-NEAR = 1.03  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
+# Kernels that are scored before a search stops asking for the best merge (the largest named workload takes 49), and before it stops
+# merging. Each takes about 5 ms.
+THOROUGH = Budget("Searching for the best merge of two kernels", PlanTooLong, most=64)
+SCORINGS = Budget("Searching for kernels to merge", PlanTooLong, most=32, each=2)  # and so many for every result
+SIZE = Budget("Planning a Program (one step a node)", PlanTooLong, most=4096)
 
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """The best way to run one kernel, with what its partial results cost to join."""
-
-    plan: KernelPlan
-    us: float
+Pair: TypeAlias = tuple[float, frozenset[int], frozenset[int]]  # two groups, and the most that merging them can gain
 
 
 @stage("planning kernels")
 def plan(program: Program, bindings: Bindings, device: Device, lessons: Lessons = MappingProxyType({})) -> Plan:
     """Decide everything about a Program on a device, for one set of sizes, heeding what compiling earlier plans showed."""
     check_types(program, device)
+    SIZE.steps().take(len(program.nodes))
     search = Search(program, bindings, device, lessons)
     return search.assembled(search.run(), {})
 
@@ -56,125 +55,6 @@ def _named(kernels: list[KernelPlan], stem: str) -> tuple[KernelPlan, ...]:
         name = f"{stem}_{kind}" if len(kernels) == 1 else f"{stem}_{k}_{kind}"
         found.append(replace(kernel, name=name))
     return tuple(found)
-
-
-def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons, spilling: bool = False) -> Scored | Illegal:
-    """The best schedule of one kernel. `spilling`: where none is left, the one that was seen to spill least."""
-    found = scores(program, bindings, device, lessons)
-    if isinstance(found, Illegal):
-        return found
-    fresh = [s for s in found if (known := lessons.get(s.plan.scored_as)) is None or known.ctas_per_sm] if lessons else found
-    if fresh:
-        near = min(s.us for s in fresh) * NEAR
-        return min((s for s in fresh if s.us <= near),
-                   key=lambda s: (_parks_rows(s.plan), s.plan.schedule.shared, _loads_anew(s.plan), _weight(s.plan), s.us))
-    if found and spilling:
-        return min(found, key=lambda s: (lessons[s.plan.scored_as].spilled or (True, 0), s.us))
-    return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
-
-
-def scores(program: Program, bindings: Bindings, device: Device, lessons: Lessons) -> list[Scored] | Illegal:
-    """Every schedule of one kernel that is worth scoring, with its time."""
-    space = space_of(program, bindings)
-    if isinstance(space, Illegal):
-        return space
-    found: list[Scored] = []
-    kinds = families(Kernel(program, space), Kernel(online_softmax(program), space))
-    if isinstance(kinds, Illegal):
-        return kinds
-    for family in kinds:
-        for form in forms(program, space, family):
-            found.extend(_scored(form, family, bindings, device, lessons))
-    return found
-
-
-def _parks_rows(chosen: KernelPlan) -> bool:
-    """Rows that registers hold as well need no shared memory; nor need CTAs share rows that each can as well have alone."""
-    return bool(chosen.schedule.parked) and isinstance(chosen.schedule.cols, Cover)
-
-
-def _loads_anew(chosen: KernelPlan) -> bool:
-    """Whoever gathers over parked rows had better keep its row vectors. H200, RMSNorm backward of 4096 x 49152 by four CTAs a row,
-    predicted 0.2 % apart: 363 us where they are loaded anew in every turn, 322 where they wait in shared memory."""
-    one = chosen.schedule
-    return one.gathers and not (one.hoisted or one.beside)
-
-
-def _weight(chosen: KernelPlan) -> int:
-    """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster.
-
-    Of parked rows, those a CTA may take at most: the less, the more CTAs are sure to fit. Tiles that pass through shared memory
-    need few, and the fewer the smaller they are: there the prediction decides. H200, sums of fp32 4096 x 65536: tiles of 8 x 64
-    within 64 registers took 248 us, those of 32 x 128, predicted 1 % better, 239.
-    """
-    if _parks_rows(chosen):
-        return chosen.schedule.registers * chosen.schedule.warps
-    if chosen.schedule.parked:
-        return 0
-    everywhere = chosen.schedule.warps * chosen.schedule.splits if chosen.family.startswith("mix-order") else 1
-    return chosen.resources.registers * everywhere
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A kernel with its reductions written for one way of running: the folded side held on chip, or walked."""
-
-    kernel: Kernel
-    held: bool
-
-
-def forms(program: Program, space: Space, family: Family) -> tuple[Form, ...]:
-    """How a kernel can be written. What is held is read in plain passes; what is walked enters by one merge a tile."""
-    rows, cols = frozenset(space.rows), frozenset(space.cols)
-    blocks = two_pass(program, frozenset(space.block)) if space.block else program
-    walked = Form(Kernel(online_softmax(blocks), space), held=False)
-    match family:
-        case Family.POINTWISE:
-            return (Form(Kernel(blocks, space), held=True),)
-        case Family.INNER:
-            return Form(Kernel(two_pass(blocks, cols), space), held=True), walked
-        case Family.OUTER:
-            return Form(Kernel(two_pass(blocks, rows), space), held=True), walked
-        case Family.MIX:
-            return (Form(Kernel(two_pass(online_softmax(blocks), cols), space), held=True),)
-
-
-def _scored(form: Form, family: Family, bindings: Bindings, device: Device, lessons: Lessons) -> list[Scored]:
-    """Every candidate of a form that fits, with its time; of those that were seen to spill or not to fit, those that can run."""
-    kernel = form.kernel
-    t, need = traffic(kernel, bindings), demand(kernel)
-    found = []
-    mine = {schedule: known for (of, schedule), known in lessons.items() if of == kernel.program}
-    too_heavy: dict[str, int] = {}  # by family: estimates of different ones are not on one scale
-    for schedule, learned in mine.items():
-        too_heavy[schedule.family] = min(learned.registers, too_heavy.get(schedule.family, ANY_WEIGHT))
-    for schedule in schedules(kernel, family, form.held, t, bindings, device):
-        resources, known = estimate(need, schedule, device), mine.get(schedule)
-        if known and known.ctas_per_sm:
-            resources = replace(resources, ctas_per_sm=known.ctas_per_sm)
-        elif known.spilled is None if known else resources.registers >= too_heavy.get(schedule.family, ANY_WEIGHT):
-            continue
-        if resources.ctas_per_sm < 1 or not runs_at_once(schedule, resources.ctas_per_sm, device):
-            continue
-        one = cost(kernel, schedule, resources, t, device)
-        chosen = KernelPlan(kernel.program.name, kernel, schedule, resources, one, (kernel.program, schedule))
-        found.append(Scored(chosen, one.us + _join(schedule, t, device)))
-    return found
-
-
-def runs_at_once(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
-    """Whether so many CTAs on an SM are all that a loop over rows has: it shares out the rows beforehand."""
-    if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
-        return True
-    return schedule.rows.split * schedule.shared <= ctas_per_sm * device.sms
-
-
-def _join(schedule: Schedule, t: Traffic, device: Device) -> float:
-    if schedule.splits <= 1:
-        return 0.0
-    length = t.cols * t.batch if isinstance(schedule.rows, Loop) else t.rows * t.batch
-    part = PER_TILED_PART if schedule.parked and isinstance(schedule.cols, Block) else 0.0 if t.inner else PER_PART
-    return join_cost(max(t.outer_states, 1), schedule.splits, length, device) + part * schedule.splits
 
 
 @dataclass
@@ -195,9 +75,13 @@ class Search:
         self.needs = _reductions_needed(self.program)
         self.bytes_of = buffer_bytes(self.program, self.bindings)
         self.seeds = self._seeds()
+        self.thorough, self.scorings = THOROUGH.steps(), SCORINGS.steps(len(self.seeds))
 
     def scored(self, group: frozenset[int]) -> Scored | Illegal:
+        """The best way to run a group, or why there is none; found once."""
         if group not in self._memo:
+            self.thorough.note()
+            self.scorings.note()
             kernel = self.cut.extract(group, self._name(group))
             last_resort = group in self.seeds  # what cannot be taken apart is rather slow than not computed
             self._memo[group] = score(kernel, self.bindings, self.device, self.lessons, spilling=last_resort)
@@ -267,24 +151,51 @@ class Search:
         return [*(frozenset(g) for g in groups.values()), *seeds]
 
     def _agglomerate(self, groups: list[frozenset[int]]) -> list[frozenset[int]]:
-        """Merge the best pair until none gains. Pairs are scored in the order of what their bytes allow them to gain."""
+        """Merge until no merge gains: the best pair at a time, or every pair that gains where there are too many to score them all.
+
+        Pairs are scored in the order of what their bytes allow them to gain.
+        """
         while True:
-            refused: list[Refusal] = []
-            best: tuple[float, frozenset[int], frozenset[int]] | None = None
-            for hope, a, b in sorted(self._pairs(groups), key=lambda p: -p[0]):
-                if best is not None and hope <= best[0]:
-                    break
-                gain = self._gain(a, b, groups)
-                if isinstance(gain, Refusal):
-                    refused.append(gain)
-                elif best is None or gain > best[0]:
-                    best = (gain, a, b)
-            if best is None:
+            pairs = sorted(self._pairs(groups), key=lambda p: -p[0])
+            unscored = sum(a | b not in self._memo for _, a, b in pairs)
+            merge = self._best_merged if unscored <= self.thorough.left else self._all_merged
+            merged, refused = merge(groups, pairs)
+            if merged == groups:
                 self.refusals.extend(refused)
                 return groups
-            groups = [g for g in groups if g not in best[1:]] + [best[1] | best[2]]
+            groups = merged
 
-    def _pairs(self, groups: list[frozenset[int]]) -> list[tuple[float, frozenset[int], frozenset[int]]]:
+    def _best_merged(self, groups: list[frozenset[int]], pairs: list[Pair]) -> tuple[list[frozenset[int]], list[Refusal]]:
+        """The groups with the pair merged that gains most."""
+        refused: list[Refusal] = []
+        best: tuple[float, frozenset[int], frozenset[int]] | None = None
+        for hope, a, b in pairs:
+            if best is not None and hope <= best[0]:
+                break
+            gain = self._gain(a, b, groups)
+            if isinstance(gain, Refusal):
+                refused.append(gain)
+            elif best is None or gain > best[0]:
+                best = (gain, a, b)
+        return (groups, refused) if best is None else (_with_merged(groups, *best[1:]), refused)
+
+    def _all_merged(self, groups: list[frozenset[int]], pairs: list[Pair]) -> tuple[list[frozenset[int]], list[Refusal]]:
+        """The groups with every pair merged that gains, each group once: that may halve them, where each merge of the best pair
+        would ask for new pairs to be scored."""
+        refused: list[Refusal] = []
+        merged: set[frozenset[int]] = set()
+        for _, a, b in pairs:
+            if a in merged or b in merged or a | b not in self._memo and self.scorings.spent:
+                continue
+            gain = self._gain(a, b, groups)
+            if isinstance(gain, Refusal):
+                refused.append(gain)
+            else:
+                merged |= {a, b}
+                groups = _with_merged(groups, a, b)
+        return groups, refused
+
+    def _pairs(self, groups: list[frozenset[int]]) -> list[Pair]:
         """Pairs that have something to share (an input, or one's result as the other's operand), with the most they can gain.
 
         Those that only walk alike share a launch; of these every group is paired with the next one, for any other would do as well.
@@ -360,10 +271,14 @@ class Search:
         return False
 
     def _ordered(self, groups: list[frozenset[int]]) -> list[frozenset[int]]:
+        home = {i: group for group in groups for i in group}
+        waits = {group: {home[r] for i in group for r in self.needs[i]} - {group} for group in groups}
         done: list[frozenset[int]] = []
         left = sorted(groups, key=min)
         while left:
-            ready = next(g for g in left if not any(self._feeds(h, g) for h in left if h is not g))
+            ready = next((g for g in left if waits[g].issubset(done)), None)
+            if ready is None:
+                raise NoOrder(what=self.program.name)
             done.append(ready)
             left.remove(ready)
         return done
@@ -423,6 +338,10 @@ class Search:
         met = [whole, self._ordered(self._agglomerate(self.seeds)), self._ordered(self.seeds)]
         legal = [groups for groups in met if all(isinstance(self.scored(g), Scored) for g in groups)]
         return [g for k, g in enumerate(legal) if set(g) != set(chosen) and all(set(g) != set(h) for h in legal[:k])]
+
+
+def _with_merged(groups: list[frozenset[int]], a: frozenset[int], b: frozenset[int]) -> list[frozenset[int]]:
+    return [g for g in groups if g not in (a, b)] + [a | b]
 
 
 def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tuple[str, ...],

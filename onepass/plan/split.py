@@ -48,19 +48,26 @@ class Cut:
         new: dict[int, int] = {}
         temps: dict[str, Buffer] = {}
 
-        def visit(i: int) -> int:
-            if i in new:
-                return new[i]
-            node = program.nodes[i]
-            if isinstance(node, Result) and node.reduce not in roots:
-                buffer, strides = temporary(program, self.temp_name(node), i, self.axes_of(i))
-                temps[buffer.name] = buffer
-                new[i] = builder.add(Load(buffer.name, strides, src=node.src))
-            else:
-                for operand in operands(node):
-                    visit(operand)
+        def visit(root: int) -> int:
+            waiting = [root]  # not a recursion: chains are longer than Python's stack
+            while waiting:
+                i = waiting[-1]
+                node = program.nodes[i]
+                elsewhere = isinstance(node, Result) and node.reduce not in roots
+                fresh = [] if elsewhere or i in new else [o for o in operands(node) if o not in new]
+                if fresh:
+                    waiting += reversed(fresh)
+                    continue
+                waiting.pop()
+                if i in new:
+                    continue
+                if elsewhere:
+                    assert isinstance(node, Result)
+                    buffer, strides = temporary(program, self.temp_name(node), i, self.axes_of(i))
+                    temps[buffer.name] = buffer
+                    node = Load(buffer.name, strides, src=node.src)
                 new[i] = builder.add(with_operands(node, new))
-            return new[i]
+            return new[root]
 
         for i in sorted(roots):
             visit(i)

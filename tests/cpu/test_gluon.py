@@ -21,9 +21,10 @@ from onepass.plan.kernel import Kernel
 from onepass.plan.lanes import vector
 from onepass.plan.legality import Family
 from onepass.plan.parked import FLAT, Chunks, chunks, cut, cut_flat, parkable, parkable_flat
-from onepass.plan.partition import plan, scores
+from onepass.plan.partition import plan
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
+from onepass.plan.scoring import scores
 from onepass.runtime import gluon_model, offline
 from onepass.runtime.compiled import Made, Summary
 from onepass.runtime.executable import _picker, allocate, assemble, layout

@@ -16,9 +16,9 @@ from onepass.plan.kernel import Kernel
 from onepass.plan.lanes import vector
 from onepass.plan.legality import Family, Illegal, space_of
 from onepass.plan.parked import cut, parkable, wanted
-from onepass.plan.partition import forms, scores
 from onepass.plan.plan import ANY_WEIGHT, Plan
 from onepass.plan.schedule import Loop, Schedule
+from onepass.plan.scoring import forms, scores
 from onepass.runtime import offline
 from onepass.runtime.binary import Binary
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward, row_moments, row_rstd

@@ -19,9 +19,9 @@ from onepass.plan.lanes import vector
 from onepass.plan.legality import Family, Illegal
 from onepass.plan.parked import may_share, parkable, words
 from onepass.plan.partition import plan as best_plan
-from onepass.plan.partition import score, scores
 from onepass.plan.plan import Learned, Plan
 from onepass.plan.schedule import Cover, Loop, Schedule
+from onepass.plan.scoring import score, scores
 from onepass.runtime import gluon_model, offline
 from onepass.runtime.compiled import Compiled, Made
 from onepass.runtime.executable import _share, assemble

@@ -21,10 +21,11 @@ from onepass.plan.kernel import Kernel
 from onepass.plan.lanes import widest
 from onepass.plan.legality import Family, Illegal
 from onepass.plan.parked import exchanged
-from onepass.plan.partition import plan, scores, with_join
+from onepass.plan.partition import plan, with_join
 from onepass.plan.plan import KernelPlan, Plan
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Block, Loop, Schedule
+from onepass.plan.scoring import scores
 from onepass.plan.split import halves
 from onepass.plan.tiled import rows_at_once, shared_bytes, strips, tileable, told
 from onepass.runtime import gluon_model, offline

@@ -386,7 +386,7 @@ def test_views_said_to_be_apart_have_no_element_in_common(distance: int, walks: 
     steps = [range(0, stride * extent, stride) for stride, extent in walks]
     one = {sum(at) for at in itertools.product(*steps)}
     other = {distance + at for at in one}
-    reached = footprint._reaches(distance, sorted(walks, reverse=True))
+    reached = footprint._reaches(distance, sorted(walks, reverse=True), footprint.COMPARING.steps())
     assert reached or not one & other
     if len(one) == math.prod(len(s) for s in steps):  # no view of ours meets itself
         nested = all(s >= sum(t * (n - 1) for t, n in walks if t < s) for s, _ in walks)

@@ -1,0 +1,146 @@
+"""One kernel -> the best way to run it: every schedule of every family that may run it, with its predicted time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..device import Device
+from ..ir.program import Program
+from ..ir.simplify import online_softmax, two_pass
+from ..ir.size import Bindings
+from .candidates import schedules
+from .cost import PER_PART, PER_TILED_PART, Traffic, cost, join_cost, traffic
+from .kernel import Kernel, Space
+from .legality import Family, Illegal, Reason, families, space_of
+from .plan import ANY_WEIGHT, KernelPlan, Lessons
+from .resources import demand, estimate
+from .schedule import Block, Cover, Loop, Schedule
+
+NEAR = 1.03  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The best way to run one kernel, with what its partial results cost to join."""
+
+    plan: KernelPlan
+    us: float
+
+
+def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons, spilling: bool = False) -> Scored | Illegal:
+    """The best schedule of one kernel. `spilling`: where none is left, the one that was seen to spill least."""
+    found = scores(program, bindings, device, lessons)
+    if isinstance(found, Illegal):
+        return found
+    fresh = [s for s in found if (known := lessons.get(s.plan.scored_as)) is None or known.ctas_per_sm] if lessons else found
+    if fresh:
+        near = min(s.us for s in fresh) * NEAR
+        return min((s for s in fresh if s.us <= near),
+                   key=lambda s: (_parks_rows(s.plan), s.plan.schedule.shared, _loads_anew(s.plan), _weight(s.plan), s.us))
+    if found and spilling:
+        return min(found, key=lambda s: (lessons[s.plan.scored_as].spilled or (True, 0), s.us))
+    return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
+
+
+def scores(program: Program, bindings: Bindings, device: Device, lessons: Lessons) -> list[Scored] | Illegal:
+    """Every schedule of one kernel that is worth scoring, with its time."""
+    space = space_of(program, bindings)
+    if isinstance(space, Illegal):
+        return space
+    found: list[Scored] = []
+    kinds = families(Kernel(program, space), Kernel(online_softmax(program), space))
+    if isinstance(kinds, Illegal):
+        return kinds
+    for family in kinds:
+        for form in forms(program, space, family):
+            found.extend(_scored(form, family, bindings, device, lessons))
+    return found
+
+
+def _parks_rows(chosen: KernelPlan) -> bool:
+    """Rows that registers hold as well need no shared memory; nor need CTAs share rows that each can as well have alone."""
+    return bool(chosen.schedule.parked) and isinstance(chosen.schedule.cols, Cover)
+
+
+def _loads_anew(chosen: KernelPlan) -> bool:
+    """Whoever gathers over parked rows had better keep its row vectors. H200, RMSNorm backward of 4096 x 49152 by four CTAs a row,
+    predicted 0.2 % apart: 363 us where they are loaded anew in every turn, 322 where they wait in shared memory."""
+    one = chosen.schedule
+    return one.gathers and not (one.hoisted or one.beside)
+
+
+def _weight(chosen: KernelPlan) -> int:
+    """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster.
+
+    Of parked rows, those a CTA may take at most: the less, the more CTAs are sure to fit. Tiles that pass through shared memory
+    need few, and the fewer the smaller they are: there the prediction decides. H200, sums of fp32 4096 x 65536: tiles of 8 x 64
+    within 64 registers took 248 us, those of 32 x 128, predicted 1 % better, 239.
+    """
+    if _parks_rows(chosen):
+        return chosen.schedule.registers * chosen.schedule.warps
+    if chosen.schedule.parked:
+        return 0
+    everywhere = chosen.schedule.warps * chosen.schedule.splits if chosen.family.startswith("mix-order") else 1
+    return chosen.resources.registers * everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A kernel with its reductions written for one way of running: the folded side held on chip, or walked."""
+
+    kernel: Kernel
+    held: bool
+
+
+def forms(program: Program, space: Space, family: Family) -> tuple[Form, ...]:
+    """How a kernel can be written. What is held is read in plain passes; what is walked enters by one merge a tile."""
+    rows, cols = frozenset(space.rows), frozenset(space.cols)
+    blocks = two_pass(program, frozenset(space.block)) if space.block else program
+    walked = Form(Kernel(online_softmax(blocks), space), held=False)
+    match family:
+        case Family.POINTWISE:
+            return (Form(Kernel(blocks, space), held=True),)
+        case Family.INNER:
+            return Form(Kernel(two_pass(blocks, cols), space), held=True), walked
+        case Family.OUTER:
+            return Form(Kernel(two_pass(blocks, rows), space), held=True), walked
+        case Family.MIX:
+            return (Form(Kernel(two_pass(online_softmax(blocks), cols), space), held=True),)
+
+
+def _scored(form: Form, family: Family, bindings: Bindings, device: Device, lessons: Lessons) -> list[Scored]:
+    """Every candidate of a form that fits, with its time; of those that were seen to spill or not to fit, those that can run."""
+    kernel = form.kernel
+    t, need = traffic(kernel, bindings), demand(kernel)
+    found = []
+    mine = {schedule: known for (of, schedule), known in lessons.items() if of == kernel.program}
+    too_heavy: dict[str, int] = {}  # by family: estimates of different ones are not on one scale
+    for schedule, learned in mine.items():
+        too_heavy[schedule.family] = min(learned.registers, too_heavy.get(schedule.family, ANY_WEIGHT))
+    for schedule in schedules(kernel, family, form.held, t, bindings, device):
+        resources, known = estimate(need, schedule, device), mine.get(schedule)
+        if known and known.ctas_per_sm:
+            resources = replace(resources, ctas_per_sm=known.ctas_per_sm)
+        elif known.spilled is None if known else resources.registers >= too_heavy.get(schedule.family, ANY_WEIGHT):
+            continue
+        if resources.ctas_per_sm < 1 or not runs_at_once(schedule, resources.ctas_per_sm, device):
+            continue
+        one = cost(kernel, schedule, resources, t, device)
+        chosen = KernelPlan(kernel.program.name, kernel, schedule, resources, one, (kernel.program, schedule))
+        found.append(Scored(chosen, one.us + _join(schedule, t, device)))
+    return found
+
+
+def runs_at_once(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
+    """Whether so many CTAs on an SM are all that a loop over rows has: it shares out the rows beforehand."""
+    if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
+        return True
+    return schedule.rows.split * schedule.shared <= ctas_per_sm * device.sms
+
+
+def _join(schedule: Schedule, t: Traffic, device: Device) -> float:
+    if schedule.splits <= 1:
+        return 0.0
+    length = t.cols * t.batch if isinstance(schedule.rows, Loop) else t.rows * t.batch
+    part = PER_TILED_PART if schedule.parked and isinstance(schedule.cols, Block) else 0.0 if t.inner else PER_PART
+    return join_cost(max(t.outer_states, 1), schedule.splits, length, device) + part * schedule.splits
