@@ -185,7 +185,7 @@ def many_sums(x: Tensor) -> Any:
     return tuple((x * k).sum(0) for k in range(1, 11)), tuple((x + k).amax(1) for k in range(1, 11))
 
 
-@pytest.mark.parametrize(("function", "shape"), [(rows_one_by_one, (6, 16)), (many_sums, (64, 256))], ids=str)
+@pytest.mark.parametrize(("function", "shape"), [(rows_one_by_one, (6, 16)), (many_sums, (64, 256))], ids=("rows", "sums"))
 def test_searches_score_in_proportion_to_what_is_to_be_merged(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     search = Search(program_of(function, shape), {}, H200, {})
     search.run()
