@@ -40,7 +40,8 @@ def refer(runner: Runner) -> Reference:
     # What rounding does is seen between two compilers, where both draw the same random numbers.
     drawn_alike = runner.by_inductor(fallback_random=True) if runner.draws or runner.rest == "eager" else plain
     errors = _differences(eager, drawn_alike)
-    return Reference(plain, _off_by(plain, errors), f"{runner.rest}'s results", (*notes, why, *_unlike(errors, plain)))
+    by = "eager" if runner.rest == "eager" else "Inductor"
+    return Reference(plain, _off_by(plain, errors), f"{by}'s results", (*notes, why, *_unlike(errors, plain)))
 
 
 def _repeats(one: Results, other: Results, what: str) -> tuple[str, ...]:
