@@ -290,6 +290,16 @@ def test_a_sealed_file_is_used_as_it_was_written_or_not_at_all(tmp_path: Path, m
         assert sealed.unseal(folder, "f.cubin") is None and sealed.unseal(folder, "none") is None
 
 
+def test_sealed_files_do_not_lie_behind_a_link(tmp_path: Path) -> None:
+    made(tmp_path / "store", tmp_path / "moved")
+    sealed.seal(tmp_path / "moved" / "KEY", "f.cubin", b"1")  # the folder of Triton's files, as it was before it became a link
+    (tmp_path / "store" / "triton").symlink_to(tmp_path / "moved")
+    with pytest.warns(OnepassWarning, match="symbolic link"):
+        assert sealed.unseal(tmp_path / "store" / "triton" / "KEY", "f.cubin") is None
+    with pytest.raises(files.Refused, match="symbolic link"):
+        sealed.seal(tmp_path / "store" / "triton" / "KEY", "f.cubin", b"2")
+
+
 def test_shared_objects_others_left_are_not_handed_to_triton(tmp_path: Path, anothers: Anothers) -> None:
     with compat.triton_files(str(tmp_path), lambda hit: None):
         manager = compat.triton("test").knobs.cache.manager_class("KEY")
