@@ -48,7 +48,11 @@ OTHER_REDUCTIONS = frozenset({
     "aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default", "aten.topk.default", "aten.sort.default",
     "aten.sort.stable", "aten.median.default", "aten.median.dim", "aten.kthvalue.default", "aten.mode.default",
     "aten.scatter.reduce", "aten.scatter.value_reduce", "aten.scatter_reduce.two", "aten.scatter_add.default",
-    "aten.norm.Scalar", "aten.norm.ScalarOpt_dim", "aten.norm.ScalarOpt_dtype", "aten.norm.ScalarOpt_dim_dtype"})
+    "aten.norm.Scalar", "aten.norm.ScalarOpt_dim", "aten.norm.ScalarOpt_dtype", "aten.norm.ScalarOpt_dim_dtype",
+    "aten.cummax.default", "aten.cummin.default", "aten.nanmedian.default", "aten.nanmedian.dim", "aten.segment_reduce.default",
+    "aten.index_reduce.default", "aten.index_add.default", "aten.histc.default", "aten.bincount.default", "aten.renorm.default",
+    "aten._foreach_norm.Scalar", "aten._foreach_max.default", "aten._foreach_powsum.Scalar"})
+_REDUCES = getattr(torch.Tag, "reduction", None)  # torch's tag of ops that fold; older releases have none
 MATMULS = frozenset({f"aten.{name}.{overload}" for name in ("mm", "bmm", "addmm", "baddbmm") for overload in ("default", "dtype")})
 _BY_ELEMENT = "pointwise"  # torch's tag of ops that treat each element alone
 
@@ -58,7 +62,9 @@ def is_reduction(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     name = op_name(node.target)
-    return name in OTHER_REDUCTIONS or name in REDUCTIONS and not _is_handful(node)
+    if name in REDUCTIONS:
+        return not _is_handful(node)
+    return name in OTHER_REDUCTIONS or _REDUCES is not None and _REDUCES in getattr(node.target, "tags", ())
 
 
 def _is_handful(node: fx.Node) -> bool:

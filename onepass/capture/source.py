@@ -14,30 +14,34 @@ import torch
 from .. import compat
 
 # Frames in these places are never the user's own.
-_FOREIGN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep,
-            os.path.dirname(compat.__file__) + os.sep, contextlib.__file__)
-_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(compat.__file__)))
+_FOREIGN = (os.path.dirname(torch.__file__) + os.sep,
+            *(os.path.join(_PACKAGE, part) + os.sep for part in ("capture", "compat", "integration")), contextlib.__file__)
+# Code that is in no file: of `python -c`, of a pipe, typed in. Other names in brackets are those of generated code.
+_TYPED = re.compile(r"<(string|stdin|console|(ipython|python)-input.*|doctest .*)>")
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)(, in (?P<function>\w+))?')
 UNKNOWN = "an unknown line"
 
 
 def is_foreign(path: str) -> bool:
-    """Whether a file belongs to torch or to capture itself, or only calls what is decorated."""
-    return path.startswith(_FOREIGN) or path.startswith("<") or not path.endswith(".py")
+    """Whether code belongs to torch or to onepass itself, or only calls what is decorated, by the name of its file."""
+    return not _TYPED.fullmatch(path) and (path.startswith(_FOREIGN) or path.startswith("<") or not path.endswith(".py"))
 
 
 def user_frame() -> str:
     """The innermost frame of user code now running, as a stack trace would show it; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_foreign(frame.f_code.co_filename):
+    while frame is not None and (is_foreign(frame.f_code.co_filename) or "__name__" not in frame.f_globals):  # some are torch's
         frame = frame.f_back
     return f'File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}' if frame else ""
 
 
 def user_line(stack_trace: str | None) -> str:
-    """`file.py:12 the text of that line` for the innermost user frame of a stack trace."""
-    frames = [(m["path"], int(m["line"])) for m in _FRAME.finditer(stack_trace or "")]
+    """`file.py:12 the text of that line` for the innermost user frame of a stack trace; its function where there is no text."""
+    frames = [(m["path"], int(m["line"]), m["function"]) for m in _FRAME.finditer(stack_trace or "")]
     own = [f for f in frames if not is_foreign(f[0])]
     if not own:
         return UNKNOWN
-    path, line = own[-1]
-    return f"{os.path.basename(path)}:{line} {linecache.getline(path, line).strip()}".strip()
+    path, line, function = own[-1]
+    text = linecache.getline(path, line).strip() or (f"in {function}" if function else "")
+    return f"{os.path.basename(path)}:{line} {text}".strip()

@@ -81,7 +81,12 @@ _GIVEN: ContextVar[Mapping[str, Any]] = ContextVar("onepass settings", default={
 
 @contextmanager
 def settings(**changes: Any) -> Iterator[None]:
-    """Settings for all that is compiled while the context lasts; contexts nest. torch.compile compiles at the first call."""
+    """Settings for all that this thread or task compiles while the context lasts; contexts nest.
+
+    torch.compile compiles at the first call. A backward graph, which autograd may compile in another thread and later, has the
+    settings of its forward graph. Threads started inside do not take settings over, as with every context variable, unless they
+    run in `contextvars.copy_context()`, or Python is told to (`thread_inherit_context`, the default of free-threaded builds).
+    """
     token = _GIVEN.set({**_GIVEN.get(), **checked(changes)})
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,19 @@ def test_mode_and_options_reach_inductor(monkeypatch: pytest.MonkeyPatch) -> Non
     torch._dynamo.reset()
     patches = patches_of(monkeypatch, options={"interpret": True, "epilogue-fusion": False})
     assert patches["epilogue_fusion"] is False and "interpret" not in patches
+
+
+def test_a_backward_has_the_settings_of_its_forward_in_any_thread() -> None:
+    module, x = nn.Sequential(nn.LayerNorm(16), nn.Softmax(-1)), torch.randn(6, 16)
+    with onepass.settings(**EAGER):
+        result = torch.compile(module, backend=onepass.backend)(x)
+    assert [g.phase for g in journal.snapshot().graphs] == ["forward"]
+    thread = threading.Thread(target=(result * torch.arange(16.0)).sum().backward)
+    with onepass.settings(disable=True):  # of this thread, and too late
+        thread.start()
+        thread.join()
+    backward = journal.snapshot().graphs[1]
+    assert backward.phase == "backward" and backward.regions and all(p.grad is not None for p in module.parameters())
 
 
 def test_what_nobody_knows_is_refused() -> None:

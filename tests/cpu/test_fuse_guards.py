@@ -223,6 +223,15 @@ def test_unsupported_ops_are_named_with_their_line() -> None:
     refused(errors.UnsupportedOp, lambda x: torch.cat([x.sum(0), x.amax(0)]).sum(), torch.zeros(16, 8))
 
 
+@pytest.mark.parametrize("name", ["<string>", "<stdin>", "<ipython-input-3-0a1b>"])
+def test_code_in_no_file_is_named_with_its_function(name: str) -> None:
+    made: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def fn(x):\n    y = x * 2\n    return y.sort()[0]\n", name, "exec"), made)
+    assert f"(at {name}:3 in fn)" in refused(errors.UnsupportedOp, made["fn"], X)
+    exec(compile("def fn(x):\n    return x.sort()[0]\n", "<generated>", "exec"), made)
+    assert "test_fuse_guards.py:" in refused(errors.UnsupportedOp, made["fn"], X)  # who called it
+
+
 def test_unsupported_views() -> None:
     refused(errors.UnsupportedView, lambda x: x.as_strided((3, 3), (2, 1)) * 2, X)
     refused(errors.UnsupportedView, lambda x: x.unfold(1, 3, 1) * 2, X)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +247,45 @@ def test_warnings_are_said_once(recwarn: pytest.WarningsRecorder) -> None:
         failure.region_left("r", ["m.py:1 x"], "planned", ValueError("no"), lambda: "nowhere")
     assert len([w for w in recwarn if w.category is OnepassWarning]) == 1
     assert len(journal.snapshot().fallbacks) == 2
+
+
+# ---- settings and threads ----------------------------------------------------------------------------------------------------
+
+
+def seen_by(run: Callable[[Callable[[], None]], None]) -> dict[str, object]:
+    """The settings in force where `run` has something done."""
+    found: dict[str, object] = {}
+    run(lambda: found.update(settings.given()))
+    return found
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.skipif(bool(getattr(sys.flags, "thread_inherit_context", False)), reason="this Python hands contexts on to threads")
+def test_settings_are_those_of_a_context() -> None:
+    with settings.settings(verify=3):
+        assert seen_by(lambda work: work()) == {"verify": 3}
+        assert seen_by(in_a_thread) == {}
+        assert seen_by(lambda work: in_a_thread(partial(contextvars.copy_context().run, work))) == {"verify": 3}
+    assert seen_by(lambda work: work()) == {}
+
+
+def test_settings_of_two_threads_do_not_mix() -> None:
+    inside, found = threading.Barrier(2), {}
+
+    def work(k: int) -> None:
+        with settings.settings(verify=k):
+            inside.wait()
+            found[k] = settings.given()["verify"]
+            inside.wait()
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {1: 1, 2: 2} and settings.given() == {}

@@ -246,6 +246,22 @@ def test_what_cannot_be_lowered_is_left_and_the_rest_is_claimed() -> None:
     assert any("dtype" in left.reason for left in outcome.left)
 
 
+@pytest.mark.parametrize(("name", "fn"), [
+    ("_foreach_norm", lambda x, w: torch._foreach_norm([x, w])[0]), ("_foreach_max", lambda x, w: torch._foreach_max([x, w])[0]),
+    ("cummax", lambda x, w: x.cummax(-1)[0]), ("nanmedian", lambda x, w: x.nanmedian()),
+    ("index_add", lambda x, w: w.index_add(0, torch.zeros(64, dtype=torch.long), x[:, 0])), ("aminmax", None)])
+def test_reductions_of_others_are_listed(name: str, fn: Callable[..., object] | None) -> None:
+    if fn is None:  # known by torch's tag alone
+        if not hasattr(torch.Tag, "reduction"):
+            pytest.skip("this torch does not tell which ops reduce")
+        graph = graph_of(lambda x, w: x.exp() + w, (64, 32), (32,))
+        node = next(n for n in graph.nodes if "exp" in str(n.target))
+        node.target = torch.ops.aten.aminmax.default
+    else:
+        graph = graph_of(fn, (64, 32), (32,))
+    assert f"aten.{name}" in [op for left in claimed(graph).left for op in left.ops]
+
+
 def test_a_claim_that_costs_more_than_it_saves_is_not_made() -> None:
     def fn(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         n = norm(x, w)
