@@ -365,8 +365,7 @@ class _Walk:
         """One attribute of an object, if nothing but a look-up decides what it is."""
         if isinstance(value, ModuleType) and name in vars(value):
             return self.item(where, vars(value), name)
-        if trusted.is_torch(type(value).__module__) and not isinstance(value, torch.nn.Module | torch.Tensor) \
-                or isinstance(value, ModuleType) and trusted.is_torch(value.__name__):
+        if is_of_torch(value):
             return self.read(where, value, f"getattr({{o}}, {name!r}, ABSENT)", "fresh")
         if isinstance(value, ModuleType):
             self.item(where, vars(value), name)
@@ -404,6 +403,15 @@ def own_names(value: Any) -> dict[str, Any] | None:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
+
+
+def is_of_torch(value: Any) -> bool:
+    """Whether a value is a part of torch: a module, a class, or an object that is neither a module of a model nor a tensor."""
+    if isinstance(value, ModuleType):
+        return trusted.is_torch(value.__name__)
+    if isinstance(value, type):
+        return trusted.is_torch(value.__module__)
+    return trusted.is_torch(type(value).__module__) and not isinstance(value, torch.nn.Module | torch.Tensor)
 
 
 def is_plain(kind: type) -> bool:

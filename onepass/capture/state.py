@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import is_
-from types import CellType, CodeType, NoneType
+from types import BuiltinFunctionType, CellType, CodeType, MethodType, NoneType
 from typing import Any
 
 import torch
@@ -66,6 +66,8 @@ def exact(value: Any) -> Any:
             return value
         case _ if type(value) in ATOMS:
             return type(value), value
+        case MethodType() | BuiltinFunctionType():
+            return value  # equal if bound to the same object, though each look-up makes a new one
         case _:
             return Identity(value)
 

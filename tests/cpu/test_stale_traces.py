@@ -51,6 +51,7 @@ def as_before() -> Iterator[None]:
         delattr(THIS, name)
     vars(THIS).update(kept)
     TABLE.update(s=2.0, deep={"list": [1.0, 2.0]})
+    Config.scale = 2.0
     F.gelu, torch.Tensor.relu, math.sqrt = torch_state
     for undo in (lambda: torch.set_default_dtype(torch.float32), lambda: torch.set_grad_enabled(True),
                  lambda: torch.use_deterministic_algorithms(False), lambda: torch.set_default_device(None)):
@@ -465,6 +466,19 @@ def a_class_of_modules() -> Case:
     return mine(), lambda: setattr(mine, "forward", lambda self, x: x * 9)
 
 
+def an_autograd_function() -> Case:
+    class Mine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * SCALE
+
+    return lambda x: Mine.apply(x), set_global(3.0)
+
+
+def a_class_method_looked_up_at_each_call() -> Case:
+    return lambda x: Config.of_class(x), lambda: setattr(Config, "scale", 3.0)
+
+
 def a_bound_method_of_a_module() -> Case:
     layer = Layer()
     return layer.forward, lambda: setattr(layer, "scale", 3.0)
@@ -493,7 +507,7 @@ FUNCTIONS = [a_global, a_global_of_a_called_function, a_replaced_helper, code_of
              a_bool_for_an_int, an_int_of_more_than_64_bits, an_attribute_that_was_absent, an_attribute_asked_for_by_name,
              all_attributes, a_method, a_property, an_attribute_made_up, a_static_method, a_slot, a_callable_object, another_class,
              other_bases, a_dataclass, a_named_tuple, a_member_of_an_enumeration, a_method_of_a_base, a_metaclass,
-             a_class_of_modules, a_bound_method_of_a_module]
+             a_class_of_modules, an_autograd_function, a_class_method_looked_up_at_each_call, a_bound_method_of_a_module]
 ALL = {f.__name__: f for f in FUNCTIONS} | CLASSES | CONTAINERS | MODULES | OF_TORCH
 
 
