@@ -37,11 +37,11 @@ def user_frame() -> str:
 
 
 def user_line(stack_trace: str | None) -> str:
-    """`file.py:12 the text of that line` for the innermost user frame of a stack trace; its function where there is no text."""
+    """`file.py:12 the text of that line` for the innermost user frame of a stack trace; its function where it is in no file."""
     frames = [(m["path"], int(m["line"]), m["function"]) for m in _FRAME.finditer(stack_trace or "")]
     own = [f for f in frames if not is_foreign(f[0])]
     if not own:
         return UNKNOWN
     path, line, function = own[-1]
-    text = linecache.getline(path, line).strip() or (f"in {function}" if function else "")
+    text = linecache.getline(path, line).strip() or (f"in {function}" if function and path.startswith("<") else "")
     return f"{os.path.basename(path)}:{line} {text}".strip()
