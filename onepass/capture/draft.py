@@ -6,13 +6,12 @@ has become.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..errors import CaptureTooLong
 from ..ir.budget import Budget
-from ..ir.expr import BOOL, F32, I64, OPS, DType, result_dtype
+from ..ir.expr import BOOL, F32, I64, OPS, DType, fitted, result_dtype
 from ..ir.monoid import MONOIDS
 from ..ir.program import (
     Axis,
@@ -74,15 +73,12 @@ class Draft:
         return self.add(Load(buffer.name, tuple((a, s) for a, s in strides if s != 0)), buffer.dtype)
 
     def const(self, value: float | int | bool, dtype: DType, scale: Size = 1) -> int:
-        """A literal in the given type; narrow floats are made in fp32."""
+        """A literal as the given type holds it; narrow floats are made in fp32."""
         if dtype.is_narrow_float:
             return self.cast(self.const(value, F32, scale), dtype)
-        plain = bool(value) if dtype is BOOL else int(value) if not dtype.is_float else float(value)
-        if isinstance(plain, float) and math.isnan(plain):
-            plain = math.nan
         if isinstance(scale, int) and scale != 1:
-            plain, scale = plain * scale, 1
-        return self.add(Const(plain, dtype, scale), dtype)
+            value, scale = value * scale, 1
+        return self.add(Const(fitted(value, dtype), dtype, scale), dtype)
 
     def index(self, dim: Dim) -> int:
         """The position along a dim."""

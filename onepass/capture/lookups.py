@@ -11,7 +11,7 @@ from ..ir.size import Size
 from .align import broadcast, join
 from .call import Call, Concat, Handler, positive, rows, shaping
 from .draft import Draft, Tensor
-from .pointwise import literal
+from .pointwise import fitting, literal
 from .substitute import Lookup, substitute
 from .views import from_front, moved, sliced
 
@@ -58,7 +58,7 @@ def _pad(call: Call) -> Concat | Tensor:
 def _constant_like(call: Call, like: Tensor, dim: int, length: int, value: float) -> Tensor:
     """A number in the shape of a tensor, but for the length of one dim."""
     dims = (*like.dims[:dim], call.draft.atoms.dim(length), *like.dims[dim + 1:])
-    return call.draft.tensor(literal(call, value, call.dtype), dims)
+    return call.draft.tensor(call.draft.cast(fitting(call, value, call.dtype), call.dtype), dims)
 
 
 def _length(draft: Draft, tensor: Tensor, dim: int) -> Size:
@@ -150,7 +150,7 @@ def _scatter(call: Call) -> Tensor:
         call.unsupported("of a tensor without dims")
     if index.dims[dim] or any(_length(draft, index, d) != _length(draft, old, d) for d in range(len(old.dims)) if d != dim):
         call.unsupported("only one place a row")
-    value = _corner(call, new, index) if isinstance(new, Tensor) else Tensor(literal(call, new, call.dtype), ())
+    value = _corner(call, new, index) if isinstance(new, Tensor) else Tensor(fitting(call, new, call.dtype), ())
     along = draft.dims(old)[dim]
     position = Tensor(draft.index(along), (along, *((),) * (len(old.dims) - dim - 1)))
     (before, at, here, after), dims = broadcast(draft, [old, index, position, value])
@@ -191,7 +191,8 @@ def _ramp(call: Call, start: Any, step: Any) -> Tensor:
 def _filled(call: Call, value: Any) -> Tensor:
     """The same number everywhere."""
     draft = call.draft
-    return draft.tensor(literal(call, value, call.dtype), tuple(draft.atoms.dim(s) for s in call.shape))
+    node = draft.cast(fitting(call, value, call.dtype), call.dtype)
+    return draft.tensor(node, tuple(draft.atoms.dim(s) for s in call.shape))
 
 
 def _replaced(call: Call, old: Tensor, new: Tensor, dim: int, start: Any, end: Any) -> Concat | Tensor:

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..ir.expr import BOOL, BY_TORCH, F64, I64, DType, compute_dtype
+from ..errors import NumberOutOfRange, ZeroDivisor
+from ..ir.expr import BOOL, BY_TORCH, F64, I64, DType, compute_dtype, fits, fitted
 from ..ir.size import Sym
 from .align import broadcast
 from .call import Call, Handler, rows, shaping
@@ -23,6 +24,7 @@ from .draft import Draft, Tensor
 from .schema import op_name
 
 Emit: TypeAlias = Callable[..., int]  # (draft, *nodes of one type) -> node
+Literal: TypeAlias = Callable[[Call, Any, DType], int]  # (call, number, type) -> node
 
 
 class Types(Enum):
@@ -39,51 +41,87 @@ def pointwise(emit: Emit, types: Types = Types.RESULT, arity: int | None = None)
     return lambda call: elementwise(call, emit, call.args[:arity], types)
 
 
-def elementwise(call: Call, emit: Emit, operands: Any, types: Types = Types.RESULT) -> Tensor:
-    """Broadcast tensors and numbers, convert them, emit, and round to the type torch gives."""
+def of_numbers(emit: Emit, arity: int | None = None) -> Handler:
+    """The same for an op that torch does not do on bools alone."""
+
+    def handle(call: Call) -> Tensor:
+        if call.dtype is BOOL:
+            call.unsupported("of bools")
+        return pointwise(emit, arity=arity)(call)
+
+    return handle
+
+
+def elementwise(call: Call, emit: Emit, operands: Any, types: Types = Types.RESULT, number: Literal | None = None) -> Tensor:
+    """Broadcast tensors and numbers, convert them, emit, and round to the type torch gives.
+
+    Tensors go to the type torch has them meet in first. Where they are compared, that rounds 0-dim tensors of wider types too;
+    elsewhere those keep their digits, like numbers (torch rounds them on a card, not on a CPU).
+    """
     draft = call.draft
-    dtype = _operand_dtype(call, operands, types)
-    numbers = promoted(call, operands) if types is Types.OPERANDS else dtype
-    tensors = [a if isinstance(a, Tensor) else Tensor(literal(call, a, dtype, numbers), ()) for a in operands]
+    common = _common_dtype(call, operands, types)
+    number = number or (_compared if types is Types.OPERANDS else literal)
+    tensors = [a if isinstance(a, Tensor) else Tensor(number(call, a, common), ()) for a in operands]
     nodes, dims = broadcast(draft, tensors)
-    result = emit(draft, *(draft.cast(n, dtype) for n in nodes))
+    rounded = [isinstance(a, Tensor) and (types is Types.OPERANDS or bool(a.dims)) for a in operands]
+    met = [converted(draft, n, common) if first else n for n, first in zip(nodes, rounded, strict=True)]
+    result = emit(draft, *(draft.cast(n, compute_dtype(common)) for n in met))
     return draft.tensor(draft.cast(result, call.dtype), dims)
 
 
-def literal(call: Call, value: Any, dtype: DType, rounded: DType | None = None) -> int:
-    """A Python number, or a symbolic size, as a node; first `rounded` to a type, where torch compares in that type."""
-    if isinstance(value, Sym):
-        return call.draft.const(1, dtype, value)
+def literal(call: Call, value: Any, dtype: DType) -> int:
+    """A Python number, or a symbolic size, as a node of the type that values of `dtype` are computed in. Integers wrap around."""
+    if isinstance(value, Sym) and dtype is not BOOL:
+        return call.draft.const(1, compute_dtype(dtype), value)
     if not isinstance(value, (bool, int, float)):
         call.unsupported(f"an argument is {value!r}")
-    if rounded is not None and rounded.is_narrow_float:
-        value = torch.tensor(value, dtype=rounded.torch).item()
-    return call.draft.const(value, dtype)
+    return call.draft.const(value, compute_dtype(dtype))
 
 
-def _operand_dtype(call: Call, operands: Any, types: Types) -> DType:
+def fitting(call: Call, value: Any, dtype: DType) -> int:
+    """The same where torch insists that the type can hold the number: fills, bounds, factors."""
+    if isinstance(value, (int, float)) and not fits(value, dtype):
+        raise NumberOutOfRange(number=value, dtype=dtype.torch, op=call.op, where=call.where)
+    return literal(call, value, dtype)
+
+
+def _compared(call: Call, value: Any, dtype: DType) -> int:
+    """The same rounded to the type torch compares in."""
+    if dtype.is_float and isinstance(value, (bool, int, float)):
+        value = torch.tensor(float(value), dtype=dtype.torch).item()
+    return literal(call, value, dtype)
+
+
+def converted(draft: Draft, node: int, dtype: DType) -> int:
+    """A value in another type. Between integers and narrow floats lies fp32."""
+    own = draft.dtype(node)
+    if own != dtype and (own.is_narrow_float or dtype.is_narrow_float):
+        node = draft.cast(node, compute_dtype(own if own.is_float else dtype))
+    return draft.cast(node, dtype)
+
+
+def _common_dtype(call: Call, operands: Any, types: Types) -> DType:
     match types:
         case Types.RESULT:
-            return compute_dtype(call.dtype)
+            return call.dtype
         case Types.OPERANDS:
-            return compute_dtype(promoted(call, operands))
+            return promoted(call, operands)
         case Types.TRUTH:
             return BOOL
 
 
 def promoted(call: Call, operands: Any) -> DType:
-    """The type torch computes in when these tensors and numbers meet."""
-    stand_ins = [_stand_in(call.draft, a) for a in operands]
-    dtype = reduce(lambda a, b: torch.empty((1,) * max(a.dim(), b.dim()), dtype=torch.result_type(a, b)), stand_ins).dtype
-    return BY_TORCH[dtype]
+    """The type torch computes in when these tensors and numbers meet: a 0-dim tensor counts for less, a number for least."""
+    tensors = [_stand_in(call.draft, a) for a in operands if isinstance(a, Tensor)]
+    met = reduce(lambda a, b: torch.empty((1,) * max(a.dim(), b.dim()), dtype=torch.result_type(a, b)), tensors)
+    for number in (a for a in operands if not isinstance(a, Tensor)):
+        kind = 1.0 if isinstance(number, float) else isinstance(number, bool) or 1
+        met = met.to(torch.result_type(met, kind))
+    return BY_TORCH[met.dtype]
 
 
-def _stand_in(draft: Draft, operand: Any) -> torch.Tensor:
-    """A tensor that promotes as the operand does: a number counts for less than a tensor, a 0-dim tensor lies between."""
-    if isinstance(operand, Tensor):
-        return torch.empty((1,) * min(len(operand.dims), 1), dtype=draft.dtype(operand.node).torch)
-    value = 1 if isinstance(operand, Sym) else operand
-    return torch.tensor(value)
+def _stand_in(draft: Draft, operand: Tensor) -> torch.Tensor:
+    return torch.empty((1,) * min(len(operand.dims), 1), dtype=draft.dtype(operand.node).torch)
 
 
 def op(name: str) -> Emit:
@@ -101,67 +139,119 @@ def either(name: str, on_bool: str) -> Emit:
     return lambda draft, a, b: draft.op(on_bool if draft.dtype(a) is BOOL else name, a, b)
 
 
-_plus, _times = either("add", "or"), either("mul", "and")
+_TIMES = either("mul", "and")
 
 
-def _scaled(call: Call, node: int, by: Any) -> int:
-    """by * node, in the type of the node: for bools any number but zero is True, as in torch."""
-    dtype = call.draft.dtype(node)
-    return node if isinstance(by, (int, float)) and by == 1 else _times(call.draft, node, literal(call, by, dtype))
+def _factor(call: Call, value: Any) -> int | None:
+    """A number that scales an operand, None if it is 1; of bools it says whether they count at all."""
+    return None if value == 1 else fitting(call, value, call.dtype)
+
+
+def _scaled(draft: Draft, node: int, by: int | None) -> int:
+    return node if by is None else _TIMES(draft, node, by)
 
 
 def _add(call: Call) -> Tensor:
     """a + alpha * b."""
-    alpha = call.arg("alpha")
-    return pointwise(lambda d, a, b: _plus(d, a, _scaled(call, b, alpha)), arity=2)(call)
+    alpha = _factor(call, call.arg("alpha"))
+    plus = either("add", "or")
+    return pointwise(lambda d, a, b: plus(d, a, _scaled(d, b, alpha)), arity=2)(call)
 
 
 def _sub(call: Call) -> Tensor:
-    alpha = call.arg("alpha")
-    return pointwise(lambda d, a, b: d.op("sub", a, _scaled(call, b, alpha)), arity=2)(call)
+    alpha = _factor(call, call.arg("alpha"))
+    return pointwise(lambda d, a, b: d.op("sub", a, _scaled(d, b, alpha)), arity=2)(call)
 
 
 def _rsub(call: Call) -> Tensor:
-    alpha = call.arg("alpha")
-    return pointwise(lambda d, a, b: d.op("sub", b, _scaled(call, a, alpha)), arity=2)(call)
+    alpha = _factor(call, call.arg("alpha"))
+    return pointwise(lambda d, a, b: d.op("sub", b, _scaled(d, a, alpha)), arity=2)(call)
 
 
 def _addcmul(call: Call) -> Tensor:
     """a + value * b * c."""
-    value = call.arg("value")
-    return pointwise(lambda d, a, b, c: d.op("add", a, _scaled(call, d.op("mul", b, c), value)))(call)
+    value = _factor(call, call.arg("value"))
+    return of_numbers(lambda d, a, b, c: d.op("add", a, _scaled(d, d.op("mul", b, c), value)))(call)
 
 
 def _div(call: Call) -> Tensor:
-    by_mode = {None: op("div"), "trunc": _div_trunc, "floor": _div_floor}
+    by_mode = {None: pointwise(op("div"), arity=2), "trunc": _division(_div_trunc), "floor": _division(_div_floor)}
     mode = call.arg("rounding_mode", None)
     if mode not in by_mode:
         call.unsupported(f"rounding mode {mode!r}")
-    return pointwise(by_mode[mode], arity=2)(call)
+    return by_mode[mode](call)
+
+
+def _division(emit: Emit) -> Handler:
+    """A division that integers have too."""
+
+    def handle(call: Call) -> Tensor:
+        divisor = call.args[1]
+        if not call.dtype.is_float and not isinstance(divisor, (Tensor, Sym)) and fitted(divisor, call.dtype) == 0:
+            raise ZeroDivisor(op=call.op, where=call.where)
+        return of_numbers(emit, arity=2)(call)
+
+    return handle
 
 
 def _div_trunc(d: Draft, a: int, b: int) -> int:
-    return d.op("trunc", d.op("div", a, b)) if d.dtype(a).is_float else d.op("floordiv", a, b)
+    return d.op("trunc", d.op("div", a, b)) if d.dtype(a).is_float else _quotient(d, a, b)
+
+
+def _quotient(d: Draft, a: int, b: int) -> int:
+    """Integers divided towards zero; by zero all bits of the quotient are set, as on the card.
+
+    No zero may reach the division: the compiler would conclude that the divisor is none, also where it is asked about.
+    """
+    nothing = d.op("eq", b, number(d, b, 0))
+    return d.op("where", nothing, number(d, a, -1), d.op("floordiv", a, d.op("where", nothing, number(d, b, 1), b)))
 
 
 def _trunc_remainder(d: Draft, a: int, b: int) -> int:
-    """The remainder with the dividend's sign."""
-    return d.op("fmod" if d.dtype(a).is_float else "rem", a, b)
+    """The remainder with the dividend's sign; of a division of integers by zero, the dividend."""
+    if d.dtype(a).is_float:
+        return d.op("fmod", a, b)
+    nothing = d.op("eq", b, number(d, b, 0))
+    return d.op("where", nothing, a, d.op("rem", a, d.op("where", nothing, number(d, b, 1), b)))
 
 
 def _remainder(d: Draft, a: int, b: int) -> int:
     """The remainder with the divisor's sign, from the one with the dividend's."""
-    zero, rem = number(d, a, 0), _trunc_remainder(d, a, b)
-    other_side = d.op("and", d.op("ne", rem, zero), d.op("ne", d.op("lt", rem, zero), d.op("lt", b, zero)))
-    return d.op("where", other_side, d.op("add", rem, b), rem)
+    rem = _trunc_remainder(d, a, b)
+    return d.op("where", _other_side(d, rem, b), d.op("add", rem, b), rem)
+
+
+def _other_side(d: Draft, rem: int, b: int) -> int:
+    """Whether a remainder is neither 0 nor of the divisor's sign."""
+    zero = number(d, rem, 0)
+    return d.op("and", d.op("ne", rem, zero), d.op("ne", d.op("lt", rem, zero), d.op("lt", b, zero)))
 
 
 def _div_floor(d: Draft, a: int, b: int) -> int:
-    if not d.dtype(a).is_float:
-        return d.op("floordiv", d.op("sub", a, _remainder(d, a, b)), b)
-    # a less its remainder is a multiple of b up to rounding, so the quotient is the integer nearest; 1 / 0 stays inf.
-    whole = d.op("round", d.op("div", d.op("sub", a, _remainder(d, a, b)), b))
-    return d.op("where", d.op("eq", b, number(d, b, 0)), d.op("div", a, b), whole)
+    return _floor_of_floats(d, a, b) if d.dtype(a).is_float else _floor_of_integers(d, a, b)
+
+
+def _floor_of_integers(d: Draft, a: int, b: int) -> int:
+    """The truncated quotient, one less where that was rounded up. (a - remainder, to be divided, may be past the least value.)"""
+    quotient = _quotient(d, a, b)
+    if d.dtype(a).name == "u8":
+        return quotient
+    rem = d.op("sub", a, d.op("mul", quotient, b))
+    return d.op("where", _other_side(d, rem, b), d.op("sub", quotient, number(d, a, 1)), quotient)
+
+
+def _floor_of_floats(d: Draft, a: int, b: int) -> int:
+    """torch's own steps: a less its remainder is a multiple of b up to rounding, so the quotient is the integer nearest."""
+    rem, true = d.op("fmod", a, b), d.op("div", a, b)
+    zero = number(d, a, 0)
+    whole = d.op("div", d.op("sub", a, rem), b)
+    whole = d.op("where", _other_side(d, rem, b), d.op("sub", whole, number(d, a, 1)), whole)
+    floor = d.op("floor", whole)
+    up = d.op("gt", d.op("sub", whole, floor), number(d, a, 0.5))
+    nearest = d.op("where", up, d.op("add", floor, number(d, a, 1)), floor)
+    # 0 has the sign of the quotient; x / 0 is inf or NaN, where the remainder is NaN.
+    nearest = d.op("where", d.op("eq", whole, zero), d.op("mul", true, zero), nearest)
+    return d.op("where", d.op("eq", b, zero), true, nearest)
 
 
 def _pow(call: Call) -> Tensor:
@@ -204,6 +294,8 @@ def _clamp(call: Call) -> Tensor:
 
 def bounded(call: Call, value: list[Any], low: Any, high: Any) -> Tensor:
     """A value held between bounds, either of which may be missing."""
+    if call.dtype is BOOL:
+        call.unsupported("of bools")
     bounds = [(name, b) for name, b in (("maximum", low), ("minimum", high)) if b is not None]
 
     def emit(d: Draft, node: int, *limits: int) -> int:
@@ -211,7 +303,7 @@ def bounded(call: Call, value: list[Any], low: Any, high: Any) -> Tensor:
             node = d.op(name, node, limit)
         return node
 
-    return elementwise(call, emit, [*value, *(b for _, b in bounds)])
+    return elementwise(call, emit, [*value, *(b for _, b in bounds)], number=fitting)
 
 
 def _sign(d: Draft, a: int) -> int:
@@ -224,7 +316,7 @@ def _sign(d: Draft, a: int) -> int:
 
 
 def _abs(d: Draft, a: int) -> int:
-    return a if d.dtype(a).name in ("bool", "u8") else d.op("abs", a)
+    return a if d.dtype(a).name == "u8" else d.op("abs", a)
 
 
 def _relu(d: Draft, a: int) -> int:
@@ -239,7 +331,7 @@ def _rounding(name: str) -> Emit:
 def _round(call: Call) -> Tensor:
     if call.arg("decimals", 0):
         call.unsupported("decimals")
-    return pointwise(_rounding("round"), arity=1)(call)
+    return of_numbers(_rounding("round"), arity=1)(call)
 
 
 def _isnan(d: Draft, a: int) -> int:
@@ -258,19 +350,16 @@ def _isfinite(d: Draft, a: int) -> int:
 def _where(call: Call) -> Tensor:
     condition, *branches = call.args
     draft, dtype = call.draft, compute_dtype(call.dtype)
-    tensors = [b if isinstance(b, Tensor) else Tensor(literal(call, b, dtype), ()) for b in branches]
+    tensors = [b if isinstance(b, Tensor) else Tensor(fitting(call, b, call.dtype), ()) for b in branches]
     (test, *nodes), dims = broadcast(draft, [condition, *tensors])
     chosen = draft.op("where", draft.cast(test, BOOL), *(draft.cast(n, dtype) for n in nodes))
     return draft.tensor(draft.cast(chosen, call.dtype), dims)
 
 
 def _convert(call: Call) -> Tensor:
-    """A change of type; device and layout do not concern the value. Between integers and narrow floats lies fp32."""
-    source, draft = call.args[0], call.draft
-    own, node = draft.dtype(source.node), source.node
-    if own.is_narrow_float or call.dtype.is_narrow_float:
-        node = draft.cast(node, compute_dtype(own if own.is_float else call.dtype))
-    return Tensor(draft.cast(node, call.dtype), source.dims)
+    """A change of type; device and layout do not concern the value."""
+    source = call.args[0]
+    return Tensor(converted(call.draft, source.node, call.dtype), source.dims)
 
 
 def scalar(name: str) -> Handler:
@@ -296,24 +385,24 @@ POINTWISE: dict[str, Handler] = {
     **rows("aten.add", _WITH_NUMBER, _add),
     **rows("aten.sub", _WITH_NUMBER, _sub),
     **rows("aten.rsub", _WITH_NUMBER, _rsub),
-    **rows("aten.mul", _WITH_NUMBER, pointwise(_times)),
+    **rows("aten.mul", _WITH_NUMBER, pointwise(_TIMES)),
     **rows("aten.div", "Tensor Scalar Tensor_mode Scalar_mode", _div),
     **rows("aten.true_divide", _WITH_NUMBER, _div),
-    **rows("aten.floor_divide", "default Scalar", pointwise(_div_floor)),
-    **rows("aten.remainder", _EITHER_NUMBER, pointwise(_remainder)),
-    **rows("aten.fmod", _WITH_NUMBER, pointwise(_trunc_remainder)),
+    **rows("aten.floor_divide", "default Scalar", _division(_div_floor)),
+    **rows("aten.remainder", _EITHER_NUMBER, _division(_remainder)),
+    **rows("aten.fmod", _WITH_NUMBER, _division(_trunc_remainder)),
     **rows("aten.pow", "Tensor_Tensor Tensor_Scalar Scalar", _pow),
-    "aten.square.default": pointwise(lambda d, a: d.op("mul", a, a)),
+    "aten.square.default": of_numbers(lambda d, a: d.op("mul", a, a)),
     "aten.addcmul.default": _addcmul,
     "prims.fma.default": pointwise(op("fma")),
-    "aten.abs.default": pointwise(_abs),
+    "aten.abs.default": of_numbers(_abs),
     "aten.sign.default": pointwise(_sign),
     "aten.sgn.default": pointwise(_sign),
-    "aten.relu.default": pointwise(_relu),
+    "aten.relu.default": of_numbers(_relu),
     "aten.log10.default": pointwise(lambda d, a: d.op("mul", d.op("log", a), number(d, a, 1 / math.log(10)))),
-    "aten.floor.default": pointwise(_rounding("floor")),
-    "aten.ceil.default": pointwise(_rounding("ceil")),
-    "aten.trunc.default": pointwise(_rounding("trunc")),
+    "aten.floor.default": of_numbers(_rounding("floor")),
+    "aten.ceil.default": of_numbers(_rounding("ceil")),
+    "aten.trunc.default": of_numbers(_rounding("trunc")),
     **rows("aten.round", "default decimals", _round),
     "aten.maximum.default": pointwise(either("maximum", "or")),
     "aten.max.other": pointwise(either("maximum", "or")),

@@ -110,11 +110,8 @@ def _mean(call: Call) -> Tensor:
 
 
 def _divided(draft: Draft, total: int, count: Size) -> int:
-    """total / count. A known count is a factor; the mean of nothing is 0 * inf = NaN, as in torch."""
-    dtype = draft.dtype(total)
-    if isinstance(count, Sym):
-        return draft.op("div", total, draft.const(1.0, dtype, count))
-    return total if count == 1 else draft.op("mul", total, draft.const(1 / count if count else math.inf, dtype))
+    """total / count; the mean of nothing is 0 / 0 = NaN, as in torch."""
+    return total if count == 1 else draft.op("div", total, draft.const(1.0, draft.dtype(total), count))
 
 
 def _prod(call: Call) -> Tensor:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isinf, isnan
+from math import copysign, isinf, isnan
 
-from ..ir.expr import BOOL, OPS, DType
+from ..ir.expr import BOOL, OPS, DType, fitted
 from ..ir.monoid import Algebra, Grown, Monoid, State, Value
 from ..ir.size import Size
 from ..plan.access import Run
@@ -45,12 +45,26 @@ def literal(value: float | int | bool) -> str:
 
 
 def typed_literal(value: float | int | bool, dtype: DType, language: Language = TRITON) -> str:
-    """A number of a type that a bare literal would not keep: Triton reads 0.1 as fp32 and 7 as int32."""
+    """A number of a type that a bare literal would not keep: Triton reads 0.1 as fp32, 7 as int32, 1e-40 as fp64, -0.0 as 0.0."""
+    value = fitted(value, dtype)
+    if dtype.is_float and value == 0 and copysign(1, value) < 0:
+        bits = f"int{8 * dtype.size}"
+        negative = language.full("[1, 1]", literal(-(1 << 8 * dtype.size - 1)), bits)
+        return f"{negative}.to({language.prefix}.{dtype.kernel}, bitcast=True)"
     if dtype.is_float8:
         return op_text("cast", (language.full("[1, 1]", literal(value), "float32"),), dtype, language=language)
-    if dtype.name in ("f64", "i64"):
+    if dtype.name in ("f64", "i64") or dtype.is_float and 0 < abs(value) < 2.0**-126:
         return language.full("[1, 1]", literal(value), dtype.kernel)
-    return literal(bool(value) if dtype is BOOL else value)
+    return literal(value)
+
+
+def scaled_literal(value: float | int | bool, scale: Size, dtype: DType, language: Language = TRITON) -> str:
+    """A number times a size; in an integer type that is not the size's own, the product is made one of it."""
+    text = typed_literal(value, dtype, language)
+    if scale == 1:
+        return text
+    product = f"({text} * {size_text(scale)})"
+    return language.full("[1, 1]", product, dtype.kernel) if dtype.kind == "int" and dtype.size < 8 else product
 
 
 def size_text(size: Size) -> str:
@@ -64,6 +78,8 @@ def op_text(name: str, args: tuple[str, ...], gives: DType, exact: bool = False,
         return f"({args[0]} != 0)"
     if name == "cast" and gives.name == "f8e5m2":
         return f"to_e5m2({args[0]})"
+    if name == "neg" and gives.is_float:
+        return f"({args[0]} * -1.0)"  # Triton's -x is 0 - x, which makes 0.0 of 0.0
     text = OPS[name].exact if exact and OPS[name].exact else OPS[name].text
     return text.format(*args, L=language.prefix, T=f"{language.prefix}.{gives.kernel}")
 

@@ -11,6 +11,7 @@ import re
 
 from ..ir.expr import BF16, F32, F64, I64, OPS
 from ..ir.monoid import MONOIDS, State
+from ..ir.precision import tolerant
 from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store, operands
 from ..ir.size import Bindings, Size, product
 from ..plan.access import PART, row_stride, runs, streams_rows
@@ -19,7 +20,7 @@ from ..plan.lanes import lies_alike
 from ..plan.lasting import lasting
 from ..plan.resources import packs
 from ..plan.schedule import Block, Schedule
-from .expr import TRITON, Language, TileAlgebra, op_text, run_text, size_text, typed_literal
+from .expr import TRITON, Language, TileAlgebra, op_text, run_text, scaled_literal, size_text
 from .spots import Spot
 from .writer import Writer
 
@@ -40,6 +41,7 @@ class Values:
         # Approximate exponentials and quotients are good enough for 16-bit data, unless full-size results are stored wider.
         wide_results = any(kernel.is_full[i] and self.program.dtypes[i].name in ("f32", "f64") for i in self.program.of(Store))
         self.exact = wide_results or kernel.wide_data or F64 in self.program.dtypes
+        self.tolerant = tolerant(self.program)
         self.lead_stride = row_stride(kernel, bindings) if schedule.lead else None
         self.lasting = lasting(kernel, schedule, bindings)
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
@@ -143,8 +145,7 @@ class Values:
         hint = self.names[i] + spot.tag
         match node:
             case Const():
-                text = typed_literal(node.value, node.dtype, self.language)
-                env[i] = text if node.scale == 1 else f"({text} * {size_text(node.scale)})"
+                env[i] = scaled_literal(node.value, node.scale, node.dtype, self.language)
             case Index():
                 env[i] = self.assign(hint, self._index(i, node, spot), node.src)
             case Load():
@@ -171,9 +172,10 @@ class Values:
             return f"widen({args[0]})"
         if node.name in TAKES_TENSORS or all(isinstance(self.program.nodes[a], Const) for a in node.args):
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
-        if self.exact and OPS[node.name].exact:
+        exact = self.exact or not self.tolerant[i]
+        if exact and OPS[node.name].exact:
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
-        return op_text(node.name, tuple(args), self.program.dtypes[i], self.exact, self.language)
+        return op_text(node.name, tuple(args), self.program.dtypes[i], exact, self.language)
 
     def tensor(self, i: int, text: str) -> str:
         """A literal as a tensor, for functions that take no bare numbers."""

@@ -38,13 +38,13 @@ __all__ = [
     "DoesNotFit", "EntrySetAside", "ExpectedBytesDiffer", "GraphLeft", "HiddenState", "IgnoredArgument", "IllegalProgram",
     "InternalError", "KernelFault", "MissingFence", "MixedDevices", "ModelNotTraced", "Mutation", "NeedsGrad", "NeverPublished",
     "NoCard", "NoOrder", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModelled", "NotReady", "NotRepeatable",
-    "NothingKept", "NothingToCompare", "OnepassError", "OnepassWarning", "OtherRun", "OutsideAllocation", "ParseError",
-    "PlanTooLong", "PlotsNeedMatplotlib", "Randomness", "RefillBeforeDrain", "RegionLeft", "ResultElsewhere", "RewriteFailed",
-    "SavedLeft", "SeededRandom", "SharedMemoryExceeded", "SharedResult", "SimplifyTooLong", "SourcesNotKept", "StagingReused",
-    "StepFailed", "StoreUnusable", "SymbolicAxis", "TooManySteps", "TooMuchToDraw", "TritonMissing", "UnderMode",
-    "UnknownDevice", "UnknownSetting", "UnknownWorkload", "UnlikeTorch", "UnsupportedDevice", "UnsupportedDtype",
+    "NothingKept", "NothingToCompare", "NumberOutOfRange", "OnepassError", "OnepassWarning", "OtherRun", "OutsideAllocation",
+    "ParseError", "PlanTooLong", "PlotsNeedMatplotlib", "Randomness", "RefillBeforeDrain", "RegionLeft", "ResultElsewhere",
+    "RewriteFailed", "SavedLeft", "SeededRandom", "SharedMemoryExceeded", "SharedResult", "SimplifyTooLong", "SourcesNotKept",
+    "StagingReused", "StepFailed", "StoreUnusable", "SymbolicAxis", "TooManySteps", "TooMuchToDraw", "TritonMissing",
+    "UnderMode", "UnknownDevice", "UnknownSetting", "UnknownWorkload", "UnlikeTorch", "UnsupportedDevice", "UnsupportedDtype",
     "UnsupportedLayout", "UnsupportedOnDevice", "UnsupportedOp", "UnsupportedView", "UntestedTorch", "UseBeforeArrival",
-    "WaitsForever", "WithoutPython", "WrongAnswer", "WrongPhase", "printable", "text_of", "warn",
+    "WaitsForever", "WithoutPython", "WrongAnswer", "WrongPhase", "ZeroDivisor", "printable", "text_of", "warn",
 ]
 
 
@@ -153,6 +153,18 @@ class SharedResult(OnepassError):
     code = "ONEPASS-122"
     message = ("The function returns a {kind}, and every call would return the same one. Return tensors, numbers, strings, or "
                "tuples, lists and dicts of them.")
+
+
+class NumberOutOfRange(OnepassError):
+    code = "ONEPASS-115"
+    message = ("{number} is no {dtype}: {op} would not hold it (at {where}), and eager PyTorch refuses it too. Use a number that "
+               "the type can hold, or convert the tensor to a wider type first.")
+
+
+class ZeroDivisor(OnepassError):
+    code = "ONEPASS-116"
+    message = ("{op} divides integers by the number 0 (at {where}), which has no answer. Divide by another number, or convert to "
+               "floating point first, where the answer is inf or nan.")
 
 
 class NeedsGrad(OnepassError):

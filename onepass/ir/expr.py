@@ -6,6 +6,7 @@ writes it (Triton and Gluon share the text) and what it costs. Adding an op is a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -70,6 +71,53 @@ def compute_dtype(dtype: DType) -> DType:
     return F32 if dtype.is_narrow_float else dtype
 
 
+def least(dtype: DType) -> float | int:
+    """The least value of a type."""
+    if dtype.is_float:
+        return -math.inf
+    return 0 if dtype.name in ("u8", "bool") else -(1 << (8 * dtype.size - 1))
+
+
+def greatest(dtype: DType) -> float | int:
+    """The greatest value of a type."""
+    if dtype.is_float:
+        return math.inf
+    return {"u8": 255, "bool": 1}.get(dtype.name, (1 << (8 * dtype.size - 1)) - 1)
+
+
+def fitted(value: float | int | bool, dtype: DType) -> float | int | bool:
+    """A number as a type holds it: integers wrap around, as a conversion on the card does, and NaN is always math.nan."""
+    if dtype.is_float:
+        return _as_float(float(value), dtype)
+    if dtype is BOOL:
+        return bool(value)
+    low = int(least(dtype))
+    return (int(value) - low) % (1 << 8 * dtype.size) + low
+
+
+_F32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)  # what Triton takes for float32 without being told
+
+
+def _as_float(value: float, dtype: DType) -> float:
+    """A float32 outside the normal range is rounded here; others round to the same wherever that is done, and stay readable."""
+    if math.isnan(value):
+        return math.nan
+    if dtype.name == "f32" and value and not _F32_NORMAL[0] <= abs(value) <= _F32_NORMAL[1]:
+        return float(torch.tensor(value, dtype=torch.float32))
+    return value
+
+
+def fits(value: float | int | bool, dtype: DType) -> bool:
+    """Does torch fill tensors of a type with a number? Negative ones wrap around in unsigned types; narrow floats become inf."""
+    if dtype is BOOL:
+        return True
+    if dtype.is_float:
+        limit = torch.finfo(torch.float64 if dtype.is_narrow_float else dtype.torch).max
+        return not math.isfinite(value) or abs(value) <= limit
+    wraps = dtype.name == "u8" and isinstance(value, int)
+    return (-greatest(dtype) if wraps else least(dtype)) <= value <= greatest(dtype)
+
+
 class Gives(Enum):
     """The result type of an op, from its arguments' common type."""
 
@@ -100,6 +148,14 @@ def _row(name: str, arity: int, reference: Callable[..., torch.Tensor], text: st
 
 def _compare(name: str, reference: Callable[..., torch.Tensor], sign: str) -> OpSpec:
     return _row(name, 2, reference, f"({{0}} {sign} {{1}})", Gives.BOOL)
+
+
+def _quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The quotient of integers, truncated. By -1 without a division: of the least integer, that would end the process."""
+    if b.dtype == torch.uint8:
+        return torch.div(a, b, rounding_mode="trunc")
+    flips = b == -1
+    return torch.where(flips, -a, torch.div(a, torch.where(flips, 1, b), rounding_mode="trunc"))
 
 
 _NAN = "propagate_nan=tl.PropagateNan.ALL"  # the same name in both languages
@@ -138,7 +194,7 @@ OPS = {
         _row("minimum", 2, torch.minimum, f"{{L}}.minimum({{0}}, {{1}}, {_NAN})"),
         _row("rem", 2, torch.fmod, "({0} % {1})", slots=20),
         _row("fmod", 2, torch.fmod, "libdevice.fmod({0}, {1})", slots=40),
-        _row("floordiv", 2, lambda a, b: torch.div(a, b, rounding_mode="trunc"), "({0} // {1})", slots=20),
+        _row("floordiv", 2, _quotient, "({0} // {1})", slots=20),
         _row("and", 2, torch.bitwise_and, "({0} & {1})"),
         _row("or", 2, torch.bitwise_or, "({0} | {1})"),
         _row("xor", 2, torch.bitwise_xor, "({0} ^ {1})"),
@@ -155,7 +211,8 @@ OPS = {
     )
 }
 # `rem` and `floordiv` truncate towards zero, as the hardware and Triton do, and are for integers; capture builds Python's
-# flooring versions from them. `fmod` is the exact remainder of floats, which `%` is not.
+# flooring versions from them. Their divisor is never 0, which a compiler takes for granted: capture sees to that. `fmod` is the
+# exact remainder of floats, which `%` is not.
 
 
 def result_dtype(spec: OpSpec, args: tuple[DType, ...], named: DType | None = None) -> DType:

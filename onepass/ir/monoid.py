@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import Any, TypeAlias
 
-from .expr import BOOL, I32, I64, DType
+from .expr import BOOL, I32, I64, DType, greatest, least
 
 Value: TypeAlias = Any  # an algebra's own value, or a Python number known while the kernel is written
 State: TypeAlias = tuple[Value, ...]
@@ -80,20 +80,6 @@ class Monoid:
 
 def _through(_: Algebra, *state: Value) -> State:
     return state
-
-
-def _low(dtype: DType) -> float | int:
-    """The least value: what a maximum starts from."""
-    if dtype.is_float:
-        return -inf
-    return 0 if dtype.name in ("u8", "bool") else -(1 << (8 * dtype.size - 1))
-
-
-def _high(dtype: DType) -> float | int:
-    """The greatest value: what a minimum starts from."""
-    if dtype.is_float:
-        return inf
-    return {"u8": 255, "bool": 1}.get(dtype.name, (1 << (8 * dtype.size - 1)) - 1)
 
 
 def _primitive(name: str, identity: Callable[[DType], float | int]) -> Monoid:
@@ -190,12 +176,12 @@ def _join_logsumexp(alg: Algebra, a: State, b: State) -> State:
 _BASE = (
     _primitive("sum", lambda dtype: 0.0 if dtype.is_float else 0),
     _primitive("prod", lambda dtype: 1.0 if dtype.is_float else 1),
-    _primitive("max", _low),
-    _primitive("min", _high),
+    _primitive("max", least),
+    _primitive("min", greatest),
     _truth("any", "max", 0),
     _truth("all", "min", 1),
-    _arg("argmax", "max", _low),
-    _arg("argmin", "min", _high),
+    _arg("argmax", "max", least),
+    _arg("argmin", "min", greatest),
     Monoid(
         "welford", 1, ("n", "mean", "m2"),
         identity=lambda _: (0.0, 0.0, 0.0),

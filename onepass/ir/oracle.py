@@ -14,7 +14,7 @@ from math import nan
 import torch
 
 from ..errors import BadArgument
-from .expr import BY_TORCH, OPS, DType, compute_dtype
+from .expr import BY_TORCH, OPS, DType, compute_dtype, fitted
 from .monoid import MONOIDS, Algebra, Monoid, State, Value
 from .program import Buffer, Const, Index, Load, Op, Program, Reduce, Result, Store, Strides
 from .size import Bindings, value
@@ -135,7 +135,8 @@ class _Run:
                 return self.load(load, values)
             case Const(value=number, dtype=dtype, scale=scale):
                 scaled = number if scale == 1 else number * value(scale, self.bindings)
-                return torch.full([1] * len(self.program.axes), scaled, dtype=self.held(dtype), device=self.device)
+                shape = [1] * len(self.program.axes)
+                return torch.full(shape, fitted(scaled, dtype), dtype=dtype.torch, device=self.device).to(self.held(dtype))
             case Index(axes=axes, dtype=dtype):
                 return self.index(axes).to(self.held(dtype))
             case Op(name="cast", args=(arg,), dtype=dtype):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ from ..errors import SimplifyTooLong
 from .budget import Budget
 from .expr import BOOL, F32, I32, OPS, DType, result_dtype
 from .monoid import MONOIDS, Algebra, State, Value
+from .precision import decisive, tolerant
 from .program import Builder, Const, Index, Load, Node, Op, Program, Reduce, Result, Store, operands, prune, with_operands
 from .size import Size
 
@@ -90,6 +91,7 @@ class Draft:
 
     def __init__(self, program: Program, rules: "tuple[Rule, ...]") -> None:
         self.program, self.rules = program, rules
+        self.source = 0  # the position, in the Program, of the node being rewritten
         self.stored: set[int] = set()  # values that go to memory as they are
         self._builder = Builder()
         self._dims: list[frozenset[str]] = []
@@ -99,10 +101,15 @@ class Draft:
     def nodes(self) -> list[Node]:
         return self._builder.nodes
 
-    @property
-    def reads_narrow(self) -> bool:
-        """Whether any input is in 16 bits or less, so that fp32 has digits to spare."""
-        return any(b.role == "input" and b.dtype.is_narrow_float for b in self.program.buffers)
+    @cached_property
+    def decisive(self) -> tuple[bool, ...]:
+        """Which values of the Program being rewritten an op that jumps depends on."""
+        return decisive(self.program)
+
+    @cached_property
+    def tolerant(self) -> tuple[bool, ...]:
+        """Which of its values may be approximate."""
+        return tolerant(self.program)
 
     def add(self, node: Node) -> int:
         """The position of `node` or of what the rules make of it."""
@@ -174,6 +181,7 @@ def _sweep(program: Program, rules: tuple[Rule, ...]) -> Program:
     draft, new = Draft(program, rules), dict[int, int]()
     stored = {node.value for node in program.nodes if isinstance(node, Store)}
     for i, node in enumerate(program.nodes):
+        draft.source = i
         new[i] = draft.add(with_operands(node, new))
         if i in stored:
             draft.stored.add(new[i])
@@ -204,11 +212,12 @@ def _holds(wide: DType, narrow: DType) -> bool:
 
 
 def elide_rounding(draft: Draft, node: Node) -> Node | None:
-    """cast f32 (cast bf16 (x: f32)) -> cast f32 x, unless the bf16 value is stored; an fp8 cast is meant and stays."""
+    """cast f32 (cast bf16 (x: f32)) -> cast f32 x, unless the bf16 value is stored or decides; an fp8 cast is meant and stays."""
     match node:
         case Op(name="cast", args=(rounded,), dtype=dtype) if inner := draft.op(rounded, "cast"):
             between_wide = all(d.is_float and d.size >= 4 for d in (dtype, draft.dtype(inner.args[0])))
-            if between_wide and inner.dtype.is_narrow_float and inner.dtype.size == 2 and rounded not in draft.stored:
+            seen = rounded in draft.stored or draft.decisive[draft.source]
+            if between_wide and inner.dtype.is_narrow_float and inner.dtype.size == 2 and not seen:
                 return replace(node, args=inner.args)
     return None
 
@@ -262,12 +271,12 @@ def drop_choice(draft: Draft, node: Node) -> int | None:
 def by_reciprocal(draft: Draft, node: Node) -> int | None:
     """x / c -> x * (1 / c);  e / s -> e * (1 / s) for softmax's sum s of exponentials, which is 1 or more
 
-    Where nothing is read in 16 bits, the second rounding would show; there only a power of two will do, which has none.
+    Where the value must have all its digits, the second rounding would show; there only a power of two will do, which has none.
     """
     match node:
         case Op(name="div", args=(x, by), dtype=dtype, src=src) if dtype is F32:
             c = draft.number(by)
-            if not draft.reads_narrow and not (c and math.frexp(c)[0] in (0.5, -0.5)):
+            if not draft.tolerant[draft.source] and not (c and math.frexp(c)[0] in (0.5, -0.5)):
                 return None
             if c and 2.0**-100 <= abs(c) <= 2.0**100:
                 inverse = Const(_computed("reciprocal", (Const(c, F32),), F32), F32, src=src)
@@ -303,7 +312,8 @@ def fold_constants(draft: Draft, node: Node) -> Node | None:
 @lru_cache(maxsize=4096)
 def _computed(name: str, consts: tuple[Const, ...], dtype: DType) -> float | int | bool:
     """The op carried out in float64 (integers in their own type) and rounded once."""
-    args = [torch.tensor(c.value, dtype=torch.float64 if c.dtype.is_float else c.dtype.torch) for c in consts]
+    args = [torch.tensor(c.value, dtype=c.dtype.torch) for c in consts]
+    args = [a.double() if a.is_floating_point() else a for a in args]
     number = OPS[name].reference(*args).to(dtype.torch).item()
     return math.nan if number != number else number
 

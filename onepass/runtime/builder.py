@@ -36,6 +36,10 @@ def make_builder(parts: compat.InterpreterParts) -> Any:
         def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
             return self.cast_impl(src, dst_type)
 
+        def get_all_ones_value(self, type: Any) -> Any:
+            """Every bit set, which numpy does not make of -1 where the type has no sign."""
+            return handle_type(~np.zeros(1, dtype=parts.runtime._get_np_dtype(type)), type.scalar)
+
         def create_maxnumf(self, lhs: Any, rhs: Any) -> Any:
             return self.binary_op(lhs, rhs, np.fmax)
 

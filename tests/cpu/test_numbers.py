@@ -1,0 +1,308 @@
+"""Values at the edges of their types, as eager has them: least integers, infinities, NaN, -0.0, numbers out of range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import onepass
+from onepass.capture.trace import capture
+from onepass.device import device
+from onepass.errors import NumberOutOfRange, UnsupportedOp, ZeroDivisor
+from onepass.ir.oracle import evaluate
+from onepass.ir.program import Op
+from onepass.ir.text import parse, show
+from onepass.pipeline import interpretable, optimise
+
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 3.0, -3.5, 0.5, 1e-7, -41.0, 60000.0)
+
+
+def edges(dtype: torch.dtype) -> Tensor:
+    """Integers at the ends of a type and around 0."""
+    info = torch.iinfo(dtype)
+    found = {info.min, info.min + 1, info.max - 1, info.max, *range(max(info.min, -4), 5), info.max // 3}
+    return torch.tensor(sorted(found), dtype=dtype)
+
+
+def pairs(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Every value beside every other."""
+    a, b = torch.meshgrid(values, values, indexing="ij")
+    return a.contiguous(), b.contiguous()
+
+
+def check_same(function: Callable[..., tuple[Tensor, ...]], *args: Tensor) -> None:
+    """What a fused function gives is what eager gives: type, shape, NaNs, and the sign of zeros."""
+    for k, (mine, eager) in enumerate(zip(onepass.fuse(function)(*args), function(*args), strict=True)):
+        assert (mine.dtype, mine.shape) == (eager.dtype, eager.shape), k
+        same = mine == eager
+        if mine.is_floating_point():
+            same = same & (mine.signbit() == eager.signbit()) | mine.isnan() & eager.isnan()
+        odd = [tuple(t.expand(mine.shape)[~same][0].item() for t in args)] if not same.all() and mine.dim() else []
+        assert same.all(), f"output {k}: {mine[~same][:3].tolist()}, eager {eager[~same][:3].tolist()}, first of {odd}"
+
+
+# ---- division of integers --------------------------------------------------------------------------------------------------------
+
+
+def divisions(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    return a // b, a % b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc"), torch.div(a, b, rounding_mode="floor")
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_divided_by_integers(dtype: torch.dtype) -> None:
+    a, b = pairs(edges(dtype))
+    kept = b != 0
+    if dtype in ENDS:
+        kept &= (b != -1) | (a != torch.iinfo(dtype).min)
+    check_same(divisions, a[kept], b[kept])
+
+
+ENDS = (torch.int32, torch.int64)  # of these, eager's own division of the least one by -1 ends the process
+
+
+@pytest.mark.parametrize("dtype", ENDS, ids=str)
+def test_the_least_integer_divided_by_minus_one_wraps_around(dtype: torch.dtype) -> None:
+    a, b = torch.tensor([torch.iinfo(dtype).min], dtype=dtype), torch.tensor([-1], dtype=dtype)
+    found = (*onepass.fuse(divisions)(a, b), *onepass.fuse(lambda a: divisions(a, -1))(a))
+    assert torch.equal(torch.cat(found), torch.cat([a, 0 * a, 0 * a, a, a] * 2))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_divided_by_numbers(dtype: torch.dtype) -> None:
+    by = (1, 3, 7) if dtype == torch.uint8 else (1, 3, -1, -3)
+
+    def function(a: Tensor) -> tuple[Tensor, ...]:
+        return tuple(out for n in by for out in (a // n, a % n, torch.fmod(a, n)))
+
+    a = edges(dtype)
+    check_same(function, a[1:] if dtype in ENDS else a)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_divided_by_zero_are_as_on_the_card_and_no_zero_reaches_the_division(dtype: torch.dtype) -> None:
+    a = edges(dtype)
+    b = torch.zeros_like(a)
+    quotient, rem, guarded = onepass.fuse(lambda a, b: (torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b),
+                                                        torch.where(b == 0, 7, a // b)))(a, b)
+    assert torch.equal(quotient, ~b) and torch.equal(rem, a) and torch.equal(guarded, b + 7)
+
+
+@pytest.mark.parametrize("function", [lambda a: a // 0, lambda a: a % 0, lambda a: torch.fmod(a, 0), lambda a: a.sum(-1) // 0,
+                                      lambda a: torch.div(a, 0, rounding_mode="trunc"), lambda a: a.to(torch.int8) // 256])
+def test_a_division_of_integers_by_the_number_0_is_refused(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ZeroDivisor):
+        onepass.fuse(function)(torch.arange(6).reshape(2, 3))
+
+
+# ---- division of floats ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_floats_divided_by_floats(dtype: torch.dtype) -> None:
+    check_same(divisions, *pairs(torch.tensor(SPECIAL, dtype=dtype)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_floats_divided_by_numbers(dtype: torch.dtype) -> None:
+    by = (3.0, -2.5, math.inf, -math.inf, 0.0, -0.0)
+
+    def function(a: Tensor) -> tuple[Tensor, ...]:
+        return tuple(out for n in by for out in (a // n, a % n, torch.fmod(a, n)))
+
+    check_same(function, torch.tensor(SPECIAL, dtype=dtype))
+
+
+# ---- numbers that a type does not hold -------------------------------------------------------------------------------------------
+
+
+def arithmetic(n: int) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    return lambda x: (x + n, x - n, n - x, x * n, x & n, x | n, x ^ n, x == n, x != n, x < n, x <= n, x > n, x >= n, x % n,
+                      x // n, x / n)
+
+
+@pytest.mark.parametrize("number", [300, -1, -129, 2**31, -(2**40) - 5, 2**63 - 1, 70000])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64], ids=str)
+def test_numbers_wrap_around_in_arithmetic_and_comparisons(dtype: torch.dtype, number: int) -> None:
+    wrapped = torch.zeros((), dtype=dtype) + number
+    if wrapped and not (dtype in ENDS and wrapped == -1):
+        check_same(arithmetic(number), edges(dtype))
+
+
+def test_tensors_without_dims_wrap_around_too() -> None:
+    x, wide = edges(torch.int8), torch.tensor(300)
+    check_same(lambda x, n: (x + n, x == n, x > n, torch.maximum(x, n), x // n, torch.where(x > 0, x, n)), x, wide)
+
+
+FILLS = {
+    "full_like": lambda x, n: torch.full_like(x, n),
+    "new_full": lambda x, n: x.new_full((2, 3), n) + x,
+    "masked_fill": lambda x, n: x.masked_fill(x > 1, n),
+    "where": lambda x, n: torch.where(x > 1, x, n),
+    "clamp": lambda x, n: x.clamp(max=n),
+    "clamp_min": lambda x, n: x.clamp_min(n),
+    "alpha": lambda x, n: torch.add(x, x, alpha=n),
+    "value": lambda x, n: torch.addcmul(x, x, x, value=n),
+    "pad": lambda x, n: torch.nn.functional.pad(x, (1, 0), value=n),
+    "scatter": lambda x, n: x.scatter(1, torch.zeros_like(x[:, :1], dtype=torch.int64), n),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_fills_and_bounds_are_refused_where_eager_refuses_them(name: str) -> None:
+    """Those of floats are infinite where a narrow type does not hold them, as torch.where has it."""
+    fill = FILLS[name]
+    for dtype, number in ((torch.int8, 300), (torch.uint8, -256), (torch.uint8, -1), (torch.int32, 2**31), (torch.float32, 1e39),
+                          (torch.uint8, 255), (torch.float16, math.inf)):
+        x = torch.arange(6).reshape(2, 3).to(dtype)
+        try:
+            expected = fill(x, number)
+        except RuntimeError:
+            with pytest.raises(NumberOutOfRange):
+                onepass.fuse(fill)(x, number)
+            continue
+        mine = onepass.fuse(fill)(x, number)
+        assert mine.dtype == expected.dtype and torch.equal(mine.nan_to_num(7), expected.nan_to_num(7)), (name, dtype, number)
+
+
+# ---- bools -----------------------------------------------------------------------------------------------------------------------
+
+BOOLS = torch.tensor([True, False, True, False]), torch.tensor([True, True, False, False])
+
+
+def test_bools_are_added_multiplied_and_compared_as_eager_does() -> None:
+    check_same(lambda a, b: (
+        a + b, a * b, torch.add(a, b, alpha=2), torch.add(a, b, alpha=0), torch.maximum(a, b), torch.minimum(a, b), a < b, a >= b,
+        a == 2, a > -1, a == 0.5, a + 2, a * 2.5, a // 2, a % 2, a / b, a**2, ~a, a & 1, a ^ b, a.sign(), a.isnan(),
+        a.clamp(0, 1), torch.where(a, b, 2), a.sum(), torch.full_like(a, 2), a.masked_fill(b, 0.5), a.sqrt()), *BOOLS)
+
+
+@pytest.mark.parametrize("function", [
+    lambda a, b: a // b, lambda a, b: a % b, lambda a, b: torch.fmod(a, b), lambda a, b: torch.addcmul(a, a, b),
+    lambda a, b: torch.div(a, b, rounding_mode="trunc"), lambda a, b: a**b, lambda a, b: a.clamp(a, b)])
+def test_what_eager_does_not_do_with_bools_is_refused(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    with pytest.raises(NotImplementedError):
+        function(*BOOLS)
+    with pytest.raises((UnsupportedOp, RuntimeError)):  # or torch itself, while tracing
+        onepass.fuse(function)(*BOOLS)
+
+
+# ---- comparisons -----------------------------------------------------------------------------------------------------------------
+
+
+def comparisons(a: Tensor, b: Tensor | float) -> tuple[Tensor, ...]:
+    return a == b, a < b, a >= b
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8], ids=str)
+def test_comparisons_are_made_in_the_common_type(dtype: torch.dtype, wide: torch.dtype) -> None:
+    """A tensor without dims is rounded to the type of one that has some; numbers to that of any tensor."""
+    values = torch.tensor([0.1, 0.2, 0.1 + 2e-9, 257.0, 256.0, 0.10009765625, 1.0000001, 1.0, 16777217.0, 44.0]).to(dtype)
+    singles = torch.tensor([0.1, 257.0, 16777217.0, 300.0], dtype=torch.float64).to(wide)
+
+    def function(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        pairs = [pair for one in others for pair in ((x, one), (one, x), (x[3], one))]
+        pairs += [(y, n) for n in (0.1, 1.00000001, 300) for y in (x, x.amin(), others[0])]
+        return tuple(found for pair in pairs for found in comparisons(*pair))
+
+    check_same(function, values, *singles)
+    check_same(comparisons, values[:, None], singles)
+
+
+def test_what_a_comparison_reads_is_rounded_as_eager_rounds_it() -> None:
+    """Neither do floor, rounding, conversion to integers and positions of extremes see digits that eager has not."""
+    x = torch.linspace(-3, 3, 1001, dtype=torch.bfloat16)
+    third = torch.tensor(1 / 3, dtype=torch.float32)
+
+    def function(x: Tensor, third: Tensor) -> tuple[Tensor, ...]:
+        y = x * third
+        return y == x / 3, y < third, y > -x, torch.floor(y * 3), (y * 6).round(), (y * 3).to(torch.int32), (y * x).argmax()
+
+    check_same(function, x, third)
+
+
+# ---- literals --------------------------------------------------------------------------------------------------------------------
+
+LITERALS = (-0.0, 0.0, 1e-40, -1e-45, 1e-46, math.inf, -math.inf, 3.5e38, 1.1754943508222875e-38, 5e-324)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_literals_keep_their_sign_and_their_smallest_digits(dtype: torch.dtype) -> None:
+    tiny = torch.finfo(dtype).tiny
+    x = torch.tensor([0.0, -0.0, 1e-40, -1e-45, tiny, -tiny, 1.0, math.inf, math.nan], dtype=torch.float64).to(dtype)
+
+    numbers = [n for n in LITERALS if n != 3.5e38 or dtype != torch.float32]
+    if dtype == torch.bfloat16:  # where eager rounds the smallest ones away before it adds them
+        numbers = [n for n in numbers if n == 0 or abs(n) >= 1e-40]
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        each = [(x < n, x == n, x + n, x * n, torch.where(x > 0, x, n)) for n in numbers]
+        return tuple(out for found in each for out in found)
+
+    check_same(function, x)
+    check_same(lambda x: (x / -0.0, -x, x * -0.0, torch.full_like(x, -0.0), x[:0].sum() * -0.0, (-x).sum(), 0.0 - x), x)
+
+
+@pytest.mark.parametrize("number", LITERALS)
+def test_the_oracle_and_the_text_hold_literals_as_kernels_do(number: float) -> None:
+    program = parse("program p; axis n = 2; input x: f32 [2] strides [1]; output y: f32 [2] strides [1]; %0 = load x [n:1]; "
+                    f"%1 = const {number!r} : f32; %2 = mul %0 %1; store y [n:1] = %2")
+    assert parse(show(program)) == program
+    found = evaluate(program, {"x": torch.ones(2)}, {})["y"]
+    expected = torch.tensor(number, dtype=torch.float32).double()
+    assert torch.equal(found, expected.expand(2)) and torch.equal(found.signbit(), expected.signbit().expand(2))
+
+
+def test_a_size_is_a_number_of_the_type_it_meets() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        n = x.shape[0]
+        return x + n, x * n, x > n, x // n, (x + n).sum(1), (x * n).float()
+
+    check_same(function, (torch.arange(300 * 3) % 251 - 120).reshape(300, 3).to(torch.int8))
+
+
+# ---- quotients -------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_else_is_read_does_not_make_a_quotient_approximate() -> None:
+    """41 * (1 / 41) is less than 1."""
+    x, narrow = 41.0 * torch.arange(1, 65).reshape(2, 32), torch.ones(2, 32, dtype=torch.float16)
+    check_same(lambda x, h: (torch.floor(x / 41.0), h + 1, x / 41.0, (x.sum(1) / 41.0), torch.floor(x[:, 0] / 41.0)), x, narrow)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_quotient_that_decides_is_exact(dtype: torch.dtype) -> None:
+    x = 41.0 * torch.arange(1, 7).reshape(2, 3).to(dtype)
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.float() / 41.0
+        return torch.floor(x / 41.0), torch.floor(y), y == y.round(), (2 * y).to(torch.int32), torch.floor(x[0] / 41.0)
+
+    check_same(function, x)
+    check_same(lambda x: ((x > 0).float().mean(), (x > 0).float().mean() == 1.0, x[0].float().mean() == 82), x.expand(41, 2, 3))
+
+
+def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
+    """Those of one kernel may differ: what comes from fp32 alone is divided exactly, what comes from 16 bits need not be."""
+    def function(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:, 0] / x[:, 1], (h.float() / h.float().sum(1, keepdim=True)).to(torch.bfloat16)
+
+    inputs = torch.empty(64, 2), torch.empty(64, 96, dtype=torch.bfloat16)
+    text = "".join(s.text for s in interpretable(optimise(capture(function, inputs).program), {"s0": 64}, device("h200")).sources)
+    assert text.count("libdevice.div_rn(") == 1 and text.count(" / ") >= 1
+
+
+def test_quotients_of_16_bit_data_stay_products() -> None:
+    """One multiplication an element, of which 16 bits show nothing: also beside fp32 vectors, and scalars that scale them."""
+    def function(x: Tensor, w: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        return x.float() / 41.0 * w + scale / 41.0, torch.softmax(x, -1), x.float().square().mean(-1, keepdim=True) * x
+
+    x = torch.empty(64, 96, dtype=torch.bfloat16)
+    ops = [n.name for n in optimise(capture(function, (x, torch.empty(96), torch.empty(()))).program).nodes if isinstance(n, Op)]
+    assert "div" not in ops and ops.count("reciprocal") == 1
