@@ -319,7 +319,10 @@ def _computed(name: str, consts: tuple[Const, ...], dtype: DType) -> float | int
 
 
 def sum_one_hit(draft: Draft, node: Node) -> int | None:
-    """sum over n of where(index(n) == t, a, 0) * r + c -> where(0 <= t < N, a, 0) * r + N * c: only the index varies over n"""
+    """sum over n of where(index(n) == t, a, 0) * r + c -> where(0 <= t < N, a, 0) * r + 0 * r + N * c: only the index varies over n
+
+    0 * r is what all other positions add: NaN where r is infinite or NaN. There are such positions, or nothing is rewritten.
+    """
     match node:
         case Result(reduce=owner):
             match draft.nodes[owner]:
@@ -356,10 +359,24 @@ def _hit_total(draft: Draft, picked: int, axes: tuple[str, ...], src: str) -> in
     scaled = draft.op(picked, "mul")
     for hit, scale in (scaled.args, scaled.args[::-1]) if scaled else ():
         if not draft.varies(scale, axes):
-            total = _hit_total(draft, hit, axes, src)
+            total = _hit_total(draft, hit, axes, src) if _at_least_two(draft.program.extent(axes)) else None
             if total is not None:
-                return draft.add(Op("mul", (total, scale), draft.dtype(picked), src))
+                return _scaled_total(draft, total, scale, src)
     return None
+
+
+def _at_least_two(extent: Size) -> bool:
+    return not isinstance(extent, int) or extent > 1  # symbols stand for 2 and more
+
+
+def _scaled_total(draft: Draft, total: int, scale: int, src: str) -> int:
+    """total * scale, and 0 * scale from where there is no hit"""
+    dtype, number = draft.dtype(scale), draft.number(scale)
+    scaled = draft.add(Op("mul", (total, scale), dtype, src))
+    if not dtype.is_float or number is not None and math.isfinite(number):
+        return scaled
+    missed = draft.add(Op("mul", (scale, draft.add(Const(0.0, dtype, src=src))), dtype, src))
+    return draft.add(Op("add", (scaled, missed), dtype, src))
 
 
 def _compared_to_index(draft: Draft, hit: int, axes: tuple[str, ...]) -> int | None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+import onepass
+from onepass.capture.trace import capture
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Program, Reduce
 from onepass.ir.simplify import EXACT, elide_rounding, online_softmax, simplify, two_pass
@@ -261,3 +263,63 @@ def test_a_scaled_hit_and_a_constant_need_no_fold() -> None:
     inputs = small_inputs(5)
     for name, expected in evaluate(before, inputs, {"s0": 5}).items():
         torch.testing.assert_close(evaluate(after, inputs, {"s0": 5})[name], expected, equal_nan=True)
+
+
+# ---- values that follow no rule of thumb -----------------------------------------------------------------------------------
+
+EDGES = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 1e-42, 3e38, -2.5)
+TEMPTING = (
+    lambda x: x * 1.0, lambda x: 1.0 * x, lambda x: x / 1.0, lambda x: x * 0.0, lambda x: x * -0.0, lambda x: x * -1.0,
+    lambda x: x + 0.0, lambda x: 0.0 + x, lambda x: x + -0.0, lambda x: x - 0.0, lambda x: x - -0.0, lambda x: 0.0 - x,
+    lambda x: x - x, lambda x: x / x, lambda x: (x == x) * x, lambda x: 0.0 / x, lambda x: x / 0.0, lambda x: x / -0.0,
+    lambda x: x / math.inf, lambda x: x / 3e38, lambda x: x / 1e-42, lambda x: x / 2.0, lambda x: torch.neg(-x),
+    lambda x: x.double().float(), lambda x: torch.where(x.isnan(), x, x), lambda x: x * -torch.zeros_like(x),
+    lambda x: x * (torch.full_like(x, 0.1) == torch.full_like(x, 0.10000000149011612)),
+)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(((a == b) & (a.signbit() == b.signbit()) | a.isnan() & b.isnan()).all())
+
+
+@pytest.mark.parametrize("function", TEMPTING)
+def test_rules_hold_for_infinities_nans_and_zeros_of_both_signs(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.tensor(EDGES)
+    program = capture(function, (x,), dynamic=False).program
+    expected, found = (next(iter(evaluate(p, {"x": x}, {}).values())) for p in (program, simplify(program)))
+    assert same_bits(found, expected), (found, expected)
+
+
+@pytest.mark.parametrize("added", ["", "\n%9 = add %8 %0"], ids=["scaled", "and a constant"])
+def test_one_hit_holds_for_infinities_and_nans(added: str) -> None:
+    program = small(
+        f"""%0 = load x [m:8]
+           %1 = load t [m:1]
+           %2 = index (n) : i64
+           %3 = eq %2 %1
+           %4 = const 1.5 : f32
+           %5 = const 0.0 : f32
+           %6 = where %3 %4 %5
+           %7 = load x [m:8] + 1
+           %8 = mul %6 %7{added}
+           %{10 if added else 9} = reduce sum(%{9 if added else 8}) over n
+           %{11 if added else 10} = result %{10 if added else 9}.0
+           store r [m:1] = %{11 if added else 10}""")
+    simple = simplify(program)
+    assert not list(simple.of(Reduce))
+    c, r = torch.meshgrid(torch.tensor((0.0, 2.0, math.inf, -math.inf, math.nan)), torch.tensor(EDGES), indexing="ij")
+    x = torch.zeros(c.numel(), 8)
+    x[:, 0], x[:, 1] = c.reshape(-1), r.reshape(-1)
+    for t in (0, 7, 8, -1):
+        inputs = {"x": x, "h": x, "t": torch.full((len(x),), t)}
+        expected, found = (evaluate(p, inputs, {"s0": len(x)})["r"] for p in (program, simple))
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_one_hit_among_one_is_no_sum_to_be_rewritten() -> None:
+    """Where there is nothing but the hit, no other position adds 0 * r."""
+    def function(t: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return (torch.where(torch.arange(1)[None] == t[:, None], 1.0, 0.0) * r[:, None]).sum(1)
+
+    t, r = torch.tensor([0, 0, 1]), torch.tensor([math.inf, 2.0, math.inf])
+    torch.testing.assert_close(onepass.fuse(function)(t, r), function(t, r), equal_nan=True)
