@@ -293,7 +293,7 @@ class Maker:
                 self.fold(self.one("sum", "max", "min", "any", "all"), x, axes)
             case _:
                 arg = ("argmax", "argmin") if x.exact else ()
-                self.fold(self.one("sum", "sum", "max", "min", "prod", "welford", "logsumexp", *arg), x, axes)
+                self.fold(self.one("sum", "sum", "max", "min", "prod", "welford", "moments", "logsumexp", *arg), x, axes)
 
     def fold(self, monoid: str, x: Val, axes: tuple[str, ...]) -> None:
         points = prod(value(self.extent[a], self.bindings) for a in axes)
@@ -336,7 +336,7 @@ def _results(monoid: str, x: Val, points: int) -> list[tuple[DType, float]]:
             return [(BOOL, 1.0)]
         case "argmax" | "argmin":
             return [(I64, float(points))]
-        case "welford":
+        case "welford" | "moments":
             return [(x.dtype, x.bound), (x.dtype, x.bound**2 * points)]
         case "logsumexp":
             return [(x.dtype, x.bound), (x.dtype, float(points))]

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..ir.expr import BOOL, I32, I64, DType, compute_dtype
-from ..ir.program import Reduce, operands
+from ..ir.program import Op, Reduce, operands
 from ..ir.size import Size, Sym
 from .axes import Dim, Dims
 from .call import Call, Handler, positive, rows, shaping
@@ -172,8 +172,15 @@ def _moments(call: Call, dtype: DType) -> tuple[_Folding, int, int]:
     f = _folding(call)
     draft, value = call.draft, f.value(compute_dtype(dtype))
     # The spread of one element is 0, or NaN where its difference from itself is.
-    mean, spread = f.fold("welford", value) if f.over else (value, draft.op("sub", value, value))
+    record = "welford" if _is_narrow(draft, value) else "moments"
+    mean, spread = f.fold(record, value) if f.over else (value, draft.op("sub", value, value))
     return f, mean, _over_freedom(draft, spread, f.count, _correction(call))
+
+
+def _is_narrow(draft: Draft, value: int) -> bool:
+    """Whether 16 bits hold a value."""
+    node = draft.nodes[value]
+    return isinstance(node, Op) and node.name == "cast" and draft.dtype(node.args[0]).is_narrow_float
 
 
 def _correction(call: Call) -> float:

@@ -26,6 +26,7 @@ class Running:
     axes: tuple[int, ...]  # of a tile
     across: Across  # how what it folds varies along the columns
     compensated: bool  # what grows carries what rounding took from it
+    exact: bool  # exponentials and quotients have all digits
     states: dict[str, State] = field(default_factory=dict)
     lost: dict[str, dict[int, str]] = field(default_factory=dict)  # what rounding has taken, by component of each state
     by_lane: dict[str, int] = field(default_factory=dict)  # of the states that every thread has one of, how many there are
@@ -44,9 +45,10 @@ class Folds:
         dtype = self.kernel.program.dtypes[node.args[0]]
         monoid = MONOIDS[node.monoid]
         # What runs over fp32 data for long loses more than eager's tree does; over 16-bit data, less than a rounded result shows.
-        compensated = self.kernel.wide_data and bool(monoid.growing) and dtype is F32
+        compensated = self.kernel.has_all_digits[fold.node] and bool(monoid.growing) and dtype is F32
+        exact = self.values.is_exact(fold.node)
         across = max((self.kernel.by_col[a] for a in node.args), key=lambda a: a.value)
-        return Running(fold, monoid, dtype, axes, across, compensated)
+        return Running(fold, monoid, dtype, axes, across, compensated, exact)
 
     def start(self, running: Running, spots: Iterable[Spot]) -> None:
         """States that a loop carries must exist before it: the identity, for every kind of tile it meets."""
@@ -120,7 +122,7 @@ class Folds:
         """One state of several, joined in their order."""
         total = states[0]
         for other in states[1:]:
-            total = join(running.monoid, total, other, self.values.assign, self.values.exact, self.language)
+            total = join(running.monoid, total, other, self.values.assign, running.exact, self.language)
         return total
 
     def leave(self, running: Running, spot: Spot, total: State) -> None:
@@ -137,7 +139,7 @@ class Folds:
             entered = tuple(self.values.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
                             for x in entered)
             running.by_lane[self.key(running, spot)] = lanes[2]
-            return running.monoid.merge(self._within_threads(), *entered)
+            return running.monoid.merge(self._within_threads(running), *entered)
         return entered if running.monoid.primitive else running.monoid.merge(algebra, *entered)
 
     def _of_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
@@ -149,7 +151,7 @@ class Folds:
     def _grow(self, running: Running, before: State, entered: State, lost: dict[int, str]) -> None:
         """Join a state with another in place, remembering what rounding takes; what is infinite has lost nothing."""
         line = self.values.writer.line
-        joined = growth(running.monoid, before, entered, self.values.assign, self.values.exact, self.language)
+        joined = growth(running.monoid, before, entered, self.values.assign, running.exact, self.language)
         for k, (name, part) in enumerate(zip(before, joined, strict=True)):
             if not isinstance(part, Grown):
                 line(f"{name} = {part}")
@@ -205,12 +207,12 @@ class Folds:
         side_by_side = vector(self.kernel)
         return 1, held // side_by_side, threads, side_by_side
 
-    def _within_threads(self) -> TileAlgebra:
+    def _within_threads(self, running: Running) -> TileAlgebra:
         """Folds what a thread holds of a tile that is shaped by threads."""
         def folded(kind: str, text: str) -> str:
             return fold_text(kind, fold_text(kind, text, 3), 1)
 
-        return TileAlgebra(self.values.assign, folded, lambda: "0", self.values.exact)
+        return TileAlgebra(self.values.assign, folded, lambda: "0", running.exact)
 
     def _spread(self, i: int, running: Running, spot: Spot, env: Env) -> str:
         """A value spread over the axes it is folded along, and over the columns of others that enter with it."""
@@ -247,7 +249,7 @@ class Folds:
     def _joined(self, running: Running, before: State, entered: State) -> State:
         if running.monoid.primitive:
             return (op_text(COMBINE[running.monoid.primitive], (before[0], entered[0]), running.dtype, language=self.language),)
-        return join(running.monoid, before, entered, self.values.assign, self.values.exact, self.language)
+        return join(running.monoid, before, entered, self.values.assign, running.exact, self.language)
 
     def _algebra(self, running: Running, spot: Spot, counted: dict[str, Value]) -> TileAlgebra:
         def folded(kind: str, text: str) -> str:
@@ -257,7 +259,7 @@ class Folds:
                 text = fold_text(kind, text, axis, self.language)
             return text
 
-        return TileAlgebra(self.values.assign, folded, lambda: self._lanes(running, spot, masked=False), self.values.exact,
+        return TileAlgebra(self.values.assign, folded, lambda: self._lanes(running, spot, masked=False), running.exact,
                            self.language)
 
     def _lanes(self, running: Running, spot: Spot, masked: bool) -> str:

@@ -95,7 +95,7 @@ class _ThreadFolds(Folds):
         shape = [self.strips.at_once, self._entering_shape(running, spot)[1]]
         held = (assign("held", f"{x}.reshape({[each, *shape]})") if isinstance(x, str) else x for x in entered)
         within = _WithinThreads(assign, lambda kind, text: fold_text(kind, text, 0, self.language), lambda: str(each),
-                                self.values.exact, self.language, each)
+                                running.exact, self.language, each)
         return tuple(assign("own", f"gl.convert_layout({x}.reshape({shape}), TILE, assert_trivial=True)") if isinstance(x, str)
                      else x for x in running.monoid.merge(within, *held))
 

@@ -8,6 +8,7 @@ ever widened needs no xor: `widen` takes the zero.
 from __future__ import annotations
 
 import re
+from math import frexp
 
 from ..ir.expr import BF16, F32, F64, I64, OPS
 from ..ir.monoid import MONOIDS, State
@@ -41,7 +42,7 @@ class Values:
         # Approximate exponentials and quotients are good enough for 16-bit data, unless full-size results are stored wider.
         wide_results = any(kernel.is_full[i] and self.program.dtypes[i].name in ("f32", "f64") for i in self.program.of(Store))
         self.exact = wide_results or kernel.wide_data or F64 in self.program.dtypes
-        self.tolerant = tolerant(self.program)
+        self._tolerant = tolerant(self.program)
         self.lead_stride = row_stride(kernel, bindings) if schedule.lead else None
         self.lasting = lasting(kernel, schedule, bindings)
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
@@ -172,10 +173,29 @@ class Values:
             return f"widen({args[0]})"
         if node.name in TAKES_TENSORS or all(isinstance(self.program.nodes[a], Const) for a in node.args):
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
-        exact = self.exact or not self.tolerant[i]
+        exact = self.is_exact(i)
+        if node.name == "div" and not exact and (count := self._count(node.args[1])) is not None:
+            return self._over(args[0], count)
         if exact and OPS[node.name].exact:
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
         return op_text(node.name, tuple(args), self.program.dtypes[i], exact, self.language)
+
+    def _count(self, i: int) -> float | None:
+        """How many elements a mean is of: rules that hold for every plan leave no other numbers to divide 16-bit data by."""
+        node = self.program.nodes[i]
+        return node.value if isinstance(node, Const) and node.scale == 1 and 1 < node.value < 2**31 else None
+
+    def _over(self, total: str, count: float) -> str:
+        """total / count as a division rounds it, or equal values would have a spread: a product, and a step by what it leaves."""
+        of, each = self.language.prefix, 1 / count
+        if frexp(count)[0] == 0.5:
+            return f"({total} * {each!r})"
+        first = self.assign("first", f"{total} * {each!r}")
+        return f"{of}.fma({of}.fma({first}, {-count!r}, {total}), {each!r}, {first})"
+
+    def is_exact(self, i: int) -> bool:
+        """Must a value have all the digits of its type?"""
+        return self.exact or not self._tolerant[i]
 
     def tensor(self, i: int, text: str) -> str:
         """A literal as a tensor, for functions that take no bare numbers."""
@@ -297,7 +317,7 @@ class Values:
             cube = f"tl.reshape({text}, [{spot.height}, {count}, {size}])"
             return f"tl.reshape({fold_text(kind, cube, 2)}, [{spot.height}, {count}])"
 
-        algebra = TileAlgebra(self.assign, folded, lambda: f"{float(size)}", self.exact)
+        algebra = TileAlgebra(self.assign, folded, lambda: f"{float(size)}", self.is_exact(i))
         args = [self.assign("spread", f"tl.broadcast_to({self.as_full(a, spot, env)}, {spot.shape})") for a in node.args]
         self.results[i] = monoid.leave(algebra, *monoid.merge(algebra, *monoid.enter(algebra, *args)))
 

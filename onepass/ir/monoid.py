@@ -144,7 +144,27 @@ def _merge_welford(alg: Algebra, n: Value, mean: Value, m2: Value) -> State:
     at_least_one = alg.op("maximum", total, 1.0)
     centre = alg.op("div", alg.fold("sum", alg.op("mul", n, mean)), at_least_one)
     off = alg.op("sub", mean, centre)
-    return total, centre, alg.fold("sum", alg.op("add", m2, alg.op("mul", n, alg.op("mul", off, off))))
+    return total, centre, alg.fold("sum", alg.op("add", m2, alg.op("mul", alg.op("mul", n, off), off)))
+
+
+NOISE = 2.0**-42  # a mean that is off by 8 roundings of the spread's root is off by no more than its elements
+
+
+def _merge_moments(alg: Algebra, n: Value, mean: Value, low: Value, m2: Value) -> State:
+    """The same with twice the digits in the mean, where it is many times the spread: `low` is what rounding took from it."""
+    total = alg.fold("sum", n)
+    at_least_one = alg.op("maximum", total, 1.0)
+    centre = alg.op("div", alg.fold("sum", alg.op("mul", n, mean)), at_least_one)
+    off = alg.op("add", alg.op("sub", mean, centre), low)
+    weighted = alg.op("mul", n, off)  # not by the square, which may overflow where there is nothing
+    drift = alg.op("div", alg.fold("sum", weighted), at_least_one)
+    spread = alg.fold("sum", alg.op("add", m2, alg.op("mul", weighted, off)))
+    excess = alg.op("mul", total, alg.op("mul", drift, drift))
+    shown = alg.op("gt", excess, alg.op("mul", spread, NOISE))
+    step = alg.op("where", shown, drift, 0.0)
+    middle = alg.op("add", centre, step)
+    rest = alg.op("add", alg.op("sub", centre, middle), step)
+    return total, middle, rest, alg.op("maximum", alg.op("sub", spread, excess), 0.0)
 
 
 def _join_welford(alg: Algebra, a: State, b: State) -> State:
@@ -153,8 +173,31 @@ def _join_welford(alg: Algebra, a: State, b: State) -> State:
     total = alg.op("add", n_a, n_b)
     share = alg.op("div", n_b, alg.op("maximum", total, 1.0))
     off = alg.op("sub", mean_b, mean_a)
-    spread = alg.op("mul", alg.op("mul", off, off), alg.op("mul", n_a, share))
-    return total, Grown(mean_a, alg.op("mul", off, share)), Grown(m2_a, alg.op("add", m2_b, spread))
+    return total, Grown(mean_a, alg.op("mul", off, share)), Grown(m2_a, alg.op("add", m2_b, _between(alg, off, n_a, share)))
+
+
+def _join_moments(alg: Algebra, a: State, b: State) -> State:
+    """The same with twice the digits in the mean; the step is short, so what rounding takes from it does not matter."""
+    (n_a, mean_a, low_a, m2_a), (n_b, mean_b, low_b, m2_b) = a, b
+    total = alg.op("add", n_a, n_b)
+    share = alg.op("div", n_b, alg.op("maximum", total, 1.0))
+    high, low = alg.op("sub", mean_b, mean_a), alg.op("sub", low_b, low_a)
+    step = alg.op("mul", high, share)
+    mean = alg.op("add", mean_a, step)
+    taken = alg.op("add", alg.op("sub", mean_a, mean), step)
+    rest = alg.op("add", taken, alg.op("add", low_a, alg.op("mul", low, share)))
+    spread = _between(alg, alg.op("add", high, low), n_a, share)
+    return total, mean, rest, Grown(m2_a, alg.op("add", m2_b, spread))
+
+
+def _leave_moments(alg: Algebra, mean: Value, m2: Value) -> State:
+    """Infinities have no distance from their mean: eager's recurrence makes NaN of both."""
+    return alg.op("where", alg.op("isnan", m2), m2, mean), m2
+
+
+def _between(alg: Algebra, off: Value, n: Value, share: Value) -> Value:
+    """What the distance of two means adds to the spread. Where one is of nothing that is 0, though the square may overflow."""
+    return alg.op("mul", off, alg.op("mul", off, alg.op("mul", n, share)))
 
 
 def _merge_logsumexp(alg: Algebra, top: Value, total: Value) -> State:
@@ -182,16 +225,28 @@ _BASE = (
     _truth("all", "min", 1),
     _arg("argmax", "max", least),
     _arg("argmin", "min", greatest),
-    Monoid(
+    Monoid(  # of values that 16 bits hold: what rounding takes from their mean is below their own digits
         "welford", 1, ("n", "mean", "m2"),
         identity=lambda _: (0.0, 0.0, 0.0),
         enter=lambda alg, x: (1.0, x, 0.0),
         merge=_merge_welford,
-        leave=lambda alg, n, mean, m2: (mean, m2),
+        leave=lambda alg, n, mean, m2: _leave_moments(alg, mean, m2),
         state_dtypes=lambda dtype: (dtype,) * 3,
         result_dtypes=lambda dtype: (dtype,) * 2,
         join=_join_welford,
         growing=(1, 2),
+        counts=True,
+    ),
+    Monoid(
+        "moments", 1, ("n", "mean", "low", "m2"),
+        identity=lambda _: (0.0, 0.0, 0.0, 0.0),
+        enter=lambda alg, x: (1.0, x, 0.0, 0.0),
+        merge=_merge_moments,
+        leave=lambda alg, n, mean, low, m2: _leave_moments(alg, mean, m2),
+        state_dtypes=lambda dtype: (dtype,) * 4,
+        result_dtypes=lambda dtype: (dtype,) * 2,
+        join=_join_moments,
+        growing=(3,),
         counts=True,
     ),
     Monoid(

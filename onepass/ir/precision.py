@@ -37,33 +37,38 @@ def _jumps(program: Program, i: int) -> bool:
 
 def tolerant(program: Program) -> tuple[bool, ...]:
     """Which values may be approximate: those that come from 16-bit data, or go into nothing else, and decide nothing."""
-    from_narrow, decide = _from_narrow(program), decisive(program)
+    loads, wide, decide = _loads(program), from_wide(program), decisive(program)
     found = [False] * len(program.nodes)
     for i in reversed(range(len(program.nodes))):
         users = program.users[i]
         absorbed = bool(users) and all(found[u] and not isinstance(program.nodes[u], Store) for u in users)
-        found[i] = (from_narrow[i] or absorbed) and not decide[i]
+        found[i] = (bool(loads[i]) and not wide[i] or absorbed) and not decide[i]
     return tuple(found)
 
 
-def _from_narrow(program: Program) -> tuple[bool, ...]:
-    """Which values are computed from 16- or 8-bit floats, with none of fp32 but vectors and scalars beside larger narrow tensors.
+def from_wide(program: Program) -> tuple[bool, ...]:
+    """Into which values fp32 data goes. Vectors and scalars beside larger tensors of 16 or 8 bits do not count.
 
     What was left by another kernel counts as narrow: where nothing else is, all of a kernel is exact anyway.
     """
-    loads: list[frozenset[int]] = []  # of floats, that go into each value
+    return tuple(_is_wide(program, each) for each in _loads(program))
+
+
+def _loads(program: Program) -> tuple[frozenset[int], ...]:
+    """The loads of floats that go into each value."""
+    found: list[frozenset[int]] = []
     for i, node in enumerate(program.nodes):
         if not program.dtypes[i].is_float:
-            loads.append(frozenset())  # a count, a choice: what it was made from no longer shows
+            found.append(frozenset())  # a count, a choice: what it was made from no longer shows
         else:
             own = frozenset((i,)) if isinstance(node, Load) else frozenset()
-            loads.append(own.union(*(loads[o] for o in operands(node))))
-    return tuple(_mostly_narrow(program, each) for each in loads)
+            found.append(own.union(*(found[o] for o in operands(node))))
+    return tuple(found)
 
 
-def _mostly_narrow(program: Program, loads: frozenset[int]) -> bool:
+def _is_wide(program: Program, loads: frozenset[int]) -> bool:
     narrow = [i for i in loads if _is_narrow(program, i)]
-    return bool(narrow) and all(any(program.dims[i] < program.dims[n] for n in narrow) for i in loads if i not in narrow)
+    return not all(any(program.dims[i] < program.dims[n] for n in narrow) for i in loads if i not in narrow)
 
 
 def _is_narrow(program: Program, i: int) -> bool:

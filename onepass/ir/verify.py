@@ -24,7 +24,7 @@ _FLOAT_OPS = frozenset((
 ))
 _BIT_OPS = frozenset(("and", "or", "xor", "not"))
 _ANY_TYPE_OPS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "where", "cast"))
-_FLOAT_MONOIDS = frozenset(("welford", "logsumexp"))
+_FLOAT_MONOIDS = frozenset(("welford", "moments", "logsumexp"))
 _NUMBER_MONOIDS = frozenset(("sum", "prod"))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from ..ir.precision import from_wide
 from ..ir.program import Load, Program, Reduce, Result, Store, operands
 from ..ir.size import Bindings, Size, value
 
@@ -104,6 +105,11 @@ class Kernel:
     def wide_data(self) -> bool:
         """Is nothing that is read stored in 16 or 8 bits? Then results can show the last bits of fp32."""
         return not any(self.program.dtypes[i].is_narrow_float for i in self.program.of(Load))
+
+    @cached_property
+    def has_all_digits(self) -> tuple[bool, ...]:
+        """Does fp32 data, with all its digits, go into each value?"""
+        return (True,) * len(self.program.nodes) if self.wide_data else from_wide(self.program)
 
     def use_phases(self, i: int) -> frozenset[int]:
         """The phases in which a loaded value is (transitively) read by something that varies as it does."""

@@ -159,7 +159,7 @@ def _slower(program: Program, bindings: Bindings, direction: _Direction) -> floa
     monoids = {n.monoid for i in direction.folds if isinstance(n := program.nodes[i], Reduce)}
     if "logsumexp" in monoids or "max" in monoids and "sum" in monoids:
         return EXPONENTIALS
-    return MOMENTS if "welford" in monoids else LONG
+    return LONG if monoids.isdisjoint(("welford", "moments")) else MOMENTS
 
 
 def _splits(program: Program, bindings: Bindings, direction: _Direction, device: Device) -> bool:

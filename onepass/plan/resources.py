@@ -122,7 +122,7 @@ def demand(kernel: Kernel) -> Demand:
         node = program.nodes[fold.node]
         assert isinstance(node, Reduce)
         monoid = MONOIDS[node.monoid]
-        carried = len(monoid.growing) if kernel.wide_data else 0  # what rounding took
+        carried = len(monoid.growing) if kernel.has_all_digits[fold.node] else 0  # what rounding took
         size = (len(monoid.state) + carried) * max(1, program.dtypes[node.args[0]].size // 4)
         if fold.rows and not fold.cols and any(kernel.by_col[a] is not Across.NONE for a in node.args):
             gathered += size

@@ -40,6 +40,11 @@ def make_builder(parts: compat.InterpreterParts) -> Any:
             """Every bit set, which numpy does not make of -1 where the type has no sign."""
             return handle_type(~np.zeros(1, dtype=parts.runtime._get_np_dtype(type)), type.scalar)
 
+        def create_fma(self, x: Any, y: Any, z: Any) -> Any:
+            """One rounding: float64 holds a product of two float32 values."""
+            wide = x.data.astype(np.float64) * y.data + z.data
+            return handle_type(wide.astype(x.data.dtype), x.dtype.scalar)
+
         def create_maxnumf(self, lhs: Any, rhs: Any) -> Any:
             return self.binary_op(lhs, rhs, np.fmax)
 

@@ -26,6 +26,12 @@ def softmax_sums(x: torch.Tensor) -> Tensors:
     return top, (x - top).exp().sum()
 
 
+def moments(x: torch.Tensor) -> Tensors:
+    """As eager has them: NaN, both, where there is an infinity."""
+    off = x - x.mean()
+    return x.mean() + off.sum() / len(x), off.square().sum()
+
+
 FORMULAS = {
     "sum": lambda x: (x.sum(dtype=x.dtype),),
     "prod": lambda x: (x.prod(dtype=x.dtype),),
@@ -35,7 +41,8 @@ FORMULAS = {
     "all": lambda x: ((x != 0).all(),),
     "argmax": lambda x: (first(x.isnan() if x.isnan().any() else x == x.max()),),
     "argmin": lambda x: (first(x.isnan() if x.isnan().any() else x == x.min()),),
-    "welford": lambda x: (x.mean(), ((x - x.mean()) ** 2).sum()),
+    "welford": moments,
+    "moments": moments,
     "logsumexp": softmax_sums,
 }
 ROWS = {
@@ -59,7 +66,7 @@ ROWS = {
 
 def takes(name: str, row: torch.Tensor) -> bool:
     """Variances and exponentials are of floats; truths are only asked for any and all."""
-    if name in ("welford", "logsumexp"):
+    if name in ("welford", "moments", "logsumexp"):
         return row.is_floating_point()
     return row.dtype != torch.bool or name in ("any", "all")
 
@@ -165,10 +172,14 @@ def test_a_join_of_two_is_their_merge(name: str) -> None:
     counts = torch.tensor([[3.0, 1.0, 0.0, 5.0, 0.0], [4.0, 1.0, 2.0, 0.0, 0.0]], dtype=torch.float64)
     means = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * (counts > 0)
     spreads = torch.rand(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * (counts > 1)
-    state = {"sum": (means,), "welford": (counts, means, spreads), "logsumexp": (means, counts)}[name.partition(".")[0]]
+    state = {"sum": (means,), "welford": (counts, means, spreads), "moments": (counts, means, 1e-3 * means, spreads),
+             "logsumexp": (means, counts)}[name.partition(".")[0]]
     merged = monoid.merge(algebra, *state)
     joined = monoid.join(algebra, tuple(s[:1] for s in state), tuple(s[1:] for s in state))
     assert monoid.growing == tuple(k for k, part in enumerate(joined) if isinstance(part, Grown))
-    for one, two in zip(merged, joined, strict=True):
-        two = two.before * two.scale + two.by if isinstance(two, Grown) else two
+    grown = tuple(part.before * part.scale + part.by if isinstance(part, Grown) else part for part in joined)
+    if "low" in monoid.state:  # two ways to write one number
+        merged, grown = (dict(zip(monoid.state, parts, strict=True)) for parts in (merged, grown))
+        merged, grown = ((s["n"], s["mean"] + s["low"], s["m2"]) for s in (merged, grown))
+    for one, two in zip(merged, grown, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
