@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 MODULE_LINES = 500
 FUNCTION_LINES = 60
-PACKAGE_LINES = 30_000  # a compiler of 14,000, guards, the backend with its store, workers and reports, and what measures them
+PACKAGE_LINES = 31_500  # a compiler of 14,000, guards, the backend with its store, workers and reports, and what measures them
 TERSE_METHOD = 6  # lines a method may have without a docstring: its name and class say it
 
 # Data passes through the stages in this order, and imports go the other way only.
