@@ -39,7 +39,10 @@ class Writer:
         seen = self._names.get(hint, 0)
         self._names[hint] = seen + 1
         name = hint if seen == 0 else f"{hint}_{seen}"
-        return name if seen == 0 or name not in self._names else self.fresh(name)
+        if seen and name in self._names:
+            return self.fresh(name)
+        self._names.setdefault(name, 1)  # it may be somebody else's hint
+        return name
 
     def done(self) -> str:
         """The module's text."""

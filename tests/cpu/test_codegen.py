@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import onepass
 from onepass.capture.trace import capture
 from onepass.codegen.triton import HEADER, RESERVED
+from onepass.codegen.writer import Writer
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Op, Program, Reduce, prune
 from onepass.ir.size import Bindings, value
@@ -350,6 +351,19 @@ def test_values_may_be_called_what_kernels_import() -> None:
 
     x, w, b = (torch.randn(shape).bfloat16() for shape in ((8, 300), (300,), (8, 300)))
     fused_right(named, x, w, b)
+
+
+def test_a_numbered_name_is_given_once() -> None:
+    """Tiles number their names too: of two loads of x, the second and the first's second tile would both be x_1."""
+    writer = Writer(("taken",))
+    hints = ("x", "x", "x_1", "x", "x_1", "x_2", "y_1", "y", "y", "taken", "taken_1", "taken")
+    assert len({writer.fresh(hint) for hint in hints}) == len(hints)
+
+    def two_loads(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.narrow(1, 4, 6) - 1, x.softmax(0).gather(1, at)
+
+    x, at = torch.randn(17, 13, 8), torch.randint(0, 13, (17, 5, 8))
+    torch.testing.assert_close(onepass.fuse(two_loads, dynamic=False)(x, at), two_loads(x, at))
 
 
 @pytest.mark.parametrize("fold", [torch.argmax, torch.argmin])
