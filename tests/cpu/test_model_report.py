@@ -216,7 +216,7 @@ def test_the_process_report_shows_fallbacks_by_code(fresh: None, monkeypatch: py
     with pytest.warns(UserWarning, match="ONEPASS-701"), torch.no_grad():
         torch.compile(nn.Softmax(-1), backend=onepass.backend, options=OPTIONS)(torch.randn(4, 16))
     found = onepass.report()
-    assert found.fallbacks_by_code == {"ONEPASS-701": 1} and [r.runs_as for r in found.called] == ["torch, op by op"]
+    assert found.fallbacks_by_code == {"ONEPASS-900": 1} and [r.runs_as for r in found.called] == ["torch, op by op"]
     assert "nothing works" in str(found) and "repro_" in found.to_json()["fallbacks"][0]["repro"]
 
 

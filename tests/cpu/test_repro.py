@@ -173,7 +173,7 @@ def test_a_report_that_fails_does_not_fail_the_call(what: str, monkeypatch: pyte
             monkeypatch.setattr(repro, what, failing, raising=False)
         region_op.run(outs, ins, [4], "a", ROWS)
     assert_filled(outs, ins)
-    assert journal.snapshot().fallbacks_by_code == {"ONEPASS-701": 1}
+    assert sum(journal.snapshot().fallbacks_by_code.values()) == 1
 
 
 def test_a_stream_that_cannot_encode_a_warning_does_not_fail_the_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
