@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from math import nan
 from typing import Any
 
-from ..ir.expr import I64, compute_dtype
+from ..ir.expr import BOOL, I64, compute_dtype
 from ..ir.program import Reduce, operands
 from ..ir.size import Size
 from .align import broadcast, join
@@ -50,8 +51,8 @@ def _pad(call: Call) -> Concat | Tensor:
             call.unsupported("negative padding")
         inner = joined(call, padded) if isinstance(padded, Concat) else padded
         ends = [_constant_like(call, inner, dim, n, value) for n in (before, after)]
-        pieces = tuple(p for p in (ends[0], inner, ends[1]) if _length(call.draft, p, dim) != 0)
-        padded = inner if len(pieces) == 1 else _side_by_side(call.draft, dim, pieces)
+        pieces = tuple(p for p in (ends[0], inner, ends[1]) if _length(call.draft, p, dim) != 0) or (inner,)
+        padded = pieces[0] if len(pieces) == 1 else _side_by_side(call.draft, dim, pieces)
     return padded
 
 
@@ -120,7 +121,10 @@ def _folds_along(draft: Draft, node: int, atoms: frozenset[str]) -> bool:
 
 
 def _gather(call: Call) -> Tensor:
-    """One element of the dim for every index: the source's expression with a looked-up coordinate."""
+    """One element of the dim for every index: the source's expression with a looked-up coordinate.
+
+    Nothing outside the source is read. What an index outside gives is said in docs/architecture.md, Numerics.
+    """
     source, dim, index = call.args
     draft, dim = call.draft, positive(dim, len(source.dims))
     if not source.dims:
@@ -128,8 +132,17 @@ def _gather(call: Call) -> Tensor:
     source, index = _lined_up(call, source, index, dim)
     node = draft.cast(index.node, I64)
     extent = _length(draft, source, dim)
-    moves = {draft.dims(source)[dim]: Lookup(node, extent)} if extent != 1 else {}
+    if extent == 1:
+        return draft.tensor(_only_at_zero(draft, source.node, node), draft.dims(index))
+    moves = {draft.dims(source)[dim]: Lookup(node, extent)}
     return draft.tensor(substitute(draft, source.node, moves), draft.dims(index))
+
+
+def _only_at_zero(draft: Draft, value: int, index: int) -> int:
+    """The only element there is; for any other NaN, or 0 where there is none."""
+    dtype = draft.dtype(value)
+    outside = draft.const(nan if dtype.is_float else False if dtype is BOOL else 0, dtype)
+    return _chosen(draft, draft.op("eq", index, draft.const(0, I64)), value, outside)
 
 
 def _lined_up(call: Call, source: Tensor, index: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -231,9 +231,14 @@ class Values:
         return f"{self.language.prefix}.load({pointer}{mask}{self._last(i)})"
 
     def _nothing(self, i: int) -> str:
-        """What lanes hold that a load leaves out: zero, of its type where no integer is converted to that."""
-        dtype = self.program.dtypes[i]
-        return self.language.full("[1, 1]", "0", dtype.kernel) if dtype.is_float8 else "0"
+        """What lanes hold that a load leaves out: zero, of its type where no integer is converted to that. Where positions are
+        looked up, NaN: one that lies outside shows, and costs nothing."""
+        dtype, node = self.program.dtypes[i], self.program.nodes[i]
+        found = isinstance(node, Load) and bool(node.gathers) and dtype.is_float
+        if dtype.is_float8:
+            bits = self.language.full("[1, 1]", "127" if found else "0", "int8")  # all but the sign is NaN
+            return f"{bits}.to({self.language.prefix}.{dtype.kernel}, bitcast=True)"
+        return 'float("nan")' if found else "0"
 
     def _store(self, i: int, node: Store, spot: Spot, env: Env) -> None:
         where = self._address(i, node, spot)

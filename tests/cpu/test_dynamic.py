@@ -18,8 +18,9 @@ from onepass.capture.draft import Draft
 from onepass.errors import CaptureTooLong, RewriteFailed, UnsupportedOp
 from onepass.integration import claim, journal, rewrite
 from onepass.ir.size import sym
+from tests.support import assert_right, randoms
 
-CHECKED = {"interpret": True, "rest": "eager", "by_cost": False, "verify": 16, "on_error": "raise"}
+OPTIONS = {"interpret": True, "rest": "eager", "by_cost": False, "on_error": "raise"}
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -94,7 +95,7 @@ def windows(x: Tensor) -> Tensor:
 
 
 def convolved(x: Tensor) -> Tensor:
-    return norm(F.conv1d(x, torch.ones(4, 3, 3), stride=2, padding=1))
+    return norm(F.conv1d(x, x.new_ones(4, 3, 3), stride=2, padding=1))
 
 
 def transposed(x: Tensor) -> Any:
@@ -116,9 +117,9 @@ CASES: tuple[tuple[Callable[..., Any], Shapes], ...] = (
     (ends, ((3, 9, 16), (2, 10, 24))),
     (clamped, ((2, 9, 16), (3, 6, 16))),
     (pairs, ((3, 8, 16), (2, 10, 32))),
-    (nested_pairs, ((3, 12, 16), (2, 8, 16))),
+    (nested_pairs, ((2, 12, 16), (1, 8, 16))),
     (interleaved, ((3, 8, 6), (5, 10, 7))),
-    (windows, ((2, 10, 12, 16), (3, 8, 16, 16))),
+    (windows, ((1, 6, 4, 16), (2, 4, 8, 16))),
     (convolved, ((2, 3, 33), (3, 3, 40))),
     (transposed, ((16, 16), (24, 24))),
     (squared, ((4, 16), (5, 16))),
@@ -127,21 +128,19 @@ CASES: tuple[tuple[Callable[..., Any], Shapes], ...] = (
 
 @pytest.mark.parametrize(("function", "shapes"), [pytest.param(*case, id=case[0].__name__) for case in CASES])
 def test_symbolic_sizes(function: Callable[..., Any], shapes: Shapes) -> None:
-    run = torch.compile(function, backend=onepass.backend, dynamic=True, options=CHECKED)
-    for seed, shape in enumerate(shapes):
-        torch.manual_seed(seed)
-        x = torch.randn(shape)
-        torch.testing.assert_close(run(x), function(x), atol=1e-4, rtol=1e-4)
+    run = torch.compile(function, backend=onepass.backend, dynamic=True, options=OPTIONS)
+    for shape in shapes:
+        assert_right(run, function, lambda seed, shape=shape: (randoms(seed, shape),))  # type: ignore[misc]
     graphs = journal.snapshot().graphs
     assert graphs and all(graph.regions for graph in graphs) and not any(graph.error or graph.left for graph in graphs)
     assert not journal.snapshot().fallbacks
 
 
-@pytest.mark.parametrize("function", [glu, next_token, nested_pairs], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [next_token, nested_pairs], ids=lambda f: f.__name__)
 def test_gradients_under_symbolic_sizes(function: Callable[..., Any]) -> None:
-    run = torch.compile(function, backend=onepass.backend, dynamic=True, options=CHECKED)
+    run = torch.compile(function, backend=onepass.backend, dynamic=True, options=OPTIONS)
     shapes = next(shapes for f, shapes in CASES if f is function)
-    for shape in shapes[:2]:
+    for shape in shapes:
         x = torch.randn(shape, requires_grad=True)
         mine, eager = (torch.autograd.grad(_total(f(x)), x) for f in (run, function))
         torch.testing.assert_close(mine, eager, atol=1e-3, rtol=1e-3)
@@ -157,7 +156,7 @@ def test_sizes_that_become_one_and_zero() -> None:
     def tail(x: Tensor) -> Any:
         return norm(x[:, 2:]), x[:, 2:].sum(1)
 
-    run = torch.compile(tail, backend=onepass.backend, dynamic=True, options={**CHECKED, "verify": 0})
+    run = torch.compile(tail, backend=onepass.backend, dynamic=True, options=OPTIONS)
     for rows in (8, 3, 2, 5):
         x = torch.randn(3, rows, 16)
         torch.testing.assert_close(run(x), tail(x), atol=1e-4, rtol=1e-4)
@@ -165,7 +164,7 @@ def test_sizes_that_become_one_and_zero() -> None:
 
 def test_strides_of_a_tensor_of_symbolic_size_follow_its_sizes() -> None:
     """torch writes them with Max(1, s); as a symbol of its own, that would keep neighbouring dims from being walked as one."""
-    run = torch.compile(lambda x: norm(x[:, 1:] * 2.0), backend=onepass.backend, dynamic=True, options=CHECKED)
+    run = torch.compile(lambda x: norm(x[:, 1:] * 2.0), backend=onepass.backend, dynamic=True, options=OPTIONS)
     run(torch.randn(3, 8, 16))
     (region,) = journal.snapshot().graphs[-1].regions
     (out,) = (b for b in region.program.buffers if b.role == "output")
@@ -175,7 +174,7 @@ def test_strides_of_a_tensor_of_symbolic_size_follow_its_sizes() -> None:
 def test_a_size_that_a_view_names_is_known() -> None:
     """Though torch writes the 2 of its result as s // (s // 2)."""
     run = torch.compile(lambda x: norm(x.view(x.shape[0] // 2, 2, x.shape[1])), backend=onepass.backend, dynamic=True,
-                        options=CHECKED)
+                        options=OPTIONS)
     run(torch.randn(6, 16))
     (region,) = journal.snapshot().graphs[-1].regions
     assert 2 in [axis.extent for axis in region.program.axes]
@@ -276,7 +275,7 @@ def test_a_size_without_nodes_costs_one_region(monkeypatch: pytest.MonkeyPatch) 
         raise NotImplementedError(str(expression))
 
     monkeypatch.setattr(compat, "size_in_graph", fails)
-    run = torch.compile(two_norms, backend=onepass.backend, dynamic=True, options={**CHECKED, "on_error": "warn"})
+    run = torch.compile(two_norms, backend=onepass.backend, dynamic=True, options={**OPTIONS, "on_error": "warn"})
     x, y = torch.randn(2, 12, 16), torch.randn(9, 16)
     with pytest.warns(onepass.errors.OnepassWarning, match=r"ONEPASS-701.*could not be rewritten.*ONEPASS-708"):
         results = run(x, y)
@@ -291,7 +290,7 @@ def test_an_error_in_rewriting_is_raised_where_that_is_wanted(monkeypatch: pytes
 
     monkeypatch.setattr(rewrite.Rewriter, "replace", fails)
     with pytest.raises(Exception, match="ONEPASS-708"):
-        torch.compile(two_norms, backend=onepass.backend, options=CHECKED)(torch.randn(2, 12, 16), torch.randn(9, 16))
+        torch.compile(two_norms, backend=onepass.backend, options=OPTIONS)(torch.randn(2, 12, 16), torch.randn(9, 16))
 
 
 class Piece:
@@ -327,6 +326,6 @@ def test_a_region_is_lowered_once_however_often_regions_are_found(monkeypatch: p
         return lowered(graph, region)
 
     monkeypatch.setattr(claim, "lowered", counted)
-    run = torch.compile(lambda x, y: (norm(norm(x).sin()), norm(y)), backend=onepass.backend, options=CHECKED)
+    run = torch.compile(lambda x, y: (norm(norm(x).sin()), norm(y)), backend=onepass.backend, options=OPTIONS)
     run(torch.randn(6, 16), torch.randn(9, 32))
     assert len(seen) == len(set(seen)) > 2
