@@ -175,6 +175,8 @@ class _Run:
         """What a Load reads, looked-up coordinates included."""
         tensor, offset = self.memory[load.buffer], value(load.offset, self.bindings)
         exact = self.held(self.program.buffer[load.buffer].dtype)
+        if not tensor.numel():  # no element of a result comes from here
+            return torch.zeros(self.sizes(frozenset(axis for axis, _ in load.strides)), dtype=exact, device=self.device)
         if not load.gathers:
             return self.window(tensor, load.strides, offset).to(exact)
         at = torch.full([1] * len(self.program.axes), offset, dtype=torch.int64, device=self.device)

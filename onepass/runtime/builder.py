@@ -33,6 +33,11 @@ def make_builder(parts: compat.InterpreterParts) -> Any:
             data = _narrow(data, narrow[target]) if target in narrow else data.astype(parts.runtime._get_np_dtype(target))
             return handle_type(data, target)
 
+        def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Any:
+            """A comparison gives truths. Triton's gives its operands' type, to which a truth for all lanes is then converted."""
+            made = super().binary_op(lhs, rhs, op)
+            return handle_type(made.data, tl.int1) if made.data.dtype == np.bool_ else made
+
         def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
             return self.cast_impl(src, dst_type)
 

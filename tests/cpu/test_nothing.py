@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 import onepass
+from onepass.capture.trace import capture
+from onepass.ir.oracle import evaluate
 from onepass.tools.check import as_tuple
 from tests.support import randoms
 
@@ -66,3 +68,10 @@ def test_the_greatest_of_nothing_raises_what_eager_raises(function: Callable[[Te
     with pytest.raises(type(eager.value)) as mine:
         onepass.fuse(function)(x)
     assert str(mine.value) == str(eager.value)
+
+
+def test_parts_of_what_has_no_elements_are_replaced() -> None:
+    x = torch.zeros(3, 0)
+    captured = capture(lambda x: torch.slice_scatter(x, x[1:] * 2, 0, 1).sum(-1), (x,))
+    found = evaluate(captured.program, captured.tensors((x,)), captured.bind((x,)) or {})
+    assert [t.tolist() for t in found.values()] == [[0.0, 0.0, 0.0]]

@@ -306,3 +306,14 @@ def test_quotients_of_16_bit_data_stay_products() -> None:
     x = torch.empty(64, 96, dtype=torch.bfloat16)
     ops = [n.name for n in optimise(capture(function, (x, torch.empty(96), torch.empty(()))).program).nodes if isinstance(n, Op)]
     assert "div" not in ops and ops.count("reciprocal") == 1
+
+
+@pytest.mark.parametrize("function", [
+    lambda a, x: (a > 0) | (x > 0),
+    lambda a, x: (x > 0) & (a > 0),
+    lambda a, x: (x.amax() > 0) ^ (x.amax(-1) > 0),
+], ids=["or", "and", "xor"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_truths_about_tensors_without_dims_meet_others(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    a, x = torch.tensor(1.0).to(dtype), (3 * torch.randn(8, 16, generator=torch.Generator().manual_seed(0))).to(dtype)
+    assert torch.equal(onepass.fuse(function)(a, x), function(a, x))
