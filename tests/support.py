@@ -91,10 +91,11 @@ class Judged:
     eager: Tensor
     reference: Tensor
     scale: Tensor
+    bands: bool = True
 
     @cached_property
     def check(self) -> Check:
-        return check(self.mine, self.eager, self.reference, self.scale)
+        return check(self.mine, self.eager, self.reference, self.scale, self.bands)
 
     @property
     def ok(self) -> bool:
@@ -107,7 +108,7 @@ class Judged:
 
 def pooled(draws: list[Judged]) -> Judged:
     """Several draws of one output as one output."""
-    return Judged(*(torch.cat(parts) for parts in zip(*((d.mine, d.eager, d.reference, d.scale) for d in draws))))
+    return Judged(*(torch.cat(parts) for parts in zip(*((d.mine, d.eager, d.reference, d.scale) for d in draws))), draws[0].bands)
 
 
 def _judged(results: tuple[Tensor, ...], function: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Judged]:

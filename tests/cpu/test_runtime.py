@@ -148,7 +148,8 @@ def test_narrow_floats_round_as_torch(dtype: DType) -> None:
     narrow, wide = torch.empty(4096, dtype=dtype.torch), torch.empty(4096)
     source = kernel("round_trip", {"x": F32, "narrow": dtype, "wide": F32}, body)
     interpret.run(source, {"x": values, "narrow": narrow, "wide": wide}, {})
-    expected = values.to(dtype.torch)
+    limits = torch.finfo(dtype.torch)  # the hardware's conversions to 8 bits stop at the greatest number
+    expected = (values.clamp(limits.min, limits.max) if dtype.size == 1 else values).to(dtype.torch)
     torch.testing.assert_close(wide, expected.float(), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(narrow.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
 
@@ -410,7 +411,7 @@ def test_compile_failure_says_what_the_compiler_said(broken: str, complaint: str
 
 def test_a_worker_that_dies_is_replaced() -> None:
     fatal = kernel("fatal", {"x": F32}, ["tl.store(x, 0.0)"])
-    fatal = replace(fatal, text="import os, sys\nif 'onepass.errors' not in sys.modules:\n    os._exit(3)\n" + fatal.text)
+    fatal = replace(fatal, text="import os, sys\nif 'pytest' not in sys.modules:\n    os._exit(3)\n" + fatal.text)
     with pytest.raises(CompileFailed, match="ended with status 3"):
         offline.compile(fatal, DEVICES["h200"])
     assert offline.compile(row_kernel(512), DEVICES["h200"]).registers > 0
