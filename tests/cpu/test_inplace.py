@@ -132,7 +132,8 @@ class Overwriting(Maker):
 
     def over(self) -> None:
         """Store a value where the load of an input could be."""
-        loads = {n.buffer: n for n in self.builder.nodes if isinstance(n, Load) and not n.offset}
+        # Neither a slice nor a table that is looked up: a store along the same strides would leave elements unwritten.
+        loads = {n.buffer: n for n in self.builder.nodes if isinstance(n, Load) and not n.offset and not n.gathers}
         spec = self.one(*self.inputs)
         load = loads.get(spec.buffer.name)
         if load is None or not spec.buffer.dtype.is_float:
@@ -172,7 +173,6 @@ def overwriting(draw: st.DrawFn) -> Case:
     return maker.case()
 
 
-@pytest.mark.xfail(reason="compares memory that the drawn programs leave unwritten", strict=False)
 @given(overwriting(), st.integers(0, 2**32))
 @settings(max_examples=200)
 def test_what_a_plan_allows_changes_nothing(case: Case, seed: int) -> None:
