@@ -176,6 +176,9 @@ def by_oracle(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     captured = capture(graph.function(), tuple(inputs))
     bindings = captured.bind(tuple(inputs))
     assert bindings is not None, "a capture applies to the arguments it was made from"
+    if _is_empty(captured.program, bindings):  # `fuse` calls the function itself
+        with default_float64():
+            return plainly(graph.function(exact=True), [moved(i, None, 0) for i in inputs]), "empty"
     optimised = optimise(captured.program)
     before, after = (_evaluated(captured, program, inputs, bindings) for program in (captured.program, optimised))
     for k, (one, other) in enumerate(zip(before, after, strict=True)):
@@ -183,6 +186,11 @@ def by_oracle(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
             raise Changed(f"output {k} of {graph_op(graph, k)} is changed by simplification")
     _second_size(graph, captured, optimised)
     return after, "symbolic" if optimised.symbols else ""
+
+
+def _is_empty(program: Program, bindings: Bindings) -> bool:
+    """Whether an axis has no elements, so that nothing is computed by kernels."""
+    return any(program.points((axis.name,), bindings) == 0 for axis in program.axes)
 
 
 def _evaluated(captured: Captured, program: Program, inputs: list[Any], bindings: Bindings) -> Results:
@@ -205,7 +213,7 @@ def _second_size(graph: Graph, captured: Captured, program: Program) -> None:
         replace(i, shape=tuple(s + 3 if s == rows and k == 0 else s for k, s in enumerate(i.shape))) for i in graph.inputs))
     inputs = make_inputs(taller)
     bindings = captured.bind(tuple(inputs))
-    if bindings is None:
+    if bindings is None or _is_empty(program, bindings):
         return
     eager = plainly(taller.function(), make_inputs(taller))
     kind, detail, _ = _compared(taller, STAGES["oracle"], _evaluated(captured, program, inputs, bindings), eager)
@@ -237,8 +245,7 @@ def by_schedule(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
 
 def _drawn(graph: Graph, program: Program, sizes: Bindings) -> KernelPlan:
     """A random kernel and schedule out of all that the planner would weigh."""
-    empty = any(program.points((axis.name,), sizes) == 0 for axis in program.axes)
-    offered = [] if empty else [plan for _, plans in forced.candidates(program, sizes) for plan in plans]
+    offered = [] if _is_empty(program, sizes) else [plan for _, plans in forced.candidates(program, sizes) for plan in plans]
     if not offered:
         raise NotOneKernel(detail="more than one kernel, or none")
     return random.Random(graph.seed).choice(offered)

@@ -9,17 +9,19 @@ each op met each type, what was refused and why, and every class of defects with
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-BATCH = 25
+PROCESS = 500  # graphs that one process looks at: what it keeps of them grows, and starting takes seconds
 DEADLINE = 60  # seconds of wall clock after which a graph is called stuck; what is merely slow is told by its CPU seconds
 
 
@@ -27,12 +29,44 @@ def run(stage: str, seeds: range, log: Path, jobs: int) -> dict[str, Any]:
     """Every seed that the log does not hold yet; the summary of the whole log."""
     done = {line["seed"] for line in read(log)}
     todo = [s for s in seeds if s not in done]
-    batches = [todo[k:k + BATCH] for k in range(0, len(todo), BATCH)]
-    with log.open("a") as out, ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=40) as pool:
-        for lines in pool.map(_batch, [stage] * len(batches), batches):
-            out.writelines(json.dumps(line) + "\n" for line in lines)
-            out.flush()
+    parts = [todo[k:k + PROCESS] for k in range(0, len(todo), PROCESS)]
+    with log.open("a") as out, ThreadPoolExecutor(jobs) as threads:
+        for _ in threads.map(partial(_through_processes, stage, out), parts):
+            pass
     return summary(read(log))
+
+
+def _through_processes(stage: str, out: TextIO, seeds: list[int]) -> None:
+    """Seeds through a fresh process, and through another after each that ends before its last: its graph has a line as well."""
+    command = [sys.executable, "-m", "tests.campaign.graphs", "--stage", stage, "--child", "--log", os.devnull]
+    while seeds:
+        with tempfile.TemporaryFile("w+") as errors:
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(json.dumps(seeds))
+            child.stdin.close()
+            for line in child.stdout:
+                if line.endswith("\n"):
+                    out.write(line)
+                    out.flush()
+                    seeds = seeds[1:]
+            child.wait()
+            errors.seek(0)
+            if seeds:
+                why = f"the process ended with {child.returncode}: {errors.read()[-300:]}"
+                line = {"seed": seeds[0], "kind": "crash", "where": str(child.returncode), "detail": why, "ops": [], "dtypes": []}
+                out.write(json.dumps(line) + "\n")
+                seeds = seeds[1:]
+
+
+def _as_child(stage: str) -> None:
+    """The seeds on the standard input, a line each on the standard output."""
+    quiet()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what else is printed is no answer
+    for seed in json.load(sys.stdin):
+        answers.write(json.dumps(one(stage, seed)) + "\n")
+        answers.flush()
 
 
 def read(log: Path) -> list[dict[str, Any]]:
@@ -50,11 +84,6 @@ def read(log: Path) -> list[dict[str, Any]]:
 
 class Stuck(BaseException):
     """A graph that takes longer than the deadline. No handler of ordinary errors may swallow it."""
-
-
-def _batch(stage: str, seeds: list[int]) -> list[dict[str, Any]]:
-    quiet()
-    return [one(stage, seed) for seed in seeds]
 
 
 def one(stage: str, seed: int) -> dict[str, Any]:
@@ -109,7 +138,7 @@ def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
             refused[" ".join((line["where"], _reason(line["detail"])))] += 1
         hows.update([line["where"]] if line["kind"] == "right" and line["where"] else [])
         pairs.update(f"{op} {kind}" for op in line["ops"] for kind in {family(d) for d in line["dtypes"]})
-        if "source" in line or line["kind"] == "slow":
+        if "source" in line or line["kind"] in ("slow", "crash"):
             name = f"{line['kind']} {line['where']}"
             known = classes.setdefault(name, {"count": 0, "seeds": [], "source": line.get("source", ""),
                                               "detail": line.get("small", line["detail"])})
@@ -159,7 +188,11 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:1000", help="first:end")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--child", action="store_true", help="take seeds from the standard input, as this command's own processes do")
     given = parser.parse_args()
+    if given.child:
+        _as_child(given.stage)
+        return 0
     first, end = map(int, given.seeds.split(":"))
     counts = run(given.stage, range(first, end), given.log, given.jobs)
     sys.stdout.write("\n".join(show(counts)) + "\n")

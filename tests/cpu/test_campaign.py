@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,6 +90,24 @@ def test_a_log_is_resumed_and_summed_up(tmp_path: Path, monkeypatch: pytest.Monk
     assert [line["seed"] for line in graphs.read(log)] == [0, 1, 2]
     counts = graphs.summary(graphs.read(log))
     assert counts["graphs"] == 3 and sum(counts["kinds"].values()) == 3 and any("3 graphs" in line for line in graphs.show(counts))
+
+
+def test_a_process_that_ends_early_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says where it was; the seeds after that go to another process."""
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n" """
+import json, sys
+for seed in json.load(sys.stdin):
+    if seed == 7:
+        sys.exit("the stack overflowed")
+    print(json.dumps({"seed": seed, "kind": "right", "where": "", "detail": "", "ops": [], "dtypes": []}), flush=True)
+""")
+    python.chmod(0o700)
+    monkeypatch.setattr(graphs.sys, "executable", str(python))
+    counts = graphs.run("oracle", range(4, 10), tmp_path / "log.jsonl", 1)
+    assert counts["kinds"] == {"right": 5, "crash": 1}
+    assert [line["seed"] for line in graphs.read(tmp_path / "log.jsonl")] == [4, 5, 6, 7, 8, 9]
+    assert "the stack overflowed" in counts["defects"]["crash 1"]["detail"]
 
 
 def test_every_stage_answers() -> None:
