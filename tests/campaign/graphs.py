@@ -188,7 +188,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:1000", help="first:end")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--child", action="store_true", help="take seeds from the standard input, as this command's own processes do")
+    parser.add_argument("--child", action="store_true", help="take seeds from the standard input; used by this command itself")
     given = parser.parse_args()
     if given.child:
         _as_child(given.stage)
