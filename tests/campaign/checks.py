@@ -172,8 +172,11 @@ def graph_op(graph: Graph, output: int) -> str:
 
 
 def by_oracle(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
-    """Captured, simplified, and evaluated in float64, before and after: both must agree."""
-    captured = capture(graph.function(), tuple(inputs))
+    """Captured, simplified, and evaluated in float64, before and after: both must agree.
+
+    Every third graph is captured for any number of rows, which takes torch three times as long.
+    """
+    captured = capture(graph.function(), tuple(inputs), dynamic=None if graph.seed % 3 == 0 else False)
     bindings = captured.bind(tuple(inputs))
     assert bindings is not None, "a capture applies to the arguments it was made from"
     if _is_empty(captured.program, bindings):  # `fuse` calls the function itself

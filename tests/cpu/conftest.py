@@ -37,6 +37,9 @@ def _store() -> Path:
 
 
 os.environ["ONEPASS_CACHE_DIR"] = str(_store())
+# What a test does not expect to fail leaves its reproducer outside the checkout.
+os.environ["ONEPASS_REPRO_DIR"] = tempfile.mkdtemp(prefix="onepass-repros-")
+atexit.register(shutil.rmtree, os.environ["ONEPASS_REPRO_DIR"], ignore_errors=True)
 
 
 @pytest.fixture
