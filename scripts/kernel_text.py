@@ -1,0 +1,125 @@
+"""Digests of generated kernel text, to see which kernels a change of the compiler touches. No GPU is needed.
+
+    PYTHONPATH=. python scripts/kernel_text.py dump BEFORE.json     with the code as it was
+    PYTHONPATH=. python scripts/kernel_text.py dump AFTER.json      with the change
+    python scripts/kernel_text.py compare BEFORE.json AFTER.json    ends with 1 if any kernel differs
+
+A dump covers every named workload at its sizes, every one for each class of row counts, a few for cards before and after the
+H200, and the regions of the captured model graphs. `--text` keeps the text itself beside each digest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from onepass import pipeline
+from onepass.capture import capture
+from onepass.codegen.source import Source
+from onepass.device import Device, device
+from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
+from onepass.integration.claim import Claiming, claim
+from onepass.ir.program import Program
+from onepass.ir.size import Bindings
+from onepass.plan.partition import plan
+from onepass.plan.plan import Plan
+from onepass.tools.suites import Job, suite
+from tests.graphs import load, read, stored
+
+MAIN, OTHERS = "h200", ("a100", "b200")
+Entry = tuple[str, tuple[Source, ...]]
+
+
+def workloads() -> Iterator[Entry]:
+    """Every workload at its sizes, on the main device; those of the table on the others too."""
+    tabled = {job.id for job in suite("table").jobs}
+    for job in suite("all").jobs:
+        for name in (MAIN, *(OTHERS if job.id in tabled else ())):
+            program, bindings = _captured(job, dynamic=False)
+            yield f"{job.id} on {name}", _texts(program, bindings, device(name))
+
+
+def row_classes() -> Iterator[Entry]:
+    """Every workload and type whose row count may vary, for each class of row counts."""
+    one_each = {(job.workload, job.dtype, job.shape[1:]): job for job in suite("all").jobs}
+    card = device(MAIN)
+    for job in one_each.values():
+        program, bindings = _captured(job, dynamic=None)
+        fixed, free = pipeline.specialise(program, bindings)
+        if len(fixed.symbols) == 1:
+            for k, (_, rows) in enumerate(pipeline.CLASSES):
+                sizes = {name: max(2, round(rows * card.sms)) for name in free}
+                yield f"{job.id} class {k}", _texts(fixed, sizes, card)
+
+
+def models() -> Iterator[Entry]:
+    """Every region claimed in the captured graphs of models."""
+    for name, path in stored():
+        claiming = Claiming(device(MAIN), phase=name.rsplit("_", 1)[-1])
+        for region in claim(load(read(path)), claiming).regions:
+            yield f"{name} {region.id}", _written(region.plan)
+
+
+def _captured(job: Job, dynamic: bool | None) -> tuple[Program, Bindings]:
+    args = job.inputs()
+    captured = capture(job.subject.function, args, dynamic=dynamic)
+    return pipeline.optimise(captured.program), captured.bind(args) or {}
+
+
+def _texts(program: Program, bindings: Bindings, card: Device) -> tuple[Source, ...]:
+    return _written(plan(program, bindings, card))
+
+
+def _written(chosen: Plan) -> tuple[Source, ...]:
+    return pipeline.generate(chosen)
+
+
+def dump(text: bool = False) -> dict[str, dict[str, str]]:
+    """What each entry's kernels are: their text's digest, and the text where it is asked for."""
+    found: dict[str, dict[str, str]] = {}
+    for entries in (workloads, row_classes, models):
+        for name, sources in entries():
+            whole = "\n".join(f"{s.text}\n# {s.params} {s.grid} warps={s.warps}" for s in sources)
+            found[name] = {"digest": hashlib.sha256(whole.encode()).hexdigest()[:16]} | ({"text": whole} if text else {})
+    return found
+
+
+def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> Iterator[str]:
+    """A line for every entry that is new, gone, or has other kernels."""
+    for name in sorted(before.keys() | after.keys()):
+        if name not in after:
+            yield f"gone    {name}"
+        elif name not in before:
+            yield f"new     {name}"
+        elif before[name]["digest"] != after[name]["digest"]:
+            yield f"differs {name}"
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="scripts/kernel_text.py")
+    commands = parser.add_subparsers(dest="command", required=True)
+    dumping = commands.add_parser("dump")
+    dumping.add_argument("file", type=Path)
+    dumping.add_argument("--text", action="store_true", help="keep the text beside each digest")
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    given = parser.parse_args()
+    if given.command == "dump":
+        found = dump(given.text)
+        given.file.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+        print(f"{len(found)} entries in {given.file}")
+        return 0
+    before, after = (json.loads(path.read_text()) for path in (given.before, given.after))
+    lines = list(differences(before, after))
+    print("\n".join([*lines, f"{len(lines)} of {len(before.keys() | after.keys())} entries differ"]))
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
