@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from ..errors import AbsurdShape, ResultElsewhere, SymbolicAxis, UnsupportedDtype
+from .. import compat
+from ..errors import AbsurdShape, ResultElsewhere, SharedElements, SymbolicAxis, UnsupportedDtype
 from ..ir.expr import BY_TORCH, DTYPES
 from ..ir.program import Buffer
 from ..ir.size import Size, product
@@ -145,7 +146,7 @@ class _Planner:
     def is_part(self, leaf: fx.Node, root: fx.Node) -> bool:
         """Whether to store a slice alone: nobody else sees the rest."""
         fewer = product(list(self.shape(leaf))) != product(list(self.shape(root)))
-        return fewer and self.shared[root] == 1 and 0 not in leaf.meta["val"].stride()
+        return fewer and self.shared[root] == 1 and not shares_elements(leaf.meta["val"])
 
     def view(self, leaf: fx.Node, root: fx.Node, base: Stored | Passed) -> Recipe:
         if leaf is root:
@@ -166,6 +167,7 @@ class _Planner:
             if node.meta["val"].device != self.device:
                 raise ResultElsewhere(device=node.meta["val"].device, expected=self.device, where=user_line(node.stack_trace))
             check_shape("An output", shape)
+            check_layout(node)
             buffer = Buffer(name, BY_TORCH[dtype], "output", shape, self.strides(node))
             self.stored[node] = Output(node, buffer)
         return Stored(self.stored[node].buffer.name)
@@ -181,6 +183,25 @@ class _Planner:
         if found is None:
             raise SymbolicAxis(op="an output", axis=str(size), where=user_line(node.stack_trace))
         return found
+
+
+def check_layout(node: fx.Node) -> None:
+    """Refuse fresh memory in which elements share a place. Eager writes all of them there, and one stays."""
+    val: torch.Tensor = node.meta["val"]
+    if shares_elements(val):
+        raise SharedElements(shape=list(val.shape), strides=list(val.stride()), where=user_line(node.stack_trace))
+
+
+def shares_elements(tensor: torch.Tensor) -> bool:
+    """Whether some elements of a tensor may lie at the same place, for the sizes it was traced with."""
+    pairs = [(compat.size_hint(stride), compat.size_hint(size)) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    known = sorted((stride, size) for stride, size in pairs if stride is not None and size is not None and size != 1)
+    reach = 0  # of the dims so far, from their first element to their last
+    for stride, size in known:
+        if stride <= reach and tensor.numel():
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def check_shape(what: str, shape: Sequence[Size]) -> None:

@@ -13,13 +13,14 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..errors import SymbolicAxis
+from ..errors import SharedElements, SymbolicAxis
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer, Load, Program
 from ..ir.size import Bindings, Size, product, sym
 from ..ir.text import show
 from ..stages import stage
 from .lower import Blocked, Output, lower_part
+from .outputs import check_layout
 from .regions import Region
 from .schema import short_name
 from .source import UNKNOWN, user_line
@@ -114,6 +115,11 @@ def _buffer(name: str, node: fx.Node, role: str, sizes: _Sizes) -> Buffer:
     known = [s for s in (*shape, *strides) if s is not None]
     if len(known) < len(shape) + len(strides):
         raise Blocked(node, SymbolicAxis(op=str(node.target), axis=str(tuple(val.shape)), where=user_line(node.stack_trace)))
+    if role == "output":
+        try:
+            check_layout(node)
+        except SharedElements as error:
+            raise Blocked(node, error) from error
     return Buffer(name, BY_TORCH[val.dtype], role, tuple(known[:len(shape)]), tuple(known[len(shape):]))
 
 

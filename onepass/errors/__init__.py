@@ -40,11 +40,12 @@ __all__ = [
     "NoCard", "NoOrder", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModelled", "NotReady", "NotRepeatable",
     "NothingKept", "NothingToCompare", "NumberOutOfRange", "OnepassError", "OnepassWarning", "OtherRun", "OutsideAllocation",
     "ParseError", "PlanTooLong", "PlotsNeedMatplotlib", "Randomness", "RefillBeforeDrain", "RegionLeft", "ResultElsewhere",
-    "RewriteFailed", "SavedLeft", "SeededRandom", "SharedMemoryExceeded", "SharedResult", "SimplifyTooLong", "SourcesNotKept",
-    "StagingReused", "StepFailed", "StoreUnusable", "SymbolicAxis", "TooManySteps", "TooMuchToDraw", "TritonMissing",
-    "UnderMode", "UnknownDevice", "UnknownSetting", "UnknownWorkload", "UnlikeTorch", "UnsupportedDevice", "UnsupportedDtype",
-    "UnsupportedLayout", "UnsupportedOnDevice", "UnsupportedOp", "UnsupportedView", "UntestedTorch", "UseBeforeArrival",
-    "WaitsForever", "WithoutPython", "WrongAnswer", "WrongPhase", "ZeroDivisor", "printable", "text_of", "warn",
+    "RewriteFailed", "SavedLeft", "SeededRandom", "SharedElements", "SharedMemoryExceeded", "SharedResult", "SimplifyTooLong",
+    "SourcesNotKept", "StagingReused", "StepFailed", "StoreUnusable", "SymbolicAxis", "TooManySteps", "TooMuchToDraw",
+    "TritonMissing", "UnderMode", "UnknownDevice", "UnknownSetting", "UnknownWorkload", "UnlikeTorch", "UnsupportedDevice",
+    "UnsupportedDtype", "UnsupportedLayout", "UnsupportedOnDevice", "UnsupportedOp", "UnsupportedView", "UntestedTorch",
+    "UseBeforeArrival", "WaitsForever", "WithoutPython", "WrongAnswer", "WrongPhase", "ZeroDivisor", "printable", "text_of",
+    "warn",
 ]
 
 
@@ -165,6 +166,12 @@ class ZeroDivisor(OnepassError):
     code = "ONEPASS-116"
     message = ("{op} divides integers by the number 0 (at {where}), which has no answer. Divide by another number, or convert to "
                "floating point first, where the answer is inf or nan.")
+
+
+class SharedElements(OnepassError):
+    code = "ONEPASS-117"
+    message = ("Elements of a result would share memory (shape {shape}, strides {strides}, at {where}), because those of an "
+               "argument do. Call .contiguous() on that argument first.")
 
 
 class NeedsGrad(OnepassError):

@@ -67,6 +67,14 @@ def test_what_is_wrong_is_seen(change: object, kind: str) -> None:
     assert checked(softmax_of_a_sum(), answering(change)).kind == kind
 
 
+def test_strides_that_only_shape_only_tensors_have_are_taken_for_right() -> None:
+    """Of a vector and a transposed matrix, eager lays logaddexp out as the matrix is, and torch's decomposition as a new one."""
+    inputs = (Input((2, 2), layout="reversed dims"), Input((1,)))
+    assert check(Graph(1, inputs, (Step("logaddexp", "torch.logaddexp({1}, {0})", (0, 1)),), (2,)), "oracle").kind == "right"
+    added = Graph(1, inputs, (Step("add", "torch.add({1}, {0})", (0, 1)),), (2,))
+    assert checked(added, answering(lambda r: (r[0].contiguous(),))).kind == "form"
+
+
 def test_where_a_rounding_decides_either_answer_will_do() -> None:
     decides = Graph(1, (Input((40,), "bf16", content="constant"),), (Step("gt", "{0} * 0.1 > 0.15", (0,)),), (1,))
     assert checked(decides, answering(lambda r: (~r[0],))).kind in ("right", "noise")

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from onepass.capture import Captured, capture
 from onepass.capture.axes import Atoms, common_factors, cut, segments
-from onepass.errors import OnepassError
+from onepass.errors import OnepassError, SharedElements
 from onepass.ir.expr import DTYPES
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Index, Load, Op, Reduce, Store
@@ -493,6 +493,18 @@ def test_outputs_that_are_inputs_views_numbers_and_nothing() -> None:
 def test_a_slice_alone_is_stored_alone() -> None:
     captured = check(lambda x: (x * 2)[:, :3].clone(), rand(4, 6))
     assert captured.program.buffer["out0"].shape == (sym("s0"), 3)
+
+
+def test_windows_that_share_elements_are_views_of_what_is_stored() -> None:
+    check(lambda x: (x + 1).unfold(-1, 3, 1), rand(4, 9))
+
+
+def test_a_result_whose_elements_would_share_memory_is_refused() -> None:
+    """Eager's is laid out as its argument is, so that what is written to one element is read from others."""
+    windows = rand(10).as_strided((3, 1, 2), (1, 1, 1))
+    with pytest.raises(SharedElements):
+        capture(lambda x: torch.slice_scatter(x, torch.zeros_like(x[:1]), 0, 0, 1), (windows,))
+    check(lambda x: x * 2, windows)
 
 
 def test_expanded_outputs_are_stored_once() -> None:
