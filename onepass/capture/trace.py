@@ -238,6 +238,10 @@ def _needs_values(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
     return torch.Tag.data_dependent_output in op.tags
 
 
+# What torch says where the values of a shape-only tensor are read without an op: .numpy(), .tolist(), tensor_split by a tensor.
+_NO_VALUES = ("not supported for tensor subclasses", "data is not allocated yet")
+
+
 def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.GraphModule:
     try:
         return compat.trace_graph(traced, fakes, mode)
@@ -245,7 +249,7 @@ def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.Graph
         raise DataDependent(detail=str(error).splitlines()[0]) from error
     except (RuntimeError, IndexError, ValueError) as error:
         traced.raise_as_eager()
-        if "not supported for tensor subclasses" in str(error):  # .numpy() and .tolist() of a shape-only tensor
+        if any(words in str(error) for words in _NO_VALUES):
             raise DataDependent(detail=str(error).splitlines()[0]) from error
         raise
 

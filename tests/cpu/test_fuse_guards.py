@@ -271,8 +271,8 @@ def test_randomness() -> None:
 
 @pytest.mark.parametrize("fn", [
     lambda x: x * x.sum().item(), lambda x: x if x.sum() > 0 else -x, lambda x: x[x > 0], lambda x: x.nonzero(),
-    lambda x: x * x.tolist()[0][0],
-], ids=["item", "bool", "mask", "nonzero", "tolist"])
+    lambda x: x * x.tolist()[0][0], lambda x: x.tensor_split(x.sum().long() * 0 + 1),
+], ids=["item", "bool", "mask", "nonzero", "tolist", "tensor_split"])
 def test_reading_values_on_the_host(fn: Callable[..., Any]) -> None:
     refused(errors.DataDependent, fn, X)
 
