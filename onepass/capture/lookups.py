@@ -125,17 +125,22 @@ def _gather(call: Call) -> Tensor:
 
     Nothing outside the source is read. What an index outside gives is said in docs/architecture.md, Numerics.
     """
-    source, dim, index = call.args
+    given, dim, places = call.args
+    source, index = map(_with_a_dim, (given, places))
     draft, dim = call.draft, positive(dim, len(source.dims))
-    if not source.dims:
-        return source
     source, index = _lined_up(call, source, index, dim)
     node = draft.cast(index.node, I64)
     extent = _length(draft, source, dim)
+    dims = draft.dims(index) if places.dims else ()
     if extent == 1:
-        return draft.tensor(_only_at_zero(draft, source.node, node), draft.dims(index))
+        return draft.tensor(_only_at_zero(draft, source.node, node), dims)
     moves = {draft.dims(source)[dim]: Lookup(node, extent)}
-    return draft.tensor(substitute(draft, source.node, moves), draft.dims(index))
+    return draft.tensor(substitute(draft, source.node, moves), dims)
+
+
+def _with_a_dim(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a number as a line of one element: torch lets either stand for the other."""
+    return tensor if tensor.dims else Tensor(tensor.node, ((),))
 
 
 def _only_at_zero(draft: Draft, value: int, index: int) -> int:
@@ -157,18 +162,17 @@ def _lined_up(call: Call, source: Tensor, index: Tensor, dim: int) -> tuple[Tens
 
 def _scatter(call: Call) -> Tensor:
     """One place a row is overwritten: where(position == index, new, old)."""
-    old, dim, index, new = call.args
+    given, dim, places, new = call.args
+    old, index = map(_with_a_dim, (given, places))
     draft, dim = call.draft, positive(dim, len(old.dims))
-    if not old.dims:
-        call.unsupported("of a tensor without dims")
     if index.dims[dim] or any(_length(draft, index, d) != _length(draft, old, d) for d in range(len(old.dims)) if d != dim):
         call.unsupported("only one place a row")
-    value = _corner(call, new, index) if isinstance(new, Tensor) else Tensor(fitting(call, new, call.dtype), ())
+    value = _corner(call, _with_a_dim(new), index) if isinstance(new, Tensor) else Tensor(fitting(call, new, call.dtype), ())
     along = draft.dims(old)[dim]
     position = Tensor(draft.index(along), (along, *((),) * (len(old.dims) - dim - 1)))
     (before, at, here, after), dims = broadcast(draft, [old, index, position, value])
     hit = draft.op("eq", draft.cast(at, I64), here)
-    return draft.tensor(_chosen(draft, hit, draft.cast(after, call.dtype), before), dims)
+    return draft.tensor(_chosen(draft, hit, draft.cast(after, call.dtype), before), dims if given.dims else ())
 
 
 def _corner(call: Call, tensor: Tensor, like: Tensor) -> Tensor:

@@ -62,10 +62,10 @@ def _permute(call: Call) -> Tensor:
 
 def _swap(call: Call) -> Tensor:
     """transpose, and t, whose dims are 0 and 1."""
-    tensor = call.args[0]
+    tensor, swapped = call.args[0], [call.arg(f"dim{k}", k) for k in (0, 1)]
     dims, rank = list(tensor.dims), len(tensor.dims)
     if rank > 1:
-        a, b = (positive(call.arg(f"dim{k}", k), rank) for k in (0, 1))
+        a, b = (positive(d, rank) for d in swapped)
         dims[a], dims[b] = dims[b], dims[a]
     return Tensor(tensor.node, tuple(dims))
 

@@ -387,6 +387,21 @@ def test_gradients_are_not_spread_over_slices(end: int) -> None:
         OneCall("aten.slice_backward.default", {**given, "end": end}).program()
 
 
+@pytest.mark.parametrize("x", [X[0], X[0, :1], X[0, 0]], ids=["6", "1", "0-dim"])
+@pytest.mark.parametrize("at", [torch.tensor(0), torch.tensor([0])], ids=["at 0-dim", "at 1"])
+def test_a_number_stands_for_a_line_of_one_element(x: Tensor, at: Tensor) -> None:
+    """Where a dim is looked up, or one place of it overwritten."""
+    check(lambda x, at: (x.gather(0, at).reshape(-1), x.scatter(0, at, 9.0).reshape(-1)), x, at)
+    for new in (X[1, 1], X[1, :1]):
+        check(lambda x, at, new: x.scatter(-1, at, new).reshape(-1), x, at, new)
+    for function in (lambda x, at: x.gather(0, at), lambda x, at: x.scatter(0, at, 9.0)):
+        assert onepass.fuse(function)(x, at).shape == function(x, at).shape
+
+
+def test_one_dim_swapped_with_itself() -> None:
+    check(lambda x: (x.transpose(0, -1) + 1, x.sum().transpose(0, -1) + x, x.t() + 1), X[0])
+
+
 def test_alpha_of_bools() -> None:
     for alpha in (0, 1, 2, True, False):
         check(lambda a, b, alpha=alpha: (torch.add(a, b, alpha=alpha), torch.add(a, True, alpha=alpha)), X > 2, Y > 1)
