@@ -128,6 +128,8 @@ def _gather(call: Call) -> Tensor:
     given, dim, places = call.args
     source, index = map(_with_a_dim, (given, places))
     draft, dim = call.draft, positive(dim, len(source.dims))
+    if len(index.dims) != len(source.dims):
+        return _filled(call, 0)  # torch allows that of an index without elements only
     source, index = _lined_up(call, source, index, dim)
     node = draft.cast(index.node, I64)
     extent = _length(draft, source, dim)
@@ -165,6 +167,8 @@ def _scatter(call: Call) -> Tensor:
     given, dim, places, new = call.args
     old, index = map(_with_a_dim, (given, places))
     draft, dim = call.draft, positive(dim, len(old.dims))
+    if len(index.dims) != len(old.dims):
+        return given  # torch allows that of an index without elements only
     if index.dims[dim] or any(_length(draft, index, d) != _length(draft, old, d) for d in range(len(old.dims)) if d != dim):
         call.unsupported("only one place a row")
     value = _corner(call, _with_a_dim(new), index) if isinstance(new, Tensor) else Tensor(fitting(call, new, call.dtype), ())

@@ -398,6 +398,12 @@ def test_a_number_stands_for_a_line_of_one_element(x: Tensor, at: Tensor) -> Non
         assert onepass.fuse(function)(x, at).shape == function(x, at).shape
 
 
+def test_an_index_without_elements_may_have_any_rank() -> None:
+    """Nothing is looked up, and nothing overwritten."""
+    for at in (torch.empty(0, dtype=torch.int64), torch.empty(0, 3, 2, dtype=torch.int64)):
+        check(lambda x, at: (x.gather(1, at), x.scatter(1, at, 2.0)), X, at)
+
+
 def test_one_dim_swapped_with_itself() -> None:
     check(lambda x: (x.transpose(0, -1) + 1, x.sum().transpose(0, -1) + x, x.t() + 1), X[0])
 
