@@ -1,16 +1,13 @@
 """Every sample that torch's own tests have for the ops onepass captures: right, or refused with a code.
 
-    python -m tests.campaign.opinfo --log opinfo.jsonl
+    python -m tests.campaign.opinfo --log opinfo.jsonl          # float32 whole, of other types samples drawn evenly
+    python -m tests.campaign.opinfo --log opinfo.jsonl --all    # every sample of every type
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import re
 import sys
-import types
-import unittest
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,36 +19,11 @@ import torch
 from .checks import Finding, fault
 from .compare import Results, Truth, compared, moved, precision_of
 from .graph import default_float64
+from .opinfo_entries import entries, title
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8,
-          torch.bool)
-# The names in torch's table of ops that reduce, work on single elements, or view.
-NAMES = frozenset(re.split(r"\s+", """
-    abs add addcdiv addcmul all amax amin any argmax argmin as_strided bitwise_and bitwise_not bitwise_or bitwise_xor
-    broadcast_to cat ceil chunk clamp clamp_max clamp_min clone contiguous cos diagonal div eq erf exp exp2 expand expand_as
-    expm1 fill flatten floor floor_divide fmod full_like gather ge gt index_select isclose isfinite isinf isnan le lerp
-    linalg.vector_norm log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or logical_xor logsumexp lt
-    masked_fill max maximum mean min minimum mul nan_to_num nanmean nansum narrow ne neg new_full new_ones new_zeros
-    nn.functional.binary_cross_entropy nn.functional.binary_cross_entropy_with_logits nn.functional.cross_entropy
-    nn.functional.elu nn.functional.gelu nn.functional.group_norm nn.functional.hardsigmoid nn.functional.hardswish
-    nn.functional.hardtanh nn.functional.huber_loss nn.functional.instance_norm nn.functional.kl_div nn.functional.l1_loss
-    nn.functional.layer_norm nn.functional.leaky_relu nn.functional.logsigmoid nn.functional.mse_loss nn.functional.nll_loss
-    nn.functional.normalize nn.functional.pad nn.functional.relu nn.functional.relu6 nn.functional.rms_norm nn.functional.silu
-    nn.functional.smooth_l1_loss nn.functional.softmin nn.functional.softplus nn.functional.softsign nn.functional.tanhshrink
-    norm ones_like permute positive pow prod ravel reciprocal remainder repeat reshape round rsqrt rsub scatter scatter_add
-    scatter_reduce select select_scatter sgn sigmoid sign sin slice slice_scatter softmax split split_with_sizes sqrt square
-    squeeze stack std std_mean sub sum take_along_dim tanh transpose tril triu true_divide trunc unbind unfold unsqueeze var
-    var_mean view view_as where zero_ zeros_like
-""".strip()))
-
-
-def entries() -> list[Any]:
-    """torch's descriptions of those ops, all variants of each."""
-    if importlib.util.find_spec("expecttest") is None:  # torch's test helpers import it, and what is used of them does not need it
-        sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)  # type: ignore[assignment]
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return [info for info in op_db if info.name in NAMES or info.aten_name in NAMES]
+WHOLE = torch.float32  # the type of which every sample is run
+OTHERS = (torch.bfloat16, torch.int64, torch.bool, torch.float16, torch.float64, torch.int32, torch.int8, torch.uint8)
+MOST = 4  # samples of an op in each other type, unless all are asked for
 
 
 def samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
@@ -62,6 +34,14 @@ def samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
         yield from info.sample_inputs("cpu", dtype, requires_grad=False)
     except Exception:  # a sample that this build of torch cannot make
         return
+
+
+def drawn(count: int, dtype: torch.dtype, shift: int, everything: bool) -> list[int]:
+    """Which of `count` samples are run: all of float32; of another type at most MOST, evenly spaced, and shifted from type to
+    type, so that types together meet more of them."""
+    if everything or dtype == WHOLE or count <= MOST:
+        return list(range(count))
+    return [(k * count // MOST + shift) % count for k in range(MOST)]
 
 
 def called(info: Any, sample: Any) -> tuple[Callable[..., Results], list[torch.Tensor]]:
@@ -111,23 +91,27 @@ def one(info: Any, dtype: torch.dtype, sample: Any, number: int) -> Finding:
     return Finding(number, kind, detail and f"output {output}: {detail}")
 
 
-def run(log: Path, only: str = "") -> Counter[str]:
-    """All samples of all ops, those the log already holds left out."""
-    done = {(line["op"], line["dtype"]) for line in map(json.loads, log.read_text().splitlines())} if log.exists() else set()
-    counts: Counter[str] = Counter()
+def run(log: Path, only: str = "", everything: bool = False) -> None:
+    """The samples of all ops: float32 first, then the other types. Ops and types that the log already holds are left out."""
+    lines = map(json.loads, log.read_text().splitlines()) if log.exists() else ()
+    done = {(line["op"], line["dtype"]) for line in lines if line["whole"] or not everything}
+    chosen = [info for info in entries() if only in title(info)]
     with log.open("a") as out:
-        for info in entries():
-            for dtype in DTYPES:
-                key = f"{info.name}.{info.variant_test_name}".rstrip("."), str(dtype)
-                if key in done or only not in key[0]:
-                    continue
-                found = [one(info, dtype, sample, k) for k, sample in enumerate(samples(info, dtype))]
-                kinds = Counter(f.kind for f in found)
-                bad = [f.to_json() for f in found if f.is_bad]
-                counts.update(kinds)
-                out.write(json.dumps({"op": key[0], "dtype": key[1], "kinds": kinds, "bad": bad}) + "\n")
-                out.flush()
-    return counts
+        for shift, dtype in enumerate((WHOLE, *OTHERS)):
+            for info in chosen:
+                if (title(info), str(dtype)) not in done:
+                    out.write(json.dumps(_line(info, dtype, shift, everything)) + "\n")
+                    out.flush()
+
+
+def _line(info: Any, dtype: torch.dtype, shift: int, everything: bool) -> dict[str, Any]:
+    """What the log says of an op and a type."""
+    given = list(samples(info, dtype))
+    at = drawn(len(given), dtype, shift, everything)
+    found = [one(info, dtype, given[k], k) for k in at]
+    refused = Counter(f.where for f in found if f.kind == "refused")
+    return {"op": title(info), "dtype": str(dtype), "whole": len(at) == len(given), "kinds": Counter(f.kind for f in found),
+            "refused": refused, "bad": [f.to_json() for f in found if f.is_bad]}
 
 
 def main() -> int:
@@ -139,19 +123,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign.opinfo")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--only", default="", help="ops whose names contain this")
+    parser.add_argument("--all", action="store_true", help="every sample of every type")
     given = parser.parse_args()
     quiet()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        run(given.log, given.only)
-    lines = [json.loads(line) for line in given.log.read_text().splitlines()]
-    total: Counter[str] = Counter()
+        run(given.log, given.only, given.all)
+    found = {(line["op"], line["dtype"]): line for line in map(json.loads, given.log.read_text().splitlines())}
+    return show(list(found.values()))
+
+
+def show(lines: list[dict[str, Any]]) -> int:
+    """Print what was found; 1 if any sample was neither right nor refused."""
+    total, refused = Counter[str](), Counter[str]()
     for line in lines:
         total.update(line["kinds"])
+        refused.update(line["refused"])
         for bad in line["bad"]:
             what = f"{bad['kind']} {bad['where']} {bad['detail'][:200]}"
             sys.stdout.write(f"{line['op']} {line['dtype']} sample {bad['seed']}: {what}\n")
     sys.stdout.write(f"{len({line['op'] for line in lines})} ops, {sum(total.values())} samples: {dict(total)}\n")
+    sys.stdout.write(f"refused: {dict(refused.most_common())}\n")
     return 1 if any(line["bad"] for line in lines) else 0
 
 

@@ -1,0 +1,99 @@
+"""Which of torch's descriptions of ops (OpInfo) onepass captures: those with a sample that leads to rows of capture's table only.
+
+Nothing is listed by name: an op that gets a row, or a decomposition, is among them from then on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+import types
+import unittest
+import warnings
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onepass import compat
+from onepass.capture.lower import TABLE
+from onepass.capture.schema import op_name
+
+# Ops that are refused although others that look alike are computed: every sample must say so.
+REFUSED = frozenset({"index_select", "nn.functional.pad", "norm", "scatter_add", "scatter_reduce", "zero_"})
+UNDEFINED = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})  # nothing is promised about their elements
+TRIED = 3  # samples of an op, of which one must lead to rows only
+TYPES = (torch.float32, torch.int64, torch.bool)  # the first that an op takes is tried
+
+
+def database() -> list[Any]:
+    """torch's descriptions of all ops, all variants of each."""
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
+        # torch's test helpers import it, and what is used of them does not need it
+        sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)  # type: ignore[assignment]
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
+def title(info: Any) -> str:
+    """The name of an op and of its variant."""
+    return f"{info.name}.{info.variant_test_name}".rstrip(".")
+
+
+def entries(table: Mapping[str, Any] = TABLE) -> list[Any]:
+    """The descriptions of all ops that are captured with a table, and of those that must be refused."""
+    return [info for info in database() if info.name not in UNDEFINED and (info.name in REFUSED or is_captured(info, table))]
+
+
+def is_captured(info: Any, table: Mapping[str, Any] = TABLE) -> bool:
+    """Whether one of an op's first samples leads to rows of the table only."""
+    dtype = next((d for d in TYPES if d in info.supported_dtypes("cpu")), None)
+    if dtype is None:
+        return False
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            tried = list(itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), TRIED))
+        except Exception:  # torch needs something to make samples that is missing here
+            return False
+        met = [ops_of(info, sample, table) for sample in tried]
+        return any(ops is not None and ops <= table.keys() for ops in met)
+
+
+def ops_of(info: Any, sample: Any, table: Mapping[str, Any]) -> frozenset[str] | None:
+    """The ops that a sample leads to; None where it raises."""
+    try:
+        with Watch(table) as watch:
+            info.op(sample.input, *sample.args, **sample.kwargs)
+    except Exception:  # some samples are those that an op refuses
+        return None
+    return frozenset(watch.names)
+
+
+class Watch(TorchDispatchMode):
+    """Notes the overloads that calls lead to. What has no row in the table is taken apart, as it is when a function is traced."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.table, self.names = table, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = op_name(func)
+        if name not in self.table:
+            parts = _decompositions().get(func, func.decompose)
+            with self:
+                result = parts(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        packet, _, overload = name.rpartition(".")
+        self.names.add(f"{packet.removesuffix('_')}.{overload}")  # a change in place is traced as a result and a copy
+        return func(*args, **(kwargs or {}))
+
+
+@lru_cache(maxsize=1)
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    return compat.decompositions()
