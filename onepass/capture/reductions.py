@@ -96,10 +96,17 @@ def _folding(call: Call) -> _Folding:
     return _Folding(call, call.arg("dim", None), bool(call.arg("keepdim", False)))
 
 
-def _sum(call: Call) -> Tensor:
-    f, dtype = _folding(call), compute_dtype(call.dtype)
-    value = f.value(dtype)
-    return f.tensor(f.fold("sum", value)[0] if f.over else value, call.dtype)
+def _total(monoid: str, of_truths: str) -> Handler:
+    """A sum or a product. Asked for as a bool, it is of truths: of which any, or all, are true."""
+
+    def handle(call: Call) -> Tensor:
+        f = _folding(call)
+        if call.dtype is BOOL:
+            return _truth_of(f, of_truths)
+        value = f.value(compute_dtype(call.dtype))
+        return f.tensor(f.fold(monoid, value)[0] if f.over else value, call.dtype)
+
+    return handle
 
 
 def _mean(call: Call) -> Tensor:
@@ -112,12 +119,6 @@ def _mean(call: Call) -> Tensor:
 def _divided(draft: Draft, total: int, count: Size) -> int:
     """total / count; the mean of nothing is 0 / 0 = NaN, as in torch."""
     return total if count == 1 else draft.op("div", total, draft.const(1.0, draft.dtype(total), count))
-
-
-def _prod(call: Call) -> Tensor:
-    f, dtype = _folding(call), compute_dtype(call.dtype)
-    value = f.value(dtype)
-    return f.tensor(f.fold("prod", value)[0] if f.over else value, call.dtype)
 
 
 def _extreme(monoid: str) -> Handler:
@@ -239,9 +240,9 @@ def _logsumexp(call: Call) -> Tensor:
 
 
 REDUCTIONS: dict[str, Handler] = {
-    **rows("aten.sum", "default dim_IntList", shaping(_sum, "dtype")),
+    **rows("aten.sum", "default dim_IntList", shaping(_total("sum", "any"), "dtype")),
     **rows("aten.mean", "default dim", shaping(_mean, "dtype")),
-    **rows("aten.prod", "default dim_int", shaping(_prod, "dtype")),
+    **rows("aten.prod", "default dim_int", shaping(_total("prod", "all"), "dtype")),
     "aten.amax.default": _extreme("max"),
     "aten.amin.default": _extreme("min"),
     "aten.max.default": _extreme("max"),

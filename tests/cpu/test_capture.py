@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -264,6 +265,15 @@ def test_positions() -> None:
 
 def test_integer_sums_are_wide() -> None:
     check(lambda x: (x.sum(0), x.sum(), x.prod(1), x.amax(0), (x > 0).sum(1)), INTS.to(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.bool], ids=str)
+def test_sums_and_products_as_truths(dtype: torch.dtype) -> None:
+    """Of truths, not of numbers: halves count, and 1 - 1 is true."""
+    x = torch.tensor([[1.0, -1.0, 0.5], [0.0, 0.0, 0.0], [0.5, 2.0, math.nan]]).nan_to_num(3.0 if dtype == torch.int8 else math.nan)
+    captured = check(lambda x: (x.sum(1, dtype=torch.bool), x.prod(1, dtype=torch.bool), x.sum(0, keepdim=True, dtype=torch.bool),
+                                x.sum(dtype=torch.bool), x.prod(dtype=torch.bool), x[:, :1].sum(1, dtype=torch.bool)), x.to(dtype))
+    assert set(reduces(captured)) == {"any", "all"}
 
 
 def test_variance_is_one_reduction() -> None:
