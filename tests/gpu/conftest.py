@@ -25,6 +25,7 @@ LONG = ("three_norms", "moments-256-", "moments-1024-", "block_backward", "train
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", default="1/1", metavar="K/N", help="run the K-th of N parts of every list of cases")
+    parser.addoption("--smoke", action="store_true", help="run what meets every kind of kernel once: minutes instead of hours")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without a card everything is skipped; with one, what is not in the shard is left out, and what takes long comes first."""
     part, parts = map(int, config.getoption("--shard").split("/"))
+    if config.getoption("--smoke"):
+        items[:] = [item for item in items if "gpu" not in item.path.parts or _is_smoke(item)]
     here = [item for item in items if "gpu" in item.path.parts]
     left = {id(item) for k, item in enumerate(here) if k % parts != part - 1}
     long = {id(item) for item in here if any(name in item.name for name in LONG)}
@@ -43,6 +46,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in here:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
+
+
+def _is_smoke(item: pytest.Item) -> bool:
+    """Whether a mark says so of it, or of the parameters it was made with."""
+    given = getattr(getattr(item, "callspec", None), "params", {})
+    return any(all(given.get(name) == value for name, value in mark.kwargs.items()) for mark in item.iter_markers("smoke"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -57,6 +66,12 @@ def memory_given_back() -> Iterator[None]:
     yield
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def is_smoke(request: pytest.FixtureRequest) -> bool:
+    """Whether a few runs will do where a campaign makes many."""
+    return bool(request.config.getoption("--smoke"))
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def assert_same(plan: Plan, inputs: dict[str, Tensor], bindings: dict[str, int])
     return len(pairs)
 
 
+@pytest.mark.smoke(rows=8192, dtype=torch.bfloat16)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize(("rows", "cols"), SIZES)
 @pytest.mark.parametrize("function", [norm, both, column_softmax, elementwise, blocks])

@@ -15,6 +15,7 @@ from tests.training import assert_as_right_as_eager
 # Routing picks by comparing values, and another rounding may pick otherwise.
 NAMES = [name for name, maker in ZOO.items() if not maker.routed]
 LARGE = {"llama": 32, "qwen3": 32, "gemma3": 24}  # GiB, most of it for float64 copies and gradients
+SMALL = min(NAMES, key=lambda name: LARGE.get(name, 0))  # with --smoke
 FEW = {"layers": 2, "batch": 2, "length": 256, "rows": 2048}  # or the float64 step alone would fill the card
 
 
@@ -34,6 +35,7 @@ def fresh() -> None:
     journal.reset()
 
 
+@pytest.mark.smoke(name=SMALL)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_training_step(name: str, room: Room) -> None:
     with room(LARGE.get(name, 8)):

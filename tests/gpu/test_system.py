@@ -69,6 +69,7 @@ def test_column_sums_of_more_elements_than_an_int_counts() -> None:
 # ---- streams ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke(name=NAMES[0])
 @pytest.mark.parametrize("name", NAMES)
 def test_two_streams_at_once(name: str) -> None:
     case, fused = fused_case(name)
@@ -113,6 +114,7 @@ def test_work_is_queued_on_the_current_stream() -> None:
 # ---- graphs ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke(name=NAMES[0])
 @pytest.mark.parametrize("name", NAMES)
 def test_inside_a_graph(name: str) -> None:
     case, fused = fused_case(name)

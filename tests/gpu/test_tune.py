@@ -42,6 +42,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizeable: None) -> No
     torch._dynamo.reset()
 
 
+@pytest.mark.smoke(name="rms_norm-w-backward")
 @pytest.mark.parametrize("name", ["rms_norm-w-backward", "cross_entropy-mean"])
 def test_what_is_tuned_is_right(name: str) -> None:
     case = CASES[name]

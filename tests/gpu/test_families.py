@@ -1,0 +1,25 @@
+"""Every family of kernels in every class of types on a card, under forced schedules: right, and the same on other poison."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from onepass.knobs import knobs
+from onepass.runtime.card import present
+from tests.families import cells, members
+from tests.forced import H200
+from tests.support import assert_right, twice
+
+pytestmark = pytest.mark.smoke
+
+
+@pytest.mark.parametrize("family,kind", cells())
+def test_right_under_schedules_of_each_family(family: str, kind: str, is_smoke: bool) -> None:
+    card, found = torch.device("cuda", 0), list(members(family, kind, few=is_smoke))
+    with ThreadPoolExecutor(knobs().compile_workers) as threads:
+        list(threads.map(lambda one: one.compile(present() or H200), found))
+    for one in found:
+        assert_right(one.call(card), one.function, lambda seed, one=one: one.inputs(seed, card), run=twice)
