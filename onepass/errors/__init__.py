@@ -36,6 +36,7 @@ __all__ = [
     "CardNeeded", "ChangesState", "ClosureTensor", "CompileFailed", "CompilerEnded", "CompilerGarbled", "CompilerNotStarted",
     "CompilerTimedOut", "CompilerTrouble", "CompilersStopped", "CopyLeftBehind", "CopyOutOfBounds", "DataDependent",
     "DoesNotFit", "EntrySetAside", "ExpectedBytesDiffer", "GraphLeft", "HiddenState", "IgnoredArgument", "IllegalProgram",
+    "InputsLost",
     "InternalError", "KernelFault", "MissingFence", "MixedDevices", "ModelNotTraced", "Mutation", "NeedsGrad", "NeverPublished",
     "NoCard", "NoOrder", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModelled", "NotReady", "NotRepeatable",
     "NothingKept", "NothingToCompare", "NumberOutOfRange", "OnepassError", "OnepassWarning", "OtherRun", "OutsideAllocation",
@@ -417,6 +418,13 @@ class NothingToCompare(OnepassError):
     code = "ONEPASS-714"
     message = ("{what} gives nothing that can be compared: {detail}. Return a loss or tensors, or (step, inputs), where the step "
                "returns them.")
+
+
+class InputsLost(OnepassError):
+    code = "ONEPASS-715"
+    message = ("Region {region} ({lines}) failed at a call after its first: {error} It writes outputs over inputs, which may be "
+               "overwritten by now, so nothing else can compute this call. options={{'in_place': False}} keeps the inputs, so that "
+               "Inductor can take over; options={{'skip': ['{region}']}} leaves the region out.")
 
 
 class UnknownDevice(OnepassError):

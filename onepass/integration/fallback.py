@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +16,16 @@ from ..ir.size import Bindings
 
 Fill = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (outputs, inputs), in the order of the Program's buffers
 MOST_COMPILED = 8  # sets of sizes of one region that Inductor is asked to compile; more are computed op by op
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """What fills the outputs of a region whose kernels failed. Nothing takes its place if it fails as well."""
+
+    fill: Fill
+
+    def __call__(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
+        self.fill(outs, ins)
 
 
 def by_torch(program: Program, bindings: Bindings) -> Fill:

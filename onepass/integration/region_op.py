@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import WrongAnswer, text_of
+from ..errors import InputsLost, WrongAnswer, text_of
 from ..ir.criterion import judge
 from ..ir.oracle import evaluate
 from ..ir.size import Bindings, value
@@ -26,15 +26,17 @@ from ..stages import as_coded
 from . import journal, repro
 from .checks import Checks
 from .engine import Kernels
-from .failure import is_fatal, region_left, reproducer
-from .fallback import MOST_COMPILED, Fill, by_inductor, by_torch, cloned, fresh_results, named, overlaps
+from .failure import is_fatal, region_left, reproducer, sentence, spoken
+from .fallback import MOST_COMPILED, Fallback, Fill, by_inductor, by_torch, cloned, fresh_results, named, overlaps
 from .settings import read_mark
-from .sharing import aside, unsafe, which
+from .sharing import aside, overwrites, unsafe, which
 
 _LOG = logging.getLogger(__name__)
 MOST_REMEMBERED = 4096  # sets of sizes of one region
 MOST_REGIONS = 2048  # that are kept, the ones called latest
 NAMESPACE = "onepass"
+
+Key = tuple[int, ...]  # of a kind of call: device, alignment, which outputs lie over inputs, sizes
 
 
 class _Region:
@@ -48,7 +50,7 @@ class _Region:
         self.outputs = tuple(b for b in self.program.buffers if b.role == "output")
         self.tally = journal.tally(self.id)
         self.checks = Checks(self.settings.verify) if self.settings.verify else None
-        self._fills: dict[tuple[int, ...], Fill] = {}
+        self._fills: dict[Key, Fill] = {}
         self._kernels: Kernels | None = None
         self._fallbacks = 0
         self._lock = threading.RLock()  # held while something is made
@@ -72,25 +74,64 @@ class _Region:
         due = self.checks is not None and self.checks.due()
         if fill is None or due:
             self._slowly(key, outs, ins, sizes)
-        else:
+            return
+        try:
             fill(outs, ins)
+        except Exception as error:
+            self._failed_later(error, key, fill, outs, ins, sizes)
 
-    def _slowly(self, key: tuple[int, ...], outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    def _slowly(self, key: Key, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
         """A first call with some sizes, or one that is verified. Of inputs that are overwritten a copy is kept."""
-        bindings = dict(zip(self.program.symbols, sizes, strict=True))
+        bindings = self._bindings(sizes)
         kept = [cloned(t) if taken else t for t, taken in zip(ins, overlaps(outs, ins), strict=True)]
         with self._lock:
             fill = self._fills.get(key)
             if fill is None:
-                fill = self._first(outs, ins, kept, bindings)
-                if len(self._fills) >= MOST_REMEMBERED:
-                    self._fills.clear()
-                self._fills[key] = fill
+                self._remember(key, self._first(outs, ins, kept, bindings))
             else:
-                fill(outs, ins)
+                self._again(key, fill, outs, ins, kept, bindings)
             if self.checks is not None and self.checks.waits and not _capturing(outs[0]):
                 self.checks.made()
                 self._verify(outs, ins, kept, bindings)
+
+    def _again(self, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor],
+               bindings: Bindings) -> None:
+        """A later call, of whose inputs there are copies."""
+        try:
+            fill(outs, ins)
+        except Exception as error:
+            self._may_replace(fill, error, outs)
+            self._remember(key, self._instead("launched", as_coded(error, "computing a region"), outs, kept, bindings))
+
+    def _failed_later(self, error: Exception, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor],
+                      sizes: Sequence[int]) -> None:
+        """Answer a call whose kernels failed though they had run before; they are not used for these sizes any more.
+
+        Raises where kernels that were queued before the failure may have written over an input: nothing can be computed from it.
+        """
+        self._may_replace(fill, error, outs)
+        if overwrites(outs, ins):
+            raise InputsLost(region=self.id, lines=spoken(self.lines), error=sentence(error)) from error
+        with self._lock:
+            now = self._fills.get(key, fill)
+            if now is fill:
+                coded = as_coded(error, "computing a region")
+                self._remember(key, self._instead("launched", coded, outs, ins, self._bindings(sizes)))
+            else:  # another thread met the same, and was first
+                now(outs, ins)
+
+    def _may_replace(self, fill: Fill, error: Exception, outs: Sequence[Tensor]) -> None:
+        """Raise an error of a later call, where nothing else may compute the region."""
+        if isinstance(fill, Fallback) or is_fatal(error) or self.settings.on_error == "raise" or _capturing(outs[0]):
+            raise error
+
+    def _bindings(self, sizes: Sequence[int]) -> Bindings:
+        return dict(zip(self.program.symbols, sizes, strict=True))
+
+    def _remember(self, key: Key, fill: Fill) -> None:
+        if len(self._fills) >= MOST_REMEMBERED:
+            self._fills.clear()
+        self._fills[key] = fill
 
     def _first(self, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor], bindings: Bindings) -> Fill:
         """What fills outputs of these sizes, after its first run."""
@@ -138,7 +179,7 @@ class _Region:
         region_left(self.id, self.lines, stage, error, lambda: self._repro(text_of(error), outs, ins, bindings), runs_as)
         journal.bound(self.tally, tuple(bindings.values()), None)
         fill(outs, ins)
-        return fill
+        return Fallback(fill)
 
     def _verify(self, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor], bindings: Bindings) -> None:
         """Hold the results of a call against float64."""

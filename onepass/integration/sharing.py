@@ -20,6 +20,11 @@ def unsafe(outs: Sequence[Tensor], ins: Sequence[Tensor], allowed: Collection[tu
     return tuple(k for k, out in enumerate(outs) if not _is_safe(k, outs, ins, allowed))
 
 
+def overwrites(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> bool:
+    """Whether an output lies where an input is."""
+    return any(_overlap(out, taken) for out in outs for taken in ins)
+
+
 def _is_safe(k: int, outs: Sequence[Tensor], ins: Sequence[Tensor], allowed: Collection[tuple[int, int]]) -> bool:
     if any(_overlap(outs[k], other) for j, other in enumerate(outs) if j != k):
         return False

@@ -12,8 +12,8 @@ import torch
 import torch._inductor.config
 
 import onepass
-from onepass.errors import NoPlan, OnepassWarning, WrongAnswer
-from onepass.integration import engine, failure, journal, passes, region_op
+from onepass.errors import InputsLost, NoPlan, OnepassWarning, WrongAnswer
+from onepass.integration import engine, failure, fallback, journal, passes, region_op
 from onepass.runtime.executable import Executable
 from tests.cpu.test_region_op import ROWS, assert_filled, inputs, outputs
 from tests.cpu.test_regions import graph_of
@@ -99,6 +99,93 @@ def test_a_failed_launch_does_not_cost_an_input(monkeypatch: pytest.MonkeyPatch)
     with pytest.warns(OnepassWarning, match="could not be launched"):
         region_op.run(outs, ins, [5], "c", ROWS)
     assert_filled(outs, kept)
+
+
+# ---- a later call --------------------------------------------------------------------------------------------------------------
+
+
+LATER = RuntimeError("later")
+
+
+def failing_from(call: int, error: Exception = LATER) -> Any:
+    """Launches that work before that call; then half of an output is garbage when they fail."""
+    right, seen = Executable.bound, [0]
+
+    def bound(self: Executable, bindings: Any) -> Any:
+        fill = right(self, bindings)
+
+        def counted(outs: Any, ins: Any) -> None:
+            seen[0] += 1
+            if seen[0] >= call:
+                outs[0][: len(outs[0]) // 2].fill_(7)
+                raise error
+            fill(outs, ins)
+
+        return counted
+
+    return bound
+
+
+@pytest.mark.parametrize("verify", ["0", "9"])
+def test_a_launch_that_fails_later_is_worked_around_too(monkeypatch: pytest.MonkeyPatch, verify: str) -> None:
+    monkeypatch.setattr(Executable, "bound", failing_from(3))
+    monkeypatch.setenv("ONEPASS_VERIFY", verify)
+    with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12.*could not be launched.*later.*repro_") as said:
+        for seed in range(5):
+            ins, outs = inputs(6, seed), outputs(6)
+            region_op.run(outs, ins, [6], "c@model.py:12", ROWS)
+            assert_filled(outs, ins)
+    assert len([w for w in said if w.category is OnepassWarning]) == 1
+    [seen] = journal.snapshot().fallbacks
+    assert (seen.stage, seen.runs_as) == ("launched", "inductor")
+
+
+def test_a_launch_that_fails_later_over_an_input_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Executable, "bound", failing_from(2))
+    ins = inputs(5)
+    region_op.run([ins[0], torch.empty(5)], ins, [5], "0123456789@model.py:12", ROWS)
+    ins = inputs(5)
+    with pytest.raises(InputsLost, match=r"ONEPASS-715.*0123456789 \(model\.py:12\).*later.*in_place"):
+        region_op.run([ins[0], torch.empty(5)], ins, [5], "0123456789@model.py:12", ROWS)
+
+
+def test_a_later_failure_over_an_input_is_worked_around_where_a_copy_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Executable, "bound", failing_from(2))
+    monkeypatch.setenv("ONEPASS_VERIFY", "9")
+    with pytest.warns(OnepassWarning, match="could not be launched"):
+        for seed in range(3):
+            ins = inputs(5, seed)
+            outs = [ins[0], torch.empty(5)]
+            region_op.run(outs, ins, [5], "d", ROWS)
+            assert_filled(outs, inputs(5, seed))
+
+
+@pytest.mark.parametrize(("error", "key"), [
+    (RuntimeError("CUDA error: an illegal memory access was encountered"), "e"),
+    (torch.OutOfMemoryError("CUDA out of memory"), "e"),
+    (RuntimeError("any"), "e?on_error=raise"),
+    (RuntimeError("any"), "e?on_error=raise?verify=9"),
+])
+def test_what_must_be_raised_is_raised_at_a_later_call_too(monkeypatch: pytest.MonkeyPatch, error: Exception, key: str) -> None:
+    monkeypatch.setattr(Executable, "bound", failing_from(2, error))
+    region_op.run(outputs(4), inputs(4), [4], key, ROWS)
+    with pytest.raises(type(error), match=str(error)):
+        region_op.run(outputs(4), inputs(4), [4], key, ROWS)
+    assert not journal.snapshot().fallbacks
+
+
+def test_nothing_takes_the_place_of_a_fallback_or_of_a_call_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Executable, "bound", failing_from(2))
+    region_op.run(outputs(4), inputs(4), [4], "f", ROWS)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="later"):
+        patch.setattr(region_op, "_capturing", lambda tensor: True)
+        region_op.run(outputs(4), inputs(4), [4], "f", ROWS)
+    with pytest.warns(OnepassWarning):
+        region_op.run(outputs(4), inputs(4), [4], "f", ROWS)
+    monkeypatch.setattr(fallback.Fallback, "__call__", lambda self, outs, ins: (_ for _ in ()).throw(RuntimeError("as well")))
+    with pytest.raises(RuntimeError, match="as well"):
+        region_op.run(outputs(4), inputs(4), [4], "f", ROWS)
+    assert len(journal.snapshot().fallbacks) == 1
 
 
 @pytest.mark.parametrize("error", [
