@@ -107,8 +107,11 @@ def manager(kernels: Path, key: str) -> Iterator[Any]:
 # ---- use ------------------------------------------------------------------------------------------------------------------
 
 
-def use(folder: Path, known: Template, told: Told) -> str:
-    """Load and save everything; what was loaded is compared with what was written."""
+def use(folder: Path, known: Template, told: Told, steady: bool = True) -> str:
+    """Load and save everything; what was loaded is compared with what was written.
+
+    Binaries are handed to Triton by their paths. Unless the store is `steady`, somebody may damage them after they were checked.
+    """
     store, seen = cache.Store(folder), Counter[str]()
     store.check()
     for key, kept in known.entries.items():
@@ -122,7 +125,7 @@ def use(folder: Path, known: Template, told: Told) -> str:
         told.wrong.append("the card's facts are not as they were written")
     store.remember(CARD_KEY, CARD)
     for key, group in BINARIES.items():
-        seen["found" if binaries_found(store.kernels, key, group, told) else "missing"] += 1
+        seen["found" if binaries_found(store.kernels, key, group, told if steady else Told(0, 0, "")) else "missing"] += 1
     store.sweep()
     return "refused" if not store.usable else "made anew" if seen["missing"] else "found"
 
@@ -178,12 +181,14 @@ class Unmet(Exception):
 
 
 def children(folder: Path, known: Template, chance: Random, told: Told) -> None:
-    """Processes write and read the same store; all are killed, or one of them damages it."""
+    """Processes write and read the same store; all are killed, or some of them damage it."""
+    damaging = told.kind == "many processes" and chance.random() < 0.6
+
     def work(seed: int) -> None:
         mine, nothing = Random(seed), Told(0, 0, "")
         for _ in range(3 if told.kind == "many processes" else 1000):
-            use(folder, known, nothing)
-            if told.kind == "many processes" and mine.random() < 0.3:
+            use(folder, known, nothing, steady=not damaging)
+            if damaging and mine.random() < 0.4:
                 with suppress(OSError, IndexError, ValueError):
                     mine.choice((faults.flip, faults.cut, faults.swap, faults.newer))(folder, mine)
             if nothing.wrong:
@@ -192,7 +197,7 @@ def children(folder: Path, known: Template, chance: Random, told: Told) -> None:
     count = chance.randrange(2, 5)
     alive = [faults.forked(partial(work, chance.randrange(1 << 30))) for _ in range(count)]
     faults.ended(alive, chance.random() / 10 if told.kind == "children killed" else None)
-    told.detail = f"{count} processes"
+    told.detail = f"{count} processes" + (" that damage files" if damaging else "")
     told.wrong += [p.read_text() for p in folder.parent.glob("wrong-*")]
 
 
