@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 
@@ -40,6 +39,7 @@ from ..runtime.compiled import Compiled, Made
 from ..runtime.counts import Counts, count, counts
 from ..runtime.executable import Executable, aligned_of, assemble
 from ..runtime.launch import prepare
+from ..runtime.promise import Promise
 from ..stages import stage
 
 __all__ = ["Counts", "Kernels", "Variant", "counts"]
@@ -82,7 +82,7 @@ class Kernels:
         """
         return self._shared.executable(bindings, where, aligned, self.name, self.tune)
 
-    def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Future[Made]:
+    def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Promise[Made]:
         """Begin to plan and compile for these sizes, in the background; `executable` waits for it where it must.
 
         Kernels are compiled by worker processes into the cache they are loaded from later. Nothing is done on the card, so this
@@ -104,7 +104,7 @@ class _Shared:
         self._fixed = tuple(sorted(symbols_to_fix(program)))
         self._lock = threading.Lock()  # of the three below; never held while something is made
         self._quick: dict[tuple[object, ...], Executable] = {}
-        self._made: dict[Variant, Future[Made]] = {}
+        self._made: dict[Variant, Promise[Made]] = {}
         self._executables: dict[tuple[Variant, torch.device], Executable] = {}
         self._loading = threading.Lock()
 
@@ -130,18 +130,31 @@ class _Shared:
             return found
         if where.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return self._while_capturing(variant, where, name)
-        future, mine = self._claimed(variant)
-        if mine and variant.tune == "off":
-            self._make(variant, future, lambda: _made(self.program, variant, self._measure_on(where, variant)))
-        elif mine:
-            self._make(variant, future, lambda: self._tuned(variant, where, name))
-        made = future.result()
+        made = self._made_once(variant, where, name)
         with self._loading:
             found = self._executables.get((variant, where))
             if found is None:
                 found = assemble(made, where, variant.aligned)
                 self._executables[variant, where] = found
         return found
+
+    def _made_once(self, variant: Variant, where: torch.device, name: str) -> Made:
+        """What this thread makes, or another does meanwhile; if that one is interrupted, this one makes it after all."""
+        while True:
+            mine: Promise[Made] = Promise()
+            try:
+                promise = self._claimed(variant, mine)
+                if promise is mine and variant.tune == "off":
+                    self._make(variant, mine, lambda: _made(self.program, variant, self._measure_on(where, variant)))
+                elif promise is mine:
+                    self._make(variant, mine, lambda: self._tuned(variant, where, name))
+            finally:  # Ctrl-C may have come at any line above
+                mine.abandon(self._stopped(variant))
+            try:
+                return promise.result()
+            except CompilersStopped:
+                if not promise.abandoned:
+                    raise
 
     def _while_capturing(self, variant: Variant, where: torch.device, name: str) -> Executable:
         """Now nothing can be loaded or timed; kernels that were not tuned will do, where they are loaded already."""
@@ -152,19 +165,23 @@ class _Shared:
                      "used. To have it tuned, call it once before the capture.", name)
         return found
 
-    def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Future[Made]:
+    def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Promise[Made]:
         variant = self.variant(bindings, _numbered(where), aligned)
-        future, mine = self._claimed(variant)
-        if mine:
-            measure = self._measure_apart(variant)
-            try:
-                begun = _background(os.getpid()).submit(self._make, variant, future, lambda: _made(self.program, variant, measure))
-            except RuntimeError as error:  # there are no more threads
-                about = {"kernel": self.program.name, "device": variant.device.name}
-                self._fail(variant, future, CompilerNotStarted(**about, detail=error))
-            else:
-                begun.add_done_callback(partial(self._dropped, variant, future))
-        return future
+        mine: Promise[Made] = Promise()
+        begun = False
+        try:
+            promise = self._claimed(variant, mine)
+            if promise is mine:
+                measure = self._measure_apart(variant)
+                _background(os.getpid()).begin(self._make, variant, mine, lambda: _made(self.program, variant, measure),
+                                               dropped=partial(mine.abandon, self._stopped(variant)))
+            begun = True
+        except RuntimeError as error:  # there are no more threads
+            mine.fail(CompilerNotStarted(kernel=self.program.name, device=variant.device.name, detail=error))
+        finally:
+            if not begun:
+                mine.abandon(self._stopped(variant))
+        return promise
 
     @stage("choosing kernels")
     def variant(self, bindings: Bindings, where: torch.device, aligned: frozenset[str], tune: str = "off") -> Variant:
@@ -178,51 +195,47 @@ class _Shared:
 
     def variants(self) -> tuple[Variant, ...]:
         with self._lock:
-            return tuple(self._made)
+            return tuple(variant for variant, promise in self._made.items() if not promise.failed)
 
     @property
     def _brought(self) -> frozenset[str]:
         return frozenset(self.program.buffer)
 
-    def _claimed(self, variant: Variant) -> tuple[Future[Made], bool]:
-        """The one future of a Variant, and whether the caller is to fulfil it."""
+    def _claimed(self, variant: Variant, mine: Promise[Made]) -> Promise[Made]:
+        """The one promise of a Variant: `mine` where there is none, or one that came to nothing. Then the caller is to keep it."""
         with self._lock:
-            future = self._made.get(variant)
-            if future is not None:
-                return future, False
+            promise = self._made.get(variant)
+            if promise is not None and not promise.failed:
+                return promise
+            self._made.pop(variant, None)
             self._forget_oldest()
-            self._made[variant] = future = Future()
-            return future, True
+            self._made[variant] = mine
+            return mine
 
     def _forget_oldest(self) -> None:
         """Make room for one more Variant. Whoever has kernels of a forgotten one keeps them."""
         if len(self._made) < MOST_VARIANTS:
             return
-        done = [variant for variant, future in self._made.items() if future.done()]
+        done = [variant for variant, promise in self._made.items() if promise.done]
         for variant in done[:len(self._made) + 1 - MOST_VARIANTS]:
             del self._made[variant]
             for known in [each for each in self._executables if each[0] == variant]:
                 del self._executables[known]
             self._quick.clear()
 
-    def _make(self, variant: Variant, future: Future[Made], make: Callable[[], Made]) -> None:
-        """Fulfil a claimed future. After a failure, whoever asks next tries again."""
+    def _make(self, variant: Variant, promise: Promise[Made], make: Callable[[], Made]) -> None:
+        """Keep a claimed promise. After a failure, whoever asks next tries again."""
         try:
-            made = make()
-        except BaseException as error:
-            self._fail(variant, future, error)
-        else:
-            future.set_result(made)
+            promise.fulfil(make())
+        except Exception as error:
+            promise.fail(error)
+        except BaseException:
+            promise.abandon(self._stopped(variant))
+            raise
 
-    def _dropped(self, variant: Variant, future: Future[Made], begun: Future[None]) -> None:
-        """Nobody may wait for what was not begun before the process ends."""
-        if begun.cancelled():
-            self._fail(variant, future, CompilersStopped(kernel=self.program.name, device=variant.device.name))
-
-    def _fail(self, variant: Variant, future: Future[Made], error: BaseException) -> None:
-        with self._lock:
-            del self._made[variant]
-        future.set_exception(error)
+    def _stopped(self, variant: Variant) -> CompilersStopped:
+        """Why nothing is made any more: Ctrl-C, or the end of the process."""
+        return CompilersStopped(kernel=self.program.name, device=variant.device.name)
 
     def _tuned(self, variant: Variant, where: torch.device, name: str) -> Made:
         """The winner among several plans: remembered, or timed now. The default plan's kernels where they cannot be timed."""

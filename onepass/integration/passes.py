@@ -186,8 +186,7 @@ def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
             continue
         buffers = frozenset(b.name for b in region.program.buffers)
         try:
-            started = Kernels(optimise(region.program), f"region {region.id}").prepare(region.bindings, where, buffers)
-            started.add_done_callback(lambda done: done.exception())  # the first call meets the same error, and says so
+            Kernels(optimise(region.program), f"region {region.id}").prepare(region.bindings, where, buffers)
         except Exception as error:
             _LOG.debug("region %s has no head start", region.id, exc_info=error)
 

@@ -30,13 +30,21 @@ class Background(Executor):
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Have it called; RuntimeError if this is closed, or where there is no thread and none can be started."""
+        return self._put(Future(), lambda: call(*args, **kwargs))
+
+    def begin(self, call: Callable[..., Any], /, *args: Any, dropped: Callable[[], Any]) -> None:
+        """The same; `dropped` is called if it is never begun, because this is closed."""
         future: Future[Any] = Future()
+        future.add_done_callback(lambda done: dropped() if done.cancelled() else None)
+        self._put(future, lambda: call(*args))
+
+    def _put(self, future: Future[Any], call: Callable[[], Any]) -> Future[Any]:
         with self._lock:
             if self._closed:
                 raise RuntimeError("no more calls are taken")
             self._grow(self._unfinished + 1)
             self._unfinished += 1
-            self._calls.put((future, lambda: call(*args, **kwargs)))
+            self._calls.put((future, call))
         return future
 
     def close(self, seconds: float = 0.0) -> None:

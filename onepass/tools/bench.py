@@ -10,9 +10,9 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ from ..errors import BadArgument, CardNeeded, OnepassError, OtherRun
 from ..knobs import knobs
 from ..runtime.background import Background
 from ..runtime.card import present
+from ..runtime.promise import Promise
 from . import peers
 from .bench_tables import line
 from .ours import Ours
@@ -40,7 +41,7 @@ from .results import Anchor, Result, Row, Run, load, save
 from .suites import Job, Suite
 from .timing import Clock, Timed, anchor_bytes, anchor_calls, copies_for, hold
 from .verdict import SLACK, Judge
-from .warm import is_slow, warm
+from .warm import is_slow, warming
 
 ANCHOR_RUNS = 8
 COPIES = 12  # of a workload's inputs and outputs, about, that checking against float64 and timing take
@@ -184,10 +185,8 @@ class _Session:
         self.options, self.place, self.console = options, place, console
         self.order = [job.id for job in options.suite.jobs]
         self._tried: dict[str, tuple[Tried, ...]] = {}
-        with ThreadPoolExecutor(1) as beside:  # neither keeps all cores busy to its end
-            warmed = beside.submit(self._warm, jobs)
+        with self._warming(jobs):  # neither keeps all cores busy to its end
             self._compile(jobs)
-            warmed.result()
         if place.where.type == "cuda":
             hold(COPIES * max(job.floor_bytes for job in jobs), place.where)
         self.clock = make_clock()
@@ -195,7 +194,7 @@ class _Session:
     def _compile(self, jobs: Sequence[Job]) -> None:
         """Compile what the jobs need, all at once; what fails will fail again, and be told, when it is used."""
         began = perf_counter()
-        made: list[Future[Any]] = []
+        made: list[Promise[Any]] = []
         candidates: dict[str, tuple[Future[Tried], ...]] = {}
         with Background(knobs().compile_workers, "onepass-bench") as pool:
             for job in jobs:
@@ -213,12 +212,16 @@ class _Session:
         self.console.print(f"{len(jobs)} workloads{plans} compiled by {knobs().compile_workers} workers in "
                            f"{perf_counter() - began:.0f} s (ONEPASS_COMPILE_WORKERS)")
 
-    def _warm(self, jobs: Sequence[Job]) -> None:
-        """Let Inductor's part be compiled by several processes, in at most half the time there is."""
+    @contextmanager
+    def _warming(self, jobs: Sequence[Job]) -> Iterator[None]:
+        """Let Inductor's part be compiled by several processes meanwhile, in at most half the time there is."""
         began, limit = perf_counter(), self.options.time_limit
-        if len(jobs) > 1 and any(map(is_slow, self.options.providers)) and self.place.where.type == "cuda":
-            warm(jobs, self.options.providers, self.place.where, limit=None if limit is None else limit / 2)
-            self.console.print(f"Inductor's kernels compiled in {perf_counter() - began:.0f} s")
+        if len(jobs) < 2 or not any(map(is_slow, self.options.providers)) or self.place.where.type != "cuda":
+            yield
+            return
+        with warming(jobs, self.options.providers, self.place.where, limit=None if limit is None else limit / 2):
+            yield
+        self.console.print(f"Inductor's kernels compiled in {perf_counter() - began:.0f} s")
 
     def with_anchors(self, run: Run, jobs: Sequence[Job]) -> Run:
         """Measure reads, copies and adds of as many bytes as the workloads move."""

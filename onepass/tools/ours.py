@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from ..plan.plan import Plan
 from ..plan.schedule import Schedule
 from ..runtime.compiled import Made
 from ..runtime.executable import Executable
+from ..runtime.promise import Promise
 from .timing import Call
 
 EVERY = 10_000  # more plans than any Program has
@@ -61,7 +61,7 @@ class Ours:
     def outputs(self) -> frozenset[str]:
         return frozenset(b.name for b in self.program.buffers if b.role == "output")
 
-    def begin(self, where: torch.device) -> Future[Made]:
+    def begin(self, where: torch.device) -> Promise[Made]:
         """Plan and compile in the background what `executable` then finds."""
         return Kernels(self.program, self.program.name).prepare(self.bindings, where, self.aligned)
 

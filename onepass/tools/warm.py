@@ -11,8 +11,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from time import monotonic
 
@@ -30,27 +31,38 @@ def is_slow(provider: str) -> bool:
     return provider.startswith("inductor") and provider != MAX
 
 
-def warm(jobs: Sequence[Job], providers: Sequence[str], where: torch.device, workers: int = WORKERS,
-         limit: float | None = None) -> None:
-    """Compile what `providers` will need for some jobs, for at most `limit` seconds. What fails will fail again, and be told."""
+@contextmanager
+def warming(jobs: Sequence[Job], providers: Sequence[str], where: torch.device, workers: int = WORKERS,
+            limit: float | None = None) -> Iterator[None]:
+    """Have what `providers` will need for some jobs compiled meanwhile; at the end, wait for it until `limit` seconds have passed.
+
+    What fails will fail again, and be told. No process is left behind, however this is left.
+    """
     names = [name for name in providers if is_slow(name)]
-    count = min(workers, len(jobs))
-    if not names or count < 2:
-        return
+    count = min(workers, len(jobs)) if names else 0
     began = monotonic()
-    command = [sys.executable, "-W", "ignore", "-m", __name__, str(where), ",".join(names)]
-    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
-                                env={**os.environ, **ALONE}) for _ in range(count)]
-    for k, worker in enumerate(started):
-        assert worker.stdin is not None
-        with worker.stdin as pipe:
-            json.dump([astuple(job) for job in jobs[k::count]], pipe)
-    for worker in started:
-        try:
-            worker.wait(None if limit is None else max(0.0, began + limit - monotonic()))
-        except subprocess.TimeoutExpired:
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        started.extend(_started(jobs[k::count], names, where) for k in range(count if count > 1 else 0))
+        yield
+        for worker in started:
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(None if limit is None else max(0.0, began + limit - monotonic()))
+    finally:
+        for worker in started:
             worker.kill()
+        for worker in started:
             worker.wait()
+
+
+def _started(jobs: Sequence[Job], names: Sequence[str], where: torch.device) -> subprocess.Popen[bytes]:
+    """A process that is given jobs in a file: a pipe would have to be filled while that process starts."""
+    with tempfile.TemporaryFile() as given:
+        given.write(json.dumps([astuple(job) for job in jobs]).encode())
+        given.seek(0)
+        command = [sys.executable, "-W", "ignore", "-m", __name__, str(where), ",".join(names)]
+        return subprocess.Popen(command, stdin=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                env={**os.environ, **ALONE})
 
 
 def main(where: str, providers: str) -> None:

@@ -37,7 +37,7 @@ from onepass.tools.results import PROVIDERS, Result, Row, Run, load, to_json
 from onepass.tools.suites import SUITES, Job, Suite, rows_at, suite
 from onepass.tools.tables import as_text
 from onepass.tools.timing import Call, Timed
-from onepass.tools.warm import is_slow, warm
+from onepass.tools.warm import is_slow, warming
 from tests import bench_runs
 from tests.support import run_python
 
@@ -436,7 +436,8 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 def test_workers_compile_what_inductor_is_asked_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    warm([Job("rms_norm", (8, 64), "f32"), Job("rms_norm", (8, 96), "f32")], ("eager", "inductor"), torch.device("cpu"))
+    with warming([Job("rms_norm", (8, 64), "f32"), Job("rms_norm", (8, 96), "f32")], ("eager", "inductor"), torch.device("cpu")):
+        pass
     done = run_python(COUNTED)
     assert done.stdout.split() == ["2", "0"], done.stderr
 
@@ -445,8 +446,28 @@ def test_workers_that_take_too_long_are_ended(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "executable", shutil.which("sleep"))
     started: list[Any] = []
     monkeypatch.setattr(subprocess, "Popen", partial(_sleeping, subprocess.Popen, started))
-    warm([Job("rms_norm", (8, 64)), Job("rms_norm", (8, 96))], ("inductor",), torch.device("cpu"), limit=0.2)
+    with warming([Job("rms_norm", (8, 64)), Job("rms_norm", (8, 96))], ("inductor",), torch.device("cpu"), limit=0.2):
+        pass
     assert [worker.returncode for worker in started] == [-signal.SIGKILL] * 2
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_workers_end_with_what_they_were_started_for(starting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while they start, or later: it reaches the main thread, and nobody waits for them to be done."""
+    monkeypatch.setattr(sys, "executable", shutil.which("sleep"))
+    started: list[Any] = []
+
+    def interrupted(*command: Any, **how: Any) -> Any:
+        if starting and started:
+            raise KeyboardInterrupt
+        return _sleeping(popen, started, *command, **how)
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    jobs = [Job("rms_norm", (8, 64)), Job("rms_norm", (8, 96))]
+    with pytest.raises(KeyboardInterrupt), warming(jobs, ("inductor",), torch.device("cpu")):
+        raise KeyboardInterrupt
+    assert [worker.returncode for worker in started] == [-signal.SIGKILL] * (1 if starting else 2)
 
 
 def _sleeping(popen: Any, started: list[Any], command: list[str], **how: Any) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import linecache
 import os
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +27,7 @@ from onepass.integration import engine
 from onepass.integration.engine import Kernels, counts
 from onepass.ir.program import Program
 from onepass.pipeline import optimise
-from onepass.runtime import cache, executable, interpret, module, offline
+from onepass.runtime import background, cache, executable, interpret, module, offline, promise
 from onepass.runtime.background import Background
 from onepass.runtime.counts import heard
 from onepass.runtime.executable import Executable, aligned_of
@@ -249,6 +252,110 @@ def test_what_is_not_begun_in_the_background_is_not_waited_for(monkeypatch: pyte
     assert isinstance(future.exception(), CompilersStopped)
     assert isinstance(kernels.prepare({"s0": 12}, CPU, NOTHING).exception(), CompilerNotStarted)
     assert kernels.executable({"s0": 12}, CPU, NOTHING).made.sources
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------------
+
+INTERRUPTED = {Path(module.__file__).name for module in (engine, promise, background)}  # whose lines Ctrl-C comes at
+
+
+def interrupted_at(line: int, action: Any) -> bool:
+    """Run something, and Ctrl-C comes at one of the lines it runs; whether it has so many. No signal arrives at a `with`."""
+    seen = [0]
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        if Path(name).name not in INTERRUPTED:
+            return None
+        if event == "line" and not linecache.getline(name, frame.f_lineno).lstrip().startswith("with "):
+            seen[0] += 1
+            if seen[0] == line:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("way", ["executable", "prepare"])
+def test_after_ctrl_c_at_any_line_nobody_waits_for_what_nobody_makes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, threads = program(), Background(1, "it")
+    made = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).made
+    monkeypatch.setattr(engine, "_made", lambda *_: made)
+    monkeypatch.setattr(engine, "_background", lambda process_id: threads)
+    line, goes_on = 1, True
+    while goes_on:
+        engine._remembered.cache_clear()
+        kernels = Kernels(captured, "it")
+        goes_on = interrupted_at(line, lambda kernels=kernels: getattr(kernels, way)({"s0": 12}, CPU, NOTHING))
+        threads.submit(print).result()  # all that was begun has ended
+        assert all(promised.done for promised in kernels._shared._made.values()), line
+        assert kernels.prepare({"s0": 12}, CPU, NOTHING).result() is made, line
+        assert kernels.executable({"s0": 12}, CPU, NOTHING).made is made, line
+        line += 1
+    assert line > 30
+    threads.close()
+
+
+def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, began, go = program(), threading.Event(), threading.Event()
+    made, calls, found = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).made, [], []
+
+    def making(*_: Any) -> Any:
+        calls.append(threading.current_thread())
+        if len(calls) == 1:
+            began.set()
+            go.wait()
+            raise KeyboardInterrupt
+        return made
+
+    monkeypatch.setattr(engine, "_made", making)
+    engine._remembered.cache_clear()
+    kernels = Kernels(captured, "it")
+    claimed = kernels._shared._claimed
+
+    def claiming(variant: Any, mine: Any) -> Any:
+        try:
+            return claimed(variant, mine)
+        finally:
+            if calls:
+                go.set()  # the other thread waits from now on
+
+    monkeypatch.setattr(kernels._shared, "_claimed", claiming)
+    def interrupted() -> None:
+        with suppress(KeyboardInterrupt):
+            kernels.executable({"s0": 12}, CPU, NOTHING)
+
+    first = threading.Thread(target=interrupted)
+    first.start()
+    began.wait()
+    found.append(kernels.executable({"s0": 12}, CPU, NOTHING))
+    first.join()
+    assert found[0].made is made and calls == [first, threading.current_thread()]
+
+
+def test_a_promise_that_is_kept_twice_and_a_gate_that_stays_shut() -> None:
+    promised: promise.Promise[int] = promise.Promise()
+    promised.fulfil(1)
+    promised.fail(ValueError())
+    promised.abandon(ValueError())
+    assert promised.result() == 1 and promised.exception() is None and not promised.failed and not promised.abandoned
+    promised._gate.acquire()  # by a thread that Ctrl-C reached there
+    assert promised.result() == 1
+    late: promise.Promise[int] = promise.Promise()
+    late._open = lambda: None  # type: ignore[method-assign]  # Ctrl-C came before that
+    waiting = threading.Thread(target=late.exception)
+    waiting.start()
+    late.abandon(KeyError())
+    waiting.join()
+    assert isinstance(late.exception(), KeyError) and late.abandoned
 
 
 # ---- as on a card, as far as one can without -------------------------------------------------------------------------------
