@@ -337,22 +337,32 @@ def done_before(log: Path, seed: int) -> set[int]:
     return {row["fault"] for row in map(json.loads, filter(None, lines)) if row["seed"] == seed}
 
 
+def handles() -> dict[str, str]:
+    """The open descriptors of this process, and what they are."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one by which the folder is listed
+            found[name] = os.readlink(f"/proc/self/fd/{name}")
+    return found
+
+
 def rows(count: int, seed: int, before: set[int]) -> Iterator[dict[str, Any]]:
     """What happens, fault by fault; the last row says what was left behind."""
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder))
         campaign.learn()
         campaign.pools["real"].close()
-        held = len(os.listdir("/proc/self/fd"))
+        held = handles()
         for fault in range(count):
             if fault not in before:
                 yield {"seed": seed, "fault": fault, **campaign.run(random.Random(f"{seed}/{fault}"))}
         for pool in campaign.pools.values():
             pool.end()
-        children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
-        left = len(os.listdir("/proc/self/fd"))
-        ok = not children and left <= held
-        yield {"seed": seed, "fault": -1, "kind": "left behind", "ok": ok, "children": children, "handles": [held, left]}
+            pool._threads.close(SPARE)  # one that was asked something when its worker ended may still be about to let go of it
+        children = [child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()]
+        left = {number: what for number, what in handles().items() if number not in held}
+        ok = not children and not left
+        yield {"seed": seed, "fault": -1, "kind": "left behind", "ok": ok, "children": children, "handles": left}
 
 
 def main() -> int:
