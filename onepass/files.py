@@ -171,11 +171,13 @@ def write(folder: int, name: str, content: bytes, mode: int = PRIVATE_FILE, sync
     draft = f".{name[:100]}.{os.getpid()}.{secrets.token_hex(8)}.tmp"
     handle = os.open(draft, _MAKE, mode, dir_fd=folder)
     try:
-        with open(handle, "wb") as file:
-            file.write(content)
+        try:
+            with open(handle, "wb", closefd=False) as file:
+                file.write(content)
             if sync:
-                file.flush()
                 os.fsync(handle)
+        finally:
+            os.close(handle)
         os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(OSError):

@@ -45,6 +45,7 @@ KEPT_SHARE = 0.75  # of MOST_BYTES, after something had to go
 SWEEP_EVERY = 64  # entries written by a process; the first is one of them
 LONGEST_ENTRY = 64 << 20  # bytes: nothing that was written here is longer
 SETTLED = 3600.0  # seconds after which nobody is still writing a file, or reading it for the first time
+DRAFT = ".tmp"  # the end of the name of a file that is being written
 PROBE_BYTES = 1 << 16  # a disk without room for them has none for a kernel
 
 ENTRIES, CARDS, QUARANTINE, TRITON = "entries", "cards", "quarantine", "triton"
@@ -231,7 +232,7 @@ class Store:
         excess = sum(item.size for item in found)
         excess = excess - int(KEPT_SHARE * self.most_bytes) if excess > self.most_bytes else 0
         for item in found:
-            leftover = item.name.endswith(".tmp")
+            leftover = item.name.endswith(DRAFT)
             if (excess <= 0 and not leftover) or (now - item.used < SETTLED and (leftover or item.is_folder)):
                 continue
             with suppress(OSError), self._shelf(item.shelf) as shelf:
@@ -240,6 +241,9 @@ class Store:
                 else:
                     os.unlink(item.name, dir_fd=shelf)
                 excess -= item.size
+        for shelf_name, folder in ((CARDS, "."), *((item.shelf, item.name) for item in found if item.is_folder)):
+            with suppress(OSError), self._shelf(shelf_name) as shelf:
+                _without_drafts(shelf, folder, now)
 
     def _contents(self) -> Iterator[_Item]:
         for name in (ENTRIES, QUARANTINE, TRITON):
@@ -292,6 +296,18 @@ def _item(shelf: str, name: str, handle: int) -> _Item:
             finally:
                 os.close(inside)
     return _Item(shelf, name, used, size, is_folder)
+
+
+def _without_drafts(shelf: int, name: str, now: float) -> None:
+    """Remove what dead processes left in a folder on a shelf."""
+    inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=shelf)
+    try:
+        for draft in os.listdir(inside):
+            with suppress(OSError):
+                if draft.endswith(DRAFT) and now - os.stat(draft, dir_fd=inside, follow_symlinks=False).st_mtime >= SETTLED:
+                    os.unlink(draft, dir_fd=inside)
+    finally:
+        os.close(inside)
 
 
 def _reason(error: Exception) -> str:

@@ -11,6 +11,7 @@ import threading
 import warnings
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from onepass.knobs import Knobs, Setting, knobs
 from onepass.pipeline import compile, interpretable, optimise, representative, specialise
 from onepass.runtime import cache, offline
 from onepass.runtime.compiled import Made
+from onepass.runtime.measured import Calibration
 from onepass.runtime.counts import counts
 from onepass.runtime.saved import Damaged, pack, unpack
 from tests.cases import CASES
@@ -600,9 +602,38 @@ def test_binaries_count_and_dead_drafts_go(folder: Path) -> None:
     for binary in (old, young):
         binary.mkdir()
         (binary / "kernel.cubin").write_bytes(bytes(20_000))
-    draft = folder / "entries" / ".abc.json.1.tmp"
-    draft.write_bytes(b"half")
-    for path in (old, draft):
-        os.utime(path, times=(0, 0))
+    drafts = [folder / place / ".abc.json.1.tmp" for place in ("entries", "triton", "triton/YOUNG", "cards")]
+    assert store.remember(KEY, Calibration(1.0, 2.0, 3.0, 4.0, 5.0, "2026-01-31"))
+    for draft in drafts:
+        draft.write_bytes(b"half")
+        fresh = draft.with_name(".def.json.1.tmp")
+        fresh.write_bytes(b"still being written")
+        os.utime(draft, times=(0, 0))
+    os.utime(old, times=(0, 0))
+    os.utime(folder / "cards" / f"{KEY}.json", times=(0, 0))
     store.sweep()
-    assert not old.exists() and young.exists() and not draft.exists()
+    assert not old.exists() and young.exists() and not any(draft.exists() for draft in drafts)
+    assert all(draft.with_name(".def.json.1.tmp").exists() for draft in drafts)
+    assert store.recall(KEY, Calibration) is not None, "what was measured on a card is kept, however old"
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "close"])
+def test_a_file_that_cannot_be_written_leaves_nothing(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any, **more: Any) -> Any:
+        if call == "close":
+            os_close(*given)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    os_close, handles = os.close, len(os.listdir("/proc/self/fd"))
+    (tmp_path / "it").write_bytes(b"old")
+    with monkeypatch.context() as patch, files.opened(tmp_path) as folder:
+        if call == "open":
+            patch.setattr(files, "open", full, raising=False)
+        elif call == "close":
+            patch.setattr(files, "os", SimpleNamespace(**{**vars(os), "close": full}))
+        else:
+            patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="quota"):
+            files.write(folder, "it", b"new", sync=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["it"] and (tmp_path / "it").read_bytes() == b"old"
+    assert len(os.listdir("/proc/self/fd")) == handles
