@@ -28,8 +28,8 @@ from onepass.knobs import Knobs, Setting, knobs
 from onepass.pipeline import compile, interpretable, optimise, representative, specialise
 from onepass.runtime import cache, offline
 from onepass.runtime.compiled import Made
-from onepass.runtime.measured import Calibration
 from onepass.runtime.counts import counts
+from onepass.runtime.measured import Calibration
 from onepass.runtime.saved import Damaged, pack, unpack
 from tests.cases import CASES
 from tests.cpu.conftest import Anothers
