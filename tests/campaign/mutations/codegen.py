@@ -1,0 +1,7 @@
+"""Mutants of generated kernels."""
+
+from __future__ import annotations
+
+from . import Mutant
+
+MUTANTS: list[Mutant] = []
