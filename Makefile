@@ -8,7 +8,7 @@ RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.onepass-ready
 XDIST   = $(shell $(RUN) -c "import xdist" 2>/dev/null && printf '%s' '-n 2')
 
-.PHONY: demo test lint gpu-test campaign setup clean
+.PHONY: demo test test-all lint gpu-test campaign setup clean
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
@@ -16,6 +16,10 @@ demo: $(STAMP)
 
 test: lint
 	@$(RUN) -m pytest $(XDIST) tests/cpu
+
+# What takes long as well: whole models, larger cases.
+test-all: lint
+	@$(RUN) -m pytest $(XDIST) -m "" tests/cpu
 
 gpu-test: $(STAMP)
 	@$(RUN) -m pytest tests/gpu

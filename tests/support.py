@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +29,11 @@ Run = Callable[..., tuple[Tensor, ...]]
 DRAWS, MOST_POOLED = 16, 1 << 16
 FEW = 16  # elements of which it takes more draws to tell an error's size
 GARBAGE = 0x7F  # in every byte: a large float, a large integer
+
+
+def marked(names: Iterable[str], long: Collection[str]) -> list[Any]:
+    """Parameters of a test of which some take so long that only `make test-all` runs them."""
+    return [pytest.param(name, marks=pytest.mark.long) if name in long else name for name in names]
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, garbage: bool) -> None:

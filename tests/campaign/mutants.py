@@ -57,7 +57,7 @@ def changed(mutant: Mutant, text: str) -> str:
 
 def verdict_of(folder: Path, tests: tuple[str, ...], deadline: int = DEADLINE, stuck: float = STUCK) -> tuple[str, str]:
     """What the tests say of the copy in a folder: killed, survived, late or broken; and the end of what they printed."""
-    command = [sys.executable, "-c", PYTEST.format(deadline), "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-c", PYTEST.format(deadline), "-x", "-q", "-m", "", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile("w+") as out:
         child = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)

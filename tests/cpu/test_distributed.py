@@ -86,6 +86,6 @@ def train(rank: int, wrap: Wrap, meeting_point: str) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("wrap", [sharded, replicated])
+@pytest.mark.parametrize("wrap", [pytest.param(sharded, marks=pytest.mark.long), replicated])
 def test_two_ranks_train_as_eager_does(wrap: Wrap, tmp_path: Path) -> None:
     torch.multiprocessing.spawn(train, (wrap, str(tmp_path / "meet")), nprocs=RANKS)

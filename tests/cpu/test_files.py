@@ -205,8 +205,8 @@ def test_a_failed_write_leaves_what_was_there(fails: str, number: int, tmp_path:
         raise OSError(number, os.strerror(number))
 
     class Full:
-        def __init__(self, handle: int, mode: str) -> None:
-            self.file = open(handle, mode)  # noqa: SIM115
+        def __init__(self, handle: int, mode: str, closefd: bool) -> None:
+            self.file = open(handle, mode, closefd=closefd)  # noqa: SIM115
             self.write = failing
 
         def __enter__(self) -> Full:

@@ -72,7 +72,7 @@ FUNCTIONS = [rms_norm_backward, layer_norm_backward, add_rms_norm_backward, spre
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize("share", [2, 4])
+@pytest.mark.parametrize("share", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("fn", FUNCTIONS)
 def test_every_kind_of_kernel_is_right(fn: Callable, share: int, dtype: torch.dtype) -> None:
     cols = share * (2048 if dtype is BF16 else 1024)

@@ -197,6 +197,7 @@ def test_a_transformer_saves_one_sum_a_block(caplog: pytest.LogCaptureFixture) -
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_an_error_leaves_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ValueError("no such luck.")
@@ -227,6 +228,7 @@ def test_a_split_of_the_users_comes_first() -> None:
     assert calls == [1]
 
 
+@pytest.mark.long
 def test_reports_say_what_is_no_longer_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "LEAST_BYTES", 1)
     module, inputs = example()

@@ -53,6 +53,7 @@ def plain(x: Tensor, y: Tensor) -> Tensor:
 TRAINED = [nested, branched, checkpointed, plain]
 FUNCTIONS = [*TRAINED, looped]
 WITHOUT_SUBGRAPHS = [checkpointed, plain]
+LONG = [branched, looped]
 
 
 def called(run: Callable[..., Tensor], train: bool) -> list[Tensor]:
@@ -69,7 +70,7 @@ def called(run: Callable[..., Tensor], train: bool) -> list[Tensor]:
     return [kept, *gradients]
 
 
-@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.parametrize("fn", [pytest.param(fn, marks=pytest.mark.long) if fn in LONG else fn for fn in FUNCTIONS])
 def test_only_the_outermost_graph_owns_its_inputs(fn: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[fx.Graph, bool]] = []
     claiming = passes.claiming
