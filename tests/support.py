@@ -67,7 +67,8 @@ def twice(function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Tenso
 
 
 def _bits(t: Tensor) -> Tensor:
-    return t.contiguous().reshape(-1).view(torch.uint8)
+    """The bytes of a copy: `contiguous` keeps the stride of a tensor of one element, and no other type can view that."""
+    return t.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def assert_right(fused: Callable[..., Any], function: Callable[..., Any], make: Callable[[int], Sequence[Tensor]],

@@ -144,9 +144,11 @@ class _Planner:
         return self.view(leaf, root, self.store(root))
 
     def is_part(self, leaf: fx.Node, root: fx.Node) -> bool:
-        """Whether to store a slice alone: nobody else sees the rest."""
+        """Whether to store a slice alone: nobody else sees the rest. Where values are repeated, the view does it: memory has no
+        room for a repeated value that is there 0 times."""
         fewer = product(list(self.shape(leaf))) != product(list(self.shape(root)))
-        return fewer and self.shared[root] == 1 and not shares_elements(leaf.meta["val"])
+        repeats = any(stride == 0 and size != 1 for size, stride in zip(self.shape(leaf), self.strides(leaf), strict=True))
+        return fewer and not repeats and self.shared[root] == 1 and not shares_elements(leaf.meta["val"])
 
     def view(self, leaf: fx.Node, root: fx.Node, base: Stored | Passed) -> Recipe:
         if leaf is root:

@@ -15,6 +15,7 @@ from ..errors import IllegalProgram
 from .expr import BOOL, OPS, DType, Gives, result_dtype
 from .monoid import MONOIDS
 from .program import Const, Index, Load, Op, Program, Reduce, Result, Store, operands
+from .size import Size
 
 Complaints: TypeAlias = Iterator[str]
 
@@ -224,6 +225,27 @@ def stores_write_each_address_once(program: Program) -> Complaints:
                     yield f"%{i} stores along {count} axes with the same stride {step}"
 
 
+def stores_stay_inside(program: Program) -> Complaints:
+    """No Store writes past the end of its buffer, as far as sizes are known; nothing is written to a buffer without elements."""
+    for i, node in enumerate(program.nodes):
+        if isinstance(node, Store) and all(program.axis[axis].extent != 0 for axis, _ in node.strides):
+            last = _last_address(node.offset, [(stride, program.axis[axis].extent) for axis, stride in node.strides])
+            buffer = program.buffer[node.buffer]
+            end = -1 if 0 in buffer.shape else _last_address(0, list(zip(buffer.strides, buffer.shape, strict=True)))
+            if last is not None and end is not None and last > end:
+                yield f"%{i} stores to element {last} of {buffer.name}, whose last is {end}"
+
+
+def _last_address(offset: Size, steps: list[tuple[Size, Size]]) -> int | None:
+    """The greatest address that some strides reach over some extents; None where that is not a number."""
+    last = offset
+    for stride, extent in steps:
+        if not isinstance(last, int) or not isinstance(stride, int) or not isinstance(extent, int):
+            return None
+        last += stride * (extent - 1)
+    return last if isinstance(last, int) else None
+
+
 def _at_least_two(program: Program, axis: str) -> bool:
     extent = program.axis[axis].extent
     return isinstance(extent, int) and extent > 1
@@ -243,4 +265,5 @@ RULES: tuple[Callable[[Program], Complaints], ...] = (
     reduction_types_agree,
     stores_have_the_buffers_type,
     stores_write_each_address_once,
+    stores_stay_inside,
 )

@@ -37,6 +37,7 @@ from .integers import integers, integral
 
 # Codes that say onepass itself is at fault.
 INTERNAL = ("ONEPASS-9", "ONEPASS-113", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")
+COARSE = 2.0**-12  # by which simplification may change a value: 1/33 is rounded, and what cancels later shows it
 TOO_LONG = 20.0  # CPU seconds for one graph
 
 
@@ -193,7 +194,7 @@ def by_oracle(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     optimised = optimise(captured.program)
     before, after = (_evaluated(captured, program, inputs, bindings) for program in (captured.program, optimised))
     for k, (one, other) in enumerate(zip(before, after, strict=True)):
-        if isinstance(one, torch.Tensor) and differ_exactly(other, one):
+        if isinstance(one, torch.Tensor) and differ_exactly(other, one, COARSE):  # what differs by less is held against eager's
             raise Changed(f"output {k} of {graph_op(graph, k)} is changed by simplification")
     _second_size(graph, captured, optimised)
     return after, "symbolic" if optimised.symbols else ""

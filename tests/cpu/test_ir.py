@@ -161,6 +161,10 @@ def with_last(*nodes: Node) -> Program:
     return replace(GOOD, nodes=(*GOOD.nodes, *nodes))
 
 
+def resized(name: str, extent: int) -> tuple[Buffer, ...]:
+    return tuple(replace(b, shape=(extent,)) if b.name == name else b for b in GOOD.buffers)
+
+
 AT = len(GOOD.nodes)
 BROKEN = [
     ("names_are_unique", replace(GOOD, axes=(*GOOD.axes, Axis("m", 3)))),
@@ -209,6 +213,8 @@ BROKEN = [
         "stores_write_each_address_once",
         replace(with_last(Store("y", 0, (("m", 1), ("n", 1)))), axes=(Axis("m", 4), Axis("n", 8))),
     ),
+    ("stores_stay_inside", replace(GOOD, axes=(Axis("m", 4), Axis("n", 8)), buffers=resized("r", 0))),
+    ("stores_stay_inside", replace(GOOD, axes=(Axis("m", 4), Axis("n", 8)), buffers=resized("r", 3))),
 ]
 
 

@@ -75,3 +75,23 @@ def test_parts_of_what_has_no_elements_are_replaced() -> None:
     captured = capture(lambda x: torch.slice_scatter(x, x[1:] * 2, 0, 1).sum(-1), (x,))
     found = evaluate(captured.program, captured.tensors((x,)), captured.bind((x,)) or {})
     assert [t.tolist() for t in found.values()] == [[0.0, 0.0, 0.0]]
+
+
+REPEATED_NEVER: dict[str, Callable[[Tensor], Any]] = {
+    "a number": lambda x: torch.eq(x.sum(), 1).expand(2)[0:0], "past its end": lambda x: (x.sum() + 1).expand(2)[2:],
+    "a row": lambda x: x.sum(0, keepdim=True).expand(4, 4)[0:0],
+    "beside the row": lambda x: (x.amax(0).expand(4, 4)[:0], x.amax(0)),
+    "as many as there are rows less three": lambda x: x.sum().expand(x.size(0))[3:],
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, False])
+@pytest.mark.parametrize("name", REPEATED_NEVER)
+def test_a_value_that_is_repeated_no_times_is_written_nowhere(name: str, dynamic: bool | None) -> None:
+    function = REPEATED_NEVER[name]
+    fused = onepass.fuse(function, dynamic=dynamic)
+    for rows in (4, 5, 3):
+        x = randoms(0, (rows, 4))
+        for mine, eager in zip(as_tuple(fused(x)), as_tuple(function(x)), strict=True):
+            assert (mine.shape, mine.stride(), mine.dtype) == (eager.shape, eager.stride(), eager.dtype)
+            torch.testing.assert_close(mine, eager)
