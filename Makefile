@@ -31,6 +31,7 @@ campaign: $(STAMP)
 	@$(RUN) -m tests.campaign.graphs --stage oracle --seeds $(SEEDS) --log build/campaign/oracle.jsonl
 	@$(RUN) -m tests.campaign.graphs --stage interpret --seeds 0:3000 --log build/campaign/interpret.jsonl
 	@$(RUN) -m tests.campaign.graphs --stage schedules --seeds 0:3000 --log build/campaign/schedules.jsonl
+	@$(RUN) -m tests.campaign.graphs --stage families --seeds 0:4000 --log build/campaign/families.jsonl
 	@$(RUN) -m tests.campaign.graphs --stage integers --seeds 0:3000 --log build/campaign/integers.jsonl
 	@$(RUN) -m tests.campaign.store --count 2000 --log build/campaign/store.jsonl
 	@$(RUN) -m tests.campaign.workers --count 500 --log build/campaign/workers.jsonl

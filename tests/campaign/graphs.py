@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+NAMES = ("oracle", "interpret", "schedules", "families", "integers", "compile", "card")
 PROCESS = 500  # graphs that one process looks at: what it keeps of them grows, and starting takes seconds
 DEADLINE = 60  # seconds of wall clock after which a graph is called stuck; what is merely slow is told by its CPU seconds
 
@@ -88,8 +89,7 @@ class Stuck(BaseException):
 
 def one(stage: str, seed: int) -> dict[str, Any]:
     """One seed's line of the log; a defect comes with its smallest graph."""
-    from .checks import Finding, check
-    from .draw import graph
+    from .checks import STAGES, Finding, check
     from .shrink import shrunk
 
     def bounded(candidate: Any) -> Finding:
@@ -102,7 +102,7 @@ def one(stage: str, seed: int) -> dict[str, Any]:
             signal.alarm(0)
 
     signal.signal(signal.SIGALRM, _raise_stuck)
-    drawn = graph(seed)
+    drawn = STAGES[stage].draw(seed)
     found = bounded(drawn)
     dtypes = sorted({i.dtype for i in drawn.inputs if i.is_tensor})
     line = found.to_json() | {"ops": sorted({s.op for s in drawn.steps}), "dtypes": dtypes}
@@ -184,7 +184,7 @@ def main() -> int:
     import argparse
 
     parser = argparse.ArgumentParser(prog="python -m tests.campaign.graphs")
-    parser.add_argument("--stage", choices=("oracle", "interpret", "schedules", "integers", "compile", "card"), default="oracle")
+    parser.add_argument("--stage", choices=NAMES, default="oracle")
     parser.add_argument("--seeds", default="0:1000", help="first:end")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

@@ -17,7 +17,8 @@ from tests.campaign.graph import Graph, Input, Step, make_inputs
 from tests.campaign.shrink import shrunk
 
 # Seeds of their own: a defect found by the whole campaign becomes a test of its own.
-SAMPLES = [("oracle", 25, 24), ("interpret", 6, 12), ("schedules", 6, 12), ("integers", 6, 6), ("compile", 2, 10)]
+SAMPLES = [("oracle", 25, 24), ("interpret", 6, 12), ("schedules", 6, 12), ("families", 4, 8), ("integers", 6, 6),
+           ("compile", 2, 10)]
 
 
 def sampled() -> list:
@@ -28,8 +29,13 @@ def sampled() -> list:
 @pytest.mark.parametrize("stage,first,size", sampled())
 def test_a_sample_finds_nothing(stage: str, first: int, size: int) -> None:
     for seed in range(first, first + size):
-        found = check(graph(seed), stage)
-        assert not found.is_bad or found.kind == "slow", f"{found}\n{graph(seed).inputs}\n{graph(seed).source()}"
+        drawn = STAGES[stage].draw(seed)
+        found = check(drawn, stage)
+        assert not found.is_bad or found.kind == "slow", f"{found}\n{drawn.inputs}\n{drawn.source()}"
+
+
+def test_every_stage_may_be_asked_for() -> None:
+    assert set(graphs.NAMES) == set(STAGES)
 
 
 def softmax_of_a_sum() -> Graph:

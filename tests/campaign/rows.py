@@ -1,0 +1,77 @@
+"""Random graphs of the kind that models are full of: arithmetic on a few tensors of many columns, reductions along their rows and
+down their columns, in one kernel. Few graphs of `draw` have columns enough for kernels that stage rows in shared memory.
+"""
+
+from __future__ import annotations
+
+import random
+
+from .graph import Graph, Input, Step
+
+# Columns that threads of one CTA share evenly or not, and that two CTAs may share; rows that start on 16 bytes or anywhere.
+SHAPES = ((6, 1024), (9, 2048), (5, 8192), (12, 4096), (7, 1027), (5, 4099), (130, 32), (70, 64), (300, 16), (12, 40), (2, 20000))
+KINDS = (("f32",), ("f32",), ("bf16",), ("f16",), ("f32", "bf16"), ("f64",), ("i64",), ("e4m3", "f32"))
+ALONE = ("{0} * 0.5", "{0}.abs()", "-{0}", "{0} * {0}", "torch.relu({0})", "torch.sigmoid({0}.float())", "torch.tanh({0}.float())",
+         "torch.exp({0}.float().clamp(-4, 4))", "torch.where({0} > 0, {0}, {0} * 2)", "{0}.float()")
+TOGETHER = ("{0} + {1}", "{0} * {1}", "{0} - {1}", "torch.maximum({0}.float(), {1}.float())")
+ALONG = ("{0}.sum(-1, keepdim=True)", "{0}.float().mean(-1, keepdim=True)", "{0}.amax(-1, keepdim=True)",
+         "{0}.float().var(-1, correction=0, keepdim=True)", "{0}.float().logsumexp(-1, keepdim=True)",
+         "{0}.float().square().mean(-1, keepdim=True).add(1e-5).rsqrt()", "{0}.argmax(-1, keepdim=True)")
+DOWN = ("{0}.sum(0)", "{0}.float().mean(0)", "{0}.amax(0)", "{0}.float().var(0, correction=0)", "{0}.float().logsumexp(0)",
+        "({0} > 0).any(0)", "{0}.argmin(0)")
+
+
+def row_graph(seed: int) -> Graph:
+    """The graph of a seed: 1 to 3 tensors, perhaps a row vector and a column vector, up to two reductions each way."""
+    return _Drawing(random.Random(seed)).graph(seed)
+
+
+class _Drawing:
+    """One graph under construction."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.inputs: list[Input] = []
+        self.lines: list[tuple[str, str, tuple[str, ...]]] = []  # op, text, names of what it reads
+
+    def graph(self, seed: int) -> Graph:
+        """Draw it all."""
+        rng, shape, kinds = self.rng, self.rng.choice(SHAPES), self.rng.choice(KINDS)
+        full = [self.input(shape, kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
+        thin = [self.input(size, kinds) for size in ((1, shape[1]), (shape[0], 1)) if rng.random() < 0.4]
+        value = self.chain(full[0], [*full[1:], *thin])
+        ends: list[str] = []
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            row = self.line("along", rng.choice(ALONG), value)
+            ends += [row] if rng.random() < 0.3 else []
+            value = self.chain(self.line("meet", rng.choice(TOGETHER), value, row), thin)
+        downs = [self.line("down", rng.choice(DOWN), value) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
+        ends += downs + ([value] if not (downs or ends) or rng.random() < 0.6 else [])
+        return self.made(seed, ends)
+
+    def input(self, shape: tuple[int, ...], kinds: tuple[str, ...]) -> str:
+        layout = "misaligned" if self.rng.random() < 0.15 else "contiguous"
+        self.inputs.append(Input(shape, self.rng.choice(kinds), layout, self.rng.choice(("normal", "normal", "normal", "special"))))
+        return f"x{len(self.inputs) - 1}"
+
+    def chain(self, value: str, others: list[str]) -> str:
+        """Some arithmetic, in which every one of the others takes part."""
+        if self.inputs[0].dtype[0] == "e":
+            value = self.line("float", "{0}.float()", value)
+        for other in others:
+            if self.inputs[int(other[1:])].dtype[0] == "e":
+                other = self.line("float", "{0}.float()", other)
+            value = self.line("together", self.rng.choice(TOGETHER), value, other)
+        for _ in range(self.rng.choice((0, 1, 2, 3))):
+            value = self.line("alone", self.rng.choice(ALONE), value)
+        return value
+
+    def line(self, op: str, text: str, *read: str) -> str:
+        self.lines.append((op, text, read))
+        return f"v{len(self.lines) - 1}"
+
+    def made(self, seed: int, ends: list[str]) -> Graph:
+        """Names become positions: inputs first."""
+        at = {f"x{k}": k for k in range(len(self.inputs))} | {f"v{k}": len(self.inputs) + k for k in range(len(self.lines))}
+        steps = tuple(Step(op, text, tuple(at[name] for name in read)) for op, text, read in self.lines)
+        return Graph(seed, tuple(self.inputs), steps, tuple(dict.fromkeys(at[name] for name in ends))).pruned()
