@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..errors import ChangesState, ClosureTensor, DataDependent, Mutation, Randomness, SharedResult, SymbolicAxis
+from ..errors import ChangesState, ClosureTensor, DataDependent, Mutation, NotTraceable, Randomness, SharedResult, SymbolicAxis
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer
 from ..ir.size import Size, Sym, product, sym
@@ -196,11 +196,15 @@ class _Traced:
                 raise SharedResult(kind=type(leaf).__name__)
         return [leaf for leaf in self.leaves if _is_traced(leaf)]
 
-    def raise_as_eager(self) -> None:
-        """Where there are no elements, the function itself says what is wrong: shape-only tensors are refused by other errors."""
-        if any(tensor.numel() == 0 for _, tensor in self.arguments.tensors):
-            with torch.no_grad(), foreign():
-                self.fn(*compat.pytree_unflatten(list(self.arguments.leaves), self.arguments.spec))
+    def runs_in_eager(self) -> bool:
+        """Whether the function has an answer where tracing it failed; what it raises instead is raised. Asked of copies of few
+        elements: shape-only tensors, above all those without elements, are refused by other errors than real ones."""
+        if sum(tensor.numel() for _, tensor in self.arguments.tensors) > MOST_ASKED:
+            return False
+        leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self.arguments.leaves]
+        with torch.no_grad(), foreign():
+            self.fn(*compat.pytree_unflatten(leaves, self.arguments.spec))
+        return True
 
     def check_arguments(self, args: Any, leaves: list[Any]) -> None:
         """Refuse a function that changed, without an op, what it was given."""
@@ -239,6 +243,7 @@ def _needs_values(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 # What torch says where the values of a shape-only tensor are read without an op: .numpy(), .tolist(), tensor_split by a tensor.
+MOST_ASKED = 1 << 16  # elements of the arguments of a call that eager is asked to answer where tracing failed
 _NO_VALUES = ("not supported for tensor subclasses", "data is not allocated yet")
 
 
@@ -248,9 +253,12 @@ def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.Graph
     except compat.data_dependent_errors() as error:
         raise DataDependent(detail=str(error).splitlines()[0]) from error
     except (RuntimeError, IndexError, ValueError) as error:
-        traced.raise_as_eager()
+        answers = traced.runs_in_eager()
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         if any(words in str(error) for words in _NO_VALUES):
-            raise DataDependent(detail=str(error).splitlines()[0]) from error
+            raise DataDependent(detail=detail) from error
+        if answers:
+            raise NotTraceable(detail=detail.rstrip(".") + ".") from error
         raise
 
 

@@ -36,7 +36,7 @@ __all__ = [
     "CardNeeded", "ChangesState", "ClosureTensor", "CompileFailed", "CompilerEnded", "CompilerGarbled", "CompilerNotStarted",
     "CompilerTimedOut", "CompilerTrouble", "CompilersStopped", "CopyLeftBehind", "CopyOutOfBounds", "DataDependent",
     "DoesNotFit", "EntrySetAside", "ExpectedBytesDiffer", "GraphLeft", "HiddenState", "IgnoredArgument", "IllegalProgram",
-    "InputsLost",
+    "InputsLost", "NotTraceable",
     "InternalError", "KernelFault", "MissingFence", "MixedDevices", "ModelNotTraced", "Mutation", "NeedsGrad", "NeverPublished",
     "NoCard", "NoOrder", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModelled", "NotReady", "NotRepeatable",
     "NothingKept", "NothingToCompare", "NumberOutOfRange", "OnepassError", "OnepassWarning", "OtherRun", "OutsideAllocation",
@@ -173,6 +173,11 @@ class SharedElements(OnepassError):
     code = "ONEPASS-117"
     message = ("Elements of a result would share memory (shape {shape}, strides {strides}, at {where}), because those of an "
                "argument do. Call .contiguous() on that argument first.")
+
+
+class NotTraceable(OnepassError):
+    code = "ONEPASS-118"
+    message = "torch computes the function, but cannot trace it: {detail} Leave that op outside the fused function."
 
 
 class NeedsGrad(OnepassError):

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from onepass.capture import Captured, capture
 from onepass.capture.axes import Atoms, common_factors, cut, segments
-from onepass.errors import OnepassError, SharedElements
+from onepass.errors import NotTraceable, OnepassError, SharedElements
 from onepass.ir.expr import DTYPES
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Index, Load, Op, Reduce, Store
@@ -674,3 +674,24 @@ def test_random_functions(steps: list[tuple[str, int, int]], shapes: list[list[i
         check(fn, *args)
     except OnepassError as error:  # a refusal is an answer, an illegal Program is not
         assert error.code in ("ONEPASS-101", "ONEPASS-103")
+
+
+def test_what_torch_computes_but_cannot_trace_is_refused_with_a_code() -> None:
+    greatest = lambda x: torch.linalg.vector_norm(x[:, :, 5:], float("inf"), dim=(-2,))  # noqa: E731
+    x = torch.ones(1, 1, 1)
+    assert greatest(x).shape == (1, 0)
+    with pytest.raises(NotTraceable, match="ONEPASS-118"):
+        capture(greatest, (x,))
+    with pytest.raises(RuntimeError, match="size of tensor a"):  # what eager refuses is refused in its words
+        capture(lambda x: x + x.new_ones(2), (torch.ones(3, 3, 3),))
+
+
+def test_arguments_are_as_they_were_where_tracing_fails() -> None:
+    def grows(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x @ x.new_ones(7, 7)
+
+    x = torch.zeros(2, 3)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        capture(grows, (x,))
+    assert torch.equal(x, torch.zeros(2, 3))
