@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor
 from onepass import errors, pipeline
 from onepass.codegen import gluon
 from onepass.codegen.gluon_helpers import FUNCTIONS
-from onepass.codegen.source import ParamKind, Source
+from onepass.codegen.source import GridDim, ParamKind, Source
 from onepass.device import device
 from onepass.ir.oracle import evaluate
 from onepass.ir.text import parse
@@ -260,6 +261,26 @@ def test_a_ring_of_copies_compiles_without_spills(fn: Callable, dtype: torch.dty
 def test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read(cols: int, rows: int) -> None:
     """Every number of elements that may be left is met, and none is read from what follows the tensor."""
     run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=2 - rows % 2, split=2)
+
+
+def own_sum(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x * x.sum(1, keepdim=True) * w.sum(), w.sum()
+
+
+@pytest.mark.parametrize("split", [0, 2, 5])
+def test_one_row_stores_what_no_row_changes(split: int) -> None:
+    """Rows that start elsewhere in a piece add up in another order: what was stored would hang on which CTA comes last."""
+    args = torch.randn(5, 4501), torch.randn(4501)
+    kernel, bindings = kernel_of(own_sum, args)
+    schedule = parked(kernel, warps=4, vectors=1, slots=1, split=split)
+    source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row")
+    names = [b.name for b in kernel.program.buffers]
+    sums = []
+    for count in (split or 5, 1):  # all CTAs, or the first one alone
+        outputs = torch.empty(5, 4501), torch.full((), math.nan)
+        gluon_model.run_source(replace(source, grid=(GridDim(count),)), dict(zip(names, (*args, *outputs), strict=True)), bindings)
+        sums.append(outputs[1])
+    assert torch.equal(*sums)
 
 
 def odd_source(rows: int, slots: int) -> tuple[Source, dict[str, Tensor], dict[str, int]]:
