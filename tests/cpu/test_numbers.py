@@ -305,6 +305,14 @@ def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
     assert text.count("libdevice.div_rn(") == 1 and text.count(" / ") >= 1
 
 
+def test_quotients_of_16_bit_data_that_decide_are_exact() -> None:
+    """Beside others, which stay approximate."""
+    x, y = torch.empty(2, 64, 96, dtype=torch.bfloat16).unbind()
+    fn = lambda x, y: ((x.float() / y.float()).floor().to(torch.int32), torch.softmax(x.float(), -1).to(x.dtype))  # noqa: E731
+    text = "".join(s.text for s in interpretable(optimise(capture(fn, (x, y)).program), {"s0": 64}, device("h200")).sources)
+    assert text.count("libdevice.div_rn(") == 1 and "fast_exp(" in text
+
+
 @pytest.mark.parametrize("function", [torch.tanh, torch.sigmoid, torch.erf, torch.exp], ids=lambda f: f.__name__)
 def test_approximate_functions_are_right_to_16_bits(function: Callable[[Tensor], Tensor]) -> None:
     """Where a series takes over from a difference too."""
