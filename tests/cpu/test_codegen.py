@@ -125,6 +125,12 @@ def of_shared(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return (*torch.var_mean(y, 0), (x + y).sum(0))
 
 
+def of_rows(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Reductions over rows of what every row has one of, beside a sum down the columns."""
+    rows = (x * x).mean(-1, keepdim=True)
+    return x * rows * w, rows.amax(), (x * rows).sum(0)
+
+
 def full(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (x * w).sum(), x.amax()
 
@@ -194,6 +200,7 @@ KINDS = {
     "pointwise": (elementwise, Family.POINTWISE, (37, 70), Schedule(Block(4), Block(32), 4)),
     "blocks, inner": (blocks, Family.INNER, (5, 192), Schedule(Block(1), Cover((128, 64)), 1)),
     "blocks, inner looped": (blocks, Family.INNER, (5, 224), Schedule(Block(1), Loop(64), 1)),
+    "mix-order, of row results": (of_rows, Family.MIX, (41, 64), Schedule(Loop(2, 3), Cover((64,)), 2)),
     "outer, of what rows share": (of_shared, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
     "blocks, overhanging": (blocks, Family.INNER, (5, 160), Schedule(Block(1), Cover((128, 64)), 1)),
     "variance, odd rows": (variance, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, lead=8)),
@@ -437,6 +444,15 @@ def test_blocks_of_columns_whose_number_varies() -> None:
         fused_right(fn, x)
     program, _, bindings = program_of(fn, x)
     assert "% tl.cdiv(s0, " in "".join(source.text for source in generate(plan(program, bindings, H200)))
+
+
+@pytest.mark.parametrize("first", [8, 5])
+def test_parts_of_odd_rows_begin_at_their_offsets(first: int) -> None:
+    """In whole sectors from the row's start, or not."""
+    x = torch.randn(5, 1027)
+    program, tensors, bindings = program_of(lambda x: torch.softmax(x[:, first:first + 1001] * x[:, :1001], -1), x)
+    for schedule in (Schedule(Block(1), Cover((256,) * 4), 1, lead=8), Schedule(Block(1), Loop(256), 2, lead=8)):
+        assert_as_oracle(planned(program, bindings, chosen(program, bindings, Family.INNER, schedule)), tensors, bindings, "parts")
 
 
 def test_positions_are_64_bits_wide() -> None:

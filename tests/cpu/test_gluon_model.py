@@ -17,7 +17,7 @@ from onepass import errors
 from onepass.codegen.source import GridDim, Param, ParamKind, Source, TensorView
 from onepass.ir.expr import DTYPES
 from onepass.ir.size import sym
-from onepass.runtime.gluon_memory import Cta
+from onepass.runtime.gluon_memory import Cta, Slot
 from onepass.runtime.gluon_model import Argument, Descriptor, Trace, run, run_source
 from onepass.runtime.module import load_text
 
@@ -437,6 +437,30 @@ def test_what_threads_write_in_parts_is_read_whole() -> None:
         assert PARTS.count(old) == 1
         with pytest.raises(error):
             run("parts", PARTS.replace(old, ""), {"y": y}, 1, says_barriers=True)
+
+
+def barred() -> tuple[Cta, Descriptor, Slot, Slot]:
+    """A CTA with a barrier of one arrival, a tensor, and room for one of its rows."""
+    cta = Cta(1 << 16, lambda: "here")
+    bar, slot = cta.allocate("bar", (1,), np.dtype(np.int64)), cta.allocate("slot", (1, 64), np.dtype(np.float32))
+    cta.init(bar, 1)
+    return cta, Descriptor(torch.zeros(2, 64), (1, 64)), bar, slot
+
+
+def test_copies_over_copies_in_flight_are_caught() -> None:
+    cta, source, bar, slot = barred()
+    cta.arrive(bar, 1, 512)
+    cta.copy_in(source, [0, 0], bar, slot)
+    with pytest.raises(errors.RefillBeforeDrain, match="in flight"):
+        cta.copy_in(source, [1, 0], bar, slot)
+
+
+def test_arrivals_that_nobody_waited_for_are_caught() -> None:
+    cta, source, bar, slot = barred()
+    cta.arrive(bar, 1, 256)
+    cta.copy_in(source, [0, 0], bar, slot)
+    with pytest.raises(errors.WrongPhase):
+        cta.arrive(bar, 1, 256)
 
 
 def test_the_oldest_stores_are_waited_for() -> None:

@@ -305,6 +305,14 @@ def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
     assert text.count("libdevice.div_rn(") == 1 and text.count(" / ") >= 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_of_exponentials_of_fp32_data_have_all_digits(dtype: torch.dtype) -> None:
+    """The approximate exponential errs to one side, which a long sum shows; not one of 16-bit results."""
+    program = optimise(capture(lambda x: x.logsumexp(-1), (torch.empty(64, 200000, dtype=dtype),)).program)
+    text = "".join(s.text for s in interpretable(program, {"s0": 64}, device("h200")).sources)
+    assert "logsumexp" in text and ("fast_exp(" in text) is (dtype is torch.bfloat16)
+
+
 def test_quotients_of_16_bit_data_that_decide_are_exact() -> None:
     """Beside others, which stay approximate."""
     x, y = torch.empty(2, 64, 96, dtype=torch.bfloat16).unbind()
