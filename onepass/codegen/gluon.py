@@ -97,7 +97,7 @@ class _Ring:
 class Parked(Values):
     """Values of which some wait in shared memory."""
 
-    first_rows = "(part == 0)"
+    first_rows = "(row == 0)"
     rings: dict[int, _Ring]
     beside: dict[int, str]  # the shared memory of row vectors that wait there, by chunks
     whole: int  # chunks of a row

@@ -33,7 +33,7 @@ TAKES_TENSORS = frozenset({"maximum", "minimum", "pow", "where"})  # ops whose t
 class Values:
     """Writes values, and remembers which are held across walks and what reductions left."""
 
-    first_rows = "(row_block == 0)"  # is a CTA the one that has the first rows?
+    first_rows = "(row_block == 0)"  # are these the first rows?
 
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, writer: Writer, language: Language = TRITON) -> None:
         self.kernel, self.schedule, self.writer, self.language = kernel, schedule, writer, language
@@ -245,8 +245,8 @@ class Values:
         if not self.kernel.by_row[i] and (spot.height > 1 or self.kernel.by_col[i] is Across.NONE):
             where = f"{where + ' + ' if where else ''}{self._zeros(spot.height)}"
         masks = self._masks(i, spot)
-        if not self.kernel.by_row[i] and self.kernel.space.rows and isinstance(self.schedule.rows, Block):
-            # One CTA writes what all compute: rows that start elsewhere in a sector add up in another order.
+        if not self.kernel.by_row[i] and self.kernel.space.rows and (isinstance(self.schedule.rows, Block) or self.schedule.lead):
+            # One row writes what all compute: rows that start elsewhere in a sector add up in another order.
             masks.append(self.first_rows)
         mask = f", mask={' & '.join(masks)}" if masks else ""
         full = self.kernel.by_col[i] is Across.FULL

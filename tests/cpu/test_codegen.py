@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import onepass
 from onepass.capture.trace import capture
+from onepass.codegen.source import ParamKind
 from onepass.codegen.triton import HEADER, RESERVED
 from onepass.codegen.writer import Writer
 from onepass.ir.oracle import evaluate
@@ -28,6 +29,7 @@ from onepass.plan.legality import Family
 from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
+from onepass.runtime import executable, interpret
 from tests.cases import layer_norm
 from tests.forced import H200, candidates, chosen, planned, run
 from tests.programs import Case, programs
@@ -113,6 +115,22 @@ def blocks(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return (parts / (top + 1)).view(y.shape), top.squeeze(-1)
 
 
+def variance(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x * w).var(-1)
+
+
+def of_shared(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Down the columns of what all rows share, beside others."""
+    y = (w * 2).expand(x.shape)
+    return (*torch.var_mean(y, 0), (x + y).sum(0))
+
+
+def of_rows(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Reductions over rows of what every row has one of, beside a sum down the columns."""
+    rows = (x * x).mean(-1, keepdim=True)
+    return x * rows * w, rows.amax(), (x * rows).sum(0)
+
+
 def full(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (x * w).sum(), x.amax()
 
@@ -182,6 +200,10 @@ KINDS = {
     "pointwise": (elementwise, Family.POINTWISE, (37, 70), Schedule(Block(4), Block(32), 4)),
     "blocks, inner": (blocks, Family.INNER, (5, 192), Schedule(Block(1), Cover((128, 64)), 1)),
     "blocks, inner looped": (blocks, Family.INNER, (5, 224), Schedule(Block(1), Loop(64), 1)),
+    "mix-order, of row results": (of_rows, Family.MIX, (41, 64), Schedule(Loop(2, 3), Cover((64,)), 2)),
+    "outer, of what rows share": (of_shared, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
+    "blocks, overhanging": (blocks, Family.INNER, (5, 160), Schedule(Block(1), Cover((128, 64)), 1)),
+    "variance, odd rows": (variance, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, lead=8)),
     "looked up, inner": (looked_up, Family.INNER, (5, 190), Schedule(Block(1), Cover((128, 64)), 1)),
     "looked up, rows a tile": (looked_up, Family.INNER, (37, 65), Schedule(Block(8), Cover((64, 1)), 1)),
     "looked up, inner looped": (looked_up, Family.INNER, (5, 1000), Schedule(Block(1), Loop(256), 2)),
@@ -205,6 +227,44 @@ def test_every_kind_of_schedule(kind: str, dtype: torch.dtype) -> None:
     held = isinstance(schedule.rows, Cover)  # which takes a number of rows known beforehand
     program, tensors, bindings = program_of(widened, x, w, dynamic=False if held else None)
     assert_as_oracle(planned(program, bindings, chosen(program, bindings, family, schedule)), tensors, bindings, str(schedule))
+
+
+MARGIN, MARK = 4096, 0x5A  # bytes on either side of what is allocated, and what each of them is
+
+
+@pytest.mark.parametrize("kind", ["pointwise", "column, overhanging", "outer, tail", "inner, overhanging", "inner, odd rows",
+                                  "inner looped, odd rows", "inner looped, rows a tile", "mix-order, overhanging",
+                                  "blocks, overhanging"])
+def test_nothing_around_an_output_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that stores where the next row begins is overwritten there: only behind the last row does it show."""
+    function, family, (rows, cols), schedule = KINDS[kind]
+    allocate, kept = executable.allocate, []
+
+    def within_margins(*args: Any) -> torch.Tensor:
+        made = allocate(*args)
+        room = torch.full((made.untyped_storage().nbytes() + 2 * MARGIN,), MARK, dtype=torch.uint8)
+        kept.append(room)
+        return torch.empty(0, dtype=made.dtype).set_(room.untyped_storage(), MARGIN // made.itemsize, made.shape, made.stride())
+
+    monkeypatch.setattr(executable, "allocate", within_margins)
+    held = isinstance(schedule.rows, Cover)
+    program, tensors, bindings = program_of(function, torch.randn(rows, cols), torch.randn(cols), dynamic=False if held else None)
+    run(planned(program, bindings, chosen(program, bindings, family, schedule)), tensors, bindings)
+    assert kept and all((room[:MARGIN] == MARK).all() and (room[-MARGIN:] == MARK).all() for room in kept)
+
+
+def shared_sum(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * x.sum(1, keepdim=True) * w.sum(), w.sum()
+
+
+def test_one_row_stores_what_all_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that start elsewhere in a sector add it up in another order, and nobody knows which CTA comes last."""
+    program, tensors, bindings = program_of(shared_sum, torch.randn(4, 1027), torch.randn(1027))
+    plan = planned(program, bindings, chosen(program, bindings, Family.INNER, Schedule(Block(1), Cover((256,) * 4), 1, lead=8)))
+    forwards = run(plan, tensors, bindings)
+    monkeypatch.setattr(interpret, "visited", lambda programs: reversed(range(programs)))
+    backwards = run(plan, tensors, bindings)
+    assert all(torch.equal(forwards[name], backwards[name]) for name in forwards)
 
 
 BLOCKS = """program blocks
@@ -364,6 +424,74 @@ def test_a_numbered_name_is_given_once() -> None:
 
     x, at = torch.randn(17, 13, 8), torch.randint(0, 13, (17, 5, 8))
     torch.testing.assert_close(onepass.fuse(two_loads, dynamic=False)(x, at), two_loads(x, at))
+
+
+def test_axes_of_symbolic_extents_are_told_apart() -> None:
+    """Rows are three axes at once, of which each tensor has another; what one row number is divided by is a product of sizes."""
+    x, first, second, third = (torch.randn(shape) for shape in ((3, 5, 7, 8), (3, 1, 1, 8), (5, 1, 8), (7, 8)))
+    fn = lambda x, a, b, c: (x + a) * b - c  # noqa: E731
+    fused = onepass.fuse(fn, dynamic=True)
+    torch.testing.assert_close(fused(x, first, second, third), fn(x, first, second, third))
+    program, _, bindings = program_of(fn, x, first, second, third, dynamic=True)
+    assert "// (s1 * s2)" in "".join(source.text for source in generate(plan(program, bindings, H200)))
+
+
+def test_blocks_of_columns_whose_number_varies() -> None:
+    """A CTA's number is taken apart into its columns, of which there are as many as a call has rows, and its rows."""
+    fn = lambda x: (x.t() + 1).contiguous()  # noqa: E731
+    for rows in (1, 70, 64, 200):
+        x = torch.randn(rows, 33)
+        fused_right(fn, x)
+    program, _, bindings = program_of(fn, x)
+    assert "% tl.cdiv(s0, " in "".join(source.text for source in generate(plan(program, bindings, H200)))
+
+
+@pytest.mark.parametrize("first", [8, 5])
+def test_parts_of_odd_rows_begin_at_their_offsets(first: int) -> None:
+    """In whole sectors from the row's start, or not."""
+    x = torch.randn(5, 1027)
+    program, tensors, bindings = program_of(lambda x: torch.softmax(x[:, first:first + 1001] * x[:, :1001], -1), x)
+    for schedule in (Schedule(Block(1), Cover((256,) * 4), 1, lead=8), Schedule(Block(1), Loop(256), 2, lead=8)):
+        assert_as_oracle(planned(program, bindings, chosen(program, bindings, Family.INNER, schedule)), tensors, bindings, "parts")
+
+
+def test_positions_are_64_bits_wide() -> None:
+    def squares(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        at = torch.arange(x.shape[0])
+        return at * at + x, (at * at).sum()
+
+    fused_right(squares, torch.ones(50000, dtype=torch.int64))
+
+
+def test_only_memory_of_the_plan_is_called_aligned() -> None:
+    """An input may start anywhere; the compiler is told otherwise of what the plan allocates alone."""
+    for fn in (both, row_sums, column_softmax):
+        program, _, bindings = program_of(fn, torch.randn(600, 96), torch.randn(96))
+        inputs = {b.name for b in program.buffers if b.role == "input"}
+        for source in generate(plan(program, bindings, H200)):
+            given = {p.name for p in source.params if p.kind is ParamKind.POINTER}
+            assert source.fresh & given == given - inputs
+
+
+FAR = """
+import torch
+import onepass
+
+FAR = 2**30 + 64
+rows = torch.empty(2 * FAR + 64, dtype=torch.uint8).as_strided((3, 16), (FAR, 1))
+rows.copy_(torch.arange(48).reshape(3, 16))
+y = torch.ones(16, 3, dtype=torch.int32)
+assert torch.equal(onepass.fuse(lambda x, y: (y + x.t()).sum(1))(rows, y), (y + rows.t()).sum(1))
+planes = rows.view(3, 4, 4)
+assert torch.equal(onepass.fuse(lambda x: x.sum(1))(planes), planes.sum(1))
+print("there")
+"""
+
+
+def test_far_elements_are_counted_in_64_bits() -> None:
+    """Columns and batches 2 ** 30 bytes apart, of which the system gives what is written: a wrong address ends the process."""
+    done = run_python(FAR)
+    assert done.returncode == 0 and "there" in done.stdout, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("fold", [torch.argmax, torch.argmin])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from onepass import errors, pipeline
 from onepass.codegen import gluon
-from onepass.codegen.gluon_helpers import FUNCTIONS
-from onepass.codegen.source import ParamKind, Source
+from onepass.codegen.gluon_helpers import FUNCTIONS, called
+from onepass.codegen.gluon_ring import HEADER
+from onepass.codegen.source import GridDim, ParamKind, Source, TensorView
 from onepass.device import device
+from onepass.ir.expr import DTYPES
 from onepass.ir.oracle import evaluate
 from onepass.ir.text import parse
 from onepass.plan.kernel import Kernel
@@ -25,12 +28,13 @@ from onepass.plan.partition import plan
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
 from onepass.plan.scoring import scores
-from onepass.runtime import gluon_model, offline
+from onepass.runtime import gluon_model, interpret, offline
 from onepass.runtime.compiled import Made, Summary
 from onepass.runtime.executable import _picker, allocate, assemble, layout
 from onepass.runtime.launch import TensorMap
 from onepass.runtime.saved import pack, unpack
 from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward
+from tests.cpu.test_runtime import kernel as by_hand
 from tests.forced import FORGOTTEN, as_kernel
 
 H200 = device("h200")
@@ -194,6 +198,25 @@ def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
     assert offline.compile(source, H200).spill_bytes == 0
 
 
+@pytest.mark.parametrize("name", ["to_e5m2", "widen", "fast_exp", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_prod", "fold_max",
+                                  "fold_min"])
+def test_helpers_are_the_same_as_in_triton(name: str) -> None:
+    """The functions that kernels bring along give the same bits as those that Triton's import."""
+    given, gives = DTYPES["bf16" if name == "widen" else "f32"], DTYPES["f8e5m2" if name == "to_e5m2" else "f32"]
+    odd = [math.nan, math.inf, -math.inf, 0.0, -0.0, 61439.0, 61440.0, -61440.0, 61441.0, 1e-40, 0.04, -0.04, 3.0]
+    x = torch.cat([torch.tensor(odd), torch.linspace(-6, 6, 1024 - len(odd))]).to(given.torch)
+    call = f"{name}({{}}, 1)" if "fold" in name else f"{name}({{}})"
+    found = [torch.empty(1024, dtype=gives.torch) for _ in range(2)]
+    body = ["i = tl.arange(0, 1024)[None, :]", f"y = {call.format('tl.load(x + i)')}", "tl.store(out + i, y)"]
+    interpret.run(by_hand("one", {"x": given, "out": gives}, body), {"x": x, "out": found[0]}, {})
+    lines = ["@gluon.jit", "def one(x, out):", "    TILE: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 4], [1, 0])",
+             "    i = gl.arange(0, 1024, layout=gl.SliceLayout(0, TILE))[None, :]",
+             f"    y = {call.format('gl.load(x + i)')}", "    gl.store(out + i, y)"]
+    own = "\n".join(lines)
+    gluon_model.run("one", "\n\n".join((*HEADER, *called(own), own)) + "\n", {"x": x, "out": found[1]}, 1)
+    torch.testing.assert_close(found[1].float(), found[0].float(), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("cols", [2056, 2211])
 @pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 3, 2), (7, 4, 1), (3, 2, 3), (2, 4, 8), (1, 1, 0),
                                                       (7, 1, 0)])
@@ -256,10 +279,51 @@ def test_a_ring_of_copies_compiles_without_spills(fn: Callable, dtype: torch.dty
 
 
 @pytest.mark.parametrize("rows", range(2, 10))
-@pytest.mark.parametrize("cols", [1089, 1151, 9281])
+@pytest.mark.parametrize("cols", [1089, 1131, 1151, 9281])  # of three rows of 1131, one element is left
 def test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read(cols: int, rows: int) -> None:
-    """Every number of elements that may be left is met, and none is read from what follows the tensor."""
-    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=2 - rows % 2, split=2)
+    """None, one, few, many or all but one of a piece may be left, and nothing is read from what follows the tensor."""
+    (x,) = inputs_of(softmax, rows, cols, BF16)
+    x[-1, -1] = 4.0  # which differs from 0 where it is the only one
+    run_parked(softmax, (x,), warps=4, vectors=1, slots=2 - rows % 2, split=2)
+
+
+@pytest.mark.parametrize(("rows", "cols", "stride"), [(64, 65, 65), (4, 96, 96), (3, 50, 51), (2, 127, 129), (1, 64, 64)])
+def test_a_flat_view_has_every_whole_piece(rows: int, cols: int, stride: int) -> None:
+    """And nothing of what follows its tensor."""
+    shape, strides = TensorView((rows, cols), (stride, 1), (1, 1, FLAT), flat=FLAT).seen({})
+    pieces = ((rows - 1) * stride + cols) // FLAT
+    assert shape == (1, pieces, FLAT) and strides == (pieces * FLAT, FLAT, 1)
+
+
+def own_sum(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x * x.sum(1, keepdim=True) * w.sum(), w.sum()
+
+
+@pytest.mark.parametrize("split", [0, 2, 5])
+def test_one_row_stores_what_no_row_changes(split: int) -> None:
+    """Rows that start elsewhere in a piece add up in another order: what was stored would hang on which CTA comes last."""
+    args = torch.randn(5, 4501), torch.randn(4501)
+    kernel, bindings = kernel_of(own_sum, args)
+    schedule = parked(kernel, warps=4, vectors=1, slots=1, split=split)
+    source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row")
+    names = [b.name for b in kernel.program.buffers]
+    sums = []
+    for count in (split or 5, 1):  # all CTAs, or the first one alone
+        outputs = torch.empty(5, 4501), torch.full((), math.nan)
+        gluon_model.run_source(replace(source, grid=(GridDim(count),)), dict(zip(names, (*args, *outputs), strict=True)), bindings)
+        sums.append(outputs[1])
+    assert torch.equal(*sums)
+
+
+def test_far_rows_are_counted_in_64_bits() -> None:
+    """The piece that a row begins in, of rows more than 2 ** 31 elements from the first."""
+    (x,) = inputs_of(softmax, 3, 1089, BF16)
+    kernel, bindings = kernel_of(softmax, (x,))
+    schedule = parked(kernel, 4, 1, 1, 2)
+    text = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row", True).text
+    pieces = re.findall(r"(\w+)_piece = \((.*)\)\.to\(gl\.int32\)", text)
+    assert {name for name, _ in pieces} == {"early", "ahead"}
+    assert all(counted.startswith(f"{name}.to(gl.int64) * ") for name, counted in pieces)
 
 
 def odd_source(rows: int, slots: int) -> tuple[Source, dict[str, Tensor], dict[str, int]]:

@@ -117,6 +117,12 @@ def test_every_reduction_is_right_over_parked_rows(fn: Callable, cols: int, dtyp
     check(fn, inputs_of(fn, 7, cols, dtype))
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_totals_of_values_far_from_zero(dtype: torch.dtype) -> None:
+    """A mean of 0 is the same of however many elements."""
+    check(totals, (inputs_of(totals, 7, 2568, dtype)[0] + 3,))
+
+
 @pytest.mark.parametrize("hoisted", [False, True])
 @pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 2, 2), (7, 3, 2), (3, 2, 5), (2, 3, 4)])
 def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, hoisted: bool) -> None:

@@ -6,9 +6,10 @@ Three kernels written by hand stand for the kinds that are generated. They are r
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from onepass import errors
 from onepass.codegen.source import GridDim, Param, ParamKind, Source, TensorView
 from onepass.ir.expr import DTYPES
 from onepass.ir.size import sym
+from onepass.runtime.gluon_memory import Cta, Slot
 from onepass.runtime.gluon_model import Argument, Descriptor, Trace, run, run_source
 from onepass.runtime.module import load_text
 
@@ -173,7 +175,7 @@ def softmax(rows: int = 5) -> Case:
 
 
 def outer_sum(rows: int = 64) -> Case:
-    a, b, out = torch.randn(rows, 256), torch.randn(rows, 256), torch.empty(256)
+    a, b, out = torch.randn(rows, 256), torch.randn(rows, 256), torch.empty(288)[16:272]  # what is stored around it hurts nobody
     block, kind = (8, 128), described("fp32", (8, 128), 32)
     return Case("outer_sum", OUTER_SUM, {"a_desc": kind, "b_desc": kind, "out": "*fp32", "rows": "i32", "stages": "constexpr"},
                 {"a_desc": Descriptor(a, block, layout=layout(32, 2)), "b_desc": Descriptor(b, block, layout=layout(32, 2)),
@@ -294,6 +296,7 @@ MUTATIONS = [
     Mutation("store left behind", "softmax", "    tma.store_wait(0)\n    mbarrier", "    mbarrier", errors.CopyLeftBehind),
     Mutation("copy left behind", "row_sum", "range(first, rows, step)", "range(first, rows - step, step)", errors.CopyLeftBehind),
     Mutation("store unmasked", "outer_sum", "out + columns", "out + columns + 1", errors.AccessOutOfBounds),
+    Mutation("store before the first", "outer_sum", "out + columns", "out + columns - 1", errors.AccessOutOfBounds),
     Mutation("block of another shape", "row_sum", "[2, 1, 4, 256]", "[2, 1, 2, 256]", errors.BlockMismatch),
 ]
 
@@ -393,6 +396,86 @@ def test_a_source_says_how_it_is_run(wide: bool) -> None:
     torch.testing.assert_close(out, x.double().sum(1).float(), rtol=2e-5, atol=1e-4)
 
 
+def test_a_source_may_overhang_only_where_it_masks() -> None:
+    """A generated kernel masks the axes that its boxes do not divide, and no others."""
+    view = TensorView((sym("n"), 4, 256), (1024, 256, 1), (1, 4, 256))
+    params = (Param("x", ParamKind.TENSOR_MAP, "x_desc", DTYPES["bf16"], view), Param("out", ParamKind.POINTER, "y", DTYPES["f32"]),
+              Param("n", ParamKind.SIZE, "rows"))
+    barriers = ROW_SUM.replace("        turn += 1\n", f"        {BARRIER}()\n        turn += 1\n")
+    buffers = {"x": torch.randn(3, 1024).bfloat16(), "out": torch.empty(3)}
+    source = Source("row_sum", barriers, params, (GridDim(sym("n"), most=1),), 4)
+    assert run_source(source, buffers, {"n": 3}).crossings == ()
+    with pytest.raises(errors.CopyOutOfBounds):
+        run_source(replace(source, text=barriers.replace("[following, 0, 0]", "[following, 1, 0]")), buffers, {"n": 3})
+
+
+PARTS = HEAD + f"""
+@gluon.jit
+def parts(y):
+    tile: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 4], [1, 0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    ring = gl.allocate_shared_memory(gl.float32, [2, 1, 256], flat)
+    at = gl.arange(0, 256, layout=gl.SliceLayout(0, tile))[None, :]
+    ring.index(0).store(at.to(gl.float32))
+    ring.index(1).store(at.to(gl.float32) + 1)
+    {BARRIER}()  # written
+    both = ring._reinterpret(gl.float32, [2, 256], flat).load(tile)
+    {BARRIER}()  # read
+    ring.index(0).store(gl.sum(both, 0, keep_dims=True))
+    {BARRIER}()
+    gl.store(y + at, ring.index(0).load(tile))
+"""
+
+
+def test_what_threads_write_in_parts_is_read_whole() -> None:
+    y = torch.empty(256)
+    run("parts", PARTS, {"y": y}, 1, says_barriers=True)
+    assert torch.equal(y, torch.arange(256) * 2.0 + 1)
+    for old, error in (("    ring.index(1).store(at.to(gl.float32) + 1)\n", errors.UseBeforeArrival),
+                       (f"    {BARRIER}()  # written\n", errors.UseBeforeArrival),
+                       (f"    {BARRIER}()  # read\n", errors.RefillBeforeDrain)):
+        assert PARTS.count(old) == 1
+        with pytest.raises(error):
+            run("parts", PARTS.replace(old, ""), {"y": y}, 1, says_barriers=True)
+
+
+def barred() -> tuple[Cta, Descriptor, Slot, Slot]:
+    """A CTA with a barrier of one arrival, a tensor, and room for one of its rows."""
+    cta = Cta(1 << 16, lambda: "here")
+    bar, slot = cta.allocate("bar", (1,), np.dtype(np.int64)), cta.allocate("slot", (1, 64), np.dtype(np.float32))
+    cta.init(bar, 1)
+    return cta, Descriptor(torch.zeros(2, 64), (1, 64)), bar, slot
+
+
+def test_copies_over_copies_in_flight_are_caught() -> None:
+    cta, source, bar, slot = barred()
+    cta.arrive(bar, 1, 512)
+    cta.copy_in(source, [0, 0], bar, slot)
+    with pytest.raises(errors.RefillBeforeDrain, match="in flight"):
+        cta.copy_in(source, [1, 0], bar, slot)
+
+
+def test_arrivals_that_nobody_waited_for_are_caught() -> None:
+    cta, source, bar, slot = barred()
+    cta.arrive(bar, 1, 256)
+    cta.copy_in(source, [0, 0], bar, slot)
+    with pytest.raises(errors.WrongPhase):
+        cta.arrive(bar, 1, 256)
+
+
+def test_the_oldest_stores_are_waited_for() -> None:
+    cta, target = Cta(1 << 16, lambda: "here"), Descriptor(torch.zeros(2, 64), (1, 64))
+    slots = [cta.allocate(name, (1, 64), np.dtype(np.float32)) for name in ("first", "second")]
+    for row, slot in enumerate(slots):
+        cta.store(slot, np.full((1, 64), row, np.float32))
+        cta.fence()
+        cta.copy_out(target, [row, 0], slot)
+    cta.store_wait(1)
+    cta.store(slots[0], np.zeros((1, 64), np.float32))
+    with pytest.raises(errors.StagingReused):
+        cta.store(slots[1], np.zeros((1, 64), np.float32))
+
+
 def test_shared_memory_has_a_limit() -> None:
     case = row_sum()
     assert case.run(shared_limit=4112).shared_bytes == 4112
@@ -404,6 +487,12 @@ def test_tensors_that_tma_cannot_describe() -> None:
     x = torch.zeros(4, 50257, dtype=torch.bfloat16)
     with pytest.raises(errors.NotForTma, match="multiples of 16 bytes"):
         Descriptor(x, (1, 256))
+    with pytest.raises(errors.NotForTma, match="multiples of 16 bytes"):
+        Descriptor(torch.zeros(4, 12, dtype=torch.bfloat16), (1, 8))
+    with pytest.raises(errors.NotForTma, match="less than 16 bytes"):
+        Descriptor(torch.zeros(4, 64, dtype=torch.bfloat16), (1, 4))
+    with pytest.raises(errors.NotForTma, match="not contiguous"):
+        Descriptor(torch.zeros(4, 128)[:, ::2], (1, 16))
     with pytest.raises(errors.NotForTma, match="powers of two"):
         Descriptor(torch.zeros(4, 64), (1, 48))
     with pytest.raises(errors.NotForTma, match="first element"):
@@ -469,6 +558,7 @@ def test_folds_of_what_threads_hold_of_a_tile_that_overhangs() -> None:
 
 @pytest.mark.parametrize(("old", "new", "error"), [
     ("[64, 0], bar", "[128, 0], bar", errors.CopyOutOfBounds),
+    ("[64, 0], bar", "[100, 0], bar", errors.CopyOutOfBounds),
     ("strips.index(2 + k)", "strips.index(1 + k)", errors.UseBeforeArrival),
     ("strips.index(2 + k)", "strips.index(3 + k)", errors.OutsideAllocation),
     ("[4, 32, 32]", "[5, 32, 32]", errors.OutsideAllocation),
@@ -500,3 +590,7 @@ def test_what_is_not_modelled_is_refused() -> None:
     text = ROW_SUM.replace("    turn = 0\n", "    turn = 0\n    gl.warp_specialize([], [])\n")
     with pytest.raises(errors.NotModelled, match="warp_specialize"):
         row_sum().run(text)
+    with pytest.raises(errors.NotModelled, match="multicast"):
+        row_sum().run(ROW_SUM.replace("ring.index(0))", "ring.index(0), multicast=True)"))
+    with pytest.raises(errors.NotModelled, match="not contiguous"):
+        row_sum().run(ROW_SUM.replace("ring.index(slot).load", "ring.index(slot).slice(0, 128, 2).load"))

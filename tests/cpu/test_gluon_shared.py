@@ -28,7 +28,7 @@ from onepass.runtime.executable import _share, assemble
 from onepass.runtime.job import job
 from onepass.runtime.module import build
 from onepass.runtime.saved import pack, unpack
-from onepass.runtime.turns import Turns
+from onepass.runtime.turns import PATIENCE, Turns
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward
 from tests.cpu.test_codegen import assert_as_oracle, program_of
 from tests.cpu.test_gluon import BF16, F32, H200
@@ -220,6 +220,35 @@ def test_other_changes_are_wrong(pattern: str, instead: str, monkeypatch: pytest
 def test_a_wait_for_ever_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.NeverPublished, match=r"line \d+ \(word[01] = gl\.load\(.*group of 2"):
         run_changed(r"publish\(boxes_ptr, r_next.*", "pass", monkeypatch)
+
+
+def test_a_row_of_zeros_is_published() -> None:
+    """A word of no bits would be waited for for ever."""
+    x, w, rstd, dy = inputs_of(rms_norm_backward, 5, 4096, BF16)
+    check(rms_norm_backward, (x, w, rstd, torch.zeros_like(dy)))
+
+
+def test_turns_go_on_while_something_happens() -> None:
+    turns = Turns(2, RuntimeError)
+
+    def work() -> None:
+        for _ in range(3 * PATIENCE):
+            turns.happened()
+            turns.hand_over()
+
+    turns.run([work, work])
+
+
+def test_nothing_goes_on_after_a_failure() -> None:
+    turns, seen = Turns(3, RuntimeError), []
+
+    def waits() -> None:
+        turns.hand_over()
+        seen.append("went on")
+
+    with pytest.raises(ZeroDivisionError):
+        turns.run([waits, lambda: 1 // 0, lambda: seen.append("began")])
+    assert not seen
 
 
 def test_turns_are_taken_in_order_and_what_fails_ends_all() -> None:

@@ -179,6 +179,17 @@ def test_vectors_of_either_side_come_as_they_always_do(deep: int, split: int) ->
     run_tiles(vectors_beside, (x, torch.randn(72), torch.randn(72), row, row + 0.5), deep=deep, split=split)
 
 
+def test_variances_of_many_rows_keep_their_digits() -> None:
+    """A mean that moves a little with every row is rounded at every row: states of threads remember what that takes."""
+    x = (torch.linspace(1, 2, 16384)[:, None] + torch.zeros(32)).half()
+    kernel, bindings = kernel_of(spread, (x,))
+    var, mean = torch.empty(32), torch.empty(32)
+    buffers = dict(zip([b.name for b in kernel.program.buffers], (x, var, mean), strict=True))
+    gluon_model.run_source(gluon_tiles.emit(kernel, tiles(kernel, width=32, deep=1), bindings, "spread"), buffers, bindings)
+    for mine, right in ((var, x.double().var(0)), (mean, x.double().mean(0))):
+        torch.testing.assert_close(mine.double(), right, rtol=torch.finfo(F32).eps, atol=0)
+
+
 def test_types_may_be_mixed() -> None:
     (x,), (y,) = inputs(1, 100, 72, BF16), inputs(1, 100, 72, F32)
     run_tiles(mixed, (x, y), split=2)

@@ -13,6 +13,7 @@ import onepass
 from onepass.capture.trace import capture
 from onepass.device import device
 from onepass.errors import NumberOutOfRange, UnsupportedOp, ZeroDivisor
+from onepass.ir.criterion import judge
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Op
 from onepass.ir.text import parse, show
@@ -249,6 +250,12 @@ def test_literals_keep_their_sign_and_their_smallest_digits(dtype: torch.dtype) 
     check_same(lambda x: (x / -0.0, -x, x * -0.0, torch.full_like(x, -0.0), x[:0].sum() * -0.0, (-x).sum(), 0.0 - x), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_negation_alone_turns_the_sign_of_zeros(dtype: torch.dtype) -> None:
+    """Beside other multiples of the same value it is written as one of those."""
+    check_same(lambda x: (-x,), torch.tensor([0.0, -0.0, 1.0, math.inf, math.nan]).to(dtype))
+
+
 @pytest.mark.parametrize("number", LITERALS)
 def test_the_oracle_and_the_text_hold_literals_as_kernels_do(number: float) -> None:
     program = parse("program p; axis n = 2; input x: f32 [2] strides [1]; output y: f32 [2] strides [1]; %0 = load x [n:1]; "
@@ -296,6 +303,29 @@ def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
     inputs = torch.empty(64, 2), torch.empty(64, 96, dtype=torch.bfloat16)
     text = "".join(s.text for s in interpretable(optimise(capture(function, inputs).program), {"s0": 64}, device("h200")).sources)
     assert text.count("libdevice.div_rn(") == 1 and text.count(" / ") >= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_of_exponentials_of_fp32_data_have_all_digits(dtype: torch.dtype) -> None:
+    """The approximate exponential errs to one side, which a long sum shows; not one of 16-bit results."""
+    program = optimise(capture(lambda x: x.logsumexp(-1), (torch.empty(64, 200000, dtype=dtype),)).program)
+    text = "".join(s.text for s in interpretable(program, {"s0": 64}, device("h200")).sources)
+    assert "logsumexp" in text and ("fast_exp(" in text) is (dtype is torch.bfloat16)
+
+
+def test_quotients_of_16_bit_data_that_decide_are_exact() -> None:
+    """Beside others, which stay approximate."""
+    x, y = torch.empty(2, 64, 96, dtype=torch.bfloat16).unbind()
+    fn = lambda x, y: ((x.float() / y.float()).floor().to(torch.int32), torch.softmax(x.float(), -1).to(x.dtype))  # noqa: E731
+    text = "".join(s.text for s in interpretable(optimise(capture(fn, (x, y)).program), {"s0": 64}, device("h200")).sources)
+    assert text.count("libdevice.div_rn(") == 1 and "fast_exp(" in text
+
+
+@pytest.mark.parametrize("function", [torch.tanh, torch.sigmoid, torch.erf, torch.exp], ids=lambda f: f.__name__)
+def test_approximate_functions_are_right_to_16_bits(function: Callable[[Tensor], Tensor]) -> None:
+    """Where a series takes over from a difference too."""
+    x = torch.linspace(-4, 4, 8001, dtype=torch.float16)
+    assert judge(onepass.fuse(lambda x: function(x))(x), function(x), function(x.double())) is None
 
 
 def test_quotients_of_16_bit_data_stay_products() -> None:

@@ -35,7 +35,7 @@ HEAD = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 from onepass.codegen.helpers import fast_erf, fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod, fold_sum
-from onepass.codegen.helpers import widen
+from onepass.codegen.helpers import to_e5m2, widen
 
 
 @triton.jit(do_not_specialize=["zero"])
@@ -300,6 +300,36 @@ def test_compiling_in_another_thread_while_interpreting() -> None:
         built += 1
     thread.join()
     assert built
+
+
+def test_several_threads_may_interpret_at_once() -> None:
+    """Each runs its own grid: one interpreter knows one place in one grid."""
+    source = kernel("numbers", {"out": I32}, ["i = tl.program_id(0)", "tl.store(out + i, i * 3)"], grid=(GridDim(200),))
+    outs, failures = [torch.full((200,), -1, dtype=torch.int32) for _ in range(4)], []
+
+    def work(out: torch.Tensor) -> None:
+        try:
+            interpret.run(source, {"out": out}, {})
+        except Exception as failure:
+            failures.append(failure)
+
+    threads, interval = [threading.Thread(target=work, args=(out,)) for out in outs], sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures and all(torch.equal(out, 3 * torch.arange(200, dtype=torch.int32)) for out in outs)
+
+
+def test_wide_sizes_do_not_wrap_around() -> None:
+    out = torch.zeros(1, dtype=torch.int64)
+    source = kernel("size", {"out": DTYPES["i64"]}, ["tl.store(out, s0 + 1)"], sizes=("s0",))
+    interpret.run(replace(source, wide_index=True), {"out": out}, {"s0": 2**33})
+    assert out.item() == 2**33 + 1
 
 
 def test_says_once_that_kernels_are_interpreted(caplog: pytest.LogCaptureFixture) -> None:
