@@ -236,6 +236,12 @@ REFUSALS: dict[str, tuple[str, Schedule]] = {
     "the store is transposed": (SUM + "  %3 = mul %0 %2\n  store y [m:1, n:64] = %3\n  store r [m:1] = %2\n", ROW),
     "the input is looked up": ("  %0 = load t [m:1]\n  %1 = load x [n:1] gather(%0 * 64 < 64)\n  %2 = reduce sum(%1) over n\n"
                                "  %3 = result %2.0\n  %4 = sub %1 %3\n  store y [m:64, n:1] = %4\n  store r [m:1] = %3\n", ROW),
+    "the input is looked up from where it is written": (
+        "  %0 = load t [m:1]\n  %1 = load x [m:64, n:1] gather(%0 * 64 < 1)\n  %2 = reduce sum(%1) over n\n  %3 = result %2.0\n"
+        "  %4 = sub %1 %3\n  store y [m:64, n:1] = %4\n  store r [m:1] = %3\n", ROW),
+    "the next row is read": (SUM.replace("[m:64, n:1]", "[m:64, n:1] + 64") + "  %3 = mul %0 %2\n  store y [m:64, n:1] = %3\n"
+                             "  store r [m:1] = %2\n", ROW),
+    "rows overlap": (SUM.replace("m:64", "m:63") + "  %3 = mul %0 %2\n  store y [m:63, n:1] = %3\n  store r [m:1] = %2\n", ROW),
     "another load is transposed": (SUM + "  %3 = load x [m:1, n:64]\n  %4 = add %3 %2\n  %5 = add %0 %4\n"
                                    "  store y [m:64, n:1] = %5\n  store r [m:1] = %2\n", ROW),
     "the store is not in the last walk": (SUM + "  %3 = mul %0 %0\n  %4 = mul %0 %2\n"
@@ -274,6 +280,36 @@ def test_other_ctas_must_not_read_it() -> None:
 """
     pairs = safe_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(64), 1)))
     assert ("r", "v") not in pairs and ("y", "x") in pairs
+
+
+def test_ctas_of_other_rows_must_not_read_it() -> None:
+    """r[m, n] over v[m, n], which is read again for every k."""
+    text = """program scaled
+  axis k = 8
+  axis m = 64
+  axis n = 256
+  input x: f32 [8, 64, 256] strides [16384, 256, 1]
+  input v: f32 [64, 256] strides [256, 1]
+  output y: f32 [8, 64, 256] strides [16384, 256, 1]
+  output r: f32 [64, 256] strides [256, 1]
+  %0 = load x [k:16384, m:256, n:1]
+  %1 = load v [m:256, n:1]
+  %2 = mul %0 %1
+  %3 = neg %1
+  store y [k:16384, m:256, n:1] = %2
+  store r [m:256, n:1] = %3
+"""
+    pairs = safe_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(256), 1)))
+    assert ("r", "v") not in pairs and ("y", "x") in pairs
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_memory_is_taken_of_the_same_type(dtype: str) -> None:
+    text = "%0 = load x [m:64, n:1]; %1 = cast f32 %0; %2 = neg %1; store y [m:64, n:1] = %2" if dtype == "bf16" else \
+        "%0 = load x [m:64, n:1]; %1 = neg %0; store y [m:64, n:1] = %1"
+    program = parse(f"program p; axis m = 64; axis n = 64; input x: {dtype} [64, 64] strides [64, 1]; "
+                    f"output y: f32 [64, 64] strides [64, 1]; {text}")
+    assert (("y", "x") in safe_pairs(forced(program, Family.POINTWISE, Schedule(Block(4), Block(64), 1)))) == (dtype == "f32")
 
 
 def test_a_later_kernel_must_not_read_it() -> None:

@@ -19,7 +19,9 @@ from onepass.codegen.source import Source
 from onepass.device import DEVICES, device
 from onepass.errors import NoPlan
 from onepass.ir.axes import share_axes
+from onepass.ir.oracle import evaluate
 from onepass.ir.simplify import simplify
+from onepass.ir.text import parse
 from onepass.pipeline import breakpoints, compile, generate, optimise, representative, row_class, specialise
 from onepass.plan import footprint
 from onepass.plan.access import runs, single_stride
@@ -133,6 +135,28 @@ def test_axes_that_never_meet_are_shared() -> None:
 def test_axes_that_meet_are_not_shared() -> None:
     captured = capture(lambda x: (x.float() + x.t().float()).sum(0), (meta(64, 64),), dynamic=False)
     assert len(share_axes(simplify(captured.program)).axes) == 2
+
+
+def test_an_axis_that_is_folded_meets_those_that_are_kept() -> None:
+    """A value that does not vary along an axis is summed along it all the same."""
+    program = parse("""program repeated
+      axis m = 8
+      axis n = 8
+      input x: f32 [8] strides [1]
+      output y: f32 [8] strides [1]
+      output r: f32 [] strides []
+      %0 = load x [m:1]
+      %1 = reduce sum(%0) over n
+      %2 = result %1.0
+      %3 = load x [n:1]
+      %4 = reduce sum(%3) over n
+      %5 = result %4.0
+      store y [m:1] = %2
+      store r [] = %5
+    """)
+    inputs = {"x": torch.arange(8.0)}
+    expected, found = (evaluate(p, inputs, {}) for p in (program, share_axes(program)))
+    assert torch.equal(found["y"], 8 * inputs["x"].double()) and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_blocks_that_do_not_tile_are_refused() -> None:
