@@ -7,58 +7,48 @@ from . import Mutant
 PLAN = ("tests/cpu/test_plan.py",)
 BUDGET = ("tests/cpu/test_budget.py",)
 WRITERS = ("tests/cpu/test_inplace.py::test_refused", "tests/cpu/test_inplace.py::test_other_ctas_must_not_read_it",
+           "tests/cpu/test_inplace.py::test_ctas_of_other_rows_must_not_read_it",
+           "tests/cpu/test_inplace.py::test_memory_is_taken_of_the_same_type",
            "tests/cpu/test_inplace.py::test_a_later_kernel_must_not_read_it",
            "tests/cpu/test_inplace.py::test_every_family_can_write_over_its_data",
            "tests/cpu/test_inplace.py::test_a_row_of_odd_length_that_is_kept_can_be_overwritten")
-EVERY_WRITER = (*WRITERS, "tests/cpu/test_inplace.py::test_what_a_plan_allows_changes_nothing")
 ANY = ("tests/cpu/test_codegen.py::test_any_program_under_any_schedule",)
 RIGHT = ("tests/cpu/test_right.py::test_sizes",)
-TMA = ("tests/cpu/test_gluon.py",)
-TILES = ("tests/cpu/test_gluon_tiles.py",)
-SHARED = ("tests/cpu/test_gluon_shared.py",)
+TMA = tuple(f"tests/cpu/test_gluon.py::{name}" for name in (
+    "test_other_covers_are_refused", "test_chunks_of_a_flat_view_have_room_for_the_shift", "test_rows_are_parked_where_they_can_be",
+    "test_what_does_not_start_on_16_bytes_is_not_parked", "test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read"))
+BYTES = ("tests/cpu/test_gluon.py::test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring",)
+TILES = tuple(f"tests/cpu/test_gluon_tiles.py::{name}" for name in (
+    "test_tiles_are_offered_where_tma_can_bring_all", "test_kernels_of_other_shapes_are_not_tiled",
+    "test_tiles_that_threads_or_boxes_cannot_have", "test_a_ring_that_does_not_fit_has_no_place_on_an_sm",
+    "test_what_warps_exchange_takes_the_place_of_the_ring"))
+SHARED = tuple(f"tests/cpu/test_gluon_shared.py::{name}" for name in (
+    "test_what_can_be_shared", "test_how_rows_may_be_shared", "test_cards_without_tma_share_no_rows"))
 
 MUTANTS: list[Mutant] = [
     # ---- which outputs may take the memory of an input
     Mutant("plan-inplace-other-types", "onepass/plan/inplace.py", "return a.dtype == b.dtype and (same", "return (same",
-           "an output takes memory of its own type", EVERY_WRITER),
-    Mutant("plan-inplace-gaps", "onepass/plan/inplace.py", "        if extent != 1 and stride != step:\n            return False\n", "",
-           "only tensors without gaps may have other dims", EVERY_WRITER),
-    Mutant("plan-inplace-read-as-output", "onepass/plan/inplace.py",
-           "if len(writers) != 1 or any(_touching(each.program, Load, output) for each in plan.kernels):", "if len(writers) != 1:",
-           "an output that is read back keeps memory of its own", EVERY_WRITER),
-    Mutant("plan-inplace-two-writers", "onepass/plan/inplace.py", "if len(writers) != 1 or any(", "if not writers or any(",
-           "an output that is written in pieces keeps memory of its own", EVERY_WRITER),
+           "an output takes memory of its own type", WRITERS),
     Mutant("plan-inplace-later-kernels", "onepass/plan/inplace.py", "for later in plan.kernels[at + 1:]):", "for later in plan.kernels[at + 2:]):",
-           "a later kernel reads the input as it was", EVERY_WRITER),
+           "a later kernel reads the input as it was", WRITERS),
     Mutant("plan-inplace-gathers", "onepass/plan/inplace.py", "if read.gathers or read.offset", "if read.offset",
-           "what is looked up anywhere is not overwritten", EVERY_WRITER),
+           "what is looked up anywhere is not overwritten", WRITERS),
     Mutant("plan-inplace-offsets", "onepass/plan/inplace.py", "read.offset != written.offset or ", "",
-           "a shifted read is not overwritten", EVERY_WRITER),
+           "a shifted read is not overwritten", WRITERS),
     Mutant("plan-inplace-strides", "onepass/plan/inplace.py", " or dict(read.strides) != dict(written.strides):", ":",
-           "a transposed read is not overwritten", EVERY_WRITER),
+           "a transposed read is not overwritten", WRITERS),
     Mutant("plan-inplace-broadcast", "onepass/plan/inplace.py", "return everything <= named and all(", "return all(",
-           "an element belongs to one point of the space", EVERY_WRITER),
-    Mutant("plan-inplace-lanes", "onepass/plan/inplace.py",
-           "return kernel.by_col[i] is Across.FULL and (kernel.by_row[i] or not kernel.space.rows)", "return True",
-           "every element has a lane of its own", EVERY_WRITER),
+           "an element belongs to one point of the space", WRITERS),
     Mutant("plan-inplace-overlap", "onepass/plan/inplace.py", "if stride <= reach:", "if stride < reach:",
-           "no two points have one address", EVERY_WRITER),
-    Mutant("plan-inplace-after-the-rows", "onepass/plan/inplace.py",
-           "    if _is_after_the_rows(kernel, schedule, store):\n        return False\n", "",
-           "what a loop over rows ends for is written by none of its walks", EVERY_WRITER),
-    Mutant("plan-inplace-later-walks", "onepass/plan/inplace.py", "if not phases or max(phases) > last:", "if not phases:",
-           "the walk that writes is the last that reads", EVERY_WRITER),
+           "no two points have one address", WRITERS),
     Mutant("plan-inplace-not-resident", "onepass/plan/inplace.py",
            "read_in = {min(phases)} if load in schedule.resident else phases", "read_in = {min(phases)}",
-           "what is read again is read before it is written", EVERY_WRITER),
+           "what is read again is read before it is written", WRITERS),
     Mutant("plan-inplace-several-readers", "onepass/plan/inplace.py",
            "one_reader = min(_areas(kernel, schedule)) >= WARP * schedule.warps", "one_reader = True",
-           "no thread reads what another has overwritten", EVERY_WRITER),
-    Mutant("plan-inplace-rows-at-once", "onepass/plan/inplace.py",
-           "return one_row and not isinstance(schedule.cols, Block)", "return not isinstance(schedule.cols, Block)",
-           "warps meet in folds of single rows alone", EVERY_WRITER),
+           "no thread reads what another has overwritten", WRITERS),
     Mutant("plan-inplace-broken-ends", "onepass/plan/inplace.py", "[2 * schedule.lead] if schedule.lead else []", "[]",
-           "the broken ends of a row are tiles of few elements", EVERY_WRITER),
+           "the broken ends of a row are tiles of few elements", WRITERS),
     # ---- what may share a kernel, and in what order kernels run
     Mutant("plan-legality-reused", "onepass/plan/legality.py", "            if varies or isinstance(node, Reduce):\n", "            if varies:\n",
            "a reduction of a reduction is not split with it", (*ANY, *PLAN)),
@@ -128,7 +118,7 @@ MUTANTS: list[Mutant] = [
     Mutant("plan-schedule-sectors", "onepass/plan/schedule.py", "return (extent + lead - 1) // lead * lead - lead",
            "return extent // lead * lead - lead", "sectors between the ends cover the row wherever it starts", PLAN),
     Mutant("plan-schedule-groups", "onepass/plan/schedule.py", "case Loop(), Cover() if self.parked and not self.gathers:",
-           "case Loop(), Cover() if self.parked:", "what CTAs gather over rows is joined", ("tests/cpu/test_gluon_mixed.py", *SHARED)),
+           "case Loop(), Cover() if self.parked:", "what CTAs gather over rows is joined", ("tests/cpu/test_gluon_mixed.py::test_rows_are_parked_where_they_can_be", "tests/cpu/test_gluon_mixed.py::test_a_backward_pass_is_parked_and_joined_and_compiles")),
     Mutant("plan-candidates-split-though-reused", "onepass/plan/candidates.py", "splits = may_split(kernel, Family.INNER)", "splits = True",
            "a reduction whose result is used on the data is not split", (*ANY, *PLAN)),
     Mutant("plan-candidates-no-tma", "onepass/plan/candidates.py", "if device.capability < HAS_TMA or not able or _is_near(kernel):",
@@ -160,7 +150,7 @@ MUTANTS: list[Mutant] = [
     Mutant("plan-parked-flat-end", "onepass/plan/parked.py", "if over >= FLAT and rest <= width else None", "if over and rest <= width else None",
            "what a flat view leaves out at a tensor's end is in the last chunk", TMA),
     Mutant("plan-parked-exchange-unpaid", "onepass/plan/parked.py", "exchange = _up(exchange_bytes * warps, ALIGNED) if warps > 1 else 0",
-           "exchange = 0", "shared memory is counted to the byte", (*TMA, "tests/cpu/test_gluon_mixed.py")),
+           "exchange = 0", "shared memory is counted to the byte", BYTES),
     Mutant("plan-parked-shares-row-sums", "onepass/plan/parked.py", "return bool(stores) and all(kernel.is_full[i] and kernel.phase[i] == 1 for i in stores)",
            "return bool(stores)", "what is one number for a row has no owner among CTAs that share it", SHARED),
     Mutant("plan-parked-shares-wide-states", "onepass/plan/parked.py", "any(kernel.phase[f.node] or not _by_words(kernel, f.node) for f in along)",
@@ -176,7 +166,7 @@ MUTANTS: list[Mutant] = [
            "return max(rings, down * width * state_bytes if down > 1 else 0) + BARRIERS * BARRIER", "return rings + BARRIERS * BARRIER",
            "what warps exchange has room", TILES),
     Mutant("plan-tiled-barriers-unpaid", "onepass/plan/tiled.py", "if down > 1 else 0) + BARRIERS * BARRIER", "if down > 1 else 0)",
-           "shared memory is counted to the byte", TILES),
+           "shared memory is counted to the byte", ("tests/cpu/test_gluon_tiles.py::test_what_warps_exchange_takes_the_place_of_the_ring",)),
     # ---- what fits
     Mutant("plan-resources-registers", "onepass/plan/resources.py", "0 if count > most else ctas_per_sm(", "ctas_per_sm(",
            "what takes more registers than there are is not tried", PLAN),
