@@ -572,6 +572,11 @@ def test_names_and_lines() -> None:
     assert capture(lambda x: x + 1, (rand(3, 3),)).program.name == "fused"
 
 
+def test_arguments_may_be_called_what_results_are_called() -> None:
+    captured = check(lambda out0, out1: (out0 * 2, out1 - out0, out0 + 1), rand(4, 6), rand(4, 6))
+    assert [b.name for b in captured.program.buffers] == ["out0", "out1", "out0_", "out1_", "out2"]
+
+
 def test_the_same_tensor_twice_is_two_arguments() -> None:
     def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a - 2 * b
@@ -626,6 +631,10 @@ def test_atoms_split_and_unify_everywhere() -> None:
     parts = atoms.split((a,), (2, 3))
     assert atoms.final(b) == parts and [atoms.extent(p) for p in parts] == [2, 3]
     assert all(atoms.are_apart(p, c) for p in parts) and atoms.are_apart(*parts)
+    one, other, beside = atoms.fresh(5), atoms.fresh(5), atoms.fresh(7)
+    atoms.keep_apart((other, beside))
+    atoms.unify(one, other)
+    assert atoms.are_apart(one, beside) and atoms.are_apart(beside, one)
 
 
 # Random functions: whatever is captured is right

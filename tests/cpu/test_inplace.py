@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch._inductor.utils import run_and_get_code
 
 import onepass
+from onepass.capture.reuse import Memory
 from onepass.integration import journal, region_op
 from onepass.integration.sharing import unsafe
 from onepass.ir.expr import F32
@@ -388,6 +389,27 @@ KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
 @pytest.mark.parametrize("why", KEPT)
 def test_memory_that_others_need_is_kept(why: str) -> None:
     assert taken(KEPT[why], BIG, BIG[1:], (128, 128))[0] == [0]
+
+
+@pytest.mark.parametrize(("made", "is_free"), [
+    (lambda x, m: x @ m, True), (lambda x, m: x * 2, True), (lambda x, m: torch.ops.aten._to_copy(x, dtype=torch.float64), True),
+    (lambda x, m: torch.ops.aten._to_copy(x, dtype=torch.float32), False), (lambda x, m: torch.cumsum(x, 0), False),
+    (lambda x, m: x.t(), False), (lambda x, m: x, False)],
+    ids=["matmul", "arithmetic", "cast", "cast to the same", "an op nobody vouches for", "view", "argument"])
+def test_memory_is_free_where_its_op_is_known_to_make_it(made: Callable[..., Tensor], is_free: bool) -> None:
+    graph = graph_of(lambda x, m: made(x, m).sum(0), BIG, (128, 128))
+    call = next(n for n in graph.nodes if "sum.dim" in str(n.target))
+    (value,) = call.all_input_nodes
+    assert Memory(graph, ()).is_free_after(call, value) == is_free
+
+
+def test_one_output_takes_the_memory_of_an_input() -> None:
+    fn = lambda x, w, m: (lambda h: (norm(h, w), torch.softmax(h, -1)))(x @ m)  # noqa: E731
+    counts, graph = taken(fn, BIG, BIG[1:], (128, 128))
+    assert counts == [1]
+    args = torch.randn(BIG), torch.randn(128), torch.randn(128, 128) / 11
+    for mine, theirs in zip(fx.GraphModule(nn.Module(), graph)(*args), fn(*args), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_small_memory_is_not_worth_it() -> None:

@@ -365,9 +365,12 @@ def test_every_symbol_that_a_program_mentions_is_listed() -> None:
     """Each is somewhere else, and nowhere else."""
     s = [sym(f"s{k}") for k in range(10)]
     nodes: tuple[Node, ...] = (
-        Index((), I64), Load("x", (("m", s[4]),), s[3], (Gather(0, s[5], s[6]),)), Const(1.0, F32, s[9]), Store("y", 1, (("m", s[7]),), s[8]))
+        Index((), I64), Load("x", (("m", s[4]),), s[3], (Gather(0, s[5], s[6]),)), Const(1.0, F32, s[9]),
+        Store("y", 1, (("m", s[7]),), s[8]))
     buffers = (Buffer("x", F32, "input", (s[1],), (s[2],)), Buffer("y", F32, "output"))
-    assert Program("p", (Axis("m", s[0]),), buffers, nodes).symbols == tuple(f"s{k}" for k in range(10))
+    program = Program("p", (Axis("m", s[0]),), buffers, nodes)
+    assert program.symbols == tuple(f"s{k}" for k in range(10))
+    assert fix(program, {f"s{k}": k + 2 for k in range(10)}).symbols == () and fix(program, {}) == program
 
 
 def test_the_order_of_symbols_does_not_matter() -> None:

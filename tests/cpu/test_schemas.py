@@ -378,6 +378,12 @@ def test_scatter_takes_the_corner_of_new_values() -> None:
     check(lambda x, i, y: (x.scatter(1, i, y), x.scatter(-1, i, y[:, 2:]), x.scatter(1, i, 2)), X.float(), AT, Y.float())
 
 
+@pytest.mark.parametrize("several", [2, 6])
+def test_scatters_to_several_places_a_row_are_refused(several: int) -> None:
+    with pytest.raises(UnsupportedOp, match="one place a row"):
+        capture(lambda x, i: x.scatter(1, i, 5.0), (X, torch.arange(several).expand(4, several).flip(1)))
+
+
 @pytest.mark.parametrize("end", [5, 100])
 def test_gradients_are_not_spread_over_slices(end: int) -> None:
     """torch repeats one column where the slice has several."""
