@@ -200,7 +200,8 @@ def test_after_a_loop_over_rows_nothing_that_it_held_is_read() -> None:
 
 @pytest.mark.parametrize(("fn", "is_reused"), [
     (lambda x: x.sum(0), False), (lambda x: x.sum(0) * 2 + 1, False), (lambda x: torch.softmax(x, 0), True),
-    (lambda x: x.sum(0).amax(), True), (lambda x: (x * 2 - x.amax(0)).sum(1), True)], ids=["sum", "scaled", "softmax", "extreme", "rows"])
+    (lambda x: x.sum(0).amax(), True), (lambda x: (x * 2 - x.amax(0)).sum(1), True)],
+    ids=["sum", "scaled", "softmax", "extreme", "rows"])
 def test_what_is_made_of_a_reduction_over_rows(fn, is_reused: bool) -> None:
     program = optimise(capture(fn, (meta(64, 256, dtype=torch.float32),), dynamic=False).program)
     rows = program.nodes[next(program.of(Reduce))].axes  # type: ignore[union-attr]
