@@ -22,7 +22,7 @@ from onepass.errors import NoPlan
 from onepass.ir.axes import share_axes
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Load, Program, Reduce, Store
-from onepass.ir.simplify import simplify
+from onepass.ir.simplify import simplify, two_pass
 from onepass.ir.text import parse
 from onepass.pipeline import breakpoints, compile, generate, optimise, representative, row_class, specialise
 from onepass.plan import footprint
@@ -33,10 +33,10 @@ from onepass.plan.lasting import lasting
 from onepass.plan.legality import Family, Illegal, Reason, reused, space_of
 from onepass.plan.legality import families as families_of
 from onepass.plan.partition import Search, plan
-from onepass.plan.plan import Plan
-from onepass.plan.resources import ctas_per_sm
-from onepass.plan.schedule import Cover, Loop, Schedule, cover, sector_span
-from onepass.plan.scoring import scores
+from onepass.plan.plan import ANY_WEIGHT, Learned, Plan
+from onepass.plan.resources import ctas_per_sm, demand, estimate
+from onepass.plan.schedule import Block, Cover, Loop, Schedule, cover, sector_span
+from onepass.plan.scoring import Scored, runs_at_once, score, scores
 from onepass.plan.split import halves
 from onepass.runtime.binary import Binary
 from onepass.tools.workloads import workload
@@ -121,6 +121,39 @@ def test_occupancy_follows_the_register_file() -> None:
     assert ctas_per_sm(128, 0, 16, H200) == 1
     assert ctas_per_sm(32, 200_000, 8, H200) == 1
     assert ctas_per_sm(255, 0, 16, H200) == 0
+    assert ctas_per_sm(16, 0, 32, H200) == H200.threads_per_sm // 1024
+    half = H200.smem_per_sm // 2
+    assert ctas_per_sm(32, half, 8, H200) == 1 and ctas_per_sm(32, half - H200.smem_reserve, 8, H200) == 2
+
+
+def test_ctas_that_wait_for_each_other_are_all_on_the_card() -> None:
+    """A loop over rows shares them out beforehand, and CTAs that share a row exchange what they found."""
+    alone = Schedule(Loop(1, H200.sms), Cover((4096,)), 8)
+    assert runs_at_once(alone, 1, H200) and not runs_at_once(replace(alone, shared=2), 1, H200)
+    assert runs_at_once(replace(alone, shared=2), 2, H200) and not runs_at_once(replace(alone, rows=Loop(1, H200.sms + 1)), 1, H200)
+    assert runs_at_once(replace(alone, rows=Block(1)), 1, H200)
+
+
+def test_where_all_spill_the_least_spilling_is_taken_and_none_that_cannot_run() -> None:
+    program = optimise(capture(lambda x: torch.softmax(x, -1), (meta(8192, 4096),), dynamic=False).program)
+    found = scores(program, {}, H200, {})
+    assert isinstance(found, list)
+    fastest, *others, slowest = sorted(found, key=lambda s: s.us)
+    lessons = {s.plan.scored_as: Learned(ANY_WEIGHT, (True, 1000)) for s in others}
+    lessons |= {slowest.plan.scored_as: Learned(ANY_WEIGHT, (True, 8)), fastest.plan.scored_as: Learned(ANY_WEIGHT, None)}
+    best = score(program, {}, H200, lessons, spilling=True)
+    assert isinstance(best, Scored) and best.plan.scored_as == slowest.plan.scored_as
+    assert isinstance(score(program, {}, H200, lessons), Illegal)
+
+
+def test_what_takes_more_registers_than_a_thread_has_does_not_fit() -> None:
+    program = two_pass(optimise(capture(lambda x: torch.softmax(x, -1), (meta(64, 53248),), dynamic=False).program))
+    kernel = Kernel(program, Space((), ("d0",), ("d1",)))
+    for warps in (4, 8, 16, 32):
+        one = Schedule(Block(1), Cover((4096,) * 13), warps, resident=frozenset(kernel.multi_phase))
+        taken = estimate(demand(kernel), one, H200)
+        assert (taken.ctas_per_sm > 0) == (taken.registers <= min(255, 65536 // (32 * warps)))
+        assert warps > 4 or 255 < taken.registers < 512, "a few more than there are, which the file of an SM would have"
 
 
 def test_strides_that_follow_each_other_are_one_run() -> None:
@@ -219,14 +252,14 @@ def test_a_reduction_whose_result_the_data_meets_is_not_split() -> None:
 
 def test_no_tile_cuts_a_block() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
-        return x.float().view(256, 15, 64).amax(-1) + x.float().sum(-1, keepdim=True)
+        return x.float().view(256, 8, 1024).amax(-1) + x.float().sum(-1, keepdim=True)
 
-    program = optimise(capture(fn, (meta(256, 960),), dynamic=False).program)
+    program = optimise(capture(fn, (meta(256, 8192),), dynamic=False).program)
     found = scores(program, {}, H200, {})
     assert isinstance(found, list) and found and found[0].plan.kernel.space.block
     for cols in (s.plan.schedule.cols for s in found):
         widths = cols.tiles if isinstance(cols, Cover) else (cols.step if isinstance(cols, Loop) else cols.size,)
-        assert all(width % 64 == 0 for width in widths)
+        assert all(width % 1024 == 0 for width in widths)
 
 
 def in_turn(programs: tuple[Program, ...], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -582,3 +615,11 @@ def test_the_floor_counts_two_halves_of_a_tensor_once_each() -> None:
     x = torch.ones(1024, 128)
     assert floor_bytes(optimise(capture(halves, (x,), dynamic=False).program), {}) == 4 * 1024 * (128 + 1)
     assert floor_bytes(optimise(capture(overlapping, (x,), dynamic=False).program), {}) == 4 * 1024 * (64 + 1)
+
+
+@pytest.mark.parametrize(("extent", "one", "other", "elements"), [
+    (4, "[n:2]", "[n:1] + 1", 4), (2, "[n:1]", "[n:1] + 1", 2), (2, "[n:1]", "[n:1] + 2", 4), (4, "[n:2]", "[n:2] + 1", 8)])
+def test_the_floor_counts_no_element_twice(extent: int, one: str, other: str, elements: int) -> None:
+    program = parse(f"program p; axis n = {extent}; input x: f32 [16] strides [1]; output y: f32 [{extent}] strides [1]; "
+                    f"%0 = load x {one}; %1 = load x {other}; %2 = add %0 %1; store y [n:1] = %2")
+    assert floor_bytes(program, {}) == 4 * (elements + extent)

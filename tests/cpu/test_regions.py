@@ -142,6 +142,11 @@ def test_a_handful_of_elements_is_arithmetic() -> None:
     assert regions_of(lambda x: x.view(64, 4, 32).sum(1), (64, 128)) == ()
 
 
+def test_what_is_on_another_device_is_left() -> None:
+    graph = graph_of(norm, (64, 32), (32,))
+    assert find_regions(graph, CPU, {}) and not find_regions(graph, torch.device("meta"), {})
+
+
 def test_lone_arithmetic_is_left() -> None:
     assert regions_of(lambda x, y: F.gelu(x) * y, (64, 32), (64, 32)) == ()
 

@@ -315,6 +315,14 @@ def test_no_dims_are_all_or_none_as_in_torch(name: str, x: Tensor) -> None:
     assert "refused" not in outcomes and "agrees" in outcomes
 
 
+@pytest.mark.parametrize("name", ["aten.isfinite.default", "prims.isfinite.default", "aten.isinf.default", "aten.isnan.default",
+                                  "aten.sign.default", "aten.sgn.default", "aten.relu.default"])
+def test_what_is_asked_of_nan_and_infinities(name: str) -> None:
+    special = torch.tensor([[1.5, -2.0, 0.0], [float("nan"), float("inf"), -float("inf")]], dtype=torch.float64)
+    (argument,) = (k for k, value in sample(name).items() if isinstance(value, Tensor))
+    assert outcome(name, {**sample(name), argument: special}) == "agrees"
+
+
 # ---- functions, fused -------------------------------------------------------------------------------------------------------
 
 
