@@ -16,8 +16,8 @@ ORDER = tuple(f"tests/cpu/test_order.py::{name}" for name in (
 REGIONS = ("tests/cpu/test_regions.py",)
 RECOMPUTE = ("tests/cpu/test_recompute.py",)
 IN_PLACE = tuple(f"tests/cpu/test_inplace.py::{name}" for name in (
-    "test_memory_that_others_need_is_kept", "test_small_memory_is_not_worth_it", "test_two_regions_that_read_the_same_value_keep_it",
-    "test_a_region_overwrites_what_another_wrote"))
+    "test_memory_that_others_need_is_kept", "test_small_memory_is_not_worth_it", "test_a_region_overwrites_what_another_wrote",
+    "test_two_regions_that_read_the_same_value_keep_it"))
 
 MUTANTS: list[Mutant] = [
     # ---- when a Program answers a call
@@ -179,7 +179,7 @@ MUTANTS: list[Mutant] = [
     Mutant("capture-nan-is-finite", "onepass/capture/pointwise.py",
            'return d.op("lt", d.op("abs", a), number(d, a, math.inf)) if',
            'return d.op("ne", d.op("abs", a), number(d, a, math.inf)) if', "NaN is not finite",
-           ("tests/cpu/test_capture.py::test_infinite_rows",)),
+           ("tests/cpu/test_schemas.py::test_what_is_asked_of_nan_and_infinities",)),
     Mutant("capture-comparisons-see-more", "onepass/capture/pointwise.py",
            "        value = torch.tensor(float(value), dtype=dtype.torch).item()\n", "        value = float(value)\n",
            "a number is compared as the tensor's type holds it", NUMBERS),
@@ -291,7 +291,7 @@ MUTANTS: list[Mutant] = [
            "Kind.HARD if kind is Kind.LIGHT and _reads(node) and outlives_epoch(node, epoch) else kind", "kind",
            "what was read before a write is not computed again behind it", ORDER),
     Mutant("capture-other-devices", "onepass/capture/kinds.py", "        if tensor.device != device:\n", "        if False:\n",
-           "a region is on one device", (*REGIONS, "tests/cpu/test_claims.py")),
+           "a region is on one device", ("tests/cpu/test_regions.py::test_what_is_on_another_device_is_left",)),
     Mutant("capture-text-with-lines", "onepass/capture/part.py",
            'nodes = tuple(replace(n, src="") for n in self.program.nodes)', "nodes = self.program.nodes",
            "equal blocks have equal text", REGIONS),
@@ -309,7 +309,7 @@ MUTANTS: list[Mutant] = [
     Mutant("capture-reuse-of-casts", "onepass/capture/reuse.py",
            "[t.dtype for t in tensors_of(before)] != [t.dtype for t in tensors_of(source)]", "True",
            "a cast that gives its argument back is not overwritten",
-           ("tests/cpu/test_inplace.py::test_memory_is_free_where_its_op_is_known_to_make_it",)),
+           ("tests/cpu/test_inplace.py::test_a_cast_to_its_own_type_may_give_its_argument_back",)),
     Mutant("capture-reuse-twice", "onepass/capture/reuse.py", "if n not in given and _is_worth_it(n)", "if _is_worth_it(n)",
            "no two results lie in the memory of one input",
            ("tests/cpu/test_inplace.py::test_one_output_takes_the_memory_of_an_input",)),

@@ -13,6 +13,7 @@ WRITERS = ("tests/cpu/test_inplace.py::test_refused", "tests/cpu/test_inplace.py
            "tests/cpu/test_inplace.py::test_every_family_can_write_over_its_data",
            "tests/cpu/test_inplace.py::test_a_row_of_odd_length_that_is_kept_can_be_overwritten")
 TMA = tuple(f"tests/cpu/test_gluon.py::{name}" for name in (
+    "test_what_starts_inside_a_tensor_is_not_parked", "test_as_many_ctas_fit_as_are_told_their_registers",
     "test_other_covers_are_refused", "test_chunks_of_a_flat_view_have_room_for_the_shift", "test_rows_are_parked_where_they_can_be",
     "test_what_does_not_start_on_16_bytes_is_not_parked", "test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read"))
 BYTES = ("tests/cpu/test_gluon.py::test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring",)
@@ -184,8 +185,6 @@ MUTANTS: list[Mutant] = [
     # ---- what fits
     Mutant("plan-resources-registers", "onepass/plan/resources.py", "0 if count > most else ctas_per_sm(", "ctas_per_sm(",
            "what takes more registers than there are is not tried", PLAN),
-    Mutant("plan-resources-shared-memory", "onepass/plan/resources.py", " if smem <= device.smem_per_cta else 0", "",
-           "what takes more shared memory than a CTA has does not fit", PLAN),
     Mutant("plan-resources-threads", "onepass/plan/resources.py",
            "by_smem, device.threads_per_sm // (32 * warps), device.ctas_per_sm))", "by_smem, device.ctas_per_sm))",
            "no more threads share an SM than it has", PLAN),
