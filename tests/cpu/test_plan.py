@@ -618,7 +618,8 @@ def test_the_floor_counts_two_halves_of_a_tensor_once_each() -> None:
 
 
 @pytest.mark.parametrize(("extent", "one", "other", "elements"), [
-    (4, "[n:2]", "[n:1] + 1", 4), (2, "[n:1]", "[n:1] + 1", 2), (2, "[n:1]", "[n:1] + 2", 4), (4, "[n:2]", "[n:2] + 1", 8)])
+    (4, "[n:2]", "[n:1] + 1", 4), (4, "[n:1] + 1", "[n:2]", 4), (2, "[n:1]", "[n:1] + 1", 2), (2, "[n:1]", "[n:1] + 2", 4),
+    (4, "[n:2]", "[n:2] + 1", 8)])
 def test_the_floor_counts_no_element_twice(extent: int, one: str, other: str, elements: int) -> None:
     program = parse(f"program p; axis n = {extent}; input x: f32 [16] strides [1]; output y: f32 [{extent}] strides [1]; "
                     f"%0 = load x {one}; %1 = load x {other}; %2 = add %0 %1; store y [n:1] = %2")
