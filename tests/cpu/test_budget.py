@@ -202,6 +202,14 @@ def test_a_search_that_is_spent_gives_the_plan_it_has(monkeypatch: pytest.Monkey
     assert len(search._memo) == len(search.seeds) + 1 and sorted(i for g in groups for i in g) == sorted(program.of(Reduce, Store))
 
 
+def test_a_search_scores_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "THOROUGH", replace(partition.THOROUGH, most=0))
+    monkeypatch.setattr(partition, "SCORINGS", replace(partition.SCORINGS, most=24, each=0))
+    search = Search(program_of(many_sums, (64, 256)), {}, H200, {})
+    search.run()
+    assert len(search.seeds) == 20 and len(search._memo) <= 24
+
+
 def test_few_results_are_still_merged_best_first() -> None:
     """The named workloads, of up to 19 results, are searched as thoroughly as ever: in rounds of the one best merge."""
     search = Search(program_of(lambda x, y: (x.sum(0), y.sum(0), (x + y).sum(1)), (4096, 512), (4096, 512)), {}, H200, {})

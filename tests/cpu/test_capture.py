@@ -148,6 +148,10 @@ def test_bounds_selections_and_mixtures() -> None:
     check(lambda x: (x.tril(), x.triu(1)), X)
 
 
+def test_of_bounds_that_exclude_each_other_the_upper_one_wins() -> None:
+    check(lambda x: (x.clamp(0.5, -0.5), torch.clamp(x, x * 0 + 1, x * 0 - 1)), rand(4, 6))
+
+
 def test_nan_goes_through_bounds() -> None:
     check(lambda x: (x.clamp(0, 1), x.relu(), torch.maximum(x, x * 0), x.amax(1), x.argmax(1)),
           torch.tensor([[1.0, float("nan"), 3.0], [2.0, 1.0, 0.0]], dtype=torch.float64))
@@ -292,6 +296,7 @@ def test_infinite_rows() -> None:
     x = rand(3, 4)
     x[0], x[1, 1], x[2, 2] = float("-inf"), float("inf"), float("nan")
     check(lambda x: (x.logsumexp(1), x.softmax(1), x.log_softmax(1), x.amax(1), x.mean(1)), x)
+    check(lambda x: (x.isfinite(), x.isinf(), x.isnan(), x.sign()), x)
 
 
 def test_empty_tensors() -> None:
@@ -500,6 +505,13 @@ def test_outputs_that_are_inputs_views_numbers_and_nothing() -> None:
     assert [b.name for b in captured.program.buffers if b.role == "output"] == ["out0"]
 
 
+def test_views_of_an_argument_start_where_it_does() -> None:
+    x = rand(6, 6)[2:, 1:]
+    captured = check(lambda x: (x.t()[1:], x[1], x * 2), x)
+    view, row, _ = answer(captured, (x,))
+    assert view.data_ptr() == x.t()[1:].data_ptr() and row.data_ptr() == x[1].data_ptr()
+
+
 def test_a_slice_alone_is_stored_alone() -> None:
     captured = check(lambda x: (x * 2)[:, :3].clone(), rand(4, 6))
     assert captured.program.buffer["out0"].shape == (sym("s0"), 3)
@@ -560,6 +572,11 @@ def test_names_and_lines() -> None:
     assert capture(lambda x: x + 1, (rand(3, 3),)).program.name == "fused"
 
 
+def test_arguments_may_be_called_what_results_are_called() -> None:
+    captured = check(lambda out0, out1: (out0 * 2, out1 - out0, out0 + 1), rand(4, 6), rand(4, 6))
+    assert [b.name for b in captured.program.buffers] == ["out0", "out1", "out0_", "out1_", "out2"]
+
+
 def test_the_same_tensor_twice_is_two_arguments() -> None:
     def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a - 2 * b
@@ -614,6 +631,10 @@ def test_atoms_split_and_unify_everywhere() -> None:
     parts = atoms.split((a,), (2, 3))
     assert atoms.final(b) == parts and [atoms.extent(p) for p in parts] == [2, 3]
     assert all(atoms.are_apart(p, c) for p in parts) and atoms.are_apart(*parts)
+    one, other, beside = atoms.fresh(5), atoms.fresh(5), atoms.fresh(7)
+    atoms.keep_apart((other, beside))
+    atoms.unify(one, other)
+    assert atoms.are_apart(one, beside) and atoms.are_apart(beside, one)
 
 
 # Random functions: whatever is captured is right

@@ -105,3 +105,29 @@ def test_a_nan_is_wrong_unless_eager_has_it_too() -> None:
     exact = torch.tensor([1.0, float("nan")], dtype=torch.float64)
     assert judge(exact.float(), exact.float(), exact) is None
     assert "NaNs" in str(judge(torch.tensor([float("nan"), float("nan")]), exact.float(), exact))
+
+
+def test_an_infinity_is_wrong_unless_eager_has_it_too() -> None:
+    inf = float("inf")
+    exact = torch.tensor([1.0, inf, -inf], dtype=torch.float64)
+    assert judge(exact.float(), exact.float(), exact) is None
+    for wrong in ([inf, inf, -inf], [1.0, -inf, -inf], [1.0, inf, 3e38]):
+        assert "infinities" in str(judge(torch.tensor(wrong), exact.float(), exact))
+
+
+def test_integers_are_compared_exactly() -> None:
+    eager = torch.tensor([3, 4, 5])
+    assert judge(eager.clone(), eager, eager.double()) is None
+    for wrong in (2, 4):
+        assert judge(torch.tensor([wrong, 4, 5]), eager, eager.double()) == "1 of 3 elements differ from eager's"
+
+
+def test_what_eager_loses_of_small_values_may_not_be_lost_of_large_ones() -> None:
+    """In units of a row's largest value eager may lose more of the small ones than is allowed of others."""
+    exact, mine = softmax(BF16)
+    middling = (exact < exact.amax(-1, keepdim=True) * 2.0**-4) & (exact > exact.amax(-1, keepdim=True) * 2.0**-6)
+    small = (exact < exact.amax(-1, keepdim=True) * 2.0**-8).nonzero()[0].tolist()
+    eager, off = torch.where(middling, exact * 1.5, exact).to(BF16), mine.clone()
+    off[*small] *= 1.05  # of one element, which shows in no mean of squares
+    assert judge(eager, eager, exact) is None and judge(mine, eager, exact) is None
+    assert judge(off, mine, exact) is not None and judge(off, eager, exact) is not None

@@ -42,6 +42,7 @@ def test_all_dims_but_the_last_vary() -> None:
     captured = captured_softmax(4, 5, 6)
     assert captured.program.buffer["x"].shape == (sym("s0"), sym("s1"), 6)
     assert captured.bind((torch.zeros(7, 8, 6),)) == {"s0": 7, "s1": 8}
+    assert captured_softmax(1, 5, 6).program.buffer["x"].shape == (1, sym("s0"), 6)
 
 
 def test_the_first_dim_alone_varies_where_the_others_cannot() -> None:
@@ -127,6 +128,20 @@ def test_types_and_devices() -> None:
     assert captured.bind((torch.zeros(8, 16, dtype=torch.bfloat16),)) is None
     assert captured.bind((torch.zeros(8, 16, device="meta"),)) is None
     assert captured.bind((3.0,)) is None
+
+
+class Doubling(torch.Tensor):
+    """A subclass, whose ops may do what they like."""
+
+
+@pytest.mark.parametrize("other", [torch.ones(8, 16).requires_grad_(), torch._neg_view(torch.ones(8, 16)),
+                                   torch.ones(8, 16).as_subclass(Doubling), torch.ones(8, 16).to_sparse()],
+                         ids=["needs a gradient", "negated", "a subclass", "sparse"])
+def test_tensors_that_are_more_than_their_elements(other: torch.Tensor) -> None:
+    captured = captured_softmax(8, 16)
+    assert captured.bind((torch.ones(8, 16),)) is not None and captured.bind((other,)) is None
+    with pytest.raises(errors.OnepassError):
+        capture(softmax, (other,))
 
 
 def test_number_and_structure_of_arguments() -> None:

@@ -23,9 +23,9 @@ from onepass.ir.text import parse
 from onepass.plan.kernel import Kernel
 from onepass.plan.lanes import vector
 from onepass.plan.legality import Family
-from onepass.plan.parked import FLAT, Chunks, chunks, cut, cut_flat, parkable, parkable_flat
+from onepass.plan.parked import FLAT, Chunks, chunks, cut, cut_flat, parkable, parkable_flat, register_limit
 from onepass.plan.partition import plan
-from onepass.plan.resources import demand, estimate
+from onepass.plan.resources import ctas_per_sm, demand, estimate
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
 from onepass.plan.scoring import scores
 from onepass.runtime import gluon_model, interpret, offline
@@ -549,3 +549,17 @@ def test_what_does_not_start_on_16_bytes_is_not_parked() -> None:
     assert parse(str(crooked)) == crooked
     assert any(s.plan.schedule.parked for s in scores(kernel.program, bindings, H200, {}))
     assert not any(s.plan.schedule.parked for s in scores(crooked, bindings, H200, {}))
+
+
+def test_what_starts_inside_a_tensor_is_not_parked() -> None:
+    """A map of a tensor has no offset."""
+    whole, _ = kernel_of(softmax, (meta(8192, 32768),))
+    part, _ = kernel_of(lambda x: torch.softmax(x[:, 4096:], -1), (meta(8192, 36864),))
+    assert parkable(whole) and not parkable(part) and not parkable_flat(part)
+
+
+@pytest.mark.parametrize("warps", [1, 4, 8, 16])
+def test_as_many_ctas_fit_as_are_told_their_registers(warps: int) -> None:
+    for here in (n for n in (1, 2, 3, 4, 8) if 32 * warps * n <= H200.threads_per_sm):
+        limit = register_limit(warps, here, H200)
+        assert limit <= H200.registers_per_thread and ctas_per_sm(limit, 0, warps, H200) >= here

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch._inductor.utils import run_and_get_code
 
 import onepass
+from onepass.capture.reuse import Memory
 from onepass.integration import journal, region_op
 from onepass.integration.sharing import unsafe
 from onepass.ir.expr import F32
@@ -236,6 +237,12 @@ REFUSALS: dict[str, tuple[str, Schedule]] = {
     "the store is transposed": (SUM + "  %3 = mul %0 %2\n  store y [m:1, n:64] = %3\n  store r [m:1] = %2\n", ROW),
     "the input is looked up": ("  %0 = load t [m:1]\n  %1 = load x [n:1] gather(%0 * 64 < 64)\n  %2 = reduce sum(%1) over n\n"
                                "  %3 = result %2.0\n  %4 = sub %1 %3\n  store y [m:64, n:1] = %4\n  store r [m:1] = %3\n", ROW),
+    "the input is looked up from where it is written": (
+        "  %0 = load t [m:1]\n  %1 = load x [m:64, n:1] gather(%0 * 64 < 1)\n  %2 = reduce sum(%1) over n\n  %3 = result %2.0\n"
+        "  %4 = sub %1 %3\n  store y [m:64, n:1] = %4\n  store r [m:1] = %3\n", ROW),
+    "the next row is read": (SUM.replace("[m:64, n:1]", "[m:64, n:1] + 64") + "  %3 = mul %0 %2\n  store y [m:64, n:1] = %3\n"
+                             "  store r [m:1] = %2\n", ROW),
+    "rows overlap": (SUM.replace("m:64", "m:63") + "  %3 = mul %0 %2\n  store y [m:63, n:1] = %3\n  store r [m:1] = %2\n", ROW),
     "another load is transposed": (SUM + "  %3 = load x [m:1, n:64]\n  %4 = add %3 %2\n  %5 = add %0 %4\n"
                                    "  store y [m:64, n:1] = %5\n  store r [m:1] = %2\n", ROW),
     "the store is not in the last walk": (SUM + "  %3 = mul %0 %0\n  %4 = mul %0 %2\n"
@@ -274,6 +281,36 @@ def test_other_ctas_must_not_read_it() -> None:
 """
     pairs = safe_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(64), 1)))
     assert ("r", "v") not in pairs and ("y", "x") in pairs
+
+
+def test_ctas_of_other_rows_must_not_read_it() -> None:
+    """r[m, n] over v[m, n], which is read again for every k."""
+    text = """program scaled
+  axis k = 8
+  axis m = 64
+  axis n = 256
+  input x: f32 [8, 64, 256] strides [16384, 256, 1]
+  input v: f32 [64, 256] strides [256, 1]
+  output y: f32 [8, 64, 256] strides [16384, 256, 1]
+  output r: f32 [64, 256] strides [256, 1]
+  %0 = load x [k:16384, m:256, n:1]
+  %1 = load v [m:256, n:1]
+  %2 = mul %0 %1
+  %3 = neg %1
+  store y [k:16384, m:256, n:1] = %2
+  store r [m:256, n:1] = %3
+"""
+    pairs = safe_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(256), 1)))
+    assert ("r", "v") not in pairs and ("y", "x") in pairs
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_memory_is_taken_of_the_same_type(dtype: str) -> None:
+    text = "%0 = load x [m:64, n:1]; %1 = cast f32 %0; %2 = neg %1; store y [m:64, n:1] = %2" if dtype == "bf16" else \
+        "%0 = load x [m:64, n:1]; %1 = neg %0; store y [m:64, n:1] = %1"
+    program = parse(f"program p; axis m = 64; axis n = 64; input x: {dtype} [64, 64] strides [64, 1]; "
+                    f"output y: f32 [64, 64] strides [64, 1]; {text}")
+    assert (("y", "x") in safe_pairs(forced(program, Family.POINTWISE, Schedule(Block(4), Block(64), 1)))) == (dtype == "f32")
 
 
 def test_a_later_kernel_must_not_read_it() -> None:
@@ -352,6 +389,40 @@ KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
 @pytest.mark.parametrize("why", KEPT)
 def test_memory_that_others_need_is_kept(why: str) -> None:
     assert taken(KEPT[why], BIG, BIG[1:], (128, 128))[0] == [0]
+
+
+@pytest.mark.parametrize(("made", "is_free"), [
+    (lambda x, m: x @ m, True), (lambda x, m: x * 2, True), (lambda x, m: torch.cumsum(x, 0), False), (lambda x, m: x.t(), False),
+    (lambda x, m: x, False)], ids=["matmul", "arithmetic", "an op nobody vouches for", "view", "argument"])
+def test_memory_is_free_where_its_op_is_known_to_make_it(made: Callable[..., Tensor], is_free: bool) -> None:
+    graph = graph_of(lambda x, m: made(x, m).sum(0), BIG, (128, 128))
+    call = next(n for n in graph.nodes if "sum.dim" in str(n.target))
+    (value,) = call.all_input_nodes
+    assert Memory(graph, ()).is_free_after(call, value) == is_free
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_cast_to_its_own_type_may_give_its_argument_back(dtype: torch.dtype) -> None:
+    graph = graph_of(lambda x: x.sum(0), BIG)
+    x, call = next(iter(graph.nodes)), next(n for n in graph.nodes if "sum.dim" in str(n.target))
+    with graph.inserting_before(call):
+        cast = graph.call_function(torch.ops.aten._to_copy.default, (x,), {"dtype": dtype})
+    cast.meta["val"] = torch.empty(BIG, dtype=dtype, device="meta")
+    call.args = (cast, *call.args[1:])
+    assert Memory(graph, ()).is_free_after(call, cast) == (dtype == torch.float64)
+
+
+def test_one_output_takes_the_memory_of_an_input() -> None:
+    def normed(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        unit = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1)
+        return unit * w, unit + w
+
+    fn = lambda x, w, m: normed(x @ m, w)  # noqa: E731
+    counts, graph = taken(fn, BIG, BIG[1:], (128, 128))
+    assert counts == [1]
+    args = torch.randn(BIG), torch.randn(128), torch.randn(128, 128) / 11
+    for mine, theirs in zip(fx.GraphModule(nn.Module(), graph)(*args), fn(*args), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_small_memory_is_not_worth_it() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import exp, inf, nan
 
 import pytest
 import torch
@@ -183,3 +183,15 @@ def test_a_join_of_two_is_their_merge(name: str) -> None:
         merged, grown = ((s["n"], s["mean"] + s["low"], s["m2"]) for s in (merged, grown))
     for one, two in zip(merged, grown, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("tops", [(-1.0, 2.0), (2.0, -1.0), (-inf, 1.0), (1.0, -inf), (-inf, -inf)], ids=str)
+def test_exponentials_are_joined_whichever_maximum_is_greater(tops: tuple[float, float]) -> None:
+    """The sum so far is rescaled where the maximum rises, and nothing is what tiles of -inf alone join to."""
+    monoid, state = MONOIDS["logsumexp"], (torch.tensor(tops, dtype=torch.float64), torch.tensor([3.0, 5.0], dtype=torch.float64))
+    algebra = oracle._TorchAlgebra((0,), 2)
+    assert monoid.join is not None
+    top, total = monoid.join(algebra, tuple(s[:1] for s in state), tuple(s[1:] for s in state))
+    peak = max(tops)
+    expected = sum(n * exp(own - peak) for own, n in zip(tops, (3.0, 5.0), strict=True) if own > -inf)
+    assert top.item() == peak and (total.before * total.scale + total.by).item() == pytest.approx(expected)

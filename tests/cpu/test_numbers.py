@@ -94,6 +94,16 @@ def test_integers_divided_by_zero_are_as_on_the_card_and_no_zero_reaches_the_div
     assert torch.equal(quotient, ~b) and torch.equal(rem, a) and torch.equal(guarded, b + 7)
 
 
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_the_oracle_divides_integers_as_kernels_do(dtype: torch.dtype) -> None:
+    """By 0 and by -1 too, which eager cannot be asked about."""
+    given = pairs(edges(dtype))
+    captured = capture(divisions, given)
+    exact = captured.result(evaluate(captured.program, captured.tensors(given), captured.bind(given) or {}), given)
+    for mine, reference in zip(onepass.fuse(divisions)(*given), exact, strict=True):
+        assert torch.equal(mine, reference)
+
+
 @pytest.mark.parametrize("function", [lambda a: a // 0, lambda a: a % 0, lambda a: torch.fmod(a, 0), lambda a: a.sum(-1) // 0,
                                       lambda a: torch.div(a, 0, rounding_mode="trunc"), lambda a: a.to(torch.int8) // 256])
 def test_a_division_of_integers_by_the_number_0_is_refused(function: Callable[[Tensor], Tensor]) -> None:
@@ -295,6 +305,33 @@ def test_a_quotient_that_decides_is_exact(dtype: torch.dtype) -> None:
     check_same(lambda x: ((x > 0).float().mean(), (x > 0).float().mean() == 1.0, x[0].float().mean() == 82), x.expand(41, 2, 3))
 
 
+def test_the_reciprocal_of_a_tiny_divisor_is_not_infinite() -> None:
+    """0 / 1e-42 is 0, where 0 times its reciprocal would be NaN."""
+    x = torch.tensor([0.0, -0.0, 1.0, -2.0, math.inf, math.nan], dtype=torch.bfloat16)
+    check_same(lambda x: (x.float() / 1e-42, (x.float() / -1e-42).bfloat16()), x)
+
+
+DECIDING: dict[str, Callable[[Tensor], Tensor]] = {
+    "floor": torch.floor, "ceil": lambda y: torch.ceil(-y), "trunc": torch.trunc, "fmod": lambda y: torch.fmod(y, 1.0),
+    "int": lambda y: y.to(torch.int32), "bool": lambda y: (y - 1).to(torch.bool), "eq": lambda y: y == 1, "ne": lambda y: y != 1,
+    "lt": lambda y: y < 1, "le": lambda y: -y <= -1, "gt": lambda y: -y > -1, "ge": lambda y: y >= 1,
+    "argmin": lambda y: torch.minimum(y, y * 0 + 1).argmin(-1), "argmax": lambda y: torch.maximum(-y, y * 0 - 1).argmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_each_op_that_decides_sees_every_digit(name: str) -> None:
+    """41 * (1 / 41) is less than 1, which each of them tells from it, even where nothing else does."""
+    x = torch.tensor([[82.0, 41.0], [41.0, 123.0]], dtype=torch.bfloat16)
+    check_same(lambda x: (DECIDING[name](x.float() / 41.0),), x)
+
+
+def test_fp32_data_beside_16_bit_data_of_its_size_keeps_its_digits() -> None:
+    x, ones = 41.0 * torch.arange(1, 65).reshape(2, 32), torch.ones(2, 32, dtype=torch.bfloat16)
+    check_same(lambda x, h: (x / 41.0 * h,), x, ones)
+    check_same(lambda x, h: ((x / 41.0).amax(1) * h[:, 0],), x, ones)
+
+
 def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
     """Those of one kernel may differ: what comes from fp32 alone is divided exactly, what comes from 16 bits need not be."""
     def function(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -326,6 +363,29 @@ def test_approximate_functions_are_right_to_16_bits(function: Callable[[Tensor],
     """Where a series takes over from a difference too."""
     x = torch.linspace(-4, 4, 8001, dtype=torch.float16)
     assert judge(onepass.fuse(lambda x: function(x))(x), function(x), function(x.double())) is None
+
+
+EXACTLY: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "exp": (torch.exp, "libdevice.exp("), "exp2": (torch.exp2, "libdevice.exp2("), "tanh": (torch.tanh, "libdevice.tanh("),
+    "sigmoid": (torch.sigmoid, "libdevice.rcp_rn("), "erf": (torch.erf, "tl.erf("),
+}
+
+
+@pytest.mark.parametrize("name", EXACTLY)
+def test_functions_of_fp32_data_have_all_digits_and_those_of_16_bit_data_the_fast_ones(name: str) -> None:
+    function, exactly = EXACTLY[name]
+    for dtype in (torch.float32, torch.bfloat16):
+        program = optimise(capture(function, (torch.empty(64, 96, dtype=dtype),)).program)
+        text = "".join(s.text for s in interpretable(program, {"s0": 64}, device("h200")).sources)
+        assert (exactly in text) == (dtype is torch.float32)
+
+
+def test_the_card_is_told_that_nan_goes_through_extremes() -> None:
+    """An interpreter's do in any case."""
+    program = optimise(capture(lambda x: (x.clamp(-1, 1), x.amax(-1), x.amin(-1)), (torch.empty(64, 96),)).program)
+    text = "".join(s.text for s in interpretable(program, {"s0": 64}, device("h200")).sources)
+    extremes = [line for line in text.splitlines() if "maximum(" in line or "minimum(" in line]
+    assert extremes and all(line.count("propagate_nan=tl.PropagateNan.ALL") == line.count("imum(") for line in extremes)
 
 
 def test_quotients_of_16_bit_data_stay_products() -> None:

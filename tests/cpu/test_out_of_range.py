@@ -55,9 +55,10 @@ def test_a_loss_of_a_class_that_does_not_exist_is_nan(dtype: torch.dtype, rows: 
     torch.testing.assert_close(each[:-1].float(), expected[:-1], rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
 
 
-def test_the_oracle_says_which_index_lies_outside() -> None:
+@pytest.mark.parametrize("outside", [6, -1])
+def test_the_oracle_says_which_index_lies_outside(outside: int) -> None:
     """As do calls that are held against it: ONEPASS_VERIFY."""
-    x, index = randoms(0, (5, 6)), torch.full((5, 1), 6)
+    x, index = randoms(0, (5, 6)), torch.full((5, 1), outside)
     captured = capture(lambda x, i: x.gather(1, i), (x, index))
     with pytest.raises(BadArgument, match=r"outside \[0, 6\)"):
         evaluate(captured.program, captured.tensors((x, index)), captured.bind((x, index)) or {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -19,18 +20,24 @@ from onepass.codegen.source import Source
 from onepass.device import DEVICES, device
 from onepass.errors import NoPlan
 from onepass.ir.axes import share_axes
-from onepass.ir.simplify import simplify
+from onepass.ir.oracle import evaluate
+from onepass.ir.program import Load, Program, Reduce, Store
+from onepass.ir.simplify import simplify, two_pass
+from onepass.ir.text import parse
 from onepass.pipeline import breakpoints, compile, generate, optimise, representative, row_class, specialise
 from onepass.plan import footprint
-from onepass.plan.access import runs, single_stride
+from onepass.plan.access import needs_wide_index, runs, single_stride, streams_rows
 from onepass.plan.footprint import floor_bytes
-from onepass.plan.kernel import Kernel
+from onepass.plan.kernel import Kernel, Space
 from onepass.plan.lasting import lasting
-from onepass.plan.legality import Illegal, Reason, space_of
-from onepass.plan.partition import plan
-from onepass.plan.plan import Plan
-from onepass.plan.resources import ctas_per_sm
-from onepass.plan.schedule import Cover, Loop, Schedule, cover, sector_span
+from onepass.plan.legality import Family, Illegal, Reason, reused, space_of
+from onepass.plan.legality import families as families_of
+from onepass.plan.partition import Search, plan
+from onepass.plan.plan import ANY_WEIGHT, Learned, Plan
+from onepass.plan.resources import ctas_per_sm, demand, estimate
+from onepass.plan.schedule import Block, Cover, Loop, Schedule, cover, sector_span
+from onepass.plan.scoring import Scored, runs_at_once, score, scores
+from onepass.plan.split import halves
 from onepass.runtime.binary import Binary
 from onepass.tools.workloads import workload
 
@@ -95,6 +102,7 @@ def test_a_plan_is_the_same_twice() -> None:
 
 @pytest.mark.parametrize(("extent", "widest", "expected"), [
     (5120, 4096, (4096, 1024)), (8192, 4096, (4096, 4096)), (768, 512, (512, 256)), (1000, 512, (512, 512)),
+    (1100, 512, (512, 512, 64, 16)),
     (13, 16, (16,)), (1, 16, (1,)),
 ])
 def test_cover(extent: int, widest: int, expected: tuple[int, ...]) -> None:
@@ -113,6 +121,39 @@ def test_occupancy_follows_the_register_file() -> None:
     assert ctas_per_sm(128, 0, 16, H200) == 1
     assert ctas_per_sm(32, 200_000, 8, H200) == 1
     assert ctas_per_sm(255, 0, 16, H200) == 0
+    assert ctas_per_sm(16, 0, 32, H200) == H200.threads_per_sm // 1024
+    half = H200.smem_per_sm // 2
+    assert ctas_per_sm(32, half, 8, H200) == 1 and ctas_per_sm(32, half - H200.smem_reserve, 8, H200) == 2
+
+
+def test_ctas_that_wait_for_each_other_are_all_on_the_card() -> None:
+    """A loop over rows shares them out beforehand, and CTAs that share a row exchange what they found."""
+    alone = Schedule(Loop(1, H200.sms), Cover((4096,)), 8)
+    assert runs_at_once(alone, 1, H200) and not runs_at_once(replace(alone, shared=2), 1, H200)
+    assert runs_at_once(replace(alone, shared=2), 2, H200) and not runs_at_once(replace(alone, rows=Loop(1, H200.sms + 1)), 1, H200)
+    assert runs_at_once(replace(alone, rows=Block(1)), 1, H200)
+
+
+def test_where_all_spill_the_least_spilling_is_taken_and_none_that_cannot_run() -> None:
+    program = optimise(capture(lambda x: torch.softmax(x, -1), (meta(8192, 4096),), dynamic=False).program)
+    found = scores(program, {}, H200, {})
+    assert isinstance(found, list)
+    fastest, *others, slowest = sorted(found, key=lambda s: s.us)
+    lessons = {s.plan.scored_as: Learned(ANY_WEIGHT, (True, 1000)) for s in others}
+    lessons |= {slowest.plan.scored_as: Learned(ANY_WEIGHT, (True, 8)), fastest.plan.scored_as: Learned(ANY_WEIGHT, None)}
+    best = score(program, {}, H200, lessons, spilling=True)
+    assert isinstance(best, Scored) and best.plan.scored_as == slowest.plan.scored_as
+    assert isinstance(score(program, {}, H200, lessons), Illegal)
+
+
+def test_what_takes_more_registers_than_a_thread_has_does_not_fit() -> None:
+    program = two_pass(optimise(capture(lambda x: torch.softmax(x, -1), (meta(64, 53248),), dynamic=False).program))
+    kernel = Kernel(program, Space((), ("d0",), ("d1",)))
+    for warps in (4, 8, 16, 32):
+        one = Schedule(Block(1), Cover((4096,) * 13), warps, resident=frozenset(kernel.multi_phase))
+        taken = estimate(demand(kernel), one, H200)
+        assert (taken.ctas_per_sm > 0) == (taken.registers <= min(255, 65536 // (32 * warps)))
+        assert warps > 4 or 255 < taken.registers < 512, "a few more than there are, which the file of an SM would have"
 
 
 def test_strides_that_follow_each_other_are_one_run() -> None:
@@ -135,6 +176,28 @@ def test_axes_that_meet_are_not_shared() -> None:
     assert len(share_axes(simplify(captured.program)).axes) == 2
 
 
+def test_an_axis_that_is_folded_meets_those_that_are_kept() -> None:
+    """A value that does not vary along an axis is summed along it all the same."""
+    program = parse("""program repeated
+      axis m = 8
+      axis n = 8
+      input x: f32 [8] strides [1]
+      output y: f32 [8] strides [1]
+      output r: f32 [] strides []
+      %0 = load x [m:1]
+      %1 = reduce sum(%0) over n
+      %2 = result %1.0
+      %3 = load x [n:1]
+      %4 = reduce sum(%3) over n
+      %5 = result %4.0
+      store y [m:1] = %2
+      store r [] = %5
+    """)
+    inputs = {"x": torch.arange(8.0)}
+    expected, found = (evaluate(p, inputs, {}) for p in (program, share_axes(program)))
+    assert torch.equal(found["y"], 8 * inputs["x"].double()) and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_blocks_that_do_not_tile_are_refused() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x.float().view(64, 10, 96).sum(-1) + x.float().sum(-1, keepdim=True)
@@ -142,8 +205,157 @@ def test_blocks_that_do_not_tile_are_refused() -> None:
     captured = capture(fn, (meta(64, 960),), dynamic=False)
     program = optimise(captured.program)
     space = space_of(program, {})
-    assert isinstance(space, Illegal) or Kernel(program, space).space.block
+    assert isinstance(space, Illegal) or isinstance(families_of(Kernel(program, space), Kernel(program, space)), Illegal)
     assert plan(program, {}, H200).kernels
+
+
+def test_blocks_are_the_innermost_columns() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.float().view(64, 4, 8, 32).amax((1, 3)) + x.float().sum(-1, keepdim=True)
+
+    program = optimise(capture(fn, (meta(64, 1024),), dynamic=False).program)
+    space = space_of(program, {})
+    assert isinstance(space, Illegal) and space.reason is Reason.AXES
+    assert plan(program, {}, H200).kernels
+
+
+def test_after_a_loop_over_rows_nothing_that_it_held_is_read() -> None:
+    """A sum of row vectors is made anew for every row, and gone once sums over rows are complete."""
+    def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sum(0) * w.sum(), x.sum(1)
+
+    program = optimise(capture(fn, (meta(64, 256), meta(256)), dynamic=False).program)
+    space = space_of(program, {})
+    assert not isinstance(space, Illegal)
+    found = families_of(Kernel(program, space), Kernel(program, space))
+    assert isinstance(found, Illegal) or Family.MIX not in found
+
+
+@pytest.mark.parametrize(("fn", "is_reused"), [
+    (lambda x: x.sum(0), False), (lambda x: x.sum(0) * 2 + 1, False), (lambda x: torch.softmax(x, 0), True),
+    (lambda x: x.sum(0).amax(), True), (lambda x: (x * 2 - x.amax(0)).sum(1), True)],
+    ids=["sum", "scaled", "softmax", "extreme", "rows"])
+def test_what_is_made_of_a_reduction_over_rows(fn, is_reused: bool) -> None:
+    program = optimise(capture(fn, (meta(64, 256, dtype=torch.float32),), dynamic=False).program)
+    rows = program.nodes[next(program.of(Reduce))].axes  # type: ignore[union-attr]
+    cols = tuple(a.name for a in program.axes if a.name not in rows)
+    kernel = Kernel(program, Space((), rows, cols))
+    roots = frozenset(f.node for f in kernel.folds if f.rows and not f.cols)
+    assert roots and reused(kernel, roots, along_rows=True) == is_reused
+
+
+def test_a_reduction_whose_result_the_data_meets_is_not_split() -> None:
+    program = optimise(capture(lambda x: torch.softmax(x, -1), (meta(4, 1 << 20),), dynamic=False).program)
+    found = scores(program, {}, H200, {})
+    assert isinstance(found, list) and found and all(s.plan.schedule.splits == 1 for s in found)
+
+
+def test_no_tile_cuts_a_block() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.float().view(256, 8, 1024).amax(-1) + x.float().sum(-1, keepdim=True)
+
+    program = optimise(capture(fn, (meta(256, 8192),), dynamic=False).program)
+    found = scores(program, {}, H200, {})
+    assert isinstance(found, list) and found and found[0].plan.kernel.space.block
+    for cols in (s.plan.schedule.cols for s in found):
+        widths = cols.tiles if isinstance(cols, Cover) else (cols.step if isinstance(cols, Loop) else cols.size,)
+        assert all(width % 1024 == 0 for width in widths)
+
+
+def in_turn(programs: tuple[Program, ...], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What Programs store that run one after another, what one leaves in temporaries read by the next."""
+    memory = dict(inputs)
+    for each in programs:
+        stored = {n.buffer for n in each.nodes if isinstance(n, Store)}
+        assert not stored & memory.keys()
+        buffers = tuple(replace(b, role="output" if b.name in stored else "input") for b in each.buffers)
+        memory |= evaluate(replace(each, buffers=buffers), {b.name: memory[b.name] for b in buffers if b.role == "input"}, {})
+    return memory
+
+
+CUT = {
+    "a norm": lambda x: (x - x.mean(1, keepdim=True)) * x.var(1, keepdim=True).rsqrt(),
+    "both ways": lambda x: (x * x.sum(1, keepdim=True).exp(), (x * x.sum(1, keepdim=True).exp()).sum(0), x.amax(0) + 1),
+    "columns used on the data": lambda x: torch.softmax(x, 0).argmax(1),
+    "results of two axes": lambda x: (x.view(2, 5, 9) - x.view(2, 5, 9).mean(-1, keepdim=True)).amax((0, 2)),
+    "positions and states": lambda x: (x.argmax(0), x.var(0), x.logsumexp(0), (x.sum(0) / 3).prod()),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_kernels_cut_out_of_a_program_compute_what_it_does_in_turn(name: str) -> None:
+    x = torch.randn(10, 9, generator=torch.Generator().manual_seed(0)) / 4
+    program = optimise(capture(CUT[name], (x,), dynamic=False).program)
+    search = Search(program, {}, H200, {})
+    pieces = tuple(search.cut.extract(group, f"k{k}") for k, group in enumerate(search._ordered(search.seeds)))
+    found = in_turn(pieces, {"x": x})
+    for output, expected in evaluate(program, {"x": x}, {}).items():
+        torch.testing.assert_close(found[output], expected)
+    left, read = ({n.buffer for each in pieces for n in each.nodes if isinstance(n, kind)} for kind in (Store, Load))
+    assert {b for b in left if b.startswith("r")} <= read, "a temporary is written that nobody reads"
+
+
+@pytest.mark.parametrize("name", ["both ways", "positions and states"])
+def test_partial_states_and_their_join_compute_what_the_whole_does(name: str) -> None:
+    x = torch.randn(10, 9, generator=torch.Generator().manual_seed(0)) / 4
+    program = optimise(capture(CUT[name], (x,), dynamic=False).program)
+    rows, cols = (a.name for a in program.axes)
+    first, second = halves(Kernel(program, Space((), (rows,), (cols,))), 1, (rows, cols))
+    found = in_turn((first, second), {"x": x})
+    for output, expected in evaluate(program, {"x": x}, {}).items():
+        torch.testing.assert_close(found[output], expected)
+    assert not any(isinstance(n, Load) and n.buffer == "x" for n in second.nodes), "the data is read once"
+
+
+def test_a_kernel_whose_reductions_are_shared_parks_its_own_loads() -> None:
+    """A vector that only the join reads lies between them in the whole."""
+    chosen = planned(lambda x, w, y: (x.sum(0) * w, y.sum(0)), *(meta(*shape, dtype=torch.float32)
+                                                                  for shape in ((65536, 1024), (1024,), (65536, 1024))))
+    main = chosen.kernels[0]
+    assert main.schedule.splits > 1 and len(main.schedule.parked) == 2
+    assert all(isinstance(main.program.nodes[i], Load) and main.kernel.is_full[i] for i in main.schedule.parked)
+
+
+def test_one_stride_along_two_axes() -> None:
+    program = parse("program p; axis a = 4; axis b = 8; input x: f32 [4, 8] strides [8, 1]; output y: f32 [4] strides [1]; "
+                    "%0 = load x [a:8, b:1]; %1 = reduce sum(%0) over b; %2 = result %1.0; store y [a:1] = %2")
+    of = lambda **strides: single_stride(program, ("a", "b"), tuple(strides.items()))  # noqa: E731
+    assert of(a=8, b=1) == 1 and of(a=16, b=2) == 2 and of() == 0
+    assert of(b=1) is None and of(a=1) is None and of(a=9, b=1) is None and of(a=1, b=4) is None
+
+
+def test_rows_that_are_looked_up_do_not_stream() -> None:
+    program = parse("program p; axis m = 64; axis n = 256; input t: i64 [64] strides [1]; input x: f32 [64, 256] strides [256, 1]; "
+                    "output y: f32 [64, 256] strides [256, 1]; %0 = load t [m:1]; %1 = load x [m:256, n:1] gather(%0 * 256 < 1); "
+                    "store y [m:256, n:1] = %1")
+    kernel = Kernel(program, Space((), ("m",), ("n",)))
+    of_table, looked_up, stored = (streams_rows(kernel, node) for node in program.nodes)  # type: ignore[arg-type]
+    assert (of_table, looked_up, stored) == (None, None, 256)
+
+
+def test_addresses_that_32_bits_cannot_count() -> None:
+    def wide(load: str, extent: int = 4) -> bool:
+        return needs_wide_index(parse(f"program p; axis a = {extent}; input t: i64 [4] strides [1]; input x: f32 [4] strides [1]; "
+                                      f"output y: f32 [{extent}] strides [1]; %0 = load t [a:1]; %1 = load x {load}; "
+                                      "store y [a:1] = %1"), {})
+
+    limit = 2**31 - 2**20
+    assert not wide("[a:1]") and not wide(f"[a:1] + {limit - 100}") and not wide(f"[] gather(%0 * 1000 < {limit // 1000 - 1})")
+    assert wide(f"[a:1] + {limit}") and wide(f"[] gather(%0 * 1000 < {limit // 1000 + 1})") and wide(f"[a:{limit // 3 + 1}]")
+    assert wide("[a:1]", limit + 1), "lanes past the end are counted, too"
+
+
+def test_a_merge_round_a_third_kernel_would_be_a_cycle() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        off = x - x.mean(1, keepdim=True)
+        return (off * (off * off).amax(1, keepdim=True)).prod(1)
+
+    program = optimise(capture(fn, (meta(64, 256, dtype=torch.float32),), dynamic=False).program)
+    search = Search(program, {}, H200, {})
+    groups = search.seeds
+    first, middle, last = sorted(groups, key=min)
+    assert search._feeds(first, middle) and search._feeds(middle, last)
+    assert search._between(first, last, groups) and not search._between(first, middle, groups)
 
 
 def test_a_few_row_classes_whose_plans_do_not_depend_on_who_comes_first() -> None:
@@ -403,3 +615,12 @@ def test_the_floor_counts_two_halves_of_a_tensor_once_each() -> None:
     x = torch.ones(1024, 128)
     assert floor_bytes(optimise(capture(halves, (x,), dynamic=False).program), {}) == 4 * 1024 * (128 + 1)
     assert floor_bytes(optimise(capture(overlapping, (x,), dynamic=False).program), {}) == 4 * 1024 * (64 + 1)
+
+
+@pytest.mark.parametrize(("extent", "one", "other", "elements"), [
+    (4, "[n:2]", "[n:1] + 1", 4), (4, "[n:1] + 1", "[n:2]", 4), (2, "[n:1]", "[n:1] + 1", 2), (2, "[n:1]", "[n:1] + 2", 4),
+    (4, "[n:2]", "[n:2] + 1", 8)])
+def test_the_floor_counts_no_element_twice(extent: int, one: str, other: str, elements: int) -> None:
+    program = parse(f"program p; axis n = {extent}; input x: f32 [16] strides [1]; output y: f32 [{extent}] strides [1]; "
+                    f"%0 = load x {one}; %1 = load x {other}; %2 = add %0 %1; store y [n:1] = %2")
+    assert floor_bytes(program, {}) == 4 * (elements + extent)

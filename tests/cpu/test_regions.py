@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from onepass import compat
+from onepass.capture import regions
 from onepass.capture.grouping import Groups
 from onepass.capture.part import lowered
 from onepass.capture.regions import Region, find_regions
+from onepass.capture.rim import MOST_PULLED
 from onepass.device import device
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
 from onepass.integration.claim import Claimed, Claiming, claim
@@ -123,8 +125,27 @@ def test_regions_do_not_reach_across_a_write() -> None:
     assert [len(region.reductions) for region in find_regions(graph, CPU, {})] == [1, 1]
 
 
+def test_regions_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what is computed again rather than read."""
+    monkeypatch.setattr(regions, "MOST_NODES", 5)
+
+    def chain(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(60):
+            x = x.sin()
+        return norm(x, w)
+
+    found = regions_of(chain, (64, 32), (32,))
+    assert found and all(len(region.nodes) <= 5 + MOST_PULLED for region in found)
+
+
 def test_a_handful_of_elements_is_arithmetic() -> None:
     assert regions_of(lambda x: x.view(64, 4, 32).sum(1), (64, 128)) == ()
+
+
+def test_what_is_on_another_device_is_left() -> None:
+    graph = graph_of(norm, (64, 32), (32,))
+    here, elsewhere = (len(find_regions(graph, where, {})) for where in (CPU, torch.device("meta")))
+    assert (here, elsewhere) == (1, 0)
 
 
 def test_lone_arithmetic_is_left() -> None:
@@ -209,8 +230,10 @@ def test_equal_blocks_have_equal_text() -> None:
         return norm(norm(x, a) @ m, b)
 
     graph = graph_of(fn, (64, 32), (32,), (32,), (32, 32))
-    keys = {lowered(graph, region).key for region in find_regions(graph, CPU, {})}
-    assert len(keys) == 1
+    for k, node in enumerate(graph.nodes):
+        node.meta["stack_trace"] = f'File "model.py", line {k}, in forward'
+    parts = [lowered(graph, region) for region in find_regions(graph, CPU, {})]
+    assert len({part.key for part in parts}) == 1 and len({part.lines for part in parts}) == 2
 
 
 def test_a_dead_user_makes_a_region_write_nothing() -> None:

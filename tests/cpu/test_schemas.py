@@ -315,6 +315,14 @@ def test_no_dims_are_all_or_none_as_in_torch(name: str, x: Tensor) -> None:
     assert "refused" not in outcomes and "agrees" in outcomes
 
 
+@pytest.mark.parametrize("name", ["aten.isfinite.default", "prims.isfinite.default", "aten.isinf.default", "aten.isnan.default",
+                                  "aten.sign.default", "aten.sgn.default", "aten.relu.default"])
+def test_what_is_asked_of_nan_and_infinities(name: str) -> None:
+    special = torch.tensor([[1.5, -2.0, 0.0], [float("nan"), float("inf"), -float("inf")]], dtype=torch.float64)
+    (argument,) = (k for k, value in sample(name).items() if isinstance(value, Tensor))
+    assert outcome(name, {**sample(name), argument: special}) == "agrees"
+
+
 # ---- functions, fused -------------------------------------------------------------------------------------------------------
 
 
@@ -376,6 +384,12 @@ def test_scatters_that_reduce_are_refused(function: Callable[..., Any]) -> None:
 
 def test_scatter_takes_the_corner_of_new_values() -> None:
     check(lambda x, i, y: (x.scatter(1, i, y), x.scatter(-1, i, y[:, 2:]), x.scatter(1, i, 2)), X.float(), AT, Y.float())
+
+
+@pytest.mark.parametrize("several", [2, 6])
+def test_scatters_to_several_places_a_row_are_refused(several: int) -> None:
+    with pytest.raises(UnsupportedOp, match="one place a row"):
+        capture(lambda x, i: x.scatter(1, i, 5.0), (X, torch.arange(several).expand(4, several).flip(1)))
 
 
 @pytest.mark.parametrize("end", [5, 100])

@@ -14,7 +14,7 @@ from onepass.capture.trace import capture
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Program, Reduce
 from onepass.ir.simplify import EXACT, elide_rounding, online_softmax, simplify, two_pass
-from onepass.ir.text import show
+from onepass.ir.text import parse, show
 from onepass.ir.verify import verify
 from tests.programs import Case, programs, small, small_inputs
 
@@ -131,6 +131,10 @@ KEPT = {
     "a symbolic factor": "%1 = const 1.0 * s0 : f32\n%2 = mul %0 %1\nstore y [m:8, n:1] = %2",
     "a chain of factors": "%1 = const 3.0 : f32\n%2 = mul %0 %1\n%3 = mul %2 %1\nstore y [m:8, n:1] = %3",
     "narrowing an integer": "%1 = cast i64 %0\n%2 = cast f32 %1\nstore y [m:8, n:1] = %2",
+    "a division of integers by zero": (
+        "%1 = const 7 : i64\n%2 = const 0 : i64\n%3 = floordiv %1 %2\n%4 = rem %1 %2\n%5 = add %3 %4\n%6 = cast f32 %5\n"
+        "%7 = add %0 %6\nstore y [m:8, n:1] = %7"
+    ),
     "a hit on a varying value": (
         "%1 = index (n) : i64\n%2 = load t [m:1]\n%3 = eq %1 %2\n%4 = const 0.0 : f32\n%5 = where %3 %0 %4\n"
         "%6 = reduce sum(%5) over n\n%7 = result %6.0\nstore r [m:1] = %7"
@@ -196,7 +200,18 @@ def test_online_softmax() -> None:
 def test_online_softmax_wants_the_maximum_of_the_same_value_over_the_same_axes() -> None:
     other_axes = small(SOFTMAX.replace("reduce max(%0) over n", "reduce max(%0) over m"))
     other_value = small(SOFTMAX.replace("%3 = sub %0 %2", "%3 = sub %2 %0"))
-    for program in (other_axes, other_value):
+    of_another = small("""
+      %0 = load x [m:8, n:1]
+      %1 = neg %0
+      %2 = reduce max(%1) over n
+      %3 = result %2.0
+      %4 = sub %0 %3
+      %5 = exp %4
+      %6 = reduce sum(%5) over n
+      %7 = result %6.0
+      store r [m:1] = %7
+    """)
+    for program in (other_axes, other_value, of_another):
         assert online_softmax(program) == program
 
 
@@ -314,6 +329,16 @@ def test_one_hit_holds_for_infinities_and_nans(added: str) -> None:
         inputs = {"x": x, "h": x, "t": torch.full((len(x),), t)}
         expected, found = (evaluate(p, inputs, {"s0": len(x)})["r"] for p in (program, simple))
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_an_axis_of_one_position_has_no_other_that_adds_nothing() -> None:
+    program = parse("program p; axis m = 2; axis n = 1; input t: i64 [2] strides [1]; input x: f32 [2] strides [1]; "
+                    "output r: f32 [2] strides [1]; %0 = index (n) : i64; %1 = load t [m:1]; %2 = eq %0 %1; %3 = const 1.5 : f32; "
+                    "%4 = const 0.0 : f32; %5 = where %2 %3 %4; %6 = load x [m:1]; %7 = mul %5 %6; %8 = reduce sum(%7) over n; "
+                    "%9 = result %8.0; store r [m:1] = %9")
+    inputs = {"t": torch.tensor([0, 0]), "x": torch.tensor([math.inf, 2.0])}
+    for each in (program, simplify(program)):
+        assert evaluate(each, inputs, {})["r"].tolist() == [math.inf, 3.0]
 
 
 def test_one_hit_among_one_is_no_sum_to_be_rewritten() -> None:

@@ -50,6 +50,8 @@ def as_before() -> Iterator[None]:
     for name in set(vars(THIS)) - set(kept):
         delattr(THIS, name)
     vars(THIS).update(kept)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("package_of_a_test", "module_of_a_test")]:
+        del sys.modules[name]
     TABLE.update(s=2.0, deep={"list": [1.0, 2.0]})
     Config.scale = 2.0
     F.gelu, torch.Tensor.relu, math.sqrt = torch_state
@@ -188,6 +190,31 @@ def an_import() -> Case:
 
     os.path.added_by_a_test = 2.0  # type: ignore[attr-defined]
     return mine, lambda: setattr(os.path, "added_by_a_test", 3.0)
+
+
+def an_attribute_of_a_function() -> Case:
+    def mine(x: Any) -> Any:
+        return x * mine.s  # type: ignore[attr-defined]
+
+    mine.s = 2.0  # type: ignore[attr-defined]
+    return lambda x: mine(x), lambda: setattr(mine, "s", 3.0)
+
+
+def a_relative_import() -> Case:
+    package, inside = types.ModuleType("package_of_a_test"), types.ModuleType("package_of_a_test.inside")
+    package.inside, package.__path__, inside.s = inside, [], 2.0  # type: ignore[attr-defined]
+    sys.modules |= {m.__name__: m for m in (package, inside)}
+    names: dict[str, Any] = {"__name__": "package_of_a_test.here", "__package__": "package_of_a_test"}
+    exec("def mine(x):\n    from .inside import s\n    return x * s\n", names)
+    return names["mine"], lambda: setattr(inside, "s", 3.0)
+
+
+def a_name_that_a_module_makes_up() -> Case:
+    module = types.ModuleType("module_of_a_test")
+    module.__getattr__ = lambda name: TABLE["s"]  # type: ignore[method-assign]
+    sys.modules[module.__name__] = module
+    modules = [module]
+    return lambda x: x * sum(m.made_up_by_it for m in modules), lambda: TABLE.update(s=3.0)
 
 
 def a_patched_function_of_torch() -> Case:
@@ -340,6 +367,30 @@ def a_dataclass() -> Case:
     return lambda x: x * mine.own if mine else f"{mine}", lambda: setattr(mine, "own", 3.0)
 
 
+def a_class_pattern() -> Case:
+    kind = type("Mine", (), {"__match_args__": ("a" + "_field",)})
+    mine = kind()
+    mine.a_field = 2.0
+
+    def function(x: Any) -> Any:
+        match mine:
+            case kind(value):
+                return x * value
+
+    return function, lambda: setattr(mine, "a_field", 3.0)
+
+
+def text_of_an_object() -> Case:
+    class Mine:
+        shown = 2.0
+
+        def __str__(self) -> str:
+            return str(self.shown)
+
+    mine = Mine()
+    return lambda x: x * float(f"{mine}"), lambda: setattr(mine, "shown", 3.0)
+
+
 def a_named_tuple() -> Case:
     kind = collections.namedtuple("kind", "a b")
     thing = Thing(t=kind(2.0, 1.0))
@@ -419,6 +470,8 @@ CONTAINERS: dict[str, Callable[[], Case]] = {
     "proxy": in_container(lambda: types.MappingProxyType(TABLE), lambda x, c: x * c["s"], lambda c: TABLE.update(s=3.0)),
     "namespace": in_container(lambda: types.SimpleNamespace(s=2.0), lambda x, c: x * c.s, lambda c: setattr(c, "s", 3.0)),
     "tensor's shape": in_container(lambda: torch.ones(2), lambda x, c: x * c.shape[0], lambda c: c.resize_(5)),
+    "tensor's gradient": in_container(lambda: torch.ones(2), lambda x, c: x * 3 if c.requires_grad else x,
+                                      lambda c: c.requires_grad_()),
     "other tensor": in_container(lambda: Thing(w=torch.ones(2)), lambda x, c: x.to(c.w.dtype),
                                  lambda c: setattr(c, "w", torch.ones(2, dtype=torch.float64))),
 }
@@ -502,7 +555,8 @@ OF_TORCH: dict[str, Callable[[], Case]] = {
 
 FUNCTIONS = [a_global, a_global_of_a_called_function, a_replaced_helper, code_of_a_helper, own_code, a_default, own_keyword_default,
              what_a_default_holds, a_cell_of_a_called_function, an_inner_function, a_decorator, a_decorator_of_torch,
-             a_transform_of_torch, a_cached_function, a_partial, a_partial_inside, an_import, a_patched_function_of_torch,
+             a_transform_of_torch, a_cached_function, a_partial, a_partial_inside, an_import, an_attribute_of_a_function,
+             a_relative_import, a_name_that_a_module_makes_up, a_class_pattern, text_of_an_object, a_patched_function_of_torch,
              a_patched_method_of_tensors, a_patched_builtin, an_attribute, an_attribute_of_an_attribute, negative_zero,
              a_bool_for_an_int, an_int_of_more_than_64_bits, an_attribute_that_was_absent, an_attribute_asked_for_by_name,
              all_attributes, a_method, a_property, an_attribute_made_up, a_static_method, a_slot, a_callable_object, another_class,
