@@ -298,6 +298,12 @@ def test_sealed_files_do_not_lie_behind_a_link(tmp_path: Path) -> None:
         assert sealed.unseal(tmp_path / "store" / "triton" / "KEY", "f.cubin") is None
     with pytest.raises(files.Refused, match="symbolic link"):
         sealed.seal(tmp_path / "store" / "triton" / "KEY", "f.cubin", b"2")
+    sealed.seal(tmp_path / "moved" / "triton" / "KEY", "f.cubin", b"1")
+    (tmp_path / "link").symlink_to(tmp_path / "moved")  # the whole store
+    with pytest.warns(OnepassWarning, match="symbolic link"):
+        assert sealed.unseal(tmp_path / "link" / "triton" / "KEY", "f.cubin") is None
+    with pytest.raises(files.Refused, match="symbolic link"):
+        sealed.seal(tmp_path / "link" / "triton" / "KEY", "f.cubin", b"2")
 
 
 def test_shared_objects_others_left_are_not_handed_to_triton(tmp_path: Path, anothers: Anothers) -> None:

@@ -106,6 +106,37 @@ def test_unaligned_tensors_get_kernels_of_their_own() -> None:
     assert_filled(outs, ins)
 
 
+@pytest.mark.parametrize("elements", [1, 4, 8])
+def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
+    asked: list[frozenset[str]] = []
+    executable = region_op.Kernels.executable
+    monkeypatch.setattr(region_op.Kernels, "executable",
+                        lambda self, bindings, where, aligned: asked.append(aligned) or executable(self, bindings, where, aligned))
+    ins, outs = inputs(4), outputs(4)
+    for k in (0, elements):
+        shifted = torch.empty(4 * 24 + k, dtype=torch.bfloat16)[k:].view(4, 24).copy_(ins[0])
+        region_op.run(outs, [shifted, ins[1]], [4], "c", ROWS)
+        region_op.run([outs[0], torch.empty(4 + k)[k:]], ins, [4], "c", ROWS)
+    every = frozenset({"in0", "in1", "out0", "out1"})
+    expected = {1: [every, every - {"in0"}, every - {"out1"}], 4: [every, every - {"in0"}], 8: [every]}[elements]
+    assert asked == expected
+
+
+def test_what_is_remembered_of_a_region_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_op, "MOST_REMEMBERED", 2)
+    for rows in range(1, 6):
+        ins, outs = inputs(rows), outputs(rows)
+        region_op.run(outs, ins, [rows], "c", ROWS)
+        assert_filled(outs, ins)
+        assert len(region_op._REGIONS["c"]._fills) <= 2
+
+
+def test_torch_is_to_keep_strides() -> None:
+    for op in (torch.ops.onepass.region.default, torch.ops.onepass.region_out.default):
+        assert torch.Tag.needs_exact_strides in op.tags
+
+
 def test_no_rows_nothing_launched() -> None:
     ins, outs = inputs(0), outputs(0)
     region_op.run(outs, ins, [0], "d?verify=1", ROWS)
