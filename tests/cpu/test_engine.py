@@ -265,7 +265,7 @@ def test_launches_tell_sizes_apart(names: tuple[str, str], monkeypatch: pytest.M
 
 def test_memory_that_kernels_count_on_is_cleared_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card, where it comes first of all memory a call takes."""
-    runs, inputs, bindings, expected = case("layer_norm-wb")
+    runs, _, bindings, _ = case("layer_norm-wb")
     source = runs.made.sources[0]
     signals, partial = (Buffer(n, DTYPES["i32"], "temp", (100,), (1,)) for n in ("signals", "partial"))
     params = tuple(Param(n, ParamKind.POINTER, n, DTYPES["i32"]) for n in ("signals", "partial"))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -354,6 +355,17 @@ def test_folders_the_user_looks_into_are_tritons_own(tmp_path: Path, monkeypatch
     with compat.triton_files(str(tmp_path / "store"), lambda hit: None):
         knobs.cache.manager_class("KEY", dump=True).put("ir", "k.ttir")
     assert [p.name for p in (tmp_path / "dump" / "KEY").iterdir()] == ["k.ttir"]
+
+
+def test_kernels_of_other_threads_are_not_heard_of(tmp_path: Path) -> None:
+    heard: list[bool] = []
+    with compat.triton_files(str(tmp_path), heard.append):
+        listener: Any = compat.triton("test").knobs.compilation.listener
+        listener(cache_hit=True)
+        thread = threading.Thread(target=listener, kwargs={"cache_hit": False})
+        thread.start()
+        thread.join()
+    assert heard == [True]
 
 
 def test_a_cache_manager_of_the_users_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

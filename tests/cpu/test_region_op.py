@@ -252,6 +252,13 @@ def test_what_is_said_of_calls_travels_in_the_key(monkeypatch: pytest.MonkeyPatc
     assert (read.settings.on_error, read.settings.verify) == ("raise", 7), "the environment decides what was not said"
 
 
+def test_a_files_name_says_nothing_of_settings() -> None:
+    said = {"verify": 2}
+    key = "0123456789" + settings.mark(said, ["a@b?on_error=raise.py:3 x = y"])
+    assert settings.read_mark(key).settings == settings.resolve(said)
+    assert settings.read_mark(key).lines == ("a_b_on_error=raise.py:3",)
+
+
 @pytest.mark.parametrize(("name", "value", "says"), [
     ("rest", "nothing", "inductor, eager"), ("verify", -1, "whole number"), ("skip", "model.py:3", "list"),
     ("interpret", 1, "True"),

@@ -315,6 +315,9 @@ def test_text_is_loaded_once_and_its_source_is_readable() -> None:
     function = module.load(source)
     assert function is module.load(replace(source, warps=8))
     assert inspect.getsource(function.fn).endswith("tl.store(out, 1.0)\n")
+    other = module.load(kernel("loaded", {"out": F32}, ["tl.store(out, 2.0)"]))
+    for each, stored in ((function, "1.0"), (other, "2.0")):  # also where another text has the same name
+        assert inspect.getsource(each.fn).endswith(f"tl.store(out, {stored})\n")
 
 
 # ------------------------------------------------------------------------------------------------------ offline compiling
