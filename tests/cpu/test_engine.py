@@ -238,6 +238,8 @@ def test_temporaries_share_one_aligned_block() -> None:
     sizes = [t.untyped_storage().nbytes() for b in doubled for t in [executable.allocate(executable.layout(b, {"s0": 3000}), CPU)]]
     ends = [o + n for o, n in zip(offsets, sizes)]
     assert all(end <= start for end, start in zip(ends, (*offsets[1:], 4 * words)))
+    odd = Buffer("odd", DTYPES["f32"], "temp", (65,), (1,))  # its last element alone is beyond a boundary
+    assert executable._share((odd, odd), {}) == (256, (0, 512))
 
 
 def test_launches_of_the_latest_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,13 @@ def test_no_programs_write_nothing() -> None:
     assert out.tolist() == [1, 1, 1, 1]
 
 
+def test_a_fused_multiply_add_rounds_once() -> None:
+    body = ["i = tl.arange(0, 4)", "tl.store(out + i, tl.fma(tl.load(x + i), tl.load(x + i), tl.load(y + i)))"]
+    x, y, out = torch.full((4,), 1 + 2.0**-12), torch.full((4,), -1 - 2.0**-11), torch.empty(4)
+    interpret.run(kernel("fma", {"x": F32, "y": F32, "out": F32}, body), {"x": x, "y": y, "out": out}, {})
+    assert out.tolist() == [2.0**-24] * 4, "what rounding the product would lose"
+
+
 def test_a_value_held_in_sixteen_bits() -> None:
     """The xor with an unknown zero that keeps a row in its storage type."""
     bf16 = DTYPES["bf16"]

@@ -479,6 +479,12 @@ def test_every_part_of_a_variant_is_in_the_key() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_programs_of_one_name_have_keys_of_their_own() -> None:
+    first, second = (optimise(capture(f, (X,)).program) for f in (softmax, lambda x: x.log_softmax(-1)))
+    variant = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, True)
+    assert engine._key(first, variant) != engine._key(replace(second, name=first.name), variant)
+
+
 @pytest.mark.parametrize("part", ["onepass", "torch", "triton", "python"])
 def test_every_version_is_in_the_key(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, versions = cache.key({}), cache.versions()
