@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -137,7 +138,8 @@ def test_torch_is_to_keep_strides() -> None:
         assert torch.Tag.needs_exact_strides in op.tags
 
 
-def test_no_rows_nothing_launched() -> None:
+def test_no_rows_nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(region_op.Kernels, "executable")
     ins, outs = inputs(0), outputs(0)
     region_op.run(outs, ins, [0], "d?verify=1", ROWS)
     column_sums = ROWS.replace("over n", "over m").replace("output out1: f32 [s0] strides [1]", "output out1: f32 [24] strides [1]")
@@ -221,6 +223,21 @@ def test_a_sampled_call_that_is_wrong_raises(monkeypatch: pytest.MonkeyPatch, tm
         call()
 
 
+def test_a_checked_call_that_is_wrong_raises_over_an_input_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Held against what it overwrote, and not against what it wrote."""
+    monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path))
+    bound = Executable.bound
+
+    def wrong(self: Executable, bindings: Any) -> Any:
+        fill = bound(self, bindings)
+        return lambda outs, ins: (fill(outs, ins), outs[0].mul_(1.1))
+
+    monkeypatch.setattr(Executable, "bound", wrong)
+    ins = inputs(4)
+    with pytest.raises(WrongAnswer, match="ONEPASS-703"):
+        region_op.run([ins[0], torch.empty(4)], ins, [4], "k?verify=1", ROWS)
+
+
 def test_bad_shares_in_the_environment_are_coded(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in BAD_SHARES:
         monkeypatch.setenv("ONEPASS_VERIFY", bad)
@@ -281,6 +298,7 @@ def test_our_names_are_not_inductors() -> None:
 
 
 def test_warnings_are_said_once(recwarn: pytest.WarningsRecorder) -> None:
+    warnings.simplefilter("always")  # Python would say the same only once by itself
     for _ in range(2):
         failure.region_left("r", ["m.py:1 x"], "planned", ValueError("no"), lambda: "nowhere")
     assert len([w for w in recwarn if w.category is OnepassWarning]) == 1
