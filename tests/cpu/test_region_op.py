@@ -141,11 +141,11 @@ def test_torch_is_to_keep_strides() -> None:
 def test_no_rows_nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(region_op.Kernels, "executable")
     ins, outs = inputs(0), outputs(0)
-    region_op.run(outs, ins, [0], "d?verify=1", ROWS)
+    region_op.run(outs, ins, [0], "d?verify=1?on_error=raise", ROWS)
     column_sums = ROWS.replace("over n", "over m").replace("output out1: f32 [s0] strides [1]", "output out1: f32 [24] strides [1]")
     column_sums = column_sums.replace("store out1 [m:1]", "store out1 [n:1]")
     outs = [torch.empty(0, 24, dtype=torch.bfloat16), torch.empty(24)]
-    region_op.run(outs, ins, [0], "e", column_sums)
+    region_op.run(outs, ins, [0], "e?on_error=raise", column_sums)
     assert torch.equal(outs[1], torch.ones(24)), "a sum over nothing is zero"
 
 
