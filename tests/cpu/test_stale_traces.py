@@ -28,7 +28,7 @@ from torch import nn
 
 import onepass
 from onepass import errors
-from onepass.capture import capture
+from onepass.capture import capture, reach
 from onepass.capture.reach import state_of
 from onepass.capture.state import exact, same
 
@@ -415,7 +415,8 @@ def what_an_object_says_of_itself() -> Case:
 
 
 def what_a_pattern_reads() -> Case:
-    thing = Pair(2.0)
+    thing = Pair()
+    setattr(thing, "hid" + "den", 2.0)
 
     def mine(x: Any) -> Any:
         match thing:
@@ -429,9 +430,6 @@ class Pair:
     """Its attribute is named where a pattern does not show it."""
 
     __match_args__ = ("hidden",)
-
-    def __init__(self, value: float) -> None:
-        vars(self)["hid" + "den"] = value
 
 
 CLASSES: dict[str, Callable[[], Case]] = {
@@ -700,6 +698,11 @@ def hidden() -> dict[str, Callable[..., Any]]:
         "version of a tensor": lambda x: x * tensor._version, "attribute by name": lambda x: x * getattr(tensor, "a" + "b"),
         "file": lambda x: x * len(open(__file__).read()), "seed": lambda x: x * torch.initial_seed(),
         "state of torch": lambda x: x * torch.cuda.memory_allocated(),
+        "array of a tensor": lambda x: x * float(tensor.numpy()[0]), "address of a tensor": lambda x: x * tensor.data_ptr(),
+        "gradient of a tensor": lambda x: x if tensor.grad is None else -x,
+        "memory behind a tensor": lambda x: x * tensor.untyped_storage().nbytes(),
+        "getter made inside": lambda x: x * operator.attrgetter("s")(thing),
+        "caller made inside": lambda x: x * operator.methodcaller("get", "s")(TABLE),
         "any name of a module": lambda x: getattr(operator, "m" + "ul")(x, 2),
     }
 
@@ -776,6 +779,22 @@ def test_functions_that_compute_from_their_arguments_alone() -> None:
         return x * count * math.prod(x.shape) * float(numpy.prod(x.shape)) * numpy.pi * isinstance(x, torch.Tensor)
 
     assert torch.allclose(onepass.fuse(mine)(X), mine(X))
+
+
+def test_more_than_can_be_compared_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [[k] for k in range(50)]
+    capture(lambda x: x * len(many), (X,))
+    monkeypatch.setattr(reach, "MOST", 49)
+    with pytest.raises(errors.HiddenState, match="more than 49 objects"):
+        capture(lambda x: x * len(many), (X,))
+
+
+def test_inference_mode_is_more_than_no_gradients() -> None:
+    with torch.no_grad():
+        state = state_of((helper,))
+        assert state.unchanged()
+    with torch.inference_mode():
+        assert not state.unchanged()
 
 
 def test_objects_nested_too_deeply() -> None:

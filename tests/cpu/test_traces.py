@@ -162,6 +162,13 @@ def test_nested_arguments() -> None:
     assert len(fused._traces) in (3, 4)  # the order of keys may make no difference
 
 
+def test_leaves_are_not_all_there_is_to_arguments() -> None:
+    fused = onepass.fuse(lambda a, b: a[0] - a[1] * b if isinstance(a, tuple) else a + b[0] / b[1])
+    x, y, z = (torch.full((2, 3), n) for n in (7.0, 4.0, 2.0))
+    for _ in range(2):
+        assert torch.equal(fused((x, y), z), x - y * z) and torch.equal(fused(x, (y, z)), x + y / z)
+
+
 def test_fused_functions_inside_fused_functions() -> None:
     scale = 2.0
     inner = onepass.fuse(lambda x: x * scale)

@@ -286,8 +286,6 @@ _BACKEND = [
 ]
 
 _FUSE = [
-    Mutant("integration-fuse-gradients-are-lost", "onepass/integration/fuse.py", "        _forward_only(leaves)\n", "",
-           "a tensor that needs a gradient is refused", (f"{GUARDS}::test_inputs_that_need_gradients", "tests/cpu/test_smoke.py")),
     Mutant("integration-fuse-eight-bytes-will-do", "onepass/integration/fuse.py", "if t.data_ptr() % 16 == 0)",
            "if t.data_ptr() % 8 == 0)", "what starts on 8 bytes is told from what starts on 16",
            (f"{TRACES}::test_kernels_know_which_tensors_start_on_16_bytes",)),
@@ -320,7 +318,7 @@ _FUSE = [
            f"{TRACES}::test_nested_arguments")),
     Mutant("integration-fuse-found-whatever-the-structure", "onepass/integration/traces.py",
            "return leaves, (compat.structure_key(spec), *map(_key, leaves))", "return leaves, tuple(map(_key, leaves))",
-           "arguments of another structure are another call", (f"{TRACES}::test_nested_arguments",)),
+           "arguments of another structure are another call", (f"{TRACES}::test_leaves_are_not_all_there_is_to_arguments",)),
     Mutant("integration-fuse-calls-without-end", "onepass/integration/traces.py", "while len(self._calls) > MOST_CALLS:",
            "while len(self._calls) < 0:", "what is kept of a function is bounded",
            (f"{TRACES}::test_the_latest_kinds_of_calls_are_kept",)),
@@ -340,7 +338,7 @@ _GUARDS = [
     Mutant("guards-modes-of-torch", "onepass/compat/graphs.py", "is_inference() is inference and active_modes() == modes",
            "is_inference() is inference", "modes are compared", (f"{STALE}::test_modes_that_would_see_nothing",)),
     Mutant("guards-inference-mode", "onepass/compat/graphs.py", "bool(check()) and is_inference() is inference and",
-           "bool(check()) and", "inference mode is compared", (f"{GUARDS}::test_grad_mode_default_dtype_and_determinism",)),
+           "bool(check()) and", "inference mode is compared", (f"{STALE}::test_inference_mode_is_more_than_no_gradients",)),
     Mutant("guards-gradients-of-outer-tensors", "onepass/capture/state.py",
            "value.dtype, value.device,\n                       value.requires_grad)",
            "value.dtype, value.device,\n                       False)", "whether an outer tensor needs a gradient is compared",
@@ -400,8 +398,8 @@ _GUARDS = [
            'kind.__name__ != "methodcaller"', "functions that read what is hidden are refused", (*HIDDEN,)),
     Mutant("guards-torch-keeps-no-state", "onepass/capture/trusted.py", '_STATEFUL = ("torch.cuda", "torch.random",',
            '_STATEFUL = ("torch.random",', "functions that read torch's state are refused", (*HIDDEN, *CHANGES)),
-    Mutant("guards-seeds-of-torch", "onepass/capture/trusted.py", '"manual_seed", "seed", "initial_seed", "load"',
-           '"manual_seed", "seed", "load"', "functions that read torch's state are refused", (*HIDDEN,)),
+    Mutant("guards-seeds-of-torch", "onepass/capture/trusted.py", '_STATEFUL = ("torch.cuda", "torch.random",',
+           '_STATEFUL = ("torch.cuda",', "functions that read torch's seed are refused", (*HIDDEN,)),
     Mutant("guards-helpers-by-their-word", "onepass/capture/trusted.py",
            "module in _HELPERS and getattr(sys.modules.get(module), kind.__qualname__, None) is kind", "module in _HELPERS",
            "a class is looked into, whatever module it says it is of", (*CHANGES,)),
