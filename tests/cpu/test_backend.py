@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 import onepass
 from onepass import compat
+from onepass.device import device
 from onepass.errors import BadSetting
 from onepass.integration import journal, passes
 from onepass.integration.inductor import Backend
+from onepass.runtime import card
 from tests.support import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -280,6 +283,24 @@ def test_ids_follow_from_settings_sources_and_card(monkeypatch: pytest.MonkeyPat
     assert uuid() == base, "the environment is asked when a region is called"
     monkeypatch.setattr(passes, "versions", lambda: {"onepass": "other sources"})
     assert uuid() != base
+
+
+def test_ids_follow_from_the_cards_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    found = set()
+    for facts in (device("h200"), device("h100"), replace(device("h200"), corrections=(("inner", 1.1),))):
+        monkeypatch.setattr(passes, "present", lambda index, facts=facts: facts)
+        found.add(passes.RegionPass({}).uuid())
+    assert len(found) == 3
+
+
+def test_cards_that_kernels_are_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, fine in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
+        monkeypatch.setattr(passes, "present", lambda index, c=capability: replace(device("h200"), capability=c))
+        assert passes.is_supported(torch.device("cuda", 0), False) is fine
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, c=capability: c)
+        assert (card.launch_trouble() is None) is fine
 
 
 SECOND = """

@@ -20,12 +20,13 @@ import triton
 
 from onepass import compat
 from onepass.capture.trace import capture
-from onepass.codegen.source import ParamKind, Source
+from onepass.codegen.source import Param, ParamKind, Source
 from onepass.device import device
 from onepass.errors import CompilerNotStarted, CompilersStopped, NoPlan, NotReady
 from onepass.integration import engine
 from onepass.integration.engine import Kernels, counts
-from onepass.ir.program import Program
+from onepass.ir.expr import DTYPES
+from onepass.ir.program import Buffer, Program
 from onepass.pipeline import optimise
 from onepass.runtime import background, cache, executable, interpret, module, offline, promise
 from onepass.runtime.background import Background
@@ -100,6 +101,12 @@ def test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_
         kernels.executable({"s0": rows}, CPU, frozenset({"x"}))
     kernels.executable({"s0": 90_000}, CPU, NOTHING)
     assert [(v.wide, v.aligned) for v in kernels.variants] == [(True, {"x"}), (False, {"x"}), (False, NOTHING)]
+
+
+def test_what_does_not_start_on_16_bytes_is_planned_for_as_that() -> None:
+    variant = Kernels(program(), "it")._shared.variant({"s0": 12}, CPU, frozenset({"x"}))
+    laid_out = engine._as_laid_out(program(), variant)
+    assert {b.name for b in laid_out.buffers if b.aligned} == {"x"}
 
 
 def test_threads_make_it_once() -> None:
@@ -231,6 +238,57 @@ def test_temporaries_share_one_aligned_block() -> None:
     sizes = [t.untyped_storage().nbytes() for b in doubled for t in [executable.allocate(executable.layout(b, {"s0": 3000}), CPU)]]
     ends = [o + n for o, n in zip(offsets, sizes)]
     assert all(end <= start for end, start in zip(ends, (*offsets[1:], 4 * words)))
+    odd = Buffer("odd", DTYPES["f32"], "temp", (65,), (1,))  # its last element alone is beyond a boundary
+    assert executable._share((odd, odd), {}) == (256, (0, 512))
+
+
+def test_launches_of_the_latest_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executable, "MOST_BOUND", 2)
+    runs = case("layer_norm-wb")[0]
+    for rows in range(2, 9):
+        assert runs.bound({"s0": rows}) is runs.bound({"s0": rows})
+        assert len(runs._bound) <= 2
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ("y", "x")])
+def test_launches_tell_sizes_apart(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each size goes where its name stands among a kernel's arguments."""
+    params = tuple(Param(n, ParamKind.SIZE, n) for n in names)
+    source = replace(case("layer_norm-wb")[0].made.sources[0], params=params, cleared=(), grid=())
+    made = replace(case("layer_norm-wb")[0].made, buffers=(), sources=(source,))
+    given: list[Any] = []
+    launcher: Any = SimpleNamespace(launch=lambda grid, stream, *args: given.append(args))
+    monkeypatch.setattr(compat, "raw_stream", lambda: lambda index: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    sizes = {"x": 3, "y": 5}
+    Executable(made, CARD, (launcher,)).bound(sizes)((), ())
+    assert given == [tuple(sizes[n] for n in names)]
+
+
+def test_memory_that_kernels_count_on_is_cleared_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card, where it comes first of all memory a call takes."""
+    runs, _, bindings, _ = case("layer_norm-wb")
+    source = runs.made.sources[0]
+    signals, partial = (Buffer(n, DTYPES["i32"], "temp", (100,), (1,)) for n in ("signals", "partial"))
+    params = tuple(Param(n, ParamKind.POINTER, n, DTYPES["i32"]) for n in ("signals", "partial"))
+    made = replace(runs.made, buffers=(partial,), sources=(replace(source, params=params, cleared=(signals,)),))
+    held: list[torch.Tensor] = []
+    found: list[bool] = []
+
+    def allocated(wanted: Any, _: Any) -> torch.Tensor:
+        held.append(torch.full(wanted.shape, 7.0))
+        return held[-1]
+
+    def launch(grid: int, stream: int, cleared: int, other: int) -> None:
+        at = (cleared - held[0].data_ptr()) // 4, (other - held[0].data_ptr()) // 4
+        found.extend(bool((held[0][k:k + 100] == 0).all()) for k in at)
+
+    launcher: Any = SimpleNamespace(launch=launch)
+    monkeypatch.setattr(compat, "raw_stream", lambda: lambda index: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(executable, "allocate", allocated)
+    Executable(made, CARD, (launcher,)).bound(bindings)((), ())
+    assert found == [True, False]
 
 
 def test_outputs_that_a_caller_brings_may_be_misaligned() -> None:

@@ -12,7 +12,7 @@ import torch
 import torch._inductor.config
 
 import onepass
-from onepass.errors import InputsLost, NoPlan, OnepassWarning, WrongAnswer
+from onepass.errors import InputsLost, NoPlan, NotReady, OnepassWarning, WrongAnswer
 from onepass.integration import engine, failure, fallback, journal, passes, region_op
 from onepass.runtime.executable import Executable
 from tests.cpu.test_region_op import ROWS, assert_filled, inputs, outputs
@@ -99,6 +99,35 @@ def test_a_failed_launch_does_not_cost_an_input(monkeypatch: pytest.MonkeyPatch)
     with pytest.warns(OnepassWarning, match="could not be launched"):
         region_op.run(outs, ins, [5], "c", ROWS)
     assert_filled(outs, kept)
+
+
+def test_a_failed_launch_does_not_cost_an_input_that_starts_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Executable, "bound", failing(ValueError("half way"), damage=True))
+    given = inputs(5)
+    x = torch.zeros(16 + 5 * 24, dtype=torch.bfloat16)[16:].view(5, 24).copy_(given[0])
+    outs = [x, torch.empty(5)]
+    with pytest.warns(OnepassWarning, match="could not be launched"):
+        region_op.run(outs, [x, given[1]], [5], "c", ROWS)
+    assert_filled(outs, given)
+
+
+def test_inductor_is_given_tensors_wherever_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.Kernels, "executable", no_plan)
+    with pytest.warns(OnepassWarning):
+        for start in (16, 0, 32):
+            given, outs = inputs(5, start), outputs(5)
+            x = torch.zeros(start + 5 * 24, dtype=torch.bfloat16)[start:].view(5, 24).copy_(given[0])
+            region_op.run(outs, [x, given[1]], [5], "c", ROWS)
+            assert_filled(outs, given)
+    assert [f.runs_as for f in journal.snapshot().fallbacks] == ["inductor"]
+
+
+@pytest.mark.parametrize("error", [NotReady(function="it"), WrongAnswer(region="r", output="o", detail="d", repro="p")])
+def test_what_would_hide_something_is_never_worked_around(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(engine.Kernels, "executable", lambda *_, **__: (_ for _ in ()).throw(error))
+    with pytest.raises(type(error)):
+        region_op.run(outputs(4), inputs(4), [4], "d", ROWS)
+    assert not journal.snapshot().fallbacks
 
 
 # ---- a later call --------------------------------------------------------------------------------------------------------------

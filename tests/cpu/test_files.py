@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,12 @@ def test_sealed_files_do_not_lie_behind_a_link(tmp_path: Path) -> None:
         assert sealed.unseal(tmp_path / "store" / "triton" / "KEY", "f.cubin") is None
     with pytest.raises(files.Refused, match="symbolic link"):
         sealed.seal(tmp_path / "store" / "triton" / "KEY", "f.cubin", b"2")
+    sealed.seal(tmp_path / "moved" / "triton" / "KEY", "f.cubin", b"1")
+    (tmp_path / "link").symlink_to(tmp_path / "moved")  # the whole store
+    with pytest.warns(OnepassWarning, match="symbolic link"):
+        assert sealed.unseal(tmp_path / "link" / "triton" / "KEY", "f.cubin") is None
+    with pytest.raises(files.Refused, match="symbolic link"):
+        sealed.seal(tmp_path / "link" / "triton" / "KEY", "f.cubin", b"2")
 
 
 def test_shared_objects_others_left_are_not_handed_to_triton(tmp_path: Path, anothers: Anothers) -> None:
@@ -348,6 +355,17 @@ def test_folders_the_user_looks_into_are_tritons_own(tmp_path: Path, monkeypatch
     with compat.triton_files(str(tmp_path / "store"), lambda hit: None):
         knobs.cache.manager_class("KEY", dump=True).put("ir", "k.ttir")
     assert [p.name for p in (tmp_path / "dump" / "KEY").iterdir()] == ["k.ttir"]
+
+
+def test_kernels_of_other_threads_are_not_heard_of(tmp_path: Path) -> None:
+    heard: list[bool] = []
+    with compat.triton_files(str(tmp_path), heard.append):
+        listener: Any = compat.triton("test").knobs.compilation.listener
+        listener(cache_hit=True)
+        thread = threading.Thread(target=listener, kwargs={"cache_hit": False})
+        thread.start()
+        thread.join()
+    assert heard == [True]
 
 
 def test_a_cache_manager_of_the_users_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

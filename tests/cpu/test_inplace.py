@@ -488,6 +488,17 @@ def test_calls_in_place_and_apart_are_told_from_each_other() -> None:
         assert shared or torch.equal(x, before)
 
 
+def test_calls_are_told_apart_by_which_output_lies_over_an_input() -> None:
+    for over in (1, 0, 1, 0):
+        x = torch.randn(24, 24)
+        before = x.clone()
+        out = x.as_strided((24, 24), (1, 24)) if over == 0 else torch.empty(24, 24).t()
+        sums = x.view(-1)[:24] if over == 1 else torch.empty(24)
+        region_op.run([out, sums], [x], [], "u?on_error=raise", TRANSPOSED)
+        torch.testing.assert_close(out, before - before.sum(-1, keepdim=True))
+        torch.testing.assert_close(sums, before.sum(-1))
+
+
 def test_only_the_very_same_elements_are_safe() -> None:
     x = torch.randn(8, 8)
     pairs = {(0, 0), (0, 1)}
@@ -498,6 +509,10 @@ def test_only_the_very_same_elements_are_safe() -> None:
     assert unsafe([x], [x, x], pairs) == (0,), "another input reads what is overwritten"
     assert unsafe([x, x], [torch.randn(3)], pairs) == (0, 1), "two outputs in one place"
     assert unsafe([x[:0]], [x], pairs) == ()
+    assert unsafe([x], [x.t()], pairs) == (0,), "the input lies otherwise"
+    flat = torch.randn(16)
+    for out, taken in ((flat[:8], flat[7:15]), (flat[7:15], flat[:8])):
+        assert unsafe([out], [taken], pairs) == (0,), "one element in common"
 
 
 # ---- through Inductor --------------------------------------------------------------------------------------------------------

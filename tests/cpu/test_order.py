@@ -166,6 +166,18 @@ def early_readers(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return both.exp(), layer, x + y.softmax(-1)
 
 
+def test_a_write_whose_result_nobody_reads_stays() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        y.add_(1)
+        return x.softmax(-1)
+
+    graph = graph_of(fn, (16, COLS), (16, COLS))
+    before = [node for node in graph.nodes if writes(node)]
+    assert before and not before[0].users
+    assert claimed_in(graph)
+    assert [node for node in graph.nodes if writes(node)] == before
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("fn", [late_softmax, early_readers])
 def test_nothing_moves_across_a_write(fn: Callable[..., Any], dtype: torch.dtype) -> None:

@@ -10,11 +10,14 @@ import torch.nn.functional as F
 
 import onepass
 from onepass.capture.trace import capture
+from onepass.codegen.source import Source
 from onepass.device import DEVICES, device
+from onepass.errors import NoPlan
 from onepass.ir.program import Load
 from onepass.pipeline import compile, optimise
 from onepass.plan.legality import Reason
 from onepass.runtime import offline
+from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
 from onepass.tools.workloads import workload
 
@@ -141,6 +144,26 @@ def test_a_spilling_plan_is_thrown_away_and_shown() -> None:
     assert [r.spill_bytes for r in made.rejected] == [64]
     assert made.rejected[0].schedule != made.plan.kernels[0].schedule
     assert all(source.text != spilled[0] for source in made.sources)
+
+
+def test_a_plan_that_does_not_fit_is_not_taken_though_all_others_spill() -> None:
+    captured = capture(lambda x: x.softmax(-1), (torch.zeros(64, 1024),))
+    seen: list[str] = []
+
+    def pretend(source: Source) -> Binary:
+        seen.append(source.text)
+        fits = source.text != seen[0]
+        return Binary(32, 64 * fits, 0, 1024 if fits else H200.smem_per_cta + 1, 0, {}, {})
+
+    made = compile(optimise(captured.program), {"s0": 64}, H200, pretend)
+    assert all(b.smem_bytes <= H200.smem_per_cta for b in made.binaries)
+    assert [r.smem_bytes > H200.smem_per_cta for r in made.rejected].count(True) == 1
+
+    def never_fits(source: Source) -> Binary:
+        return Binary(32, 0, 0, H200.smem_per_cta + 1, 0, {}, {})
+
+    with pytest.raises(NoPlan, match="do not fit"):
+        compile(optimise(captured.program), {"s0": 64}, H200, never_fits)
 
 
 def test_a_load_of_every_input_stands_in_some_kernel() -> None:

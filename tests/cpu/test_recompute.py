@@ -212,6 +212,26 @@ def test_an_error_leaves_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
         gradients(module, inputs)
 
 
+def test_graphs_are_changed_both_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half_way(forward: fx.Graph, backward: fx.Graph, *_: Any) -> None:
+        for graph in (forward, backward):
+            graph.create_node("placeholder", "left_behind")
+        raise ValueError("half way")
+
+    modules = [fx.GraphModule({}, g) for g in graphs(norm_of_sum, lambda x, y, scale, total, d: (d * total, d * x), 1)]
+    before = [str(m.graph) for m in modules]
+    monkeypatch.setattr(split, "recompute", half_way)
+    with pytest.warns(OnepassWarning, match="half way"):
+        split.SplitChange({"interpret": True, "on_error": "warn"})(*modules, 1)
+    assert [str(m.graph) for m in modules] == before
+
+
+def test_the_id_of_a_split_follows_from_settings_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {split.SplitChange({}).uuid(), split.SplitChange({"by_cost": False}).uuid()}
+    monkeypatch.setattr(split, "versions", lambda: {"onepass": "other sources"})
+    assert len(found | {split.SplitChange({}).uuid()}) == 3
+
+
 def test_a_split_of_the_users_comes_first() -> None:
     calls = []
 

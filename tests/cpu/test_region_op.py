@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -106,13 +107,45 @@ def test_unaligned_tensors_get_kernels_of_their_own() -> None:
     assert_filled(outs, ins)
 
 
-def test_no_rows_nothing_launched() -> None:
+@pytest.mark.parametrize("elements", [1, 4, 8])
+def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
+    asked: list[frozenset[str]] = []
+    executable = region_op.Kernels.executable
+    monkeypatch.setattr(region_op.Kernels, "executable",
+                        lambda self, bindings, where, aligned: asked.append(aligned) or executable(self, bindings, where, aligned))
+    ins, outs = inputs(4), outputs(4)
+    for k in (0, elements):
+        shifted = torch.empty(4 * 24 + k, dtype=torch.bfloat16)[k:].view(4, 24).copy_(ins[0])
+        region_op.run(outs, [shifted, ins[1]], [4], "c", ROWS)
+        region_op.run([outs[0], torch.empty(4 + k)[k:]], ins, [4], "c", ROWS)
+    every = frozenset({"in0", "in1", "out0", "out1"})
+    expected = {1: [every, every - {"in0"}, every - {"out1"}], 4: [every, every - {"in0"}], 8: [every]}[elements]
+    assert asked == expected
+
+
+def test_what_is_remembered_of_a_region_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_op, "MOST_REMEMBERED", 2)
+    for rows in range(1, 6):
+        ins, outs = inputs(rows), outputs(rows)
+        region_op.run(outs, ins, [rows], "c", ROWS)
+        assert_filled(outs, ins)
+        assert len(region_op._REGIONS["c"]._fills) <= 2
+
+
+def test_torch_is_to_keep_strides() -> None:
+    for op in (torch.ops.onepass.region.default, torch.ops.onepass.region_out.default):
+        assert torch.Tag.needs_exact_strides in op.tags
+
+
+def test_no_rows_nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(region_op.Kernels, "executable")
     ins, outs = inputs(0), outputs(0)
-    region_op.run(outs, ins, [0], "d?verify=1", ROWS)
+    region_op.run(outs, ins, [0], "d?verify=1?on_error=raise", ROWS)
     column_sums = ROWS.replace("over n", "over m").replace("output out1: f32 [s0] strides [1]", "output out1: f32 [24] strides [1]")
     column_sums = column_sums.replace("store out1 [m:1]", "store out1 [n:1]")
     outs = [torch.empty(0, 24, dtype=torch.bfloat16), torch.empty(24)]
-    region_op.run(outs, ins, [0], "e", column_sums)
+    region_op.run(outs, ins, [0], "e?on_error=raise", column_sums)
     assert torch.equal(outs[1], torch.ones(24)), "a sum over nothing is zero"
 
 
@@ -190,6 +223,21 @@ def test_a_sampled_call_that_is_wrong_raises(monkeypatch: pytest.MonkeyPatch, tm
         call()
 
 
+def test_a_checked_call_that_is_wrong_raises_over_an_input_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Held against what it overwrote, and not against what it wrote."""
+    monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path))
+    bound = Executable.bound
+
+    def wrong(self: Executable, bindings: Any) -> Any:
+        fill = bound(self, bindings)
+        return lambda outs, ins: (fill(outs, ins), outs[0].mul_(1.1))
+
+    monkeypatch.setattr(Executable, "bound", wrong)
+    ins = inputs(4)
+    with pytest.raises(WrongAnswer, match="ONEPASS-703"):
+        region_op.run([ins[0], torch.empty(4)], ins, [4], "k?verify=1", ROWS)
+
+
 def test_bad_shares_in_the_environment_are_coded(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in BAD_SHARES:
         monkeypatch.setenv("ONEPASS_VERIFY", bad)
@@ -221,6 +269,13 @@ def test_what_is_said_of_calls_travels_in_the_key(monkeypatch: pytest.MonkeyPatc
     assert (read.settings.on_error, read.settings.verify) == ("raise", 7), "the environment decides what was not said"
 
 
+def test_a_files_name_says_nothing_of_settings() -> None:
+    said = {"verify": 2}
+    key = "0123456789" + settings.mark(said, ["a@b?on_error=raise.py:3 x = y"])
+    assert settings.read_mark(key).settings == settings.resolve(said)
+    assert settings.read_mark(key).lines == ("a_b_on_error=raise.py:3",)
+
+
 @pytest.mark.parametrize(("name", "value", "says"), [
     ("rest", "nothing", "inductor, eager"), ("verify", -1, "whole number"), ("skip", "model.py:3", "list"),
     ("interpret", 1, "True"),
@@ -243,6 +298,7 @@ def test_our_names_are_not_inductors() -> None:
 
 
 def test_warnings_are_said_once(recwarn: pytest.WarningsRecorder) -> None:
+    warnings.simplefilter("always")  # Python would say the same only once by itself
     for _ in range(2):
         failure.region_left("r", ["m.py:1 x"], "planned", ValueError("no"), lambda: "nowhere")
     assert len([w for w in recwarn if w.category is OnepassWarning]) == 1

@@ -19,6 +19,8 @@ from onepass.capture.part import lowered
 from onepass.capture.regions import Region, find_regions
 from onepass.capture.rim import MOST_PULLED
 from onepass.device import device
+from onepass.errors import RewriteFailed
+from onepass.integration import claim as claims
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
 from onepass.integration.claim import Claimed, Claiming, claim
 
@@ -223,6 +225,14 @@ def test_the_rewritten_graph_computes_the_same(functional: bool) -> None:
     for given_back, expected in zip(results, fn(*args), strict=True):
         assert given_back.stride() == expected.stride()
         torch.testing.assert_close(given_back, expected)
+
+
+def test_of_regions_in_a_circle_one_is_left_and_the_others_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "entangled", lambda graph, parts: frozenset({0}))
+    graph = graph_of(lambda x, w, m: norm(norm(x, w) @ m, w), (24, 16), (16,), (16, 16))
+    outcome = claimed(graph)
+    assert len(outcome.regions) == 1 and [left.reason for left in outcome.left] == ["it could not be rewritten"]
+    assert isinstance(outcome.left[0].error, RewriteFailed)
 
 
 def test_equal_blocks_have_equal_text() -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,13 @@ def test_sources_that_cannot_be_kept_cost_one_warning(tmp_path: Path, monkeypatc
             assert keep(sources) is sources and keep(sources) is sources
             torch.testing.assert_close(onepass.fuse(lambda x: x.softmax(-1))(x), x.softmax(-1))
         assert len([w for w in said if w.category is OnepassWarning]) == 1
+
+
+def test_kept_sources_stay_in_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source, *_) = kernels_of("softmax-last").sources
+    monkeypatch.setenv("ONEPASS_KEEP_SOURCES", str(tmp_path / "here"))
+    keep((replace(source, name="../up"), replace(source, name=str(tmp_path / "elsewhere"))))
+    assert len(os.listdir(tmp_path / "here")) == 2 and os.listdir(tmp_path) == ["here"]
 
 
 def test_kept_sources_follow_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,14 @@ def test_saving_replaces_the_whole_file(tmp_path: Path) -> None:
     assert file.read_text().endswith("}\n")
 
 
+def test_a_saved_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, sync = tmp_path / "norms.json", os.fsync
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(file.exists()), sync(handle)))
+    save(norms(), file)
+    assert synced == [False]
+
+
 def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "norms.json"
     save(norms(), file)

@@ -218,6 +218,13 @@ def test_no_programs_write_nothing() -> None:
     assert out.tolist() == [1, 1, 1, 1]
 
 
+def test_a_fused_multiply_add_rounds_once() -> None:
+    body = ["i = tl.arange(0, 4)", "tl.store(out + i, tl.fma(tl.load(x + i), tl.load(x + i), tl.load(y + i)))"]
+    x, y, out = torch.full((4,), 1 + 2.0**-12), torch.full((4,), -1 - 2.0**-11), torch.empty(4)
+    interpret.run(kernel("fma", {"x": F32, "y": F32, "out": F32}, body), {"x": x, "y": y, "out": out}, {})
+    assert out.tolist() == [2.0**-24] * 4, "what rounding the product would lose"
+
+
 def test_a_value_held_in_sixteen_bits() -> None:
     """The xor with an unknown zero that keeps a row in its storage type."""
     bf16 = DTYPES["bf16"]
@@ -345,6 +352,9 @@ def test_text_is_loaded_once_and_its_source_is_readable() -> None:
     function = module.load(source)
     assert function is module.load(replace(source, warps=8))
     assert inspect.getsource(function.fn).endswith("tl.store(out, 1.0)\n")
+    other = module.load(kernel("loaded", {"out": F32}, ["tl.store(out, 2.0)"]))
+    for each, stored in ((function, "1.0"), (other, "2.0")):  # also where another text has the same name
+        assert inspect.getsource(each.fn).endswith(f"tl.store(out, {stored})\n")
 
 
 # ------------------------------------------------------------------------------------------------------ offline compiling

@@ -28,7 +28,7 @@ from torch import nn
 
 import onepass
 from onepass import errors
-from onepass.capture import capture
+from onepass.capture import capture, reach
 from onepass.capture.reach import state_of
 from onepass.capture.state import exact, same
 
@@ -60,6 +60,11 @@ def as_before() -> Iterator[None]:
         undo()
     torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    while HOOKS:
+        HOOKS.pop().remove()
+    for name in ("of_a_test", "of_a_test.part"):
+        sys.modules.pop(name, None)
 
 
 class Thing:
@@ -215,6 +220,24 @@ def a_name_that_a_module_makes_up() -> Case:
     sys.modules[module.__name__] = module
     modules = [module]
     return lambda x: x * sum(m.made_up_by_it for m in modules), lambda: TABLE.update(s=3.0)
+
+
+def in_a_package(code: str) -> Case:
+    """A function of a package, and a change of the package."""
+    package, part = types.ModuleType("of_a_test"), types.ModuleType("of_a_test.part")
+    package.own, package.part = 2.0, part  # type: ignore[attr-defined]
+    sys.modules.update({"of_a_test": package, "of_a_test.part": part})
+    namespace: dict[str, Any] = {"__name__": "of_a_test.mine", "__package__": "of_a_test"}
+    exec(code, namespace)
+    return namespace["mine"], lambda: setattr(package, "own", 3.0)
+
+
+def a_relative_import() -> Case:
+    return in_a_package("def mine(x):\n    from . import own\n    return x * own\n")
+
+
+def an_import_of_a_part() -> Case:
+    return in_a_package("def mine(x):\n    import of_a_test.part\n    return x * of_a_test.own\n")
 
 
 def a_patched_function_of_torch() -> Case:
@@ -414,6 +437,52 @@ def on_class(name: str, value: Any, read: Callable[[Any], Callable[..., Any]]) -
     return made
 
 
+def an_attribute_that_a_property_hides() -> Case:
+    mine = types.new_class("Mine", (Config,))
+    config = mine()
+    return lambda x: x * config.own, lambda: setattr(mine, "own", property(lambda self: 3.0))
+
+
+def an_attribute_of_a_base_that_is_hidden() -> Case:
+    mine = types.new_class("Mine", (Config,))
+    return lambda x: x * mine.scale, lambda: setattr(mine, "scale", 3.0)
+
+
+def an_attribute_of_a_function() -> Case:
+    def mine(x: Any) -> Any:
+        return x * mine.own[0]  # type: ignore[attr-defined]
+
+    mine.own = [2.0]  # type: ignore[attr-defined]
+    return mine, lambda: setattr(mine, "own", [3.0])
+
+
+def what_an_object_says_of_itself() -> Case:
+    class Mine:
+        def __str__(self) -> str:
+            return str(SCALE)
+
+    mine = Mine()
+    return lambda x: x * float(f"{mine}"), set_global(3.0)
+
+
+def what_a_pattern_reads() -> Case:
+    thing = Pair()
+    setattr(thing, "hid" + "den", 2.0)
+
+    def mine(x: Any) -> Any:
+        match thing:
+            case Pair(first):
+                return x * first
+
+    return mine, lambda: setattr(thing, "hidden", 3.0)
+
+
+class Pair:
+    """Its attribute is named where a pattern does not show it."""
+
+    __match_args__ = ("hidden",)
+
+
 CLASSES: dict[str, Callable[[], Case]] = {
     "class attribute": on_class("scale", 3.0, lambda o: lambda x: x * o.scale),
     "replaced method": on_class("method", lambda self, x: x * 9, lambda o: lambda x: o.method(x)),
@@ -472,6 +541,14 @@ CONTAINERS: dict[str, Callable[[], Case]] = {
     "tensor's shape": in_container(lambda: torch.ones(2), lambda x, c: x * c.shape[0], lambda c: c.resize_(5)),
     "tensor's gradient": in_container(lambda: torch.ones(2), lambda x, c: x * 3 if c.requires_grad else x,
                                       lambda c: c.requires_grad_()),
+
+
+    "tensor's gradient": in_container(lambda: torch.ones(2), lambda x, c: x if c.requires_grad else -x,
+                                      lambda c: c.requires_grad_()),
+    "tensor's start": in_container(lambda: Thing(w=torch.ones(4)[:2]), lambda x, c: x * c.w.storage_offset(),
+                                   lambda c: setattr(c, "w", torch.ones(4)[2:])),
+    "tensor's strides": in_container(lambda: Thing(w=torch.ones(3, 3)), lambda x, c: x * c.w.stride(0),
+                                     lambda c: setattr(c, "w", torch.ones(3, 3).t())),
     "other tensor": in_container(lambda: Thing(w=torch.ones(2)), lambda x, c: x.to(c.w.dtype),
                                  lambda c: setattr(c, "w", torch.ones(2, dtype=torch.float64))),
 }
@@ -488,6 +565,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return x * self.scale * self.table.shape[0] if self.training else x * 3
+
+
+HOOKS: list[Any] = []  # of all modules, to be removed
 
 
 def on_module(change: Callable[[Any], Any], make: Callable[[], nn.Module] = Layer) -> Callable[[], Case]:
@@ -507,6 +587,7 @@ MODULES: dict[str, Callable[[], Case]] = {
     "buffer": on_module(lambda m: setattr(m, "table", torch.ones(5))),
     "hook": on_module(lambda m: m.register_forward_hook(lambda m, a, o: o * 5)),
     "forward of the object": on_module(lambda m: setattr(m, "forward", lambda x: x * 9)),
+    "hook of all modules": on_module(lambda m: HOOKS.append(nn.modules.module.register_module_forward_hook(lambda m, a, o: o * 5))),
     "inner attribute": on_module(lambda m: setattr(m[0], "scale", 3.0), sequence),
     "inner hook": on_module(lambda m: m[0].register_forward_pre_hook(lambda m, a: (a[0] * 5,)), sequence),
     "inner module": on_module(lambda m: m.__setitem__(1, nn.Tanh()), sequence),
@@ -539,6 +620,12 @@ def a_bound_method_of_a_module() -> Case:
 
 # ---- torch -----------------------------------------------------------------------------------------------------------------------
 
+
+def under_autocast(x: Any) -> Any:
+    with torch.autocast("cpu"):
+        return x.T @ x
+
+
 OF_TORCH: dict[str, Callable[[], Case]] = {
     "default dtype": lambda: (lambda x: x + torch.ones(3), lambda: torch.set_default_dtype(torch.float64)),
     "grad mode": lambda: (lambda x: x * 3 if torch.is_grad_enabled() else x, lambda: torch.set_grad_enabled(False)),
@@ -550,6 +637,7 @@ OF_TORCH: dict[str, Callable[[], Case]] = {
                      lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True)),
     "precision": lambda: (lambda x: x if torch.get_float32_matmul_precision() == "medium" else -x,
                           lambda: torch.set_float32_matmul_precision("medium")),
+    "autocast": lambda: (under_autocast, lambda: torch.set_autocast_dtype("cpu", torch.float16)),
     "threads": lambda: (lambda x: x * torch.get_num_threads(), lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
 }
 
@@ -561,6 +649,8 @@ FUNCTIONS = [a_global, a_global_of_a_called_function, a_replaced_helper, code_of
              a_bool_for_an_int, an_int_of_more_than_64_bits, an_attribute_that_was_absent, an_attribute_asked_for_by_name,
              all_attributes, a_method, a_property, an_attribute_made_up, a_static_method, a_slot, a_callable_object, another_class,
              other_bases, a_dataclass, a_named_tuple, a_member_of_an_enumeration, a_method_of_a_base, a_metaclass,
+             an_attribute_that_a_property_hides, an_attribute_of_a_base_that_is_hidden, an_attribute_of_a_function,
+             what_an_object_says_of_itself, what_a_pattern_reads, a_relative_import, an_import_of_a_part,
              a_class_of_modules, an_autograd_function, a_class_method_looked_up_at_each_call, a_bound_method_of_a_module]
 ALL = {f.__name__: f for f in FUNCTIONS} | CLASSES | CONTAINERS | MODULES | OF_TORCH
 
@@ -664,6 +754,11 @@ def hidden() -> dict[str, Callable[..., Any]]:
         "version of a tensor": lambda x: x * tensor._version, "attribute by name": lambda x: x * getattr(tensor, "a" + "b"),
         "file": lambda x: x * len(open(__file__).read()), "seed": lambda x: x * torch.initial_seed(),
         "state of torch": lambda x: x * torch.cuda.memory_allocated(),
+        "array of a tensor": lambda x: x * float(tensor.numpy()[0]), "address of a tensor": lambda x: x * tensor.data_ptr(),
+        "gradient of a tensor": lambda x: x if tensor.grad is None else -x,
+        "memory behind a tensor": lambda x: x * tensor.untyped_storage().nbytes(),
+        "getter made inside": lambda x: x * operator.attrgetter("s")(thing),
+        "caller made inside": lambda x: x * operator.methodcaller("get", "s")(TABLE),
         "any name of a module": lambda x: getattr(operator, "m" + "ul")(x, 2),
     }
 
@@ -740,6 +835,22 @@ def test_functions_that_compute_from_their_arguments_alone() -> None:
         return x * count * math.prod(x.shape) * float(numpy.prod(x.shape)) * numpy.pi * isinstance(x, torch.Tensor)
 
     assert torch.allclose(onepass.fuse(mine)(X), mine(X))
+
+
+def test_more_than_can_be_compared_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [[k] for k in range(50)]
+    capture(lambda x: x * len(many), (X,))
+    monkeypatch.setattr(reach, "MOST", 49)
+    with pytest.raises(errors.HiddenState, match="more than 49 objects"):
+        capture(lambda x: x * len(many), (X,))
+
+
+def test_inference_mode_is_more_than_no_gradients() -> None:
+    with torch.no_grad():
+        state = state_of((helper,))
+        assert state.unchanged()
+    with torch.inference_mode():
+        assert not state.unchanged()
 
 
 def test_objects_nested_too_deeply() -> None:

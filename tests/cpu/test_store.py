@@ -144,7 +144,8 @@ def test_values_must_be_of_their_declared_types() -> None:
     content = json.loads(pack(KEY, made("softmax-last")).partition(b"\n")[2])
     for path, wrong in ((("sources", 0, "warps"), True), (("sources", 0, "text"), 3), (("buffers", 0, "dtype"), "f99"),
                         (("sources", 0, "params", 0, "kind"), "__class__"), (("summary", "floor_bytes"), "9"),
-                        (("summary", "sizes"), [["s0", 1, 2]]), (("buffers", 0, "shape"), {}), (("rejected",), None)):
+                        (("summary", "sizes"), [["s0", 1, 2]]), (("buffers", 0, "shape"), {}), (("rejected",), None),
+                        (("summary", "unknown"), 1)):
         changed = json.loads(json.dumps(content))
         at: Any = changed
         for step in path[:-1]:
@@ -237,6 +238,21 @@ def test_an_entry_that_cannot_be_opened_just_now_is_kept(folder: Path, monkeypat
         result, work = again()
     assert torch.equal(result, right) and work.plans == 1
     assert again()[1].hits == 1 and not (folder / "quarantine").exists()
+
+
+def test_a_folder_that_cannot_be_opened_just_now_is_used_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they say anything about a folder."""
+    again()
+    store = cache.store()
+
+    def none_left(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setattr(files, "opened", none_left)
+        assert store is not None and store.load(KEY) is None
+    assert cache.store() is store and again()[1].hits == 1
 
 
 # ---- folders that cannot be used -------------------------------------------------------------------------------------------
@@ -463,6 +479,12 @@ def test_every_part_of_a_variant_is_in_the_key() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_programs_of_one_name_have_keys_of_their_own() -> None:
+    first, second = (optimise(capture(f, (X,)).program) for f in (softmax, lambda x: x.log_softmax(-1)))
+    variant = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, True)
+    assert engine._key(first, variant) != engine._key(replace(second, name=first.name), variant)
+
+
 @pytest.mark.parametrize("part", ["onepass", "torch", "triton", "python"])
 def test_every_version_is_in_the_key(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, versions = cache.key({}), cache.versions()
@@ -592,6 +614,27 @@ def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
     store.sweep()
     left = {p.stem for p in entries(folder)}
     assert keys[0] in left and 6 <= len(left) <= 8 and left == {keys[0], *keys[13 - len(left):]}
+
+
+def test_binaries_alone_can_be_too_much(folder: Path) -> None:
+    folder.mkdir()
+    store = cache.Store(folder, most_bytes=1 << 20)
+    store.save(KEY, made("softmax-last"))
+    binary = store.kernels / "OLD"
+    binary.mkdir()
+    (binary / "kernel.cubin").write_bytes(bytes(2 << 20))
+    os.utime(binary, times=(0, 0))
+    store.sweep()
+    assert not binary.exists() and entries(folder)
+
+
+def test_a_process_that_writes_little_sweeps_too(folder: Path) -> None:
+    folder.mkdir()
+    kept = made("softmax-last")
+    cache.Store(folder).save("0" * 64, kept)
+    os.utime(folder / "entries" / f"{'0' * 64}.json", times=(0, 0))
+    cache.Store(folder, most_bytes=len(pack(KEY, kept))).save("1" * 64, kept)
+    assert "0" * 64 not in {p.stem for p in entries(folder)}
 
 
 def test_binaries_count_and_dead_drafts_go(folder: Path) -> None:

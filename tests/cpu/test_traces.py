@@ -123,12 +123,50 @@ def test_guards_on_sizes_decide_between_traces_of_one_key() -> None:
     assert len(fused._traces) == 2
 
 
+@pytest.mark.parametrize("other", [
+    lambda x: x.double(), lambda x: x.to(torch.bfloat16), lambda x: x.t().contiguous().t(), lambda x: x[:1].expand(8, 8)],
+    ids=["twice as wide", "half as wide", "transposed", "expanded"])
+def test_calls_that_look_alike_are_told_apart(other: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    fused, x = onepass.fuse(softmax, dynamic=False), torch.randn(8, 8)
+    for given in (x, other(x), x, other(x)):
+        result = fused(given)
+        torch.testing.assert_close(result, softmax(given))
+        assert result.dtype == given.dtype
+    assert len(fused._traces) == 2
+
+
+def test_a_tensor_that_is_negated_when_read_is_not_taken_for_a_plain_one() -> None:
+    fused, x = onepass.fuse(softmax), torch.randn(8, 8)
+    right(fused, 8, 8)
+    try:
+        result = fused(torch._neg_view(x))
+    except errors.OnepassError:
+        return
+    torch.testing.assert_close(result, softmax(-x))
+
+
+@pytest.mark.parametrize(("elements", "fine"), [(0, True), (1, False), (2, False), (4, True)])
+def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, fine: bool) -> None:
+    """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
+    fused, cols = onepass.fuse(softmax), 8 * (elements + 1)  # equal Programs would share kernels
+    fused(torch.zeros(8 * cols + elements)[elements:].view(8, cols))
+    (variant,) = fused._traces[0].kernels.variants
+    assert ("x" in variant.aligned) is fine
+
+
 def test_nested_arguments() -> None:
     fused, x = onepass.fuse(lambda d, xs: d["a"] * xs[0] * d["s"]), torch.ones(2, 3)
     assert torch.equal(fused({"a": x, "s": 2.0}, [x]), x * 2) and torch.equal(fused({"a": x, "s": 3.0}, [x]), x * 3)
     assert torch.equal(fused({"s": 2.0, "a": x}, (x,)), x * 2) and torch.equal(fused({"a": x, "s": 2}, [x]), x * 2)
     assert torch.equal(fused({"a": x, "s": 2.0}, [torch.full((2, 3), 2.0)]), x * 4)
     assert len(fused._traces) in (3, 4)  # the order of keys may make no difference
+
+
+def test_leaves_are_not_all_there_is_to_arguments() -> None:
+    fused = onepass.fuse(lambda a, b: a[0] - a[1] * b if isinstance(a, tuple) else a + b[0] / b[1])
+    x, y, z = (torch.full((2, 3), n) for n in (7.0, 4.0, 2.0))
+    for _ in range(2):
+        assert torch.equal(fused((x, y), z), x - y * z) and torch.equal(fused(x, (y, z)), x + y / z)
 
 
 def test_fused_functions_inside_fused_functions() -> None:

@@ -404,7 +404,7 @@ def test_observations_are_kept_once_a_program_and_family() -> None:
         ("inner 0", "inner"): 1.3, ("inner 1", "inner"): 1.2, ("inner 0", "outer"): 0.8}
     assert measured.observations(replace(HERE, sms=78)) == ()
     measured.observe(HERE, [Observation(str(k), "inner", 1.0) for k in range(measured.MOST_SEEN)])
-    assert len(measured.observations(HERE)) == measured.MOST_SEEN
+    assert {o.program for o in measured.observations(HERE)} == {str(k) for k in range(measured.MOST_SEEN)}, "the latest"
 
 
 def test_observations_belong_to_a_version_of_the_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,6 +420,9 @@ def test_a_device_is_what_was_measured() -> None:
     assert found == replace(H200, corrections=(("inner", 1.2),))
     assert (found.correction("inner"), found.correction("outer")) == (1.2, 1.0)
     assert measured.forget(HERE) and not measured.forget(HERE) and measured.as_measured(H200, HERE) is H200
+    assert measured.keep(HERE, measured.Calibration(1.0, 2.0, 3.0, 4.0, 5.0, "2026-01-31"))
+    measured.observe(HERE, seen("inner", *(1.2,) * 8))
+    assert measured.forget(HERE) and measured.as_measured(H200, HERE) is H200, "both are forgotten at once"
 
 
 def on_h200(program: Program, facts: Any = H200) -> Made:

@@ -111,6 +111,14 @@ def test_what_a_worker_printed_last_is_told(pool: Pool) -> None:
     assert raised.value.fields == {"how": "was killed by SIGKILL"}
 
 
+def test_workers_compile_where_the_process_interprets(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton would have nothing to compile."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("OF_A_TEST", "1")
+    told = Path(f"/proc/{value(pool)}/environ").read_bytes()
+    assert b"OF_A_TEST=1" in told and b"TRITON_INTERPRET" not in told
+
+
 def test_what_libraries_print_is_not_taken_for_an_answer(pool: Pool) -> None:
     first = value(pool, ("print", "{}\n" * 100_000))
     assert value(pool, ("print", "1pas")) == first
