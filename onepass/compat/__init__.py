@@ -76,4 +76,5 @@ from .kernels import (
     triton_usage,
     triton_used,
     triton_version,
+    undisturbed,
 )
