@@ -115,14 +115,16 @@ class Pool:
 
     def _served(self, question: Question) -> dict[str, Any] | BaseException:
         """What a thread finds out. No signal interrupts it."""
-        worker = self._taken()
+        worker: Worker | None = None
         try:
+            worker = self._taken()
             return worker.ask(question)
-        except BaseException as error:
+        except BaseException as error:  # whoever asked waits for this
             return error
         finally:
-            with self._lock:
-                self._free.append(worker)
+            if worker is not None:
+                with self._lock:
+                    self._free.append(worker)
 
     def _taken(self) -> Worker:
         with self._lock:

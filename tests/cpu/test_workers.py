@@ -240,6 +240,18 @@ def test_a_system_without_handles_or_threads_is_told(pool: Pool, monkeypatch: py
             value(Pool(1, COMMAND))
 
 
+def test_whatever_befalls_a_thread_before_it_has_a_worker_is_told(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(_: object) -> None:
+        raise MemoryError
+
+    first = value(pool)
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.Worker, "reap", no_memory)
+        with pytest.raises(MemoryError):
+            value(pool)
+    assert value(pool) == first
+
+
 # ---- processes that end ------------------------------------------------------------------------------------------------------
 
 # Not the package's front door: nothing here needs torch, and importing that takes longer than all the rest.
