@@ -11,6 +11,7 @@ One JSON line an interruption. A run with the same seed and log goes on where th
 
 from __future__ import annotations
 
+import difflib
 import os
 import random
 import re
@@ -23,6 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ SPARE = 10.0  # seconds in which a process that lost its parent notices
 CODE = re.compile(r"\[ONEPASS-\d+]")
 RAISED = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Abort|Trouble|Failed))\b", re.MULTILINE)
 STARTING = "Fatal Python error: init_import_site"  # nothing has been imported yet
+SILENT = "ended while Python started or ended"  # when it has no handler of its own
+ABORTED = 130  # how the command says that it was interrupted
 TEMPORARY = ("onepass", "tmp")  # how names begin that onepass, Triton and Python's tempfile give
 
 
@@ -123,8 +127,8 @@ def survivors(number: int) -> list[str]:
     return found
 
 
-def ran(kind: Kind, place: Path, at: float | None = None, group: bool = False) -> Ended:
-    """Run it until it ends, interrupted after `at` seconds."""
+def ran(kind: Kind, place: Path, at: float | None = None, group: bool = False, longest: float = FOREVER) -> Ended:
+    """Run it until it ends, interrupted after `at` seconds, and then in at most `longest`."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         began = time.monotonic()
         process = started(kind, place, out, errors)
@@ -134,7 +138,7 @@ def ran(kind: Kind, place: Path, at: float | None = None, group: bool = False) -
                     process.wait(at)
                 with suppress(ProcessLookupError):
                     (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
-            process.wait(FOREVER if at is None else LONGEST)
+            process.wait(longest)
         except subprocess.TimeoutExpired:
             raise Wrong(f"it did not end: {stack(process)}") from None
         finally:
@@ -165,22 +169,26 @@ def how(ended: Ended, truth: Truth) -> str:
         raise Wrong(f"it spoke of {codes}: {ended.errors[-2000:]}")
     if ended.status == 0:
         if ended.out != truth.ended.out:
-            raise Wrong(f"the result is another: {ended.out[-1000:]}")
+            raise Wrong(f"the result is another: {differing(truth.ended.out, ended.out)}")
         if sessions.INTERRUPTED in ended.errors:
             return "went on"
         return "was done" if ended.errors == truth.ended.errors else f"passed over: {ended.errors[-1500:]}"
-    if ended.status == -signal.SIGINT and not ended.errors or STARTING in ended.errors:
-        return "ended while Python started"
+    if STARTING in ended.errors:
+        return SILENT
     raised = RAISED.findall(ended.errors)
     first = raised.index("KeyboardInterrupt") if "KeyboardInterrupt" in raised else len(raised)
     if set(raised[first:]) - {"KeyboardInterrupt"}:
         raise Wrong(f"it made another error of the interruption: {ended.errors[-2000:]}")
-    last = ended.errors.rstrip().rpartition("\n")[2]
-    if ended.status == 130 and last in ("Aborted.", "Aborted!"):
-        return "aborted"
-    if ended.status == -signal.SIGINT and last == "KeyboardInterrupt":
-        return last
+    if ended.status in (ABORTED, -signal.SIGINT) and "Traceback" not in ended.errors:
+        return "aborted" if ended.status == ABORTED else SILENT
+    if ended.status == -signal.SIGINT and ended.errors.rstrip().endswith("\nKeyboardInterrupt"):
+        return "KeyboardInterrupt"
     raise Wrong(f"it ended with {ended.status}: {ended.errors[-2000:]}")
+
+
+def differing(right: str, found: str) -> str:
+    """The lines in which two texts differ."""
+    return "\n".join(islice(difflib.unified_diff(right.splitlines(), found.splitlines(), "right", "found", n=0, lineterm=""), 30))
 
 
 def leftovers(ended: Ended, place: Path, truth: Truth) -> list[str]:
@@ -203,7 +211,7 @@ def afterwards(kind: Kind, place: Path, truth: Truth) -> list[str]:
     ended = ran(kind, place)
     wrong = [f"left alive by the next run: {process}" for process in ended.left]
     if (ended.status, ended.out) != (0, truth.ended.out):
-        wrong.append(f"the next run ended with {ended.status}, and says {ended.out[-500:]} {ended.errors[-1000:]}")
+        wrong.append(f"the next run ended with {ended.status}: {differing(truth.ended.out, ended.out)} {ended.errors[-1000:]}")
     if codes := set(CODE.findall(ended.errors)) - set(CODE.findall(truth.ended.errors)):
         wrong.append(f"the next run spoke of {codes}: {ended.errors[-1000:]}")
     left = writes.tree(place / "store")
@@ -215,7 +223,7 @@ def judged(kind: Kind, place: Path, truth: Truth, rng: random.Random) -> dict[st
     at, group = rng.uniform(0.0, truth.ended.took), rng.random() < 0.5
     found: dict[str, Any] = {"kind": kind.name, "at": round(at, 3), "of": round(truth.ended.took, 1), "group": group}
     try:
-        ended = ran(kind, place, at, group)
+        ended = ran(kind, place, at, group, LONGEST + 5 * truth.ended.took)  # the machine may be busy, and a session goes on
         found |= {"outcome": how(ended, truth), "ended after": round(ended.took - at, 3)}
         if wrong := leftovers(ended, place, truth) + afterwards(kind, place, truth):
             raise Wrong("; ".join(wrong))
