@@ -19,6 +19,7 @@ from .graphs import (
     pytree_flatten,
     pytree_unflatten,
     raw_stream,
+    ready_to_trace,
     refusing_data,
     shape_guards,
     size_expression,

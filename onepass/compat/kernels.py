@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .sealed import sealed_files
+from .unbroken import Once
 
 Parsed = TypeVar("Parsed")
 TRITON_PAIRS = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1", "2.14": "3.8.0", "2.15": "3.9.0"}
@@ -27,8 +28,12 @@ def triton_pair(torch_version: str) -> str | None:
     return TRITON_PAIRS.get(".".join(torch_version.split(".")[:2]))
 
 
+_whole_triton = Once(lambda: importlib.import_module("triton"))
+
+
 def triton(purpose: str) -> Any:
     """The triton package, or an error that names the release to install."""
+    _whole_triton()
     try:
         return importlib.import_module("triton")
     except ImportError:

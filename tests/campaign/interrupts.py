@@ -261,5 +261,10 @@ def rows(count: int, seed: int, before: set[int], kinds: tuple[Kind, ...] = KIND
             yield {"seed": seed, "fault": fault, **found, "seconds": round(time.monotonic() - began, 1)}
 
 
+def main() -> int:
+    """The command; 1 where anything was wrong."""
+    return workers.command(rows, __doc__, 100)
+
+
 if __name__ == "__main__":
-    raise SystemExit(workers.command(rows, __doc__, 100))
+    raise SystemExit(main())
