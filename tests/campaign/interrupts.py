@@ -35,7 +35,7 @@ from tests.support import FOREVER, ROOT
 from . import sessions, workers, writes
 
 LONGEST = 60.0  # seconds from the interruption to the end
-SPARE = 10.0  # seconds in which a process that lost its parent notices
+SPARE = 60.0  # seconds in which a process that lost its parent notices
 CODE = re.compile(r"\[ONEPASS-\d+]")
 RAISED = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Abort|Trouble|Failed))\b", re.MULTILINE)
 STARTING = "Fatal Python error: init_import_site"  # nothing has been imported yet
