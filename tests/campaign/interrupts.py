@@ -253,7 +253,7 @@ def rows(count: int, seed: int, before: set[int], kinds: tuple[Kind, ...] = KIND
             rng, began = random.Random(f"{seed}/{fault}"), time.monotonic()
             (kind,) = rng.choices(kinds, [each.weight for each in kinds])
             if kind.name not in truths:
-                truths[kind.name] = learn(kind, Path(folder) / f"truth {len(truths)}")
+                truths[kind.name] = learn(kind, Path(folder) / f"truth-{len(truths)}")
             place = Path(folder) / "place"
             place.mkdir()
             found = judged(kind, place, truths[kind.name], rng)
