@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import itertools
 import json
@@ -11,6 +12,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,6 +182,19 @@ def test_after_ctrl_c_nobody_gets_the_answer_that_was_not_waited_for(pool: Pool)
         second = value(pool)
         assert second != first and not is_there(first), "it was killed, and not waited for"
         first = second
+
+
+def test_ctrl_c_just_before_the_waiting_begins_is_not_lost(pool: Pool) -> None:
+    """Then it wakes nobody, as when Python alone is told of it."""
+    def interrupt() -> None:
+        while not pool._all:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        value(pool, ("sleep", 3600), seconds=60.0)
 
 
 def test_ctrl_c_is_not_for_workers(pool: Pool) -> None:
