@@ -37,6 +37,7 @@ campaign: $(STAMP)
 	@$(RUN) -m tests.campaign.workers --count 500 --log build/campaign/workers.jsonl
 	@$(RUN) -m tests.campaign.writes --log build/campaign/writes.jsonl
 	@$(RUN) -m tests.campaign.crowd --count 64 --log build/campaign/crowd.jsonl
+	@$(RUN) -m tests.campaign.interrupts --count 100 --log build/campaign/interrupts.jsonl
 	@$(RUN) -m tests.campaign.edges --log build/campaign/edges.jsonl
 	@$(RUN) -m tests.campaign.opinfo --log build/campaign/opinfo.jsonl
 	@$(RUN) -m tests.campaign.graphs --stage compile --seeds 0:500 --log build/campaign/compile.jsonl

@@ -1,13 +1,50 @@
-"""Made-up bench runs: figures such as a card could give, and no measurement of any."""
+"""Made-up bench runs: figures such as a card could give, a small suite and a clock that gives them, and no measurement of any."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from onepass.device import device
+from onepass.errors import NotMeasured
+from onepass.tools.bench import Place
 from onepass.tools.results import Anchor, Candidate, Regret, Result, Row, Run, row_id
+from onepass.tools.suites import Job, Suite
+from onepass.tools.timing import Call, Timed
 
 BANDWIDTH = 4500.0  # GB/s
 VERSIONS = {"torch": "2.11.0", "triton": "3.6.0", "onepass": "0.1.0", "python": "3.12.3"}
+
+SMALL = Suite("small", "a few small ones", (Job("rms_norm", (8, 64)), Job("rms_norm_backward", (16, 64), "f32"),
+                                            Job("outer_sum_2", (32, 16), "f32")))
+PLACE = Place(device("h200"), "a card", {"torch": "2.11", "onepass": "0"}, torch.device("cpu"))
+
+
+class FakeClock:
+    """Runs every call and says what it was told to."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, us: Mapping[str, float] | None = None) -> None:
+        self.us, self.sessions = us or {}, list[tuple[str, ...]]()
+
+    def settle(self) -> None: ...
+
+    def times(self, calls: Mapping[str, Call], most: int = 20) -> dict[str, Timed | NotMeasured]:
+        self.sessions.append(tuple(calls))
+        for call in calls.values():
+            call()
+        return {name: Timed(self.us.get(name, 5.0), 0.01, most, 1) for name in calls}
+
+    def host_us(self, call: Call, of: Timed) -> float:
+        return 3.0
+
+    def graph_us(self, function: Callable[..., Any], inputs: Sequence[Tensor], copies: int) -> float:
+        return 6.0
 
 
 def six(value: float) -> float:

@@ -44,6 +44,7 @@ def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | No
     By default row counts become symbols where the whole function allows it; `dynamic=False` fixes every size,
     `dynamic=True` insists on symbols. `state` is what the function reads besides its arguments, if it is known.
     """
+    compat.ready_to_trace()
     arguments = flatten(fn, args)
     check(arguments)
     roots = (fn, *arguments.objects)

@@ -19,6 +19,7 @@ from .graphs import (
     pytree_flatten,
     pytree_unflatten,
     raw_stream,
+    ready_to_trace,
     refusing_data,
     shape_guards,
     size_expression,
@@ -76,4 +77,5 @@ from .kernels import (
     triton_usage,
     triton_used,
     triton_version,
+    undisturbed,
 )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from .unbroken import Once
+
 # What is rewritten into simpler ops while tracing: norms, softmax, losses, activations and their backward passes. A name a
 # torch release does not have is passed over.
 _DECOMPOSED = """
@@ -157,6 +159,20 @@ def trace_graph(fn: Callable[..., Any], fakes: list[Any], mode: Any) -> Any:
 
     with mode, traceback.preserve_node_meta():
         return make_fx(fn, decomposition_table=decompositions())(*fakes)
+
+
+def _trace_something() -> None:
+    import torch
+
+    mode = fake_mode()
+    with mode:
+        fake = torch.empty(fake_symbol(mode, 8), 4)
+    without_mutations(trace_graph(lambda x: [x.softmax(-1)], [fake], mode), [fake], mode)
+    size_factors(fake.shape[0])
+    shape_guards(mode, {size_expression(fake.shape[0]): "s0"})
+
+
+ready_to_trace = Once(_trace_something)  # torch imports hundreds of modules when it first traces, dynamo and sympy among them
 
 
 def without_mutations(graph_module: Any, fakes: list[Any], mode: Any) -> Any:

@@ -14,10 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .sealed import sealed_files
+from .unbroken import Once
 
+Parsed = TypeVar("Parsed")
 TRITON_PAIRS = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1", "2.14": "3.8.0", "2.15": "3.9.0"}
 
 
@@ -26,8 +28,12 @@ def triton_pair(torch_version: str) -> str | None:
     return TRITON_PAIRS.get(".".join(torch_version.split(".")[:2]))
 
 
+_whole_triton = Once(lambda: importlib.import_module("triton"))
+
+
 def triton(purpose: str) -> Any:
     """The triton package, or an error that names the release to install."""
+    _whole_triton()
     try:
         return importlib.import_module("triton")
     except ImportError:
@@ -90,7 +96,32 @@ def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int,
     ast_source = getattr(importlib.import_module(module), name)
     source = ast_source(function, signature, {}, {(i,): [["tt.divisibility", 16]] for i in aligned})
     with _tools_of_ours(target):
-        return package.compile(source, target=gpu_target("cuda", target, 32), options=options)
+        return undisturbed(lambda: package.compile(source, target=gpu_target("cuda", target, 32), options=options))
+
+
+_DISTURBED = "AST constructor recursion depth mismatch"
+_TRIES = 100
+
+
+def undisturbed(parsing: Callable[[], Parsed]) -> Parsed:
+    """The result of what calls ast.parse. Called again where another thread that parses made it fail.
+
+    Python 3.11 counts how deep the trees of all threads are in one number, and raises where that has changed meanwhile (CPython
+    issue 106905). A lock would not do: other libraries parse too.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return parsing()
+        except Exception as error:
+            if not _is_disturbance(error):
+                raise
+    return parsing()
+
+
+def _is_disturbance(error: BaseException | None) -> bool:
+    while error is not None and not (isinstance(error, SystemError) and _DISTURBED in str(error)):
+        error = error.__cause__ or error.__context__  # Triton wraps what befalls it within a called function
+    return error is not None
 
 
 _TRITON_FILES = threading.RLock()

@@ -203,7 +203,8 @@ class _Interpreted:
 
     def _rebuild(self) -> Callable:
         fn, engine = self._original, self._engine
-        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+        text = textwrap.dedent(inspect.getsource(fn))
+        tree = compat.undisturbed(lambda: ast.parse(text))
         definition = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
         definition.decorator_list = []
         tree = ast.fix_missing_locations(_Assignments().visit(ast.Module([definition], [])))

@@ -77,7 +77,7 @@ class Pool:
         question = Question(request, seconds, lambda: self._ended or left.is_set())
         try:
             self._begin(lambda: answers.put(self._served(question)))
-            answer = answers.get()
+            answer = _awaited(answers)
         except BaseException:
             left.set()
             raise
@@ -115,14 +115,16 @@ class Pool:
 
     def _served(self, question: Question) -> dict[str, Any] | BaseException:
         """What a thread finds out. No signal interrupts it."""
-        worker = self._taken()
+        worker: Worker | None = None
         try:
+            worker = self._taken()
             return worker.ask(question)
-        except BaseException as error:
+        except BaseException as error:  # whoever asked waits for this
             return error
         finally:
-            with self._lock:
-                self._free.append(worker)
+            if worker is not None:
+                with self._lock:
+                    self._free.append(worker)
 
     def _taken(self) -> Worker:
         with self._lock:
@@ -133,6 +135,13 @@ class Pool:
             worker = Worker(self._command)
             self._all.append(worker)
             return worker
+
+
+def _awaited(answers: queue.SimpleQueue[Any]) -> Any:
+    """The first answer. A signal that comes just before the waiting begins does not end it: so it ends now and then by itself."""
+    while True:
+        with suppress(queue.Empty):
+            return answers.get(timeout=GLANCE)
 
 
 class Worker:

@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("onepass", "tests", "bench", "scripts", "docs", "constraints", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile",
           "pyproject.toml")
 DEADLINE = 60  # seconds of one core that the tests of a mutant may take, so that a busy machine changes nothing
-STUCK = 300.0  # seconds of wall clock after which tests that use no core are ended
+STUCK = 600.0  # seconds of wall clock after which tests that use no core are ended
 FAILED, PASSED = 1, 0  # pytest's exit statuses; any other says that the tests themselves could not be run
 PYTEST = "import resource, sys, pytest; resource.setrlimit(resource.RLIMIT_CPU, ({0}, {0})); sys.exit(pytest.main(sys.argv[1:]))"
 

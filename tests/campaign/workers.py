@@ -365,10 +365,10 @@ def rows(count: int, seed: int, before: set[int]) -> Iterator[dict[str, Any]]:
         yield {"seed": seed, "fault": -1, "kind": "left behind", "ok": ok, "children": children, "handles": left}
 
 
-def main() -> int:
-    """Run, log and count."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=500)
+def command(rows: Callable[[int, int, set[int]], Iterator[dict[str, Any]]], about: str | None, count: int) -> int:
+    """Run, log and count what a campaign of faults by number finds; 1 where anything was wrong."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, required=True)
     given = parser.parse_args()
@@ -384,4 +384,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command(rows, __doc__, 500))

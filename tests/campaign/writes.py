@@ -48,7 +48,7 @@ NUMBERS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 CALLS = ("open", "mkdir", "replace", "unlink", "fsync", "close")
 FAULTS = (*((number, lasting) for number in NUMBERS for lasting in (False, True)), "kill")
 LOOKING = ((errno.EIO, False), (errno.EIO, True))
-LONGEST = 60  # seconds a fault may take before it counts as hanging
+LONGEST = 600  # seconds a fault may take before it counts as hanging: the machine may be busy
 LONG_AGO = (0, 0)
 Fault = tuple[int, bool] | str
 

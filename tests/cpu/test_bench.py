@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,53 +21,26 @@ from rich.console import Console
 from torch import Tensor
 
 from onepass.__main__ import main
-from onepass.device import device
-from onepass.errors import BadArgument, BadResults, BadSpec, NotMeasured, OtherRun
+from onepass.errors import BadArgument, BadResults, BadSpec, OtherRun
 from onepass.plan.plan import Plan
 from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
 from onepass.tools import bench as benches
 from onepass.tools import functions as f
 from onepass.tools import peers, regret, verdict
-from onepass.tools.bench import Options, Place, bench, earlier, failure, unfinished
+from onepass.tools.bench import Options, bench, earlier, failure, unfinished
 from onepass.tools.bench_tables import fits, line, tables
 from onepass.tools.ours import Ours, schedules
 from onepass.tools.providers import apart, default_providers, parse_providers, provide, wanted
 from onepass.tools.results import PROVIDERS, Result, Row, Run, load, to_json
-from onepass.tools.suites import SUITES, Job, Suite, rows_at, suite
+from onepass.tools.suites import SUITES, Job, rows_at, suite
 from onepass.tools.tables import as_text
-from onepass.tools.timing import Call, Timed
 from onepass.tools.warm import is_slow, warming
 from tests import bench_runs
+from tests.bench_runs import PLACE, SMALL, FakeClock
 from tests.support import run_python
 
-SMALL = Suite("small", "a few small ones", (Job("rms_norm", (8, 64)), Job("rms_norm_backward", (16, 64), "f32"),
-                                            Job("outer_sum_2", (32, 16), "f32")))
-PLACE = Place(device("h200"), "a card", {"torch": "2.11", "onepass": "0"}, torch.device("cpu"))
 QUIET = Console(file=io.StringIO())
-
-
-class FakeClock:
-    """Runs every call and says what it was told to."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, us: Mapping[str, float] | None = None) -> None:
-        self.us, self.sessions = us or {}, list[tuple[str, ...]]()
-
-    def settle(self) -> None: ...
-
-    def times(self, calls: Mapping[str, Call], most: int = 20) -> dict[str, Timed | NotMeasured]:
-        self.sessions.append(tuple(calls))
-        for call in calls.values():
-            call()
-        return {name: Timed(self.us.get(name, 5.0), 0.01, most, 1) for name in calls}
-
-    def host_us(self, call: Call, of: Timed) -> float:
-        return 3.0
-
-    def graph_us(self, function: Callable[..., Any], inputs: Sequence[Tensor], copies: int) -> float:
-        return 6.0
 
 
 def measured(options: Options, clock: FakeClock | None = None, **more: Any) -> Run:

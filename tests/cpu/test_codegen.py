@@ -494,6 +494,20 @@ def test_far_elements_are_counted_in_64_bits() -> None:
     assert done.returncode == 0 and "there" in done.stdout, done.stderr[-2000:]
 
 
+def test_what_is_written_is_python_whatever_other_threads_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def disturbed(*_: object, **__: object) -> ast.Module:
+        raise SystemError("AST constructor recursion depth mismatch (before=69, after=48)")
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    writer = Writer()
+    with writer.block("def f(x)"):
+        writer.line("return x")
+    assert writer.done() == "def f(x):\n    return x\n"
+    writer.line("return return")
+    with pytest.raises(SyntaxError):
+        writer.done()
+
+
 @pytest.mark.parametrize("fold", [torch.argmax, torch.argmin])
 def test_positions_along_an_axis_the_values_do_not_vary_along(fold: Callable[..., torch.Tensor]) -> None:
     fused_right(lambda x: fold(x, 0), torch.randn(1, 40).expand(100, 40))

@@ -1,7 +1,8 @@
-"""A sample of the campaigns of faults: writing calls that fail or are a process's last, and many processes at once."""
+"""A sample of the campaigns of faults: writing calls that fail or are a process's last, many processes at once, Ctrl-C."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,11 @@ def test_a_sample_of_faults_finds_nothing(name: str, arguments: list[str], tmp_p
     done = run_python(CAMPAIGN.format(name=name, arguments=[*arguments, "--log", str(log)]))
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(log.read_text().splitlines()) >= 2
+
+
+def test_a_sample_of_interruptions_finds_nothing(tmp_path: Path) -> None:
+    """Two of a session that plans and compiles, and goes on: seeds whose first two are of the cheapest kind."""
+    log = tmp_path / "log"
+    done = run_python(CAMPAIGN.format(name="interrupts", arguments=["--count", "2", "--seed", "273", "--log", str(log)]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [json.loads(line)["kind"] for line in log.read_text().splitlines()] == ["explaining --go-on"] * 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import json
 import math
 import os
@@ -11,6 +13,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -337,6 +340,27 @@ def test_wide_sizes_do_not_wrap_around() -> None:
     source = kernel("size", {"out": DTYPES["i64"]}, ["tl.store(out, s0 + 1)"], sizes=("s0",))
     interpret.run(replace(source, wide_index=True), {"out": out}, {"s0": 2**33})
     assert out.item() == 2**33 + 1
+
+
+def test_parsing_that_other_threads_disturb_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 counts the depth of all threads' trees as one; Triton wraps what it finds while it parses a called function."""
+    parse, calls = ast.parse, itertools.count(1)
+
+    def disturbed(*given: Any, **more: Any) -> Any:
+        if (call := next(calls)) % 2 and call < 20:
+            raise SystemError("AST constructor recursion depth mismatch (before=69, after=48)")
+        return parse(*given, **more)
+
+    source = kernel("disturbed", {"x": F32}, ["i = tl.arange(0, 64)[None, :]", "v = tl.load(x + i)",
+                                              "tl.store(x + i, fold_max(v, 1) - v)"])
+    monkeypatch.setattr(ast, "parse", disturbed)
+    x = torch.arange(64.0)
+    interpret.run(source, {"x": x}, {})
+    assert x.tolist() == [63.0 - k for k in range(64)] and next(calls) > 2
+    assert module.build(offline.job(source, 90, None)).asm["cubin"] and next(calls) > 20
+    monkeypatch.setattr(ast, "parse", lambda *_: (_ for _ in ()).throw(SystemError("something else")))
+    with pytest.raises(SystemError, match="something else"):
+        compat.undisturbed(lambda: ast.parse(""))
 
 
 def test_says_once_that_kernels_are_interpreted(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +18,11 @@ import torch
 import onepass
 from onepass import compat, errors
 from onepass.capture import part
+from onepass.compat import unbroken
 from onepass.integration import fuse, region_op, traces
 from onepass.integration.engine import counts
 from onepass.integration.fuse import Fused
+from tests.support import run_python
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -215,3 +220,70 @@ def test_symbols_of_different_sizes_have_different_names(monkeypatch: pytest.Mon
     factors = [compat.SizeFactor(sympy.Symbol("s0", integer=True) + k, 8) for k in range(1, 41)]
     names = [sizes._name(factor) for factor in factors]
     assert len(set(names)) == 40 and [sizes._name(factor) for factor in factors] == names
+
+
+INTERRUPTED = """
+import os, signal, sys
+from onepass.capture.trace import capture
+import torch
+
+class Interrupting:
+    '''Ctrl-C in the middle of the import of a package.'''
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+assert sys.argv[1] not in sys.modules
+sys.meta_path.insert(0, Interrupting())
+x = torch.empty(64, 256, device="meta")
+def symbols():
+    return capture(lambda x: (x * x).sum(0), (x,)).bind((x,))
+try:
+    symbols()
+except KeyboardInterrupt:
+    print("interrupted")
+print(*symbols())
+"""
+
+
+@pytest.mark.parametrize("module", ["sympy.interactive", "torch._dynamo.trace_rules"])
+def test_ctrl_c_at_a_first_trace_leaves_nothing_half_imported(module: str) -> None:
+    """Sizes would be fixed, because tracing with symbols fails, or nothing could be traced any more."""
+    done = run_python(INTERRUPTED, module)
+    assert done.stdout.split() == ["interrupted", "s0"], done.stderr
+
+
+def test_what_a_process_does_once_goes_on_when_the_waiting_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, waiting, go, began, ended = threading.main_thread(), threading.Event(), threading.Event(), [], []
+
+    def sleep(seconds: float) -> None:
+        waiting.set()
+        time.sleep(seconds)
+
+    def work() -> None:
+        began.append(threading.current_thread())
+        waiting.wait()
+        signal.pthread_kill(main.ident, signal.SIGINT)
+        go.wait()
+        ended.append(1)
+
+    monkeypatch.setattr(unbroken, "time", SimpleNamespace(sleep=sleep))
+    once = unbroken.Once(work)
+    with pytest.raises(KeyboardInterrupt):
+        once()
+    assert main not in began and not ended
+    go.set()
+    once()
+    once()
+    assert ended and len(began) == 1
+
+
+def test_what_a_process_does_once_is_done_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    refused = lambda *_: (_ for _ in ()).throw(RuntimeError("can't start new thread"))  # noqa: E731
+    monkeypatch.setattr(unbroken, "_thread", SimpleNamespace(start_new_thread=refused))
+    once = unbroken.Once(lambda: done.append(1) or 1 / 0)
+    once()
+    once()
+    assert done == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import itertools
 import json
@@ -11,6 +12,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,6 +192,19 @@ def test_after_ctrl_c_nobody_gets_the_answer_that_was_not_waited_for(pool: Pool)
         first = second
 
 
+def test_ctrl_c_just_before_the_waiting_begins_is_not_lost(pool: Pool) -> None:
+    """Then it wakes nobody, as when Python alone is told of it."""
+    def interrupt() -> None:
+        while not pool._all:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        value(pool, ("sleep", 3600), seconds=60.0)
+
+
 def test_ctrl_c_is_not_for_workers(pool: Pool) -> None:
     first = value(pool, ("signal", signal.SIGINT))
     assert value(pool) == first and os.getpgid(first) == first != os.getpgid(0)
@@ -246,6 +261,18 @@ def test_a_system_without_handles_or_threads_is_told(pool: Pool, monkeypatch: py
         patch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
         with pytest.raises(Trouble, match="CompilerNotStarted"):
             value(Pool(1, COMMAND))
+
+
+def test_whatever_befalls_a_thread_before_it_has_a_worker_is_told(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(_: object) -> None:
+        raise MemoryError
+
+    first = value(pool)
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.Worker, "reap", no_memory)
+        with pytest.raises(MemoryError):
+            value(pool)
+    assert value(pool) == first
 
 
 # ---- processes that end ------------------------------------------------------------------------------------------------------
