@@ -232,7 +232,7 @@ def in_a_package(code: str) -> Case:
     return namespace["mine"], lambda: setattr(package, "own", 3.0)
 
 
-def a_relative_import() -> Case:
+def a_relative_import_of_a_name() -> Case:
     return in_a_package("def mine(x):\n    from . import own\n    return x * own\n")
 
 
@@ -448,7 +448,7 @@ def an_attribute_of_a_base_that_is_hidden() -> Case:
     return lambda x: x * mine.scale, lambda: setattr(mine, "scale", 3.0)
 
 
-def an_attribute_of_a_function() -> Case:
+def an_item_in_an_attribute_of_a_function() -> Case:
     def mine(x: Any) -> Any:
         return x * mine.own[0]  # type: ignore[attr-defined]
 
@@ -539,10 +539,6 @@ CONTAINERS: dict[str, Callable[[], Case]] = {
     "proxy": in_container(lambda: types.MappingProxyType(TABLE), lambda x, c: x * c["s"], lambda c: TABLE.update(s=3.0)),
     "namespace": in_container(lambda: types.SimpleNamespace(s=2.0), lambda x, c: x * c.s, lambda c: setattr(c, "s", 3.0)),
     "tensor's shape": in_container(lambda: torch.ones(2), lambda x, c: x * c.shape[0], lambda c: c.resize_(5)),
-    "tensor's gradient": in_container(lambda: torch.ones(2), lambda x, c: x * 3 if c.requires_grad else x,
-                                      lambda c: c.requires_grad_()),
-
-
     "tensor's gradient": in_container(lambda: torch.ones(2), lambda x, c: x if c.requires_grad else -x,
                                       lambda c: c.requires_grad_()),
     "tensor's start": in_container(lambda: Thing(w=torch.ones(4)[:2]), lambda x, c: x * c.w.storage_offset(),
@@ -649,8 +645,8 @@ FUNCTIONS = [a_global, a_global_of_a_called_function, a_replaced_helper, code_of
              a_bool_for_an_int, an_int_of_more_than_64_bits, an_attribute_that_was_absent, an_attribute_asked_for_by_name,
              all_attributes, a_method, a_property, an_attribute_made_up, a_static_method, a_slot, a_callable_object, another_class,
              other_bases, a_dataclass, a_named_tuple, a_member_of_an_enumeration, a_method_of_a_base, a_metaclass,
-             an_attribute_that_a_property_hides, an_attribute_of_a_base_that_is_hidden, an_attribute_of_a_function,
-             what_an_object_says_of_itself, what_a_pattern_reads, a_relative_import, an_import_of_a_part,
+             an_attribute_that_a_property_hides, an_attribute_of_a_base_that_is_hidden, an_item_in_an_attribute_of_a_function,
+             what_an_object_says_of_itself, what_a_pattern_reads, a_relative_import_of_a_name, an_import_of_a_part,
              a_class_of_modules, an_autograd_function, a_class_method_looked_up_at_each_call, a_bound_method_of_a_module]
 ALL = {f.__name__: f for f in FUNCTIONS} | CLASSES | CONTAINERS | MODULES | OF_TORCH
 
