@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import queue
 import signal
 import socket
 import struct
@@ -200,9 +201,13 @@ def test_ctrl_c_just_before_the_waiting_begins_is_not_lost(pool: Pool) -> None:
         time.sleep(0.2)
         _thread.interrupt_main()
 
+    ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    served = pool._served
+    pool._served = lambda question: (found := served(question), ends.put(found))[0]  # type: ignore[method-assign]
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        value(pool, ("sleep", 3600), seconds=60.0)
+        value(pool, ("sleep", 3600), seconds=20.0)
+    assert ends.get().failure is CompilersStopped, "it was left, and not waited for until it was late"
 
 
 def test_ctrl_c_is_not_for_workers(pool: Pool) -> None:
