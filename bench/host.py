@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from onepass import compat
-from onepass.capture.part import Part, lowered
+from onepass.capture.region_program import Part, lowered
 from onepass.capture.regions import find_regions
 from onepass.integration import region_op  # noqa: F401, defines the op
 from onepass.ir.text import one_line

@@ -51,8 +51,8 @@ def plans(ours: Ours) -> Iterator[Plan]:
     """A few plans of every kind that parks something."""
     taken: dict[tuple[str, int, bool], int] = {}
     for plan in ours.plans(device("h200"), EVERY):
-        parked = [k.schedule for k in plan.kernels if k.schedule.parked]
-        if any(s.stages > MOST_STAGES or INSTRUMENTED and s.lead for s in parked):
+        parked = [k.schedule for k in plan.kernels if k.schedule.staged]
+        if any(s.stages > MOST_STAGES or INSTRUMENTED and s.sector_elems for s in parked):
             continue
         kinds = [(s.family, s.stages, s.beside) for s in parked]
         if kinds and all(taken.get(kind, 0) < EACH for kind in kinds):
@@ -85,7 +85,7 @@ def wrong(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str
     for plan, sources, binaries in filter(None, made):
         found = assemble(Compiled(plan, sources, binaries).made, CARD, ours.aligned)(tensors, ours.bindings)
         torch.cuda.synchronize()
-        schedule = next(k.schedule for k in plan.kernels if k.schedule.parked)
+        schedule = next(k.schedule for k in plan.kernels if k.schedule.staged)
         far = [k for k, right in exact.items()
                if not float((found[k].cpu().double() - right).abs().max()) <= 0.02 * float(right.abs().max()) + 1e-6]
         yield f"{name} {shape} {schedule}: {', '.join(far)} wrong" if far else ""

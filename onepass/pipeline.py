@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from . import files
-from .codegen import gluon, gluon_flat, gluon_mixed, gluon_shared, gluon_tiles, triton
+from .codegen import gluon, gluon_mix_order, gluon_multi_cta, gluon_tiles, gluon_unaligned, triton
 from .codegen.source import Source
 from .device import Device
 from .errors import NoPlan, SourcesNotKept, text_of, warn
@@ -70,13 +70,13 @@ def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
 
 def emitter(schedule: Schedule) -> ModuleType:
     """The module that writes a schedule: one writes all but those that read from shared memory."""
-    if not schedule.parked:
+    if not schedule.staged:
         return triton
     if isinstance(schedule.cols, Block):
         return gluon_tiles
-    if schedule.gathers:
-        return gluon_shared if schedule.shared > 1 else gluon_mixed
-    return gluon_flat if schedule.lead else gluon
+    if schedule.accumulates_columns:
+        return gluon_multi_cta if schedule.ctas_per_row > 1 else gluon_mix_order
+    return gluon_unaligned if schedule.sector_elems else gluon
 
 
 @stage("planning and writing kernels")

@@ -71,17 +71,17 @@ def main() -> None:
     from onepass.runtime import frames
 
     while (asked := frames.receive(channel)) is not None:
-        told = json.loads(asked["job"]["text"])
-        mark, number = told["mark"] and Path(told["mark"]), asked["id"]
+        with_register_cap = json.loads(asked["job"]["text"])
+        mark, number = with_register_cap["mark"] and Path(with_register_cap["mark"]), asked["id"]
         if not (mark and mark.exists()):
-            if told["leave"]:
+            if with_register_cap["leave"]:
                 mark.touch()
-            for order, argument in told["do"]:
+            for order, argument in with_register_cap["do"]:
                 if order == "number":
                     number += argument
                 else:
                     act(order, argument, channel)
-        reply = {"binary": binary(told["value"])} if told["reply"] is None else told["reply"]
+        reply = {"binary": binary(with_register_cap["value"])} if with_register_cap["reply"] is None else with_register_cap["reply"]
         frames.send(channel, {**reply, "heard": [], "id": number})
 
 

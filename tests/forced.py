@@ -67,7 +67,7 @@ def chosen(program: Program, bindings: Bindings, family: Family, schedule: Sched
     held = isinstance(schedule.cols, Cover) or isinstance(schedule.rows, Cover)
     written = forms(program, space, family)
     kernel = next((f.kernel for f in written if f.held == held), written[0].kernel)
-    kept = held and not schedule.parked
+    kept = held and not schedule.staged
     schedule = replace(schedule, resident=frozenset(kernel.multi_phase) if kept else frozenset())
     resources = estimate(demand(kernel), schedule, on)
     price = cost(kernel, schedule, resources, traffic(kernel, bindings), on)

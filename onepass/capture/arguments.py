@@ -16,8 +16,8 @@ from .. import compat
 from ..errors import BadArgument, MixedDevices, NeedsGrad, UnsupportedDevice, UnsupportedDtype, UnsupportedLayout
 from ..ir.expr import BY_TORCH, DTYPES
 from ..ir.size import Size, mul, sym, value
+from .known_functions import is_atom
 from .outputs import check_shape
-from .trusted import is_atom
 
 DEVICES = ("cpu", "cuda", "meta")
 # Besides values, arguments may be objects that are compared by identity, and whose state is compared as the function's own.

@@ -22,7 +22,7 @@ from ..ir.program import Buffer, Program, Store
 from ..ir.size import Size, Sym, mul
 from .call import Call, Concat, Handler, Lowered, ToSize
 from .draft import Draft, Tensor
-from .lookups import LOOKUPS, joined, starts
+from .indexing import LOOKUPS, joined, starts
 from .pointwise import POINTWISE
 from .reductions import REDUCTIONS
 from .schema import Given, bound, op_name

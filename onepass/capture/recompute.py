@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .kinds import Kind, kinds, nbytes, tensors_of
+from .node_kinds import Kind, kinds, nbytes, tensors_of
 from .pointwise import POINTWISE
 from .schema import op_name
 from .views import VIEWS

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from .boundary import Rim, Shares
+from .dataflow import Net
 from .grouping import Groups
-from .kinds import is_reduction, tensors_of
-from .net import Net
-from .rim import Rim, Shares
+from .node_kinds import is_reduction, tensors_of
 
 MOST_NODES = 120  # of one region: planning stays well under a second
 SMALL = 8  # a value this many times smaller than the data on both its sides does not hold them together

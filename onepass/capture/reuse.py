@@ -13,8 +13,8 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .kinds import MATMULS, nbytes, tensors_of
-from .part import Part
+from .node_kinds import MATMULS, nbytes, tensors_of
+from .region_program import Part
 from .schema import op_name
 from .views import VIEWS
 

@@ -99,15 +99,15 @@ class _Substitution:
 
     def _load(self, node: Load, position: int) -> int:
         final = tuple(s for atom, stride in node.strides for s in self.draft.final_strides(atom, stride))
-        strides, offset, gathers = self._move(final)
-        kept = tuple(replace(g, index=self.at(g.index)) for g in node.gathers)
-        moved = replace(node, strides=strides, offset=_sum(node.offset, offset), gathers=kept + gathers)
+        strides, offset, indexed = self._move(final)
+        kept = tuple(replace(g, index=self.at(g.index)) for g in node.indexed)
+        moved = replace(node, strides=strides, offset=_sum(node.offset, offset), indexed=kept + indexed)
         return self.draft.add(moved, self.draft.dtype(position))
 
     def _count(self, steps: Strides) -> int:
         """A position that was counted along atoms, counted along what they became."""
         draft = self.draft
-        strides, offset, gathers = self._move(steps)
+        strides, offset, indexed = self._move(steps)
         dim = tuple(a for a, _ in strides)
         if dim and tuple(s for _, s in strides) == draft.steps(dim):
             total = draft.index(dim)
@@ -115,7 +115,7 @@ class _Substitution:
             total = draft.const(0, I64)
             for atom, step in strides:
                 total = draft.op("add", total, draft.op("mul", draft.index((atom,)), draft.const(1, I64, step)))
-        for gather in gathers:
+        for gather in indexed:
             step = draft.const(1, I64, gather.stride)
             total = draft.op("add", total, draft.op("mul", draft.cast(gather.index, I64), step))
         return total if offset == 0 else draft.op("add", total, draft.const(1, I64, offset))
@@ -125,7 +125,7 @@ class _Substitution:
         left = dict(strides)
         steps: dict[str, Size] = {}
         offset: Size = 0
-        gathers: list[Gather] = []
+        indexed: list[Gather] = []
         for dim, coordinate in self.moves.items():
             stride = self._stride_along(dim, {a: left.pop(a) for a in dim if a in left})
             match coordinate:
@@ -136,10 +136,10 @@ class _Substitution:
                         steps[atom] = _sum(steps.get(atom, 0), mul(stride, step))
                     offset = _sum(offset, mul(stride, start))
                 case Lookup(index=index, extent=extent):
-                    gathers.append(Gather(index, stride, extent))
+                    indexed.append(Gather(index, stride, extent))
         for atom, stride in left.items():
             steps[atom] = _sum(steps.get(atom, 0), stride)
-        return tuple((a, s) for a, s in steps.items() if s != 0), offset, tuple(gathers)
+        return tuple((a, s) for a, s in steps.items() if s != 0), offset, tuple(indexed)
 
     def _stride_along(self, dim: Dim, strides: Mapping[str, Size]) -> Size:
         """The one stride of several atoms counted as one, 0 if the address does not depend on them."""

@@ -28,12 +28,12 @@ from ..stages import foreign, stage
 from .arguments import Arguments, Layout, Layouts, candidate_layouts, check, flatten
 from .captured import Captured, Leaf, PlainLeaf, TensorLeaf
 from .foreach import one_by_one
+from .known_functions import is_atom
 from .lower import lower
 from .outputs import plan_outputs
-from .reach import state_of
 from .source import user_frame, user_line
 from .state import State
-from .trusted import is_atom
+from .state_walk import state_of
 
 
 @stage("capturing a function")

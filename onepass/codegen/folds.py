@@ -9,10 +9,10 @@ from ..ir.expr import F32, DType
 from ..ir.monoid import MONOIDS, Grown, Monoid, State, Value
 from ..ir.program import Const, Reduce
 from ..plan.kernel import Across, Fold, Kernel
-from ..plan.lanes import own_lanes, vector
-from ..plan.parked import two_sums
+from ..plan.staged_rows import two_sums
+from ..plan.thread_layout import own_lanes, vector
 from .expr import COMBINE, TileAlgebra, growth, join, literal, op_text
-from .spots import Spot
+from .tile_refs import TileRef
 from .values import Env, Values, fold_text
 
 
@@ -50,35 +50,35 @@ class Folds:
         across = max((self.kernel.by_col[a] for a in node.args), key=lambda a: a.value)
         return Running(fold, monoid, dtype, axes, across, compensated, exact)
 
-    def start(self, running: Running, spots: Iterable[Spot]) -> None:
+    def start(self, running: Running, refs: Iterable[TileRef]) -> None:
         """States that a loop carries must exist before it: the identity, for every kind of tile it meets."""
-        for spot in spots:
-            key = self.key(running, spot)
+        for ref in refs:
+            key = self.key(running, ref)
             if key not in running.states:
-                shape = self._running_shape(running, spot)
+                shape = self._running_shape(running, ref)
                 running.states[key] = self._identity(running, shape)
                 if running.compensated:
                     running.lost[key] = {k: self.values.assign("lost", self.language.full(shape, "0.0", "float32"))
                                          for k in running.monoid.growing}
 
-    def key(self, running: Running, spot: Spot) -> str:
+    def key(self, running: Running, ref: TileRef) -> str:
         """Which of the running states a tile feeds: its own where results vary by tile, else one for all tiles of its shape."""
         if self.row_loop and running.fold.rows and not running.fold.cols:
-            return "1" if running.across is Across.NONE else spot.tag
-        by_lane = running.monoid.primitive or self._lanes_of_tile(running, spot) is not None
-        return self._running_shape(running, spot) if by_lane else ""
+            return "1" if running.across is Across.NONE else ref.tag
+        by_lane = running.monoid.primitive or self._lanes_of_tile(running, ref) is not None
+        return self._running_shape(running, ref) if by_lane else ""
 
-    def feed(self, running: Running, spot: Spot, env: Env, once: bool) -> None:
+    def feed(self, running: Running, ref: TileRef, env: Env, once: bool) -> None:
         """Let a tile enter: elementwise where one primitive fold is all a reduction is, else by one merge a tile.
 
         `once`: the line is written in straight code, so the new state may have a new name; a loop must reassign the old.
         """
         counted: dict[str, Value] = {}
-        algebra = self._algebra(running, spot, counted)
-        args = (self._spread(a, running, spot, env) for a in self._node(running.fold).args)
-        entered = self._inside(running, running.monoid.enter(algebra, *args), spot, counted)
-        entered = self._of_tile(running, entered, spot, algebra)
-        key = self.key(running, spot)
+        algebra = self._algebra(running, ref, counted)
+        args = (self._spread(a, running, ref, env) for a in self._node(running.fold).args)
+        entered = self._inside(running, running.monoid.enter(algebra, *args), ref, counted)
+        entered = self._of_tile(running, entered, ref, algebra)
+        key = self.key(running, ref)
         before = running.states.get(key)
         if before is None:
             running.states[key] = tuple(x if isinstance(x, str) else literal(x) for x in entered)
@@ -94,22 +94,22 @@ class Folds:
             for name, text in zip(before, merged, strict=True):
                 self.values.writer.line(f"{name} = {text}")
 
-    def finish(self, running: Running, spot: Spot) -> None:
+    def finish(self, running: Running, ref: TileRef) -> None:
         """Read a reduction out: fold what its lanes hold, join what its tiles hold."""
-        self.leave(running, spot, self.total(running, spot))
+        self.leave(running, ref, self.total(running, ref))
 
-    def total(self, running: Running, spot: Spot) -> State:
+    def total(self, running: Running, ref: TileRef) -> State:
         """One state of all that entered."""
-        algebra = self._algebra(running, spot, {})
+        algebra = self._algebra(running, ref, {})
         held = [self._given_back(state, running.lost.get(key, {})) for key, state in running.states.items()]
         states = [self._of_lanes(running, key, state, algebra) for key, state in zip(running.states, held)]
         return self.joined(running, states)
 
-    def totals(self, running: Sequence[Running], spot: Spot) -> list[State]:
+    def totals(self, running: Sequence[Running], ref: TileRef) -> list[State]:
         """The same of all that is reduced along a row; two sums are folded at once, so that threads meet half as often. H200,
         LayerNorm backward of 8192 x 32768, rows shared by two CTAs: 421 us without, 413 so."""
         if not two_sums(self.kernel):
-            return [self.total(state, spot) for state in running]
+            return [self.total(state, ref) for state in running]
         held: list[Value] = []
         for state in running:
             ((key, lanes),) = state.states.items()
@@ -125,20 +125,20 @@ class Folds:
             total = join(running.monoid, total, other, self.values.assign, running.exact, self.language)
         return total
 
-    def leave(self, running: Running, spot: Spot, total: State) -> None:
+    def leave(self, running: Running, ref: TileRef, total: State) -> None:
         """What a reduction gives, out of its whole state."""
-        algebra = self._algebra(running, spot, {})
+        algebra = self._algebra(running, ref, {})
         hint = self.values.names[running.fold.node]
         self.values.results[running.fold.node] = tuple(
             x if isinstance(x, str) and x.isidentifier() else self.values.assign(hint, x if isinstance(x, str) else literal(x))
             for x in running.monoid.leave(algebra, *total))
 
-    def _of_tile(self, running: Running, entered: State, spot: Spot, algebra: TileAlgebra) -> State:
+    def _of_tile(self, running: Running, entered: State, ref: TileRef, algebra: TileAlgebra) -> State:
         """What a tile's elements add to a running state: themselves where lanes are folded last, else one state of them all."""
-        if lanes := self._lanes_of_tile(running, spot):
+        if lanes := self._lanes_of_tile(running, ref):
             entered = tuple(self.values.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
                             for x in entered)
-            running.by_lane[self.key(running, spot)] = lanes[2]
+            running.by_lane[self.key(running, ref)] = lanes[2]
             return running.monoid.merge(self._within_threads(running), *entered)
         return entered if running.monoid.primitive else running.monoid.merge(algebra, *entered)
 
@@ -183,26 +183,26 @@ class Folds:
         return tuple(self.values.assign(hint, self.language.full(shape, literal(start), dtype.kernel))
                      for hint, start, dtype in zip(self._hints(running), starts, dtypes, strict=True))
 
-    def _entering_shape(self, running: Running, spot: Spot) -> tuple[int, int]:
+    def _entering_shape(self, running: Running, ref: TileRef) -> tuple[int, int]:
         """The shape of what enters from one tile."""
         if 1 in running.axes or running.across is Across.FULL:
-            return spot.height, spot.width
-        return spot.height, spot.width // self.values.block_size if running.across is Across.BLOCK else 1
+            return ref.height, ref.width
+        return ref.height, ref.width // self.values.block_size if running.across is Across.BLOCK else 1
 
-    def _running_shape(self, running: Running, spot: Spot) -> str:
+    def _running_shape(self, running: Running, ref: TileRef) -> str:
         """The shape of a running state: a whole tile where lanes are folded last, else one lane per result."""
-        height, width = self._entering_shape(running, spot)
+        height, width = self._entering_shape(running, ref)
         if running.monoid.primitive:
             return f"[{height}, {width}]"
-        if lanes := self._lanes_of_tile(running, spot):
+        if lanes := self._lanes_of_tile(running, ref):
             return f"[1, 1, {lanes[2]}, 1]"
         return f"[{1 if 0 in running.axes else height}, {1 if 1 in running.axes else width}]"
 
-    def _lanes_of_tile(self, running: Running, spot: Spot) -> tuple[int, int, int, int] | None:
+    def _lanes_of_tile(self, running: Running, ref: TileRef) -> tuple[int, int, int, int] | None:
         """A tile's columns as [1, stretches, threads, elements side by side], where threads keep states of their own."""
-        held = own_lanes(self.kernel, self.values.schedule, running.monoid) if running.axes == (1,) and spot.height == 1 else None
+        held = own_lanes(self.kernel, self.values.schedule, running.monoid) if running.axes == (1,) and ref.height == 1 else None
         threads = 32 * self.values.schedule.warps
-        if held is None or spot.width != held * threads:
+        if held is None or ref.width != held * threads:
             return None
         side_by_side = vector(self.kernel)
         return 1, held // side_by_side, threads, side_by_side
@@ -214,27 +214,27 @@ class Folds:
 
         return TileAlgebra(self.values.assign, folded, lambda: "0", running.exact)
 
-    def _spread(self, i: int, running: Running, spot: Spot, env: Env) -> str:
+    def _spread(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
         """A value spread over the axes it is folded along, and over the columns of others that enter with it."""
         if self.kernel.by_col[i] is Across.BLOCK and (1 in running.axes or running.across is Across.FULL):
-            return self.values.as_full(i, spot, env)
-        lacks_rows = 0 in running.axes and spot.height > 1 and not self.kernel.by_row[i]
+            return self.values.as_full(i, ref, env)
+        lacks_rows = 0 in running.axes and ref.height > 1 and not self.kernel.by_row[i]
         lacks_cols = 1 in running.axes and self.kernel.by_col[i] is Across.NONE
         if lacks_rows or lacks_cols or isinstance(self.kernel.program.nodes[i], Const):
-            height, width = self._entering_shape(running, spot)
+            height, width = self._entering_shape(running, ref)
             return self.values.assign("spread", self.language.broadcast(self.values.tensor(i, env[i]), f"[{height}, {width}]"))
         return env[i]
 
-    def _inside(self, running: Running, entered: State, spot: Spot, counted: dict[str, Value]) -> State:
+    def _inside(self, running: Running, entered: State, ref: TileRef, counted: dict[str, Value]) -> State:
         """Lanes outside become the identity: f(0) is not 0 in general. A number counts for every lane of the tile.
 
         Numbers that were spread over the lanes inside are noted in `counted`, because their sum is known without a fold.
         """
-        masks = [m for m, axis in ((spot.row_mask, 0), (spot.col_mask, 1)) if m and axis in running.axes]
+        masks = [m for m, axis in ((ref.row_mask, 0), (ref.col_mask, 1)) if m and axis in running.axes]
         if not masks:
             return entered
         inside = " & ".join(masks)
-        height, width = self._entering_shape(running, spot)
+        height, width = self._entering_shape(running, ref)
         whole = self.language.broadcast(inside, f"[{height}, {width}]")
 
         def masked(x: Value, identity: Value) -> str:
@@ -251,23 +251,23 @@ class Folds:
             return (op_text(COMBINE[running.monoid.primitive], (before[0], entered[0]), running.dtype, language=self.language),)
         return join(running.monoid, before, entered, self.values.assign, running.exact, self.language)
 
-    def _algebra(self, running: Running, spot: Spot, counted: dict[str, Value]) -> TileAlgebra:
+    def _algebra(self, running: Running, ref: TileRef, counted: dict[str, Value]) -> TileAlgebra:
         def folded(kind: str, text: str) -> str:
             if kind == "sum" and text in counted:
-                return f"{literal(counted[text])} * {self._lanes(running, spot, masked=True)}"
+                return f"{literal(counted[text])} * {self._lanes(running, ref, masked=True)}"
             for axis in running.axes:
                 text = fold_text(kind, text, axis, self.language)
             return text
 
-        return TileAlgebra(self.values.assign, folded, lambda: self._lanes(running, spot, masked=False), running.exact,
+        return TileAlgebra(self.values.assign, folded, lambda: self._lanes(running, ref, masked=False), running.exact,
                            self.language)
 
-    def _lanes(self, running: Running, spot: Spot, masked: bool) -> str:
+    def _lanes(self, running: Running, ref: TileRef, masked: bool) -> str:
         """How many lanes of a tile are folded into one: of all, or of those inside.
 
         Never by folding a mask: Triton 3.6 computes such a mask anew in the layout of its sum, whole in every thread.
         """
-        height, width = self._entering_shape(running, spot)
-        sizes = [(height, spot.row_count)] if 0 in running.axes else []
-        sizes += [(width, spot.col_count)] if 1 in running.axes else []
+        height, width = self._entering_shape(running, ref)
+        sizes = [(height, ref.row_count)] if 0 in running.axes else []
+        sizes += [(width, ref.col_count)] if 1 in running.axes else []
         return " * ".join(count if masked and count else str(float(size)) for size, count in sizes)

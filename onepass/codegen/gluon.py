@@ -44,15 +44,15 @@ from functools import partial
 from ..ir.program import Load
 from ..ir.size import Bindings
 from ..plan.kernel import Across, Kernel
-from ..plan.lanes import chunk_vector
-from ..plan.parked import BARRIERS, BOX, LEAST_COPIES, box, chunks, parkable, parkable_flat
 from ..plan.schedule import Block, Cover, Loop, Schedule
+from ..plan.staged_rows import BARRIERS, BOX, LEAST_COPIES, box, chunks, tma_stageable, tma_stageable_unaligned
+from ..plan.thread_layout import chunk_vector
 from .expr import GLUON, size_text
 from .folds import Folds, Running
 from .gluon_ring import RingEmitter
 from .source import GridDim, Param, Source
-from .spots import Segment, Spot
 from .steps import Steps, Walk, steps
+from .tile_refs import Segment, TileRef
 from .values import Env, Values
 
 OWN = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early", "number", "first", "phase", "at", "over", "later")
@@ -60,7 +60,7 @@ OWN = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early", "number", "fir
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that parks rows; `wide` makes it count elements in 64 bits."""
-    assert not schedule.gathers and not any(f.rows for f in kernel.folds)
+    assert not schedule.accumulates_columns and not any(f.rows for f in kernel.folds)
     return Emitter(kernel, schedule, bindings, name, wide).source()
 
 
@@ -105,19 +105,19 @@ class Parked(Values):
     # What is called how of the row that is being walked: its number, its place in a ring, the first of its chunks there.
     row, slot, place = "r", "slot", "place"
 
-    def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
+    def _load(self, i: int, node: Load, ref: TileRef, env: Env) -> str:
         ring = self.rings.get(i)
         if i in self.beside:
-            return f"{self.beside[i]}.index({self.numbers[spot.tag]}).load(TILE)"
+            return f"{self.beside[i]}.index({self.numbers[ref.tag]}).load(TILE)"
         if ring is None:  # one element a row is read by its scalar address: as a tensor, threads would read it once for every lane
             alone = self.kernel.by_col[i] is Across.NONE
-            return super()._load(i, node, replace(spot, row=self.row) if alone else spot, env)
-        if spot.tag == REST:
+            return super()._load(i, node, replace(ref, row=self.row) if alone else ref, env)
+        if ref.tag == REST:
             memory, place, taken = ring.rest, self.slot, ring.rest_box
         else:
-            at = f"{self.place} + {self.numbers[spot.tag]}" if self.whole > 1 else self.slot
+            at = f"{self.place} + {self.numbers[ref.tag]}" if self.whole > 1 else self.slot
             memory, place, taken = ring.chunks, at, ring.chunk
-        flat = "" if len(taken) == 2 else f".reshape({spot.shape})"
+        flat = "" if len(taken) == 2 else f".reshape({ref.shape})"
         return f"{memory}.index({place}){flat}.load(TILE)"
 
 
@@ -135,21 +135,21 @@ class Emitter(RingEmitter):
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         assert isinstance(schedule.cols, Cover)
         self.once = isinstance(schedule.rows, Block)  # a CTA has one row
-        able = set(parkable_flat(kernel) if self.flat else parkable(kernel))
-        assert schedule.parked and schedule.parked <= able, "only what TMA can describe is parked"
+        able = set(tma_stageable_unaligned(kernel) if self.flat else tma_stageable(kernel))
+        assert schedule.staged and schedule.staged <= able, "only what TMA can describe is parked"
         super().__init__(kernel, schedule, name, wide, (*OWN, *self.own))
         self.split = schedule.rows.split if isinstance(schedule.rows, Loop) else 1
-        self.cols = chunks(schedule.cols, self.extent // schedule.shared)
+        self.cols = chunks(schedule.cols, self.extent // schedule.ctas_per_row)
         # The last walk refills what it has read; with more places, the next row is there already.
         self.drains = self.slots == 1 and not self.once
-        self.by_copies = schedule.ahead > 0  # every copy has a place and a barrier of its own
+        self.by_copies = schedule.prefetch > 0  # every copy has a place and a barrier of its own
         assert not self.by_copies or (self.drains and not self.flat and self.cols.copies)
         self.together = self.cols.at_once(self.along, LEAST_COPIES if self.drains else 1)
         self.copies = self.cols.count // self.together  # that bring the whole chunks of a row
-        self.places = self.slots * self.copies + schedule.ahead  # of copies
+        self.places = self.slots * self.copies + schedule.prefetch  # of copies
         assert not self.by_copies or self.places <= BARRIERS
         self.steps: Steps = steps(kernel, schedule)
-        self.rings = {i: self._ring(i) for i in sorted(schedule.parked)}
+        self.rings = {i: self._ring(i) for i in sorted(schedule.staged)}
         self.values = self.values_of(kernel, schedule, bindings, self.w, GLUON)
         self.values.rings, self.values.beside, self.values.whole = self.rings, {}, self.cols.count
         self.values.numbers = {"": "k" if self.cols.count > 1 else "0"}
@@ -185,7 +185,7 @@ class Emitter(RingEmitter):
         self.tiles = self._tiles()
         env: Env = {}
         for i in self.steps.constants:
-            self.values.node(i, Spot(), env)
+            self.values.node(i, TileRef(), env)
         with w.block(f"for slot_early in gl.static_range({self.places if self.by_copies else self.slots})"):
             if self.by_copies:
                 self._expect(EARLY, f"part + slot_early // {self.copies} * {self.split}")
@@ -229,18 +229,18 @@ class Emitter(RingEmitter):
         """The chunks of a row: a loop over whole ones, then the rest. Where threads stand in them is named once."""
         width, count, rest = self.cols.width, self.cols.count, self.cols.rest
         self.w.line(f"lanes = {self._first_column()}gl.arange(0, {width}, layout=gl.SliceLayout(0, TILE))[None, :]")
-        whole = Spot(col="c_at", width=width, col_start=f"(k * {width})")
+        whole = TileRef(col="c_at", width=width, col_start=f"(k * {width})")
         found = [Segment(whole, (f"c_at = k * {width} + lanes",), f"for k in range(0, {count})")]
         if count == 1:
             found = [Segment(replace(whole, col="lanes", col_start="0"))]
         if rest:
             start = width * count
             self.w.line(f"c_rest = {start} + gl.arange(0, {rest}, layout=gl.SliceLayout(0, TILE))[None, :]")
-            spot = Spot(col="c_rest", width=rest, col_start=str(start), tag=REST)
+            ref = TileRef(col="c_rest", width=rest, col_start=str(start), tag=REST)
             if start + rest > self.extent:
                 self.w.line(f"c_rest_in = c_rest < {self.extent}")
-                spot = replace(spot, col_mask="c_rest_in", col_count=str(self.extent - start))
-            found.append(Segment(spot))
+                ref = replace(ref, col_mask="c_rest_in", col_count=str(self.extent - start))
+            found.append(Segment(ref))
         return found
 
     def _first_column(self) -> str:
@@ -253,7 +253,7 @@ class Emitter(RingEmitter):
         w, last = self.w, len(self.steps.walks) - 1
         self._row_place()
         self._row_start()
-        at = Spot(row="r_at")
+        at = TileRef(row="r_at")
         env = dict(outside)
         for p, walk in enumerate(self.steps.walks):
             self.values.walk = p
@@ -264,7 +264,7 @@ class Emitter(RingEmitter):
                     w.line(f"mbarrier.wait(ready.index(slot), {self._phase()})")
                 self._complete()
                 w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
-            inner = [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(walk)]
+            inner = [replace(t, ref=t.ref.at_rows(at)) for t in self._pieces(walk)]
             self._walk(walk, env, inner, waits=p == 0, drains=self.drains and p == last)
         if not self.drains and not self.once:
             self._release()
@@ -305,7 +305,7 @@ class Emitter(RingEmitter):
         that `waits` is the first to read the row."""
         running = {f.node: self.folds.running(f) for f in walk.folds}
         for state in running.values():
-            self.folds.start(state, [t.spot for t in tiles if t.loop is not None])
+            self.folds.start(state, [t.ref for t in tiles if t.loop is not None])
         if drains and not self.by_copies:
             self._release()  # nobody waits any more for the row that is here
             self._expect(LATER, f"row + {self.slots * self.split}")
@@ -317,12 +317,12 @@ class Emitter(RingEmitter):
             self._visit_copies(tiles, chunk, waits, drains)
         else:
             self._visit(tiles, chunk, drains)
-        self._finish(running, tiles[0].spot)
+        self._finish(running, tiles[0].ref)
 
-    def _finish(self, running: dict[int, Running], spot: Spot) -> None:
+    def _finish(self, running: dict[int, Running], ref: TileRef) -> None:
         """After a walk: read out what it reduced."""
         for state in running.values():
-            self.folds.finish(state, spot)
+            self.folds.finish(state, ref)
 
     def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], drains: bool) -> None:
         """Every chunk of a row."""
@@ -334,7 +334,7 @@ class Emitter(RingEmitter):
         if tile.loop is None:
             chunk()
             if drains:
-                self._refill(tile.spot.tag)
+                self._refill(tile.ref.tag)
         elif not drains:
             with self.w.block(tile.loop):
                 chunk()
@@ -363,11 +363,11 @@ class Emitter(RingEmitter):
         for line in tile.prepare:
             self.w.line(line)
         for i in walk.body:
-            self.values.node(i, tile.spot, env)
+            self.values.node(i, tile.ref, env)
         for fold in walk.folds:
-            self.folds.feed(running[fold.node], tile.spot, env, once=tile.loop is None)
+            self.folds.feed(running[fold.node], tile.ref, env, once=tile.loop is None)
         for fold in walk.gathered:
-            self.folds.feed(self.gathered[fold.node], tile.spot, env, once=False)
+            self.folds.feed(self.gathered[fold.node], tile.ref, env, once=False)
 
     # ---- a ring of copies ----------------------------------------------------------------------------------------------
 

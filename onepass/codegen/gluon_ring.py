@@ -9,8 +9,8 @@ from ..ir.program import Buffer, Load, Store
 from ..ir.size import Size
 from ..plan.access import streams_rows
 from ..plan.kernel import Kernel
-from ..plan.parked import BARRIERS
 from ..plan.schedule import Schedule
+from ..plan.staged_rows import BARRIERS
 from .gluon_helpers import FUNCTIONS, called
 from .source import GridDim, Param, ParamKind, Source, TensorView
 from .triton import RESERVED
@@ -72,10 +72,10 @@ class RingEmitter(ABC):
         cleared = self._cleared()
         return Source(self.name, text, params, self._grid(), self.schedule.warps, max_registers=self.schedule.registers or None,
                       wide_index=self.wide, fresh=fresh.union(b.name for b in cleared), gluon=True, cleared=cleared,
-                      together=self.schedule.shared)
+                      together=self.schedule.ctas_per_row)
 
     def _params(self) -> tuple[Param, ...]:
-        parked = self.schedule.parked
+        parked = self.schedule.staged
         used = {n.buffer for i, n in enumerate(self.program.nodes) if isinstance(n, (Load, Store)) and i not in parked}
         pointers = [Param(b.name, ParamKind.POINTER, f"{b.name}_ptr", b.dtype) for b in self.program.buffers if b.name in used]
         pointers += [Param(b.name, ParamKind.POINTER, self.boxes, b.dtype) for b in self._cleared()]

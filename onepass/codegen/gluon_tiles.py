@@ -22,15 +22,15 @@ from ..ir.monoid import State, Value
 from ..ir.program import Load
 from ..ir.size import Bindings
 from ..plan.kernel import Across, Fold, Kernel
-from ..plan.lanes import widest
 from ..plan.schedule import Block, Loop, Schedule
-from ..plan.tiled import Strips, strips, tileable
+from ..plan.staged_tiles import Strips, strips, tile_stageable
+from ..plan.thread_layout import widest
 from .expr import GLUON, TileAlgebra, size_text
 from .folds import Folds, Running
 from .gluon_ring import RingEmitter
 from .source import GridDim, Param, Source
-from .spots import Spot
 from .steps import Steps, steps
+from .tile_refs import TileRef
 from .values import Env, Values, fold_text
 
 # Rows that enter a variance at once with no more rounding than tiles of 64 rows have: 65536 rows of fp16 around 3, in 16 states,
@@ -49,9 +49,9 @@ class _Parked(Values):
 
     places: dict[int, str]  # the strip of each parked load that is being read
 
-    def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
+    def _load(self, i: int, node: Load, ref: TileRef, env: Env) -> str:
         place = self.places.get(i)
-        return f"{place}.load(TILE)" if place else super()._load(i, node, spot, env)
+        return f"{place}.load(TILE)" if place else super()._load(i, node, ref, env)
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class _ThreadFolds(Folds):
         often = found.monoid.counts and found.dtype is F32 and self.strips.each < LEAST_TOGETHER
         return replace(found, compensated=found.compensated or often)
 
-    def _running_shape(self, running: Running, spot: Spot) -> str:
-        return f"[{self.strips.at_once}, {self._entering_shape(running, spot)[1]}]"
+    def _running_shape(self, running: Running, ref: TileRef) -> str:
+        return f"[{self.strips.at_once}, {self._entering_shape(running, ref)[1]}]"
 
-    def key(self, running: Running, spot: Spot) -> str:
+    def key(self, running: Running, ref: TileRef) -> str:
         """One state serves all strips."""
         return ""
 
-    def _of_tile(self, running: Running, entered: State, spot: Spot, algebra: TileAlgebra) -> State:
+    def _of_tile(self, running: Running, entered: State, ref: TileRef, algebra: TileAlgebra) -> State:
         """What a thread holds of a strip, as one state: fewer joins than by element, and less rounding.
 
         The first of three axes is what a thread holds of a column, so folding it moves nothing between threads.
@@ -92,16 +92,16 @@ class _ThreadFolds(Folds):
         each, assign = self.strips.each, self.values.assign
         if each == 1:
             return entered
-        shape = [self.strips.at_once, self._entering_shape(running, spot)[1]]
+        shape = [self.strips.at_once, self._entering_shape(running, ref)[1]]
         held = (assign("held", f"{x}.reshape({[each, *shape]})") if isinstance(x, str) else x for x in entered)
         within = _WithinThreads(assign, lambda kind, text: fold_text(kind, text, 0, self.language), lambda: str(each),
                                 running.exact, self.language, each)
         return tuple(assign("own", f"gl.convert_layout({x}.reshape({shape}), TILE, assert_trivial=True)") if isinstance(x, str)
                      else x for x in running.monoid.merge(within, *held))
 
-    def _spread(self, i: int, running: Running, spot: Spot, env: Env) -> str:
+    def _spread(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
         """A value in the shape of all that enters with it, or it would lie otherwise when it is seen by threads."""
-        text, (height, width) = super()._spread(i, running, spot, env), self._entering_shape(running, spot)
+        text, (height, width) = super()._spread(i, running, ref, env), self._entering_shape(running, ref)
         if self.kernel.by_col[i] is Across.NONE and width > 1 and self.strips.each > 1:
             return self.values.assign("spread", self.language.broadcast(text, f"[{height}, {width}]"))
         return text
@@ -113,14 +113,14 @@ class _ThreadFolds(Folds):
 class _Emitter(RingEmitter):
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
-        assert schedule.parked and schedule.parked == set(tileable(kernel)), "all that is full-size comes through the ring"
+        assert schedule.staged and schedule.staged == set(tile_stageable(kernel)), "all that is full-size comes through the ring"
         super().__init__(kernel, schedule, name, wide, OWN)
         self.tall, self.split, self.width = schedule.rows.step, schedule.rows.split, schedule.cols.size
-        self.element_bytes = sum(self.program.dtypes[i].size for i in schedule.parked)
+        self.element_bytes = sum(self.program.dtypes[i].size for i in schedule.staged)
         self.strips = strips(schedule, widest(kernel), self.element_bytes)
         self.steps: Steps = steps(kernel, schedule)
         assert len(self.steps.walks) == 1
-        named = {i: self._load_of(i).buffer for i in sorted(schedule.parked)}
+        named = {i: self._load_of(i).buffer for i in sorted(schedule.staged)}
         self.maps = {i: self.w.fresh(f"{name}_tiles") for i, name in named.items()}
         self.rings = {i: self.w.fresh(f"{name}_ring") for i, name in named.items()}
         one = self.strips.count == 1
@@ -143,20 +143,20 @@ class _Emitter(RingEmitter):
         self._allocate()
         with self.w.block(f"for slot_early in gl.static_range({self.slots})"):
             self._fill("early", "early_inside", "slot_early", f"part + slot_early * {self.split}")
-        spot = self._columns()
+        ref = self._columns()
         walk, env = self.steps.walks[0], Env()
         for i in walk.uniform:
-            self.values.node(i, spot, env)
+            self.values.node(i, ref, env)
         running = {f.node: self.folds.running(f) for f in walk.folds}
         for state in running.values():
-            self.folds.start(state, [spot])
-        self._turns(spot, env, running)
+            self.folds.start(state, [ref])
+        self._turns(ref, env, running)
         for state in running.values():
-            self.folds.finish(state, spot)
+            self.folds.finish(state, ref)
         if self.wide:
             self.w.line("part = part.to(gl.int64)")
         for i in self.steps.trailing:
-            self.values.node(i, spot, env)
+            self.values.node(i, ref, env)
 
     def _place(self) -> None:
         """Which columns and which share of the rows are this CTA's. TMA counts in 32 bits."""
@@ -180,19 +180,19 @@ class _Emitter(RingEmitter):
                 self.w.line(f"{self.parts[i]} = {ring}._reinterpret({dtype}, {shape}, {layout})")
         self._barriers(self.slots)
 
-    def _columns(self) -> Spot:
+    def _columns(self) -> TileRef:
         """This CTA's columns, of no row in particular."""
         wide = ".to(gl.int64)" if self.wide else ""
         self.w.line(f"lanes = gl.arange(0, {self.strips.height}, layout=gl.SliceLayout(1, TILE))[:, None]")
         self.w.line(f"c = (first_col + gl.arange(0, {self.width}, layout=gl.SliceLayout(0, TILE))[None, :]){wide}")
         if self.extent % self.width == 0:
-            return Spot(col="c", width=self.width, col_start="first_col")
+            return TileRef(col="c", width=self.width, col_start="first_col")
         self.w.line(f"c_in = c < {self.extent}")
-        return Spot(col="c", width=self.width, col_mask="c_in", col_start="first_col")
+        return TileRef(col="c", width=self.width, col_mask="c_in", col_start="first_col")
 
     # ---- turns ---------------------------------------------------------------------------------------------------------
 
-    def _turns(self, columns: Spot, env: Env, running: dict[int, Running]) -> None:
+    def _turns(self, columns: TileRef, env: Env, running: dict[int, Running]) -> None:
         """All tiles of this CTA: whole ones, then the last of all if it is this CTA's and not whole."""
         self.w.line("turn = 0")
         with self.w.block(f"for tile in range(part, whole_tiles, {self.split})"):
@@ -204,7 +204,7 @@ class _Emitter(RingEmitter):
         with self.w.block(f"for tile in range({after}, tile_count, {self.split})"):
             self._turn(columns, env, running, masked=True)
 
-    def _turn(self, columns: Spot, env: Env, running: dict[int, Running], masked: bool) -> None:
+    def _turn(self, columns: TileRef, env: Env, running: dict[int, Running], masked: bool) -> None:
         """Wait for a tile, read it, and ask for another in its place."""
         w, count = self.w, self.strips.count
         w.line(f"slot = turn % {self.slots}")
@@ -221,18 +221,18 @@ class _Emitter(RingEmitter):
         self._fill("ahead", "inside", "slot", f"tile + {self.slots * self.split}")
         w.line("turn += 1")
 
-    def _strip(self, below: str, columns: Spot, env: Env, running: dict[int, Running], masked: bool) -> None:
+    def _strip(self, below: str, columns: TileRef, env: Env, running: dict[int, Running], masked: bool) -> None:
         """One strip of a tile: its values, and what they add to the reductions."""
         walk, wide = self.steps.walks[0], ".to(gl.int64)" if self.wide else ""
         self.w.line(f"r_at = (tile * {self.tall}{below} + lanes){wide}")
         if masked:
             self.w.line("r_in = r_at < row_count")
-        rows = Spot(row="r_at", height=self.strips.height, row_mask="r_in" if masked else None)
-        spot = columns.at_rows(rows)
+        rows = TileRef(row="r_at", height=self.strips.height, row_mask="r_in" if masked else None)
+        ref = columns.at_rows(rows)
         for i in walk.body:
-            self.values.node(i, spot, env)
+            self.values.node(i, ref, env)
         for fold in walk.folds:
-            self.folds.feed(running[fold.node], spot, env, once=False)
+            self.folds.feed(running[fold.node], ref, env, once=False)
 
     def _fill(self, tile: str, inside: str, slot: str, number: str) -> None:
         """Ask for a tile of every input, if there is such a tile."""

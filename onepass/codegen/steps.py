@@ -61,7 +61,7 @@ def steps(kernel: Kernel, schedule: Schedule) -> Steps:
         done |= set(first)
         folds = [f for f in kernel.folds if not f.block and kernel.phase[f.node] == p and f.node not in closing]
         here = [f for f in folds if f.node not in gathered]
-        fed = (kernel.folds if p == count - 1 else ()) if schedule.parked else folds
+        fed = (kernel.folds if p == count - 1 else ()) if schedule.staged else folds
         across = [f for f in fed if f.node in gathered and (f.cols or tiled[f.node])]
         roots = [f.node for f in here + across]
         roots += [i for i in live if isinstance(program.nodes[i], Store) and tiled[i] and kernel.phase[i] == p]

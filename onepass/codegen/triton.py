@@ -9,16 +9,16 @@ from ..ir.program import Load, Node, Store
 from ..ir.size import Bindings
 from ..plan.access import PART
 from ..plan.kernel import Kernel
-from ..plan.lanes import most_contiguous
 from ..plan.resources import early, late
 from ..plan.schedule import Block, Cover, Loop, Schedule
-from . import spots
+from ..plan.thread_layout import most_contiguous
+from . import tile_refs
 from .expr import size_text
 from .folds import Folds, Running
-from .gathered import Gathered
+from .row_loop import Gathered
 from .source import GridDim, Param, ParamKind, Source
-from .spots import Segment, Side, Spot
 from .steps import Steps, Walk, steps
+from .tile_refs import Segment, Side, TileRef
 from .values import Env, Values
 from .writer import Writer
 
@@ -105,88 +105,88 @@ class _Emitter:
     def _body(self) -> None:
         if not self.steps.row_loop:
             self.values.zeros("zero * {}", range(1, len(self.steps.walks)), tuple(self.schedule.resident))
-        spot = Spot()
+        ref = TileRef()
         if isinstance(self.schedule.rows, Block) and self.kernel.space.rows:
-            spot = spots.block(self.rows, spot, self.w, "row_block")
+            ref = tile_refs.block(self.rows, ref, self.w, "row_block")
         if isinstance(self.schedule.cols, Block):
-            spot = spots.block(self.cols, spot, self.w, "col_block")
+            ref = tile_refs.block(self.cols, ref, self.w, "col_block")
         env: Env = {}
         for i in self.steps.constants:
-            self.values.node(i, spot, env)
+            self.values.node(i, ref, env)
         if self.steps.row_loop:
-            self._row_loop(spot, env)
+            self._row_loop(ref, env)
         else:
-            self._walks(spot, env, self._tiles(spot), {})
+            self._walks(ref, env, self._tiles(ref), {})
 
     # ---- walks ---------------------------------------------------------------------------------------------------------
 
-    def _tiles(self, spot: Spot) -> list[Segment]:
+    def _tiles(self, ref: TileRef) -> list[Segment]:
         """The tiles of the walked side."""
         side = self.cols if self.steps.over_cols else self.rows
         stages = 1 if self.steps.row_loop else self.schedule.stages
-        if self.schedule.lead and side is self.cols:
+        if self.schedule.sector_elems and side is self.cols:
             self._sector_start()
-            return spots.sectors(side, spot, self.schedule.lead, stages, self.w)
+            return tile_refs.sectors(side, ref, self.schedule.sector_elems, stages, self.w)
         match side.role:
             case Cover():
-                return spots.cover(side, spot, self.w)
+                return tile_refs.cover(side, ref, self.w)
             case Loop():
-                return spots.loop(side, spot, self.w, self.part, stages)
+                return tile_refs.loop(side, ref, self.w, self.part, stages)
             case Block():
-                return [Segment(spot)]
+                return [Segment(ref)]
 
     def _sector_start(self) -> None:
-        lead, stride = self.schedule.lead, self.values.lead_stride
+        lead, stride = self.schedule.sector_elems, self.values.lead_stride
         assert stride is not None
         self.w.line(f"row_at = {'row_block' if self.kernel.space.rows else '0'} * {size_text(stride)}")
         self.w.line(f"before = row_at % {lead}")
         self.w.line(f"sector = row_at // {lead} * {lead}")
 
-    def _walks(self, spot: Spot, env: Env, tiles: list[Segment], gathered: dict[int, Running]) -> None:
+    def _walks(self, ref: TileRef, env: Env, tiles: list[Segment], gathered: dict[int, Running]) -> None:
         """All walks in order, each after the values that do not change along it."""
         for p, walk in enumerate(self.steps.walks):
             self.values.walk = p
             for i in walk.uniform:
-                self.values.node(i, spot, env)
+                self.values.node(i, ref, env)
             self._walk(walk, env, tiles, gathered)
         for i in self.steps.trailing:
-            self.values.node(i, spot, env)
+            self.values.node(i, ref, env)
 
     def _walk(self, walk: Walk, env: Env, tiles: list[Segment], gathered: dict[int, Running]) -> None:
         running = {f.node: self.folds.running(f) for f in walk.folds}
         for state in running.values():
-            self.folds.start(state, [t.spot for t in tiles if t.loop is not None])
+            self.folds.start(state, [t.ref for t in tiles if t.loop is not None])
         covered = isinstance((self.cols if self.steps.over_cols else self.rows).role, Cover)
         if covered and self.values.walk == 0:  # every load of a resident row is issued before the first is used
             for tile in tiles:
                 self._lines(tile.prepare)
                 for i in walk.body:
                     if i in self.schedule.resident:
-                        self.values.use(i, tile.spot, env)
+                        self.values.use(i, tile.ref, env)
             self._early(tiles, env)
         for tile in tiles:
             self._tile(walk, dict(env), tile, {**gathered, **running}, prepared=covered)
         for state in running.values():
-            self.folds.finish(state, tiles[0].spot)
+            self.folds.finish(state, tiles[0].ref)
 
     def _early(self, tiles: list[Segment], env: Env) -> None:
         """Issue loads that only later walks need, where registers allow."""
         for i, _ in early(late(self.kernel), self.schedule):
             for tile in tiles:
-                self.values.hold(i, tile.spot, env)
+                self.values.hold(i, tile.ref, env)
 
     def _tile(self, walk: Walk, env: Env, tile: Segment, states: dict[int, Running], prepared: bool) -> None:
         def body() -> None:
             self._lines(() if prepared else tile.prepare)
             for i in walk.body:
                 if i in self.schedule.resident:
-                    env[i] = self.values.use(i, tile.spot, env)
+                    env[i] = self.values.use(i, tile.ref, env)
                 else:
-                    self.values.node(i, tile.spot, env)
+                    self.values.node(i, tile.ref, env)
             for fold in walk.folds:
-                self.folds.feed(states[fold.node], tile.spot, env, once=tile.loop is None)
+                self.folds.feed(states[fold.node], tile.ref, env, once=tile.loop is None)
             for fold in walk.gathered:
-                self.folds.feed(states[fold.node], tile.spot, env, once=False)
+                self.folds.feed(states[fold.node], tile.ref, env, once=False)
 
         self._looped(tile, body)
 
@@ -203,28 +203,28 @@ class _Emitter:
 
     # ---- the row loop of mix-order kernels -----------------------------------------------------------------------------
 
-    def _row_loop(self, spot: Spot, env: Env) -> None:
+    def _row_loop(self, ref: TileRef, env: Env) -> None:
         assert isinstance(self.schedule.rows, Loop)
         height = self.schedule.rows.step
-        tiles = self._tiles(spot)
-        here = [replace(t.spot, height=height) for t in tiles]
+        tiles = self._tiles(ref)
+        here = [replace(t.ref, height=height) for t in tiles]
         self.gathered.hoist(here, env)
         hoisted = dict(self.values.held)
         gathered = self.gathered.start(here)
-        for rows in spots.loop(self.rows, spot, self.w, self.part, self.schedule.stages):
+        for rows in tile_refs.loop(self.rows, ref, self.w, self.part, self.schedule.stages):
             self.values.held = dict(hoisted)
             self.values.fresh_each_row = True
             self._looped(rows, lambda rows=rows: self._rows(rows, tiles, dict(env), gathered))  # type: ignore[misc]
             self.values.fresh_each_row = False
-        self.gathered.close([t.spot for t in tiles], env, gathered)
+        self.gathered.close([t.ref for t in tiles], env, gathered)
 
     def _rows(self, rows: Segment, tiles: list[Segment], env: Env, gathered: dict[int, Running]) -> None:
         """One step of the row loop."""
         self._lines(rows.prepare)
         held = (*self.schedule.resident, *self.steps.hoisted)
         self.values.zeros(f"zero & ({rows.start} + {{}})", range(len(self.steps.walks)), held)
-        at = rows.spot
-        inner = [replace(t, spot=t.spot.at_rows(at)) for t in tiles]
+        at = rows.ref
+        inner = [replace(t, ref=t.ref.at_rows(at)) for t in tiles]
         self._walks(at, env, inner, gathered)
         for fold in self.steps.row_folds:
             self.folds.feed(gathered[fold.node], at, env, once=False)

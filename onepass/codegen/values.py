@@ -17,12 +17,12 @@ from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store,
 from ..ir.size import Bindings, Size, product
 from ..plan.access import PART, row_stride, runs, streams_rows
 from ..plan.kernel import Across, Kernel
-from ..plan.lanes import lies_alike
-from ..plan.lasting import lasting
+from ..plan.l2_hints import l2_evict_last
 from ..plan.resources import packs
 from ..plan.schedule import Block, Schedule
+from ..plan.thread_layout import lies_alike
 from .expr import TRITON, Language, TileAlgebra, op_text, run_text, scaled_literal, size_text
-from .spots import Spot
+from .tile_refs import TileRef
 from .writer import Writer
 
 Env = dict[int, str]  # what each value is called here
@@ -43,8 +43,8 @@ class Values:
         wide_results = any(kernel.is_full[i] and self.program.dtypes[i].name in ("f32", "f64") for i in self.program.of(Store))
         self.exact = wide_results or kernel.wide_data or F64 in self.program.dtypes
         self._tolerant = tolerant(self.program)
-        self.lead_stride = row_stride(kernel, bindings) if schedule.lead else None
-        self.lasting = lasting(kernel, schedule, bindings)
+        self.lead_stride = row_stride(kernel, bindings) if schedule.sector_elems else None
+        self.l2_evict_last = l2_evict_last(kernel, schedule, bindings)
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
         self.results: dict[int, State] = {}  # what finished reductions left
         resident = [self.program.dtypes[i] for i in schedule.resident]
@@ -68,25 +68,25 @@ class Values:
 
     # ---- residency ---------------------------------------------------------------------------------------------------
 
-    def use(self, i: int, spot: Spot, env: Env) -> str:
+    def use(self, i: int, ref: TileRef, env: Env) -> str:
         """A resident input: loaded in the first walk that needs it, taken from registers in later ones."""
-        key = (i, spot.tag)
+        key = (i, ref.tag)
         if key in self.held:
-            return self.held[key] if self.walk == 0 else self._opaque(i, self.held[key], spot)
-        self.hold(i, spot, env)
+            return self.held[key] if self.walk == 0 else self._opaque(i, self.held[key], ref)
+        self.hold(i, ref, env)
         return self.held[key]
 
-    def hold(self, i: int, spot: Spot, env: Env) -> None:
+    def hold(self, i: int, ref: TileRef, env: Env) -> None:
         """Load a value before it is needed, and keep it. `env` has what is known here, and stays as it is."""
         own = dict(env)
-        self.computed(i, spot, own)
-        self.held[i, spot.tag] = own[i]
+        self.computed(i, ref, own)
+        self.held[i, ref.tag] = own[i]
 
-    def computed(self, i: int, spot: Spot, env: Env) -> None:
+    def computed(self, i: int, ref: TileRef, env: Env) -> None:
         """Write a node, after whatever it is computed from that has no name here: an index looks up where a load reads."""
         for needed in self._unknown(i, env):
-            self.node(needed, spot, env)
-        self.node(i, spot, env)
+            self.node(needed, ref, env)
+        self.node(i, ref, env)
 
     def _unknown(self, i: int, env: Env) -> list[int]:
         """What a node is computed from and `env` has no name of, in order; what reductions over tiles left is known everywhere."""
@@ -107,7 +107,7 @@ class Values:
             return False
         return self.program.dtypes[i].size <= 2 and self.program.dtypes[i].kind != "bool"
 
-    def _opaque(self, i: int, name: str, spot: Spot) -> str:
+    def _opaque(self, i: int, name: str, ref: TileRef) -> str:
         """A held 16-bit value as something the compiler has not seen before, so that it is the 16 bits that stay held."""
         dtype, node = self.program.dtypes[i], self.program.nodes[i]
         assert isinstance(node, Load)
@@ -117,7 +117,7 @@ class Values:
             return f"{name}, zero{self.walk}"
         of, bits = self.language.prefix, f"int{8 * dtype.size}"
         text = f"({name}.to({of}.{bits}, bitcast=True) ^ zero{self.walk}.to({of}.{bits})).to({of}.{dtype.kernel}, bitcast=True)"
-        return self.assign(f"{node.buffer}{spot.tag}_again", text)
+        return self.assign(f"{node.buffer}{ref.tag}_again", text)
 
     def _only_widened(self, i: int) -> bool:
         """Is a value never used but as float32, by `widen`?"""
@@ -140,33 +140,33 @@ class Values:
 
     # ---- one node ----------------------------------------------------------------------------------------------------
 
-    def node(self, i: int, spot: Spot, env: Env) -> None:
+    def node(self, i: int, ref: TileRef, env: Env) -> None:
         """Write one node at a tile and note what it is called."""
         node = self.program.nodes[i]
-        hint = self.names[i] + spot.tag
+        hint = self.names[i] + ref.tag
         match node:
             case Const():
                 env[i] = scaled_literal(node.value, node.scale, node.dtype, self.language)
             case Index():
-                env[i] = self.assign(hint, self._index(i, node, spot), node.src)
+                env[i] = self.assign(hint, self._index(i, node, ref), node.src)
             case Load():
-                held = self.held.get((i, spot.tag))
+                held = self.held.get((i, ref.tag))
                 if held is None:
-                    env[i] = self.assign(hint, self._load(i, node, spot, env), node.src)
+                    env[i] = self.assign(hint, self._load(i, node, ref, env), node.src)
                 else:
-                    env[i] = self._opaque(i, held, spot) if self.fresh_each_row else held
+                    env[i] = self._opaque(i, held, ref) if self.fresh_each_row else held
             case Op():
-                env[i] = self.assign(hint, self._op(i, node, spot, env), node.src)
+                env[i] = self.assign(hint, self._op(i, node, ref, env), node.src)
             case Reduce():
-                self._block_reduce(i, node, spot, env)
+                self._block_reduce(i, node, ref, env)
             case Result():
                 env[i] = self.results[node.reduce][node.k]
             case Store():
-                self._store(i, node, spot, env)
+                self._store(i, node, ref, env)
 
-    def _op(self, i: int, node: Op, spot: Spot, env: Env) -> str:
+    def _op(self, i: int, node: Op, ref: TileRef, env: Env) -> str:
         full = self.kernel.by_col[i] is Across.FULL
-        args = [self.as_full(a, spot, env) if full and self.kernel.by_col[a] is Across.BLOCK else env[a] for a in node.args]
+        args = [self.as_full(a, ref, env) if full and self.kernel.by_col[a] is Across.BLOCK else env[a] for a in node.args]
         if node.name == "cast" and node.dtype.is_float8 and self.program.dtypes[node.args[0]] is F64:
             args = [f"{args[0]}.to({self.language.prefix}.float32)"]  # as torch converts it; Triton knows no shorter way
         if self._widens(i) and not self._only_compared(i):
@@ -204,28 +204,28 @@ class Values:
             return self.language.full("[1, 1]", text, node.dtype.kernel)
         return text
 
-    def _index(self, i: int, node: Index, spot: Spot) -> str:
+    def _index(self, i: int, node: Index, ref: TileRef) -> str:
         extents = [self.program.axis[a].extent for a in node.axes]
         strides = tuple((axis, product(extents[k + 1 :])) for k, axis in enumerate(node.axes))
-        text = " + ".join(self._offsets(strides, spot, i)) or self._zeros(1)
+        text = " + ".join(self._offsets(strides, ref, i)) or self._zeros(1)
         users = [self.program.nodes[u] for u in self.program.users[i]]
         compared = all(isinstance(u, Op) and u.name in COMPARISONS for u in users)  # a tile of 64-bit indices costs registers
         return f"({text})" + (f".to({self.language.prefix}.int64)" if node.dtype is I64 and not compared else "")
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
-    def _load(self, i: int, node: Load, spot: Spot, env: Env) -> str:
-        where = self._address(i, node, spot)
-        masks, full = self._masks(i, spot), self.kernel.by_col[i] is Across.FULL
-        for gather in node.gathers:
-            at = self.as_full(gather.index, spot, env) if full else self.tensor(gather.index, env[gather.index])
+    def _load(self, i: int, node: Load, ref: TileRef, env: Env) -> str:
+        where = self._address(i, node, ref)
+        masks, full = self._masks(i, ref), self.kernel.by_col[i] is Across.FULL
+        for gather in node.indexed:
+            at = self.as_full(gather.index, ref, env) if full else self.tensor(gather.index, env[gather.index])
             step = "" if gather.stride == 1 else f" * {size_text(gather.stride)}"
             where = f"{where} + {at}{step}" if where else f"{at}{step}"
             masks.append(f"({at} >= 0) & ({at} < {size_text(gather.extent)})")
-        if full and not self.kernel.by_row[i] and spot.height > 1 \
-                and not lies_alike(self.kernel, i, spot.width, self.schedule.warps):
+        if full and not self.kernel.by_row[i] and ref.height > 1 \
+                and not lies_alike(self.kernel, i, ref.width, self.schedule.warps):
             # Shaped like the tiles it meets: a [1, width] load would get narrow accesses and a layout change.
-            where = f"{where} + {self._zeros(spot.height)}"
+            where = f"{where} + {self._zeros(ref.height)}"
         pointer = f"{node.buffer}_ptr" + (f" + ({where})" if where else "")
         mask = f", mask={' & '.join(masks)}, other={self._nothing(i)}" if masks else ""
         return f"{self.language.prefix}.load({pointer}{mask}{self._last(i)})"
@@ -234,60 +234,60 @@ class Values:
         """What lanes hold that a load leaves out: zero, of its type where no integer is converted to that. Where positions are
         looked up, NaN: one that lies outside shows, and costs nothing."""
         dtype, node = self.program.dtypes[i], self.program.nodes[i]
-        found = isinstance(node, Load) and bool(node.gathers) and dtype.is_float
+        found = isinstance(node, Load) and bool(node.indexed) and dtype.is_float
         if dtype.is_float8:
             bits = self.language.full("[1, 1]", "127" if found else "0", "int8")  # all but the sign is NaN
             return f"{bits}.to({self.language.prefix}.{dtype.kernel}, bitcast=True)"
         return 'float("nan")' if found else "0"
 
-    def _store(self, i: int, node: Store, spot: Spot, env: Env) -> None:
-        where = self._address(i, node, spot)
-        if not self.kernel.by_row[i] and (spot.height > 1 or self.kernel.by_col[i] is Across.NONE):
-            where = f"{where + ' + ' if where else ''}{self._zeros(spot.height)}"
-        masks = self._masks(i, spot)
-        if not self.kernel.by_row[i] and self.kernel.space.rows and (isinstance(self.schedule.rows, Block) or self.schedule.lead):
+    def _store(self, i: int, node: Store, ref: TileRef, env: Env) -> None:
+        where = self._address(i, node, ref)
+        if not self.kernel.by_row[i] and (ref.height > 1 or self.kernel.by_col[i] is Across.NONE):
+            where = f"{where + ' + ' if where else ''}{self._zeros(ref.height)}"
+        masks = self._masks(i, ref)
+        if not self.kernel.by_row[i] and self.kernel.space.rows and (isinstance(self.schedule.rows, Block) or self.schedule.sector_elems):
             # One row writes what all compute: rows that start elsewhere in a sector add up in another order.
             masks.append(self.first_rows)
         mask = f", mask={' & '.join(masks)}" if masks else ""
         full = self.kernel.by_col[i] is Across.FULL
-        stored = self.as_full(node.value, spot, env) if full else self.tensor(node.value, env[node.value])
+        stored = self.as_full(node.value, ref, env) if full else self.tensor(node.value, env[node.value])
         self.writer.line(f"{self.language.prefix}.store({node.buffer}_ptr + ({where}), {stored}{mask}{self._last(i)})", node.src)
 
     def _last(self, i: int) -> str:
         """What tells L2 to evict the lines of a load or store last."""
-        return ', eviction_policy="evict_last"' if i in self.lasting else ""
+        return ', eviction_policy="evict_last"' if i in self.l2_evict_last else ""
 
     def _zeros(self, height: int) -> str:
         """Nothing, shaped like a column of indices."""
         shape = f"[{height}, 1]"
         return self.language.full(shape, "0", "int32") if self.language.layout else f"tl.zeros({shape}, tl.int32)"
 
-    def _address(self, i: int, node: Load | Store, spot: Spot) -> str:
-        follows = spot.aligned and isinstance(node.offset, int) and node.offset % self.schedule.lead == 0
+    def _address(self, i: int, node: Load | Store, ref: TileRef) -> str:
+        follows = ref.aligned and isinstance(node.offset, int) and node.offset % self.schedule.sector_elems == 0
         if follows and streams_rows(self.kernel, node) == self.lead_stride:
-            parts = ["sector", str(spot.aligned)]
+            parts = ["sector", str(ref.aligned)]
         else:
-            parts = self._offsets(node.strides, spot, i)
+            parts = self._offsets(node.strides, ref, i)
         return " + ".join(parts + ([size_text(node.offset)] if node.offset != 0 else []))
 
-    def _offsets(self, strides: tuple[tuple[str, Size], ...], spot: Spot, i: int) -> list[str]:
+    def _offsets(self, strides: tuple[tuple[str, Size], ...], ref: TileRef, i: int) -> list[str]:
         """What each side adds to an address."""
         space = self.kernel.space
         by_block = self.kernel.by_col[i] is Across.BLOCK
         cols = tuple(a for a in space.cols if a not in space.block) if by_block else space.cols
-        col = self._block_index(spot) if by_block else spot.col
+        col = self._block_index(ref) if by_block else ref.col
         mine = PART in self.program.axis and PART not in (*space.rows, *space.cols, *space.batch)
-        sides = ((space.batch, "batch"), (space.rows, spot.row), (cols, col), ((PART,) if mine else (), PART))
+        sides = ((space.batch, "batch"), (space.rows, ref.row), (cols, col), ((PART,) if mine else (), PART))
         return [run_text(index, run) for side, index in sides for run in runs(self.program, side, strides)]
 
-    def _masks(self, i: int, spot: Spot) -> list[str]:
+    def _masks(self, i: int, ref: TileRef) -> list[str]:
         cols = self.kernel.by_col[i]
-        found = [spot.row_mask] if self.kernel.by_row[i] and spot.row_mask else []
-        if cols is Across.FULL and spot.col_mask:
-            found.append(spot.col_mask)
-        if cols is Across.BLOCK and spot.col_mask:
+        found = [ref.row_mask] if self.kernel.by_row[i] and ref.row_mask else []
+        if cols is Across.FULL and ref.col_mask:
+            found.append(ref.col_mask)
+        if cols is Across.BLOCK and ref.col_mask:
             blocks = self.program.extent(tuple(a for a in self.kernel.space.cols if a not in self.kernel.space.block))
-            found.append(f"({self._block_index(spot)} < {size_text(blocks)})")
+            found.append(f"({self._block_index(ref)} < {size_text(blocks)})")
         return found
 
     # ---- blocks of columns -------------------------------------------------------------------------------------------
@@ -299,31 +299,31 @@ class Values:
         assert isinstance(size, int)
         return size
 
-    def _block_index(self, spot: Spot) -> str:
-        count = spot.width // self.block_size
-        return f"({spot.col_start} // {self.block_size} + tl.arange(0, {count})[None, :])"
+    def _block_index(self, ref: TileRef) -> str:
+        count = ref.width // self.block_size
+        return f"({ref.col_start} // {self.block_size} + tl.arange(0, {count})[None, :])"
 
-    def as_full(self, i: int, spot: Spot, env: Env) -> str:
+    def as_full(self, i: int, ref: TileRef, env: Env) -> str:
         """A value that varies by block, repeated for every column of its block; others as they are."""
         if self.kernel.by_col[i] is not Across.BLOCK:
             return self.tensor(i, env[i])
-        size, height, count = self.block_size, spot.height, spot.width // self.block_size
+        size, height, count = self.block_size, ref.height, ref.width // self.block_size
         # What all rows share has one row or all of them, as it was made.
         whole = env[i] if self.kernel.by_row[i] or height == 1 else f"tl.broadcast_to({env[i]}, [{height}, {count}])"
         cube = f"tl.broadcast_to(tl.reshape({whole}, [{height}, {count}, 1]), [{height}, {count}, {size}])"
-        return f"tl.reshape({cube}, {spot.shape})"
+        return f"tl.reshape({cube}, {ref.shape})"
 
-    def _block_reduce(self, i: int, node: Reduce, spot: Spot, env: Env) -> None:
+    def _block_reduce(self, i: int, node: Reduce, ref: TileRef, env: Env) -> None:
         """A reduction within the blocks of one tile."""
         size, monoid = self.block_size, MONOIDS[node.monoid]
-        count = spot.width // size
+        count = ref.width // size
 
         def folded(kind: str, text: str) -> str:
-            cube = f"tl.reshape({text}, [{spot.height}, {count}, {size}])"
-            return f"tl.reshape({fold_text(kind, cube, 2)}, [{spot.height}, {count}])"
+            cube = f"tl.reshape({text}, [{ref.height}, {count}, {size}])"
+            return f"tl.reshape({fold_text(kind, cube, 2)}, [{ref.height}, {count}])"
 
         algebra = TileAlgebra(self.assign, folded, lambda: f"{float(size)}", self.is_exact(i))
-        args = [self.assign("spread", f"tl.broadcast_to({self.as_full(a, spot, env)}, {spot.shape})") for a in node.args]
+        args = [self.assign("spread", f"tl.broadcast_to({self.as_full(a, ref, env)}, {ref.shape})") for a in node.args]
         self.results[i] = monoid.leave(algebra, *monoid.merge(algebra, *monoid.enter(algebra, *args)))
 
 

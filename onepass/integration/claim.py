@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import fx
 
-from ..capture.kinds import complaint, is_reduction, tensors_of
+from ..capture.effects import is_ordered
 from ..capture.lower import TABLE, Blocked
-from ..capture.order import is_ordered
-from ..capture.part import Part, lowered
+from ..capture.node_kinds import complaint, is_reduction, tensors_of
 from ..capture.reductions import REDUCTIONS
+from ..capture.region_program import Part, lowered
 from ..capture.regions import Region, find_regions
 from ..capture.reuse import Memory, reusable
 from ..capture.schema import op_name, short_name
@@ -27,8 +27,8 @@ from ..device import Device
 from ..errors import RewriteFailed, UnsupportedOnDevice
 from ..ir.program import Program
 from ..pipeline import optimise, specialise
+from ..plan.inductor_baseline import left_us
 from ..plan.inplace import safe_pairs
-from ..plan.left import left_us
 from ..plan.partition import plan
 from ..plan.plan import Plan
 from ..stages import as_coded

@@ -36,7 +36,7 @@ from ..runtime.background import Background
 from ..runtime.binary import Binary
 from ..runtime.card import present
 from ..runtime.compiled import Compiled, Made
-from ..runtime.counts import Counts, count, counts
+from ..runtime.counters import Counts, count, counts
 from ..runtime.executable import Executable, aligned_of, assemble
 from ..runtime.launch import prepare
 from ..runtime.promise import Promise

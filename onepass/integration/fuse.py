@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..capture.reach import state_of
 from ..capture.state import StandsFor, State
+from ..capture.state_walk import state_of
 from ..capture.trace import capture
 from ..errors import BadArgument, NeedsGrad
 from ..pipeline import optimise

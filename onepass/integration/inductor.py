@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..capture.order import is_seeded
+from ..capture.effects import is_seeded
 from ..capture.source import user_line
 from ..errors import SeededRandom, UntestedTorch
 from . import failure

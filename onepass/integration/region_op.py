@@ -24,12 +24,12 @@ from ..ir.text import parse
 from ..pipeline import optimise
 from ..stages import as_coded
 from . import journal, repro
+from .aliasing import aside, overwrites, unsafe, which
 from .checks import Checks
 from .engine import Kernels
 from .failure import is_fatal, region_left, reproducer, sentence, spoken
 from .fallback import MOST_COMPILED, Fallback, Fill, by_inductor, by_torch, cloned, fresh_results, named, overlaps
 from .settings import read_mark
-from .sharing import aside, overwrites, unsafe, which
 
 _LOG = logging.getLogger(__name__)
 MOST_REMEMBERED = 4096  # sets of sizes of one region

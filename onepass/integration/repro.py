@@ -174,7 +174,7 @@ def make_inputs(program: Program, sizes: Bindings, device: torch.device, unalign
                 seed: int) -> dict[str, torch.Tensor]:
     """Seeded tensors with the layout of a Program's inputs; integers are small enough for every lookup."""
     generator = torch.Generator().manual_seed(seed)
-    extents = [value(g.extent, sizes) for i in program.of(Load) for g in program.nodes[i].gathers]  # type: ignore[union-attr]
+    extents = [value(g.extent, sizes) for i in program.of(Load) for g in program.nodes[i].indexed]  # type: ignore[union-attr]
     most = max(1, min([*extents, 128]))
     made = {}
     for buffer in program.buffers:

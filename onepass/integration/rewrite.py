@@ -11,11 +11,11 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..capture.order import is_ordered
-from ..capture.part import Part
+from ..capture.effects import is_ordered
+from ..capture.region_program import Part
 from ..errors import RewriteFailed
 from ..ir.text import one_line
-from .arrange import arrange
+from .node_order import arrange
 
 
 class Rewriter:

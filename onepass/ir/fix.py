@@ -51,8 +51,8 @@ def fix(program: Program, bindings: Bindings) -> Program:
     def fixed(node: Node) -> Node:
         match node:
             case Load():
-                gathers = tuple(replace(g, stride=size(g.stride), extent=size(g.extent)) for g in node.gathers)
-                return replace(node, strides=strides(node.strides), offset=size(node.offset), gathers=gathers)
+                indexed = tuple(replace(g, stride=size(g.stride), extent=size(g.extent)) for g in node.indexed)
+                return replace(node, strides=strides(node.strides), offset=size(node.offset), indexed=indexed)
             case Store():
                 return replace(node, strides=strides(node.strides), offset=size(node.offset))
             case Const() if not isinstance(node.scale, int):

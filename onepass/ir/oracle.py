@@ -177,14 +177,14 @@ class _Run:
         exact = self.held(self.program.buffer[load.buffer].dtype)
         if not tensor.numel():  # no element of a result comes from here
             return torch.zeros(self.sizes(frozenset(axis for axis, _ in load.strides)), dtype=exact, device=self.device)
-        if not load.gathers:
+        if not load.indexed:
             return self.window(tensor, load.strides, offset).to(exact)
         at = torch.full([1] * len(self.program.axes), offset, dtype=torch.int64, device=self.device)
         reach = offset + 1
         for axis, stride in load.strides:
             at = at + self.index((axis,)) * value(stride, self.bindings)
             reach += (self.extent(axis) - 1) * value(stride, self.bindings)
-        for gather in load.gathers:
+        for gather in load.indexed:
             found, extent = values[gather.index].to(torch.int64), value(gather.extent, self.bindings)
             self.check_range(load, found, extent)
             at = at + found * value(gather.stride, self.bindings)

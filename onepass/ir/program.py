@@ -55,7 +55,7 @@ class Load:
     buffer: str
     strides: Strides
     offset: Size = 0
-    gathers: tuple[Gather, ...] = ()
+    indexed: tuple[Gather, ...] = ()
     src: str = field(default="", compare=False)
 
 
@@ -135,8 +135,8 @@ Node: TypeAlias = Load | Const | Index | Op | Reduce | Result | Store
 def operands(node: Node) -> tuple[int, ...]:
     """The earlier values a node reads."""
     match node:
-        case Load(gathers=gathers):
-            return tuple(g.index for g in gathers)
+        case Load(indexed=indexed):
+            return tuple(g.index for g in indexed)
         case Op(args=args) | Reduce(args=args):
             return args
         case Result(reduce=reduce):
@@ -227,8 +227,8 @@ class Program:
             sizes += [*buffer.shape, *buffer.strides]
         for node in self.nodes:
             match node:
-                case Load(strides=strides, offset=offset, gathers=gathers):
-                    sizes += [offset, *(s for _, s in strides), *(s for g in gathers for s in (g.stride, g.extent))]
+                case Load(strides=strides, offset=offset, indexed=indexed):
+                    sizes += [offset, *(s for _, s in strides), *(s for g in indexed for s in (g.stride, g.extent))]
                 case Store(strides=strides, offset=offset):
                     sizes += [offset, *(s for _, s in strides)]
                 case Const(scale=scale):
@@ -274,8 +274,8 @@ class Builder:
 def with_operands(node: Node, new: "dict[int, int] | list[int] | tuple[int, ...]") -> Node:
     """The same node reading renamed operands."""
     match node:
-        case Load(gathers=gathers) if gathers:
-            return replace(node, gathers=tuple(replace(g, index=new[g.index]) for g in gathers))
+        case Load(indexed=indexed) if indexed:
+            return replace(node, indexed=tuple(replace(g, index=new[g.index]) for g in indexed))
         case Op(name, args, dtype, src):  # written out: this is most of planning, and replace() takes longer
             return Op(name, tuple([new[a] for a in args]), dtype, src)
         case Reduce(monoid, args, axes, src):

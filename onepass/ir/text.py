@@ -45,8 +45,8 @@ def _commented(line: str, src: str) -> str:
 
 def _node(node: Node) -> str:
     match node:
-        case Load(buffer=buffer, strides=strides, offset=offset, gathers=gathers):
-            looked_up = "".join(f" gather(%{g.index} * {g.stride} < {g.extent})" for g in gathers)
+        case Load(buffer=buffer, strides=strides, offset=offset, indexed=indexed):
+            looked_up = "".join(f" gather(%{g.index} * {g.stride} < {g.extent})" for g in indexed)
             return f"load {buffer} {_address(strides, offset)}{looked_up}"
         case Const(value=value, dtype=dtype, scale=scale):
             return f"const {_literal(value)}{'' if scale == 1 else f' * {scale}'} : {dtype}"
@@ -185,8 +185,8 @@ class _Reader:
         name, steps, offset, looked_up = _match(_LOAD, text, "expected `load BUFFER [AXIS:STRIDE, ...] + OFFSET`")
         if name not in self.buffers:
             _wrong(f"no buffer is called {name}")
-        gathers = tuple(Gather(self.position(i), _size(step), _size(extent)) for i, step, extent in _GATHER.findall(looked_up))
-        self.add(Load(name, _strides(steps), _size(offset or "0"), gathers, src), self.buffers[name].dtype)
+        indexed = tuple(Gather(self.position(i), _size(step), _size(extent)) for i, step, extent in _GATHER.findall(looked_up))
+        self.add(Load(name, _strides(steps), _size(offset or "0"), indexed, src), self.buffers[name].dtype)
 
     def const(self, text: str, src: str) -> None:
         value, scale, dtype = _match(_CONST, text, "expected `const VALUE * SCALE : DTYPE`")

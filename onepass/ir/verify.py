@@ -128,7 +128,7 @@ def loads_read_what_exists(program: Program) -> Complaints:
             role = program.buffer[node.buffer].role
             if role == "output" or (role == "temp" and node.buffer in ours - written):
                 yield f"%{i} loads {node.buffer}, an {'output' if role == 'output' else 'unwritten temporary'}"
-            for gather in node.gathers:
+            for gather in node.indexed:
                 if program.dtypes[gather.index].kind != "int":
                     yield f"%{i} looks up with %{gather.index}, which is {program.dtypes[gather.index]}"
 

@@ -50,7 +50,7 @@ def single_stride(program: Program, side: tuple[str, ...], strides: tuple[tuple[
 
 def streams_rows(kernel: Kernel, node: Load | Store) -> Size | None:
     """The distance between rows of a tensor whose rows are contiguous, else None."""
-    if isinstance(node, Load) and node.gathers:
+    if isinstance(node, Load) and node.indexed:
         return None
     if single_stride(kernel.program, kernel.space.cols, node.strides) != 1 or any(a in kernel.space.batch for a, _ in node.strides):
         return None
@@ -75,7 +75,7 @@ def needs_wide_index(program: Program, bindings: Bindings) -> bool:
             last = value(node.offset, bindings)
             for axis, stride in node.strides:
                 last += (value(program.axis[axis].extent, bindings) - 1) * value(stride, bindings)
-            for gather in node.gathers if isinstance(node, Load) else ():
+            for gather in node.indexed if isinstance(node, Load) else ():
                 last += value(gather.extent, bindings) * value(gather.stride, bindings)
             if last + margin >= 2**31:
                 return True

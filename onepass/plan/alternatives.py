@@ -57,12 +57,12 @@ def kind(schedule: Schedule) -> tuple[object, ...]:
     """What makes two schedules run differently enough to try both."""
     match schedule.rows, schedule.cols:
         case Loop(), Cover(tiles):
-            shape: tuple[object, ...] = (schedule.splits, len(tiles), schedule.shared)
+            shape: tuple[object, ...] = (schedule.splits, len(tiles), schedule.ctas_per_row)
         case Block(height), Cover():
             shape = (height,)
         case Loop(), Block(width):
             shape = (width, schedule.splits > 1)
         case _:
             shape = (schedule.splits > 1,)
-    ring = schedule.stages, bool(schedule.ahead)
-    return schedule.family, bool(schedule.resident), len(schedule.parked), schedule.warps, *ring, *shape
+    ring = schedule.stages, bool(schedule.prefetch)
+    return schedule.family, bool(schedule.resident), len(schedule.staged), schedule.warps, *ring, *shape

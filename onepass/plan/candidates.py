@@ -13,30 +13,30 @@ from ..ir.size import Bindings, value
 from .access import row_stride, streams_rows
 from .cost import Traffic
 from .kernel import Kernel
-from .lanes import vector
-from .lanes import widest as widest_vector
 from .legality import Family, may_split
-from .parked import (
+from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
+from .staged_rows import (
     BARRIERS,
     BOX,
     FLAT,
-    bytes_beside,
     chunks,
-    columns_ahead,
     cut,
     cut_flat,
-    exchanged,
-    exchanged_by_parts,
-    may_share,
-    parkable,
-    parkable_flat,
+    exchange_bytes,
+    exchange_bytes_multi_cta,
+    may_span_ctas,
+    must_stage,
+    prefetched_columns,
     register_limit,
+    row_vector_smem_bytes,
     shared_bytes,
-    wanted,
+    tma_stageable,
+    tma_stageable_unaligned,
 )
-from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
-from .tiled import LEAST_LINE, LEAST_STAGES, MOST_STAGES, rows_at_once, tileable, told
-from .tiled import shared_bytes as tile_bytes
+from .staged_tiles import LEAST_LINE, LEAST_STAGES, MOST_STAGES, rows_at_once, tile_stageable, with_register_cap
+from .staged_tiles import shared_bytes as tile_bytes
+from .thread_layout import vector
+from .thread_layout import widest as widest_vector
 
 MOST_HELD = 128  # elements a thread may hold of a resident row
 MOST_ALONE = 8192  # columns that one CTA holds while most of the card is idle
@@ -56,18 +56,18 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
             yield from _pointwise(kernel, t, bindings)
         case Family.INNER, True:
             yield from _inner_resident(kernel, t, bindings, device)
-            yield from _inner_parked(kernel, t, device)
+            yield from _inner_staged(kernel, t, device)
         case Family.INNER, False:
             yield from _inner_looped(kernel, t, bindings, device)
         case Family.OUTER, True:
             yield from _columns_resident(kernel, t)
         case Family.OUTER, False:
             yield from _outer(kernel, t, device)
-            yield from _outer_parked(kernel, t, device)
+            yield from _outer_staged(kernel, t, device)
         case Family.MIX, _:
             yield from _mix(kernel, t, device)
-            yield from _mixed_parked(kernel, t, device)
-            yield from _mixed_shared(kernel, t, device)
+            yield from _mix_order_staged(kernel, t, device)
+            yield from _mix_order_multi_cta(kernel, t, device)
 
 
 def lead_of(kernel: Kernel, bindings: Bindings) -> int:
@@ -122,10 +122,10 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Devi
                 least = 32 * warps * vec // height
                 tiles = _sector_cover(cols, lead, min(widest, power_of_two(cols) // 4), least) if lead else cover(cols, widest)
                 if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles) and _even(tiles, least):
-                    yield Schedule(Block(height), Cover(tiles), warps, lead=lead, resident=frozenset(kernel.multi_phase))
+                    yield Schedule(Block(height), Cover(tiles), warps, sector_elems=lead, resident=frozenset(kernel.multi_phase))
 
 
-def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _inner_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Rows in shared memory, for reductions along them: one row a CTA, or one after another.
 
     CTAs of one row each share the work better: SMs are not equally fast, and whoever is done gets the next row. H200, softmax
@@ -135,11 +135,11 @@ def _inner_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
         assert isinstance(each.cols, Cover)
         if 2 * each.cols.tiles[0] <= t.cols:  # registers hold what is shorter
             yield each
-            if each.stages == 1 and not each.ahead:
+            if each.stages == 1 and not each.prefetch:
                 yield replace(each, rows=Block(1))
 
 
-def _mixed_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _mix_order_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Rows in shared memory, for reductions along them and down their columns, of which registers hold the states."""
     if not may_split(kernel, Family.MIX):
         return
@@ -147,22 +147,22 @@ def _mixed_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
         assert isinstance(each.cols, Cover)
         if len(each.cols.tiles) <= MOST_TILES:
             # 255 is no multiple of eight, and within it ptxas spills a few words that it does not spill within 248.
-            gathers = replace(each, gathers=True, registers=each.registers // 8 * 8)
+            gathers = replace(each, accumulates_columns=True, registers=each.registers // 8 * 8)
             yield from (replace(gathers, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
 
 
-def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _mix_order_multi_cta(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """The same where several CTAs take a row together.
 
     Of 16-bit rows that are all parked, a thread may also take half as much at once: it needs fewer registers, and as much time.
     H200, LayerNorm backward of 8192 x 16384: 247 us, where whole vectors spill; of 4096 x 65536: 449, with whole vectors 481.
     """
-    cols, twice, able = _static_cols(kernel), wanted(kernel), frozenset(parkable(kernel))
+    cols, twice, able = _static_cols(kernel), must_stage(kernel), frozenset(tma_stageable(kernel))
     if device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
         return
-    if not may_split(kernel, Family.MIX) or not may_share(kernel):
+    if not may_split(kernel, Family.MIX) or not may_span_ctas(kernel):
         return
-    vec, exchange = vector(kernel), exchanged_by_parts(kernel)
+    vec, exchange = vector(kernel), exchange_bytes_multi_cta(kernel)
     for parked in (twice,) if twice == able else (twice, able):
         element = sum(kernel.program.dtypes[i].size for i in parked)
         halves = (vec // 2,) if vec > 4 and len(parked) == kernel.full_loads else ()
@@ -177,7 +177,7 @@ def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
                 for here in range(1, min(2, fit) + 1):
                     groups = here * device.sms // share
                     if t.rows >= LEAST_TURNS * groups:
-                        yield Schedule(Loop(1, groups), covered, warps, slots, parked=parked, gathers=True, shared=share,
+                        yield Schedule(Loop(1, groups), covered, warps, slots, staged=parked, accumulates_columns=True, ctas_per_row=share,
                                        hoisted=hoisted, beside=beside > 0,
                                        registers=register_limit(warps, here, device) // 8 * 8)
 
@@ -187,18 +187,18 @@ def _where_vectors_wait(kernel: Kernel) -> Iterator[tuple[bool, int]]:
     yield False, 0
     if kernel.row_vectors:
         yield True, 0
-    if beside := bytes_beside(kernel):
+    if beside := row_vector_smem_bytes(kernel):
         yield False, beside
 
 
 def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Rows in shared memory, where something is needed twice, TMA can bring all that is, and a CTA has room for it."""
-    cols, twice = _static_cols(kernel), wanted(kernel)
-    flat = not twice <= frozenset(parkable(kernel))
-    able = frozenset(parkable_flat(kernel) if flat else parkable(kernel))
+    cols, twice = _static_cols(kernel), must_stage(kernel)
+    flat = not twice <= frozenset(tma_stageable(kernel))
+    able = frozenset(tma_stageable_unaligned(kernel) if flat else tma_stageable(kernel))
     if device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
         return
-    vec, exchange = vector(kernel), exchanged(kernel)
+    vec, exchange = vector(kernel), exchange_bytes(kernel)
     for parked in (twice,) if twice == able else (twice, able):
         element = sum(kernel.program.dtypes[i].size for i in parked)
         for warps in (4, 8, 16):
@@ -216,21 +216,21 @@ def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
                     for here in sorted({1, min(2, most), most}):
                         split = max(1, min(here * device.sms, t.rows))
                         registers = register_limit(warps, here, device)
-                        one = Schedule(Loop(1, split), covered, warps, slots, lead=FLAT if flat else 0, parked=parked,
+                        one = Schedule(Loop(1, split), covered, warps, slots, sector_elems=FLAT if flat else 0, staged=parked,
                                        registers=registers)
                         yield one
                         room = min(device.smem_per_cta, device.smem_per_sm // here - device.smem_reserve) - smem
-                        yield from (replace(one, ahead=n) for n in _ahead(one, cols, room // element))
+                        yield from (replace(one, prefetch=n) for n in _ahead(one, cols, room // element))
 
 
 def _ahead(one: Schedule, cols: int, room: int) -> list[int]:
     """How many copies of the next row a ring has places for beside those of one row: all that there is room for, and half of them.
     Where there is room for a whole row, another schedule has a place for it."""
     assert isinstance(one.cols, Cover)
-    copies = 0 if one.lead or one.stages > 1 else chunks(one.cols, cols).copies
+    copies = 0 if one.sector_elems or one.stages > 1 else chunks(one.cols, cols).copies
     if not copies or room >= cols:
         return []
-    most = min(room // columns_ahead(one.cols, 1), BARRIERS - copies)
+    most = min(room // prefetched_columns(one.cols, 1), BARRIERS - copies)
     return [n for n in sorted({most, most // 2}) if n]
 
 
@@ -260,7 +260,7 @@ def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device
             if width > power_of_two(t.cols) or not _fits_blocks(kernel, (width,)):
                 continue
             for stages in (1, 2, 4):
-                yield Schedule(Block(1), Loop(width), warps, stages, lead=lead)
+                yield Schedule(Block(1), Loop(width), warps, stages, sector_elems=lead)
             if splits and not lead:
                 blocks = t.cols // width
                 for target in (1, 2, 4):
@@ -314,17 +314,17 @@ def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
                             yield Schedule(Loop(step, k), Block(width), warps)
 
 
-def _outer_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _outer_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Tiles of columns through shared memory, where TMA can bring all that is full-size. A tile that leaves room for no second one
     is made shorter, down to one vector a thread; where even that leaves none, there is no such schedule.
 
     Partial results that another kernel has just written are in L2, and a ring only takes its time to start: H200, two sums of
     264 x 5120 of them take 7 us so, and 2.5 by threads that load them.
     """
-    able = frozenset(tileable(kernel))
+    able = frozenset(tile_stageable(kernel))
     if device.capability < HAS_TMA or not able or _is_near(kernel):
         return
-    vec, exchange, may = widest_vector(kernel), exchanged(kernel, down=True), may_split(kernel, Family.OUTER)
+    vec, exchange, may = widest_vector(kernel), exchange_bytes(kernel, down=True), may_split(kernel, Family.OUTER)
     sizes = [kernel.program.dtypes[i].size for i in able]
     least = LEAST_LINE // min(sizes)
     most = max(least, power_of_two(t.cols))
@@ -335,7 +335,7 @@ def _outer_parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
                 if tall > min(BOX, max(lowest, power_of_two(t.rows))):
                     break
                 for stages in (LEAST_STAGES, 3, 4, MOST_STAGES):
-                    one = Schedule(Loop(tall), Block(width), warps, stages, parked=able)
+                    one = Schedule(Loop(tall), Block(width), warps, stages, staged=able)
                     smem = tile_bytes(one, vec, sum(sizes), exchange)
                     if smem > device.smem_per_cta:
                         break
@@ -359,7 +359,7 @@ def _shared_by(one: Schedule, heres: list[int], may: bool, t: Traffic, device: D
         if (split := min(tiles, round(here * device.sms / blocks))) > 1:
             splits[split] = here
     for split, here in sorted(splits.items()):
-        yield told(replace(one, rows=replace(one.rows, split=split)), here, device)
+        yield with_register_cap(replace(one, rows=replace(one.rows, split=split)), here, device)
 
 
 def _monoid(kernel: Kernel, i: int) -> str:
@@ -398,7 +398,7 @@ def _pointwise(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[Sched
     if lead := lead_of(kernel, bindings):
         for warps in (4, 8):
             for per_thread in (vec, 2 * vec):
-                yield Schedule(Block(1), Loop(32 * warps * per_thread), warps, lead=lead)
+                yield Schedule(Block(1), Loop(32 * warps * per_thread), warps, sector_elems=lead)
     for warps in (4, 8):
         for area in (32 * warps * vec, 64 * warps * vec):
             width = power_of_two(min(t.cols, area))

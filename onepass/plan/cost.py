@@ -12,10 +12,10 @@ from math import ceil, exp, log2
 from ..device import Device
 from ..ir.program import Load
 from .kernel import Kernel
-from .lanes import own_lanes
-from .parked import BOX, Chunks, columns_ahead
 from .resources import Resources, early, packs, tile_of
 from .schedule import SECTOR, Block, Cover, Loop, Schedule
+from .staged_rows import BOX, Chunks, prefetched_columns
+from .thread_layout import own_lanes
 from .traffic import Traffic as Traffic
 from .traffic import monoid_of
 from .traffic import traffic as traffic
@@ -44,7 +44,7 @@ def cost(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, d
 
 
 def _modelled(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, device: Device) -> Cost:
-    if schedule.parked and isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover):
+    if schedule.staged and isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover):
         return _parked(kernel, schedule, t, device)
     match schedule.rows, schedule.cols:
         case Block(), Cover():
@@ -165,7 +165,7 @@ def _asked_at_once(schedule: Schedule, t: Traffic, device: Device) -> float:
 
 def _half_lines(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> float:
     """How much longer the bytes of a walk down the columns take because its tiles are narrow."""
-    if not schedule.parked or not isinstance(schedule.cols, Block):
+    if not schedule.staged or not isinstance(schedule.cols, Block):
         return 1.0
     run = schedule.cols.size * t.unit / max(kernel.full_loads, 1)
     read = 0.0 if run >= LINE else HALVES if schedule.splits == 1 else HALVES_SPLIT
@@ -187,17 +187,17 @@ def _slots(t: Traffic, schedule: Schedule) -> float:
     """Issue slots per element under a schedule."""
     tile = tile_of(schedule)
     per_thread = tile.height * tile.width / (32 * schedule.warps)
-    walks = not schedule.parked and (isinstance(schedule.rows, Loop) or isinstance(schedule.cols, Loop))
+    walks = not schedule.staged and (isinstance(schedule.rows, Loop) or isinstance(schedule.cols, Loop))
     kept = bool(schedule.resident) and not packs(schedule, t.words)
     slots = t.slots_once if kept else t.slots
     per_tile = PER_TILE_SLOTS if walks else PER_TILE_SLOTS / 4
     per_tile += MERGE_SLOTS * t.merged if isinstance(schedule.cols, Loop) else 0.0
-    if schedule.shared == 1:  # where CTAs share a row, tiles of 4 to 32 elements a thread take as long
+    if schedule.ctas_per_row == 1:  # where CTAs share a row, tiles of 4 to 32 elements a thread take as long
         slots += per_tile / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
     slots += BESIDE_SLOTS * t.beside_loads if schedule.beside else 0.0
-    if not schedule.lead:
+    if not schedule.sector_elems:
         return slots + UNALIGNED_SLOTS * t.unaligned
-    if schedule.parked and isinstance(schedule.cols, Cover):
+    if schedule.staged and isinstance(schedule.cols, Cover):
         slots += EDGE_SLOTS * (schedule.cols.tiles[0] + schedule.cols.tiles[-1]) / schedule.cols.width
     return slots + SHIFTED_SLOTS * t.beside_loads
 
@@ -209,14 +209,14 @@ def _issued(warps_per_sm: float) -> float:
 
 def _issued_alone(schedule: Schedule) -> float:
     """The same of one CTA."""
-    return max(_issued(schedule.warps), min(OF_A_WARP * schedule.warps, OF_FEW_PARKED if schedule.parked else OF_FEW))
+    return max(_issued(schedule.warps), min(OF_A_WARP * schedule.warps, OF_FEW_PARKED if schedule.staged else OF_FEW))
 
 
 def _chunk_waits(kernel: Kernel, schedule: Schedule) -> float:
     """What the walks over a parked row wait for row vectors. Where they gather over rows, they are unrolled and need not."""
-    if schedule.hoisted or schedule.gathers:
+    if schedule.hoisted or schedule.accumulates_columns:
         return 0.0
-    wait = SHIFTED_WAIT if schedule.lead else CHUNK_WAIT
+    wait = SHIFTED_WAIT if schedule.sector_elems else CHUNK_WAIT
     return wait * len({p for i in kernel.row_vectors for p in kernel.use_phases(i)}) * tile_of(schedule).count
 
 
@@ -250,7 +250,7 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     ctas = ceil(pieces / block)
     slots = device.sms * r.ctas_per_sm
     here, sms = min(r.ctas_per_sm, ceil(ctas / device.sms)), min(device.sms, ctas)
-    again = 0.0 if schedule.resident | schedule.parked >= set(kernel.multi_phase) else t.multi_phase
+    again = 0.0 if schedule.resident | schedule.staged >= set(kernel.multi_phase) else t.multi_phase
     share = device.bandwidth / device.sms
     load = block * length * t.unit / share
     store = block * length * (t.full_out / max(t.elements, 1)) / share
@@ -264,20 +264,20 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     tiles = tile_of(schedule).count if t.mufu == 0 and across_rows else 1
     work = block * length / 32 * _slots(t, schedule) / (_issued_alone(schedule) * device.clock)
     waits = LATE * device.latency if len(early(t.late, schedule)) < len(t.late) else 0.0
-    waits = _chunk_waits(kernel, schedule) if schedule.parked else waits + PER_TILE * tiles
+    waits = _chunk_waits(kernel, schedule) if schedule.staged else waits + PER_TILE * tiles
     first = device.latency if t.full_in else device.latency / 2  # partial results are near
-    if across_rows and kernel.full_loads > 1 and not schedule.parked and tile_of(schedule).count > 1:
+    if across_rows and kernel.full_loads > 1 and not schedule.staged and tile_of(schedule).count > 1:
         work *= NOT_YET
     alone = first + block * length * t.unit / (FILL_RATE * device.clock) + waits + t_reduce + work
     l2 = again + t.temps + VECTOR_SHARE * t.vectors * ctas
     memory = _together(ctas / sms * (load + store), ceil(ctas / slots) * alone, sharply=OF_ROWS) + l2 / device.l2_bandwidth
-    memory *= _crowded(here * block * length * t.unit) if schedule.parked and not schedule.lead else 1.0
-    memory *= _asked_at_once(schedule, t, device) if across_rows and not schedule.parked else 1.0
+    memory *= _crowded(here * block * length * t.unit) if schedule.staged and not schedule.sector_elems else 1.0
+    memory *= _asked_at_once(schedule, t, device) if across_rows and not schedule.staged else 1.0
     memory = max(memory, t.once / device.bandwidth)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     us = RAMP + max(_together(memory, issue, special, _l1(t, schedule, device, sms)), alone + LAST_STORES)
     us += 0.0 if across_rows else ACROSS_WARPS * max(0, schedule.warps - 2) * ctas / sms
-    us += FIRST_COPY if schedule.parked else 0.0
+    us += FIRST_COPY if schedule.staged else 0.0
     return Cost(us, t.once + again, here * block * length * t.unit, _limit(memory, issue, special, alone))
 
 
@@ -300,7 +300,7 @@ REFILL = 0.25  # us between the last read of a row's place and the next row bein
 
 def _unrolled_walks(schedule: Schedule, t: Traffic, cols: int, here: float, device: Device) -> float:
     """What walks that gather take on an SM in a turn, with what they wait for row vectors that they do not keep."""
-    full = WARPS_TO_WALK if schedule.shared > 1 else WARPS_TO_ISSUE
+    full = WARPS_TO_WALK if schedule.ctas_per_row > 1 else WARPS_TO_ISSUE
     issued = ISSUE_RATE * (1 - exp(-here * schedule.warps / full))
     waits = VECTOR_WAIT * cols / (32 * schedule.warps) if t.vectors and not (schedule.hoisted or schedule.beside) else 0.0
     return here * cols / 32 * _slots(t, schedule) / (issued * device.clock) + waits
@@ -310,8 +310,8 @@ def _late_in_a_turn(kernel: Kernel, schedule: Schedule) -> float:
     """What CTAs that gather wait for in a turn, and nothing hides: tensors that are not parked, rows in many copies."""
     assert isinstance(schedule.cols, Cover)
     part = Chunks(schedule.cols.tiles[0], len(schedule.cols.tiles), 0)
-    copies = (part.count // part.at_once(BOX) - 1) * len(schedule.parked)
-    return COPY * copies + UNPARKED * part.count * (len(schedule.parked) < kernel.full_loads)
+    copies = (part.count // part.at_once(BOX) - 1) * len(schedule.staged)
+    return COPY * copies + UNPARKED * part.count * (len(schedule.staged) < kernel.full_loads)
 
 
 def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> Cost:
@@ -323,32 +323,32 @@ def _parked(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> C
     """
     assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
     groups = min(schedule.rows.split, max(t.rows, 1))
-    ctas, cols = groups * schedule.shared, t.cols // schedule.shared
+    ctas, cols = groups * schedule.ctas_per_row, t.cols // schedule.ctas_per_row
     sms, turns = min(device.sms, ctas), ceil(t.rows / groups)
     here, even = ctas / sms, turns * groups / max(t.rows, 1)
     share, row = device.bandwidth / device.sms, float(cols * t.unit)
     again = sum(kernel.program.dtypes[i].size * (len(kernel.use_phases(i)) - 1) for i in kernel.multi_phase
-                if i not in schedule.parked) * t.elements
-    places = schedule.stages + columns_ahead(schedule.cols, schedule.ahead) / cols
+                if i not in schedule.staged) * t.elements
+    places = schedule.stages + prefetched_columns(schedule.cols, schedule.prefetch) / cols
     in_flight = here * row * max(places - 1, 0.5)
-    uneven = 1 + UNEVEN * t.full_out / max(t.full_in + t.full_out, 1.0) / (here if schedule.gathers else 1.0)
+    uneven = 1 + UNEVEN * t.full_out / max(t.full_in + t.full_out, 1.0) / (here if schedule.accumulates_columns else 1.0)
     moved = here * (row + cols * t.full_out / max(t.elements, 1.0)) / share
     work = cols / 32 * _slots(t, schedule) / (_issued_alone(schedule) * device.clock)
     own = t.inner * _reduction_time(schedule.warps) + work + _chunk_waits(kernel, schedule) + REFILL
-    own -= work if schedule.gathers else 0.0  # its walks are in `issue`
-    places -= 1 if schedule.shared > 1 else 0  # one waits for the last walk while another has the first
+    own -= work if schedule.accumulates_columns else 0.0  # its walks are in `issue`
+    places -= 1 if schedule.ctas_per_row > 1 else 0  # one waits for the last walk while another has the first
     cycle = _together(moved * uneven, own, (device.latency + row / (FILL_RATE * device.clock) + own) / places)
     partials = 4.0 * schedule.rows.split * t.cols * t.outer_states
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
     l2 = again + 2 * partials + t.temps + (1.0 if schedule.hoisted or schedule.beside else VECTOR_SHARE * t.rows) * t.vectors
     memory = max(turns * cycle + l2 / device.l2_bandwidth, t.once / device.bandwidth * uneven)
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
-    issue = turns * _unrolled_walks(schedule, t, cols, here, device) if schedule.gathers else issue * even
+    issue = turns * _unrolled_walks(schedule, t, cols, here, device) if schedule.accumulates_columns else issue * even
     shared = _l1(t, schedule, device, sms) + t.full_in * kernel.full_walks / (L1_RATE * sms * device.clock)
     first = device.latency + row / share
     us = RAMP + first + _together(memory, issue, special * even, shared) + LAST_STORES + spilled / device.bandwidth
-    us += turns * _late_in_a_turn(kernel, schedule) if schedule.gathers else 0.0
-    us += CLEARING + turns * EXCHANGE * schedule.shared**1.5 * schedule.warps if schedule.shared > 1 else 0.0
+    us += turns * _late_in_a_turn(kernel, schedule) if schedule.accumulates_columns else 0.0
+    us += CLEARING + turns * EXCHANGE * schedule.ctas_per_row**1.5 * schedule.warps if schedule.ctas_per_row > 1 else 0.0
     return Cost(us, t.once + again + 2 * spilled, in_flight, _limit(memory, issue, special, turns * own))
 
 
@@ -375,7 +375,7 @@ def _mix(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device: D
     chain = turns * (reduce + (0.0 if schedule.stages > 1 else 0.8 * device.latency)) / max(1.0, here) * per_sm / here
     # A look-up waits for its index in every turn, and no pipeline fetches it early. H200, cross-entropy of 65536 x 4096 by 264
     # CTAs: 262 us, 2.1 us a turn, where the norm of as many rows takes 0.9.
-    chain += turns * device.latency * any(n.gathers for n in kernel.program.nodes if isinstance(n, Load))
+    chain += turns * device.latency * any(n.indexed for n in kernel.program.nodes if isinstance(n, Load))
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
     # H200, RMSNorm backward, two or four rows at once in two tiles: 4-8 % longer than in one; one row: no longer.
     cut = 1.0 if len(tiles) == 1 or height == 1 else 1.03 + 0.01 * len(tiles)
@@ -398,7 +398,7 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     here, sms = min(r.ctas_per_sm, ceil(ctas / device.sms)), min(device.sms, ctas)
     waits = 0.7 if _merges(kernel, schedule) else 1.2  # threads that need not meet go on to their next loads
     # A ring's places are filled again as soon as they are read, so all of it is on its way.
-    ahead = schedule.stages if schedule.parked else waits if schedule.stages == 1 else schedule.stages - 1
+    ahead = schedule.stages if schedule.staged else waits if schedule.stages == 1 else schedule.stages - 1
     in_flight = here * tile.height * tile.width * t.unit * ahead
     walked = t.cols * tile.height if over_cols else t.rows * tile.width
     live = min(ctas, slots) * walked * t.unit / schedule.splits
@@ -408,8 +408,8 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     partials = 8.0 * max(t.outer_states, t.inner) * schedule.splits * length if schedule.splits > 1 else 0.0
     vectors = VECTOR_SHARE * t.vectors * (row_blocks if over_cols else 0)
     # TMA brings rows of 64 bytes as well as longer ones, while CTAs keep together (`_half_lines`); loads want whole lines.
-    wanted = (64 if schedule.parked else 128) * kernel.full_loads
-    narrow = min(1.0, tile.width * t.unit / wanted) if isinstance(schedule.cols, Block) else 1.0
+    full_line = (64 if schedule.staged else 128) * kernel.full_loads
+    narrow = min(1.0, tile.width * t.unit / full_line) if isinstance(schedule.cols, Block) else 1.0
     rate = _rate(in_flight, device) * narrow * min(1.0, 1.15 * sms / device.sms)
     # What is read again comes from L2 while other CTAs' rows come from DRAM.
     near = (t.full_in + t.multi_phase * hit) / device.l2_bandwidth if t.multi_phase else 0.0
@@ -422,14 +422,14 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     issue, special = _compute(t, schedule, here * schedule.warps, device, sms)
     chain = ceil(ctas / slots) * _walk_time(kernel, schedule, t, device)
     folding = ACROSS_WARPS * max(0, schedule.warps - 2) * ctas / sms if over_rows and kernel.folds else 0.0
-    filling = PLACE * schedule.stages if schedule.parked else 0.0
+    filling = PLACE * schedule.stages if schedule.staged else 0.0
     us = RAMP + _together(memory, issue, special, chain) + folding + filling
     return Cost(us, dram, in_flight, _limit(memory, issue, special, chain))
 
 
 def _between_rows(kernel: Kernel, schedule: Schedule, t: Traffic) -> float:
     """What a CTA does between two rows that it walks."""
-    return TURNAROUND + AND_MERGES * t.merged + (AND_EDGES if schedule.lead else 0.0) if kernel.folds else 0.0
+    return TURNAROUND + AND_MERGES * t.merged + (AND_EDGES if schedule.sector_elems else 0.0) if kernel.folds else 0.0
 
 
 def _walk_time(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -> float:
@@ -453,7 +453,7 @@ def _walk_time(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device) -
 
 def _merges(kernel: Kernel, schedule: Schedule) -> int:
     """Exchanges between threads for every tile of a walk."""
-    if schedule.parked:
+    if schedule.staged:
         return 0  # every thread has states of its own
     monoids = [monoid_of(kernel, f) for f in kernel.folds if not f.block]
     return sum(2 for m in monoids if not m.primitive and own_lanes(kernel, schedule, m) is None)

@@ -46,14 +46,14 @@ def _elements_read(program: Program, bindings: Bindings, loads: list[int]) -> in
 def _points(program: Program, bindings: Bindings, load: int) -> int:
     node = program.nodes[load]
     assert isinstance(node, Load)
-    return program.points(program.dims[load] if node.gathers else frozenset(a for a, _ in node.strides), bindings)
+    return program.points(program.dims[load] if node.indexed else frozenset(a for a, _ in node.strides), bindings)
 
 
 def _apart(program: Program, bindings: Bindings, one: int, other: int, steps: Steps) -> bool:
     """Have two loads of a tensor no element in common, for certain?"""
     a, b = program.nodes[one], program.nodes[other]
     assert isinstance(a, Load) and isinstance(b, Load)
-    if a.gathers or b.gathers or dict(a.strides) != dict(b.strides):
+    if a.indexed or b.indexed or dict(a.strides) != dict(b.strides):
         return False
     walks = sorted(((abs(value(s, bindings)), value(program.axis[axis].extent, bindings)) for axis, s in a.strides), reverse=True)
     return not _reaches(value(a.offset, bindings) - value(b.offset, bindings), [(s, n) for s, n in walks if s and n > 1],

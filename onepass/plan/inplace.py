@@ -74,7 +74,7 @@ def _is_owned(plan: KernelPlan, load: int, store: int, bindings: Bindings) -> bo
     kernel, program = plan.kernel, plan.program
     read, written = program.nodes[load], program.nodes[store]
     assert isinstance(read, Load) and isinstance(written, Store)
-    if read.gathers or read.offset != written.offset or dict(read.strides) != dict(written.strides):
+    if read.indexed or read.offset != written.offset or dict(read.strides) != dict(written.strides):
         return False
     space = kernel.space
     everything = {a for a in (*space.batch, *space.rows, *space.cols) if program.axis[a].extent != 1}
@@ -159,7 +159,7 @@ def _meet_in_folds(kernel: Kernel, schedule: Schedule) -> bool:
 
 def _areas(kernel: Kernel, schedule: Schedule) -> list[int]:
     """How many elements each kind of tile has."""
-    edges = [2 * schedule.lead] if schedule.lead else []  # the broken sectors at a row's ends are a tile of their own
+    edges = [2 * schedule.sector_elems] if schedule.sector_elems else []  # the broken sectors at a row's ends are a tile of their own
     heights = _tiles(schedule.rows) if kernel.space.rows else [1]
     return [height * width for height in heights for width in (*_tiles(schedule.cols), *edges)]
 

@@ -161,7 +161,7 @@ class Kernel:
     @cached_property
     def late(self) -> tuple[int, ...]:
         """Loads along the columns that something after a reduction needs, beside those above; full-size ones first."""
-        found = [i for i, node in enumerate(self.program.nodes) if isinstance(node, Load) and not node.gathers
+        found = [i for i, node in enumerate(self.program.nodes) if isinstance(node, Load) and not node.indexed
                  and self.by_col[i] is Across.FULL and i not in self.multi_phase and max(self.use_phases(i), default=0) > 0]
         return tuple(sorted(found, key=lambda i: not self.is_full[i]))
 

@@ -352,8 +352,8 @@ def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tup
     first, rest = halves(chosen.kernel, chosen.schedule.splits, order)
     kernel = Kernel(first, _remaining(chosen.kernel.space, first))
     held = frozenset(kernel.multi_phase) if chosen.schedule.resident else frozenset[int]()
-    parked = frozenset(first.nodes.index(chosen.program.nodes[i]) for i in chosen.schedule.parked)
-    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held, parked=parked))
+    parked = frozenset(first.nodes.index(chosen.program.nodes[i]) for i in chosen.schedule.staged)
+    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held, staged=parked))
     joined = plan(rest, bindings, device, lessons)
     return [main, *joined.kernels]
 

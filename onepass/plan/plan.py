@@ -14,9 +14,9 @@ from .cost import Cost, another
 from .footprint import floor_bytes
 from .kernel import Across, Kernel
 from .legality import Refusal
-from .parked import columns_ahead, words
 from .resources import Resources, tile_of
 from .schedule import Cover, Schedule
+from .staged_rows import prefetched_columns, words
 
 ANY_WEIGHT = 1024  # registers that no schedule is estimated to take
 
@@ -82,7 +82,7 @@ class KernelPlan:
     @property
     def _exchanged(self) -> tuple[str, ...]:
         """What CTAs that share a row write for each other."""
-        sharing = self.schedule.shared
+        sharing = self.schedule.ctas_per_row
         if sharing == 1:
             return ()
         return (f"boxes i64 {sharing * words(self.kernel)} a row, in which its {sharing} CTAs leave states for each other",)
@@ -98,10 +98,10 @@ class KernelPlan:
         if i in self.schedule.resident:
             held = tile.resident_height * tile.resident_width * size / (4 * 32 * self.schedule.warps)
             return f"{text} once, kept in registers ({held:g} a thread)"
-        if i in self.schedule.parked:
-            cols, ahead = self.schedule.cols, self.schedule.ahead
-            columns = self.schedule.stages * tile.resident_width + (columns_ahead(cols, ahead) if isinstance(cols, Cover) else 0)
-            part = f", 1/{self.schedule.shared} of a row a CTA" if self.schedule.shared > 1 else ""
+        if i in self.schedule.staged:
+            cols, ahead = self.schedule.cols, self.schedule.prefetch
+            columns = self.schedule.stages * tile.resident_width + (prefetched_columns(cols, ahead) if isinstance(cols, Cover) else 0)
+            part = f", 1/{self.schedule.ctas_per_row} of a row a CTA" if self.schedule.ctas_per_row > 1 else ""
             return f"{text} once, parked in shared memory ({columns * size / 1024:.1f} KiB){part}"
         times = len(self.kernel.use_phases(i)) if i in self.kernel.multi_phase else 1
         return f"{text} once" if times == 1 else f"{text} {times} times"

@@ -14,10 +14,10 @@ from ..device import Device
 from ..ir.expr import DType
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
-from . import parked, tiled
+from . import staged_rows, staged_tiles
 from .kernel import Across, Kernel
-from .lanes import lies_alike, vector, widest
 from .schedule import Block, Cover, Loop, Role, Schedule
+from .thread_layout import lies_alike, vector, widest
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +97,18 @@ class Demand:
     reread: int  # values per element that a merge of a walked tile reads more than once
     live: int  # full-size values alive at once
     wide: int  # registers per value
-    parkable: tuple[tuple[int, int], ...]  # loads that can wait in shared memory, and bytes of an element of each
-    exchanged: int  # bytes a warp leaves for others in the largest fold
-    exchanged_by_parts: int  # the same where several CTAs take a row
-    exchanged_down: int  # the same of folds down columns
+    tma_stageable: tuple[tuple[int, int], ...]  # loads that can wait in shared memory, and bytes of an element of each
+    exchange_bytes: int  # bytes a warp leaves for others in the largest fold
+    exchange_bytes_multi_cta: int  # the same where several CTAs take a row
+    exchange_bytes_down: int  # the same of folds down columns
     widest: int  # elements a thread takes at once of a tile that comes through shared memory
     own_words: int  # registers of all states of one column
     entering: int  # registers of one element of all that enters merges
     merged: int  # registers of all states of one column that are computed anew when they merge
 
-    def parked_bytes(self, schedule: Schedule) -> int:
+    def staged_bytes(self, schedule: Schedule) -> int:
         """Of an element of all parked loads together."""
-        return sum(size for i, size in self.parkable if i in schedule.parked)
+        return sum(size for i, size in self.tma_stageable if i in schedule.staged)
 
 
 def demand(kernel: Kernel) -> Demand:
@@ -149,11 +149,11 @@ def demand(kernel: Kernel) -> Demand:
         reread=len(reread),
         live=_live_values(kernel),
         wide=max(1, max((program.dtypes[i].size for i in loads), default=4) // 4),
-        parkable=tuple((i, program.dtypes[i].size) for i in
-                       parked.parkable(kernel) or parked.parkable_flat(kernel) or tiled.tileable(kernel)),
-        exchanged=parked.exchanged(kernel),
-        exchanged_by_parts=parked.exchanged_by_parts(kernel),
-        exchanged_down=parked.exchanged(kernel, down=True),
+        tma_stageable=tuple((i, program.dtypes[i].size) for i in
+                       staged_rows.tma_stageable(kernel) or staged_rows.tma_stageable_unaligned(kernel) or staged_tiles.tile_stageable(kernel)),
+        exchange_bytes=staged_rows.exchange_bytes(kernel),
+        exchange_bytes_multi_cta=staged_rows.exchange_bytes_multi_cta(kernel),
+        exchange_bytes_down=staged_rows.exchange_bytes(kernel, down=True),
         widest=widest(kernel),
         own_words=own,
         entering=sum(_words(program.dtypes[i]) for i in entering),
@@ -240,7 +240,7 @@ def early(wanted: Sequence[Late], schedule: Schedule) -> list[tuple[int, float]]
 
     H200, norm of 65536 x 512 with four row vectors: a CTA that asks for them after its reduction lives 0.8 us longer.
     """
-    if schedule.parked or not (isinstance(schedule.rows, Block) and isinstance(schedule.cols, Cover)):
+    if schedule.staged or not (isinstance(schedule.rows, Block) and isinstance(schedule.cols, Cover)):
         return []
     found, spent = [], 0.0
     for load in wanted:
@@ -270,7 +270,7 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
         registers += _of_tiles(need, schedule)
     elif fit in (WALKS_COLUMNS, WALKS_ROWS, WALKS_PARKED):
         states = max(0.0, need.looped_elementwise - 1) + FIRST_STATE * min(1.0, need.looped_elementwise)
-        registers += states * max(1.0, once) * (PARKED_STATE if schedule.parked else 1.0) + need.looped_states
+        registers += states * max(1.0, once) * (PARKED_STATE if schedule.staged else 1.0) + need.looped_states
         if fit is WALKS_ROWS:
             registers += need.reread * (OF_MERGED_TILE * once * need.wide + OF_MERGES)
         else:  # the whole tile stays until it is merged
@@ -293,32 +293,32 @@ OF_MERGED = 0.7
 
 def _of_tiles(need: Demand, schedule: Schedule) -> float:
     """Registers for states of a thread's own columns, and for its part of a strip."""
-    element = need.parked_bytes(schedule)
-    elements = need.widest * tiled.strips(schedule, need.widest, element).each
+    element = need.staged_bytes(schedule)
+    elements = need.widest * staged_tiles.strips(schedule, need.widest, element).each
     states = need.widest * (need.own_words + OF_MERGED * need.merged)
     return states + elements * (OF_STRIP * element / 4 + OF_ENTERING * need.entering)
 
 
 def _shared(need: Demand, schedule: Schedule) -> int:
     """Shared memory of a CTA: exactly what is asked for where rows are parked, else what the compiler is likely to take."""
-    if schedule.parked and isinstance(schedule.cols, Block):
-        return tiled.shared_bytes(schedule, need.widest, need.parked_bytes(schedule), need.exchanged_down)
-    if schedule.parked:
+    if schedule.staged and isinstance(schedule.cols, Block):
+        return staged_tiles.shared_bytes(schedule, need.widest, need.staged_bytes(schedule), need.exchange_bytes_down)
+    if schedule.staged:
         assert isinstance(schedule.cols, Cover)
         beside = int(4 * need.vectors) * schedule.cols.width if schedule.beside else 0
-        exchanged = need.exchanged_by_parts if schedule.shared > 1 else need.exchanged
-        return beside + parked.shared_bytes(need.parked_bytes(schedule), schedule.cols, schedule.stages, exchanged,
-                                            schedule.warps, schedule.ahead)
+        exchange_bytes = need.exchange_bytes_multi_cta if schedule.ctas_per_row > 1 else need.exchange_bytes
+        return beside + staged_rows.shared_bytes(need.staged_bytes(schedule), schedule.cols, schedule.stages, exchange_bytes,
+                                            schedule.warps, schedule.prefetch)
     tile = tile_of(schedule)
     pipelined = (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
     return 1024 + schedule.warps * tile.height * 8 + pipelined
 
 
 def _fitted(schedule: Schedule) -> Fitted:
-    if schedule.parked:
+    if schedule.staged:
         if isinstance(schedule.cols, Block):
             return WALKS_TILES
-        return GATHERS_PARKED if schedule.gathers else WALKS_PARKED
+        return GATHERS_PARKED if schedule.accumulates_columns else WALKS_PARKED
     match schedule.rows, schedule.cols:
         case Loop(), Cover():
             return GATHERS

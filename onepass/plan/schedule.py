@@ -58,14 +58,14 @@ class Schedule:
     cols: Role
     warps: int
     stages: int = 1  # of the row loop's software pipeline; rows, or tiles of them, that a ring in shared memory has room for
-    ahead: int = 0  # copies of the next row that a ring of one row has room for besides
-    lead: int = 0  # elements of a sector, when rows start inside one and are read from its beginning; 0: rows start aligned
+    prefetch: int = 0  # copies of the next row that a ring of one row has room for besides
+    sector_elems: int = 0  # elements of a sector, when rows start inside one and are read from its beginning; 0: rows start aligned
     resident: frozenset[int] = frozenset()  # multi-phase loads kept in registers, in their storage type
     hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
     beside: bool = False  # row vectors wait in shared memory beside the ring, put there once before the row loop
-    parked: frozenset[int] = frozenset()  # full-size loads that TMA brings to a ring in shared memory, and are read there
-    gathers: bool = False  # a loop over parked rows also carries reductions over rows; one over others always does
-    shared: int = 1  # CTAs that take a row together; `cols` then covers the part that each of them has, and `split` counts groups
+    staged: frozenset[int] = frozenset()  # full-size loads that TMA brings to a ring in shared memory, and are read there
+    accumulates_columns: bool = False  # a loop over parked rows also carries reductions over rows; one over others always does
+    ctas_per_row: int = 1  # CTAs that take a row together; `cols` then covers the part that each of them has, and `split` counts groups
     registers: int = 0  # the most that a thread may take; 0: as many as the compiler sees fit
 
     @property
@@ -73,7 +73,7 @@ class Schedule:
         """The name the field knows it by."""
         match self.rows, self.cols:
             case Block(), Cover():
-                return "inner parked" if self.parked else "inner"
+                return "inner parked" if self.staged else "inner"
             case Block(), Loop(split=1):
                 return "inner looped"
             case Block(), Loop():
@@ -81,11 +81,11 @@ class Schedule:
             case Cover(), Block():
                 return "column"
             case Loop(split=k), Block():
-                return "outer" + (" parked" if self.parked else "") + (" split" if k > 1 else "")
+                return "outer" + (" parked" if self.staged else "") + (" split" if k > 1 else "")
             case Loop(), Cover():
-                if not self.parked:
+                if not self.staged:
                     return "mix-order"
-                return "mix-order shared" if self.shared > 1 else "mix-order parked" if self.gathers else "inner parked"
+                return "mix-order shared" if self.ctas_per_row > 1 else "mix-order parked" if self.accumulates_columns else "inner parked"
             case _:
                 return "pointwise"
 
@@ -93,7 +93,7 @@ class Schedule:
     def splits(self) -> int:
         """How many CTAs, or groups of them, share one result; above 1 a second kernel joins their partial states."""
         match self.rows, self.cols:
-            case Loop(), Cover() if self.parked and not self.gathers:  # they share the rows, and nothing that a row gives
+            case Loop(), Cover() if self.staged and not self.accumulates_columns:  # they share the rows, and nothing that a row gives
                 return 1
             case Loop(split=k), _:
                 return k
@@ -112,14 +112,14 @@ class Schedule:
                 case Loop(step, split):
                     return f"loop {step}" + (f" split {split}" if split > 1 else "")
 
-        extra = [f"{self.shared} CTAs a row"] if self.shared > 1 else []
+        extra = [f"{self.ctas_per_row} CTAs a row"] if self.ctas_per_row > 1 else []
         extra += [f"{self.warps} warps"]
         extra += [f"{self.stages} stages"] if self.stages > 1 else []
-        extra += [f"{self.ahead} {'copy' if self.ahead == 1 else 'copies'} ahead"] if self.ahead else []
-        extra += [f"lead {self.lead}"] if self.lead else []
+        extra += [f"{self.prefetch} {'copy' if self.prefetch == 1 else 'copies'} ahead"] if self.prefetch else []
+        extra += [f"lead {self.sector_elems}"] if self.sector_elems else []
         extra += [f"{len(self.resident)} resident"] if self.resident else []
         extra += ["hoisted"] if self.hoisted else ["row vectors beside"] if self.beside else []
-        extra += [f"{len(self.parked)} parked"] if self.parked else []
+        extra += [f"{len(self.staged)} parked"] if self.staged else []
         extra += [f"at most {self.registers} registers"] if self.registers else []
         return f"{self.family}: rows {role(self.rows)}, cols {role(self.cols)}, " + ", ".join(extra)
 

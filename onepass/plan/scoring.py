@@ -36,7 +36,7 @@ def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons
     if fresh:
         near = min(s.us for s in fresh) * NEAR
         return min((s for s in fresh if s.us <= near),
-                   key=lambda s: (_parks_rows(s.plan), s.plan.schedule.shared, _loads_anew(s.plan), _weight(s.plan), s.us))
+                   key=lambda s: (_stages_rows(s.plan), s.plan.schedule.ctas_per_row, _loads_anew(s.plan), _weight(s.plan), s.us))
     if found and spilling:
         return min(found, key=lambda s: (lessons[s.plan.scored_as].spilled or (True, 0), s.us))
     return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
@@ -57,16 +57,16 @@ def scores(program: Program, bindings: Bindings, device: Device, lessons: Lesson
     return found
 
 
-def _parks_rows(chosen: KernelPlan) -> bool:
+def _stages_rows(chosen: KernelPlan) -> bool:
     """Rows that registers hold as well need no shared memory; nor need CTAs share rows that each can as well have alone."""
-    return bool(chosen.schedule.parked) and isinstance(chosen.schedule.cols, Cover)
+    return bool(chosen.schedule.staged) and isinstance(chosen.schedule.cols, Cover)
 
 
 def _loads_anew(chosen: KernelPlan) -> bool:
     """Whoever gathers over parked rows had better keep its row vectors. H200, RMSNorm backward of 4096 x 49152 by four CTAs a row,
     predicted 0.2 % apart: 363 us where they are loaded anew in every turn, 322 where they wait in shared memory."""
     one = chosen.schedule
-    return one.gathers and not (one.hoisted or one.beside)
+    return one.accumulates_columns and not (one.hoisted or one.beside)
 
 
 def _weight(chosen: KernelPlan) -> int:
@@ -76,9 +76,9 @@ def _weight(chosen: KernelPlan) -> int:
     need few, and the fewer the smaller they are: there the prediction decides. H200, sums of fp32 4096 x 65536: tiles of 8 x 64
     within 64 registers took 248 us, those of 32 x 128, predicted 1 % better, 239.
     """
-    if _parks_rows(chosen):
+    if _stages_rows(chosen):
         return chosen.schedule.registers * chosen.schedule.warps
-    if chosen.schedule.parked:
+    if chosen.schedule.staged:
         return 0
     everywhere = chosen.schedule.warps * chosen.schedule.splits if chosen.family.startswith("mix-order") else 1
     return chosen.resources.registers * everywhere
@@ -135,12 +135,12 @@ def runs_at_once(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
     """Whether so many CTAs on an SM are all that a loop over rows has: it shares out the rows beforehand."""
     if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
         return True
-    return schedule.rows.split * schedule.shared <= ctas_per_sm * device.sms
+    return schedule.rows.split * schedule.ctas_per_row <= ctas_per_sm * device.sms
 
 
 def _join(schedule: Schedule, t: Traffic, device: Device) -> float:
     if schedule.splits <= 1:
         return 0.0
     length = t.cols * t.batch if isinstance(schedule.rows, Loop) else t.rows * t.batch
-    part = PER_TILED_PART if schedule.parked and isinstance(schedule.cols, Block) else 0.0 if t.inner else PER_PART
+    part = PER_TILED_PART if schedule.staged and isinstance(schedule.cols, Block) else 0.0 if t.inner else PER_PART
     return join_cost(max(t.outer_states, 1), schedule.splits, length, device) + part * schedule.splits

@@ -11,9 +11,9 @@ from ..ir.program import Load, Op, Reduce, Store
 from ..ir.size import Bindings, value
 from .access import single_stride, streams_rows
 from .kernel import Across, Fold, Kernel
-from .lanes import vector
 from .resources import Late, demand, late
 from .schedule import SECTOR
+from .thread_layout import vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
         if not isinstance(node, (Load, Store)):
             continue
         size = program.buffer[node.buffer].dtype.size
-        if isinstance(node, Load) and node.gathers:
+        if isinstance(node, Load) and node.indexed:
             moved = SECTOR * float(program.points(program.dims[i], bindings))
         else:
             points = program.points(frozenset(a for a, _ in node.strides), bindings)
             moved = size * float(points) / _sector_use(kernel, node, bindings)
-        key = (node.buffer, node.offset if not (isinstance(node, Load) and node.gathers) else i)
+        key = (node.buffer, node.offset if not (isinstance(node, Load) and node.indexed) else i)
         if isinstance(node, Load) and key in seen:
             continue
         seen.add(key)
@@ -101,8 +101,8 @@ def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
 
 def _in_flight_alone(kernel: Kernel) -> int:
     """Bytes per element where there is one row, or one column, and so nothing full-size."""
-    loads = [(i, n) for i, n in enumerate(kernel.program.nodes) if isinstance(n, Load) and (n.strides or n.gathers)]
-    return sum(SECTOR if n.gathers else kernel.program.dtypes[i].size for i, n in loads) or 4
+    loads = [(i, n) for i, n in enumerate(kernel.program.nodes) if isinstance(n, Load) and (n.strides or n.indexed)]
+    return sum(SECTOR if n.indexed else kernel.program.dtypes[i].size for i, n in loads) or 4
 
 
 def _unaligned(kernel: Kernel) -> int:

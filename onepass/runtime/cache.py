@@ -37,8 +37,8 @@ from .. import __version__, compat, files
 from ..errors import EntrySetAside, StoreUnusable, printable, text_of, warn
 from ..knobs import describe, knobs
 from .compiled import Made
-from .counts import count
-from .saved import Damaged, pack, unpack
+from .counters import count
+from .serialize import Damaged, pack, unpack
 
 MOST_BYTES = 512 << 20  # of the whole folder; the least recently used goes first
 KEPT_SHARE = 0.75  # of MOST_BYTES, after something had to go

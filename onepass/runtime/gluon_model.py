@@ -28,10 +28,10 @@ import torch
 from .. import compat, errors
 from ..codegen.source import Param, ParamKind, Source
 from ..stages import stage
+from .coroutines import Turns
 from .gluon_memory import Crossing, Cta, Descriptor, Slot
 from .interpret import _ONE_AT_A_TIME, _Engine
 from .module import load_text
-from .turns import Turns
 
 HOPPER_SHARED = 232_448  # bytes a CTA may ask for on sm_90
 

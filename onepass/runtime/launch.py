@@ -20,10 +20,10 @@ from ..errors import CompileFailed, DoesNotFit, UnsupportedDevice
 from . import cache as disk
 from .binary import Binary, Usage, summarise
 from .card import OLDEST
-from .counts import heard
-from .job import job
+from .compile_job import job
+from .counters import heard
+from .cubin_info import read_spills
 from .module import Job, build
-from .readout import read_spills
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def _as_predicted(kernel: KernelSummary, binary: Binary, device: Device) -> bool
     if binary.spill_bytes or not fit:
         return False
     if kernel.family.startswith("mix-order"):  # as many as the grid has, if they fit
-        return fit * device.sms >= kernel.schedule.splits * kernel.schedule.shared
+        return fit * device.sms >= kernel.schedule.splits * kernel.schedule.ctas_per_row
     return LIKE <= fit / max(kernel.ctas_per_sm, 1) <= 1 / LIKE
 
 

@@ -19,8 +19,8 @@ from ..knobs import knobs
 from . import cache as disk
 from .background import Background
 from .binary import Binary
-from .counts import heard
-from .job import job
+from .compile_job import job
+from .counters import heard
 from .module import Job
 from .workers import Pool, Trouble
 

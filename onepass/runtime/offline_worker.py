@@ -53,8 +53,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def measure(request: dict[str, Any], heard: Callable[[bool], None]) -> Any:
     """Compile a job and read what it costs."""
     from onepass import compat  # after `shells`
+    from onepass.runtime.cubin_info import read  # after `shells`
     from onepass.runtime.module import Job, build  # after `shells`
-    from onepass.runtime.readout import read  # after `shells`
 
     fields = request["job"]
     job = Job(**{**fields, "signature": tuple(map(tuple, fields["signature"])), "aligned": tuple(fields["aligned"])})
@@ -83,7 +83,7 @@ def of_the_system(error: BaseException | None) -> bool:
 
 def _said(error: Exception) -> str:
     """The line of a failure that says most."""
-    from onepass.runtime.complaint import complaint  # after `shells`
+    from onepass.runtime.compiler_message import complaint  # after `shells`
 
     with suppress(OSError, ValueError):
         sys.stdout.flush()

@@ -119,8 +119,8 @@ class OnCard:
 def scratch(program: Program, sizes: Bindings, where: torch.device, aligned: frozenset[str]) -> dict[str, Tensor]:
     """Tensors of the layout of a Program's inputs and outputs; inputs repeat some random values, small enough for lookups."""
     generator = torch.Generator(device=where).manual_seed(0)  # its own: the process's random numbers stay as they are
-    gathers = [g for i in program.of(Load) for g in program.nodes[i].gathers]  # type: ignore[union-attr]
-    most = max(1, min([*(value(g.extent, sizes) for g in gathers), 128]))
+    indexed = [g for i in program.of(Load) for g in program.nodes[i].indexed]  # type: ignore[union-attr]
+    most = max(1, min([*(value(g.extent, sizes) for g in indexed), 128]))
     made = {}
     with torch.no_grad():
         floats = torch.randn(DRAWN, generator=generator, device=where, dtype=torch.float32)

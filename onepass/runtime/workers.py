@@ -28,7 +28,7 @@ from typing import IO, Any
 from .. import errors
 from . import frames
 from .background import Background
-from .complaint import complaint
+from .compiler_message import complaint
 
 GLANCE = 0.1  # seconds between looks at whether an answer is still wanted
 LAST_SECONDS = 5.0  # for an answer once the main thread has ended: the process must be able to end

@@ -35,7 +35,7 @@ from ..runtime.promise import Promise
 from . import peers
 from .bench_tables import line
 from .ours import Ours
-from .providers import Prepared, is_ours, provide, wanted
+from .providers import Prepared, is_ours, wanted, provide
 from .regret import Tried, begin, regret
 from .results import Anchor, Result, Row, Run, load, save
 from .suites import Job, Suite

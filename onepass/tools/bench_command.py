@@ -39,8 +39,8 @@ def run(asked: Asked) -> int:
         return bench_models(_models_arguments(asked))
     options = Options(suite(asked.suite), parse_providers(asked.providers, asked.suite), asked.out, asked.fresh, asked.time_limit,
                       asked.only, asked.graphs, asked.regret, asked.most)
-    told = Console(stderr=True, highlight=False, width=None if Console(stderr=True).is_terminal else 2 * WIDTH)
-    found = bench(options, told)
+    with_register_cap = Console(stderr=True, highlight=False, width=None if Console(stderr=True).is_terminal else 2 * WIDTH)
+    found = bench(options, with_register_cap)
     if asked.as_json:
         print(json.dumps(to_json(found), indent=1))
     else:

@@ -21,9 +21,9 @@ def line(row: Row | None) -> str:
     """One workload, as it is told when it was measured."""
     if row is None:
         return "not measured"
-    told = [f"{p} {_short(r)}" for p, r in row.results.items()]
+    with_register_cap = [f"{p} {_short(r)}" for p, r in row.results.items()]
     ours = row.times_floor("onepass")
-    return f"{row.id}: floor {row.floor_us:.1f}, {', '.join(told)}" + (f"; {ours:.2f} x floor" if ours else "")
+    return f"{row.id}: floor {row.floor_us:.1f}, {', '.join(with_register_cap)}" + (f"; {ours:.2f} x floor" if ours else "")
 
 
 def _short(result: Result) -> str:

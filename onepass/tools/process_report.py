@@ -15,7 +15,7 @@ from ..capture.recompute import Recomputed
 from ..integration import journal
 from ..integration.engine import counts
 from ..integration.journal import Fallback, GraphSeen, RegionSeen, Snapshot
-from ..runtime.counts import Counts
+from ..runtime.counters import Counts
 from .model_report import LeftRow, RegionRow, left_rows, left_table, region_rows, saved_text, total_table, totals
 from .rows import KernelRow, as_json, kernel_rows, spill_text
 from .tables import as_text, counted, human_bytes, places, table, us

@@ -25,7 +25,7 @@ from unittest import mock
 
 from onepass import files
 from onepass.compat.sealed import SEAL, seal
-from onepass.runtime import cache, saved
+from onepass.runtime import cache, serialize
 
 NUMBERS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EMFILE, errno.ENOMEM, errno.ESTALE)
 CALLS = ("open", "mkdir", "replace", "unlink", "utime", "fstat", "close", "stat", "listdir", "readlink")
@@ -102,15 +102,15 @@ def reseal(folder: Path, chance: Random) -> str:
             spot[at] = {"wrong": wrong}  # no declaration has such a field
             break
         spot = spot[at]
-    with mock.patch.object(saved, "SCHEMA", saved.SCHEMA + chance.randrange(2)):
-        path.write_bytes(saved._sealed(path.stem, json.dumps(body).encode()))
+    with mock.patch.object(serialize, "SCHEMA", serialize.SCHEMA + chance.randrange(2)):
+        path.write_bytes(serialize._sealed(path.stem, json.dumps(body).encode()))
     return path.name
 
 
 def newer(folder: Path, chance: Random) -> str:
     path = chance.choice(sorted((folder / "entries").iterdir()))
     body = path.read_bytes().partition(b"\n")[2]
-    head = {"schema": saved.SCHEMA + chance.randrange(1, 9), "key": path.stem, "sha256": hashlib.sha256(body).hexdigest()}
+    head = {"schema": serialize.SCHEMA + chance.randrange(1, 9), "key": path.stem, "sha256": hashlib.sha256(body).hexdigest()}
     path.write_bytes(json.dumps(head).encode() + b"\n" + body)
     return path.name
 
@@ -256,15 +256,15 @@ def _opener(before: Callable[[str], None]) -> Callable[..., Any]:
 def failing(chance: Random) -> tuple[str, Callable[[str], None]]:
     """One call fails, or all of a kind do."""
     number, name, at = chance.choice(NUMBERS), chance.choice((*CALLS, "write", "write", "open", "replace")), chance.randrange(12)
-    lasting, seen = chance.random() < 0.4, [0]
+    l2_evict_last, seen = chance.random() < 0.4, [0]
 
     def before(called: str) -> None:
         if called == name and name != "close":
             seen[0] += 1
-            if seen[0] == at + 1 or (lasting and seen[0] > at):
+            if seen[0] == at + 1 or (l2_evict_last and seen[0] > at):
                 raise OSError(number, os.strerror(number))
 
-    return f"{errno.errorcode[number]} at {name} {at}{' and after' if lasting else ''}", before
+    return f"{errno.errorcode[number]} at {name} {at}{' and after' if l2_evict_last else ''}", before
 
 
 def killing(chance: Random) -> tuple[str, Callable[[str], None]]:

@@ -31,7 +31,7 @@ from onepass.tools import peers, regret, verdict
 from onepass.tools.bench import Options, bench, earlier, failure, unfinished
 from onepass.tools.bench_tables import fits, line, tables
 from onepass.tools.ours import Ours, schedules
-from onepass.tools.providers import apart, default_providers, parse_providers, provide, wanted
+from onepass.tools.providers import apart, default_providers, wanted, parse_providers, provide
 from onepass.tools.results import PROVIDERS, Result, Row, Run, load, to_json
 from onepass.tools.suites import SUITES, Job, rows_at, suite
 from onepass.tools.tables import as_text
@@ -295,8 +295,8 @@ def test_regret_is_the_pick_over_the_best() -> None:
     assert found.regret == pytest.approx(0.1) and len(found.candidates) == 4
     assert [c.us for c in found.candidates] == [110.0, 100.0, 130.0, None]
     assert (found.candidates[0].registers, found.candidates[3].spill_bytes) == (80, 8 * len(plans[3].kernels))
-    told = regret.verdict([found, replace(found, id="other", picked_us=101.0)])
-    assert told.good == 0.5 and told.worst == (job.id, pytest.approx(0.1)) and told.pick_error == pytest.approx(1 / 22, rel=0.2)
+    with_register_cap = regret.verdict([found, replace(found, id="other", picked_us=101.0)])
+    assert with_register_cap.good == 0.5 and with_register_cap.worst == (job.id, pytest.approx(0.1)) and with_register_cap.pick_error == pytest.approx(1 / 22, rel=0.2)
     assert regret.verdict([]).worst is None
 
 

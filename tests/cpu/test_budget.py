@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import onepass
-from onepass.capture import capture, draft, kinds
+from onepass.capture import capture, draft, node_kinds
+from onepass.capture.dataflow import Net
 from onepass.capture.draft import Draft
-from onepass.capture.net import Net
 from onepass.capture.substitute import Affine, _Substitution, substitute
 from onepass.device import device
 from onepass.errors import CaptureTooLong, NoOrder, PlanTooLong, SimplifyTooLong, TooManySteps
@@ -141,10 +141,10 @@ def test_a_long_chain_of_views_is_seen_through_without_recursion() -> None:
     total = graph.call_function(torch.ops.aten.sum.dim_IntList, (node, [0]))
     total.meta["val"] = torch.empty(16)
     graph.output(total)
-    monkey = {n: kinds.Kind.LIGHT if n.op == "call_function" and n is not total else k
-              for n, k in kinds.kinds(graph, torch.device("cpu"), {}).items()}
+    monkey = {n: node_kinds.Kind.LIGHT if n.op == "call_function" and n is not total else k
+              for n, k in node_kinds.kinds(graph, torch.device("cpu"), {}).items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onepass.capture.net.kinds", lambda *_: monkey)
+        patch.setattr("onepass.capture.dataflow.kinds", lambda *_: monkey)
         net = Net(graph, torch.device("cpu"), {}, False)
     assert net.bases[net.at[total]] == (net.at[x],)
 

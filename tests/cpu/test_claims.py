@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from onepass.capture.kinds import OTHER_REDUCTIONS
-from onepass.capture.order import is_ordered
+from onepass.capture.effects import is_ordered
+from onepass.capture.node_kinds import OTHER_REDUCTIONS
 from onepass.capture.recompute import recompute
 from onepass.device import device
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call

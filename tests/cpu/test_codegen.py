@@ -171,11 +171,11 @@ KINDS = {
     "inner": (norm, Family.INNER, (37, 192), Schedule(Block(1), Cover((128, 64)), 1)),
     "inner, overhanging": (norm, Family.INNER, (37, 190), Schedule(Block(1), Cover((128, 64)), 1)),
     "inner, rows a tile": (norm, Family.INNER, (37, 65), Schedule(Block(8), Cover((64, 1)), 1)),
-    "inner, odd rows": (norm, Family.INNER, (4, 1027), Schedule(Block(1), Cover((256,) * 4), 1, lead=8)),
+    "inner, odd rows": (norm, Family.INNER, (4, 1027), Schedule(Block(1), Cover((256,) * 4), 1, sector_elems=8)),
     "inner looped": (norm, Family.INNER, (5, 1024), Schedule(Block(1), Loop(256), 2)),
     "inner looped, tail": (norm, Family.INNER, (5, 1000), Schedule(Block(1), Loop(256), 2, stages=2)),
-    "inner looped, odd rows": (norm, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, lead=8)),
-    "inner looped, long odd rows": (norm, Family.INNER, (4, 50257), Schedule(Block(1), Loop(4096), 16, lead=8)),
+    "inner looped, odd rows": (norm, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, sector_elems=8)),
+    "inner looped, long odd rows": (norm, Family.INNER, (4, 50257), Schedule(Block(1), Loop(4096), 16, sector_elems=8)),
     "inner looped, rows a tile": (norm, Family.INNER, (13, 100), Schedule(Block(8), Loop(32), 4)),
     "inner split": (row_sums, Family.INNER, (3, 2048), Schedule(Block(1), Loop(128, 4), 2)),
     "inner split, tail": (row_sums, Family.INNER, (3, 2001), Schedule(Block(1), Loop(128, 5), 2)),
@@ -203,7 +203,7 @@ KINDS = {
     "mix-order, of row results": (of_rows, Family.MIX, (41, 64), Schedule(Loop(2, 3), Cover((64,)), 2)),
     "outer, of what rows share": (of_shared, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
     "blocks, overhanging": (blocks, Family.INNER, (5, 160), Schedule(Block(1), Cover((128, 64)), 1)),
-    "variance, odd rows": (variance, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, lead=8)),
+    "variance, odd rows": (variance, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, sector_elems=8)),
     "looked up, inner": (looked_up, Family.INNER, (5, 190), Schedule(Block(1), Cover((128, 64)), 1)),
     "looked up, rows a tile": (looked_up, Family.INNER, (37, 65), Schedule(Block(8), Cover((64, 1)), 1)),
     "looked up, inner looped": (looked_up, Family.INNER, (5, 1000), Schedule(Block(1), Loop(256), 2)),
@@ -218,8 +218,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_schedule(kind: str, dtype: torch.dtype) -> None:
     function, family, (rows, cols), schedule = KINDS[kind]
-    if schedule.lead:
-        schedule = replace(schedule, lead=32 // dtype.itemsize)
+    if schedule.sector_elems:
+        schedule = replace(schedule, sector_elems=32 // dtype.itemsize)
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, cols, generator=generator).to(dtype)
     w = torch.randn(cols, generator=generator).to(dtype)
@@ -260,7 +260,7 @@ def shared_sum(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def test_one_row_stores_what_all_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that start elsewhere in a sector add it up in another order, and nobody knows which CTA comes last."""
     program, tensors, bindings = program_of(shared_sum, torch.randn(4, 1027), torch.randn(1027))
-    plan = planned(program, bindings, chosen(program, bindings, Family.INNER, Schedule(Block(1), Cover((256,) * 4), 1, lead=8)))
+    plan = planned(program, bindings, chosen(program, bindings, Family.INNER, Schedule(Block(1), Cover((256,) * 4), 1, sector_elems=8)))
     forwards = run(plan, tensors, bindings)
     monkeypatch.setattr(interpret, "visited", lambda programs: reversed(range(programs)))
     backwards = run(plan, tensors, bindings)
@@ -451,7 +451,7 @@ def test_parts_of_odd_rows_begin_at_their_offsets(first: int) -> None:
     """In whole sectors from the row's start, or not."""
     x = torch.randn(5, 1027)
     program, tensors, bindings = program_of(lambda x: torch.softmax(x[:, first:first + 1001] * x[:, :1001], -1), x)
-    for schedule in (Schedule(Block(1), Cover((256,) * 4), 1, lead=8), Schedule(Block(1), Loop(256), 2, lead=8)):
+    for schedule in (Schedule(Block(1), Cover((256,) * 4), 1, sector_elems=8), Schedule(Block(1), Loop(256), 2, sector_elems=8)):
         assert_as_oracle(planned(program, bindings, chosen(program, bindings, Family.INNER, schedule)), tensors, bindings, "parts")
 
 

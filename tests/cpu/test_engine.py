@@ -30,9 +30,9 @@ from onepass.ir.program import Buffer, Program
 from onepass.pipeline import optimise
 from onepass.runtime import background, cache, executable, interpret, module, offline, promise
 from onepass.runtime.background import Background
-from onepass.runtime.counts import heard
+from onepass.runtime.compile_job import job
+from onepass.runtime.counters import heard
 from onepass.runtime.executable import Executable, aligned_of
-from onepass.runtime.job import job
 from tests.cases import CASES
 
 CPU, CARD, H200 = torch.device("cpu"), torch.device("cuda", 0), device("h200")

@@ -21,18 +21,18 @@ from onepass.ir.expr import DTYPES
 from onepass.ir.oracle import evaluate
 from onepass.ir.text import parse
 from onepass.plan.kernel import Kernel
-from onepass.plan.lanes import vector
 from onepass.plan.legality import Family
-from onepass.plan.parked import FLAT, Chunks, chunks, cut, cut_flat, parkable, parkable_flat, register_limit
 from onepass.plan.partition import plan
 from onepass.plan.resources import ctas_per_sm, demand, estimate
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
 from onepass.plan.scoring import scores
+from onepass.plan.staged_rows import FLAT, Chunks, chunks, cut, cut_flat, register_limit, tma_stageable, tma_stageable_unaligned
+from onepass.plan.thread_layout import vector
 from onepass.runtime import gluon_model, interpret, offline
 from onepass.runtime.compiled import Made, Summary
 from onepass.runtime.executable import _picker, allocate, assemble, layout
 from onepass.runtime.launch import TensorMap
-from onepass.runtime.saved import pack, unpack
+from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward
 from tests.cpu.test_runtime import kernel as by_hand
 from tests.forced import FORGOTTEN, as_kernel
@@ -55,11 +55,11 @@ def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, spl
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     least = 32 * warps * vector(kernel)
-    able, flat = parkable(kernel), parkable_flat(kernel)
+    able, flat = tma_stageable(kernel), tma_stageable_unaligned(kernel)
     covered = cut_flat(cols, least * vectors, least) if flat else cut(cols, least * vectors, least)
     assert covered is not None
-    return Schedule(Loop(1, split) if split else Block(1), covered, warps, slots, lead=FLAT if flat else 0,
-                    parked=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)), ahead=ahead)
+    return Schedule(Loop(1, split) if split else Block(1), covered, warps, slots, sector_elems=FLAT if flat else 0,
+                    staged=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)), prefetch=ahead)
 
 
 def norm_inputs(fn: Callable, cols: int, dtype: torch.dtype, rows: int = 4096) -> tuple[Tensor, ...]:
@@ -236,13 +236,13 @@ def test_what_no_row_changes_is_stored_too(split: int) -> None:
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, softmax_backward, layer_norm_dx, first_of_the_greatest, less_variance])
 def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, dtype: torch.dtype) -> None:
-    run_parked(fn, inputs_of(fn, 5, 4096, dtype), warps=4, vectors=1, slots=1, split=2, ahead=2)
+    run_parked(fn, inputs_of(fn, 5, 4096, dtype), warps=4, vectors=1, slots=1, split=2, prefetch=2)
 
 
 @pytest.mark.parametrize("cols", [4096, 5120, 8192])
 @pytest.mark.parametrize(("rows", "split", "ahead"), [(7, 1, 1), (8, 1, 3), (7, 3, 2), (2, 8, 3), (9, 2, 7)])
 def test_copies_take_places_in_turn(rows: int, split: int, ahead: int, cols: int) -> None:
-    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=1, split=split, ahead=ahead)
+    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=1, split=split, prefetch=ahead)
 
 
 @pytest.mark.parametrize("cols", [4096, 8192])
@@ -257,7 +257,7 @@ def test_a_ring_of_copies_that_forgets_something_is_caught(cols: int, pattern: s
     emit = gluon.emit
     monkeypatch.setattr(gluon, "emit", lambda *args: changed(emit(*args), pattern, instead))
     with pytest.raises(caught):
-        run_parked(softmax, inputs_of(softmax, 9, cols, BF16), warps=4, vectors=1, slots=1, split=2, ahead=3)
+        run_parked(softmax, inputs_of(softmax, 9, cols, BF16), warps=4, vectors=1, slots=1, split=2, prefetch=3)
 
 
 def changed(source: Source, pattern: str, instead: str) -> Source:
@@ -270,7 +270,7 @@ def changed(source: Source, pattern: str, instead: str) -> Source:
 def test_a_ring_of_copies_compiles_without_spills(fn: Callable, dtype: torch.dtype) -> None:
     args = norm_inputs(fn, 32768, dtype) if fn is not softmax_backward else (meta(64, 32768), meta(64, 32768))
     kernel, bindings = kernel_of(fn, args)
-    schedule = parked(kernel, 8, 1, 1, ahead=3)
+    schedule = parked(kernel, 8, 1, 1, prefetch=3)
     binary = offline.compile(gluon.emit(kernel, schedule, bindings, "norm"), H200)
     assert binary.spill_bytes == 0 and binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes
 
@@ -477,7 +477,7 @@ def test_the_text() -> None:
 def test_rows_are_parked_where_they_can_be(on: str, shape: tuple[int, int], dtype: torch.dtype, offered: bool) -> None:
     where = device(on)
     kernel, bindings = kernel_of(softmax, (meta(*shape, dtype=dtype),))
-    found = [s.plan for s in scores(kernel.program, bindings, where, {}) if s.plan.schedule.parked]
+    found = [s.plan for s in scores(kernel.program, bindings, where, {}) if s.plan.schedule.staged]
     assert bool(found) is offered
     for each in found:
         assert each.resources.smem_bytes <= where.smem_per_cta and each.schedule.splits == 1
@@ -497,7 +497,7 @@ def test_a_long_softmax_is_parked_and_compiles() -> None:
 def test_a_parked_plan_runs_where_kernels_are_interpreted() -> None:
     x = inputs_of(softmax, 5, 2048, BF16)
     kernel, bindings = kernel_of(softmax, x)
-    best = min((s for s in scores(kernel.program, bindings, H200, {}) if s.plan.schedule.parked), key=lambda s: s.us)
+    best = min((s for s in scores(kernel.program, bindings, H200, {}) if s.plan.schedule.staged), key=lambda s: s.us)
     chosen = replace(plan(kernel.program, bindings, H200), kernels=(replace(best.plan, name="row"),))
     made = pipeline.Compiled(chosen, pipeline.generate(chosen), ()).made
     (out,) = assemble(made, torch.device("cpu"), frozenset())({"x": x[0]}, bindings).values()
@@ -547,15 +547,15 @@ def test_what_does_not_start_on_16_bytes_is_not_parked() -> None:
     kernel, bindings = kernel_of(softmax, (meta(8192, 32768),))
     crooked = replace(kernel.program, buffers=tuple(replace(b, aligned=b.role == "output") for b in kernel.program.buffers))
     assert parse(str(crooked)) == crooked
-    assert any(s.plan.schedule.parked for s in scores(kernel.program, bindings, H200, {}))
-    assert not any(s.plan.schedule.parked for s in scores(crooked, bindings, H200, {}))
+    assert any(s.plan.schedule.staged for s in scores(kernel.program, bindings, H200, {}))
+    assert not any(s.plan.schedule.staged for s in scores(crooked, bindings, H200, {}))
 
 
 def test_what_starts_inside_a_tensor_is_not_parked() -> None:
     """A map of a tensor has no offset."""
     whole, _ = kernel_of(softmax, (meta(8192, 32768),))
     part, _ = kernel_of(lambda x: torch.softmax(x[:, 4096:], -1), (meta(8192, 36864),))
-    assert parkable(whole) and not parkable(part) and not parkable_flat(part)
+    assert tma_stageable(whole) and not tma_stageable(part) and not tma_stageable_unaligned(part)
 
 
 @pytest.mark.parametrize("warps", [1, 4, 8, 16])

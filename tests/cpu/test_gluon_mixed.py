@@ -13,12 +13,12 @@ from torch import Tensor
 from onepass import errors, pipeline
 from onepass.plan import candidates
 from onepass.plan.kernel import Kernel
-from onepass.plan.lanes import vector
 from onepass.plan.legality import Family, Illegal, space_of
-from onepass.plan.parked import cut, parkable, wanted
 from onepass.plan.plan import ANY_WEIGHT, Plan
 from onepass.plan.schedule import Loop, Schedule
 from onepass.plan.scoring import forms, scores
+from onepass.plan.staged_rows import cut, must_stage, tma_stageable
+from onepass.plan.thread_layout import vector
 from onepass.runtime import offline
 from onepass.runtime.binary import Binary
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward, row_moments, row_rstd
@@ -43,8 +43,8 @@ def mixed(fn: Callable, args: tuple[Tensor, ...], warps: int = 4, vectors: int =
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     width = 32 * warps * vector(kernel)
-    schedule = Schedule(Loop(1, split), cut(cols, width * vectors, width), warps, slots, hoisted=hoisted, gathers=True,
-                        parked=wanted(kernel) if least else frozenset(parkable(kernel)), registers=registers, ahead=ahead)
+    schedule = Schedule(Loop(1, split), cut(cols, width * vectors, width), warps, slots, hoisted=hoisted, accumulates_columns=True,
+                        staged=must_stage(kernel) if least else frozenset(tma_stageable(kernel)), registers=registers, prefetch=ahead)
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule))
 
 
@@ -144,7 +144,7 @@ def test_row_vectors_may_be_looked_up(hoisted: bool) -> None:
 def test_what_is_read_once_need_not_be_parked(hoisted: bool) -> None:
     args = inputs_of(add_rms_norm_backward, 5, 2056, BF16)
     plan = mixed(add_rms_norm_backward, args, least=True)
-    assert len(plan.kernels[0].schedule.parked) == 2 and len(parkable(mixed_kernel(add_rms_norm_backward, args))) == 3
+    assert len(plan.kernels[0].schedule.staged) == 2 and len(tma_stageable(mixed_kernel(add_rms_norm_backward, args))) == 3
     check(add_rms_norm_backward, args, least=True, hoisted=hoisted)
 
 
@@ -152,7 +152,7 @@ def test_what_is_read_once_need_not_be_parked(hoisted: bool) -> None:
 def test_elements_may_be_counted_in_64_bits(fn: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.forced.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 2056, BF16), hoisted=True)
-    check(fn, inputs_of(fn, 5, 2048, BF16), slots=1, ahead=1)
+    check(fn, inputs_of(fn, 5, 2048, BF16), slots=1, prefetch=1)
     source = pipeline.generate(mixed(fn, inputs_of(fn, 5, 2056, BF16), 8, hoisted=True), wide=True)[0]
     assert offline.compile(source, H200).spill_bytes == 0
 
@@ -194,7 +194,7 @@ def rows_and_columns(x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("hoisted", [False, True])
 @pytest.mark.parametrize("fn", [*FUNCTIONS, rows_and_columns])
 def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, hoisted: bool) -> None:
-    check(fn, inputs_of(fn, 7, 4096, BF16), slots=1, ahead=3, hoisted=hoisted)
+    check(fn, inputs_of(fn, 7, 4096, BF16), slots=1, prefetch=3, hoisted=hoisted)
 
 
 @pytest.mark.parametrize("warps", [4, 16])  # of many warps the compiler does not know how long a walk is
@@ -202,7 +202,7 @@ def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, hoisted: b
 @pytest.mark.parametrize("ahead", [1, 3, 4, 9])
 def test_copies_take_places_in_turn_for_any_number_of_turns(rows: int, split: int, ahead: int, warps: int) -> None:
     check(rms_norm_backward, inputs_of(rms_norm_backward, rows, 1024 * warps, BF16), warps=warps, slots=1, split=split,
-          ahead=ahead)
+          prefetch=ahead)
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 9])
@@ -211,12 +211,12 @@ def test_a_single_row_is_brought_by_the_first_copies(ahead: int) -> None:
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     alone = {name: x[:1] if len(x) == 7 else x for name, x in tensors.items()}
-    assert_as_oracle(mixed(rms_norm_backward, args, slots=1, split=3, ahead=ahead), alone, dict.fromkeys(bindings, 1), "one row")
+    assert_as_oracle(mixed(rms_norm_backward, args, slots=1, split=3, prefetch=ahead), alone, dict.fromkeys(bindings, 1), "one row")
 
 
 @pytest.mark.parametrize(("cols", "vectors"), [(2048, 1), (5120, 1), (6144, 1), (8192, 1), (10240, 1), (8192, 2)])
 def test_any_number_of_chunks_comes_in_copies(cols: int, vectors: int) -> None:
-    check(rms_norm_backward, inputs_of(rms_norm_backward, 5, cols, BF16), vectors=vectors, slots=1, split=1, ahead=2)
+    check(rms_norm_backward, inputs_of(rms_norm_backward, 5, cols, BF16), vectors=vectors, slots=1, split=1, prefetch=2)
 
 
 @pytest.mark.parametrize(("fn", "cols"), [(rms_norm_backward, 4096), (rms_norm_backward, 8192), (rows_and_columns, 4096)])
@@ -238,7 +238,7 @@ def test_a_ring_of_copies_that_forgets_something_is_caught(fn: Callable, cols: i
 def run_changed(fn: Callable, args: tuple[Tensor, ...], pattern: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a ring of copies whose text was tampered with, and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
-    plan = mixed(fn, args, slots=1, ahead=3)
+    plan = mixed(fn, args, slots=1, prefetch=3)
     first, *rest = pipeline.generate(plan)
     text, changes = re.subn(pattern, instead, first.text)
     assert changes
@@ -295,7 +295,7 @@ def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_account
                                                                                        spilled: int) -> None:
     """States take half of the registers. 16 warps spill a few words, fewer with Triton 3.6 than with 3.7."""
     most = min(248, 65536 // (32 * warps))
-    plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, ahead=ahead)
+    plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, prefetch=ahead)
     binary = offline.compile(pipeline.generate(plan)[0], H200)
     assert binary.spill_bytes <= spilled and binary.registers <= most
     assert binary.smem_bytes == plan.kernels[0].resources.smem_bytes <= H200.smem_per_cta
@@ -313,7 +313,7 @@ def test_every_reduction_compiles(fn: Callable, dtype: torch.dtype) -> None:
 def test_additions_to_what_is_gathered_are_not_put_off() -> None:
     """A loop between the last walk and the next row would have them wait behind it, and their operands with them."""
     for slots, ahead, counter in ((1, 0, "turn"), (2, 0, "turn"), (1, 2, "number")):
-        text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots, ahead=ahead))[0].text
+        text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots, prefetch=ahead))[0].text
         loop, after = text[text.index(f"{counter} = 0"):].split(f"{counter} += ")
         last = loop[loop.rindex("sum_partial"):]
         assert "for " not in last.replace("for j in gl.static_range", "") and "sum_partial" in after
@@ -326,7 +326,7 @@ def parked_plans(fn: Callable, args: tuple[Tensor, ...]) -> list[Schedule]:
     program, _, bindings = program_of(fn, *args)
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
-    return [s.plan.schedule for s in found if s.plan.schedule.parked and s.plan.schedule.shared == 1]
+    return [s.plan.schedule for s in found if s.plan.schedule.staged and s.plan.schedule.ctas_per_row == 1]
 
 
 @pytest.mark.parametrize(("fn", "cols", "dtype", "offered"), [
@@ -351,18 +351,18 @@ def test_rows_are_parked_where_they_can_be(fn: Callable, cols: int, dtype: torch
 ])
 def test_what_is_left_of_shared_memory_holds_copies_of_the_next_row(cols: int, ahead: set[int]) -> None:
     found = parked_plans(rms_norm_backward, given(rms_norm_backward, cols))
-    assert {s.ahead for s in found} - {0} == ahead
-    assert all(s.stages == 1 for s in found if s.ahead)
-    assert all("copies ahead" in str(s) or s.ahead == 1 for s in found if s.ahead)
+    assert {s.prefetch for s in found} - {0} == ahead
+    assert all(s.stages == 1 for s in found if s.prefetch)
+    assert all("copies ahead" in str(s) or s.prefetch == 1 for s in found if s.prefetch)
 
 
 def test_a_part_of_the_next_row_is_worth_its_room() -> None:
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 32768, rows=8192))
     found = [s for s in scores(program, bindings, H200, {})
              if s.plan.schedule.family == "mix-order parked" and s.plan.schedule.warps == 16]
-    best = {ahead: min(s.us for s in found if s.plan.schedule.ahead == ahead) for ahead in (0, 1, 3)}
+    best = {ahead: min(s.us for s in found if s.plan.schedule.prefetch == ahead) for ahead in (0, 1, 3)}
     assert best[3] < best[1] < best[0]
-    most = next(s.plan for s in found if s.plan.schedule.ahead == 3)
+    most = next(s.plan for s in found if s.plan.schedule.prefetch == 3)
     assert "parked in shared memory (112.0 KiB)" in most.loads[0]
 
 

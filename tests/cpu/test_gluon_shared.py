@@ -15,20 +15,20 @@ from onepass import errors, pipeline
 from onepass.device import Device, device
 from onepass.plan.inplace import safe_pairs
 from onepass.plan.kernel import Kernel
-from onepass.plan.lanes import vector
 from onepass.plan.legality import Family, Illegal
-from onepass.plan.parked import may_share, parkable, words
 from onepass.plan.partition import plan as best_plan
 from onepass.plan.plan import Learned, Plan
 from onepass.plan.schedule import Cover, Loop, Schedule
 from onepass.plan.scoring import score, scores
+from onepass.plan.staged_rows import may_span_ctas, tma_stageable, words
+from onepass.plan.thread_layout import vector
 from onepass.runtime import gluon_model, offline
+from onepass.runtime.compile_job import job
 from onepass.runtime.compiled import Compiled, Made
+from onepass.runtime.coroutines import PATIENCE, Turns
 from onepass.runtime.executable import _share, assemble
-from onepass.runtime.job import job
 from onepass.runtime.module import build
-from onepass.runtime.saved import pack, unpack
-from onepass.runtime.turns import PATIENCE, Turns
+from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward
 from tests.cpu.test_codegen import assert_as_oracle, program_of
 from tests.cpu.test_gluon import BF16, F32, H200
@@ -55,8 +55,8 @@ def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     width = int(32 * warps * vector(kernel) * vectors)
-    schedule = Schedule(Loop(1, groups), Cover((width,) * (cols // share // width)), warps, slots, hoisted=hoisted, gathers=True,
-                        beside=beside, parked=frozenset(parkable(kernel)), registers=registers, shared=share)
+    schedule = Schedule(Loop(1, groups), Cover((width,) * (cols // share // width)), warps, slots, hoisted=hoisted, accumulates_columns=True,
+                        beside=beside, staged=frozenset(tma_stageable(kernel)), registers=registers, ctas_per_row=share)
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule, on), on)
 
 
@@ -359,7 +359,7 @@ def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[S
     program, _, bindings = program_of(fn, *args)
     found = scores(program, bindings, on, {})
     assert not isinstance(found, Illegal)
-    return [s.plan.schedule for s in found if s.plan.schedule.shared > 1]
+    return [s.plan.schedule for s in found if s.plan.schedule.ctas_per_row > 1]
 
 
 @pytest.mark.parametrize(("cols", "dtype", "rows", "shares"), [
@@ -374,12 +374,12 @@ def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[S
 ])
 def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares: set[int]) -> None:
     found = offered(rms_norm_backward, given(rms_norm_backward, cols, dtype, rows))
-    assert {s.shared for s in found} == shares
+    assert {s.ctas_per_row for s in found} == shares
     for each in found:
-        assert each.family == "mix-order shared" and f"{each.shared} CTAs a row" in str(each)
+        assert each.family == "mix-order shared" and f"{each.ctas_per_row} CTAs a row" in str(each)
         assert isinstance(each.rows, Loop) and each.splits == each.rows.split
-        assert isinstance(each.cols, Cover) and each.cols.width * each.shared == cols and each.stages >= 2
-        assert each.splits * each.shared in (132, 264, 128, 256)
+        assert isinstance(each.cols, Cover) and each.cols.width * each.ctas_per_row == cols and each.stages >= 2
+        assert each.splits * each.ctas_per_row in (132, 264, 128, 256)
 
 
 @pytest.mark.parametrize(("fn", "dtype", "halves"), [
@@ -387,9 +387,9 @@ def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares
 ])
 def test_half_vectors_are_for_16_bits_that_are_all_parked(fn: Callable, dtype: torch.dtype, halves: bool) -> None:
     found = offered(fn, given(fn, 32768, dtype, 8192))
-    loads = max(len(s.parked) for s in found)
+    loads = max(len(s.staged) for s in found)
     half = [s for s in found if isinstance(s.cols, Cover) and s.cols.tiles[0] < 32 * s.warps * (8 if dtype is BF16 else 4)]
-    assert bool(half) is halves and all(len(s.parked) == loads for s in half)
+    assert bool(half) is halves and all(len(s.staged) == loads for s in half)
 
 
 def test_cards_without_tma_share_no_rows() -> None:
@@ -413,7 +413,7 @@ def in_64_bits(x: Tensor) -> tuple[Tensor, Tensor]:
 ])
 def test_what_can_be_shared(fn: Callable, may: bool) -> None:
     kernel: Kernel = mixed_kernel(fn, inputs_of(fn, 7, 4096, BF16))
-    assert may_share(kernel) is may
+    assert may_span_ctas(kernel) is may
 
 
 @pytest.mark.parametrize(("fn", "rows", "cols", "share", "here"), [
@@ -426,7 +426,7 @@ def test_default_plans(fn: Callable, rows: int, cols: int, share: int, here: int
     program, _, bindings = program_of(fn, *given(fn, cols, rows=rows))
     chosen_plan = best_plan(program, bindings, H200)
     first = chosen_plan.kernels[0]
-    assert first.schedule.shared == share
+    assert first.schedule.ctas_per_row == share
     if share > 1:
         assert len(chosen_plan.kernels) == 2, "one kernel, and the join of its partial results"
         assert first.schedule.warps == 8 and first.schedule.stages == 3
@@ -438,8 +438,8 @@ def test_of_equal_plans_the_one_that_shares_no_rows() -> None:
     program, _, bindings = program_of(add_rms_norm_backward, *args)
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
-    alone, together = (min(s.us for s in found if (s.plan.schedule.shared > 1) is shares) for shares in (False, True))
-    assert together < alone < 1.03 * together and best_plan(program, bindings, H200).kernels[0].schedule.shared == 1
+    alone, together = (min(s.us for s in found if (s.plan.schedule.ctas_per_row > 1) is shares) for shares in (False, True))
+    assert together < alone < 1.03 * together and best_plan(program, bindings, H200).kernels[0].schedule.ctas_per_row == 1
 
 
 @pytest.mark.parametrize(("rows", "cols", "share", "warps", "vectors", "here", "hoisted", "us"), [

@@ -18,19 +18,19 @@ from onepass.device import Device, device
 from onepass.ir.oracle import evaluate
 from onepass.plan.cost import Cost
 from onepass.plan.kernel import Kernel
-from onepass.plan.lanes import widest
 from onepass.plan.legality import Family, Illegal
-from onepass.plan.parked import exchanged
 from onepass.plan.partition import plan, with_join
 from onepass.plan.plan import KernelPlan, Plan
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Block, Loop, Schedule
 from onepass.plan.scoring import scores
 from onepass.plan.split import halves
-from onepass.plan.tiled import rows_at_once, shared_bytes, strips, tileable, told
+from onepass.plan.staged_rows import exchange_bytes
+from onepass.plan.staged_tiles import rows_at_once, shared_bytes, strips, tile_stageable, with_register_cap
+from onepass.plan.thread_layout import widest
 from onepass.runtime import gluon_model, offline
+from onepass.runtime.compile_job import job
 from onepass.runtime.executable import allocate, assemble, layout
-from onepass.runtime.job import job
 from onepass.runtime.module import build
 from onepass.tools.functions import outer_sum
 from tests.forced import as_kernel
@@ -102,10 +102,10 @@ def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str,
 
 def tiles(kernel: Kernel, warps: int = 4, width: int = 64, deep: int = 2, stages: int = 2, split: int = 1) -> Schedule:
     """A schedule whose tiles give every thread `deep` vectors."""
-    able, vector = tileable(kernel), widest(kernel)
-    one = Schedule(Loop(rows_at_once(width, vector, warps) * deep, split), Block(width), warps, stages, parked=frozenset(able))
-    smem = shared_bytes(one, vector, sum(kernel.program.dtypes[i].size for i in able), exchanged(kernel))
-    return told(one, 2 if 2 * (smem + H200.smem_reserve) <= H200.smem_per_sm else 1, H200)
+    able, vector = tile_stageable(kernel), widest(kernel)
+    one = Schedule(Loop(rows_at_once(width, vector, warps) * deep, split), Block(width), warps, stages, staged=frozenset(able))
+    smem = shared_bytes(one, vector, sum(kernel.program.dtypes[i].size for i in able), exchange_bytes(kernel))
+    return with_register_cap(one, 2 if 2 * (smem + H200.smem_reserve) <= H200.smem_per_sm else 1, H200)
 
 
 def inputs(count: int, rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -117,7 +117,7 @@ def run_tiles(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how:
     """Run by the model, joined where rows are split, and compare with the oracle."""
     kernel, bindings = kernel_of(fn, args)
     schedule, program = tiles(kernel, **how), kernel.program
-    assert schedule.parked
+    assert schedule.staged
     takes, costs = estimate(demand(kernel), schedule, H200), Cost(1.0, 1.0, 1.0, "")
     one = KernelPlan("tiles", kernel, schedule, takes, costs, (program, schedule))
     order = (*kernel.space.rows, *kernel.space.cols)
@@ -286,7 +286,7 @@ def test_the_text() -> None:
     schedule = tiles(kernel, deep=8, split=3)
     first = halves(kernel, 3, (*kernel.space.rows, *kernel.space.cols))[0]
     half = Kernel(first, kernel.space)
-    text = gluon_tiles.emit(half, replace(schedule, parked=frozenset(tileable(half))), bindings, "greatest").text
+    text = gluon_tiles.emit(half, replace(schedule, staged=frozenset(tile_stageable(half))), bindings, "greatest").text
     turns = text[text.index("    turn = 0"):]
     assert re.sub("  # .*", "", turns).startswith(GOLDEN)
 
@@ -458,10 +458,10 @@ def row_sums(x: Tensor) -> Tensor:
 
 
 def test_kernels_of_other_shapes_are_not_tiled() -> None:
-    assert not tileable(kernel_of(by_batch, (torch.empty(8, 4096, 256, device="meta"),))[0])
-    assert not tileable(kernel_of(column_softmax, (meta(4096, 1024),))[0]), "rows are walked twice"
-    assert not tileable(kernel_of(row_sums, (meta(4096, 1024),))[0])
-    assert not tileable(kernel_of(from_the_middle, (meta(4096, 1032),))[0]), "a tensor map begins where the tensor does"
+    assert not tile_stageable(kernel_of(by_batch, (torch.empty(8, 4096, 256, device="meta"),))[0])
+    assert not tile_stageable(kernel_of(column_softmax, (meta(4096, 1024),))[0]), "rows are walked twice"
+    assert not tile_stageable(kernel_of(row_sums, (meta(4096, 1024),))[0])
+    assert not tile_stageable(kernel_of(from_the_middle, (meta(4096, 1032),))[0]), "a tensor map begins where the tensor does"
 
 
 def test_splits_are_any_number() -> None:

@@ -23,7 +23,7 @@ from torch._inductor.utils import run_and_get_code
 import onepass
 from onepass.capture.reuse import Memory
 from onepass.integration import journal, region_op
-from onepass.integration.sharing import unsafe
+from onepass.integration.aliasing import unsafe
 from onepass.ir.expr import F32
 from onepass.ir.program import Buffer, Load, Program, Store
 from onepass.ir.size import Bindings
@@ -134,7 +134,7 @@ class Overwriting(Maker):
     def over(self) -> None:
         """Store a value where the load of an input could be."""
         # Neither a slice nor a table that is looked up: a store along the same strides would leave elements unwritten.
-        loads = {n.buffer: n for n in self.builder.nodes if isinstance(n, Load) and not n.offset and not n.gathers}
+        loads = {n.buffer: n for n in self.builder.nodes if isinstance(n, Load) and not n.offset and not n.indexed}
         spec = self.one(*self.inputs)
         load = loads.get(spec.buffer.name)
         if load is None or not spec.buffer.dtype.is_float:
@@ -325,9 +325,9 @@ def test_a_later_kernel_must_not_read_it() -> None:
 def test_a_row_of_odd_length_that_is_kept_can_be_overwritten() -> None:
     """The broken sectors at its ends are few elements, but a fold in which all warps meet lies between."""
     program, _, bindings = program_of(lambda x: torch.softmax(x, -1), torch.randn(4, 4099))
-    kept = Schedule(Block(1), Cover((1024,) * 4), 4, lead=8)
+    kept = Schedule(Block(1), Cover((1024,) * 4), 4, sector_elems=8)
     assert ("out0", "x") in safe_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, kept)))
-    walked = Schedule(Block(1), Loop(1024), 4, lead=8)
+    walked = Schedule(Block(1), Loop(1024), 4, sector_elems=8)
     assert ("out0", "x") not in safe_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, walked)))
 
 

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 import onepass
 from onepass import compat
-from onepass.capture.order import is_ordered, writes
+from onepass.capture.effects import is_ordered, writes
 from onepass.device import device
 from onepass.errors import RewriteFailed, SeededRandom
 from onepass.integration import inductor, region_op  # noqa: F401, the latter defines the op that rewritten graphs call
-from onepass.integration.arrange import arrange
 from onepass.integration.claim import Claiming, claim
+from onepass.integration.node_order import arrange
 from tests.cpu.test_backend import EAGER, RESTS
 from tests.cpu.test_regions import graph_of
 

@@ -29,7 +29,7 @@ from onepass.plan import footprint
 from onepass.plan.access import needs_wide_index, runs, single_stride, streams_rows
 from onepass.plan.footprint import floor_bytes
 from onepass.plan.kernel import Kernel, Space
-from onepass.plan.lasting import lasting
+from onepass.plan.l2_hints import l2_evict_last
 from onepass.plan.legality import Family, Illegal, Reason, reused, space_of
 from onepass.plan.legality import families as families_of
 from onepass.plan.partition import Search, plan
@@ -129,8 +129,8 @@ def test_occupancy_follows_the_register_file() -> None:
 def test_ctas_that_wait_for_each_other_are_all_on_the_card() -> None:
     """A loop over rows shares them out beforehand, and CTAs that share a row exchange what they found."""
     alone = Schedule(Loop(1, H200.sms), Cover((4096,)), 8)
-    assert runs_at_once(alone, 1, H200) and not runs_at_once(replace(alone, shared=2), 1, H200)
-    assert runs_at_once(replace(alone, shared=2), 2, H200) and not runs_at_once(replace(alone, rows=Loop(1, H200.sms + 1)), 1, H200)
+    assert runs_at_once(alone, 1, H200) and not runs_at_once(replace(alone, ctas_per_row=2), 1, H200)
+    assert runs_at_once(replace(alone, ctas_per_row=2), 2, H200) and not runs_at_once(replace(alone, rows=Loop(1, H200.sms + 1)), 1, H200)
     assert runs_at_once(replace(alone, rows=Block(1)), 1, H200)
 
 
@@ -312,8 +312,8 @@ def test_a_kernel_whose_reductions_are_shared_parks_its_own_loads() -> None:
     chosen = planned(lambda x, w, y: (x.sum(0) * w, y.sum(0)), *(meta(*shape, dtype=torch.float32)
                                                                   for shape in ((65536, 1024), (1024,), (65536, 1024))))
     main = chosen.kernels[0]
-    assert main.schedule.splits > 1 and len(main.schedule.parked) == 2
-    assert all(isinstance(main.program.nodes[i], Load) and main.kernel.is_full[i] for i in main.schedule.parked)
+    assert main.schedule.splits > 1 and len(main.schedule.staged) == 2
+    assert all(isinstance(main.program.nodes[i], Load) and main.kernel.is_full[i] for i in main.schedule.staged)
 
 
 def test_one_stride_along_two_axes() -> None:
@@ -586,7 +586,7 @@ def test_what_is_marked_to_be_evicted_last(name: str, shape: tuple[int, ...], lo
 def test_nothing_but_full_size_streams_is_marked() -> None:
     made = planned(lambda x, w: torch.nn.functional.rms_norm(x, x.shape[-1:], w), meta(131072, 4096), meta(4096))
     kernel, = made.kernels
-    marked = lasting(kernel.kernel, kernel.schedule, made.bindings)
+    marked = l2_evict_last(kernel.kernel, kernel.schedule, made.bindings)
     assert {kernel.program.nodes[i].buffer for i in marked} == {"x", "out0"}  # type: ignore[union-attr]
 
 

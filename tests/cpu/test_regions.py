@@ -14,10 +14,10 @@ from torch import Tensor, fx
 
 from onepass import compat
 from onepass.capture import regions
+from onepass.capture.boundary import MOST_PULLED
 from onepass.capture.grouping import Groups
-from onepass.capture.part import lowered
+from onepass.capture.region_program import lowered
 from onepass.capture.regions import Region, find_regions
-from onepass.capture.rim import MOST_PULLED
 from onepass.device import device
 from onepass.errors import RewriteFailed
 from onepass.integration import claim as claims

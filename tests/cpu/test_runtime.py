@@ -27,9 +27,9 @@ from onepass.device import DEVICES
 from onepass.errors import CompileFailed, CompilerTrouble
 from onepass.ir.expr import BOOL, DTYPES, OPS, DType, compute_dtype
 from onepass.ir.size import sym
-from onepass.runtime import card, interpret, launch, module, offline, ptx, readout
+from onepass.runtime import card, cubin_info, interpret, launch, module, offline, ptx
 from onepass.runtime.binary import count_access, parse_log, spills_in_loop
-from onepass.runtime.job import job
+from onepass.runtime.compile_job import job
 from tests.support import run_python
 
 pytest.importorskip("triton")
@@ -445,7 +445,7 @@ def test_where_the_assembler_cannot_run_all_local_memory_counts_as_spills(monkey
     found = launch._binary.__wrapped__(SimpleNamespace(target=90), 0)
     assert (found.registers, found.spill_bytes, found.smem_bytes) == (64, 48, 128)
     with pytest.raises(RuntimeError, match="ptxas said nothing"):
-        readout.read_spills(b"", ".target sm_90a\n", 0, 90)
+        cubin_info.read_spills(b"", ".target sm_90a\n", 0, 90)
 
 
 def test_a_stack_that_is_no_spill_is_not_called_one() -> None:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import onepass
 from onepass import compat
-from onepass.capture import capture, kinds, reuse
+from onepass.capture import capture, node_kinds, reuse
 from onepass.capture.call import Call, Handler
 from onepass.capture.lower import TABLE, Output, lower
 from onepass.capture.reductions import REDUCTIONS
@@ -41,7 +41,7 @@ from onepass.tools.check import as_tuple
 # Overloads that some release between 2.11 and 2.15 lacks.
 SOME_LACK = {"prims.fma.default", "aten.mm.dtype", "aten.bmm.dtype", "aten.addmm.dtype", "aten.baddbmm.dtype",
              "aten._grouped_mm.default"}
-CLAIMS = {*kinds._COPIES, *kinds._CASTS, *kinds._CONSTANTS, *kinds._LEFT, *kinds._INLINED, *kinds.OTHER_REDUCTIONS, *kinds.MATMULS,
+CLAIMS = {*node_kinds._COPIES, *node_kinds._CASTS, *node_kinds._CONSTANTS, *node_kinds._LEFT, *node_kinds._INLINED, *node_kinds.OTHER_REDUCTIONS, *node_kinds.MATMULS,
           *reuse._OWN_RESULTS, *reuse._CASTS}
 OPS = sorted(name for name in TABLE if name.startswith(("aten.", "prims.")))
 
@@ -69,8 +69,8 @@ def test_every_row_is_an_overload_that_only_computes() -> None:
 
 def test_claims_name_overloads() -> None:
     assert not missing(CLAIMS)
-    assert set(TABLE) >= kinds._COPIES | kinds._CASTS | kinds._CONSTANTS | kinds._LEFT
-    assert not kinds.OTHER_REDUCTIONS & set(TABLE)
+    assert set(TABLE) >= node_kinds._COPIES | node_kinds._CASTS | node_kinds._CONSTANTS | node_kinds._LEFT
+    assert not node_kinds.OTHER_REDUCTIONS & set(TABLE)
 
 
 # ---- sample calls -----------------------------------------------------------------------------------------------------------

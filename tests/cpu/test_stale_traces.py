@@ -28,9 +28,9 @@ from torch import nn
 
 import onepass
 from onepass import errors
-from onepass.capture import capture, reach
-from onepass.capture.reach import state_of
+from onepass.capture import capture, state_walk
 from onepass.capture.state import exact, same
+from onepass.capture.state_walk import state_of
 
 X = torch.full((2, 3), 2.0)
 THIS = sys.modules[__name__]
@@ -836,7 +836,7 @@ def test_functions_that_compute_from_their_arguments_alone() -> None:
 def test_more_than_can_be_compared_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [[k] for k in range(50)]
     capture(lambda x: x * len(many), (X,))
-    monkeypatch.setattr(reach, "MOST", 49)
+    monkeypatch.setattr(state_walk, "MOST", 49)
     with pytest.raises(errors.HiddenState, match="more than 49 objects"):
         capture(lambda x: x * len(many), (X,))
 

@@ -28,9 +28,9 @@ from onepass.knobs import Knobs, Setting, knobs
 from onepass.pipeline import compile, interpretable, optimise, representative, specialise
 from onepass.runtime import cache, offline
 from onepass.runtime.compiled import Made
-from onepass.runtime.counts import counts
+from onepass.runtime.counters import counts
 from onepass.runtime.measured import Calibration
-from onepass.runtime.saved import Damaged, pack, unpack
+from onepass.runtime.serialize import Damaged, pack, unpack
 from tests.cases import CASES
 from tests.cpu.conftest import Anothers
 from tests.support import run_python
@@ -132,14 +132,14 @@ def test_no_byte_can_change_unnoticed() -> None:
 
 @pytest.mark.parametrize("body", [b"[]", b"{}", b"nothing", b"[" * 100_000, b'{"buffers": []}'])
 def test_a_sealed_file_of_another_form_is_damaged(body: bytes) -> None:
-    from onepass.runtime import saved
+    from onepass.runtime import serialize
 
     with pytest.raises(Damaged):
-        unpack(KEY, saved._sealed(KEY, body))
+        unpack(KEY, serialize._sealed(KEY, body))
 
 
 def test_values_must_be_of_their_declared_types() -> None:
-    from onepass.runtime import saved
+    from onepass.runtime import serialize
 
     content = json.loads(pack(KEY, made("softmax-last")).partition(b"\n")[2])
     for path, wrong in ((("sources", 0, "warps"), True), (("sources", 0, "text"), 3), (("buffers", 0, "dtype"), "f99"),
@@ -152,7 +152,7 @@ def test_values_must_be_of_their_declared_types() -> None:
             at = at[step]
         at[path[-1]] = wrong
         with pytest.raises(Damaged):
-            unpack(KEY, saved._sealed(KEY, json.dumps(changed).encode()))
+            unpack(KEY, serialize._sealed(KEY, json.dumps(changed).encode()))
 
 
 def truncated(path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 
 import onepass
 from onepass import compat, errors
-from onepass.capture import part
+from onepass.capture import region_program
 from onepass.compat import unbroken
 from onepass.integration import fuse, region_op, traces
 from onepass.integration.engine import counts
@@ -215,8 +215,8 @@ def test_regions_called_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_symbols_of_different_sizes_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part, "LEAST_DIGITS", 1)
-    sizes = part._Sizes()
+    monkeypatch.setattr(region_program, "LEAST_DIGITS", 1)
+    sizes = region_program._Sizes()
     factors = [compat.SizeFactor(sympy.Symbol("s0", integer=True) + k, 8) for k in range(1, 41)]
     names = [sizes._name(factor) for factor in factors]
     assert len(set(names)) == 40 and [sizes._name(factor) for factor in factors] == names

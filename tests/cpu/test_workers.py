@@ -118,8 +118,8 @@ def test_workers_compile_where_the_process_interprets(pool: Pool, monkeypatch: p
     """Triton would have nothing to compile."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("OF_A_TEST", "1")
-    told = Path(f"/proc/{value(pool)}/environ").read_bytes()
-    assert b"OF_A_TEST=1" in told and b"TRITON_INTERPRET" not in told
+    with_register_cap = Path(f"/proc/{value(pool)}/environ").read_bytes()
+    assert b"OF_A_TEST=1" in with_register_cap and b"TRITON_INTERPRET" not in with_register_cap
 
 
 def test_what_libraries_print_is_not_taken_for_an_answer(pool: Pool) -> None:

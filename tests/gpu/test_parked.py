@@ -55,8 +55,8 @@ def parked(ours: Ours, family: str, most: int, share: int | None = None, beside:
     so many CTAs take a row together; `beside`: of those whose row vectors wait in shared memory, or do not."""
     program, sizes = specialise(ours.program, ours.bindings)
     search, whole = Search(program, sizes, H200, {}), frozenset(program.of(Reduce, Store))
-    found = [s for s in search.others(whole) if s.plan.schedule.parked and s.plan.schedule.family.startswith(family)
-             and share in (None, s.plan.schedule.shared) and beside in (None, s.plan.schedule.beside)]
+    found = [s for s in search.others(whole) if s.plan.schedule.staged and s.plan.schedule.family.startswith(family)
+             and share in (None, s.plan.schedule.ctas_per_row) and beside in (None, s.plan.schedule.beside)]
     return [search.assembled([whole], {whole: s}) for s in sorted(found, key=lambda s: s.us)[:most]]
 
 

@@ -215,7 +215,7 @@ MUTANTS: list[Mutant] = [
            "                    pass\n", "a kernel is given every size that it mentions",
            ("tests/cpu/test_ir.py::test_every_symbol_that_a_program_mentions_is_listed",)),
     Mutant("ir-program-symbols-of-gathers", "onepass/ir/program.py",
-           "*(s for _, s in strides), *(s for g in gathers for s in (g.stride, g.extent))]", "*(s for _, s in strides)]",
+           "*(s for _, s in strides), *(s for g in indexed for s in (g.stride, g.extent))]", "*(s for _, s in strides)]",
            "a kernel is given every size that it mentions",
            ("tests/cpu/test_ir.py::test_every_symbol_that_a_program_mentions_is_listed",)),
     Mutant("ir-text-alignment-unsaid", "onepass/ir/text.py", "{'' if b.aligned else CROOKED}", "",

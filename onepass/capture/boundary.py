@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from .net import Net
+from .dataflow import Net
 
 MOST_PULLED = 16  # nodes computed again instead of read
 SMALL = 8  # a value this many times smaller than another is no reason to do without it

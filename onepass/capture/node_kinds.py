@@ -12,9 +12,9 @@ from torch import fx
 
 from .. import compat
 from ..ir.expr import BY_TORCH
-from .lookups import LOOKUPS
+from .effects import epochs, is_ordered, outlives_epoch
+from .indexing import LOOKUPS
 from .lower import TABLE
-from .order import epochs, is_ordered, outlives_epoch
 from .reductions import HANDFUL, REDUCTIONS
 from .schema import op_name
 from .views import VIEWS

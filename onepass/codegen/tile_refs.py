@@ -11,7 +11,7 @@ from .writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class TileRef:
     """One tile: names of its row and column indices, its shape, and the masks of lanes that are inside."""
 
     row: str = "0"  # row indices, shaped [height, 1]
@@ -30,7 +30,7 @@ class Spot:
     def shape(self) -> str:
         return f"[{self.height}, {self.width}]"
 
-    def at_rows(self, of: Spot) -> Spot:
+    def at_rows(self, of: TileRef) -> TileRef:
         """These columns of the rows of another tile."""
         return replace(self, row=of.row, height=of.height, row_mask=of.row_mask, row_count=of.row_count)
 
@@ -39,7 +39,7 @@ class Spot:
 class Segment:
     """A stretch of a walk: one tile, or a loop over tiles. `prepare` are the lines that name the tile's indices."""
 
-    spot: Spot
+    ref: TileRef
     prepare: tuple[str, ...] = ()
     loop: str | None = None
     start: str = "0"  # the name of the tile's first index
@@ -62,28 +62,28 @@ class Side:
             counted = f"tl.max_contiguous({counted}, {self.most_contiguous})"
         return counted + along + (".to(tl.int64)" if self.wide else "")
 
-    def place(self, spot: Spot, index: str, start: str, width: int, inside: tuple[str, str] | None = None, tag: str = "") -> Spot:
+    def place(self, ref: TileRef, index: str, start: str, width: int, inside: tuple[str, str] | None = None, tag: str = "") -> TileRef:
         """A tile of this side; `inside` is its mask, and how many lanes that leaves."""
         mask, count = inside or (None, None)
         if self.letter == "r":
-            return replace(spot, row=index, height=width, row_mask=mask, row_count=count, tag=spot.tag + tag)
-        return replace(spot, col=index, col_start=start, width=width, col_mask=mask, col_count=count, tag=spot.tag + tag)
+            return replace(ref, row=index, height=width, row_mask=mask, row_count=count, tag=ref.tag + tag)
+        return replace(ref, col=index, col_start=start, width=width, col_mask=mask, col_count=count, tag=ref.tag + tag)
 
 
-def block(side: Side, spot: Spot, writer: Writer, pid: str) -> Spot:
+def block(side: Side, ref: TileRef, writer: Writer, pid: str) -> TileRef:
     """The tile a CTA owns on a side with role Block."""
     assert isinstance(side.role, Block)
     size, letter = side.role.size, side.letter
     start = f"{pid} * {size}" if size > 1 else pid
     writer.line(f"{letter} = {start} + {side.lanes(size)}")
     if size == 1 or (isinstance(side.extent, int) and side.extent % size == 0):
-        return side.place(spot, letter, f"({start})", size)
+        return side.place(ref, letter, f"({start})", size)
     extent = size_text(side.extent)
     writer.line(f"{letter}_in = {letter} < {extent}")
-    return side.place(spot, letter, f"({start})", size, (f"{letter}_in", f"tl.minimum({extent} - {start}, {size})"))
+    return side.place(ref, letter, f"({start})", size, (f"{letter}_in", f"tl.minimum({extent} - {start}, {size})"))
 
 
-def cover(side: Side, spot: Spot, writer: Writer) -> list[Segment]:
+def cover(side: Side, ref: TileRef, writer: Writer) -> list[Segment]:
     """All tiles of a side with role Cover. Their indices are named once, before any loop."""
     assert isinstance(side.role, Cover) and isinstance(side.extent, int)
     segments, start = [], 0
@@ -95,12 +95,12 @@ def cover(side: Side, spot: Spot, writer: Writer) -> list[Segment]:
             mask = writer.fresh(f"{name}_in")
             writer.line(f"{mask} = {name} < {side.extent}")
             inside = mask, str(max(0, side.extent - start))
-        segments.append(Segment(side.place(spot, name, str(start), width, inside, f"_{k}" if len(side.role.tiles) > 1 else "")))
+        segments.append(Segment(side.place(ref, name, str(start), width, inside, f"_{k}" if len(side.role.tiles) > 1 else "")))
         start += width
     return segments
 
 
-def loop(side: Side, spot: Spot, writer: Writer, part: str | None, stages: int) -> list[Segment]:
+def loop(side: Side, ref: TileRef, writer: Writer, part: str | None, stages: int) -> list[Segment]:
     """A peeled loop: whole tiles without a mask, then what is left with one. With `part`, CTAs take turns."""
     assert isinstance(side.role, Loop)
     step, letter, split = side.role.step, side.letter, side.role.split
@@ -118,10 +118,10 @@ def loop(side: Side, spot: Spot, writer: Writer, part: str | None, stages: int) 
     segments = []
     if not (isinstance(side.extent, int) and side.extent < step):
         header = f"for {start} in tl.range({first}, {whole}, {stride}{deep})"
-        segments.append(Segment(side.place(spot, index, start, step), named, header, start))
+        segments.append(Segment(side.place(ref, index, start, step), named, header, start))
     if step > 1 and not (isinstance(side.extent, int) and side.extent % step == 0):
         masked = (*named, f"{mask} = {index} < {extent}")
-        inside = side.place(spot, index, start, step, (mask, f"({extent} - {start})"))
+        inside = side.place(ref, index, start, step, (mask, f"({extent} - {start})"))
         if split > 1:  # the left-over tile belongs to the first of the CTAs
             header = f"for {start} in tl.range({whole} + {first}, {extent}, {stride})"
             segments.append(Segment(inside, masked, header, start))
@@ -130,7 +130,7 @@ def loop(side: Side, spot: Spot, writer: Writer, part: str | None, stages: int) 
     return segments
 
 
-def sectors(side: Side, spot: Spot, lead: int, stages: int, writer: Writer) -> list[Segment]:
+def sectors(side: Side, ref: TileRef, lead: int, stages: int, writer: Writer) -> list[Segment]:
     """A walk along a row that starts inside a memory sector, counted from that sector's beginning.
 
     `before` elements of the first sector belong to the row above. The two broken sectors at the row's ends are one small tile
@@ -146,14 +146,14 @@ def sectors(side: Side, spot: Spot, lead: int, stages: int, writer: Writer) -> l
         f"edge_in = (c_edge >= 0) & (c_edge < {extent})",
     )
     broken = "edge_in", f"({extent} - (whole - {lead}))"
-    segments = [Segment(replace(side.place(spot, "c_edge", "0", 2 * lead, broken, "_edge"), aligned="u_edge"), edge)]
+    segments = [Segment(replace(side.place(ref, "c_edge", "0", 2 * lead, broken, "_edge"), aligned="u_edge"), edge)]
 
     def tile(start: str, width: int, masked: bool, tag: str, header: str | None = None) -> Segment:
         u, c, mask = (writer.fresh(f"{name}{tag}") for name in ("u", "c", "in"))
         lines = [f"{u} = {start} + {side.lanes(width)}", f"{c} = {u} - before"]
         lines += [f"{mask} = {u} < whole"] if masked else []
         inside = (mask, f"tl.minimum(tl.maximum(whole - {start}, 0), {width})") if masked else None
-        return Segment(replace(side.place(spot, c, start, width, inside, tag), aligned=u), tuple(lines), header)
+        return Segment(replace(side.place(ref, c, start, width, inside, tag), aligned=u), tuple(lines), header)
 
     match side.role:
         case Cover(tiles):

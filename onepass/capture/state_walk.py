@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from ..errors import HiddenState
-from . import trusted
+from . import known_functions
 from .bytecode import Chain, mentions
 from .state import ABSENT, Read, StandsFor, State, content, make_read
 
@@ -163,7 +163,7 @@ class _Walk:
 
     def open(self, value: Any, where: str) -> None:
         """Follow a value that code may do anything with."""
-        if value is ABSENT or trusted.is_atom(value) or id(value) in self.seen:
+        if value is ABSENT or known_functions.is_atom(value) or id(value) in self.seen:
             return
         self.seen[id(value)] = value
         kind = type(value)
@@ -176,7 +176,7 @@ class _Walk:
             self.function(value, where)
         elif isinstance(value, ModuleType):
             self.module(value, where)
-        elif trusted.is_in_c_function(value):
+        elif known_functions.is_in_c_function(value):
             self.in_c(value, where)
         elif kind in _WRAPPERS:
             for name in _WRAPPERS[kind]:
@@ -187,7 +187,7 @@ class _Walk:
             self.mapping(where, value)
         elif isinstance(value, StandsFor):
             self.open(self.read(f"{where}.fn", value, "{o}.fn"), f"{where}.fn")
-        elif kind is not CodeType and not trusted.is_silent(value):
+        elif kind is not CodeType and not known_functions.is_silent(value):
             self.instance(value, where)
 
     def outside_tensor(self, tensor: torch.Tensor, where: str) -> None:
@@ -200,14 +200,14 @@ class _Walk:
         """A function's code, defaults and closure; of one that only calls what it is given, the closure."""
         code, module = function.__code__, function.__globals__.get("__name__")
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        if not trusted.is_helper(module):
+        if not known_functions.is_helper(module):
             for name in ("__code__", "__defaults__", "__kwdefaults__"):
                 self.open(self.read(f"{where}.{name}", function, f"{{o}}.{name}"), f"defaults of {where}")
             if vars(function):
                 self.mapping(f"vars({where})", vars(function))
             self.code(code, cells, function.__globals__, where)
             return
-        if trusted.is_torch(module):
+        if known_functions.is_torch(module):
             self.torch_function(function, where)
         for name, cell in cells.items():
             self.open(self.cell(cell, f"{name} in {where}"), f"{name} in {where}")
@@ -216,7 +216,7 @@ class _Walk:
         return self.read(where, cell, "content({o})" if content(cell) is ABSENT else "{o}.cell_contents")
 
     def torch_function(self, function: Any, where: str) -> None:
-        treatment = trusted.torch_function(function)
+        treatment = known_functions.torch_function(function)
         if treatment == "readable":
             self.read(f"{where}()", function, "attempt({o})", "fresh")
         elif treatment == "stateful":
@@ -226,19 +226,19 @@ class _Walk:
         """A function or descriptor in C must be known; what it is bound to is followed."""
         bound_to = getattr(function, "__self__", None)
         is_function = isinstance(function, BuiltinFunctionType)
-        if is_function and trusted.is_torch(function.__module__):
+        if is_function and known_functions.is_torch(function.__module__):
             self.torch_function(function, where)
-        elif trusted.looks_up_by_name(function):
+        elif known_functions.looks_up_by_name(function):
             self.looks_up_by_name = self.looks_up_by_name or where
         elif bound_to is not None and not isinstance(bound_to, ModuleType):
             self.open(bound_to, where)
-        elif not trusted.is_pure_in_c(function):
+        elif not known_functions.is_pure_in_c(function):
             raise HiddenState(what=f"what {getattr(function, '__module__', None)}.{function.__name__} gives", where=where)
 
     def module(self, module: ModuleType, where: str) -> None:
-        if not trusted.is_torch(module.__name__):
+        if not known_functions.is_torch(module.__name__):
             self.namespaces.append(_Namespace(where, vars(module), "module"))
-        elif trusted.is_stateful(module.__name__):
+        elif known_functions.is_stateful(module.__name__):
             raise HiddenState(what=f"the state of torch in {module.__name__}", where=where)
 
     def of_class(self, kind: type, where: str) -> None:
@@ -250,12 +250,12 @@ class _Walk:
             if id(base) in self.types:
                 continue
             self.types[id(base)] = base
-            if trusted.is_torch(base.__module__):
+            if known_functions.is_torch(base.__module__):
                 self.of_torch(base, where)
-            elif trusted.is_in_c(base):
-                if not trusted.is_known_in_c(base):
+            elif known_functions.is_in_c(base):
+                if not known_functions.is_known_in_c(base):
                     raise HiddenState(what=f"a {base.__module__}.{base.__name__}", where=where)
-            elif not trusted.is_helper_type(base):
+            elif not known_functions.is_helper_type(base):
                 self.own_class(base, base.__qualname__)
         if type(kind) is not type:
             self.of_class(type(kind), where)
@@ -264,7 +264,7 @@ class _Walk:
         names = vars(kind)
         self.read(f"the names of {where}", names, "{o}.keys()", "each")
         self.namespaces.append(_Namespace(where, names, "class"))
-        called = frozenset().union(*(called_by(base) for base in kind.__mro__ if trusted.is_torch(base.__module__)))
+        called = frozenset().union(*(called_by(base) for base in kind.__mro__ if known_functions.is_torch(base.__module__)))
         for name in tuple(names):
             special = name.startswith("__") and name.endswith("__") and name not in _PASSIVE
             if special or name in called:
@@ -272,7 +272,7 @@ class _Walk:
 
     def of_torch(self, kind: type, where: str) -> None:
         """A class of torch needs no looking into, but for what it reads elsewhere."""
-        if trusted.is_stateful(kind.__module__) or trusted.is_in_c(kind) and kind.__name__ == "Generator":
+        if known_functions.is_stateful(kind.__module__) or known_functions.is_in_c(kind) and kind.__name__ == "Generator":
             raise HiddenState(what=f"a {kind.__module__}.{kind.__name__}", where=where)
         if kind is torch.autocast:
             for device in ("cuda", "cpu"):
@@ -285,7 +285,7 @@ class _Walk:
     def instance(self, value: Any, where: str) -> None:
         """An object of a class: its class, its attributes, and what it contains."""
         kind = type(value)
-        unknown = next((c for c in kind.__mro__ if trusted.is_in_c(c) and c not in trusted.VALUE_BASES), None)
+        unknown = next((c for c in kind.__mro__ if known_functions.is_in_c(c) and c not in known_functions.VALUE_BASES), None)
         if unknown is not None:
             raise HiddenState(what=f"a {kind.__module__}.{kind.__qualname__}", where=where)
         self.read(f"type({where})", value, "type({o})")
@@ -304,12 +304,12 @@ class _Walk:
         """What an object holds: mentioned names; all of them, where code that is not looked into reads them too."""
         names = own_names(value)
         for base in type(value).__mro__:
-            if not trusted.is_in_c(base):
+            if not known_functions.is_in_c(base):
                 for name in [n for n, v in vars(base).items() if isinstance(v, MemberDescriptorType)]:
                     self.open(self.read(f"{where}.{name}", value, f"getattr({{o}}, {name!r}, ABSENT)"), f"{where}.{name}")
         if names is None:
             return
-        if any(trusted.is_helper_type(base) for base in type(value).__mro__) or type(value) is SimpleNamespace:
+        if any(known_functions.is_helper_type(base) for base in type(value).__mro__) or type(value) is SimpleNamespace:
             self.mapping(f"vars({where})", names)
         else:
             self.namespaces.append(_Namespace(where, names, "object"))
@@ -408,17 +408,17 @@ def own_names(value: Any) -> dict[str, Any] | None:
 def is_of_torch(value: Any) -> bool:
     """Whether a value is a part of torch: a module, a class, or an object that is neither a module of a model nor a tensor."""
     if isinstance(value, ModuleType):
-        return trusted.is_torch(value.__name__)
+        return known_functions.is_torch(value.__name__)
     if isinstance(value, type):
-        return trusted.is_torch(value.__module__)
-    return trusted.is_torch(type(value).__module__) and not isinstance(value, torch.nn.Module | torch.Tensor)
+        return known_functions.is_torch(value.__module__)
+    return known_functions.is_torch(type(value).__module__) and not isinstance(value, torch.nn.Module | torch.Tensor)
 
 
 def is_plain(kind: type) -> bool:
     """Whether attributes of a class's objects are looked up as Python does by itself, in classes made by class statements."""
     by_itself = getattr(kind, "__getattribute__") is object.__getattribute__  # noqa: B009, mypy takes the attribute for a method
     return by_itself and all(
-        c is object or not trusted.is_in_c(c) and not trusted.is_helper_type(c) for c in kind.__mro__)
+        c is object or not known_functions.is_in_c(c) and not known_functions.is_helper_type(c) for c in kind.__mro__)
 
 
 @functools.lru_cache(maxsize=256)

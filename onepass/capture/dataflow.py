@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from torch import fx
 
-from .kinds import MATMULS, Kind, is_reduction, kinds, nbytes
-from .order import epochs, is_ordered
+from .effects import epochs, is_ordered
+from .node_kinds import MATMULS, Kind, is_reduction, kinds, nbytes
 from .schema import op_name
 
 

@@ -86,15 +86,15 @@ def cut_flat(extent: int, width: int, least: int) -> Cover | None:
     return Cover((width,) * (extent // width) + (rest,)) if over >= FLAT and rest <= width else None
 
 
-def parkable(kernel: Kernel) -> tuple[int, ...]:
+def tma_stageable(kernel: Kernel) -> tuple[int, ...]:
     """The full-size loads that TMA can bring, row by row, where a kernel may run one whole row after another."""
-    return tuple(i for i in _whole_rows(kernel) if is_described(kernel, i))
+    return tuple(i for i in _whole_rows(kernel) if tma_describes(kernel, i))
 
 
-def parkable_flat(kernel: Kernel) -> tuple[int, ...]:
+def tma_stageable_unaligned(kernel: Kernel) -> tuple[int, ...]:
     """The full-size loads whose rows start anywhere, but all alike: TMA brings pieces of the flat tensor that a row lies in."""
     loads = () if any(f.rows for f in kernel.folds) else _whole_rows(kernel)
-    return loads if len({_step(kernel, i) for i in loads}) == 1 and loads != parkable(kernel) else ()
+    return loads if len({_step(kernel, i) for i in loads}) == 1 and loads != tma_stageable(kernel) else ()
 
 
 def _whole_rows(kernel: Kernel) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def _whole_rows(kernel: Kernel) -> tuple[int, ...]:
     return tuple(i for i in program.of(Load) if kernel.is_full[i] and _step(kernel, i))
 
 
-def wanted(kernel: Kernel) -> frozenset[int]:
+def must_stage(kernel: Kernel) -> frozenset[int]:
     """The full-size loads that must be parked if any is: walks read them more than once.
 
     The last walk over a row feeds all that is gathered over rows, also from what is needed in earlier ones.
@@ -116,7 +116,7 @@ def wanted(kernel: Kernel) -> frozenset[int]:
     return frozenset((*kernel.multi_phase, *feeding))
 
 
-def may_share(kernel: Kernel) -> bool:
+def may_span_ctas(kernel: Kernel) -> bool:
     """May several CTAs take every row together?
 
     The first of two walks has to finish all that is reduced along rows, in states that can be exchanged word by word; the last does
@@ -149,7 +149,7 @@ def _after(kernel: Kernel, roots: set[int]) -> set[int]:
     return found
 
 
-def bytes_beside(kernel: Kernel) -> int:
+def row_vector_smem_bytes(kernel: Kernel) -> int:
     """Of a column of all row vectors together, where they may wait in shared memory; 0 where they may not, or there are none."""
     types = [kernel.program.dtypes[i] for i in kernel.row_vectors]
     return sum(t.size for t in types) if all(t.name in BROUGHT for t in types) else 0
@@ -165,7 +165,7 @@ def words(kernel: Kernel) -> int:
     return found
 
 
-def is_described(kernel: Kernel, i: int) -> bool:
+def tma_describes(kernel: Kernel, i: int) -> bool:
     """Can a tensor map say where this load's rows are? They step by whole 16 bytes."""
     step = _step(kernel, i)
     return step is not None and step * kernel.program.dtypes[i].size % ALIGNED == 0
@@ -188,7 +188,7 @@ def box(extent: int, width: int, flat: bool = False) -> tuple[int, ...]:
     return (1, width // BOX, BOX) if extent % BOX == 0 and width % BOX == 0 else (1, width)
 
 
-def exchanged(kernel: Kernel, down: bool = False) -> int:
+def exchange_bytes(kernel: Kernel, down: bool = False) -> int:
     """Bytes that each warp leaves for the others to finish the largest of a kernel's folds along rows, or `down` its columns."""
     found = [0]
     for fold in (f for f in kernel.folds if (f.rows if down else f.cols)):
@@ -198,9 +198,9 @@ def exchanged(kernel: Kernel, down: bool = False) -> int:
     return max(found)
 
 
-def exchanged_by_parts(kernel: Kernel) -> int:
+def exchange_bytes_multi_cta(kernel: Kernel) -> int:
     """The same along rows that several CTAs take together, of which two sums are folded at once."""
-    return exchanged(kernel) * (2 if two_sums(kernel) else 1)
+    return exchange_bytes(kernel) * (2 if two_sums(kernel) else 1)
 
 
 def two_sums(kernel: Kernel) -> bool:
@@ -209,7 +209,7 @@ def two_sums(kernel: Kernel) -> bool:
     return len(along) == 2 and all(isinstance(node, Reduce) and MONOIDS[node.monoid].primitive == "sum" for node in along)
 
 
-def columns_ahead(cols: Cover, ahead: int) -> int:
+def prefetched_columns(cols: Cover, ahead: int) -> int:
     """Columns of the next row that so many copies bring to a ring of one row. Only rows without a rest come so."""
     return ahead * cols.tiles[0] * Chunks(cols.tiles[0], len(cols.tiles), 0).apart
 
@@ -217,7 +217,7 @@ def columns_ahead(cols: Cover, ahead: int) -> int:
 def shared_bytes(element_bytes: int, cols: Cover, slots: int, exchange_bytes: int, warps: int, ahead: int = 0) -> int:
     """Shared memory of a CTA: rings of all parked inputs, barriers, what warps exchange. The driver's reserve comes on top."""
     exchange = _up(exchange_bytes * warps, ALIGNED) if warps > 1 else 0
-    return (slots * cols.width + columns_ahead(cols, ahead)) * element_bytes + exchange + BARRIERS * BARRIER
+    return (slots * cols.width + prefetched_columns(cols, ahead)) * element_bytes + exchange + BARRIERS * BARRIER
 
 
 def register_limit(warps: int, here: int, device: Device) -> int:

@@ -25,20 +25,20 @@ from ..ir.monoid import State
 from ..ir.program import Buffer, Load
 from ..ir.size import Bindings, mul
 from ..plan.kernel import Kernel
-from ..plan.parked import wanted, words
 from ..plan.schedule import Schedule
+from ..plan.staged_rows import must_stage, words
 from .folds import Running
 from .gluon import LATER, Names
-from .gluon_mixed import Mixed
+from .gluon_mix_order import Mixed
 from .source import GridDim, Source
-from .spots import Spot
 from .steps import Walk
+from .tile_refs import TileRef
 from .values import Env
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel whose rows several CTAs share; `wide` makes it count elements in 64 bits."""
-    assert schedule.gathers and wanted(kernel) <= schedule.parked and schedule.shared > 1
+    assert schedule.accumulates_columns and must_stage(kernel) <= schedule.staged and schedule.ctas_per_row > 1
     return _Shared(kernel, schedule, bindings, name, wide).source()
 
 
@@ -51,32 +51,32 @@ class _Shared(Mixed):
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         super().__init__(kernel, schedule, bindings, name, wide)
         assert self.slots > 1, "two rows are there at once"
-        assert not self.cols.rest and self.extent == schedule.shared * self.cols.width * self.cols.count
+        assert not self.cols.rest and self.extent == schedule.ctas_per_row * self.cols.width * self.cols.count
         assert len(self.steps.walks) == 2 and not self.steps.row_folds and not self.steps.trailing
         self.words = words(kernel)  # of one CTA, for one row
         self.running: dict[int, Running] = {}  # what is reduced along rows
         uniform = [i for walk in self.steps.walks for i in walk.uniform]
-        self.scalars = [i for i in uniform if isinstance(self.program.nodes[i], Load) and not self._load_of(i).gathers]
+        self.scalars = [i for i in uniform if isinstance(self.program.nodes[i], Load) and not self._load_of(i).indexed]
         self.now: Env = {}  # what those are called of this turn's row
         self.next: Env = {}  # and of the row that is walked before its turn
 
     def _cleared(self) -> tuple[Buffer, ...]:
-        count = mul(self.rows, self.schedule.shared * words(self.kernel))
+        count = mul(self.rows, self.schedule.ctas_per_row * words(self.kernel))
         return (Buffer(f"boxes of {self.name}", I64, "temp", (count,), (1,)),)
 
     def _grid(self) -> tuple[GridDim, ...]:
-        return (GridDim(self.split * self.schedule.shared),)
+        return (GridDim(self.split * self.schedule.ctas_per_row),)
 
     def _part(self) -> None:
-        self.w.line(f"part = gl.program_id(0) // {self.schedule.shared}")  # a group is what leaves one partial result
-        self.w.line(f"mine = gl.program_id(0) % {self.schedule.shared}")
+        self.w.line(f"part = gl.program_id(0) // {self.schedule.ctas_per_row}")  # a group is what leaves one partial result
+        self.w.line(f"mine = gl.program_id(0) % {self.schedule.ctas_per_row}")
 
     def _first_column(self) -> str:
-        return f"mine * {self.extent // self.schedule.shared} + "
+        return f"mine * {self.extent // self.schedule.ctas_per_row} + "
 
     def _where(self, names: Names, taken: tuple[int, ...], along: str) -> str:
         assert len(taken) == 3
-        before = f"mine * {self.extent // self.schedule.shared // taken[-1]}"
+        before = f"mine * {self.extent // self.schedule.ctas_per_row // taken[-1]}"
         return super()._where(names, taken, before if along == "0" else f"{before} + {along}")
 
     # ---- rows ----------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class _Shared(Mixed):
             self.w.line("r_later = row_later.to(gl.int64)" if self.wide else "r_later = row_later")
             self.values.row = "r_later"
             for i in self.scalars:
-                self.values.node(i, Spot(row="r_later", row_mask="(row_later < row_count)"), env)
+                self.values.node(i, TileRef(row="r_later", row_mask="(row_later < row_count)"), env)
             self.values.row = "r"
         return env
 
@@ -116,20 +116,20 @@ class _Shared(Mixed):
             self._uniform(walk, at, env)
             w.line(f"mbarrier.wait(ready.index(slot_next), {turn} // {self.slots} & 1)")
             w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
-            self._walk(walk, env, [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(walk)], waits=True, drains=False)
+            self._walk(walk, env, [replace(t, ref=t.ref.at_rows(at)) for t in self._pieces(walk)], waits=True, drains=False)
         values.row, values.slot, values.place = "r", "slot", "place"
 
-    def _uniform(self, walk: Walk, at: Spot, env: Env) -> None:
+    def _uniform(self, walk: Walk, at: TileRef, env: Env) -> None:
         """What does not vary along a row, but for what has been read."""
         for i in walk.uniform:
             if i not in env:
                 self.values.node(i, at, env)
 
-    def _name_row(self, tag: str) -> Spot:
+    def _name_row(self, tag: str) -> TileRef:
         """Name where a row is, for what follows of it."""
         self.w.line(f"r{tag} = row{tag}.to(gl.int64)" if self.wide else f"r{tag} = row{tag}")
         self.w.line(f"r_at{tag} = r{tag} + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
-        return Spot(row=f"r_at{tag}")
+        return TileRef(row=f"r_at{tag}")
 
     def _row(self, outside: Env) -> None:
         w, (first, last), env = self.w, self.steps.walks, {**outside, **self.now}
@@ -144,7 +144,7 @@ class _Shared(Mixed):
         self._join(seen, at)
         self.values.walk = 1
         self._uniform(last, at, env)
-        self._walk(last, env, [replace(t, spot=t.spot.at_rows(at)) for t in self._pieces(last)], waits=False, drains=False)
+        self._walk(last, env, [replace(t, ref=t.ref.at_rows(at)) for t in self._pieces(last)], waits=False, drains=False)
         self._release()
         self._fill(LATER, f"row + {self.slots * self.split}")
         for i in self.scalars:
@@ -154,20 +154,20 @@ class _Shared(Mixed):
 
     # ---- what is exchanged ---------------------------------------------------------------------------------------------
 
-    def _finish(self, running: dict[int, Running], spot: Spot) -> None:
+    def _finish(self, running: dict[int, Running], ref: TileRef) -> None:
         """After the first walk: publish what this part of the row gives."""
         if self.values.walk:
-            super()._finish(running, spot)
+            super()._finish(running, ref)
             return
         self.running = running
-        states = [component for state in self.folds.totals(list(running.values()), spot) for component in state]
+        states = [component for state in self.folds.totals(list(running.values()), ref) for component in state]
         assert len(states) == self.words
         for k, component in enumerate(states):
             self.w.line(f"publish({self.boxes}, r_next * {self._each()} + (mine * {self.words} + {k}), {component})")
 
     def _each(self) -> int:
         """Words of a row."""
-        return self.schedule.shared * self.words
+        return self.schedule.ctas_per_row * self.words
 
     def _look(self) -> list[tuple[str, str]]:
         """Read the words of this turn's row, which may be there by now: names, and the text that reads each."""
@@ -180,13 +180,13 @@ class _Shared(Mixed):
             for name, text in seen:
                 self.w.line(f"{name} = {text}")
 
-    def _join(self, seen: list[tuple[str, str]], at: Spot) -> None:
+    def _join(self, seen: list[tuple[str, str]], at: TileRef) -> None:
         """Read out what all parts of the row give together."""
         first = 0
         for state in self.running.values():
             parts: list[State] = []
             dtypes = state.monoid.state_dtypes(state.dtype)
-            for p in range(self.schedule.shared):
+            for p in range(self.schedule.ctas_per_row):
                 here = seen[p * self.words + first:]
                 parts.append(tuple(self.values.assign(f"part{p}", f"published({name}, gl.{dtype.kernel})")
                                    for (name, _), dtype in zip(here, dtypes)))

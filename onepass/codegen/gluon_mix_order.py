@@ -13,19 +13,19 @@ from dataclasses import replace
 
 from ..ir.size import Bindings
 from ..plan.kernel import Kernel
-from ..plan.parked import wanted
 from ..plan.schedule import Schedule
-from .gathered import Gathered
+from ..plan.staged_rows import must_stage
 from .gluon import Emitter
+from .row_loop import Gathered
 from .source import GridDim, Source
-from .spots import Segment, Spot
 from .steps import Walk
+from .tile_refs import Segment, TileRef
 from .values import Env
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that parks rows and gathers over them; `wide` makes it count elements in 64 bits."""
-    assert schedule.gathers and wanted(kernel) <= schedule.parked
+    assert schedule.accumulates_columns and must_stage(kernel) <= schedule.staged
     return Mixed(kernel, schedule, bindings, name, wide).source()
 
 
@@ -43,28 +43,28 @@ class Mixed(Emitter):
     def _rows(self, env: Env) -> None:
         around = Gathered(self.steps, self.values, self.folds)
         self.unrolled = self._unrolled()
-        spots = [t.spot for t in self.unrolled]
-        around.hoist(spots, env)
-        self._put_beside(spots, env)
-        self.gathered = around.start(spots)
+        tile_refs = [t.ref for t in self.unrolled]
+        around.hoist(tile_refs, env)
+        self._put_beside(tile_refs, env)
+        self.gathered = around.start(tile_refs)
         # A loop that runs a known number of times is written out by the compiler, and then takes more than the registers which
         # states leave to threads of many warps.
         self.walk_from = "zero" if self.schedule.warps >= MANY_WARPS else "0"
         self.values.fresh_each_row = True
         super()._rows(env)
         self.values.fresh_each_row = False
-        around.close(spots, env, self.gathered)
+        around.close(tile_refs, env, self.gathered)
 
-    def _put_beside(self, spots: list[Spot], known: Env) -> None:
+    def _put_beside(self, tile_refs: list[TileRef], known: Env) -> None:
         """Load row vectors into shared memory. Every thread reads there what it has put there, so none waits for another."""
         for i in self.steps.beside:
             assert not self.cols.rest
             memory, dtype = self.w.fresh(f"{self._load_of(i).buffer}_beside"), self.program.dtypes[i].kernel
             shape, layout = [self.cols.count, 1, self.cols.width], "gl.SwizzledSharedLayout(1, 1, 1, [1, 0])"
             self.w.line(f"{memory} = gl.allocate_shared_memory(gl.{dtype}, {shape}, {layout})")
-            found: list[Env] = [dict(known) for _ in spots]
-            for env, spot in zip(found, spots, strict=True):  # all are asked for before the first is waited for
-                self.values.computed(i, spot, env)
+            found: list[Env] = [dict(known) for _ in tile_refs]
+            for env, ref in zip(found, tile_refs, strict=True):  # all are asked for before the first is waited for
+                self.values.computed(i, ref, env)
             for k, env in enumerate(found):
                 self.w.line(f"{memory}.index({k}).store({env[i]})")
             self.values.beside[i] = memory
@@ -79,7 +79,7 @@ class Mixed(Emitter):
             for k in range(self.cols.count):
                 col, start = self.w.fresh(f"c{k}"), k * self.cols.width
                 self.w.line(f"{col} = {start} + lanes")
-                found.append(Segment(replace(tile.spot, col=col, col_start=str(start), tag=f"_{k}")))
+                found.append(Segment(replace(tile.ref, col=col, col_start=str(start), tag=f"_{k}")))
                 self.values.numbers[f"_{k}"] = str(k)
         return found
 

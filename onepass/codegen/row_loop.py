@@ -11,8 +11,8 @@ from dataclasses import replace
 from ..ir.program import Reduce, operands
 from ..plan.kernel import Across
 from .folds import Folds, Running
-from .spots import Spot
 from .steps import Steps
+from .tile_refs import TileRef
 from .values import Env, Values
 
 
@@ -23,13 +23,13 @@ class Gathered:
         self.steps, self.values, self.folds = steps, values, folds
         self.kernel, self.program = values.kernel, values.program
 
-    def hoist(self, tiles: Sequence[Spot], env: Env) -> None:
+    def hoist(self, tiles: Sequence[TileRef], env: Env) -> None:
         """Load row vectors before the loop, shaped like the tiles they meet there."""
         for i in self.steps.hoisted:
             for tile in tiles:
                 self.values.hold(i, tile, env)
 
-    def start(self, tiles: Sequence[Spot]) -> dict[int, Running]:
+    def start(self, tiles: Sequence[TileRef]) -> dict[int, Running]:
         """The reductions that the loop feeds, each with its identity for every tile."""
         folds = [f for walk in self.steps.walks for f in walk.gathered] + list(self.steps.row_folds)
         gathered = {f.node: self.folds.running(f) for f in folds}
@@ -37,7 +37,7 @@ class Gathered:
             self.folds.start(state, tiles)
         return gathered
 
-    def close(self, tiles: Sequence[Spot], env: Env, gathered: dict[int, Running]) -> None:
+    def close(self, tiles: Sequence[TileRef], env: Env, gathered: dict[int, Running]) -> None:
         """After the loop: read the gathered reductions out, per tile where they vary along the columns."""
         self.values.held = {}  # what was held is shaped for the loop's rows; what follows has one
         by_tile = [s for s in gathered.values() if not s.fold.cols and s.across is not Across.NONE]
@@ -46,16 +46,16 @@ class Gathered:
                 self.folds.finish(state, tiles[0])
         flat = [i for i in self.steps.closing if self.kernel.by_col[i] is Across.NONE]
         for i in flat:
-            self.values.node(i, Spot(), env)
+            self.values.node(i, TileRef(), env)
         for tile in tiles:
-            spot = replace(tile, height=1)
+            ref = replace(tile, height=1)
             for state in by_tile:
                 lost = {tile.tag: state.lost[tile.tag]} if tile.tag in state.lost else {}
-                self.folds.finish(replace(state, states={tile.tag: state.states[tile.tag]}, lost=lost), spot)
+                self.folds.finish(replace(state, states={tile.tag: state.states[tile.tag]}, lost=lost), ref)
             tile_env = dict(env)
             rest = [i for i in self.steps.closing if i not in flat]
             for i in (*self._sources(rest, tile_env), *rest):
-                self.values.node(i, spot, tile_env)
+                self.values.node(i, ref, tile_env)
 
     def _sources(self, nodes: list[int], known: Env) -> list[int]:
         """Values the closing part reads that were computed inside the row loop."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from ..device import Device
 from ..ir.program import Load, Reduce, Store
 from .kernel import Kernel
-from .parked import BARRIER, BARRIERS, BOX, is_described, register_limit
 from .schedule import Block, Loop, Schedule
+from .staged_rows import BARRIER, BARRIERS, BOX, register_limit, tma_describes
 
 LEAST_LINE = 64  # bytes of a row that a copy brings: less wastes half of what DRAM hands out at once
 LEAST_STAGES, MOST_STAGES = 2, 8  # places of a ring: one to read while another is filled, and no more than barriers are cheap for
@@ -40,7 +40,7 @@ class Strips:
         return self.height // self.at_once
 
 
-def tileable(kernel: Kernel) -> tuple[int, ...]:
+def tile_stageable(kernel: Kernel) -> tuple[int, ...]:
     """All full-size loads, where TMA can bring each of them and one walk over the rows is all that the kernel needs; else none."""
     space, program = kernel.space, kernel.program
     folds = bool(kernel.folds) and all(f.rows and not f.cols for f in kernel.folds)
@@ -48,7 +48,7 @@ def tileable(kernel: Kernel) -> tuple[int, ...]:
         return ()
     again = any(kernel.phase[i] and (kernel.by_row[i] or isinstance(program.nodes[i], Reduce)) for i in program.of(Reduce, Store))
     full = tuple(i for i in program.of(Load) if kernel.is_full[i])
-    return full if not again and all(is_described(kernel, i) for i in full) else ()
+    return full if not again and all(tma_describes(kernel, i) for i in full) else ()
 
 
 def rows_at_once(width: int, vector: int, warps: int) -> int:
@@ -71,13 +71,13 @@ def strips(schedule: Schedule, vector: int, element_bytes: int) -> Strips:
     return Strips(vector, lanes, across, warps // across, least, height, tall // height)
 
 
-def told(schedule: Schedule, here: int, device: Device) -> Schedule:
+def with_register_cap(schedule: Schedule, here: int, device: Device) -> Schedule:
     """A schedule that says the most registers with which so many CTAs share an SM.
 
     Of very many inputs it says nothing: told so, ptxas loads all that it has registers for before it adds any. A sum of 32 then
     takes 237 of 255, one of 40 spills, where untold it takes 153.
     """
-    few = len(schedule.parked) <= MOST_TOLD
+    few = len(schedule.staged) <= MOST_TOLD
     return replace(schedule, registers=register_limit(schedule.warps, here, device) if few else 0)
 
 

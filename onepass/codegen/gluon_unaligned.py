@@ -16,13 +16,13 @@ from functools import partial
 from ..ir.program import Load, Store
 from ..ir.size import Bindings
 from ..plan.kernel import Kernel
-from ..plan.parked import FLAT
 from ..plan.schedule import Schedule
+from ..plan.staged_rows import FLAT
 from .expr import size_text
 from .gluon import LATER, REST, Emitter, Names, Parked
 from .source import Param, ParamKind, Source, TensorView
-from .spots import Segment, Spot
 from .steps import Walk
+from .tile_refs import Segment, TileRef
 from .values import Env
 
 OWN = ("row_at", "before", "piece", "sector", "u_at", "u_first", "c_first", "first_in", "u_rest", "covered", "left_out",
@@ -30,32 +30,32 @@ OWN = ("row_at", "before", "piece", "sector", "u_at", "u_first", "c_first", "fir
 FIRST = "_first"  # marks names of the chunk that a row begins in
 
 
-class FlatParked(Parked):
+class UnalignedValues(Parked):
     """Values of which some wait in shared memory, and others leave by whole pieces."""
 
-    def _store(self, i: int, node: Store, spot: Spot, env: Env) -> None:
+    def _store(self, i: int, node: Store, ref: TileRef, env: Env) -> None:
         """Where a row begins and ends, whole pieces by themselves: a mask that changes only between pieces lets threads store
         vectors. Few threads have something to store of the two pieces that are broken."""
-        if spot.tag not in (FIRST, REST) or not self._address(i, node, spot).startswith("sector"):
-            super()._store(i, node, spot, env)
+        if ref.tag not in (FIRST, REST) or not self._address(i, node, ref).startswith("sector"):
+            super()._store(i, node, ref, env)
             return
-        first, at = spot.tag == FIRST, spot.aligned
+        first, at = ref.tag == FIRST, ref.aligned
         reached = FLAT - 1 if first else self.program.extent(self.kernel.space.cols)
         self.writer.line(f"border = (shift + {reached}) // {FLAT} * {FLAT}")
         whole, broken = (f"({at} >= border)", f"({at} < border)") if first else (f"({at} < border)", f"({at} >= border)")
-        for mask in (f"{spot.col_mask} & {broken}", whole):  # in this order fewer registers are taken
-            super()._store(i, node, replace(spot, col_mask=mask), env)
+        for mask in (f"{ref.col_mask} & {broken}", whole):  # in this order fewer registers are taken
+            super()._store(i, node, replace(ref, col_mask=mask), env)
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that parks rows of a flat view; `wide` makes it count elements in 64 bits."""
-    return FlatEmitter(kernel, schedule, bindings, name, wide).source()
+    return UnalignedEmitter(kernel, schedule, bindings, name, wide).source()
 
 
-class FlatEmitter(Emitter):
+class UnalignedEmitter(Emitter):
     """Writes a kernel whose rows are brought by the pieces of a flat view."""
 
-    flat, along, own, values_of = True, FLAT, OWN, FlatParked
+    flat, along, own, values_of = True, FLAT, OWN, UnalignedValues
 
     @property
     def _stride(self) -> str:
@@ -80,10 +80,10 @@ class FlatEmitter(Emitter):
         w.line(f"u_rest = {start} + gl.arange(0, {rest}, layout=gl.SliceLayout(0, TILE))[None, :]")
         last = f"(row_count{'.to(gl.int64)' if self.wide else ''} - 1) * {self._stride}"
         w.line(f"covered = ({last} + {self.extent}) // {FLAT} * {FLAT}")
-        first = Spot(col="c_first", width=width, col_mask="first_in", col_count=f"({width} - before)", aligned="lanes",
+        first = TileRef(col="c_first", width=width, col_mask="first_in", col_count=f"({width} - before)", aligned="lanes",
                      tag=FIRST)
-        whole = Spot(col="c_at", width=width, col_start=f"(k * {width})", aligned="u_at")
-        behind = Spot(col="c_rest", width=rest, col_start=str(start), col_mask="c_rest_in", aligned="u_rest", tag=REST,
+        whole = TileRef(col="c_at", width=width, col_start=f"(k * {width})", aligned="u_at")
+        behind = TileRef(col="c_rest", width=rest, col_start=str(start), col_mask="c_rest_in", aligned="u_rest", tag=REST,
                       col_count=f"({self.extent - start} + before)")
         self.values.numbers[FIRST] = "0"
         found = [Segment(first, ("c_first = lanes - shift", "first_in = lanes >= shift"))]

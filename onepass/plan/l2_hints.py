@@ -26,10 +26,10 @@ ALONE = 113 * 1024
 NARROW = 1  # bytes of an element whose runs are short: RMSNorm to fp8 of 32768 x 8192 took 193 us, with marked stores 195
 
 
-def lasting(kernel: Kernel, schedule: Schedule, bindings: Bindings) -> frozenset[int]:
+def l2_evict_last(kernel: Kernel, schedule: Schedule, bindings: Bindings) -> frozenset[int]:
     """Loads and stores that are marked to be evicted last."""
     program = kernel.program
-    streams = (i for i, n in enumerate(program.nodes) if isinstance(n, Store) or isinstance(n, Load) and not n.gathers)
+    streams = (i for i, n in enumerate(program.nodes) if isinstance(n, Store) or isinstance(n, Load) and not n.indexed)
     sizes = {i: program.dtypes[i].size for i in streams if kernel.is_full[i]}
     stores = frozenset(i for i in sizes if isinstance(program.nodes[i], Store))
     if not stores or any(sizes[i] <= NARROW for i in stores) or _rows_come_by_tma(schedule):
@@ -47,4 +47,4 @@ def lasting(kernel: Kernel, schedule: Schedule, bindings: Bindings) -> frozenset
 def _rows_come_by_tma(schedule: Schedule) -> bool:
     """Do CTAs go from row to row, the next ones on their way into shared memory? Reads and writes alternate less, and marked
     stores take as long or 1 % longer (H200, backward of norms of 32768 and 65536 columns)."""
-    return bool(schedule.parked) and isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
+    return bool(schedule.staged) and isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
