@@ -32,7 +32,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import onepass
-from onepass.tools.timing import hold
+from onepass.tools.timing import reserve_memory
 from tests.models import ZOO, Example
 
 ROUNDS = 6
@@ -241,7 +241,7 @@ def main() -> None:
     results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"models": {}}
     here = {"date": date.today().isoformat(), "card": torch.cuda.get_device_name(), "torch": torch.__version__,
             "version": onepass.__version__, "python": platform.python_version()}
-    hold(HELD, torch.device("cuda"))
+    reserve_memory(HELD, torch.device("cuda"))
     start_up()
     for name in given.models:
         rows = compare(SETUPS[name], given.graphs)

@@ -31,7 +31,7 @@ from onepass.runtime import offline
 from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import aligned_of, assemble
-from onepass.tools.ours import EVERY, Ours
+from onepass.tools.captured_function import ALL_PLANS, CapturedFunction
 from onepass.tools.workloads import workload
 
 CARD = torch.device("cuda", 0)
@@ -47,10 +47,10 @@ EACH = 1 if INSTRUMENTED else 3  # plans of one family, ring and place of row ve
 MOST_STAGES = 3 if INSTRUMENTED else 8  # what has to be compiled grows with a ring
 
 
-def plans(ours: Ours) -> Iterator[Plan]:
+def plans(ours: CapturedFunction) -> Iterator[Plan]:
     """A few plans of every kind that parks something."""
     taken: dict[tuple[str, int, bool], int] = {}
-    for plan in ours.plans(device("h200"), EVERY):
+    for plan in ours.plans(device("h200"), ALL_PLANS):
         parked = [k.schedule for k in plan.kernels if k.schedule.staged]
         if any(s.stages > MOST_STAGES or INSTRUMENTED and s.sector_elems for s in parked):
             continue
@@ -60,7 +60,7 @@ def plans(ours: Ours) -> Iterator[Plan]:
             yield plan
 
 
-def compiled(ours: Ours, plan: Plan) -> tuple[Plan, tuple[Source, ...], tuple[Binary, ...]] | None:
+def compiled(ours: CapturedFunction, plan: Plan) -> tuple[Plan, tuple[Source, ...], tuple[Binary, ...]] | None:
     """A plan with its kernels; none where they cannot be instrumented."""
     sources = generate(plan)
     try:
@@ -75,7 +75,7 @@ def wrong(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str
     """What is wrong with the results of one workload, plan by plan; an empty text for a plan that is right."""
     case = workload(name)
     args = case.inputs(shape, dtype, CARD)
-    ours = Ours.of(case.function, args)
+    ours = CapturedFunction.of(case.function, args)
     tensors = ours.captured.tensors(tuple(args))
     exact = evaluate(ours.program, {k: v.cpu() for k, v in tensors.items()}, ours.bindings)
     with ThreadPoolExecutor(knobs().compile_workers) as threads:
@@ -83,7 +83,7 @@ def wrong(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str
     if None in made:
         print(f"{name} {shape} {dtype}: {made.count(None)} plans cannot be instrumented", flush=True)
     for plan, sources, binaries in filter(None, made):
-        found = assemble(Compiled(plan, sources, binaries).made, CARD, ours.aligned)(tensors, ours.bindings)
+        found = assemble(Compiled(plan, sources, binaries).artifact, CARD, ours.aligned)(tensors, ours.bindings)
         torch.cuda.synchronize()
         schedule = next(k.schedule for k in plan.kernels if k.schedule.staged)
         far = [k for k, right in exact.items()

@@ -23,8 +23,8 @@ from .codegen import gluon, gluon_mix_order, gluon_multi_cta, gluon_tiles, gluon
 from .codegen.source import Source
 from .device import Device
 from .errors import NoPlan, SourcesNotKept, text_of, warn
-from .ir.axes import share_axes
-from .ir.fix import fix, symbols_to_fix
+from .ir.axes import unify_axes
+from .ir.fix import fix, symbols_to_specialize
 from .ir.program import Program
 from .ir.simplify import simplify
 from .ir.size import Bindings
@@ -32,30 +32,30 @@ from .ir.verify import verify
 from .knobs import knobs
 from .plan.cost import cost, traffic
 from .plan.partition import plan
-from .plan.plan import ANY_WEIGHT, KernelPlan, Learned, Plan
+from .plan.plan import REGISTERS_UNBOUNDED, KernelPlan, CompileOutcome, Plan
 from .plan.resources import ctas_per_sm
 from .plan.schedule import Block, Schedule
-from .plan.scoring import runs_at_once
+from .plan.scoring import fits_one_wave
 from .runtime.binary import Binary
 from .runtime.compiled import Compiled, Rejected
 from .stages import stage
 
 Measure = Callable[[Source], Binary]  # compile a source and say what the binary takes
-MOST_TRIES = 16
-MATTERS = 1.03  # times the predicted time: what is less is not worth compiling another plan for
+MAX_ATTEMPTS = 16
+MIN_SLOWDOWN = 1.03  # times the predicted time: what is less is not worth compiling another plan for
 
 
 @stage("simplifying a Program")
-def optimise(program: Program) -> Program:
+def optimize(program: Program) -> Program:
     """Capture's Program, made ready to plan."""
     verify(program, "capture")
-    return verify(share_axes(simplify(program)), "simplify")
+    return verify(unify_axes(simplify(program)), "simplify")
 
 
 @stage("fixing sizes of a Program")
-def specialise(program: Program, bindings: Bindings) -> tuple[Program, Bindings]:
+def specialize(program: Program, bindings: Bindings) -> tuple[Program, Bindings]:
     """The Program for a call, with sizes a kernel had better know put in; and the sizes that stay free."""
-    known = symbols_to_fix(program)
+    known = symbols_to_specialize(program)
     fixed = fix(program, {name: bindings[name] for name in known})
     return fixed, {name: size for name, size in bindings.items() if name not in known}
 
@@ -80,7 +80,7 @@ def emitter(schedule: Schedule) -> ModuleType:
 
 
 @stage("planning and writing kernels")
-def interpretable(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:
+def plan_for_interpreter(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:
     """Plan and write kernels, without compiling them: what the interpreter needs."""
     chosen = plan(program, bindings, device)
     return Compiled(chosen, keep(generate(chosen, wide)), ())
@@ -89,11 +89,11 @@ def interpretable(program: Program, bindings: Bindings, device: Device, wide: bo
 @stage("planning and compiling kernels")
 def compile(program: Program, bindings: Bindings, device: Device, measure: Measure, wide: bool = False) -> Compiled:
     """Plan, write and compile, until no kernel spills and all fit as foreseen; where all spill, the plan that spills least."""
-    lessons: dict[tuple[Program, Schedule], Learned] = {}
+    feedback: dict[tuple[Program, Schedule], CompileOutcome] = {}
     tried: list[Compiled] = []
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_ATTEMPTS):
         try:
-            chosen = plan(program, bindings, device, lessons)
+            chosen = plan(program, bindings, device, feedback)
         except NoPlan:
             if not tried:
                 raise
@@ -102,29 +102,29 @@ def compile(program: Program, bindings: Bindings, device: Device, measure: Measu
         binaries = tuple(measure(source) for source in sources)
         pairs = tuple(zip(chosen.kernels, binaries, strict=True))
         misfits = [(k, b) for k, b in pairs
-                   if b.spill_bytes or b.smem_bytes > device.smem_per_cta or _crowded_out(k, b, bindings, device)]
+                   if b.spill_bytes or b.smem_bytes > device.smem_per_cta or _has_low_occupancy(k, b, bindings, device)]
         tried.append(Compiled(chosen, sources, binaries, tuple(_rejected(k, b) for k, b in misfits)))
-        new = {k.scored_as: _learned(k, b, device) for k, b in misfits if k.scored_as not in lessons}
+        new = {k.scored_as: _learned(k, b, device) for k, b in misfits if k.scored_as not in feedback}
         if not new:  # nothing spills, or what does was known to and is the best there is
             break
-        lessons |= new
+        feedback |= new
     runs = [c for c in tried if all(b.smem_bytes <= device.smem_per_cta for b in c.binaries)]
     if not runs:
         raise NoPlan(what=program.name, device=device.name, detail=f"the {len(tried)} best plans do not fit one SM")
-    best = min(runs, key=lambda c: _faults(c, bindings, device))
+    best = min(runs, key=lambda c: _defects(c, bindings, device))
     keep(best.sources)
     taken = {(k.name, k.schedule) for k in best.plan.kernels}
     rejected = {at: r for c in tried if c is not best for r in c.rejected if (at := (r.kernel, r.schedule)) not in taken}
     return replace(best, rejected=tuple(rejected.values()))
 
 
-def _faults(made: Compiled, bindings: Bindings, device: Device) -> tuple[bool, int, bool]:
+def _defects(made: Compiled, bindings: Bindings, device: Device) -> tuple[bool, int, bool]:
     """How bad a plan's kernels are: whether they spill in a loop, how many bytes, and whether CTAs that were counted on wait."""
-    wait = any(_crowded_out(k, b, bindings, device) for k, b in zip(made.plan.kernels, made.binaries, strict=True))
+    wait = any(_has_low_occupancy(k, b, bindings, device) for k, b in zip(made.plan.kernels, made.binaries, strict=True))
     return any(b.spills_in_loop for b in made.binaries), sum(b.spill_bytes for b in made.binaries), wait
 
 
-def _crowded_out(kernel: KernelPlan, binary: Binary, bindings: Bindings, device: Device) -> bool:
+def _has_low_occupancy(kernel: KernelPlan, binary: Binary, bindings: Bindings, device: Device) -> bool:
     """Whether CTAs that were to run at once do not, by the registers they really take: of a loop over rows any, else every second,
     where that costs time.
 
@@ -133,14 +133,14 @@ def _crowded_out(kernel: KernelPlan, binary: Binary, bindings: Bindings, device:
     321 us; by CTAs of 8 warps: 260.
     """
     fit = _fit(kernel, binary, device)
-    if not runs_at_once(kernel.schedule, fit, device):
+    if not fits_one_wave(kernel.schedule, fit, device):
         return True
     if not 0 < 2 * fit <= kernel.resources.ctas_per_sm:
         return False
     t = traffic(kernel.kernel, bindings)
     foreseen, real = (cost(kernel.kernel, kernel.schedule, replace(kernel.resources, ctas_per_sm=n), t, device).us
                       for n in (kernel.resources.ctas_per_sm, fit))
-    return real > MATTERS * foreseen
+    return real > MIN_SLOWDOWN * foreseen
 
 
 def _fit(kernel: KernelPlan, binary: Binary, device: Device) -> int:
@@ -148,21 +148,21 @@ def _fit(kernel: KernelPlan, binary: Binary, device: Device) -> int:
     return ctas_per_sm(binary.registers, binary.smem_bytes, kernel.schedule.warps, device)
 
 
-def _learned(kernel: KernelPlan, binary: Binary, device: Device) -> Learned:
+def _learned(kernel: KernelPlan, binary: Binary, device: Device) -> CompileOutcome:
     """What a kernel that spills or does not fit teaches. One that spilled few words was not too heavy: estimates are not that good.
 
     LayerNorm backward with a residual, 5120 columns by tiles of 2048, 2048 and 1024, takes 255 registers and spills two words; by
     4096 and 1024, estimated at 10 registers more, it takes 168 (H200: 165 us, and 223 by the plan that is left without it).
     """
     if binary.smem_bytes > device.smem_per_cta:
-        return Learned(ANY_WEIGHT)
+        return CompileOutcome(REGISTERS_UNBOUNDED)
     if not binary.spill_bytes:
         fit = _fit(kernel, binary, device)
-        return Learned(ANY_WEIGHT, (False, 0), fit if runs_at_once(kernel.schedule, fit, device) else None)
+        return CompileOutcome(REGISTERS_UNBOUNDED, (False, 0), fit if fits_one_wave(kernel.schedule, fit, device) else None)
     most = kernel.schedule.registers or min(device.registers_per_thread, device.registers_per_sm // (32 * kernel.schedule.warps))
     wanted = binary.registers + binary.spill_bytes // 8  # a word that is stored once and loaded once is a register that was missing
     heavy = wanted > most + 8  # they are handed out by eights
-    return Learned(kernel.resources.registers if heavy else ANY_WEIGHT, (binary.spills_in_loop, binary.spill_bytes))
+    return CompileOutcome(kernel.resources.registers if heavy else REGISTERS_UNBOUNDED, (binary.spills_in_loop, binary.spill_bytes))
 
 
 def _rejected(kernel: KernelPlan, binary: Binary) -> Rejected:
@@ -194,14 +194,14 @@ def _not_kept(folder: str, detail: str) -> None:
 CLASSES = ((1 / 8, 1 / 8), (1, 1 / 2), (4, 2), (16, 8), (64, 32), (256, 128), (inf, 512))
 
 
-def breakpoints(device: Device) -> tuple[int, ...]:
+def row_class_bounds(device: Device) -> tuple[int, ...]:
     """Row counts between which one plan serves."""
     return tuple(int(end * device.sms) for end, _ in CLASSES[:-1])
 
 
 def row_class(bindings: Bindings, device: Device) -> int:
     """Which of the classes some sizes fall into."""
-    return bisect_left(breakpoints(device), prod(bindings.values()))
+    return bisect_left(row_class_bounds(device), prod(bindings.values()))
 
 
 def representative(program: Program, bindings: Bindings, device: Device) -> dict[str, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onepass.device import device
 from onepass.errors import NotMeasured
-from onepass.tools.bench import Place
+from onepass.tools.bench import Machine
 from onepass.tools.results import Anchor, Candidate, Regret, Result, Row, Run, row_id
 from onepass.tools.suites import Job, Suite
 from onepass.tools.timing import Call, Timed
@@ -21,7 +21,7 @@ VERSIONS = {"torch": "2.11.0", "triton": "3.6.0", "onepass": "0.1.0", "python": 
 
 SMALL = Suite("small", "a few small ones", (Job("rms_norm", (8, 64)), Job("rms_norm_backward", (16, 64), "f32"),
                                             Job("outer_sum_2", (32, 16), "f32")))
-PLACE = Place(device("h200"), "a card", {"torch": "2.11", "onepass": "0"}, torch.device("cpu"))
+PLACE = Machine(device("h200"), "a card", {"torch": "2.11", "onepass": "0"}, torch.device("cpu"))
 
 
 class FakeClock:
@@ -32,7 +32,7 @@ class FakeClock:
     def __init__(self, us: Mapping[str, float] | None = None) -> None:
         self.us, self.sessions = us or {}, list[tuple[str, ...]]()
 
-    def settle(self) -> None: ...
+    def synchronize(self) -> None: ...
 
     def times(self, calls: Mapping[str, Call], most: int = 20) -> dict[str, Timed | NotMeasured]:
         self.sessions.append(tuple(calls))

@@ -19,10 +19,10 @@ from onepass.capture.trace import capture
 from onepass.device import Device
 from onepass.ir.program import Program
 from onepass.ir.size import Bindings
-from onepass.pipeline import Compiled, generate, optimise, specialise
+from onepass.pipeline import Compiled, generate, optimize, specialize
 from onepass.plan.plan import KernelPlan
 from onepass.runtime import offline
-from onepass.runtime.compiled import Made
+from onepass.runtime.compiled import Artifact
 from onepass.runtime.executable import aligned_of, assemble
 from onepass.tools.check import as_tuple
 from tests import forced
@@ -92,25 +92,25 @@ class Forced:
         return ((numbers > 0.5 if self.dtype == torch.bool else numbers.mul(3).abs().to(self.dtype)).to(device),)
 
     @cached_property
-    def made(self) -> Made:
+    def artifact(self) -> Artifact:
         """Its kernel, and the join of its partial results, as sources."""
         plan = forced.planned(self.program, self.sizes, self.kernel)
-        return Compiled(plan, generate(plan), ()).made
+        return Compiled(plan, generate(plan), ()).artifact
 
     @property
     def aligned(self) -> frozenset[str]:
         """Arguments and results, all of which start on 16 bytes on a card."""
-        return frozenset(b.name for b in (*self.made.inputs, *self.made.outputs))
+        return frozenset(b.name for b in (*self.artifact.inputs, *self.artifact.outputs))
 
     def compile(self, on: Device) -> None:
         """Compile for a card, which need not be there. Done before by several threads, it need not be waited for later."""
-        outputs = frozenset(b.name for b in self.made.outputs)
-        for source in self.made.sources:
+        outputs = frozenset(b.name for b in self.artifact.outputs)
+        for source in self.artifact.sources:
             offline.compile(source, on, aligned_of(source, self.aligned, outputs))
 
     def call(self, device: torch.device) -> Callable[[Tensor], tuple[Tensor, ...]]:
         """The function by that kernel alone."""
-        executable = assemble(self.made, device, self.aligned if device.type == "cuda" else frozenset())
+        executable = assemble(self.artifact, device, self.aligned if device.type == "cuda" else frozenset())
         return lambda x: as_tuple(self.captured.result(executable(self.captured.tensors((x,)), self.sizes), (x,)))
 
 
@@ -120,7 +120,7 @@ def _written(name: str, shape: tuple[int, int],
     """A function as one kernel, and every way the planner would weigh, by family."""
     x = torch.empty(shape, dtype=dtype, device="meta")
     captured = capture(FUNCTIONS[name][0], (x,), dynamic=False)
-    program, sizes = specialise(optimise(captured.program), captured.bind((x,)) or {})
+    program, sizes = specialize(optimize(captured.program), captured.bind((x,)) or {})
     found: dict[str, list[KernelPlan]] = {}
     for _, plans in forced.candidates(program, sizes):
         for plan in plans:

@@ -14,7 +14,7 @@ from onepass.device import Device, device
 from onepass.ir.program import Program
 from onepass.ir.simplify import online_softmax
 from onepass.ir.size import Bindings
-from onepass.pipeline import Compiled, generate, optimise, specialise
+from onepass.pipeline import Compiled, generate, optimize, specialize
 from onepass.plan.cost import cost, traffic
 from onepass.plan.kernel import Kernel, memory_order
 from onepass.plan.legality import Family, Illegal, families, space_of
@@ -41,7 +41,7 @@ def as_kernel(function: Callable, args: tuple[Tensor, ...], family: Family, held
     captured = capture(function, args)
     bindings = captured.bind(args)
     assert bindings is not None
-    program, sizes = specialise(optimise(captured.program), bindings)
+    program, sizes = specialize(optimize(captured.program), bindings)
     space = space_of(program, sizes)
     assert not isinstance(space, Illegal)
     return next(f.kernel for f in forms(program, space, family) if f.held is held), dict(sizes)
@@ -85,4 +85,4 @@ def planned(program: Program, bindings: Bindings, kernel: KernelPlan, on: Device
 def run(plan: Plan, inputs: Mapping[str, torch.Tensor], bindings: Bindings) -> dict[str, torch.Tensor]:
     """A plan's kernels in the interpreter, at any sizes (which need not be those it was made for)."""
     compiled = Compiled(plan, generate(plan), ())
-    return assemble(compiled.made, torch.device("cpu"), frozenset())(inputs, bindings)
+    return assemble(compiled.artifact, torch.device("cpu"), frozenset())(inputs, bindings)

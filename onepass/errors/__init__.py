@@ -11,7 +11,7 @@ from .kernel import (
     AccessOutOfBounds,
     BarrierInitTwice,
     BarrierLeftBehind,
-    BarrierNotInitialised,
+    BarrierNotInitialized,
     BlockMismatch,
     CopyLeftBehind,
     CopyOutOfBounds,
@@ -20,7 +20,7 @@ from .kernel import (
     MissingFence,
     NeverPublished,
     NotForTma,
-    NotModelled,
+    NotModeled,
     OutsideAllocation,
     RefillBeforeDrain,
     SharedMemoryExceeded,
@@ -31,21 +31,21 @@ from .kernel import (
 )
 
 __all__ = [
-    "AbsurdMeasurement", "AbsurdShape", "AccessOutOfBounds", "BadArgument", "BadResults", "BadSetting", "BadSpec",
+    "ImplausibleMeasurement", "InvalidShape", "AccessOutOfBounds", "BadArgument", "BadResults", "BadSetting", "BadSpec",
     "BarrierInitTwice", "BarrierLeftBehind", "BarrierNotInitialised", "BitReinterpretation", "BlockMismatch", "CaptureTooLong",
-    "CardNeeded", "ChangesState", "ClosureTensor", "CompileFailed", "CompilerEnded", "CompilerGarbled", "CompilerNotStarted",
-    "CompilerTimedOut", "CompilerTrouble", "CompilersStopped", "CopyLeftBehind", "CopyOutOfBounds", "DataDependent",
-    "DoesNotFit", "EntrySetAside", "ExpectedBytesDiffer", "GraphLeft", "HiddenState", "IgnoredArgument", "IllegalProgram",
-    "InputsLost", "NotTraceable",
+    "GpuRequired", "ChangesState", "ClosureTensor", "CompileFailed", "CompilerExited", "CompilerProtocolError", "CompilerNotStarted",
+    "CompilerTimedOut", "CompilerUnavailable", "ProcessExiting", "CopyLeftBehind", "CopyOutOfBounds", "DataDependent",
+    "DoesNotFit", "EntryQuarantined", "ExpectedBytesDiffer", "GraphFallback", "UnguardedState", "IgnoredArgument", "IllegalProgram",
+    "InputsOverwritten", "NotTraceable",
     "InternalError", "KernelFault", "MissingFence", "MixedDevices", "ModelNotTraced", "Mutation", "NeedsGrad", "NeverPublished",
-    "NoCard", "NoOrder", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModelled", "NotReady", "NotRepeatable",
-    "NothingKept", "NothingToCompare", "NumberOutOfRange", "OnepassError", "OnepassWarning", "OtherRun", "OutsideAllocation",
-    "ParseError", "PlanTooLong", "PlotsNeedMatplotlib", "Randomness", "RefillBeforeDrain", "RegionLeft", "ResultElsewhere",
-    "RewriteFailed", "SavedLeft", "SeededRandom", "SharedElements", "SharedMemoryExceeded", "SharedResult", "SimplifyTooLong",
-    "SourcesNotKept", "StagingReused", "StepFailed", "StoreUnusable", "SymbolicAxis", "TooManySteps", "TooMuchToDraw",
-    "TritonMissing", "UnderMode", "UnknownDevice", "UnknownSetting", "UnknownWorkload", "UnlikeTorch", "UnsupportedDevice",
+    "NoGpu", "CyclicKernels", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModelled", "NotWarmedUp", "NotDeterministic",
+    "CalibrationNotSaved", "NothingToCompare", "NumberOutOfRange", "OnepassError", "OnepassWarning", "CannotResume", "OutsideAllocation",
+    "ParseError", "PlanTooLong", "PlotsNeedMatplotlib", "Randomness", "RefillBeforeDrain", "RegionFallback", "ResultOnOtherDevice",
+    "RewriteFailed", "RecomputeSkipped", "SeededRandom", "OverlappingElements", "SharedMemoryExceeded", "UnsupportedReturn", "SimplifyTooLong",
+    "SourcesNotKept", "StagingReused", "StepFailed", "StoreUnusable", "SymbolicAxis", "TooManySteps", "TooManyCharts",
+    "TritonMissing", "UnsupportedTorchMode", "UnknownDevice", "UnknownSetting", "UnknownWorkload", "MetadataMismatch", "UnsupportedDevice",
     "UnsupportedDtype", "UnsupportedLayout", "UnsupportedOnDevice", "UnsupportedOp", "UnsupportedView", "UntestedTorch",
-    "UseBeforeArrival", "WaitsForever", "WithoutPython", "WrongAnswer", "WrongPhase", "ZeroDivisor", "printable", "text_of",
+    "UseBeforeArrival", "WaitsForever", "PythonWrapperRequired", "WrongAnswer", "WrongPhase", "IntegerDivisionByZero", "printable", "text_of",
     "warn",
 ]
 
@@ -127,19 +127,19 @@ class IgnoredArgument(OnepassError):
                "outside the fused function, or compile the whole model with torch.compile, which hands such ops to Inductor.")
 
 
-class ResultElsewhere(OnepassError):
+class ResultOnOtherDevice(OnepassError):
     code = "ONEPASS-112"
     message = ("A result is on {device}, and the function's arguments are on {expected} (at {where}). Move that result after the "
                "call, or make tensors inside the function with device=x.device.")
 
 
-class UnlikeTorch(OnepassError):
+class MetadataMismatch(OnepassError):
     code = "ONEPASS-113"
     message = ("{op} gives {theirs} in torch, and {ours} in onepass (at {where}). Leave that op outside the fused function. This "
                "is a bug in onepass; please report it with `onepass doctor`.")
 
 
-class HiddenState(OnepassError):
+class UnguardedState(OnepassError):
     code = "ONEPASS-120"
     message = ("The function can read {what} ({where}), and onepass cannot tell when that changes; an answer could be out of date. "
                "Pass what is needed of it as an argument: a tensor, a number, a string, or tuples, lists and dicts of them.")
@@ -151,7 +151,7 @@ class ChangesState(OnepassError):
                "would stay valid. Pass the value in, and return the new one.")
 
 
-class SharedResult(OnepassError):
+class UnsupportedReturn(OnepassError):
     code = "ONEPASS-122"
     message = ("The function returns a {kind}, and every call would return the same one. Return tensors, numbers, strings, or "
                "tuples, lists and dicts of them.")
@@ -163,13 +163,13 @@ class NumberOutOfRange(OnepassError):
                "the type can hold, or convert the tensor to a wider type first.")
 
 
-class ZeroDivisor(OnepassError):
+class IntegerDivisionByZero(OnepassError):
     code = "ONEPASS-116"
     message = ("{op} divides integers by the number 0 (at {where}), which has no answer. Divide by another number, or convert to "
                "floating point first, where the answer is inf or nan.")
 
 
-class SharedElements(OnepassError):
+class OverlappingElements(OnepassError):
     code = "ONEPASS-117"
     message = ("Elements of a result would share memory (shape {shape}, strides {strides}, at {where}), because those of an "
                "argument do. Call .contiguous() on that argument first.")
@@ -203,19 +203,19 @@ class BadArgument(OnepassError):
     message = "{detail}"
 
 
-class AbsurdShape(OnepassError):
+class InvalidShape(OnepassError):
     code = "ONEPASS-605"
     message = "{what} of shape {shape} cannot be handled: {detail}."
 
 
-class NotReady(OnepassError):
+class NotWarmedUp(OnepassError):
     code = "ONEPASS-606"
     message = ("{function} was called with sizes it has no kernels for yet while a CUDA graph is being captured, "
                "where nothing can be "
                "compiled. Call it once with such inputs before the capture.")
 
 
-class UnderMode(OnepassError):
+class UnsupportedTorchMode(OnepassError):
     code = "ONEPASS-607"
     message = ("A fused function was called under {mode}, which would see nothing of what kernels do. Leave the mode for this "
                "call, or call the function that was fused.")
@@ -234,7 +234,7 @@ class SimplifyTooLong(TooManySteps):
     code = "ONEPASS-203"
 
 
-class NoOrder(OnepassError):
+class CyclicKernels(OnepassError):
     code = "ONEPASS-204"
     message = ("The kernels of {what} cannot be put in an order: each needs a result of another. This is a bug in onepass; please "
                "report it with `onepass doctor`.")
@@ -265,7 +265,7 @@ class UnsupportedOnDevice(OnepassError):
                "{needed}. Use another type there, or convert outside the fused function.")
 
 
-class CompilerTrouble(CompileFailed):
+class CompilerUnavailable(CompileFailed):
     """A kernel was not compiled, which says nothing about the kernel. Such failures are never remembered."""
 
     code = "ONEPASS-330"
@@ -273,52 +273,52 @@ class CompilerTrouble(CompileFailed):
                "remembered: put that right and call again.")
 
 
-class CompilerEnded(CompilerTrouble):
+class CompilerExited(CompilerUnavailable):
     code = "ONEPASS-331"
     message = ("Kernel {kernel} could not be compiled for {device}: the compiler process {how}, and so it went with a fresh one. "
                "Nothing of this is remembered: call again. If memory is short, set ONEPASS_COMPILE_WORKERS lower; if it always "
                "ends like this, please report it with `onepass doctor`.")
 
 
-class CompilerTimedOut(CompilerTrouble):
+class CompilerTimedOut(CompilerUnavailable):
     code = "ONEPASS-332"
     message = ("Kernel {kernel} could not be compiled for {device}: a compiler process did not answer within {seconds} s, nor did "
                "a fresh one; both were ended. Nothing of this is remembered: call again, with more time in "
                "ONEPASS_COMPILE_TIMEOUT if the machine is busy.")
 
 
-class CompilerNotStarted(CompilerTrouble):
+class CompilerNotStarted(CompilerUnavailable):
     code = "ONEPASS-333"
     message = ("Kernel {kernel} could not be compiled for {device}: no compiler process could be started ({detail}). Free "
                "memory, processes or file descriptors, and call again.")
 
 
-class CompilerGarbled(CompilerTrouble):
+class CompilerProtocolError(CompilerUnavailable):
     code = "ONEPASS-334"
     message = ("Kernel {kernel} could not be compiled for {device}: what a compiler process answered is not the answer to the "
                "question ({detail}), nor was that of a fresh one. If onepass was installed anew while this process runs, start "
                "it again; otherwise please report it with `onepass doctor`.")
 
 
-class CompilersStopped(CompilerTrouble):
+class ProcessExiting(CompilerUnavailable):
     code = "ONEPASS-335"
     message = ("Kernel {kernel} was not compiled for {device}, because this process is ending. Join threads that compile before "
                "the main thread ends.")
 
 
-class NoCard(OnepassError):
+class NoGpu(OnepassError):
     code = "ONEPASS-401"
     message = ("{what} needs a CUDA card, and there is none that torch can use ({detail}). Run it where the card is; "
                "`onepass doctor` says what torch sees.")
 
 
-class AbsurdMeasurement(OnepassError):
+class ImplausibleMeasurement(OnepassError):
     code = "ONEPASS-402"
     message = ("{what} was measured as {value}, which cannot be (expected is {expected}), so nothing was stored. Something "
                "else may be using the card, or its clocks may be changing: try again when it is idle.")
 
 
-class NothingKept(OnepassError):
+class CalibrationNotSaved(OnepassError):
     code = "ONEPASS-403"
     message = ("{what} cannot be kept, because the store {detail}. Set ONEPASS_CACHE=1 and name a folder that can be written to in "
                "ONEPASS_CACHE_DIR, or only look at the figures with --dry-run.")
@@ -330,7 +330,7 @@ class StoreUnusable(OnepassError):
                "anew. Name another folder in ONEPASS_CACHE_DIR, or set ONEPASS_CACHE=0 to silence this.")
 
 
-class EntrySetAside(OnepassError):
+class EntryQuarantined(OnepassError):
     code = "ONEPASS-502"
     message = ("The entry {entry} of the store was not used: {detail}. It was set aside and is made anew, so nothing is lost; if "
                "this repeats, remove the folder {folder}.")
@@ -342,20 +342,20 @@ class SourcesNotKept(OnepassError):
                "to in ONEPASS_KEEP_SOURCES, or unset it.")
 
 
-class RegionLeft(OnepassError):
+class RegionFallback(OnepassError):
     code = "ONEPASS-701"
     message = ("Region {region} ({lines}) could not be {stage}: {error} Inductor computes it instead, so results are right but "
                "not faster. To report it, attach {repro}. To leave the region out: options={{'skip': ['{region}']}}; to "
                "raise instead: ONEPASS_ON_ERROR=raise.")
 
 
-class GraphLeft(OnepassError):
+class GraphFallback(OnepassError):
     code = "ONEPASS-702"
     message = ("No region of a {phase} graph ({lines}) was claimed, because of {error} The whole graph is left to Inductor, so "
                "results are right but not faster. To report it, attach {repro}. To raise instead: ONEPASS_ON_ERROR=raise.")
 
 
-class SavedLeft(OnepassError):
+class RecomputeSkipped(OnepassError):
     code = "ONEPASS-709"
     message = ("What a training graph saves for its backward stays as Inductor has it, because of {error} Results are right, but "
                "more memory is used and moved. To go without this step: options={{'recompute': False}}; to raise instead: "
@@ -400,14 +400,14 @@ class SeededRandom(OnepassError):
                "would draw others, and a backward that draws again would not belong to its forward. Set rest to \"inductor\".")
 
 
-class WithoutPython(OnepassError):
+class PythonWrapperRequired(OnepassError):
     code = "ONEPASS-711"
     message = ("No region was claimed of the {phase} graph at {lines}, because it is compiled by {by}, which cannot call the "
                "kernels of onepass yet. Inductor computes all of it, so results are right but not faster, and what is made needs "
                "no onepass. To silence this, call onepass.disable() before, or set ONEPASS_DISABLE=1.")
 
 
-class NotRepeatable(OnepassError):
+class NotDeterministic(OnepassError):
     code = "ONEPASS-712"
     message = ("{what} gives other results each time, without any region of onepass: {detail}. So no region can be found guilty. "
                "Make everything it needs inside the function (model, data, optimizer), and draw from seeded generators only.")
@@ -425,7 +425,7 @@ class NothingToCompare(OnepassError):
                "returns them.")
 
 
-class InputsLost(OnepassError):
+class InputsOverwritten(OnepassError):
     code = "ONEPASS-715"
     message = ("Region {region} ({lines}) failed at a call after its first: {error} It writes outputs over inputs, which may be "
                "overwritten by now, so nothing else can compute this call. options={{'in_place': False}} keeps the inputs, so that "
@@ -458,7 +458,7 @@ class ModelNotTraced(OnepassError):
                "torch.compile(backend=\"onepass\") and print onepass.report(); otherwise explain its parts one by one.")
 
 
-class CardNeeded(OnepassError):
+class GpuRequired(OnepassError):
     code = "ONEPASS-806"
     message = ("{what} measures on a CUDA card, and {why}. Run it where `onepass doctor` finds one; what kernels are predicted "
                "to take is shown without a card by `onepass explain`.")
@@ -470,7 +470,7 @@ class NotMeasured(OnepassError):
                "report it with `onepass doctor`.")
 
 
-class OtherRun(OnepassError):
+class CannotResume(OnepassError):
     code = "ONEPASS-808"
     message = ("{file} holds results that cannot be gone on with: {detail}. Give another file with --out, or --fresh to "
                "measure everything anew and overwrite it.")
@@ -481,7 +481,7 @@ class BadResults(OnepassError):
     message = "{file} is not a result that can be read: {detail}. Expected is a file that `onepass bench` wrote."
 
 
-class TooMuchToDraw(OnepassError):
+class TooManyCharts(OnepassError):
     code = "ONEPASS-820"
     message = "These results give {found} charts, and at most {most} are drawn at a time. Plot fewer files, or fewer rows, at once."
 

@@ -59,7 +59,7 @@ class SharedMemoryExceeded(KernelFault):
     message = "{where}: with {slot}, {taken} bytes of shared memory are taken, and a CTA has {limit}. Use fewer or smaller slots."
 
 
-class BarrierNotInitialised(KernelFault):
+class BarrierNotInitialized(KernelFault):
     code = "ONEPASS-320"
     message = "{where}: {slot} is no barrier. Initialise it before it is used, and do not use it once it is invalidated."
 
@@ -95,7 +95,7 @@ class NotForTma(KernelFault):
     message = "A tensor of shape {shape} cannot be described to TMA: {detail}. Plan loads of another kind for it."
 
 
-class NotModelled(KernelFault):
+class NotModeled(KernelFault):
     code = "ONEPASS-327"
     message = "{where}: {what} is real Gluon that the model does not know. Teach the model, or write the kernel without it."
 

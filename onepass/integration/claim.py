@@ -26,23 +26,23 @@ from ..capture.source import UNKNOWN, user_line
 from ..device import Device
 from ..errors import RewriteFailed, UnsupportedOnDevice
 from ..ir.program import Program
-from ..pipeline import optimise, specialise
-from ..plan.inductor_baseline import left_us
-from ..plan.inplace import safe_pairs
+from ..pipeline import optimize, specialize
+from ..plan.inductor_baseline import inductor_us
+from ..plan.inplace import safe_inplace_pairs
 from ..plan.partition import plan
 from ..plan.plan import Plan
 from ..stages import as_coded
-from .rewrite import Rewriter, entangled
+from .rewrite import Rewriter, cyclic_regions
 
 _LOG = logging.getLogger(__name__)
 
 # Predictions this close are equal, by their ratio or by their difference in us: the cost model is no better than that.
 WITHIN, CLOSE = 1.05, 0.25
-MOST_ROUNDS = 64  # of finding regions again without a node that turned out to have no place in a Program
+MAX_ROUNDS = 64  # of finding regions again without a node that turned out to have no place in a Program
 
 
 @dataclass(frozen=True)
-class Claiming:
+class ClaimOptions:
     """What decides claims."""
 
     device: Device
@@ -62,7 +62,7 @@ class ClaimedRegion:
 
     part: Part = field(repr=False)
     plan: Plan = field(repr=False)  # for the sizes of the trace
-    left_us: float
+    inductor_us: float
     charged_us: float  # for what only the claim makes cross memory
     in_place: int = 0  # outputs that take the memory of an input
 
@@ -108,7 +108,7 @@ class Left:
     ops: tuple[str, ...]
     id: str = ""  # of the region, where it came to be one
     predicted_us: float | None = None
-    left_us: float | None = None
+    inductor_us: float | None = None
     error: Exception | None = None  # where something failed, as opposed to being decided
     part: Part | None = field(default=None, repr=False)
 
@@ -122,7 +122,7 @@ class Claimed:
     left: tuple[Left, ...]
 
 
-def claim(graph: fx.Graph, claiming: Claiming) -> Claimed:
+def claim(graph: fx.Graph, claiming: ClaimOptions) -> Claimed:
     """Rewrite a graph so that onepass computes the regions worth claiming."""
     _drop_dead(graph)
     claims: list[ClaimedRegion] = []
@@ -137,10 +137,10 @@ def claim(graph: fx.Graph, claiming: Claiming) -> Claimed:
     return Claimed(claiming.phase, tuple(claims), (*left, *unwritten))
 
 
-def _rewritten(graph: fx.Graph, claims: list[ClaimedRegion], claiming: Claiming) -> tuple[list[ClaimedRegion], list[Left]]:
+def _rewritten(graph: fx.Graph, claims: list[ClaimedRegion], claiming: ClaimOptions) -> tuple[list[ClaimedRegion], list[Left]]:
     """Put calls into a graph in the place of regions. One that cannot be replaced stays as it is; the others are replaced."""
     rewriter = Rewriter(graph)
-    circular = entangled(graph, [claimed.part for claimed in claims])
+    circular = cyclic_regions(graph, [claimed.part for claimed in claims])
     calls: dict[fx.Node, ClaimedRegion] = {}
     left: list[Left] = []
     for k, claimed in enumerate(claims):
@@ -162,7 +162,7 @@ def _rewritten(graph: fx.Graph, claims: list[ClaimedRegion], claiming: Claiming)
 def _in_place(rewriter: Rewriter, call: fx.Node, claimed: ClaimedRegion, memory: Memory) -> ClaimedRegion:
     """Let outputs take the memory of inputs that nobody reads again, where the region's kernels allow it."""
     inputs: tuple[fx.Node, ...] = tuple(call.kwargs["ins"])  # type: ignore[arg-type]
-    taken = reusable(claimed.part, call, inputs, safe_pairs(claimed.plan), memory)
+    taken = reusable(claimed.part, call, inputs, safe_inplace_pairs(claimed.plan), memory)
     try:
         rewriter.reuse(claimed.part, call, taken)
     except RewriteFailed as error:  # fresh memory will do as well
@@ -186,11 +186,11 @@ def _devices(graph: fx.Graph, interpret: bool) -> tuple[torch.device, ...]:
     return tuple(d for d in found if d.type in allowed)
 
 
-def _parts(graph: fx.Graph, device: torch.device, claiming: Claiming) -> tuple[list[Part], list[Left], dict[fx.Node, str]]:
+def _parts(graph: fx.Graph, device: torch.device, claiming: ClaimOptions) -> tuple[list[Part], list[Left], dict[fx.Node, str]]:
     """All regions on a device as Programs. Finding starts over without each node that has no place in one."""
     blocked: dict[fx.Node, str] = {}
     known: dict[Region, Part] = {}
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         regions = find_regions(graph, device, blocked, claiming.max_autotune)
         parts: list[Part] = []
         failures: list[Left] = []
@@ -212,16 +212,16 @@ def _parts(graph: fx.Graph, device: torch.device, claiming: Claiming) -> tuple[l
     return parts, failures, blocked
 
 
-def _decided(part: Part, claiming: Claiming, plans: dict[str, Plan]) -> ClaimedRegion | Left:
+def _decided(part: Part, claiming: ClaimOptions, plans: dict[str, Plan]) -> ClaimedRegion | Left:
     """Whether a region is worth claiming. Equal regions of a graph share a plan, by key."""
     reductions = part.region.reductions
     if named := claiming.skip & {part.id, part.key, *(line.split(" ")[0] for line in part.lines)}:
         return _left(reductions, f"skipped by name ({', '.join(sorted(named))})", part=part)
     try:
         if part.key not in plans:
-            plans[part.key] = plan(*specialise(optimise(part.program), part.hints), claiming.device)
+            plans[part.key] = plan(*specialize(optimize(part.program), part.hints), claiming.device)
         chosen = plans[part.key]
-        inductor = left_us(part.program, part.hints, claiming.device, chosen.predicted_us)
+        inductor = inductor_us(part.program, part.hints, claiming.device, chosen.predicted_us)
     except UnsupportedOnDevice as refusal:
         return _left(reductions, str(refusal), None, part)
     except Exception as error:

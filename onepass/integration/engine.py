@@ -21,12 +21,12 @@ import torch
 from .. import compat
 from ..codegen.source import Source
 from ..device import Device, device
-from ..errors import CompilerNotStarted, CompilersStopped, CompilerTrouble, DoesNotFit, NotReady, OnepassError
-from ..ir.fix import fix, symbols_to_fix
+from ..errors import CompilerNotStarted, ProcessExiting, CompilerUnavailable, DoesNotFit, NotWarmedUp, OnepassError
+from ..ir.fix import fix, symbols_to_specialize
 from ..ir.program import Program
 from ..ir.size import Bindings
 from ..knobs import knobs
-from ..pipeline import Measure, compile, generate, interpretable, keep, representative
+from ..pipeline import Measure, compile, generate, plan_for_interpreter, keep, representative
 from ..plan.access import needs_wide_index
 from ..plan.alternatives import alternatives
 from ..plan.plan import Plan
@@ -35,7 +35,7 @@ from ..runtime import measured, offline, tune
 from ..runtime.background import Background
 from ..runtime.binary import Binary
 from ..runtime.card import present
-from ..runtime.compiled import Compiled, Made
+from ..runtime.compiled import Compiled, Artifact
 from ..runtime.counters import Counts, count, counts
 from ..runtime.executable import Executable, aligned_of, assemble
 from ..runtime.launch import prepare
@@ -45,11 +45,11 @@ from ..stages import stage
 __all__ = ["Counts", "Kernels", "Variant", "counts"]
 
 _LOG = logging.getLogger(__name__)
-MOST_PROGRAMS = 256  # whose kernels are kept though nobody holds them, the latest
-MOST_VARIANTS = 1024  # of one Program whose kernels are kept, the latest made
-MOST_REMEMBERED = 4096  # sets of sizes whose kernels are found without asking which Variant they belong to
+MAX_PROGRAMS = 256  # whose kernels are kept though nobody holds them, the latest
+MAX_VARIANTS = 1024  # of one Program whose kernels are kept, the latest made
+MAX_CACHED_SIZES = 4096  # sets of sizes whose kernels are found without asking which Variant they belong to
 LAST_SECONDS = 1.0  # for what is planned in the background to end in, when the process does
-CPU_FACTS = "h200"  # interpreted kernels are planned for this device: plans are the same as on a card
+INTERPRETER_DEVICE = "h200"  # interpreted kernels are planned for this device: plans are the same as on a card
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Kernels:
         """
         return self._shared.executable(bindings, where, aligned, self.name, self.tune)
 
-    def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Promise[Made]:
+    def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Promise[Artifact]:
         """Begin to plan and compile for these sizes, in the background; `executable` waits for it where it must.
 
         Kernels are compiled by worker processes into the cache they are loaded from later. Nothing is done on the card, so this
@@ -101,10 +101,10 @@ class _Shared:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._fixed = tuple(sorted(symbols_to_fix(program)))
+        self._fixed = tuple(sorted(symbols_to_specialize(program)))
         self._lock = threading.Lock()  # of the three below; never held while something is made
-        self._quick: dict[tuple[object, ...], Executable] = {}
-        self._made: dict[Variant, Promise[Made]] = {}
+        self._by_call: dict[tuple[object, ...], Executable] = {}
+        self._made: dict[Variant, Promise[Artifact]] = {}
         self._executables: dict[tuple[Variant, torch.device], Executable] = {}
         self._loading = threading.Lock()
 
@@ -112,25 +112,25 @@ class _Shared:
                    tune: str = "off") -> Executable:
         where = _numbered(where)
         exact = (*(bindings[symbol] for symbol in self.program.symbols), aligned, where, tune)
-        found = self._quick.get(exact)
+        found = self._by_call.get(exact)
         if found is None:
             variant = self.variant(bindings, where, aligned, tune)
-            found = self._of_variant(variant, where, name)
+            found = self._executable_for(variant, where, name)
             if self._executables.get((variant, where)) is found:  # and no stand-in
                 with self._lock:
-                    if len(self._quick) >= MOST_REMEMBERED:
-                        self._quick.clear()
-                    self._quick[exact] = found
+                    if len(self._by_call) >= MAX_CACHED_SIZES:
+                        self._by_call.clear()
+                    self._by_call[exact] = found
         return found
 
     @stage("making kernels")
-    def _of_variant(self, variant: Variant, where: torch.device, name: str) -> Executable:
+    def _executable_for(self, variant: Variant, where: torch.device, name: str) -> Executable:
         found = self._executables.get((variant, where))
         if found is not None:
             return found
         if where.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return self._while_capturing(variant, where, name)
-        made = self._made_once(variant, where, name)
+        made = self._make_once(variant, where, name)
         with self._loading:
             found = self._executables.get((variant, where))
             if found is None:
@@ -138,21 +138,21 @@ class _Shared:
                 self._executables[variant, where] = found
         return found
 
-    def _made_once(self, variant: Variant, where: torch.device, name: str) -> Made:
+    def _make_once(self, variant: Variant, where: torch.device, name: str) -> Artifact:
         """What this thread makes, or another does meanwhile; if that one is interrupted, this one makes it after all."""
         while True:
-            mine: Promise[Made] = Promise()
+            mine: Promise[Artifact] = Promise()
             try:
                 promise = self._claimed(variant, mine)
                 if promise is mine and variant.tune == "off":
-                    self._make(variant, mine, lambda: _made(self.program, variant, self._measure_on(where, variant)))
+                    self._make(variant, mine, lambda: _made(self.program, variant, self._compiler_for_card(where, variant)))
                 elif promise is mine:
                     self._make(variant, mine, lambda: self._tuned(variant, where, name))
             finally:  # Ctrl-C may have come at any line above
                 mine.abandon(self._stopped(variant))
             try:
                 return promise.result()
-            except CompilersStopped:
+            except ProcessExiting:
                 if not promise.abandoned:
                     raise
 
@@ -160,19 +160,19 @@ class _Shared:
         """Now nothing can be loaded or timed; kernels that were not tuned will do, where they are loaded already."""
         found = self._executables.get((replace(variant, tune="off"), where))
         if found is None:
-            raise NotReady(function=name)
+            raise NotWarmedUp(function=name)
         _LOG.warning("%s: first called while a CUDA graph is being captured, where nothing can be timed; the default plan is "
                      "used. To have it tuned, call it once before the capture.", name)
         return found
 
-    def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Promise[Made]:
+    def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Promise[Artifact]:
         variant = self.variant(bindings, _numbered(where), aligned)
-        mine: Promise[Made] = Promise()
+        mine: Promise[Artifact] = Promise()
         begun = False
         try:
             promise = self._claimed(variant, mine)
             if promise is mine:
-                measure = self._measure_apart(variant)
+                measure = self._compiler_in_worker(variant)
                 _background(os.getpid()).begin(self._make, variant, mine, lambda: _made(self.program, variant, measure),
                                                dropped=partial(mine.abandon, self._stopped(variant)))
             begun = True
@@ -191,17 +191,17 @@ class _Shared:
         free = {name: bindings[name] for name in self.program.symbols if name not in fixed}
         sizes = representative(fix(self.program, fixed), free, facts)
         return Variant(tuple(fixed.items()), tuple(sizes.items()), needs_wide_index(self.program, bindings),
-                       aligned & self._brought, facts, interpreted, "off" if interpreted else tune)
+                       aligned & self._buffer_names, facts, interpreted, "off" if interpreted else tune)
 
     def variants(self) -> tuple[Variant, ...]:
         with self._lock:
             return tuple(variant for variant, promise in self._made.items() if not promise.failed)
 
     @property
-    def _brought(self) -> frozenset[str]:
+    def _buffer_names(self) -> frozenset[str]:
         return frozenset(self.program.buffer)
 
-    def _claimed(self, variant: Variant, mine: Promise[Made]) -> Promise[Made]:
+    def _claimed(self, variant: Variant, mine: Promise[Artifact]) -> Promise[Artifact]:
         """The one promise of a Variant: `mine` where there is none, or one that came to nothing. Then the caller is to keep it."""
         with self._lock:
             promise = self._made.get(variant)
@@ -214,16 +214,16 @@ class _Shared:
 
     def _forget_oldest(self) -> None:
         """Make room for one more Variant. Whoever has kernels of a forgotten one keeps them."""
-        if len(self._made) < MOST_VARIANTS:
+        if len(self._made) < MAX_VARIANTS:
             return
         done = [variant for variant, promise in self._made.items() if promise.done]
-        for variant in done[:len(self._made) + 1 - MOST_VARIANTS]:
+        for variant in done[:len(self._made) + 1 - MAX_VARIANTS]:
             del self._made[variant]
             for known in [each for each in self._executables if each[0] == variant]:
                 del self._executables[known]
-            self._quick.clear()
+            self._by_call.clear()
 
-    def _make(self, variant: Variant, promise: Promise[Made], make: Callable[[], Made]) -> None:
+    def _make(self, variant: Variant, promise: Promise[Artifact], make: Callable[[], Artifact]) -> None:
         """Keep a claimed promise. After a failure, whoever asks next tries again."""
         try:
             promise.fulfil(make())
@@ -233,11 +233,11 @@ class _Shared:
             promise.abandon(self._stopped(variant))
             raise
 
-    def _stopped(self, variant: Variant) -> CompilersStopped:
+    def _stopped(self, variant: Variant) -> ProcessExiting:
         """Why nothing is made any more: Ctrl-C, or the end of the process."""
-        return CompilersStopped(kernel=self.program.name, device=variant.device.name)
+        return ProcessExiting(kernel=self.program.name, device=variant.device.name)
 
-    def _tuned(self, variant: Variant, where: torch.device, name: str) -> Made:
+    def _tuned(self, variant: Variant, where: torch.device, name: str) -> Artifact:
         """The winner among several plans: remembered, or timed now. The default plan's kernels where they cannot be timed."""
         store = disk.store()
         for level in tune.stored_levels(variant.tune):
@@ -245,29 +245,29 @@ class _Shared:
             if made is not None:
                 keep(made.sources)
                 return made
-        default = self._of_variant(replace(variant, tune="off"), where, name).made
-        untried: list[CompilerTrouble] = []
+        default = self._executable_for(replace(variant, tune="off"), where, name).artifact
+        uncompiled: list[CompilerUnavailable] = []
         with tune.progress(name) as doing:
             try:
-                made = self._timed(default, variant, where, doing, untried)
+                made = self._timed(default, variant, where, doing, uncompiled)
             except (torch.OutOfMemoryError, OnepassError) as error:
                 why = "too little memory is free on the card" if isinstance(error, torch.OutOfMemoryError) else error
                 _LOG.warning("%s: plans cannot be timed (%s); the default plan is used", name, why)
                 return default
         _LOG.info("%s: %s", name, tune.said(made))
-        if untried:
+        if uncompiled:
             _LOG.warning("%s: %d plans could not be compiled to be timed (%s); the winner is used, but not kept",
-                         name, len(untried), untried[0])
+                         name, len(uncompiled), uncompiled[0])
         elif store:
             store.save(_key(self.program, variant), made)
         return made
 
-    def _timed(self, default: Made, variant: Variant, where: torch.device, doing: Callable[[str], None],
-               untried: list[CompilerTrouble]) -> Made:
+    def _timed(self, default: Artifact, variant: Variant, where: torch.device, doing: Callable[[str], None],
+               uncompiled: list[CompilerUnavailable]) -> Artifact:
         doing(f"compiling {tune.PLANS[variant.tune] - 1} plans")
-        others = self._others(default, variant, untried)
+        others = self._others(default, variant, uncompiled)
         doing(f"timing {len(others) + 1} plans")
-        program, sizes = _as_laid_out(self.program, variant), dict(variant.sizes)
+        program, sizes = _specialized(self.program, variant), dict(variant.sizes)
         with tune.ALONE:
             made, timed = tune.choose(default, others, tune.OnCard(program, sizes, where, variant.aligned))
         digest = hashlib.sha256(f"{program} {sizes}".encode()).hexdigest()[:32]
@@ -275,33 +275,33 @@ class _Shared:
         measured.observe(measured.card_of(torch.cuda.get_device_properties(where)), seen)
         return made
 
-    def _others(self, default: Made, variant: Variant, untried: list[CompilerTrouble]) -> tuple[Made, ...]:
+    def _others(self, default: Artifact, variant: Variant, uncompiled: list[CompilerUnavailable]) -> tuple[Artifact, ...]:
         """Other plans than the default that can run in its place, compiled by workers into the cache they are loaded from.
 
         Into `untried` goes why plans could not be compiled that the compiler did not refuse.
         """
-        program, sizes, measure = _as_laid_out(self.program, variant), dict(variant.sizes), self._measure_apart(variant)
+        program, sizes, measure = _specialized(self.program, variant), dict(variant.sizes), self._compiler_in_worker(variant)
 
-        def compiled(plan: Plan) -> Made | None:
+        def compiled(plan: Plan) -> Artifact | None:
             try:
                 sources = generate(plan, variant.wide)
                 binaries = tuple(map(measure, sources))
-            except CompilerTrouble as error:
-                untried.append(error)
+            except CompilerUnavailable as error:
+                uncompiled.append(error)
                 return None
             except OnepassError as error:  # one plan of many: nothing is lost but a chance
                 _LOG.debug("a plan of %s is not timed", program.name, exc_info=error)
                 return None
             hopeless = any(b.spills_in_loop or b.smem_bytes > variant.device.smem_per_cta for b in binaries)
-            return None if hopeless else Compiled(plan, sources, binaries).made
+            return None if hopeless else Compiled(plan, sources, binaries).artifact
 
         plans = alternatives(program, sizes, variant.device, tune.PLANS[variant.tune])
         found = _background(os.getpid()).map(compiled, plans)
         return tune.comparable(default, [made for made in found if made is not None])
 
-    def _measure_on(self, where: torch.device, variant: Variant) -> Measure:
+    def _compiler_for_card(self, where: torch.device, variant: Variant) -> Measure:
         """Compile for the card and load there, in this process."""
-        apart, brought = self._measure_apart(variant), self._outputs
+        apart, brought = self._compiler_in_worker(variant), self._outputs
 
         def measure(source: Source) -> Binary:
             try:
@@ -311,7 +311,7 @@ class _Shared:
 
         return measure
 
-    def _measure_apart(self, variant: Variant) -> Measure:
+    def _compiler_in_worker(self, variant: Variant) -> Measure:
         """Compile in a worker process, which needs no card."""
         brought = self._outputs
         return lambda source: offline.compile(source, variant.device, aligned_of(source, variant.aligned, brought))
@@ -321,7 +321,7 @@ class _Shared:
         return frozenset(b.name for b in self.program.buffers if b.role == "output")
 
 
-def _made(program: Program, variant: Variant, measure: Measure) -> Made:
+def _made(program: Program, variant: Variant, measure: Measure) -> Artifact:
     """Kernels of a Variant: from the store, or planned and compiled."""
     store, key = disk.store(), _key(program, variant)
     made = store.load(key) if store else None
@@ -329,27 +329,27 @@ def _made(program: Program, variant: Variant, measure: Measure) -> Made:
         keep(made.sources)
         return made
     count(plans=1)
-    fixed, sizes = _as_laid_out(program, variant), dict(variant.sizes)
+    fixed, sizes = _specialized(program, variant), dict(variant.sizes)
     if variant.interpreted:
-        made = interpretable(fixed, sizes, variant.device, variant.wide).made
+        made = plan_for_interpreter(fixed, sizes, variant.device, variant.wide).artifact
     else:
-        made = compile(fixed, sizes, variant.device, measure, variant.wide).made
+        made = compile(fixed, sizes, variant.device, measure, variant.wide).artifact
     if store:
         store.save(key, made)
     return made
 
 
-def _as_laid_out(program: Program, variant: Variant) -> Program:
+def _specialized(program: Program, variant: Variant) -> Program:
     """A Program with a Variant's sizes fixed, and with what does not start on 16 bytes marked: TMA cannot read that."""
     fixed = fix(program, dict(variant.fixed))
     return replace(fixed, buffers=tuple(replace(b, aligned=b.name in variant.aligned) for b in fixed.buffers))
 
 
 def _key(program: Program, variant: Variant) -> str:
-    return disk.key(_facts_of_entry(program, variant))
+    return disk.key(_key_fields(program, variant))
 
 
-def _facts_of_entry(program: Program, variant: Variant) -> dict[str, object]:
+def _key_fields(program: Program, variant: Variant) -> dict[str, object]:
     """What an entry of the store follows from, beside versions and settings.
 
     What was tuned follows from the card itself, and not from what planning believes about it.
@@ -371,7 +371,7 @@ def _shared(program: Program) -> _Shared:
         return _remembered(program)
 
 
-@lru_cache(maxsize=MOST_PROGRAMS)
+@lru_cache(maxsize=MAX_PROGRAMS)
 def _remembered(program: Program) -> _Shared:
     return _Shared(program)
 
@@ -395,7 +395,7 @@ def _numbered(where: torch.device) -> torch.device:
 
 def _facts(where: torch.device) -> Device:
     if where.type != "cuda":
-        return device(CPU_FACTS)
+        return device(INTERPRETER_DEVICE)
     found = present(where.index)
     assert found is not None
     return found

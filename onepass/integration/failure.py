@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..errors import NoReproducer, NotReady, OnepassError, RegionLeft, WrongAnswer, printable, text_of, warn
+from ..errors import NoReproducer, NotWarmedUp, OnepassError, RegionFallback, WrongAnswer, printable, text_of, warn
 from ..stages import is_of_card
 from . import journal
 
@@ -19,7 +19,7 @@ _lock = threading.Lock()
 
 def is_fatal(error: BaseException) -> bool:
     """Whether an error must reach the user whatever the settings: working around it would hide a wrong answer or a broken card."""
-    if isinstance(error, (WrongAnswer, NotReady, torch.OutOfMemoryError)) or not isinstance(error, Exception):
+    if isinstance(error, (WrongAnswer, NotWarmedUp, torch.OutOfMemoryError)) or not isinstance(error, Exception):
         return True
     return is_of_card(error)
 
@@ -31,7 +31,7 @@ def sentence(error: BaseException) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
-def spoken(lines: Sequence[str]) -> str:
+def format_lines(lines: Sequence[str]) -> str:
     """Lines of user code as part of a message."""
     named = [line.split(" ")[0] for line in lines]
     if not named:
@@ -39,17 +39,17 @@ def spoken(lines: Sequence[str]) -> str:
     return ", ".join(named[:3]) + (f" and {len(named) - 3} more lines" if len(named) > 3 else "")
 
 
-def region_left(region: str, lines: Sequence[str], stage: str, error: BaseException, repro: Callable[[], str],
+def report_fallback(region: str, lines: Sequence[str], stage: str, error: BaseException, repro: Callable[[], str],
                 runs_as: str = "inductor") -> None:
     """Note that a region is computed without onepass; says so once for each region and stage.
 
     `stage` completes "could not be ...": claimed, planned, planned and compiled, launched.
     """
     where = reproducer(repro)
-    happened = RegionLeft(region=region, lines=spoken(lines), stage=stage, error=sentence(error), repro=where)
-    code = error.code if isinstance(error, OnepassError) else RegionLeft.code
+    happened = RegionFallback(region=region, lines=format_lines(lines), stage=stage, error=sentence(error), repro=where)
+    code = error.code if isinstance(error, OnepassError) else RegionFallback.code
     journal.fallback(journal.Fallback(region, code, stage, sentence(error), where, runs_as))
-    say_once((region, stage), happened)
+    warn_once((region, stage), happened)
     _LOG.debug("region %s was left", region, exc_info=error)
 
 
@@ -62,7 +62,7 @@ def reproducer(write: Callable[[], str]) -> str:
         return str(NoReproducer(folder="any folder", detail=sentence(error).rstrip(".")))
 
 
-def say_once(about: tuple[str, str], happened: OnepassError) -> None:
+def warn_once(about: tuple[str, str], happened: OnepassError) -> None:
     """Warn, unless the same was said before."""
     with _lock:
         fresh = about not in _said

@@ -15,7 +15,7 @@ from ..ir.program import Program
 from ..ir.size import Bindings
 
 Fill = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (outputs, inputs), in the order of the Program's buffers
-MOST_COMPILED = 8  # sets of sizes of one region that Inductor is asked to compile; more are computed op by op
+MAX_INDUCTOR_FALLBACKS = 8  # sets of sizes of one region that Inductor is asked to compile; more are computed op by op
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,20 @@ def by_inductor(program: Program, bindings: Bindings, outs: Sequence[Tensor], in
         return results
 
     with torch.no_grad():
-        at_start = [moved_to_start(t) for t in ins]
+        at_start = [at_storage_start(t) for t in ins]
         # The graph is traced on the tensors themselves: numbers of the Program become constants of the graph.
         compiled = torch.compile(compat.trace_graph(compute, at_start, nullcontext()), dynamic=False)
         compiled(*at_start)
 
     def fill(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
         with torch.no_grad():
-            for out, result in zip(outs, compiled(*map(moved_to_start, ins)), strict=True):
+            for out, result in zip(outs, compiled(*map(at_storage_start, ins)), strict=True):
                 out.copy_(result)
 
     return fill
 
 
-def moved_to_start(tensor: Tensor) -> Tensor:
+def at_storage_start(tensor: Tensor) -> Tensor:
     """The same tensor at the start of its memory: addresses in a traced graph count from there."""
     return tensor if tensor.storage_offset() == 0 else cloned(tensor)
 

@@ -21,12 +21,12 @@ from ..capture.state import StandsFor, State
 from ..capture.state_walk import state_of
 from ..capture.trace import capture
 from ..errors import BadArgument, NeedsGrad
-from ..pipeline import optimise
+from ..pipeline import optimize
 from .engine import Kernels
 from .settings import checked, given, resolve
 from .traces import Call, Trace, Traces, flatten
 
-MOST_STATES = 16  # of one function whose traces are kept: training and evaluation, with and without gradients...
+MAX_STATES = 16  # of one function whose traces are kept: training and evaluation, with and without gradients...
 
 _TRACING = threading.RLock()  # torch traces one function at a time; that function may itself call fused ones
 
@@ -111,7 +111,7 @@ class Fused(StandsFor):
             return self._keep(known or _Known(state_of((self.fn,)), _signature(self.fn)))
 
     def _keep(self, known: _Known) -> _Known:
-        self._known = (known, *(each for each in self._known if each is not known))[:MOST_STATES]
+        self._known = (known, *(each for each in self._known if each is not known))[:MAX_STATES]
         return known
 
     def _new_call(self, known: _Known, args: tuple[Any, ...], key: Hashable) -> Call:
@@ -122,7 +122,7 @@ class Fused(StandsFor):
                 captured = capture(self.fn, args, dynamic=self.dynamic, state=known.state)
                 if not known.state.unchanged():  # it was traced again, in the state that its first run left
                     known = self._keep(_Known(captured.state, known.signature))
-                program = optimise(captured.program)
+                program = optimize(captured.program)
                 kernels = Kernels(program, getattr(self.fn, "__name__", "the function"), resolve(given(self._said)).tune)
                 bindings = captured.bind(args)
                 assert bindings is not None, "a capture applies to the arguments it was made from"

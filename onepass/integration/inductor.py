@@ -18,7 +18,7 @@ from ..capture.effects import is_seeded
 from ..capture.source import user_line
 from ..errors import SeededRandom, UntestedTorch
 from . import failure
-from .failure import spoken
+from .failure import format_lines
 from .settings import checked, given, resolve, split
 
 
@@ -34,7 +34,7 @@ class Backend:
         patches = compat.inductor_options(mode, theirs)
         said = given(ours)
         settings = resolve(said)
-        if settings.disable or not _usable() or not _concerns(module, inputs, settings.interpret):
+        if settings.disable or not _usable() or not _has_supported_tensor(module, inputs, settings.interpret):
             return compat.compile_by_inductor(module, inputs, patches)
         others = tuple(p for p in compat.configured_passes(patches) if not compat.is_our_pass(p))
         patches["post_grad_custom_post_pass"] = compat.as_configured((*others, _graph_pass(said)))
@@ -64,7 +64,7 @@ def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: b
     run = compat.run_as_is(module, inputs, is_inference)
     seeded = next((node for node in module.graph.nodes if is_seeded(node)), None)
     if seeded is not None:
-        raise SeededRandom(op=seeded.target, lines=spoken((user_line(seeded.stack_trace),)))
+        raise SeededRandom(op=seeded.target, lines=format_lines((user_line(seeded.stack_trace),)))
     return run
 
 
@@ -88,11 +88,11 @@ def _usable() -> bool:
     if trouble is None:
         return True
     oldest, newest = (".".join(map(str, v)) for v in (compat.OLDEST_TORCH, compat.NEWEST_TORCH))
-    failure.say_once(("torch", "untested"), UntestedTorch(detail=trouble, oldest=oldest, newest=newest))
+    failure.warn_once(("torch", "untested"), UntestedTorch(detail=trouble, oldest=oldest, newest=newest))
     return False
 
 
-def _concerns(module: fx.GraphModule, inputs: Sequence[Any], interpret: bool) -> bool:
+def _has_supported_tensor(module: fx.GraphModule, inputs: Sequence[Any], interpret: bool) -> bool:
     """Whether any tensor of a captured graph is where kernels can run. A graph that has none goes to Inductor untouched."""
     from .passes import is_supported  # as above
 

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 from ..capture.recompute import Recomputed
-from ..runtime.compiled import Made
+from ..runtime.compiled import Artifact
 
 
 @dataclass(frozen=True)
-class GraphSeen:
+class GraphRecord:
     """One graph that went through the pass. `regions` and `left` are what claiming returned."""
 
     phase: str  # "forward" | "backward" | "inference"
@@ -41,12 +41,12 @@ class Fallback:
 
 
 @dataclass(frozen=True)
-class RegionSeen:
+class RegionRecord:
     """A region that was called: how often, with which sizes, and what the kernels of the latest are."""
 
     region: str
     calls: int
-    made: Made | None  # None where a fallback or torch computes
+    artifact: Artifact | None  # None where a fallback or torch computes
     sizes: tuple[tuple[int, ...], ...]  # sizes met so far
     copied: int = 0  # outputs that kernels could not write over an input, for all sizes together
 
@@ -55,8 +55,8 @@ class RegionSeen:
 class Snapshot:
     """All of it, as it stood when asked."""
 
-    graphs: tuple[GraphSeen, ...]
-    regions: tuple[RegionSeen, ...]
+    graphs: tuple[GraphRecord, ...]
+    regions: tuple[RegionRecord, ...]
     fallbacks: tuple[Fallback, ...]
     recomputed: tuple[Recomputed, ...] = ()  # what backward graphs compute again instead of having it saved
 
@@ -74,7 +74,7 @@ class Tally:
     """The running counts of one region. Its owner counts calls; a lost count under two threads would be a wrong report."""
 
     region: str
-    made: Made | None = None
+    artifact: Artifact | None = None
     sizes: list[tuple[int, ...]] = field(default_factory=list)
     copied: int = 0
     calls: int = 0
@@ -85,7 +85,7 @@ class Tally:
             self.calls += 1
 
 
-MOST_SIZES = 64  # remembered a region
+MAX_SIZES = 64  # remembered a region
 
 
 class _Journal:
@@ -93,7 +93,7 @@ class _Journal:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.graphs: list[GraphSeen] = []
+        self.graphs: list[GraphRecord] = []
         self.fallbacks: list[Fallback] = []
         self.recomputed: list[Recomputed] = []
         self.tallies: list[Tally] = []
@@ -108,7 +108,7 @@ class _Journal:
 _JOURNAL = _Journal()
 
 
-def graph(seen: GraphSeen) -> None:
+def graph(seen: GraphRecord) -> None:
     """Note a graph."""
     with _JOURNAL.lock:
         _JOURNAL.graphs.append(seen)
@@ -140,27 +140,27 @@ def drop(counter: Tally) -> None:
         _JOURNAL.tallies = [each for each in _JOURNAL.tallies if each is not counter]
 
 
-def bound(counter: Tally, sizes: tuple[int, ...], made: Made | None, copied: int = 0) -> None:
+def bound(counter: Tally, sizes: tuple[int, ...], made: Artifact | None, copied: int = 0) -> None:
     """Note that a region met new sizes, what computes them, and how many outputs have to be copied to their places."""
     with counter.lock:
-        counter.made = made
+        counter.artifact = made
         counter.copied += copied
-        if len(counter.sizes) < MOST_SIZES and sizes not in counter.sizes:
+        if len(counter.sizes) < MAX_SIZES and sizes not in counter.sizes:
             counter.sizes.append(sizes)
 
 
 def snapshot() -> Snapshot:
     """Everything so far."""
     with _JOURNAL.lock:
-        counted: dict[str, RegionSeen] = {}
+        counted: dict[str, RegionRecord] = {}
         for each in _JOURNAL.tallies:
             with each.lock:
                 before = counted.get(each.region)
                 calls = each.calls + (before.calls if before else 0)
                 sizes = tuple(dict.fromkeys((*(before.sizes if before else ()), *each.sizes)))
-                made = each.made or (before.made if before else None)
+                made = each.artifact or (before.artifact if before else None)
                 copied = each.copied + (before.copied if before else 0)
-                counted[each.region] = RegionSeen(each.region, calls, made, sizes, copied)
+                counted[each.region] = RegionRecord(each.region, calls, made, sizes, copied)
         called = tuple(r for r in counted.values() if r.calls)
         return Snapshot(tuple(_JOURNAL.graphs), called, tuple(_JOURNAL.fallbacks), tuple(_JOURNAL.recomputed))
 

@@ -16,15 +16,15 @@ from torch import fx
 from .. import compat
 from ..capture.source import UNKNOWN, user_line
 from ..device import Device, device
-from ..errors import GraphLeft, OnepassError, WithoutPython, text_of
-from ..pipeline import generate, optimise
+from ..errors import GraphFallback, OnepassError, PythonWrapperRequired, text_of
+from ..pipeline import generate, optimize
 from ..runtime.cache import versions
 from ..runtime.card import OLDEST, present
 from ..stages import stage
 from . import journal, region_op, repro  # noqa: F401, region_op defines the op that graphs call
-from .claim import Claimed, ClaimedRegion, Claiming, Left, claim
-from .engine import CPU_FACTS, Kernels
-from .failure import is_fatal, region_left, reproducer, say_once, sentence, spoken
+from .claim import Claimed, ClaimedRegion, ClaimOptions, Left, claim
+from .engine import INTERPRETER_DEVICE, Kernels
+from .failure import is_fatal, report_fallback, reproducer, warn_once, sentence, format_lines
 from .settings import Settings, mark, resolve
 
 _LOG = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class RegionPass:
             self._give_up(graph, phase, error, time.perf_counter() - started)
             return
         took = time.perf_counter() - started
-        journal.graph(journal.GraphSeen(phase, str(where), claimed.regions, claimed.left, took))
+        journal.graph(journal.GraphRecord(phase, str(where), claimed.regions, claimed.left, took))
         _show(claimed, took)
         _prepare(claimed.regions)
 
@@ -66,17 +66,17 @@ class RegionPass:
         """Whether a graph is left as it is because its regions could not be called."""
         by = compat.without_python()
         if by is not None:
-            happened = WithoutPython(phase=phase, lines=spoken(lines_of(graph)), by=by)
-            say_once(("graph", by), happened)
-            journal.graph(journal.GraphSeen(phase, str(where), (), (), 0.0, sentence(happened)))
+            happened = PythonWrapperRequired(phase=phase, lines=format_lines(lines_of(graph)), by=by)
+            warn_once(("graph", by), happened)
+            journal.graph(journal.GraphRecord(phase, str(where), (), (), 0.0, sentence(happened)))
         return by is not None
 
     def _give_up(self, graph: fx.Graph, phase: str, error: Exception, took: float) -> None:
         name = "graph_" + hashlib.sha256(str(graph).encode()).hexdigest()[:10]
         where = reproducer(partial(repro.write_graph, graph, text_of(error), phase, name, self.said))
         lines = lines_of(graph)
-        say_once((name, "claimed"), GraphLeft(phase=phase, lines=spoken(lines), error=sentence(error), repro=where))
-        journal.graph(journal.GraphSeen(phase, "", (), (), took, sentence(error)))
+        warn_once((name, "claimed"), GraphFallback(phase=phase, lines=format_lines(lines), error=sentence(error), repro=where))
+        journal.graph(journal.GraphRecord(phase, "", (), (), took, sentence(error)))
         _LOG.debug("a %s graph was left", phase, exc_info=error)
 
     def _report_failures(self, left: tuple[Left, ...], graph: fx.Graph, phase: str) -> None:
@@ -88,7 +88,7 @@ class RegionPass:
                 raise each.error
             name = each.id or "graph_" + hashlib.sha256(repr((each.reason, each.lines)).encode()).hexdigest()[:10]
             stage = each.reason.removeprefix("it could not be ")
-            region_left(name, each.lines, stage, each.error, partial(self._write_repro, each, name, graph, phase))
+            report_fallback(name, each.lines, stage, each.error, partial(self._write_repro, each, name, graph, phase))
 
     def _write_repro(self, left: Left, name: str, graph: fx.Graph, phase: str) -> str:
         what = text_of(left.error) if left.error else left.reason
@@ -100,10 +100,10 @@ class RegionPass:
     def uuid(self) -> str:
         """Everything the rewritten graph follows from, beside the graph: this package, its settings, the card."""
         settings = self.settings
-        card = device(CPU_FACTS) if settings.interpret else None
+        card = device(INTERPRETER_DEVICE) if settings.interpret else None
         cards = [present(i) for i in range(torch.cuda.device_count())]
         # Torch does not tell apart backward graphs that may overwrite other inputs.
-        facts = (versions(), settings.of_graph, mark(self.said), card, cards, sorted(compat.given_away()))
+        facts = (versions(), settings.graph_key, mark(self.said), card, cards, sorted(compat.given_away()))
         return "onepass " + hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -129,7 +129,7 @@ def is_supported(where: torch.device, interpret: bool) -> bool:
     return where.type == "cpu" and interpret
 
 
-def claiming(graph: fx.Graph, said: Mapping[str, Any], phase: str) -> Claiming:
+def claiming(graph: fx.Graph, said: Mapping[str, Any], phase: str) -> ClaimOptions:
     """What decides claims in this graph."""
     settings = resolve(said)
     where = device_of(graph, settings.interpret)
@@ -137,7 +137,7 @@ def claiming(graph: fx.Graph, said: Mapping[str, Any], phase: str) -> Claiming:
     functional = settings.functional or not _can_fill()
     # A graph inside another has its inputs from there, where others may read them.
     owns_inputs = phase == "backward" and settings.rest == "inductor" and compat.is_outermost(graph)
-    return Claiming(facts or device(CPU_FACTS), settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
+    return ClaimOptions(facts or device(INTERPRETER_DEVICE), settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
                     settings.in_place and not functional, functional, settings.by_cost,
                     compat.given_away() if owns_inputs else frozenset())
 
@@ -153,7 +153,7 @@ def _can_fill() -> bool:
 
 
 @stage("claiming regions of a graph")
-def claim_all(graph: fx.Graph, deciding: Claiming) -> Claimed:
+def claim_all(graph: fx.Graph, deciding: ClaimOptions) -> Claimed:
     """Claim, and make sure that what came out is a graph."""
     claimed = claim(graph, deciding)
     graph.lint()
@@ -186,7 +186,7 @@ def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
             continue
         buffers = frozenset(b.name for b in region.program.buffers)
         try:
-            Kernels(optimise(region.program), f"region {region.id}").prepare(region.bindings, where, buffers)
+            Kernels(optimize(region.program), f"region {region.id}").prepare(region.bindings, where, buffers)
         except Exception as error:
             _LOG.debug("region %s has no head start", region.id, exc_info=error)
 
@@ -194,9 +194,9 @@ def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
 def _show(claimed: Claimed, took: float) -> None:
     """To the log, and to torch's structured trace with Programs and kernels."""
     rows = [f"{claimed.phase} graph: {len(claimed.regions)} regions claimed, {len(claimed.left)} left, {took:.2f} s"]
-    rows += [f"  {r.id}: {r.predicted_us:.1f} us, as Inductor has it {r.left_us:.1f} us, at {spoken(r.lines)}"
+    rows += [f"  {r.id}: {r.predicted_us:.1f} us, as Inductor has it {r.inductor_us:.1f} us, at {format_lines(r.lines)}"
              for r in claimed.regions]
-    rows += [f"  left: {', '.join(left.ops)} at {spoken(left.lines)}: {left.reason}" for left in claimed.left]
+    rows += [f"  left: {', '.join(left.ops)} at {format_lines(left.lines)}: {left.reason}" for left in claimed.left]
     _LOG.info("%s", "\n".join(rows))
     compat.trace_artifact(f"onepass_{claimed.phase}_regions", lambda: "\n".join(rows) + "\n")
     for region in {r.id: r for r in claimed.regions}.values():

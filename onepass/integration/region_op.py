@@ -16,24 +16,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputsLost, WrongAnswer, text_of
+from ..errors import InputsOverwritten, WrongAnswer, text_of
 from ..ir.criterion import judge
 from ..ir.oracle import evaluate
 from ..ir.size import Bindings, value
 from ..ir.text import parse
-from ..pipeline import optimise
+from ..pipeline import optimize
 from ..stages import as_coded
 from . import journal, repro
 from .aliasing import aside, overwrites, unsafe, which
 from .checks import Checks
 from .engine import Kernels
-from .failure import is_fatal, region_left, reproducer, sentence, spoken
-from .fallback import MOST_COMPILED, Fallback, Fill, by_inductor, by_torch, cloned, fresh_results, named, overlaps
-from .settings import read_mark
+from .failure import is_fatal, report_fallback, reproducer, sentence, format_lines
+from .fallback import MAX_INDUCTOR_FALLBACKS, Fallback, Fill, by_inductor, by_torch, cloned, fresh_results, named, overlaps
+from .settings import decode_key
 
 _LOG = logging.getLogger(__name__)
-MOST_REMEMBERED = 4096  # sets of sizes of one region
-MOST_REGIONS = 2048  # that are kept, the ones called latest
+MAX_CACHED_SIZES = 4096  # sets of sizes of one region
+MAX_REGIONS = 2048  # that are kept, the ones called latest
 NAMESPACE = "onepass"
 
 Key = tuple[int, ...]  # of a kind of call: device, alignment, which outputs lie over inputs, sizes
@@ -43,7 +43,7 @@ class _Region:
     """One region of this process: its Program, and what fills its outputs for every set of sizes met so far."""
 
     def __init__(self, key: str, text: str) -> None:
-        marked = read_mark(key)
+        marked = decode_key(key)
         self.id, self.settings, self.lines = marked.region, marked.settings, marked.lines
         self.program = parse(text)
         self.inputs = tuple(b for b in self.program.buffers if b.role == "input")
@@ -73,14 +73,14 @@ class _Region:
         fill = self._fills.get(key)
         due = self.checks is not None and self.checks.due()
         if fill is None or due:
-            self._slowly(key, outs, ins, sizes)
+            self._slow_path(key, outs, ins, sizes)
             return
         try:
             fill(outs, ins)
         except Exception as error:
-            self._failed_later(error, key, fill, outs, ins, sizes)
+            self._recover(error, key, fill, outs, ins, sizes)
 
-    def _slowly(self, key: Key, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    def _slow_path(self, key: Key, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
         """A first call with some sizes, or one that is verified. Of inputs that are overwritten a copy is kept."""
         bindings = self._bindings(sizes)
         kept = [cloned(t) if taken else t for t, taken in zip(ins, overlaps(outs, ins), strict=True)]
@@ -100,27 +100,27 @@ class _Region:
         try:
             fill(outs, ins)
         except Exception as error:
-            self._may_replace(fill, error, outs)
-            self._remember(key, self._instead("launched", as_coded(error, "computing a region"), outs, kept, bindings))
+            self._raise_unless_recoverable(fill, error, outs)
+            self._remember(key, self._fall_back("launched", as_coded(error, "computing a region"), outs, kept, bindings))
 
-    def _failed_later(self, error: Exception, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor],
+    def _recover(self, error: Exception, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor],
                       sizes: Sequence[int]) -> None:
         """Answer a call whose kernels failed though they had run before; they are not used for these sizes any more.
 
         Raises where kernels that were queued before the failure may have written over an input: nothing can be computed from it.
         """
-        self._may_replace(fill, error, outs)
+        self._raise_unless_recoverable(fill, error, outs)
         if overwrites(outs, ins):
-            raise InputsLost(region=self.id, lines=spoken(self.lines), error=sentence(error)) from error
+            raise InputsOverwritten(region=self.id, lines=format_lines(self.lines), error=sentence(error)) from error
         with self._lock:
             now = self._fills.get(key, fill)
             if now is fill:
                 coded = as_coded(error, "computing a region")
-                self._remember(key, self._instead("launched", coded, outs, ins, self._bindings(sizes)))
+                self._remember(key, self._fall_back("launched", coded, outs, ins, self._bindings(sizes)))
             else:  # another thread met the same, and was first
                 now(outs, ins)
 
-    def _may_replace(self, fill: Fill, error: Exception, outs: Sequence[Tensor]) -> None:
+    def _raise_unless_recoverable(self, fill: Fill, error: Exception, outs: Sequence[Tensor]) -> None:
         """Raise an error of a later call, where nothing else may compute the region."""
         if isinstance(fill, Fallback) or is_fatal(error) or self.settings.on_error == "raise" or _capturing(outs[0]):
             raise error
@@ -129,7 +129,7 @@ class _Region:
         return dict(zip(self.program.symbols, sizes, strict=True))
 
     def _remember(self, key: Key, fill: Fill) -> None:
-        if len(self._fills) >= MOST_REMEMBERED:
+        if len(self._fills) >= MAX_CACHED_SIZES:
             self._fills.clear()
         self._fills[key] = fill
 
@@ -147,36 +147,36 @@ class _Region:
         except Exception as error:
             if is_fatal(error) or self.settings.on_error == "raise":
                 raise
-            return self._instead(stage, as_coded(error, "computing a region"), outs, kept, bindings)
+            return self._fall_back(stage, as_coded(error, "computing a region"), outs, kept, bindings)
         return fill
 
     def _bound(self, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
         """Kernels of onepass."""
         if self._kernels is None:
-            self._kernels = Kernels(optimise(self.program), f"region {self.id}", self.settings.tune)
+            self._kernels = Kernels(optimize(self.program), f"region {self.id}", self.settings.tune)
         pairs = [*zip(self.outputs, outs, strict=True), *zip(self.inputs, ins, strict=True)]
         aligned = frozenset(b.name for b, tensor in pairs if tensor.data_ptr() % 16 == 0)
         executable = self._kernels.executable(bindings, outs[0].device, aligned)
         place = {b.name: k for each in (self.outputs, self.inputs) for k, b in enumerate(each)}
-        apart = unsafe(outs, ins, {(place[out], place[taken]) for out, taken in executable.made.in_place})
+        apart = unsafe(outs, ins, {(place[out], place[taken]) for out, taken in executable.artifact.in_place})
         if apart:
             names = ", ".join(self.outputs[k].name for k in apart)
             _LOG.info("region %s: its kernels cannot write %s over an input; copied at %s", self.id, names, dict(bindings))
-        journal.bound(self.tally, tuple(bindings.values()), executable.made, len(apart))
+        journal.bound(self.tally, tuple(bindings.values()), executable.artifact, len(apart))
         return aside(executable.bound(bindings), apart)
 
-    def _instead(self, stage: str, error: Exception, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
+    def _fall_back(self, stage: str, error: Exception, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
         """What Inductor makes of the region, or torch op by op where Inductor cannot; the call is answered with it."""
         self._fallbacks += 1
         fill, runs_as = by_torch(self.program, bindings), "torch, op by op"
-        if self._fallbacks <= MOST_COMPILED:
+        if self._fallbacks <= MAX_INDUCTOR_FALLBACKS:
             try:
                 fill, runs_as = by_inductor(self.program, bindings, outs, ins), "inductor"
             except Exception as second:
                 if is_fatal(second):
                     raise
                 _LOG.debug("Inductor cannot compile region %s", self.id, exc_info=second)
-        region_left(self.id, self.lines, stage, error, lambda: self._repro(text_of(error), outs, ins, bindings), runs_as)
+        report_fallback(self.id, self.lines, stage, error, lambda: self._repro(text_of(error), outs, ins, bindings), runs_as)
         journal.bound(self.tally, tuple(bindings.values()), None)
         fill(outs, ins)
         return Fallback(fill)
@@ -220,7 +220,7 @@ def run(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int], key
 
 def _make_room() -> None:
     """Forget the oldest region that was not called since it was last passed over here; if all were, the oldest."""
-    while len(_REGIONS) >= MOST_REGIONS:
+    while len(_REGIONS) >= MAX_REGIONS:
         key, region = next(iter(_REGIONS.items()))
         del _REGIONS[key]
         if region.called:

@@ -32,7 +32,7 @@ class Rewriter:
 
         Where that cannot be done, the graph is left as it was.
         """
-        hand = _Hand(self.graph, part, tuple(self._moved.get(node, node) for node in part.inputs))
+        hand = _NodeInserter(self.graph, part, tuple(self._moved.get(node, node) for node in part.inputs))
         with hand.all_or_nothing():
             call, results = hand.functional() if functional else hand.filling()
         for old, new in zip(part.outputs, results, strict=True):
@@ -45,7 +45,7 @@ class Rewriter:
     def reuse(self, part: Part, call: fx.Node, taken: Sequence[fx.Node | None]) -> None:
         """Let output k be written to the memory of the input `taken[k]`, where that is not None, and not to fresh memory."""
         empties = list(call.kwargs["_all_bases"])  # type: ignore[arg-type]
-        hand = _Hand(self.graph, part, tuple(call.kwargs["ins"]), before=call)  # type: ignore[arg-type]
+        hand = _NodeInserter(self.graph, part, tuple(call.kwargs["ins"]), before=call)  # type: ignore[arg-type]
         with hand.all_or_nothing():
             bases = [hand.shaped(node, out.meta["val"]) if node is not None else empty
                      for node, out, empty in zip(taken, part.outputs, empties, strict=True)]
@@ -81,7 +81,7 @@ class Rewriter:
         arrange(self.graph)
 
 
-def entangled(graph: fx.Graph, parts: Sequence[Part]) -> frozenset[int]:
+def cyclic_regions(graph: fx.Graph, parts: Sequence[Part]) -> frozenset[int]:
     """Positions of the parts that must be left out, or some region would come both before and after one of its users."""
     out: set[int] = set()
     while (circle := _first_circular(graph, {k: part for k, part in enumerate(parts) if k not in out})) is not None:
@@ -116,7 +116,7 @@ def _follows_itself(each: fx.Node | int, needs: Mapping[fx.Node | int, set[fx.No
     return each in seen
 
 
-class _Hand:
+class _NodeInserter:
     """Adds nodes one after the other behind a region, each with the value it stands for."""
 
     def __init__(self, graph: fx.Graph, part: Part, inputs: tuple[fx.Node, ...], before: fx.Node | None = None) -> None:

@@ -68,15 +68,15 @@ class Settings:
     tune: str = _setting("off", _choice("off", "on", "full"), of_calls=True)  # whether plans are timed at a region's first call
 
     @property
-    def of_graph(self) -> str:
+    def graph_key(self) -> str:
         """What changes the graph that is compiled, as text for cache keys."""
         return repr([(f.name, getattr(self, f.name)) for f in fields(self) if not f.metadata["of_calls"]])
 
 
-MOST_LINES = 3  # of user code that a region's key names
+MAX_LINES = 3  # of user code that a region's key names
 ID_DIGITS = 10
 NAMES = frozenset(f.name for f in fields(Settings))
-_GIVEN: ContextVar[Mapping[str, Any]] = ContextVar("onepass settings", default={})  # noqa: B039, never changed in place
+_CONTEXT: ContextVar[Mapping[str, Any]] = ContextVar("onepass settings", default={})  # noqa: B039, never changed in place
 
 
 @contextmanager
@@ -87,11 +87,11 @@ def settings(**changes: Any) -> Iterator[None]:
     settings of its forward graph. Threads started inside do not take settings over, as with every context variable, unless they
     run in `contextvars.copy_context()`, or Python is told to (`thread_inherit_context`, the default of free-threaded builds).
     """
-    token = _GIVEN.set({**_GIVEN.get(), **checked(changes)})
+    token = _CONTEXT.set({**_CONTEXT.get(), **checked(changes)})
     try:
         yield
     finally:
-        _GIVEN.reset(token)
+        _CONTEXT.reset(token)
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def split(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, 
 
 def given(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What the contexts and `options` (ours, checked) say, the environment left out."""
-    return {**_GIVEN.get(), **(options or {})}
+    return {**_CONTEXT.get(), **(options or {})}
 
 
 def resolve(said: Mapping[str, Any]) -> Settings:
@@ -133,12 +133,12 @@ def mark(said: Mapping[str, Any], lines: Sequence[str] = ()) -> str:
     """The suffix of a region's key: where it came from, and what was said about its calls where the environment is not to
     decide."""
     of_calls = sorted(f.name for f in fields(Settings) if f.metadata["of_calls"] and f.name in said)
-    places = [re.sub("[@?]", "_", line.split(" ")[0]) for line in lines[:MOST_LINES]]
+    places = [re.sub("[@?]", "_", line.split(" ")[0]) for line in lines[:MAX_LINES]]
     return "".join(f"@{place}" for place in places) + "".join(f"?{name}={said[name]}" for name in of_calls)
 
 
 @dataclass(frozen=True)
-class Marked:
+class RegionKey:
     """A region's key, read."""
 
     region: str  # its id
@@ -146,11 +146,11 @@ class Marked:
     settings: Settings
 
 
-def read_mark(key: str) -> Marked:
+def decode_key(key: str) -> RegionKey:
     """What a key says; the environment decides the rest."""
     named, *pairs = key.split("?")
     region, *lines = named.split("@")
     said: dict[str, Any] = {}
     for name, _, text in (pair.partition("=") for pair in pairs):
         said[name] = int(text) if text.isdigit() else text
-    return Marked(region[:ID_DIGITS], tuple(lines), resolve(checked(said)))
+    return RegionKey(region[:ID_DIGITS], tuple(lines), resolve(checked(said)))

@@ -13,23 +13,23 @@ from torch import fx
 
 from .. import compat
 from ..capture.recompute import LEAST_BYTES, Recomputed, recompute
-from ..errors import SavedLeft
+from ..errors import RecomputeSkipped
 from ..runtime.cache import versions
 from . import journal
-from .failure import is_fatal, say_once, sentence
+from .failure import is_fatal, warn_once, sentence
 from .passes import copied, device_of
 from .settings import Settings, resolve
 
 _LOG = logging.getLogger(__name__)
-Heard: TypeAlias = Callable[[tuple[Recomputed, ...]], None]
+Listener: TypeAlias = Callable[[tuple[Recomputed, ...]], None]
 
 
 @dataclass(frozen=True)
-class SplitChange:
+class SplitPass:
     """What was said about settings, as a change to the two graphs a training graph was split into. Who `hears` is told what."""
 
     said: Mapping[str, Any]
-    hears: Heard = journal.recomputed
+    on_recomputed: Listener = journal.recomputed
 
     @property
     def settings(self) -> Settings:
@@ -47,18 +47,18 @@ class SplitChange:
         except Exception as error:
             if settings.on_error == "raise" or is_fatal(error):
                 raise
-            say_once(("split", sentence(error)), SavedLeft(error=sentence(error)))
+            warn_once(("split", sentence(error)), RecomputeSkipped(error=sentence(error)))
             return
         if made:
             for module, graph in zip((forward, backward), graphs, strict=True):
                 module.graph = graph
                 module.recompile()
-        self.hears(made)
+        self.on_recomputed(made)
         _show(made, where)
 
     def uuid(self) -> str:
         """Everything the split follows from, beside the graph."""
-        return "onepass " + hashlib.sha256(repr((versions(), self.settings.of_graph)).encode()).hexdigest()
+        return "onepass " + hashlib.sha256(repr((versions(), self.settings.graph_key)).encode()).hexdigest()
 
 
 def _show(made: tuple[Recomputed, ...], where: torch.device) -> None:
@@ -68,9 +68,9 @@ def _show(made: tuple[Recomputed, ...], where: torch.device) -> None:
     compat.trace_artifact("onepass_saved", lambda: "\n".join(rows) + "\n")
 
 
-def split(said: Mapping[str, Any], patches: dict[str, Any], hears: Heard = journal.recomputed) -> Any:
+def split(said: Mapping[str, Any], patches: dict[str, Any], on_recomputed: Listener = journal.recomputed) -> Any:
     """The split to configure: ours around the user's, or the user's alone (None for Inductor's) where ours is not wanted."""
     theirs = compat.configured_partitioner(patches)
-    change = SplitChange(said, hears)
+    change = SplitPass(said, on_recomputed)
     ours = compat.partitioner(change, change.uuid, theirs) if change.settings.recompute else None
     return ours if ours is not None else theirs

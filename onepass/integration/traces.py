@@ -23,7 +23,7 @@ from ..ir.program import Program
 from ..ir.size import Bindings
 from .engine import Kernels
 
-MOST_CALLS = 1024  # kinds of calls of one function in one state that are kept
+MAX_CALL_KINDS = 1024  # kinds of calls of one function in one state that are kept
 _LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype})  # never trees
 
 
@@ -121,7 +121,7 @@ class Traces:
                 known[fixed] = (call.trace, *known.get(fixed, ()))
                 self._fixed[call.trace] = fixed
             self._uses[call.trace] += 1
-            while len(self._calls) > MOST_CALLS:
+            while len(self._calls) > MAX_CALL_KINDS:
                 self._forget(next(iter(self._calls)))
 
     def _forget(self, key: Hashable) -> None:

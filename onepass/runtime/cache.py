@@ -34,9 +34,9 @@ from typing import Any
 import torch
 
 from .. import __version__, compat, files
-from ..errors import EntrySetAside, StoreUnusable, printable, text_of, warn
+from ..errors import EntryQuarantined, StoreUnusable, printable, text_of, warn
 from ..knobs import describe, knobs
-from .compiled import Made
+from .compiled import Artifact
 from .counters import count
 from .serialize import Damaged, pack, unpack
 
@@ -125,13 +125,13 @@ class Store:
             self._refuse(error)
             return False
 
-    def load(self, key: str) -> Made | None:
+    def load(self, key: str) -> Artifact | None:
         """The entry of that key, if there is one fit to be used."""
-        made: Made | None = self._fetch(ENTRIES, key, Made)
+        made: Artifact | None = self._fetch(ENTRIES, key, Artifact)
         count(hits=made is not None, misses=made is None)
         return made
 
-    def save(self, key: str, made: Made) -> None:
+    def save(self, key: str, made: Artifact) -> None:
         """Keep an entry. Readers see all of it or nothing."""
         if not self._put(ENTRIES, key, made):
             return
@@ -254,7 +254,7 @@ class Store:
         """Move an entry out of the way; where that cannot be done it is only passed over."""
         with suppress(OSError), self._shelf(QUARANTINE, create=True) as quarantine:
             os.replace(name, f"{name}.{secrets.token_hex(4)}", src_dir_fd=shelf, dst_dir_fd=quarantine)
-        warn(EntrySetAside(entry=name, folder=self.folder, detail=_reason(error)))
+        warn(EntryQuarantined(entry=name, folder=self.folder, detail=_reason(error)))
 
     def _give_up(self, error: OSError) -> None:
         """Write nothing more; a folder that is not ours alone is not read either."""

@@ -12,7 +12,7 @@ import torch
 
 from .. import compat
 from ..device import DEVICES, Device, device
-from ..errors import NoCard, OnepassError
+from ..errors import NoGpu, OnepassError
 from .measured import as_measured, card_of
 
 OLDEST = (8, 0)  # compute capability the kernels are written for
@@ -34,7 +34,7 @@ def named(name: "str | Device") -> Device:
         return device(name)
     found = present()
     if found is None:
-        raise NoCard(what="The device `here`", detail=launch_trouble())
+        raise NoGpu(what="The device `here`", detail=launch_trouble())
     return found
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ..codegen.source import Source
 from ..ir.program import Buffer
-from ..plan.inplace import safe_pairs
+from ..plan.inplace import safe_inplace_pairs
 from ..plan.legality import Refusal
 from ..plan.plan import KernelPlan, Plan
 from ..plan.schedule import Schedule
@@ -75,7 +75,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Made:
+class Artifact:
     """Kernels ready to run: their text, what the compiler made of it (nothing, where it is only interpreted), and a summary."""
 
     buffers: tuple[Buffer, ...]  # the Program's own, in its order, then temporaries
@@ -118,13 +118,13 @@ class Compiled:
     rejected: tuple[Rejected, ...] = ()
 
     @cached_property
-    def made(self) -> Made:
+    def artifact(self) -> Artifact:
         """All of it but the plan, which is summed up."""
         plan = self.plan
         summary = Summary(tuple(plan.bindings.items()), plan.floor_bytes, plan.predicted_us,
                           tuple(_summary(k) for k in plan.kernels), plan.refusals)
         own = tuple(b for b in plan.program.buffers if b.role != "temp")
-        return Made((*own, *plan.temporaries), self.sources, self.binaries, self.rejected, summary, safe_pairs(plan))
+        return Artifact((*own, *plan.temporaries), self.sources, self.binaries, self.rejected, summary, safe_inplace_pairs(plan))
 
 
 def _summary(kernel: KernelPlan) -> KernelSummary:

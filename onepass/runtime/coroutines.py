@@ -9,64 +9,64 @@ import contextvars
 import threading
 from collections.abc import Callable, Sequence
 
-PATIENCE = 128  # times that each may hand over while nothing happens, before it is said that nothing will
+MAX_IDLE_ROUNDS = 128  # times that each may hand over while nothing happens, before it is said that nothing will
 
 
-class Stopped(BaseException):
+class Cancelled(BaseException):
     """Ends a function whose fellow failed. Nobody but `take_turns` sees it."""
 
 
-class Turns:
+class RoundRobin:
     """Whose turn it is. The functions call `hand_over` and `happened`; the rest is for `take_turns`."""
 
-    def __init__(self, count: int, stuck: Callable[[], Exception]) -> None:
-        self.count, self._stuck = count, stuck  # what to raise where all wait
+    def __init__(self, count: int, deadlock: Callable[[], Exception]) -> None:
+        self.count, self._deadlock = count, deadlock  # what to raise where all wait
         self._gates = [threading.Semaphore(0) for _ in range(count)]
         self._done = threading.Semaphore(0)
-        self._left = list(range(count))  # in the order of their turns
-        self._quiet = 0
+        self._running = list(range(count))  # in the order of their turns
+        self._idle = 0
         self.now = 0
         self.failure: BaseException | None = None
 
-    def hand_over(self) -> None:
+    def yield_turn(self) -> None:
         """Let the others run until it is this one's turn again. Raises where all do nothing but that."""
-        self._quiet += 1
-        if self._quiet > PATIENCE * len(self._left):
-            raise self._stuck()
-        me = self.now
-        if len(self._left) > 1:
-            self._next()
-            self._gates[me].acquire()
-            self.now = me
+        self._idle += 1
+        if self._idle > MAX_IDLE_ROUNDS * len(self._running):
+            raise self._deadlock()
+        index = self.now
+        if len(self._running) > 1:
+            self._pass_on()
+            self._gates[index].acquire()
+            self.now = index
         if self.failure is not None:
-            raise Stopped
+            raise Cancelled
 
-    def happened(self) -> None:
+    def made_progress(self) -> None:
         """Something that others may be waiting for was done."""
-        self._quiet = 0
+        self._idle = 0
 
-    def _next(self, ends: bool = False) -> None:
+    def _pass_on(self, finished: bool = False) -> None:
         """It is the next one's turn; `ends`: and this one has no further."""
-        at = self._left.index(self.now)
-        after = self._left[(at + 1) % len(self._left)]
-        if ends:
-            del self._left[at]
+        at = self._running.index(self.now)
+        after = self._running[(at + 1) % len(self._running)]
+        if finished:
+            del self._running[at]
         self.now = after
         self._gates[after].release()
 
-    def _enter(self, me: int, work: Callable[[], None]) -> None:
-        self._gates[me].acquire()
-        self.now = me
+    def _run_one(self, index: int, work: Callable[[], None]) -> None:
+        self._gates[index].acquire()
+        self.now = index
         try:
             if self.failure is None:
                 work()
-        except Stopped:
+        except Cancelled:
             pass
         except BaseException as failure:
             self.failure = failure
-        self._quiet = 0
-        if len(self._left) > 1:
-            self._next(ends=True)
+        self._idle = 0
+        if len(self._running) > 1:
+            self._pass_on(finished=True)
         else:
             self._done.release()
 
@@ -75,7 +75,7 @@ class Turns:
         if len(work) == 1:
             work[0]()
             return
-        threads = [threading.Thread(target=contextvars.copy_context().run, args=(self._enter, k, each), daemon=True)
+        threads = [threading.Thread(target=contextvars.copy_context().run, args=(self._run_one, k, each), daemon=True)
                    for k, each in enumerate(work)]
         for thread in threads:
             thread.start()

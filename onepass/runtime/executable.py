@@ -19,7 +19,7 @@ from ..codegen.source import ParamKind, Source
 from ..ir.program import Buffer
 from ..ir.size import Bindings, symbols, value
 from . import gluon_model, interpret
-from .compiled import Made
+from .compiled import Artifact
 from .launch import Launcher, TensorMap, prepare
 
 Tensors = Mapping[str, Tensor]
@@ -42,14 +42,14 @@ class Layout:
 class Executable:
     """Runs a plan's kernels in order."""
 
-    made: Made
+    artifact: Artifact
     device: torch.device
     launchers: tuple[Launcher, ...]  # none on CPU: there the text is interpreted
     _bound: dict[tuple[int, ...], Bound] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, inputs: Tensors, bindings: Bindings) -> dict[str, Tensor]:
         """Compute into fresh outputs."""
-        outputs = [allocate(layout(b, bindings), self.device) for b in self.made.outputs]
+        outputs = [allocate(layout(b, bindings), self.device) for b in self.artifact.outputs]
         self.bound(bindings)(outputs, [inputs[name] for name in self._input_names])
         return dict(zip(self._output_names, outputs))
 
@@ -71,18 +71,18 @@ class Executable:
     @cached_property
     def _symbols(self) -> tuple[str, ...]:
         """What kernels, grids and layouts depend on."""
-        sizes = [s for b in (*self.made.buffers, *self.made.cleared) for s in (*b.shape, *b.strides)]
-        sizes += [dim.extent for source in self.made.sources for dim in source.grid]
-        arguments = {p.name for s in self.made.sources for p in s.params if p.kind is ParamKind.SIZE}
+        sizes = [s for b in (*self.artifact.buffers, *self.artifact.cleared) for s in (*b.shape, *b.strides)]
+        sizes += [dim.extent for source in self.artifact.sources for dim in source.grid]
+        arguments = {p.name for s in self.artifact.sources for p in s.params if p.kind is ParamKind.SIZE}
         return tuple(sorted(arguments.union(*(symbols(size) for size in sizes))))
 
     @cached_property
     def _input_names(self) -> tuple[str, ...]:
-        return tuple(b.name for b in self.made.inputs)
+        return tuple(b.name for b in self.artifact.inputs)
 
     @cached_property
     def _output_names(self) -> tuple[str, ...]:
-        return tuple(b.name for b in self.made.outputs)
+        return tuple(b.name for b in self.artifact.outputs)
 
 
 def layout(buffer: Buffer, bindings: Bindings) -> Layout:
@@ -96,7 +96,7 @@ def allocate(wanted: Layout, device: torch.device) -> Tensor:
     return torch.empty_strided(wanted.shape, wanted.strides, dtype=wanted.dtype, device=device)
 
 
-def assemble(made: Made, device: torch.device, aligned: frozenset[str]) -> Executable:
+def assemble(made: Artifact, device: torch.device, aligned: frozenset[str]) -> Executable:
     """Bind kernels to a device: loaded on a GPU, interpreted on CPU. `aligned` names the inputs and outputs that are."""
     if device.type != "cuda":
         return Executable(made, device, ())
@@ -119,7 +119,7 @@ def aligned_of(source: Source, aligned: frozenset[str], brought: frozenset[str] 
 
 
 def _bind_interpreter(executable: Executable, bindings: Bindings) -> Bound:
-    made, device = executable.made, executable.device
+    made, device = executable.artifact, executable.device
     names = (*executable._output_names, *executable._input_names)
     temporaries, cleared = ([(b.name, layout(b, bindings)) for b in some] for some in (made.temporaries, made.cleared))
 
@@ -145,7 +145,7 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
     Every argument is picked from one list: addresses of outputs, inputs and temporaries, then sizes and the unknown zero. Memory
     that must be 0 comes first among the temporaries, so that one small kernel clears all of it.
     """
-    made, device, index = executable.made, executable.device, executable.device.index
+    made, device, index = executable.artifact, executable.device, executable.device.index
     temporaries = (*made.cleared, *made.temporaries)
     words, offsets = _share(temporaries, bindings)
     zeros, _ = _share(made.cleared, bindings)
@@ -207,7 +207,7 @@ def _picker(source: Source, places: Mapping[str, int], bindings: Bindings) -> Ca
             case ParamKind.ZERO:
                 positions.append(zero)
     if source.gluon:
-        views = [None if p.view is None else p.view.seen(bindings) for p in source.params]
+        views = [None if p.view is None else p.view.resolved(bindings) for p in source.params]
         return lambda values: [values[at] if view is None else TensorMap(values[at], *view)
                                for at, view in zip(positions, views)]
     if len(positions) == 1:

@@ -83,10 +83,10 @@ class Copy:
     end: int
     issued_at: str
     data: np.ndarray  # bytes
-    over_old: bool  # something was in the slot already
+    overwrites: bool  # something was in the slot already
     read: bool = False  # since it arrived
 
-    def meets(self, slot: Slot) -> bool:
+    def overlaps(self, slot: Slot) -> bool:
         return self.start < slot.end and slot.start < self.end
 
 
@@ -98,7 +98,7 @@ class Allocation:
     nbytes: int
     in_flight: list[Copy] = field(default_factory=list)
     arrived: list[Copy] = field(default_factory=list)
-    leaving: list[Copy] = field(default_factory=list)  # to global memory
+    outgoing: list[Copy] = field(default_factory=list)  # to global memory
 
     def __post_init__(self) -> None:
         self.data = np.full(self.nbytes, _GARBAGE, np.uint8)
@@ -124,7 +124,7 @@ class Slot:
     def bytes(self) -> slice:
         return slice(self.start, self.end)
 
-    def meets(self, other: Slot) -> bool:
+    def overlaps(self, other: Slot) -> bool:
         return self.memory is other.memory and self.start < other.end and other.start < self.end
 
 
@@ -160,8 +160,8 @@ class Crossing:
 class Cta:
     """The shared memory of one CTA while it runs. `where` says which line of the kernel is at work."""
 
-    def __init__(self, limit: int, where: Callable[[], str], says_barriers: bool = False) -> None:
-        self.limit, self.where, self.says_barriers = limit, where, says_barriers
+    def __init__(self, limit: int, where: Callable[[], str], explicit_barriers: bool = False) -> None:
+        self.limit, self.where, self.explicit_barriers = limit, where, explicit_barriers
         self.reads: list[Slot] = []  # by threads, since the last barrier of the CTA
         self.writes: list[Slot] = []
         self.allocations: list[Allocation] = []
@@ -188,15 +188,15 @@ class Cta:
     def load(self, slot: Slot) -> np.ndarray:
         """What is in a slot."""
         for copy in slot.memory.in_flight:
-            if copy.meets(slot):
-                kind = errors.RefillBeforeDrain if copy.over_old else errors.UseBeforeArrival
+            if copy.overlaps(slot):
+                kind = errors.RefillBeforeDrain if copy.overwrites else errors.UseBeforeArrival
                 raise kind(where=self.where(), slot=slot.name,
                            detail=f"it is read while the copy issued at {copy.issued_at} is in flight")
         if not slot.memory.filled[slot.bytes].all():
             raise errors.UseBeforeArrival(where=self.where(), slot=slot.name, detail="it is read before anything was written there")
-        self._apart(slot, "read", self.writes, errors.UseBeforeArrival)
+        self._check_barrier_between(slot, "read", self.writes, errors.UseBeforeArrival)
         for copy in slot.memory.arrived:
-            copy.read = copy.read or copy.meets(slot)
+            copy.read = copy.read or copy.overlaps(slot)
         self.reads.append(slot)
         return slot.memory.data[slot.bytes].view(slot.dtype).reshape(slot.shape).copy()
 
@@ -204,8 +204,8 @@ class Cta:
         """Threads write a slot. Where it is part of what a copy brought, the rest of that is still to be read."""
         if value.shape != slot.shape or value.dtype.itemsize != slot.dtype.itemsize:
             raise errors.BlockMismatch(where=self.where(), slot=slot.name, detail=f"{value.shape} is written into {slot.shape}")
-        self._free(slot)
-        self._apart(slot, "write", [*self.reads, *self.writes], errors.RefillBeforeDrain)
+        self._check_free(slot)
+        self._check_barrier_between(slot, "write", [*self.reads, *self.writes], errors.RefillBeforeDrain)
         self.writes.append(slot)
         slot.memory.data[slot.bytes] = np.ascontiguousarray(value).view(np.uint8).reshape(-1)
         slot.memory.filled[slot.bytes] = slot.memory.unfenced[slot.bytes] = True
@@ -220,21 +220,21 @@ class Cta:
         """All threads have come this far."""
         self.reads, self.writes = [], []
 
-    def _apart(self, slot: Slot, use: str, earlier: Sequence[Slot], kind: type[errors.KernelFault]) -> None:
+    def _check_barrier_between(self, slot: Slot, use: str, earlier: Sequence[Slot], kind: type[errors.KernelFault]) -> None:
         """A slot is about to be used: a barrier must lie between that and what other threads may be doing there."""
-        for other in earlier if self.says_barriers else ():
-            if other.meets(slot):
+        for other in earlier if self.explicit_barriers else ():
+            if other.overlaps(slot):
                 raise kind(where=self.where(), slot=slot.name,
                            detail=f"no barrier of the CTA lies between the use of {other.name} and this {use}")
 
-    def _free(self, slot: Slot) -> None:
+    def _check_free(self, slot: Slot) -> None:
         """A slot is about to be overwritten: no copy may be filling it or reading it."""
         for copy in slot.memory.in_flight:
-            if copy.meets(slot):
+            if copy.overlaps(slot):
                 raise errors.RefillBeforeDrain(where=self.where(), slot=slot.name,
                                                detail=f"the copy issued at {copy.issued_at} into it is still in flight")
-        for copy in slot.memory.leaving:
-            if copy.meets(slot):
+        for copy in slot.memory.outgoing:
+            if copy.overlaps(slot):
                 raise errors.StagingReused(where=self.where(), slot=slot.name, issued_at=copy.issued_at)
 
     # Copies
@@ -243,13 +243,13 @@ class Cta:
         """Issue a copy from global memory. It lands when its barrier's phase is waited for."""
         state, memory = self._barrier(barrier), slot.memory
         inside, part = self._box(source, at, slot)
-        self._free(slot)
-        self._fenced(slot)
+        self._check_free(slot)
+        self._check_fenced(slot)
         for copy in memory.arrived:
-            if copy.meets(slot) and not copy.read:
+            if copy.overlaps(slot) and not copy.read:
                 raise errors.RefillBeforeDrain(where=self.where(), slot=slot.name,
                                                detail=f"what the copy issued at {copy.issued_at} brought was never read")
-        self._apart(slot, "copy", [*self.reads, *self.writes], errors.RefillBeforeDrain)
+        self._check_barrier_between(slot, "copy", [*self.reads, *self.writes], errors.RefillBeforeDrain)
         tensor = raw(source.tensor)
         data = np.zeros(source.block, tensor.dtype)
         data[part] = tensor[inside]
@@ -259,7 +259,7 @@ class Cta:
                                              issued=state.issued + source.nbytes)
         state.issued += source.nbytes
         state.landing.append((memory, copy))
-        memory.arrived = [c for c in memory.arrived if not c.meets(slot)]
+        memory.arrived = [c for c in memory.arrived if not c.overlaps(slot)]
         memory.in_flight.append(copy)
         memory.data[slot.bytes] = _GARBAGE
         self.bytes_in += source.nbytes
@@ -267,10 +267,10 @@ class Cta:
     def copy_out(self, target: Descriptor, at: Sequence[int], slot: Slot) -> None:
         """Issue a copy to global memory. Its slot must stay as it is until a `store_wait`."""
         inside, part = self._box(target, at, slot)
-        self._fenced(slot)
+        self._check_fenced(slot)
         raw(target.tensor)[inside] = self.load(slot).view(f"u{slot.dtype.itemsize}")[part]
         copy = Copy(slot.start, slot.end, self.where(), np.empty(0, np.uint8), True)
-        slot.memory.leaving.append(copy)
+        slot.memory.outgoing.append(copy)
         self.stores.append((slot.memory, copy))
         self.bytes_out += target.nbytes
 
@@ -278,9 +278,9 @@ class Cta:
         """Wait until at most `pending` copies to global memory still read their slots."""
         while len(self.stores) > pending:
             allocation, copy = self.stores.pop(0)
-            allocation.leaving.remove(copy)
+            allocation.outgoing.remove(copy)
 
-    def _fenced(self, slot: Slot) -> None:
+    def _check_fenced(self, slot: Slot) -> None:
         if slot.memory.unfenced[slot.bytes].any():
             raise errors.MissingFence(where=self.where(), slot=slot.name)
 
@@ -354,13 +354,13 @@ class Cta:
     def _barrier(self, slot: Slot) -> Barrier:
         state = self.barriers.get((slot.memory, slot.start))
         if state is None:
-            raise errors.BarrierNotInitialised(where=self.where(), slot=slot.name)
+            raise errors.BarrierNotInitialized(where=self.where(), slot=slot.name)
         return state
 
     def finish(self) -> None:
         """The CTA ends: nothing may still be on its way, nor a barrier be left of a kernel that says its own."""
         for allocation in self.allocations:
-            for copy in (*allocation.in_flight, *allocation.leaving):
+            for copy in (*allocation.in_flight, *allocation.outgoing):
                 raise errors.CopyLeftBehind(where="the end of the kernel", slot=allocation.name, issued_at=copy.issued_at)
-        for barrier in self.barriers.values() if self.says_barriers else ():
+        for barrier in self.barriers.values() if self.explicit_barriers else ():
             raise errors.BarrierLeftBehind(where="the end of the kernel", slot=barrier.name)

@@ -28,7 +28,7 @@ import torch
 from .. import compat, errors
 from ..codegen.source import Param, ParamKind, Source
 from ..stages import stage
-from .coroutines import Turns
+from .coroutines import RoundRobin
 from .gluon_memory import Crossing, Cta, Descriptor, Slot
 from .interpret import _ONE_AT_A_TIME, _Engine
 from .module import load_text
@@ -48,7 +48,7 @@ class Trace:
     bytes_out: int = 0
     crossings: tuple[Crossing, ...] = ()  # copies that met the end of a tensor where the kernel masks
 
-    def then(self, cta: Cta) -> Trace:
+    def plus(self, cta: Cta) -> Trace:
         return Trace(self.programs + 1, max(self.shared_bytes, cta.nbytes), self.bytes_in + cta.bytes_in,
                      self.bytes_out + cta.bytes_out, (*self.crossings, *cta.crossings))
 
@@ -64,26 +64,26 @@ def run_source(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Ma
             case ParamKind.POINTER:
                 return buffers[param.name]
             case ParamKind.TENSOR_MAP:
-                return _described(param, buffers[param.name], bindings)
+                return _descriptor(param, buffers[param.name], bindings)
             case ParamKind.SIZE:
                 return size(bindings[param.name])
             case ParamKind.ZERO:
                 return np.int32(0)
 
     return run(source.name, source.text, {p.text_name: argument(p) for p in source.params}, source.programs(bindings),
-               shared_limit=shared_limit, warps=source.warps, says_barriers=True, together=source.together)
+               shared_limit=shared_limit, warps=source.warps, explicit_barriers=True, ctas_per_group=source.ctas_per_group)
 
 
-def _described(param: Param, buffer: torch.Tensor, bindings: Mapping[str, int]) -> Descriptor:
+def _descriptor(param: Param, buffer: torch.Tensor, bindings: Mapping[str, int]) -> Descriptor:
     """A buffer as a generated kernel's TMA sees it. Generated kernels mask the axes that boxes do not divide."""
     assert param.view is not None
-    shape, strides = param.view.seen(bindings)
+    shape, strides = param.view.resolved(bindings)
     masked = frozenset(i for i, (n, b) in enumerate(zip(shape, param.view.box, strict=True)) if n % b)
     return Descriptor(torch.as_strided(buffer, shape, strides), param.view.box, masked)
 
 
 def run(name: str, text: str, arguments: Mapping[str, Argument], programs: int, *, shared_limit: int = HOPPER_SHARED,
-        warps: int = 4, says_barriers: bool = False, together: int = 1) -> Trace:
+        warps: int = 4, explicit_barriers: bool = False, ctas_per_group: int = 1) -> Trace:
     """Execute the kernel called `name` that `text` defines. Tensors are written in place.
 
     `arguments` are by the names of the kernel's parameters: a tensor is its pointer, a Descriptor its view by TMA, a number itself.
@@ -97,13 +97,13 @@ def run(name: str, text: str, arguments: Mapping[str, Argument], programs: int, 
         engine.begin(name, function.fn.__code__.co_filename, arguments, warps)
         engine.builder.set_grid_dim(programs, 1, 1)
         trace = Trace()
-        for first in range(0, programs, together):
-            group = range(first, min(first + together, programs))
-            engine.turns = Turns(len(group), engine.stuck)
-            ctas = [Cta(shared_limit, engine.where, says_barriers) for _ in group]
-            engine.turns.run([partial(engine.one, kernel, bound, p, cta) for p, cta in zip(group, ctas, strict=True)])
+        for first in range(0, programs, ctas_per_group):
+            group = range(first, min(first + ctas_per_group, programs))
+            engine.round_robin = RoundRobin(len(group), engine.deadlock)
+            ctas = [Cta(shared_limit, engine.where, explicit_barriers) for _ in group]
+            engine.round_robin.run([partial(engine.run_cta, kernel, bound, p, cta) for p, cta in zip(group, ctas, strict=True)])
             for cta in ctas:
-                trace = trace.then(cta)
+                trace = trace.plus(cta)
     return trace
 
 
@@ -121,10 +121,10 @@ class _GluonEngine(_Engine):
         self.builder.__class__ = _checked(type(self.builder))
         self.builder.engine = self
         self.cta = Cta(0, self.where)
-        self.turns = Turns(1, RuntimeError)
+        self.round_robin = RoundRobin(1, RuntimeError)
         self.begin("", "", {}, 0)
         # A name may be reached through its module or be imported by itself: both find it by what it is.
-        self._models = {getattr(module, name): model for module, models in self._modelled() for name, model in models.items()
+        self._models = {getattr(module, name): model for module, models in self._modeled() for name, model in models.items()
                         if hasattr(module, name)}
 
     def begin(self, name: str, filename: str, arguments: Mapping[str, Argument], warps: int) -> None:
@@ -133,34 +133,34 @@ class _GluonEngine(_Engine):
         tensors = [a for a in arguments.values() if isinstance(a, torch.Tensor)]
         self.buffers = [(t.data_ptr(), t.data_ptr() + _extent(t)) for t in tensors]
 
-    def one(self, kernel: Callable, bound: Mapping[str, Any], program: int, cta: Cta) -> None:
+    def run_cta(self, kernel: Callable, bound: Mapping[str, Any], program: int, cta: Cta) -> None:
         """Run one CTA, from its first turn to its last."""
-        self.now(program, cta)
+        self.switch_to(program, cta)
         with np.errstate(all="ignore"):
             kernel(**bound)
         cta.finish()
 
-    def now(self, program: int, cta: Cta) -> None:
+    def switch_to(self, program: int, cta: Cta) -> None:
         """It is this CTA's turn."""
         self.program, self.cta = program, cta
         self.builder.set_grid_idx(program, 0, 0)
 
-    def stuck(self) -> Exception:
+    def deadlock(self) -> Exception:
         """What is wrong where all CTAs of a group wait."""
-        return errors.NeverPublished(where=self.where(), count=self.turns.count)
+        return errors.NeverPublished(where=self.where(), count=self.round_robin.count)
 
-    def waits(self, words: np.ndarray) -> None:
+    def volatile_read(self, words: np.ndarray) -> None:
         """A CTA has read words that others write. Where one is still missing, it is another's turn."""
         if not words.all():
-            mine = self.program, self.cta
-            self.turns.hand_over()
-            self.now(*mine)
+            current = self.program, self.cta
+            self.round_robin.yield_turn()
+            self.switch_to(*current)
 
     def bind(self, value: Argument) -> Any:
         """What a parameter is, as the kernel sees it."""
         tl = self.language
         if isinstance(value, Descriptor):
-            return _Described(self, value)
+            return _KernelDescriptor(self, value)
         if isinstance(value, torch.Tensor):
             return self.tensor(np.array(value.data_ptr(), dtype=np.uint64), tl.pointer_type(self.dtype(value.dtype)))
         if isinstance(value, float):
@@ -205,7 +205,7 @@ class _GluonEngine(_Engine):
 
     def refuse(self, what: str, *_: Any, **__: Any) -> Any:
         """Real Gluon that is not modelled."""
-        raise errors.NotModelled(where=self.where(), what=what)
+        raise errors.NotModeled(where=self.where(), what=what)
 
     def namespace(self, module: ModuleType) -> SimpleNamespace:
         """A module of the language, bound to the model."""
@@ -220,11 +220,11 @@ class _GluonEngine(_Engine):
                 setattr(namespace, key, triton[key] if forwarded else self.bound(value))
         return namespace
 
-    def _modelled(self) -> list[tuple[Any, dict[str, Callable]]]:
+    def _modeled(self) -> list[tuple[Any, dict[str, Callable]]]:
         """Gluon's own names, by module; a name the installed release lacks is left out."""
         language: dict[str, Callable] = {
             "allocate_shared_memory": self.allocate, "arange": self.arange, "full": self.full, "zeros": self.zeros,
-            "convert_layout": _first, "set_auto_layout": _first, "static_assert": _static_assert,
+            "convert_layout": _passed_through, "set_auto_layout": _passed_through, "static_assert": _static_assert,
             "barrier": self.barrier, "thread_barrier": self.barrier, "num_warps": lambda: self.warps, "num_ctas": lambda: 1,
         }
         mbarrier: dict[str, Callable] = {
@@ -242,59 +242,59 @@ class _GluonEngine(_Engine):
     def barrier(self, *, cluster: Any = False) -> None:
         self.cta.barrier()
 
-    def allocate(self, element_ty: Any, shape: Any, layout: Any, value: Any = None) -> _Shared:
+    def allocate(self, element_ty: Any, shape: Any, layout: Any, value: Any = None) -> _SharedMemory:
         """gl.allocate_shared_memory. An allocation has the name of the variable it is first assigned to."""
-        element = _plain(element_ty)
+        element = _unwrapped(element_ty)
         name = self.assigned(f"the allocation of line {self.line()}")
-        slot = self.cta.allocate(name, [_integer(s) for s in _plain(shape)], self.numpy_type(element))
-        shared = _Shared(self, slot, element, _plain(layout))
+        slot = self.cta.allocate(name, [_integer(s) for s in _unwrapped(shape)], self.numpy_type(element))
+        shared = _SharedMemory(self, slot, element, _unwrapped(layout))
         if value is not None:
             shared.store(value)
         return shared
 
-    def allocate_mbarrier(self, batch: Any = None, two_ctas: bool = False) -> _Shared:
+    def allocate_mbarrier(self, batch: Any = None, two_ctas: bool = False) -> _SharedMemory:
         """Room for a barrier, or for `batch` of them."""
-        count = _plain(batch)
+        count = _unwrapped(batch)
         return self.allocate(self.language.int64, [1] if count is None else [count, 1], None)
 
     def arange(self, start: Any, end: Any, layout: Any = None) -> Any:
         return self.namespace(self.language).arange(_integer(start), _integer(end))
 
     def full(self, shape: Any, value: Any, dtype: Any, layout: Any = None) -> Any:
-        return self.namespace(self.language).full([_integer(s) for s in _plain(shape)], value, _plain(dtype))
+        return self.namespace(self.language).full([_integer(s) for s in _unwrapped(shape)], value, _unwrapped(dtype))
 
     def zeros(self, shape: Any, dtype: Any, layout: Any = None) -> Any:
         return self.full(shape, 0, dtype)
 
-    def init(self, mbarrier: _Shared, count: Any) -> None:
+    def init(self, mbarrier: _SharedMemory, count: Any) -> None:
         self.cta.init(mbarrier.slot, _integer(count))
 
-    def expect(self, mbarrier: _Shared, bytes_per_cta: Any = None, pred: Any = True, **named: Any) -> None:
+    def expect(self, mbarrier: _SharedMemory, bytes_per_cta: Any = None, pred: Any = True, **named: Any) -> None:
         """mbarrier.expect, whose second parameter has two names in two releases."""
         if _truth(pred):
             self.cta.arrive(mbarrier.slot, 1, _integer(named.get("bytes", bytes_per_cta)))
 
-    def arrive(self, mbarrier: _Shared, *, count: Any = 1, pred: Any = True) -> None:
+    def arrive(self, mbarrier: _SharedMemory, *, count: Any = 1, pred: Any = True) -> None:
         if _truth(pred):
             self.cta.arrive(mbarrier.slot, _integer(count))
 
-    def wait(self, mbarrier: _Shared, phase: Any, pred: Any = True, deps: Any = ()) -> None:
+    def wait(self, mbarrier: _SharedMemory, phase: Any, pred: Any = True, deps: Any = ()) -> None:
         if _truth(pred):
             self.cta.wait(mbarrier.slot, _integer(phase))
 
-    def copy_in(self, tensor_desc: _Described, coord: Any, barrier: _Shared, result: _Shared, pred: Any = True,
+    def copy_in(self, tensor_desc: _KernelDescriptor, coord: Any, barrier: _SharedMemory, result: _SharedMemory, pred: Any = True,
                 multicast: Any = False) -> None:
         """tma.async_copy_global_to_shared."""
-        if _plain(multicast):
+        if _unwrapped(multicast):
             self.refuse("multicast")
         if _truth(pred):
             self.cta.copy_in(tensor_desc.descriptor, [_integer(c) for c in coord], barrier.slot, result.slot)
 
-    def copy_out(self, tensor_desc: _Described, coord: Any, src: _Shared) -> None:
+    def copy_out(self, tensor_desc: _KernelDescriptor, coord: Any, src: _SharedMemory) -> None:
         self.cta.copy_out(tensor_desc.descriptor, [_integer(c) for c in coord], src.slot)
 
 
-class _Described:
+class _KernelDescriptor:
     """A TMA descriptor, as a kernel sees it."""
 
     def __init__(self, engine: _GluonEngine, descriptor: Descriptor) -> None:
@@ -306,7 +306,7 @@ class _Described:
         self.nbytes_per_cta = descriptor.nbytes
 
 
-class _Shared:
+class _SharedMemory:
     """A shared_memory_descriptor, as a kernel sees it."""
 
     def __init__(self, engine: _GluonEngine, slot: Slot, dtype: Any, layout: Any) -> None:
@@ -323,10 +323,10 @@ class _Shared:
             raise errors.BlockMismatch(where=self.engine.where(), slot=self.slot.name, detail=f"{value.dtype} into {self.dtype}")
         self.engine.cta.store(self.slot, value.handle.data)
 
-    def index(self, index: Any) -> _Shared:
+    def index(self, index: Any) -> _SharedMemory:
         return self._part(_integer(index), 1, 0, self.slot.shape[1:], f"[{_integer(index)}]")
 
-    def slice(self, start: Any, length: Any, dim: Any = 0) -> _Shared:
+    def slice(self, start: Any, length: Any, dim: Any = 0) -> _SharedMemory:
         """Some of an axis. Only where what is left is contiguous: the axes before it have one element."""
         first, count, axis = _integer(start), _integer(length), _integer(dim)
         if any(n != 1 for n in self.slot.shape[:axis]):
@@ -334,55 +334,55 @@ class _Shared:
         shape = (*self.slot.shape[:axis], count, *self.slot.shape[axis + 1:])
         return self._part(first, count, axis, shape, f"[{first}:{first + count}]")
 
-    def reshape(self, shape: Any) -> _Shared:
+    def reshape(self, shape: Any) -> _SharedMemory:
         return self._as(self.dtype, shape, self.layout, self.slot.name)
 
-    def _reinterpret(self, dtype: Any, shape: Any, layout: Any) -> _Shared:
-        return self._as(_plain(dtype), shape, _plain(layout), self.engine.assigned(self.slot.name))
+    def _reinterpret(self, dtype: Any, shape: Any, layout: Any) -> _SharedMemory:
+        return self._as(_unwrapped(dtype), shape, _unwrapped(layout), self.engine.assigned(self.slot.name))
 
-    def permute(self, order: Any) -> _Shared:
+    def permute(self, order: Any) -> _SharedMemory:
         return self.engine.refuse("a transposed view of shared memory")
 
     def _keep_alive(self) -> None:
         pass
 
-    def _part(self, first: int, count: int, axis: int, shape: tuple[int, ...], label: str) -> _Shared:
+    def _part(self, first: int, count: int, axis: int, shape: tuple[int, ...], label: str) -> _SharedMemory:
         """`count` elements of an axis from `first` on, which must be there."""
         slot, extent = self.slot, self.slot.shape[axis]
         if first < 0 or first + count > extent:
             raise errors.OutsideAllocation(where=self.engine.where(), detail=label, slot=slot.name, shape=slot.shape)
         step = math.prod(slot.shape[axis + 1:]) * slot.dtype.itemsize
         part = replace(slot, name=slot.name + label, start=slot.start + first * step, shape=shape)
-        return _Shared(self.engine, part, self.dtype, self.layout)
+        return _SharedMemory(self.engine, part, self.dtype, self.layout)
 
-    def _as(self, dtype: Any, shape: Any, layout: Any, name: str) -> _Shared:
+    def _as(self, dtype: Any, shape: Any, layout: Any, name: str) -> _SharedMemory:
         """The same bytes from the start on, seen otherwise."""
-        seen = replace(self.slot, name=name, shape=tuple(_integer(s) for s in _plain(shape)), dtype=self.engine.numpy_type(dtype))
+        seen = replace(self.slot, name=name, shape=tuple(_integer(s) for s in _unwrapped(shape)), dtype=self.engine.numpy_type(dtype))
         if seen.end > self.slot.end:
             raise errors.OutsideAllocation(where=self.engine.where(), detail=f"a view of {seen.shape} {dtype}", slot=seen.name,
                                            shape=self.slot.shape)
-        return _Shared(self.engine, seen, dtype, layout)
+        return _SharedMemory(self.engine, seen, dtype, layout)
 
 
 def _checked(builder: type) -> type:
     """The interpreter's builder, with every access to global memory held to the kernel's buffers."""
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
-        _inside(self.engine, ptrs, mask, "read")
+        _check_bounds(self.engine, ptrs, mask, "read")
         found = builder.create_masked_load(self, ptrs, mask, *rest)  # type: ignore[attr-defined]
         if rest[-1]:  # volatile
-            self.engine.waits(found.data)
+            self.engine.volatile_read(found.data)
         return found
 
     def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        _inside(self.engine, ptrs, mask, "write")
-        self.engine.turns.happened()
+        _check_bounds(self.engine, ptrs, mask, "write")
+        self.engine.round_robin.made_progress()
         return builder.create_masked_store(self, ptrs, value, mask, *rest)  # type: ignore[attr-defined]
 
     checks = {"create_masked_load": create_masked_load, "create_masked_store": create_masked_store}
     return type("CheckedBuilder", (builder,), checks)
 
 
-def _inside(engine: _GluonEngine, ptrs: Any, mask: Any, use: str) -> None:
+def _check_bounds(engine: _GluonEngine, ptrs: Any, mask: Any, use: str) -> None:
     size = engine.numpy_type(ptrs.get_element_ty()).itemsize
     lanes = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)]
     good = np.zeros(lanes.shape, bool)
@@ -403,13 +403,13 @@ def _hashable(value: Any) -> bool:
     return getattr(type(value), "__hash__", None) is not None and not isinstance(value, tuple | list | dict)
 
 
-def _plain(value: Any) -> Any:
+def _unwrapped(value: Any) -> Any:
     """A constant, without Triton's wrapping."""
     return value.value if type(value).__name__ == "constexpr" else value
 
 
 def _integer(value: Any) -> int:
-    value = _plain(value)
+    value = _unwrapped(value)
     return int(value.handle.data.item()) if hasattr(value, "handle") else int(value)
 
 
@@ -417,7 +417,7 @@ def _truth(value: Any) -> bool:
     return bool(_integer(value))
 
 
-def _first(value: Any, *_: Any, **__: Any) -> Any:
+def _passed_through(value: Any, *_: Any, **__: Any) -> Any:
     return value
 
 

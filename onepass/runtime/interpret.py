@@ -33,7 +33,7 @@ _LOG = logging.getLogger("onepass.interpret")
 _ONE_AT_A_TIME = threading.Lock()
 
 
-def visited(programs: int) -> Iterable[int]:
+def program_order(programs: int) -> Iterable[int]:
     """The order CTAs run in. A card knows none, so results must not follow from it."""
     return range(programs)
 
@@ -41,20 +41,20 @@ def visited(programs: int) -> Iterable[int]:
 @stage("running a kernel under Triton's interpreter")
 def run(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Mapping[str, int]) -> None:
     """Execute a kernel over its whole grid. `buffers` are CPU tensors, written in place; `bindings` are the sizes."""
-    _say_once()
+    _warn_once()
     engine = _engine()
     kernel = engine.interpreted(load(source).fn)
     args = [engine.argument(p, buffers, bindings, source.wide_index) for p in source.params]
     programs = source.programs(bindings)
     with _ONE_AT_A_TIME, engine.operators(), np.errstate(all="ignore"):
         engine.builder.set_grid_dim(programs, 1, 1)
-        for program in visited(programs):
+        for program in program_order(programs):
             engine.builder.set_grid_idx(program, 0, 0)
             kernel(*args)
 
 
 @cache
-def _say_once() -> None:
+def _warn_once() -> None:
     _LOG.warning("kernels run on CPU tensors under Triton's interpreter: right, but slow")
 
 
@@ -119,14 +119,14 @@ class _Engine:
                 vars(namespace).update({fn: partial(self.elementwise, ufunc) for fn, ufunc in _LIBDEVICE.items()})
             else:
                 vars(namespace).update({k: self.bound(v) for k, v in vars(module).items() if not k.startswith("__")})
-                vars(namespace).update({k: v for k, v in self._replaced().items() if hasattr(namespace, k)})
+                vars(namespace).update({k: v for k, v in self._overrides().items() if hasattr(namespace, k)})
         return self._namespaces[name]
 
-    def _replaced(self) -> dict[str, Callable]:
+    def _overrides(self) -> dict[str, Callable]:
         """What the language does by compiling and an interpreter does otherwise."""
         return {"range": self.dynamic_range, "static_range": range, "reduce": self.reduce, "static_assert": _static_assert,
                 "inline_asm_elementwise": self.assembly,
-                "multiple_of": _first, "max_contiguous": _first, "max_constancy": _first, "assume": _first}
+                "multiple_of": _passed_through, "max_contiguous": _passed_through, "max_constancy": _passed_through, "assume": _passed_through}
 
     def elementwise(self, ufunc: Callable, *args: Any) -> Any:
         """A libdevice function, by numpy."""
@@ -168,10 +168,10 @@ class _Engine:
     def operators(self) -> Iterator[None]:
         """Give Triton's values their interpreted operators, then take them away again."""
         tensor, dtype = self.language.tensor, self.language.dtype
-        changes = [(tensor, name, _or_ours(member, self.semantic)) for name, member in vars(tensor).items()
+        changes = [(tensor, name, _with_default_semantic(member, self.semantic)) for name, member in vars(tensor).items()
                    if self.language.core.is_builtin(member)]
         changes += [(tensor, "__index__", _integer), (tensor, "__bool__", lambda self: bool(self.handle.data.all())),
-                    (dtype, "to_ir", _own_types(dtype.to_ir, type(self.builder)))]
+                    (dtype, "to_ir", _identity_types(dtype.to_ir, type(self.builder)))]
         before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
         try:
             for owner, name, member in changes:
@@ -226,7 +226,7 @@ class _Assignments(ast.NodeTransformer):
         return node
 
 
-def _or_ours(member: Callable, semantic: Any) -> Callable:
+def _with_default_semantic(member: Callable, semantic: Any) -> Callable:
     """A tensor's operator: with the semantics a compiler names, else with ours."""
     def operator(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
         return member(*args, _semantic=_semantic or semantic, **kwargs)
@@ -234,7 +234,7 @@ def _or_ours(member: Callable, semantic: Any) -> Callable:
     return operator
 
 
-def _own_types(original: Callable, builder_type: type) -> Callable:
+def _identity_types(original: Callable, builder_type: type) -> Callable:
     """dtype.to_ir: for our builder a type is itself (a compiler's types forget the sign of integers)."""
     return lambda self, builder: self if isinstance(builder, builder_type) else original(self, builder)
 
@@ -247,7 +247,7 @@ def _integer(value: Any) -> int:
     return value.handle.data.item() if hasattr(value, "handle") else int(value)
 
 
-def _first(value: Any, *_: Any) -> Any:
+def _passed_through(value: Any, *_: Any) -> Any:
     return value
 
 

@@ -20,7 +20,7 @@ from ..device import Device
 from ..plan.resources import ctas_per_sm
 from . import cache as disk
 from .binary import Binary
-from .compiled import KernelSummary, Made
+from .compiled import KernelSummary, Artifact
 
 PROBES = 1  # which probes measured a Calibration; others would not mean the same
 ENOUGH = 8  # Programs that must agree on a family before it is corrected
@@ -121,7 +121,7 @@ def observe(card: Card, new: Iterable[Observation]) -> None:
     store.remember(_observations_key(card), _Observations(tuple(known.values())[-MOST_SEEN:]))
 
 
-def observed(program: str, timed: Sequence[tuple[Made, float]], device: Device) -> tuple[Observation, ...]:
+def observed(program: str, timed: Sequence[tuple[Artifact, float]], device: Device) -> tuple[Observation, ...]:
     """What timed plans of one Program (`program` is a digest) say about families: of each the fastest plan."""
     fastest: dict[str, float] = {}
     for made, us in sorted(timed, key=lambda pair: pair[1]):
@@ -131,11 +131,11 @@ def observed(program: str, timed: Sequence[tuple[Made, float]], device: Device) 
     return tuple(Observation(program, family, ratio) for family, ratio in fastest.items())
 
 
-def _main(made: Made) -> KernelSummary:
+def _main(made: Artifact) -> KernelSummary:
     return max(made.summary.kernels, key=lambda k: k.predicted_us)
 
 
-def _ratio(made: Made, us: float, device: Device) -> float | None:
+def _ratio(made: Artifact, us: float, device: Device) -> float | None:
     """Measured over modelled time of a plan's main kernel; None where the prediction is about something else.
 
     It is if the kernel is but a part of the plan, too short, or was predicted with quite another number of CTAs on an SM than

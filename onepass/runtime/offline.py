@@ -14,7 +14,7 @@ from typing import Any
 from .. import compat
 from ..codegen.source import Source
 from ..device import Device
-from ..errors import CompileFailed, CompilerGarbled, CompilerTrouble
+from ..errors import CompileFailed, CompilerProtocolError, CompilerUnavailable
 from ..knobs import knobs
 from . import cache as disk
 from .background import Background
@@ -64,8 +64,8 @@ def _measured(work: Job) -> Binary | str:
         case {"failure": str() as complaint}:
             return complaint
         case {"trouble": str() as detail}:
-            raise Trouble(CompilerTrouble, detail=detail)
-    raise Trouble(CompilerGarbled, detail=f"it has {', '.join(sorted(answer))}")
+            raise Trouble(CompilerUnavailable, detail=detail)
+    raise Trouble(CompilerProtocolError, detail=f"it has {', '.join(sorted(answer))}")
 
 
 def _tools(target: int) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _tools(target: int) -> dict[str, Any]:
     try:
         return compat.triton_tools(target)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # there is no assembler, or it does not run
-        raise Trouble(CompilerTrouble, detail=str(error)) from None
+        raise Trouble(CompilerUnavailable, detail=str(error)) from None
 
 
 def _binary(fields: Mapping[str, Any]) -> Binary:
@@ -81,10 +81,10 @@ def _binary(fields: Mapping[str, Any]) -> Binary:
         widths = {name: {int(width): count for width, count in fields[name].items()} for name in ("loads", "stores")}
         found = Binary(**{**fields, **widths})  # JSON knows no integer keys
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise Trouble(CompilerGarbled, detail=f"it is no binary, {error}") from None
+        raise Trouble(CompilerProtocolError, detail=f"it is no binary, {error}") from None
     counts = [v for v in dataclasses.asdict(found).values() if not isinstance(v, dict)]
     if not all(isinstance(n, int) for n in (*counts, *found.loads.values(), *found.stores.values())):
-        raise Trouble(CompilerGarbled, detail="it is no binary, and has other things than numbers")
+        raise Trouble(CompilerProtocolError, detail="it is no binary, and has other things than numbers")
     return found
 
 

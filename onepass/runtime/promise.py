@@ -8,22 +8,22 @@ from typing import Generic, TypeVar
 
 GLANCE = 0.1  # seconds between looks at whether a result is there, should nobody say so
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
-class Promise(Generic[Made]):
+class Promise(Generic[Result]):
     """A result to be. Ctrl-C may reach the main thread at any moment of any method: nobody waits for ever for that.
 
     Futures have a lock made in Python, which stays held if Ctrl-C comes between taking and leaving it.
     """
 
     def __init__(self) -> None:
-        self._outcome: tuple[Made | None, BaseException | None] | None = None
+        self._outcome: tuple[Result | None, BaseException | None] | None = None
         self._gate = threading.Lock()  # open once there is an outcome; held for ever by whom Ctrl-C reached inside it
         self._gate.acquire()
         self.abandoned = False  # whoever was to make it stopped for a reason that is no failure of it
 
-    def fulfil(self, made: Made) -> None:
+    def fulfil(self, made: Result) -> None:
         """Let it be had. The first outcome holds."""
         self._end(made, None)
 
@@ -37,7 +37,7 @@ class Promise(Generic[Made]):
             self.abandoned = True
             self.fail(error)
 
-    def result(self) -> Made:
+    def result(self) -> Result:
         """The result, as soon as there is one; raises the error where there is none."""
         while self._outcome is None:
             if self._gate.acquire(timeout=GLANCE):
@@ -67,7 +67,7 @@ class Promise(Generic[Made]):
         """Whether there is an error."""
         return self._outcome is not None and self._outcome[1] is not None
 
-    def _end(self, made: Made | None, error: BaseException | None) -> None:
+    def _end(self, made: Result | None, error: BaseException | None) -> None:
         if self._outcome is None:
             self._outcome = made, error
             self._open()

@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ..ir.expr import DTYPES, DType
 from ..ir.size import Sym, parse_size
-from .compiled import Made
+from .compiled import Artifact
 
 SCHEMA = 2  # of the files; what they mean is in their key, which names the package's sources
 
@@ -31,7 +31,7 @@ def pack(key: str, kept: Any) -> bytes:
     return _sealed(key, json.dumps(_written(kept), separators=(",", ":")).encode())
 
 
-def unpack(key: str, content: bytes, declared: type[Any] = Made) -> Any:
+def unpack(key: str, content: bytes, declared: type[Any] = Artifact) -> Any:
     """The entry a file holds, as the dataclass it was; Damaged if any byte is not as it was written under this key."""
     _, _, body = content.partition(b"\n")
     if _sealed(key, body) != content:

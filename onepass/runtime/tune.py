@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..ir.program import Buffer, Load, Program
 from ..ir.size import Bindings, value
-from .compiled import Made, Trial
+from .compiled import Artifact, Trial
 from .executable import Executable, assemble
 from .stopwatch import Stopwatch, Timing, Work
 
@@ -34,7 +34,7 @@ MARGIN = 0.02  # by which a plan must be faster than the default, beyond the spr
 DRAWN = 1 << 20  # random values that scratch tensors repeat
 
 ALONE = threading.Lock()  # held while plans are timed: two threads would time each other
-Time = Callable[[Sequence[Made], int], Sequence[Timing]]  # plans, how often to run each
+Time = Callable[[Sequence[Artifact], int], Sequence[Timing]]  # plans, how often to run each
 
 
 def stored_levels(level: str) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def stored_levels(level: str) -> tuple[str, ...]:
 # ---- deciding --------------------------------------------------------------------------------------------------------------
 
 
-def choose(default: Made, others: Sequence[Made], time: Time) -> tuple[Made, tuple[tuple[Made, Timing], ...]]:
+def choose(default: Artifact, others: Sequence[Artifact], time: Time) -> tuple[Artifact, tuple[tuple[Artifact, Timing], ...]]:
     """The plan to take, which knows the trials that led to it, and everything that was timed, the default first."""
     everyone = (default, *others)
     timed = list(time(everyone, HEAT))
@@ -77,14 +77,14 @@ def _beats(one: Timing, default: Timing) -> bool:
     return _valid(one) and _valid(default) and one.us < default.us * (1 - MARGIN - max(one.spread, default.spread))
 
 
-def _trial(made: Made, timing: Timing, taken: bool) -> Trial:
+def _trial(made: Artifact, timing: Timing, taken: bool) -> Trial:
     kernels = made.summary.kernels
     main = max(kernels, key=lambda k: k.predicted_us)
     return Trial("; ".join(str(k.schedule) for k in kernels), main.family, made.summary.predicted_us, timing.us, timing.spread,
                  max((b.registers for b in made.binaries), default=0), sum(b.spill_bytes for b in made.binaries), taken)
 
 
-def comparable(default: Made, found: Sequence[Made]) -> tuple[Made, ...]:
+def comparable(default: Artifact, found: Sequence[Artifact]) -> tuple[Artifact, ...]:
     """Of some plans those that can stand in for the default: other kernels, which allow an output the same input's memory."""
     seen = {default.sources}
     kept = []
@@ -106,12 +106,12 @@ class OnCard:
         self._tensors = scratch(program, sizes, where, aligned)
         self._watch = Stopwatch(where)
 
-    def __call__(self, plans: Sequence[Made], runs: int) -> Sequence[Timing]:
+    def __call__(self, plans: Sequence[Artifact], runs: int) -> Sequence[Timing]:
         """Time every plan on the same tensors, in turn."""
         return self._watch([self._work(assemble(made, self.where, self.aligned)) for made in plans], runs)
 
     def _work(self, executable: Executable) -> Work:
-        made = executable.made
+        made = executable.artifact
         outs, ins = ([self._tensors[b.name] for b in buffers] for buffers in (made.outputs, made.inputs))
         return partial(executable.bound(self.sizes), outs, ins)
 
@@ -163,7 +163,7 @@ def progress(name: str) -> Iterator[Callable[[str], None]]:
         yield lambda doing: line.update(f"onepass: tuning {escape(name)}: {escape(doing)}")
 
 
-def said(made: Made) -> str:
+def said(made: Artifact) -> str:
     """The outcome in a sentence."""
     default, *others = made.trials
     taken = next(t for t in made.trials if t.taken)

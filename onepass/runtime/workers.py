@@ -42,7 +42,7 @@ _numbers = itertools.count(1)  # of questions
 class Trouble(Exception):
     """There is no answer, which says nothing about the question. `failure` is what a user gets to see of it."""
 
-    def __init__(self, failure: type[errors.CompilerTrouble], **fields: object) -> None:
+    def __init__(self, failure: type[errors.CompilerUnavailable], **fields: object) -> None:
         super().__init__(failure.__name__, fields)
         self.failure, self.fields = failure, fields
 
@@ -158,7 +158,7 @@ class Worker:
         try:
             return self._once(question)
         except Trouble as trouble:
-            if trouble.failure in (errors.CompilerNotStarted, errors.CompilersStopped):
+            if trouble.failure in (errors.CompilerNotStarted, errors.ProcessExiting):
                 raise
             return self._once(question)
 
@@ -239,11 +239,11 @@ class Worker:
             self._send(frames.pack({**request, "id": number}), patience)
             answer = self._receive(patience)
         except frames.Garbled as garbled:
-            raise Trouble(errors.CompilerGarbled, detail=str(garbled)) from None
+            raise Trouble(errors.CompilerProtocolError, detail=str(garbled)) from None
         except ConnectionError:
             raise self._ended() from None
         if answer.get("id") != number:
-            raise Trouble(errors.CompilerGarbled, detail=f"question {number} got the answer to {answer.get('id')!r}")
+            raise Trouble(errors.CompilerProtocolError, detail=f"question {number} got the answer to {answer.get('id')!r}")
         return answer
 
     def _send(self, frame: bytes, patience: _Patience) -> None:
@@ -292,7 +292,7 @@ class Worker:
         size = os.fstat(self._printed.fileno()).st_size
         tail = os.pread(self._printed.fileno(), PRINTED, max(0, size - PRINTED)).decode(errors="replace")
         said = complaint(tail)
-        return Trouble(errors.CompilerEnded, how=how + (f" after printing {said!r}" if said else ""))
+        return Trouble(errors.CompilerExited, how=how + (f" after printing {said!r}" if said else ""))
 
 
 class _Patience:
@@ -307,17 +307,17 @@ class _Patience:
     def check(self, stopped: bool = False) -> None:
         """Raise if the answer is not wanted any more, late, or not to be expected."""
         if self._question.left():
-            raise Trouble(errors.CompilersStopped)
+            raise Trouble(errors.ProcessExiting)
         now = monotonic()
         if self._last is None and not threading.main_thread().is_alive():
             self._last = now + LAST_SECONDS
         if self._last is not None and now > self._last:
-            raise Trouble(errors.CompilersStopped)
+            raise Trouble(errors.ProcessExiting)
         if now > self._end:
             raise Trouble(errors.CompilerTimedOut, seconds=f"{self._question.seconds:g}")
         self._stopped = (self._stopped or now) if stopped else None
         if self._stopped is not None and now > self._stopped + STOPPED_SECONDS:
-            raise Trouble(errors.CompilerEnded, how=f"was stopped by a signal for {STOPPED_SECONDS:g} s")
+            raise Trouble(errors.CompilerExited, how=f"was stopped by a signal for {STOPPED_SECONDS:g} s")
 
 
 def _is_stopped(process_id: int) -> bool:

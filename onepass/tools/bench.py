@@ -27,25 +27,25 @@ from torch import Tensor
 
 from .. import __version__
 from ..device import Device
-from ..errors import BadArgument, CardNeeded, OnepassError, OtherRun
+from ..errors import BadArgument, GpuRequired, OnepassError, CannotResume
 from ..knobs import knobs
 from ..runtime.background import Background
 from ..runtime.card import present
 from ..runtime.promise import Promise
 from . import peers
 from .bench_tables import line
-from .ours import Ours
-from .providers import Prepared, is_ours, wanted, provide
-from .regret import Tried, begin, regret
+from .captured_function import CapturedFunction
+from .providers import Prepared, is_onepass, supported_providers, make_provider
+from .regret import CompiledCandidate, compile_candidates, regret
 from .results import Anchor, Result, Row, Run, load, save
 from .suites import Job, Suite
-from .timing import Clock, Timed, anchor_bytes, anchor_calls, copies_for, hold
+from .timing import Clock, Timed, anchor_bytes, anchor_calls, copies_for, reserve_memory
 from .verdict import SLACK, Judge
-from .warm import is_slow, warming
+from .warm import compiles_slowly, prewarm_inductor
 
 ANCHOR_RUNS = 8
-COPIES = 12  # of a workload's inputs and outputs, about, that checking against float64 and timing take
-ERROR_TEXT = 300  # characters of a failure that are kept
+LIVE_COPIES = 12  # of a workload's inputs and outputs, about, that checking against float64 and timing take
+MAX_ERROR_LENGTH = 300  # characters of a failure that are kept
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Place:
+class Machine:
     """The card, its facts, and what is installed."""
 
     device: Device
@@ -73,13 +73,13 @@ class Place:
     where: torch.device = torch.device("cuda", 0)
 
 
-def bench(options: Options, console: Console, place: Place | None = None, make_clock: Callable[[], Clock] = Clock,
+def bench(options: Options, console: Console, place: Machine | None = None, make_clock: Callable[[], Clock] = Clock,
           now: Callable[[], float] = perf_counter) -> Run:
     """Measure what of a suite is not measured yet; by default on the first card of this machine."""
-    jobs = selected(options)
-    place = place or here()
-    run = earlier(options, place)
-    todo = [job for job in jobs if unfinished(job, run, options)]
+    jobs = selected_jobs(options)
+    place = place or this_machine()
+    run = previous_run(options, place)
+    todo = [job for job in jobs if is_unfinished(job, run, options)]
     began, longest = now(), 0.0
     if todo:
         session = _Session(options, place, todo, console, make_clock)
@@ -101,7 +101,7 @@ def bench(options: Options, console: Console, place: Place | None = None, make_c
     return run
 
 
-def selected(options: Options) -> tuple[Job, ...]:
+def selected_jobs(options: Options) -> tuple[Job, ...]:
     """The jobs that were asked for."""
     found = tuple(job for job in options.suite.jobs if options.only in job.id)
     if not found:
@@ -110,13 +110,13 @@ def selected(options: Options) -> tuple[Job, ...]:
     return found
 
 
-def here() -> Place:
+def this_machine() -> Machine:
     """The card in this machine."""
     device = present()
     if device is None:
         why = "torch finds none" if torch.version.cuda else "this torch is a CPU build"
-        raise CardNeeded(what="`onepass bench`", why=why)
-    return Place(device, torch.cuda.get_device_name(), versions())
+        raise GpuRequired(what="`onepass bench`", why=why)
+    return Machine(device, torch.cuda.get_device_name(), versions())
 
 
 def versions() -> dict[str, str]:
@@ -127,7 +127,7 @@ def versions() -> dict[str, str]:
     return found | {name: peers.version(name) for name in peers.PACKAGES if peers.importable(name)}
 
 
-def earlier(options: Options, place: Place) -> Run:
+def previous_run(options: Options, place: Machine) -> Run:
     """The run to go on with: what the file holds, or an empty one."""
     fresh = Run(options.suite.name, datetime.now().isoformat(timespec="seconds"), place.card, place.device.name, place.versions)
     if options.out is None or options.fresh or not options.out.exists():
@@ -141,14 +141,14 @@ def earlier(options: Options, place: Place) -> Run:
     elif other := [f"{k} {v} (here {place.versions[k]})" for k, v in found.versions.items() if place.versions.get(k, v) != v]:
         trouble = f"they were measured with {', '.join(other)}"
     if trouble:
-        raise OtherRun(file=options.out, detail=trouble)
+        raise CannotResume(file=options.out, detail=trouble)
     return replace(found, versions={**found.versions, **place.versions})
 
 
-def unfinished(job: Job, run: Run, options: Options) -> bool:
+def is_unfinished(job: Job, run: Run, options: Options) -> bool:
     """Whether something that was asked for is not in a run."""
     row = row_of(run, job)
-    if row is None or not set(wanted(options.providers, job)) <= row.results.keys():
+    if row is None or not set(supported_providers(options.providers, job)) <= row.results.keys():
         return True
     return options.regret and all(r.id != job.id for r in run.regret)
 
@@ -166,10 +166,10 @@ def with_row(run: Run, row: Row, order: Sequence[str]) -> Run:
                    date=datetime.now().isoformat(timespec="seconds"))
 
 
-def failure(error: BaseException) -> str:
+def one_line_error(error: BaseException) -> str:
     """What went wrong, in one line."""
     lines = [text.strip() for text in str(error).splitlines() if text.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:ERROR_TEXT]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:MAX_ERROR_LENGTH]
 
 
 def _progress(console: Console) -> Progress:
@@ -180,29 +180,29 @@ def _progress(console: Console) -> Progress:
 class _Session:
     """What is made once for all workloads of a run: buffers to flush with, and compiled kernels."""
 
-    def __init__(self, options: Options, place: Place, jobs: Sequence[Job], console: Console,
+    def __init__(self, options: Options, place: Machine, jobs: Sequence[Job], console: Console,
                  make_clock: Callable[[], Clock]) -> None:
         self.options, self.place, self.console = options, place, console
         self.order = [job.id for job in options.suite.jobs]
-        self._tried: dict[str, tuple[Tried, ...]] = {}
+        self._tried: dict[str, tuple[CompiledCandidate, ...]] = {}
         with self._warming(jobs):  # neither keeps all cores busy to its end
             self._compile(jobs)
         if place.where.type == "cuda":
-            hold(COPIES * max(job.floor_bytes for job in jobs), place.where)
+            reserve_memory(LIVE_COPIES * max(job.floor_bytes for job in jobs), place.where)
         self.clock = make_clock()
 
     def _compile(self, jobs: Sequence[Job]) -> None:
         """Compile what the jobs need, all at once; what fails will fail again, and be told, when it is used."""
         began = perf_counter()
         made: list[Promise[Any]] = []
-        candidates: dict[str, tuple[Future[Tried], ...]] = {}
+        candidates: dict[str, tuple[Future[CompiledCandidate], ...]] = {}
         with Background(knobs().compile_workers, "onepass-bench") as pool:
             for job in jobs:
                 with suppress(Exception), torch.no_grad():
-                    ours = Ours.of(job.subject.function, job.inputs())
-                    made.append(ours.begin(self.place.where))
+                    ours = CapturedFunction.of(job.subject.function, job.inputs())
+                    made.append(ours.start_compiling(self.place.where))
                     if self.options.regret:
-                        candidates[job.id] = begin(ours, self.place.device, self.options.most, pool)
+                        candidates[job.id] = compile_candidates(ours, self.place.device, self.options.most, pool)
             for future in made:
                 with suppress(Exception):
                     future.result()
@@ -216,10 +216,10 @@ class _Session:
     def _warming(self, jobs: Sequence[Job]) -> Iterator[None]:
         """Let Inductor's part be compiled by several processes meanwhile, in at most half the time there is."""
         began, limit = perf_counter(), self.options.time_limit
-        if len(jobs) < 2 or not any(map(is_slow, self.options.providers)) or self.place.where.type != "cuda":
+        if len(jobs) < 2 or not any(map(compiles_slowly, self.options.providers)) or self.place.where.type != "cuda":
             yield
             return
-        with warming(jobs, self.options.providers, self.place.where, limit=None if limit is None else limit / 2):
+        with prewarm_inductor(jobs, self.options.providers, self.place.where, limit=None if limit is None else limit / 2):
             yield
         self.console.print(f"Inductor's kernels compiled in {perf_counter() - began:.0f} s")
 
@@ -240,19 +240,19 @@ class _Session:
         with torch.no_grad():
             inputs = job.inputs(self.clock.device)
             row = row_of(run, job)
-            if row is None or not set(wanted(self.options.providers, job)) <= row.results.keys():
+            if row is None or not set(supported_providers(self.options.providers, job)) <= row.results.keys():
                 run = with_row(run, self._row(job, inputs), self.order)
             if self.options.regret and job.id in self._tried:
                 run = self._with_regret(run, job, inputs)
         return run
 
     def _with_regret(self, run: Run, job: Job, inputs: Sequence[Tensor]) -> Run:
-        ours = Ours.of(job.subject.function, inputs)
+        ours = CapturedFunction.of(job.subject.function, inputs)
         try:
             found = regret(job.id, ours, self._tried[job.id], inputs, self.clock, self.place.device)
         except (OnepassError, RuntimeError) as error:  # one workload that cannot be judged is no reason to lose the others
-            self.clock.settle()
-            self.console.print(escape(f"{job.id}: no regret, {failure(error)}"))
+            self.clock.synchronize()
+            self.console.print(escape(f"{job.id}: no regret, {one_line_error(error)}"))
             return run
         return replace(run, regret=(*(r for r in run.regret if r.id != job.id), found))
 
@@ -261,24 +261,24 @@ class _Session:
         ready: dict[str, Prepared] = {}
         results: dict[str, Result] = {}
         judge: Judge | None = None
-        for name in wanted(self.options.providers, job):
+        for name in supported_providers(self.options.providers, job):
             try:
                 judge = judge or Judge(job.workload, job.subject.function, inputs)
-                prepared = provide(name, job, inputs)
-                wrong = judge.wrong(prepared.call(), 1.0 if is_ours(name) else SLACK)
-                self.clock.settle()
+                prepared = make_provider(name, job, inputs)
+                wrong = judge.wrong(prepared.call(), 1.0 if is_onepass(name) else SLACK)
+                self.clock.synchronize()
             except Exception as error:
-                self.clock.settle()
-                results[name] = Result(error=failure(error))
+                self.clock.synchronize()
+                results[name] = Result(error=one_line_error(error))
                 continue
             if wrong:
-                results[name] = Result(wrong=wrong[:ERROR_TEXT])
+                results[name] = Result(wrong=wrong[:MAX_ERROR_LENGTH])
             else:
                 ready[name] = prepared
         del judge
         results |= self._timed(job, inputs, ready)
         floor_us = job.floor_bytes / self.place.device.bandwidth
-        ordered = {name: results[name] for name in wanted(self.options.providers, job)}
+        ordered = {name: results[name] for name in supported_providers(self.options.providers, job)}
         return Row(job.workload, job.shape, job.dtype, job.id, job.floor_bytes, floor_us, ordered)
 
     def _timed(self, job: Job, inputs: Sequence[Tensor], ready: dict[str, Prepared]) -> dict[str, Result]:
@@ -287,10 +287,10 @@ class _Session:
         try:
             times = self.clock.times({name: p.call for name, p in ready.items()})
         except (OnepassError, RuntimeError) as error:
-            self.clock.settle()
-            return dict.fromkeys(ready, Result(error=failure(error)))
+            self.clock.synchronize()
+            return dict.fromkeys(ready, Result(error=one_line_error(error)))
         return {name: self._result(name, job, inputs, ready[name], timed) if isinstance(timed, Timed)
-                else Result(error=failure(timed)) for name, timed in times.items()}
+                else Result(error=one_line_error(timed)) for name, timed in times.items()}
 
     def _result(self, name: str, job: Job, inputs: Sequence[Tensor], prepared: Prepared, timed: Timed) -> Result:
         found = Result(timed.us, timed.spread, timed.runs, timed.kernels, host_us=self.clock.host_us(prepared.call, timed))
@@ -299,8 +299,8 @@ class _Session:
             with suppress(RuntimeError):  # a provider that cannot be captured has no such time
                 found = replace(found, graph_us=self.clock.graph_us(prepared.function, inputs, copies))
         if name == "onepass":
-            ours = Ours.of(job.subject.function, inputs)
-            made = ours.executable(self.clock.device).made
+            ours = CapturedFunction.of(job.subject.function, inputs)
+            made = ours.executable(self.clock.device).artifact
             found = replace(found, registers=max((b.registers for b in made.binaries), default=None),
                             spill_bytes=sum(b.spill_bytes for b in made.binaries),
                             predicted_us=ours.predicted_us(made, self.place.device))
@@ -313,5 +313,5 @@ def bench_models(arguments: Sequence[str]) -> int:
     if not (root / "bench" / "models.py").is_file():
         raise BadArgument(detail="The suite models needs a checkout of the repository: clone it, and run the command there.")
     if present() is None:
-        raise CardNeeded(what="`onepass bench models`", why="torch finds none")
+        raise GpuRequired(what="`onepass bench models`", why="torch finds none")
     return subprocess.run([sys.executable, "-m", "bench.models", *arguments], cwd=root, check=False).returncode

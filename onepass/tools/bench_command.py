@@ -18,7 +18,7 @@ from .tables import WIDTH, console, counted
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchArguments:
     """The command line as given."""
 
     suite: str
@@ -33,15 +33,15 @@ class Asked:
     as_json: bool
 
 
-def run(asked: Asked) -> int:
+def run(arguments: BenchArguments) -> int:
     """Measure and show; the exit code."""
-    if asked.suite == MODELS:
-        return bench_models(_models_arguments(asked))
-    options = Options(suite(asked.suite), parse_providers(asked.providers, asked.suite), asked.out, asked.fresh, asked.time_limit,
-                      asked.only, asked.graphs, asked.regret, asked.most)
-    with_register_cap = Console(stderr=True, highlight=False, width=None if Console(stderr=True).is_terminal else 2 * WIDTH)
-    found = bench(options, with_register_cap)
-    if asked.as_json:
+    if arguments.suite == MODELS:
+        return bench_models(_models_arguments(arguments))
+    options = Options(suite(arguments.suite), parse_providers(arguments.providers, arguments.suite), arguments.out, arguments.fresh, arguments.time_limit,
+                      arguments.only, arguments.graphs, arguments.regret, arguments.most)
+    progress = Console(stderr=True, highlight=False, width=None if Console(stderr=True).is_terminal else 2 * WIDTH)
+    found = bench(options, progress)
+    if arguments.as_json:
         print(json.dumps(to_json(found), indent=1))
     else:
         page = console()
@@ -59,13 +59,13 @@ def show_suites() -> None:
     print(f"{MODELS}: whole training steps, from a checkout of the repository")
 
 
-def _models_arguments(asked: Asked) -> list[str]:
+def _models_arguments(arguments: BenchArguments) -> list[str]:
     """What the script for models is called with."""
-    if asked.out is None:
+    if arguments.out is None:
         raise BadArgument(detail="The suite models needs --out FILE, which it writes after every model.")
-    unfit = [flag for flag, given in (("--providers", asked.providers), ("--regret", asked.regret), ("--json", asked.as_json),
-                                      ("--fresh", asked.fresh), ("--time-limit", asked.time_limit)) if given]
+    unfit = [flag for flag, given in (("--providers", arguments.providers), ("--regret", arguments.regret), ("--json", arguments.as_json),
+                                      ("--fresh", arguments.fresh), ("--time-limit", arguments.time_limit)) if given]
     if unfit:
         raise BadArgument(detail=f"{', '.join(unfit)} does not go with the suite models: it always runs Inductor and onepass, and "
                                  "writes JSON.")
-    return [str(asked.out.resolve()), *(["--models", *asked.only.split(",")] if asked.only else []), *(["--graphs"] * asked.graphs)]
+    return [str(arguments.out.resolve()), *(["--models", *arguments.only.split(",")] if arguments.only else []), *(["--graphs"] * arguments.graphs)]

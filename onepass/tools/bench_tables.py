@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from .regret import GOOD, verdict
+from .regret import NEAR_BEST, summarize_regret
 from .results import OURS, PROVIDERS, Result, Row, Run
 from .rows import spill_text
 from .tables import counted, table
@@ -21,9 +21,9 @@ def line(row: Row | None) -> str:
     """One workload, as it is told when it was measured."""
     if row is None:
         return "not measured"
-    with_register_cap = [f"{p} {_short(r)}" for p, r in row.results.items()]
+    times = [f"{p} {_short(r)}" for p, r in row.results.items()]
     ours = row.times_floor("onepass")
-    return f"{row.id}: floor {row.floor_us:.1f}, {', '.join(with_register_cap)}" + (f"; {ours:.2f} x floor" if ours else "")
+    return f"{row.id}: floor {row.floor_us:.1f}, {', '.join(times)}" + (f"; {ours:.2f} x floor" if ours else "")
 
 
 def _short(result: Result) -> str:
@@ -121,16 +121,16 @@ def _regret(run: Run) -> Table:
     for r in run.regret:
         timed = [c for c in r.candidates if c.us is not None]
         best = min(timed, key=lambda c: c.us or 0.0, default=None)
-        worse = f"[red]{100 * r.regret:.1f} %[/red]" if r.regret > GOOD else f"{100 * r.regret:.1f} %"
+        worse = f"[red]{100 * r.regret:.1f} %[/red]" if r.regret > NEAR_BEST else f"{100 * r.regret:.1f} %"
         shown.add_row(escape(r.id), f"{r.picked_us:.1f}", f"{r.best_us:.1f}", worse, _number(r.predicted_us, 1),
                       f"{len(timed)}/{len(r.candidates)}", escape(best.schedule) if best and r.regret > 0 else "the pick")
     return shown
 
 
 def _regret_summary(run: Run) -> Iterator[str]:
-    found = verdict(run.regret)
+    found = summarize_regret(run.regret)
     worst = f"worst {100 * found.worst[1]:.0f} % ({escape(found.worst[0])})" if found.worst else ""
-    yield (f"\n  within {100 * GOOD:.0f} % of the best candidate: {100 * found.good:.0f} % of "
+    yield (f"\n  within {100 * NEAR_BEST:.0f} % of the best candidate: {100 * found.good:.0f} % of "
            f"{counted(found.workloads, 'workload')}, {worst}")
     if found.pick_error is not None and found.plan_error is not None:
         yield (f"  predicted against measured: median error {100 * found.pick_error:.0f} % of picks, "

@@ -17,9 +17,9 @@ from ..errors import OnepassError, WrongAnswer
 from ..integration import repro
 from ..integration.claim import ClaimedRegion
 from ..integration.failure import sentence
-from .reference import Reference, excess_of, refer
+from .reference import Reference, worst_excess, make_reference
 from .runner import Runner
-from .step import Maker
+from .step import StepFactory
 
 SLACK = 8.0  # times the bounds of a single kernel
 RECOMPUTE = "recompute"  # stands among the ids of regions for what the backward computes again instead of having it saved
@@ -53,7 +53,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Guilty:
+class BadGroup:
     """What makes the step diverge: one region, or several that do so only together."""
 
     suspects: tuple[Suspect, ...]
@@ -69,35 +69,35 @@ class Bisection:
     reference: str
     regions: int
     slack: float
-    guilty: tuple[Guilty, ...]
-    elsewhere: bool  # it diverges with every region left out
+    bad_groups: tuple[BadGroup, ...]
+    diverges_without_regions: bool  # it diverges with every region left out
     notes: tuple[str, ...]
     trials: tuple[Trial, ...] = field(repr=False)
 
     @property
     def diverges(self) -> bool:
         """Whether the step with all regions is wrong, whoever is to blame."""
-        return bool(self.guilty) or self.elsewhere
+        return bool(self.bad_groups) or self.diverges_without_regions
 
     @property
     def skip(self) -> tuple[str, ...]:
         """The regions to leave out for results that agree."""
-        return tuple(s.region for group in self.guilty for s in group.suspects if s.region != RECOMPUTE)
+        return tuple(s.region for group in self.bad_groups for s in group.suspects if s.region != RECOMPUTE)
 
     @property
     def options(self) -> dict[str, Any]:
         """The settings with which the results agree."""
-        blamed = {s.region for group in self.guilty for s in group.suspects}
+        blamed = {s.region for group in self.bad_groups for s in group.suspects}
         return {**({"skip": list(self.skip)} if self.skip else {}), **({"recompute": False} if RECOMPUTE in blamed else {})}
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as JSON-ready values; an infinite excess is null."""
-        guilty = [{"regions": [{"id": s.region, "lines": list(s.lines), "finding": s.finding, "repro": s.repro}
+        bad_groups = [{"regions": [{"id": s.region, "lines": list(s.lines), "finding": s.finding, "repro": s.repro}
                                for s in group.suspects], "excess": _finite(group.excess), "worst": group.worst}
-                  for group in self.guilty]
+                  for group in self.bad_groups]
         trials = [{"regions": list(t.regions), "excess": _finite(t.excess), "worst": t.worst, "error": t.error}
                   for t in self.trials]
-        return {"what": self.what, "reference": self.reference, "regions": self.regions, "slack": self.slack, "guilty": guilty,
+        return {"what": self.what, "reference": self.reference, "regions": self.regions, "slack": self.slack, "guilty": bad_groups,
                 "diverges": self.diverges, "options": self.options, "notes": list(self.notes), "trials": trials}
 
     def __str__(self) -> str:
@@ -105,32 +105,32 @@ class Bisection:
 
 
 def bisect(text: str, inputs: str | None = None, options: Mapping[str, Any] | None = None, slack: float = SLACK, seed: int = 0,
-           say: Callable[[str], None] = lambda line: None) -> Bisection:
+           log: Callable[[str], None] = lambda line: None) -> Bisection:
     """Find the regions that make `file.py:function` diverge. `options` are settings of onepass; `say` hears of every trial."""
-    runner = Runner.of(Maker.of(text, inputs, seed), options or {})
-    say(f"{text}: running without regions, in eager mode and in float64")
-    reference = refer(runner)
-    search = _Search(runner, reference, slack, say)
+    runner = Runner.of(StepFactory.of(text, inputs, seed), options or {})
+    log(f"{text}: running without regions, in eager mode and in float64")
+    reference = make_reference(runner)
+    search = _Search(runner, reference, slack, log)
     trials = search.trials
-    guilty, elsewhere = search.guilty()
-    return Bisection(text, reference.name, len(search.claimed), slack, guilty, elsewhere, (*reference.notes, *search.notes),
+    bad_groups, diverges_without_regions = search.bad_groups()
+    return Bisection(text, reference.name, len(search.claimed), slack, bad_groups, diverges_without_regions, (*reference.notes, *search.notes),
                      tuple(trials.values()))
 
 
 class _Search:
     """Runs a step with some of its regions, remembers every trial, and narrows down who is guilty."""
 
-    def __init__(self, runner: Runner, reference: Reference, slack: float, say: Callable[[str], None]) -> None:
-        self.runner, self.reference, self.slack, self.say = runner, reference, slack, say
+    def __init__(self, runner: Runner, reference: Reference, slack: float, log: Callable[[str], None]) -> None:
+        self.runner, self.reference, self.slack, self.log = runner, reference, slack, log
         self.trials: dict[frozenset[str], Trial] = {}
         self.notes: list[str] = []
         self.runs = 1  # of each trial
         self.claimed: dict[str, ClaimedRegion] = {}
         self.elements: tuple[str, ...] = ()
 
-    def guilty(self) -> tuple[tuple[Guilty, ...], bool]:
+    def bad_groups(self) -> tuple[tuple[BadGroup, ...], bool]:
         """Every group of regions that makes the step diverge, and whether it does with none of them."""
-        before = self.runner.seen()
+        before = self.runner.journal_position()
         everything = self._trial(None)
         self.claimed, recomputes = self.runner.claimed(before)
         self.elements = (*self.claimed, *((RECOMPUTE,) if recomputes else ()))
@@ -155,13 +155,13 @@ class _Search:
             self.trials[frozenset(self.elements)] = max(first, again, key=lambda t: t.excess)
         return again.excess > self.slack
 
-    def _groups(self) -> list[Guilty]:
+    def _groups(self) -> list[BadGroup]:
         """Minimal groups, one after the other, until the step agrees without them."""
         left, found = self.elements, []
         while self._diverges(left):
             group = minimal(left, self._diverges)
             trial = self.trials[frozenset(group)]
-            found.append(Guilty(tuple(map(self._suspect, group)), trial.excess, trial.worst))
+            found.append(BadGroup(tuple(map(self._suspect, group)), trial.excess, trial.worst))
             left = tuple(e for e in left if e not in group)
         return found
 
@@ -175,24 +175,24 @@ class _Search:
         """Run the step with some regions; with all there are for None."""
         names = tuple(e for e in self.elements if elements is None or e in elements)
         found = max((self._run(names, elements) for _ in range(self.runs)), key=lambda t: t.excess)
-        self.say(found.line(self.slack) if elements is not None else found.line(self.slack).replace("no region", "all regions", 1))
+        self.log(found.line(self.slack) if elements is not None else found.line(self.slack).replace("no region", "all regions", 1))
         return found
 
     def _run(self, names: tuple[str, ...], elements: frozenset[str] | None) -> Trial:
         try:
             mine = self.runner.run("with regions of onepass", **self._changed(elements))
         except OnepassError as error:
-            if self.runner.is_hopeless(error):
+            if self.runner.ends_search(error):
                 raise
             return Trial(names, math.inf, "", sentence(error))
-        return Trial(names, *excess_of(mine, self.reference))
+        return Trial(names, *worst_excess(mine, self.reference))
 
     def _changed(self, elements: frozenset[str] | None) -> dict[str, Any]:
         """The settings for a run with these elements alone."""
         if elements is None:
             return {}
-        said = self.runner.said
-        skip = (*said.get("skip", ()), *(region for region in self.claimed if region not in elements))
+        overrides = self.runner.overrides
+        skip = (*overrides.get("skip", ()), *(region for region in self.claimed if region not in elements))
         return {"skip": skip, **({} if RECOMPUTE in elements else {"recompute": False})}
 
     def _suspect(self, element: str) -> Suspect:
@@ -242,17 +242,17 @@ def _finite(value: float) -> float | None:
 
 def _headline(found: Bisection) -> str:
     counted = f"{found.regions} region{'s' * (found.regions != 1)}"
-    if found.elsewhere:
+    if found.diverges_without_regions:
         return f"{found.what} diverges from {found.reference} with all {counted} left out too: no region is to blame."
-    if not found.guilty:
+    if not found.bad_groups:
         return f"{found.what}: nothing diverges from {found.reference}, with {counted}."
-    blamed = sum(len(group.suspects) for group in found.guilty)
+    blamed = sum(len(group.suspects) for group in found.bad_groups)
     return f"{found.what} diverges from {found.reference}: {blamed} of {counted} to blame."
 
 
 def _accusations(found: Bisection) -> list[str]:
     lines: list[str] = []
-    for group in found.guilty:
+    for group in found.bad_groups:
         off = "it fails" if math.isinf(group.excess) and not group.worst else (
             f"{group.worst} is off by {group.excess:.3g} times what is allowed")
         together = " (only together)" if len(group.suspects) > 1 else ""
@@ -260,7 +260,7 @@ def _accusations(found: Bisection) -> list[str]:
         for s in group.suspects:
             lines += [f"  {s.region}: {s.finding}", *(f"    at {line}" for line in s.lines)]
             lines += [f"    reproducer: {s.repro}"] if s.repro else []
-    if found.guilty:
-        said = ", ".join(f"{name}={value!r}" for name, value in found.options.items())
-        lines.append(f"to go without: torch.compile(..., options={found.options!r}), or: with onepass.settings({said})")
+    if found.bad_groups:
+        overrides = ", ".join(f"{name}={value!r}" for name, value in found.options.items())
+        lines.append(f"to go without: torch.compile(..., options={found.options!r}), or: with onepass.settings({overrides})")
     return lines

@@ -18,7 +18,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from ..device import Device, device
-from ..errors import AbsurdMeasurement, NoCard, NothingKept
+from ..errors import ImplausibleMeasurement, NoGpu, CalibrationNotSaved
 from ..runtime import card as cards
 from ..runtime.cache import store
 from ..runtime.measured import Calibration, Card, card_of, forget, keep
@@ -26,13 +26,13 @@ from .tables import as_text, human_bytes, table
 
 # The share of a turn's loads that the cost model has in flight, on average, of a walk that waits for each turn (plan/cost.py).
 # The probe is such a walk; the latency is the one that makes the model predict it.
-IN_FLIGHT = 0.7
+MEAN_IN_FLIGHT_SHARE = 0.7
 # What these probes find on the H200 that the cost model was fitted on (2026-11-15, driver of CUDA 13). Its constants go with the
 # H200's facts in device.py, some of which are larger than a bare probe finds, because they stand for a loaded card. So the model
 # gets to know another card by how its probes differ from these.
 PROBED_H200 = {"l2_bandwidth": 9.31e6, "latency": 0.448, "clock": 1980.0, "launch": 3.36}
-FITTED = (0.08, 0.92)  # shares of the best rate between which a point says something about latency
-SETTLED = 64 << 20  # bytes from which a rate counts as sustained
+FIT_RANGE = (0.08, 0.92)  # shares of the best rate between which a point says something about latency
+SUSTAINED_BYTES = 64 << 20  # bytes from which a rate counts as sustained
 
 # What can be, for any card of the kind these kernels are written for: least, most, unit, and a Device's units in one of these.
 _LIMITS = {
@@ -61,7 +61,7 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlightRate:
     """The DRAM rate of a walk that has some bytes outstanding on every SM in each of its turns."""
 
     bytes: int
@@ -69,11 +69,11 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ProbeResults:
     """All that the probes measured. Rates are bytes per microsecond, times microseconds."""
 
     anchors: tuple[Anchor, ...]
-    flights: tuple[Flight, ...]
+    flights: tuple[InFlightRate, ...]
     l2_rate: float
     launch_us: float  # the smallest kernel, once more in a graph
     join_us: float  # a sum of partial rows, once more in a graph
@@ -81,17 +81,17 @@ class Figures:
     clock: float  # cycles per microsecond
 
 
-Probe = Callable[[torch.device, Device], Figures]
+Probe = Callable[[torch.device, Device], ProbeResults]
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
+class CalibrationReport:
     """The outcome: what was measured, what it was taken for before, whether it is kept."""
 
     card: Card
     before: Device
     facts: Calibration
-    figures: Figures
+    figures: ProbeResults
     kept: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _shown(name: str, amount: float) -> str:
 # ---- the command -----------------------------------------------------------------------------------------------------------
 
 
-def calibrate(*, dry_run: bool = False, probe: Probe | None = None) -> Calibrated:
+def calibrate(*, dry_run: bool = False, probe: Probe | None = None) -> CalibrationReport:
     """Measure the present card; unless `dry_run`, its facts are kept and used from then on."""
     where, card, before = _present()
     if not dry_run:
@@ -137,14 +137,14 @@ def calibrate(*, dry_run: bool = False, probe: Probe | None = None) -> Calibrate
     figures = (probe or _on_card)(where, before)
     facts = derive(figures, before, datetime.now(UTC).date().isoformat())
     if dry_run:
-        return Calibrated(card, before, facts, figures, kept=False)
+        return CalibrationReport(card, before, facts, figures, kept=False)
     if not keep(card, facts):
-        raise NothingKept(what="The calibration", detail="cannot be written to")
+        raise CalibrationNotSaved(what="The calibration", detail="cannot be written to")
     cards.present.cache_clear()
-    return Calibrated(card, before, facts, figures, kept=True)
+    return CalibrationReport(card, before, facts, figures, kept=True)
 
 
-def _on_card(where: torch.device, card: Device) -> Figures:
+def _on_card(where: torch.device, card: Device) -> ProbeResults:
     from . import probes  # which imports triton
 
     return probes.measure(where, card)
@@ -161,7 +161,7 @@ def forget_card() -> bool:
 def _present() -> tuple[torch.device, Card, Device]:
     trouble = cards.launch_trouble()
     if trouble is not None:
-        raise NoCard(what="Calibrating", detail=trouble)
+        raise NoGpu(what="Calibrating", detail=trouble)
     index = torch.cuda.current_device()
     found = cards.present(index)
     assert found is not None
@@ -171,18 +171,18 @@ def _present() -> tuple[torch.device, Card, Device]:
 def _writable() -> None:
     """Refuse before a minute is spent, not after."""
     if store() is None:
-        raise NothingKept(what="A calibration", detail="is turned off or cannot be used")
+        raise CalibrationNotSaved(what="A calibration", detail="is turned off or cannot be used")
 
 
 # ---- figures -> facts ------------------------------------------------------------------------------------------------------
 
 
-def derive(figures: Figures, card: Device, date: str) -> Calibration:
+def derive(figures: ProbeResults, card: Device, date: str) -> Calibration:
     """The facts that some figures amount to; figures that cannot be are refused."""
     bandwidth = _checked("bandwidth", best_rate(figures.anchors))
     l2 = _checked("l2_bandwidth", figures.l2_rate)
     if l2 < bandwidth / 2:
-        raise AbsurdMeasurement(what="L2 rate", value=_shown("l2_bandwidth", l2), expected="at least the DRAM rate")
+        raise ImplausibleMeasurement(what="L2 rate", value=_shown("l2_bandwidth", l2), expected="at least the DRAM rate")
     latency = _checked("latency", fit_latency(figures.flights, bandwidth, card.sms))
     # What the cost model's join_cost takes a join for: a launch, and partial results at L2's rate.
     launch = _checked("launch", max(_checked("launch", figures.launch_us), figures.join_us - figures.join_bytes / l2))
@@ -196,12 +196,12 @@ def best_rate(anchors: Sequence[Anchor]) -> float:
     """The best rate a simple kernel sustains; every single one must be one that can be."""
     for anchor in anchors:
         if not (isfinite(anchor.us) and anchor.us > 0):
-            raise AbsurdMeasurement(what=f"The time of a {anchor.kind}", value=f"{anchor.us} us", expected="a positive time")
-    rates = [_checked("bandwidth", a.rate) for a in anchors if a.bytes >= SETTLED]
+            raise ImplausibleMeasurement(what=f"The time of a {anchor.kind}", value=f"{anchor.us} us", expected="a positive time")
+    rates = [_checked("bandwidth", a.rate) for a in anchors if a.bytes >= SUSTAINED_BYTES]
     return max(rates, default=float("nan"))
 
 
-def fit_latency(flights: Sequence[Flight], bandwidth: float, sms: int) -> float:
+def fit_latency(flights: Sequence[InFlightRate], bandwidth: float, sms: int) -> float:
     """The latency with which the cost model's curve, rate = bandwidth * y / (1 + y^4)^(1/4), passes through the points.
 
     y is bytes in flight over those that keep DRAM busy, bandwidth * latency / sms. Solved for latency at each point that is
@@ -210,14 +210,14 @@ def fit_latency(flights: Sequence[Flight], bandwidth: float, sms: int) -> float:
     found = []
     for flight in flights:
         share = flight.rate / bandwidth
-        if isfinite(share) and FITTED[0] <= share <= FITTED[1]:
+        if isfinite(share) and FIT_RANGE[0] <= share <= FIT_RANGE[1]:
             y = (share**4 / (1 - share**4)) ** 0.25
-            found.append(IN_FLIGHT * flight.bytes * sms / (bandwidth * y))
+            found.append(MEAN_IN_FLIGHT_SHARE * flight.bytes * sms / (bandwidth * y))
     return median(found) if found else float("nan")
 
 
 def _checked(name: str, amount: float) -> float:
     least, most, unit, scale = _LIMITS[name]
     if not (isfinite(amount) and least <= amount / scale <= most):
-        raise AbsurdMeasurement(what=_NAMES[name], value=f"{amount / scale:.4g} {unit}", expected=f"{least:g} to {most:g} {unit}")
+        raise ImplausibleMeasurement(what=_NAMES[name], value=f"{amount / scale:.4g} {unit}", expected=f"{least:g} to {most:g} {unit}")
     return amount

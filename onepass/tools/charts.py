@@ -12,12 +12,12 @@ from typing import TypeVar
 from ..errors import BadSpec
 from .results import PROVIDERS, Row, Run
 
-WIDTHS_FOR_A_LINE = 3
-ROW_COUNTS_FOR_A_LINE = 4
-BARS_A_CHART = 28  # more would not be readable at the width of a page
-FLOOR_OF_A_BAR = 2.0  # µs; below it, times show launches rather than bytes
-LONGEST_LABEL = 36
-CLOSE = 0.15  # a prediction this near to the time is good enough to choose by
+MIN_WIDTHS_PER_CHART = 3
+MIN_ROW_COUNTS_PER_CHART = 4
+MAX_BARS_PER_CHART = 28  # more would not be readable at the width of a page
+MIN_BAR_FLOOR_US = 2.0  # µs; below it, times show launches rather than bytes
+MAX_LABEL_LENGTH = 36
+CLOSE_PREDICTION = 0.15  # a prediction this near to the time is good enough to choose by
 
 RATE, TIME, TIMES_FLOOR = "GB/s", "µs", "times the floor"
 METRICS: Mapping[str, str] = {"gbps": RATE, "us": TIME, "floor": TIMES_FLOOR}
@@ -137,7 +137,7 @@ def _widths(rows: Iterable[Row], metric: str, titles: Mapping[str, str]) -> Iter
         usual = median(r.floor_bytes for r in its)
         at = {n: min(same, key=lambda r: abs(math.log(r.floor_bytes / usual))) for n, same in
               _grouped(its, lambda r: r.shape[-1])}  # where a width was measured at several sizes, the size most like the rest
-        if len(at) >= WIDTHS_FOR_A_LINE:
+        if len(at) >= MIN_WIDTHS_PER_CHART:
             many = " to ".join(f"{n:,}" for n in sorted({f([r.shape[0] for r in at.values()]) for f in (min, max)}))
             yield _lines(f"{metric}-by-width-{workload}-{dtype}", _title(workload, titles), f"{dtype}, {many} rows", "columns", at,
                          (METRICS[metric],))
@@ -147,7 +147,7 @@ def _row_counts(rows: Iterable[Row], titles: Mapping[str, str]) -> Iterator[Line
     """A chart of each workload that was measured at several row counts of one width: time where it is short, rate where long."""
     for (workload, dtype, n), its in _grouped(rows, lambda r: (r.workload, r.dtype, r.shape[-1])):
         at = {r.shape[0]: r for r in its}
-        if len(at) >= ROW_COUNTS_FOR_A_LINE:
+        if len(at) >= MIN_ROW_COUNTS_PER_CHART:
             yield _lines(f"by-rows-{workload}-{n}-{dtype}", f"{_title(workload, titles)}, {n:,} columns", dtype, "rows", at,
                          (TIME, RATE))
 
@@ -192,11 +192,11 @@ def _bars(suite: str, rows: Sequence[Row], titles: Mapping[str, str]) -> Iterato
     """Rows from worst to best of onepass, on as many charts as they need."""
     dtypes = {r.dtype for r in rows}
     timed = [r for r in rows if r.times_floor("onepass")]
-    long = sorted((r for r in timed if r.floor_us >= FLOOR_OF_A_BAR), key=lambda r: -(r.times_floor("onepass") or 0))
+    long = sorted((r for r in timed if r.floor_us >= MIN_BAR_FLOOR_US), key=lambda r: -(r.times_floor("onepass") or 0))
     notes = [*dtypes] * (len(dtypes) == 1) + ["lower is better", "no mark: refused, failed or wrong"]
     if len(timed) > len(long):
-        notes.append(f"left out: {len(timed) - len(long)} with a floor under {FLOOR_OF_A_BAR:g} {TIME}")
-    parts = math.ceil(len(long) / BARS_A_CHART)
+        notes.append(f"left out: {len(timed) - len(long)} with a floor under {MIN_BAR_FLOOR_US:g} {TIME}")
+    parts = math.ceil(len(long) / MAX_BARS_PER_CHART)
     size = math.ceil(len(long) / max(parts, 1))
     for part in range(parts):
         number, of = (f"-{part + 1}", f", part {part + 1} of {parts}") if parts > 1 else ("", "")
@@ -206,7 +206,7 @@ def _bars(suite: str, rows: Sequence[Row], titles: Mapping[str, str]) -> Iterato
 
 def _bar(row: Row, titles: Mapping[str, str], with_dtype: bool) -> Bar:
     title = _title(row.workload, titles)
-    title = title if len(title) <= LONGEST_LABEL else title[:LONGEST_LABEL - 1].rstrip() + "…"
+    title = title if len(title) <= MAX_LABEL_LENGTH else title[:MAX_LABEL_LENGTH - 1].rstrip() + "…"
     label = "  ".join([title, "×".join(map(str, row.shape)), *[row.dtype] * with_dtype])
     return Bar(label, {p: v for p in PROVIDERS if (v := row.times_floor(p))}, row.against_best_peer)
 
@@ -221,9 +221,9 @@ def _predictions(runs: Sequence[Run], rows: Iterable[Row]) -> Iterator[ScatterCh
                    if c.us and c.predicted_us and c.us != regret.picked_us)
     if picked or others:
         errors = [p.error for p in picked or others]
-        within = sum(e <= CLOSE for e in errors) / len(errors)
+        within = sum(e <= CLOSE_PREDICTION for e in errors) / len(errors)
         yield ScatterChart("predicted", "Predicted against measured time",
-                           f"median error {median(errors):.0%}; {within:.0%} of {len(errors)} within {CLOSE:.0%}", picked, others)
+                           f"median error {median(errors):.0%}; {within:.0%} of {len(errors)} within {CLOSE_PREDICTION:.0%}", picked, others)
 
 
 def _title(workload: str, titles: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from ..errors import printable
 from .results import OURS, PROVIDERS, Result, Row, Run, geomean
 from .tables import as_text, counted, table
 
-LEAST_NOISE = 0.02  # clocks and DRAM refresh alone move a repeated measurement this much
+MIN_NOISE = 0.02  # clocks and DRAM refresh alone move a repeated measurement this much
 RIGHT = "right"
 
 
@@ -48,7 +48,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class StatusChange:
     """A provider that gave a right answer in one run only."""
 
     id: str
@@ -69,21 +69,21 @@ class Comparison:
     after: str
     warnings: tuple[str, ...]  # why times may differ for reasons other than the code
     changes: tuple[Change, ...]  # the worst loss first, the best gain last
-    turns: tuple[Turn, ...]
+    status_changes: tuple[StatusChange, ...]
     only_before: tuple[str, ...]  # rows
     only_after: tuple[str, ...]
-    every: bool = False  # whether to show changes within noise too
+    show_all: bool = False  # whether to show changes within noise too
 
     @property
     def got_slower(self) -> bool:
         """Whether onepass lost anything: time beyond noise, or a right answer."""
         return (any(c.slower for c in self.changes if c.provider in OURS)
-                or any(t.broke for t in self.turns if t.provider in OURS))
+                or any(t.broke for t in self.status_changes if t.provider in OURS))
 
     @property
     def shown(self) -> tuple[Change, ...]:
         """The changes to list."""
-        return tuple(c for c in self.changes if self.every or c.verdict != "same")
+        return tuple(c for c in self.changes if self.show_all or c.verdict != "same")
 
     def geomean(self, provider: str) -> float | None:
         """The change of a provider over all rows that both runs timed, within noise or not."""
@@ -96,15 +96,15 @@ class Comparison:
             "geomean": {p: round(v, 4) for p in PROVIDERS if (v := self.geomean(p))},
             "changes": [{"id": c.id, "provider": c.provider, "before_us": c.before_us, "after_us": c.after_us,
                          "ratio": round(c.ratio, 4), "noise": round(c.noise, 4), "verdict": c.verdict} for c in self.shown],
-            "turns": [{"id": t.id, "provider": t.provider, "before": t.before, "after": t.after} for t in self.turns],
+            "turns": [{"id": t.id, "provider": t.provider, "before": t.before, "after": t.after} for t in self.status_changes],
             "only_before": list(self.only_before), "only_after": list(self.only_after),
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield f"[bold]{escape(self.after)}[/] against [bold]{escape(self.before)}[/]"
         yield from (f"[yellow]warning:[/] {escape(w)}" for w in self.warnings)
-        if self.turns:
-            yield _turn_table(self.turns)
+        if self.status_changes:
+            yield _status_table(self.status_changes)
         if self.shown:
             yield _change_table(self.shown)
         elif self.changes:
@@ -121,7 +121,7 @@ class Comparison:
         return as_text(self)
 
 
-def compare(before: Run, after: Run, names: tuple[str, str] = ("before", "after"), every: bool = False) -> Comparison:
+def compare(before: Run, after: Run, names: tuple[str, str] = ("before", "after"), show_all: bool = False) -> Comparison:
     """What changed from one run to another; `names` is how they are called."""
     old, new = ({r.id: r for r in run.rows} for run in (before, after))
     both = [(old[i], new[i]) for i in old if i in new]
@@ -130,22 +130,22 @@ def compare(before: Run, after: Run, names: tuple[str, str] = ("before", "after"
     return Comparison(
         printable(names[0]), printable(names[1]), (*_warnings(before, after), *_other_work(both)),
         tuple(sorted(changes, key=lambda c: (-c.ratio, c.id, c.provider))),
-        tuple(t for a, b in comparable for t in _turns(a, b)),
-        tuple(i for i in old if i not in new), tuple(i for i in new if i not in old), every)
+        tuple(t for a, b in comparable for t in _status_changes(a, b)),
+        tuple(i for i in old if i not in new), tuple(i for i in new if i not in old), show_all)
 
 
 def _changes(before: Row, after: Row) -> Iterator[Change]:
     for provider, a in before.results.items():
         b = after.results.get(provider)
         if b is not None and a.ok and b.ok and a.us and b.us:
-            yield Change(before.id, provider, a.us, b.us, max(LEAST_NOISE, (a.spread or 0) + (b.spread or 0)))
+            yield Change(before.id, provider, a.us, b.us, max(MIN_NOISE, (a.spread or 0) + (b.spread or 0)))
 
 
-def _turns(before: Row, after: Row) -> Iterator[Turn]:
+def _status_changes(before: Row, after: Row) -> Iterator[StatusChange]:
     for provider, a in before.results.items():
         b = after.results.get(provider)
         if b is not None and a.ok != b.ok:
-            yield Turn(before.id, provider, _state(a), _state(b))
+            yield StatusChange(before.id, provider, _state(a), _state(b))
 
 
 def _state(result: Result) -> str:
@@ -176,7 +176,7 @@ def _drift(before: Run, after: Run) -> Iterator[str]:
     """A card whose plain reads and copies became slower says nothing about kernels."""
     old = {(a.kind, a.bytes): a for a in before.anchors}
     ratios = [b.us / old[b.kind, b.bytes].us for b in after.anchors if (b.kind, b.bytes) in old]
-    if (whole := geomean(ratios)) and abs(whole - 1) > LEAST_NOISE:
+    if (whole := geomean(ratios)) and abs(whole - 1) > MIN_NOISE:
         yield f"the card itself was {_percent(whole)} {'slower' if whole > 1 else 'faster'} (plain reads, copies and adds)"
 
 
@@ -195,22 +195,22 @@ def _signed(ratio: float) -> str:
     return f"{ratio - 1:+.1%}"
 
 
-_COLOURS = {"slower": "red", "faster": "green", "same": "dim"}
+_COLORS = {"slower": "red", "faster": "green", "same": "dim"}
 
 
 def _change_table(changes: Iterable[Change]) -> Table:
     made = table("Times", ("row", "name"), ("provider", "name"), ("before us", "right"), ("after us", "right"), ("change", "right"),
                  ("noise", "right"))
     for c in changes:
-        colour = _COLOURS[c.verdict]
+        color = _COLORS[c.verdict]
         made.add_row(escape(c.id), c.provider, f"{c.before_us:.1f}", f"{c.after_us:.1f}",
-                     f"[{colour}]{_signed(c.ratio)}[/]", f"{c.noise:.1%}")
+                     f"[{color}]{_signed(c.ratio)}[/]", f"{c.noise:.1%}")
     return made
 
 
-def _turn_table(turns: Iterable[Turn]) -> Table:
+def _status_table(status_changes: Iterable[StatusChange]) -> Table:
     made = table("Answers", ("row", "name"), ("provider", "name"), ("before", "left"), ("after", "left"))
-    for t in turns:
+    for t in status_changes:
         made.add_row(escape(t.id), t.provider, escape(t.before), f"[{'red' if t.broke else 'green'}]{escape(t.after)}[/]")
     return made
 

@@ -19,18 +19,18 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from .charts import CLOSE, RATE, TIME, BarChart, Chart, Line, LineChart, Panel, ScatterChart
+from .charts import CLOSE_PREDICTION, RATE, TIME, BarChart, Chart, Line, LineChart, Panel, ScatterChart
 from .results import OURS, PROVIDERS
 
 WIDTH = 8.6  # inches; at DPI twice what a README is wide, for screens that show two dots a pixel
 DPI = 200
 MARGIN = 0.25  # inches
-HEAD, FOOT = 0.78, 0.42  # inches above and below all axes: titles, and where the figures come from
+HEADER_INCHES, FOOTER_INCHES = 0.78, 0.42  # inches above and below all axes: titles, and where the figures come from
 BAR_STEP = 0.27  # inches
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Style:
     """How a provider is drawn."""
 
     light: str
@@ -45,29 +45,29 @@ class Theme:
     """The colours of a ground and what is written on it."""
 
     name: str
-    ground: str
-    ink: str
+    background: str
+    foreground: str
     faint: str  # axes and small print
     grid: str
 
-    def colour(self, provider: str) -> str:
+    def color(self, provider: str) -> str:
         """The colour of a provider on this ground."""
-        look = LOOKS[provider]
+        look = STYLES[provider]
         return look.dark if self.name == "dark" else look.light
 
 
 THEMES = {t.name: t for t in (Theme("light", "#ffffff", "#1f2328", "#59636e", "#e4e8ec"),
                               Theme("dark", "#0d1117", "#f0f6fc", "#9198a1", "#262c34"))}
 
-LOOKS = {
-    "onepass": Look("#d9480f", "#ff8a3d", "o", width=2.6),
-    "onepass-tuned": Look("#d9480f", "#ff8a3d", "D", ":", width=1.6),
-    "eager": Look("#9aa1a9", "#7d858f", "v"),
-    "inductor": Look("#4f6d93", "#7f9cc4", "s"),
-    "inductor-nonstrict": Look("#7391b5", "#5f7ea8", "^", "--"),
-    "inductor-max": Look("#7391b5", "#a9c1e2", "P", ":"),
-    "liger": Look("#7c9a7e", "#7fa383", "X"),
-    "quack": Look("#8d7aa8", "#a794c4", "h"),
+STYLES = {
+    "onepass": Style("#d9480f", "#ff8a3d", "o", width=2.6),
+    "onepass-tuned": Style("#d9480f", "#ff8a3d", "D", ":", width=1.6),
+    "eager": Style("#9aa1a9", "#7d858f", "v"),
+    "inductor": Style("#4f6d93", "#7f9cc4", "s"),
+    "inductor-nonstrict": Style("#7391b5", "#5f7ea8", "^", "--"),
+    "inductor-max": Style("#7391b5", "#a9c1e2", "P", ":"),
+    "liger": Style("#7c9a7e", "#7fa383", "X"),
+    "quack": Style("#8d7aa8", "#a794c4", "h"),
 }
 
 
@@ -90,9 +90,9 @@ def draw(chart: Chart, theme: Theme, footer: str) -> Figure:
         case ScatterChart():
             figure = _draw_scatter(chart, theme)
     height = figure.get_figheight()
-    _write(figure, 1 - 0.2 / height, chart.title, fontsize=13, fontweight="bold", va="top")
-    _write(figure, 1 - 0.46 / height, chart.subtitle, fontsize=9, color=theme.faint, va="top")
-    _write(figure, 0.14 / height, footer, fontsize=7, color=theme.faint, va="bottom")
+    _write_line(figure, 1 - 0.2 / height, chart.title, fontsize=13, fontweight="bold", va="top")
+    _write_line(figure, 1 - 0.46 / height, chart.subtitle, fontsize=9, color=theme.faint, va="top")
+    _write_line(figure, 0.14 / height, footer, fontsize=7, color=theme.faint, va="bottom")
     return figure
 
 
@@ -121,8 +121,8 @@ def settings(theme: Theme) -> Iterator[None]:
         matplotlib.rcParams.update({
             "text.parse_math": False, "text.usetex": False,  # a dollar sign in a name is one
             "svg.hashsalt": "onepass", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": 9,
-            "text.color": theme.ink, "figure.facecolor": theme.ground, "savefig.facecolor": theme.ground,
-            "axes.facecolor": theme.ground, "axes.edgecolor": theme.faint, "axes.labelcolor": theme.faint,
+            "text.color": theme.foreground, "figure.facecolor": theme.background, "savefig.facecolor": theme.background,
+            "axes.facecolor": theme.background, "axes.edgecolor": theme.faint, "axes.labelcolor": theme.faint,
             "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "axes.axisbelow": True,
             "xtick.color": theme.faint, "ytick.color": theme.faint, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5,
             "grid.color": theme.grid, "grid.linewidth": 0.8,
@@ -141,22 +141,22 @@ def _draw_lines(chart: LineChart, theme: Theme) -> Figure:
     left, right = MARGIN + 0.5, WIDTH - MARGIN - labels
     each = (right - left - between * (count - 1)) / count
     for i, panel in enumerate(chart.panels):
-        bottom, top = (FOOT + 0.5) / height, 1 - (HEAD + 0.2) / height
+        bottom, top = (FOOTER_INCHES + 0.5) / height, 1 - (HEADER_INCHES + 0.2) / height
         axes = figure.add_axes(((left + i * (each + between)) / WIDTH, bottom, each / WIDTH, top - bottom))
-        _set_places(axes, chart.places, chart.x_title, each)
+        _set_size_axis(axes, chart.places, chart.x_title, each)
         _draw_panel(axes, panel, chart.places, theme)
         if i == count - 1:
             _label_lines(axes, panel, chart.places, theme)
     return figure
 
 
-def _set_places(axes: Axes, places: Sequence[int], title: str, width: float) -> None:
+def _set_size_axis(axes: Axes, places: Sequence[int], title: str, width: float) -> None:
     """A logarithmic axis, so many inches wide, with a plain number at every place where one fits."""
     axes.set_xscale("log", base=2)
     low, high = math.log2(places[0]), math.log2(places[-1])
     pad = 2 ** (0.03 * (high - low))
     axes.set_xlim(places[0] / pad, places[-1] * pad)
-    shown = fitting(places, width / (1.06 * (high - low)))
+    shown = labeled_ticks(places, width / (1.06 * (high - low)))
     axes.xaxis.set_major_locator(FixedLocator(shown))
     axes.xaxis.set_minor_locator(FixedLocator([p for p in places if p not in shown]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
@@ -164,7 +164,7 @@ def _set_places(axes: Axes, places: Sequence[int], title: str, width: float) -> 
     axes.set_xlabel(title)
 
 
-def fitting(places: Sequence[int], doubling: float) -> list[int]:
+def labeled_ticks(places: Sequence[int], doubling: float) -> list[int]:
     """The places that can bear their number where a doubling is so many inches: the ends first, then powers of two."""
     digit, between = 0.078, 0.1  # inches
 
@@ -182,12 +182,12 @@ def _draw_panel(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -
     axes.grid(axis="y")
     better = "higher" if panel.quantity == RATE else "lower"
     axes.set_title(f"{panel.quantity}, {better} is better", loc="left", fontsize=9, color=theme.faint, pad=8)
-    axes.plot(places, panel.floor, color=theme.ink, linewidth=1, linestyle=(0, (5, 3)), zorder=2)
+    axes.plot(places, panel.floor, color=theme.foreground, linewidth=1, linestyle=(0, (5, 3)), zorder=2)
     for line in reversed(panel.lines):  # onepass last, so on top
-        look = LOOKS[line.provider]
+        look = STYLES[line.provider]
         values = [math.nan if v is None else v for v in line.values]
-        axes.plot(places, values, color=theme.colour(line.provider), linewidth=look.width, linestyle=look.dash, marker=look.marker,
-                  markersize=5.5 if line.provider == "onepass" else 4, markeredgecolor=theme.ground, markeredgewidth=0.6,
+        axes.plot(places, values, color=theme.color(line.provider), linewidth=look.width, linestyle=look.dash, marker=look.marker,
+                  markersize=5.5 if line.provider == "onepass" else 4, markeredgecolor=theme.background, markeredgewidth=0.6,
                   zorder=4 if line.provider in OURS else 3)
     if panel.quantity == RATE:
         axes.set_ylim(0, 1.1 * max(*panel.floor, *_values(panel.lines)))
@@ -209,7 +209,7 @@ def _label_floor(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) 
         offset, align = (6, -2), ("left", "top")
     else:
         place, offset, align = 0, (0, -4), ("left", "top")
-    axes.annotate("floor", (places[place], panel.floor[place]), offset, textcoords="offset points", fontsize=8, color=theme.ink,
+    axes.annotate("floor", (places[place], panel.floor[place]), offset, textcoords="offset points", fontsize=8, color=theme.foreground,
                   ha=align[0], va=align[1])
 
 
@@ -242,11 +242,11 @@ def _label_lines(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) 
     heights = spread_out([float(y) for _, y in points], 11.5, scale * box.y0, scale * box.y1)
     x = scale * box.x1 + 12
     for line, point, y in zip(panel.lines, points, heights, strict=True):
-        colour = theme.colour(line.provider)
+        color = theme.color(line.provider)
         if line.values[-1] is not None:  # a thread from further left would run across the others
             axes.annotate("", tuple(point), (x, y), "figure points", "figure points", annotation_clip=False, zorder=2,
-                          arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 2, "shrinkB": 4})
-        axes.annotate(line.provider, (x, y), xycoords="figure points", fontsize=9, color=colour, va="center", annotation_clip=False,
+                          arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 2, "shrinkB": 4})
+        axes.annotate(line.provider, (x, y), xycoords="figure points", fontsize=9, color=color, va="center", annotation_clip=False,
                       fontweight="bold" if line.provider == "onepass" else "normal")
 
 
@@ -260,30 +260,30 @@ def _values(lines: Sequence[Line]) -> list[float]:
 def _draw_bars(chart: BarChart, theme: Theme) -> Figure:
     rows = len(chart.bars)
     legend, below = 0.3, 0.42
-    height = HEAD + legend + rows * BAR_STEP + below + FOOT
+    height = HEADER_INCHES + legend + rows * BAR_STEP + below + FOOTER_INCHES
     figure = Figure((WIDTH, height))
     left = MARGIN + max(_inches(figure, b.label) for b in chart.bars) + 0.12
     columns = 1.35
-    axes = figure.add_axes((left / WIDTH, (FOOT + below) / height, (WIDTH - MARGIN - columns - left) / WIDTH,
+    axes = figure.add_axes((left / WIDTH, (FOOTER_INCHES + below) / height, (WIDTH - MARGIN - columns - left) / WIDTH,
                             rows * BAR_STEP / height))
     places = range(rows)
-    axes.barh(places, [b.values["onepass"] - 1 for b in chart.bars], left=1, height=0.56, color=theme.colour("onepass"), zorder=2)
+    axes.barh(places, [b.values["onepass"] - 1 for b in chart.bars], left=1, height=0.56, color=theme.color("onepass"), zorder=2)
     peers = [p for p in PROVIDERS if p != "onepass" and any(p in b.values for b in chart.bars)]
     for p in peers:
         at = [(b.values[p], y) for y, b in enumerate(chart.bars) if p in b.values]
-        axes.plot(*zip(*at), linestyle="none", marker=LOOKS[p].marker, markersize=5.5, color=theme.colour(p), markeredgewidth=0.7,
-                  markeredgecolor=theme.ground, zorder=3, clip_on=False)
+        axes.plot(*zip(*at), linestyle="none", marker=STYLES[p].marker, markersize=5.5, color=theme.color(p), markeredgewidth=0.7,
+                  markeredgecolor=theme.background, zorder=3, clip_on=False)
     _bar_axes(axes, chart, theme)
     _bar_columns(axes, chart, theme)
-    _legend(figure, peers, theme, 1 - (HEAD - 0.08) / height)
+    _legend(figure, peers, theme, 1 - (HEADER_INCHES - 0.08) / height)
     return figure
 
 
 def _legend(figure: Figure, peers: Sequence[str], theme: Theme, top: float) -> None:
     def handle(provider: str, marker: str, size: float) -> Line2D:
-        return Line2D([], [], linestyle="none", marker=marker, markersize=size, color=theme.colour(provider), label=provider)
+        return Line2D([], [], linestyle="none", marker=marker, markersize=size, color=theme.color(provider), label=provider)
 
-    handles = [handle("onepass", "s", 8), *(handle(p, LOOKS[p].marker, 6) for p in peers)]
+    handles = [handle("onepass", "s", 8), *(handle(p, STYLES[p].marker, 6) for p in peers)]
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=((MARGIN - 0.05) / WIDTH, top), ncols=len(handles),
                   frameon=False, fontsize=8.5, borderaxespad=0, handletextpad=0.3, columnspacing=1.2, borderpad=0)
 
@@ -298,9 +298,9 @@ def _bar_axes(axes: Axes, chart: BarChart, theme: Theme) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}×"))
     axes.grid(axis="x")
-    axes.axvline(1, color=theme.ink, linewidth=1.2, zorder=4)
+    axes.axvline(1, color=theme.foreground, linewidth=1.2, zorder=4)
     axes.set_ylim(len(chart.bars) - 0.45, -0.55)
-    axes.set_yticks(range(len(chart.bars)), [b.label for b in chart.bars], color=theme.ink)
+    axes.set_yticks(range(len(chart.bars)), [b.label for b in chart.bars], color=theme.foreground)
     axes.tick_params(axis="y", length=0, pad=6)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("times the floor (1× is the floor)")
@@ -317,13 +317,13 @@ def _bar_columns(axes: Axes, chart: BarChart, theme: Theme) -> None:
     inches = axes.get_window_extent().width / axes.figure.dpi
     own = [b.values["onepass"] for b in chart.bars]
     best = [b.against_best_peer and b.values["onepass"] * b.against_best_peer for b in chart.bars]
-    for end, title, values, colour, weight in ((0.55, "onepass", own, theme.colour("onepass"), "bold"),
+    for end, title, values, color, weight in ((0.55, "onepass", own, theme.color("onepass"), "bold"),
                                                (1.33, "best peer", best, theme.faint, "normal")):
         beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right"}
         axes.text(1 + end / inches, -0.85, title, fontsize=7.5, color=theme.faint, va="bottom", **beside)
         for y, value in enumerate(values):
             text = f"{value:.{2 if value < 100 else 0}f}×" if value else "–"
-            axes.text(1 + end / inches, y, text, fontsize=8.5, color=colour, fontweight=weight, va="center_baseline", **beside)
+            axes.text(1 + end / inches, y, text, fontsize=8.5, color=color, fontweight=weight, va="center_baseline", **beside)
 
 
 # ---- predictions
@@ -332,18 +332,18 @@ def _bar_columns(axes: Axes, chart: BarChart, theme: Theme) -> None:
 def _draw_scatter(chart: ScatterChart, theme: Theme) -> Figure:
     height = 5.4
     figure = Figure((WIDTH, height))
-    side = height - HEAD - FOOT - 0.75
-    axes = figure.add_axes(((MARGIN + 0.6) / WIDTH, (FOOT + 0.5) / height, (WIDTH - 2 * MARGIN - 2.2) / WIDTH, side / height))
+    side = height - HEADER_INCHES - FOOTER_INCHES - 0.75
+    axes = figure.add_axes(((MARGIN + 0.6) / WIDTH, (FOOTER_INCHES + 0.5) / height, (WIDTH - 2 * MARGIN - 2.2) / WIDTH, side / height))
     times = [t for p in (*chart.picked, *chart.others) for t in (p.us, p.predicted_us)]
     low, high = min(times) / 1.4, max(times) * 1.4
-    axes.plot([low, high], [low, high], color=theme.ink, linewidth=1, linestyle=(0, (5, 3)), zorder=2)
-    axes.fill_between([low, high], [low * (1 - CLOSE), high * (1 - CLOSE)], [low * (1 + CLOSE), high * (1 + CLOSE)],
+    axes.plot([low, high], [low, high], color=theme.foreground, linewidth=1, linestyle=(0, (5, 3)), zorder=2)
+    axes.fill_between([low, high], [low * (1 - CLOSE_PREDICTION), high * (1 - CLOSE_PREDICTION)], [low * (1 + CLOSE_PREDICTION), high * (1 + CLOSE_PREDICTION)],
                       color=theme.grid, zorder=1, linewidth=0)
     handles: list[Any] = []
     for points, label, provider in ((chart.others, "other plans", "eager"), (chart.picked, "picked plans", "onepass")):
         if points:
             handles.insert(0, axes.scatter([p.us for p in points], [p.predicted_us for p in points], s=22, linewidth=0.5, zorder=3,
-                                           color=theme.colour(provider), edgecolor=theme.ground, label=label))
+                                           color=theme.color(provider), edgecolor=theme.background, label=label))
     for axis, scale, limits in ((axes.xaxis, axes.set_xscale, axes.set_xlim), (axes.yaxis, axes.set_yscale, axes.set_ylim)):
         scale("log")
         limits(low, high)
@@ -352,13 +352,13 @@ def _draw_scatter(chart: ScatterChart, theme: Theme) -> Figure:
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     axes.set_xlabel(f"measured, {TIME}")
     axes.set_title(f"predicted, {TIME}", loc="left", fontsize=9, color=theme.faint, pad=8)
-    handles += [Line2D([], [], color=theme.ink, linewidth=1, linestyle=(0, (5, 3)), label="as predicted"),
-                Patch(color=theme.grid, label=f"within {CLOSE:.0%}")]
+    handles += [Line2D([], [], color=theme.foreground, linewidth=1, linestyle=(0, (5, 3)), label="as predicted"),
+                Patch(color=theme.grid, label=f"within {CLOSE_PREDICTION:.0%}")]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.03, 1), frameon=False, fontsize=9, borderaxespad=0)
     return figure
 
 
-def _write(figure: Figure, y: float, text: str, **style: Any) -> None:
+def _write_line(figure: Figure, y: float, text: str, **style: Any) -> None:
     """A line from margin to margin at most: set smaller if it must be."""
     written = figure.text(MARGIN / WIDTH, y, text, **style)
     room = (WIDTH - 2 * MARGIN) * figure.dpi

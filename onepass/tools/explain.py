@@ -127,7 +127,7 @@ def explain_function(fn: Callable[..., Any], *, device: "str | Device" = "h200")
             error.add_note("Explain torch.compile(f) instead of f for what onepass makes of the rest.")
             raise
         with stage("explaining a function"):
-            program, bindings = pipeline.specialise(pipeline.optimise(captured.program), captured.bind(args) or {})
+            program, bindings = pipeline.specialize(pipeline.optimize(captured.program), captured.bind(args) or {})
             if program.is_empty(bindings):  # torch answers such a call
                 return report(Compiled(Plan(program, target, bindings, (), ()), (), ()))
             return report(pipeline.compile(program, bindings, target, measure))

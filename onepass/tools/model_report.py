@@ -186,7 +186,7 @@ def _compiled(regions: Iterable[ClaimedRegion], target: Device) -> dict[str, Com
     distinct = {r.id: r for r in regions}
 
     def compile(region: ClaimedRegion) -> Compiled:
-        program, sizes = pipeline.specialise(pipeline.optimise(region.program), region.bindings)
+        program, sizes = pipeline.specialize(pipeline.optimize(region.program), region.bindings)
         return pipeline.compile(program, sizes, target, lambda source: offline.compile(source, target))
 
     with Background(knobs().compile_workers, "onepass-report") as threads:
@@ -215,7 +215,7 @@ def _region_row(phase: str, same: list[ClaimedRegion], compiled: Compiled | None
         refusals=tuple(map(refusal_row, plan.refusals)),
         rejected=tuple(map(rejected_row, compiled.rejected)) if compiled else (),
         floor_bytes=plan.floor_bytes, dram_bytes=plan.dram_bytes, floor_us=plan.floor_us, predicted_us=plan.predicted_us,
-        left_us=first.left_us, charged_us=max(r.charged_us for r in same), in_place=sum(r.in_place for r in same), plan=plan)
+        left_us=first.inductor_us, charged_us=max(r.charged_us for r in same), in_place=sum(r.in_place for r in same), plan=plan)
 
 
 def left_rows(graphs: Sequence[Graph]) -> tuple[LeftRow, ...]:
@@ -226,7 +226,7 @@ def left_rows(graphs: Sequence[Graph]) -> tuple[LeftRow, ...]:
             reason = left.reason if left.error is None else f"{left.reason}: {sentence(left.error)}"
             found.setdefault((graph.phase, reason, left.ops, left.id), []).append(left)
     return tuple(LeftRow(phase, len(same), ops, tuple(dict.fromkeys(line for one in same for line in one.lines)), reason, name,
-                         same[0].predicted_us, same[0].left_us) for (phase, reason, ops, name), same in found.items())
+                         same[0].predicted_us, same[0].inductor_us) for (phase, reason, ops, name), same in found.items())
 
 
 def totals(regions: Sequence[RegionRow], left: Sequence[LeftRow]) -> tuple[Total, ...]:

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import BadSpec, PlotsNeedMatplotlib, TooMuchToDraw
+from ..errors import BadSpec, PlotsNeedMatplotlib, TooManyCharts
 from ..files import slug
 from .charts import charts, footer
 from .results import load, write_atomically
 
 FORMATS = ("png", "svg")
-GROUNDS = ("light", "dark")
-MOST_CHARTS = 64  # all suites of a card together give 30
+THEME_NAMES = ("light", "dark")
+MAX_CHARTS = 64  # all suites of a card together give 30
 
 
-def plot(files: Sequence[Path], out: Path, *, themes: Iterable[str] = GROUNDS, formats: Iterable[str] = FORMATS,
+def plot(files: Sequence[Path], out: Path, *, themes: Iterable[str] = THEME_NAMES, formats: Iterable[str] = FORMATS,
          metric: str = "gbps", titles: Mapping[str, str] | None = None) -> tuple[Path, ...]:
     """Draw everything some bench results give, each chart in each theme and format; the pictures written, in order.
 
@@ -30,8 +30,8 @@ def plot(files: Sequence[Path], out: Path, *, themes: Iterable[str] = GROUNDS, f
     found = charts(runs, metric, titles)
     if not found:
         raise BadSpec(what="The choice of results", text=", ".join(map(str, files)), detail="no row has a time of onepass to draw")
-    if len(found) > MOST_CHARTS:
-        raise TooMuchToDraw(found=len(found), most=MOST_CHARTS)
+    if len(found) > MAX_CHARTS:
+        raise TooManyCharts(found=len(found), most=MAX_CHARTS)
     note = footer(runs)
     written = []
     for chart in found:
@@ -43,7 +43,7 @@ def plot(files: Sequence[Path], out: Path, *, themes: Iterable[str] = GROUNDS, f
     return tuple(written)
 
 
-def chosen(what: str, given: str, known: Sequence[str]) -> tuple[str, ...]:
+def expand_both(what: str, given: str, known: Sequence[str]) -> tuple[str, ...]:
     """One of several, or both."""
     if given != "both" and given not in known:
         raise BadSpec(what=what, text=given, detail=f"known are {', '.join(known)} and both")

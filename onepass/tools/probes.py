@@ -11,26 +11,26 @@ from torch import Tensor
 from ..device import Device
 from ..runtime.stopwatch import Stopwatch, Work
 from . import probe_kernels as kernels
-from .calibrate import Anchor, Figures, Flight
+from .calibrate import Anchor, ProbeResults, InFlightRate
 
-LARGEST = 512 << 20  # bytes of one tensor, where the card has the memory
+MAX_TENSOR_BYTES = 512 << 20  # bytes of one tensor, where the card has the memory
 LOADS = 4  # of 16 bytes that a thread of a walk has in flight; ptxas keeps no more of them apart
 RUNS = 12
-BUSY = 4, 8  # CTAs an SM, warps a CTA: enough for any rate
-FLIGHTS = ((1, 1), (1, 2), (1, 4), (1, 8), (3, 4), (1, 16), (3, 8), (1, 32), (2, 32))  # the same, from few bytes to many
-IN_L2 = 16 << 20  # bytes that are read again and again
+SATURATING_SHAPE = 4, 8  # CTAs an SM, warps a CTA: enough for any rate
+IN_FLIGHT_SHAPES = ((1, 1), (1, 2), (1, 4), (1, 8), (3, 4), (1, 16), (3, 8), (1, 32), (2, 32))  # the same, from few bytes to many
+L2_WORKING_SET = 16 << 20  # bytes that are read again and again
 L2_PASSES = 4, 24
-GRAPH = 33  # times a kernel stands in a graph, against once
-COLUMNS, JOINED, JOIN_ROWS = 8192, 64, 32  # of partial rows; columns a joining program has, and rows it takes at a time
-TURNS = 1 << 20  # of the clock's chain: about 2 ms
+GRAPH_REPEATS = 33  # times a kernel stands in a graph, against once
+PARTIAL_COLUMNS, JOIN_COLUMNS, JOIN_ROWS = 8192, 64, 32  # of partial rows; columns a joining program has, and rows it takes at a time
+CHAIN_LENGTH = 1 << 20  # of the clock's chain: about 2 ms
 
 
-def measure(where: torch.device, card: Device) -> Figures:
+def measure(where: torch.device, card: Device) -> ProbeResults:
     """All figures of a card, in a few seconds and some more for compiling."""
     with torch.no_grad(), torch.cuda.device(where):
         probes = _Probes(where, card)
         join_us, join_bytes = probes.join()
-        return Figures(probes.anchors(), probes.flights(), probes.l2_rate(), probes.launch(), join_us, join_bytes, probes.clock())
+        return ProbeResults(probes.anchors(), probes.flights(), probes.l2_rate(), probes.launch(), join_us, join_bytes, probes.clock())
 
 
 class _Probes:
@@ -40,7 +40,7 @@ class _Probes:
         self.where, self.card = where, card
         self.watch = Stopwatch(where)
         free, _ = torch.cuda.mem_get_info(where)
-        count = min(LARGEST, free // 8) // (1 << 20) * (1 << 18)  # float32 values, in whole MiB
+        count = min(MAX_TENSOR_BYTES, free // 8) // (1 << 20) * (1 << 18)  # float32 values, in whole MiB
         self.a, self.b, self.c = (torch.zeros(count, dtype=torch.float32, device=where) for _ in range(3))
         self.sums = torch.zeros(4096, dtype=torch.float32, device=where)
 
@@ -50,25 +50,25 @@ class _Probes:
         works: list[Work] = []
         for count in (self.a.numel() // 4, self.a.numel()):
             a, b, c = self.a[:count], self.b[:count], self.c[:count]
-            tiles = count // self._tile(BUSY[1])
-            kinds += [("read", 4 * tiles * self._tile(BUSY[1])), ("copy", 8 * count), ("add", 12 * count)]
-            works += [partial(self._walk, tiles, 1, *BUSY), partial(c.copy_, a), partial(torch.add, a, b, out=c)]
+            tiles = count // self._tile(SATURATING_SHAPE[1])
+            kinds += [("read", 4 * tiles * self._tile(SATURATING_SHAPE[1])), ("copy", 8 * count), ("add", 12 * count)]
+            works += [partial(self._walk, tiles, 1, *SATURATING_SHAPE), partial(c.copy_, a), partial(torch.add, a, b, out=c)]
         timed = self.watch(works, RUNS)
         return tuple(Anchor(kind, moved, t.us) for (kind, moved), t in zip(kinds, timed, strict=True))
 
-    def flights(self) -> tuple[Flight, ...]:
+    def flights(self) -> tuple[InFlightRate, ...]:
         """Rates of walks with ever more bytes in flight."""
-        counts = [min(self.a.numel(), 32 << 20) // self._tile(warps) for _, warps in FLIGHTS]
-        works = [partial(self._walk, tiles, 1, *shape) for tiles, shape in zip(counts, FLIGHTS, strict=True)]
+        counts = [min(self.a.numel(), 32 << 20) // self._tile(warps) for _, warps in IN_FLIGHT_SHAPES]
+        works = [partial(self._walk, tiles, 1, *shape) for tiles, shape in zip(counts, IN_FLIGHT_SHAPES, strict=True)]
         timed = self.watch(works, RUNS)
-        return tuple(Flight(4 * ctas * self._tile(warps), 4 * tiles * self._tile(warps) / t.us if t.us else 0.0)
-                     for (ctas, warps), tiles, t in zip(FLIGHTS, counts, timed, strict=True))
+        return tuple(InFlightRate(4 * ctas * self._tile(warps), 4 * tiles * self._tile(warps) / t.us if t.us else 0.0)
+                     for (ctas, warps), tiles, t in zip(IN_FLIGHT_SHAPES, counts, timed, strict=True))
 
     def l2_rate(self) -> float:
         """The rate of reading again what is in L2: more passes against few, so that the first pass and the launch cancel."""
-        ctas, warps = BUSY
+        ctas, warps = SATURATING_SHAPE
         at_once = ctas * self.card.sms
-        held = min(IN_L2, self.card.l2_bytes // 3, 4 * self.a.numel())
+        held = min(L2_WORKING_SET, self.card.l2_bytes // 3, 4 * self.a.numel())
         tiles = max(1, held // (4 * self._tile(warps) * at_once)) * at_once  # whole turns of all programs
         few, many = self.watch([partial(self._walk, tiles, passes, ctas, warps) for passes in L2_PASSES], RUNS)
         moved = 4 * tiles * self._tile(warps) * (L2_PASSES[1] - L2_PASSES[0])
@@ -81,17 +81,17 @@ class _Probes:
     def join(self) -> tuple[float, int]:
         """What a sum of one partial row an SM adds to a graph, and the bytes of these rows."""
         rows = self.card.sms
-        partials = torch.zeros(rows * COLUMNS, dtype=torch.float32, device=self.where)
-        results = torch.zeros(COLUMNS, dtype=torch.float32, device=self.where)
+        partials = torch.zeros(rows * PARTIAL_COLUMNS, dtype=torch.float32, device=self.where)
+        results = torch.zeros(PARTIAL_COLUMNS, dtype=torch.float32, device=self.where)
 
         def fill() -> None:
-            kernels.fill[(rows,)](partials, COLUMNS, WIDTH=1024, num_warps=4)
+            kernels.fill[(rows,)](partials, PARTIAL_COLUMNS, WIDTH=1024, num_warps=4)
 
         def fill_and_join() -> None:
             fill()
-            kernels.join[(COLUMNS // JOINED,)](partials, results, rows, COLUMNS, HEIGHT=JOIN_ROWS, WIDTH=JOINED, num_warps=4)
+            kernels.join[(PARTIAL_COLUMNS // JOIN_COLUMNS,)](partials, results, rows, PARTIAL_COLUMNS, HEIGHT=JOIN_ROWS, WIDTH=JOIN_COLUMNS, num_warps=4)
 
-        return self._each(fill_and_join) - self._each(fill), 4 * rows * COLUMNS
+        return self._each(fill_and_join) - self._each(fill), 4 * rows * PARTIAL_COLUMNS
 
     def clock(self) -> float:
         """Cycles per microsecond while memory is busy."""
@@ -101,7 +101,7 @@ class _Probes:
         self._keep_busy(100)  # until the clocks have settled
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            kernels.ticks[(1,)](found, TURNS, num_warps=1)
+            kernels.ticks[(1,)](found, CHAIN_LENGTH, num_warps=1)
         self._keep_busy(40)
         torch.cuda.synchronize(self.where)
         cycles, nanoseconds, _ = found.tolist()
@@ -113,8 +113,8 @@ class _Probes:
 
     def _each(self, body: Callable[[], object]) -> float:
         """What one more `body` adds to a graph."""
-        one, many = self.watch([_graph(body, times).replay for times in (1, GRAPH)], RUNS)
-        return (many.us - one.us) / (GRAPH - 1)
+        one, many = self.watch([_graph(body, times).replay for times in (1, GRAPH_REPEATS)], RUNS)
+        return (many.us - one.us) / (GRAPH_REPEATS - 1)
 
     def _tile(self, warps: int) -> int:
         """Values a CTA of a walk reads in one turn: LOADS of four for each thread."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..capture.recompute import Recomputed
 from ..integration import journal
 from ..integration.engine import counts
-from ..integration.journal import Fallback, GraphSeen, RegionSeen, Snapshot
+from ..integration.journal import Fallback, GraphRecord, RegionRecord, Snapshot
 from ..runtime.counters import Counts
 from .model_report import LeftRow, RegionRow, left_rows, left_table, region_rows, saved_text, total_table, totals
 from .rows import KernelRow, as_json, kernel_rows, spill_text
@@ -39,7 +39,7 @@ class CalledRow:
 class ProcessReport:
     """All there is to say about torch.compile(backend="onepass") in this process."""
 
-    graphs: tuple[GraphSeen, ...]
+    graphs: tuple[GraphRecord, ...]
     claimed: tuple[RegionRow, ...]
     called: tuple[CalledRow, ...]
     left: tuple[LeftRow, ...]
@@ -104,8 +104,8 @@ def _called(seen: Snapshot, claimed: Sequence[RegionRow]) -> tuple[CalledRow, ..
     return tuple(_called_row(name, by_id.get(name, []), calls.get(name), instead.get(name)) for name in names)
 
 
-def _called_row(name: str, rows: list[RegionRow], seen: RegionSeen | None, instead: str | None) -> CalledRow:
-    made = seen.made if seen else None
+def _called_row(name: str, rows: list[RegionRow], seen: RegionRecord | None, instead: str | None) -> CalledRow:
+    made = seen.artifact if seen else None
     kernels = kernel_rows(made.summary.kernels, made.binaries, None) if made else rows[0].kernels if rows else ()
     runs_as = "" if seen is None else "onepass" if made is not None else instead or "torch, op by op"
     lines = tuple(dict.fromkeys(line for row in rows for line in row.lines))
@@ -149,7 +149,7 @@ def _fallback_table(fallbacks: Sequence[Fallback]) -> Table:
     return shown
 
 
-def _error_table(graphs: Sequence[GraphSeen]) -> Table:
+def _error_table(graphs: Sequence[GraphRecord]) -> Table:
     shown = table("\ngraphs left whole", ("phase", "name"), ("error", "left"))
     for g in graphs:
         if g.error:

@@ -20,9 +20,9 @@ from .results import OURS, PROVIDERS
 from .suites import Job
 from .timing import Call
 
-MAX = "inductor-max"  # tunes for a minute or more a workload, so it runs where it is asked for
-MAX_SUITES = ("table",)
-NON_STRICT = {"triton.mix_order_reduction_non_strict_mode": True}
+MAX_AUTOTUNE = "inductor-max"  # tunes for a minute or more a workload, so it runs where it is asked for
+MAX_AUTOTUNE_SUITES = ("table",)
+NON_STRICT_OPTIONS = {"triton.mix_order_reduction_non_strict_mode": True}
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ def parse_providers(text: str | None, suite: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in PROVIDERS]
     if unknown or not names:
         raise BadSpec(what="The list of providers", text=text, detail=f"write some of {', '.join(PROVIDERS)}, with commas between")
-    if MAX in names and suite not in MAX_SUITES:
+    if MAX_AUTOTUNE in names and suite not in MAX_AUTOTUNE_SUITES:
         raise BadSpec(what="The list of providers", text=text,
-                      detail=f"{MAX} takes minutes of tuning a workload and runs only with the suite {', '.join(MAX_SUITES)}")
+                      detail=f"{MAX_AUTOTUNE} takes minutes of tuning a workload and runs only with the suite {', '.join(MAX_AUTOTUNE_SUITES)}")
     for name in names:
         if name in peers.PACKAGES and not peers.importable(name):
             raise BadSpec(what="The list of providers", text=text,
@@ -56,12 +56,12 @@ def parse_providers(text: str | None, suite: str) -> tuple[str, ...]:
     return names
 
 
-def wanted(providers: Sequence[str], job: Job) -> tuple[str, ...]:
+def supported_providers(providers: Sequence[str], job: Job) -> tuple[str, ...]:
     """The providers that have something for a workload, in order."""
     return tuple(name for name in providers if name not in peers.PACKAGES or peers.peer(name, job.workload) is not None)
 
 
-def provide(name: str, job: Job, inputs: Sequence[Tensor]) -> Prepared:
+def make_provider(name: str, job: Job, inputs: Sequence[Tensor]) -> Prepared:
     """A provider's call for a workload. It is not called yet; what fails, fails here or there."""
     function = job.subject.function
     if name in peers.PACKAGES:
@@ -72,19 +72,19 @@ def provide(name: str, job: Job, inputs: Sequence[Tensor]) -> Prepared:
     return Prepared(lambda: callable_(*inputs), callable_)
 
 
-def is_ours(name: str) -> bool:
+def is_onepass(name: str) -> bool:
     """Whether a provider is onepass, tuned or not."""
     return name in OURS
 
 
 def _inductor(**settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(apart(function), dynamic=False, fullgraph=True, **settings)
+        return torch.compile(copy_function(function), dynamic=False, fullgraph=True, **settings)
 
     return compiled
 
 
-def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+def copy_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a function that torch.compile does not take for the original.
 
     Dynamo remembers what it compiled by code object and gives up on one after a few sizes; here each provider at each size has
@@ -104,6 +104,6 @@ _FUNCTIONS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "onepass-tuned": lambda function: fuse(function, tune="on"),
     "eager": lambda function: function,
     "inductor": _inductor(),
-    "inductor-nonstrict": _inductor(options=NON_STRICT),
-    MAX: _inductor(mode="max-autotune-no-cudagraphs"),
+    "inductor-nonstrict": _inductor(options=NON_STRICT_OPTIONS),
+    MAX_AUTOTUNE: _inductor(mode="max-autotune-no-cudagraphs"),
 }

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import NotRepeatable, StepFailed
+from ..errors import NotDeterministic, StepFailed
 from ..ir.criterion import check, slice_scale, spacing
 from .runner import Runner
-from .step import Results, distance
+from .step import Results, relative_rms
 
-FEW = 32  # numbers whose largest error is luck: a loss may be right to the last bit in one run and 10 ulp off in the next
-LUCK = 16  # ulp that so few may be off beyond their bound
-SAME = 64  # eps that two runs without regions may differ by: atomic additions come in another order each time
-RELIABLE = 0.1  # a distance from eager's results that is more than rounding
+SMALL_RESULT = 32  # numbers whose largest error is luck: a loss may be right to the last bit in one run and 10 ulp off in the next
+SMALL_RESULT_ULPS = 16  # ulp that so few may be off beyond their bound
+REPEAT_EPS = 64  # eps that two runs without regions may differ by: atomic additions come in another order each time
+MAX_ROUNDING = 0.1  # a distance from eager's results that is more than rounding
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class Reference:
     notes: tuple[str, ...]
 
 
-def refer(runner: Runner) -> Reference:
+def make_reference(runner: Runner) -> Reference:
     """Run the step without regions in every way that tells something. NotRepeatable if it is another each time."""
     plain = runner.without_regions()
-    notes = _repeats(plain, runner.without_regions(), runner.make.text)
-    eager = plain if runner.rest == "eager" else runner.eagerly()
+    notes = _repeats(plain, runner.without_regions(), runner.factory.text)
+    eager = plain if runner.rest == "eager" else runner.in_eager_mode()
     exact, why = _in_float64(runner, eager)
     if exact is not None:
         return Reference(exact, plain, "float64", (*notes, *_unlike(_differences(eager, plain), plain)))
     # What rounding does is seen between two compilers, where both draw the same random numbers.
-    drawn_alike = runner.by_inductor(fallback_random=True) if runner.draws or runner.rest == "eager" else plain
+    drawn_alike = runner.by_inductor(fallback_random=True) if runner.uses_random or runner.rest == "eager" else plain
     errors = _differences(eager, drawn_alike)
     by = "eager" if runner.rest == "eager" else "Inductor"
     return Reference(plain, _off_by(plain, errors), f"{by}'s results", (*notes, why, *_unlike(errors, plain)))
@@ -47,36 +47,36 @@ def refer(runner: Runner) -> Reference:
 def _repeats(one: Results, other: Results, what: str) -> tuple[str, ...]:
     """What is to be said of two runs of the same step."""
     if one.keys() != other.keys():
-        raise NotRepeatable(what=what, detail=f"{len(one)} results, then {len(other)}")
-    apart = {name: distance(other[name], t) for name, t in one.items()}
+        raise NotDeterministic(what=what, detail=f"{len(one)} results, then {len(other)}")
+    apart = {name: relative_rms(other[name], t) for name, t in one.items()}
     for name, far in apart.items():
         eps = torch.finfo(one[name].dtype).eps if one[name].dtype.is_floating_point else 0.0
-        if far > SAME * eps:
-            raise NotRepeatable(what=what, detail=f"{name} of two runs is {far:.2g} apart")
+        if far > REPEAT_EPS * eps:
+            raise NotDeterministic(what=what, detail=f"{name} of two runs is {far:.2g} apart")
     changing = [name for name, far in apart.items() if far]
     return (f"the last bits of {', '.join(changing[:3])} change from run to run, without any region",) if changing else ()
 
 
 def _in_float64(runner: Runner, eager: Results) -> tuple[Results | None, str]:
     """The step's results in float64, or why they are of no use."""
-    if runner.draws:
+    if runner.uses_random:
         return None, "not held against float64, as the step draws random numbers"
     try:
-        exact = runner.widely()
+        exact = runner.in_float64()
     except StepFailed as error:
         return None, f"not held against float64: {error.fields['error']}"
     if exact.keys() != eager.keys():
         return None, "not held against float64: there it gives other results"
-    far = {name: distance(t, exact[name]) for name, t in eager.items()}
+    far = {name: relative_rms(t, exact[name]) for name, t in eager.items()}
     worst = max(far, key=far.__getitem__)
-    if far[worst] > RELIABLE:
+    if far[worst] > MAX_ROUNDING:
         return None, f"not held against float64: eager's {worst} is {far[worst]:.2g} off"
     return exact, ""
 
 
 def _differences(eager: Results, plain: Results) -> Results:
     """How far eager's results are from Inductor's, element by element, where that looks like rounding."""
-    comparable = {name: t for name, t in eager.items() if name in plain and distance(t, plain[name]) <= RELIABLE}
+    comparable = {name: t for name, t in eager.items() if name in plain and relative_rms(t, plain[name]) <= MAX_ROUNDING}
     return {name: t.double() - plain[name].double() for name, t in comparable.items() if t.dtype.is_floating_point}
 
 
@@ -92,7 +92,7 @@ def _off_by(plain: Results, errors: Results) -> Results:
 # ---- how far off -------------------------------------------------------------------------------------------------------------
 
 
-def excess_of(mine: Results, reference: Reference) -> tuple[float, str]:
+def worst_excess(mine: Results, reference: Reference) -> tuple[float, str]:
     """How far the worst result is off, in units of what is allowed of a single kernel, and which it is."""
     if mine.keys() != reference.other.keys():
         return math.inf, "the number of results"
@@ -114,7 +114,7 @@ def _excess(mine: Tensor, other: Tensor, exact: Tensor) -> float:
         return math.inf
     known &= wide.isfinite()
     found = check(wide[known].to(mine.dtype), theirs[known], right[known], slice_scale(right)[known])
-    if int(known.sum()) >= FEW:
+    if int(known.sum()) >= SMALL_RESULT:
         return found.excess
-    spare = LUCK * spacing(float(right[known].abs().max()) if bool(known.any()) else 0.0, mine.dtype)
+    spare = SMALL_RESULT_ULPS * spacing(float(right[known].abs().max()) if bool(known.any()) else 0.0, mine.dtype)
     return found.max_error / (found.max_bound + spare)

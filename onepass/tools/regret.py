@@ -21,19 +21,19 @@ from ..errors import CompileFailed, NotMeasured
 from ..plan.plan import Plan
 from ..runtime import offline
 from ..runtime.binary import Binary
-from ..runtime.compiled import Compiled, Made
+from ..runtime.compiled import Compiled, Artifact
 from ..runtime.executable import Executable, aligned_of, assemble
-from .ours import Ours, schedules
+from .captured_function import CapturedFunction, schedules
 from .results import Candidate, Regret
 from .timing import Call, Clock, Timed
 
 RUNS = 10  # of each candidate
-GOOD = 0.05  # a pick this close to the best is as good
-APART = 0.02  # of the largest value: how far results of two plans may be apart before one of them is taken for wrong
+NEAR_BEST = 0.05  # a pick this close to the best is as good
+MAX_DIFFERENCE = 0.02  # of the largest value: how far results of two plans may be apart before one of them is taken for wrong
 
 
 @dataclass(frozen=True)
-class Tried:
+class CompiledCandidate:
     """A plan, written and compiled; without binaries where that failed."""
 
     plan: Plan
@@ -55,7 +55,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RegretSummary:
     """What a suite's regrets come to."""
 
     workloads: int
@@ -65,56 +65,56 @@ class Verdict:
     plan_error: float | None  # the same over all candidates
 
 
-def begin(ours: Ours, device: Device, most: int, pool: Executor) -> tuple[Future[Tried], ...]:
+def compile_candidates(ours: CapturedFunction, device: Device, most: int, pool: Executor) -> tuple[Future[CompiledCandidate], ...]:
     """Start to write and compile the candidates of a workload."""
     return tuple(pool.submit(_try, ours, plan, device) for plan in ours.plans(device, most))
 
 
-def _try(ours: Ours, plan: Plan, device: Device) -> Tried:
+def _try(ours: CapturedFunction, plan: Plan, device: Device) -> CompiledCandidate:
     sources = pipeline.generate(plan, ours.wide)
     try:
         binaries = tuple(offline.compile(s, device, aligned_of(s, ours.aligned, ours.outputs)) for s in sources)
     except CompileFailed:
-        return Tried(plan, sources, None)
-    return Tried(plan, sources, binaries)
+        return CompiledCandidate(plan, sources, None)
+    return CompiledCandidate(plan, sources, binaries)
 
 
-def regret(id: str, ours: Ours, tried: Sequence[Tried], inputs: Sequence[Tensor], clock: Clock, device: Device) -> Regret:
+def regret(id: str, ours: CapturedFunction, tried: Sequence[CompiledCandidate], inputs: Sequence[Tensor], clock: Clock, device: Device) -> Regret:
     """Measure a workload's candidates beside its default pick."""
     picked = ours.executable(clock.device)
     calls: dict[str, Call] = {"picked": ours.call(picked, inputs)}
     truth = calls["picked"]()
-    same = {k for k, t in enumerate(tried) if schedules(t.plan) == schedules(picked.made)}
+    same = {k for k, t in enumerate(tried) if schedules(t.plan) == schedules(picked.artifact)}
     for k, t in enumerate(tried):
         if k not in same and t.runs_on(device):
-            made = Compiled(t.plan, t.sources, t.binaries or ()).made
+            made = Compiled(t.plan, t.sources, t.binaries or ()).artifact
             call = ours.call(_assembled(made, clock.device, ours), inputs)
-            if agree(call(), truth):
+            if same_results(call(), truth):
                 calls[str(k)] = call
     del truth
     times = {name: found.us for name, found in clock.times(calls, RUNS).items() if isinstance(found, Timed)}
     if "picked" not in times:
         raise NotMeasured(detail="the default pick did not always run the same kernels")
     times |= {str(k): times["picked"] for k in same}
-    return reported(id, ours.predicted_us(picked.made, device), picked.made, tried, times)
+    return regret_from_times(id, ours.predicted_us(picked.artifact, device), picked.artifact, tried, times)
 
 
-def _assembled(made: Made, where: torch.device, ours: Ours) -> Executable:
+def _assembled(made: Artifact, where: torch.device, ours: CapturedFunction) -> Executable:
     return assemble(made, where, ours.aligned)
 
 
-def agree(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+def same_results(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
     """Whether two plans computed the same, but for the order of sums."""
     for name, tensor in theirs.items():
         a, b = mine[name].float(), tensor.float()
         top = float(b.abs().max()) if b.numel() else 0.0
         apart = float((a - b).abs().max()) if b.numel() else 0.0
-        if not apart <= APART * top + 1e-6:  # a NaN is not
+        if not apart <= MAX_DIFFERENCE * top + 1e-6:  # a NaN is not
             return False
     return True
 
 
-def reported(id: str, predicted_us: float, picked: Made, tried: Sequence[Tried], times: Mapping[str, float]) -> Regret:
+def regret_from_times(id: str, predicted_us: float, picked: Artifact, tried: Sequence[CompiledCandidate], times: Mapping[str, float]) -> Regret:
     """The regret of a pick from the times of it and of the candidates, by their number."""
     pick = Candidate(_text(picked.summary.kernels), picked.summary.kernels[0].family, predicted_us, times["picked"],
                      max((b.registers for b in picked.binaries), default=None), sum(b.spill_bytes for b in picked.binaries))
@@ -127,12 +127,12 @@ def _text(kernels: Iterable[object]) -> str:
     return " + ".join(str(k.schedule) for k in kernels if not k.name.endswith("_join"))  # type: ignore[attr-defined]
 
 
-def verdict(regrets: Sequence[Regret]) -> Verdict:
+def summarize_regret(regrets: Sequence[Regret]) -> RegretSummary:
     """What regrets come to."""
     worst = max(regrets, key=lambda r: r.regret, default=None)
     picks = [(r.predicted_us, r.picked_us) for r in regrets]
     plans = [(c.predicted_us, c.us) for r in regrets for c in r.candidates]
-    return Verdict(len(regrets), sum(r.regret <= GOOD for r in regrets) / len(regrets) if regrets else 0.0,
+    return RegretSummary(len(regrets), sum(r.regret <= NEAR_BEST for r in regrets) / len(regrets) if regrets else 0.0,
                    (worst.id, worst.regret) if worst else None, _median_error(picks), _median_error(plans))
 
 

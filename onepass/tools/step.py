@@ -28,26 +28,26 @@ Results = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Maker:
+class StepFactory:
     """Makes the same step, as often as it is asked to."""
 
     text: str  # file.py:function
     inputs: str | None
     seed: int
-    is_itself: bool  # the function named is the step, and not one that makes it
+    is_step: bool  # the function named is the step, and not one that makes it
 
     @staticmethod
-    def of(text: str, inputs: str | None, seed: int) -> Maker:
+    def of(text: str, inputs: str | None, seed: int) -> StepFactory:
         """It takes a call to know what a function returns."""
         seed_all(seed)
-        return Maker(text, inputs, seed, step_named(text, load(text), inputs) is None)
+        return StepFactory(text, inputs, seed, step_named(text, load(text), inputs) is None)
 
     def __call__(self) -> Subject:
         """A step that nothing was done with yet."""
         torch.compiler.reset()
         seed_all(self.seed)
         found = load(self.text)
-        made = Subject(found) if self.is_itself else step_named(self.text, found, self.inputs)
+        made = Subject(found) if self.is_step else step_named(self.text, found, self.inputs)
         assert made is not None
         seed_all(self.seed)
         return made
@@ -142,7 +142,7 @@ class Float64(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def widened(step: Subject) -> Subject:
+def to_float64(step: Subject) -> Subject:
     """The same step of float64 tensors."""
     call = uncompiled(step.call)
     if isinstance(call, nn.Module):
@@ -166,7 +166,7 @@ def _wide_tensor(leaf: Any) -> Any:
 # ---- how far apart -----------------------------------------------------------------------------------------------------------
 
 
-def distance(one: Tensor, other: Tensor) -> float:
+def relative_rms(one: Tensor, other: Tensor) -> float:
     """The RMS difference of two tensors over the RMS of the second; infinite where they cannot be compared."""
     if one.shape != other.shape:
         return math.inf

@@ -46,7 +46,7 @@ class Job:
         """The fewest bytes it can move: every input once, every output once."""
         args = self.inputs()
         captured = capture(self.subject.function, args)
-        return floor_bytes(pipeline.optimise(captured.program), captured.bind(args) or {})
+        return floor_bytes(pipeline.optimize(captured.program), captured.bind(args) or {})
 
 
 @dataclass(frozen=True)

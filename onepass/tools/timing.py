@@ -26,12 +26,12 @@ from ..runtime.launch import Launcher, prepare
 from ..runtime.stopwatch import Flush, spread
 
 RUNS = 20  # of each call
-LEAST_RUNS = 5  # of one that takes long
+MIN_RUNS = 5  # of one that takes long
 CALL_BUDGET_US = 100e3  # of device time for all runs of one call
 HOST_BUDGET_US = 20e3  # of device time for a round of calls that times the host
-QUEUED = 400  # launches that a driver takes without making the host wait
-SESSIONS = 3  # a profiler may lose events; then all calls are repeated
-MARK = "onepass_bench_mark"
+QUEUE_DEPTH = 400  # launches that a driver takes without making the host wait
+MAX_SESSIONS = 3  # a profiler may lose events; then all calls are repeated
+MARKER = "onepass_bench_mark"
 _NO_WORK = ("Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event")  # recorded beside kernels, and no work of a call
 
 Call = Callable[[], Any]
@@ -59,10 +59,10 @@ class Timed:
 # ---- from events to times: plain functions of lists
 
 
-def delimited(events: Iterable[Event], launched: int) -> list[tuple[Event, ...]]:
+def split_at_markers(events: Iterable[Event], launched: int) -> list[tuple[Event, ...]]:
     """What ran in each call, in the order of the calls: all between a mark before it and a mark after it."""
     ordered = sorted(events, key=lambda e: e.start)
-    marks = [k for k, e in enumerate(ordered) if MARK in e.name]
+    marks = [k for k, e in enumerate(ordered) if MARKER in e.name]
     if len(marks) != 2 * launched:
         raise NotMeasured(detail=f"{launched} calls were launched between marks, and {len(marks)} marks were recorded instead "
                                  f"of {2 * launched}")
@@ -79,15 +79,15 @@ def busy_us(events: Sequence[Event]) -> float:
     return total
 
 
-def grouped(events: Iterable[Event], launched: Sequence[str]) -> dict[str, list[tuple[Event, ...]]]:
+def calls_by_name(events: Iterable[Event], launched: Sequence[str]) -> dict[str, list[tuple[Event, ...]]]:
     """The calls of each name; `launched` names every call in the order it was made."""
     found: dict[str, list[tuple[Event, ...]]] = {name: [] for name in launched}
-    for name, ran in zip(launched, delimited(events, len(launched)), strict=True):
+    for name, ran in zip(launched, split_at_markers(events, len(launched)), strict=True):
         found[name].append(ran)
     return found
 
 
-def timed(calls: Sequence[Sequence[Event]]) -> Timed:
+def summarize_runs(calls: Sequence[Sequence[Event]]) -> Timed:
     """The time of a call from several of its runs. Runs that ran other kernels than most are left out; few may."""
     counts = Counter(tuple(e.name for e in ran) for ran in calls)
     usual, often = counts.most_common(1)[0]
@@ -100,19 +100,19 @@ def timed(calls: Sequence[Sequence[Event]]) -> Timed:
     return Timed(middle, spread(times), len(times), len(usual))
 
 
-def _timed(calls: Sequence[Sequence[Event]]) -> "Timed | NotMeasured":
+def _summary_or_error(calls: Sequence[Sequence[Event]]) -> "Timed | NotMeasured":
     try:
-        return timed(calls)
+        return summarize_runs(calls)
     except NotMeasured as error:
         return error
 
 
-def runs_for(us: float, budget_us: float = CALL_BUDGET_US) -> int:
+def run_count(us: float, budget_us: float = CALL_BUDGET_US) -> int:
     """How often to run a call that takes about so long."""
-    return max(LEAST_RUNS, min(RUNS, int(budget_us / max(us, 1.0))))
+    return max(MIN_RUNS, min(RUNS, int(budget_us / max(us, 1.0))))
 
 
-def interleaved(runs: Mapping[str, int]) -> tuple[str, ...]:
+def interleaved_order(runs: Mapping[str, int]) -> tuple[str, ...]:
     """Every name as often as asked, in rounds, each round beginning with another: no call always follows the same one."""
     names = list(runs)
     order = []
@@ -124,12 +124,12 @@ def interleaved(runs: Mapping[str, int]) -> tuple[str, ...]:
 
 # ---- on the card
 
-_MARK_SOURCE = Source(
-    MARK, f'import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef {MARK}(out):\n    tl.store(out, 0.0)\n',
+_MARKER_SOURCE = Source(
+    MARKER, f'import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef {MARKER}(out):\n    tl.store(out, 0.0)\n',
     (Param("out", ParamKind.POINTER, "out", DTYPES["f32"]),), (GridDim(1),), warps=1)
 
 
-def hold(wanted: int, where: torch.device) -> None:
+def reserve_memory(wanted: int, where: torch.device) -> None:
     """Take so many bytes from the driver, or half of what is free, and leave them to torch's allocator for good.
 
     What is given back to the driver and taken again may be slower for every kernel: H200, `torch.neg` of 0.8 GB takes 424 us
@@ -145,40 +145,40 @@ class Clock:
     def __init__(self, index: int = 0) -> None:
         self.device = torch.device("cuda", index)
         self.flush = Flush(self.device)
-        self._spot = torch.zeros(64, device=self.device)
-        self._mark: Launcher = prepare(_MARK_SOURCE, index, frozenset({"out"}))
+        self._marker_target = torch.zeros(64, device=self.device)
+        self._marker: Launcher = prepare(_MARKER_SOURCE, index, frozenset({"out"}))
 
-    def mark(self) -> None:
+    def record_marker(self) -> None:
         """Leave a mark in the order of kernels."""
-        self._mark(1, (self._spot.data_ptr(),), torch.cuda.current_stream(self.device).cuda_stream)
+        self._marker(1, (self._marker_target.data_ptr(),), torch.cuda.current_stream(self.device).cuda_stream)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the card. After a fault of the card nothing more can be measured, and this raises."""
         torch.cuda.synchronize(self.device)
 
     def times(self, calls: Mapping[str, Call], most: int = RUNS) -> dict[str, "Timed | NotMeasured"]:
         """The kernel time of each call, measured in turn in one profiler session, or why it has none. Calls must have run before.
         """
-        runs = {name: min(most, runs_for(self._rough_us(call))) for name, call in calls.items()}
-        order = interleaved(runs)
-        for left in reversed(range(SESSIONS)):
+        runs = {name: min(most, run_count(self._rough_us(call))) for name, call in calls.items()}
+        order = interleaved_order(runs)
+        for left in reversed(range(MAX_SESSIONS)):
             try:
-                return {name: _timed(ran) for name, ran in grouped(self._recorded(calls, order), order).items()}
+                return {name: _summary_or_error(ran) for name, ran in calls_by_name(self._recorded(calls, order), order).items()}
             except NotMeasured:
                 if not left:
                     raise
         raise AssertionError("the last session returns or raises")
 
     def _recorded(self, calls: Mapping[str, Call], order: Sequence[str]) -> list[Event]:
-        self.settle()
+        self.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             self.flush()  # whatever a session loses at its beginning, it is not a call
             for name in order:
                 self.flush()
-                self.mark()
+                self.record_marker()
                 calls[name]()
-                self.mark()
-            self.settle()
+                self.record_marker()
+            self.synchronize()
         return [Event(e.name, e.time_range.start, e.time_range.elapsed_us()) for e in profiled.events() or ()
                 if e.device_type == torch.autograd.DeviceType.CUDA and e.name not in _NO_WORK
                 and not getattr(e, "is_user_annotation", False)]
@@ -195,15 +195,15 @@ class Clock:
 
     def host_us(self, call: Call, of: Timed) -> float:
         """What a call takes the host: the best of a few rounds, none so long that a full queue makes the host wait."""
-        calls = max(5, min(200, int(HOST_BUDGET_US / of.us), QUEUED // of.kernels))
+        calls = max(5, min(200, int(HOST_BUDGET_US / of.us), QUEUE_DEPTH // of.kernels))
         best = math.inf
         for _ in range(3):
-            self.settle()
+            self.synchronize()
             began = perf_counter()
             for _ in range(calls):
                 call()
             best = min(best, (perf_counter() - began) / calls * 1e6)
-        self.settle()
+        self.synchronize()
         return best
 
     def graph_us(self, function: Callable[..., Any], inputs: Sequence[Tensor], copies: int, replays: int = 10) -> float:
@@ -214,7 +214,7 @@ class Clock:
         sets = [tuple(inputs), *(tuple(t.clone() for t in inputs) for _ in range(copies - 1))]
         for given in sets[:2]:
             function(*given)
-        self.settle()
+        self.synchronize()
         graph, kept = torch.cuda.CUDAGraph(), []
         with torch.cuda.graph(graph):
             for given in sets:

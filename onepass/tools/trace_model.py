@@ -19,7 +19,7 @@ from .. import compat
 from ..capture.recompute import Recomputed
 from ..device import Device
 from ..errors import ModelNotTraced, OnepassError
-from ..integration.claim import Claimed, Claiming, claim
+from ..integration.claim import Claimed, ClaimOptions, claim
 from ..integration.failure import sentence
 from ..integration.passes import phase_of
 from ..integration.split import split
@@ -99,7 +99,7 @@ class _Recorder:
         copied, made = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in graph.nodes:
             made[node] = copied.node_copy(node, made.__getitem__)
-        deciding = Claiming(self.device, interpret=True, max_autotune=compat.max_autotune(), phase=phase_of(graph, is_inference))
+        deciding = ClaimOptions(self.device, interpret=True, max_autotune=compat.max_autotune(), phase=phase_of(graph, is_inference))
         self.graphs.append(claim(copied, deciding))
 
 

@@ -19,31 +19,31 @@ from time import monotonic
 
 import torch
 
-from .providers import MAX, provide
+from .providers import MAX_AUTOTUNE, make_provider
 from .suites import Job
 
 WORKERS = 8  # each holds the tensors of a workload on the card
-ALONE = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_AUTOTUNE_LOCAL_CACHE": "0"}
+WORKER_ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_AUTOTUNE_LOCAL_CACHE": "0"}
 
 
-def is_slow(provider: str) -> bool:
+def compiles_slowly(provider: str) -> bool:
     """Whether a provider compiles for seconds what a cache can hold."""
-    return provider.startswith("inductor") and provider != MAX
+    return provider.startswith("inductor") and provider != MAX_AUTOTUNE
 
 
 @contextmanager
-def warming(jobs: Sequence[Job], providers: Sequence[str], where: torch.device, workers: int = WORKERS,
+def prewarm_inductor(jobs: Sequence[Job], providers: Sequence[str], where: torch.device, workers: int = WORKERS,
             limit: float | None = None) -> Iterator[None]:
     """Have what `providers` will need for some jobs compiled meanwhile; at the end, wait for it until `limit` seconds have passed.
 
     What fails will fail again, and be told. No process is left behind, however this is left.
     """
-    names = [name for name in providers if is_slow(name)]
+    names = [name for name in providers if compiles_slowly(name)]
     count = min(workers, len(jobs)) if names else 0
     began = monotonic()
     started: list[subprocess.Popen[bytes]] = []
     try:
-        started.extend(_started(jobs[k::count], names, where) for k in range(count if count > 1 else 0))
+        started.extend(_start_worker(jobs[k::count], names, where) for k in range(count if count > 1 else 0))
         yield
         for worker in started:
             with suppress(subprocess.TimeoutExpired):
@@ -55,14 +55,14 @@ def warming(jobs: Sequence[Job], providers: Sequence[str], where: torch.device, 
             worker.wait()
 
 
-def _started(jobs: Sequence[Job], names: Sequence[str], where: torch.device) -> subprocess.Popen[bytes]:
+def _start_worker(jobs: Sequence[Job], names: Sequence[str], where: torch.device) -> subprocess.Popen[bytes]:
     """A process that is given jobs in a file: a pipe would have to be filled while that process starts."""
     with tempfile.TemporaryFile() as given:
         given.write(json.dumps([astuple(job) for job in jobs]).encode())
         given.seek(0)
         command = [sys.executable, "-W", "ignore", "-m", __name__, str(where), ",".join(names)]
         return subprocess.Popen(command, stdin=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                env={**os.environ, **ALONE})
+                                env={**os.environ, **WORKER_ENVIRONMENT})
 
 
 def main(where: str, providers: str) -> None:
@@ -71,7 +71,7 @@ def main(where: str, providers: str) -> None:
         job = Job(workload, tuple(shape), dtype)
         for name in providers.split(","):
             with suppress(Exception), torch.no_grad():
-                provide(name, job, job.inputs(where)).call()
+                make_provider(name, job, job.inputs(where)).call()
             torch.compiler.reset()
             if where.startswith("cuda"):
                 torch.cuda.empty_cache()

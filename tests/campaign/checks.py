@@ -23,11 +23,11 @@ from onepass.capture.trace import capture
 from onepass.device import Device
 from onepass.errors import OnepassError
 from onepass.integration import failure, journal
-from onepass.ir.axes import share_axes
+from onepass.ir.axes import unify_axes
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Program
 from onepass.ir.size import Bindings
-from onepass.pipeline import optimise, specialise
+from onepass.pipeline import optimize, specialize
 from onepass.plan.plan import KernelPlan
 from tests import forced
 from tests.support import twice
@@ -197,7 +197,7 @@ def by_oracle(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     if _is_empty(captured.program, bindings):  # `fuse` calls the function itself
         with default_float64():
             return plainly(graph.function(exact=True), [moved(i, None, 0) for i in inputs]), "empty"
-    optimised = optimise(captured.program)
+    optimised = optimize(captured.program)
     before, after = (_evaluated(captured, program, inputs, bindings) for program in (captured.program, optimised))
     for k, (one, other) in enumerate(zip(before, after, strict=True)):
         if isinstance(one, torch.Tensor) and differ_exactly(other, one, COARSE):  # what differs by less is held against eager's
@@ -263,7 +263,7 @@ def by_schedule(graph: Graph, inputs: list[Any], on: Device = forced.H200) -> tu
     captured = capture(graph.function(), tuple(inputs))
     bindings = captured.bind(tuple(inputs))
     assert bindings is not None
-    program, sizes = specialise(optimise(captured.program), bindings)
+    program, sizes = specialize(optimize(captured.program), bindings)
     tensors = captured.tensors(tuple(inputs))
     program = replace(program, buffers=tuple(
         replace(b, aligned=b.name not in tensors or tensors[b.name].data_ptr() % 16 == 0) for b in program.buffers))
@@ -290,7 +290,7 @@ def by_integers(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     captured = capture(graph.function(), tuple(inputs))
     bindings = captured.bind(tuple(inputs))
     assert bindings is not None
-    program, sizes = specialise(share_axes(integral(captured.program)), bindings)
+    program, sizes = specialize(unify_axes(integral(captured.program)), bindings)
     chosen = _drawn(graph, program, sizes)
     tensors = {n: integers(t, graph.seed + k) for k, (n, t) in enumerate(captured.tensors(tuple(inputs)).items())}
     mine, exact = forced.run(forced.planned(program, sizes, chosen), tensors, sizes), evaluate(program, tensors, sizes)

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from .graph import Graph, Input
 
-MOST_TRIES = 400
+MAX_ATTEMPTS = 400
 
 
 def shrunk(graph: Graph, fails: Callable[[Graph], bool]) -> Graph:
     """The smallest graph found that `fails` still accepts, by at most MOST_TRIES questions."""
     asked, found = 0, True
-    while found and asked < MOST_TRIES:
+    while found and asked < MAX_ATTEMPTS:
         found = False
         for simpler in simplifications(graph):
             asked += 1
-            if asked > MOST_TRIES:
+            if asked > MAX_ATTEMPTS:
                 break
             if fails(simpler):
                 graph, found = simpler, True

@@ -36,7 +36,7 @@ from onepass import compat
 from onepass.errors import OnepassWarning
 from onepass.integration import engine
 from onepass.runtime import cache
-from onepass.runtime.compiled import Made
+from onepass.runtime.compiled import Artifact
 from onepass.runtime.measured import Calibration
 
 from . import store_faults as faults
@@ -70,7 +70,7 @@ class Template:
     """A store as it should be."""
 
     folder: Path
-    entries: dict[str, Made]
+    entries: dict[str, Artifact]
     right: tuple[torch.Tensor, ...]
 
 

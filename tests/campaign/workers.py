@@ -27,7 +27,7 @@ from typing import Any
 
 os.environ.setdefault("ONEPASS_CACHE_DIR", tempfile.mkdtemp(prefix="onepass-campaign-"))
 
-from onepass.errors import CompilerTrouble
+from onepass.errors import CompilerUnavailable
 from onepass.runtime import frames, offline, workers
 from onepass.runtime.module import Job
 from onepass.runtime.workers import Pool
@@ -115,7 +115,7 @@ class Campaign:
         try:
             asked.check(offline.measure(asked.job, "h200"))
             outcome = "answered"
-        except CompilerTrouble as error:
+        except CompilerUnavailable as error:
             outcome = error.code
         finally:
             took = time.monotonic() - began

@@ -120,8 +120,8 @@ KNOWN: dict[str, Any] = {}
 def learn(folder: Path) -> None:
     """What is right, found out before anything fails."""
     captured = capture(store.FUNCTIONS[0], (store.X,))
-    KNOWN["program"] = pipeline.optimise(captured.program)
-    KNOWN["entry"] = pipeline.interpretable(KNOWN["program"], {"s0": 6}, device("h200")).made
+    KNOWN["program"] = pipeline.optimize(captured.program)
+    KNOWN["entry"] = pipeline.plan_for_interpreter(KNOWN["program"], {"s0": 6}, device("h200")).artifact
     KNOWN["right"] = store.result(store.FUNCTIONS[0], folder)
     for scenario in SCENARIOS:  # what is imported or compiled late is there from now on, and no call of what follows
         assert scenario.run(folder / scenario.name) is True, scenario.name

@@ -9,7 +9,7 @@ import torch
 
 from onepass.capture import capture
 from onepass.device import device
-from onepass.pipeline import generate, optimise
+from onepass.pipeline import generate, optimize
 from onepass.plan.alternatives import alternatives, kind
 from onepass.plan.partition import plan
 from onepass.runtime.compiled import Compiled
@@ -38,7 +38,7 @@ SUBJECTS = [
 def plans_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, most: int) -> tuple:
     args = workload(name).inputs(shape, dtype, "cpu")
     captured = capture(workload(name).function, args, dynamic=False)
-    program, bindings = optimise(captured.program), captured.bind(args)
+    program, bindings = optimize(captured.program), captured.bind(args)
     assert bindings is not None
     return args, captured, program, bindings, alternatives(program, bindings, H200, most)
 
@@ -47,7 +47,7 @@ def plans_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, most: int) -
 def test_every_plan_computes_the_same(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     _, captured, _, bindings, plans = plans_of(name, shape, dtype, 40)
     for chosen in plans:
-        run = assemble(Compiled(chosen, generate(chosen), ()).made, CPU, frozenset())
+        run = assemble(Compiled(chosen, generate(chosen), ()).artifact, CPU, frozenset())
 
         def planned(*args: torch.Tensor, run: Executable = run) -> Any:
             return captured.result(run(captured.tensors(args), bindings), args)

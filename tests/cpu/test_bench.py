@@ -21,21 +21,21 @@ from rich.console import Console
 from torch import Tensor
 
 from onepass.__main__ import main
-from onepass.errors import BadArgument, BadResults, BadSpec, OtherRun
+from onepass.errors import BadArgument, BadResults, BadSpec, CannotResume
 from onepass.plan.plan import Plan
 from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
 from onepass.tools import bench as benches
 from onepass.tools import functions as f
 from onepass.tools import peers, regret, verdict
-from onepass.tools.bench import Options, bench, earlier, failure, unfinished
+from onepass.tools.bench import Options, bench, previous_run, one_line_error, is_unfinished
 from onepass.tools.bench_tables import fits, line, tables
-from onepass.tools.ours import Ours, schedules
-from onepass.tools.providers import apart, default_providers, wanted, parse_providers, provide
+from onepass.tools.captured_function import CapturedFunction, schedules
+from onepass.tools.providers import copy_function, default_providers, supported_providers, parse_providers, make_provider
 from onepass.tools.results import PROVIDERS, Result, Row, Run, load, to_json
 from onepass.tools.suites import SUITES, Job, rows_at, suite
 from onepass.tools.tables import as_text
-from onepass.tools.warm import is_slow, warming
+from onepass.tools.warm import compiles_slowly, prewarm_inductor
 from tests import bench_runs
 from tests.bench_runs import PLACE, SMALL, FakeClock
 from tests.support import run_python
@@ -97,13 +97,13 @@ def test_a_library_that_is_not_here_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_libraries_are_asked_only_for_what_they_have() -> None:
     both = ("onepass", "liger", "quack")
-    assert wanted(both, Job("rms_norm", (8, 64))) == both
-    assert wanted(both, Job("cross_entropy", (8, 64))) == ("onepass", "quack")
-    assert wanted(both, Job("sum_both", (8, 64))) == ("onepass",)
+    assert supported_providers(both, Job("rms_norm", (8, 64))) == both
+    assert supported_providers(both, Job("cross_entropy", (8, 64))) == ("onepass", "quack")
+    assert supported_providers(both, Job("sum_both", (8, 64))) == ("onepass",)
 
 
 def test_a_copy_of_a_function_is_another_to_dynamo() -> None:
-    copy = apart(f.rms_norm)
+    copy = copy_function(f.rms_norm)
     assert copy is not f.rms_norm and copy.__code__ is not f.rms_norm.__code__  # type: ignore[attr-defined]
     x, w = torch.randn(4, 8), torch.rand(8)
     assert torch.equal(copy(x, w), f.rms_norm(x, w))
@@ -111,7 +111,7 @@ def test_a_copy_of_a_function_is_another_to_dynamo() -> None:
 
 def test_inductor_settings_are_known_to_this_torch() -> None:
     for name in ("inductor", "inductor-nonstrict", "inductor-max"):
-        provide(name, SMALL.jobs[0], SMALL.jobs[0].inputs("cpu"))
+        make_provider(name, SMALL.jobs[0], SMALL.jobs[0].inputs("cpu"))
 
 
 class _Norm(torch.autograd.Function):
@@ -193,7 +193,7 @@ def suite_shape(name: str) -> tuple[int, ...]:
 
 
 def test_wrong_and_failing_providers_are_shown_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    good = provide
+    good = make_provider
 
     def broken(name: str, job: Job, inputs: Sequence[Tensor]) -> Any:
         if name == "inductor":
@@ -245,10 +245,10 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
 def test_a_row_without_a_provider_that_is_asked_for_is_measured_again() -> None:
     row = Row("rms_norm", (8, 64), "bf16", SMALL.jobs[0].id, 10, 1.0, {"onepass": Result(us=1.0)})
     run = Run("small", "2026-01-31", "a card", "h200", {}, (), (row,))
-    assert not unfinished(SMALL.jobs[0], run, Options(SMALL, ("onepass",)))
-    assert unfinished(SMALL.jobs[0], run, Options(SMALL, ("onepass", "eager")))
-    assert unfinished(SMALL.jobs[0], run, Options(SMALL, ("onepass",), regret=True))
-    assert unfinished(SMALL.jobs[1], run, Options(SMALL, ("onepass",)))
+    assert not is_unfinished(SMALL.jobs[0], run, Options(SMALL, ("onepass",)))
+    assert is_unfinished(SMALL.jobs[0], run, Options(SMALL, ("onepass", "eager")))
+    assert is_unfinished(SMALL.jobs[0], run, Options(SMALL, ("onepass",), regret=True))
+    assert is_unfinished(SMALL.jobs[1], run, Options(SMALL, ("onepass",)))
 
 
 @pytest.mark.parametrize(("change", "says"), [
@@ -259,12 +259,12 @@ def test_results_of_other_runs_are_not_mixed(change: dict[str, Any], says: str, 
     out = tmp_path / "r.json"
     mine = Run("small", "2026-01-31", "a card", "h200", {"torch": "2.11"})
     out.write_text(json.dumps(to_json(replace(mine, **change))))
-    with pytest.raises(OtherRun, match=says):
-        earlier(Options(SMALL, (), out), PLACE)
-    assert earlier(Options(SMALL, (), out, fresh=True), PLACE).rows == ()
+    with pytest.raises(CannotResume, match=says):
+        previous_run(Options(SMALL, (), out), PLACE)
+    assert previous_run(Options(SMALL, (), out, fresh=True), PLACE).rows == ()
     out.write_text("{")
     with pytest.raises(BadResults, match="not JSON"):
-        earlier(Options(SMALL, (), out), PLACE)
+        previous_run(Options(SMALL, (), out), PLACE)
 
 
 def test_only_some_workloads() -> None:
@@ -274,23 +274,23 @@ def test_only_some_workloads() -> None:
 
 
 def test_failures_are_one_line() -> None:
-    assert failure(ValueError("\n  first\nsecond")) == "ValueError: first" and failure(KeyError()) == "KeyError: no message"
-    assert len(failure(ValueError("x" * 9999))) == benches.ERROR_TEXT
+    assert one_line_error(ValueError("\n  first\nsecond")) == "ValueError: first" and one_line_error(KeyError()) == "KeyError: no message"
+    assert len(one_line_error(ValueError("x" * 9999))) == benches.MAX_ERROR_LENGTH
 
 
 # ---- regret
 
 
-def tried(ours: Ours, plan: Plan, spill: int = 0) -> regret.Tried:
-    return regret.Tried(plan, (), tuple(Binary(64, spill, 0, 0, 0, {}, {}) for _ in plan.kernels))
+def tried(ours: CapturedFunction, plan: Plan, spill: int = 0) -> regret.CompiledCandidate:
+    return regret.CompiledCandidate(plan, (), tuple(Binary(64, spill, 0, 0, 0, {}, {}) for _ in plan.kernels))
 
 
 def test_regret_is_the_pick_over_the_best() -> None:
     job = Job("rms_norm_backward", (8192, 8192))
-    ours = Ours.of(job.subject.function, job.inputs())
+    ours = CapturedFunction.of(job.subject.function, job.inputs())
     plans = ours.plans(PLACE.device, 4)
-    picked = Compiled(plans[0], (), tuple(Binary(80, 0, 0, 0, 0, {}, {}) for _ in plans[0].kernels)).made
-    found = regret.reported(job.id, 100.0, picked, [tried(ours, p, 8 * (k == 3)) for k, p in enumerate(plans)],
+    picked = Compiled(plans[0], (), tuple(Binary(80, 0, 0, 0, 0, {}, {}) for _ in plans[0].kernels)).artifact
+    found = regret.regret_from_times(job.id, 100.0, picked, [tried(ours, p, 8 * (k == 3)) for k, p in enumerate(plans)],
                             {"picked": 110.0, "0": 110.0, "1": 100.0, "2": 130.0})
     assert found.regret == pytest.approx(0.1) and len(found.candidates) == 4
     assert [c.us for c in found.candidates] == [110.0, 100.0, 130.0, None]
@@ -302,11 +302,11 @@ def test_regret_is_the_pick_over_the_best() -> None:
 
 def test_plans_that_spill_or_do_not_fit_are_not_run() -> None:
     job = Job("rms_norm", (8192, 8192))
-    ours = Ours.of(job.subject.function, job.inputs())
+    ours = CapturedFunction.of(job.subject.function, job.inputs())
     (plan,) = ours.plans(PLACE.device, 1)
     assert tried(ours, plan).runs_on(PLACE.device) and not tried(ours, plan, 4).runs_on(PLACE.device)
-    assert not regret.Tried(plan, (), None).runs_on(PLACE.device)
-    large = regret.Tried(plan, (), (Binary(64, 0, 0, 1 << 20, 0, {}, {}),))
+    assert not regret.CompiledCandidate(plan, (), None).runs_on(PLACE.device)
+    large = regret.CompiledCandidate(plan, (), (Binary(64, 0, 0, 1 << 20, 0, {}, {}),))
     assert not large.runs_on(PLACE.device)
 
 
@@ -314,9 +314,9 @@ def test_a_prediction_for_a_class_of_row_counts_is_made_for_the_sizes_at_hand() 
     from onepass import pipeline  # only here
 
     job = Job("rms_norm_backward", (32768, 2048))
-    ours = Ours.of(job.subject.function, job.inputs())
-    fixed, free = pipeline.specialise(ours.program, ours.bindings)
-    made = pipeline.interpretable(fixed, pipeline.representative(fixed, free, PLACE.device), PLACE.device).made
+    ours = CapturedFunction.of(job.subject.function, job.inputs())
+    fixed, free = pipeline.specialize(ours.program, ours.bindings)
+    made = pipeline.plan_for_interpreter(fixed, pipeline.representative(fixed, free, PLACE.device), PLACE.device).artifact
     same = next(p for p in ours.plans(PLACE.device, 10_000) if schedules(p) == schedules(made))
     assert made.summary.predicted_us != same.predicted_us == ours.predicted_us(made, PLACE.device)
 
@@ -333,8 +333,8 @@ def test_candidates_are_measured_beside_the_pick() -> None:
 
 def test_plans_that_disagree_are_noticed() -> None:
     a = {"y": torch.tensor([1.0, 100.0])}
-    assert regret.agree({"y": torch.tensor([1.5, 100.0])}, a) and not regret.agree({"y": torch.tensor([1.0, 110.0])}, a)
-    assert not regret.agree({"y": torch.tensor([1.0, float("nan")])}, a)
+    assert regret.same_results({"y": torch.tensor([1.5, 100.0])}, a) and not regret.same_results({"y": torch.tensor([1.0, 110.0])}, a)
+    assert not regret.same_results({"y": torch.tensor([1.0, float("nan")])}, a)
 
 
 # ---- tables
@@ -410,7 +410,7 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 def test_workers_compile_what_inductor_is_asked_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    with warming([Job("rms_norm", (8, 64), "f32"), Job("rms_norm", (8, 96), "f32")], ("eager", "inductor"), torch.device("cpu")):
+    with prewarm_inductor([Job("rms_norm", (8, 64), "f32"), Job("rms_norm", (8, 96), "f32")], ("eager", "inductor"), torch.device("cpu")):
         pass
     done = run_python(COUNTED)
     assert done.stdout.split() == ["2", "0"], done.stderr
@@ -420,7 +420,7 @@ def test_workers_that_take_too_long_are_ended(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "executable", shutil.which("sleep"))
     started: list[Any] = []
     monkeypatch.setattr(subprocess, "Popen", partial(_sleeping, subprocess.Popen, started))
-    with warming([Job("rms_norm", (8, 64)), Job("rms_norm", (8, 96))], ("inductor",), torch.device("cpu"), limit=0.2):
+    with prewarm_inductor([Job("rms_norm", (8, 64)), Job("rms_norm", (8, 96))], ("inductor",), torch.device("cpu"), limit=0.2):
         pass
     assert [worker.returncode for worker in started] == [-signal.SIGKILL] * 2
 
@@ -439,7 +439,7 @@ def test_workers_end_with_what_they_were_started_for(starting: bool, monkeypatch
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     jobs = [Job("rms_norm", (8, 64)), Job("rms_norm", (8, 96))]
-    with pytest.raises(KeyboardInterrupt), warming(jobs, ("inductor",), torch.device("cpu")):
+    with pytest.raises(KeyboardInterrupt), prewarm_inductor(jobs, ("inductor",), torch.device("cpu")):
         raise KeyboardInterrupt
     assert [worker.returncode for worker in started] == [-signal.SIGKILL] * (1 if starting else 2)
 
@@ -450,4 +450,4 @@ def _sleeping(popen: Any, started: list[Any], command: list[str], **how: Any) ->
 
 
 def test_only_what_a_cache_can_hold_is_compiled_beforehand() -> None:
-    assert [name for name in PROVIDERS if is_slow(name)] == ["inductor", "inductor-nonstrict"]
+    assert [name for name in PROVIDERS if compiles_slowly(name)] == ["inductor", "inductor-nonstrict"]

@@ -17,11 +17,11 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from onepass.__main__ import app
-from onepass.errors import BadSetting, BadSpec, NothingToCompare, NotRepeatable, StepFailed
+from onepass.errors import BadSetting, BadSpec, NothingToCompare, NotDeterministic, StepFailed
 from onepass.integration import region_op
 from onepass.tools import bisect, spec, step
 from onepass.tools.bisect import RECOMPUTE, minimal
-from onepass.tools.reference import Reference, excess_of
+from onepass.tools.reference import Reference, worst_excess
 
 STEPS = '''
 import torch
@@ -113,11 +113,11 @@ def test_few_runs_find_one_among_many() -> None:
 class Pretended:
     """A runner whose step is wrong by as much as the groups that are on."""
 
-    said: dict[str, Any] = {"skip": ("left out by hand",)}  # noqa: RUF012
+    overrides: dict[str, Any] = {"skip": ("left out by hand",)}  # noqa: RUF012
 
-    def __init__(self, count: int, guilty: Sequence[Collection[str]], fickle: bool = False, elsewhere: bool = False) -> None:
+    def __init__(self, count: int, bad_groups: Sequence[Collection[str]], fickle: bool = False, diverges_without_regions: bool = False) -> None:
         self.regions = [f"r{k}" for k in range(count)]
-        self.guilty_groups, self.fickle, self.elsewhere, self.runs = guilty, fickle, elsewhere, 0
+        self.guilty_groups, self.fickle, self.diverges_without_regions, self.runs = bad_groups, fickle, diverges_without_regions, 0
 
     def seen(self) -> tuple[int, int]:
         return 0, 0
@@ -131,11 +131,11 @@ class Pretended:
         assert not skip or "left out by hand" in skip
         self.runs += 1
         on = {*self.regions, RECOMPUTE} - set(skip) - (set() if recompute else {RECOMPUTE})
-        wrong = self.elsewhere or any(set(group) <= on for group in self.guilty_groups)
+        wrong = self.diverges_without_regions or any(set(group) <= on for group in self.guilty_groups)
         wrong = wrong and (not self.fickle or self.runs % 2 == 0 or len(on) < 3)
         return {"loss": torch.full((64,), 1.5 if wrong else 1.0)}
 
-    def is_hopeless(self, error: Exception) -> bool:
+    def ends_search(self, error: Exception) -> bool:
         return False
 
 
@@ -144,14 +144,14 @@ def searched(runner: Pretended) -> tuple[list[set[str]], bool, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bisect.repro, "write_region", lambda *args: "file.py")
         search = bisect._Search(runner, Reference(right, right, "float64", ()), 8.0, lambda line: None)  # type: ignore[arg-type]
-        guilty, elsewhere = search.guilty()
-    return [{s.region for s in group.suspects} for group in guilty], elsewhere, search
+        bad_groups, diverges_without_regions = search.bad_groups()
+    return [{s.region for s in group.suspects} for group in bad_groups], diverges_without_regions, search
 
 
 @pytest.mark.parametrize("guilty", [[], [{"r3"}], [{"r1"}, {"r6"}], [{"r1", "r6"}], [{"r0", "r4", "r5"}, {"r2"}], [{RECOMPUTE}]])
-def test_everyone_guilty_is_found(guilty: list[set[str]]) -> None:
-    found, elsewhere, search = searched(Pretended(9, guilty))
-    assert sorted(map(sorted, found)) == sorted(map(sorted, guilty)) and not elsewhere
+def test_everyone_guilty_is_found(bad_groups: list[set[str]]) -> None:
+    found, diverges_without_regions, search = searched(Pretended(9, bad_groups))
+    assert sorted(map(sorted, found)) == sorted(map(sorted, bad_groups)) and not diverges_without_regions
     assert all(trial.line(8.0) for trial in search.trials.values())
 
 
@@ -161,7 +161,7 @@ def test_a_fault_that_comes_and_goes_is_found() -> None:
 
 
 def test_a_fault_elsewhere_is_nobodys() -> None:
-    assert searched(Pretended(5, [], elsewhere=True))[:2] == ([], True)
+    assert searched(Pretended(5, [], diverges_without_regions=True))[:2] == ([], True)
 
 
 # ---- how far off -------------------------------------------------------------------------------------------------------------
@@ -174,23 +174,23 @@ def test_a_fault_elsewhere_is_nobodys() -> None:
 def test_what_diverges(mine: Tensor, wrong: bool) -> None:
     right = {"a": torch.ones(64)}
     reference = Reference({"a": torch.ones(64).double()}, right, "float64", ())
-    assert (excess_of({"a": mine}, reference)[0] > 8.0) == wrong
-    assert excess_of({"a": mine, "b": mine}, reference)[0] == math.inf
+    assert (worst_excess({"a": mine}, reference)[0] > 8.0) == wrong
+    assert worst_excess({"a": mine, "b": mine}, reference)[0] == math.inf
 
 
 def test_integers_differ_or_do_not() -> None:
     right = {"a": torch.arange(4)}
-    assert excess_of({"a": torch.arange(4)}, Reference(right, right, "", ()))[0] == 0.0
-    assert excess_of({"a": torch.arange(4) + 1}, Reference(right, right, "", ()))[0] == math.inf
+    assert worst_excess({"a": torch.arange(4)}, Reference(right, right, "", ()))[0] == 0.0
+    assert worst_excess({"a": torch.arange(4) + 1}, Reference(right, right, "", ()))[0] == math.inf
     unlike = Reference(right, {"a": torch.arange(4) * 3}, "", ())
-    assert excess_of({"a": torch.arange(4) + 1}, unlike)[0] == 0.0, "others differ too"
+    assert worst_excess({"a": torch.arange(4) + 1}, unlike)[0] == 0.0, "others differ too"
 
 
 # ---- what a step is ----------------------------------------------------------------------------------------------------------
 
 
 def ran(file: Path, name: str) -> dict[str, Tensor]:
-    maker = step.Maker.of(f"{file}:{name}", None, 0)
+    maker = step.StepFactory.of(f"{file}:{name}", None, 0)
     made = maker()
     return step.results(made, made.call, name)
 
@@ -209,13 +209,13 @@ def test_what_a_name_in_a_file_is_as_a_step(file: Path) -> None:
 
 
 def test_a_step_in_float64(file: Path) -> None:
-    made = step.widened(step.Maker.of(f"{file}:pair", None, 0)())
+    made = step.to_float64(step.StepFactory.of(f"{file}:pair", None, 0)())
     wide = step.results(made, made.call, "pair")
     assert all(t.dtype == torch.float64 for t in wide.values())
     for name, t in ran(file, "pair").items():
         torch.testing.assert_close(t.double(), wide[name], rtol=1e-4, atol=1e-5)
     with pytest.raises(TypeError, match="holds tensors"):
-        step.widened(step.Maker.of(f"{file}:closure", None, 0)())
+        step.to_float64(step.StepFactory.of(f"{file}:closure", None, 0)())
 
 
 def test_options_are_python_values_or_names() -> None:
@@ -224,7 +224,7 @@ def test_options_are_python_values_or_names() -> None:
     with pytest.raises(BadSpec, match="name=value"):
         spec.parse_options(["by_cost"])
     with pytest.raises(BadSetting):
-        bisect.Runner.of(step.Maker("", None, 0, True), {"rest": "nobody"})
+        bisect.Runner.of(step.StepFactory("", None, 0, True), {"rest": "nobody"})
 
 
 # ---- the whole ---------------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_where_nothing_diverges_it_says_so(file: Path) -> None:
 
 
 def test_a_step_that_is_another_each_time_is_refused(file: Path) -> None:
-    assert isinstance(run(f"{file}:another").exception, NotRepeatable)
+    assert isinstance(run(f"{file}:another").exception, NotDeterministic)
 
 
 def test_so_is_one_that_fails_without_regions(file: Path) -> None:

@@ -19,13 +19,13 @@ from onepass.capture.dataflow import Net
 from onepass.capture.draft import Draft
 from onepass.capture.substitute import Affine, _Substitution, substitute
 from onepass.device import device
-from onepass.errors import CaptureTooLong, NoOrder, PlanTooLong, SimplifyTooLong, TooManySteps
+from onepass.errors import CaptureTooLong, CyclicKernels, PlanTooLong, SimplifyTooLong, TooManySteps
 from onepass.integration import journal
 from onepass.ir import simplify
 from onepass.ir.budget import Budget
 from onepass.ir.expr import F32
 from onepass.ir.program import Axis, Buffer, Const, Load, Node, Op, Program, Reduce, Result, Store
-from onepass.pipeline import optimise
+from onepass.pipeline import optimize
 from onepass.plan import footprint, partition
 from onepass.plan.partition import Search, plan
 from onepass.plan.split import Cut
@@ -34,7 +34,7 @@ H200 = device("h200")
 
 
 def program_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Program:
-    return optimise(capture(function, tuple(torch.empty(s, device="meta") for s in shapes), dynamic=False).program)
+    return optimize(capture(function, tuple(torch.empty(s, device="meta") for s in shapes), dynamic=False).program)
 
 
 def chain(length: int) -> Program:
@@ -223,7 +223,7 @@ def test_kernels_that_need_each_other_are_refused() -> None:
     first, second, *rest = list(program.of(Reduce))
     search = Search(program, {}, H200, {})
     circle = [frozenset({first, rest[-1]}) if rest else frozenset({first}), frozenset({second})]
-    with pytest.raises(NoOrder, match="ONEPASS-204"):
+    with pytest.raises(CyclicKernels, match="ONEPASS-204"):
         search._ordered(circle)
 
 

@@ -22,14 +22,14 @@ from onepass import compat
 from onepass.__main__ import app
 from onepass.capture.trace import capture
 from onepass.device import Device, device
-from onepass.errors import AbsurdMeasurement, NoCard, NothingKept, OnepassError, OnepassWarning
+from onepass.errors import ImplausibleMeasurement, NoGpu, CalibrationNotSaved, OnepassError, OnepassWarning
 from onepass.integration import engine
-from onepass.pipeline import optimise
+from onepass.pipeline import optimize
 from onepass.plan.cost import _rate
 from onepass.runtime import cache, card, measured
 from onepass.runtime.measured import Calibration
 from onepass.tools import calibrate as tool
-from onepass.tools.calibrate import Anchor, Figures, Flight, calibrate, derive, fit_latency, forget_card
+from onepass.tools.calibrate import Anchor, ProbeResults, InFlightRate, calibrate, derive, fit_latency, forget_card
 from tests.support import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,17 +40,17 @@ JOIN_BYTES = 4 * 132 * 8192
 SCALED = H200.latency / tool.PROBED_H200["latency"]  # a probe's latency in the cost model's terms
 
 
-def flights(facts: Device, *kilobytes: int) -> tuple[Flight, ...]:
+def flights(facts: Device, *kilobytes: int) -> tuple[InFlightRate, ...]:
     """What a card with these facts would show."""
-    return tuple(Flight(kb << 10, _rate(tool.IN_FLIGHT * (kb << 10), facts)) for kb in kilobytes)
+    return tuple(InFlightRate(kb << 10, _rate(tool.MEAN_IN_FLIGHT_SHARE * (kb << 10), facts)) for kb in kilobytes)
 
 
-def figures(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> Figures:
+def figures(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> ProbeResults:
     """What the probes might measure on a card somewhat like an H200."""
     facts = replace(H200, bandwidth=bandwidth, latency=latency)
     anchors = tuple(Anchor(kind, size, size / rate) for kind, rate in (("read", bandwidth), ("copy", 4.2e6), ("add", 4.3e6))
                     for size in (256 << 20, 1 << 30))
-    return replace(Figures(anchors, flights(facts, 2, 4, 8, 16, 32, 64, 128), 5.6e6, 1.9, 2.9, JOIN_BYTES, 1800.0), **changes)
+    return replace(ProbeResults(anchors, flights(facts, 2, 4, 8, 16, 32, 64, 128), 5.6e6, 1.9, 2.9, JOIN_BYTES, 1800.0), **changes)
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_the_latency_is_the_one_that_the_cost_model_would_need(latency: float) -
 
 
 def test_points_at_the_top_say_nothing_about_latency() -> None:
-    top = tuple(Flight(kb << 10, H200.bandwidth) for kb in (128, 256))
+    top = tuple(InFlightRate(kb << 10, H200.bandwidth) for kb in (128, 256))
     points = flights(H200, 8, 16, 32)
     assert fit_latency((*points, *top), H200.bandwidth, 132) == pytest.approx(H200.latency)
     assert math.isnan(fit_latency(top, H200.bandwidth, 132))
@@ -125,7 +125,7 @@ def test_a_card_is_known_by_how_it_differs_from_the_one_the_model_was_fitted_on(
     ({"anchors": (Anchor("copy", 1 << 30, 0.0),)}, "0.0 us"),
     ({"anchors": ()}, "DRAM rate was measured as nan"),
     ({"flights": ()}, "latency under load was measured as nan"),
-    ({"flights": (Flight(64 << 10, 5e5),)}, "latency"),
+    ({"flights": (InFlightRate(64 << 10, 5e5),)}, "latency"),
     ({"l2_rate": math.nan}, "L2 rate"),
     ({"l2_rate": 1e6}, "at least the DRAM rate"),
     ({"l2_rate": -1.0}, "L2 rate"),
@@ -135,7 +135,7 @@ def test_a_card_is_known_by_how_it_differs_from_the_one_the_model_was_fitted_on(
     ({"join_us": 500.0}, "one more kernel"),
 ])
 def test_what_cannot_be_is_refused_and_nothing_is_kept(here: None, folder: Path, changes: dict[str, Any], what: str) -> None:
-    with pytest.raises(AbsurdMeasurement, match=re.escape(what)):
+    with pytest.raises(ImplausibleMeasurement, match=re.escape(what)):
         calibrate(probe=lambda where, facts: figures(**changes))
     assert not (folder / "cards").exists() and again() is H200
 
@@ -214,7 +214,7 @@ def test_damaged_facts_are_not_used(here: None, folder: Path, damage: Any) -> No
 
 def test_where_nothing_can_be_kept_nothing_is_measured(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_CACHE", "0")
-    with pytest.raises(NothingKept, match="ONEPASS_CACHE=1"):
+    with pytest.raises(CalibrationNotSaved, match="ONEPASS_CACHE=1"):
         calibrate(probe=lambda where, facts: pytest.fail("measured"))
 
 
@@ -223,20 +223,20 @@ def test_a_full_disk_is_an_error(here: None, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache.files, "write", full)
-    with pytest.warns(OnepassWarning), pytest.raises(NothingKept):
+    with pytest.warns(OnepassWarning), pytest.raises(CalibrationNotSaved):
         calibrate(probe=lambda where, facts: figures())
 
 
 def test_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for action in (calibrate, forget_card, lambda: card.named("here")):
-        with pytest.raises(NoCard, match="ONEPASS-401"):
+        with pytest.raises(NoGpu, match="ONEPASS-401"):
             action()
 
 
 def test_an_old_card(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: (7, 5))
-    with pytest.raises(NoCard, match=r"7\.5"):
+    with pytest.raises(NoGpu, match=r"7\.5"):
         calibrate()
 
 
@@ -244,7 +244,7 @@ def test_an_old_card(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plans_are_kept_apart_by_facts() -> None:
-    program = optimise(capture(lambda x: x.softmax(-1), (torch.zeros(6, 40),)).program)
+    program = optimize(capture(lambda x: x.softmax(-1), (torch.zeros(6, 40),)).program)
     variant = engine.Variant((), (("s0", 66),), False, frozenset(), H200, False)
     known = replace(H200, **{k: v for k, v in asdict(derive(figures(), H200, "")).items() if k != "date"})
     assert engine._key(program, variant) != engine._key(program, replace(variant, device=known))
@@ -327,8 +327,8 @@ def test_the_other_kernels_compile(kernels: Any) -> None:
 def test_shapes_of_walks_are_ones_that_triton_takes() -> None:
     from onepass.tools import probes
 
-    assert all(warps & (warps - 1) == 0 and warps <= 32 for _, warps in (*probes.FLIGHTS, probes.BUSY))
-    assert probes.LARGEST // 4 < 2**31 and probes.COLUMNS % probes.JOINED == 0 and probes.COLUMNS % 1024 == 0
+    assert all(warps & (warps - 1) == 0 and warps <= 32 for _, warps in (*probes.IN_FLIGHT_SHAPES, probes.SATURATING_SHAPE))
+    assert probes.MAX_TENSOR_BYTES // 4 < 2**31 and probes.PARTIAL_COLUMNS % probes.JOIN_COLUMNS == 0 and probes.PARTIAL_COLUMNS % 1024 == 0
 
 
 INTERPRETED = """
@@ -411,7 +411,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
         moved = 4 * tiles * shape["HEIGHT"] * shape["WIDTH"]
         in_flight = 4 * shape["HEIGHT"] * shape["WIDTH"] * grid / 132
         assert moved <= 4 * data.numel() and shape["WIDTH"] == 128 * shape["num_warps"]
-        return moved / _rate(tool.IN_FLIGHT * in_flight, H200) + (passes - 1) * moved / 5.5e6
+        return moved / _rate(tool.MEAN_IN_FLIGHT_SHARE * in_flight, H200) + (passes - 1) * moved / 5.5e6
 
     def ticks(grid: int, found: torch.Tensor, turns: int, **_: int) -> float:
         found.copy_(torch.tensor([1_830_000, 1_000_000, 0]))

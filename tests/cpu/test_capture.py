@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from onepass.capture import Captured, capture
 from onepass.capture.axes import Atoms, common_factors, cut, segments
-from onepass.errors import NotTraceable, OnepassError, SharedElements
+from onepass.errors import NotTraceable, OnepassError, OverlappingElements
 from onepass.ir.expr import DTYPES
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Index, Load, Op, Reduce, Store
@@ -524,7 +524,7 @@ def test_windows_that_share_elements_are_views_of_what_is_stored() -> None:
 def test_a_result_whose_elements_would_share_memory_is_refused() -> None:
     """Eager's is laid out as its argument is, so that what is written to one element is read from others."""
     windows = rand(10).as_strided((3, 1, 2), (1, 1, 1))
-    with pytest.raises(SharedElements):
+    with pytest.raises(OverlappingElements):
         capture(lambda x: torch.slice_scatter(x, torch.zeros_like(x[:1]), 0, 0, 1), (windows,))
     check(lambda x: x * 2, windows)
 

@@ -14,8 +14,8 @@ from onepass.capture.node_kinds import OTHER_REDUCTIONS
 from onepass.capture.recompute import recompute
 from onepass.device import device
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
-from onepass.integration.claim import Claimed, ClaimedRegion, Claiming, claim
-from onepass.pipeline import compile, optimise, specialise
+from onepass.integration.claim import Claimed, ClaimedRegion, ClaimOptions, claim
+from onepass.pipeline import compile, optimize, specialize
 from onepass.runtime import offline
 from onepass.runtime.compiled import Compiled
 from tests import graphs
@@ -35,7 +35,7 @@ LEFT = {"qwen3_forward": 4, "qwen3_backward": 8, "gemma3_forward": 4, "deepseek_
 def outcome(name: str) -> Claimed:
     graph = graphs.load(graphs.read(GRAPHS[name]))
     ordered = [node for node in graph.nodes if is_ordered(node)]
-    found = claim(graph, Claiming(H200, phase=name.rsplit("_", 1)[-1]))
+    found = claim(graph, ClaimOptions(H200, phase=name.rsplit("_", 1)[-1]))
     assert [node for node in graph.nodes if is_ordered(node)] == ordered, "random ops, attention and writes stay in their order"
     return found
 
@@ -71,7 +71,7 @@ def test_every_region_compiles_without_spills(name: str) -> None:
 
 
 def _compiled(region: ClaimedRegion) -> Compiled:
-    program, sizes = specialise(optimise(region.program), region.bindings)
+    program, sizes = specialize(optimize(region.program), region.bindings)
     return compile(program, sizes, H200, lambda source: offline.compile(source, H200))
 
 
@@ -85,7 +85,7 @@ def saving(model: str) -> tuple[Claimed, ...]:
     """Both graphs of a model, after what need not be saved is computed again."""
     forward, backward = (graphs.load(graphs.read(GRAPHS[f"{model}_{phase}"])) for phase in ("forward", "backward"))
     assert recompute(forward, backward, 1, torch.device("cuda", 0))
-    return claim(forward, Claiming(H200, phase="forward")), claim(backward, Claiming(H200, phase="backward"))
+    return claim(forward, ClaimOptions(H200, phase="forward")), claim(backward, ClaimOptions(H200, phase="backward"))
 
 
 @pytest.mark.parametrize("model", SAVING)

@@ -24,7 +24,7 @@ from onepass.ir.oracle import evaluate
 from onepass.ir.program import Op, Program, Reduce, prune
 from onepass.ir.size import Bindings, value
 from onepass.ir.text import parse
-from onepass.pipeline import generate, optimise
+from onepass.pipeline import generate, optimize
 from onepass.plan.legality import Family
 from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
@@ -58,7 +58,7 @@ def assert_as_oracle(plan: Plan, inputs: dict[str, torch.Tensor], bindings: Bind
 @given(programs(), st.integers(0, 2**32))
 @settings(max_examples=150)
 def test_any_program_under_any_schedule(case: Case, seed: int) -> None:
-    program = optimise(case.program)
+    program = optimize(case.program)
     note(str(program))
     inputs = case.make_inputs(seed % 1000)
     best = plan(program, case.bindings, H200)
@@ -75,7 +75,7 @@ def program_of(function: Callable[..., Any], *inputs: torch.Tensor,
                dynamic: bool | None = None) -> tuple[Program, dict[str, torch.Tensor], Bindings]:
     """What planning sees of a function."""
     captured = capture(function, inputs, dynamic=dynamic)
-    return optimise(captured.program), captured.tensors(inputs), captured.bind(inputs)
+    return optimize(captured.program), captured.tensors(inputs), captured.bind(inputs)
 
 
 def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -327,7 +327,7 @@ def test_values_of_blocks_are_met_and_folded_as_columns(stored: str, rows: int) 
 @given(programs())
 @settings(max_examples=40)
 def test_text_is_python_and_the_same_every_time(case: Case) -> None:
-    program = optimise(case.program)
+    program = optimize(case.program)
     first, second = (generate(plan(program, case.bindings, H200)) for _ in range(2))
     assert first == second
     for source in first:
@@ -520,7 +520,7 @@ def test_lanes_inside_are_counted_without_a_fold(shape: tuple[int, ...]) -> None
     for dims in ((-1,), (0,), tuple(range(len(shape)))):
         fn = lambda x, dims=dims: torch.var_mean(x, dims, correction=0)  # noqa: E731
         captured = capture(fn, (x,))
-        texts = [s.text for s in generate(plan(optimise(captured.program), captured.bind((x,)) or {}, H200))]
+        texts = [s.text for s in generate(plan(optimize(captured.program), captured.bind((x,)) or {}, H200))]
         for text in texts:
             spread = set(re.findall(r"(\w+) = tl\.where\(tl\.broadcast_to\(", text))
             assert not spread & set(re.findall(r"tl\.sum\((\w+),", text))

@@ -32,7 +32,7 @@ def verdicts(found: Comparison) -> list[tuple[str, str, str]]:
 
 def test_equal_runs_show_nothing() -> None:
     found = compare(BASE, BASE)
-    assert not found.shown and not found.warnings and not found.turns and not found.got_slower
+    assert not found.shown and not found.warnings and not found.status_changes and not found.got_slower
     assert found.geomean("onepass") == pytest.approx(1)
     assert "No time changed beyond noise, in 18 comparisons." in str(found)
 
@@ -43,7 +43,7 @@ def test_changes_beyond_noise_the_worst_loss_first() -> None:
     assert verdicts(found) == [(SECOND, "onepass", "slower"), (FIRST, "onepass", "slower"), (FIRST, "eager", "faster")]
     assert found.got_slower
     assert found.geomean("onepass") == pytest.approx((1.03 * 1.2) ** (1 / 6), rel=1e-3)
-    assert len(replace(found, every=True).shown) == 18
+    assert len(replace(found, show_all=True).shown) == 18
 
 
 @pytest.mark.parametrize(("before", "after", "noise", "verdict"), [
@@ -69,11 +69,11 @@ def test_answers_that_break_and_mend() -> None:
     broken = replace(BASE, rows=(*BASE.rows[:4], replace(BASE.rows[4], results={
         **BASE.rows[4].results, "onepass": Result(us=1.0, wrong="[dx] is off")}), BASE.rows[5]))
     found = compare(BASE, broken)
-    assert [(t.provider, t.before, t.after, t.broke) for t in found.turns] == [("onepass", "right", "wrong: [dx] is off", True)]
+    assert [(t.provider, t.before, t.after, t.broke) for t in found.status_changes] == [("onepass", "right", "wrong: [dx] is off", True)]
     assert found.got_slower and not found.shown
     assert "wrong: [dx] is off" in str(found)
     mended = compare(broken, BASE)
-    assert not mended.got_slower and not mended.turns[0].broke
+    assert not mended.got_slower and not mended.status_changes[0].broke
 
 
 def test_rows_of_one_run_only() -> None:

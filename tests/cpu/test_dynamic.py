@@ -309,8 +309,8 @@ def test_regions_in_a_circle_lose_one() -> None:
     after = graph.call_function(torch.neg, (c,))
     graph.output((c, d, after))
     first, second, third = Piece((x, b), (a, c)), Piece((x, a), (b, d)), Piece((c,), (after,))
-    assert rewrite.entangled(graph, [first, third]) == frozenset()  # type: ignore[list-item]
-    assert rewrite.entangled(graph, [third, first, second]) == {1}  # type: ignore[list-item]
+    assert rewrite.cyclic_regions(graph, [first, third]) == frozenset()  # type: ignore[list-item]
+    assert rewrite.cyclic_regions(graph, [third, first, second]) == {1}  # type: ignore[list-item]
 
 
 def test_a_region_is_lowered_once_however_often_regions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,12 @@ from onepass import compat
 from onepass.capture.trace import capture
 from onepass.codegen.source import Param, ParamKind, Source
 from onepass.device import device
-from onepass.errors import CompilerNotStarted, CompilersStopped, NoPlan, NotReady
+from onepass.errors import CompilerNotStarted, ProcessExiting, NoPlan, NotWarmedUp
 from onepass.integration import engine
 from onepass.integration.engine import Kernels, counts
 from onepass.ir.expr import DTYPES
 from onepass.ir.program import Buffer, Program
-from onepass.pipeline import optimise
+from onepass.pipeline import optimize
 from onepass.runtime import background, cache, executable, interpret, module, offline, promise
 from onepass.runtime.background import Background
 from onepass.runtime.compile_job import job
@@ -53,7 +53,7 @@ def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def program(rows: int = 12, cols: int = 40) -> Program:
-    return optimise(capture(both, (torch.zeros(rows, cols),)).program)
+    return optimize(capture(both, (torch.zeros(rows, cols),)).program)
 
 
 def made_by(action: Any) -> Any:
@@ -76,7 +76,7 @@ def test_lines_of_user_code_do_not_make_programs_differ() -> None:
     elsewhere = replace(program(), nodes=tuple(replace(n, src="other.py:1 y = x") for n in program().nodes))
     first, second = (Kernels(p, "it").executable({"s0": 12}, CPU, NOTHING) for p in (program(), elsewhere))
     assert first is second
-    assert not [line for s in first.made.sources for line in s.text.splitlines() if ".py:" in line]
+    assert not [line for s in first.artifact.sources for line in s.text.splitlines() if ".py:" in line]
 
 
 def test_one_set_of_kernels_for_a_class_of_row_counts() -> None:
@@ -89,7 +89,7 @@ def test_one_set_of_kernels_for_a_class_of_row_counts() -> None:
 
 
 def test_sizes_a_kernel_had_better_know_get_kernels_of_their_own() -> None:
-    columns = optimise(capture(lambda x: x.softmax(0), (torch.zeros(12, 40),)).program)
+    columns = optimize(capture(lambda x: x.softmax(0), (torch.zeros(12, 40),)).program)
     kernels = Kernels(columns, "it")
     assert kernels.executable({"s0": 12}, CPU, NOTHING) is not kernels.executable({"s0": 13}, CPU, NOTHING)
     assert [v.fixed for v in kernels.variants] == [(("s0", 12),), (("s0", 13),)]
@@ -105,7 +105,7 @@ def test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_
 
 def test_what_does_not_start_on_16_bytes_is_planned_for_as_that() -> None:
     variant = Kernels(program(), "it")._shared.variant({"s0": 12}, CPU, frozenset({"x"}))
-    laid_out = engine._as_laid_out(program(), variant)
+    laid_out = engine._specialized(program(), variant)
     assert {b.name for b in laid_out.buffers if b.aligned} == {"x"}
 
 
@@ -131,11 +131,11 @@ def test_threads_make_it_once() -> None:
 
 def test_the_latest_variants_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MOST_VARIANTS", 2)
-    kernels = Kernels(optimise(capture(lambda x: x.softmax(0), (torch.zeros(12, 8),)).program), "it")
+    kernels = Kernels(optimize(capture(lambda x: x.softmax(0), (torch.zeros(12, 8),)).program), "it")
     made = [kernels.executable({"s0": rows}, CPU, NOTHING) for rows in (3, 4, 5)]
     assert [v.fixed for v in kernels.variants] == [(("s0", 4),), (("s0", 5),)]
     assert kernels.executable({"s0": 5}, CPU, NOTHING) is made[2]
-    assert len(kernels._shared._executables) == 2 and set(kernels._shared._quick.values()) <= set(made[1:])
+    assert len(kernels._shared._executables) == 2 and set(kernels._shared._by_call.values()) <= set(made[1:])
     assert kernels.executable({"s0": 3}, CPU, NOTHING) is not made[0]
 
 
@@ -159,7 +159,7 @@ def test_after_a_failure_the_next_call_tries_again(monkeypatch: pytest.MonkeyPat
             kernels.executable({"s0": 12}, CPU, NOTHING)
         with pytest.raises(NoPlan):
             kernels.prepare({"s0": 12}, CPU, NOTHING).result()
-    assert kernels.executable({"s0": 12}, CPU, NOTHING).made.sources
+    assert kernels.executable({"s0": 12}, CPU, NOTHING).artifact.sources
 
 
 def test_a_kept_entry_still_leaves_its_sources_where_the_user_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,16 +184,16 @@ def case(name: str, rows: int = 40, cols: int = 70) -> Ran:
     inputs = CASES[name].inputs(rows, cols, torch.bfloat16, "cpu")
     captured = capture(CASES[name].function, inputs)
     bindings = dict(captured.bind(inputs) or {})
-    runs = Kernels(optimise(captured.program), name).executable(bindings, CPU, NOTHING)
+    runs = Kernels(optimize(captured.program), name).executable(bindings, CPU, NOTHING)
     tensors = captured.tensors(inputs)
-    return runs, [tensors[b.name] for b in runs.made.inputs], bindings, runs(tensors, bindings)
+    return runs, [tensors[b.name] for b in runs.artifact.inputs], bindings, runs(tensors, bindings)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_into_memory_of_the_caller(name: str) -> None:
     runs, inputs, bindings, expected = case(name)
     mine = {name: torch.empty_like(t) for name, t in expected.items()}
-    runs.run_into(mine | {b.name: t for b, t in zip(runs.made.inputs, inputs)}, bindings)
+    runs.run_into(mine | {b.name: t for b, t in zip(runs.artifact.inputs, inputs)}, bindings)
     assert all(torch.equal(mine[k], expected[k]) for k in expected)
     bound = runs.bound(bindings)
     outputs = [torch.empty_like(t) for t in expected.values()]
@@ -223,15 +223,15 @@ def test_launches_get_the_right_arguments(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     allocate = executable.allocate
     monkeypatch.setattr(executable, "allocate", lambda wanted, _: allocate(wanted, CPU).fill_(torch.nan))
-    on_card = Executable(runs.made, CARD, tuple(launcher(s) for s in runs.made.sources))
+    on_card = Executable(runs.artifact, CARD, tuple(launcher(s) for s in runs.artifact.sources))
     outputs = [torch.empty_like(t) for t in expected.values()]
     on_card.bound(bindings)(outputs, inputs)
     assert all(torch.equal(a, b) for a, b in zip(outputs, expected.values()))
-    assert streams == [77] * len(runs.made.sources)
+    assert streams == [77] * len(runs.artifact.sources)
 
 
 def test_temporaries_share_one_aligned_block() -> None:
-    made = next(m for m in (case(n, rows=3000, cols=8)[0].made for n in ("sum-both", "rms_norm-w-backward")) if m.temporaries)
+    made = next(m for m in (case(n, rows=3000, cols=8)[0].artifact for n in ("sum-both", "rms_norm-w-backward")) if m.temporaries)
     doubled = (*made.temporaries, *made.temporaries)
     words, offsets = executable._share(doubled, {"s0": 3000})
     assert offsets[0] == 0 and all(o % 256 == 0 for o in offsets) and list(offsets) == sorted(set(offsets))
@@ -254,8 +254,8 @@ def test_launches_of_the_latest_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) 
 def test_launches_tell_sizes_apart(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each size goes where its name stands among a kernel's arguments."""
     params = tuple(Param(n, ParamKind.SIZE, n) for n in names)
-    source = replace(case("layer_norm-wb")[0].made.sources[0], params=params, cleared=(), grid=())
-    made = replace(case("layer_norm-wb")[0].made, buffers=(), sources=(source,))
+    source = replace(case("layer_norm-wb")[0].artifact.sources[0], params=params, cleared=(), grid=())
+    made = replace(case("layer_norm-wb")[0].artifact, buffers=(), sources=(source,))
     given: list[Any] = []
     launcher: Any = SimpleNamespace(launch=lambda grid, stream, *args: given.append(args))
     monkeypatch.setattr(compat, "raw_stream", lambda: lambda index: 0)
@@ -268,10 +268,10 @@ def test_launches_tell_sizes_apart(names: tuple[str, str], monkeypatch: pytest.M
 def test_memory_that_kernels_count_on_is_cleared_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card, where it comes first of all memory a call takes."""
     runs, _, bindings, _ = case("layer_norm-wb")
-    source = runs.made.sources[0]
+    source = runs.artifact.sources[0]
     signals, partial = (Buffer(n, DTYPES["i32"], "temp", (100,), (1,)) for n in ("signals", "partial"))
     params = tuple(Param(n, ParamKind.POINTER, n, DTYPES["i32"]) for n in ("signals", "partial"))
-    made = replace(runs.made, buffers=(partial,), sources=(replace(source, params=params, cleared=(signals,)),))
+    made = replace(runs.artifact, buffers=(partial,), sources=(replace(source, params=params, cleared=(signals,)),))
     held: list[torch.Tensor] = []
     found: list[bool] = []
 
@@ -292,7 +292,7 @@ def test_memory_that_kernels_count_on_is_cleared_and_no_other(monkeypatch: pytes
 
 
 def test_outputs_that_a_caller_brings_may_be_misaligned() -> None:
-    source = case("layer_norm-wb")[0].made.sources[0]
+    source = case("layer_norm-wb")[0].artifact.sources[0]
     outputs = frozenset(n for n in source.fresh if n.startswith("out"))
     assert outputs and outputs <= aligned_of(source, NOTHING)
     assert not outputs & aligned_of(source, NOTHING, brought=outputs)
@@ -307,9 +307,9 @@ def test_what_is_not_begun_in_the_background_is_not_waited_for(monkeypatch: pyte
     future = kernels.prepare({"s0": 12}, CPU, NOTHING)
     threads.close()
     go.set()
-    assert isinstance(future.exception(), CompilersStopped)
+    assert isinstance(future.exception(), ProcessExiting)
     assert isinstance(kernels.prepare({"s0": 12}, CPU, NOTHING).exception(), CompilerNotStarted)
-    assert kernels.executable({"s0": 12}, CPU, NOTHING).made.sources
+    assert kernels.executable({"s0": 12}, CPU, NOTHING).artifact.sources
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def interrupted_at(line: int, action: Any) -> bool:
 @pytest.mark.parametrize("way", ["executable", "prepare"])
 def test_after_ctrl_c_at_any_line_nobody_waits_for_what_nobody_makes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     captured, threads = program(), Background(1, "it")
-    made = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).made
+    made = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).artifact
     monkeypatch.setattr(engine, "_made", lambda *_: made)
     monkeypatch.setattr(engine, "_background", lambda process_id: threads)
     line, goes_on = 1, True
@@ -356,7 +356,7 @@ def test_after_ctrl_c_at_any_line_nobody_waits_for_what_nobody_makes(way: str, m
         threads.submit(print).result()  # all that was begun has ended
         assert all(promised.done for promised in kernels._shared._made.values()), line
         assert kernels.prepare({"s0": 12}, CPU, NOTHING).result() is made, line
-        assert kernels.executable({"s0": 12}, CPU, NOTHING).made is made, line
+        assert kernels.executable({"s0": 12}, CPU, NOTHING).artifact is made, line
         line += 1
     assert line > 30
     threads.close()
@@ -364,7 +364,7 @@ def test_after_ctrl_c_at_any_line_nobody_waits_for_what_nobody_makes(way: str, m
 
 def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     captured, began, go = program(), threading.Event(), threading.Event()
-    made, calls, found = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).made, [], []
+    made, calls, found = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).artifact, [], []
 
     def making(*_: Any) -> Any:
         calls.append(threading.current_thread())
@@ -396,7 +396,7 @@ def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch
     began.wait()
     found.append(kernels.executable({"s0": 12}, CPU, NOTHING))
     first.join()
-    assert found[0].made is made and calls == [first, threading.current_thread()]
+    assert found[0].artifact is made and calls == [first, threading.current_thread()]
 
 
 def test_a_promise_that_is_kept_twice_and_a_gate_that_stays_shut() -> None:
@@ -510,7 +510,7 @@ def test_alignment_makes_kernels_differ_on_a_card(card: list[bool]) -> None:
 def test_nothing_is_made_while_a_graph_is_captured(card: list[bool]) -> None:
     kernels = Kernels(program(), "both")
     card[0] = True
-    with pytest.raises(NotReady, match="both"):
+    with pytest.raises(NotWarmedUp, match="both"):
         kernels.executable({"s0": 12}, CARD, NOTHING)
     card[0] = False
     made = kernels.executable({"s0": 12}, CARD, NOTHING)
@@ -525,7 +525,7 @@ def test_triton_is_left_as_it_was() -> None:
     before = dict(vars(knobs.cache)), dict(vars(knobs.compilation))
     knobs.compilation.listener = lambda **event: heard_of.append(event["cache_hit"])
     try:
-        source = case("softmax-last")[0].made.sources[0]
+        source = case("softmax-last")[0].artifact.sources[0]
         store = cache.store()
         assert store is not None
         with compat.triton_files(str(store.kernels), heard):

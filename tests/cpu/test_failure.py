@@ -12,7 +12,7 @@ import torch
 import torch._inductor.config
 
 import onepass
-from onepass.errors import InputsLost, NoPlan, NotReady, OnepassWarning, WrongAnswer
+from onepass.errors import InputsOverwritten, NoPlan, NotWarmedUp, OnepassWarning, WrongAnswer
 from onepass.integration import engine, failure, fallback, journal, passes, region_op
 from onepass.runtime.executable import Executable
 from tests.cpu.test_region_op import ROWS, assert_filled, inputs, outputs
@@ -122,7 +122,7 @@ def test_inductor_is_given_tensors_wherever_they_start(monkeypatch: pytest.Monke
     assert [f.runs_as for f in journal.snapshot().fallbacks] == ["inductor"]
 
 
-@pytest.mark.parametrize("error", [NotReady(function="it"), WrongAnswer(region="r", output="o", detail="d", repro="p")])
+@pytest.mark.parametrize("error", [NotWarmedUp(function="it"), WrongAnswer(region="r", output="o", detail="d", repro="p")])
 def test_what_would_hide_something_is_never_worked_around(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", lambda *_, **__: (_ for _ in ()).throw(error))
     with pytest.raises(type(error)):
@@ -174,7 +174,7 @@ def test_a_launch_that_fails_later_over_an_input_raises(monkeypatch: pytest.Monk
     ins = inputs(5)
     region_op.run([ins[0], torch.empty(5)], ins, [5], "0123456789@model.py:12", ROWS)
     ins = inputs(5)
-    with pytest.raises(InputsLost, match=r"ONEPASS-715.*0123456789 \(model\.py:12\).*later.*in_place"):
+    with pytest.raises(InputsOverwritten, match=r"ONEPASS-715.*0123456789 \(model\.py:12\).*later.*in_place"):
         region_op.run([ins[0], torch.empty(5)], ins, [5], "0123456789@model.py:12", ROWS)
 
 
@@ -371,7 +371,7 @@ def test_nor_is_anything_else_changed_for_it(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(split, "recompute", no_plan)
     module = torch.fx.GraphModule({}, graph_of(norm, (64, 16)))
-    change = split.SplitChange({"interpret": True, "on_error": "raise"})
+    change = split.SplitPass({"interpret": True, "on_error": "raise"})
     with ahead_of_time():
         change(module, module, 1)
     with pytest.raises(NoPlan):

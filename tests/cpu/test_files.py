@@ -15,7 +15,7 @@ import pytest
 
 from onepass import compat, files
 from onepass.compat import sealed
-from onepass.errors import EntrySetAside, OnepassWarning, printable, text_of, warn
+from onepass.errors import EntryQuarantined, OnepassWarning, printable, text_of, warn
 from tests.cpu.conftest import Anothers
 
 
@@ -395,7 +395,7 @@ def test_a_warning_that_cannot_be_shown_fails_nothing(monkeypatch: pytest.Monkey
     def broken(*_: Any, **__: Any) -> None:
         raise UnicodeEncodeError("ascii", "é", 0, 1, "ordinal not in range")
 
-    happened = EntrySetAside(entry="\x1b[31m\ud800", folder="/x", detail="é")
+    happened = EntryQuarantined(entry="\x1b[31m\ud800", folder="/x", detail="é")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", broken)

@@ -15,7 +15,7 @@ from torch import Tensor
 import onepass
 from onepass import errors
 from onepass.device import device
-from onepass.integration.claim import Claiming, claim
+from onepass.integration.claim import ClaimOptions, claim
 from onepass.pipeline import generate
 from onepass.plan.legality import Family
 from onepass.runtime import offline
@@ -151,7 +151,7 @@ def test_a_region_that_a_card_cannot_convert_is_left_quietly() -> None:
     with mode:
         x = torch.empty(64, 64)
     graph = trace_graph(lambda x: [x.softmax(-1).to(E4M3)], [x], mode).graph
-    claimed = claim(graph, Claiming(A100, interpret=True, by_cost=False))
+    claimed = claim(graph, ClaimOptions(A100, interpret=True, by_cost=False))
     assert not claimed.regions and [(left.error, "ONEPASS-305" in left.reason) for left in claimed.left] == [(None, True)]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onepass import errors, pipeline
 from onepass.codegen import gluon
-from onepass.codegen.gluon_helpers import FUNCTIONS, called
+from onepass.codegen.gluon_helpers import FUNCTIONS, called_definitions
 from onepass.codegen.gluon_ring import HEADER
 from onepass.codegen.source import GridDim, ParamKind, Source, TensorView
 from onepass.device import device
@@ -26,10 +26,10 @@ from onepass.plan.partition import plan
 from onepass.plan.resources import ctas_per_sm, demand, estimate
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
 from onepass.plan.scoring import scores
-from onepass.plan.staged_rows import FLAT, Chunks, chunks, cut, cut_flat, register_limit, tma_stageable, tma_stageable_unaligned
+from onepass.plan.staged_rows import FLAT, Chunks, chunks, cut, chunk_cover_unaligned, register_limit, tma_stageable, tma_stageable_unaligned
 from onepass.plan.thread_layout import vector
 from onepass.runtime import gluon_model, interpret, offline
-from onepass.runtime.compiled import Made, Summary
+from onepass.runtime.compiled import Artifact, Summary
 from onepass.runtime.executable import _picker, allocate, assemble, layout
 from onepass.runtime.launch import TensorMap
 from onepass.runtime.serialize import pack, unpack
@@ -56,7 +56,7 @@ def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, spl
     assert isinstance(cols, int)
     least = 32 * warps * vector(kernel)
     able, flat = tma_stageable(kernel), tma_stageable_unaligned(kernel)
-    covered = cut_flat(cols, least * vectors, least) if flat else cut(cols, least * vectors, least)
+    covered = chunk_cover_unaligned(cols, least * vectors, least) if flat else cut(cols, least * vectors, least)
     assert covered is not None
     return Schedule(Loop(1, split) if split else Block(1), covered, warps, slots, sector_elems=FLAT if flat else 0,
                     staged=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)), prefetch=ahead)
@@ -213,7 +213,7 @@ def test_helpers_are_the_same_as_in_triton(name: str) -> None:
              "    i = gl.arange(0, 1024, layout=gl.SliceLayout(0, TILE))[None, :]",
              f"    y = {call.format('gl.load(x + i)')}", "    gl.store(out + i, y)"]
     own = "\n".join(lines)
-    gluon_model.run("one", "\n\n".join((*HEADER, *called(own), own)) + "\n", {"x": x, "out": found[1]}, 1)
+    gluon_model.run("one", "\n\n".join((*HEADER, *called_definitions(own), own)) + "\n", {"x": x, "out": found[1]}, 1)
     torch.testing.assert_close(found[1].float(), found[0].float(), rtol=0, atol=0, equal_nan=True)
 
 
@@ -290,7 +290,7 @@ def test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read(cols: int, rows:
 @pytest.mark.parametrize(("rows", "cols", "stride"), [(64, 65, 65), (4, 96, 96), (3, 50, 51), (2, 127, 129), (1, 64, 64)])
 def test_a_flat_view_has_every_whole_piece(rows: int, cols: int, stride: int) -> None:
     """And nothing of what follows its tensor."""
-    shape, strides = TensorView((rows, cols), (stride, 1), (1, 1, FLAT), flat=FLAT).seen({})
+    shape, strides = TensorView((rows, cols), (stride, 1), (1, 1, FLAT), piece_elems=FLAT).resolved({})
     pieces = ((rows - 1) * stride + cols) // FLAT
     assert shape == (1, pieces, FLAT) and strides == (pieces * FLAT, FLAT, 1)
 
@@ -360,10 +360,10 @@ def test_what_is_left_out_matters() -> None:
 
 
 def test_chunks_of_a_flat_view_have_room_for_the_shift() -> None:
-    assert cut_flat(50257, 4096, 4096) == Cover((4096,) * 13), "1105 columns and 63 more fit into one chunk"
-    assert cut_flat(50257, 8192, 2048) == Cover((8192,) * 6 + (2048,))
-    assert cut_flat(65537, 4096, 1024) is None, "what is left out could be in a chunk that has no mask"
-    assert cut_flat(8191, 4096, 1024) is None, "with the shift the rest is longer than a chunk"
+    assert chunk_cover_unaligned(50257, 4096, 4096) == Cover((4096,) * 13), "1105 columns and 63 more fit into one chunk"
+    assert chunk_cover_unaligned(50257, 8192, 2048) == Cover((8192,) * 6 + (2048,))
+    assert chunk_cover_unaligned(65537, 4096, 1024) is None, "what is left out could be in a chunk that has no mask"
+    assert chunk_cover_unaligned(8191, 4096, 1024) is None, "with the shift the rest is longer than a chunk"
 
 
 @pytest.mark.parametrize("fn", [softmax, rms_norm])
@@ -499,7 +499,7 @@ def test_a_parked_plan_runs_where_kernels_are_interpreted() -> None:
     kernel, bindings = kernel_of(softmax, x)
     best = min((s for s in scores(kernel.program, bindings, H200, {}) if s.plan.schedule.staged), key=lambda s: s.us)
     chosen = replace(plan(kernel.program, bindings, H200), kernels=(replace(best.plan, name="row"),))
-    made = pipeline.Compiled(chosen, pipeline.generate(chosen), ()).made
+    made = pipeline.Compiled(chosen, pipeline.generate(chosen), ()).artifact
     (out,) = assemble(made, torch.device("cpu"), frozenset())({"x": x[0]}, bindings).values()
     torch.testing.assert_close(out.float(), x[0].float().softmax(-1), rtol=2**-7, atol=1e-6)
 
@@ -539,7 +539,7 @@ def test_a_launch_is_given_an_address_and_how_it_is_seen() -> None:
 
 def test_a_source_with_tensor_maps_is_kept_as_it_is() -> None:
     source, _ = short_source()
-    made = Made((), (source,), (), (), Summary((), 0, 0.0, (), ()), ())
+    made = Artifact((), (source,), (), (), Summary((), 0, 0.0, (), ()), ())
     assert unpack("key", pack("key", made)) == made
 
 

@@ -241,7 +241,7 @@ class Mutation:
 
 
 WAIT = "        mbarrier.wait(bars.index(slot), (turn // 2) & 1)\n"
-REFILL = SOFTMAX[SOFTMAX.index("        more = row"):SOFTMAX.index("        out = gl.exp2")]
+SLOT_REFILL_US = SOFTMAX[SOFTMAX.index("        more = row"):SOFTMAX.index("        out = gl.exp2")]
 AGAIN = SOFTMAX[SOFTMAX.index("        again ="):SOFTMAX.index("        more = row")]
 READS = OUTER_SUM[OUTER_SUM.index("        a_sum +="):OUTER_SUM.index("        ahead =")]
 ISSUES = OUTER_SUM[OUTER_SUM.index("        ahead ="):OUTER_SUM.index("    columns =")]
@@ -263,7 +263,7 @@ MUTATIONS = [
     Mutation("wrong slot read", "outer_sum", "b_ring.index(slot)", "b_ring.index((slot + 1) % stages)", errors.UseBeforeArrival),
     Mutation("wrong slot refilled", "row_sum", "ring.index(1 - slot), pred", "ring.index(slot), pred", errors.RefillBeforeDrain),
     Mutation("wrong barrier waited for", "row_sum", "wait(bars.index(slot)", "wait(bars.index(1 - slot)", errors.UseBeforeArrival),
-    Mutation("refill before the last read", "softmax", AGAIN + REFILL, REFILL + AGAIN, errors.RefillBeforeDrain),
+    Mutation("refill before the last read", "softmax", AGAIN + SLOT_REFILL_US, SLOT_REFILL_US + AGAIN, errors.RefillBeforeDrain),
     Mutation("refill before the only read", "outer_sum", READS + ISSUES, ISSUES.replace("k + stages - 1", "k + stages") + READS,
              errors.RefillBeforeDrain),
     Mutation("refill of the slot just read", "outer_sum", "ahead % stages", "k % stages", errors.WaitsForever),
@@ -288,8 +288,8 @@ MUTATIONS = [
     Mutation("ring turns one slot early", "outer_sum", "ahead % stages", "ahead % (stages - 1)", errors.WaitsForever),
     Mutation("ahead by the whole ring before the read", "row_sum", "slot = turn % 2", "slot = turn % 1", errors.WrongPhase),
     Mutation("barrier init missing", "row_sum", "        mbarrier.init(bars.index(i), count=1)\n", "        pass\n",
-             errors.BarrierNotInitialised),
-    Mutation("barrier init missing", "softmax", "    mbarrier.init(bar, count=1)\n", "", errors.BarrierNotInitialised),
+             errors.BarrierNotInitialized),
+    Mutation("barrier init missing", "softmax", "    mbarrier.init(bar, count=1)\n", "", errors.BarrierNotInitialized),
     Mutation("barrier init twice", "row_sum", "bars.index(i), count=1", "bars.index(0), count=1", errors.BarrierInitTwice),
     Mutation("fence missing", "softmax", "        fence_async_shared()\n", "", errors.MissingFence),
     Mutation("staging reused", "softmax", "        tma.store_wait(0)\n        leaving", "        leaving", errors.StagingReused),
@@ -323,13 +323,13 @@ BARRIER = "gl.barrier" if hasattr(gl, "barrier") else "gl.thread_barrier"
 
 
 def test_barriers_that_a_kernel_promises_to_say() -> None:
-    refilled = SOFTMAX.replace(REFILL, f"        {BARRIER}()\n{REFILL}")
+    refilled = SOFTMAX.replace(SLOT_REFILL_US, f"        {BARRIER}()\n{SLOT_REFILL_US}")
     said = refilled.replace("fence_async_shared()\n", f"fence_async_shared()\n        {BARRIER}()\n")
-    softmax().run(said, says_barriers=True)
+    softmax().run(said, explicit_barriers=True)
     with pytest.raises(errors.RefillBeforeDrain, match="no barrier of the CTA"):
-        softmax().run(says_barriers=True)
+        softmax().run(explicit_barriers=True)
     with pytest.raises(errors.UseBeforeArrival, match="no barrier of the CTA"):  # what threads wrote, TMA takes away
-        softmax().run(refilled, says_barriers=True)
+        softmax().run(refilled, explicit_barriers=True)
 
 
 PATCHED = HEAD + f"""
@@ -359,7 +359,7 @@ def patched(x_desc, y, rows):
 
 def test_threads_may_write_a_part_of_what_a_copy_brought() -> None:
     x, y = torch.randn(4, 256), torch.empty(4, 256)
-    run("patched", PATCHED, {"x_desc": Descriptor(x, (1, 256)), "y": y, "rows": 4}, 1, says_barriers=True)
+    run("patched", PATCHED, {"x_desc": Descriptor(x, (1, 256)), "y": y, "rows": 4}, 1, explicit_barriers=True)
     part = torch.arange(256) // 64 == torch.arange(4)[:, None]
     assert torch.equal(torch.where(part & (torch.arange(4)[:, None] > 0), 1, x), y)
 
@@ -379,7 +379,7 @@ def test_wrong_writes_by_threads_are_caught(old: str, new: str, error: type[erro
     assert PATCHED.count(old) == 1
     x, y = torch.randn(4, 256), torch.empty(4, 256)
     with pytest.raises(error):
-        run("patched", PATCHED.replace(old, new), {"x_desc": Descriptor(x, (1, 256)), "y": y, "rows": 4}, 1, says_barriers=True)
+        run("patched", PATCHED.replace(old, new), {"x_desc": Descriptor(x, (1, 256)), "y": y, "rows": 4}, 1, explicit_barriers=True)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -389,7 +389,7 @@ def test_a_source_says_how_it_is_run(wide: bool) -> None:
     view = TensorView((sym("n"), 4, 256), (1024, 256, 1), (1, 4, 256))
     params = (Param("x", ParamKind.TENSOR_MAP, "x_desc", DTYPES["bf16"], view), Param("out", ParamKind.POINTER, "y", DTYPES["f32"]),
               Param("n", ParamKind.SIZE, "rows"), Param("zero", ParamKind.ZERO, "zero"))
-    source = Source("row_sum", text, params, (GridDim(sym("n"), most=3),), 4, wide_index=wide)
+    source = Source("row_sum", text, params, (GridDim(sym("n"), max_programs=3),), 4, wide_index=wide)
     x, out = torch.randn(8, 1024).bfloat16(), torch.empty(8)
     trace = run_source(source, {"x": x, "out": out}, {"n": 8})
     assert trace.programs == 3 and trace.bytes_in == 8 * 2048
@@ -403,7 +403,7 @@ def test_a_source_may_overhang_only_where_it_masks() -> None:
               Param("n", ParamKind.SIZE, "rows"))
     barriers = ROW_SUM.replace("        turn += 1\n", f"        {BARRIER}()\n        turn += 1\n")
     buffers = {"x": torch.randn(3, 1024).bfloat16(), "out": torch.empty(3)}
-    source = Source("row_sum", barriers, params, (GridDim(sym("n"), most=1),), 4)
+    source = Source("row_sum", barriers, params, (GridDim(sym("n"), max_programs=1),), 4)
     assert run_source(source, buffers, {"n": 3}).crossings == ()
     with pytest.raises(errors.CopyOutOfBounds):
         run_source(replace(source, text=barriers.replace("[following, 0, 0]", "[following, 1, 0]")), buffers, {"n": 3})
@@ -429,14 +429,14 @@ def parts(y):
 
 def test_what_threads_write_in_parts_is_read_whole() -> None:
     y = torch.empty(256)
-    run("parts", PARTS, {"y": y}, 1, says_barriers=True)
+    run("parts", PARTS, {"y": y}, 1, explicit_barriers=True)
     assert torch.equal(y, torch.arange(256) * 2.0 + 1)
     for old, error in (("    ring.index(1).store(at.to(gl.float32) + 1)\n", errors.UseBeforeArrival),
                        (f"    {BARRIER}()  # written\n", errors.UseBeforeArrival),
                        (f"    {BARRIER}()  # read\n", errors.RefillBeforeDrain)):
         assert PARTS.count(old) == 1
         with pytest.raises(error):
-            run("parts", PARTS.replace(old, ""), {"y": y}, 1, says_barriers=True)
+            run("parts", PARTS.replace(old, ""), {"y": y}, 1, explicit_barriers=True)
 
 
 def barred() -> tuple[Cta, Descriptor, Slot, Slot]:
@@ -588,9 +588,9 @@ def test_folds_of_what_threads_hold_are_real_gluon() -> None:
 
 def test_what_is_not_modelled_is_refused() -> None:
     text = ROW_SUM.replace("    turn = 0\n", "    turn = 0\n    gl.warp_specialize([], [])\n")
-    with pytest.raises(errors.NotModelled, match="warp_specialize"):
+    with pytest.raises(errors.NotModeled, match="warp_specialize"):
         row_sum().run(text)
-    with pytest.raises(errors.NotModelled, match="multicast"):
+    with pytest.raises(errors.NotModeled, match="multicast"):
         row_sum().run(ROW_SUM.replace("ring.index(0))", "ring.index(0), multicast=True)"))
-    with pytest.raises(errors.NotModelled, match="not contiguous"):
+    with pytest.raises(errors.NotModeled, match="not contiguous"):
         row_sum().run(ROW_SUM.replace("ring.index(slot).load", "ring.index(slot).slice(0, 128, 2).load"))

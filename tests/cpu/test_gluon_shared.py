@@ -13,19 +13,19 @@ from torch import Tensor
 
 from onepass import errors, pipeline
 from onepass.device import Device, device
-from onepass.plan.inplace import safe_pairs
+from onepass.plan.inplace import safe_inplace_pairs
 from onepass.plan.kernel import Kernel
 from onepass.plan.legality import Family, Illegal
 from onepass.plan.partition import plan as best_plan
-from onepass.plan.plan import Learned, Plan
+from onepass.plan.plan import CompileOutcome, Plan
 from onepass.plan.schedule import Cover, Loop, Schedule
 from onepass.plan.scoring import score, scores
 from onepass.plan.staged_rows import may_span_ctas, tma_stageable, words
 from onepass.plan.thread_layout import vector
 from onepass.runtime import gluon_model, offline
 from onepass.runtime.compile_job import job
-from onepass.runtime.compiled import Compiled, Made
-from onepass.runtime.coroutines import PATIENCE, Turns
+from onepass.runtime.compiled import Compiled, Artifact
+from onepass.runtime.coroutines import MAX_IDLE_ROUNDS, RoundRobin
 from onepass.runtime.executable import _share, assemble
 from onepass.runtime.module import build
 from onepass.runtime.serialize import pack, unpack
@@ -144,7 +144,7 @@ def test_words_are_cleared_before_every_launch() -> None:
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     plan = shared(rms_norm_backward, args)
-    executable = assemble(Compiled(plan, pipeline.generate(plan), ()).made, torch.device("cpu"), frozenset())
+    executable = assemble(Compiled(plan, pipeline.generate(plan), ()).artifact, torch.device("cpu"), frozenset())
 
     def call(*_: Tensor) -> tuple[Tensor, ...]:
         return tuple(executable(tensors, bindings).values())
@@ -157,9 +157,9 @@ def test_an_output_may_take_the_memory_of_an_input() -> None:
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     plan = shared(rms_norm_backward, args)
-    pairs = safe_pairs(plan)
+    pairs = safe_inplace_pairs(plan)
     assert {taken for _, taken in pairs} >= {"x", "dy"}
-    executable = assemble(Compiled(plan, pipeline.generate(plan), ()).made, torch.device("cpu"), frozenset())
+    executable = assemble(Compiled(plan, pipeline.generate(plan), ()).artifact, torch.device("cpu"), frozenset())
     apart = executable(tensors, bindings)
     for out, taken in pairs:
         own = {name: x.clone() for name, x in tensors.items()}
@@ -185,9 +185,9 @@ def run_changed(pattern: str, instead: str, monkeypatch: pytest.MonkeyPatch, slo
 
 @pytest.mark.parametrize(("pattern", "instead", "caught"), [
     *FORGOTTEN[:2],
-    (r"publish\(boxes_ptr, r_next.*", "pass", errors.NeverPublished),
+    (r"publish\(mailboxes_ptr, r_next.*", "pass", errors.NeverPublished),
     (r"mine \* 1 \+ 0", "0", errors.NeverPublished),  # into another's box
-    (r"publish\(boxes_ptr, r_next \* 2", "publish(boxes_ptr, part * 2", errors.NeverPublished),  # of another row
+    (r"publish\(mailboxes_ptr, r_next \* 2", "publish(mailboxes_ptr, part * 2", errors.NeverPublished),  # of another row
     (r"if row \+ 2 < row_count", "if row + 4 < row_count", errors.NeverPublished),  # not the last row
     (r"\(turn \+ 1\) % 2", "turn % 2", errors.WrongPhase),  # the next row has no place of its own
     (r"\(turn \+ 1\) // 2 & 1", "turn // 2 & 1", errors.WrongPhase),
@@ -219,7 +219,7 @@ def test_other_changes_are_wrong(pattern: str, instead: str, monkeypatch: pytest
 
 def test_a_wait_for_ever_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.NeverPublished, match=r"line \d+ \(word[01] = gl\.load\(.*group of 2"):
-        run_changed(r"publish\(boxes_ptr, r_next.*", "pass", monkeypatch)
+        run_changed(r"publish\(mailboxes_ptr, r_next.*", "pass", monkeypatch)
 
 
 def test_a_row_of_zeros_is_published() -> None:
@@ -229,42 +229,42 @@ def test_a_row_of_zeros_is_published() -> None:
 
 
 def test_turns_go_on_while_something_happens() -> None:
-    turns = Turns(2, RuntimeError)
+    round_robin = RoundRobin(2, RuntimeError)
 
     def work() -> None:
-        for _ in range(3 * PATIENCE):
-            turns.happened()
-            turns.hand_over()
+        for _ in range(3 * MAX_IDLE_ROUNDS):
+            round_robin.made_progress()
+            round_robin.yield_turn()
 
-    turns.run([work, work])
+    round_robin.run([work, work])
 
 
 def test_nothing_goes_on_after_a_failure() -> None:
-    turns, seen = Turns(3, RuntimeError), []
+    round_robin, seen = RoundRobin(3, RuntimeError), []
 
     def waits() -> None:
-        turns.hand_over()
+        round_robin.yield_turn()
         seen.append("went on")
 
     with pytest.raises(ZeroDivisionError):
-        turns.run([waits, lambda: 1 // 0, lambda: seen.append("began")])
+        round_robin.run([waits, lambda: 1 // 0, lambda: seen.append("began")])
     assert not seen
 
 
 def test_turns_are_taken_in_order_and_what_fails_ends_all() -> None:
-    turns, seen = Turns(3, RuntimeError), []
+    round_robin, seen = RoundRobin(3, RuntimeError), []
 
     def work(me: int, times: int) -> None:
         for k in range(times):
             seen.append((me, k))
-            turns.happened()
-            turns.hand_over()
+            round_robin.made_progress()
+            round_robin.yield_turn()
 
-    turns.run([lambda: work(0, 2), lambda: work(1, 1), lambda: work(2, 3)])
+    round_robin.run([lambda: work(0, 2), lambda: work(1, 1), lambda: work(2, 3)])
     assert seen == [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (2, 2)]
-    failing = Turns(2, RuntimeError)
+    failing = RoundRobin(2, RuntimeError)
     with pytest.raises(ZeroDivisionError):
-        failing.run([failing.hand_over, lambda: 1 // 0])
+        failing.run([failing.yield_turn, lambda: 1 // 0])
 
 
 def test_ctas_of_a_group_exchange_words_in_the_model() -> None:
@@ -283,7 +283,7 @@ def swap(box_ptr, out_ptr):
     gl.store(out_ptr + me, word)
 '''
     boxes, out = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
-    gluon_model.run("swap", text, {"box_ptr": boxes, "out_ptr": out}, 4, together=2)
+    gluon_model.run("swap", text, {"box_ptr": boxes, "out_ptr": out}, 4, ctas_per_group=2)
     assert out.tolist() == [2, 1, 4, 3]
     with pytest.raises(errors.NeverPublished):  # one CTA after the other
         gluon_model.run("swap", text, {"box_ptr": boxes.zero_(), "out_ptr": out}, 4)
@@ -295,12 +295,12 @@ def swap(box_ptr, out_ptr):
 def test_a_row_is_waited_for_after_the_next_was_walked() -> None:
     source = pipeline.generate(shared(rms_norm_backward, given(rms_norm_backward, 8192), warps=8, groups=66))[0]
     loop = source.text[source.text.index("for row in range(part, row_count, 66)"):]
-    order = ["word0 = gl.load(boxes_ptr + (r * 2 + 0), volatile=True)", "if row + 66 < row_count:",
-             "mbarrier.wait(ready.index(slot_next), (turn + 1) // 3 & 1)", "publish(boxes_ptr, r_next * 2 + (mine * 1 + 0), ",
+    order = ["word0 = gl.load(mailboxes_ptr + (r * 2 + 0), volatile=True)", "if row + 66 < row_count:",
+             "mbarrier.wait(ready.index(slot_next), (turn + 1) // 3 & 1)", "publish(mailboxes_ptr, r_next * 2 + (mine * 1 + 0), ",
              "while (word0 == 0) | (word1 == 0):", "row_later = row + 132", "= published(word0, gl.float32)", "gl.store(out0_ptr",
              "fence_async_shared()", "ahead = row + 198", "rstd = rstd_1", "turn += 1"]
     assert [loop.index(line) for line in order] == sorted(loop.index(line) for line in order)
-    assert source.programs({"s0": 1}) == 132 and source.together == 2
+    assert source.programs({"s0": 1}) == 132 and source.ctas_per_group == 2
     (boxes,) = source.cleared
     assert boxes.dtype.name == "i64" and str(boxes.shape[0]) == "2*s0" and boxes.name in source.fresh
 
@@ -438,8 +438,8 @@ def test_of_equal_plans_the_one_that_shares_no_rows() -> None:
     program, _, bindings = program_of(add_rms_norm_backward, *args)
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
-    alone, together = (min(s.us for s in found if (s.plan.schedule.ctas_per_row > 1) is shares) for shares in (False, True))
-    assert together < alone < 1.03 * together and best_plan(program, bindings, H200).kernels[0].schedule.ctas_per_row == 1
+    alone, ctas_per_group = (min(s.us for s in found if (s.plan.schedule.ctas_per_row > 1) is shares) for shares in (False, True))
+    assert ctas_per_group < alone < 1.03 * ctas_per_group and best_plan(program, bindings, H200).kernels[0].schedule.ctas_per_row == 1
 
 
 @pytest.mark.parametrize(("rows", "cols", "share", "warps", "vectors", "here", "hoisted", "us"), [
@@ -465,9 +465,9 @@ def test_reports_say_what_is_shared() -> None:
 
 def test_what_must_be_cleared_is_kept_and_comes_first_in_memory() -> None:
     plan = shared(rms_norm_backward, given(rms_norm_backward, 8192), 2, 8)
-    made = Compiled(plan, pipeline.generate(plan), ()).made
+    made = Compiled(plan, pipeline.generate(plan), ()).artifact
     back = unpack("key", pack("key", made))
-    assert isinstance(back, Made) and back == made and back.cleared == made.cleared and back.sources[0].together == 2
+    assert isinstance(back, Artifact) and back == made and back.cleared == made.cleared and back.sources[0].ctas_per_group == 2
     words_there, (first, *_) = _share((*made.cleared, *made.temporaries), {"s0": 100})
     cleared, _ = _share(made.cleared, {"s0": 100})
     assert first == 0 and 100 * 2 * 2 <= cleared < words_there
@@ -485,7 +485,7 @@ def test_of_equal_plans_one_that_keeps_row_vectors() -> None:
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 49152, rows=32 * 132))
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
-    spilling = {s.plan.scored_as: Learned(1000, (True, 100)) for s in found if s.plan.schedule.hoisted}
+    spilling = {s.plan.scored_as: CompileOutcome(1000, (True, 100)) for s in found if s.plan.schedule.hoisted}
     left = [s for s in found if not s.plan.schedule.hoisted]
     anew = min((s for s in left if not s.plan.schedule.beside), key=lambda s: s.us)
     taken = score(program, bindings, H200, spilling)

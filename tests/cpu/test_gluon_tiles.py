@@ -123,7 +123,7 @@ def run_tiles(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how:
     order = (*kernel.space.rows, *kernel.space.cols)
     kernels = tuple(replace(k, name=f"tiles_{i}") for i, k in enumerate(with_join(one, bindings, H200, order, {})))
     chosen = Plan(program, H200, bindings, kernels, ())
-    made = pipeline.Compiled(chosen, pipeline.generate(chosen, wide), ()).made
+    made = pipeline.Compiled(chosen, pipeline.generate(chosen, wide), ()).artifact
     assert made.sources[0].gluon and len(made.sources) == (1 if schedule.splits == 1 else 2)
     names = [b.name for b in program.buffers if b.role == "input"]
     given = dict(zip(names, args, strict=True))

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onepass import __main__ as cli
-from onepass.errors import BadResults, BadSpec, OnepassError, TooMuchToDraw
+from onepass.errors import BadResults, BadSpec, OnepassError, TooManyCharts
 from onepass.tools import bounded, plot
 from onepass.tools.bench_tables import tables
 from onepass.tools.charts import charts
@@ -137,7 +137,7 @@ def test_a_flood_of_charts_is_refused(tmp_path: Path) -> None:
     rows = tuple(row("softmax", (8192, 1024 + k), {"onepass": 1.1}) for k in range(2000))
     file = tmp_path / "r.json"
     file.write_text(json.dumps(to_json(replace(norms(), rows=rows, regret=()))))
-    with pytest.raises(TooMuchToDraw, match=r"ONEPASS-820.*74 charts, and at most 64"):
+    with pytest.raises(TooManyCharts, match=r"ONEPASS-820.*74 charts, and at most 64"):
         plot.plot([file], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

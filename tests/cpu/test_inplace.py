@@ -28,9 +28,9 @@ from onepass.ir.expr import F32
 from onepass.ir.program import Buffer, Load, Program, Store
 from onepass.ir.size import Bindings
 from onepass.ir.text import parse
-from onepass.pipeline import Compiled, generate, optimise
+from onepass.pipeline import Compiled, generate, optimize
 from onepass.plan import inplace
-from onepass.plan.inplace import safe_pairs
+from onepass.plan.inplace import safe_inplace_pairs
 from onepass.plan.legality import Family
 from onepass.plan.partition import plan
 from onepass.plan.plan import KernelPlan, Plan
@@ -69,7 +69,7 @@ def ctas_in(order: Callable[[int], list[int]]) -> Iterator[None]:
 
 def run(plan: Plan, inputs: Mapping[str, Tensor], bindings: Bindings, over: Mapping[str, str]) -> dict[str, Tensor]:
     """All outputs of a plan; those in `over` are written to the memory of an input."""
-    made = Compiled(plan, generate(plan), ()).made
+    made = Compiled(plan, generate(plan), ()).artifact
     own = {name: t.as_strided(t.shape, t.stride()).clone(memory_format=torch.preserve_format) for name, t in inputs.items()}
     tensors = dict(own)
     for buffer in made.outputs:
@@ -82,7 +82,7 @@ def run(plan: Plan, inputs: Mapping[str, Tensor], bindings: Bindings, over: Mapp
 
 def assert_same_in_place(plan: Plan, inputs: Mapping[str, Tensor], bindings: Bindings) -> int:
     """Every pair that a plan allows, with CTAs forwards and backwards; how many there are."""
-    pairs = safe_pairs(plan)
+    pairs = safe_inplace_pairs(plan)
     apart = run(plan, inputs, bindings, {}) if pairs else {}
     for pair in pairs:
         for order in (lambda n: list(range(n)), lambda n: list(range(n))[::-1]):
@@ -180,7 +180,7 @@ def test_what_a_plan_allows_changes_nothing(case: Case, seed: int) -> None:
     """An interpreter has no threads, so what concerns them alone is left out here."""
     if not case.program.nodes:
         return
-    program = optimise(case.program)
+    program = optimize(case.program)
     note(str(program))
     inputs = case.make_inputs(seed % 1000)
     with pytest.MonkeyPatch.context() as patch:
@@ -207,7 +207,7 @@ def test_every_family_can_write_over_its_data(kind: str) -> None:
     x, w = torch.randn(rows, cols, generator=generator), torch.randn(cols, generator=generator)
     program, tensors, bindings = program_of(function, x, w, dynamic=False if isinstance(schedule.rows, Cover) else None)
     one = planned(program, bindings, chosen(program, bindings, family, replace(schedule, warps=1)))
-    assert (("out0", "x") in safe_pairs(one)) == (kind not in REFUSED)
+    assert (("out0", "x") in safe_inplace_pairs(one)) == (kind not in REFUSED)
     assert_same_in_place(one, tensors, bindings)
 
 
@@ -260,7 +260,7 @@ REFUSALS: dict[str, tuple[str, Schedule]] = {
 @pytest.mark.parametrize("why", REFUSALS)
 def test_refused(why: str) -> None:
     body, schedule = REFUSALS[why]
-    assert ("y", "x") not in safe_pairs(forced(square(body), Family.INNER, schedule))
+    assert ("y", "x") not in safe_inplace_pairs(forced(square(body), Family.INNER, schedule))
 
 
 def test_other_ctas_must_not_read_it() -> None:
@@ -279,7 +279,7 @@ def test_other_ctas_must_not_read_it() -> None:
   store y [m:256, n:1] = %2
   store r [m:1] = %3
 """
-    pairs = safe_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(64), 1)))
+    pairs = safe_inplace_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(64), 1)))
     assert ("r", "v") not in pairs and ("y", "x") in pairs
 
 
@@ -300,7 +300,7 @@ def test_ctas_of_other_rows_must_not_read_it() -> None:
   store y [k:16384, m:256, n:1] = %2
   store r [m:256, n:1] = %3
 """
-    pairs = safe_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(256), 1)))
+    pairs = safe_inplace_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(256), 1)))
     assert ("r", "v") not in pairs and ("y", "x") in pairs
 
 
@@ -310,15 +310,15 @@ def test_memory_is_taken_of_the_same_type(dtype: str) -> None:
         "%0 = load x [m:64, n:1]; %1 = neg %0; store y [m:64, n:1] = %1"
     program = parse(f"program p; axis m = 64; axis n = 64; input x: {dtype} [64, 64] strides [64, 1]; "
                     f"output y: f32 [64, 64] strides [64, 1]; {text}")
-    assert (("y", "x") in safe_pairs(forced(program, Family.POINTWISE, Schedule(Block(4), Block(64), 1)))) == (dtype == "f32")
+    assert (("y", "x") in safe_inplace_pairs(forced(program, Family.POINTWISE, Schedule(Block(4), Block(64), 1)))) == (dtype == "f32")
 
 
 def test_a_later_kernel_must_not_read_it() -> None:
     program = square(SUM + "  %3 = neg %0\n  store y [m:64, n:1] = %3\n  store r [m:1] = %2\n")
     whole = forced(program, Family.INNER, ROW)
     (kernel,) = whole.kernels
-    assert ("y", "x") in safe_pairs(whole)
-    assert ("y", "x") not in safe_pairs(replace(whole, kernels=(kernel, replace(kernel, kernel=replace(
+    assert ("y", "x") in safe_inplace_pairs(whole)
+    assert ("y", "x") not in safe_inplace_pairs(replace(whole, kernels=(kernel, replace(kernel, kernel=replace(
         kernel.kernel, program=replace(program, nodes=tuple(n for n in program.nodes if getattr(n, "buffer", "") != "y")[:3]))))))
 
 
@@ -326,9 +326,9 @@ def test_a_row_of_odd_length_that_is_kept_can_be_overwritten() -> None:
     """The broken sectors at its ends are few elements, but a fold in which all warps meet lies between."""
     program, _, bindings = program_of(lambda x: torch.softmax(x, -1), torch.randn(4, 4099))
     kept = Schedule(Block(1), Cover((1024,) * 4), 4, sector_elems=8)
-    assert ("out0", "x") in safe_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, kept)))
+    assert ("out0", "x") in safe_inplace_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, kept)))
     walked = Schedule(Block(1), Loop(1024), 4, sector_elems=8)
-    assert ("out0", "x") not in safe_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, walked)))
+    assert ("out0", "x") not in safe_inplace_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, walked)))
 
 
 def test_data_is_read_coherently() -> None:
@@ -338,7 +338,7 @@ def test_data_is_read_coherently() -> None:
 
     program, _, bindings = program_of(overwritten, torch.randn(4096, 2048), torch.randn(2048))
     one = plan(program, bindings, H200)
-    assert ("out0", "x") in safe_pairs(one)
+    assert ("out0", "x") in safe_inplace_pairs(one)
     for source in generate(one):
         offline.compile(source, H200)
         found = list((Path(os.environ["ONEPASS_CACHE_DIR"]) / "triton").rglob(f"{source.name}.ptx"))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import onepass
 from onepass.capture.trace import capture
-from onepass.pipeline import optimise
+from onepass.pipeline import optimize
 from onepass.plan.legality import Family
 from onepass.plan.schedule import Cover, Loop, Schedule, cover
 from onepass.tools.check import as_tuple
@@ -23,7 +23,7 @@ def test_rows_past_the_end_add_nothing(rows: int, height: int) -> None:
     """f(0) = 1: three phantom rows of a four-row step would add 3 to every column sum."""
     x = randoms(0, (rows, 64))
     captured = capture(one_more, (x,))
-    program, bindings = optimise(captured.program), captured.bind((x,))
+    program, bindings = optimize(captured.program), captured.bind((x,))
     schedule = Schedule(Loop(height, 5), Cover(cover(64, 64)), 2)
     plan = planned(program, bindings, chosen(program, bindings, Family.MIX, schedule))
 

@@ -200,9 +200,9 @@ def test_the_process_report_counts_calls(fresh: None) -> None:
     text = str(found)
     assert text.startswith(f"onepass in this process: 2 graphs, {found.calls} region calls, 0 fallbacks")
     assert "test_model_report.py:" in text and max(map(len, text.splitlines())) <= 118
-    spoken = found.to_json()
-    assert list(spoken) == ["graphs", "regions", "left", "fallbacks", "fallbacks_by_code", "totals", "calls", "work", "recomputed"]
-    assert json.loads(json.dumps(spoken)) == spoken
+    format_lines = found.to_json()
+    assert list(format_lines) == ["graphs", "regions", "left", "fallbacks", "fallbacks_by_code", "totals", "calls", "work", "recomputed"]
+    assert json.loads(json.dumps(format_lines)) == format_lines
 
 
 def test_the_process_report_shows_fallbacks_by_code(fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from onepass.capture.trace import capture
 from onepass.ir.criterion import judge
 from onepass.ir.program import Reduce
 from onepass.ir.simplify import two_pass
-from onepass.pipeline import optimise
+from onepass.pipeline import optimize
 from tests.support import randoms
 
 # One of each form: a row in registers, a looped row, rows shared by CTAs and joined, columns in tiles and in loops.
@@ -91,7 +91,7 @@ def test_norms_of_16_bit_rows_keep_their_one_pass_of_squares() -> None:
     """What fp32 data needs costs an addition an element; 16 bits do not show it, and are not charged for it."""
     def reductions(dtype: torch.dtype) -> list[str]:
         x = torch.empty(64, 5120, dtype=dtype)
-        program = two_pass(optimise(capture(lambda x: torch.nn.functional.layer_norm(x, (5120,)), (x,)).program))
+        program = two_pass(optimize(capture(lambda x: torch.nn.functional.layer_norm(x, (5120,)), (x,)).program))
         return [node.monoid for node in program.nodes if isinstance(node, Reduce)]
 
     assert reductions(torch.bfloat16) == ["sum"] * 2 and reductions(torch.float32) == ["sum"] * 3

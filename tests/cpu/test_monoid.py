@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onepass.ir import oracle
 from onepass.ir.expr import BY_TORCH
-from onepass.ir.monoid import MONOIDS, Grown
+from onepass.ir.monoid import MONOIDS, Accumulated
 from onepass.ir.oracle import reduce
 
 Tensors = tuple[torch.Tensor, ...]
@@ -176,8 +176,8 @@ def test_a_join_of_two_is_their_merge(name: str) -> None:
              "logsumexp": (means, counts)}[name.partition(".")[0]]
     merged = monoid.merge(algebra, *state)
     joined = monoid.join(algebra, tuple(s[:1] for s in state), tuple(s[1:] for s in state))
-    assert monoid.growing == tuple(k for k, part in enumerate(joined) if isinstance(part, Grown))
-    grown = tuple(part.before * part.scale + part.by if isinstance(part, Grown) else part for part in joined)
+    assert monoid.accumulating == tuple(k for k, part in enumerate(joined) if isinstance(part, Accumulated))
+    grown = tuple(part.before * part.scale + part.by if isinstance(part, Accumulated) else part for part in joined)
     if "low" in monoid.state:  # two ways to write one number
         merged, grown = (dict(zip(monoid.state, parts, strict=True)) for parts in (merged, grown))
         merged, grown = ((s["n"], s["mean"] + s["low"], s["m2"]) for s in (merged, grown))

@@ -20,7 +20,7 @@ from onepass.capture.effects import is_ordered, writes
 from onepass.device import device
 from onepass.errors import RewriteFailed, SeededRandom
 from onepass.integration import inductor, region_op  # noqa: F401, the latter defines the op that rewritten graphs call
-from onepass.integration.claim import Claiming, claim
+from onepass.integration.claim import ClaimOptions, claim
 from onepass.integration.node_order import arrange
 from tests.cpu.test_backend import EAGER, RESTS
 from tests.cpu.test_regions import graph_of
@@ -85,7 +85,7 @@ def between_norms(draw: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
 
 
 def claimed_in(graph: fx.Graph) -> int:
-    return len(claim(graph, Claiming(device("h200"), interpret=True, by_cost=False)).regions)
+    return len(claim(graph, ClaimOptions(device("h200"), interpret=True, by_cost=False)).regions)
 
 
 @pytest.mark.parametrize("name", DRAWS)

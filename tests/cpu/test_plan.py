@@ -19,24 +19,24 @@ from onepass.capture.trace import capture
 from onepass.codegen.source import Source
 from onepass.device import DEVICES, device
 from onepass.errors import NoPlan
-from onepass.ir.axes import share_axes
+from onepass.ir.axes import unify_axes
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Load, Program, Reduce, Store
 from onepass.ir.simplify import simplify, two_pass
 from onepass.ir.text import parse
-from onepass.pipeline import breakpoints, compile, generate, optimise, representative, row_class, specialise
+from onepass.pipeline import row_class_bounds, compile, generate, optimize, representative, row_class, specialize
 from onepass.plan import footprint
-from onepass.plan.access import needs_wide_index, runs, single_stride, streams_rows
+from onepass.plan.access import needs_wide_index, runs, single_stride, contiguous_row_stride
 from onepass.plan.footprint import floor_bytes
 from onepass.plan.kernel import Kernel, Space
 from onepass.plan.l2_hints import l2_evict_last
 from onepass.plan.legality import Family, Illegal, Reason, reused, space_of
 from onepass.plan.legality import families as families_of
 from onepass.plan.partition import Search, plan
-from onepass.plan.plan import ANY_WEIGHT, Learned, Plan
+from onepass.plan.plan import REGISTERS_UNBOUNDED, CompileOutcome, Plan
 from onepass.plan.resources import ctas_per_sm, demand, estimate
 from onepass.plan.schedule import Block, Cover, Loop, Schedule, cover, sector_span
-from onepass.plan.scoring import Scored, runs_at_once, score, scores
+from onepass.plan.scoring import Scored, fits_one_wave, score, scores
 from onepass.plan.split import halves
 from onepass.runtime.binary import Binary
 from onepass.tools.workloads import workload
@@ -48,7 +48,7 @@ def planned(fn, *inputs: torch.Tensor) -> Plan:
     captured = capture(fn, inputs)
     bindings = captured.bind(inputs)
     assert bindings is not None
-    return plan(*specialise(optimise(captured.program), bindings), H200)
+    return plan(*specialize(optimize(captured.program), bindings), H200)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -129,25 +129,25 @@ def test_occupancy_follows_the_register_file() -> None:
 def test_ctas_that_wait_for_each_other_are_all_on_the_card() -> None:
     """A loop over rows shares them out beforehand, and CTAs that share a row exchange what they found."""
     alone = Schedule(Loop(1, H200.sms), Cover((4096,)), 8)
-    assert runs_at_once(alone, 1, H200) and not runs_at_once(replace(alone, ctas_per_row=2), 1, H200)
-    assert runs_at_once(replace(alone, ctas_per_row=2), 2, H200) and not runs_at_once(replace(alone, rows=Loop(1, H200.sms + 1)), 1, H200)
-    assert runs_at_once(replace(alone, rows=Block(1)), 1, H200)
+    assert fits_one_wave(alone, 1, H200) and not fits_one_wave(replace(alone, ctas_per_row=2), 1, H200)
+    assert fits_one_wave(replace(alone, ctas_per_row=2), 2, H200) and not fits_one_wave(replace(alone, rows=Loop(1, H200.sms + 1)), 1, H200)
+    assert fits_one_wave(replace(alone, rows=Block(1)), 1, H200)
 
 
 def test_where_all_spill_the_least_spilling_is_taken_and_none_that_cannot_run() -> None:
-    program = optimise(capture(lambda x: torch.softmax(x, -1), (meta(8192, 4096),), dynamic=False).program)
+    program = optimize(capture(lambda x: torch.softmax(x, -1), (meta(8192, 4096),), dynamic=False).program)
     found = scores(program, {}, H200, {})
     assert isinstance(found, list)
     fastest, *others, slowest = sorted(found, key=lambda s: s.us)
-    lessons = {s.plan.scored_as: Learned(ANY_WEIGHT, (True, 1000)) for s in others}
-    lessons |= {slowest.plan.scored_as: Learned(ANY_WEIGHT, (True, 8)), fastest.plan.scored_as: Learned(ANY_WEIGHT, None)}
-    best = score(program, {}, H200, lessons, spilling=True)
+    feedback = {s.plan.scored_as: CompileOutcome(REGISTERS_UNBOUNDED, (True, 1000)) for s in others}
+    feedback |= {slowest.plan.scored_as: CompileOutcome(REGISTERS_UNBOUNDED, (True, 8)), fastest.plan.scored_as: CompileOutcome(REGISTERS_UNBOUNDED, None)}
+    best = score(program, {}, H200, feedback, spilling=True)
     assert isinstance(best, Scored) and best.plan.scored_as == slowest.plan.scored_as
-    assert isinstance(score(program, {}, H200, lessons), Illegal)
+    assert isinstance(score(program, {}, H200, feedback), Illegal)
 
 
 def test_what_takes_more_registers_than_a_thread_has_does_not_fit() -> None:
-    program = two_pass(optimise(capture(lambda x: torch.softmax(x, -1), (meta(64, 53248),), dynamic=False).program))
+    program = two_pass(optimize(capture(lambda x: torch.softmax(x, -1), (meta(64, 53248),), dynamic=False).program))
     kernel = Kernel(program, Space((), ("d0",), ("d1",)))
     for warps in (4, 8, 16, 32):
         one = Schedule(Block(1), Cover((4096,) * 13), warps, resident=frozenset(kernel.multi_phase))
@@ -168,12 +168,12 @@ def test_strides_that_follow_each_other_are_one_run() -> None:
 def test_axes_that_never_meet_are_shared() -> None:
     captured = capture(lambda x, y: (x.float().sum(0), y.float().sum(0)), (meta(64, 128), meta(64, 128)), dynamic=False)
     program = simplify(captured.program)
-    assert len(program.axes) == 4 and len(share_axes(program).axes) == 2
+    assert len(program.axes) == 4 and len(unify_axes(program).axes) == 2
 
 
 def test_axes_that_meet_are_not_shared() -> None:
     captured = capture(lambda x: (x.float() + x.t().float()).sum(0), (meta(64, 64),), dynamic=False)
-    assert len(share_axes(simplify(captured.program)).axes) == 2
+    assert len(unify_axes(simplify(captured.program)).axes) == 2
 
 
 def test_an_axis_that_is_folded_meets_those_that_are_kept() -> None:
@@ -194,7 +194,7 @@ def test_an_axis_that_is_folded_meets_those_that_are_kept() -> None:
       store r [] = %5
     """)
     inputs = {"x": torch.arange(8.0)}
-    expected, found = (evaluate(p, inputs, {}) for p in (program, share_axes(program)))
+    expected, found = (evaluate(p, inputs, {}) for p in (program, unify_axes(program)))
     assert torch.equal(found["y"], 8 * inputs["x"].double()) and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -203,7 +203,7 @@ def test_blocks_that_do_not_tile_are_refused() -> None:
         return x.float().view(64, 10, 96).sum(-1) + x.float().sum(-1, keepdim=True)
 
     captured = capture(fn, (meta(64, 960),), dynamic=False)
-    program = optimise(captured.program)
+    program = optimize(captured.program)
     space = space_of(program, {})
     assert isinstance(space, Illegal) or isinstance(families_of(Kernel(program, space), Kernel(program, space)), Illegal)
     assert plan(program, {}, H200).kernels
@@ -213,7 +213,7 @@ def test_blocks_are_the_innermost_columns() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x.float().view(64, 4, 8, 32).amax((1, 3)) + x.float().sum(-1, keepdim=True)
 
-    program = optimise(capture(fn, (meta(64, 1024),), dynamic=False).program)
+    program = optimize(capture(fn, (meta(64, 1024),), dynamic=False).program)
     space = space_of(program, {})
     assert isinstance(space, Illegal) and space.reason is Reason.AXES
     assert plan(program, {}, H200).kernels
@@ -224,7 +224,7 @@ def test_after_a_loop_over_rows_nothing_that_it_held_is_read() -> None:
     def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.sum(0) * w.sum(), x.sum(1)
 
-    program = optimise(capture(fn, (meta(64, 256), meta(256)), dynamic=False).program)
+    program = optimize(capture(fn, (meta(64, 256), meta(256)), dynamic=False).program)
     space = space_of(program, {})
     assert not isinstance(space, Illegal)
     found = families_of(Kernel(program, space), Kernel(program, space))
@@ -236,7 +236,7 @@ def test_after_a_loop_over_rows_nothing_that_it_held_is_read() -> None:
     (lambda x: x.sum(0).amax(), True), (lambda x: (x * 2 - x.amax(0)).sum(1), True)],
     ids=["sum", "scaled", "softmax", "extreme", "rows"])
 def test_what_is_made_of_a_reduction_over_rows(fn, is_reused: bool) -> None:
-    program = optimise(capture(fn, (meta(64, 256, dtype=torch.float32),), dynamic=False).program)
+    program = optimize(capture(fn, (meta(64, 256, dtype=torch.float32),), dynamic=False).program)
     rows = program.nodes[next(program.of(Reduce))].axes  # type: ignore[union-attr]
     cols = tuple(a.name for a in program.axes if a.name not in rows)
     kernel = Kernel(program, Space((), rows, cols))
@@ -245,7 +245,7 @@ def test_what_is_made_of_a_reduction_over_rows(fn, is_reused: bool) -> None:
 
 
 def test_a_reduction_whose_result_the_data_meets_is_not_split() -> None:
-    program = optimise(capture(lambda x: torch.softmax(x, -1), (meta(4, 1 << 20),), dynamic=False).program)
+    program = optimize(capture(lambda x: torch.softmax(x, -1), (meta(4, 1 << 20),), dynamic=False).program)
     found = scores(program, {}, H200, {})
     assert isinstance(found, list) and found and all(s.plan.schedule.splits == 1 for s in found)
 
@@ -254,7 +254,7 @@ def test_no_tile_cuts_a_block() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x.float().view(256, 8, 1024).amax(-1) + x.float().sum(-1, keepdim=True)
 
-    program = optimise(capture(fn, (meta(256, 8192),), dynamic=False).program)
+    program = optimize(capture(fn, (meta(256, 8192),), dynamic=False).program)
     found = scores(program, {}, H200, {})
     assert isinstance(found, list) and found and found[0].plan.kernel.space.block
     for cols in (s.plan.schedule.cols for s in found):
@@ -285,7 +285,7 @@ CUT = {
 @pytest.mark.parametrize("name", CUT)
 def test_kernels_cut_out_of_a_program_compute_what_it_does_in_turn(name: str) -> None:
     x = torch.randn(10, 9, generator=torch.Generator().manual_seed(0)) / 4
-    program = optimise(capture(CUT[name], (x,), dynamic=False).program)
+    program = optimize(capture(CUT[name], (x,), dynamic=False).program)
     search = Search(program, {}, H200, {})
     pieces = tuple(search.cut.extract(group, f"k{k}") for k, group in enumerate(search._ordered(search.seeds)))
     found = in_turn(pieces, {"x": x})
@@ -298,7 +298,7 @@ def test_kernels_cut_out_of_a_program_compute_what_it_does_in_turn(name: str) ->
 @pytest.mark.parametrize("name", ["both ways", "positions and states"])
 def test_partial_states_and_their_join_compute_what_the_whole_does(name: str) -> None:
     x = torch.randn(10, 9, generator=torch.Generator().manual_seed(0)) / 4
-    program = optimise(capture(CUT[name], (x,), dynamic=False).program)
+    program = optimize(capture(CUT[name], (x,), dynamic=False).program)
     rows, cols = (a.name for a in program.axes)
     first, second = halves(Kernel(program, Space((), (rows,), (cols,))), 1, (rows, cols))
     found = in_turn((first, second), {"x": x})
@@ -329,7 +329,7 @@ def test_rows_that_are_looked_up_do_not_stream() -> None:
                     "output y: f32 [64, 256] strides [256, 1]; %0 = load t [m:1]; %1 = load x [m:256, n:1] gather(%0 * 256 < 1); "
                     "store y [m:256, n:1] = %1")
     kernel = Kernel(program, Space((), ("m",), ("n",)))
-    of_table, looked_up, stored = (streams_rows(kernel, node) for node in program.nodes)  # type: ignore[arg-type]
+    of_table, looked_up, stored = (contiguous_row_stride(kernel, node) for node in program.nodes)  # type: ignore[arg-type]
     assert (of_table, looked_up, stored) == (None, None, 256)
 
 
@@ -350,7 +350,7 @@ def test_a_merge_round_a_third_kernel_would_be_a_cycle() -> None:
         off = x - x.mean(1, keepdim=True)
         return (off * (off * off).amax(1, keepdim=True)).prod(1)
 
-    program = optimise(capture(fn, (meta(64, 256, dtype=torch.float32),), dynamic=False).program)
+    program = optimize(capture(fn, (meta(64, 256, dtype=torch.float32),), dynamic=False).program)
     search = Search(program, {}, H200, {})
     groups = search.seeds
     first, middle, last = sorted(groups, key=min)
@@ -360,9 +360,9 @@ def test_a_merge_round_a_third_kernel_would_be_a_cycle() -> None:
 
 def test_a_few_row_classes_whose_plans_do_not_depend_on_who_comes_first() -> None:
     captured = capture(lambda x: x.float().sum(0), (meta(4096, 512),))
-    program = optimise(captured.program)
+    program = optimize(captured.program)
     assert program.symbols == ("s0",)
-    ends = (0, *breakpoints(H200), 10**6)
+    ends = (0, *row_class_bounds(H200), 10**6)
     classes = [(low + 1, high) for low, high in pairwise(ends)]
     for low, high in classes:
         assert representative(program, {"s0": low}, H200) == representative(program, {"s0": high}, H200)
@@ -371,22 +371,22 @@ def test_a_few_row_classes_whose_plans_do_not_depend_on_who_comes_first() -> Non
 
 @pytest.mark.parametrize("rows", [2, 100, 132, 133, 256, 1024, 4096, 8192, 16384, 32768, 65536])
 def test_a_class_is_planned_for_about_as_many_rows(rows: int) -> None:
-    program = optimise(capture(lambda x: x.float().sum(0), (meta(4096, 512),)).program)
+    program = optimize(capture(lambda x: x.float().sum(0), (meta(4096, 512),)).program)
     planned = representative(program, {"s0": rows}, H200)["s0"]
     assert rows / 2 <= planned <= max(4 * rows, H200.sms // 8)
 
 
 @pytest.mark.parametrize("name", sorted(DEVICES))
 def test_breakpoints_grow(name: str) -> None:
-    found = breakpoints(device(name))
+    found = row_class_bounds(device(name))
     assert found[0] > 0 and all(a < b for a, b in pairwise(found))
 
 
 def test_a_row_count_that_is_used_again_is_fixed_and_one_that_is_only_summed_is_not() -> None:
-    again = optimise(capture(lambda x: torch.softmax(x, 0), (meta(64, 512),)).program)
-    summed = optimise(capture(lambda x: (torch.softmax(x, 1), x.float().sum(0)), (meta(64, 512),)).program)
-    assert specialise(again, {"s0": 64})[0].symbols == () and specialise(again, {"s0": 64})[1] == {}
-    assert specialise(summed, {"s0": 64})[0] == summed and specialise(summed, {"s0": 64})[1] == {"s0": 64}
+    again = optimize(capture(lambda x: torch.softmax(x, 0), (meta(64, 512),)).program)
+    summed = optimize(capture(lambda x: (torch.softmax(x, 1), x.float().sum(0)), (meta(64, 512),)).program)
+    assert specialize(again, {"s0": 64})[0].symbols == () and specialize(again, {"s0": 64})[1] == {}
+    assert specialize(summed, {"s0": 64})[0] == summed and specialize(summed, {"s0": 64})[1] == {"s0": 64}
 
 
 # ---- what the compiler says ------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def binary(registers: int = 64, spilled: int = 0, smem: int = 0, in_loop: bool =
 
 def ruled(inputs: tuple[torch.Tensor, ...], fn, measure):
     captured = capture(fn, inputs)
-    return compile(*specialise(optimise(captured.program), captured.bind(inputs) or {}), H200, measure)
+    return compile(*specialize(optimize(captured.program), captured.bind(inputs) or {}), H200, measure)
 
 
 NORMS = [
@@ -481,7 +481,7 @@ def test_of_plans_that_do_not_spill_the_one_whose_ctas_fit_is_taken() -> None:
     """Whichever was tried first."""
     chosen = workload("rms_norm_backward")
     made = ruled(chosen.inputs((98304, 512)), chosen.function, lambda source: binary(255))
-    assert made.rejected and pipeline._faults(made, made.plan.bindings, H200) == (False, 0, False)
+    assert made.rejected and pipeline._defects(made, made.plan.bindings, H200) == (False, 0, False)
 
 
 def test_a_kernel_of_which_half_as_many_ctas_fit_as_foreseen_is_scored_again() -> None:
@@ -507,9 +507,9 @@ def test_where_fewer_ctas_of_all_kernels_fit_the_best_of_them_is_taken_as_it_is(
 
     made = ruled(chosen.inputs((8192, 32768)), chosen.function, measure)
     kernel, = made.plan.kernels
-    assert pipeline._faults(made, made.plan.bindings, H200) == (False, 0, False)
+    assert pipeline._defects(made, made.plan.bindings, H200) == (False, 0, False)
     assert made.rejected and kernel.schedule not in [r.schedule for r in made.rejected]
-    assert len(tried) <= pipeline.MOST_TRIES and made.sources[0].text == tried[-1]
+    assert len(tried) <= pipeline.MAX_ATTEMPTS and made.sources[0].text == tried[-1]
 
 
 def test_reductions_that_share_nothing_share_launches() -> None:
@@ -613,8 +613,8 @@ def test_the_floor_counts_two_halves_of_a_tensor_once_each() -> None:
         return (x[:, :64] * x[:, 32:96]).sum(1)
 
     x = torch.ones(1024, 128)
-    assert floor_bytes(optimise(capture(halves, (x,), dynamic=False).program), {}) == 4 * 1024 * (128 + 1)
-    assert floor_bytes(optimise(capture(overlapping, (x,), dynamic=False).program), {}) == 4 * 1024 * (64 + 1)
+    assert floor_bytes(optimize(capture(halves, (x,), dynamic=False).program), {}) == 4 * 1024 * (128 + 1)
+    assert floor_bytes(optimize(capture(overlapping, (x,), dynamic=False).program), {}) == 4 * 1024 * (64 + 1)
 
 
 @pytest.mark.parametrize(("extent", "one", "other", "elements"), [

@@ -222,8 +222,8 @@ def test_ticks_are_few_and_round(low: float, high: float) -> None:
 
 def test_numbers_that_would_overlap_are_left_out() -> None:
     drawing = pytest.importorskip("onepass.tools.drawing", reason="pictures are drawn with matplotlib", exc_type=ImportError)
-    assert drawing.fitting((256, 512, 768, 1024, 50257, 65536), 0.6) == [256, 512, 1024, 65536]
-    assert drawing.fitting((1, 2, 4, 8), 9.0) == [1, 2, 4, 8]
+    assert drawing.labeled_ticks((256, 512, 768, 1024, 50257, 65536), 0.6) == [256, 512, 1024, 65536]
+    assert drawing.labeled_ticks((1, 2, 4, 8), 9.0) == [1, 2, 4, 8]
 
 
 # ---- the command

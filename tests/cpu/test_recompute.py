@@ -222,14 +222,14 @@ def test_graphs_are_changed_both_or_not_at_all(monkeypatch: pytest.MonkeyPatch) 
     before = [str(m.graph) for m in modules]
     monkeypatch.setattr(split, "recompute", half_way)
     with pytest.warns(OnepassWarning, match="half way"):
-        split.SplitChange({"interpret": True, "on_error": "warn"})(*modules, 1)
+        split.SplitPass({"interpret": True, "on_error": "warn"})(*modules, 1)
     assert [str(m.graph) for m in modules] == before
 
 
 def test_the_id_of_a_split_follows_from_settings_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {split.SplitChange({}).uuid(), split.SplitChange({"by_cost": False}).uuid()}
+    found = {split.SplitPass({}).uuid(), split.SplitPass({"by_cost": False}).uuid()}
     monkeypatch.setattr(split, "versions", lambda: {"onepass": "other sources"})
-    assert len(found | {split.SplitChange({}).uuid()}) == 3
+    assert len(found | {split.SplitPass({}).uuid()}) == 3
 
 
 def test_a_split_of_the_users_comes_first() -> None:

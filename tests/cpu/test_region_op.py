@@ -80,7 +80,7 @@ def test_one_region_serves_many_sizes_and_counts_its_calls() -> None:
         assert_filled(outs, ins)
     seen = journal.snapshot()
     assert seen.calls == {"0123456789": 4}
-    assert seen.regions[0].sizes == ((1,), (5,), (40,)) and seen.regions[0].made is not None
+    assert seen.regions[0].sizes == ((1,), (5,), (40,)) and seen.regions[0].artifact is not None
     assert not seen.fallbacks
 
 
@@ -264,7 +264,7 @@ def test_what_is_said_of_calls_travels_in_the_key(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("ONEPASS_VERIFY", "7")
     key = "0123456789abcdef" + settings.mark({"on_error": "raise", "interpret": True}, ["a.py:3 x = y", "b.py:4"])
     assert key == "0123456789abcdef@a.py:3@b.py:4?on_error=raise"
-    read = settings.read_mark(key)
+    read = settings.decode_key(key)
     assert (read.region, read.lines) == ("0123456789", ("a.py:3", "b.py:4"))
     assert (read.settings.on_error, read.settings.verify) == ("raise", 7), "the environment decides what was not said"
 
@@ -272,8 +272,8 @@ def test_what_is_said_of_calls_travels_in_the_key(monkeypatch: pytest.MonkeyPatc
 def test_a_files_name_says_nothing_of_settings() -> None:
     said = {"verify": 2}
     key = "0123456789" + settings.mark(said, ["a@b?on_error=raise.py:3 x = y"])
-    assert settings.read_mark(key).settings == settings.resolve(said)
-    assert settings.read_mark(key).lines == ("a_b_on_error=raise.py:3",)
+    assert settings.decode_key(key).settings == settings.resolve(said)
+    assert settings.decode_key(key).lines == ("a_b_on_error=raise.py:3",)
 
 
 @pytest.mark.parametrize(("name", "value", "says"), [
@@ -300,7 +300,7 @@ def test_our_names_are_not_inductors() -> None:
 def test_warnings_are_said_once(recwarn: pytest.WarningsRecorder) -> None:
     warnings.simplefilter("always")  # Python would say the same only once by itself
     for _ in range(2):
-        failure.region_left("r", ["m.py:1 x"], "planned", ValueError("no"), lambda: "nowhere")
+        failure.report_fallback("r", ["m.py:1 x"], "planned", ValueError("no"), lambda: "nowhere")
     assert len([w for w in recwarn if w.category is OnepassWarning]) == 1
     assert len(journal.snapshot().fallbacks) == 2
 

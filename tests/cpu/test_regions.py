@@ -22,7 +22,7 @@ from onepass.device import device
 from onepass.errors import RewriteFailed
 from onepass.integration import claim as claims
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
-from onepass.integration.claim import Claimed, Claiming, claim
+from onepass.integration.claim import Claimed, ClaimOptions, claim
 
 CPU = torch.device("cpu")
 H200 = device("h200")
@@ -45,7 +45,7 @@ def ops(region: Region) -> list[str]:
 
 
 def claimed(graph: fx.Graph, **changes: object) -> Claimed:
-    return claim(graph, Claiming(H200, interpret=True, by_cost=False, **changes))  # type: ignore[arg-type]
+    return claim(graph, ClaimOptions(H200, interpret=True, by_cost=False, **changes))  # type: ignore[arg-type]
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_a_claim_that_costs_more_than_it_saves_is_not_made() -> None:
         a, b = n.chunk(2, -1)
         return n * cos + torch.cat([-b, a], -1) * sin
 
-    outcome = claim(graph_of(fn, (16384, 128), (128,), (16384, 128), (16384, 128)), Claiming(H200, interpret=True))
+    outcome = claim(graph_of(fn, (16384, 128), (128,), (16384, 128), (16384, 128)), ClaimOptions(H200, interpret=True))
     (left,) = outcome.left
-    assert "keeps on chip" in left.reason and left.predicted_us is not None and left.left_us is not None
-    assert left.predicted_us > left.left_us
+    assert "keeps on chip" in left.reason and left.predicted_us is not None and left.inductor_us is not None
+    assert left.predicted_us > left.inductor_us

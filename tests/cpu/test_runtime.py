@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from onepass import compat
 from onepass.codegen.source import GridDim, Param, ParamKind, Source
 from onepass.device import DEVICES
-from onepass.errors import CompileFailed, CompilerTrouble
+from onepass.errors import CompileFailed, CompilerUnavailable
 from onepass.ir.expr import BOOL, DTYPES, OPS, DType, compute_dtype
 from onepass.ir.size import sym
 from onepass.runtime import card, cubin_info, interpret, launch, module, offline, ptx
@@ -364,7 +364,7 @@ def test_parsing_that_other_threads_disturb_is_tried_again(monkeypatch: pytest.M
 
 
 def test_says_once_that_kernels_are_interpreted(caplog: pytest.LogCaptureFixture) -> None:
-    interpret._say_once.cache_clear()
+    interpret._warn_once.cache_clear()
     source = kernel("quiet", {"out": F32}, ["tl.store(out, 1.0)"])
     for _ in range(2):
         interpret.run(source, {"out": torch.empty(1)}, {})
@@ -486,7 +486,7 @@ def test_what_a_machine_lacks_is_not_the_kernels_fault(tmp_path: Path) -> None:
     room = tmp_path / "room"
     needy = kernel("needy", {"x": F32}, ["tl.store(x, 0.0)"])
     needy = replace(needy, text=f"print('warning: a file is missing')\nopen({str(room)!r}).close()\n{needy.text}")
-    with pytest.raises(CompilerTrouble, match=r"ONEPASS-330.*No such file"):
+    with pytest.raises(CompilerUnavailable, match=r"ONEPASS-330.*No such file"):
         offline.compile(needy, DEVICES["h200"])
     room.touch()
     assert offline.compile(needy, DEVICES["h200"]).registers > 0

@@ -26,13 +26,13 @@ from onepass.errors import (
     IgnoredArgument,
     Mutation,
     OnepassError,
-    ResultElsewhere,
-    UnlikeTorch,
+    ResultOnOtherDevice,
+    MetadataMismatch,
     UnsupportedOp,
     UnsupportedView,
 )
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
-from onepass.integration.claim import Claiming, claim
+from onepass.integration.claim import ClaimOptions, claim
 from onepass.ir.expr import BY_TORCH
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Buffer, Program
@@ -292,7 +292,7 @@ def test_a_result_of_another_form_than_torchs_is_refused(name: str, monkeypatch:
         return next(iter(call.args))
 
     monkeypatch.setitem(TABLE, name, unchanged)  # type: ignore[arg-type]
-    with pytest.raises(UnlikeTorch, match="ONEPASS-113"):
+    with pytest.raises(MetadataMismatch, match="ONEPASS-113"):
         OneCall(name, sample(name)).program()
 
 
@@ -366,9 +366,9 @@ def test_strides_from_elsewhere_in_memory_are_refused() -> None:
 
 
 def test_results_lie_where_arguments_do() -> None:
-    with pytest.raises(ResultElsewhere, match="ONEPASS-112"):
+    with pytest.raises(ResultOnOtherDevice, match="ONEPASS-112"):
         capture(lambda x: (x.sum(), torch.zeros(3, device="cpu")), (X.to("meta"),))
-    with pytest.raises(ResultElsewhere, match="ONEPASS-112"):
+    with pytest.raises(ResultOnOtherDevice, match="ONEPASS-112"):
         capture(lambda x: (x + 1).to("meta"), (X,))
 
 
@@ -446,6 +446,6 @@ def test_what_has_no_row_stays_in_the_graph(function: Callable[[Tensor], Any], l
     with mode:
         x = torch.empty(64, 32)
     graph = compat.trace_graph(function, [x], mode).graph
-    outcome = claim(graph, Claiming(device("h200"), interpret=True, by_cost=False))
+    outcome = claim(graph, ClaimOptions(device("h200"), interpret=True, by_cost=False))
     assert outcome.regions and all(each.error is None for each in outcome.left)
     assert [node.target for node in graph.nodes].count(left) == 1

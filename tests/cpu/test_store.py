@@ -25,9 +25,9 @@ from onepass.device import device
 from onepass.errors import BadSpec, OnepassWarning
 from onepass.integration import engine
 from onepass.knobs import Knobs, Setting, knobs
-from onepass.pipeline import compile, interpretable, optimise, representative, specialise
+from onepass.pipeline import compile, plan_for_interpreter, optimize, representative, specialize
 from onepass.runtime import cache, offline
-from onepass.runtime.compiled import Made
+from onepass.runtime.compiled import Artifact
 from onepass.runtime.counters import counts
 from onepass.runtime.measured import Calibration
 from onepass.runtime.serialize import Damaged, pack, unpack
@@ -41,12 +41,12 @@ NAMES = ("rms_norm-w-backward", "layer_norm-wb", "softmax-last", "sum-both", "cr
 KEY = "0" * 64
 
 
-def made(name: str, rows: int = 48, cols: int = 130) -> Made:
+def made(name: str, rows: int = 48, cols: int = 130) -> Artifact:
     """The kernels of a case, not compiled."""
     inputs = CASES[name].inputs(rows, cols, torch.bfloat16, "cpu")
     captured = capture(CASES[name].function, inputs)
-    program, free = specialise(optimise(captured.program), captured.bind(inputs) or {})
-    return interpretable(program, representative(program, free, H200), H200).made
+    program, free = specialize(optimize(captured.program), captured.bind(inputs) or {})
+    return plan_for_interpreter(program, representative(program, free, H200), H200).artifact
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_what_the_compiler_said_comes_back() -> None:
         binary = offline.compile(source, H200)
         return replace(binary, spill_bytes=64, spills_in_loop=True) if source.text == seen[0] else binary
 
-    kept = compile(optimise(captured.program), captured.bind(inputs) or {}, H200, measure).made
+    kept = compile(optimize(captured.program), captured.bind(inputs) or {}, H200, measure).artifact
     assert kept.rejected and kept.binaries and kept.binaries[0].loads
     back = unpack(KEY, pack(KEY, kept))
     assert back == kept and back.binaries[0].loads == kept.binaries[0].loads
@@ -467,20 +467,20 @@ def test_settings_that_change_code_say_so() -> None:
 
 
 def test_every_part_of_a_variant_is_in_the_key() -> None:
-    program = optimise(capture(softmax, (X,)).program)
+    program = optimize(capture(softmax, (X,)).program)
     base = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, False)
     others = [replace(base, fixed=(("s1", 3),)), replace(base, sizes=(("s0", 67),)), replace(base, wide=True),
               replace(base, aligned=frozenset()), replace(base, device=device("h100")),
               replace(base, device=replace(H200, sms=131)), replace(base, interpreted=True), replace(base, tune="on"),
               replace(base, device=replace(H200, corrections=(("inner", 1.1),)))]
     assert {f.name for f in fields(engine.Variant)} == {"fixed", "sizes", "wide", "aligned", "device", "interpreted", "tune"}
-    keys = [cache.key(engine._facts_of_entry(program, v)) for v in (base, *others)]
-    keys.append(cache.key(engine._facts_of_entry(replace(program, name="other"), base)))
+    keys = [cache.key(engine._key_fields(program, v)) for v in (base, *others)]
+    keys.append(cache.key(engine._key_fields(replace(program, name="other"), base)))
     assert len(set(keys)) == len(keys)
 
 
 def test_programs_of_one_name_have_keys_of_their_own() -> None:
-    first, second = (optimise(capture(f, (X,)).program) for f in (softmax, lambda x: x.log_softmax(-1)))
+    first, second = (optimize(capture(f, (X,)).program) for f in (softmax, lambda x: x.log_softmax(-1)))
     variant = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, True)
     assert engine._key(first, variant) != engine._key(replace(second, name=first.name), variant)
 
@@ -511,7 +511,7 @@ TOOLCHAIN = {"the assembler's path": ("ptxas", lambda target: "/elsewhere/ptxas"
 
 @pytest.mark.parametrize("what", [*TOOLCHAIN, "what Triton heeds", "instrumentation"])
 def test_the_toolchain_is_in_the_key_of_what_was_compiled(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = optimise(capture(softmax, (X,)).program)
+    program = optimize(capture(softmax, (X,)).program)
     variant = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, False)
     before = engine._key(program, variant), engine._key(program, replace(variant, interpreted=True))
     if what in TOOLCHAIN:

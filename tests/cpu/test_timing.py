@@ -12,17 +12,17 @@ from onepass.errors import NotMeasured
 from onepass.runtime import offline
 from onepass.tools import timing
 from onepass.tools.timing import (
-    MARK,
+    MARKER,
     Event,
     Timed,
     anchor_bytes,
     busy_us,
     copies_for,
-    delimited,
-    grouped,
-    interleaved,
-    runs_for,
-    timed,
+    split_at_markers,
+    calls_by_name,
+    interleaved_order,
+    run_count,
+    summarize_runs,
 )
 from onepass.tools.timing import spread as spread_of
 
@@ -40,31 +40,31 @@ def recorded(*calls: tuple[float, ...], flush: float = 60.0) -> list[Event]:
     for kernels in calls:
         add("Memset (Device)", flush)
         add("reduce_kernel", flush)
-        add(MARK, 1.0)
+        add(MARKER, 1.0)
         for k, us in enumerate(kernels):
             add(f"kernel_{k}", us)
-        add(MARK, 1.0)
+        add(MARKER, 1.0)
     return events
 
 
 def test_kernels_between_marks_are_a_call() -> None:
     events = recorded((10.0, 2.0), (20.0,), ())
-    assert [[e.us for e in ran] for ran in delimited(events, 3)] == [[10.0, 2.0], [20.0], []]
-    assert delimited(reversed(events), 3) == delimited(events, 3)  # a profiler promises no order
+    assert [[e.us for e in ran] for ran in split_at_markers(events, 3)] == [[10.0, 2.0], [20.0], []]
+    assert split_at_markers(reversed(events), 3) == split_at_markers(events, 3)  # a profiler promises no order
 
 
-@pytest.mark.parametrize("lost", [1, -1])
+@pytest.record_marker.parametrize("lost", [1, -1])
 def test_a_lost_mark_is_an_error_and_no_guess(lost: int) -> None:
     events = recorded((10.0,), (20.0,))
-    marks = [k for k, e in enumerate(events) if e.name == MARK]
+    marks = [k for k, e in enumerate(events) if e.name == MARKER]
     with pytest.raises(NotMeasured, match="3 marks were recorded instead of 4"):
-        delimited(events[:marks[lost]] + events[marks[lost] + 1:], 2)
+        split_at_markers(events[:marks[lost]] + events[marks[lost] + 1:], 2)
     with pytest.raises(NotMeasured, match="instead of 6"):
-        delimited(events, 3)
+        split_at_markers(events, 3)
 
 
 def test_calls_are_told_apart_by_the_order_they_were_launched_in() -> None:
-    found = grouped(recorded((10.0,), (7.0, 1.0), (11.0,), (8.0, 1.0)), ("a", "b", "a", "b"))
+    found = calls_by_name(recorded((10.0,), (7.0, 1.0), (11.0,), (8.0, 1.0)), ("a", "b", "a", "b"))
     assert {name: [busy_us(ran) for ran in ran_all] for name, ran_all in found.items()} == {"a": [10.0, 11.0], "b": [8.0, 9.0]}
 
 
@@ -76,14 +76,14 @@ def test_overlapping_kernels_count_once() -> None:
 
 def test_a_time_is_the_median_of_runs_that_ran_the_same() -> None:
     runs = [[Event("k", 0.0, us)] for us in (10.0, 11.0, 12.0, 13.0, 50.0)]
-    found = timed(runs)
+    found = summarize_runs(runs)
     assert (found.us, found.runs, found.kernels) == (12.0, 5, 1)
     odd = [Event("k", 0.0, 1.0), Event("first call only", 2.0, 99.0)]
-    assert timed([*runs, odd]) == found
+    assert summarize_runs([*runs, odd]) == found
     with pytest.raises(NotMeasured, match="not always run the same kernels"):
-        timed([*runs, odd, odd])
+        summarize_runs([*runs, odd, odd])
     with pytest.raises(NotMeasured, match="ran nothing"):
-        timed([[], []])
+        summarize_runs([[], []])
 
 
 def test_spread_is_between_percentiles() -> None:
@@ -92,13 +92,13 @@ def test_spread_is_between_percentiles() -> None:
 
 
 def test_long_calls_run_less_often() -> None:
-    assert runs_for(10.0) == 20 and runs_for(10_000.0) == 10 and runs_for(1e6) == 5 and runs_for(0.0) == 20
+    assert run_count(10.0) == 20 and run_count(10_000.0) == 10 and run_count(1e6) == 5 and run_count(0.0) == 20
 
 
 def test_every_call_takes_its_turn_and_nobody_is_always_second() -> None:
-    order = interleaved({"a": 3, "b": 3, "c": 1})
+    order = interleaved_order({"a": 3, "b": 3, "c": 1})
     assert order == ("a", "b", "c", "b", "a", "a", "b")
-    assert interleaved({}) == ()
+    assert interleaved_order({}) == ()
 
 
 def test_anchors_span_the_floors_of_a_suite() -> None:
@@ -111,7 +111,7 @@ def test_memory_is_held_but_never_all_of_it(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (1000, 2000))
     monkeypatch.setattr(torch, "empty", lambda size, **how: asked.append((size, how["device"].type)))
     for wanted in (300, 3000):
-        timing.hold(wanted, torch.device("cuda"))
+        timing.reserve_memory(wanted, torch.device("cuda"))
     assert asked == [(300, "cuda"), (500, "cuda")]
 
 
@@ -144,7 +144,7 @@ def test_a_session_that_lost_events_is_repeated() -> None:
     found = clock.times(CALLS)
     assert found == {"a": Timed(10.0, 0.0, 5, 1), "b": Timed(7.0, 0.0, 5, 2)} and not clock.sessions
     with pytest.raises(NotMeasured, match="marks"):
-        ScriptedClock(*[WHOLE[4:]] * timing.SESSIONS).times(CALLS)
+        ScriptedClock(*[WHOLE[4:]] * timing.MAX_SESSIONS).times(CALLS)
 
 
 def test_a_call_that_cannot_be_timed_does_not_take_others_with_it() -> None:
@@ -153,5 +153,5 @@ def test_a_call_that_cannot_be_timed_does_not_take_others_with_it() -> None:
 
 
 def test_the_mark_compiles() -> None:
-    binary = offline.compile(timing._MARK_SOURCE, device("h200"))
+    binary = offline.compile(timing._MARKER_SOURCE, device("h200"))
     assert binary.spill_bytes == 0 and sum(binary.stores.values()) == 1

@@ -18,15 +18,15 @@ from onepass import compat
 from onepass.capture.trace import capture
 from onepass.codegen.source import Source
 from onepass.device import device
-from onepass.errors import BadSetting, BadSpec, CompileFailed, CompilerEnded, NotReady, OnepassError, OnepassWarning
+from onepass.errors import BadSetting, BadSpec, CompileFailed, CompilerExited, NotWarmedUp, OnepassError, OnepassWarning
 from onepass.integration import engine, region_op, settings
 from onepass.integration.engine import Kernels, counts
 from onepass.ir.program import Program
 from onepass.knobs import knobs
-from onepass.pipeline import compile, optimise, representative
+from onepass.pipeline import compile, optimize, representative
 from onepass.plan.partition import plan
 from onepass.runtime import cache, executable, measured, offline, tune
-from onepass.runtime.compiled import Made
+from onepass.runtime.compiled import Artifact
 from onepass.runtime.measured import Card, Observation
 from onepass.runtime.stopwatch import Timing, timing
 from onepass.tools.explain import explain_function
@@ -54,15 +54,15 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def program(cols: int = 1024) -> Program:
-    return optimise(capture(softmax, (torch.zeros(64, cols, dtype=torch.bfloat16),)).program)
+    return optimize(capture(softmax, (torch.zeros(64, cols, dtype=torch.bfloat16),)).program)
 
 
 # ---- deciding --------------------------------------------------------------------------------------------------------------
 
 
-def made(stage: str = "it") -> Made:
+def made(stage: str = "it") -> Artifact:
     """Kernels of some plan; told apart by the names of their sources."""
-    one = Kernels(program(40), "it").executable({"s0": 12}, torch.device("cpu"), NOTHING).made
+    one = Kernels(program(40), "it").executable({"s0": 12}, torch.device("cpu"), NOTHING).artifact
     return replace(one, sources=tuple(replace(s, name=f"{s.name}_{stage}") for s in one.sources))
 
 
@@ -74,7 +74,7 @@ class Clock:
         self.asked: list[tuple[int, int]] = []  # how many plans, how many runs
         self._order: list[tuple[Source, ...]] = []
 
-    def __call__(self, plans: Sequence[Made], runs: int) -> list[Timing]:
+    def __call__(self, plans: Sequence[Artifact], runs: int) -> list[Timing]:
         self.asked.append((len(plans), runs))
         self._order = self._order or [p.sources for p in plans]
         found = []
@@ -153,7 +153,7 @@ def test_runs_are_summed_up() -> None:
 def test_scratch_tensors_have_the_layout_of_the_program(name: str) -> None:
     inputs = CASES[name].inputs(40, 70, torch.bfloat16, "cpu")
     captured = capture(CASES[name].function, inputs)
-    given, sizes, optimised = captured.tensors(inputs), captured.bind(inputs) or {}, optimise(captured.program)
+    given, sizes, optimised = captured.tensors(inputs), captured.bind(inputs) or {}, optimize(captured.program)
     before = torch.get_rng_state()
     tensors = tune.scratch(optimised, sizes, torch.device("cpu"), frozenset(list(given)[:1]))
     assert torch.equal(before, torch.get_rng_state()), "the user's random numbers are not touched"
@@ -165,7 +165,7 @@ def test_scratch_tensors_have_the_layout_of_the_program(name: str) -> None:
             assert (t.data_ptr() % 16 == 0) == (buffer.name == next(iter(given)))
             assert not t.isnan().any() and (t.dtype.is_floating_point or 0 <= int(t.min()) <= int(t.max()) < 70)
     runs = Kernels(optimised, name).executable(sizes, torch.device("cpu"), NOTHING)
-    outs, ins = ([tensors[b.name] for b in each] for each in (runs.made.outputs, runs.made.inputs))
+    outs, ins = ([tensors[b.name] for b in each] for each in (runs.artifact.outputs, runs.artifact.inputs))
     runs.bound(sizes)(outs, ins)  # no look-up leaves its table
 
 
@@ -176,7 +176,7 @@ class OnNoCard:
     """Stands in for OnCard: every plan takes what it is predicted to, but for the family that is said to be fast."""
 
     seen: list[int] = []  # noqa: RUF012, emptied by the fixture
-    speed: Callable[[int, Made], float]
+    speed: Callable[[int, Artifact], float]
     error: Exception | None = None
 
     def __init__(self, program: Program, sizes: Any, where: torch.device, aligned: frozenset[str]) -> None:
@@ -184,7 +184,7 @@ class OnNoCard:
         if OnNoCard.error is not None:
             raise OnNoCard.error
 
-    def __call__(self, plans: Sequence[Made], runs: int) -> list[Timing]:
+    def __call__(self, plans: Sequence[Artifact], runs: int) -> list[Timing]:
         OnNoCard.seen.append(len(plans))
         return [Timing(OnNoCard.speed(k, p), 0.0, runs) for k, p in enumerate(plans)]
 
@@ -208,8 +208,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return capturing
 
 
-def tuned(level: str, cols: int = 1024) -> Made:
-    return Kernels(program(cols), "it", level).executable(SIZES, CARD, NOTHING).made
+def tuned(level: str, cols: int = 1024) -> Artifact:
+    return Kernels(program(cols), "it", level).executable(SIZES, CARD, NOTHING).artifact
 
 
 def test_the_winner_is_remembered_apart_from_the_default(card: list[bool]) -> None:
@@ -289,7 +289,7 @@ def test_where_nothing_can_be_timed_the_default_is_used(card: list[bool], error:
     assert tuned("on").trials, "it was not remembered as tuned"
 
 
-@pytest.mark.parametrize(("error", "kept"), [(CompilerEnded(kernel="k", device="d", how="was killed by SIGKILL"), False),
+@pytest.mark.parametrize(("error", "kept"), [(CompilerExited(kernel="k", device="d", how="was killed by SIGKILL"), False),
                                              (CompileFailed(kernel="k", device="d", detail="too many elements"), True)])
 def test_a_winner_is_kept_if_no_plan_was_missed_but_by_refusal(card: list[bool], error: OnepassError, kept: bool,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,7 @@ def test_a_winner_is_kept_if_no_plan_was_missed_but_by_refusal(card: list[bool],
 
 def test_nothing_is_timed_while_a_graph_is_captured(card: list[bool], caplog: pytest.LogCaptureFixture) -> None:
     card[0] = True
-    with pytest.raises(NotReady):
+    with pytest.raises(NotWarmedUp):
         tuned("on")
     card[0] = False
     default = tuned("off")
@@ -353,8 +353,8 @@ def test_a_region_knows_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_TUNE", "on")
     said = settings.mark({"tune": "full", "interpret": True})
     assert said == "?tune=full"
-    assert settings.read_mark("0" * 10 + said).settings.tune == "full"
-    assert settings.read_mark("0" * 10).settings.tune == "on", "the environment decides what was not said"
+    assert settings.decode_key("0" * 10 + said).settings.tune == "full"
+    assert settings.decode_key("0" * 10).settings.tune == "on", "the environment decides what was not said"
     x = torch.randn(6, 40)
     region = region_op._Region("f" * 10 + said, str(capture(softmax, (x,)).program))
     out = torch.empty_like(x)
@@ -425,9 +425,9 @@ def test_a_device_is_what_was_measured() -> None:
     assert measured.forget(HERE) and measured.as_measured(H200, HERE) is H200, "both are forgotten at once"
 
 
-def on_h200(program: Program, facts: Any = H200) -> Made:
+def on_h200(program: Program, facts: Any = H200) -> Artifact:
     sizes = representative(program, SIZES, H200)
-    return compile(program, sizes, facts, lambda source: offline.compile(source, H200)).made
+    return compile(program, sizes, facts, lambda source: offline.compile(source, H200)).artifact
 
 
 def test_ratios_are_of_the_uncorrected_model() -> None:
@@ -491,7 +491,7 @@ def test_plans_are_timed_on_scratch_tensors(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(tune, "Stopwatch", watch)
     captured = program(40)
-    plan_of = Kernels(captured, "it").executable({"s0": 12}, torch.device("cpu"), NOTHING).made
+    plan_of = Kernels(captured, "it").executable({"s0": 12}, torch.device("cpu"), NOTHING).artifact
     timer = tune.OnCard(captured, {"s0": 12}, torch.device("cpu"), NOTHING)
     assert len(timer([plan_of, plan_of], 3)) == 2 and ran == [3, 3]
     torch.testing.assert_close(timer._tensors["out0"], timer._tensors["x"].softmax(-1), rtol=1e-2, atol=1e-2)

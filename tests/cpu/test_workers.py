@@ -24,12 +24,12 @@ import pytest
 from onepass import compat
 from onepass.errors import (
     CompileFailed,
-    CompilerEnded,
-    CompilerGarbled,
+    CompilerExited,
+    CompilerProtocolError,
     CompilerNotStarted,
-    CompilersStopped,
+    ProcessExiting,
     CompilerTimedOut,
-    CompilerTrouble,
+    CompilerUnavailable,
 )
 from onepass.runtime import frames, offline, offline_worker, workers
 from onepass.runtime.background import Background
@@ -99,7 +99,7 @@ def test_what_fails_twice_is_told(pool: Pool, fault: str) -> None:
     before = handles()
     with pytest.raises(Trouble) as raised:
         value(pool, FAULTS[fault], *ending(fault))
-    expected = CompilerEnded if fault in ("killed", "crashed", "ended", "half an answer") else CompilerGarbled
+    expected = CompilerExited if fault in ("killed", "crashed", "ended", "half an answer") else CompilerProtocolError
     assert raised.value.failure is expected
     assert handles() == before, "nothing of a worker is kept"
     value(pool)
@@ -179,7 +179,7 @@ def test_a_stopped_worker_is_replaced_before_the_deadline(pool: Pool, tmp_path: 
     assert not is_there(first)
     with pytest.raises(Trouble) as raised:
         value(pool, ("signal", signal.SIGSTOP))
-    assert raised.value.failure is CompilerEnded and "stopped by a signal" in str(raised.value.fields["how"])
+    assert raised.value.failure is CompilerExited and "stopped by a signal" in str(raised.value.fields["how"])
 
 
 def test_after_ctrl_c_nobody_gets_the_answer_that_was_not_waited_for(pool: Pool) -> None:
@@ -207,7 +207,7 @@ def test_ctrl_c_just_before_the_waiting_begins_is_not_lost(pool: Pool) -> None:
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         value(pool, ("sleep", 3600), seconds=20.0)
-    assert ends.get().failure is CompilersStopped, "it was left, and not waited for until it was late"
+    assert ends.get().failure is ProcessExiting, "it was left, and not waited for until it was late"
 
 
 def test_ctrl_c_is_not_for_workers(pool: Pool) -> None:
@@ -236,7 +236,7 @@ def test_threads_that_ask_at_once_get_their_own_answers(size: int, monkeypatch: 
     monkeypatch.setattr(subprocess, "Popen", None)  # no process is started any more
     with pytest.raises(Trouble) as raised:
         value(pool)
-    assert raised.value.failure is CompilersStopped
+    assert raised.value.failure is ProcessExiting
 
 
 def test_workers_that_are_closed_start_again(pool: Pool) -> None:
@@ -421,9 +421,9 @@ def registers(order: str) -> int:
 
 
 @pytest.mark.parametrize(("do", "seconds", "expected"), [
-    (("exit", 3), AGES, CompilerEnded), (("sleep", 3600), 0.3, CompilerTimedOut), (("write", "00"), AGES, CompilerGarbled)])
+    (("exit", 3), AGES, CompilerExited), (("sleep", 3600), 0.3, CompilerTimedOut), (("write", "00"), AGES, CompilerProtocolError)])
 def test_no_trouble_is_remembered(asked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: tuple[str, Any], seconds: float,
-                                  expected: type[CompilerTrouble]) -> None:
+                                  expected: type[CompilerUnavailable]) -> None:
     """The very same kernel is compiled once what kept it from that has gone."""
     order = text(next(numbers), do, unless=tmp_path / "mended")
     monkeypatch.setenv("ONEPASS_COMPILE_TIMEOUT", str(seconds))
@@ -438,7 +438,7 @@ def test_no_trouble_is_remembered(asked: None, tmp_path: Path, monkeypatch: pyte
 def test_a_worker_without_room_is_trouble_and_a_refusal_is_remembered(asked: None, monkeypatch: pytest.MonkeyPatch) -> None:
     full, refused = text(1, reply={"trouble": "OSError: no room"}), text(2, reply={"failure": "too many elements"})
     for _ in range(2):
-        with pytest.raises(CompilerTrouble, match=r"ONEPASS-330.*no room"):
+        with pytest.raises(CompilerUnavailable, match=r"ONEPASS-330.*no room"):
             registers(full)
         with pytest.raises(CompileFailed, match=r"ONEPASS-301.*too many elements"):
             registers(refused)
@@ -452,7 +452,7 @@ def test_a_worker_without_room_is_trouble_and_a_refusal_is_remembered(asked: Non
 
 @pytest.mark.parametrize("reply", [{}, {"binary": 3}, {"binary": {}}, {"binary": {"registers": 3}}, {"failure": None}])
 def test_an_answer_that_is_no_binary_is_told(asked: None, reply: dict[str, Any]) -> None:
-    with pytest.raises(CompilerGarbled, match="ONEPASS-334"):
+    with pytest.raises(CompilerProtocolError, match="ONEPASS-334"):
         registers(text(next(numbers), reply=reply))
 
 
@@ -471,7 +471,7 @@ def test_an_assembler_that_does_not_run_is_trouble(asked: None, monkeypatch: pyt
     order = text(next(numbers))
     with monkeypatch.context() as patch:
         patch.setattr(compat, "triton_tools", lambda target: (_ for _ in ()).throw(error))
-        with pytest.raises(CompilerTrouble, match="ONEPASS-330"):
+        with pytest.raises(CompilerUnavailable, match="ONEPASS-330"):
             registers(order)
     registers(order)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from onepass.capture.trace import capture
-from onepass.pipeline import Compiled, generate, optimise
-from onepass.plan.inplace import safe_pairs
+from onepass.pipeline import Compiled, generate, optimize
+from onepass.plan.inplace import safe_inplace_pairs
 from onepass.plan.plan import Plan
 from onepass.runtime.executable import allocate, assemble, layout
 from tests.cpu.test_codegen import blocks, both, column_softmax, elementwise, norm
@@ -27,10 +27,10 @@ SIZES = ((16384, 1024), (4096, 5120), (8192, 64), (512, 16384), (1024, 1027), (3
 
 def assert_same(plan: Plan, inputs: dict[str, Tensor], bindings: dict[str, int]) -> int:
     """Every pair a plan allows, against the same plan apart; how many there are."""
-    pairs = safe_pairs(plan)
+    pairs = safe_inplace_pairs(plan)
     if not pairs:
         return 0
-    made = Compiled(plan, generate(plan), ()).made
+    made = Compiled(plan, generate(plan), ()).artifact
     everything = frozenset(b.name for b in (*made.inputs, *made.outputs))
     executable = assemble(made, torch.device(CARD), everything)
     layouts = {b.name: layout(b, bindings) for b in made.outputs}
@@ -57,7 +57,7 @@ def test_in_place_is_bitwise_the_same(function: Callable[..., Any], rows: int, c
     x, w = randoms(rows, (rows, cols), (cols,), dtype=dtype, device=CARD)
     call = lambda x, w: tuple(t.to(dtype) for t in _several(function(x.float(), w.float())))  # noqa: E731
     captured = capture(call, (x, w), dynamic=False)
-    program, bindings = optimise(captured.program), dict(captured.bind((x, w)) or {})
+    program, bindings = optimize(captured.program), dict(captured.bind((x, w)) or {})
     found = 0
     for family, plans in candidates(program, bindings):
         chance = random.Random(f"{family.value} {rows} {cols}")

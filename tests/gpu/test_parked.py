@@ -14,13 +14,13 @@ import onepass
 from onepass.device import device
 from onepass.integration.engine import Kernels
 from onepass.ir.program import Reduce, Store
-from onepass.pipeline import generate, specialise
+from onepass.pipeline import generate, specialize
 from onepass.plan import candidates
 from onepass.plan.partition import Search
 from onepass.plan.plan import Plan
 from onepass.plan.schedule import Block
 from onepass.runtime import offline
-from onepass.runtime.compiled import Compiled, Made
+from onepass.runtime.compiled import Compiled, Artifact
 from onepass.runtime.executable import aligned_of, assemble
 from onepass.tools.check import as_tuple
 from onepass.tools.functions import (
@@ -33,7 +33,7 @@ from onepass.tools.functions import (
     softmax,
     softmax_backward,
 )
-from onepass.tools.ours import Ours
+from onepass.tools.captured_function import CapturedFunction
 from onepass.tools.workloads import workload
 from tests.gpu.conftest import Room
 from tests.support import assert_right, randoms, twice
@@ -50,28 +50,28 @@ def has_tma() -> None:
         pytest.skip("no TMA")
 
 
-def parked(ours: Ours, family: str, most: int, share: int | None = None, beside: bool | None = None) -> list[Plan]:
+def parked(ours: CapturedFunction, family: str, most: int, share: int | None = None, beside: bool | None = None) -> list[Plan]:
     """Plans of one kernel of this family, the one predicted best first, and whatever joins its results; `share`: of those by which
     so many CTAs take a row together; `beside`: of those whose row vectors wait in shared memory, or do not."""
-    program, sizes = specialise(ours.program, ours.bindings)
+    program, sizes = specialize(ours.program, ours.bindings)
     search, whole = Search(program, sizes, H200, {}), frozenset(program.of(Reduce, Store))
     found = [s for s in search.others(whole) if s.plan.schedule.staged and s.plan.schedule.family.startswith(family)
              and share in (None, s.plan.schedule.ctas_per_row) and beside in (None, s.plan.schedule.beside)]
-    return [search.assembled([whole], {whole: s}) for s in sorted(found, key=lambda s: s.us)[:most]]
+    return [search.assemble([whole], {whole: s}) for s in sorted(found, key=lambda s: s.us)[:most]]
 
 
-def compiled(ours: Ours, plans: Sequence[Plan]) -> list[Made]:
+def compiled(ours: CapturedFunction, plans: Sequence[Plan]) -> list[Artifact]:
     """Kernels of those plans that do not spill: the planner would not take them."""
     made = []
     for plan in plans:
         sources = generate(plan, ours.wide)
         binaries = tuple(offline.compile(s, H200, aligned_of(s, ours.aligned, ours.outputs)) for s in sources)
         if not any(b.spill_bytes for b in binaries):
-            made.append(Compiled(plan, sources, binaries).made)
+            made.append(Compiled(plan, sources, binaries).artifact)
     return made
 
 
-def running(ours: Ours, made: Sequence[Made]) -> Callable[..., tuple[Tensor, ...]]:
+def running(ours: CapturedFunction, made: Sequence[Artifact]) -> Callable[..., tuple[Tensor, ...]]:
     """A function by several plans, one after the other: all results of all."""
     executables = [assemble(each, CARD, ours.aligned) for each in made]
 
@@ -85,18 +85,18 @@ def running(ours: Ours, made: Sequence[Made]) -> Callable[..., tuple[Tensor, ...
 def right(function: Callable[..., Any], make: Make, room: Room, family: str, most: int = 1, share: int | None = None,
           beside: bool | None = None) -> bool:
     """Are the best plans of a family right, and the same to the bit each time? False where there is none that does not spill."""
-    shapes = Ours.of(function, make(0, "meta"))
+    shapes = CapturedFunction.of(function, make(0, "meta"))
     made = compiled(shapes, parked(shapes, family, most, share, beside))
     if made:
         with room(gib(shapes)):
-            fused = running(Ours.of(function, make(0, "cuda")), made)
+            fused = running(CapturedFunction.of(function, make(0, "cuda")), made)
             assert_right(fused, lambda *a: as_tuple(function(*a)) * len(made), partial(make_on, make), run=twice)
     return bool(made)
 
 
 def right_by_default(function: Callable[..., Any], make: Make, room: Room) -> None:
     """What `fuse` makes of it is right and spills nothing."""
-    shapes = Ours.of(function, make(0, "meta"))
+    shapes = CapturedFunction.of(function, make(0, "meta"))
     made = Kernels(shapes.program, shapes.program.name).prepare(shapes.bindings, CARD, shapes.aligned).result()
     assert not any(b.spill_bytes for b in made.binaries)
     with room(gib(shapes)):
@@ -107,7 +107,7 @@ def make_on(make: Make, seed: int) -> Sequence[Tensor]:
     return make(seed, "cuda")
 
 
-def gib(ours: Ours) -> float:
+def gib(ours: CapturedFunction) -> float:
     """What a check of this takes on the card, about: float64 copies, and eager's results and references beside several of ours."""
     return 12 * ours.floor_bytes / 2**30
 
@@ -169,7 +169,7 @@ def test_long_rows(name: str, cols: int, room: Room) -> None:
 def test_many_short_rows_one_a_cta(name: str) -> None:
     """CTAs that come and go quickly: what one does too early or too late is seen in some row of some launch."""
     make = lambda seed, where: workload(name).inputs((65536, 1024), torch.float32, where, seed)  # noqa: E731
-    ours = Ours.of(LONG[name], make(0, "cuda"))
+    ours = CapturedFunction.of(LONG[name], make(0, "cuda"))
     made = compiled(ours, [p for p in parked(ours, "inner parked", 100) if isinstance(p.kernels[0].schedule.rows, Block)][:2])
     assert made
     fused = running(ours, made)
@@ -199,7 +199,7 @@ def test_rows_shared_by_several_ctas(name: str, rows: int, beside: bool, share: 
 def test_shared_rows_in_a_graph(sizeable: None) -> None:
     """Words are cleared in every replay: what is left of the one before would be taken for states of this one."""
     args = workload("rms_norm_backward").inputs((300, 32768), torch.bfloat16, "cuda", 0)
-    ours = Ours.of(rms_norm_backward, args)
+    ours = CapturedFunction.of(rms_norm_backward, args)
     made = compiled(ours, parked(ours, "mix-order shared", 2))
     assert made
     fused = running(ours, made)

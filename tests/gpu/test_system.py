@@ -14,7 +14,7 @@ import onepass
 from onepass import pipeline
 from onepass.capture.trace import capture
 from onepass.codegen.source import Source
-from onepass.errors import NotReady
+from onepass.errors import NotWarmedUp
 from onepass.runtime.binary import Binary
 from onepass.runtime.card import present
 from onepass.runtime.executable import aligned_of, assemble
@@ -137,10 +137,10 @@ def test_nothing_is_compiled_inside_a_graph() -> None:
     """Neither a function never called before nor a row count that needs other kernels."""
     case, fused = fused_case("layer_norm-wb")
     few, many = (case.inputs(rows, 768, torch.bfloat16, "cuda") for rows in (64, 8192))
-    with pytest.raises(NotReady), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with pytest.raises(NotWarmedUp), torch.cuda.graph(torch.cuda.CUDAGraph()):
         fused(*few)
     fused(*few)
-    with pytest.raises(NotReady), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with pytest.raises(NotWarmedUp), torch.cuda.graph(torch.cuda.CUDAGraph()):
         fused(*many)
     assert_right(fused, case.function, lambda seed: case.inputs(8192, 768, torch.bfloat16, "cuda", seed))
 
@@ -178,7 +178,7 @@ def test_a_plan_that_spills_is_replaced_and_the_next_is_right() -> None:
     case = CASES["rms_norm-w-backward"]
     inputs = case.inputs(4096, 1024, torch.bfloat16, "cuda")
     captured = capture(case.function, inputs)
-    program, bindings = pipeline.optimise(captured.program), captured.bind(inputs)
+    program, bindings = pipeline.optimize(captured.program), captured.bind(inputs)
     device, everything = present(), frozenset(captured.tensors(inputs))
     assert device is not None and bindings is not None
     measured: list[str] = []
@@ -190,8 +190,8 @@ def test_a_plan_that_spills_is_replaced_and_the_next_is_right() -> None:
 
     compiled = pipeline.compile(program, bindings, device, measure)
     assert compiled.rejected and all(b.spill_bytes == 0 for b in compiled.binaries)
-    outputs = frozenset(b.name for b in compiled.made.outputs)
-    executable = assemble(compiled.made, torch.device("cuda", 0), everything | outputs)
+    outputs = frozenset(b.name for b in compiled.artifact.outputs)
+    executable = assemble(compiled.artifact, torch.device("cuda", 0), everything | outputs)
 
     def run(*args: Tensor) -> Any:
         return captured.result(executable(captured.tensors(args), bindings), args)

@@ -55,7 +55,7 @@ def test_what_is_tuned_is_right(name: str) -> None:
     trace = fused._traces[0]
     bindings = trace.captured.bind(inputs) or {}
     aligned = trace.outputs.union(trace.captured.tensors(inputs))
-    trials = trace.kernels.executable(bindings, torch.device("cuda"), aligned).made.trials
+    trials = trace.kernels.executable(bindings, torch.device("cuda"), aligned).artifact.trials
     assert len(trials) > 1 and all(t.us > 0 for t in trials) and sum(t.taken for t in trials) == 1
 
 

@@ -1,4 +1,4 @@
-"""Mutants of planning: legality, splits, addresses, schedules, shared memory, occupancy, memory of inputs, lessons."""
+"""Mutants of planning: legality, splits, addresses, schedules, shared memory, occupancy, memory of inputs, feedback."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MUTANTS: list[Mutant] = [
     Mutant("plan-legality-reused-data", "onepass/plan/legality.py", "            if varies or isinstance(node, Reduce):\n",
            "            if isinstance(node, Reduce):\n", "a result that is used on the data is not left to a second kernel",
            PLAN),
-    Mutant("plan-legality-looks-back", "onepass/plan/legality.py", " and not _looks_back(walked):", ":",
+    Mutant("plan-legality-looks-back", "onepass/plan/legality.py", " and not _needs_past_rows(walked):", ":",
            "after a loop over rows nothing that it held is read", PLAN),
     Mutant("plan-legality-odd-blocks", "onepass/plan/legality.py", "if not isinstance(size, int) or size & (size - 1):",
            "if not isinstance(size, int):", "blocks tile a kernel", PLAN),
@@ -153,8 +153,8 @@ MUTANTS: list[Mutant] = [
     Mutant("plan-parked-slices", "onepass/plan/staged_rows.py",
            "starts = kernel.program.buffer[node.buffer].aligned and node.offset == 0",
            "starts = kernel.program.buffer[node.buffer].aligned", "TMA brings tensors from their beginning", TMA),
-    Mutant("plan-parked-double", "onepass/plan/staged_rows.py", 'BROUGHT = frozenset({"f16", "bf16", "f32"})',
-           'BROUGHT = frozenset({"f16", "bf16", "f32", "f64"})', "only types that kernels read from shared memory are parked",
+    Mutant("plan-parked-double", "onepass/plan/staged_rows.py", 'STAGED_DTYPES = frozenset({"f16", "bf16", "f32"})',
+           'STAGED_DTYPES = frozenset({"f16", "bf16", "f32", "f64"})', "only types that kernels read from shared memory are parked",
            (*TMA, *TILES)),
     Mutant("plan-parked-flat-rest", "onepass/plan/staged_rows.py", "rest = max(power_of_two(over + FLAT - 1), min(width, least))",
            "rest = max(power_of_two(over), min(width, least))", "the rest of a shifted row has room for the shift", TMA),
@@ -197,14 +197,14 @@ MUTANTS: list[Mutant] = [
     Mutant("plan-scoring-waits-for-ever", "onepass/plan/scoring.py",
            "return schedule.rows.split * schedule.ctas_per_row <= ctas_per_sm * device.sms", "return True",
            "CTAs of a loop over rows fit by the registers they really take", PLAN),
-    Mutant("plan-scoring-lessons-unheeded", "onepass/plan/scoring.py",
-           "elif known.spilled is None if known else resources.registers >= too_heavy.get(schedule.family, ANY_WEIGHT):",
+    Mutant("plan-scoring-feedback-unheeded", "onepass/plan/scoring.py",
+           "elif known.spilled is None if known else resources.registers >= too_heavy.get(schedule.family, REGISTERS_UNBOUNDED):",
            "elif False:", "what was seen not to fit is not tried again", PLAN),
-    Mutant("plan-scoring-lessons-of-all-families", "onepass/plan/scoring.py",
-           "resources.registers >= too_heavy.get(schedule.family, ANY_WEIGHT):",
-           "resources.registers >= min(too_heavy.values(), default=ANY_WEIGHT):",
+    Mutant("plan-scoring-feedback-of-all-families", "onepass/plan/scoring.py",
+           "resources.registers >= too_heavy.get(schedule.family, REGISTERS_UNBOUNDED):",
+           "resources.registers >= min(too_heavy.values(), default=REGISTERS_UNBOUNDED):",
            "a kernel that spills rules out heavier ones of its own family alone", PLAN),
-    Mutant("plan-scoring-spilling-first", "onepass/plan/scoring.py", "lessons[s.plan.scored_as].spilled or (True, 0), s.us)",
+    Mutant("plan-scoring-spilling-first", "onepass/plan/scoring.py", "feedback[s.plan.scored_as].spilled or (True, 0), s.us)",
            "s.us, 0)", "where everything spills the least spilling schedule is taken", PLAN),
     # ---- yardsticks
     Mutant("plan-footprint-overlap", "onepass/plan/footprint.py",

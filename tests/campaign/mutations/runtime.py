@@ -160,7 +160,7 @@ _STORE = [
 
 _COMPILING = [
     Mutant("runtime-offline-trouble-is-remembered", "onepass/runtime/offline.py",
-           "            raise Trouble(CompilerTrouble, detail=detail)", "            return detail",
+           "            raise Trouble(CompilerUnavailable, detail=detail)", "            return detail",
            "trouble of the machine is not remembered as a kernel's fault",
            (f"{WORKERS}::test_a_worker_without_room_is_trouble_and_a_refusal_is_remembered",)),
     Mutant("runtime-offline-answers-of-other-types", "onepass/runtime/offline.py",
@@ -211,7 +211,7 @@ _COMPILING = [
            "a kernel's text is its own, whatever its name", (f"{RUNTIME}::test_text_is_loaded_once_and_its_source_is_readable",)),
     Mutant("runtime-triton-is-changed", "onepass/compat/kernels.py", "                settings.pop(name, None)\n",
            "                pass\n", "Triton is left as it was", (f"{ENGINE}::test_triton_is_left_as_it_was",)),
-    Mutant("runtime-triton-hears-others", "onepass/compat/kernels.py", "if threading.get_ident() == thread:", "if thread:",
+    Mutant("runtime-triton-on_recomputed-others", "onepass/compat/kernels.py", "if threading.get_ident() == thread:", "if thread:",
            "kernels of other threads are not counted", (f"{FILES}::test_kernels_of_other_threads_are_not_heard_of",)),
     Mutant("runtime-triton-assembler-of-inductor", "onepass/compat/kernels.py",
            "if not Path(named).is_relative_to(_torch_folder()):", "if named:",

@@ -20,16 +20,16 @@ from ..plan.alternatives import alternatives
 from ..plan.footprint import floor_bytes as least_bytes
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
-from ..runtime.compiled import Made
+from ..runtime.compiled import Artifact
 from ..runtime.executable import Executable
 from ..runtime.promise import Promise
 from .timing import Call
 
-EVERY = 10_000  # more plans than any Program has
+ALL_PLANS = 10_000  # more plans than any Program has
 
 
 @dataclass(frozen=True)
-class Ours:
+class CapturedFunction:
     """A function captured for given arguments, all of which start on 16 bytes, as tensors that torch allocates do."""
 
     captured: Captured
@@ -42,7 +42,7 @@ class Ours:
         captured = capture(function, tuple(args))
         bindings = captured.bind(tuple(args))
         assert bindings is not None, "a capture applies to the arguments it was made from"
-        return Ours(captured, pipeline.optimise(captured.program), bindings)
+        return CapturedFunction(captured, pipeline.optimize(captured.program), bindings)
 
     @property
     def aligned(self) -> frozenset[str]:
@@ -61,7 +61,7 @@ class Ours:
     def outputs(self) -> frozenset[str]:
         return frozenset(b.name for b in self.program.buffers if b.role == "output")
 
-    def begin(self, where: torch.device) -> Promise[Made]:
+    def start_compiling(self, where: torch.device) -> Promise[Artifact]:
         """Plan and compile in the background what `executable` then finds."""
         return Kernels(self.program, self.program.name).prepare(self.bindings, where, self.aligned)
 
@@ -76,21 +76,21 @@ class Ours:
 
     def plans(self, device: Device, most: int) -> tuple[Plan, ...]:
         """Different plans for these very sizes, the one predicted best first."""
-        fixed, free = pipeline.specialise(self.program, self.bindings)
+        fixed, free = pipeline.specialize(self.program, self.bindings)
         return alternatives(fixed, free, device, most)
 
-    def predicted_us(self, made: Made, device: Device) -> float:
+    def predicted_us(self, made: Artifact, device: Device) -> float:
         """What kernels that were planned for a class of row counts are predicted to take at these sizes."""
         if all(self.bindings.get(name) == size for name, size in made.summary.sizes):
             return made.summary.predicted_us
         wanted = schedules(made)
-        for plan in self.plans(device, EVERY):
+        for plan in self.plans(device, ALL_PLANS):
             if schedules(plan) == wanted:
                 return plan.predicted_us
         return made.summary.predicted_us * self.floor_bytes / made.summary.floor_bytes
 
 
-def schedules(of: "Plan | Made") -> tuple[Schedule, ...]:
+def schedules(of: "Plan | Artifact") -> tuple[Schedule, ...]:
     """How the kernels of a plan run, those left out that only join partial results."""
     kernels: Sequence[Any] = of.kernels if isinstance(of, Plan) else of.summary.kernels
     return tuple(k.schedule for k in kernels if not k.name.endswith("_join"))
