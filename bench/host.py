@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from onepass import compat
-from onepass.capture.region_program import Part, lowered
+from onepass.capture.region_program import RegionProgram, lower_region
 from onepass.capture.regions import find_regions
 from onepass.integration import region_op  # noqa: F401, defines the op
 from onepass.ir.text import one_line
@@ -40,12 +40,12 @@ def backward(x: Tensor, w: Tensor, rstd: Tensor, dy: Tensor) -> tuple[Tensor, Te
     return (rstd * (g - xhat * (g * xhat).mean(-1, keepdim=True))).to(x.dtype), (dy.float() * xhat).sum(0).to(w.dtype)
 
 
-def region_of(function: Callable[..., Any], args: tuple[Tensor, ...]) -> Part:
+def region_of(function: Callable[..., Any], args: tuple[Tensor, ...]) -> RegionProgram:
     """The one region of a function."""
     mode = compat.fake_mode()
     graph = compat.trace_graph(function, [mode.from_tensor(a, static_shapes=True) for a in args], mode).graph
     (region,) = find_regions(graph, args[0].device, {})
-    return lowered(graph, region)
+    return lower_region(graph, region)
 
 
 def microseconds(call: Callable[[], Any]) -> float:

@@ -36,11 +36,11 @@ from onepass.tools.timing import reserve_memory
 from tests.models import ZOO, Example
 
 ROUNDS = 6
-REST = 0.5  # seconds
-STEPS = 60  # of each compiler
-HELD = 64 << 30  # bytes: two models at once, with what their steps take
+REST_SECONDS = 0.5  # seconds
+TIMED_STEPS = 60  # of each compiler
+RESERVED_BYTES = 64 << 30  # bytes: two models at once, with what their steps take
 # Kernels of matmul and attention, by what their names begin with or hold: neither compiler makes them.
-OTHERS = ("nvjet", "gemm", "cutlass", "cublas", "flash", "fmha", "sdpa", "cudnn", "splitK", "xmma")
+EXCLUDED_KERNELS = ("nvjet", "gemm", "cutlass", "cublas", "flash", "fmha", "sdpa", "cudnn", "splitK", "xmma")
 
 
 @dataclass(frozen=True)
@@ -114,25 +114,25 @@ def measured(setup: Setup, compiled: dict[str, Ready]) -> dict[str, Measured]:
     """Kernel and step times of each, in turns: a card that gets warm slows down everybody, and whoever comes next."""
     profiles: dict[str, list[tuple[Counter[str], Counter[str]]]] = {name: [] for name in compiled}
     times: dict[str, list[float]] = {name: [] for name in compiled}
-    for turn in range(STEPS + 2):
+    for turn in range(TIMED_STEPS + 2):
         for name in _order(compiled, turn):
             times[name] += _step_times(compiled[name].step, 1)
     for turn in range(ROUNDS):
         for name in _order(compiled, turn):
-            time.sleep(REST)
+            time.sleep(REST_SECONDS)
             profiles[name].append(_kernels(compiled[name].step))
-    return {name: _summed_up(setup, each, profiles[name], times[name][2:]) for name, each in compiled.items()}
+    return {name: _summarized(setup, each, profiles[name], times[name][2:]) for name, each in compiled.items()}
 
 
 def _order(names: Iterable[str], turn: int) -> list[str]:
     return list(names)[:: 1 if turn % 2 else -1]
 
 
-def _summed_up(setup: Setup, each: Ready, profiles: list[tuple[Counter[str], Counter[str]]], times: list[float]) -> Measured:
+def _summarized(setup: Setup, each: Ready, profiles: list[tuple[Counter[str], Counter[str]]], times: list[float]) -> Measured:
     """The profile of the round whose kernels took the median time stands for all."""
     step_ms = statistics.median(times)
     calls, spent = sorted(profiles, key=lambda p: sum(p[1].values()))[len(profiles) // 2]
-    outside = {name: ms for name, ms in spent.items() if not any(o in name for o in OTHERS)}
+    outside = {name: ms for name, ms in spent.items() if not any(o in name for o in EXCLUDED_KERNELS)}
     slowest = sorted(((name[:80], calls[name], round(ms, 4)) for name, ms in outside.items()), key=lambda row: -row[2])[:30]
     return Measured(sum(spent.values()), sum(outside.values()), sum(calls.values()), step_ms, setup.tokens / step_ms * 1e3,
                     each.peak_gib, each.compile_s, each.loss, slowest=tuple(slowest),
@@ -194,7 +194,7 @@ def under_graphs(setup: Setup, backends: dict[str, Any]) -> dict[str, tuple[floa
                 _step(setup, examples[name], runs[name])
 
             times[name] += _step_times(step, 12)[8:]  # the first ones compile, record, and feel what ran before
-            time.sleep(REST)
+            time.sleep(REST_SECONDS)
             kernels[name].append(sum(_kernels(step)[1].values()))
             examples[name].module.zero_grad(set_to_none=True)
     return {name: (statistics.median(times[name]), statistics.median(kernels[name])) for name in backends}
@@ -241,7 +241,7 @@ def main() -> None:
     results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"models": {}}
     here = {"date": date.today().isoformat(), "card": torch.cuda.get_device_name(), "torch": torch.__version__,
             "version": onepass.__version__, "python": platform.python_version()}
-    reserve_memory(HELD, torch.device("cuda"))
+    reserve_memory(RESERVED_BYTES, torch.device("cuda"))
     start_up()
     for name in given.models:
         rows = compare(SETUPS[name], given.graphs)

@@ -43,8 +43,8 @@ SHAPES = {
     "batch_norm_stats": ((8, 64, 1024),),
 }
 INSTRUMENTED = bool(os.environ.get("TRITON_INSTRUMENTATION_MODE"))
-EACH = 1 if INSTRUMENTED else 3  # plans of one family, ring and place of row vectors
-MOST_STAGES = 3 if INSTRUMENTED else 8  # what has to be compiled grows with a ring
+PLANS_PER_KIND = 1 if INSTRUMENTED else 3  # plans of one family, ring and place of row vectors
+MAX_STAGES = 3 if INSTRUMENTED else 8  # what has to be compiled grows with a ring
 
 
 def plans(ours: CapturedFunction) -> Iterator[Plan]:
@@ -52,10 +52,10 @@ def plans(ours: CapturedFunction) -> Iterator[Plan]:
     taken: dict[tuple[str, int, bool], int] = {}
     for plan in ours.plans(device("h200"), ALL_PLANS):
         parked = [k.schedule for k in plan.kernels if k.schedule.staged]
-        if any(s.stages > MOST_STAGES or INSTRUMENTED and s.sector_elems for s in parked):
+        if any(s.stages > MAX_STAGES or INSTRUMENTED and s.sector_elems for s in parked):
             continue
         kinds = [(s.family, s.stages, s.beside) for s in parked]
-        if kinds and all(taken.get(kind, 0) < EACH for kind in kinds):
+        if kinds and all(taken.get(kind, 0) < PLANS_PER_KIND for kind in kinds):
             taken |= {kind: taken.get(kind, 0) + 1 for kind in kinds}
             yield plan
 

@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-MOST_LINKS = 40  # as the kernel has it
+MAX_LINKS = 40  # as the kernel has it
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 _STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC  # O_PATH: a folder that may only be passed through
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # O_NONBLOCK: a pipe must not hold us up
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Refused(OSError):
+class UnsafePath(OSError):
     """A file or folder that others could have changed, or that is no file or folder. Never reaches a user as it is."""
 
     def __init__(self, detail: str) -> None:
@@ -50,7 +50,7 @@ class _Stage:
 
 
 @contextmanager
-def opened(folder: Path, *, own: int = 1, create: bool = False) -> Iterator[int]:
+def open_folder(folder: Path, *, own: int = 1, create: bool = False) -> Iterator[int]:
     """A descriptor of a folder that passes the rule, for openat and its kin.
 
     The last `own` parts of the path may not be links at all. `create` makes what is missing, with 0700.
@@ -81,7 +81,7 @@ def _walk(folder: Path, own: int, create: bool, handles: ExitStack) -> int:
             del way[1:]
         ahead += [part for part in reversed(target.parts) if part != target.anchor]
     if way[-1].sticky:
-        raise Refused(f"everybody can write to {way[-1].place}; name a folder of your own in it")
+        raise UnsafePath(f"everybody can write to {way[-1].place}; name a folder of your own in it")
     return way[-1].handle
 
 
@@ -108,10 +108,10 @@ def _stage(handle: int, place: str, status: os.stat_result) -> _Stage:
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, f"{place} is no folder")
     if status.st_uid not in _trusted():
-        raise Refused(f"{place} belongs to another user (uid {status.st_uid})")
+        raise UnsafePath(f"{place} belongs to another user (uid {status.st_uid})")
     others = bool(status.st_mode & WRITABLE_BY_OTHERS)
     if others and not status.st_mode & stat.S_ISVTX:
-        raise Refused(f"others can write to {place} (mode {stat.S_IMODE(status.st_mode):o}); what they may have left there is not "
+        raise UnsafePath(f"others can write to {place} (mode {stat.S_IMODE(status.st_mode):o}); what they may have left there is not "
                       "used: remove it, or take their right away (chmod go-w) if you know that it holds nothing of theirs")
     return _Stage(handle, place, others)
 
@@ -119,10 +119,10 @@ def _stage(handle: int, place: str, status: os.stat_result) -> _Stage:
 def _link(handle: int, place: str, status: os.stat_result, above: _Stage, own: bool, links: int) -> str:
     """Where a link leads, if this user or root alone can have made it."""
     if own:
-        raise Refused(f"{place} is a symbolic link; name the folder it leads to")
+        raise UnsafePath(f"{place} is a symbolic link; name the folder it leads to")
     if above.sticky or status.st_uid not in _trusted():
-        raise Refused(f"{place} is a symbolic link that others can have made")
-    if links > MOST_LINKS:
+        raise UnsafePath(f"{place} is a symbolic link that others can have made")
+    if links > MAX_LINKS:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     return os.readlink("", dir_fd=handle)
 
@@ -141,11 +141,11 @@ def read(folder: int, name: str, most: int) -> bytes:
         handle = os.open(name, _LOOK, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise Refused("it is a symbolic link") from None
+            raise UnsafePath("it is a symbolic link") from None
         raise
     try:
         if trouble := _trouble(os.fstat(handle), most):
-            raise Refused(trouble)
+            raise UnsafePath(trouble)
         with open(handle, "rb", closefd=False) as file:
             return file.read(most)
     finally:
@@ -198,7 +198,7 @@ def listable(folder: int) -> Iterator[int]:
 # ---- where the user said ---------------------------------------------------------------------------------------------------
 
 
-def put(path: Path, content: bytes, sync: bool = False) -> None:
+def write_user_file(path: Path, content: bytes, sync: bool = False) -> None:
     """Write a file where the user wants it, whole or not at all and for all that the umask lets read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -208,7 +208,7 @@ def put(path: Path, content: bytes, sync: bool = False) -> None:
         os.close(folder)
 
 
-def look(path: Path, most: int) -> bytes:
+def read_user_file(path: Path, most: int) -> bytes:
     """The bytes of a plain file the user named; Refused where it is something else, or longer than `most`."""
     handle = os.open(path, _LOOK & ~os.O_NOFOLLOW)
     try:
@@ -216,13 +216,13 @@ def look(path: Path, most: int) -> bytes:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(status.st_mode):
-            raise Refused("it is no plain file")
+            raise UnsafePath("it is no plain file")
         with open(handle, "rb", closefd=False) as file:
             content = file.read(most + 1)
     finally:
         os.close(handle)
     if len(content) > most:
-        raise Refused(f"it is longer than {most >> 20} MiB")
+        raise UnsafePath(f"it is longer than {most >> 20} MiB")
     return content
 
 
@@ -234,7 +234,7 @@ def slug(name: str, most: int = 100) -> str:
     return f"{fit or 'unnamed'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
-class Private:
+class PrivateFolder:
     """A fresh folder of this process alone, which leaves with it."""
 
     def __init__(self, prefix: str) -> None:

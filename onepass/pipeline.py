@@ -24,7 +24,7 @@ from .codegen.source import Source
 from .device import Device
 from .errors import NoPlan, SourcesNotKept, text_of, warn
 from .ir.axes import unify_axes
-from .ir.fix import fix, symbols_to_specialize
+from .ir.specialize import substitute, symbols_to_specialize
 from .ir.program import Program
 from .ir.simplify import simplify
 from .ir.size import Bindings
@@ -32,7 +32,7 @@ from .ir.verify import verify
 from .knobs import knobs
 from .plan.cost import cost, traffic
 from .plan.partition import plan
-from .plan.plan import REGISTERS_UNBOUNDED, KernelPlan, CompileOutcome, Plan
+from .plan.plan import REGISTERS_UNBOUNDED, CompileOutcome, KernelPlan, Plan
 from .plan.resources import ctas_per_sm
 from .plan.schedule import Block, Schedule
 from .plan.scoring import fits_one_wave
@@ -40,7 +40,7 @@ from .runtime.binary import Binary
 from .runtime.compiled import Compiled, Rejected
 from .stages import stage
 
-Measure = Callable[[Source], Binary]  # compile a source and say what the binary takes
+CompileKernel = Callable[[Source], Binary]  # compile a source and say what the binary takes
 MAX_ATTEMPTS = 16
 MIN_SLOWDOWN = 1.03  # times the predicted time: what is less is not worth compiling another plan for
 
@@ -56,7 +56,7 @@ def optimize(program: Program) -> Program:
 def specialize(program: Program, bindings: Bindings) -> tuple[Program, Bindings]:
     """The Program for a call, with sizes a kernel had better know put in; and the sizes that stay free."""
     known = symbols_to_specialize(program)
-    fixed = fix(program, {name: bindings[name] for name in known})
+    fixed = substitute(program, {name: bindings[name] for name in known})
     return fixed, {name: size for name, size in bindings.items() if name not in known}
 
 
@@ -83,11 +83,11 @@ def emitter(schedule: Schedule) -> ModuleType:
 def plan_for_interpreter(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:
     """Plan and write kernels, without compiling them: what the interpreter needs."""
     chosen = plan(program, bindings, device)
-    return Compiled(chosen, keep(generate(chosen, wide)), ())
+    return Compiled(chosen, keep_sources(generate(chosen, wide)), ())
 
 
 @stage("planning and compiling kernels")
-def compile(program: Program, bindings: Bindings, device: Device, measure: Measure, wide: bool = False) -> Compiled:
+def compile(program: Program, bindings: Bindings, device: Device, measure: CompileKernel, wide: bool = False) -> Compiled:
     """Plan, write and compile, until no kernel spills and all fit as foreseen; where all spill, the plan that spills least."""
     feedback: dict[tuple[Program, Schedule], CompileOutcome] = {}
     tried: list[Compiled] = []
@@ -112,7 +112,7 @@ def compile(program: Program, bindings: Bindings, device: Device, measure: Measu
     if not runs:
         raise NoPlan(what=program.name, device=device.name, detail=f"the {len(tried)} best plans do not fit one SM")
     best = min(runs, key=lambda c: _defects(c, bindings, device))
-    keep(best.sources)
+    keep_sources(best.sources)
     taken = {(k.name, k.schedule) for k in best.plan.kernels}
     rejected = {at: r for c in tried if c is not best for r in c.rejected if (at := (r.kernel, r.schedule)) not in taken}
     return replace(best, rejected=tuple(rejected.values()))
@@ -169,12 +169,12 @@ def _rejected(kernel: KernelPlan, binary: Binary) -> Rejected:
     return Rejected(kernel.name, kernel.schedule, binary.registers, binary.spill_bytes, binary.smem_bytes)
 
 
-def keep(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+def keep_sources(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     """Leave a copy of generated text where the user asked for one; where that cannot be done, say so and go on."""
     folder = knobs().keep_sources
     try:
         for source in sources if folder else ():
-            files.put(Path(folder or ".") / f"{files.slug(source.name)}.py", source.text.encode(errors="backslashreplace"))
+            files.write_user_file(Path(folder or ".") / f"{files.slug(source.name)}.py", source.text.encode(errors="backslashreplace"))
     except OSError as error:
         _not_kept(str(folder), error.strerror or text_of(error))
     return sources
@@ -191,12 +191,12 @@ def _not_kept(folder: str, detail: str) -> None:
 
 # Rows an SM up to which a class of row counts goes, and those it is planned for. A call has at most twice as many rows as its plan
 # is for, but in the last class, where waves no longer matter; of very few rows, not more.
-CLASSES = ((1 / 8, 1 / 8), (1, 1 / 2), (4, 2), (16, 8), (64, 32), (256, 128), (inf, 512))
+ROW_CLASSES = ((1 / 8, 1 / 8), (1, 1 / 2), (4, 2), (16, 8), (64, 32), (256, 128), (inf, 512))
 
 
 def row_class_bounds(device: Device) -> tuple[int, ...]:
     """Row counts between which one plan serves."""
-    return tuple(int(end * device.sms) for end, _ in CLASSES[:-1])
+    return tuple(int(end * device.sms) for end, _ in ROW_CLASSES[:-1])
 
 
 def row_class(bindings: Bindings, device: Device) -> int:
@@ -204,10 +204,10 @@ def row_class(bindings: Bindings, device: Device) -> int:
     return bisect_left(row_class_bounds(device), prod(bindings.values()))
 
 
-def representative(program: Program, bindings: Bindings, device: Device) -> dict[str, int]:
+def representative_sizes(program: Program, bindings: Bindings, device: Device) -> dict[str, int]:
     """The sizes a class is planned for, the same whichever of its members comes first."""
     if not program.symbols:
         return {}
-    _, rows = CLASSES[row_class(bindings, device)]
+    _, rows = ROW_CLASSES[row_class(bindings, device)]
     each = max(2, round((rows * device.sms) ** (1 / len(program.symbols))))
     return dict.fromkeys(program.symbols, each)

@@ -22,7 +22,7 @@ from onepass.capture import capture
 from onepass.codegen.source import Source
 from onepass.device import Device, device
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
-from onepass.integration.claim import Claiming, claim
+from onepass.integration.claim import ClaimOptions, claim
 from onepass.ir.program import Program
 from onepass.ir.size import Bindings
 from onepass.plan.partition import plan
@@ -49,9 +49,9 @@ def row_classes() -> Iterator[Entry]:
     card = device(MAIN)
     for job in one_each.values():
         program, bindings = _captured(job, dynamic=None)
-        fixed, free = pipeline.specialise(program, bindings)
+        fixed, free = pipeline.specialize(program, bindings)
         if len(fixed.symbols) == 1:
-            for k, (_, rows) in enumerate(pipeline.CLASSES):
+            for k, (_, rows) in enumerate(pipeline.ROW_CLASSES):
                 sizes = {name: max(2, round(rows * card.sms)) for name in free}
                 yield f"{job.id} class {k}", _texts(fixed, sizes, card)
 
@@ -59,7 +59,7 @@ def row_classes() -> Iterator[Entry]:
 def models() -> Iterator[Entry]:
     """Every region claimed in the captured graphs of models."""
     for name, path in stored():
-        claiming = Claiming(device(MAIN), phase=name.rsplit("_", 1)[-1])
+        claiming = ClaimOptions(device(MAIN), phase=name.rsplit("_", 1)[-1])
         for region in claim(load(read(path)), claiming).regions:
             yield f"{name} {region.id}", _written(region.plan)
 
@@ -67,7 +67,7 @@ def models() -> Iterator[Entry]:
 def _captured(job: Job, dynamic: bool | None) -> tuple[Program, Bindings]:
     args = job.inputs()
     captured = capture(job.subject.function, args, dynamic=dynamic)
-    return pipeline.optimise(captured.program), captured.bind(args) or {}
+    return pipeline.optimize(captured.program), captured.bind(args) or {}
 
 
 def _texts(program: Program, bindings: Bindings, card: Device) -> tuple[Source, ...]:

@@ -15,7 +15,7 @@ from .axes import Dim, Dims, Inexpressible, Segment, common_factors, cut, segmen
 from .draft import Draft, Tensor
 from .substitute import Affine, rename, substitute
 
-REFINING = Budget("Lining up the dims of two tensors", CaptureTooLong, most=64, each=16)  # and so many for every dim
+REFINE_BUDGET = Budget("Lining up the dims of two tensors", CaptureTooLong, base=64, per_item=16)  # and so many for every dim
 
 
 def broadcast(draft: Draft, tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], Dims]:
@@ -28,7 +28,7 @@ def broadcast(draft: Draft, tensors: Sequence[Tensor]) -> tuple[tuple[int, ...],
         joined = join(draft, padded, dims)
         nodes.append(joined.node)
         dims = tuple(own or met for own, met in zip(draft.dims(joined), _resolved(draft, dims), strict=True))
-        draft.atoms.keep_apart(a for dim in dims for a in dim)
+        draft.atoms.keep_distinct(a for dim in dims for a in dim)
     return tuple(nodes), dims
 
 
@@ -38,7 +38,7 @@ def join(draft: Draft, tensor: Tensor, onto: Dims) -> Tensor:
     The atoms that meet become one. Where they cannot, because both index one value already (`x + x.t()`), the tensor is
     written again over the atoms it must have.
     """
-    tensor = _refined(draft, tensor, onto)
+    tensor = _with_common_factors(draft, tensor, onto)
     own, met = draft.dims(tensor), _resolved(draft, onto)
     pairs = [(a, b) for target, dim in zip(met, own, strict=True) if target and dim for a, b in zip(target, dim, strict=True)]
     taken = {a for dim in met for a in dim}
@@ -48,13 +48,13 @@ def join(draft: Draft, tensor: Tensor, onto: Dims) -> Tensor:
     met = _resolved(draft, onto)  # some pairs may have become one before the first that cannot
     old = draft.atoms.resolve(b for dim in own for b in dim)
     target = {draft.atoms.final(b)[0]: draft.atoms.final(a)[0] for a, b in pairs}
-    new = tuple(target.get(b) or _elsewhere(draft, b, {a for dim in met for a in dim}) for b in old)
+    new = tuple(target.get(b) or _free_atom(draft, b, {a for dim in met for a in dim}) for b in old)
     moved = dict(zip(old, new, strict=True))
     node = substitute(draft, tensor.node, rename(old, new))
     return draft.tensor(node, tuple(tuple(moved[b] for b in dim) for dim in draft.dims(tensor)))
 
 
-def _elsewhere(draft: Draft, atom: str, taken: set[str]) -> str:
+def _free_atom(draft: Draft, atom: str, taken: set[str]) -> str:
     return draft.atoms.fresh(draft.atoms.extent(atom)) if atom in taken else atom
 
 
@@ -62,22 +62,22 @@ def _unify(draft: Draft, pairs: Sequence[tuple[str, str]]) -> bool:
     """Make atoms one, pair by pair; False at the first pair that must stay apart."""
     for a, b in pairs:
         a, b = draft.atoms.final(a)[0], draft.atoms.final(b)[0]
-        if draft.atoms.are_apart(a, b):
+        if draft.atoms.are_distinct(a, b):
             return False
         draft.atoms.unify(a, b)
     return True
 
 
-def _refined(draft: Draft, tensor: Tensor, onto: Dims) -> Tensor:
+def _with_common_factors(draft: Draft, tensor: Tensor, onto: Dims) -> Tensor:
     """The tensor with atoms split, on both sides, until the dims that meet have the same factors."""
-    steps = REFINING.steps(len(onto))
-    while (position := _unlike(draft, tensor, onto)) is not None:
-        steps.take()
-        tensor = _closer(draft, tensor, position, draft.atoms.resolve(onto[position]))
+    steps = REFINE_BUDGET.steps(len(onto))
+    while (position := _first_mismatch(draft, tensor, onto)) is not None:
+        steps.spend()
+        tensor = _refined_once(draft, tensor, position, draft.atoms.resolve(onto[position]))
     return tensor
 
 
-def _closer(draft: Draft, tensor: Tensor, position: int, onto: Dim) -> Tensor:
+def _refined_once(draft: Draft, tensor: Tensor, position: int, onto: Dim) -> Tensor:
     """The tensor once the first runs of a dim and of the dim it meets that are unlike have the same factors, or may get them."""
     dim = draft.dims(tensor)[position]
     pairs = segments(_extents(draft, dim), _extents(draft, onto))
@@ -89,29 +89,29 @@ def _closer(draft: Draft, tensor: Tensor, position: int, onto: Dim) -> Tensor:
     elif not own or not met:
         raise Inexpressible
     elif len(met) == 1 and (len(own) > 1 or isinstance(draft.atoms.extent(own[0]), int)):
-        draft.atoms.recount(met[0], _extents(draft, own))
+        draft.atoms.split_as(met[0], _extents(draft, own))
     elif len(own) == 1:
-        draft.atoms.recount(own[0], _extents(draft, met))
+        draft.atoms.split_as(own[0], _extents(draft, met))
     else:
-        return _merged(draft, tensor, position, segment)
+        return _with_merged_run(draft, tensor, position, segment)
     return tensor
 
 
-def _unlike(draft: Draft, tensor: Tensor, onto: Dims) -> int | None:
+def _first_mismatch(draft: Draft, tensor: Tensor, onto: Dims) -> int | None:
     """The first dim whose factors differ from those of the dim it meets. A split in one dim may show in another."""
     pairs = enumerate(zip(draft.dims(tensor), _resolved(draft, onto), strict=True))
     return next((d for d, (own, met) in pairs if own and met and _extents(draft, own) != _extents(draft, met)), None)
 
 
-def _merged(draft: Draft, tensor: Tensor, position: int, run: Segment) -> Tensor:
+def _with_merged_run(draft: Draft, tensor: Tensor, position: int, run: Segment) -> Tensor:
     """The tensor with a run of one dim counted by a single new atom, whatever it was made of."""
     dims = draft.dims(tensor)
     dim, (start, end) = dims[position], run.left
-    node, atom = _merge(draft, tensor.node, dim[start:end])
+    node, atom = _merge_atoms(draft, tensor.node, dim[start:end])
     return draft.tensor(node, (*dims[:position], (*dim[:start], atom, *dim[end:]), *dims[position + 1:]))
 
 
-def _merge(draft: Draft, node: int, run: Dim) -> tuple[int, str]:
+def _merge_atoms(draft: Draft, node: int, run: Dim) -> tuple[int, str]:
     atom = draft.atoms.fresh(draft.atoms.size(run))
     return substitute(draft, node, {run: Affine(((atom, 1),))}), atom
 
@@ -125,13 +125,13 @@ def reshape(draft: Draft, tensor: Tensor, sizes: Sequence[Size]) -> Tensor:
     wanted = tuple(s for s in sizes if s != 1)
     node, dims = tensor.node, list[Dim]()
     for segment in segments(_extents(draft, atoms), wanted):
-        node, run = _regrouped(draft, node, atoms[slice(*segment.left)], wanted[slice(*segment.right)])
+        node, run = _regroup(draft, node, atoms[slice(*segment.left)], wanted[slice(*segment.right)])
         dims += run
     given = iter(dims)
     return draft.tensor(node, tuple(() if s == 1 else next(given) for s in sizes))
 
 
-def _regrouped(draft: Draft, node: int, run: Dim, wanted: tuple[Size, ...]) -> tuple[int, Dims]:
+def _regroup(draft: Draft, node: int, run: Dim, wanted: tuple[Size, ...]) -> tuple[int, Dims]:
     """A run of atoms as dims of other sizes, and the value over them. Where the sizes have no common factors with those of the
     atoms, the run is counted by one new atom first."""
     factors = common_factors(_extents(draft, run), wanted)
@@ -143,9 +143,9 @@ def _regrouped(draft: Draft, node: int, run: Dim, wanted: tuple[Size, ...]) -> t
     if len(wanted) == 1:
         return node, (run,)
     if len(run) == 1:
-        return node, tuple((atom,) for atom in draft.atoms.recount(run[0], wanted))
-    node, atom = _merge(draft, node, run)
-    return _regrouped(draft, node, (atom,), wanted)
+        return node, tuple((atom,) for atom in draft.atoms.split_as(run[0], wanted))
+    node, atom = _merge_atoms(draft, node, run)
+    return _regroup(draft, node, (atom,), wanted)
 
 
 def _extents(draft: Draft, dim: Dim) -> tuple[Size, ...]:

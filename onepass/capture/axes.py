@@ -103,15 +103,15 @@ class Atoms:
 
     def __init__(self) -> None:
         self._extents: dict[str, Size] = {}
-        self._became: dict[str, Dim] = {}  # split into these, or merged into this one
-        self._apart: dict[str, set[str]] = {}  # between atoms that are still themselves
+        self._replaced_by: dict[str, Dim] = {}  # split into these, or merged into this one
+        self._distinct: dict[str, set[str]] = {}  # between atoms that are still themselves
 
     def fresh(self, extent: Size) -> str:
         """A new atom. An extent of 1 has no atom: such a dim is `()`."""
         assert extent != 1
         name = f"a{len(self._extents)}"
         self._extents[name] = extent
-        self._apart[name] = set()
+        self._distinct[name] = set()
         return name
 
     def dim(self, extent: Size) -> Dim:
@@ -128,9 +128,9 @@ class Atoms:
 
     def final(self, atom: str) -> Dim:
         """The atoms this one has become, row-major."""
-        if atom not in self._became:
+        if atom not in self._replaced_by:
             return (atom,)
-        return tuple(a for part in self._became[atom] for a in self.final(part))
+        return tuple(a for part in self._replaced_by[atom] for a in self.final(part))
 
     def resolve(self, dim: Iterable[str]) -> Dim:
         """A dim in the atoms it has become."""
@@ -143,44 +143,44 @@ class Atoms:
             parts += [atom] if len(sizes) == 1 else self._split(atom, sizes)
         return tuple(parts)
 
-    def recount(self, atom: str, sizes: Sequence[Size]) -> Dim:
+    def split_as(self, atom: str, sizes: Sequence[Size]) -> Dim:
         """Count an atom's positions along sizes that have its extent as their product when the graph runs (`s` as `s//2, 2`)."""
         return self._split(atom, sizes)
 
     def _split(self, atom: str, sizes: Sequence[Size]) -> Dim:
         parts = tuple(self.fresh(size) for size in sizes)
-        neighbours = self._apart.pop(atom)
+        neighbours = self._distinct.pop(atom)
         for other in neighbours:
-            self._apart[other].remove(atom)
-        self._became[atom] = parts
+            self._distinct[other].remove(atom)
+        self._replaced_by[atom] = parts
         for part in parts:
-            self.keep_apart((part, *neighbours), only=part)
-        self.keep_apart(parts)
+            self.keep_distinct((part, *neighbours), only=part)
+        self.keep_distinct(parts)
         return parts
 
-    def keep_apart(self, atoms: Iterable[str], only: str | None = None) -> None:
+    def keep_distinct(self, atoms: Iterable[str], only: str | None = None) -> None:
         """These atoms index one value: no two may become one (`only`: none of the others with that one)."""
         names = self.resolve(atoms)
         for a in names if only is None else (only,):
             for b in names:
                 if a != b:
-                    self._apart[a].add(b)
-                    self._apart[b].add(a)
+                    self._distinct[a].add(b)
+                    self._distinct[b].add(a)
 
-    def are_apart(self, a: str, b: str) -> bool:
+    def are_distinct(self, a: str, b: str) -> bool:
         """Whether two final atoms index one value somewhere."""
-        return b in self._apart[a]
+        return b in self._distinct[a]
 
     def unify(self, a: str, b: str) -> None:
         """Make two final atoms of equal extent one, everywhere."""
-        assert self._extents[a] == self._extents[b] and not self.are_apart(a, b)
+        assert self._extents[a] == self._extents[b] and not self.are_distinct(a, b)
         if a == b:
             return
-        neighbours = self._apart.pop(b)
+        neighbours = self._distinct.pop(b)
         for other in neighbours:
-            self._apart[other].remove(b)
-        self._became[b] = (a,)
-        self.keep_apart((a, *neighbours), only=a)
+            self._distinct[other].remove(b)
+        self._replaced_by[b] = (a,)
+        self.keep_distinct((a, *neighbours), only=a)
 
 
 def _runs(sizes: Sequence[Size], factors: Sequence[Size]) -> list[Sequence[Size]]:

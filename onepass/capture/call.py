@@ -12,7 +12,7 @@ from ..errors import BitReinterpretation, SymbolicAxis, UnsupportedDtype, Unsupp
 from ..ir.expr import BY_TORCH, DTYPES, DType
 from ..ir.size import Size, Sym
 from .draft import Draft, Tensor
-from .schema import Given
+from .schema import BoundArguments
 
 ToSize: TypeAlias = Callable[[Any], "Size | None"]  # torch's (symbolic) int as a size, None if it is no product of symbols
 
@@ -25,11 +25,11 @@ class Call:
     name: str  # its row in the table
     op: str  # torch's full name, for messages
     where: str  # the line of user code
-    args: Given
-    takes: Any  # the fake tensor torch was given first, None where it was given none
-    gives: Any  # the fake tensor(s) torch computed
+    args: BoundArguments
+    input_fake: Any  # the fake tensor torch was given first, None where it was given none
+    result_fake: Any  # the fake tensor(s) torch computed
     to_size: ToSize
-    in_torch: Mapping[str, Any] = field(default_factory=dict)  # the arguments as torch has them: fake tensors, symbolic ints
+    torch_args: Mapping[str, Any] = field(default_factory=dict)  # the arguments as torch has them: fake tensors, symbolic ints
 
     def arg(self, name: str, *absent: Any) -> Any:
         """The argument with this name in the schema; `absent` is for overloads that have none."""
@@ -38,17 +38,17 @@ class Call:
     def torch_arg(self, name: str) -> Any:
         """The same as torch has it."""
         self.args.read.add(name)
-        return self.in_torch.get(name)
+        return self.torch_args.get(name)
 
     @property
     def dtype(self) -> DType:
         """The type of the result."""
-        return self.dtype_of(self.gives)
+        return self.dtype_of(self.result_fake)
 
     @property
     def shape(self) -> tuple[Size, ...]:
         """The shape of the result."""
-        return self.shape_of(self.gives)
+        return self.shape_of(self.result_fake)
 
     def dtype_of(self, fake: torch.Tensor) -> DType:
         """The ir's name for a fake tensor's type."""
@@ -70,22 +70,22 @@ class Call:
             raise SymbolicAxis(op=self.op, axis=str(size), where=self.where)
         return found
 
-    def number(self, size: Any) -> int:
+    def static_size(self, size: Any) -> int:
         """A size that must not vary between calls."""
         found = self.size(size)
         if not isinstance(found, int):
             raise SymbolicAxis(op=self.op, axis=str(found), where=self.where)
         return found
 
-    def bits(self) -> NoReturn:
+    def refuse_bitcast(self) -> NoReturn:
         """Refuse to read elements as another type."""
-        raise BitReinterpretation(op=self.op, given=self.takes.dtype, dtype=self.gives.dtype, where=self.where)
+        raise BitReinterpretation(op=self.op, given=self.input_fake.dtype, dtype=self.result_fake.dtype, where=self.where)
 
     def unsupported(self, detail: str = "") -> NoReturn:
         """Refuse the op."""
         raise UnsupportedOp(op=f"{self.op} ({detail})" if detail else self.op, where=self.where)
 
-    def no_view(self, detail: str) -> NoReturn:
+    def unsupported_view(self, detail: str) -> NoReturn:
         """Refuse the view."""
         raise UnsupportedView(op=self.op, where=self.where, detail=detail)
 
@@ -102,12 +102,12 @@ Lowered: TypeAlias = Tensor | Concat
 Handler: TypeAlias = Callable[[Call], Any]  # a Lowered, or a tuple of them for an op with several results
 
 
-def rows(op: str, overloads: str, handler: Handler) -> dict[str, Handler]:
+def for_overloads(op: str, overloads: str, handler: Handler) -> dict[str, Handler]:
     """One handler for several overloads of an op."""
     return {f"{op}.{overload}": handler for overload in overloads.split()}
 
 
-def shaping(handler: Handler, *names: str) -> Handler:
+def with_shape_args(handler: Handler, *names: str) -> Handler:
     """A handler that need not read these arguments: they say what shape or type the result has, and so does torch's fake one."""
 
     def handle(call: Call) -> Any:
@@ -117,6 +117,6 @@ def shaping(handler: Handler, *names: str) -> Handler:
     return handle
 
 
-def positive(dim: int, rank: int) -> int:
+def normalize_dim(dim: int, rank: int) -> int:
     """A dim counted from the front."""
     return dim + rank if dim < 0 else dim

@@ -13,8 +13,8 @@ import torch
 from .. import compat
 from ..ir.program import Program
 from ..ir.size import Bindings, Size, Sym, value
-from .outputs import Literal, Number, Passed, Recipe, Stored, View
-from .state import State, exact, same
+from .outputs import Literal, Number, PassThrough, Recipe, Stored, View
+from .state import State, exact_key, same_value
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TensorLeaf:
     strides: tuple[Size, ...]
     requires_grad: bool
 
-    def admits(self, leaf: Any) -> bool:
+    def matches(self, leaf: Any) -> bool:
         """Everything but sizes and strides."""
         return (isinstance(leaf, torch.Tensor) and leaf.dtype is self.dtype and leaf.device == self.device
                 and leaf.dim() == len(self.shape) and leaf.layout is torch.strided
@@ -42,15 +42,15 @@ class PlainLeaf:
 
     value: Any
 
-    def admits(self, leaf: Any) -> bool:
-        return same(leaf, self.value)
+    def matches(self, leaf: Any) -> bool:
+        return same_value(leaf, self.value)
 
 
 Leaf: TypeAlias = TensorLeaf | PlainLeaf
 Pattern: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...]
 
 
-def project(pattern: Pattern, leaves: Sequence[Any], spec: Any) -> Hashable:
+def pattern_key(pattern: Pattern, leaves: Sequence[Any], spec: Any) -> Hashable:
     """What of a call is fixed in traces of a pattern, as a key; None where the call has another form."""
     if len(leaves) != len(pattern):
         return None
@@ -60,7 +60,7 @@ def project(pattern: Pattern, leaves: Sequence[Any], spec: Any) -> Hashable:
         if is_tensor is (fixed is None) or is_tensor and leaf.layout is not torch.strided:
             return None
         if fixed is None:
-            found.append(exact(leaf))
+            found.append(exact_key(leaf))
             continue
         shape, strides = leaf.shape, leaf.stride()
         if any(d >= len(shape) for dims in fixed for d in dims):
@@ -95,13 +95,13 @@ class Captured:
 
     def bind(self, args: tuple[Any, ...]) -> Bindings | None:
         """The symbols' values in a call, or None if any guard fails: then this Program says nothing about the call."""
-        return self.fits(*compat.pytree_flatten(args)) if self.state.unchanged() else None
+        return self.bind_leaves(*compat.pytree_flatten(args)) if self.state.unchanged() else None
 
-    def fits(self, leaves: Sequence[Any], spec: Any) -> Bindings | None:
+    def bind_leaves(self, leaves: Sequence[Any], spec: Any) -> Bindings | None:
         """The same for flat arguments, where it is known that the state is unchanged."""
         if spec != self.spec:
             return None
-        if not all(own.admits(leaf) for own, leaf in zip(self.leaves, leaves, strict=True)):
+        if not all(own.matches(leaf) for own, leaf in zip(self.leaves, leaves, strict=True)):
             return None
         pairs = self._pairs(leaves)
         bindings = _bindings(pairs)
@@ -140,9 +140,9 @@ class Captured:
     def result(self, outputs: Mapping[str, torch.Tensor], args: tuple[Any, ...]) -> Any:
         """What the function returns, once the Program's output buffers are filled."""
         leaves, _ = compat.pytree_flatten(args)
-        return self.answer(outputs, leaves, _bindings(self._pairs(leaves)))
+        return self.build_result(outputs, leaves, _bindings(self._pairs(leaves)))
 
-    def answer(self, outputs: Mapping[str, torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
+    def build_result(self, outputs: Mapping[str, torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
         """The same for flat arguments whose symbols are known."""
         return self._built([_made(recipe, outputs, leaves, bindings) for recipe in self.recipes])
 
@@ -175,7 +175,7 @@ def _made(recipe: Recipe, outputs: Mapping[str, torch.Tensor], leaves: Sequence[
     match recipe:
         case Stored(buffer=name):
             return outputs[name]
-        case Passed(leaf=position):
+        case PassThrough(leaf=position):
             return leaves[position]
         case View(base=base, read_as=dtype, shape=shape, strides=strides, offset=offset):
             tensor = _made(base, outputs, leaves, bindings)

@@ -10,27 +10,27 @@ import torch
 from torch import fx
 
 from .effects import epochs, is_ordered
-from .node_kinds import MATMULS, Kind, is_reduction, kinds, nbytes
+from .node_kinds import MATMULS, NodeKind, is_reduction, kinds, nbytes
 from .schema import op_name
 
 
-class Net:
+class Dataflow:
     """The computing nodes of a graph, by number, in order."""
 
     def __init__(self, graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str], epilogues: bool) -> None:
         self.kind = kinds(graph, device, blocked)
-        self.nodes = [n for n in graph.nodes if self.kind[n] is not Kind.LIGHT]
-        self.at = {n: i for i, n in enumerate(self.nodes)}
+        self.nodes = [n for n in graph.nodes if self.kind[n] is not NodeKind.FREE]
+        self.position_of = {n: i for i, n in enumerate(self.nodes)}
         self.epilogues = epilogues
         self._seen: dict[fx.Node, tuple[int, ...]] = {}
         for node in graph.nodes:  # in order, so that a chain of views is not followed node by node
-            if self.kind[node] is Kind.LIGHT:
+            if self.kind[node] is NodeKind.FREE:
                 self._seen[node] = self._through(node.all_input_nodes)
-        self.bases = [self._through(n.all_input_nodes) for n in self.nodes]
-        self.after: list[list[int]] = [[] for _ in self.nodes]
-        for user, bases in enumerate(self.bases):
-            for base in bases:
-                self.after[base].append(user)
+        self.producers = [self._through(n.all_input_nodes) for n in self.nodes]
+        self.users: list[list[int]] = [[] for _ in self.nodes]
+        for user, bases in enumerate(self.producers):
+            for producer in bases:
+                self.users[producer].append(user)
         self.bytes = [nbytes(n) for n in self.nodes]
         self.reduces = [is_reduction(n) for n in self.nodes]
         self.epoch = epochs(self.nodes)  # regions do not reach across a write to existing memory
@@ -39,8 +39,8 @@ class Net:
         """The computing nodes behind some values."""
         found: dict[int, None] = {}
         for source in sources:
-            if self.kind[source] is not Kind.LIGHT:
-                found[self.at[source]] = None
+            if self.kind[source] is not NodeKind.FREE:
+                found[self.position_of[source]] = None
                 continue
             found |= dict.fromkeys(self._seen[source])
         return tuple(found)
@@ -48,25 +48,25 @@ class Net:
     @cached_property
     def following(self) -> list[list[int]]:
         """Who must come after each node: its users, and behind an ordered op the next one."""
-        found = [list(users) for users in self.after]
+        found = [list(users) for users in self.users]
         ordered = [i for i, node in enumerate(self.nodes) if is_ordered(node)]
         for one, other in pairwise(ordered):
             found[one].append(other)
         return found
 
     @cached_property
-    def heavy(self) -> tuple[int, ...]:
-        return tuple(i for i, n in enumerate(self.nodes) if self.kind[n] is Kind.HEAVY)
+    def fusible(self) -> tuple[int, ...]:
+        return tuple(i for i, n in enumerate(self.nodes) if self.kind[n] is NodeKind.FUSIBLE)
 
-    def is_heavy(self, node: int) -> bool:
-        return self.kind[self.nodes[node]] is Kind.HEAVY
+    def is_fusible(self, node: int) -> bool:
+        return self.kind[self.nodes[node]] is NodeKind.FUSIBLE
 
-    def fuses(self, node: int, taken: Mapping[int, int]) -> bool:
+    def inductor_fuses(self, node: int, region_of: Mapping[int, int]) -> bool:
         """Whether Inductor would compute a node outside all regions inside a kernel of its neighbours."""
         kind = self.kind[self.nodes[node]]
-        if kind is Kind.HARD:
-            return self.epilogues and self._is_matmul(node) and len(self.after[node]) == 1
-        return node not in taken and not self.reduces[node]
+        if kind is NodeKind.EXTERN:
+            return self.epilogues and self._is_matmul(node) and len(self.users[node]) == 1
+        return node not in region_of and not self.reduces[node]
 
     def _is_matmul(self, node: int) -> bool:
         return op_name(self.nodes[node].target) in MATMULS
@@ -81,8 +81,8 @@ class Net:
         found, waiting, seen = set[int](), [value], {value}
         while waiting:
             for user in waiting.pop().users:
-                if self.kind[user] is not Kind.LIGHT:
-                    found.add(self.at[user])
+                if self.kind[user] is not NodeKind.FREE:
+                    found.add(self.position_of[user])
                 elif user not in seen:
                     seen.add(user)
                     waiting.append(user)

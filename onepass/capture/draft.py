@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import CaptureTooLong
 from ..ir.budget import Budget
-from ..ir.expr import BOOL, F32, I64, OPS, DType, fitted, result_dtype
+from ..ir.expr import BOOL, F32, I64, OPS, DType, as_dtype, result_dtype
 from ..ir.monoid import MONOIDS
 from ..ir.program import (
     Axis,
@@ -34,7 +34,7 @@ from ..ir.program import (
 from ..ir.size import Size, mul, product
 from .axes import Atoms, Dim, Dims
 
-DRAFTING = Budget("Writing out a Program (one step a node)", CaptureTooLong, most=8192)
+DRAFT_BUDGET = Budget("Writing out a Program (one step a node)", CaptureTooLong, base=8192)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Draft:
         self._builder = Builder()
         self._dtypes: list[DType] = []
         self._free: list[frozenset[str]] = []
-        self._steps = DRAFTING.steps()
+        self._steps = DRAFT_BUDGET.steps()
 
     @property
     def nodes(self) -> list[Node]:
@@ -78,7 +78,7 @@ class Draft:
             return self.cast(self.const(value, F32, scale), dtype)
         if isinstance(scale, int) and scale != 1:
             value, scale = value * scale, 1
-        return self.add(Const(fitted(value, dtype), dtype, scale), dtype)
+        return self.add(Const(as_dtype(value, dtype), dtype, scale), dtype)
 
     def index(self, dim: Dim) -> int:
         """The position along a dim."""
@@ -107,7 +107,7 @@ class Draft:
 
     def tensor(self, node: int, dims: Dims) -> Tensor:
         """A value with dims. Their atoms index it at once, so they stay apart."""
-        self.atoms.keep_apart(a for dim in dims for a in dim)
+        self.atoms.keep_distinct(a for dim in dims for a in dim)
         return Tensor(node, dims)
 
     def dims(self, tensor: Tensor) -> Dims:
@@ -118,7 +118,7 @@ class Draft:
         """The position of a node, new or already there."""
         position = self._builder.add(node if node.src else replace(node, src=self.src))
         if position == len(self._dtypes):
-            self._steps.take()
+            self._steps.spend()
             self._dtypes.append(dtype)
             self._free.append(self._free_of(node))
         return position
@@ -134,7 +134,7 @@ class Draft:
             case _:
                 pass
         alive = frozenset(own).union(*(self._free[o] for o in operands(node)))
-        self.atoms.keep_apart(alive)
+        self.atoms.keep_distinct(alive)
         if isinstance(node, Reduce):
             folded = frozenset(self.atoms.resolve(node.axes))
             return frozenset(self.atoms.resolve(alive)) - folded

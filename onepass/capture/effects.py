@@ -13,7 +13,7 @@ from torch import fx
 
 # Namespaces whose ops have no effects but those that their schema and tags tell. An op of anybody else may count calls, talk
 # to other ranks, or draw numbers.
-_TOLD = frozenset({"aten", "prims", "onepass"})
+_DECLARES_EFFECTS = frozenset({"aten", "prims", "onepass"})
 _SEEDED = frozenset({"prims.inductor_lookup_seed", "prims.inductor_random", "prims.inductor_randint"})
 # Higher-order ops that write to no memory but their own; what they call may still draw or have effects.
 _FUNCTIONAL = frozenset({"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional", "invoke_subgraph",
@@ -45,7 +45,7 @@ def is_ordered(node: fx.Node) -> bool:
         return True
     if not isinstance(target, torch._ops.OpOverload):
         return False  # arithmetic on sizes
-    return target.namespace not in _TOLD or torch.Tag.nondeterministic_seeded in target.tags or is_seeded(node)
+    return target.namespace not in _DECLARES_EFFECTS or torch.Tag.nondeterministic_seeded in target.tags or is_seeded(node)
 
 
 def is_seeded(node: fx.Node) -> bool:
@@ -68,7 +68,7 @@ def epochs(nodes: Iterable[fx.Node]) -> list[int]:
     return found
 
 
-def outlives_epoch(node: fx.Node, epoch: dict[fx.Node, int]) -> bool:
+def used_across_write(node: fx.Node, epoch: dict[fx.Node, int]) -> bool:
     """Whether something that could be in a region uses a node on the far side of a write: there, what the node is computed from
     may have changed."""
     return any(user.op == "call_function" and not writes(user) and epoch[user] != epoch[node] for user in node.users)

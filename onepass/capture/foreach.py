@@ -13,7 +13,7 @@ from ..errors import DataDependent
 PREFIX = "_foreach_"
 
 
-def one_by_one(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Callable[[], Any]] | None:
+def per_tensor_calls(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Callable[[], Any]] | None:
     """A call of such an op as one call for each tensor, in order; None for any other op, and where no op does that to a tensor."""
     name = op._schema.name.removeprefix(f"aten::{PREFIX}")
     arguments = {a.name: a for a in op._schema.arguments}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-NOBODY = -1  # a place that was an absorbed group's
+EMPTY = -1  # a place that was an absorbed group's
 
 
 class Groups:
@@ -26,9 +26,9 @@ class Groups:
                 self._before[user].add(node)
         self._members: list[list[int]] = [[n] for n in range(count)]
         self._order = list(range(count))  # groups by place
-        self._place = list(range(count))
+        self._position = list(range(count))
 
-    def of(self, node: int) -> int:
+    def find(self, node: int) -> int:
         """The group a node is in, named by one of its members."""
         while self._root[node] != node:
             self._root[node] = self._root[self._root[node]]
@@ -37,19 +37,19 @@ class Groups:
 
     def members(self, group: int) -> tuple[int, ...]:
         """The nodes of a group, in order."""
-        return tuple(sorted(self._members[self.of(group)]))
+        return tuple(sorted(self._members[self.find(group)]))
 
     def users(self, group: int) -> Iterator[int]:
         """The groups that use a group."""
-        own = self.of(group)
-        return iter({self.of(u) for u in self._next[own]} - {own})
+        own = self.find(group)
+        return iter({self.find(u) for u in self._next[own]} - {own})
 
     def merge(self, a: int, b: int) -> bool:
         """Make two groups one, unless something outside would then lie both after and before them."""
-        a, b = sorted((self.of(a), self.of(b)), key=self._place.__getitem__)
+        a, b = sorted((self.find(a), self.find(b)), key=self._position.__getitem__)
         if a == b:
             return True
-        later = self._between(a, b)
+        later = self._successors_between(a, b)
         if later is None:
             return False
         self._reorder(a, b, later)
@@ -59,10 +59,10 @@ class Groups:
         self._before[a] |= self._before[b]
         return True
 
-    def _between(self, a: int, b: int) -> set[int] | None:
+    def _successors_between(self, a: int, b: int) -> set[int] | None:
         """The groups placed before b that come after a; None if b comes after one of them."""
-        last, found = self._place[b], set[int]()
-        waiting = [u for u in self.users(a) if u != b and self._place[u] < last]
+        last, found = self._position[b], set[int]()
+        waiting = [u for u in self.users(a) if u != b and self._position[u] < last]
         while waiting:
             group = waiting.pop()
             if group in found:
@@ -71,17 +71,17 @@ class Groups:
             for user in self.users(group):
                 if user == b:
                     return None
-                if self._place[user] < last:
+                if self._position[user] < last:
                     waiting.append(user)
         return found
 
     def _reorder(self, a: int, b: int, later: set[int]) -> None:
         """Give a and b one place: groups that come after a move behind it, the others between move before."""
-        first, last = self._place[a], self._place[b]
-        window = [g for g in self._order[first:last + 1] if g not in (a, b, NOBODY)]
-        turned = [g for g in window if g not in later] + [a] + [g for g in window if g in later]
-        turned += [NOBODY] * (last + 1 - first - len(turned))
-        self._order[first:last + 1] = turned
-        for place, group in enumerate(turned, first):
-            if group != NOBODY:
-                self._place[group] = place
+        first, last = self._position[a], self._position[b]
+        storage_root = [g for g in self._order[first:last + 1] if g not in (a, b, EMPTY)]
+        reordered = [g for g in storage_root if g not in later] + [a] + [g for g in storage_root if g in later]
+        reordered += [EMPTY] * (last + 1 - first - len(reordered))
+        self._order[first:last + 1] = reordered
+        for position, group in enumerate(reordered, first):
+            if group != EMPTY:
+                self._position[group] = position

@@ -10,24 +10,24 @@ from ..ir.expr import BOOL, I64, compute_dtype
 from ..ir.program import Reduce, operands
 from ..ir.size import Size
 from .align import broadcast, join
-from .call import Call, Concat, Handler, positive, rows, shaping
+from .call import Call, Concat, Handler, normalize_dim, for_overloads, with_shape_args
 from .draft import Draft, Tensor
-from .pointwise import fitting, literal
+from .pointwise import checked_literal, literal
 from .substitute import Lookup, substitute
 from .views import from_front, moved, sliced
 
 
 def _cat(call: Call) -> Concat | Tensor:
     """The pieces, unjoined. Empty pieces (a legacy shape [0] among them) add nothing."""
-    dim = positive(call.arg("dim"), len(call.gives.shape))
-    pieces = [p for p in call.args[0] if len(p.dims) == len(call.gives.shape) and _length(call.draft, p, dim) != 0]
+    dim = normalize_dim(call.arg("dim"), len(call.result_fake.shape))
+    pieces = [p for p in call.args[0] if len(p.dims) == len(call.result_fake.shape) and _length(call.draft, p, dim) != 0]
     converted = tuple(Tensor(call.draft.cast(p.node, call.dtype), p.dims) for p in pieces)
     if not converted:
         return _filled(call, 0)
-    return converted[0] if len(converted) == 1 else _side_by_side(call.draft, dim, converted)
+    return converted[0] if len(converted) == 1 else _concat(call.draft, dim, converted)
 
 
-def _side_by_side(draft: Draft, dim: int, pieces: tuple[Tensor, ...]) -> Concat:
+def _concat(draft: Draft, dim: int, pieces: tuple[Tensor, ...]) -> Concat:
     """Pieces that run over the same atoms, except along the dim they are put together in."""
     first, *rest = pieces
     onto = tuple(() if d == dim else atoms for d, atoms in enumerate(first.dims))
@@ -36,9 +36,9 @@ def _side_by_side(draft: Draft, dim: int, pieces: tuple[Tensor, ...]) -> Concat:
 
 def _stack(call: Call) -> Concat | Tensor:
     """cat along a new dim, in which each piece has size 1."""
-    dim = positive(call.arg("dim"), len(call.gives.shape))
-    rows = [Tensor(call.draft.cast(p.node, call.dtype), (*p.dims[:dim], (), *p.dims[dim:])) for p in call.args[0]]
-    return rows[0] if len(rows) == 1 else _side_by_side(call.draft, dim, tuple(rows))
+    dim = normalize_dim(call.arg("dim"), len(call.result_fake.shape))
+    stacked = [Tensor(call.draft.cast(p.node, call.dtype), (*p.dims[:dim], (), *p.dims[dim:])) for p in call.args[0]]
+    return stacked[0] if len(stacked) == 1 else _concat(call.draft, dim, tuple(stacked))
 
 
 def _pad(call: Call) -> Concat | Tensor:
@@ -46,68 +46,68 @@ def _pad(call: Call) -> Concat | Tensor:
     tensor, pad, value = call.args
     padded: Concat | Tensor = tensor
     for k in range(len(pad) // 2):
-        dim, before, after = len(tensor.dims) - 1 - k, call.number(pad[2 * k]), call.number(pad[2 * k + 1])
+        dim, before, after = len(tensor.dims) - 1 - k, call.static_size(pad[2 * k]), call.static_size(pad[2 * k + 1])
         if before < 0 or after < 0:
             call.unsupported("negative padding")
-        inner = joined(call, padded) if isinstance(padded, Concat) else padded
+        inner = materialized(call, padded) if isinstance(padded, Concat) else padded
         ends = [_constant_like(call, inner, dim, n, value) for n in (before, after)]
         pieces = tuple(p for p in (ends[0], inner, ends[1]) if _length(call.draft, p, dim) != 0) or (inner,)
-        padded = pieces[0] if len(pieces) == 1 else _side_by_side(call.draft, dim, pieces)
+        padded = pieces[0] if len(pieces) == 1 else _concat(call.draft, dim, pieces)
     return padded
 
 
 def _constant_like(call: Call, like: Tensor, dim: int, length: int, value: float) -> Tensor:
     """A number in the shape of a tensor, but for the length of one dim."""
     dims = (*like.dims[:dim], call.draft.atoms.dim(length), *like.dims[dim + 1:])
-    return call.draft.tensor(call.draft.cast(fitting(call, value, call.dtype), call.dtype), dims)
+    return call.draft.tensor(call.draft.cast(checked_literal(call, value, call.dtype), call.dtype), dims)
 
 
 def _length(draft: Draft, tensor: Tensor, dim: int) -> Size:
     return draft.atoms.size(tensor.dims[dim])
 
 
-def starts(call: Call, concat: Concat) -> tuple[int, ...]:
+def piece_offsets(call: Call, concat: Concat) -> tuple[int, ...]:
     """Where each piece begins."""
-    lengths = [call.number(_length(call.draft, p, concat.dim)) for p in concat.pieces]
+    lengths = [call.static_size(_length(call.draft, p, concat.dim)) for p in concat.pieces]
     return tuple(accumulate(lengths[:-1], initial=0))
 
 
-def joined(call: Call, concat: Concat) -> Tensor:
+def materialized(call: Call, concat: Concat) -> Tensor:
     """A concatenation as one value: each piece looked up where it is not past its end, then chosen by position."""
-    draft, begins = call.draft, starts(call, concat)
-    total = begins[-1] + call.number(_length(draft, concat.pieces[-1], concat.dim))
+    draft, begins = call.draft, piece_offsets(call, concat)
+    total = begins[-1] + call.static_size(_length(draft, concat.pieces[-1], concat.dim))
     along = draft.atoms.dim(total)
     position = draft.index(along)
-    tensors = [_spread(call, p, concat.dim, begin, position, along)
+    tensors = [_extended(call, p, concat.dim, begin, position, along)
                for p, begin in zip(concat.pieces, begins, strict=True)]
     nodes, dims = broadcast(draft, tensors)
     chosen = nodes[0]
     for node, begin in zip(nodes[1:], begins[1:], strict=True):
-        chosen = _chosen(draft, draft.op("lt", position, draft.const(begin, I64)), chosen, node)
+        chosen = _select(draft, draft.op("lt", position, draft.const(begin, I64)), chosen, node)
     return draft.tensor(chosen, dims)
 
 
-def _chosen(draft: Draft, test: int, a: int, b: int) -> int:
+def _select(draft: Draft, test: int, a: int, b: int) -> int:
     """where, computed in a type it may run in."""
     dtype = draft.dtype(a)
     wide = compute_dtype(dtype)
     return draft.cast(draft.op("where", test, draft.cast(a, wide), draft.cast(b, wide)), dtype)
 
 
-def _spread(call: Call, piece: Tensor, dim: int, begin: int, position: int, along: tuple[str, ...]) -> Tensor:
+def _extended(call: Call, piece: Tensor, dim: int, begin: int, position: int, along: tuple[str, ...]) -> Tensor:
     """A piece over the whole length; outside its own place it repeats its first or last element."""
     draft = call.draft
-    length = call.number(_length(draft, piece, dim))
+    length = call.static_size(_length(draft, piece, dim))
     if length == 1:
         return draft.tensor(piece.node, (*piece.dims[:dim], along, *piece.dims[dim + 1:]))
-    if _folds_along(draft, piece.node, frozenset(draft.dims(piece)[dim])):
+    if _reduces_along(draft, piece.node, frozenset(draft.dims(piece)[dim])):
         call.unsupported("a concatenated piece holds a reduction, and more is computed from it")
     own = draft.op("sub", position, draft.const(begin, I64))
     own = draft.op("minimum", draft.op("maximum", own, draft.const(0, I64)), draft.const(length - 1, I64))
     return moved(call, piece, dim, Lookup(own, length), along)
 
 
-def _folds_along(draft: Draft, node: int, atoms: frozenset[str]) -> bool:
+def _reduces_along(draft: Draft, node: int, atoms: frozenset[str]) -> bool:
     """Whether a reduction that varies over some atoms is part of a value."""
     waiting, seen = [node], {node}
     while waiting:
@@ -126,33 +126,33 @@ def _gather(call: Call) -> Tensor:
     Nothing outside the source is read. What an index outside gives is said in docs/architecture.md, Numerics.
     """
     given, dim, places = call.args
-    source, index = map(_with_a_dim, (given, places))
-    draft, dim = call.draft, positive(dim, len(source.dims))
+    source, index = map(_at_least_1d, (given, places))
+    draft, dim = call.draft, normalize_dim(dim, len(source.dims))
     if len(index.dims) != len(source.dims):
         return _filled(call, 0)  # torch allows that of an index without elements only
-    source, index = _lined_up(call, source, index, dim)
+    source, index = _align_index(call, source, index, dim)
     node = draft.cast(index.node, I64)
     extent = _length(draft, source, dim)
     dims = draft.dims(index) if places.dims else ()
     if extent == 1:
-        return draft.tensor(_only_at_zero(draft, source.node, node), dims)
+        return draft.tensor(_single_element(draft, source.node, node), dims)
     moves = {draft.dims(source)[dim]: Lookup(node, extent)}
     return draft.tensor(substitute(draft, source.node, moves), dims)
 
 
-def _with_a_dim(tensor: Tensor) -> Tensor:
+def _at_least_1d(tensor: Tensor) -> Tensor:
     """The tensor itself, or a number as a line of one element: torch lets either stand for the other."""
     return tensor if tensor.dims else Tensor(tensor.node, ((),))
 
 
-def _only_at_zero(draft: Draft, value: int, index: int) -> int:
+def _single_element(draft: Draft, value: int, index: int) -> int:
     """The only element there is; for any other NaN, or 0 where there is none."""
     dtype = draft.dtype(value)
     outside = draft.const(nan if dtype.is_float else False if dtype is BOOL else 0, dtype)
-    return _chosen(draft, draft.op("eq", index, draft.const(0, I64)), value, outside)
+    return _select(draft, draft.op("eq", index, draft.const(0, I64)), value, outside)
 
 
-def _lined_up(call: Call, source: Tensor, index: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def _align_index(call: Call, source: Tensor, index: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Source and index over the same atoms, except along the looked-up dim, where they have nothing in common."""
     draft = call.draft
     for d in range(len(source.dims)):
@@ -165,21 +165,21 @@ def _lined_up(call: Call, source: Tensor, index: Tensor, dim: int) -> tuple[Tens
 def _scatter(call: Call) -> Tensor:
     """One place a row is overwritten: where(position == index, new, old)."""
     given, dim, places, new = call.args
-    old, index = map(_with_a_dim, (given, places))
-    draft, dim = call.draft, positive(dim, len(old.dims))
+    old, index = map(_at_least_1d, (given, places))
+    draft, dim = call.draft, normalize_dim(dim, len(old.dims))
     if len(index.dims) != len(old.dims):
         return given  # torch allows that of an index without elements only
     if index.dims[dim] or any(_length(draft, index, d) != _length(draft, old, d) for d in range(len(old.dims)) if d != dim):
         call.unsupported("only one place a row")
-    value = _corner(call, _with_a_dim(new), index) if isinstance(new, Tensor) else Tensor(fitting(call, new, call.dtype), ())
+    value = _leading_slice(call, _at_least_1d(new), index) if isinstance(new, Tensor) else Tensor(checked_literal(call, new, call.dtype), ())
     along = draft.dims(old)[dim]
     position = Tensor(draft.index(along), (along, *((),) * (len(old.dims) - dim - 1)))
     (before, at, here, after), dims = broadcast(draft, [old, index, position, value])
     hit = draft.op("eq", draft.cast(at, I64), here)
-    return draft.tensor(_chosen(draft, hit, draft.cast(after, call.dtype), before), dims if given.dims else ())
+    return draft.tensor(_select(draft, hit, draft.cast(after, call.dtype), before), dims if given.dims else ())
 
 
-def _corner(call: Call, tensor: Tensor, like: Tensor) -> Tensor:
+def _leading_slice(call: Call, tensor: Tensor, like: Tensor) -> Tensor:
     """As many first elements of each dim as another tensor has: of new values, torch takes those an index meets."""
     for d in range(len(tensor.dims)):
         tensor = sliced(call, tensor, d, 0, _length(call.draft, like, d))
@@ -212,63 +212,63 @@ def _ramp(call: Call, start: Any, step: Any) -> Tensor:
 def _filled(call: Call, value: Any) -> Tensor:
     """The same number everywhere."""
     draft = call.draft
-    node = draft.cast(fitting(call, value, call.dtype), call.dtype)
+    node = draft.cast(checked_literal(call, value, call.dtype), call.dtype)
     return draft.tensor(node, tuple(draft.atoms.dim(s) for s in call.shape))
 
 
-def _replaced(call: Call, old: Tensor, new: Tensor, dim: int, start: Any, end: Any) -> Concat | Tensor:
+def _overwrite(call: Call, old: Tensor, new: Tensor, dim: int, start: Any, end: Any) -> Concat | Tensor:
     """A run of a dim overwritten: what is before it, the new, what is after it."""
     shapes = [[call.draft.atoms.size(atoms) for atoms in t.dims] for t in (new, old)]
     if shapes[0] == shapes[1]:
         return new
     if len(new.dims) != len(old.dims) or any(a != b for d, (a, b) in enumerate(zip(*shapes, strict=True)) if d != dim):
         call.unsupported("new values of another shape than those they replace")
-    length, total = (call.number(_length(call.draft, t, dim)) for t in (new, old))
-    start = call.number(from_front(call, old, dim, start or 0))
-    end = total if end is None else call.number(from_front(call, old, dim, end))
+    length, total = (call.static_size(_length(call.draft, t, dim)) for t in (new, old))
+    start = call.static_size(from_front(call, old, dim, start or 0))
+    end = total if end is None else call.static_size(from_front(call, old, dim, end))
     if end - start != length:
         call.unsupported("new values of another shape than those they replace")
     before, after = sliced(call, old, dim, 0, start), sliced(call, old, dim, end, total - end)
-    return _side_by_side(call.draft, dim, tuple(p for p in (before, new, after) if _length(call.draft, p, dim) != 0))
+    return _concat(call.draft, dim, tuple(p for p in (before, new, after) if _length(call.draft, p, dim) != 0))
 
 
 def _slice_scatter(call: Call) -> Concat | Tensor:
     old, new = call.args[:2]
-    dim = positive(call.arg("dim"), len(old.dims))
+    dim = normalize_dim(call.arg("dim"), len(old.dims))
     if call.arg("step") != 1:
         call.unsupported("a step")
-    return _replaced(call, old, _cast_to(call, new), dim, call.arg("start"), call.arg("end"))
+    return _overwrite(call, old, _cast_to(call, new), dim, call.arg("start"), call.arg("end"))
 
 
 def _select_scatter(call: Call) -> Concat | Tensor:
     old, new = call.args[:2]
-    dim = positive(call.arg("dim"), len(old.dims))
+    dim = normalize_dim(call.arg("dim"), len(old.dims))
     row = Tensor(new.node, (*new.dims[:dim], (), *new.dims[dim:]))
-    return _in_place_of_one(call, old, _cast_to(call, row), dim)
+    return _overwrite_position(call, old, _cast_to(call, row), dim)
 
 
 def _slice_backward(call: Call) -> Concat | Tensor:
     """grad among zeros."""
     grad, dim, start, end, step = (call.arg(name) for name in ("grad_output", "dim", "start", "end", "step"))
     zeros = _filled(call, 0)
-    dim = positive(dim, len(zeros.dims))
+    dim = normalize_dim(dim, len(zeros.dims))
     if step != 1:
         call.unsupported("a step")
-    return _replaced(call, zeros, grad, dim, start, end)
+    return _overwrite(call, zeros, grad, dim, start, end)
 
 
 def _select_backward(call: Call) -> Concat | Tensor:
     """grad among zeros."""
     grad, zeros = call.arg("grad_output"), _filled(call, 0)
-    dim = positive(call.arg("dim"), len(zeros.dims))
+    dim = normalize_dim(call.arg("dim"), len(zeros.dims))
     row = Tensor(grad.node, (*grad.dims[:dim], (), *grad.dims[dim:]))
-    return _in_place_of_one(call, zeros, row, dim)
+    return _overwrite_position(call, zeros, row, dim)
 
 
-def _in_place_of_one(call: Call, old: Tensor, row: Tensor, dim: int) -> Concat | Tensor:
+def _overwrite_position(call: Call, old: Tensor, row: Tensor, dim: int) -> Concat | Tensor:
     """The position `index` of a dim overwritten."""
-    at = call.number(from_front(call, old, dim, call.arg("index")))
-    return _replaced(call, old, row, dim, at, at + 1)
+    at = call.static_size(from_front(call, old, dim, call.arg("index")))
+    return _overwrite(call, old, row, dim, at, at + 1)
 
 
 def _cast_to(call: Call, tensor: Tensor) -> Tensor:
@@ -282,34 +282,34 @@ def _full(call: Call, value: Any) -> Tensor:
     return _filled(call, value)
 
 
-def _all(value: int) -> Handler:
+def _fill_with(value: int) -> Handler:
     return lambda call: _filled(call, value)
 
 
-def _made(op: str, overload: str, handler: Handler) -> dict[str, Handler]:
+def _constructors(op: str, overload: str, handler: Handler) -> dict[str, Handler]:
     """The three ways to make a tensor: of a size, as another one, and of a size in the type of another one."""
-    return {f"aten.{op}.{overload}": shaping(handler, "size", "dtype"),
-            f"aten.{op}_like.default": shaping(handler, "self", "dtype"),
-            f"aten.new_{op}.default": shaping(handler, "self", "size", "dtype")}
+    return {f"aten.{op}.{overload}": with_shape_args(handler, "size", "dtype"),
+            f"aten.{op}_like.default": with_shape_args(handler, "self", "dtype"),
+            f"aten.new_{op}.default": with_shape_args(handler, "self", "size", "dtype")}
 
 
-LOOKUPS: dict[str, Handler] = {
+INDEXING_OPS: dict[str, Handler] = {
     "aten.cat.default": _cat,
     "aten.stack.default": _stack,
     "aten.constant_pad_nd.default": _pad,
     "aten.gather.default": _gather,
-    **rows("aten.scatter", "src value", _scatter),
+    **for_overloads("aten.scatter", "src value", _scatter),
     "aten.slice_scatter.default": _slice_scatter,
     "aten.select_scatter.default": _select_scatter,
-    "aten.slice_backward.default": shaping(_slice_backward, "input_sizes"),
-    "aten.select_backward.default": shaping(_select_backward, "input_sizes"),
-    "prims.iota.default": shaping(_iota, "length", "dtype"),
-    **rows("aten.arange", "default start start_step", shaping(_arange, "end", "dtype")),
-    **_made("full", "default", lambda call: _full(call, call.arg("fill_value"))),
-    **_made("zeros", "default", _all(0)),
-    **_made("ones", "default", _all(1)),
-    **_made("empty", "memory_format", _all(0)),
-    **rows("aten.fill", "Scalar Tensor", shaping(lambda call: _full(call, call.arg("value")), "self")),
-    "aten.zero.default": shaping(_all(0), "self"),
-    "aten.scalar_tensor.default": shaping(lambda call: _full(call, call.arg("s")), "dtype"),
+    "aten.slice_backward.default": with_shape_args(_slice_backward, "input_sizes"),
+    "aten.select_backward.default": with_shape_args(_select_backward, "input_sizes"),
+    "prims.iota.default": with_shape_args(_iota, "length", "dtype"),
+    **for_overloads("aten.arange", "default start start_step", with_shape_args(_arange, "end", "dtype")),
+    **_constructors("full", "default", lambda call: _full(call, call.arg("fill_value"))),
+    **_constructors("zeros", "default", _fill_with(0)),
+    **_constructors("ones", "default", _fill_with(1)),
+    **_constructors("empty", "memory_format", _fill_with(0)),
+    **for_overloads("aten.fill", "Scalar Tensor", with_shape_args(lambda call: _full(call, call.arg("value")), "self")),
+    "aten.zero.default": with_shape_args(_fill_with(0), "self"),
+    "aten.scalar_tensor.default": with_shape_args(lambda call: _full(call, call.arg("s")), "dtype"),
 }

@@ -31,10 +31,10 @@ _BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars", "dir"}
 _HELPERS = frozenset({"functools", "contextlib", "dataclasses", "enum", "typing", "abc", "_py_abc", "_collections_abc",
                       "collections", "collections.abc", "types", "warnings", "reprlib", "copyreg", "numbers", "operator",
                       "_pytest.assertion.rewrite"})  # the last explains failed assertions
-_ITERATED = (list, tuple, set, frozenset, dict, deque, OrderedDict, defaultdict)
+_CONTAINERS = (list, tuple, set, frozenset, dict, deque, OrderedDict, defaultdict)
 _DESCRIPTORS = (MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType)
 _FUNCTIONS = (*_DESCRIPTORS, BuiltinFunctionType, MethodWrapperType, ClassMethodDescriptorType, MemberDescriptorType)
-VALUE_BASES = (object, *_ITERATED, int, float, complex, str, bytes, BaseException, type, Generic, SimpleNamespace)
+VALUE_BASES = (object, *_CONTAINERS, int, float, complex, str, bytes, BaseException, type, Generic, SimpleNamespace)
 
 # Parts of torch that keep state of their own, which nothing compares.
 _STATEFUL = ("torch.cuda", "torch.random", "torch.distributed", "torch.backends", "torch.accelerator", "torch.mps", "torch.xpu",
@@ -42,13 +42,13 @@ _STATEFUL = ("torch.cuda", "torch.random", "torch.distributed", "torch.backends"
              "torch._dynamo", "torch._inductor", "torch.package", "torch.storage")
 _STATELESS = ("torch.cuda.amp", "torch.cpu.amp", "torch.cuda.nvtx", "torch._dynamo.decorators")
 # Functions of torch that tell of state that is compared: in torch_state, or by calling them.
-_OF_MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_num_threads",
+_COMPARED_MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_num_threads",
                        "is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_cache_enabled",
                        "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
                        "get_deterministic_debug_mode"})
 _READABLE = frozenset({"get_default_device", "get_float32_matmul_precision", "get_num_interop_threads", "is_available",
                        "device_count", "current_device", "is_initialized"})
-_SETTINGS = ("set_", "use_", "get_", "compile", "manual_seed", "seed", "initial_seed", "load", "save")
+_STATEFUL_PREFIXES = ("set_", "use_", "get_", "compile", "manual_seed", "seed", "initial_seed", "load", "save")
 
 
 def is_atom(value: Any) -> bool:
@@ -86,15 +86,15 @@ def torch_function(function: Any) -> str:
     name = function.__name__
     if isinstance(function, FunctionType):
         module = str(function.__globals__.get("__name__"))
-        told = sys.modules.get(module)
-        if name in _READABLE and getattr(told, name, None) is function:
+        module_object = sys.modules.get(module)
+        if name in _READABLE and getattr(module_object, name, None) is function:
             return "readable"
-        sets = is_stateful(module) or module == "torch" and name.startswith(_SETTINGS)
-        return "stateful" if sets and name not in _OF_MODES else "pure"
+        sets = is_stateful(module) or module == "torch" and name.startswith(_STATEFUL_PREFIXES)
+        return "stateful" if sets and name not in _COMPARED_MODES else "pure"
     sets_modes = function.__self__ is torch._C  # ops belong to other modules in C, or to none
     if sets_modes and name in _READABLE:
         return "readable"
-    return "stateful" if sets_modes and name not in _OF_MODES else "pure"
+    return "stateful" if sets_modes and name not in _COMPARED_MODES else "pure"
 
 
 def looks_up_by_name(function: Any) -> bool:
@@ -132,7 +132,7 @@ def is_in_c_function(value: Any) -> bool:
     return isinstance(value, _FUNCTIONS) or type(value).__name__ == "_ArrayFunctionDispatcher" or _is_numpy(value, "ufunc")
 
 
-def is_silent(value: Any) -> bool:
+def is_logger(value: Any) -> bool:
     """Whether an object has no part in what is computed: a logger."""
     logging = sys.modules.get("logging")
     return logging is not None and isinstance(value, logging.Logger)

@@ -16,21 +16,21 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..errors import ClosureTensor, IgnoredArgument, OnepassError, UnlikeTorch, UnsupportedOp, UnsupportedView
+from ..errors import ClosureTensor, IgnoredArgument, MetadataMismatch, OnepassError, UnsupportedOp, UnsupportedView
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer, Program, Store
 from ..ir.size import Size, Sym, mul
 from .call import Call, Concat, Handler, Lowered, ToSize
 from .draft import Draft, Tensor
-from .indexing import LOOKUPS, joined, starts
+from .indexing import INDEXING_OPS, materialized, piece_offsets
 from .pointwise import POINTWISE
 from .reductions import REDUCTIONS
-from .schema import Given, bound, op_name
+from .schema import BoundArguments, bind_arguments, op_name
 from .source import UNKNOWN, user_line
 from .substitute import Inexpressible
 from .views import VIEWS
 
-TABLE: Mapping[str, Handler] = {**POINTWISE, **REDUCTIONS, **VIEWS, **LOOKUPS}
+LOWERINGS: Mapping[str, Handler] = {**POINTWISE, **REDUCTIONS, **VIEWS, **INDEXING_OPS}
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs:
           to_size: ToSize) -> Program:
     """The Program that computes some nodes of a functional graph from its inputs. `to_size` reads torch's symbolic ints."""
     try:
-        return lower_part(graph, name, inputs, outputs, to_size)
+        return lower_subgraph(graph, name, inputs, outputs, to_size)
     except Blocked as blocked:
         raise blocked.error from None
 
 
-def lower_part(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...],
+def lower_subgraph(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...],
                to_size: ToSize) -> Program:
     """The same for a part of a larger graph, which may do without a node: what cannot be lowered is Blocked."""
     walk = _Walk(graph, inputs, to_size)
@@ -85,9 +85,9 @@ class _Walk:
         dims = tuple(self.draft.atoms.dim(size) for size in buffer.shape)
         return self.draft.tensor(self.draft.load(buffer, self.draft.strides(dims, buffer.strides)), dims)
 
-    def value(self, wanted: fx.Node) -> Any:
+    def value(self, target: fx.Node) -> Any:
         """The lowered value of a node; what it needs is lowered first, in the graph's order."""
-        needed, waiting = set[fx.Node](), [wanted]
+        needed, waiting = set[fx.Node](), [target]
         while waiting:
             node = waiting.pop()
             if node not in self.env and node not in needed:
@@ -96,12 +96,12 @@ class _Walk:
                     waiting += node.all_input_nodes
         for node in sorted(needed, key=self.order.__getitem__):
             self.env[node] = self._lower(node)
-        return self.env[wanted]
+        return self.env[target]
 
     def _lower(self, node: fx.Node) -> Any:
         """One node. Sizes need no lowering: they are what torch says they are."""
-        where = self._at(node)
-        gives = node.meta.get("val")
+        where = self._set_source_line(node)
+        result_fake = node.meta.get("val")
         if node.op == "get_attr":
             return self._constant(node)
         if (size := self._size(node)) is not None:
@@ -110,16 +110,16 @@ class _Walk:
             several, position = node.args
             return self.env[several][position]  # type: ignore[index]
         name = op_name(node.target)
-        handler = TABLE.get(name)
+        handler = LOWERINGS.get(name)
         if handler is None:
             raise UnsupportedOp(op=str(node.target), where=where)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.env.__getitem__)
         first = node.args[0] if node.args else None
-        takes = first.meta.get("val") if isinstance(first, fx.Node) else None
-        given = bound(node.target, args, kwargs)
+        input_fake = first.meta.get("val") if isinstance(first, fx.Node) else None
+        given = bind_arguments(node.target, args, kwargs)
         fakes = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-        in_torch = bound(node.target, *fakes).values
-        call = Call(self.draft, name, str(node.target), where, given, takes, gives, self.to_size, in_torch)
+        torch_args = bind_arguments(node.target, *fakes).values
+        call = Call(self.draft, name, str(node.target), where, given, input_fake, result_fake, self.to_size, torch_args)
         result = _applied(handler, call)
         _check_arguments(call)
         _check_form(call, result)
@@ -127,10 +127,10 @@ class _Walk:
 
     def _size(self, node: fx.Node) -> Size | None:
         """The size a node is, whatever tensor torch took it from; None for anything else."""
-        gives = node.meta.get("val")
-        return self.to_size(gives) if isinstance(gives, (int, torch.SymInt)) else None
+        result_fake = node.meta.get("val")
+        return self.to_size(result_fake) if isinstance(result_fake, (int, torch.SymInt)) else None
 
-    def _at(self, node: fx.Node) -> str:
+    def _set_source_line(self, node: fx.Node) -> str:
         """The line of user code a node came from; what is drafted next says so, if it is known."""
         self.current = node
         where = user_line(node.stack_trace)
@@ -147,11 +147,11 @@ class _Walk:
     def store(self, output: Output) -> None:
         """Write a value to its buffer, a concatenation piece by piece."""
         value = self.value(output.node)
-        where = self._at(output.node)
-        call = Call(self.draft, "store", "storing an output", where, Given({}), None, output.node.meta["val"], self.to_size)
+        where = self._set_source_line(output.node)
+        call = Call(self.draft, "store", "storing an output", where, BoundArguments({}), None, output.node.meta["val"], self.to_size)
         if isinstance(value, Concat):
             stride = output.buffer.strides[value.dim]
-            for piece, start in zip(value.pieces, starts(call, value), strict=True):
+            for piece, start in zip(value.pieces, piece_offsets(call, value), strict=True):
                 self._store(output.buffer, piece, mul(start, stride))
         else:
             self._store(output.buffer, value, 0)
@@ -167,7 +167,7 @@ def _applied(handler: Handler, call: Call) -> Any:
     try:
         if _is_piecewise(call):
             return _by_pieces(handler, call)
-        return handler(replace(call, args=call.args.mapped(lambda a: joined(call, a) if isinstance(a, Concat) else a)))
+        return handler(replace(call, args=call.args.mapped(lambda a: materialized(call, a) if isinstance(a, Concat) else a)))
     except Inexpressible:
         raise UnsupportedView(op=call.op, where=call.where, detail="it regroups elements that lie apart") from None
 
@@ -180,21 +180,21 @@ def _check_arguments(call: Call) -> None:
 
 def _check_form(call: Call, result: Any) -> None:
     """Refuse a result that has not the type, the rank and the known sizes of torch's."""
-    several = isinstance(call.gives, (tuple, list))
-    for fake, value in zip(call.gives, result, strict=True) if several else [(call.gives, result)]:
+    several = isinstance(call.result_fake, (tuple, list))
+    for fake, value in zip(call.result_fake, result, strict=True) if several else [(call.result_fake, result)]:
         if isinstance(fake, torch.Tensor):
             theirs = [fake.dtype, *(call.to_size(size) for size in fake.shape)]
             ours = [call.draft.dtype(_first(value).node).torch, *_shape(call, value)]
-            unlike = (a != b for a, b in zip(theirs, ours, strict=False) if not (_is_open(a) or _is_open(b)))
+            unlike = (a != b for a, b in zip(theirs, ours, strict=False) if not (_is_dynamic(a) or _is_dynamic(b)))
             if len(theirs) != len(ours) or any(unlike):
-                raise UnlikeTorch(op=call.op, theirs=theirs, ours=ours, where=call.where)
+                raise MetadataMismatch(op=call.op, theirs=theirs, ours=ours, where=call.where)
 
 
 def _first(value: Lowered) -> Tensor:
     return value.pieces[0] if isinstance(value, Concat) else value
 
 
-def _is_open(size: object) -> bool:
+def _is_dynamic(size: object) -> bool:
     """Whether a size varies between calls, or has no name here: equal ones may be written in several ways."""
     return size is None or isinstance(size, Sym)
 
@@ -206,7 +206,7 @@ def _shape(call: Call, value: Lowered) -> Iterator[Size | None]:
         if not (isinstance(value, Concat) and d == value.dim):
             yield sizes[0]
         else:
-            yield None if any(map(_is_open, sizes)) else sum(s for s in sizes if isinstance(s, int))
+            yield None if any(map(_is_dynamic, sizes)) else sum(s for s in sizes if isinstance(s, int))
 
 
 _COPIES = ("aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default")

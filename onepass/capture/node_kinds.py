@@ -12,21 +12,21 @@ from torch import fx
 
 from .. import compat
 from ..ir.expr import BY_TORCH
-from .effects import epochs, is_ordered, outlives_epoch
-from .indexing import LOOKUPS
-from .lower import TABLE
-from .reductions import HANDFUL, REDUCTIONS
+from .effects import epochs, is_ordered, used_across_write
+from .indexing import INDEXING_OPS
+from .lower import LOWERINGS
+from .reductions import MIN_REDUCTION_SIZE, REDUCTIONS
 from .schema import op_name
 from .views import VIEWS
 
 
-class Kind(Enum):
+class NodeKind(Enum):
     """The part a node can play."""
 
-    LIGHT = "a view, a constant or a widening: computed again wherever it is used"
-    HEAVY = "arithmetic or a reduction: belongs to one region, or to none"
-    SOFT = "left to Inductor, which computes it inside a kernel of its neighbours"
-    HARD = "an input, an output or a kernel of its own"
+    FREE = "a view, a constant or a widening: computed again wherever it is used"
+    FUSIBLE = "arithmetic or a reduction: belongs to one region, or to none"
+    INDUCTOR = "left to Inductor, which computes it inside a kernel of its neighbours"
+    EXTERN = "an input, an output or a kernel of its own"
 
 
 _COPIES = frozenset({"aten.clone.default", "aten.contiguous.default", "aten.copy.default", "prims.clone.default",
@@ -36,7 +36,7 @@ _CONSTANTS = frozenset({
     "prims.iota.default", "aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.scalar_tensor.default",
     *(f"aten.{way}.default" for name in ("full", "zeros", "ones") for way in (name, f"{name}_like", f"new_{name}"))})
 # Inductor writes the pieces of a concatenation where they belong and inlines look-ups and random numbers.
-_LEFT = frozenset({"aten.cat.default", "aten.stack.default", "aten.constant_pad_nd.default", "aten.slice_scatter.default",
+_DECLINED = frozenset({"aten.cat.default", "aten.stack.default", "aten.constant_pad_nd.default", "aten.slice_scatter.default",
                    "aten.select_scatter.default", "aten.slice_backward.default", "aten.select_backward.default",
                    "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"})
 _INLINED = frozenset({"aten.embedding.default", "aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.bucketize.Tensor",
@@ -52,9 +52,9 @@ OTHER_REDUCTIONS = frozenset({
     "aten.cummax.default", "aten.cummin.default", "aten.nanmedian.default", "aten.nanmedian.dim", "aten.segment_reduce.default",
     "aten.index_reduce.default", "aten.index_add.default", "aten.histc.default", "aten.bincount.default", "aten.renorm.default",
     "aten._foreach_norm.Scalar", "aten._foreach_max.default", "aten._foreach_powsum.Scalar"})
-_REDUCES = getattr(torch.Tag, "reduction", None)  # torch's tag of ops that fold; older releases have none
+_REDUCTION_TAG = getattr(torch.Tag, "reduction", None)  # torch's tag of ops that fold; older releases have none
 MATMULS = frozenset({f"aten.{name}.{overload}" for name in ("mm", "bmm", "addmm", "baddbmm") for overload in ("default", "dtype")})
-_BY_ELEMENT = "pointwise"  # torch's tag of ops that treat each element alone
+_POINTWISE_TAG = "pointwise"  # torch's tag of ops that treat each element alone
 
 
 def is_reduction(node: fx.Node) -> bool:
@@ -63,14 +63,14 @@ def is_reduction(node: fx.Node) -> bool:
         return False
     name = op_name(node.target)
     if name in REDUCTIONS:
-        return not _is_handful(node)
-    return name in OTHER_REDUCTIONS or _REDUCES is not None and _REDUCES in getattr(node.target, "tags", ())
+        return not _is_small_reduction(node)
+    return name in OTHER_REDUCTIONS or _REDUCTION_TAG is not None and _REDUCTION_TAG in getattr(node.target, "tags", ())
 
 
-def _is_handful(node: fx.Node) -> bool:
+def _is_small_reduction(node: fx.Node) -> bool:
     source = node.args[0] if node.args else None
     taken, given = tensors_of(source) if isinstance(source, fx.Node) else (), tensors_of(node)
-    return bool(taken and given) and numel(taken[0]) < HANDFUL * max(numel(given[0]), 1)
+    return bool(taken and given) and numel(taken[0]) < MIN_REDUCTION_SIZE * max(numel(given[0]), 1)
 
 
 def tensors_of(node: fx.Node) -> tuple[torch.Tensor, ...]:
@@ -93,7 +93,7 @@ def numel(tensor: torch.Tensor) -> int:
     return total
 
 
-def complaint(node: fx.Node, device: torch.device) -> str | None:
+def why_unsupported(node: fx.Node, device: torch.device) -> str | None:
     """Why onepass cannot compute a node that it has a row for; None if nothing speaks against it."""
     for tensor in tensors_of(node):
         if tensor.device != device:
@@ -108,44 +108,44 @@ def complaint(node: fx.Node, device: torch.device) -> str | None:
     return next((f"it reads {dtype}" for dtype in read if dtype not in BY_TORCH), None)
 
 
-def kinds(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str]) -> dict[fx.Node, Kind]:
+def kinds(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str]) -> dict[fx.Node, NodeKind]:
     """The kind of every node. `blocked` ones have a row but could not be lowered."""
-    found: dict[fx.Node, Kind] = {}
+    found: dict[fx.Node, NodeKind] = {}
     epoch = dict(zip(graph.nodes, epochs(graph.nodes), strict=True))
     for node in graph.nodes:
         kind = _kind(node, device, blocked, found)
         # What is not computed anew on the far side of a write is read from memory there.
-        found[node] = Kind.HARD if kind is Kind.LIGHT and _reads(node) and outlives_epoch(node, epoch) else kind
+        found[node] = NodeKind.EXTERN if kind is NodeKind.FREE and _may_read_memory(node) and used_across_write(node, epoch) else kind
     return found
 
 
-def _reads(node: fx.Node) -> bool:
+def _may_read_memory(node: fx.Node) -> bool:
     """Whether a light node reads memory, or lies in memory that something else was given."""
     return node.target is not operator.getitem and op_name(node.target) not in _CONSTANTS
 
 
-def _kind(node: fx.Node, device: torch.device, blocked: Collection[fx.Node], before: Mapping[fx.Node, Kind]) -> Kind:
+def _kind(node: fx.Node, device: torch.device, blocked: Collection[fx.Node], before: Mapping[fx.Node, NodeKind]) -> NodeKind:
     if node.op != "call_function" or not tensors_of(node):
-        return Kind.HARD
+        return NodeKind.EXTERN
     if node.target is operator.getitem:
         source = node.args[0]
         assert isinstance(source, fx.Node)
-        return Kind.LIGHT if before[source] in (Kind.HEAVY, Kind.LIGHT) else before[source]
+        return NodeKind.FREE if before[source] in (NodeKind.FUSIBLE, NodeKind.FREE) else before[source]
     name = op_name(node.target)
-    few = name in REDUCTIONS and _is_handful(node)
-    computed = name in TABLE and name not in _LEFT and node not in blocked and not is_ordered(node)
-    if not computed or complaint(node, device) or few and _folds_neighbours(node):
-        return Kind.SOFT if _is_inlined(node, name) else Kind.HARD
+    is_small = name in REDUCTIONS and _is_small_reduction(node)
+    computed = name in LOWERINGS and name not in _DECLINED and node not in blocked and not is_ordered(node)
+    if not computed or why_unsupported(node, device) or is_small and _reduces_contiguous(node):
+        return NodeKind.INDUCTOR if _is_inlined(node, name) else NodeKind.EXTERN
     if name in _CONSTANTS:
-        return Kind.LIGHT
+        return NodeKind.FREE
     if name in _COPIES:
-        return Kind.HEAVY
+        return NodeKind.FUSIBLE
     if name in VIEWS or name in _CASTS and _widens(node):
-        return Kind.LIGHT
-    return Kind.HEAVY
+        return NodeKind.FREE
+    return NodeKind.FUSIBLE
 
 
-def _folds_neighbours(node: fx.Node) -> bool:
+def _reduces_contiguous(node: fx.Node) -> bool:
     """Whether a reduction runs over several dims, or along memory."""
     dims = node.args[1] if len(node.args) > 1 else None
     source = node.args[0]
@@ -163,8 +163,8 @@ def _widens(node: fx.Node) -> bool:
 
 def _is_inlined(node: fx.Node, name: str) -> bool:
     if name in REDUCTIONS:
-        return _is_handful(node)
+        return _is_small_reduction(node)
     target: Any = node.target
     tags = getattr(target, "tags", ())
-    by_element = any(str(tag).endswith(_BY_ELEMENT) for tag in tags)
-    return by_element or name in _INLINED or name in _LEFT or name in VIEWS or name in LOOKUPS
+    is_pointwise = any(str(tag).endswith(_POINTWISE_TAG) for tag in tags)
+    return is_pointwise or name in _INLINED or name in _DECLINED or name in VIEWS or name in INDEXING_OPS

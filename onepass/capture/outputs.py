@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..errors import AbsurdShape, ResultElsewhere, SharedElements, SymbolicAxis, UnsupportedDtype
+from ..errors import InvalidShape, OverlappingElements, ResultOnOtherDevice, SymbolicAxis, UnsupportedDtype
 from ..ir.expr import BY_TORCH, DTYPES
 from ..ir.program import Buffer
 from ..ir.size import Size, product
@@ -29,7 +29,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassThrough:
     """An input, returned as it came."""
 
     leaf: int
@@ -39,7 +39,7 @@ class Passed:
 class View:
     """A window on a stored buffer or on an input."""
 
-    base: Stored | Passed
+    base: Stored | PassThrough
     read_as: torch.dtype | None  # another type of the same width, whose bits its elements are taken for
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
@@ -60,7 +60,7 @@ class Literal:
     value: Any
 
 
-Recipe: TypeAlias = Stored | Passed | View | Number | Literal
+Recipe: TypeAlias = Stored | PassThrough | View | Number | Literal
 
 MAX_NUMEL = 2**62
 MAX_RANK = 20
@@ -86,7 +86,7 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     return source if is_view and isinstance(source, fx.Node) else None
 
 
-def window(leaf: fx.Node) -> fx.Node:
+def storage_root(leaf: fx.Node) -> fx.Node:
     """The node farthest back in whose memory a view's elements lie as they are: as wide as there, and not to be negated."""
     root, node = leaf, _viewed(leaf)
     while node is not None and (not _is_tensor(node) or _same_bits(leaf.meta["val"], node.meta["val"])):
@@ -100,18 +100,18 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Plan:
+class OutputPlan:
     """What must be stored, and how each leaf of the result is made from it."""
 
     stored: tuple[Output, ...]
     recipes: tuple[Recipe, ...]
 
 
-def plan_outputs(leaves: Sequence[Any], inputs: Mapping[fx.Node, int], taken: frozenset[str], to_size: ToSize) -> Plan:
+def plan_outputs(leaves: Sequence[Any], inputs: Mapping[fx.Node, int], reserved: frozenset[str], to_size: ToSize) -> OutputPlan:
     """Recipes for the leaves of a result. `inputs` says which leaf of the arguments a placeholder is."""
-    planner = _Planner(inputs, taken, to_size, Counter(window(n) for n in leaves if _is_tensor(n)), _device(inputs))
+    planner = _Planner(inputs, reserved, to_size, Counter(storage_root(n) for n in leaves if _is_tensor(n)), _device(inputs))
     recipes = tuple(planner.recipe(leaf) for leaf in leaves)
-    return Plan(tuple(planner.stored.values()), recipes)
+    return OutputPlan(tuple(planner.stored.values()), recipes)
 
 
 def _device(inputs: Mapping[fx.Node, int]) -> torch.device:
@@ -125,9 +125,9 @@ def _is_tensor(leaf: Any) -> bool:
 @dataclass
 class _Planner:
     inputs: Mapping[fx.Node, int]
-    taken: frozenset[str]
+    reserved: frozenset[str]
     to_size: ToSize
-    shared: Counter[fx.Node]  # how many leaves show each node's memory
+    leaves_of: Counter[fx.Node]  # how many leaves show each node's memory
     device: torch.device  # of the arguments
     stored: dict[fx.Node, Output] = field(default_factory=dict)
 
@@ -136,21 +136,21 @@ class _Planner:
             return Literal(leaf)
         if not _is_tensor(leaf):
             return Number(self.size(leaf.meta["val"], leaf))
-        root = window(leaf)
+        root = storage_root(leaf)
         if root in self.inputs:
-            return self.view(leaf, root, Passed(self.inputs[root]))
-        if leaf.meta["val"].dtype == root.meta["val"].dtype and self.is_part(leaf, root):
+            return self.view(leaf, root, PassThrough(self.inputs[root]))
+        if leaf.meta["val"].dtype == root.meta["val"].dtype and self.is_slice(leaf, root):
             return self.store(leaf)
         return self.view(leaf, root, self.store(root))
 
-    def is_part(self, leaf: fx.Node, root: fx.Node) -> bool:
+    def is_slice(self, leaf: fx.Node, root: fx.Node) -> bool:
         """Whether to store a slice alone: nobody else sees the rest. Where values are repeated, the view does it: memory has no
         room for a repeated value that is there 0 times."""
         fewer = product(list(self.shape(leaf))) != product(list(self.shape(root)))
         repeats = any(stride == 0 and size != 1 for size, stride in zip(self.shape(leaf), self.strides(leaf), strict=True))
-        return fewer and not repeats and self.shared[root] == 1 and not shares_elements(leaf.meta["val"])
+        return fewer and not repeats and self.leaves_of[root] == 1 and not shares_elements(leaf.meta["val"])
 
-    def view(self, leaf: fx.Node, root: fx.Node, base: Stored | Passed) -> Recipe:
+    def view(self, leaf: fx.Node, root: fx.Node, base: Stored | PassThrough) -> Recipe:
         if leaf is root:
             return base
         start = leaf.meta["val"].storage_offset() - root.meta["val"].storage_offset()
@@ -160,14 +160,14 @@ class _Planner:
     def store(self, node: fx.Node) -> Stored:
         if node not in self.stored:
             name = f"out{len(self.stored)}"
-            while name in self.taken:
+            while name in self.reserved:
                 name += "_"
             dtype, shape = node.meta["val"].dtype, self.shape(node)
             if dtype not in BY_TORCH:
                 where = user_line(node.stack_trace)
                 raise UnsupportedDtype(what="An output", dtype=dtype, where=where, supported=", ".join(DTYPES))
             if node.meta["val"].device != self.device:
-                raise ResultElsewhere(device=node.meta["val"].device, expected=self.device, where=user_line(node.stack_trace))
+                raise ResultOnOtherDevice(device=node.meta["val"].device, expected=self.device, where=user_line(node.stack_trace))
             check_shape("An output", shape)
             check_layout(node)
             buffer = Buffer(name, BY_TORCH[dtype], "output", shape, self.strides(node))
@@ -191,7 +191,7 @@ def check_layout(node: fx.Node) -> None:
     """Refuse fresh memory in which elements share a place. Eager writes all of them there, and one stays."""
     val: torch.Tensor = node.meta["val"]
     if shares_elements(val):
-        raise SharedElements(shape=list(val.shape), strides=list(val.stride()), where=user_line(node.stack_trace))
+        raise OverlappingElements(shape=list(val.shape), strides=list(val.stride()), where=user_line(node.stack_trace))
 
 
 def shares_elements(tensor: torch.Tensor) -> bool:
@@ -209,7 +209,7 @@ def shares_elements(tensor: torch.Tensor) -> bool:
 def check_shape(what: str, shape: Sequence[Size]) -> None:
     """Refuse what no memory holds."""
     if len(shape) > MAX_RANK:
-        raise AbsurdShape(what=what, shape=list(shape), detail=f"more than {MAX_RANK} dims; reshape it first")
+        raise InvalidShape(what=what, shape=list(shape), detail=f"more than {MAX_RANK} dims; reshape it first")
     total = product(list(shape))
     if isinstance(total, int) and total >= MAX_NUMEL:
-        raise AbsurdShape(what=what, shape=list(shape), detail="no memory holds that many elements")
+        raise InvalidShape(what=what, shape=list(shape), detail="no memory holds that many elements")

@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..errors import NumberOutOfRange, ZeroDivisor
-from ..ir.expr import BOOL, BY_TORCH, F64, I64, DType, compute_dtype, fits, fitted
+from ..errors import IntegerDivisionByZero, NumberOutOfRange
+from ..ir.expr import BOOL, BY_TORCH, F64, I64, DType, as_dtype, can_fill, compute_dtype
 from ..ir.size import Sym
 from .align import broadcast
-from .call import Call, Handler, rows, shaping
+from .call import Call, Handler, for_overloads, with_shape_args
 from .draft import Draft, Tensor
 from .schema import op_name
 
@@ -27,7 +27,7 @@ Emit: TypeAlias = Callable[..., int]  # (draft, *nodes of one type) -> node
 Literal: TypeAlias = Callable[[Call, Any, DType], int]  # (call, number, type) -> node
 
 
-class Types(Enum):
+class OperandTypes(Enum):
     """What the operands of an elementwise op are converted to."""
 
     RESULT = "the type the op gives"
@@ -35,13 +35,13 @@ class Types(Enum):
     TRUTH = "bool"
 
 
-def pointwise(emit: Emit, types: Types = Types.RESULT, arity: int | None = None) -> Handler:
+def pointwise(emit: Emit, types: OperandTypes = OperandTypes.RESULT, arity: int | None = None) -> Handler:
     """A handler that broadcasts and converts the first `arity` arguments (all, if not said), then emits."""
 
     return lambda call: elementwise(call, emit, call.args[:arity], types)
 
 
-def of_numbers(emit: Emit, arity: int | None = None) -> Handler:
+def numeric_only(emit: Emit, arity: int | None = None) -> Handler:
     """The same for an op that torch does not do on bools alone."""
 
     def handle(call: Call) -> Tensor:
@@ -52,7 +52,7 @@ def of_numbers(emit: Emit, arity: int | None = None) -> Handler:
     return handle
 
 
-def elementwise(call: Call, emit: Emit, operands: Any, types: Types = Types.RESULT, number: Literal | None = None) -> Tensor:
+def elementwise(call: Call, emit: Emit, operands: Any, types: OperandTypes = OperandTypes.RESULT, number: Literal | None = None) -> Tensor:
     """Broadcast tensors and numbers, convert them, emit, and round to the type torch gives.
 
     Tensors go to the type torch has them meet in first. Where they are compared, that rounds 0-dim tensors of wider types too;
@@ -60,10 +60,10 @@ def elementwise(call: Call, emit: Emit, operands: Any, types: Types = Types.RESU
     """
     draft = call.draft
     common = _common_dtype(call, operands, types)
-    number = number or (_compared if types is Types.OPERANDS else literal)
+    number = number or (_comparison_literal if types is OperandTypes.OPERANDS else literal)
     tensors = [a if isinstance(a, Tensor) else Tensor(number(call, a, common), ()) for a in operands]
     nodes, dims = broadcast(draft, tensors)
-    rounded = [isinstance(a, Tensor) and (types is Types.OPERANDS or bool(a.dims)) for a in operands]
+    rounded = [isinstance(a, Tensor) and (types is OperandTypes.OPERANDS or bool(a.dims)) for a in operands]
     met = [converted(draft, n, common) if first else n for n, first in zip(nodes, rounded, strict=True)]
     result = emit(draft, *(draft.cast(n, compute_dtype(common)) for n in met))
     return draft.tensor(draft.cast(result, call.dtype), dims)
@@ -78,14 +78,14 @@ def literal(call: Call, value: Any, dtype: DType) -> int:
     return call.draft.const(value, compute_dtype(dtype))
 
 
-def fitting(call: Call, value: Any, dtype: DType) -> int:
+def checked_literal(call: Call, value: Any, dtype: DType) -> int:
     """The same where torch insists that the type can hold the number: fills, bounds, factors."""
-    if isinstance(value, (int, float)) and not fits(value, dtype):
+    if isinstance(value, (int, float)) and not can_fill(value, dtype):
         raise NumberOutOfRange(number=value, dtype=dtype.torch, op=call.op, where=call.where)
     return literal(call, value, dtype)
 
 
-def _compared(call: Call, value: Any, dtype: DType) -> int:
+def _comparison_literal(call: Call, value: Any, dtype: DType) -> int:
     """The same rounded to the type torch compares in."""
     if dtype.is_float and isinstance(value, (bool, int, float)):
         value = torch.tensor(float(value), dtype=dtype.torch).item()
@@ -100,19 +100,19 @@ def converted(draft: Draft, node: int, dtype: DType) -> int:
     return draft.cast(node, dtype)
 
 
-def _common_dtype(call: Call, operands: Any, types: Types) -> DType:
+def _common_dtype(call: Call, operands: Any, types: OperandTypes) -> DType:
     match types:
-        case Types.RESULT:
+        case OperandTypes.RESULT:
             return call.dtype
-        case Types.OPERANDS:
+        case OperandTypes.OPERANDS:
             return promoted(call, operands)
-        case Types.TRUTH:
+        case OperandTypes.TRUTH:
             return BOOL
 
 
 def promoted(call: Call, operands: Any) -> DType:
     """The type torch computes in when these tensors and numbers meet: a 0-dim tensor counts for less, a number for least."""
-    tensors = [_stand_in(call.draft, a) for a in operands if isinstance(a, Tensor)]
+    tensors = [_promotion_proxy(call.draft, a) for a in operands if isinstance(a, Tensor)]
     met = reduce(lambda a, b: torch.empty((1,) * max(a.dim(), b.dim()), dtype=torch.result_type(a, b)), tensors)
     for number in (a for a in operands if not isinstance(a, Tensor)):
         kind = 1.0 if isinstance(number, float) else isinstance(number, bool) or 1
@@ -120,7 +120,7 @@ def promoted(call: Call, operands: Any) -> DType:
     return BY_TORCH[met.dtype]
 
 
-def _stand_in(draft: Draft, operand: Tensor) -> torch.Tensor:
+def _promotion_proxy(draft: Draft, operand: Tensor) -> torch.Tensor:
     return torch.empty((1,) * min(len(operand.dims), 1), dtype=draft.dtype(operand.node).torch)
 
 
@@ -129,32 +129,32 @@ def op(name: str) -> Emit:
     return lambda draft, *nodes: draft.op(name, *nodes)
 
 
-def number(draft: Draft, like: int, value: float) -> int:
+def const_like(draft: Draft, like: int, value: float) -> int:
     """A literal in the type of another node."""
     return draft.const(value, draft.dtype(like))
 
 
-def either(name: str, on_bool: str) -> Emit:
+def numeric_or_bool(name: str, on_bool: str) -> Emit:
     """An op of numbers that is another one on bools: add is or, mul is and."""
     return lambda draft, a, b: draft.op(on_bool if draft.dtype(a) is BOOL else name, a, b)
 
 
-_TIMES = either("mul", "and")
+_MUL = numeric_or_bool("mul", "and")
 
 
 def _factor(call: Call, value: Any) -> int | None:
     """A number that scales an operand, None if it is 1; of bools it says whether they count at all."""
-    return None if value == 1 else fitting(call, value, call.dtype)
+    return None if value == 1 else checked_literal(call, value, call.dtype)
 
 
 def _scaled(draft: Draft, node: int, by: int | None) -> int:
-    return node if by is None else _TIMES(draft, node, by)
+    return node if by is None else _MUL(draft, node, by)
 
 
 def _add(call: Call) -> Tensor:
     """a + alpha * b."""
     alpha = _factor(call, call.arg("alpha"))
-    plus = either("add", "or")
+    plus = numeric_or_bool("add", "or")
     return pointwise(lambda d, a, b: plus(d, a, _scaled(d, b, alpha)), arity=2)(call)
 
 
@@ -171,7 +171,7 @@ def _rsub(call: Call) -> Tensor:
 def _addcmul(call: Call) -> Tensor:
     """a + value * b * c."""
     value = _factor(call, call.arg("value"))
-    return of_numbers(lambda d, a, b, c: d.op("add", a, _scaled(d, d.op("mul", b, c), value)))(call)
+    return numeric_only(lambda d, a, b, c: d.op("add", a, _scaled(d, d.op("mul", b, c), value)))(call)
 
 
 def _div(call: Call) -> Tensor:
@@ -187,9 +187,9 @@ def _division(emit: Emit) -> Handler:
 
     def handle(call: Call) -> Tensor:
         divisor = call.args[1]
-        if not call.dtype.is_float and not isinstance(divisor, (Tensor, Sym)) and fitted(divisor, call.dtype) == 0:
-            raise ZeroDivisor(op=call.op, where=call.where)
-        return of_numbers(emit, arity=2)(call)
+        if not call.dtype.is_float and not isinstance(divisor, (Tensor, Sym)) and as_dtype(divisor, call.dtype) == 0:
+            raise IntegerDivisionByZero(op=call.op, where=call.where)
+        return numeric_only(emit, arity=2)(call)
 
     return handle
 
@@ -203,27 +203,27 @@ def _quotient(d: Draft, a: int, b: int) -> int:
 
     No zero may reach the division: the compiler would conclude that the divisor is none, also where it is asked about.
     """
-    nothing = d.op("eq", b, number(d, b, 0))
-    return d.op("where", nothing, number(d, a, -1), d.op("floordiv", a, d.op("where", nothing, number(d, b, 1), b)))
+    is_zero = d.op("eq", b, const_like(d, b, 0))
+    return d.op("where", is_zero, const_like(d, a, -1), d.op("floordiv", a, d.op("where", is_zero, const_like(d, b, 1), b)))
 
 
 def _trunc_remainder(d: Draft, a: int, b: int) -> int:
     """The remainder with the dividend's sign; of a division of integers by zero, the dividend."""
     if d.dtype(a).is_float:
         return d.op("fmod", a, b)
-    nothing = d.op("eq", b, number(d, b, 0))
-    return d.op("where", nothing, a, d.op("rem", a, d.op("where", nothing, number(d, b, 1), b)))
+    is_zero = d.op("eq", b, const_like(d, b, 0))
+    return d.op("where", is_zero, a, d.op("rem", a, d.op("where", is_zero, const_like(d, b, 1), b)))
 
 
 def _remainder(d: Draft, a: int, b: int) -> int:
     """The remainder with the divisor's sign, from the one with the dividend's."""
     rem = _trunc_remainder(d, a, b)
-    return d.op("where", _other_side(d, rem, b), d.op("add", rem, b), rem)
+    return d.op("where", _sign_differs(d, rem, b), d.op("add", rem, b), rem)
 
 
-def _other_side(d: Draft, rem: int, b: int) -> int:
+def _sign_differs(d: Draft, rem: int, b: int) -> int:
     """Whether a remainder is neither 0 nor of the divisor's sign."""
-    zero = number(d, rem, 0)
+    zero = const_like(d, rem, 0)
     return d.op("and", d.op("ne", rem, zero), d.op("ne", d.op("lt", rem, zero), d.op("lt", b, zero)))
 
 
@@ -237,18 +237,18 @@ def _floor_of_integers(d: Draft, a: int, b: int) -> int:
     if d.dtype(a).name == "u8":
         return quotient
     rem = d.op("sub", a, d.op("mul", quotient, b))
-    return d.op("where", _other_side(d, rem, b), d.op("sub", quotient, number(d, a, 1)), quotient)
+    return d.op("where", _sign_differs(d, rem, b), d.op("sub", quotient, const_like(d, a, 1)), quotient)
 
 
 def _floor_of_floats(d: Draft, a: int, b: int) -> int:
     """torch's own steps: a less its remainder is a multiple of b up to rounding, so the quotient is the integer nearest."""
     rem, true = d.op("fmod", a, b), d.op("div", a, b)
-    zero = number(d, a, 0)
+    zero = const_like(d, a, 0)
     whole = d.op("div", d.op("sub", a, rem), b)
-    whole = d.op("where", _other_side(d, rem, b), d.op("sub", whole, number(d, a, 1)), whole)
+    whole = d.op("where", _sign_differs(d, rem, b), d.op("sub", whole, const_like(d, a, 1)), whole)
     floor = d.op("floor", whole)
-    up = d.op("gt", d.op("sub", whole, floor), number(d, a, 0.5))
-    nearest = d.op("where", up, d.op("add", floor, number(d, a, 1)), floor)
+    up = d.op("gt", d.op("sub", whole, floor), const_like(d, a, 0.5))
+    nearest = d.op("where", up, d.op("add", floor, const_like(d, a, 1)), floor)
     # 0 has the sign of the quotient; x / 0 is inf or NaN, where the remainder is NaN.
     nearest = d.op("where", d.op("eq", whole, zero), d.op("mul", true, zero), nearest)
     return d.op("where", d.op("eq", b, zero), true, nearest)
@@ -265,34 +265,34 @@ def _pow(call: Call) -> Tensor:
 
 def _power(call: Call, d: Draft, a: int, exponent: float) -> int:
     """A known power, by the cheapest means."""
-    times = int(abs(exponent)) if abs(exponent) <= 8 and exponent == int(exponent) else None
+    power = int(abs(exponent)) if abs(exponent) <= 8 and exponent == int(exponent) else None
     if exponent == 0:
-        return number(d, a, 1)
-    if times is not None and exponent > 0:
-        return _repeated(d, a, times)
+        return const_like(d, a, 1)
+    if power is not None and exponent > 0:
+        return _integer_power(d, a, power)
     if not d.dtype(a).is_float:
         call.unsupported(f"an integer to the power {exponent}")
-    if times is not None:
-        return d.op("reciprocal", _repeated(d, a, times))
+    if power is not None:
+        return d.op("reciprocal", _integer_power(d, a, power))
     roots = {0.5: "sqrt", -0.5: "rsqrt"}
-    return d.op(roots[exponent], a) if exponent in roots else d.op("pow", a, number(d, a, exponent))
+    return d.op(roots[exponent], a) if exponent in roots else d.op("pow", a, const_like(d, a, exponent))
 
 
-def _repeated(d: Draft, a: int, times: int) -> int:
+def _integer_power(d: Draft, a: int, power: int) -> int:
     """a to a positive whole power, squaring where that saves a product."""
-    if times == 1:
+    if power == 1:
         return a
-    half = _repeated(d, a, times // 2)
+    half = _integer_power(d, a, power // 2)
     square = d.op("mul", half, half)
-    return d.op("mul", square, a) if times % 2 else square
+    return d.op("mul", square, a) if power % 2 else square
 
 
 def _clamp(call: Call) -> Tensor:
     """NaN stays NaN, and the upper bound wins over the lower, as in torch."""
-    return bounded(call, [call.args[0]], call.arg("min"), call.arg("max"))
+    return clamped(call, [call.args[0]], call.arg("min"), call.arg("max"))
 
 
-def bounded(call: Call, value: list[Any], low: Any, high: Any) -> Tensor:
+def clamped(call: Call, value: list[Any], low: Any, high: Any) -> Tensor:
     """A value held between bounds, either of which may be missing."""
     if call.dtype is BOOL:
         call.unsupported("of bools")
@@ -303,15 +303,15 @@ def bounded(call: Call, value: list[Any], low: Any, high: Any) -> Tensor:
             node = d.op(name, node, limit)
         return node
 
-    return elementwise(call, emit, [*value, *(b for _, b in bounds)], number=fitting)
+    return elementwise(call, emit, [*value, *(b for _, b in bounds)], number=checked_literal)
 
 
 def _sign(d: Draft, a: int) -> int:
     """-1, 0 or 1; torch says 0 for NaN."""
-    zero, one = number(d, a, 0), number(d, a, 1)
+    zero, one = const_like(d, a, 0), const_like(d, a, 1)
     if d.dtype(a) is BOOL:
         return a
-    below = zero if d.dtype(a).name == "u8" else d.op("where", d.op("lt", a, zero), number(d, a, -1), zero)
+    below = zero if d.dtype(a).name == "u8" else d.op("where", d.op("lt", a, zero), const_like(d, a, -1), zero)
     return d.op("where", d.op("gt", a, zero), one, below)
 
 
@@ -320,7 +320,7 @@ def _abs(d: Draft, a: int) -> int:
 
 
 def _relu(d: Draft, a: int) -> int:
-    return d.op("maximum", a, number(d, a, 0))
+    return d.op("maximum", a, const_like(d, a, 0))
 
 
 def _rounding(name: str) -> Emit:
@@ -331,7 +331,7 @@ def _rounding(name: str) -> Emit:
 def _round(call: Call) -> Tensor:
     if call.arg("decimals", 0):
         call.unsupported("decimals")
-    return of_numbers(_rounding("round"), arity=1)(call)
+    return numeric_only(_rounding("round"), arity=1)(call)
 
 
 def _isnan(d: Draft, a: int) -> int:
@@ -339,18 +339,18 @@ def _isnan(d: Draft, a: int) -> int:
 
 
 def _isinf(d: Draft, a: int) -> int:
-    return d.op("eq", d.op("abs", a), number(d, a, math.inf)) if d.dtype(a).is_float else d.const(False, BOOL)
+    return d.op("eq", d.op("abs", a), const_like(d, a, math.inf)) if d.dtype(a).is_float else d.const(False, BOOL)
 
 
 def _isfinite(d: Draft, a: int) -> int:
     # NaN is not below infinity either.
-    return d.op("lt", d.op("abs", a), number(d, a, math.inf)) if d.dtype(a).is_float else d.const(True, BOOL)
+    return d.op("lt", d.op("abs", a), const_like(d, a, math.inf)) if d.dtype(a).is_float else d.const(True, BOOL)
 
 
 def _where(call: Call) -> Tensor:
     condition, *branches = call.args
     draft, dtype = call.draft, compute_dtype(call.dtype)
-    tensors = [b if isinstance(b, Tensor) else Tensor(fitting(call, b, call.dtype), ()) for b in branches]
+    tensors = [b if isinstance(b, Tensor) else Tensor(checked_literal(call, b, call.dtype), ()) for b in branches]
     (test, *nodes), dims = broadcast(draft, [condition, *tensors])
     chosen = draft.op("where", draft.cast(test, BOOL), *(draft.cast(n, dtype) for n in nodes))
     return draft.tensor(draft.cast(chosen, call.dtype), dims)
@@ -362,11 +362,11 @@ def _convert(call: Call) -> Tensor:
     return Tensor(converted(call.draft, source.node, call.dtype), source.dims)
 
 
-def scalar(name: str) -> Handler:
+def size_arithmetic(name: str) -> Handler:
     """Arithmetic torch did on symbolic sizes while tracing: a number like any other, in double precision as in Python."""
 
     def handle(call: Call) -> Tensor:
-        dtype = F64 if isinstance(call.gives, torch.SymFloat) else I64
+        dtype = F64 if isinstance(call.result_fake, torch.SymFloat) else I64
         nodes = [call.draft.cast(a.node if isinstance(a, Tensor) else literal(call, a, dtype), dtype) for a in call.args]
         return Tensor(call.draft.op(name, *nodes) if name != "cast" else nodes[0], ())
 
@@ -376,60 +376,60 @@ def scalar(name: str) -> Handler:
 _UNARY = ("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid",
           "erf")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
-_WITH_NUMBER = "Tensor Scalar"
-_EITHER_NUMBER = "Tensor Scalar Scalar_Tensor"
+_TENSOR_OR_SCALAR = "Tensor Scalar"
+_SCALAR_EITHER_SIDE = "Tensor Scalar Scalar_Tensor"
 
 POINTWISE: dict[str, Handler] = {
     **{f"aten.{name}.default": pointwise(op(name)) for name in _UNARY},
-    **{f"aten.{name}.{each}": pointwise(op(name), Types.OPERANDS) for name in _COMPARE for each in _WITH_NUMBER.split()},
-    **rows("aten.add", _WITH_NUMBER, _add),
-    **rows("aten.sub", _WITH_NUMBER, _sub),
-    **rows("aten.rsub", _WITH_NUMBER, _rsub),
-    **rows("aten.mul", _WITH_NUMBER, pointwise(_TIMES)),
-    **rows("aten.div", "Tensor Scalar Tensor_mode Scalar_mode", _div),
-    **rows("aten.true_divide", _WITH_NUMBER, _div),
-    **rows("aten.floor_divide", "default Scalar", _division(_div_floor)),
-    **rows("aten.remainder", _EITHER_NUMBER, _division(_remainder)),
-    **rows("aten.fmod", _WITH_NUMBER, _division(_trunc_remainder)),
-    **rows("aten.pow", "Tensor_Tensor Tensor_Scalar Scalar", _pow),
-    "aten.square.default": of_numbers(lambda d, a: d.op("mul", a, a)),
+    **{f"aten.{name}.{each}": pointwise(op(name), OperandTypes.OPERANDS) for name in _COMPARE for each in _TENSOR_OR_SCALAR.split()},
+    **for_overloads("aten.add", _TENSOR_OR_SCALAR, _add),
+    **for_overloads("aten.sub", _TENSOR_OR_SCALAR, _sub),
+    **for_overloads("aten.rsub", _TENSOR_OR_SCALAR, _rsub),
+    **for_overloads("aten.mul", _TENSOR_OR_SCALAR, pointwise(_MUL)),
+    **for_overloads("aten.div", "Tensor Scalar Tensor_mode Scalar_mode", _div),
+    **for_overloads("aten.true_divide", _TENSOR_OR_SCALAR, _div),
+    **for_overloads("aten.floor_divide", "default Scalar", _division(_div_floor)),
+    **for_overloads("aten.remainder", _SCALAR_EITHER_SIDE, _division(_remainder)),
+    **for_overloads("aten.fmod", _TENSOR_OR_SCALAR, _division(_trunc_remainder)),
+    **for_overloads("aten.pow", "Tensor_Tensor Tensor_Scalar Scalar", _pow),
+    "aten.square.default": numeric_only(lambda d, a: d.op("mul", a, a)),
     "aten.addcmul.default": _addcmul,
     "prims.fma.default": pointwise(op("fma")),
-    "aten.abs.default": of_numbers(_abs),
+    "aten.abs.default": numeric_only(_abs),
     "aten.sign.default": pointwise(_sign),
     "aten.sgn.default": pointwise(_sign),
-    "aten.relu.default": of_numbers(_relu),
-    "aten.log10.default": pointwise(lambda d, a: d.op("mul", d.op("log", a), number(d, a, 1 / math.log(10)))),
-    "aten.floor.default": of_numbers(_rounding("floor")),
-    "aten.ceil.default": of_numbers(_rounding("ceil")),
-    "aten.trunc.default": of_numbers(_rounding("trunc")),
-    **rows("aten.round", "default decimals", _round),
-    "aten.maximum.default": pointwise(either("maximum", "or")),
-    "aten.max.other": pointwise(either("maximum", "or")),
-    "aten.minimum.default": pointwise(either("minimum", "and")),
-    "aten.min.other": pointwise(either("minimum", "and")),
-    **rows("aten.clamp", "default Tensor", _clamp),
-    **rows("aten.clamp_min", "default Tensor", lambda call: bounded(call, [call.args[0]], call.args[1], None)),
-    **rows("aten.clamp_max", "default Tensor", lambda call: bounded(call, [call.args[0]], None, call.args[1])),
-    "aten.isnan.default": pointwise(_isnan, Types.OPERANDS),
-    "aten.isinf.default": pointwise(_isinf, Types.OPERANDS),
-    "aten.isfinite.default": pointwise(_isfinite, Types.OPERANDS),
-    "prims.isfinite.default": pointwise(_isfinite, Types.OPERANDS),
-    "aten.logical_and.default": pointwise(op("and"), Types.TRUTH),
-    "aten.logical_or.default": pointwise(op("or"), Types.TRUTH),
-    "aten.logical_xor.default": pointwise(op("xor"), Types.TRUTH),
-    "aten.logical_not.default": pointwise(op("not"), Types.TRUTH),
-    **rows("aten.bitwise_and", _EITHER_NUMBER, pointwise(op("and"))),
-    **rows("aten.bitwise_or", _EITHER_NUMBER, pointwise(op("or"))),
-    **rows("aten.bitwise_xor", _EITHER_NUMBER, pointwise(op("xor"))),
+    "aten.relu.default": numeric_only(_relu),
+    "aten.log10.default": pointwise(lambda d, a: d.op("mul", d.op("log", a), const_like(d, a, 1 / math.log(10)))),
+    "aten.floor.default": numeric_only(_rounding("floor")),
+    "aten.ceil.default": numeric_only(_rounding("ceil")),
+    "aten.trunc.default": numeric_only(_rounding("trunc")),
+    **for_overloads("aten.round", "default decimals", _round),
+    "aten.maximum.default": pointwise(numeric_or_bool("maximum", "or")),
+    "aten.max.other": pointwise(numeric_or_bool("maximum", "or")),
+    "aten.minimum.default": pointwise(numeric_or_bool("minimum", "and")),
+    "aten.min.other": pointwise(numeric_or_bool("minimum", "and")),
+    **for_overloads("aten.clamp", "default Tensor", _clamp),
+    **for_overloads("aten.clamp_min", "default Tensor", lambda call: clamped(call, [call.args[0]], call.args[1], None)),
+    **for_overloads("aten.clamp_max", "default Tensor", lambda call: clamped(call, [call.args[0]], None, call.args[1])),
+    "aten.isnan.default": pointwise(_isnan, OperandTypes.OPERANDS),
+    "aten.isinf.default": pointwise(_isinf, OperandTypes.OPERANDS),
+    "aten.isfinite.default": pointwise(_isfinite, OperandTypes.OPERANDS),
+    "prims.isfinite.default": pointwise(_isfinite, OperandTypes.OPERANDS),
+    "aten.logical_and.default": pointwise(op("and"), OperandTypes.TRUTH),
+    "aten.logical_or.default": pointwise(op("or"), OperandTypes.TRUTH),
+    "aten.logical_xor.default": pointwise(op("xor"), OperandTypes.TRUTH),
+    "aten.logical_not.default": pointwise(op("not"), OperandTypes.TRUTH),
+    **for_overloads("aten.bitwise_and", _SCALAR_EITHER_SIDE, pointwise(op("and"))),
+    **for_overloads("aten.bitwise_or", _SCALAR_EITHER_SIDE, pointwise(op("or"))),
+    **for_overloads("aten.bitwise_xor", _SCALAR_EITHER_SIDE, pointwise(op("xor"))),
     "aten.bitwise_not.default": pointwise(op("not")),
-    **rows("aten.where", "self ScalarOther ScalarSelf Scalar", _where),
-    "aten._to_copy.default": shaping(_convert, "dtype"),
-    "prims.convert_element_type.default": shaping(_convert, "dtype"),
-    op_name(operator.mul): scalar("mul"),
-    op_name(operator.add): scalar("add"),
-    op_name(operator.sub): scalar("sub"),
-    op_name(operator.truediv): scalar("div"),
-    op_name(torch.sym_float): scalar("cast"),
-    "torch._sym_sqrt": scalar("sqrt"),
+    **for_overloads("aten.where", "self ScalarOther ScalarSelf Scalar", _where),
+    "aten._to_copy.default": with_shape_args(_convert, "dtype"),
+    "prims.convert_element_type.default": with_shape_args(_convert, "dtype"),
+    op_name(operator.mul): size_arithmetic("mul"),
+    op_name(operator.add): size_arithmetic("add"),
+    op_name(operator.sub): size_arithmetic("sub"),
+    op_name(operator.truediv): size_arithmetic("div"),
+    op_name(torch.sym_float): size_arithmetic("cast"),
+    "torch._sym_sqrt": size_arithmetic("sqrt"),
 }

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from .node_kinds import Kind, kinds, nbytes, tensors_of
+from .node_kinds import NodeKind, kinds, nbytes, tensors_of
 from .pointwise import POINTWISE
 from .schema import op_name
 from .views import VIEWS
 
-MOST_OPS = 8  # of arithmetic to compute a value again: more would crowd the registers of the kernel that does
-LEAST_BYTES = 1 << 20  # that a change must save to be made: fewer are moved in less time than a kernel takes to start
+MAX_OPS = 8  # of arithmetic to compute a value again: more would crowd the registers of the kernel that does
+MIN_BYTES = 1 << 20  # that a change must save to be made: fewer are moved in less time than a kernel takes to start
 Level = int | fx.Node  # kernels before a node; or the node that reads for itself
 Levels = frozenset[Level]
 
@@ -40,20 +40,20 @@ class Recomputed:
 
     name: str
     nbytes: int
-    moved: int  # bytes that forward and backward together no longer move
+    traffic_saved: int  # bytes that forward and backward together no longer move
 
 
 def recompute(forward: fx.Graph, backward: fx.Graph, outputs: int, device: torch.device,
-              least_bytes: int = LEAST_BYTES) -> tuple[Recomputed, ...]:
+              min_bytes: int = MIN_BYTES) -> tuple[Recomputed, ...]:
     """Change both graphs so that the backward computes again what is cheaper so. The first `outputs` results are the user's."""
     saved = _saved(forward, backward, outputs)
-    split = _Split(forward, backward, saved, frozenset(_results(forward)[:outputs]), device)
-    made = tuple(done for node in saved if (done := split.drop(node, least_bytes)) is not None)
-    if made:
-        _change_outputs(forward, {done.name for done in made}, split.instead, outputs)
+    rewriter = _Rewriter(forward, backward, saved, frozenset(_results(forward)[:outputs]), device)
+    recomputed = tuple(result for node in saved if (result := rewriter.drop(node, min_bytes)) is not None)
+    if recomputed:
+        _change_outputs(forward, {result.name for result in recomputed}, rewriter.replacements, outputs)
         forward.lint()
         backward.lint()
-    return made
+    return recomputed
 
 
 def _results(forward: fx.Graph) -> list[Any]:
@@ -68,14 +68,14 @@ def _saved(forward: fx.Graph, backward: fx.Graph, outputs: int) -> dict[fx.Node,
     return {node: by_node[node] for node in forward.nodes if node in by_node}
 
 
-class _Split:
+class _Rewriter:
     """Both graphs, while values are dropped one by one in the order the forward makes them."""
 
     def __init__(self, forward: fx.Graph, backward: fx.Graph, saved: dict[fx.Node, fx.Node], users: frozenset[Any],
                  device: torch.device) -> None:
         self.users = users  # what is the user's own, who may change it
-        self.instead: dict[str, fx.Node] = {}  # by the name of a value that is no longer saved, what is saved in its place
-        self.taken = dict(saved)  # of the forward -> as the backward has it: an input, or computed again
+        self.replacements: dict[str, fx.Node] = {}  # by the name of a value that is no longer saved, what is saved in its place
+        self.in_backward = dict(saved)  # of the forward -> as the backward has it: an input, or computed again
         self.origins: dict[fx.Node, tuple[fx.Node, ...]] = {node: (node,) for node in saved}  # what the backward reads to have it
         self.kinds = kinds(forward, device, {})
         self.level = _levels(forward, self.kinds)
@@ -84,63 +84,63 @@ class _Split:
         self.reads = {node: of_inputs[given] for node, given in saved.items()}
         self.order = {node: i for i, node in enumerate(backward.nodes)}
 
-    def drop(self, node: fx.Node, least_bytes: int) -> Recomputed | None:
+    def drop(self, node: fx.Node, min_bytes: int) -> Recomputed | None:
         """Compute a saved value again, if that moves fewer bytes."""
         if node in self.users or _must_be_saved(node) or not tensors_of(node) or not self._is_read_by_kernels(node):
             return None
-        return self._from(node, self._chain(node), least_bytes) or self._from(node, self._chain(node, nbytes(node)), least_bytes)
+        return self._recompute_from(node, self._chain(node), min_bytes) or self._recompute_from(node, self._chain(node, nbytes(node)), min_bytes)
 
     def _is_read_by_kernels(self, node: fx.Node) -> bool:
         return bool(self.reads[node]) and all(isinstance(level, int) for level in self.reads[node])
 
-    def _from(self, node: fx.Node, chain: list[fx.Node], least_bytes: int) -> Recomputed | None:
+    def _recompute_from(self, node: fx.Node, chain: list[fx.Node], min_bytes: int) -> Recomputed | None:
         """Compute a value again by these ops, if that moves fewer bytes."""
         levels = self.reads[node]
         ends = dict.fromkeys(n for op in chain for n in op.all_input_nodes if n not in chain)
-        new = [n for n in ends if n not in self.taken]
-        parts = dict.fromkeys(p for n in ends for p in self.origins.get(n, (n,)))
+        unsaved = [n for n in ends if n not in self.in_backward]
+        operands = dict.fromkeys(p for n in ends for p in self.origins.get(n, (n,)))
         moved = nbytes(node) * (len(levels) + (not self._is_written_anyway(node)))
-        moved -= sum(nbytes(part) * len(levels - self.reads.get(part, frozenset())) for part in parts)
-        if not chain or len(new) > 1 or moved < least_bytes:
+        moved -= sum(nbytes(operand) * len(levels - self.reads.get(operand, frozenset())) for operand in operands)
+        if not chain or len(unsaved) > 1 or moved < min_bytes:
             return None
-        for stand_in in new:
-            self._save_instead(node, stand_in)
+        for replacement in unsaved:
+            self._save_replacement(node, replacement)
         self._replace(node, chain)
-        self.origins[node] = tuple(parts)
-        for part in parts:
-            self.reads[part] |= levels
+        self.origins[node] = tuple(operands)
+        for operand in operands:
+            self.reads[operand] |= levels
         return Recomputed(node.name, nbytes(node), moved)
 
-    def _chain(self, node: fx.Node, room: int = 0) -> list[fx.Node]:
+    def _chain(self, node: fx.Node, limit: int = 0) -> list[fx.Node]:
         """The ops to this value from saved ones, in order, or also from others that are written anyway and of at most `room` bytes;
         none where it cannot be had from them alone."""
         chain: set[fx.Node] = set()
         pending = [node]
         while pending:
             op = pending.pop()
-            if op in chain or op is not node and (op in self.taken or room and self._can_stand_in(op, room)):
+            if op in chain or op is not node and (op in self.in_backward or limit and self._can_replace(op, limit)):
                 continue
             chain.add(op)
             pending += op.all_input_nodes
-            if not _is_by_element(op) or sum(self.kinds[n] is Kind.HEAVY for n in chain) > MOST_OPS:
+            if not _is_pointwise(op) or sum(self.kinds[n] is NodeKind.FUSIBLE for n in chain) > MAX_OPS:
                 return []
         return sorted(chain, key=self.rank.__getitem__)
 
-    def _can_stand_in(self, node: fx.Node, room: int) -> bool:
+    def _can_replace(self, node: fx.Node, limit: int) -> bool:
         """Whether this value may be saved, in the memory that it has anyway, where something of `room` bytes no longer is."""
         policy = getattr(node.meta.get("recompute"), "name", "SAVE")  # of activation checkpointing
-        return (self.kinds[node] is Kind.HEAVY and len(tensors_of(node)) == 1 and nbytes(node) <= room and node not in self.users
+        return (self.kinds[node] is NodeKind.FUSIBLE and len(tensors_of(node)) == 1 and nbytes(node) <= limit and node not in self.users
                 and policy.endswith("SAVE") and self._is_written_anyway(node))
 
-    def _save_instead(self, node: fx.Node, stand_in: fx.Node) -> None:
+    def _save_replacement(self, node: fx.Node, replacement: fx.Node) -> None:
         """Make room in the backward for another value in the place of a saved one."""
-        old = self.taken[node]
+        old = self.in_backward[node]
         with old.graph.inserting_before(old):
-            given = old.graph.placeholder(stand_in.name)
-        given.meta = {**stand_in.meta, **{key: old.meta[key] for key in ("desc",) if key in old.meta}}
+            given = old.graph.placeholder(replacement.name)
+        given.meta = {**replacement.meta, **{key: old.meta[key] for key in ("desc",) if key in old.meta}}
         self.order[given] = self.order[old]
-        self.taken[stand_in], self.origins[stand_in], self.reads[stand_in] = given, (stand_in,), frozenset()
-        self.instead[node.name] = stand_in
+        self.in_backward[replacement], self.origins[replacement], self.reads[replacement] = given, (replacement,), frozenset()
+        self.replacements[node.name] = replacement
 
     def _is_written_anyway(self, node: fx.Node) -> bool:
         """Whether the forward writes this value in any case, because a kernel other than the one that makes it needs it."""
@@ -149,35 +149,35 @@ class _Split:
             user = pending.pop()
             if user.op == "output":
                 continue
-            if self.kinds[user] is Kind.HARD or self.level[user] > self.level[node]:
+            if self.kinds[user] is NodeKind.EXTERN or self.level[user] > self.level[node]:
                 return True
-            if self.kinds[user] is Kind.LIGHT:
+            if self.kinds[user] is NodeKind.FREE:
                 pending += user.users
         return False
 
     def _replace(self, node: fx.Node, chain: list[fx.Node]) -> None:
         """The ops of a chain in the backward, in front of the first that uses the value."""
-        old = self.taken[node]
+        old = self.in_backward[node]
         first = min(old.users, key=self.order.__getitem__)
         copies: dict[fx.Node, fx.Node] = {}
         for op in chain:
-            for part in op.all_input_nodes:
-                if part not in copies:
-                    self._bring(self.taken[part], first)
+            for operand in op.all_input_nodes:
+                if operand not in copies:
+                    self._move_before(self.in_backward[operand], first)
             with old.graph.inserting_before(first):
-                copies[op] = old.graph.node_copy(op, lambda n: copies[n] if n in copies else self.taken[n])
+                copies[op] = old.graph.node_copy(op, lambda n: copies[n] if n in copies else self.in_backward[n])
             self.order[copies[op]] = self.order[first]
         old.replace_all_uses_with(copies[node])
         old.graph.erase_node(old)
-        self.taken[node] = copies[node]
+        self.in_backward[node] = copies[node]
 
-    def _bring(self, part: fx.Node, first: fx.Node) -> None:
+    def _move_before(self, operand: fx.Node, first: fx.Node) -> None:
         """Move what computes a part to the front of where it is needed now."""
-        if part.op != "placeholder" and self.order[part] > self.order[first]:
-            for needed in part.all_input_nodes:
-                self._bring(needed, first)
-            first.prepend(part)
-            self.order[part] = self.order[first]
+        if operand.op != "placeholder" and self.order[operand] > self.order[first]:
+            for needed in operand.all_input_nodes:
+                self._move_before(needed, first)
+            first.prepend(operand)
+            self.order[operand] = self.order[first]
 
 
 def _must_be_saved(node: fx.Node) -> bool:
@@ -185,28 +185,28 @@ def _must_be_saved(node: fx.Node) -> bool:
     return getattr(node.meta.get("recompute"), "name", "") == "MUST_SAVE"
 
 
-def _is_by_element(node: fx.Node) -> bool:
+def _is_pointwise(node: fx.Node) -> bool:
     return node.op == "call_function" and (op_name(node.target) in POINTWISE or op_name(node.target) in VIEWS)
 
 
-def _levels(graph: fx.Graph, of: Mapping[fx.Node, Kind]) -> dict[fx.Node, int]:
+def _levels(graph: fx.Graph, of: Mapping[fx.Node, NodeKind]) -> dict[fx.Node, int]:
     """How many kernels that stay alone lie before each node, on the longest way."""
     found: dict[fx.Node, int] = {}
     for node in graph.nodes:
-        found[node] = max((found[n] + _is_alone(n, of) for n in node.all_input_nodes), default=0)
+        found[node] = max((found[n] + _is_own_kernel(n, of) for n in node.all_input_nodes), default=0)
     return found
 
 
-def _is_alone(node: fx.Node, of: Mapping[fx.Node, Kind]) -> bool:
-    return node.op == "call_function" and of[node] is Kind.HARD and bool(tensors_of(node))
+def _is_own_kernel(node: fx.Node, of: Mapping[fx.Node, NodeKind]) -> bool:
+    return node.op == "call_function" and of[node] is NodeKind.EXTERN and bool(tensors_of(node))
 
 
-def _readers(graph: fx.Graph, of: Mapping[fx.Node, Kind]) -> dict[fx.Node, Levels]:
+def _readers(graph: fx.Graph, of: Mapping[fx.Node, NodeKind]) -> dict[fx.Node, Levels]:
     """For every node that follows from saved values alone, the levels of the kernels that read it."""
     level = _levels(graph, of)
     given = {node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("tangents")}
     for node in graph.nodes:
-        if node.op == "call_function" and of[node] is not Kind.HARD and all(n in given for n in node.all_input_nodes):
+        if node.op == "call_function" and of[node] is not NodeKind.EXTERN and all(n in given for n in node.all_input_nodes):
             given.add(node)
     found: dict[fx.Node, Levels] = {}
     for node in reversed(list(graph.nodes)):
@@ -215,18 +215,18 @@ def _readers(graph: fx.Graph, of: Mapping[fx.Node, Kind]) -> dict[fx.Node, Level
             if user in given:
                 reads |= found[user]
             else:
-                reads.add(user if user.op == "output" or of[user] is Kind.HARD else level[user])
+                reads.add(user if user.op == "output" or of[user] is NodeKind.EXTERN else level[user])
         found[node] = frozenset(reads)
     return found
 
 
-def _change_outputs(forward: fx.Graph, dropped: set[str], instead: Mapping[str, fx.Node], outputs: int) -> None:
+def _change_outputs(forward: fx.Graph, dropped: set[str], replacements: Mapping[str, fx.Node], outputs: int) -> None:
     """Take values off what the forward gives, or give others in their place."""
     output = forward.output_node()
     before = _results(forward)
     names = [getattr(result, "name", "") if i >= outputs else "" for i, result in enumerate(before)]
-    stays = [name not in dropped or name in instead for name in names]
+    stays = [name not in dropped or name in replacements for name in names]
     described = output.meta.get("desc")
     if isinstance(described, (list, tuple)) and len(described) == len(before):
         output.meta["desc"] = type(described)(d for d, stay in zip(described, stays, strict=True) if stay)
-    output.args = (tuple(instead.get(name, result) for name, result, stay in zip(names, before, stays, strict=True) if stay),)
+    output.args = (tuple(replacements.get(name, result) for name, result, stay in zip(names, before, stays, strict=True) if stay),)

@@ -13,24 +13,24 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..errors import SharedElements, SymbolicAxis
+from ..errors import OverlappingElements, SymbolicAxis
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer, Load, Program
 from ..ir.size import Bindings, Size, product, sym
 from ..ir.text import show
 from ..stages import stage
-from .lower import Blocked, Output, lower_part
+from .lower import Blocked, Output, lower_subgraph
 from .outputs import check_layout
 from .regions import Region
 from .schema import short_name
 from .source import UNKNOWN, user_line
 
-MOST_NAMES = 3  # of ops in a region's name
-LEAST_DIGITS = 6  # of the name of a symbol that stands for an expression
+MAX_NAMES = 3  # of ops in a region's name
+MIN_DIGITS = 6  # of the name of a symbol that stands for an expression
 
 
 @dataclass(frozen=True)
-class Part:
+class RegionProgram:
     """A region, lowered. Buffers are called in0, in1, ..., out0, ... in the order of `inputs` and `outputs`."""
 
     region: Region
@@ -64,18 +64,18 @@ class Part:
 
 
 @stage("capturing a region", Blocked)
-def lowered(graph: fx.Graph, region: Region) -> Part:
+def lower_region(graph: fx.Graph, region: Region) -> RegionProgram:
     """The Program of a region. A node that has no place in one is Blocked."""
     sizes = _Sizes()
     inputs = {node: _buffer(f"in{k}", node, "input", sizes) for k, node in enumerate(region.inputs)}
     outputs = tuple(Output(node, _buffer(f"out{k}", node, "output", sizes)) for k, node in enumerate(region.outputs))
-    program = lower_part(graph, _name(region), inputs, outputs, sizes.to_size)
+    program = lower_subgraph(graph, _name(region), inputs, outputs, sizes.to_size)
     read = {n.buffer for n in program.nodes if isinstance(n, Load)}
-    kept = tuple(node for node, buffer in inputs.items() if buffer.name in read)
-    names = {inputs[node].name: f"in{k}" for k, node in enumerate(kept)}
+    inputs_read = tuple(node for node, buffer in inputs.items() if buffer.name in read)
+    names = {inputs[node].name: f"in{k}" for k, node in enumerate(inputs_read)}
     program = _renamed(program, names)
     free = {name: sizes.factors[name] for name in program.symbols}
-    return Part(region, program, kept, region.outputs, {name: f.expression for name, f in free.items()},
+    return RegionProgram(region, program, inputs_read, region.outputs, {name: f.expression for name, f in free.items()},
                 {name: f.hint for name, f in free.items()})
 
 
@@ -102,8 +102,8 @@ class _Sizes:
     def _name(self, factor: compat.SizeFactor) -> str:
         """torch's own name of a symbol; of a sum or quotient as much of its digest as no other one shares."""
         digest = hashlib.sha256(str(factor).encode()).hexdigest()
-        digests = (f"e{digest[:digits]}" for digits in range(LEAST_DIGITS, len(digest) + 1))
-        names = [str(factor)] if factor.is_symbol else digests
+        candidates = (f"e{digest[:digits]}" for digits in range(MIN_DIGITS, len(digest) + 1))
+        names = [str(factor)] if factor.is_symbol else candidates
         name = next(n for n in names if self.factors.get(n, factor) == factor)
         self.factors[name] = factor
         return name
@@ -118,7 +118,7 @@ def _buffer(name: str, node: fx.Node, role: str, sizes: _Sizes) -> Buffer:
     if role == "output":
         try:
             check_layout(node)
-        except SharedElements as error:
+        except OverlappingElements as error:
             raise Blocked(node, error) from error
     return Buffer(name, BY_TORCH[val.dtype], role, tuple(known[:len(shape)]), tuple(known[len(shape):]))
 
@@ -136,4 +136,4 @@ def _name(region: Region) -> str:
     for node in region.reductions:
         op = short_name(node.meta.get("original_aten") or node.target).removeprefix("aten.").removeprefix("prims.")
         found[re.sub(r"^(_fused_|native_|_)|_data$", "", re.sub(r"\W", "_", op))] = None
-    return "_".join([*found][:MOST_NAMES]) or "region"
+    return "_".join([*found][:MAX_NAMES]) or "region"

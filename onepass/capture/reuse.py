@@ -14,17 +14,17 @@ from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .node_kinds import MATMULS, nbytes, tensors_of
-from .region_program import Part
+from .region_program import RegionProgram
 from .schema import op_name
 from .views import VIEWS
 
-LEAST_BYTES = 1 << 16  # below this, memory is not worth a thought
+MIN_BYTES = 1 << 16  # below this, memory is not worth a thought
 
 # Beside arithmetic by element: ops whose results are sure to be memory of their own, whoever compiles them. A view, or an op
 # that may hand its argument back as it is, would let a region overwrite something that others read under another name.
 _ATTENTION = frozenset(f"aten._scaled_dot_product_{kind}{way}.default" for way in ("", "_backward") for kind in (
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"))
-_OWN_RESULTS = MATMULS | _ATTENTION | {
+_FRESH_RESULTS = MATMULS | _ATTENTION | {
     "aten._scaled_mm.default", "aten._int_mm.default", "aten._grouped_mm.default", "aten.convolution.default",
     "aten.convolution_backward.default", "aten.embedding.default", "aten.embedding_dense_backward.default", "aten.index.Tensor",
     "aten.gather.default", "aten.cat.default"}
@@ -33,31 +33,31 @@ _SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, 
                     torch.ops.aten.sym_storage_offset.default})
 
 
-class Memory:
+class GraphMemory:
     """Which values of a graph lie in the same memory, as torch traced them."""
 
-    def __init__(self, graph: fx.Graph, calls: Collection[fx.Node], given_away: Collection[int] = ()) -> None:
+    def __init__(self, graph: fx.Graph, calls: Collection[fx.Node], donated_inputs: Collection[int] = ()) -> None:
         """`calls` are those of regions, whose results are memory of their own; `given_away` inputs of the graph are, too."""
         self._calls = frozenset(calls)
-        self._given = frozenset(n for k, n in enumerate(graph.find_nodes(op="placeholder")) if k in given_away)
-        self._sharing: dict[int, list[fx.Node]] = {}
+        self._donated = frozenset(n for k, n in enumerate(graph.find_nodes(op="placeholder")) if k in donated_inputs)
+        self._by_storage: dict[int, list[fx.Node]] = {}
         for node in graph.nodes:
             for tensor in tensors_of(node):
-                self._sharing.setdefault(_storage(tensor), []).append(node)
+                self._by_storage.setdefault(_storage(tensor), []).append(node)
 
-    def is_free_after(self, call: fx.Node, node: fx.Node) -> bool:
+    def is_dead_after(self, call: fx.Node, node: fx.Node) -> bool:
         """Whether a call is the last to read a value that fills its memory alone."""
-        if not self._has_own(node):
+        if not self._owns_memory(node):
             return False
-        same = self._aliases(node)
+        aliases = self._aliases(node)
         read = set(call.all_input_nodes)
-        return not any(other in read for other in same if other is not node) and all(
-            user is call or user in same or user.target in _SIZES for each in same for user in each.users)
+        return not any(other in read for other in aliases if other is not node) and all(
+            user is call or user in aliases or user.target in _SIZES for each in aliases for user in each.users)
 
-    def _has_own(self, node: fx.Node) -> bool:
+    def _owns_memory(self, node: fx.Node) -> bool:
         """Whether a value is computed in this graph, into memory that nobody else holds."""
         source = _source(node)
-        if source in self._calls or source in self._given:
+        if source in self._calls or source in self._donated:
             return True
         name, schema = op_name(source.target), getattr(source.target, "_schema", None)
         if source.op != "call_function" or schema is None or schema.is_mutable or name in VIEWS:
@@ -67,8 +67,8 @@ class Memory:
         if name in _CASTS:
             before = source.args[0]
             return isinstance(before, fx.Node) and [t.dtype for t in tensors_of(before)] != [t.dtype for t in tensors_of(source)]
-        by_element = torch.Tag.pointwise in getattr(source.target, "tags", ())
-        return by_element or name in _OWN_RESULTS
+        is_pointwise = torch.Tag.pointwise in getattr(source.target, "tags", ())
+        return is_pointwise or name in _FRESH_RESULTS
 
     def _aliases(self, node: fx.Node) -> set[fx.Node]:
         """The value and its views, by storages and by what ops are known to do."""
@@ -77,30 +77,30 @@ class Memory:
         waiting = [node]
         while waiting:
             at = waiting.pop()
-            near = [other for tensor in tensors_of(at) for other in self._sharing.get(_storage(tensor), ())]
-            near += [user for user in at.users if _gives_view(user)]
-            for other in near:
+            neighbors = [other for tensor in tensors_of(at) for other in self._by_storage.get(_storage(tensor), ())]
+            neighbors += [user for user in at.users if _gives_view(user)]
+            for other in neighbors:
                 if other not in found and other is not source and not _is_base_of(other, source):
                     found.add(other)
                     waiting.append(other)
         return found
 
 
-def reusable(part: Part, call: fx.Node, inputs: tuple[fx.Node, ...], pairs: Collection[tuple[str, str]],
-             memory: Memory) -> tuple[fx.Node | None, ...]:
+def reusable(region: RegionProgram, call: fx.Node, inputs: tuple[fx.Node, ...], pairs: Collection[tuple[str, str]],
+             memory: GraphMemory) -> tuple[fx.Node | None, ...]:
     """For each output of a region an input whose memory it can take, or None; no input is given twice.
 
     `inputs` are what `call` reads now, in the order of the region's own; `pairs` are the (output, input) that its kernels allow.
     """
-    buffers = part.program.buffers
+    buffers = region.program.buffers
     node_of = dict(zip((b.name for b in buffers if b.role == "input"), inputs, strict=True))
     given: dict[fx.Node, None] = {}
     taken: list[fx.Node | None] = []
     for output in (b.name for b in buffers if b.role == "output"):
         fitting = (node_of[name] for out, name in pairs if out == output)
         # An input of the graph is overwritten as it is: torch does not follow views of it.
-        fitting = (n for n in fitting if n.op != "placeholder" or _same_form(n, part.outputs[len(taken)]))
-        found = next((n for n in fitting if n not in given and _is_worth_it(n) and memory.is_free_after(call, n)), None)
+        fitting = (n for n in fitting if n.op != "placeholder" or _same_form(n, region.outputs[len(taken)]))
+        found = next((n for n in fitting if n not in given and _is_reusable(n) and memory.is_dead_after(call, n)), None)
         taken.append(found)
         given |= {found: None} if found is not None else {}
     return tuple(taken)
@@ -111,9 +111,9 @@ def _same_form(one: fx.Node, other: fx.Node) -> bool:
     return [*map(str, (*a.shape, *a.stride()))] == [*map(str, (*b.shape, *b.stride()))] and a.dtype == b.dtype
 
 
-def _is_worth_it(node: fx.Node) -> bool:
+def _is_reusable(node: fx.Node) -> bool:
     (tensor,) = tensors_of(node)
-    return nbytes(node) >= LEAST_BYTES and isinstance(tensor.storage_offset(), int) and tensor.storage_offset() == 0
+    return nbytes(node) >= MIN_BYTES and isinstance(tensor.storage_offset(), int) and tensor.storage_offset() == 0
 
 
 def _storage(tensor: torch.Tensor) -> int:

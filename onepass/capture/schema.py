@@ -39,7 +39,7 @@ PLACEMENT: Mapping[str, Callable[[Any], bool]] = {
 
 
 @dataclass(frozen=True)
-class Given(Sequence[Any]):
+class BoundArguments(Sequence[Any]):
     """The arguments of one call. By position they are those torch takes by position, by name all that the schema has.
 
     What the call leaves out holds the schema's default. Reading an argument, in either way, is remembered in `read`.
@@ -65,10 +65,10 @@ class Given(Sequence[Any]):
         self.read.add(name)
         return self.values[name]
 
-    def mapped(self, change: Callable[[Any], Any]) -> Given:
+    def mapped(self, change: Callable[[Any], Any]) -> BoundArguments:
         """The same call with its values changed, those in lists too. What is read of it counts as read of this one."""
         changed = {name: fx.node.map_aggregate(value, change) for name, value in self.values.items()}
-        return Given(changed, self.positional, self.defaults, self.read)
+        return BoundArguments(changed, self.positional, self.defaults, self.read)
 
     def ignored(self) -> Iterator[str]:
         """Arguments that nobody read though they may say something about the result's elements."""
@@ -79,14 +79,14 @@ class Given(Sequence[Any]):
                 yield name
 
 
-def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
+def bind_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundArguments:
     """The arguments of a call of an op, or of a Python function, whose arguments have no names."""
     schema = getattr(target, "_schema", None)
     if schema is None:
         by_position = {f"argument {k}": value for k, value in enumerate(args)}
-        return Given({**by_position, **kwargs}, tuple(by_position))
+        return BoundArguments({**by_position, **kwargs}, tuple(by_position))
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
     positional = tuple(a.name for a in schema.arguments if not a.kwarg_only)
     given = {**dict(zip(positional, args, strict=False)), **kwargs}
     values = {a.name: given.get(a.name, defaults.get(a.name)) for a in schema.arguments}
-    return Given(values, positional, defaults)
+    return BoundArguments(values, positional, defaults)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..errors import UnderMode
+from ..errors import UnsupportedTorchMode
 
 # Values that cannot change while they are the same object.
 ATOMS = (bool, int, float, complex, str, bytes, NoneType, type(...), type(NotImplemented), range, torch.dtype, torch.device,
@@ -38,7 +38,7 @@ class TensorFacts:
     requires_grad: bool
 
 
-def token(value: Any) -> Any:
+def snapshot(value: Any) -> Any:
     """What to remember of a value: itself, but of a tensor its facts, since memory must not be kept alive for a comparison."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or vars(value):
         return value
@@ -46,22 +46,22 @@ def token(value: Any) -> Any:
                        value.requires_grad)
 
 
-def same(now: Any, then: Any) -> bool:
+def same_value(now: Any, then: Any) -> bool:
     """Whether a value is what it was: the same object, or a plain value with the same type and the same bits."""
-    return now is then or type(now) is type(then) and exact(now) == exact(then)
+    return now is then or type(now) is type(then) and exact_key(now) == exact_key(then)
 
 
-def exact(value: Any) -> Any:
+def exact_key(value: Any) -> Any:
     """A key that differs where plain values do: 0.0 from -0.0, True from 1. NaN equals itself. Other objects: who they are."""
     match value:
         case float():
             return float, type(value), value.hex()
         case complex():
-            return complex, exact(value.real), exact(value.imag)
+            return complex, exact_key(value.real), exact_key(value.imag)
         case tuple():
-            return type(value), tuple(map(exact, value))
+            return type(value), tuple(map(exact_key, value))
         case slice():
-            return slice, exact(value.start), exact(value.stop), exact(value.step)
+            return slice, exact_key(value.start), exact_key(value.stop), exact_key(value.step)
         case TensorFacts():
             return value
         case _ if type(value) in ATOMS:
@@ -85,7 +85,7 @@ class Identity:
         return id(self.of)
 
 
-def content(cell: CellType) -> Any:
+def cell_content(cell: CellType) -> Any:
     """What a closure variable holds, ABSENT before it is assigned."""
     try:
         return cell.cell_contents
@@ -110,18 +110,18 @@ class Read:
         except _GONE:
             return False
         if self.kind != "each":
-            return same(token(now), self.value)
-        return len(now) == len(self.value) and all(map(same, map(token, now), self.value))
+            return same_value(snapshot(now), self.value)
+        return len(now) == len(self.value) and all(map(same_value, map(snapshot, now), self.value))
 
     def test(self, owner: str, value: str) -> str:
         """A fast test over names for owner and value: where it succeeds, `holds` does too."""
         given = self.expression.replace("{o}", owner)
         if self.kind != "each":
             by_identity = self.kind == "one" and not isinstance(self.value, TensorFacts)
-            return f"{given} is {value}" if by_identity else f"same(token({given}), {value})"
+            return f"{given} is {value}" if by_identity else f"same_value(snapshot({given}), {value})"
         length = f"len({given}) == {len(self.value)}"
         if any(isinstance(v, TensorFacts) for v in self.value):
-            return f"{length} and all(map(same, map(token, {given}), {value}))"
+            return f"{length} and all(map(same_value, map(snapshot, {given}), {value}))"
         return f"{length} and all(map(is_, {given}, {value}))" if self.value else length
 
 
@@ -129,12 +129,12 @@ def make_read(where: str, owner: Any, expression: str, kind: str = "one") -> tup
     """A Read of what is there now, and that itself."""
     found = evaluate(owner, expression)
     if kind != "each":
-        return Read(where, owner, expression, token(found), kind), found
+        return Read(where, owner, expression, snapshot(found), kind), found
     values = tuple(found)
-    return Read(where, owner, expression, tuple(map(token, values)), kind), values
+    return Read(where, owner, expression, tuple(map(snapshot, values)), kind), values
 
 
-def attempt(function: Callable[[], Any]) -> Any:
+def call_or_error_type(function: Callable[[], Any]) -> Any:
     """What a function gives, or the type of its complaint."""
     try:
         return function()
@@ -142,8 +142,8 @@ def attempt(function: Callable[[], Any]) -> Any:
         return type(error)
 
 
-_USED = {"ABSENT": ABSENT, "attempt": attempt, "autocast_dtype": torch.get_autocast_dtype, "content": content, "deque": deque,
-         "is_": is_, "same": same, "token": token}
+_USED = {"ABSENT": ABSENT, "call_or_error_type": call_or_error_type, "autocast_dtype": torch.get_autocast_dtype, "cell_content": cell_content, "deque": deque,
+         "is_": is_, "same_value": same_value, "snapshot": snapshot}
 _GONE = (AttributeError, ValueError, TypeError)  # raised by reads of what is no longer there
 
 
@@ -157,7 +157,7 @@ def _compiled(expression: str) -> CodeType:
     return compile(expression.replace("{o}", "o"), "<read>", "eval")
 
 
-class StandsFor:
+class TransparentWrapper:
     """Base of callables that do what the function `fn` does, and read no other state."""
 
     fn: Callable[..., Any]
@@ -171,12 +171,12 @@ class State:
         self.may_set_data = may_set_data  # of tensors, which must be looked out for when the function runs
         for mode in compat.active_modes():
             if not isinstance(mode, torch.device):
-                raise UnderMode(mode=type(mode).__name__)
-        self._of_torch = compat.torch_state()
+                raise UnsupportedTorchMode(mode=type(mode).__name__)
+        self._torch_unchanged = compat.torch_state_guard()
 
     def unchanged(self) -> bool:
         """Whether the function would read the same now."""
-        return self._of_torch() and (self._test() or self.first_change() is None)
+        return self._torch_unchanged() and (self._test() or self.first_change() is None)
 
     def first_change(self) -> Read | None:
         """The first thing that is no longer what it was; torch's own modes apart."""

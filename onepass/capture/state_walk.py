@@ -29,12 +29,12 @@ from typing import Any
 
 import torch
 
-from ..errors import HiddenState
+from ..errors import UnguardedState
 from . import known_functions
 from .bytecode import Chain, mentions
-from .state import ABSENT, Read, StandsFor, State, content, make_read
+from .state import ABSENT, Read, TransparentWrapper, State, cell_content, make_read
 
-MOST = 20_000  # places, and objects; comparing more at every call would cost more than kernels save
+MAX_READS = 20_000  # places, and objects; comparing more at every call would cost more than kernels save
 _SEQUENCES = (list, tuple, deque, set, frozenset)
 _FIELD: type = type(vars(namedtuple("_Named", "field"))["field"])
 # What objects that wrap others lead to.
@@ -54,7 +54,7 @@ _PASSIVE = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__ann
                       "__init_subclass__", "__set_name__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
                       "__copy__", "__deepcopy__", "__dir__", "__sizeof__", "__dataclass_fields__", *_AS_TEXT, *_CONSTRUCT})
 _BY_NAME = frozenset({"__dict__", "__getattribute__", "__getattr__", "__setattr__"})
-_OUT_OF_REACH = frozenset({"__globals__", "__subclasses__", "__builtins__", "f_globals", "f_locals", "f_back", "gi_frame",
+_UNTRACKABLE = frozenset({"__globals__", "__subclasses__", "__builtins__", "f_globals", "f_locals", "f_back", "gi_frame",
                            "tb_frame", "__loader__", "__spec__", "_version"})
 # They read a tensor's memory without an op that could be seen.
 _READ_MEMORY = frozenset({"tolist", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__", "grad"})
@@ -67,10 +67,10 @@ def state_of(roots: Sequence[Any]) -> State:
     walk.namespaces.append(_Namespace("torch.Tensor", vars(torch.Tensor), "tensor"))
     try:
         for root in roots:
-            walk.open(root, getattr(root, "__name__", type(root).__name__))
+            walk.visit(root, getattr(root, "__name__", type(root).__name__))
         walk.finish()
     except RecursionError:
-        raise HiddenState(what="more than Python's recursion limit allows to follow", where=f"from {roots[0]}") from None
+        raise UnguardedState(what="more than Python's recursion limit allows to follow", where=f"from {roots[0]}") from None
     return State(walk.reads, walk.sets_data or bool(walk.looks_up_by_name))
 
 
@@ -87,38 +87,38 @@ class _Namespace:
 @dataclass
 class _Walk:
     reads: list[Read] = field(default_factory=list)
-    noted: set[tuple[int, str]] = field(default_factory=set)
+    recorded: set[tuple[int, str]] = field(default_factory=set)
     seen: dict[int, Any] = field(default_factory=dict)  # by id; held, so that no other object gets the id
     types: dict[int, type] = field(default_factory=dict)
     mentioned: dict[str, None] = field(default_factory=dict)
     namespaces: list[_Namespace] = field(default_factory=list)
     looks_up_by_name: str = ""  # where, if anywhere
-    tensor: str = ""  # where one was found
+    tensor_location: str = ""  # where one was found
     sets_data: bool = False
 
     def read(self, where: str, owner: Any, expression: str, kind: str = "one") -> Any:
         """Note what an expression gives, and give it."""
         read, value = make_read(where, owner, expression, kind)
-        if (id(owner), expression) not in self.noted:
-            self.noted.add((id(owner), expression))
+        if (id(owner), expression) not in self.recorded:
+            self.recorded.add((id(owner), expression))
             self.reads.append(read)
-        if len(self.reads) > MOST or len(self.seen) > MOST:
-            raise HiddenState(what=f"more than {MOST} objects", where=where)
+        if len(self.reads) > MAX_READS or len(self.seen) > MAX_READS:
+            raise UnguardedState(what=f"more than {MAX_READS} objects", where=where)
         return value
 
-    def item(self, where: str, namespace: Mapping[str, Any], name: str) -> Any:
+    def read_item(self, where: str, namespace: Mapping[str, Any], name: str) -> Any:
         """The value of a name, ABSENT if it has none."""
         return self.read(where, namespace, f"{{o}}.get({name!r}, ABSENT)")
 
-    def elements(self, where: str, container: Any, values: str = "{o}") -> None:
+    def visit_elements(self, where: str, container: Any, values: str = "{o}") -> None:
         for k, value in enumerate(self.read(where, container, values, "each")):
-            self.open(value, f"{where}[{k}]")
+            self.visit(value, f"{where}[{k}]")
 
-    def mapping(self, where: str, owner: Any, of: str = "{o}.") -> None:
+    def visit_mapping(self, where: str, owner: Any, of: str = "{o}.") -> None:
         """A dict: its keys in their order, and its values."""
         given = "" if of == "{o}." else "{o}"
-        self.elements(f"the keys of {where}", owner, f"{of}keys({given})")
-        self.elements(where, owner, f"{of}values({given})")
+        self.visit_elements(f"the keys of {where}", owner, f"{of}keys({given})")
+        self.visit_elements(where, owner, f"{of}values({given})")
 
     def mention(self, *names: str) -> None:
         self.mentioned.update(dict.fromkeys(names))
@@ -128,17 +128,17 @@ class _Walk:
         met = -1
         while met != (met := len(self.mentioned) + len(self.namespaces) + bool(self.looks_up_by_name)):
             for namespace in tuple(self.namespaces):
-                self.look(namespace)
+                self.read_mentioned(namespace)
         reading = sorted(_READ_MEMORY.intersection(self.mentioned)) or [self.looks_up_by_name]
-        if self.tensor and reading[0]:
-            raise HiddenState(what=f"the values of a tensor, through {reading[0]}", where=self.tensor)
+        if self.tensor_location and reading[0]:
+            raise UnguardedState(what=f"the values of a tensor, through {reading[0]}", where=self.tensor_location)
 
-    def look(self, namespace: _Namespace) -> None:
+    def read_mentioned(self, namespace: _Namespace) -> None:
         if self.looks_up_by_name and namespace.done >= 0 and namespace.of != "tensor":
             if namespace.of == "module":
-                raise HiddenState(what=f"any name of the module {namespace.where}", where=self.looks_up_by_name)
+                raise UnguardedState(what=f"any name of the module {namespace.where}", where=self.looks_up_by_name)
             namespace.done = -1
-            self.mapping(namespace.where, namespace.names)
+            self.visit_mapping(namespace.where, namespace.names)
         if namespace.done < 0:
             return
         names = tuple(self.mentioned)[namespace.done:]
@@ -146,83 +146,83 @@ class _Walk:
         for name in names:
             if namespace.of != "class" or name in namespace.names:  # of classes, the list of names is compared
                 where = f"{namespace.where}.{name}"
-                value = self.item(where, namespace.names, name)
+                value = self.read_item(where, namespace.names, name)
                 if value is ABSENT and namespace.of == "module":
-                    value = self.made_up(sys.modules.get(namespace.names["__name__"]), name, where)
-                self.open(value, where)
+                    value = self.module_getattr(sys.modules.get(namespace.names["__name__"]), name, where)
+                self.visit(value, where)
 
-    def made_up(self, module: Any, name: str, where: str) -> Any:
+    def module_getattr(self, module: Any, name: str, where: str) -> Any:
         """What a module's own `__getattr__` gives for a name that is not in it."""
         function = vars(module).get("__getattr__") if isinstance(module, ModuleType) else None
         if function is None:
             return ABSENT
-        self.open(function, f"{module.__name__}.__getattr__")
+        self.visit(function, f"{module.__name__}.__getattr__")
         return self.read(where, module, f"getattr({{o}}, {name!r}, ABSENT)", "fresh")
 
     # ---- objects -------------------------------------------------------------------------------------------------------------
 
-    def open(self, value: Any, where: str) -> None:
+    def visit(self, value: Any, where: str) -> None:
         """Follow a value that code may do anything with."""
         if value is ABSENT or known_functions.is_atom(value) or id(value) in self.seen:
             return
         self.seen[id(value)] = value
         kind = type(value)
         if isinstance(value, torch.Tensor):
-            self.outside_tensor(value, where)
+            self.visit_tensor(value, where)
         elif isinstance(value, type):
             self.mention(*_CONSTRUCT)
-            self.of_class(value, where)
+            self.visit_class(value, where)
         elif kind is FunctionType:
-            self.function(value, where)
+            self.visit_function(value, where)
         elif isinstance(value, ModuleType):
-            self.module(value, where)
+            self.visit_module(value, where)
         elif known_functions.is_in_c_function(value):
-            self.in_c(value, where)
+            self.visit_c_function(value, where)
         elif kind in _WRAPPERS:
             for name in _WRAPPERS[kind]:
-                self.open(self.read(where, value, f"{{o}}.{name}"), where)
+                self.visit(self.read(where, value, f"{{o}}.{name}"), where)
         elif kind in _SEQUENCES:
-            self.elements(where, value)
+            self.visit_elements(where, value)
         elif kind in (dict, MappingProxyType):
-            self.mapping(where, value)
-        elif isinstance(value, StandsFor):
-            self.open(self.read(f"{where}.fn", value, "{o}.fn"), f"{where}.fn")
-        elif kind is not CodeType and not known_functions.is_silent(value):
-            self.instance(value, where)
+            self.visit_mapping(where, value)
+        elif isinstance(value, TransparentWrapper):
+            self.visit(self.read(f"{where}.fn", value, "{o}.fn"), f"{where}.fn")
+        elif kind is not CodeType and not known_functions.is_logger(value):
+            self.visit_instance(value, where)
 
-    def outside_tensor(self, tensor: torch.Tensor, where: str) -> None:
+    def visit_tensor(self, tensor: torch.Tensor, where: str) -> None:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            raise HiddenState(what=f"a {type(tensor).__name__}", where=where)
-        self.tensor = self.tensor or where
-        self.mapping(f"vars({where})", vars(tensor))
+            raise UnguardedState(what=f"a {type(tensor).__name__}", where=where)
+        self.tensor_location = self.tensor_location or where
+        self.visit_mapping(f"vars({where})", vars(tensor))
 
-    def function(self, function: FunctionType, where: str) -> None:
+    def visit_function(self, function: FunctionType, where: str) -> None:
         """A function's code, defaults and closure; of one that only calls what it is given, the closure."""
         code, module = function.__code__, function.__globals__.get("__name__")
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         if not known_functions.is_helper(module):
             for name in ("__code__", "__defaults__", "__kwdefaults__"):
-                self.open(self.read(f"{where}.{name}", function, f"{{o}}.{name}"), f"defaults of {where}")
+                self.visit(self.read(f"{where}.{name}", function, f"{{o}}.{name}"), f"defaults of {where}")
             if vars(function):
-                self.mapping(f"vars({where})", vars(function))
-            self.code(code, cells, function.__globals__, where)
+                self.visit_mapping(f"vars({where})", vars(function))
+            self.visit_code(code, cells, function.__globals__, where)
             return
         if known_functions.is_torch(module):
             self.torch_function(function, where)
         for name, cell in cells.items():
-            self.open(self.cell(cell, f"{name} in {where}"), f"{name} in {where}")
+            self.visit(self.read_cell(cell, f"{name} in {where}"), f"{name} in {where}")
 
-    def cell(self, cell: CellType, where: str) -> Any:
-        return self.read(where, cell, "content({o})" if content(cell) is ABSENT else "{o}.cell_contents")
+    def read_cell(self, cell: CellType, where: str) -> Any:
+        return self.read(where, cell, "cell_content({o})" if cell_content(cell) is ABSENT else "{o}.cell_contents")
 
     def torch_function(self, function: Any, where: str) -> None:
         treatment = known_functions.torch_function(function)
         if treatment == "readable":
-            self.read(f"{where}()", function, "attempt({o})", "fresh")
+            self.read(f"{where}()", function, "call_or_error_type({o})", "fresh")
         elif treatment == "stateful":
-            raise HiddenState(what=f"the state of torch that {function.__name__} concerns", where=where)
+            raise UnguardedState(what=f"the state of torch that {function.__name__} concerns", where=where)
 
-    def in_c(self, function: Any, where: str) -> None:
+    def visit_c_function(self, function: Any, where: str) -> None:
         """A function or descriptor in C must be known; what it is bound to is followed."""
         bound_to = getattr(function, "__self__", None)
         is_function = isinstance(function, BuiltinFunctionType)
@@ -231,17 +231,17 @@ class _Walk:
         elif known_functions.looks_up_by_name(function):
             self.looks_up_by_name = self.looks_up_by_name or where
         elif bound_to is not None and not isinstance(bound_to, ModuleType):
-            self.open(bound_to, where)
+            self.visit(bound_to, where)
         elif not known_functions.is_pure_in_c(function):
-            raise HiddenState(what=f"what {getattr(function, '__module__', None)}.{function.__name__} gives", where=where)
+            raise UnguardedState(what=f"what {getattr(function, '__module__', None)}.{function.__name__} gives", where=where)
 
-    def module(self, module: ModuleType, where: str) -> None:
+    def visit_module(self, module: ModuleType, where: str) -> None:
         if not known_functions.is_torch(module.__name__):
             self.namespaces.append(_Namespace(where, vars(module), "module"))
         elif known_functions.is_stateful(module.__name__):
-            raise HiddenState(what=f"the state of torch in {module.__name__}", where=where)
+            raise UnguardedState(what=f"the state of torch in {module.__name__}", where=where)
 
-    def of_class(self, kind: type, where: str) -> None:
+    def visit_class(self, kind: type, where: str) -> None:
         """A class: what code mentions of it and of its bases, and what instructions look up by special names."""
         self.read(where, kind, "{o}.__mro__")
         if kind is type:
@@ -251,76 +251,76 @@ class _Walk:
                 continue
             self.types[id(base)] = base
             if known_functions.is_torch(base.__module__):
-                self.of_torch(base, where)
+                self.visit_torch_class(base, where)
             elif known_functions.is_in_c(base):
                 if not known_functions.is_known_in_c(base):
-                    raise HiddenState(what=f"a {base.__module__}.{base.__name__}", where=where)
+                    raise UnguardedState(what=f"a {base.__module__}.{base.__name__}", where=where)
             elif not known_functions.is_helper_type(base):
-                self.own_class(base, base.__qualname__)
+                self.visit_user_class(base, base.__qualname__)
         if type(kind) is not type:
-            self.of_class(type(kind), where)
+            self.visit_class(type(kind), where)
 
-    def own_class(self, kind: type, where: str) -> None:
+    def visit_user_class(self, kind: type, where: str) -> None:
         names = vars(kind)
         self.read(f"the names of {where}", names, "{o}.keys()", "each")
         self.namespaces.append(_Namespace(where, names, "class"))
-        called = frozenset().union(*(called_by(base) for base in kind.__mro__ if known_functions.is_torch(base.__module__)))
+        called = frozenset().union(*(methods_called_by(base) for base in kind.__mro__ if known_functions.is_torch(base.__module__)))
         for name in tuple(names):
             special = name.startswith("__") and name.endswith("__") and name not in _PASSIVE
             if special or name in called:
-                self.open(self.item(f"{where}.{name}", names, name), f"{where}.{name}")
+                self.visit(self.read_item(f"{where}.{name}", names, name), f"{where}.{name}")
 
-    def of_torch(self, kind: type, where: str) -> None:
+    def visit_torch_class(self, kind: type, where: str) -> None:
         """A class of torch needs no looking into, but for what it reads elsewhere."""
         if known_functions.is_stateful(kind.__module__) or known_functions.is_in_c(kind) and kind.__name__ == "Generator":
-            raise HiddenState(what=f"a {kind.__module__}.{kind.__name__}", where=where)
+            raise UnguardedState(what=f"a {kind.__module__}.{kind.__name__}", where=where)
         if kind is torch.autocast:
             for device in ("cuda", "cpu"):
                 self.read("torch.get_autocast_dtype()", device, "autocast_dtype({o})")
         if kind is torch.nn.Module:
             hooks = vars(sys.modules[kind.__module__])
             for name in [n for n, v in hooks.items() if n.startswith("_global_") and isinstance(v, dict)]:
-                self.open(self.item(name, hooks, name), name)
+                self.visit(self.read_item(name, hooks, name), name)
 
-    def instance(self, value: Any, where: str) -> None:
+    def visit_instance(self, value: Any, where: str) -> None:
         """An object of a class: its class, its attributes, and what it contains."""
         kind = type(value)
         unknown = next((c for c in kind.__mro__ if known_functions.is_in_c(c) and c not in known_functions.VALUE_BASES), None)
         if unknown is not None:
-            raise HiddenState(what=f"a {kind.__module__}.{kind.__qualname__}", where=where)
+            raise UnguardedState(what=f"a {kind.__module__}.{kind.__qualname__}", where=where)
         self.read(f"type({where})", value, "type({o})")
-        self.of_class(kind, where)
+        self.visit_class(kind, where)
         if kind.__module__ in ("torch._ops", "torch._library.custom_ops"):
             return
         base = next((c for c in (*_SEQUENCES, dict) if isinstance(value, c)), None)
         if base is dict:
-            self.mapping(where, value, "dict.")
+            self.visit_mapping(where, value, "dict.")
         elif base is not None:
-            self.elements(where, value, f"tuple({base.__name__}.__iter__({{o}}))")
-        self.open(getattr(value, "default_factory", None), where)
-        self.attributes(value, where)
+            self.visit_elements(where, value, f"tuple({base.__name__}.__iter__({{o}}))")
+        self.visit(getattr(value, "default_factory", None), where)
+        self.visit_attributes(value, where)
 
-    def attributes(self, value: Any, where: str) -> None:
+    def visit_attributes(self, value: Any, where: str) -> None:
         """What an object holds: mentioned names; all of them, where code that is not looked into reads them too."""
         names = own_names(value)
         for base in type(value).__mro__:
             if not known_functions.is_in_c(base):
                 for name in [n for n, v in vars(base).items() if isinstance(v, MemberDescriptorType)]:
-                    self.open(self.read(f"{where}.{name}", value, f"getattr({{o}}, {name!r}, ABSENT)"), f"{where}.{name}")
+                    self.visit(self.read(f"{where}.{name}", value, f"getattr({{o}}, {name!r}, ABSENT)"), f"{where}.{name}")
         if names is None:
             return
         if any(known_functions.is_helper_type(base) for base in type(value).__mro__) or type(value) is SimpleNamespace:
-            self.mapping(f"vars({where})", names)
+            self.visit_mapping(f"vars({where})", names)
         else:
             self.namespaces.append(_Namespace(where, names, "object"))
 
     # ---- code ----------------------------------------------------------------------------------------------------------------
 
-    def code(self, code: CodeType, cells: Mapping[str, CellType], outer: dict[str, Any], where: str) -> None:
+    def visit_code(self, code: CodeType, cells: Mapping[str, CellType], outer: dict[str, Any], where: str) -> None:
         """What a function's instructions name, and those of functions made inside it."""
         named = mentions(code)
-        if hidden := _OUT_OF_REACH.intersection(named.attributes):
-            raise HiddenState(what=f"anything, through {min(hidden)}", where=where)
+        if hidden := _UNTRACKABLE.intersection(named.attributes):
+            raise UnguardedState(what=f"anything, through {min(hidden)}", where=where)
         self.mention(*named.attributes)
         self.sets_data |= "data" in named.stored
         if named.has_class_patterns or not _BY_NAME.isdisjoint(named.attributes):
@@ -330,71 +330,71 @@ class _Walk:
         if named.makes_text or any(not c.in_cell and c.root in _MAKE_TEXT for c in named.chains):
             self.mention(*_AS_TEXT)
         for chain in named.chains:
-            self.follow(chain, cells, outer)
+            self.visit_chain(chain, cells, outer)
         for name, level in named.imports:
-            self.imported(name, level, outer)
+            self.visit_import(name, level, outer)
         for inner in named.inner:
             seen = {n: cells[n] for n in inner.co_freevars if n in cells and n not in code.co_cellvars}
-            self.code(inner, seen, outer, where)
+            self.visit_code(inner, seen, outer, where)
 
-    def imported(self, name: str, level: int, outer: dict[str, Any]) -> None:
+    def visit_import(self, name: str, level: int, outer: dict[str, Any]) -> None:
         if level:
             name = importlib.util.resolve_name("." * level + name, outer.get("__package__") or "")
         for module in dict.fromkeys((name, name.partition(".")[0])):
-            self.open(self.item(module, sys.modules, module), module)
+            self.visit(self.read_item(module, sys.modules, module), module)
 
-    def follow(self, chain: Chain, cells: Mapping[str, CellType], outer: dict[str, Any]) -> None:
+    def visit_chain(self, chain: Chain, cells: Mapping[str, CellType], outer: dict[str, Any]) -> None:
         """A variable and the attributes read from it at once: only those of a module or of a plain object need be read."""
         if chain.in_cell and chain.root not in cells:
             return  # a variable of the function's own
         where = chain.root
-        value = self.cell(cells[where], where) if chain.in_cell else self.item(where, outer, where)
+        value = self.read_cell(cells[where], where) if chain.in_cell else self.read_item(where, outer, where)
         if value is ABSENT and not chain.in_cell:
-            value = self.item(where, vars(builtins), where)
+            value = self.read_item(where, vars(builtins), where)
         if where == "__class__" and chain.in_cell:  # of super()
-            self.of_class(value, where)
+            self.visit_class(value, where)
             return
         for name in chain.steps:
-            found = self.step(value, name, f"{where}.{name}")
+            found = self.follow_attribute(value, name, f"{where}.{name}")
             if found is _NOT_FOLLOWED:
                 break
             value, where = found, f"{where}.{name}"
-        self.open(value, where)
+        self.visit(value, where)
 
-    def step(self, value: Any, name: str, where: str) -> Any:
+    def follow_attribute(self, value: Any, name: str, where: str) -> Any:
         """One attribute of an object, if nothing but a look-up decides what it is."""
         if isinstance(value, ModuleType) and name in vars(value):
-            return self.item(where, vars(value), name)
-        if is_of_torch(value):
+            return self.read_item(where, vars(value), name)
+        if is_torch_part(value):
             return self.read(where, value, f"getattr({{o}}, {name!r}, ABSENT)", "fresh")
         if isinstance(value, ModuleType):
-            self.item(where, vars(value), name)
-            return self.made_up(value, name, where)
+            self.read_item(where, vars(value), name)
+            return self.module_getattr(value, name, where)
         is_class = isinstance(value, type)
         kind = value if is_class else type(value)
         names = own_names(value)
         if not is_plain(kind):
             return _NOT_FOLLOWED
         if is_class:
-            return self.class_step(kind, name, where) if type(kind) is type else _NOT_FOLLOWED
-        return self.object_step(value, names, name, where) if names is not None and name in names else _NOT_FOLLOWED
+            return self.follow_class_attribute(kind, name, where) if type(kind) is type else _NOT_FOLLOWED
+        return self.follow_object_attribute(value, names, name, where) if names is not None and name in names else _NOT_FOLLOWED
 
-    def class_step(self, kind: type, name: str, where: str) -> Any:
+    def follow_class_attribute(self, kind: type, name: str, where: str) -> Any:
         holder = next((c for c in kind.__mro__ if name in vars(c)), None)
         if holder is None or hasattr(vars(holder)[name], "__get__"):
             return _NOT_FOLLOWED
         self.read(where, kind, "{o}.__mro__")
-        return [self.item(where, vars(c), name) for c in kind.__mro__[:kind.__mro__.index(holder) + 1]][-1]
+        return [self.read_item(where, vars(c), name) for c in kind.__mro__[:kind.__mro__.index(holder) + 1]][-1]
 
-    def object_step(self, value: Any, names: Mapping[str, Any], name: str, where: str) -> Any:
+    def follow_object_attribute(self, value: Any, names: Mapping[str, Any], name: str, where: str) -> Any:
         kind = type(value)
         if any(name in vars(c) for c in kind.__mro__):
             return _NOT_FOLLOWED
         self.read(f"type of {where}", value, "type({o})")
         self.read(where, kind, "{o}.__mro__")
         for base in kind.__mro__[:-1]:
-            self.item(where, vars(base), name)
-        return self.item(where, names, name)
+            self.read_item(where, vars(base), name)
+        return self.read_item(where, names, name)
 
 
 def own_names(value: Any) -> dict[str, Any] | None:
@@ -405,7 +405,7 @@ def own_names(value: Any) -> dict[str, Any] | None:
         return None
 
 
-def is_of_torch(value: Any) -> bool:
+def is_torch_part(value: Any) -> bool:
     """Whether a value is a part of torch: a module, a class, or an object that is neither a module of a model nor a tensor."""
     if isinstance(value, ModuleType):
         return known_functions.is_torch(value.__name__)
@@ -422,7 +422,7 @@ def is_plain(kind: type) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def called_by(kind: type) -> frozenset[str]:
+def methods_called_by(kind: type) -> frozenset[str]:
     """The names that methods of a class of torch mention: those a subclass may stand in for."""
     methods = ("__call__", "_wrapped_call_impl", "_call_impl") if kind is torch.nn.Module else tuple(vars(kind))
     code = [vars(kind)[m].__code__ for m in methods if isinstance(vars(kind).get(m), FunctionType)]

@@ -58,7 +58,7 @@ class _Substitution:
         self.draft = draft
         self.moves = moves
         self.inner = inner
-        self.moved = frozenset(a for dim in moves for a in dim)
+        self.traffic_saved = frozenset(a for dim in moves for a in dim)
         self.done: dict[int, int] = {}
 
     def at(self, node: int) -> int:
@@ -71,7 +71,7 @@ class _Substitution:
         return self.done[node]
 
     def _moves(self, node: int) -> bool:
-        return not self.moved.isdisjoint(self.draft.free(node))
+        return not self.traffic_saved.isdisjoint(self.draft.free(node))
 
     def _behind(self, node: int) -> list[int]:
         """A node and what it is computed from, as far as that moves and is not done: operands first, up to reductions."""

@@ -20,14 +20,14 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..errors import ChangesState, ClosureTensor, DataDependent, Mutation, NotTraceable, Randomness, SharedResult, SymbolicAxis
+from ..errors import ChangesState, ClosureTensor, DataDependent, Mutation, NotTraceable, Randomness, SymbolicAxis, UnsupportedReturn
 from ..ir.expr import BY_TORCH
 from ..ir.program import Buffer
 from ..ir.size import Size, Sym, product, sym
-from ..stages import foreign, stage
+from ..stages import external_code, stage
 from .arguments import Arguments, Layout, Layouts, candidate_layouts, check, flatten
 from .captured import Captured, Leaf, PlainLeaf, TensorLeaf
-from .foreach import one_by_one
+from .foreach import per_tensor_calls
 from .known_functions import is_atom
 from .lower import lower
 from .outputs import plan_outputs
@@ -44,7 +44,7 @@ def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | No
     By default row counts become symbols where the whole function allows it; `dynamic=False` fixes every size,
     `dynamic=True` insists on symbols. `state` is what the function reads besides its arguments, if it is known.
     """
-    compat.ready_to_trace()
+    compat.warm_up_tracing()
     arguments = flatten(fn, args)
     check(arguments)
     roots = (fn, *arguments.objects)
@@ -165,7 +165,7 @@ def _fakes(arguments: Arguments, layouts: Sequence[Layout], symbols: dict[str, A
     return fakes
 
 
-_SHARED = (type, FunctionType, BuiltinFunctionType, enum.Enum)  # may be returned: they are the same objects for everybody
+_RETURNABLE = (type, FunctionType, BuiltinFunctionType, enum.Enum)  # may be returned: they are the same objects for everybody
 
 
 def _is_traced(leaf: Any) -> bool:
@@ -185,25 +185,25 @@ class _Traced:
         for (position, _), tensor in zip(self.arguments.tensors, tensors, strict=True):
             leaves[position] = tensor
         args = compat.pytree_unflatten(leaves, self.arguments.spec)
-        with_data = compat.refusing_data(_refuse_data) if self.may_set_data else nullcontext()
-        with compat.watching(_watch, one_by_one), with_data, foreign():
+        with_data = compat.forbid_data_assignment(_refuse_data) if self.may_set_data else nullcontext()
+        with compat.intercept_ops(_check_op, per_tensor_calls), with_data, external_code():
             result = self.fn(*args)
         self.check_arguments(args, leaves)
         self.leaves, self.spec = compat.pytree_flatten(result)
         for leaf in self.leaves:
             if isinstance(leaf, torch.Tensor) and not compat.is_fake(leaf):
                 raise ClosureTensor(shape=list(leaf.shape))
-            if not _is_traced(leaf) and not is_atom(leaf) and not isinstance(leaf, _SHARED):
-                raise SharedResult(kind=type(leaf).__name__)
+            if not _is_traced(leaf) and not is_atom(leaf) and not isinstance(leaf, _RETURNABLE):
+                raise UnsupportedReturn(kind=type(leaf).__name__)
         return [leaf for leaf in self.leaves if _is_traced(leaf)]
 
     def runs_in_eager(self) -> bool:
         """Whether the function has an answer where tracing it failed; what it raises instead is raised. Asked of copies of few
         elements: shape-only tensors, above all those without elements, are refused by other errors than real ones."""
-        if sum(tensor.numel() for _, tensor in self.arguments.tensors) > MOST_ASKED:
+        if sum(tensor.numel() for _, tensor in self.arguments.tensors) > MAX_EAGER_ELEMENTS:
             return False
         leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self.arguments.leaves]
-        with torch.no_grad(), foreign():
+        with torch.no_grad(), external_code():
             self.fn(*compat.pytree_unflatten(leaves, self.arguments.spec))
         return True
 
@@ -221,7 +221,7 @@ def _refuse_data() -> None:
 
 
 @stage("watching the ops of a function")
-def _watch(op: Any, args: tuple, kwargs: dict) -> str:
+def _check_op(op: Any, args: tuple, kwargs: dict) -> str:
     """Refuse ops whose result a trace would freeze; otherwise say which line of user code runs."""
     frame = user_frame()
     if torch.Tag.nondeterministic_seeded in op.tags:
@@ -244,7 +244,7 @@ def _needs_values(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 # What torch says where the values of a shape-only tensor are read without an op: .numpy(), .tolist(), tensor_split by a tensor.
-MOST_ASKED = 1 << 16  # elements of the arguments of a call that eager is asked to answer where tracing failed
+MAX_EAGER_ELEMENTS = 1 << 16  # elements of the arguments of a call that eager is asked to answer where tracing failed
 _NO_VALUES = ("not supported for tensor subclasses", "data is not allocated yet")
 
 
@@ -254,11 +254,11 @@ def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.Graph
     except compat.data_dependent_errors() as error:
         raise DataDependent(detail=str(error).splitlines()[0]) from error
     except (RuntimeError, IndexError, ValueError) as error:
-        answers = traced.runs_in_eager()
+        runs_eagerly = traced.runs_in_eager()
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         if any(words in str(error) for words in _NO_VALUES):
             raise DataDependent(detail=detail) from error
-        if answers:
+        if runs_eagerly:
             raise NotTraceable(detail=detail.rstrip(".") + ".") from error
         raise
 
@@ -270,7 +270,7 @@ def _functional(module: fx.GraphModule, fakes: list[torch.Tensor], mode: Any) ->
     for node, target in writes:
         if isinstance(target.meta.get("val"), torch.Tensor) and compat.storage_key(target.meta["val"]) in inputs:
             raise Mutation(op=str(node.target), what="a tensor", where=user_line(node.stack_trace))
-    return compat.without_mutations(module, fakes, mode) if writes else module
+    return compat.functionalized(module, fakes, mode) if writes else module
 
 
 def _written(node: fx.Node) -> list[fx.Node]:

@@ -8,7 +8,7 @@ from typing import Any
 from .. import compat
 from ..ir.size import Size
 from .align import reshape
-from .call import Call, Handler, positive, rows, shaping
+from .call import Call, Handler, normalize_dim, for_overloads, with_shape_args
 from .draft import Tensor
 from .substitute import Affine, Coordinate, substitute
 
@@ -57,7 +57,7 @@ def _copy(call: Call) -> Tensor:
 
 def _permute(call: Call) -> Tensor:
     tensor, order = call.args[:2]
-    return Tensor(tensor.node, tuple(tensor.dims[positive(d, len(tensor.dims))] for d in order))
+    return Tensor(tensor.node, tuple(tensor.dims[normalize_dim(d, len(tensor.dims))] for d in order))
 
 
 def _swap(call: Call) -> Tensor:
@@ -65,14 +65,14 @@ def _swap(call: Call) -> Tensor:
     tensor, swapped = call.args[0], [call.arg(f"dim{k}", k) for k in (0, 1)]
     dims, rank = list(tensor.dims), len(tensor.dims)
     if rank > 1:
-        a, b = (positive(d, rank) for d in swapped)
+        a, b = (normalize_dim(d, rank) for d in swapped)
         dims[a], dims[b] = dims[b], dims[a]
     return Tensor(tensor.node, tuple(dims))
 
 
 def _unsqueeze(call: Call) -> Tensor:
     tensor = call.args[0]
-    at = positive(call.arg("dim"), len(tensor.dims) + 1)
+    at = normalize_dim(call.arg("dim"), len(tensor.dims) + 1)
     return Tensor(tensor.node, (*tensor.dims[:at], (), *tensor.dims[at:]))
 
 
@@ -80,7 +80,7 @@ def _squeeze(call: Call) -> Tensor:
     tensor, *rest = call.args
     rank, given = len(tensor.dims), rest[0] if rest else None
     chosen = range(rank) if given is None else given if isinstance(given, (list, tuple)) else (given,)
-    gone = {positive(d, rank) for d in chosen} if rank else set()
+    gone = {normalize_dim(d, rank) for d in chosen} if rank else set()
     return Tensor(tensor.node, tuple(dim for d, dim in enumerate(tensor.dims) if dim or d not in gone))
 
 
@@ -108,13 +108,13 @@ def _repeat(call: Call) -> Tensor:
 
 def _slice(call: Call) -> Tensor:
     tensor = call.args[0]
-    dim = positive(call.arg("dim"), len(tensor.dims))
-    return sliced(call, tensor, dim, _position(call, dim, "start"), call.shape[dim], call.number(call.arg("step")))
+    dim = normalize_dim(call.arg("dim"), len(tensor.dims))
+    return sliced(call, tensor, dim, _position(call, dim, "start"), call.shape[dim], call.static_size(call.arg("step")))
 
 
 def _select(call: Call) -> Tensor:
     tensor = call.args[0]
-    dim = positive(call.arg("dim"), len(tensor.dims))
+    dim = normalize_dim(call.arg("dim"), len(tensor.dims))
     return picked(call, tensor, dim, _position(call, dim, "index"))
 
 
@@ -126,13 +126,13 @@ def from_front(call: Call, tensor: Tensor, dim: int, position: Any) -> Size:
     extent = call.draft.atoms.size(tensor.dims[dim])
     if start > 0 and not isinstance(extent, int):
         return start
-    size = call.number(extent)
+    size = call.static_size(extent)
     return max(start + size, 0) if start < 0 else min(start, size)
 
 
 def _position(call: Call, dim: int, name: str) -> Size:
     """The same for an argument that may be symbolic, negative too: on which side of either end it lies, torch guards."""
-    position, extent = call.torch_arg(name), call.takes.shape[dim]
+    position, extent = call.torch_arg(name), call.input_fake.shape[dim]
     if position is None:
         return 0
     if (compat.size_hint(position) or 0) < 0:
@@ -143,8 +143,8 @@ def _position(call: Call, dim: int, name: str) -> Size:
 
 def _pieces(call: Call) -> tuple[Tensor, ...]:
     """split, split_with_sizes, chunk: neighbouring slices, as long as torch says they are."""
-    dim = positive(call.arg("dim"), len(call.args[0].dims))
-    return consecutive(call, call.args[0], dim, [call.shape_of(piece)[dim] for piece in call.gives])
+    dim = normalize_dim(call.arg("dim"), len(call.args[0].dims))
+    return consecutive(call, call.args[0], dim, [call.shape_of(piece)[dim] for piece in call.result_fake])
 
 
 def consecutive(call: Call, tensor: Tensor, dim: int, lengths: Sequence[Size]) -> tuple[Tensor, ...]:
@@ -153,18 +153,18 @@ def consecutive(call: Call, tensor: Tensor, dim: int, lengths: Sequence[Size]) -
     for k, length in enumerate(lengths):
         parts.append(sliced(call, tensor, dim, start, length))
         if k + 1 < len(lengths):
-            start += call.number(length)
+            start += call.static_size(length)
     return tuple(parts)
 
 
 def _unbind(call: Call) -> tuple[Tensor, ...]:
-    dim = positive(call.arg("dim"), len(call.args[0].dims))
-    return tuple(picked(call, call.args[0], dim, k) for k in range(len(call.gives)))
+    dim = normalize_dim(call.arg("dim"), len(call.args[0].dims))
+    return tuple(picked(call, call.args[0], dim, k) for k in range(len(call.result_fake)))
 
 
 def _as_strided(call: Call) -> Tensor:
     """Free strides are refused, but decompositions write plain reshapes of fresh memory this way too."""
-    before, after = call.takes, call.gives
+    before, after = call.input_fake, call.result_fake
     dense = before.is_contiguous() and after.is_contiguous() and before.numel() == after.numel()
     if not dense or not _starts_where(call, before, call.arg("storage_offset")):
         _refused(call)
@@ -178,43 +178,43 @@ def _starts_where(call: Call, tensor: Any, offset: Any) -> bool:
 
 def _view_as_type(call: Call) -> Tensor:
     """A view as another type is other values; as the same type it is nothing."""
-    if call.arg("dtype") is not call.takes.dtype:
-        call.bits()
+    if call.arg("dtype") is not call.input_fake.dtype:
+        call.refuse_bitcast()
     return _same(call)
 
 
 def _refused(call: Call) -> Tensor:
-    call.no_view("its strides are free")
+    call.unsupported_view("its strides are free")
 
 
 VIEWS: dict[str, Handler] = {
-    **dict.fromkeys(("aten.view.default", "aten._unsafe_view.default"), shaping(_view, "size")),
-    **dict.fromkeys(("aten.reshape.default", "prims.reshape.default"), shaping(_view, "shape")),
-    "aten.flatten.using_ints": shaping(_view, "start_dim", "end_dim"),
-    "prims.collapse_view.default": shaping(_view, "start", "end"),
+    **dict.fromkeys(("aten.view.default", "aten._unsafe_view.default"), with_shape_args(_view, "size")),
+    **dict.fromkeys(("aten.reshape.default", "prims.reshape.default"), with_shape_args(_view, "shape")),
+    "aten.flatten.using_ints": with_shape_args(_view, "start_dim", "end_dim"),
+    "prims.collapse_view.default": with_shape_args(_view, "start", "end"),
     "aten.view.dtype": _view_as_type,
     **dict.fromkeys(("aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default",
                      "aten.lift_fresh.default", "aten.lift_fresh_copy.default", "aten.positive.default", "prims.clone.default",
                      "prims.view_of.default"), _same),
-    "aten.copy.default": shaping(_copy, "self"),
+    "aten.copy.default": with_shape_args(_copy, "self"),
     "aten.permute.default": _permute,
     "prims.transpose.default": _permute,
     "aten.transpose.int": _swap,
     "aten.t.default": _swap,
     "aten.unsqueeze.default": _unsqueeze,
-    **rows("aten.squeeze", "default dim dims", _squeeze),
+    **for_overloads("aten.squeeze", "default dim dims", _squeeze),
     "prims.squeeze.default": _squeeze,
-    "aten.expand.default": shaping(_expand, "size"),
-    "prims.broadcast_in_dim.default": shaping(_broadcast_in_dim, "shape"),
+    "aten.expand.default": with_shape_args(_expand, "size"),
+    "prims.broadcast_in_dim.default": with_shape_args(_broadcast_in_dim, "shape"),
     "aten.repeat.default": _repeat,
-    "aten.slice.Tensor": shaping(_slice, "end"),
+    "aten.slice.Tensor": with_shape_args(_slice, "end"),
     "aten.select.int": _select,
-    **rows("aten.split", "Tensor sizes", shaping(_pieces, "split_size")),
-    "aten.unsafe_split.Tensor": shaping(_pieces, "split_size"),
-    **dict.fromkeys(("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default"), shaping(_pieces, "split_sizes")),
-    "aten.chunk.default": shaping(_pieces, "chunks"),
+    **for_overloads("aten.split", "Tensor sizes", with_shape_args(_pieces, "split_size")),
+    "aten.unsafe_split.Tensor": with_shape_args(_pieces, "split_size"),
+    **dict.fromkeys(("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default"), with_shape_args(_pieces, "split_sizes")),
+    "aten.chunk.default": with_shape_args(_pieces, "chunks"),
     "aten.unbind.int": _unbind,
-    "aten.as_strided.default": shaping(_as_strided, "size", "stride"),
+    "aten.as_strided.default": with_shape_args(_as_strided, "size", "stride"),
     "aten.unfold.default": _refused,
     "aten.diagonal.default": _refused,
 }

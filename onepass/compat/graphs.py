@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from .unbroken import Once
+from .uninterrupted import Once
 
 # What is rewritten into simpler ops while tracing: norms, softmax, losses, activations and their backward passes. A name a
 # torch release does not have is passed over.
@@ -110,7 +110,7 @@ def data_dependent_errors() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def watching(watch: Callable[[Any, tuple, dict], str], split: Callable[[Any, tuple, dict], Any]) -> Iterator[None]:
+def intercept_ops(watch: Callable[[Any, tuple, dict], str], split: Callable[[Any, tuple, dict], Any]) -> Iterator[None]:
     """Call `watch(op, args, kwargs)` before every op; what it returns becomes the stack trace of the nodes made for it.
 
     Where `split(op, args, kwargs)` is a list of calls, these are made instead, and their results are the op's.
@@ -132,7 +132,7 @@ def watching(watch: Callable[[Any, tuple, dict], str], split: Callable[[Any, tup
 
 
 @contextmanager
-def refusing_data(refuse: Callable[[], None]) -> Iterator[None]:
+def forbid_data_assignment(refuse: Callable[[], None]) -> Iterator[None]:
     """Call `refuse()` when a tensor's `data` is set, which no op shows."""
     import torch
     from torch.overrides import TorchFunctionMode
@@ -167,22 +167,22 @@ def _trace_something() -> None:
     mode = fake_mode()
     with mode:
         fake = torch.empty(fake_symbol(mode, 8), 4)
-    without_mutations(trace_graph(lambda x: [x.softmax(-1)], [fake], mode), [fake], mode)
+    functionalized(trace_graph(lambda x: [x.softmax(-1)], [fake], mode), [fake], mode)
     size_factors(fake.shape[0])
     shape_guards(mode, {size_expression(fake.shape[0]): "s0"})
 
 
-ready_to_trace = Once(_trace_something)  # torch imports hundreds of modules when it first traces, dynamo and sympy among them
+warm_up_tracing = Once(_trace_something)  # torch imports hundreds of modules when it first traces, dynamo and sympy among them
 
 
-def without_mutations(graph_module: Any, fakes: list[Any], mode: Any) -> Any:
+def functionalized(graph_module: Any, fakes: list[Any], mode: Any) -> Any:
     """The same graph with in-place ops on its own intermediates written as plain ones."""
     import torch
 
     return trace_graph(torch.func.functionalize(torch.fx.Interpreter(graph_module).run, remove="mutations"), fakes, mode)
 
 
-def torch_state() -> Callable[[], bool]:
+def torch_state_guard() -> Callable[[], bool]:
     """A check that what ops depend on besides their arguments is as it is now: grad mode, autocast, default dtype and others."""
     import torch
 
@@ -317,7 +317,7 @@ def _factors(expression: Any) -> tuple[int, tuple[Any, ...]]:
     return int(coefficient), tuple(base for base, power in powers for _ in range(int(power)) if base != 1)
 
 
-def size_in_graph(graph: Any, expression: Any, known: Callable[[str], Any]) -> Any:
+def emit_size(graph: Any, expression: Any, known: Callable[[str], Any]) -> Any:
     """Nodes that compute torch's expression of a size, put where the graph inserts now; the last of them.
 
     `known` gives the node of a symbol. NotImplementedError for functions that torch itself cannot write as nodes.
@@ -349,7 +349,7 @@ def raw_stream() -> Callable[[int], int]:
     return quick if quick is not None else lambda index: torch.cuda.current_stream(index).cuda_stream
 
 
-def filling_call(argument: str, bases: list[Any]) -> tuple[Any, dict[str, Any]]:
+def auto_functionalized_call(argument: str, bases: list[Any]) -> tuple[Any, dict[str, Any]]:
     """How a graph calls an op that fills `bases`, given as its list `argument`, without looking like a mutation.
 
     The call returns the op's own result and then one tensor for each base. ImportError where torch has no such form.

@@ -10,7 +10,7 @@ from typing import Any
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 
 
-def inductor_trouble() -> str | None:
+def inductor_incompatibility() -> str | None:
     """Why a graph pass cannot be given to this torch's Inductor; None if it can."""
     import torch
 
@@ -40,7 +40,7 @@ def compile_by_inductor(module: Any, inputs: Any, patches: dict[str, Any], inner
     return compile_fx(module, inputs, config_patches=patches, **({"inner_compile": inner} if inner else {}))
 
 
-def run_as_is(module: Any, inputs: Any, is_inference: bool) -> Callable[..., Any]:
+def run_without_codegen(module: Any, inputs: Any, is_inference: bool) -> Callable[..., Any]:
     """A graph after Inductor's passes (custom ones among them), run op by op: the steps before Inductor generates code."""
     import torch
     from torch._functorch.aot_autograd import make_boxed_func
@@ -86,7 +86,7 @@ def configured_passes(patches: dict[str, Any]) -> tuple[Any, ...]:
     return () if now is None else tuple(now) if isinstance(now, (list, tuple)) else getattr(now, "onepass_parts", ()) or (now,)
 
 
-def as_configured(passes: tuple[Any, ...]) -> Any:
+def combined_passes(passes: tuple[Any, ...]) -> Any:
     """Several passes as the one config value: a list from torch 2.13 on, before that one pass that runs them all."""
     from torch._inductor import custom_graph_pass
 
@@ -109,7 +109,7 @@ def configure(passes: tuple[Any, ...], split: Any) -> None:
     """Put passes and a split into Inductor's config for all that is compiled from now on."""
     from torch._inductor import config
 
-    config.post_grad_custom_post_pass = as_configured(passes)
+    config.post_grad_custom_post_pass = combined_passes(passes)
     if hasattr(config, "custom_partitioner_fn"):
         config.custom_partitioner_fn = split
 
@@ -160,7 +160,7 @@ def max_autotune() -> bool:
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
-def without_python() -> str | None:
+def non_python_wrapper() -> str | None:
     """What makes the graph being compiled run where Python does not call its ops; None where Python does."""
     from torch._inductor import config
     from torch._inductor.virtualized import V
@@ -171,7 +171,7 @@ def without_python() -> str | None:
     return next((name for switch, name in wrappers.items() if getattr(config, switch, False)), None)
 
 
-def given_away() -> frozenset[int]:
+def donated_inputs() -> frozenset[int]:
     """Positions of inputs that the backward graph being compiled may overwrite; none where CUDA graphs would refuse it.
 
     They are positions in the outermost graph alone (`is_outermost`).

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .sealed import sealed_files
-from .unbroken import Once
+from .checksums import checksummed_cache_manager
+from .uninterrupted import Once
 
 Parsed = TypeVar("Parsed")
 TRITON_PAIRS = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1", "2.14": "3.8.0", "2.15": "3.9.0"}
@@ -96,14 +96,14 @@ def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int,
     ast_source = getattr(importlib.import_module(module), name)
     source = ast_source(function, signature, {}, {(i,): [["tt.divisibility", 16]] for i in aligned})
     with _tools_of_ours(target):
-        return undisturbed(lambda: package.compile(source, target=gpu_target("cuda", target, 32), options=options))
+        return retry_parse(lambda: package.compile(source, target=gpu_target("cuda", target, 32), options=options))
 
 
 _DISTURBED = "AST constructor recursion depth mismatch"
 _TRIES = 100
 
 
-def undisturbed(parsing: Callable[[], Parsed]) -> Parsed:
+def retry_parse(parsing: Callable[[], Parsed]) -> Parsed:
     """The result of what calls ast.parse. Called again where another thread that parses made it fail.
 
     Python 3.11 counts how deep the trees of all threads are in one number, and raises where that has changed meanwhile (CPython
@@ -128,7 +128,7 @@ _TRITON_FILES = threading.RLock()
 
 
 @contextmanager
-def triton_files(folder: str | None, heard: Callable[[bool], None]) -> Iterator[None]:
+def triton_cache_folder(folder: str | None, heard: Callable[[bool], None]) -> Iterator[None]:
     """Let Triton keep what this thread compiles in `folder` (None: where it always does).
 
     `heard` is told of every kernel this thread asks for, whether Triton's cache had it. Triton's settings are the process's,
@@ -150,7 +150,7 @@ def triton_files(folder: str | None, heard: Callable[[bool], None]) -> Iterator[
         if folder is not None:
             settings["dir"] = folder  # assigning the attribute would also change the environment, which other threads read
             if knobs.cache.manager_class is None:
-                settings["manager_class"] = sealed_files()
+                settings["manager_class"] = checksummed_cache_manager()
         try:
             yield
         finally:
@@ -160,14 +160,14 @@ def triton_files(folder: str | None, heard: Callable[[bool], None]) -> Iterator[
             settings.update(before)
 
 
-def triton_used(kernel: Any) -> None:
+def touch_triton_cache(kernel: Any) -> None:
     """Mark the files of a compiled kernel as used just now, for whoever removes old ones."""
     for path in list(getattr(kernel, "metadata_group", {}).values())[:1]:
         with suppress(OSError):
             os.utime(os.path.dirname(path))
 
 
-def triton_toolchain(target: int) -> str:
+def triton_toolchain_key(target: int) -> str:
     """What beside a kernel's text decides its binary for sm_`target`: the assembler, and variables that Triton heeds."""
     instrumented = triton("compile kernels").knobs.compilation.instrumentation_mode
     heeded: Any = getattr(importlib.import_module("triton._C.libtriton"), "get_cache_invalidating_env_vars", dict)
@@ -201,14 +201,14 @@ def _version(assembler: str) -> str:
     return subprocess.check_output([assembler, "--version"], text=True)
 
 
-def triton_tools(target: int) -> dict[str, Any]:
+def triton_toolchain(target: int) -> dict[str, Any]:
     """What this process compiles with for sm_`target`. A worker given this files its kernels where this process looks for them."""
     assembler = ptxas(target)
     return {"assembler": assembler, "version": _version(assembler),
             "libdevice": triton("compile kernels").knobs.nvidia.libdevice_path}
 
 
-def take_tools(assembler: str, version: str, libdevice: str | None) -> None:
+def use_toolchain(assembler: str, version: str, libdevice: str | None) -> None:
     """Compile as a process does whose tools these are, from now on."""
     nvidia: Any = importlib.import_module("triton.backends.nvidia.compiler")
     nvidia.get_ptxas_version = lambda *_: version  # Triton asks once, and a part of every kernel's key would be out of date
@@ -223,7 +223,7 @@ def _tools_of_ours(target: int) -> Iterator[None]:
     with _TRITON_FILES:
         settings = vars(triton("compile kernels").knobs.nvidia)
         before, version = dict(settings), nvidia.get_ptxas_version
-        take_tools(**triton_tools(target))
+        use_toolchain(**triton_toolchain(target))
         try:
             yield
         finally:
@@ -252,7 +252,7 @@ def triton_launcher(kernel: Any) -> Callable[..., None]:
     return launch
 
 
-def triton_stub(kernel: Any) -> None:
+def compile_launcher_stub(kernel: Any) -> None:
     """Have the C function that launches a compiled kernel in Triton's cache, so that loading it need not wait for a C compiler.
 
     Triton 3.6 compiles one for every list of argument types; later ones have one for all. It may fail, as it does without a driver

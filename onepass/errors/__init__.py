@@ -32,13 +32,13 @@ from .kernel import (
 
 __all__ = [
     "ImplausibleMeasurement", "InvalidShape", "AccessOutOfBounds", "BadArgument", "BadResults", "BadSetting", "BadSpec",
-    "BarrierInitTwice", "BarrierLeftBehind", "BarrierNotInitialised", "BitReinterpretation", "BlockMismatch", "CaptureTooLong",
+    "BarrierInitTwice", "BarrierLeftBehind", "BarrierNotInitialized", "BitReinterpretation", "BlockMismatch", "CaptureTooLong",
     "GpuRequired", "ChangesState", "ClosureTensor", "CompileFailed", "CompilerExited", "CompilerProtocolError", "CompilerNotStarted",
     "CompilerTimedOut", "CompilerUnavailable", "ProcessExiting", "CopyLeftBehind", "CopyOutOfBounds", "DataDependent",
     "DoesNotFit", "EntryQuarantined", "ExpectedBytesDiffer", "GraphFallback", "UnguardedState", "IgnoredArgument", "IllegalProgram",
     "InputsOverwritten", "NotTraceable",
     "InternalError", "KernelFault", "MissingFence", "MixedDevices", "ModelNotTraced", "Mutation", "NeedsGrad", "NeverPublished",
-    "NoGpu", "CyclicKernels", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModelled", "NotWarmedUp", "NotDeterministic",
+    "NoGpu", "CyclicKernels", "NoPlan", "NoReproducer", "NotForTma", "NotMeasured", "NotModeled", "NotWarmedUp", "NotDeterministic",
     "CalibrationNotSaved", "NothingToCompare", "NumberOutOfRange", "OnepassError", "OnepassWarning", "CannotResume", "OutsideAllocation",
     "ParseError", "PlanTooLong", "PlotsNeedMatplotlib", "Randomness", "RefillBeforeDrain", "RegionFallback", "ResultOnOtherDevice",
     "RewriteFailed", "RecomputeSkipped", "SeededRandom", "OverlappingElements", "SharedMemoryExceeded", "UnsupportedReturn", "SimplifyTooLong",

@@ -10,12 +10,12 @@ from torch import Tensor
 from .fallback import Fill
 
 
-def which(address: int, addresses: Sequence[int]) -> int:
+def alias_mask(address: int, addresses: Sequence[int]) -> int:
     """A bit for each of `addresses` that is this one."""
     return sum(1 << k for k, each in enumerate(addresses) if each == address)
 
 
-def unsafe(outs: Sequence[Tensor], ins: Sequence[Tensor], allowed: Collection[tuple[int, int]]) -> tuple[int, ...]:
+def unsafe_outputs(outs: Sequence[Tensor], ins: Sequence[Tensor], allowed: Collection[tuple[int, int]]) -> tuple[int, ...]:
     """The outputs that kernels must not write where they are; `allowed` are (output, input) that may be one piece of memory."""
     return tuple(k for k, out in enumerate(outs) if not _is_safe(k, outs, ins, allowed))
 
@@ -53,7 +53,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def aside(fill: Fill, chosen: Sequence[int]) -> Fill:
+def via_scratch(fill: Fill, chosen: Sequence[int]) -> Fill:
     """The same with some outputs computed elsewhere and copied to their places at the end."""
     if not chosen:
         return fill

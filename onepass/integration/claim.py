@@ -15,12 +15,12 @@ import torch
 from torch import fx
 
 from ..capture.effects import is_ordered
-from ..capture.lower import TABLE, Blocked
-from ..capture.node_kinds import complaint, is_reduction, tensors_of
+from ..capture.lower import LOWERINGS, Blocked
+from ..capture.node_kinds import is_reduction, tensors_of, why_unsupported
 from ..capture.reductions import REDUCTIONS
-from ..capture.region_program import Part, lowered
+from ..capture.region_program import RegionProgram, lower_region
 from ..capture.regions import Region, find_regions
-from ..capture.reuse import Memory, reusable
+from ..capture.reuse import GraphMemory, reusable
 from ..capture.schema import op_name, short_name
 from ..capture.source import UNKNOWN, user_line
 from ..device import Device
@@ -31,13 +31,13 @@ from ..plan.inductor_baseline import inductor_us
 from ..plan.inplace import safe_inplace_pairs
 from ..plan.partition import plan
 from ..plan.plan import Plan
-from ..stages import as_coded
+from ..stages import to_coded_error
 from .rewrite import Rewriter, cyclic_regions
 
 _LOG = logging.getLogger(__name__)
 
 # Predictions this close are equal, by their ratio or by their difference in us: the cost model is no better than that.
-WITHIN, CLOSE = 1.05, 0.25
+EQUAL_RATIO, EQUAL_US = 1.05, 0.25
 MAX_ROUNDS = 64  # of finding regions again without a node that turned out to have no place in a Program
 
 
@@ -53,14 +53,14 @@ class ClaimOptions:
     in_place: bool = True  # outputs may take the memory of inputs that nobody reads again
     functional: bool = False
     by_cost: bool = True  # False: claim whatever can be computed
-    given_away: frozenset[int] = frozenset()  # positions of inputs of the graph that it may overwrite
+    donated_inputs: frozenset[int] = frozenset()  # positions of inputs of the graph that it may overwrite
 
 
 @dataclass(frozen=True)
 class ClaimedRegion:
     """A region that onepass computes."""
 
-    part: Part = field(repr=False)
+    part: RegionProgram = field(repr=False)
     plan: Plan = field(repr=False)  # for the sizes of the trace
     inductor_us: float
     charged_us: float  # for what only the claim makes cross memory
@@ -100,7 +100,7 @@ class ClaimedRegion:
 
 
 @dataclass(frozen=True)
-class Left:
+class Declined:
     """Reductions that stay with Inductor, and why."""
 
     reason: str
@@ -110,7 +110,7 @@ class Left:
     predicted_us: float | None = None
     inductor_us: float | None = None
     error: Exception | None = None  # where something failed, as opposed to being decided
-    part: Part | None = field(default=None, repr=False)
+    part: RegionProgram | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -119,47 +119,47 @@ class Claimed:
 
     phase: str
     regions: tuple[ClaimedRegion, ...]
-    left: tuple[Left, ...]
+    declined: tuple[Declined, ...]
 
 
-def claim(graph: fx.Graph, claiming: ClaimOptions) -> Claimed:
-    """Rewrite a graph so that onepass computes the regions worth claiming."""
+def claim(graph: fx.Graph, options: ClaimOptions) -> Claimed:
+    """Rewrite a graph so that onepass computes the regions worth options."""
     _drop_dead(graph)
     claims: list[ClaimedRegion] = []
-    left: list[Left] = []
+    left: list[Declined] = []
     plans: dict[str, Plan] = {}
-    for device in _devices(graph, claiming.interpret):
-        parts, failures, blocked = _parts(graph, device, claiming)
-        verdicts = [_decided(part, claiming, plans) for part in parts]
+    for device in _devices(graph, options.interpret):
+        parts, failures, blocked = _parts(graph, device, options)
+        verdicts = [_decide(part, options, plans) for part in parts]
         claims += [v for v in verdicts if isinstance(v, ClaimedRegion)]
-        left += [*failures, *(v for v in verdicts if isinstance(v, Left)), *_never_found(graph, device, parts, blocked)]
-    claims, unwritten = _rewritten(graph, claims, claiming)
-    return Claimed(claiming.phase, tuple(claims), (*left, *unwritten))
+        left += [*failures, *(v for v in verdicts if isinstance(v, Declined)), *_outside_regions(graph, device, parts, blocked)]
+    claims, unwritten = _rewritten(graph, claims, options)
+    return Claimed(options.phase, tuple(claims), (*left, *unwritten))
 
 
-def _rewritten(graph: fx.Graph, claims: list[ClaimedRegion], claiming: ClaimOptions) -> tuple[list[ClaimedRegion], list[Left]]:
+def _rewritten(graph: fx.Graph, claims: list[ClaimedRegion], options: ClaimOptions) -> tuple[list[ClaimedRegion], list[Declined]]:
     """Put calls into a graph in the place of regions. One that cannot be replaced stays as it is; the others are replaced."""
     rewriter = Rewriter(graph)
     circular = cyclic_regions(graph, [claimed.part for claimed in claims])
     calls: dict[fx.Node, ClaimedRegion] = {}
-    left: list[Left] = []
+    left: list[Declined] = []
     for k, claimed in enumerate(claims):
         try:
             if k in circular:
                 raise RewriteFailed(detail="a region lies both before and after one of its users")
-            calls[rewriter.replace(claimed.part, claiming.functional)] = claimed
+            calls[rewriter.replace(claimed.part, options.functional)] = claimed
         except Exception as error:
-            left.append(_left(claimed.part.region.reductions, "it could not be rewritten", error, claimed.part))
+            left.append(_declined(claimed.part.region.reductions, "it could not be rewritten", error, claimed.part))
     done = list(calls.values())
-    if claiming.in_place and not claiming.functional:
-        memory = Memory(graph, calls, claiming.given_away)
+    if options.in_place and not options.functional:
+        memory = GraphMemory(graph, calls, options.donated_inputs)
         done = [_in_place(rewriter, call, claimed, memory) for call, claimed in calls.items()]
     if calls:
         rewriter.tidy()
     return done, left
 
 
-def _in_place(rewriter: Rewriter, call: fx.Node, claimed: ClaimedRegion, memory: Memory) -> ClaimedRegion:
+def _in_place(rewriter: Rewriter, call: fx.Node, claimed: ClaimedRegion, memory: GraphMemory) -> ClaimedRegion:
     """Let outputs take the memory of inputs that nobody reads again, where the region's kernels allow it."""
     inputs: tuple[fx.Node, ...] = tuple(call.kwargs["ins"])  # type: ignore[arg-type]
     taken = reusable(claimed.part, call, inputs, safe_inplace_pairs(claimed.plan), memory)
@@ -174,7 +174,7 @@ def _in_place(rewriter: Rewriter, call: fx.Node, claimed: ClaimedRegion, memory:
 def _drop_dead(graph: fx.Graph) -> None:
     """Erase arithmetic that nobody uses: a dead user would have a region write what nobody reads. Other ops may have effects."""
     for node in reversed(list(graph.nodes)):
-        known = node.op == "call_function" and (op_name(node.target) in TABLE or node.target is operator.getitem)
+        known = node.op == "call_function" and (op_name(node.target) in LOWERINGS or node.target is operator.getitem)
         if known and not node.users and not is_ordered(node):
             graph.erase_node(node)
 
@@ -186,55 +186,55 @@ def _devices(graph: fx.Graph, interpret: bool) -> tuple[torch.device, ...]:
     return tuple(d for d in found if d.type in allowed)
 
 
-def _parts(graph: fx.Graph, device: torch.device, claiming: ClaimOptions) -> tuple[list[Part], list[Left], dict[fx.Node, str]]:
+def _parts(graph: fx.Graph, device: torch.device, options: ClaimOptions) -> tuple[list[RegionProgram], list[Declined], dict[fx.Node, str]]:
     """All regions on a device as Programs. Finding starts over without each node that has no place in one."""
     blocked: dict[fx.Node, str] = {}
-    known: dict[Region, Part] = {}
+    known: dict[Region, RegionProgram] = {}
     for _ in range(MAX_ROUNDS):
-        regions = find_regions(graph, device, blocked, claiming.max_autotune)
-        parts: list[Part] = []
-        failures: list[Left] = []
+        regions = find_regions(graph, device, blocked, options.max_autotune)
+        parts: list[RegionProgram] = []
+        failures: list[Declined] = []
         before = frozenset(blocked)
         for region in regions:
             try:
                 if region not in known:
-                    known[region] = lowered(graph, region)
+                    known[region] = lower_region(graph, region)
                 parts.append(known[region])
             except Blocked as refusal:
                 if refusal.node in before:  # it is needed where it stands: the region goes, not the node
-                    failures.append(_left(region.reductions, str(refusal.error)))
+                    failures.append(_declined(region.reductions, str(refusal.error)))
                     blocked |= dict.fromkeys(region.nodes, str(refusal.error))
                 blocked[refusal.node] = str(refusal.error)
             except Exception as error:
-                failures.append(_left(region.reductions, "it could not be captured", as_coded(error, "capturing a region")))
+                failures.append(_declined(region.reductions, "it could not be captured", to_coded_error(error, "capturing a region")))
         if len(blocked) == len(before):
             break
     return parts, failures, blocked
 
 
-def _decided(part: Part, claiming: ClaimOptions, plans: dict[str, Plan]) -> ClaimedRegion | Left:
-    """Whether a region is worth claiming. Equal regions of a graph share a plan, by key."""
+def _decide(part: RegionProgram, options: ClaimOptions, plans: dict[str, Plan]) -> ClaimedRegion | Declined:
+    """Whether a region is worth options. Equal regions of a graph share a plan, by key."""
     reductions = part.region.reductions
-    if named := claiming.skip & {part.id, part.key, *(line.split(" ")[0] for line in part.lines)}:
-        return _left(reductions, f"skipped by name ({', '.join(sorted(named))})", part=part)
+    if named := options.skip & {part.id, part.key, *(line.split(" ")[0] for line in part.lines)}:
+        return _declined(reductions, f"skipped by name ({', '.join(sorted(named))})", part=part)
     try:
         if part.key not in plans:
-            plans[part.key] = plan(*specialize(optimize(part.program), part.hints), claiming.device)
+            plans[part.key] = plan(*specialize(optimize(part.program), part.hints), options.device)
         chosen = plans[part.key]
-        inductor = inductor_us(part.program, part.hints, claiming.device, chosen.predicted_us)
+        inductor = inductor_us(part.program, part.hints, options.device, chosen.predicted_us)
     except UnsupportedOnDevice as refusal:
-        return _left(reductions, str(refusal), None, part)
+        return _declined(reductions, str(refusal), None, part)
     except Exception as error:
-        return _left(reductions, "it could not be planned", as_coded(error, "deciding on a region"), part)
-    charged = part.region.charged_bytes / claiming.device.bandwidth
-    if claiming.by_cost and chosen.predicted_us + charged > max(WITHIN * inductor, inductor + CLOSE):
+        return _declined(reductions, "it could not be planned", to_coded_error(error, "deciding on a region"), part)
+    charged = part.region.lost_fusion_bytes / options.device.bandwidth
+    if options.by_cost and chosen.predicted_us + charged > max(EQUAL_RATIO * inductor, inductor + EQUAL_US):
         detail = f"{chosen.predicted_us:.1f} us" + (f" and {charged:.1f} us for values Inductor keeps on chip" if charged else "")
         reason = f"no gain: {detail}, against {inductor:.1f} us"
-        return _left(reductions, reason, None, part, chosen.predicted_us + charged, inductor)
+        return _declined(reductions, reason, None, part, chosen.predicted_us + charged, inductor)
     return ClaimedRegion(part, chosen, inductor, charged)
 
 
-def _never_found(graph: fx.Graph, device: torch.device, parts: list[Part], blocked: Mapping[fx.Node, str]) -> list[Left]:
+def _outside_regions(graph: fx.Graph, device: torch.device, parts: list[RegionProgram], blocked: Mapping[fx.Node, str]) -> list[Declined]:
     """Reductions on a device that are in no region."""
     inside = {n for part in parts for n in part.region.nodes}
     found = []
@@ -242,14 +242,14 @@ def _never_found(graph: fx.Graph, device: torch.device, parts: list[Part], block
         if is_reduction(node) and node not in inside and any(t.device == device for t in tensors_of(node)):
             name = op_name(node.target)
             missing = "" if name in REDUCTIONS else f"{name} is not something onepass fuses"
-            reason = missing or blocked.get(node) or complaint(node, device) or "its operands cannot be part of a Program"
-            found.append(_left((node,), reason))
+            reason = missing or blocked.get(node) or why_unsupported(node, device) or "its operands cannot be part of a Program"
+            found.append(_declined((node,), reason))
     return found
 
 
-def _left(reductions: tuple[fx.Node, ...], reason: str, error: Exception | None = None, part: Part | None = None,
-          predicted_us: float | None = None, inductor_us: float | None = None) -> Left:
+def _declined(reductions: tuple[fx.Node, ...], reason: str, error: Exception | None = None, part: RegionProgram | None = None,
+          predicted_us: float | None = None, inductor_us: float | None = None) -> Declined:
     lines = dict.fromkeys(user_line(n.stack_trace) for n in reductions)
     lines.pop(UNKNOWN, None)
     ops = tuple(short_name(n.target) for n in reductions)
-    return Left(reason, tuple(lines), ops, part.id if part else "", predicted_us, inductor_us, error, part)
+    return Declined(reason, tuple(lines), ops, part.id if part else "", predicted_us, inductor_us, error, part)

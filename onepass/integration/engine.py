@@ -21,21 +21,21 @@ import torch
 from .. import compat
 from ..codegen.source import Source
 from ..device import Device, device
-from ..errors import CompilerNotStarted, ProcessExiting, CompilerUnavailable, DoesNotFit, NotWarmedUp, OnepassError
-from ..ir.fix import fix, symbols_to_specialize
+from ..errors import CompilerNotStarted, CompilerUnavailable, DoesNotFit, NotWarmedUp, OnepassError, ProcessExiting
+from ..ir.specialize import substitute, symbols_to_specialize
 from ..ir.program import Program
 from ..ir.size import Bindings
 from ..knobs import knobs
-from ..pipeline import Measure, compile, generate, plan_for_interpreter, keep, representative
+from ..pipeline import CompileKernel, compile, generate, keep_sources, plan_for_interpreter, representative_sizes
 from ..plan.access import needs_wide_index
 from ..plan.alternatives import alternatives
 from ..plan.plan import Plan
 from ..runtime import cache as disk
 from ..runtime import measured, offline, tune
-from ..runtime.background import Background
+from ..runtime.background import DaemonExecutor
 from ..runtime.binary import Binary
-from ..runtime.card import present
-from ..runtime.compiled import Compiled, Artifact
+from ..runtime.card import local_device
+from ..runtime.compiled import Artifact, Compiled
 from ..runtime.counters import Counts, count, counts
 from ..runtime.executable import Executable, aligned_of, assemble
 from ..runtime.launch import prepare
@@ -143,7 +143,7 @@ class _Shared:
         while True:
             mine: Promise[Artifact] = Promise()
             try:
-                promise = self._claimed(variant, mine)
+                promise = self._claim_promise(variant, mine)
                 if promise is mine and variant.tune == "off":
                     self._make(variant, mine, lambda: _made(self.program, variant, self._compiler_for_card(where, variant)))
                 elif promise is mine:
@@ -170,10 +170,10 @@ class _Shared:
         mine: Promise[Artifact] = Promise()
         begun = False
         try:
-            promise = self._claimed(variant, mine)
+            promise = self._claim_promise(variant, mine)
             if promise is mine:
                 measure = self._compiler_in_worker(variant)
-                _background(os.getpid()).begin(self._make, variant, mine, lambda: _made(self.program, variant, measure),
+                _background(os.getpid()).start(self._make, variant, mine, lambda: _made(self.program, variant, measure),
                                                dropped=partial(mine.abandon, self._stopped(variant)))
             begun = True
         except RuntimeError as error:  # there are no more threads
@@ -189,7 +189,7 @@ class _Shared:
         facts, interpreted = _facts(where), where.type != "cuda"
         fixed = {name: bindings[name] for name in self._fixed}
         free = {name: bindings[name] for name in self.program.symbols if name not in fixed}
-        sizes = representative(fix(self.program, fixed), free, facts)
+        sizes = representative_sizes(substitute(self.program, fixed), free, facts)
         return Variant(tuple(fixed.items()), tuple(sizes.items()), needs_wide_index(self.program, bindings),
                        aligned & self._buffer_names, facts, interpreted, "off" if interpreted else tune)
 
@@ -201,7 +201,7 @@ class _Shared:
     def _buffer_names(self) -> frozenset[str]:
         return frozenset(self.program.buffer)
 
-    def _claimed(self, variant: Variant, mine: Promise[Artifact]) -> Promise[Artifact]:
+    def _claim_promise(self, variant: Variant, mine: Promise[Artifact]) -> Promise[Artifact]:
         """The one promise of a Variant: `mine` where there is none, or one that came to nothing. Then the caller is to keep it."""
         with self._lock:
             promise = self._made.get(variant)
@@ -226,7 +226,7 @@ class _Shared:
     def _make(self, variant: Variant, promise: Promise[Artifact], make: Callable[[], Artifact]) -> None:
         """Keep a claimed promise. After a failure, whoever asks next tries again."""
         try:
-            promise.fulfil(make())
+            promise.fulfill(make())
         except Exception as error:
             promise.fail(error)
         except BaseException:
@@ -243,7 +243,7 @@ class _Shared:
         for level in tune.stored_levels(variant.tune):
             made = store.load(_key(self.program, replace(variant, tune=level))) if store else None
             if made is not None:
-                keep(made.sources)
+                keep_sources(made.sources)
                 return made
         default = self._executable_for(replace(variant, tune="off"), where, name).artifact
         uncompiled: list[CompilerUnavailable] = []
@@ -254,7 +254,7 @@ class _Shared:
                 why = "too little memory is free on the card" if isinstance(error, torch.OutOfMemoryError) else error
                 _LOG.warning("%s: plans cannot be timed (%s); the default plan is used", name, why)
                 return default
-        _LOG.info("%s: %s", name, tune.said(made))
+        _LOG.info("%s: %s", name, tune.describe_outcome(made))
         if uncompiled:
             _LOG.warning("%s: %d plans could not be compiled to be timed (%s); the winner is used, but not kept",
                          name, len(uncompiled), uncompiled[0])
@@ -264,14 +264,14 @@ class _Shared:
 
     def _timed(self, default: Artifact, variant: Variant, where: torch.device, doing: Callable[[str], None],
                uncompiled: list[CompilerUnavailable]) -> Artifact:
-        doing(f"compiling {tune.PLANS[variant.tune] - 1} plans")
+        doing(f"compiling {tune.PLANS_PER_LEVEL[variant.tune] - 1} plans")
         others = self._others(default, variant, uncompiled)
         doing(f"timing {len(others) + 1} plans")
         program, sizes = _specialized(self.program, variant), dict(variant.sizes)
-        with tune.ALONE:
-            made, timed = tune.choose(default, others, tune.OnCard(program, sizes, where, variant.aligned))
+        with tune.TIMING_LOCK:
+            made, timed = tune.choose(default, others, tune.DeviceTimer(program, sizes, where, variant.aligned))
         digest = hashlib.sha256(f"{program} {sizes}".encode()).hexdigest()[:32]
-        seen = measured.observed(digest, [(m, t.us) for m, t in timed], variant.device)
+        seen = measured.observations_from(digest, [(m, t.us) for m, t in timed], variant.device)
         measured.observe(measured.card_of(torch.cuda.get_device_properties(where)), seen)
         return made
 
@@ -295,11 +295,11 @@ class _Shared:
             hopeless = any(b.spills_in_loop or b.smem_bytes > variant.device.smem_per_cta for b in binaries)
             return None if hopeless else Compiled(plan, sources, binaries).artifact
 
-        plans = alternatives(program, sizes, variant.device, tune.PLANS[variant.tune])
+        plans = alternatives(program, sizes, variant.device, tune.PLANS_PER_LEVEL[variant.tune])
         found = _background(os.getpid()).map(compiled, plans)
         return tune.comparable(default, [made for made in found if made is not None])
 
-    def _compiler_for_card(self, where: torch.device, variant: Variant) -> Measure:
+    def _compiler_for_card(self, where: torch.device, variant: Variant) -> CompileKernel:
         """Compile for the card and load there, in this process."""
         apart, brought = self._compiler_in_worker(variant), self._outputs
 
@@ -311,7 +311,7 @@ class _Shared:
 
         return measure
 
-    def _compiler_in_worker(self, variant: Variant) -> Measure:
+    def _compiler_in_worker(self, variant: Variant) -> CompileKernel:
         """Compile in a worker process, which needs no card."""
         brought = self._outputs
         return lambda source: offline.compile(source, variant.device, aligned_of(source, variant.aligned, brought))
@@ -321,12 +321,12 @@ class _Shared:
         return frozenset(b.name for b in self.program.buffers if b.role == "output")
 
 
-def _made(program: Program, variant: Variant, measure: Measure) -> Artifact:
+def _made(program: Program, variant: Variant, measure: CompileKernel) -> Artifact:
     """Kernels of a Variant: from the store, or planned and compiled."""
     store, key = disk.store(), _key(program, variant)
     made = store.load(key) if store else None
     if made is not None:
-        keep(made.sources)
+        keep_sources(made.sources)
         return made
     count(plans=1)
     fixed, sizes = _specialized(program, variant), dict(variant.sizes)
@@ -341,7 +341,7 @@ def _made(program: Program, variant: Variant, measure: Measure) -> Artifact:
 
 def _specialized(program: Program, variant: Variant) -> Program:
     """A Program with a Variant's sizes fixed, and with what does not start on 16 bytes marked: TMA cannot read that."""
-    fixed = fix(program, dict(variant.fixed))
+    fixed = substitute(program, dict(variant.fixed))
     return replace(fixed, buffers=tuple(replace(b, aligned=b.name in variant.aligned) for b in fixed.buffers))
 
 
@@ -359,7 +359,7 @@ def _key_fields(program: Program, variant: Variant) -> dict[str, object]:
         card = variant.device
         facts["device"] = {"name": card.name, "title": card.title, "capability": card.capability, "sms": card.sms}
     if not variant.interpreted:
-        facts["toolchain"] = compat.triton_toolchain(variant.device.target)
+        facts["toolchain"] = compat.triton_toolchain_key(variant.device.target)
     return facts
 
 
@@ -382,9 +382,9 @@ def _without_lines(program: Program) -> Program:
 
 
 @lru_cache(maxsize=1)
-def _background(process_id: int) -> Background:
+def _background(process_id: int) -> DaemonExecutor:
     """Threads that plan and wait for worker processes, and do not keep this one from ending; a forked child has its own."""
-    threads = Background(knobs().compile_workers, "onepass")
+    threads = DaemonExecutor(knobs().compile_workers, "onepass")
     atexit.register(threads.close, LAST_SECONDS)
     return threads
 
@@ -396,6 +396,6 @@ def _numbered(where: torch.device) -> torch.device:
 def _facts(where: torch.device) -> Device:
     if where.type != "cuda":
         return device(INTERPRETER_DEVICE)
-    found = present(where.index)
+    found = local_device(where.index)
     assert found is not None
     return found

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..errors import NoReproducer, NotWarmedUp, OnepassError, RegionFallback, WrongAnswer, printable, text_of, warn
-from ..stages import is_of_card
+from ..stages import is_device_error
 from . import journal
 
 _LOG = logging.getLogger(__name__)
-_said: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str]] = set()
 _lock = threading.Lock()
 
 
@@ -21,10 +21,10 @@ def is_fatal(error: BaseException) -> bool:
     """Whether an error must reach the user whatever the settings: working around it would hide a wrong answer or a broken card."""
     if isinstance(error, (WrongAnswer, NotWarmedUp, torch.OutOfMemoryError)) or not isinstance(error, Exception):
         return True
-    return is_of_card(error)
+    return is_device_error(error)
 
 
-def sentence(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error as part of a message: its code or type, and its first line."""
     text = printable((text_of(error).strip().splitlines() or [""])[0])
     text = text if isinstance(error, OnepassError) else f"{type(error).__name__}: {text}"
@@ -46,9 +46,9 @@ def report_fallback(region: str, lines: Sequence[str], stage: str, error: BaseEx
     `stage` completes "could not be ...": claimed, planned, planned and compiled, launched.
     """
     where = reproducer(repro)
-    happened = RegionFallback(region=region, lines=format_lines(lines), stage=stage, error=sentence(error), repro=where)
+    happened = RegionFallback(region=region, lines=format_lines(lines), stage=stage, error=describe_error(error), repro=where)
     code = error.code if isinstance(error, OnepassError) else RegionFallback.code
-    journal.fallback(journal.Fallback(region, code, stage, sentence(error), where, runs_as))
+    journal.fallback(journal.Fallback(region, code, stage, describe_error(error), where, runs_as))
     warn_once((region, stage), happened)
     _LOG.debug("region %s was left", region, exc_info=error)
 
@@ -59,19 +59,19 @@ def reproducer(write: Callable[[], str]) -> str:
         return write()
     except Exception as error:
         _LOG.debug("no reproducer was written", exc_info=True)
-        return str(NoReproducer(folder="any folder", detail=sentence(error).rstrip(".")))
+        return str(NoReproducer(folder="any folder", detail=describe_error(error).rstrip(".")))
 
 
 def warn_once(about: tuple[str, str], happened: OnepassError) -> None:
     """Warn, unless the same was said before."""
     with _lock:
-        fresh = about not in _said
-        _said.add(about)
+        fresh = about not in _warned
+        _warned.add(about)
     if fresh:
         warn(happened, stacklevel=3)
 
 
-def forget() -> None:
+def reset_warnings() -> None:
     """Say everything again when it happens again."""
     with _lock:
-        _said.clear()
+        _warned.clear()

@@ -28,7 +28,7 @@ class Fallback:
         self.fill(outs, ins)
 
 
-def by_torch(program: Program, bindings: Bindings) -> Fill:
+def torch_fallback(program: Program, bindings: Bindings) -> Fill:
     """Op by op, in the types eager would use. Right for empty axes too: a reduction over nothing is its identity."""
 
     def fill(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
@@ -42,24 +42,24 @@ def by_torch(program: Program, bindings: Bindings) -> Fill:
 def fresh_results(program: Program, bindings: Bindings, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> list[Tensor]:
     """The outputs in memory of their own, with the layout of `outs`, so that an output may have taken an input's memory."""
     results = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for o in outs]
-    evaluate_into(program, named(program, results, ins), bindings)
+    evaluate_into(program, tensors_by_name(program, results, ins), bindings)
     return results
 
 
-def named(program: Program, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> dict[str, Tensor]:
+def tensors_by_name(program: Program, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> dict[str, Tensor]:
     """The tensors of a call by the names of the Program's buffers."""
     tensors = {"input": iter(ins), "output": iter(outs)}
     return {b.name: next(tensors[b.role]) for b in program.buffers if b.role != "temp"}
 
 
-def by_inductor(program: Program, bindings: Bindings, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Fill:
+def inductor_fallback(program: Program, bindings: Bindings, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Fill:
     """As Inductor compiles it for these very sizes; raises whatever it raises."""
     layouts = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device="meta") for o in outs]
     device = outs[0].device
 
     def compute(*tensors: Tensor) -> list[Tensor]:
         results = [torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device) for like in layouts]
-        evaluate_into(program, named(program, results, tensors), bindings)
+        evaluate_into(program, tensors_by_name(program, results, tensors), bindings)
         return results
 
     with torch.no_grad():
@@ -78,10 +78,10 @@ def by_inductor(program: Program, bindings: Bindings, outs: Sequence[Tensor], in
 
 def at_storage_start(tensor: Tensor) -> Tensor:
     """The same tensor at the start of its memory: addresses in a traced graph count from there."""
-    return tensor if tensor.storage_offset() == 0 else cloned(tensor)
+    return tensor if tensor.storage_offset() == 0 else clone_strided(tensor)
 
 
-def cloned(tensor: Tensor) -> Tensor:
+def clone_strided(tensor: Tensor) -> Tensor:
     """A copy with the same strides, gaps and repeats included."""
     if not tensor.numel():
         return tensor
@@ -89,7 +89,7 @@ def cloned(tensor: Tensor) -> Tensor:
     return tensor.as_strided((reach,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
 
 
-def overlaps(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> list[bool]:
+def shares_storage(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> list[bool]:
     """For each input, whether an output is written to its memory."""
     written = {o.untyped_storage().data_ptr() for o in outs if o.numel()}
     return [t.numel() > 0 and t.untyped_storage().data_ptr() in written for t in ins]

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..capture.state import StandsFor, State
+from ..capture.state import State, TransparentWrapper
 from ..capture.state_walk import state_of
 from ..capture.trace import capture
 from ..errors import BadArgument, NeedsGrad
 from ..pipeline import optimize
 from .engine import Kernels
-from .settings import checked, given, resolve
+from .settings import current_overrides, resolve, validated
 from .traces import Call, Trace, Traces, flatten
 
 MAX_STATES = 16  # of one function whose traces are kept: training and evaluation, with and without gradients...
@@ -50,7 +50,7 @@ def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None, tune: str | Non
     return Fused(fn, dynamic, tune)
 
 
-class Fused(StandsFor):
+class Fused(TransparentWrapper):
     """Callable like the function it was made from."""
 
     def __init__(self, fn: Callable[..., Any], dynamic: bool | None = None, tune: str | None = None) -> None:
@@ -58,7 +58,7 @@ class Fused(StandsFor):
             raise BadArgument(detail=f"onepass.fuse takes a function, not {type(fn).__name__}.")
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.dynamic = fn, dynamic
-        self._said = {} if tune is None else checked({"tune": tune})
+        self._overrides = {} if tune is None else validated({"tune": tune})
         _signature(fn)
         self._known: tuple[_Known, ...] = ()  # the one used last is first
 
@@ -80,7 +80,7 @@ class Fused(StandsFor):
         tensors = trace.captured.buffers(leaves)
         aligned = trace.outputs.union(name for name, t in tensors.items() if t.data_ptr() % 16 == 0)
         executable = trace.kernels.executable(call.bindings, trace.captured.device, aligned)
-        return trace.captured.answer(executable(tensors, call.bindings), leaves, call.bindings)
+        return trace.captured.build_result(executable(tensors, call.bindings), leaves, call.bindings)
 
     @property
     def _traces(self) -> tuple[Trace, ...]:
@@ -123,7 +123,7 @@ class Fused(StandsFor):
                 if not known.state.unchanged():  # it was traced again, in the state that its first run left
                     known = self._keep(_Known(captured.state, known.signature))
                 program = optimize(captured.program)
-                kernels = Kernels(program, getattr(self.fn, "__name__", "the function"), resolve(given(self._said)).tune)
+                kernels = Kernels(program, getattr(self.fn, "__name__", "the function"), resolve(current_overrides(self._overrides)).tune)
                 bindings = captured.bind(args)
                 assert bindings is not None, "a capture applies to the arguments it was made from"
                 call = Call(Trace(captured, program, kernels), bindings)

@@ -19,7 +19,7 @@ from ..capture.source import user_line
 from ..errors import SeededRandom, UntestedTorch
 from . import failure
 from .failure import format_lines
-from .settings import checked, given, resolve, split
+from .settings import current_overrides, resolve, split, validated
 
 
 class Backend:
@@ -32,20 +32,20 @@ class Backend:
         """Compile a graph. `options` may hold settings of onepass beside Inductor's."""
         ours, theirs = split({**(options or {}), **unknown})
         patches = compat.inductor_options(mode, theirs)
-        said = given(ours)
-        settings = resolve(said)
+        overrides = current_overrides(ours)
+        settings = resolve(overrides)
         if settings.disable or not _usable() or not _has_supported_tensor(module, inputs, settings.interpret):
             return compat.compile_by_inductor(module, inputs, patches)
         others = tuple(p for p in compat.configured_passes(patches) if not compat.is_our_pass(p))
-        patches["post_grad_custom_post_pass"] = compat.as_configured((*others, _graph_pass(said)))
-        patches |= _split(said, patches)
+        patches["post_grad_custom_post_pass"] = compat.combined_passes((*others, _graph_pass(overrides)))
+        patches |= _split(overrides, patches)
         if settings.rest == "inductor":
             return compat.compile_by_inductor(module, inputs, patches)
         return compat.compile_by_inductor(module, inputs, {**patches, **_OP_BY_OP}, _run_as_is)
 
     def reset(self) -> None:
         """Called by torch.compiler.reset."""
-        failure.forget()
+        failure.reset_warnings()
         compat.reset_cuda_graphs()
 
     def __repr__(self) -> str:
@@ -61,30 +61,30 @@ _OP_BY_OP = {"force_disable_caches": True, "fallback_random": True}
 
 
 def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool = False, **_: Any) -> Any:
-    run = compat.run_as_is(module, inputs, is_inference)
+    run = compat.run_without_codegen(module, inputs, is_inference)
     seeded = next((node for node in module.graph.nodes if is_seeded(node)), None)
     if seeded is not None:
         raise SeededRandom(op=seeded.target, lines=format_lines((user_line(seeded.stack_trace),)))
     return run
 
 
-def _graph_pass(said: dict[str, Any]) -> Any:
+def _graph_pass(overrides: dict[str, Any]) -> Any:
     from .passes import RegionPass  # all of the compiler, wanted only where something is compiled
 
-    claims = RegionPass(said)
+    claims = RegionPass(overrides)
     return compat.graph_pass(claims, claims.uuid)
 
 
-def _split(said: dict[str, Any], patches: dict[str, Any]) -> dict[str, Any]:
+def _split(overrides: dict[str, Any], patches: dict[str, Any]) -> dict[str, Any]:
     from .split import split  # as above
 
-    chosen = split(said, patches)
+    chosen = split(overrides, patches)
     return {} if chosen is None else {"custom_partitioner_fn": chosen}
 
 
 def _usable() -> bool:
     """Whether this torch can host the pass; says so once if not."""
-    trouble = compat.inductor_trouble()
+    trouble = compat.inductor_incompatibility()
     if trouble is None:
         return True
     oldest, newest = (".".join(map(str, v)) for v in (compat.OLDEST_TORCH, compat.NEWEST_TORCH))
@@ -108,17 +108,17 @@ _enabling = threading.Lock()
 
 def enable(**changes: Any) -> None:
     """From now on every graph Inductor compiles goes through onepass, with these settings; `disable` undoes it."""
-    said = given(checked(changes))
-    if resolve(said).disable or not _usable():
+    overrides = current_overrides(validated(changes))
+    if resolve(overrides).disable or not _usable():
         return
     with _enabling:
         others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
-        compat.configure((*others, _graph_pass(said)), _split(said, {}).get("custom_partitioner_fn"))
+        compat.configure((*others, _graph_pass(overrides)), _split(overrides, {}).get("custom_partitioner_fn"))
 
 
 def disable() -> None:
     """Undo `enable`; passes of others stay."""
-    if compat.inductor_trouble() is None:
+    if compat.inductor_incompatibility() is None:
         with _enabling:
             others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
             compat.configure(others, compat.configured_partitioner({}))

@@ -23,7 +23,7 @@ class GraphRecord:
     phase: str  # "forward" | "backward" | "inference"
     device: str
     regions: tuple[Any, ...]
-    left: tuple[Any, ...]
+    declined: tuple[Any, ...]
     seconds: float
     error: str | None = None  # why nothing was claimed
 

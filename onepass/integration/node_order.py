@@ -12,7 +12,7 @@ from ..capture.effects import is_ordered, writes
 from ..errors import RewriteFailed
 
 
-def arrange(graph: fx.Graph) -> None:
+def sort_nodes(graph: fx.Graph) -> None:
     """Put users behind what they use, otherwise leaving the order as it is."""
     nodes = list(graph.nodes)
     done: set[fx.Node] = set()

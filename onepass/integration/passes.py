@@ -19,13 +19,13 @@ from ..device import Device, device
 from ..errors import GraphFallback, OnepassError, PythonWrapperRequired, text_of
 from ..pipeline import generate, optimize
 from ..runtime.cache import versions
-from ..runtime.card import OLDEST, present
+from ..runtime.card import MIN_CAPABILITY, local_device
 from ..stages import stage
 from . import journal, region_op, repro  # noqa: F401, region_op defines the op that graphs call
-from .claim import Claimed, ClaimedRegion, ClaimOptions, Left, claim
+from .claim import Claimed, ClaimedRegion, ClaimOptions, Declined, claim
 from .engine import INTERPRETER_DEVICE, Kernels
-from .failure import is_fatal, report_fallback, reproducer, warn_once, sentence, format_lines
-from .settings import Settings, mark, resolve
+from .failure import describe_error, format_lines, is_fatal, report_fallback, reproducer, warn_once
+from .settings import Settings, encode_key, resolve
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,23 +34,23 @@ _LOG = logging.getLogger(__name__)
 class RegionPass:
     """What was said about settings, as a pass over graphs."""
 
-    said: Mapping[str, Any]
+    overrides: Mapping[str, Any]
 
     @cached_property
     def settings(self) -> Settings:
-        return resolve(self.said)
+        return resolve(self.overrides)
 
     def __call__(self, graph: fx.Graph, is_inference: bool | None) -> None:
         """Claim regions, with everything that can go wrong caught."""
         phase = phase_of(graph, is_inference)
-        before, started = copied(graph), time.perf_counter()
+        before, started = copy_graph(graph), time.perf_counter()
         try:
             where = device_of(graph, self.settings.interpret)
             if where is None or self._declined(graph, phase, where):
                 return
-            claimed = claim_all(graph, claiming(graph, self.said, phase))
-            self._report_failures(claimed.left, graph, phase)
-            _mark_keys(graph, claimed.regions, self.said)
+            claimed = claim_all(graph, claim_options(graph, self.overrides, phase))
+            self._report_failures(claimed.declined, graph, phase)
+            _mark_keys(graph, claimed.regions, self.overrides)
         except Exception as error:
             if self.settings.on_error == "raise" or is_fatal(error):
                 raise
@@ -58,28 +58,28 @@ class RegionPass:
             self._give_up(graph, phase, error, time.perf_counter() - started)
             return
         took = time.perf_counter() - started
-        journal.graph(journal.GraphRecord(phase, str(where), claimed.regions, claimed.left, took))
+        journal.graph(journal.GraphRecord(phase, str(where), claimed.regions, claimed.declined, took))
         _show(claimed, took)
         _prepare(claimed.regions)
 
     def _declined(self, graph: fx.Graph, phase: str, where: torch.device) -> bool:
         """Whether a graph is left as it is because its regions could not be called."""
-        by = compat.without_python()
+        by = compat.non_python_wrapper()
         if by is not None:
             happened = PythonWrapperRequired(phase=phase, lines=format_lines(lines_of(graph)), by=by)
             warn_once(("graph", by), happened)
-            journal.graph(journal.GraphRecord(phase, str(where), (), (), 0.0, sentence(happened)))
+            journal.graph(journal.GraphRecord(phase, str(where), (), (), 0.0, describe_error(happened)))
         return by is not None
 
     def _give_up(self, graph: fx.Graph, phase: str, error: Exception, took: float) -> None:
         name = "graph_" + hashlib.sha256(str(graph).encode()).hexdigest()[:10]
-        where = reproducer(partial(repro.write_graph, graph, text_of(error), phase, name, self.said))
+        where = reproducer(partial(repro.write_graph, graph, text_of(error), phase, name, self.overrides))
         lines = lines_of(graph)
-        warn_once((name, "claimed"), GraphFallback(phase=phase, lines=format_lines(lines), error=sentence(error), repro=where))
-        journal.graph(journal.GraphRecord(phase, "", (), (), took, sentence(error)))
+        warn_once((name, "claimed"), GraphFallback(phase=phase, lines=format_lines(lines), error=describe_error(error), repro=where))
+        journal.graph(journal.GraphRecord(phase, "", (), (), took, describe_error(error)))
         _LOG.debug("a %s graph was left", phase, exc_info=error)
 
-    def _report_failures(self, left: tuple[Left, ...], graph: fx.Graph, phase: str) -> None:
+    def _report_failures(self, left: tuple[Declined, ...], graph: fx.Graph, phase: str) -> None:
         """Regions that were left because something failed, not because it was decided."""
         for each in left:
             if each.error is None:
@@ -90,10 +90,10 @@ class RegionPass:
             stage = each.reason.removeprefix("it could not be ")
             report_fallback(name, each.lines, stage, each.error, partial(self._write_repro, each, name, graph, phase))
 
-    def _write_repro(self, left: Left, name: str, graph: fx.Graph, phase: str) -> str:
+    def _write_repro(self, left: Declined, name: str, graph: fx.Graph, phase: str) -> str:
         what = text_of(left.error) if left.error else left.reason
         if left.part is None:
-            return repro.write_graph(graph, what, phase, name, self.said)
+            return repro.write_graph(graph, what, phase, name, self.overrides)
         where = repro.Layout(str(left.part.outputs[0].meta["val"].device))
         return repro.write_region(name, what, left.part.program, left.part.hints, where)
 
@@ -101,9 +101,9 @@ class RegionPass:
         """Everything the rewritten graph follows from, beside the graph: this package, its settings, the card."""
         settings = self.settings
         card = device(INTERPRETER_DEVICE) if settings.interpret else None
-        cards = [present(i) for i in range(torch.cuda.device_count())]
+        cards = [local_device(i) for i in range(torch.cuda.device_count())]
         # Torch does not tell apart backward graphs that may overwrite other inputs.
-        facts = (versions(), settings.graph_key, mark(self.said), card, cards, sorted(compat.given_away()))
+        facts = (versions(), settings.graph_key, encode_key(self.overrides), card, cards, sorted(compat.donated_inputs()))
         return "onepass " + hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -124,28 +124,28 @@ def device_of(graph: fx.Graph, interpret: bool) -> torch.device | None:
 def is_supported(where: torch.device, interpret: bool) -> bool:
     """Whether kernels can run there: on CUDA cards of compute capability 8.0 on, and interpreted on CPU if that was asked for."""
     if where.type == "cuda":
-        facts = present(where.index or 0)
-        return facts is not None and facts.capability >= OLDEST
+        facts = local_device(where.index or 0)
+        return facts is not None and facts.capability >= MIN_CAPABILITY
     return where.type == "cpu" and interpret
 
 
-def claiming(graph: fx.Graph, said: Mapping[str, Any], phase: str) -> ClaimOptions:
+def claim_options(graph: fx.Graph, overrides: Mapping[str, Any], phase: str) -> ClaimOptions:
     """What decides claims in this graph."""
-    settings = resolve(said)
+    settings = resolve(overrides)
     where = device_of(graph, settings.interpret)
-    facts: Device | None = present(where.index or 0) if where is not None and where.type == "cuda" else None
+    facts: Device | None = local_device(where.index or 0) if where is not None and where.type == "cuda" else None
     functional = settings.functional or not _can_fill()
     # A graph inside another has its inputs from there, where others may read them.
     owns_inputs = phase == "backward" and settings.rest == "inductor" and compat.is_outermost(graph)
     return ClaimOptions(facts or device(INTERPRETER_DEVICE), settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
                     settings.in_place and not functional, functional, settings.by_cost,
-                    compat.given_away() if owns_inputs else frozenset())
+                    compat.donated_inputs() if owns_inputs else frozenset())
 
 
 def _can_fill() -> bool:
     """Whether this torch lets an op fill memory that Inductor plans."""
     try:
-        compat.filling_call("outs", [])
+        compat.auto_functionalized_call("outs", [])
     except ImportError:
         _LOG.warning("regions return fresh tensors, which takes more memory: in this torch no op can fill what Inductor plans")
         return False
@@ -167,7 +167,7 @@ def lines_of(graph: fx.Graph) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _mark_keys(graph: fx.Graph, regions: tuple[ClaimedRegion, ...], said: Mapping[str, Any]) -> None:
+def _mark_keys(graph: fx.Graph, regions: tuple[ClaimedRegion, ...], overrides: Mapping[str, Any]) -> None:
     """Let every call of a region know where the region came from and what was set about it."""
     lines: dict[str, tuple[str, ...]] = {}
     for region in regions:
@@ -175,7 +175,7 @@ def _mark_keys(graph: fx.Graph, regions: tuple[ClaimedRegion, ...], said: Mappin
     for node in graph.nodes:
         key = node.kwargs.get("key") if node.op == "call_function" else None
         if isinstance(key, str) and key in lines and "program" in node.kwargs:
-            node.kwargs = {**node.kwargs, "key": key + mark(said, lines[key])}
+            node.kwargs = {**node.kwargs, "key": key + encode_key(overrides, lines[key])}
 
 
 def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
@@ -193,10 +193,10 @@ def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
 
 def _show(claimed: Claimed, took: float) -> None:
     """To the log, and to torch's structured trace with Programs and kernels."""
-    rows = [f"{claimed.phase} graph: {len(claimed.regions)} regions claimed, {len(claimed.left)} left, {took:.2f} s"]
+    rows = [f"{claimed.phase} graph: {len(claimed.regions)} regions claimed, {len(claimed.declined)} left, {took:.2f} s"]
     rows += [f"  {r.id}: {r.predicted_us:.1f} us, as Inductor has it {r.inductor_us:.1f} us, at {format_lines(r.lines)}"
              for r in claimed.regions]
-    rows += [f"  left: {', '.join(left.ops)} at {format_lines(left.lines)}: {left.reason}" for left in claimed.left]
+    rows += [f"  left: {', '.join(left.ops)} at {format_lines(left.lines)}: {left.reason}" for left in claimed.declined]
     _LOG.info("%s", "\n".join(rows))
     compat.trace_artifact(f"onepass_{claimed.phase}_regions", lambda: "\n".join(rows) + "\n")
     for region in {r.id: r for r in claimed.regions}.values():
@@ -215,7 +215,7 @@ def _in_full(region: ClaimedRegion) -> str:
 # ---- all or nothing ----------------------------------------------------------------------------------------------------------
 
 
-def copied(graph: fx.Graph) -> fx.Graph:
+def copy_graph(graph: fx.Graph) -> fx.Graph:
     """The same graph, of nodes of its own."""
     copy = fx.Graph(tracer_cls=getattr(graph, "_tracer_cls", None))
     made: dict[fx.Node, fx.Node] = {}

@@ -22,13 +22,23 @@ from ..ir.oracle import evaluate
 from ..ir.size import Bindings, value
 from ..ir.text import parse
 from ..pipeline import optimize
-from ..stages import as_coded
+from ..stages import to_coded_error
 from . import journal, repro
-from .aliasing import aside, overwrites, unsafe, which
+from .aliasing import alias_mask, overwrites, unsafe_outputs, via_scratch
 from .checks import Checks
 from .engine import Kernels
-from .failure import is_fatal, report_fallback, reproducer, sentence, format_lines
-from .fallback import MAX_INDUCTOR_FALLBACKS, Fallback, Fill, by_inductor, by_torch, cloned, fresh_results, named, overlaps
+from .failure import describe_error, format_lines, is_fatal, report_fallback, reproducer
+from .fallback import (
+    MAX_INDUCTOR_FALLBACKS,
+    Fallback,
+    Fill,
+    clone_strided,
+    fresh_results,
+    inductor_fallback,
+    shares_storage,
+    tensors_by_name,
+    torch_fallback,
+)
 from .settings import decode_key
 
 _LOG = logging.getLogger(__name__)
@@ -66,7 +76,7 @@ class _Region:
             at = tensor.data_ptr()
             aligned += aligned + (not at & 15)
             if at in read:
-                taken |= which(at, read) << k * len(read)
+                taken |= alias_mask(at, read) << k * len(read)
         for at in read:
             aligned += aligned + (not at & 15)
         key = (outs[0].get_device(), aligned, taken, *sizes)
@@ -83,25 +93,25 @@ class _Region:
     def _slow_path(self, key: Key, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
         """A first call with some sizes, or one that is verified. Of inputs that are overwritten a copy is kept."""
         bindings = self._bindings(sizes)
-        kept = [cloned(t) if taken else t for t, taken in zip(ins, overlaps(outs, ins), strict=True)]
+        kept = [clone_strided(t) if taken else t for t, taken in zip(ins, shares_storage(outs, ins), strict=True)]
         with self._lock:
             fill = self._fills.get(key)
             if fill is None:
-                self._remember(key, self._first(outs, ins, kept, bindings))
+                self._remember(key, self._first_run(outs, ins, kept, bindings))
             else:
-                self._again(key, fill, outs, ins, kept, bindings)
+                self._rerun(key, fill, outs, ins, kept, bindings)
             if self.checks is not None and self.checks.waits and not _capturing(outs[0]):
                 self.checks.made()
                 self._verify(outs, ins, kept, bindings)
 
-    def _again(self, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor],
+    def _rerun(self, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor],
                bindings: Bindings) -> None:
         """A later call, of whose inputs there are copies."""
         try:
             fill(outs, ins)
         except Exception as error:
             self._raise_unless_recoverable(fill, error, outs)
-            self._remember(key, self._fall_back("launched", as_coded(error, "computing a region"), outs, kept, bindings))
+            self._remember(key, self._fall_back("launched", to_coded_error(error, "computing a region"), outs, kept, bindings))
 
     def _recover(self, error: Exception, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor],
                       sizes: Sequence[int]) -> None:
@@ -111,11 +121,11 @@ class _Region:
         """
         self._raise_unless_recoverable(fill, error, outs)
         if overwrites(outs, ins):
-            raise InputsOverwritten(region=self.id, lines=format_lines(self.lines), error=sentence(error)) from error
+            raise InputsOverwritten(region=self.id, lines=format_lines(self.lines), error=describe_error(error)) from error
         with self._lock:
             now = self._fills.get(key, fill)
             if now is fill:
-                coded = as_coded(error, "computing a region")
+                coded = to_coded_error(error, "computing a region")
                 self._remember(key, self._fall_back("launched", coded, outs, ins, self._bindings(sizes)))
             else:  # another thread met the same, and was first
                 now(outs, ins)
@@ -133,24 +143,24 @@ class _Region:
             self._fills.clear()
         self._fills[key] = fill
 
-    def _first(self, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor], bindings: Bindings) -> Fill:
+    def _first_run(self, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor], bindings: Bindings) -> Fill:
         """What fills outputs of these sizes, after its first run."""
         if any(self.program.points((axis.name,), bindings) == 0 for axis in self.program.axes):
-            fill = by_torch(self.program, bindings)  # nothing to launch, but reductions over nothing have results
+            fill = torch_fallback(self.program, bindings)  # nothing to launch, but reductions over nothing have results
             fill(outs, ins)
             return fill
         stage = "planned and compiled"
         try:
-            fill = self._bound(outs, ins, bindings)
+            fill = self._bind_kernels(outs, ins, bindings)
             stage = "launched"
             fill(outs, ins)
         except Exception as error:
             if is_fatal(error) or self.settings.on_error == "raise":
                 raise
-            return self._fall_back(stage, as_coded(error, "computing a region"), outs, kept, bindings)
+            return self._fall_back(stage, to_coded_error(error, "computing a region"), outs, kept, bindings)
         return fill
 
-    def _bound(self, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
+    def _bind_kernels(self, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
         """Kernels of onepass."""
         if self._kernels is None:
             self._kernels = Kernels(optimize(self.program), f"region {self.id}", self.settings.tune)
@@ -158,20 +168,20 @@ class _Region:
         aligned = frozenset(b.name for b, tensor in pairs if tensor.data_ptr() % 16 == 0)
         executable = self._kernels.executable(bindings, outs[0].device, aligned)
         place = {b.name: k for each in (self.outputs, self.inputs) for k, b in enumerate(each)}
-        apart = unsafe(outs, ins, {(place[out], place[taken]) for out, taken in executable.artifact.in_place})
+        apart = unsafe_outputs(outs, ins, {(place[out], place[taken]) for out, taken in executable.artifact.in_place})
         if apart:
             names = ", ".join(self.outputs[k].name for k in apart)
             _LOG.info("region %s: its kernels cannot write %s over an input; copied at %s", self.id, names, dict(bindings))
         journal.bound(self.tally, tuple(bindings.values()), executable.artifact, len(apart))
-        return aside(executable.bound(bindings), apart)
+        return via_scratch(executable.bound(bindings), apart)
 
     def _fall_back(self, stage: str, error: Exception, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
         """What Inductor makes of the region, or torch op by op where Inductor cannot; the call is answered with it."""
         self._fallbacks += 1
-        fill, runs_as = by_torch(self.program, bindings), "torch, op by op"
+        fill, runs_as = torch_fallback(self.program, bindings), "torch, op by op"
         if self._fallbacks <= MAX_INDUCTOR_FALLBACKS:
             try:
-                fill, runs_as = by_inductor(self.program, bindings, outs, ins), "inductor"
+                fill, runs_as = inductor_fallback(self.program, bindings, outs, ins), "inductor"
             except Exception as second:
                 if is_fatal(second):
                     raise
@@ -184,7 +194,7 @@ class _Region:
     def _verify(self, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor], bindings: Bindings) -> None:
         """Hold the results of a call against float64."""
         with torch.no_grad():
-            exact = evaluate(self.program, named(self.program, outs, kept), bindings)
+            exact = evaluate(self.program, tensors_by_name(self.program, outs, kept), bindings)
             eager = fresh_results(self.program, bindings, outs, kept)
             for buffer, mine, theirs in zip(self.outputs, outs, eager, strict=True):
                 wrong = judge(mine, theirs, exact[buffer.name])

@@ -132,7 +132,7 @@ def _write(name: str, text: str) -> str:
 
 
 def _written(folder: Path, name: str, text: str) -> str:
-    with files.opened(folder, create=True) as handle:
+    with files.open_folder(folder, create=True) as handle:
         files.write(handle, name, text.encode(errors="backslashreplace"))
     return str(folder / name)
 
@@ -221,11 +221,11 @@ def replay_graph(module: torch.nn.Module, inputs: Sequence[Any], *, phase: str, 
         fakes = [torch.empty_strided(each[0], each[1], dtype=getattr(torch, each[2]), device=each[3])
                  if isinstance(each, tuple) else each for each in inputs]
     traced = compat.trace_graph(module, fakes, mode)
-    claimed = passes.claim_all(traced.graph, passes.claiming(traced.graph, settings, phase))
-    for each in claimed.left:
+    claimed = passes.claim_all(traced.graph, passes.claim_options(traced.graph, settings, phase))
+    for each in claimed.declined:
         if each.error is not None:
             raise each.error
-    _say(f"{len(claimed.regions)} regions claimed, {len(claimed.left)} left")
+    _say(f"{len(claimed.regions)} regions claimed, {len(claimed.declined)} left")
 
 
 def _say_versions(then: Mapping[str, str] | None) -> None:

@@ -12,10 +12,10 @@ from torch import fx
 
 from .. import compat
 from ..capture.effects import is_ordered
-from ..capture.region_program import Part
+from ..capture.region_program import RegionProgram
 from ..errors import RewriteFailed
 from ..ir.text import one_line
-from .node_order import arrange
+from .node_order import sort_nodes
 
 
 class Rewriter:
@@ -27,7 +27,7 @@ class Rewriter:
         self._gone: set[fx.Node] = set()
         self._old = set(graph.nodes)
 
-    def replace(self, part: Part, functional: bool = False) -> fx.Node:
+    def replace(self, part: RegionProgram, functional: bool = False) -> fx.Node:
         """Call the region op where the last node of a region was; its results take the places of the region's outputs.
 
         Where that cannot be done, the graph is left as it was.
@@ -42,7 +42,7 @@ class Rewriter:
         self._erase(part)
         return call
 
-    def reuse(self, part: Part, call: fx.Node, taken: Sequence[fx.Node | None]) -> None:
+    def reuse(self, part: RegionProgram, call: fx.Node, taken: Sequence[fx.Node | None]) -> None:
         """Let output k be written to the memory of the input `taken[k]`, where that is not None, and not to fresh memory."""
         empties = list(call.kwargs["_all_bases"])  # type: ignore[arg-type]
         hand = _NodeInserter(self.graph, part, tuple(call.kwargs["ins"]), before=call)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ class Rewriter:
             copied = self.graph.call_function(torch.ops.aten.copy_.default, (node, result))
         copied.meta["val"] = node.meta["val"]
 
-    def _erase(self, part: Part) -> None:
+    def _erase(self, part: RegionProgram) -> None:
         """Drop a region's nodes, and the views and constants only it used. Regions may share arithmetic that both repeat."""
         own = [node for node in part.region.nodes if node not in self._gone]
         waiting = [user for node in own for user in node.users] + own
@@ -78,10 +78,10 @@ class Rewriter:
 
     def tidy(self) -> None:
         """Put users behind what they use, otherwise leaving the order as it is."""
-        arrange(self.graph)
+        sort_nodes(self.graph)
 
 
-def cyclic_regions(graph: fx.Graph, parts: Sequence[Part]) -> frozenset[int]:
+def cyclic_regions(graph: fx.Graph, parts: Sequence[RegionProgram]) -> frozenset[int]:
     """Positions of the parts that must be left out, or some region would come both before and after one of its users."""
     out: set[int] = set()
     while (circle := _first_circular(graph, {k: part for k, part in enumerate(parts) if k not in out})) is not None:
@@ -89,7 +89,7 @@ def cyclic_regions(graph: fx.Graph, parts: Sequence[Part]) -> frozenset[int]:
     return frozenset(out)
 
 
-def _first_circular(graph: fx.Graph, parts: Mapping[int, Part]) -> int | None:
+def _first_circular(graph: fx.Graph, parts: Mapping[int, RegionProgram]) -> int | None:
     """The first part whose inputs follow from its outputs, once each part is one call."""
     maker = {node: k for k, part in parts.items() for node in part.outputs}
     needs: dict[fx.Node | int, set[fx.Node | int]] = {node: {maker.get(n, n) for n in node.all_input_nodes} for node in graph.nodes}
@@ -119,7 +119,7 @@ def _follows_itself(each: fx.Node | int, needs: Mapping[fx.Node | int, set[fx.No
 class _NodeInserter:
     """Adds nodes one after the other behind a region, each with the value it stands for."""
 
-    def __init__(self, graph: fx.Graph, part: Part, inputs: tuple[fx.Node, ...], before: fx.Node | None = None) -> None:
+    def __init__(self, graph: fx.Graph, part: RegionProgram, inputs: tuple[fx.Node, ...], before: fx.Node | None = None) -> None:
         self.graph, self.part, self.inputs = graph, part, inputs
         self.first: fx.Node = before.prev if before is not None else part.region.nodes[-1]  # nodes are added behind it
         self.last = self.first
@@ -148,7 +148,7 @@ class _NodeInserter:
         op = torch.ops.onepass.region.default
         bases = [self.empty(node.meta["val"]) for node in self.part.outputs]
         vals = tuple(node.meta["val"] for node in self.part.outputs)
-        target, kwargs = compat.filling_call("outs", bases)
+        target, kwargs = compat.auto_functionalized_call("outs", bases)
         call = self.add(target, (op,), {**kwargs, **self.arguments()}, (None, *vals))
         return call, [self.add(operator.getitem, (call, k + 1), {}, val) for k, val in enumerate(vals)]
 
@@ -195,7 +195,7 @@ class _NodeInserter:
         end = self.last.next
         try:
             with self.graph.inserting_before(end):
-                made: fx.Node = compat.size_in_graph(self.graph, expression, known.__getitem__)
+                made: fx.Node = compat.emit_size(self.graph, expression, known.__getitem__)
         except NotImplementedError as error:
             raise RewriteFailed(detail=f"torch has no nodes for a size ({error})") from error
         finally:

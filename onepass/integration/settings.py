@@ -47,8 +47,8 @@ def _verify(given: Any) -> int | str:
     return given
 
 
-def _setting(default: Any, read: Callable[[Any], Any], *, of_calls: bool = False) -> Any:
-    return field(default=default, metadata={"read": read, "of_calls": of_calls})
+def _setting(default: Any, read: Callable[[Any], Any], *, per_call: bool = False) -> Any:
+    return field(default=default, metadata={"read": read, "per_call": per_call})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Settings:
     in_place: bool = _setting(True, _switch)  # an output may take the memory of an input that nobody reads again
     recompute: bool = _setting(True, _switch)  # the backward computes again what it can have without reading more
     by_cost: bool = _setting(True, _switch)  # False: claim whatever can be computed, however small
-    verify: int | str = _setting(0, _verify, of_calls=True)  # how many calls of each region are compared with float64, or 1/1000
-    on_error: str = _setting("warn", _choice("warn", "raise"), of_calls=True)
-    tune: str = _setting("off", _choice("off", "on", "full"), of_calls=True)  # whether plans are timed at a region's first call
+    verify: int | str = _setting(0, _verify, per_call=True)  # how many calls of each region are compared with float64, or 1/1000
+    on_error: str = _setting("warn", _choice("warn", "raise"), per_call=True)
+    tune: str = _setting("off", _choice("off", "on", "full"), per_call=True)  # whether plans are timed at a region's first call
 
     @property
     def graph_key(self) -> str:
         """What changes the graph that is compiled, as text for cache keys."""
-        return repr([(f.name, getattr(self, f.name)) for f in fields(self) if not f.metadata["of_calls"]])
+        return repr([(f.name, getattr(self, f.name)) for f in fields(self) if not f.metadata["per_call"]])
 
 
 MAX_LINES = 3  # of user code that a region's key names
@@ -87,14 +87,14 @@ def settings(**changes: Any) -> Iterator[None]:
     settings of its forward graph. Threads started inside do not take settings over, as with every context variable, unless they
     run in `contextvars.copy_context()`, or Python is told to (`thread_inherit_context`, the default of free-threaded builds).
     """
-    token = _CONTEXT.set({**_CONTEXT.get(), **checked(changes)})
+    token = _CONTEXT.set({**_CONTEXT.get(), **validated(changes)})
     try:
         yield
     finally:
         _CONTEXT.reset(token)
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+def validated(given: Mapping[str, Any]) -> dict[str, Any]:
     """The same settings in their own types; a name or value that means nothing is an error."""
     rows = {f.name: f for f in fields(Settings)}
     found = {}
@@ -111,30 +111,30 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 def split(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """torch.compile's options: ours, checked, and those meant for Inductor, which knows its own names."""
     options = options or {}
-    ours = checked({name: value for name, value in options.items() if name in NAMES})
+    ours = validated({name: value for name, value in options.items() if name in NAMES})
     return ours, {name: value for name, value in options.items() if name not in NAMES}
 
 
-def given(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def current_overrides(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What the contexts and `options` (ours, checked) say, the environment left out."""
     return {**_CONTEXT.get(), **(options or {})}
 
 
-def resolve(said: Mapping[str, Any]) -> Settings:
+def resolve(overrides: Mapping[str, Any]) -> Settings:
     """The settings in force, given what was said beyond the environment."""
     now = knobs()
-    return Settings(**{"disable": now.disable, "verify": now.verify, "on_error": now.on_error, "tune": now.tune, **said})
+    return Settings(**{"disable": now.disable, "verify": now.verify, "on_error": now.on_error, "tune": now.tune, **overrides})
 
 
 # ---- what travels with a region ----------------------------------------------------------------------------------------------
 
 
-def mark(said: Mapping[str, Any], lines: Sequence[str] = ()) -> str:
+def encode_key(overrides: Mapping[str, Any], lines: Sequence[str] = ()) -> str:
     """The suffix of a region's key: where it came from, and what was said about its calls where the environment is not to
     decide."""
-    of_calls = sorted(f.name for f in fields(Settings) if f.metadata["of_calls"] and f.name in said)
+    per_call = sorted(f.name for f in fields(Settings) if f.metadata["per_call"] and f.name in overrides)
     places = [re.sub("[@?]", "_", line.split(" ")[0]) for line in lines[:MAX_LINES]]
-    return "".join(f"@{place}" for place in places) + "".join(f"?{name}={said[name]}" for name in of_calls)
+    return "".join(f"@{place}" for place in places) + "".join(f"?{name}={overrides[name]}" for name in per_call)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def decode_key(key: str) -> RegionKey:
     """What a key says; the environment decides the rest."""
     named, *pairs = key.split("?")
     region, *lines = named.split("@")
-    said: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for name, _, text in (pair.partition("=") for pair in pairs):
-        said[name] = int(text) if text.isdigit() else text
-    return RegionKey(region[:ID_DIGITS], tuple(lines), resolve(checked(said)))
+        overrides[name] = int(text) if text.isdigit() else text
+    return RegionKey(region[:ID_DIGITS], tuple(lines), resolve(validated(overrides)))

@@ -12,12 +12,12 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..capture.recompute import LEAST_BYTES, Recomputed, recompute
+from ..capture.recompute import MIN_BYTES, Recomputed, recompute
 from ..errors import RecomputeSkipped
 from ..runtime.cache import versions
 from . import journal
-from .failure import is_fatal, warn_once, sentence
-from .passes import copied, device_of
+from .failure import describe_error, is_fatal, warn_once
+from .passes import copy_graph, device_of
 from .settings import Settings, resolve
 
 _LOG = logging.getLogger(__name__)
@@ -28,26 +28,26 @@ Listener: TypeAlias = Callable[[tuple[Recomputed, ...]], None]
 class SplitPass:
     """What was said about settings, as a change to the two graphs a training graph was split into. Who `hears` is told what."""
 
-    said: Mapping[str, Any]
+    overrides: Mapping[str, Any]
     on_recomputed: Listener = journal.recomputed
 
     @property
     def settings(self) -> Settings:
-        return resolve(self.said)
+        return resolve(self.overrides)
 
     def __call__(self, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
         """Save less, with everything that can go wrong caught: the modules get new graphs only if both are whole."""
         settings = self.settings
         try:
             where = device_of(forward.graph, settings.interpret)
-            if where is None or compat.without_python() is not None:
+            if where is None or compat.non_python_wrapper() is not None:
                 return
-            graphs = copied(forward.graph), copied(backward.graph)
-            made = recompute(*graphs, outputs, where, LEAST_BYTES if settings.by_cost else 1)
+            graphs = copy_graph(forward.graph), copy_graph(backward.graph)
+            made = recompute(*graphs, outputs, where, MIN_BYTES if settings.by_cost else 1)
         except Exception as error:
             if settings.on_error == "raise" or is_fatal(error):
                 raise
-            warn_once(("split", sentence(error)), RecomputeSkipped(error=sentence(error)))
+            warn_once(("split", describe_error(error)), RecomputeSkipped(error=describe_error(error)))
             return
         if made:
             for module, graph in zip((forward, backward), graphs, strict=True):
@@ -63,14 +63,14 @@ class SplitPass:
 
 def _show(made: tuple[Recomputed, ...], where: torch.device) -> None:
     rows = [f"{len(made)} values of a forward graph on {where} are computed again in the backward instead of saved"]
-    rows += [f"  {each.name}: {each.nbytes / 1e6:.1f} MB, {each.moved / 1e6:.1f} MB less to move" for each in made]
+    rows += [f"  {each.name}: {each.nbytes / 1e6:.1f} MB, {each.traffic_saved / 1e6:.1f} MB less to move" for each in made]
     _LOG.info("%s", "\n".join(rows))
     compat.trace_artifact("onepass_saved", lambda: "\n".join(rows) + "\n")
 
 
-def split(said: Mapping[str, Any], patches: dict[str, Any], on_recomputed: Listener = journal.recomputed) -> Any:
+def split(overrides: Mapping[str, Any], patches: dict[str, Any], on_recomputed: Listener = journal.recomputed) -> Any:
     """The split to configure: ours around the user's, or the user's alone (None for Inductor's) where ours is not wanted."""
     theirs = compat.configured_partitioner(patches)
-    change = SplitPass(said, on_recomputed)
+    change = SplitPass(overrides, on_recomputed)
     ours = compat.partitioner(change, change.uuid, theirs) if change.settings.recompute else None
     return ours if ours is not None else theirs

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..capture.captured import Captured, Pattern, project
-from ..capture.state import Identity, State, exact
+from ..capture.captured import Captured, Pattern, pattern_key
+from ..capture.state import Identity, State, exact_key
 from ..ir.program import Program
 from ..ir.size import Bindings
 from .engine import Kernels
@@ -70,7 +70,7 @@ def flatten(args: tuple[Any, ...]) -> tuple[Sequence[Any], Hashable]:
 
 def _key(leaf: Any) -> Hashable:
     if not isinstance(leaf, torch.Tensor):
-        return exact(leaf)
+        return exact_key(leaf)
     if leaf.layout is not torch.strided:
         return Identity(leaf)  # is refused in any case
     return type(leaf), leaf.dtype, leaf.device, leaf.shape, leaf.stride(), leaf.requires_grad, leaf.is_neg()
@@ -103,8 +103,8 @@ class Traces:
         """A call that a trace made for other sizes answers."""
         leaves, spec = compat.pytree_flatten(args)
         for pattern, traces in tuple(self._by_pattern.items()):
-            for trace in traces.get(project(pattern, leaves, spec), ()):
-                bindings = trace.captured.fits(leaves, spec)
+            for trace in traces.get(pattern_key(pattern, leaves, spec), ()):
+                bindings = trace.captured.bind_leaves(leaves, spec)
                 if bindings is not None:
                     return Call(trace, bindings)
         return None
@@ -117,7 +117,7 @@ class Traces:
             if not self._uses[call.trace]:
                 pattern = call.trace.captured.pattern
                 known = self._by_pattern.setdefault(pattern, {})
-                fixed = project(pattern, *compat.pytree_flatten(args))
+                fixed = pattern_key(pattern, *compat.pytree_flatten(args))
                 known[fixed] = (call.trace, *known.get(fixed, ()))
                 self._fixed[call.trace] = fixed
             self._uses[call.trace] += 1

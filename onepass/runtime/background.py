@@ -14,7 +14,7 @@ from typing import Any
 _Call = tuple[Future[Any], Callable[[], Any]]
 
 
-class Background(Executor):
+class DaemonExecutor(Executor):
     """At most `most` threads, started as calls come in, that run the calls in order.
 
     Take results before it is closed: calls that still wait then are dropped. So Ctrl-C does not have to wait for them.
@@ -32,7 +32,7 @@ class Background(Executor):
         """Have it called; RuntimeError if this is closed, or where there is no thread and none can be started."""
         return self._put(Future(), lambda: call(*args, **kwargs))
 
-    def begin(self, call: Callable[..., Any], /, *args: Any, dropped: Callable[[], Any]) -> None:
+    def start(self, call: Callable[..., Any], /, *args: Any, dropped: Callable[[], Any]) -> None:
         """The same; `dropped` is called if it is never begun, because this is closed."""
         future: Future[Any] = Future()
         future.add_done_callback(lambda done: dropped() if done.cancelled() else None)

@@ -94,7 +94,7 @@ def spills_in_loop(sass: str) -> bool:
     return any(start <= address <= end for start, end in loops if start < end for address in local)
 
 
-def summarise(usage: Usage, smem_bytes: int, ptx: str, sass: str = "") -> Binary:
+def summarize(usage: Usage, smem_bytes: int, ptx: str, sass: str = "") -> Binary:
     """A Binary from its parts; `sass` is only needed of a kernel that spills."""
     loads, stores = count_access(ptx)
     in_loop = usage.spill_bytes > 0 and spills_in_loop(sass)

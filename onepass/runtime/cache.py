@@ -38,19 +38,19 @@ from ..errors import EntryQuarantined, StoreUnusable, printable, text_of, warn
 from ..knobs import describe, knobs
 from .compiled import Artifact
 from .counters import count
-from .serialize import Damaged, pack, unpack
+from .serialize import CorruptEntry, pack, unpack
 
-MOST_BYTES = 512 << 20  # of the whole folder; the least recently used goes first
-KEPT_SHARE = 0.75  # of MOST_BYTES, after something had to go
+MAX_BYTES = 512 << 20  # of the whole folder; the least recently used goes first
+KEPT_FRACTION = 0.75  # of MOST_BYTES, after something had to go
 SWEEP_EVERY = 64  # entries written by a process; the first is one of them
-LONGEST_ENTRY = 64 << 20  # bytes: nothing that was written here is longer
-SETTLED = 3600.0  # seconds after which nobody is still writing a file, or reading it for the first time
-DRAFT = ".tmp"  # the end of the name of a file that is being written
+MAX_ENTRY_BYTES = 64 << 20  # bytes: nothing that was written here is longer
+SETTLED_SECONDS = 3600.0  # seconds after which nobody is still writing a file, or reading it for the first time
+TEMPORARY_SUFFIX = ".tmp"  # the end of the name of a file that is being written
 PROBE_BYTES = 1 << 16  # a disk without room for them has none for a kernel
 
 ENTRIES, CARDS, QUARANTINE, TRITON = "entries", "cards", "quarantine", "triton"
 # Say something about this process or this moment, and nothing about the file.
-PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
+TRANSIENT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
 
 # ---- keys ------------------------------------------------------------------------------------------------------------------
 
@@ -106,34 +106,34 @@ def _opened(folder: Path) -> Store:
 class Store:
     """Entries by key. Any number of processes and threads may read and write the same folder."""
 
-    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
-        self.folder, self.most_bytes = folder.absolute(), most_bytes
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.folder, self.max_bytes = folder.absolute(), max_bytes
         self.usable = True  # nothing is read or written any more once it was refused
         self._lock = threading.Lock()
         self._written = 0
-        self._full = False  # or read-only: nothing more is written by this process
-        self._told = threading.Lock()  # taken by the one warning there is
+        self._read_only = False  # or read-only: nothing more is written by this process
+        self._warned = threading.Lock()  # taken by the one warning there is
         self._probed = False
-        self._spare: files.Private | None = None
+        self._private_kernels: files.PrivateFolder | None = None
 
     def check(self) -> bool:
         """Create the folder, or see whether it is fit to be used; says so once where it is not."""
         try:
-            with files.opened(self.folder, create=True):
+            with files.open_folder(self.folder, create=True):
                 return True
         except OSError as error:
-            self._refuse(error)
+            self._disable(error)
             return False
 
     def load(self, key: str) -> Artifact | None:
         """The entry of that key, if there is one fit to be used."""
-        made: Artifact | None = self._fetch(ENTRIES, key, Artifact)
+        made: Artifact | None = self._load(ENTRIES, key, Artifact)
         count(hits=made is not None, misses=made is None)
         return made
 
     def save(self, key: str, made: Artifact) -> None:
         """Keep an entry. Readers see all of it or nothing."""
-        if not self._put(ENTRIES, key, made):
+        if not self._save(ENTRIES, key, made):
             return
         with self._lock:
             self._written += 1
@@ -141,66 +141,66 @@ class Store:
         if due:
             self.sweep()
 
-    def recall(self, key: str, declared: type[Any]) -> Any:
+    def load_measurement(self, key: str, declared: type[Any]) -> Any:
         """What was measured on a card, as the dataclass it was kept as; None where there is nothing fit to be used."""
-        return self._fetch(CARDS, key, declared)
+        return self._load(CARDS, key, declared)
 
-    def remember(self, key: str, measured: Any) -> bool:
+    def save_measurement(self, key: str, measured: Any) -> bool:
         """Keep what was measured on a card until it is forgotten; whether that could be done."""
-        return self._put(CARDS, key, measured)
+        return self._save(CARDS, key, measured)
 
-    def forget(self, key: str) -> bool:
+    def delete_measurement(self, key: str) -> bool:
         """Remove what was measured on a card; whether there was anything."""
         try:
-            with self._shelf(CARDS) as shelf:
-                os.unlink(f"{key}.json", dir_fd=shelf)
+            with self._subfolder(CARDS) as subfolder:
+                os.unlink(f"{key}.json", dir_fd=subfolder)
         except FileNotFoundError:
             return False
         except OSError as error:
-            self._give_up(error)
+            self._stop_writing(error)
             return False
         return True
 
     @contextmanager
-    def _shelf(self, name: str, create: bool = False) -> Iterator[int]:
+    def _subfolder(self, name: str, create: bool = False) -> Iterator[int]:
         """One of the folders in the store, with everything above it checked anew: whatever it was, it is all right now."""
-        with files.opened(self.folder / name, own=2, create=create) as handle:
+        with files.open_folder(self.folder / name, own=2, create=create) as handle:
             yield handle
 
-    def _fetch(self, shelf: str, key: str, declared: type[Any]) -> Any:
+    def _load(self, subfolder: str, key: str, declared: type[Any]) -> Any:
         if not self.usable:
             return None
         try:
-            with self._shelf(shelf) as handle:
-                return self._fit(handle, f"{key}.json", key, declared)
+            with self._subfolder(subfolder) as handle:
+                return self._read_entry(handle, f"{key}.json", key, declared)
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._refuse(error)
+            self._disable(error)
             return None
 
-    def _fit(self, shelf: int, name: str, key: str, declared: type[Any]) -> Any:
+    def _read_entry(self, subfolder: int, name: str, key: str, declared: type[Any]) -> Any:
         """What a file holds, which is set aside where it is not fit to be used."""
         try:
-            found = unpack(key, files.read(shelf, name, LONGEST_ENTRY), declared)
+            found = unpack(key, files.read(subfolder, name, MAX_ENTRY_BYTES), declared)
         except FileNotFoundError:
             return None
-        except (OSError, Damaged) as error:
-            if getattr(error, "errno", None) not in PASSING:
-                self._set_aside(shelf, name, error)
+        except (OSError, CorruptEntry) as error:
+            if getattr(error, "errno", None) not in TRANSIENT_ERRNOS:
+                self._quarantine(subfolder, name, error)
             return None
         with suppress(OSError):
-            os.utime(name, dir_fd=shelf, follow_symlinks=False)  # used just now
+            os.utime(name, dir_fd=subfolder, follow_symlinks=False)  # used just now
         return found
 
-    def _put(self, shelf: str, key: str, kept: Any) -> bool:
-        if self._full or not self.usable:
+    def _save(self, subfolder: str, key: str, kept: Any) -> bool:
+        if self._read_only or not self.usable:
             return False
         try:
-            with self._shelf(shelf, create=True) as handle:
+            with self._subfolder(subfolder, create=True) as handle:
                 files.write(handle, f"{key}.json", pack(key, kept))
         except OSError as error:
-            self._give_up(error)
+            self._stop_writing(error)
             return False
         return True
 
@@ -208,21 +208,21 @@ class Store:
     def kernels(self) -> Path:
         """Where Triton keeps binaries: in the store, or where that cannot be written, in a folder of this process alone."""
         with self._lock:
-            if self._spare is None:
+            if self._private_kernels is None:
                 try:
-                    with self._shelf(TRITON, create=True) as handle:
+                    with self._subfolder(TRITON, create=True) as handle:
                         self._probe(handle)
                     return self.folder / TRITON
                 except OSError as error:
-                    self._give_up(error)
-                    self._spare = files.Private("onepass-")
-            return self._spare.path
+                    self._stop_writing(error)
+                    self._private_kernels = files.PrivateFolder("onepass-")
+            return self._private_kernels.path
 
-    def _probe(self, shelf: int) -> None:
+    def _probe(self, subfolder: int) -> None:
         if not self._probed:
             name = f".{secrets.token_hex(8)}.tmp"
-            files.write(shelf, name, bytes(PROBE_BYTES))
-            os.unlink(name, dir_fd=shelf)
+            files.write(subfolder, name, bytes(PROBE_BYTES))
+            os.unlink(name, dir_fd=subfolder)
             self._probed = True
 
     def sweep(self) -> None:
@@ -230,60 +230,60 @@ class Store:
         now = time.time()
         found = sorted(self._contents(), key=lambda item: item.used)
         excess = sum(item.size for item in found)
-        excess = excess - int(KEPT_SHARE * self.most_bytes) if excess > self.most_bytes else 0
+        excess = excess - int(KEPT_FRACTION * self.max_bytes) if excess > self.max_bytes else 0
         for item in found:
-            leftover = item.name.endswith(DRAFT)
-            if (excess <= 0 and not leftover) or (now - item.used < SETTLED and (leftover or item.is_folder)):
+            leftover = item.name.endswith(TEMPORARY_SUFFIX)
+            if (excess <= 0 and not leftover) or (now - item.used < SETTLED_SECONDS and (leftover or item.is_folder)):
                 continue
-            with suppress(OSError), self._shelf(item.shelf) as shelf:
+            with suppress(OSError), self._subfolder(item.subfolder) as subfolder:
                 if item.is_folder:
-                    shutil.rmtree(item.name, dir_fd=shelf)
+                    shutil.rmtree(item.name, dir_fd=subfolder)
                 else:
-                    os.unlink(item.name, dir_fd=shelf)
+                    os.unlink(item.name, dir_fd=subfolder)
                 excess -= item.size
-        for shelf_name, folder in ((CARDS, "."), *((item.shelf, item.name) for item in found if item.is_folder)):
-            with suppress(OSError), self._shelf(shelf_name) as shelf:
-                _without_drafts(shelf, folder, now)
+        for subfolder_name, folder in ((CARDS, "."), *((item.subfolder, item.name) for item in found if item.is_folder)):
+            with suppress(OSError), self._subfolder(subfolder_name) as subfolder:
+                _remove_stale_drafts(subfolder, folder, now)
 
     def _contents(self) -> Iterator[_Item]:
         for name in (ENTRIES, QUARANTINE, TRITON):
-            with suppress(OSError), self._shelf(name) as shelf, files.listable(shelf) as handle:
+            with suppress(OSError), self._subfolder(name) as subfolder, files.listable(subfolder) as handle:
                 yield from [_item(name, entry, handle) for entry in os.listdir(handle)]
 
-    def _set_aside(self, shelf: int, name: str, error: Exception) -> None:
+    def _quarantine(self, subfolder: int, name: str, error: Exception) -> None:
         """Move an entry out of the way; where that cannot be done it is only passed over."""
-        with suppress(OSError), self._shelf(QUARANTINE, create=True) as quarantine:
-            os.replace(name, f"{name}.{secrets.token_hex(4)}", src_dir_fd=shelf, dst_dir_fd=quarantine)
+        with suppress(OSError), self._subfolder(QUARANTINE, create=True) as quarantine:
+            os.replace(name, f"{name}.{secrets.token_hex(4)}", src_dir_fd=subfolder, dst_dir_fd=quarantine)
         warn(EntryQuarantined(entry=name, folder=self.folder, detail=_reason(error)))
 
-    def _give_up(self, error: OSError) -> None:
+    def _stop_writing(self, error: OSError) -> None:
         """Write nothing more; a folder that is not ours alone is not read either."""
-        if isinstance(error, files.Refused):
-            self._refuse(error)
-        self._full = True
-        self._tell("written to", error)
+        if isinstance(error, files.UnsafePath):
+            self._disable(error)
+        self._read_only = True
+        self._warn_once("written to", error)
 
-    def _refuse(self, error: OSError) -> None:
+    def _disable(self, error: OSError) -> None:
         """Leave the store alone from now on, unless the trouble is this process's and may pass."""
-        if error.errno not in PASSING:
+        if error.errno not in TRANSIENT_ERRNOS:
             self.usable = False
-            self._tell("used", error)
+            self._warn_once("used", error)
 
-    def _tell(self, use: str, error: OSError) -> None:
-        if self._told.acquire(blocking=False):
+    def _warn_once(self, use: str, error: OSError) -> None:
+        if self._warned.acquire(blocking=False):
             warn(StoreUnusable(folder=self.folder, use=use, detail=_reason(error)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    shelf: str
+    subfolder: str
     name: str
     used: float
     size: int
     is_folder: bool
 
 
-def _item(shelf: str, name: str, handle: int) -> _Item:
+def _item(subfolder: str, name: str, handle: int) -> _Item:
     """What lies on a shelf, with the sizes of what lies in it; of what is gone meanwhile, nothing."""
     used, size, is_folder = time.time(), 0, False
     with suppress(OSError):
@@ -295,16 +295,16 @@ def _item(shelf: str, name: str, handle: int) -> _Item:
                 size += sum(os.stat(n, dir_fd=inside, follow_symlinks=False).st_size for n in os.listdir(inside))
             finally:
                 os.close(inside)
-    return _Item(shelf, name, used, size, is_folder)
+    return _Item(subfolder, name, used, size, is_folder)
 
 
-def _without_drafts(shelf: int, name: str, now: float) -> None:
+def _remove_stale_drafts(subfolder: int, name: str, now: float) -> None:
     """Remove what dead processes left in a folder on a shelf."""
-    inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=shelf)
+    inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=subfolder)
     try:
         for draft in os.listdir(inside):
             with suppress(OSError):
-                if draft.endswith(DRAFT) and now - os.stat(draft, dir_fd=inside, follow_symlinks=False).st_mtime >= SETTLED:
+                if draft.endswith(TEMPORARY_SUFFIX) and now - os.stat(draft, dir_fd=inside, follow_symlinks=False).st_mtime >= SETTLED_SECONDS:
                     os.unlink(draft, dir_fd=inside)
     finally:
         os.close(inside)

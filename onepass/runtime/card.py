@@ -13,28 +13,28 @@ import torch
 from .. import compat
 from ..device import DEVICES, Device, device
 from ..errors import NoGpu, OnepassError
-from .measured import as_measured, card_of
+from .measured import card_of, with_measurements
 
-OLDEST = (8, 0)  # compute capability the kernels are written for
+MIN_CAPABILITY = (8, 0)  # compute capability the kernels are written for
 
 
 @cache
-def present(index: int = 0) -> Device | None:
+def local_device(index: int = 0) -> Device | None:
     """The facts of a CUDA card here: a listed device, else what the driver says, each with what was measured on this card;
     None without a card. They stay the same as long as the process lives, whatever is measured meanwhile."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(index)
-    return as_measured(identify(properties), card_of(properties))
+    return with_measurements(identify(properties), card_of(properties))
 
 
-def named(name: "str | Device") -> Device:
+def resolve_device(name: "str | Device") -> Device:
     """The device of a name; `here` is the card of this machine, with all that was measured on it."""
     if name != "here":
         return device(name)
-    found = present()
+    found = local_device()
     if found is None:
-        raise NoGpu(what="The device `here`", detail=launch_trouble())
+        raise NoGpu(what="The device `here`", detail=launch_unavailable_reason())
     return found
 
 
@@ -79,7 +79,7 @@ def doctor_facts() -> dict[str, Any]:
         "driver_cuda": compat.cuda_driver_level(),
         "card": _card(),
         "ptxas": _ptxas(),
-        "usable": {"interpret": _interpreter_usable(), "offline": _offline_usable(), "launch": _verdict(launch_trouble())},
+        "usable": {"interpret": _interpreter_usable(), "offline": _offline_usable(), "launch": _verdict(launch_unavailable_reason())},
     }
 
 
@@ -94,7 +94,7 @@ def _version(package: str) -> str | None:
 
 
 def _card() -> dict[str, Any] | None:
-    found = present()
+    found = local_device()
     if found is None:
         return None
     properties = torch.cuda.get_device_properties(0)
@@ -129,11 +129,11 @@ def _offline_usable() -> dict[str, Any]:
     return _verdict(None if _ptxas() else "Triton's ptxas was not found or does not run on this machine")
 
 
-def launch_trouble() -> str | None:
+def launch_unavailable_reason() -> str | None:
     """Why kernels cannot be launched here; None where they can."""
     if not torch.cuda.is_available():
         return "torch finds no CUDA card (is the driver new enough?)" if torch.version.cuda else "this torch is a CPU build"
     capability = torch.cuda.get_device_capability(0)
-    if capability < OLDEST:
-        return f"compute capability {capability[0]}.{capability[1]} is older than {OLDEST[0]}.{OLDEST[1]}"
+    if capability < MIN_CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]} is older than {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}"
     return None if _version("triton") else "Triton is not installed"

@@ -8,7 +8,7 @@ from __future__ import annotations
 LONGEST_LINE = 400
 
 
-def complaint(*texts: str) -> str:
+def error_line(*texts: str) -> str:
     """The last line that speaks of an error, or else the last that says anything; empty where nothing does."""
     lines = [line.strip() for text in texts for line in text.splitlines()]
     useful = [line for line in lines if line and not set(line) <= set("^~= ") and not line.startswith("Repro command")]

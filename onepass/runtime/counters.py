@@ -45,6 +45,6 @@ def count(*, plans: int = 0, compilations: int = 0, found: int = 0, hits: int = 
                        hits=_now.hits + hits, misses=_now.misses + misses)
 
 
-def heard(in_cache: bool) -> None:
+def count_triton_lookup(in_cache: bool) -> None:
     """Triton was asked for a kernel."""
     count(found=1) if in_cache else count(compilations=1)

@@ -11,19 +11,19 @@ import tempfile
 from pathlib import Path
 
 from .. import compat
-from .binary import Binary, Usage, parse_log, parse_resources, summarise
+from .binary import Binary, Usage, parse_log, parse_resources, summarize
 
 
 def read(cubin: bytes, ptx: str, smem_bytes: int, target: int) -> Binary:
     """What a kernel takes. The cubin tells registers and stack; what of the stack are spills, only the assembler does."""
     registers, stack = parse_resources(_dumped(cubin, "--dump-resource-usage")) or (0, 1)
-    return summarise(Usage(registers, 0, 0), smem_bytes, ptx) if not stack else read_spills(cubin, ptx, smem_bytes, target)
+    return summarize(Usage(registers, 0, 0), smem_bytes, ptx) if not stack else read_spills(cubin, ptx, smem_bytes, target)
 
 
 def read_spills(cubin: bytes, ptx: str, smem_bytes: int, target: int) -> Binary:
     """The same of a kernel that is known to use local memory."""
     usage = _assembled(ptx, target)
-    return summarise(usage, smem_bytes, ptx, _dumped(cubin, "-sass") if usage.spill_bytes else "")
+    return summarize(usage, smem_bytes, ptx, _dumped(cubin, "-sass") if usage.spill_bytes else "")
 
 
 def _assembled(ptx: str, target: int) -> Usage:

@@ -26,7 +26,7 @@ Tensors = Mapping[str, Tensor]
 Bound = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (outputs, inputs), in the order of the Program's buffers
 
 ALIGNMENT = 256  # bytes: every temporary starts on such a boundary of the block they share
-MOST_BOUND = 1024  # sets of sizes whose launches are remembered
+MAX_BOUND_SIZES = 1024  # sets of sizes whose launches are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Executable:
         key = tuple([bindings[name] for name in self._symbols])
         found = self._bound.get(key)
         if found is None:
-            if len(self._bound) >= MOST_BOUND:
+            if len(self._bound) >= MAX_BOUND_SIZES:
                 self._bound.clear()
             bind = _bind_launches if self.launchers else _bind_interpreter
             found = self._bound[key] = bind(self, dict(zip(self._symbols, key)))
@@ -96,38 +96,38 @@ def allocate(wanted: Layout, device: torch.device) -> Tensor:
     return torch.empty_strided(wanted.shape, wanted.strides, dtype=wanted.dtype, device=device)
 
 
-def assemble(made: Artifact, device: torch.device, aligned: frozenset[str]) -> Executable:
+def assemble(artifact: Artifact, device: torch.device, aligned: frozenset[str]) -> Executable:
     """Bind kernels to a device: loaded on a GPU, interpreted on CPU. `aligned` names the inputs and outputs that are."""
     if device.type != "cuda":
-        return Executable(made, device, ())
+        return Executable(artifact, device, ())
     index = device.index if device.index is not None else torch.cuda.current_device()
-    brought = frozenset(b.name for b in made.outputs)
-    launchers = tuple(prepare(s, index, aligned_of(s, aligned, brought)) for s in made.sources)
-    return Executable(made, torch.device("cuda", index), launchers)
+    caller_allocated = frozenset(b.name for b in artifact.outputs)
+    launchers = tuple(prepare(s, index, aligned_of(s, aligned, caller_allocated)) for s in artifact.sources)
+    return Executable(artifact, torch.device("cuda", index), launchers)
 
 
-def aligned_of(source: Source, aligned: frozenset[str], brought: frozenset[str] = frozenset()) -> frozenset[str]:
+def aligned_of(source: Source, aligned: frozenset[str], caller_allocated: frozenset[str] = frozenset()) -> frozenset[str]:
     """The pointers of a kernel that start on 16 bytes.
 
     Memory from here always does; inputs, and outputs that are `brought` by the caller, only where `aligned` names them.
     """
     pointers = {p.name for p in source.params if p.kind in (ParamKind.POINTER, ParamKind.TENSOR_MAP)}
-    return frozenset(pointers & (aligned | (source.fresh - brought)))
+    return frozenset(pointers & (aligned | (source.fresh - caller_allocated)))
 
 
 # ---- interpreted -----------------------------------------------------------------------------------------------------------
 
 
 def _bind_interpreter(executable: Executable, bindings: Bindings) -> Bound:
-    made, device = executable.artifact, executable.device
+    artifact, device = executable.artifact, executable.device
     names = (*executable._output_names, *executable._input_names)
-    temporaries, cleared = ([(b.name, layout(b, bindings)) for b in some] for some in (made.temporaries, made.cleared))
+    temporaries, cleared = ([(b.name, layout(b, bindings)) for b in some] for some in (artifact.temporaries, artifact.cleared))
 
     def run(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         tensors = dict(zip(names, (*outputs, *inputs), strict=True))
         tensors.update((name, allocate(wanted, device)) for name, wanted in temporaries)
         tensors.update((name, allocate(wanted, device).zero_()) for name, wanted in cleared)
-        for source in made.sources:
+        for source in artifact.sources:
             if source.gluon:
                 gluon_model.run_source(source, tensors, bindings)
             else:
@@ -145,18 +145,18 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
     Every argument is picked from one list: addresses of outputs, inputs and temporaries, then sizes and the unknown zero. Memory
     that must be 0 comes first among the temporaries, so that one small kernel clears all of it.
     """
-    made, device, index = executable.artifact, executable.device, executable.device.index
-    temporaries = (*made.cleared, *made.temporaries)
-    words, offsets = _share(temporaries, bindings)
-    zeros, _ = _share(made.cleared, bindings)
+    artifact, device, index = executable.artifact, executable.device, executable.device.index
+    temporaries = (*artifact.cleared, *artifact.temporaries)
+    words, offsets = _pack(temporaries, bindings)
+    zeros, _ = _pack(artifact.cleared, bindings)
     block = Layout((words,), (1,), torch.float32)  # partial results are fp32
     constants = [*bindings.values(), 0]
-    places = {name: i for i, name in enumerate((*executable._output_names, *executable._input_names))}
-    places |= {b.name: len(places) + i for i, b in enumerate(temporaries)}
-    places |= {f"size {name}": len(places) + i for i, name in enumerate((*bindings, ""))}
+    positions = {name: i for i, name in enumerate((*executable._output_names, *executable._input_names))}
+    positions |= {b.name: len(positions) + i for i, b in enumerate(temporaries)}
+    positions |= {f"size {name}": len(positions) + i for i, name in enumerate((*bindings, ""))}
     launches = tuple(
-        (launcher.launch, source.programs(bindings), _picker(source, places, bindings))
-        for source, launcher in zip(made.sources, executable.launchers, strict=True) if source.programs(bindings))
+        (launcher.launch, source.programs(bindings), _argument_picker(source, positions, bindings))
+        for source, launcher in zip(artifact.sources, executable.launchers, strict=True) if source.programs(bindings))
     stream_of, current_device = compat.raw_stream(), torch.cuda.current_device
 
     def queue(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
@@ -183,7 +183,7 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
     return run
 
 
-def _share(temporaries: Sequence[Buffer], bindings: Bindings) -> tuple[int, tuple[int, ...]]:
+def _pack(temporaries: Sequence[Buffer], bindings: Bindings) -> tuple[int, tuple[int, ...]]:
     """One block for all temporaries: its length in 4-byte words, and where each starts, in bytes."""
     offsets, end = [], 0
     for buffer in temporaries:
@@ -194,16 +194,16 @@ def _share(temporaries: Sequence[Buffer], bindings: Bindings) -> tuple[int, tupl
     return end // 4, tuple(offsets)
 
 
-def _picker(source: Source, places: Mapping[str, int], bindings: Bindings) -> Callable[[list[int]], Sequence[int | TensorMap]]:
+def _argument_picker(source: Source, positions: Mapping[str, int], bindings: Bindings) -> Callable[[list[int]], Sequence[int | TensorMap]]:
     """From the list of all values, a kernel's arguments in parameter order."""
-    zero = places["size "]
+    zero = positions["size "]
     positions = []
     for param in source.params:
         match param.kind:
             case ParamKind.POINTER | ParamKind.TENSOR_MAP:
-                positions.append(places[param.name])
+                positions.append(positions[param.name])
             case ParamKind.SIZE:
-                positions.append(places[f"size {param.name}"])
+                positions.append(positions[f"size {param.name}"])
             case ParamKind.ZERO:
                 positions.append(zero)
     if source.gluon:

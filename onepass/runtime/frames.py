@@ -16,7 +16,7 @@ LONGEST = 64 << 20  # bytes: no job and no answer is longer
 CHUNK = 1 << 16
 
 
-class Garbled(Exception):
+class MalformedMessage(Exception):
     """Bytes that are no message. Never reaches a user."""
 
 
@@ -24,7 +24,7 @@ def pack(message: dict[str, Any]) -> bytes:
     """The frame of a message."""
     body = json.dumps(message).encode()
     if len(body) > LONGEST:
-        raise Garbled(f"a message of {len(body)} bytes is too long")
+        raise MalformedMessage(f"a message of {len(body)} bytes is too long")
     return _HEAD.pack(_MARK, len(body)) + body
 
 
@@ -32,20 +32,20 @@ def unpack(received: bytes | bytearray) -> dict[str, Any] | None:
     """The message that `received` holds, None while bytes are missing; Garbled if it can never be one message and nothing more."""
     mark, length = _HEAD.unpack(received[:_HEAD.size]) if len(received) >= _HEAD.size else (bytes(received[:4]), 0)
     if not _MARK.startswith(mark):
-        raise Garbled(f"it begins with {bytes(received[:16])!r}")
+        raise MalformedMessage(f"it begins with {bytes(received[:16])!r}")
     if length > LONGEST:
-        raise Garbled(f"it is said to have {length} bytes")
+        raise MalformedMessage(f"it is said to have {length} bytes")
     end = _HEAD.size + length
     if len(received) < end:
         return None
     if len(received) > end:
-        raise Garbled(f"{len(received) - end} bytes follow it")
+        raise MalformedMessage(f"{len(received) - end} bytes follow it")
     try:
         message = json.loads(received[_HEAD.size:])
     except (ValueError, RecursionError) as error:
-        raise Garbled(f"it is not JSON ({error})") from None
+        raise MalformedMessage(f"it is not JSON ({error})") from None
     if not isinstance(message, dict):
-        raise Garbled(f"it is {type(message).__name__}, not an object")
+        raise MalformedMessage(f"it is {type(message).__name__}, not an object")
     return message
 
 

@@ -357,7 +357,8 @@ class _SharedMemory:
 
     def _as(self, dtype: Any, shape: Any, layout: Any, name: str) -> _SharedMemory:
         """The same bytes from the start on, seen otherwise."""
-        seen = replace(self.slot, name=name, shape=tuple(_integer(s) for s in _unwrapped(shape)), dtype=self.engine.numpy_type(dtype))
+        extents = tuple(_integer(s) for s in _unwrapped(shape))
+        seen = replace(self.slot, name=name, shape=extents, dtype=self.engine.numpy_type(dtype))
         if seen.end > self.slot.end:
             raise errors.OutsideAllocation(where=self.engine.where(), detail=f"a view of {seen.shape} {dtype}", slot=seen.name,
                                            shape=self.slot.shape)

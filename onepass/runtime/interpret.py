@@ -126,7 +126,7 @@ class _Engine:
         """What the language does by compiling and an interpreter does otherwise."""
         return {"range": self.dynamic_range, "static_range": range, "reduce": self.reduce, "static_assert": _static_assert,
                 "inline_asm_elementwise": self.assembly,
-                "multiple_of": _passed_through, "max_contiguous": _passed_through, "max_constancy": _passed_through, "assume": _passed_through}
+                **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy", "assume"), _passed_through)}
 
     def elementwise(self, ufunc: Callable, *args: Any) -> Any:
         """A libdevice function, by numpy."""
@@ -204,7 +204,7 @@ class _Interpreted:
     def _rebuild(self) -> Callable:
         fn, engine = self._original, self._engine
         text = textwrap.dedent(inspect.getsource(fn))
-        tree = compat.undisturbed(lambda: ast.parse(text))
+        tree = compat.retry_parse(lambda: ast.parse(text))
         definition = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
         definition.decorator_list = []
         tree = ast.fix_missing_locations(_Assignments().visit(ast.Module([definition], [])))

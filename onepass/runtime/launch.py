@@ -18,10 +18,10 @@ from .. import compat
 from ..codegen.source import ParamKind, Source
 from ..errors import CompileFailed, DoesNotFit, UnsupportedDevice
 from . import cache as disk
-from .binary import Binary, Usage, summarise
-from .card import OLDEST
+from .binary import Binary, Usage, summarize
+from .card import MIN_CAPABILITY
 from .compile_job import job
-from .counters import heard
+from .counters import count_triton_lookup
 from .cubin_info import read_spills
 from .module import Job, build
 
@@ -81,7 +81,7 @@ def prepare(source: Source, device: int, aligned: frozenset[str]) -> Launcher:
     Loading synchronises, so a kernel must be prepared before a graph capture that uses it.
     """
     capability = torch.cuda.get_device_capability(device)
-    if capability < OLDEST:
+    if capability < MIN_CAPABILITY:
         raise UnsupportedDevice(device=f"cuda:{device} (compute capability {capability[0]}.{capability[1]})")
     crooked = sorted({p.name for p in source.params if p.kind is ParamKind.TENSOR_MAP} - aligned)
     if crooked:
@@ -94,13 +94,13 @@ def prepare(source: Source, device: int, aligned: frozenset[str]) -> Launcher:
 def _prepared(work: Job, device: int) -> Launcher:
     store = disk.store()
     try:
-        with torch.cuda.device(device), compat.triton_files(str(store.kernels) if store else None, heard):
+        with torch.cuda.device(device), compat.triton_cache_folder(str(store.kernels) if store else None, count_triton_lookup):
             kernel = build(work)
             launch = compat.triton_launcher(kernel)
     except Exception as error:  # Triton raises many unrelated types; all mean that this kernel cannot run
         failure = DoesNotFit if compat.is_out_of_resources(error) else CompileFailed
         raise failure(kernel=work.name, device=f"cuda:{device}", detail=_last_line(error)) from error
-    compat.triton_used(kernel)
+    compat.touch_triton_cache(kernel)
     return Launcher(work, device, launch, kernel)
 
 
@@ -111,7 +111,7 @@ def _binary(work: Job, device: int) -> Binary:
     if local_bytes:  # the driver does not tell spills from other uses of local memory
         with suppress(OSError, RuntimeError):  # a full disk, say: then all of it counts as spills
             return read_spills(kernel.asm["cubin"], kernel.asm["ptx"], shared_bytes, work.target)
-    return summarise(Usage(registers, local_bytes, local_bytes), shared_bytes, kernel.asm["ptx"])
+    return summarize(Usage(registers, local_bytes, local_bytes), shared_bytes, kernel.asm["ptx"])
 
 
 def _last_line(error: Exception) -> str:

@@ -20,17 +20,17 @@ from ..device import Device
 from ..plan.resources import ctas_per_sm
 from . import cache as disk
 from .binary import Binary
-from .compiled import KernelSummary, Artifact
+from .compiled import Artifact, KernelSummary
 
-PROBES = 1  # which probes measured a Calibration; others would not mean the same
-ENOUGH = 8  # Programs that must agree on a family before it is corrected
-AGREEING = 0.2  # between the quartiles of the logarithms of their ratios
-LEAST, MOST = 0.7, 1.4  # a correction beyond these would say that the model does not describe the family at all
-STEP = 0.05  # corrections are rounded, so that plans and keys do not change with every measurement
-MOST_SEEN = 512  # observations that are kept, the latest
-SHORTEST = 10.0  # us: of shorter kernels most is launching
-LIKE = 0.74  # CTAs on an SM, real over predicted, for a prediction to be about the kernel that ran
-MAIN_SHARE = 0.7  # of a plan's time that one kernel must take for the plan's time to be about that kernel
+PROBES_VERSION = 1  # which probes measured a Calibration; others would not mean the same
+MIN_PROGRAMS = 8  # Programs that must agree on a family before it is corrected
+MAX_LOG_IQR = 0.2  # between the quartiles of the logarithms of their ratios
+MIN_CORRECTION, MAX_CORRECTION = 0.7, 1.4  # a correction beyond these would say that the model does not describe the family at all
+CORRECTION_STEP = 0.05  # corrections are rounded, so that plans and keys do not change with every measurement
+MAX_OBSERVATIONS = 512  # observations that are kept, the latest
+MIN_KERNEL_US = 10.0  # us: of shorter kernels most is launching
+MIN_OCCUPANCY_MATCH = 0.74  # CTAs on an SM, real over predicted, for a prediction to be about the kernel that ran
+MAIN_KERNEL_SHARE = 0.7  # of a plan's time that one kernel must take for the plan's time to be about that kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ def card_of(properties: Any) -> Card:
     return Card(properties.name, properties.multi_processor_count, compat.cuda_driver_level() or "")
 
 
-def as_measured(listed: Device, card: Card) -> Device:
+def with_measurements(listed: Device, card: Card) -> Device:
     """A Device with all that was measured on the card; itself where nothing was."""
     store = disk.store()
     if store is None:
         return listed
-    found: Calibration | None = store.recall(_facts_key(card), Calibration)
+    found: Calibration | None = store.load_measurement(_facts_key(card), Calibration)
     if found is not None:
         facts = {name: value for name, value in asdict(found).items() if name != "date"}
         listed = replace(listed, **facts, source=f"calibrated {found.date}")
@@ -86,16 +86,16 @@ def as_measured(listed: Device, card: Card) -> Device:
     return replace(listed, corrections=factors) if factors else listed
 
 
-def keep(card: Card, calibration: Calibration) -> bool:
+def save_calibration(card: Card, calibration: Calibration) -> bool:
     """Remember a calibration; whether the store could."""
     store = disk.store()
-    return store is not None and store.remember(_facts_key(card), calibration)
+    return store is not None and store.save_measurement(_facts_key(card), calibration)
 
 
-def forget(card: Card) -> bool:
+def delete_measurements(card: Card) -> bool:
     """Forget all that was measured on a card; whether there was anything."""
     store = disk.store()
-    return store is not None and any([store.forget(_facts_key(card)), store.forget(_observations_key(card))])
+    return store is not None and any([store.delete_measurement(_facts_key(card)), store.delete_measurement(_observations_key(card))])
 
 
 # ---- times of kernels ------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def forget(card: Card) -> bool:
 def observations(card: Card) -> tuple[Observation, ...]:
     """What was seen of kernels on a card by the present cost model."""
     store = disk.store()
-    found: _Observations | None = store.recall(_observations_key(card), _Observations) if store else None
+    found: _Observations | None = store.load_measurement(_observations_key(card), _Observations) if store else None
     return found.seen if found else ()
 
 
@@ -118,10 +118,10 @@ def observe(card: Card, new: Iterable[Observation]) -> None:
     for each in new:
         known.pop((each.program, each.family), None)  # the latest last
         known[each.program, each.family] = each
-    store.remember(_observations_key(card), _Observations(tuple(known.values())[-MOST_SEEN:]))
+    store.save_measurement(_observations_key(card), _Observations(tuple(known.values())[-MAX_OBSERVATIONS:]))
 
 
-def observed(program: str, timed: Sequence[tuple[Artifact, float]], device: Device) -> tuple[Observation, ...]:
+def observations_from(program: str, timed: Sequence[tuple[Artifact, float]], device: Device) -> tuple[Observation, ...]:
     """What timed plans of one Program (`program` is a digest) say about families: of each the fastest plan."""
     fastest: dict[str, float] = {}
     for made, us in sorted(timed, key=lambda pair: pair[1]):
@@ -144,7 +144,7 @@ def _ratio(made: Artifact, us: float, device: Device) -> float | None:
     main = _main(made)
     beside = made.summary.predicted_us - main.predicted_us
     binary = made.binaries[made.summary.kernels.index(main)]
-    if main.predicted_us < max(SHORTEST, MAIN_SHARE * made.summary.predicted_us) or not _as_predicted(main, binary, device):
+    if main.predicted_us < max(MIN_KERNEL_US, MAIN_KERNEL_SHARE * made.summary.predicted_us) or not _as_predicted(main, binary, device):
         return None
     ratio = (us - beside) / (main.predicted_us / device.correction(main.family))
     return ratio if isfinite(ratio) and ratio > 0 else None
@@ -156,7 +156,7 @@ def _as_predicted(kernel: KernelSummary, binary: Binary, device: Device) -> bool
         return False
     if kernel.family.startswith("mix-order"):  # as many as the grid has, if they fit
         return fit * device.sms >= kernel.schedule.splits * kernel.schedule.ctas_per_row
-    return LIKE <= fit / max(kernel.ctas_per_sm, 1) <= 1 / LIKE
+    return MIN_OCCUPANCY_MATCH <= fit / max(kernel.ctas_per_sm, 1) <= 1 / MIN_OCCUPANCY_MATCH
 
 
 def corrections(seen: Iterable[Observation]) -> tuple[tuple[str, float], ...]:
@@ -167,12 +167,12 @@ def corrections(seen: Iterable[Observation]) -> tuple[tuple[str, float], ...]:
             logs.setdefault(each.family, []).append(log(each.ratio))
     found = []
     for family, each_log in sorted(logs.items()):
-        if len(each_log) < ENOUGH:
+        if len(each_log) < MIN_PROGRAMS:
             continue
         low, _, high = quantiles(each_log, n=4)
-        if high - low > AGREEING:
+        if high - low > MAX_LOG_IQR:
             continue
-        factor = round(round(min(max(exp(fmean(each_log)), LEAST), MOST) / STEP) * STEP, 2)
+        factor = round(round(min(max(exp(fmean(each_log)), MIN_CORRECTION), MAX_CORRECTION) / CORRECTION_STEP) * CORRECTION_STEP, 2)
         if factor != 1.0:
             found.append((family, factor))
     return tuple(found)
@@ -183,7 +183,7 @@ def corrections(seen: Iterable[Observation]) -> tuple[tuple[str, float], ...]:
 
 def _facts_key(card: Card) -> str:
     """A card's rates do not depend on the release of anything above its driver."""
-    return hashlib.sha256(json.dumps({"calibration": PROBES, **asdict(card)}, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps({"calibration": PROBES_VERSION, **asdict(card)}, sort_keys=True).encode()).hexdigest()
 
 
 def _observations_key(card: Card) -> str:

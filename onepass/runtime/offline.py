@@ -17,12 +17,12 @@ from ..device import Device
 from ..errors import CompileFailed, CompilerProtocolError, CompilerUnavailable
 from ..knobs import knobs
 from . import cache as disk
-from .background import Background
+from .background import DaemonExecutor
 from .binary import Binary
 from .compile_job import job
-from .counters import heard
+from .counters import count_triton_lookup
 from .module import Job
-from .workers import Pool, Trouble
+from .workers import Pool, WorkerFailure
 
 WORKER = Path(__file__).with_name("offline_worker.py")
 
@@ -34,7 +34,7 @@ def compile(source: Source, device: Device, aligned: frozenset[str] | None = Non
 
 def compile_many(requests: Sequence[tuple[Source, Device]]) -> list[Binary]:
     """The same for several kernels at once, in order; raises the first failure."""
-    with Background(knobs().compile_workers, "onepass-compile") as threads:
+    with DaemonExecutor(knobs().compile_workers, "onepass-compile") as threads:
         return list(threads.map(compile, *zip(*requests, strict=True)))
 
 
@@ -42,7 +42,7 @@ def measure(work: Job, device: str) -> Binary:
     """What a job's binary costs. Answers are remembered as long as the process lives, and so is that Triton refuses a kernel."""
     try:
         answer = _measured(work)
-    except Trouble as trouble:
+    except WorkerFailure as trouble:
         raise trouble.failure(kernel=work.name, device=device, **trouble.fields) from None
     if isinstance(answer, Binary):
         return answer
@@ -57,23 +57,23 @@ def _measured(work: Job) -> Binary | str:
     request = {"job": dataclasses.asdict(work), "folder": str(store.kernels) if store else None, "tools": _tools(work.target)}
     answer = _pool(os.getpid()).ask(request, knobs().compile_timeout)
     for in_cache in answer.get("heard", ()):
-        heard(in_cache)
+        count_triton_lookup(in_cache)
     match answer:
         case {"binary": dict() as fields}:
             return _binary(fields)
         case {"failure": str() as complaint}:
             return complaint
         case {"trouble": str() as detail}:
-            raise Trouble(CompilerUnavailable, detail=detail)
-    raise Trouble(CompilerProtocolError, detail=f"it has {', '.join(sorted(answer))}")
+            raise WorkerFailure(CompilerUnavailable, detail=detail)
+    raise WorkerFailure(CompilerProtocolError, detail=f"it has {', '.join(sorted(answer))}")
 
 
 def _tools(target: int) -> dict[str, Any]:
     """What workers are to compile with."""
     try:
-        return compat.triton_tools(target)
+        return compat.triton_toolchain(target)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # there is no assembler, or it does not run
-        raise Trouble(CompilerUnavailable, detail=str(error)) from None
+        raise WorkerFailure(CompilerUnavailable, detail=str(error)) from None
 
 
 def _binary(fields: Mapping[str, Any]) -> Binary:
@@ -81,10 +81,10 @@ def _binary(fields: Mapping[str, Any]) -> Binary:
         widths = {name: {int(width): count for width, count in fields[name].items()} for name in ("loads", "stores")}
         found = Binary(**{**fields, **widths})  # JSON knows no integer keys
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise Trouble(CompilerProtocolError, detail=f"it is no binary, {error}") from None
+        raise WorkerFailure(CompilerProtocolError, detail=f"it is no binary, {error}") from None
     counts = [v for v in dataclasses.asdict(found).values() if not isinstance(v, dict)]
     if not all(isinstance(n, int) for n in (*counts, *found.loads.values(), *found.stores.values())):
-        raise Trouble(CompilerProtocolError, detail="it is no binary, and has other things than numbers")
+        raise WorkerFailure(CompilerProtocolError, detail="it is no binary, and has other things than numbers")
     return found
 
 

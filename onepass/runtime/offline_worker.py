@@ -22,10 +22,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PRINTED = 1 << 20  # bytes at the end of what was printed in which to look for a complaint
+OUTPUT_TAIL_BYTES = 1 << 20  # bytes at the end of what was printed in which to look for a complaint
 
 
-class Refused(Exception):
+class KernelRejected(Exception):
     """The compiler does not take this kernel, today or tomorrow."""
 
 
@@ -43,7 +43,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     heard: list[bool] = []
     try:
         found: dict[str, Any] = {"binary": dataclasses.asdict(measure(request, heard.append))}
-    except Refused as refused:
+    except KernelRejected as refused:
         found = {"failure": str(refused)}
     except Exception as error:  # whatever befalls one job, the next one must find this process alive
         found = {"trouble": f"{type(error).__name__}: {_said(error)}"}
@@ -58,15 +58,15 @@ def measure(request: dict[str, Any], heard: Callable[[bool], None]) -> Any:
 
     fields = request["job"]
     job = Job(**{**fields, "signature": tuple(map(tuple, fields["signature"])), "aligned": tuple(fields["aligned"])})
-    compat.take_tools(**request["tools"])
-    with compat.triton_files(request["folder"], heard):
+    compat.use_toolchain(**request["tools"])
+    with compat.triton_cache_folder(request["folder"], heard):
         try:
             kernel = build(job)
         except Exception as error:
             if of_the_system(error):
                 raise
-            raise Refused(_said(error)) from error
-        compat.triton_stub(kernel)
+            raise KernelRejected(_said(error)) from error
+        compat.compile_launcher_stub(kernel)
         return read(kernel.asm["cubin"], kernel.asm["ptx"], kernel.metadata.shared, job.target)
 
 
@@ -83,13 +83,13 @@ def of_the_system(error: BaseException | None) -> bool:
 
 def _said(error: Exception) -> str:
     """The line of a failure that says most."""
-    from onepass.runtime.compiler_message import complaint  # after `shells`
+    from onepass.runtime.compiler_message import error_line  # after `shells`
 
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     size = os.fstat(2).st_size
-    printed = os.pread(2, PRINTED, max(0, size - PRINTED)).decode(errors="replace")
-    return complaint(printed, str(error)) or type(error).__name__
+    printed = os.pread(2, OUTPUT_TAIL_BYTES, max(0, size - OUTPUT_TAIL_BYTES)).decode(errors="replace")
+    return error_line(printed, str(error)) or type(error).__name__
 
 
 def serve(channel: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-GLANCE = 0.1  # seconds between looks at whether a result is there, should nobody say so
+POLL_SECONDS = 0.1  # seconds between looks at whether a result is there, should nobody say so
 
 Result = TypeVar("Result")
 
@@ -23,7 +23,7 @@ class Promise(Generic[Result]):
         self._gate.acquire()
         self.abandoned = False  # whoever was to make it stopped for a reason that is no failure of it
 
-    def fulfil(self, made: Result) -> None:
+    def fulfill(self, made: Result) -> None:
         """Let it be had. The first outcome holds."""
         self._end(made, None)
 
@@ -40,7 +40,7 @@ class Promise(Generic[Result]):
     def result(self) -> Result:
         """The result, as soon as there is one; raises the error where there is none."""
         while self._outcome is None:
-            if self._gate.acquire(timeout=GLANCE):
+            if self._gate.acquire(timeout=POLL_SECONDS):
                 self._open()
         made, error = self._outcome
         if error is not None:

@@ -22,7 +22,7 @@ from .compiled import Artifact
 SCHEMA = 2  # of the files; what they mean is in their key, which names the package's sources
 
 
-class Damaged(Exception):
+class CorruptEntry(Exception):
     """Bytes that are not what was written. Never reaches a user."""
 
 
@@ -35,11 +35,11 @@ def unpack(key: str, content: bytes, declared: type[Any] = Artifact) -> Any:
     """The entry a file holds, as the dataclass it was; Damaged if any byte is not as it was written under this key."""
     _, _, body = content.partition(b"\n")
     if _sealed(key, body) != content:
-        raise Damaged("the checksum, the key or the schema does not match")
+        raise CorruptEntry("the checksum, the key or the schema does not match")
     try:
         return _read(declared, json.loads(body))
     except Exception as error:  # whatever a value that does not fit makes a class or a parser raise
-        raise Damaged(f"it is not readable ({type(error).__name__}: {error})") from None
+        raise CorruptEntry(f"it is not readable ({type(error).__name__}: {error})") from None
 
 
 def _sealed(key: str, body: bytes) -> bytes:

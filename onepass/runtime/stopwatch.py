@@ -16,9 +16,9 @@ import torch
 
 Work: TypeAlias = Callable[[], object]  # queues kernels on the current stream
 
-FLUSHED = 256 << 20  # bytes
-TINY = 1.2  # us that the smallest kernel takes from its first instruction to its last; H200
-MOST_OVERHEAD = 6.0  # us; more would be a hiccup, not what events cost
+FLUSH_BYTES = 256 << 20  # bytes
+SMALLEST_KERNEL_US = 1.2  # us that the smallest kernel takes from its first instruction to its last; H200
+MAX_OVERHEAD_US = 6.0  # us; more would be a hiccup, not what events cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Flush:
     """Leaves nothing of earlier work in L2, and no dirty line: as many bytes are written, and as many others read."""
 
     def __init__(self, where: torch.device) -> None:
-        self._written, self._read = (torch.zeros(FLUSHED // 4, dtype=torch.float32, device=where) for _ in range(2))
+        self._written, self._read = (torch.zeros(FLUSH_BYTES // 4, dtype=torch.float32, device=where) for _ in range(2))
         self._one = torch.zeros((1,), dtype=torch.float32, device=where)
 
     def __call__(self) -> None:
@@ -67,7 +67,7 @@ class Stopwatch:
         self._overhead = 0.0
         torch.cuda.synchronize(where)  # what others queued before is not to run beside what is timed
         (smallest,) = self([one.zero_], 20)
-        self._overhead = min(max(smallest.us - TINY, 0.0), MOST_OVERHEAD)
+        self._overhead = min(max(smallest.us - SMALLEST_KERNEL_US, 0.0), MAX_OVERHEAD_US)
 
     def __call__(self, works: Sequence[Work], runs: int) -> tuple[Timing, ...]:
         """Time each work, all in turn, `runs` times: what drifts meanwhile drifts for all of them."""

@@ -27,13 +27,13 @@ from .stopwatch import Stopwatch, Timing, Work
 
 _LOG = logging.getLogger(__name__)
 
-PLANS = {"off": 1, "on": 6, "full": 24}  # how many are timed, the default included
-HEAT, FINAL = 5, 20  # runs of everyone, and of those that are near the best
-FINALISTS, NEAR = 3, 1.15  # how many beside the default, within how many times the best
+PLANS_PER_LEVEL = {"off": 1, "on": 6, "full": 24}  # how many are timed, the default included
+FIRST_RUNS, FINAL_RUNS = 5, 20  # runs of everyone, and of those that are near the best
+MAX_FINALISTS, FINALIST_FACTOR = 3, 1.15  # how many beside the default, within how many times the best
 MARGIN = 0.02  # by which a plan must be faster than the default, beyond the spread of single runs
-DRAWN = 1 << 20  # random values that scratch tensors repeat
+RANDOM_ELEMENTS = 1 << 20  # random values that scratch tensors repeat
 
-ALONE = threading.Lock()  # held while plans are timed: two threads would time each other
+TIMING_LOCK = threading.Lock()  # held while plans are timed: two threads would time each other
 Time = Callable[[Sequence[Artifact], int], Sequence[Timing]]  # plans, how often to run each
 
 
@@ -48,10 +48,10 @@ def stored_levels(level: str) -> tuple[str, ...]:
 def choose(default: Artifact, others: Sequence[Artifact], time: Time) -> tuple[Artifact, tuple[tuple[Artifact, Timing], ...]]:
     """The plan to take, which knows the trials that led to it, and everything that was timed, the default first."""
     everyone = (default, *others)
-    timed = list(time(everyone, HEAT))
+    timed = list(time(everyone, FIRST_RUNS))
     best, final = 0, _finalists(timed)
     if len(final) > 1:
-        for k, again in zip(final, time([everyone[k] for k in final], FINAL), strict=True):
+        for k, again in zip(final, time([everyone[k] for k in final], FINAL_RUNS), strict=True):
             timed[k] = again
         best = min((k for k in final if _valid(timed[k])), key=lambda k: timed[k].us, default=0)
     taken = best if _beats(timed[best], timed[0]) else 0
@@ -64,8 +64,8 @@ def _finalists(timed: Sequence[Timing]) -> list[int]:
     ranked = sorted((k for k in range(1, len(timed)) if _valid(timed[k])), key=lambda k: timed[k].us)
     if not ranked or not _valid(timed[0]):
         return [0]
-    near = NEAR * min(timed[0].us, timed[ranked[0]].us)
-    return [0, *(k for k in ranked[:FINALISTS] if timed[k].us <= near)]
+    near = FINALIST_FACTOR * min(timed[0].us, timed[ranked[0]].us)
+    return [0, *(k for k in ranked[:MAX_FINALISTS] if timed[k].us <= near)]
 
 
 def _valid(one: Timing) -> bool:
@@ -98,7 +98,7 @@ def comparable(default: Artifact, found: Sequence[Artifact]) -> tuple[Artifact, 
 # ---- on a card -------------------------------------------------------------------------------------------------------------
 
 
-class OnCard:
+class DeviceTimer:
     """Times plans of one Program on a card."""
 
     def __init__(self, program: Program, sizes: Bindings, where: torch.device, aligned: frozenset[str]) -> None:
@@ -123,8 +123,8 @@ def scratch(program: Program, sizes: Bindings, where: torch.device, aligned: fro
     most = max(1, min([*(value(g.extent, sizes) for g in indexed), 128]))
     made = {}
     with torch.no_grad():
-        floats = torch.randn(DRAWN, generator=generator, device=where, dtype=torch.float32)
-        integers = torch.randint(0, most, (DRAWN,), generator=generator, device=where)
+        floats = torch.randn(RANDOM_ELEMENTS, generator=generator, device=where, dtype=torch.float32)
+        integers = torch.randint(0, most, (RANDOM_ELEMENTS,), generator=generator, device=where)
         for buffer in program.buffers:
             if buffer.role == "temp":
                 continue
@@ -132,7 +132,7 @@ def scratch(program: Program, sizes: Bindings, where: torch.device, aligned: fro
             made[buffer.name] = tensor
             if buffer.role == "input":
                 drawn = floats if buffer.dtype.is_float else integers % 2 if buffer.dtype.kind == "bool" else integers
-                for part in flat.split(DRAWN):
+                for part in flat.split(RANDOM_ELEMENTS):
                     part.copy_(drawn[: part.numel()])
     return made
 
@@ -163,7 +163,7 @@ def progress(name: str) -> Iterator[Callable[[str], None]]:
         yield lambda doing: line.update(f"onepass: tuning {escape(name)}: {escape(doing)}")
 
 
-def said(made: Artifact) -> str:
+def describe_outcome(made: Artifact) -> str:
     """The outcome in a sentence."""
     default, *others = made.trials
     taken = next(t for t in made.trials if t.taken)

@@ -27,19 +27,19 @@ from typing import IO, Any
 
 from .. import errors
 from . import frames
-from .background import Background
-from .compiler_message import complaint
+from .background import DaemonExecutor
+from .compiler_message import error_line
 
-GLANCE = 0.1  # seconds between looks at whether an answer is still wanted
-LAST_SECONDS = 5.0  # for an answer once the main thread has ended: the process must be able to end
+POLL_SECONDS = 0.1  # seconds between looks at whether an answer is still wanted
+EXIT_SECONDS = 5.0  # for an answer once the main thread has ended: the process must be able to end
 STOPPED_SECONDS = 10.0  # for a worker that a signal stopped to be let go on, as when a scheduler stops and continues all of a job
 REAPING_SECONDS = 5.0  # for a killed process to be gone; one that is stuck in the system is left alone
-PRINTED = 4096  # bytes at the end of what a worker printed in which to look for a reason
+OUTPUT_TAIL_BYTES = 4096  # bytes at the end of what a worker printed in which to look for a reason
 
 _numbers = itertools.count(1)  # of questions
 
 
-class Trouble(Exception):
+class WorkerFailure(Exception):
     """There is no answer, which says nothing about the question. `failure` is what a user gets to see of it."""
 
     def __init__(self, failure: type[errors.CompilerUnavailable], **fields: object) -> None:
@@ -48,7 +48,7 @@ class Trouble(Exception):
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """What a worker is asked, how long it may take, and whether the answer is not wanted any more."""
 
     request: dict[str, Any]
@@ -62,7 +62,7 @@ class Pool:
     def __init__(self, size: int, command: Sequence[str]) -> None:
         """`command` starts a worker; the number of its socket is appended."""
         self._command, self._owner = tuple(command), os.getpid()
-        self._threads = Background(size, "onepass-worker")
+        self._threads = DaemonExecutor(size, "onepass-worker")
         self._lock = threading.Lock()
         self._all: list[Worker] = []
         self._free: list[Worker] = []
@@ -74,7 +74,7 @@ class Pool:
         """A worker's answer, or Trouble. However this is left, nobody else gets the answer."""
         answers: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()  # Ctrl-C leaves no lock of it held
         left = threading.Event()
-        question = Question(request, seconds, lambda: self._ended or left.is_set())
+        question = Request(request, seconds, lambda: self._ended or left.is_set())
         try:
             self._begin(lambda: answers.put(self._served(question)))
             answer = _awaited(answers)
@@ -111,9 +111,9 @@ class Pool:
         try:
             self._threads.submit(call)
         except RuntimeError as error:
-            raise Trouble(errors.CompilerNotStarted, detail=str(error)) from None
+            raise WorkerFailure(errors.CompilerNotStarted, detail=str(error)) from None
 
-    def _served(self, question: Question) -> dict[str, Any] | BaseException:
+    def _served(self, question: Request) -> dict[str, Any] | BaseException:
         """What a thread finds out. No signal interrupts it."""
         worker: Worker | None = None
         try:
@@ -141,7 +141,7 @@ def _awaited(answers: queue.SimpleQueue[Any]) -> Any:
     """The first answer. A signal that comes just before the waiting begins does not end it: so it ends now and then by itself."""
     while True:
         with suppress(queue.Empty):
-            return answers.get(timeout=GLANCE)
+            return answers.get(timeout=POLL_SECONDS)
 
 
 class Worker:
@@ -153,11 +153,11 @@ class Worker:
         self._channel: socket.socket | None = None
         self._printed: IO[bytes] | None = None  # all that the process and those it starts print
 
-    def ask(self, question: Question) -> dict[str, Any]:
+    def ask(self, question: Request) -> dict[str, Any]:
         """The answer: of this process, or if it comes to grief, of a fresh one."""
         try:
             return self._once(question)
-        except Trouble as trouble:
+        except WorkerFailure as trouble:
             if trouble.failure in (errors.CompilerNotStarted, errors.ProcessExiting):
                 raise
             return self._once(question)
@@ -194,7 +194,7 @@ class Worker:
             if each is not None:
                 each.close()
 
-    def _once(self, question: Question) -> dict[str, Any]:
+    def _once(self, question: Request) -> dict[str, Any]:
         """Ask the process as it is. Whatever is raised meanwhile, it is not asked again."""
         patience, done = _Patience(question), False
         patience.check()
@@ -219,8 +219,8 @@ class Worker:
                 theirs.close()
                 opened.pop_all()
         except (OSError, ValueError, TypeError, RuntimeError, subprocess.SubprocessError) as error:
-            raise Trouble(errors.CompilerNotStarted, detail=f"{type(error).__name__}: {error}") from None
-        ours.settimeout(GLANCE)
+            raise WorkerFailure(errors.CompilerNotStarted, detail=f"{type(error).__name__}: {error}") from None
+        ours.settimeout(POLL_SECONDS)
         self._channel, self._printed = ours, printed
 
     def _spawn(self, printed: IO[bytes], theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -238,12 +238,12 @@ class Worker:
         try:
             self._send(frames.pack({**request, "id": number}), patience)
             answer = self._receive(patience)
-        except frames.Garbled as garbled:
-            raise Trouble(errors.CompilerProtocolError, detail=str(garbled)) from None
+        except frames.MalformedMessage as garbled:
+            raise WorkerFailure(errors.CompilerProtocolError, detail=str(garbled)) from None
         except ConnectionError:
             raise self._ended() from None
         if answer.get("id") != number:
-            raise Trouble(errors.CompilerProtocolError, detail=f"question {number} got the answer to {answer.get('id')!r}")
+            raise WorkerFailure(errors.CompilerProtocolError, detail=f"question {number} got the answer to {answer.get('id')!r}")
         return answer
 
     def _send(self, frame: bytes, patience: _Patience) -> None:
@@ -280,7 +280,7 @@ class Worker:
         if self._process.poll() is not None:
             raise self._ended()  # and some other process, forked from here, holds the socket
 
-    def _ended(self) -> Trouble:
+    def _ended(self) -> WorkerFailure:
         """What became of the process."""
         assert self._process is not None and self._printed is not None
         try:
@@ -290,15 +290,15 @@ class Worker:
         else:
             how = f"ended with status {status}" if status >= 0 else f"was killed by {_signal_name(-status)}"
         size = os.fstat(self._printed.fileno()).st_size
-        tail = os.pread(self._printed.fileno(), PRINTED, max(0, size - PRINTED)).decode(errors="replace")
-        said = complaint(tail)
-        return Trouble(errors.CompilerExited, how=how + (f" after printing {said!r}" if said else ""))
+        tail = os.pread(self._printed.fileno(), OUTPUT_TAIL_BYTES, max(0, size - OUTPUT_TAIL_BYTES)).decode(errors="replace")
+        said = error_line(tail)
+        return WorkerFailure(errors.CompilerExited, how=how + (f" after printing {said!r}" if said else ""))
 
 
 class _Patience:
     """How long an answer is waited for."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Request) -> None:
         self._question = question
         self._end = monotonic() + question.seconds
         self._last: float | None = None  # the end, once the main thread has ended
@@ -307,17 +307,17 @@ class _Patience:
     def check(self, stopped: bool = False) -> None:
         """Raise if the answer is not wanted any more, late, or not to be expected."""
         if self._question.left():
-            raise Trouble(errors.ProcessExiting)
+            raise WorkerFailure(errors.ProcessExiting)
         now = monotonic()
         if self._last is None and not threading.main_thread().is_alive():
-            self._last = now + LAST_SECONDS
+            self._last = now + EXIT_SECONDS
         if self._last is not None and now > self._last:
-            raise Trouble(errors.ProcessExiting)
+            raise WorkerFailure(errors.ProcessExiting)
         if now > self._end:
-            raise Trouble(errors.CompilerTimedOut, seconds=f"{self._question.seconds:g}")
+            raise WorkerFailure(errors.CompilerTimedOut, seconds=f"{self._question.seconds:g}")
         self._stopped = (self._stopped or now) if stopped else None
         if self._stopped is not None and now > self._stopped + STOPPED_SECONDS:
-            raise Trouble(errors.CompilerExited, how=f"was stopped by a signal for {STOPPED_SECONDS:g} s")
+            raise WorkerFailure(errors.CompilerExited, how=f"was stopped by a signal for {STOPPED_SECONDS:g} s")
 
 
 def _is_stopped(process_id: int) -> bool:

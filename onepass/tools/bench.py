@@ -1,7 +1,7 @@
-"""`onepass bench`: a suite measured on the card in this machine, every provider of a workload in turn.
+"""`onepass bench`: measures a suite on this machine's GPU, with interleaved runs of every provider of a workload.
 
-Results are written after every workload, and a run that was ended goes on where it was. All kernels of onepass, and Inductor's, are
-compiled first, at once, by worker processes.
+Results are written after every workload, so an interrupted run can resume. Worker processes first compile all kernels of onepass
+and Inductor in parallel.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from torch import Tensor
 
 from .. import __version__
 from ..device import Device
-from ..errors import BadArgument, GpuRequired, OnepassError, CannotResume
+from ..errors import BadArgument, CannotResume, GpuRequired, OnepassError
 from ..knobs import knobs
-from ..runtime.background import Background
-from ..runtime.card import present
+from ..runtime.background import DaemonExecutor
+from ..runtime.card import local_device
 from ..runtime.promise import Promise
 from . import peers
 from .bench_tables import line
 from .captured_function import CapturedFunction
-from .providers import Prepared, is_onepass, supported_providers, make_provider
+from .providers import Prepared, is_onepass, make_provider, supported_providers
 from .regret import CompiledCandidate, compile_candidates, regret
 from .results import Anchor, Result, Row, Run, load, save
 from .suites import Job, Suite
@@ -44,13 +44,13 @@ from .verdict import SLACK, Judge
 from .warm import compiles_slowly, prewarm_inductor
 
 ANCHOR_RUNS = 8
-LIVE_COPIES = 12  # of a workload's inputs and outputs, about, that checking against float64 and timing take
-MAX_ERROR_LENGTH = 300  # characters of a failure that are kept
+LIVE_COPIES = 12  # rough number of copies of a workload's inputs and outputs alive while it is checked against float64 and timed
+MAX_ERROR_LENGTH = 300  # characters
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured, and how."""
+    """What to measure, and how."""
 
     suite: Suite
     providers: tuple[str, ...]
@@ -60,12 +60,12 @@ class Options:
     only: str = ""
     graphs: bool = False
     regret: bool = False
-    most: int = 12  # candidates of a workload
+    max_candidates: int = 12  # per workload
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The card, its facts, and what is installed."""
+    """The GPU, its Device record, and the installed versions."""
 
     device: Device
     card: str
@@ -75,7 +75,7 @@ class Machine:
 
 def bench(options: Options, console: Console, place: Machine | None = None, make_clock: Callable[[], Clock] = Clock,
           now: Callable[[], float] = perf_counter) -> Run:
-    """Measure what of a suite is not measured yet; by default on the first card of this machine."""
+    """Measure the part of a suite that has no results yet, by default on the first GPU of this machine."""
     jobs = selected_jobs(options)
     place = place or this_machine()
     run = previous_run(options, place)
@@ -89,8 +89,8 @@ def bench(options: Options, console: Console, place: Machine | None = None, make
         for k, job in enumerate(todo):
             at = now()
             if options.time_limit is not None and at - began + longest > options.time_limit:
-                left = f"{len(todo) - k} of {len(jobs)} workloads are left; "
-                console.print(left + ("the same command goes on from here" if options.out else "give --out to go on another time"))
+                remaining = f"{len(todo) - k} of {len(jobs)} workloads remain; "
+                console.print(remaining + ("run the same command to continue" if options.out else "pass --out to continue later"))
                 break
             run = session.measured(run, job)
             if options.out is not None:
@@ -102,17 +102,17 @@ def bench(options: Options, console: Console, place: Machine | None = None, make
 
 
 def selected_jobs(options: Options) -> tuple[Job, ...]:
-    """The jobs that were asked for."""
+    """The jobs whose id contains the text of `--only`."""
     found = tuple(job for job in options.suite.jobs if options.only in job.id)
     if not found:
         names = ", ".join(dict.fromkeys(job.workload for job in options.suite.jobs))
-        raise BadArgument(detail=f"No workload of the suite {options.suite.name} has {options.only!r} in its name: {names}.")
+        raise BadArgument(detail=f"No workload of the suite {options.suite.name} has {options.only!r} in its name. It has: {names}.")
     return found
 
 
 def this_machine() -> Machine:
-    """The card in this machine."""
-    device = present()
+    """The first GPU of this machine, and the installed versions."""
+    device = local_device()
     if device is None:
         why = "torch finds none" if torch.version.cuda else "this torch is a CPU build"
         raise GpuRequired(what="`onepass bench`", why=why)
@@ -120,7 +120,7 @@ def this_machine() -> Machine:
 
 
 def versions() -> dict[str, str]:
-    """What times depend on beside the card."""
+    """Versions of the packages that affect the times."""
     found = {"torch": torch.__version__, "onepass": __version__, "python": platform.python_version()}
     with suppress(importlib.metadata.PackageNotFoundError):
         found["triton"] = importlib.metadata.version("triton")
@@ -128,14 +128,14 @@ def versions() -> dict[str, str]:
 
 
 def previous_run(options: Options, place: Machine) -> Run:
-    """The run to go on with: what the file holds, or an empty one."""
+    """The run to resume: the one in the output file, or an empty one."""
     fresh = Run(options.suite.name, datetime.now().isoformat(timespec="seconds"), place.card, place.device.name, place.versions)
     if options.out is None or options.fresh or not options.out.exists():
         return fresh
     found = load(options.out)
     trouble = None
     if found.suite != options.suite.name:
-        trouble = f"they are of the suite {found.suite}"
+        trouble = f"they belong to the suite {found.suite}"
     elif found.card != place.card:
         trouble = f"they were measured on {found.card}, and this is {place.card}"
     elif other := [f"{k} {v} (here {place.versions[k]})" for k, v in found.versions.items() if place.versions.get(k, v) != v]:
@@ -146,7 +146,7 @@ def previous_run(options: Options, place: Machine) -> Run:
 
 
 def is_unfinished(job: Job, run: Run, options: Options) -> bool:
-    """Whether something that was asked for is not in a run."""
+    """Whether a requested result of a job is missing from a run."""
     row = row_of(run, job)
     if row is None or not set(supported_providers(options.providers, job)) <= row.results.keys():
         return True
@@ -154,12 +154,12 @@ def is_unfinished(job: Job, run: Run, options: Options) -> bool:
 
 
 def row_of(run: Run, job: Job) -> Row | None:
-    """The row of a job, if it was measured."""
+    """The row of a job; None if it is not measured yet."""
     return next((r for r in run.rows if r.id == job.id), None)
 
 
 def with_row(run: Run, row: Row, order: Sequence[str]) -> Run:
-    """A run with one row more, or another one; rows stay in the order of the suite."""
+    """A run with one row added or replaced. Rows stay in suite order."""
     rows = {r.id: r for r in (*run.rows, row)}
     place = {id: k for k, id in enumerate(order)}
     return replace(run, rows=tuple(sorted(rows.values(), key=lambda r: place.get(r.id, len(place)))),
@@ -167,7 +167,7 @@ def with_row(run: Run, row: Row, order: Sequence[str]) -> Run:
 
 
 def one_line_error(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """The error type and the first line of its message."""
     lines = [text.strip() for text in str(error).splitlines() if text.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:MAX_ERROR_LENGTH]
 
@@ -178,31 +178,31 @@ def _progress(console: Console) -> Progress:
 
 
 class _Session:
-    """What is made once for all workloads of a run: buffers to flush with, and compiled kernels."""
+    """State shared by all workloads of a run: the timing buffers and the compiled candidates."""
 
     def __init__(self, options: Options, place: Machine, jobs: Sequence[Job], console: Console,
                  make_clock: Callable[[], Clock]) -> None:
         self.options, self.place, self.console = options, place, console
         self.order = [job.id for job in options.suite.jobs]
         self._tried: dict[str, tuple[CompiledCandidate, ...]] = {}
-        with self._warming(jobs):  # neither keeps all cores busy to its end
+        with self._warming(jobs):  # in parallel, since neither keeps all cores busy until it ends
             self._compile(jobs)
         if place.where.type == "cuda":
             reserve_memory(LIVE_COPIES * max(job.floor_bytes for job in jobs), place.where)
         self.clock = make_clock()
 
     def _compile(self, jobs: Sequence[Job]) -> None:
-        """Compile what the jobs need, all at once; what fails will fail again, and be told, when it is used."""
+        """Compile the kernels of all jobs in parallel. Errors are ignored here: they recur, and are reported, when a job runs."""
         began = perf_counter()
         made: list[Promise[Any]] = []
         candidates: dict[str, tuple[Future[CompiledCandidate], ...]] = {}
-        with Background(knobs().compile_workers, "onepass-bench") as pool:
+        with DaemonExecutor(knobs().compile_workers, "onepass-bench") as pool:
             for job in jobs:
                 with suppress(Exception), torch.no_grad():
                     ours = CapturedFunction.of(job.subject.function, job.inputs())
                     made.append(ours.start_compiling(self.place.where))
                     if self.options.regret:
-                        candidates[job.id] = compile_candidates(ours, self.place.device, self.options.most, pool)
+                        candidates[job.id] = compile_candidates(ours, self.place.device, self.options.max_candidates, pool)
             for future in made:
                 with suppress(Exception):
                     future.result()
@@ -214,7 +214,7 @@ class _Session:
 
     @contextmanager
     def _warming(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """Let Inductor's part be compiled by several processes meanwhile, in at most half the time there is."""
+        """Compile Inductor's kernels in other processes meanwhile, for at most half of the time limit."""
         began, limit = perf_counter(), self.options.time_limit
         if len(jobs) < 2 or not any(map(compiles_slowly, self.options.providers)) or self.place.where.type != "cuda":
             yield
@@ -224,7 +224,7 @@ class _Session:
         self.console.print(f"Inductor's kernels compiled in {perf_counter() - began:.0f} s")
 
     def with_anchors(self, run: Run, jobs: Sequence[Job]) -> Run:
-        """Measure reads, copies and adds of as many bytes as the workloads move."""
+        """Measure plain reads, copies and adds at the byte counts of the workloads."""
         if run.anchors:
             return run
         found: list[Anchor] = []
@@ -235,7 +235,7 @@ class _Session:
         return replace(run, anchors=tuple(found))
 
     def measured(self, run: Run, job: Job) -> Run:
-        """A run with one more workload: its row, and its regret where that was asked for."""
+        """The run with one more workload: its row, and its regret if requested."""
         torch.compiler.reset()
         with torch.no_grad():
             inputs = job.inputs(self.clock.device)
@@ -250,14 +250,14 @@ class _Session:
         ours = CapturedFunction.of(job.subject.function, inputs)
         try:
             found = regret(job.id, ours, self._tried[job.id], inputs, self.clock, self.place.device)
-        except (OnepassError, RuntimeError) as error:  # one workload that cannot be judged is no reason to lose the others
+        except (OnepassError, RuntimeError) as error:  # a failure on one workload must not end the run
             self.clock.synchronize()
-            self.console.print(escape(f"{job.id}: no regret, {one_line_error(error)}"))
+            self.console.print(escape(f"{job.id}: regret not measured: {one_line_error(error)}"))
             return run
         return replace(run, regret=(*(r for r in run.regret if r.id != job.id), found))
 
     def _row(self, job: Job, inputs: Sequence[Tensor]) -> Row:
-        """Each provider made, checked, and timed in turn with the others."""
+        """Prepare and check each provider, then time those with right answers in interleaved runs."""
         ready: dict[str, Prepared] = {}
         results: dict[str, Result] = {}
         judge: Judge | None = None
@@ -296,7 +296,7 @@ class _Session:
         found = Result(timed.us, timed.spread, timed.runs, timed.kernels, host_us=self.clock.host_us(prepared.call, timed))
         copies = copies_for(job.floor_bytes, self.place.device.l2_bytes)
         if self.options.graphs and prepared.function is not None and copies is not None:
-            with suppress(RuntimeError):  # a provider that cannot be captured has no such time
+            with suppress(RuntimeError):  # not every provider can be captured in a CUDA graph
                 found = replace(found, graph_us=self.clock.graph_us(prepared.function, inputs, copies))
         if name == "onepass":
             ours = CapturedFunction.of(job.subject.function, inputs)
@@ -308,10 +308,10 @@ class _Session:
 
 
 def bench_models(arguments: Sequence[str]) -> int:
-    """Run the script that measures whole models; it needs the models of the tests, so it is not part of the package."""
+    """Run bench/models.py, which measures whole models. It uses models from the tests, so it is not part of the package."""
     root = Path(__file__).resolve().parents[2]
     if not (root / "bench" / "models.py").is_file():
-        raise BadArgument(detail="The suite models needs a checkout of the repository: clone it, and run the command there.")
-    if present() is None:
+        raise BadArgument(detail="The suite models needs a checkout of the repository: clone it and run the command there.")
+    if local_device() is None:
         raise GpuRequired(what="`onepass bench models`", why="torch finds none")
     return subprocess.run([sys.executable, "-m", "bench.models", *arguments], cwd=root, check=False).returncode

@@ -1,4 +1,4 @@
-"""What the command `onepass bench` does with what it was asked."""
+"""The command `onepass bench`: from command-line arguments to a run, printed as tables or JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tables import WIDTH, console, counted
 
 @dataclass(frozen=True)
 class BenchArguments:
-    """The command line as given."""
+    """The command-line arguments."""
 
     suite: str
     out: Path | None
@@ -28,17 +28,17 @@ class BenchArguments:
     only: str
     providers: str | None
     regret: bool
-    most: int
+    max_candidates: int
     graphs: bool
     as_json: bool
 
 
 def run(arguments: BenchArguments) -> int:
-    """Measure and show; the exit code."""
+    """Measure, print the results, and return the exit code."""
     if arguments.suite == MODELS:
         return bench_models(_models_arguments(arguments))
     options = Options(suite(arguments.suite), parse_providers(arguments.providers, arguments.suite), arguments.out, arguments.fresh, arguments.time_limit,
-                      arguments.only, arguments.graphs, arguments.regret, arguments.most)
+                      arguments.only, arguments.graphs, arguments.regret, arguments.max_candidates)
     progress = Console(stderr=True, highlight=False, width=None if Console(stderr=True).is_terminal else 2 * WIDTH)
     found = bench(options, progress)
     if arguments.as_json:
@@ -51,7 +51,7 @@ def run(arguments: BenchArguments) -> int:
 
 
 def show_suites() -> None:
-    """The suites and what is in them."""
+    """Print the suites and their workloads."""
     for found in SUITES.values():
         print(f"{found.name}: {found.about} ({counted(len(found.jobs), 'workload')})")
         for job in found.jobs:
@@ -60,12 +60,12 @@ def show_suites() -> None:
 
 
 def _models_arguments(arguments: BenchArguments) -> list[str]:
-    """What the script for models is called with."""
+    """The arguments for bench/models.py."""
     if arguments.out is None:
-        raise BadArgument(detail="The suite models needs --out FILE, which it writes after every model.")
+        raise BadArgument(detail="The suite models needs --out FILE. It writes the file after every model.")
     unfit = [flag for flag, given in (("--providers", arguments.providers), ("--regret", arguments.regret), ("--json", arguments.as_json),
                                       ("--fresh", arguments.fresh), ("--time-limit", arguments.time_limit)) if given]
     if unfit:
-        raise BadArgument(detail=f"{', '.join(unfit)} does not go with the suite models: it always runs Inductor and onepass, and "
-                                 "writes JSON.")
+        raise BadArgument(detail=f"{', '.join(unfit)} cannot be used with the suite models: it always runs Inductor and onepass, "
+                                 "and writes JSON.")
     return [str(arguments.out.resolve()), *(["--models", *arguments.only.split(",")] if arguments.only else []), *(["--graphs"] * arguments.graphs)]

@@ -1,4 +1,4 @@
-"""How a bench run is shown: a line while it runs, tables at its end."""
+"""Text output of a bench run: one line per workload while it runs, tables at the end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from .regret import NEAR_BEST, summarize_regret
-from .results import OURS, PROVIDERS, Result, Row, Run
+from .results import ONEPASS_PROVIDERS, PROVIDERS, Result, Row, Run
 from .rows import spill_text
 from .tables import counted, table
 
-MANY = 8192  # rows from which time should grow as the work
+MANY = 8192  # row count from which time should grow linearly with rows
 
 
 def line(row: Row | None) -> str:
-    """One workload, as it is told when it was measured."""
+    """The progress line of one measured workload."""
     if row is None:
         return "not measured"
     times = [f"{p} {_short(r)}" for p, r in row.results.items()]
@@ -31,7 +31,7 @@ def _short(result: Result) -> str:
 
 
 def tables(run: Run) -> Iterator[RenderableType]:
-    """All there is to show of a run."""
+    """All tables and summary lines of a run."""
     versions = ", ".join(f"{k} {v}" for k, v in run.versions.items())
     yield f"[bold]{escape(run.suite)}[/bold] on {escape(run.card)}, {escape(versions)}"
     yield _main(run.rows)
@@ -50,7 +50,7 @@ def tables(run: Run) -> Iterator[RenderableType]:
 
 def _main(rows: Sequence[Row]) -> Table:
     shown = table("\nonepass", ("workload", "name"), ("floor us", "right"), ("us", "right"), ("x floor", "right"),
-                  ("GB/s", "right"), ("spread", "right"), ("best peer", "left"), ("against it", "right"), ("regs", "right"),
+                  ("GB/s", "right"), ("spread", "right"), ("best peer", "left"), ("speedup", "right"), ("regs", "right"),
                   ("spill", "right"))
     for row in rows:
         mine, against = row.results.get("onepass"), row.against_best_peer
@@ -93,7 +93,7 @@ def _failures(rows: Sequence[Row]) -> Table:
 
 def _anchors(run: Run) -> Table:
     kinds = list(dict.fromkeys(a.kind for a in run.anchors))
-    shown = table("\nanchors: us (GB/s) of as many bytes", ("MiB", "right"), *((k, "right") for k in kinds))
+    shown = table("\nplain reads, copies and adds: us (GB/s)", ("MiB", "right"), *((k, "right") for k in kinds))
     for moved in sorted({a.bytes for a in run.anchors}):
         found = {a.kind: a for a in run.anchors if a.bytes == moved}
         shown.add_row(f"{moved / 2**20:.0f}", *(f"{found[k].us:.1f} ({found[k].gbps:.0f})" if k in found else "-" for k in kinds))
@@ -104,26 +104,26 @@ def _summary(run: Run) -> Iterator[str]:
     found = run.summary
     text = f"\n{counted(len(run.rows), 'workload')}"
     if found.geomean_times_floor is not None and found.worst_times_floor is not None:
-        text += f"\n  times the floor      geomean {found.geomean_times_floor:.3f}, worst {found.worst_times_floor.value:.2f} " \
+        text += f"\n  times the floor         geomean {found.geomean_times_floor:.3f}, worst {found.worst_times_floor.value:.2f} " \
                 f"({escape(found.worst_times_floor.id)})"
     if found.geomean_against_best_peer is not None and found.worst_against_best_peer is not None:
-        text += f"\n  against the best peer  geomean {found.geomean_against_best_peer:.3f}, worst " \
+        text += f"\n  speedup over best peer  geomean {found.geomean_against_best_peer:.3f}, worst " \
                 f"{found.worst_against_best_peer.value:.2f} ({escape(found.worst_against_best_peer.id)})"
     if found.geomean_against_inductor is not None:
-        text += f"\n  against Inductor     geomean {found.geomean_against_inductor:.3f}"
-    missing = [row.id for row in run.rows if any(p in row.results and not row.results[p].ok for p in OURS)]
-    yield text + (f"\n  [red]no time of onepass: {escape(', '.join(missing))}[/red]" if missing else "")
+        text += f"\n  speedup over Inductor   geomean {found.geomean_against_inductor:.3f}"
+    missing = [row.id for row in run.rows if any(p in row.results and not row.results[p].ok for p in ONEPASS_PROVIDERS)]
+    yield text + (f"\n  [red]onepass has no valid time for: {escape(', '.join(missing))}[/red]" if missing else "")
 
 
 def _regret(run: Run) -> Table:
-    shown = table("\nregret of the default pick", ("workload", "name"), ("picked us", "right"), ("best us", "right"),
-                  ("regret", "right"), ("predicted", "right"), ("tried", "right"), ("best plan", "left"))
+    shown = table("\nregret of the default plan", ("workload", "name"), ("picked us", "right"), ("best us", "right"),
+                  ("regret", "right"), ("predicted", "right"), ("timed", "right"), ("best plan", "left"))
     for r in run.regret:
         timed = [c for c in r.candidates if c.us is not None]
         best = min(timed, key=lambda c: c.us or 0.0, default=None)
         worse = f"[red]{100 * r.regret:.1f} %[/red]" if r.regret > NEAR_BEST else f"{100 * r.regret:.1f} %"
         shown.add_row(escape(r.id), f"{r.picked_us:.1f}", f"{r.best_us:.1f}", worse, _number(r.predicted_us, 1),
-                      f"{len(timed)}/{len(r.candidates)}", escape(best.schedule) if best and r.regret > 0 else "the pick")
+                      f"{len(timed)}/{len(r.candidates)}", escape(best.schedule) if best and r.regret > 0 else "the picked one")
     return shown
 
 
@@ -133,20 +133,20 @@ def _regret_summary(run: Run) -> Iterator[str]:
     yield (f"\n  within {100 * NEAR_BEST:.0f} % of the best candidate: {100 * found.good:.0f} % of "
            f"{counted(found.workloads, 'workload')}, {worst}")
     if found.pick_error is not None and found.plan_error is not None:
-        yield (f"  predicted against measured: median error {100 * found.pick_error:.0f} % of picks, "
-               f"{100 * found.plan_error:.0f} % of all candidates")
+        yield (f"  prediction: median error {100 * found.pick_error:.0f} % for picked plans, "
+               f"{100 * found.plan_error:.0f} % for all candidates")
 
 
 def _number(value: float | None, places: int) -> str:
     return "-" if value is None else f"{value:.{places}f}"
 
 
-# ---- does time grow as the work?
+# ---- linear fit of time over row count
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """us = start_us + rows * row_us, over all sizes of many rows and one width."""
+    """The line us = start_us + rows * row_us, fitted over the row counts of one workload and width."""
 
     what: str
     start_us: float
@@ -156,7 +156,7 @@ class Fit:
 
 
 def fits(rows: Iterable[Row]) -> tuple[Fit, ...]:
-    """A line through the times of each workload that was measured at three row counts or more."""
+    """A linear fit for each workload that was measured at three row counts or more."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         if len(row.shape) == 2 and row.shape[0] >= MANY and row.floor_us and row.us("onepass"):
@@ -166,7 +166,7 @@ def fits(rows: Iterable[Row]) -> tuple[Fit, ...]:
 
 
 def _fit(what: str, rows: Sequence[Row]) -> Fit | None:
-    """Least squares of relative residuals: a short time counts as much as a long one. None where sizes are too far apart."""
+    """Least squares of relative residuals, so that short times count as much as long ones. None if the fit is degenerate."""
     points = [(row.shape[0], us) for row in rows if (us := row.us("onepass"))]
     w = [1 / us**2 for _, us in points]
     s, sx, sy = sum(w), sum(a * m for a, (m, _) in zip(w, points)), sum(a * us for a, (_, us) in zip(w, points))
@@ -181,8 +181,8 @@ def _fit(what: str, rows: Sequence[Row]) -> Fit | None:
 
 
 def _fits(found: Sequence[Fit]) -> Table:
-    shown = table(f"\ntime over rows, from {MANY} on", ("workload, columns", "name"), ("at no rows, us", "right"),
-                  ("ns a row", "right"), ("of the floor's", "right"), ("largest residual", "right"))
+    shown = table(f"\nlinear fit over row counts of {MANY} and more", ("workload, columns", "name"), ("fixed us", "right"),
+                  ("ns per row", "right"), ("x floor", "right"), ("largest residual", "right"))
     for fit in found:
         shown.add_row(escape(fit.what), f"{fit.start_us:.1f}", f"{1e3 * fit.row_us:.2f}", f"{fit.row_us / fit.floor_row_us:.3f}",
                       f"{100 * fit.worst:.1f} %")

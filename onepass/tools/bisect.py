@@ -16,8 +16,8 @@ from typing import Any
 from ..errors import OnepassError, WrongAnswer
 from ..integration import repro
 from ..integration.claim import ClaimedRegion
-from ..integration.failure import sentence
-from .reference import Reference, worst_excess, make_reference
+from ..integration.failure import describe_error
+from .reference import Reference, make_reference, worst_excess
 from .runner import Runner
 from .step import StepFactory
 
@@ -157,12 +157,12 @@ class _Search:
 
     def _groups(self) -> list[BadGroup]:
         """Minimal groups, one after the other, until the step agrees without them."""
-        left, found = self.elements, []
-        while self._diverges(left):
-            group = minimal(left, self._diverges)
+        remaining, found = self.elements, []
+        while self._diverges(remaining):
+            group = minimal(remaining, self._diverges)
             trial = self.trials[frozenset(group)]
             found.append(BadGroup(tuple(map(self._suspect, group)), trial.excess, trial.worst))
-            left = tuple(e for e in left if e not in group)
+            remaining = tuple(e for e in remaining if e not in group)
         return found
 
     def _diverges(self, elements: Collection[str]) -> bool:
@@ -180,12 +180,12 @@ class _Search:
 
     def _run(self, names: tuple[str, ...], elements: frozenset[str] | None) -> Trial:
         try:
-            mine = self.runner.run("with regions of onepass", **self._changed(elements))
+            results = self.runner.run("with regions of onepass", **self._changed(elements))
         except OnepassError as error:
             if self.runner.ends_search(error):
                 raise
-            return Trial(names, math.inf, "", sentence(error))
-        return Trial(names, *worst_excess(mine, self.reference))
+            return Trial(names, math.inf, "", describe_error(error))
+        return Trial(names, *worst_excess(results, self.reference))
 
     def _changed(self, elements: frozenset[str] | None) -> dict[str, Any]:
         """The settings for a run with these elements alone."""
@@ -205,7 +205,7 @@ class _Search:
             self.runner.run("checking one region", **self._changed(frozenset((element,))), verify="1/1")
         except OnepassError as error:
             wrong = self.runner.cause(error)
-            finding = str(wrong.fields["detail"]) if isinstance(wrong, WrongAnswer) else sentence(wrong)
+            finding = str(wrong.fields["detail"]) if isinstance(wrong, WrongAnswer) else describe_error(wrong)
             where = str(wrong.fields["repro"]) if isinstance(wrong, WrongAnswer) else ""
         layout = repro.Layout(str(region.part.outputs[0].meta["val"].device))
         where = where or repro.write_region(element, finding, region.program, region.bindings, layout)

@@ -1,7 +1,7 @@
-"""`onepass calibrate`: the present card's rates and latencies, measured, and kept as the facts that plans are made from.
+"""`onepass calibrate`: measures the rates and latencies of this machine's GPU and stores them for the cost model.
 
-Measuring is the business of probes.py. Here figures become facts: the best rate, the latency that makes the cost model's own
-curve of rate over bytes in flight pass through the measured points, and so on. Figures that cannot be are refused.
+probes.py measures. This module derives the Device facts from the measurements: the best DRAM rate, the latency with which the cost
+model's rate curve passes through the measured points, and so on. It rejects implausible measurements.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from ..device import Device, device
-from ..errors import ImplausibleMeasurement, NoGpu, CalibrationNotSaved
+from ..errors import CalibrationNotSaved, ImplausibleMeasurement, NoGpu
 from ..runtime import card as cards
 from ..runtime.cache import store
-from ..runtime.measured import Calibration, Card, card_of, forget, keep
+from ..runtime.measured import Calibration, Card, card_of, delete_measurements, save_calibration
 from .tables import as_text, human_bytes, table
 
-# The share of a turn's loads that the cost model has in flight, on average, of a walk that waits for each turn (plan/cost.py).
-# The probe is such a walk; the latency is the one that makes the model predict it.
+# Mean share of an iteration's loads that are in flight in a loop that waits for each iteration (plan/cost.py). The probe kernel is
+# such a loop; the derived latency is the one with which the cost model predicts its time.
 MEAN_IN_FLIGHT_SHARE = 0.7
-# What these probes find on the H200 that the cost model was fitted on (2026-11-15, driver of CUDA 13). Its constants go with the
-# H200's facts in device.py, some of which are larger than a bare probe finds, because they stand for a loaded card. So the model
-# gets to know another card by how its probes differ from these.
+# Probe results on the H200 that the cost model was fitted on (2026-11-15, CUDA 13 driver). The model's constants assume the H200
+# facts in device.py, some of which are larger than the probe results because they stand for a loaded GPU. So the facts of another
+# GPU are the H200's, scaled by the ratio of its probe results to these.
 PROBED_H200 = {"l2_bandwidth": 9.31e6, "latency": 0.448, "clock": 1980.0, "launch": 3.36}
-FIT_RANGE = (0.08, 0.92)  # shares of the best rate between which a point says something about latency
+FIT_RANGE = (0.08, 0.92)  # shares of the best rate between which a point determines the latency
 SUSTAINED_BYTES = 64 << 20  # bytes from which a rate counts as sustained
 
-# What can be, for any card of the kind these kernels are written for: least, most, unit, and a Device's units in one of these.
+# Plausible range of each fact: minimum, maximum, unit, and the factor from that unit to the Device's unit.
 _LIMITS = {
     "bandwidth": (0.05, 20.0, "TB/s", 1e6),
     "l2_bandwidth": (0.1, 100.0, "TB/s", 1e6),
@@ -48,7 +48,7 @@ _NAMES = {"bandwidth": "DRAM rate", "l2_bandwidth": "L2 rate", "latency": "laten
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A simple kernel's time after a clean flush."""
+    """The time of a simple kernel with a cold L2 that holds no dirty lines."""
 
     kind: str  # "read" | "copy" | "add"
     bytes: int
@@ -62,7 +62,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class InFlightRate:
-    """The DRAM rate of a walk that has some bytes outstanding on every SM in each of its turns."""
+    """The DRAM rate of a loop with a fixed number of bytes in flight on every SM."""
 
     bytes: int
     rate: float
@@ -70,13 +70,13 @@ class InFlightRate:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResults:
-    """All that the probes measured. Rates are bytes per microsecond, times microseconds."""
+    """Everything the probes measured. Rates are in bytes per microsecond, times in microseconds."""
 
     anchors: tuple[Anchor, ...]
     flights: tuple[InFlightRate, ...]
     l2_rate: float
-    launch_us: float  # the smallest kernel, once more in a graph
-    join_us: float  # a sum of partial rows, once more in a graph
+    launch_us: float  # of one more minimal kernel in a CUDA graph
+    join_us: float  # of one more sum of partial rows in a CUDA graph
     join_bytes: int
     clock: float  # cycles per microsecond
 
@@ -86,7 +86,7 @@ Probe = Callable[[torch.device, Device], ProbeResults]
 
 @dataclass(frozen=True, slots=True)
 class CalibrationReport:
-    """The outcome: what was measured, what it was taken for before, whether it is kept."""
+    """The new facts, the previous Device record, the measurements, and whether the facts were stored."""
 
     card: Card
     before: Device
@@ -105,7 +105,7 @@ class CalibrationReport:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text.assemble((self.card.name, "bold"), f", {self.card.sms} SMs, driver for CUDA {self.card.driver or 'unknown'}\n")
-        anchors = table("simple kernels after a clean flush", ("kernel", "name"), ("moves", "right"), ("took", "right"),
+        anchors = table("simple kernels with a cold cache", ("kernel", "name"), ("bytes", "right"), ("time", "right"),
                         ("rate", "right"))
         for a in self.figures.anchors:
             anchors.add_row(a.kind, human_bytes(a.bytes), f"{a.us:.1f} us", f"{a.rate / 1e3:.0f} GB/s")
@@ -114,8 +114,8 @@ class CalibrationReport:
         for name in _LIMITS:
             facts.add_row(_NAMES[name], _shown(name, getattr(self.facts, name)), _shown(name, getattr(self.before, name)))
         yield facts
-        yield Text("\nkept: plans made from now on use these facts; `onepass calibrate --forget` undoes it" if self.kept
-                   else "\nnothing was kept")
+        yield Text("\nstored: new plans use these facts; `onepass calibrate --forget` removes them" if self.kept
+                   else "\nnot stored")
 
     def __str__(self) -> str:
         return as_text(self)
@@ -130,7 +130,7 @@ def _shown(name: str, amount: float) -> str:
 
 
 def calibrate(*, dry_run: bool = False, probe: Probe | None = None) -> CalibrationReport:
-    """Measure the present card; unless `dry_run`, its facts are kept and used from then on."""
+    """Measure this machine's GPU. Unless `dry_run`, store the facts, which all later plans use."""
     where, card, before = _present()
     if not dry_run:
         _writable()
@@ -138,53 +138,53 @@ def calibrate(*, dry_run: bool = False, probe: Probe | None = None) -> Calibrati
     facts = derive(figures, before, datetime.now(UTC).date().isoformat())
     if dry_run:
         return CalibrationReport(card, before, facts, figures, kept=False)
-    if not keep(card, facts):
+    if not save_calibration(card, facts):
         raise CalibrationNotSaved(what="The calibration", detail="cannot be written to")
-    cards.present.cache_clear()
+    cards.local_device.cache_clear()
     return CalibrationReport(card, before, facts, figures, kept=True)
 
 
 def _on_card(where: torch.device, card: Device) -> ProbeResults:
-    from . import probes  # which imports triton
+    from . import probes  # imported late because it imports triton
 
     return probes.measure(where, card)
 
 
 def forget_card() -> bool:
-    """Go back to the facts that came with the package, and forget what tuning learned; whether there was anything."""
+    """Delete the stored facts and tuning results of this GPU. Returns whether there were any."""
     _, card, _ = _present()
-    gone = forget(card)
-    cards.present.cache_clear()
+    gone = delete_measurements(card)
+    cards.local_device.cache_clear()
     return gone
 
 
 def _present() -> tuple[torch.device, Card, Device]:
-    trouble = cards.launch_trouble()
+    trouble = cards.launch_unavailable_reason()
     if trouble is not None:
         raise NoGpu(what="Calibrating", detail=trouble)
     index = torch.cuda.current_device()
-    found = cards.present(index)
+    found = cards.local_device(index)
     assert found is not None
     return torch.device("cuda", index), card_of(torch.cuda.get_device_properties(index)), found
 
 
 def _writable() -> None:
-    """Refuse before a minute is spent, not after."""
+    """Raise before the measurement, not after it, if nothing could be stored."""
     if store() is None:
         raise CalibrationNotSaved(what="A calibration", detail="is turned off or cannot be used")
 
 
-# ---- figures -> facts ------------------------------------------------------------------------------------------------------
+# ---- measurements -> facts ------------------------------------------------------------------------------------------------------
 
 
 def derive(figures: ProbeResults, card: Device, date: str) -> Calibration:
-    """The facts that some figures amount to; figures that cannot be are refused."""
+    """The facts that follow from the measurements. Implausible measurements raise AbsurdMeasurement."""
     bandwidth = _checked("bandwidth", best_rate(figures.anchors))
     l2 = _checked("l2_bandwidth", figures.l2_rate)
     if l2 < bandwidth / 2:
         raise ImplausibleMeasurement(what="L2 rate", value=_shown("l2_bandwidth", l2), expected="at least the DRAM rate")
     latency = _checked("latency", fit_latency(figures.flights, bandwidth, card.sms))
-    # What the cost model's join_cost takes a join for: a launch, and partial results at L2's rate.
+    # The cost model's join_cost assumes one launch plus reading the partial results at the L2 rate.
     launch = _checked("launch", max(_checked("launch", figures.launch_us), figures.join_us - figures.join_bytes / l2))
     seen = {"l2_bandwidth": l2, "latency": latency, "clock": _checked("clock", figures.clock), "launch": launch}
     fitted_on = device("h200")
@@ -193,7 +193,7 @@ def derive(figures: ProbeResults, card: Device, date: str) -> Calibration:
 
 
 def best_rate(anchors: Sequence[Anchor]) -> float:
-    """The best rate a simple kernel sustains; every single one must be one that can be."""
+    """The best rate of a simple kernel. Every measured time must be positive."""
     for anchor in anchors:
         if not (isfinite(anchor.us) and anchor.us > 0):
             raise ImplausibleMeasurement(what=f"The time of a {anchor.kind}", value=f"{anchor.us} us", expected="a positive time")
@@ -204,8 +204,8 @@ def best_rate(anchors: Sequence[Anchor]) -> float:
 def fit_latency(flights: Sequence[InFlightRate], bandwidth: float, sms: int) -> float:
     """The latency with which the cost model's curve, rate = bandwidth * y / (1 + y^4)^(1/4), passes through the points.
 
-    y is bytes in flight over those that keep DRAM busy, bandwidth * latency / sms. Solved for latency at each point that is
-    neither in the noise nor at the top; the median of all.
+    y is bytes in flight divided by those that saturate DRAM, bandwidth * latency / sms. The equation is solved for latency at each
+    point within FIT_RANGE; the result is the median.
     """
     found = []
     for flight in flights:

@@ -1,4 +1,4 @@
-"""Which charts bench results give, as plain values: what is on each axis, what is a line, what is a bar. drawing.py paints them."""
+"""Builds charts from bench results as plain data: axes, lines, bars and points. drawing.py renders them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .results import PROVIDERS, Row, Run
 
 MIN_WIDTHS_PER_CHART = 3
 MIN_ROW_COUNTS_PER_CHART = 4
-MAX_BARS_PER_CHART = 28  # more would not be readable at the width of a page
-MIN_BAR_FLOOR_US = 2.0  # µs; below it, times show launches rather than bytes
+MAX_BARS_PER_CHART = 28  # more would be unreadable at page width
+MIN_BAR_FLOOR_US = 2.0  # µs; below it, launch overhead dominates the time
 MAX_LABEL_LENGTH = 36
-CLOSE_PREDICTION = 0.15  # a prediction this near to the time is good enough to choose by
+CLOSE_PREDICTION = 0.15  # relative error within which a prediction is good enough to choose plans by
 
 RATE, TIME, TIMES_FLOOR = "GB/s", "µs", "times the floor"
 METRICS: Mapping[str, str] = {"gbps": RATE, "us": TIME, "floor": TIMES_FLOOR}
@@ -27,7 +27,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One provider over all places of a chart; None where it gave no right answer."""
+    """The values of one provider at all x positions; None where it gave no right answer."""
 
     provider: str
     values: tuple[float | None, ...]
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One quantity of a line chart. `floor` is what would be had at the floor."""
+    """One quantity of a line chart. `floor` is its value at the memory floor."""
 
     quantity: str
     lines: tuple[Line, ...]
@@ -44,7 +44,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """Quantities over a size that doubles from place to place, more or less."""
+    """Quantities over a size on a logarithmic axis."""
 
     name: str
     title: str
@@ -56,7 +56,7 @@ class LineChart:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row: how many times the floor each provider takes."""
+    """One row: the time of each provider, in multiples of the floor."""
 
     label: str
     values: Mapping[str, float]
@@ -75,7 +75,7 @@ class BarChart:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the cost model said and what the clock said."""
+    """A predicted and a measured time."""
 
     predicted_us: float
     us: float
@@ -87,7 +87,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class ScatterChart:
-    """Predicted against measured time, of plans that were picked and of those that could have been."""
+    """Predicted over measured time, for picked plans and other candidates."""
 
     name: str
     title: str
@@ -100,15 +100,15 @@ Chart = LineChart | BarChart | ScatterChart
 
 
 def charts(runs: Sequence[Run], metric: str = "gbps", titles: Mapping[str, str] | None = None) -> tuple[Chart, ...]:
-    """Every chart the runs give. `metric` is what lines over widths show; `titles` are the workloads' names in words.
+    """Every chart that can be drawn from the runs. `metric` selects the quantity over widths; `titles` maps workloads to titles.
 
-    All runs are of one card; where two have the same row, the later one counts.
+    All runs must come from one GPU. If two runs have the same row, the later one counts.
     """
     if metric not in METRICS:
         raise BadSpec(what="The metric", text=metric, detail=f"known are {', '.join(METRICS)}")
     cards = sorted({run.card for run in runs})
     if len(cards) > 1:
-        raise BadSpec(what="The choice of results", text=", ".join(cards), detail="a chart shows one card; plot each card's alone")
+        raise BadSpec(what="The choice of results", text=", ".join(cards), detail="a chart shows one GPU; plot the results of each GPU separately")
     ordered = sorted(runs, key=lambda run: run.date)
     named = dict(titles or {})
     rows = {row.id: row for run in ordered for row in run.rows}
@@ -119,7 +119,7 @@ def charts(runs: Sequence[Run], metric: str = "gbps", titles: Mapping[str, str] 
 
 
 def footer(runs: Sequence[Run]) -> str:
-    """Where the figures come from: card, versions, dates."""
+    """The source of the data: GPU, versions and dates."""
     versions = {name: sorted({run.versions[name] for run in runs if name in run.versions})
                 for name in ("torch", "triton", "onepass", "liger", "quack")}
     days = sorted({run.date[:10] for run in runs})
@@ -132,11 +132,11 @@ def footer(runs: Sequence[Run]) -> str:
 
 
 def _widths(rows: Iterable[Row], metric: str, titles: Mapping[str, str]) -> Iterator[LineChart]:
-    """A chart of each workload that was measured at several widths."""
+    """One chart for each workload that was measured at several widths."""
     for (workload, dtype), its in _grouped(rows, lambda r: (r.workload, r.dtype)):
         usual = median(r.floor_bytes for r in its)
         at = {n: min(same, key=lambda r: abs(math.log(r.floor_bytes / usual))) for n, same in
-              _grouped(its, lambda r: r.shape[-1])}  # where a width was measured at several sizes, the size most like the rest
+              _grouped(its, lambda r: r.shape[-1])}  # of several sizes with one width, the one closest to the median bytes
         if len(at) >= MIN_WIDTHS_PER_CHART:
             many = " to ".join(f"{n:,}" for n in sorted({f([r.shape[0] for r in at.values()]) for f in (min, max)}))
             yield _lines(f"{metric}-by-width-{workload}-{dtype}", _title(workload, titles), f"{dtype}, {many} rows", "columns", at,
@@ -144,7 +144,7 @@ def _widths(rows: Iterable[Row], metric: str, titles: Mapping[str, str]) -> Iter
 
 
 def _row_counts(rows: Iterable[Row], titles: Mapping[str, str]) -> Iterator[LineChart]:
-    """A chart of each workload that was measured at several row counts of one width: time where it is short, rate where long."""
+    """One chart for each workload and width measured at several row counts: time (for few rows) and rate (for many)."""
     for (workload, dtype, n), its in _grouped(rows, lambda r: (r.workload, r.dtype, r.shape[-1])):
         at = {r.shape[0]: r for r in its}
         if len(at) >= MIN_ROW_COUNTS_PER_CHART:
@@ -177,7 +177,7 @@ def _floor(quantity: str, row: Row) -> float:
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], K]) -> Iterator[tuple[K, list[Row]]]:
-    """Matrices with a floor, by some key: of other shapes, what is a width is a matter of opinion."""
+    """Rows with a 2D shape and a floor, grouped by a key. Other shapes have no clear width."""
     groups: dict[K, list[Row]] = defaultdict(list)
     for row in rows:
         if len(row.shape) == 2 and row.floor_bytes and row.floor_us:
@@ -189,13 +189,13 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], K]) -> Iterator[tuple[K, 
 
 
 def _bars(suite: str, rows: Sequence[Row], titles: Mapping[str, str]) -> Iterator[BarChart]:
-    """Rows from worst to best of onepass, on as many charts as they need."""
+    """Rows sorted from worst to best time of onepass, split over as many charts as necessary."""
     dtypes = {r.dtype for r in rows}
     timed = [r for r in rows if r.times_floor("onepass")]
     long = sorted((r for r in timed if r.floor_us >= MIN_BAR_FLOOR_US), key=lambda r: -(r.times_floor("onepass") or 0))
-    notes = [*dtypes] * (len(dtypes) == 1) + ["lower is better", "no mark: refused, failed or wrong"]
+    notes = [*dtypes] * (len(dtypes) == 1) + ["lower is better", "no mark: unsupported, failed or wrong"]
     if len(timed) > len(long):
-        notes.append(f"left out: {len(timed) - len(long)} with a floor under {MIN_BAR_FLOOR_US:g} {TIME}")
+        notes.append(f"omitted: {len(timed) - len(long)} with a floor under {MIN_BAR_FLOOR_US:g} {TIME}")
     parts = math.ceil(len(long) / MAX_BARS_PER_CHART)
     size = math.ceil(len(long) / max(parts, 1))
     for part in range(parts):

@@ -1,4 +1,4 @@
-"""Two bench runs side by side: what became faster or slower beyond noise, and whether they may be compared at all."""
+"""Compares two bench runs: what became faster or slower beyond noise, and what limits the comparison."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import printable
-from .results import OURS, PROVIDERS, Result, Row, Run, geomean
+from .results import ONEPASS_PROVIDERS, PROVIDERS, Result, Row, Run, geomean
 from .tables import as_text, counted, table
 
-MIN_NOISE = 0.02  # clocks and DRAM refresh alone move a repeated measurement this much
+MIN_NOISE = 0.02  # repeated measurements differ by this much because of clocks and DRAM refresh
 RIGHT = "right"
 
 
@@ -27,11 +27,11 @@ class Change:
     provider: str
     before_us: float
     after_us: float
-    noise: float  # the relative change that may be chance
+    noise: float  # the relative change that may be due to chance
 
     @property
     def ratio(self) -> float:
-        """Above 1, it became slower."""
+        """Time after / time before: above 1, it became slower."""
         return self.after_us / self.before_us
 
     @property
@@ -40,7 +40,7 @@ class Change:
 
     @property
     def faster(self) -> bool:
-        return 1 / self.ratio > 1 + self.noise  # undoing a change must be as visible as the change
+        return 1 / self.ratio > 1 + self.noise  # symmetric: reverting a change shows up exactly when the change does
 
     @property
     def verdict(self) -> str:
@@ -49,11 +49,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class StatusChange:
-    """A provider that gave a right answer in one run only."""
+    """A provider that gave a right answer in only one of the runs."""
 
     id: str
     provider: str
-    before: str  # "right", or what was the matter
+    before: str  # "right", or the error
     after: str
 
     @property
@@ -63,22 +63,22 @@ class StatusChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Run `after` against run `before`."""
+    """The outcome of comparing run `after` with run `before`."""
 
     before: str
     after: str
-    warnings: tuple[str, ...]  # why times may differ for reasons other than the code
-    changes: tuple[Change, ...]  # the worst loss first, the best gain last
+    warnings: tuple[str, ...]  # differences of the environment that may explain different times
+    changes: tuple[Change, ...]  # sorted from largest slowdown to largest speedup
     status_changes: tuple[StatusChange, ...]
-    only_before: tuple[str, ...]  # rows
+    only_before: tuple[str, ...]  # row ids
     only_after: tuple[str, ...]
-    show_all: bool = False  # whether to show changes within noise too
+    show_all: bool = False  # also list changes within noise
 
     @property
     def got_slower(self) -> bool:
-        """Whether onepass lost anything: time beyond noise, or a right answer."""
-        return (any(c.slower for c in self.changes if c.provider in OURS)
-                or any(t.broke for t in self.status_changes if t.provider in OURS))
+        """Whether onepass became slower beyond noise, or no longer gives a right answer."""
+        return (any(c.slower for c in self.changes if c.provider in ONEPASS_PROVIDERS)
+                or any(t.broke for t in self.status_changes if t.provider in ONEPASS_PROVIDERS))
 
     @property
     def shown(self) -> tuple[Change, ...]:
@@ -86,7 +86,7 @@ class Comparison:
         return tuple(c for c in self.changes if self.show_all or c.verdict != "same")
 
     def geomean(self, provider: str) -> float | None:
-        """The change of a provider over all rows that both runs timed, within noise or not."""
+        """The geometric mean change of a provider over all rows that both runs timed, including changes within noise."""
         return geomean(c.ratio for c in self.changes if c.provider == provider)
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Comparison:
 
 
 def compare(before: Run, after: Run, names: tuple[str, str] = ("before", "after"), show_all: bool = False) -> Comparison:
-    """What changed from one run to another; `names` is how they are called."""
+    """What changed from one run to another. `names` are their names in the output."""
     old, new = ({r.id: r for r in run.rows} for run in (before, after))
     both = [(old[i], new[i]) for i in old if i in new]
     comparable = [(a, b) for a, b in both if a.floor_bytes == b.floor_bytes]
@@ -155,7 +155,7 @@ def _state(result: Result) -> str:
 
 
 def _warnings(before: Run, after: Run) -> Iterator[str]:
-    """Differences of what is around the code."""
+    """Differences between the environments of the runs."""
     for what, a, b in (("suites", before.suite, after.suite), ("cards", before.card, after.card)):
         if a != b:
             yield f"the {what} differ: {a}, then {b}"
@@ -173,18 +173,18 @@ def _warnings(before: Run, after: Run) -> Iterator[str]:
 
 
 def _drift(before: Run, after: Run) -> Iterator[str]:
-    """A card whose plain reads and copies became slower says nothing about kernels."""
+    """A warning if the plain reads and copies changed too: then the GPU itself ran faster or slower."""
     old = {(a.kind, a.bytes): a for a in before.anchors}
     ratios = [b.us / old[b.kind, b.bytes].us for b in after.anchors if (b.kind, b.bytes) in old]
     if (whole := geomean(ratios)) and abs(whole - 1) > MIN_NOISE:
-        yield f"the card itself was {_percent(whole)} {'slower' if whole > 1 else 'faster'} (plain reads, copies and adds)"
+        yield f"the GPU itself was {_percent(whole)} {'slower' if whole > 1 else 'faster'} (plain reads, copies and adds)"
 
 
 def _other_work(rows: Iterable[tuple[Row, Row]]) -> Iterator[str]:
-    """Rows of one name whose work is not the same."""
+    """A warning about rows with equal ids that move different bytes."""
     other = [a.id for a, b in rows if a.floor_bytes != b.floor_bytes]
     if other:
-        yield f"these rows move different bytes in the two runs and were left out: {', '.join(other)}"
+        yield f"these rows move different bytes in the two runs and are excluded: {', '.join(other)}"
 
 
 def _percent(ratio: float) -> str:

@@ -1,4 +1,4 @@
-"""The demonstration: RMSNorm backward planned and compiled for an H200, and a smaller one run and checked."""
+"""`onepass demo`: plans and compiles RMSNorm backward for an H200, then runs and checks a smaller one."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from rich.markup import escape
 
 from ..device import Device
 from ..integration.fuse import fuse
-from ..runtime.card import present
+from ..runtime.card import local_device
 from .check import as_tuple, check, in_float64
 from .explain import RefusalRow, Report, explain_function
 from .workloads import make_inputs, workload
 
-SHOWN = "rms_norm_backward"
-# Where to look for a refused merge: larger regions have more to refuse.
-REFUSING = (SHOWN, "rms_norm_backward_16", "block_backward")
-SMALL = (64, 512)
+WORKLOAD = "rms_norm_backward"
+# Workloads to search for a refused merge. Larger regions have more refusals.
+REFUSAL_CANDIDATES = (WORKLOAD, "rms_norm_backward_16", "block_backward")
+SMALL_SHAPE = (64, 512)
 
 
 def demo(console: Console) -> bool:
-    """Print the demonstration; whether every number was right."""
+    """Print the demonstration. Returns whether every result was right."""
     began = perf_counter()
     console.rule("1. one pass over the data")
-    shown = _explain(SHOWN)
+    shown = _explain(WORKLOAD)
     console.print(shown)
     console.rule("2. what was not merged")
     _show_refusal(console, shown)
-    console.rule("3. the numbers")
+    console.rule("3. accuracy")
     right = _show_numbers(console)
-    if card := present():
-        console.rule("4. on this GPU")
+    if card := local_device():
+        console.rule("4. speed on this GPU")
         _show_speed(console, card)
     console.print(f"\n{'all right' if right else '[red]WRONG[/red]'}, {perf_counter() - began:.0f} s")
     return right
@@ -47,28 +47,28 @@ def _explain(name: str, device: str = "h200") -> Report:
 
 
 def _refusals(shown: Report) -> Iterator[tuple[str, RefusalRow]]:
-    for name in REFUSING:
-        found = shown if name == SHOWN else _explain(name)
+    for name in REFUSAL_CANDIDATES:
+        found = shown if name == WORKLOAD else _explain(name)
         yield from ((name, r) for r in found.refusals if r.cost_fused_us is not None and r.cost_apart_us is not None)
 
 
 def _show_refusal(console: Console, shown: Report) -> None:
     name, refusal = next(_refusals(shown), (None, None))
     if refusal is None:
-        console.print("every merge paid off")
+        console.print("every merge was made")
         return
-    console.print(f"{name}: {refusal.cost_fused_us:.1f} us in one kernel, {refusal.cost_apart_us:.1f} us apart, so apart:\n"
+    console.print(f"{name}: {refusal.cost_fused_us:.1f} us in one kernel, {refusal.cost_apart_us:.1f} us in separate kernels, so they stay separate:\n"
                   f"  {escape(refusal.detail)}")
 
 
 def _show_numbers(console: Console) -> bool:
     """Run a small instance and compare it with float64."""
-    function = workload(SHOWN).function
-    device = "cuda" if present() else "cpu"
-    inputs = make_inputs(SHOWN, SMALL, device=device)
+    function = workload(WORKLOAD).function
+    device = "cuda" if local_device() else "cpu"
+    inputs = make_inputs(WORKLOAD, SMALL_SHAPE, device=device)
     results, eager, reference = as_tuple(fuse(function)(*inputs)), as_tuple(function(*inputs)), in_float64(function, inputs)
     where = "on the GPU" if device == "cuda" else "under the interpreter"
-    console.print(f"{SHOWN} bf16 {SMALL[0]}x{SMALL[1]} {where}, against float64:")
+    console.print(f"{WORKLOAD} bf16 {SMALL_SHAPE[0]}x{SMALL_SHAPE[1]} {where}, against float64:")
     checks = [check(*tensors) for tensors in zip(results, eager, reference, strict=True)]
     for name, c in zip(("dx", "dw"), checks, strict=True):
         console.print(f"  {name}: max error {c.max_error:.2e} (allowed {c.max_bound:.2e}), "
@@ -77,22 +77,22 @@ def _show_numbers(console: Console) -> bool:
 
 
 def _show_speed(console: Console, card: Device) -> None:
-    """Time the real size on the present card, against the best rate its memory sustains."""
-    chosen = workload(SHOWN)
+    """Time the default size on this GPU and compare it with the best rate of its memory."""
+    chosen = workload(WORKLOAD)
     inputs = chosen.inputs(device="cuda")
     shown = explain_function(chosen.function, device=card)(*inputs)
     us = _time_us(fuse(chosen.function), inputs)
     rate = shown.floor_bytes / us
     size = "x".join(map(str, chosen.default_shape))
-    console.print(f"{SHOWN} bf16 {size}: {us:.1f} us, {rate / 1e6:.2f} TB/s of the {shown.device.bandwidth / 1e6:.2f} "
+    console.print(f"{WORKLOAD} bf16 {size}: {us:.1f} us, {rate / 1e6:.2f} TB/s of the {shown.device.bandwidth / 1e6:.2f} "
                   f"a simple kernel sustains on {shown.device.title} ({100 * rate / shown.device.bandwidth:.0f} %)")
 
 
 def _time_us(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], runs: int = 20) -> float:
     """Median time of a call's kernels with a cold cache.
 
-    The call is replayed from a graph, so that the host's share does not count. Before each replay 256 MB are written and
-    another 256 MB read: a write alone leaves dirty lines in L2 that the timed kernels would have to evict.
+    The call is replayed from a CUDA graph, which excludes host time. Before each replay, 256 MB are written and another 256 MB
+    read: a write alone would leave dirty lines in L2, which the timed kernels would have to evict.
     """
     function(*inputs)
     graph = torch.cuda.CUDAGraph()

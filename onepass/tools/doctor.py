@@ -1,4 +1,4 @@
-"""What is here and what is usable, for a bug report: versions, card, driver, settings."""
+"""`onepass doctor`: versions, GPU, driver and settings, for a bug report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def facts() -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> Table:
-    """The facts as a two-column table; nested facts are named by their path."""
+    """The facts as a two-column table. A nested fact is named by its path."""
     shown = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column(style="bold", no_wrap=True)
     shown.add_column(overflow="fold")

@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from .charts import CLOSE_PREDICTION, RATE, TIME, BarChart, Chart, Line, LineChart, Panel, ScatterChart
-from .results import OURS, PROVIDERS
+from .results import ONEPASS_PROVIDERS, PROVIDERS
 
 WIDTH = 8.6  # inches; at DPI twice what a README is wide, for screens that show two dots a pixel
 DPI = 200
@@ -188,7 +188,7 @@ def _draw_panel(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -
         values = [math.nan if v is None else v for v in line.values]
         axes.plot(places, values, color=theme.color(line.provider), linewidth=look.width, linestyle=look.dash, marker=look.marker,
                   markersize=5.5 if line.provider == "onepass" else 4, markeredgecolor=theme.background, markeredgewidth=0.6,
-                  zorder=4 if line.provider in OURS else 3)
+                  zorder=4 if line.provider in ONEPASS_PROVIDERS else 3)
     if panel.quantity == RATE:
         axes.set_ylim(0, 1.1 * max(*panel.floor, *_values(panel.lines)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0f}"))

@@ -23,7 +23,7 @@ from ..errors import UnsupportedOp
 from ..plan.plan import Plan
 from ..runtime import offline
 from ..runtime.binary import Binary
-from ..runtime.card import named
+from ..runtime.card import resolve_device
 from ..runtime.compiled import Compiled
 from ..stages import stage
 from .rows import (
@@ -108,14 +108,14 @@ def explain(fn: Callable[..., Any], *, device: "str | Device" = "h200",
     registers.
     """
     from .model_report import explain_model  # a function to fuse needs nothing of torch.compile
-    from .trace_model import is_whole  # the same
+    from .trace_model import is_model  # the same
 
-    return explain_model(fn, device=device, compile=compile) if is_whole(fn) else explain_function(fn, device=device)
+    return explain_model(fn, device=device, compile=compile) if is_model(fn) else explain_function(fn, device=device)
 
 
 def explain_function(fn: Callable[..., Any], *, device: "str | Device" = "h200") -> Callable[..., Report]:
     """What `fuse` would make of a function."""
-    target = named(device)
+    target = resolve_device(device)
 
     def measure(source: Source) -> Binary:
         return offline.compile(source, target)

@@ -17,20 +17,20 @@ from rich.text import Text
 from .. import pipeline
 from ..capture.recompute import Recomputed
 from ..device import Device
-from ..integration.claim import ClaimedRegion, Left
-from ..integration.failure import sentence
+from ..integration.claim import ClaimedRegion, Declined
+from ..integration.failure import describe_error
 from ..knobs import knobs
 from ..plan.plan import Plan
 from ..runtime import offline
-from ..runtime.background import Background
-from ..runtime.card import named
+from ..runtime.background import DaemonExecutor
+from ..runtime.card import resolve_device
 from ..runtime.compiled import Compiled
 from .rows import KernelRow, RefusalRow, RejectedRow, as_json, kernel_rows, refusal_row, rejected_row, rounded, spill_text
 from .tables import as_text, counted, human_bytes, places, ratio, table, us
 from .trace_model import name_of, trace
 
 PHASES = ("forward", "backward", "inference")
-MOST_REFUSALS = 20  # shown; JSON has all
+MAX_REFUSALS_SHOWN = 20  # shown; JSON has all
 
 
 class Graph(Protocol):
@@ -41,7 +41,7 @@ class Graph(Protocol):
     @property
     def regions(self) -> tuple[ClaimedRegion, ...]: ...
     @property
-    def left(self) -> tuple[Left, ...]: ...
+    def declined(self) -> tuple[Declined, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class RegionRow:
     dram_bytes: int
     floor_us: float
     predicted_us: float
-    left_us: float  # predicted, if Inductor computed it
+    inductor_us: float  # predicted, if Inductor computed it
     charged_us: float  # for values that only the claim makes cross memory
     in_place: int  # outputs that take the memory of an input, of all of them together
     plan: Plan = field(repr=False, compare=False)
@@ -76,7 +76,7 @@ class RegionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftRow:
+class DeclinedRow:
     """Reductions that stay with Inductor, and why. Times are those of one of them, None where it never came to a plan."""
 
     phase: str
@@ -86,7 +86,7 @@ class LeftRow:
     reason: str
     id: str
     predicted_us: float | None
-    left_us: float | None
+    inductor_us: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ class Total:
     regions: int
     distinct: int
     reductions: int
-    reductions_left: int
+    reductions_declined: int
     kernels: int
     floor_bytes: int
     dram_bytes: int
     floor_us: float
     predicted_us: float
     charged_us: float
-    left_us: float
+    inductor_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,13 @@ class ModelReport:
     device: Device
     graphs: tuple[str, ...]  # their phases
     regions: tuple[RegionRow, ...]
-    left: tuple[LeftRow, ...]
+    declined: tuple[DeclinedRow, ...]
     recomputed: tuple[Recomputed, ...] = ()  # what the backward computes again instead of having it saved
 
     @property
     def totals(self) -> tuple[Total, ...]:
         """Of each phase, and of all."""
-        return totals(self.regions, self.left)
+        return totals(self.regions, self.declined)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values."""
@@ -130,7 +130,7 @@ class ModelReport:
             "device": self.device.name,
             "graphs": list(self.graphs),
             "regions": [r.to_json() for r in self.regions],
-            "left": [as_json(r) for r in self.left],
+            "left": [as_json(r) for r in self.declined],
             "recomputed": [as_json(r) for r in self.recomputed],
             "totals": {t.phase: {k: v for k, v in as_json(t).items() if k != "phase"} for t in self.totals},
         }
@@ -146,8 +146,8 @@ class ModelReport:
             yield line_table(self.regions)
         if any(r.refusals for r in self.regions):
             yield model_refusal_table(self.regions)
-        if self.left:
-            yield left_table(self.left)
+        if self.declined:
+            yield declined_table(self.declined)
 
     def __str__(self) -> str:
         return as_text(self)
@@ -157,7 +157,7 @@ def saved_text(recomputed: Sequence[Recomputed]) -> str:
     """One line about what is no longer saved, if there is anything."""
     if not recomputed:
         return ""
-    total, moved = (sum(each) for each in zip(*((r.nbytes, r.moved) for r in recomputed), strict=True))
+    total, moved = (sum(each) for each in zip(*((r.nbytes, r.traffic_saved) for r in recomputed), strict=True))
     return (f"{counted(len(recomputed), 'value')} ({human_bytes(total)}) computed again in the backward instead of saved: "
             f"{human_bytes(moved)} less to move\n")
 
@@ -168,14 +168,14 @@ def explain_model(model: Callable[..., Any], *, device: "str | Device" = "h200",
 
     Under torch.no_grad() it is the inference graph that is looked at. `compile` compiles every distinct region for the device.
     """
-    target = named(device)
+    target = resolve_device(device)
 
     def explained(*args: Any, **kwargs: Any) -> ModelReport:
         traced = trace(model, args, kwargs, target)
         graphs = traced.graphs
         compiled = _compiled([r for g in graphs for r in g.regions], target) if compile else {}
         phases = tuple(g.phase for g in graphs)
-        return ModelReport(name_of(model), target, phases, region_rows(graphs, compiled), left_rows(graphs),
+        return ModelReport(name_of(model), target, phases, region_rows(graphs, compiled), declined_rows(graphs),
                            traced.recomputed)
 
     return explained
@@ -189,7 +189,7 @@ def _compiled(regions: Iterable[ClaimedRegion], target: Device) -> dict[str, Com
         program, sizes = pipeline.specialize(pipeline.optimize(region.program), region.bindings)
         return pipeline.compile(program, sizes, target, lambda source: offline.compile(source, target))
 
-    with Background(knobs().compile_workers, "onepass-report") as threads:
+    with DaemonExecutor(knobs().compile_workers, "onepass-report") as threads:
         return dict(zip(distinct, threads.map(compile, distinct.values()), strict=True))
 
 
@@ -215,37 +215,37 @@ def _region_row(phase: str, same: list[ClaimedRegion], compiled: Compiled | None
         refusals=tuple(map(refusal_row, plan.refusals)),
         rejected=tuple(map(rejected_row, compiled.rejected)) if compiled else (),
         floor_bytes=plan.floor_bytes, dram_bytes=plan.dram_bytes, floor_us=plan.floor_us, predicted_us=plan.predicted_us,
-        left_us=first.inductor_us, charged_us=max(r.charged_us for r in same), in_place=sum(r.in_place for r in same), plan=plan)
+        inductor_us=first.inductor_us, charged_us=max(r.charged_us for r in same), in_place=sum(r.in_place for r in same), plan=plan)
 
 
-def left_rows(graphs: Sequence[Graph]) -> tuple[LeftRow, ...]:
+def declined_rows(graphs: Sequence[Graph]) -> tuple[DeclinedRow, ...]:
     """What was left, equal cases of a phase together."""
-    found: dict[tuple[str, str, tuple[str, ...], str], list[Left]] = {}
+    found: dict[tuple[str, str, tuple[str, ...], str], list[Declined]] = {}
     for graph in graphs:
-        for left in graph.left:
-            reason = left.reason if left.error is None else f"{left.reason}: {sentence(left.error)}"
-            found.setdefault((graph.phase, reason, left.ops, left.id), []).append(left)
-    return tuple(LeftRow(phase, len(same), ops, tuple(dict.fromkeys(line for one in same for line in one.lines)), reason, name,
+        for declined in graph.declined:
+            reason = declined.reason if declined.error is None else f"{declined.reason}: {describe_error(declined.error)}"
+            found.setdefault((graph.phase, reason, declined.ops, declined.id), []).append(declined)
+    return tuple(DeclinedRow(phase, len(same), ops, tuple(dict.fromkeys(line for one in same for line in one.lines)), reason, name,
                          same[0].predicted_us, same[0].inductor_us) for (phase, reason, ops, name), same in found.items())
 
 
-def totals(regions: Sequence[RegionRow], left: Sequence[LeftRow]) -> tuple[Total, ...]:
+def totals(regions: Sequence[RegionRow], declined: Sequence[DeclinedRow]) -> tuple[Total, ...]:
     """Of each phase there is, and of all if there are several."""
-    present = [p for p in PHASES if p in {*(r.phase for r in regions), *(r.phase for r in left)}]
-    each = [_total(p, [r for r in regions if r.phase == p], [r for r in left if r.phase == p]) for p in present]
-    return (*each, _total("all", regions, left)) if len(each) != 1 else tuple(each)
+    local_device = [p for p in PHASES if p in {*(r.phase for r in regions), *(r.phase for r in declined)}]
+    each = [_total(p, [r for r in regions if r.phase == p], [r for r in declined if r.phase == p]) for p in local_device]
+    return (*each, _total("all", regions, declined)) if len(each) != 1 else tuple(each)
 
 
-def _total(phase: str, regions: Sequence[RegionRow], left: Sequence[LeftRow]) -> Total:
+def _total(phase: str, regions: Sequence[RegionRow], declined: Sequence[DeclinedRow]) -> Total:
     def add(each: Callable[[RegionRow], Any]) -> Any:
         return sum(r.count * each(r) for r in regions)
 
     return Total(
         phase=phase, regions=sum(r.count for r in regions), distinct=len({r.id for r in regions}),
-        reductions=add(lambda r: r.reductions), reductions_left=sum(r.count * len(r.ops) for r in left),
+        reductions=add(lambda r: r.reductions), reductions_declined=sum(r.count * len(r.ops) for r in declined),
         kernels=add(lambda r: len(r.kernels)), floor_bytes=add(lambda r: r.floor_bytes), dram_bytes=add(lambda r: r.dram_bytes),
         floor_us=add(lambda r: r.floor_us), predicted_us=add(lambda r: r.predicted_us), charged_us=add(lambda r: r.charged_us),
-        left_us=add(lambda r: r.left_us))
+        inductor_us=add(lambda r: r.inductor_us))
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------------
@@ -257,8 +257,8 @@ def total_table(each: Sequence[Total]) -> Table:
                   ("left", "right"), ("DRAM", "right"), ("x floor", "right"), ("floor", "right"), ("predicted", "right"),
                   ("by Inductor", "right"))
     for t in each:
-        shown.add_row(t.phase, str(t.regions), str(t.kernels), str(t.reductions), str(t.reductions_left), human_bytes(t.dram_bytes),
-                      ratio(t.dram_bytes, t.floor_bytes), us(t.floor_us), us(t.predicted_us + t.charged_us), us(t.left_us))
+        shown.add_row(t.phase, str(t.regions), str(t.kernels), str(t.reductions), str(t.reductions_declined), human_bytes(t.dram_bytes),
+                      ratio(t.dram_bytes, t.floor_bytes), us(t.floor_us), us(t.predicted_us + t.charged_us), us(t.inductor_us))
     return shown
 
 
@@ -273,7 +273,7 @@ def region_table(regions: Sequence[RegionRow]) -> Table:
         if compiled:
             own += ["\n".join(str(k.registers) for k in r.kernels), "\n".join(spill_text(k.spill_bytes) for k in r.kernels)]
         shown.add_row(r.id, r.phase, f"{r.count} x", escape(r.name), *own, human_bytes(r.dram_bytes),
-                      ratio(r.dram_bytes, r.floor_bytes), us(r.predicted_us + r.charged_us), us(r.left_us))
+                      ratio(r.dram_bytes, r.floor_bytes), us(r.predicted_us + r.charged_us), us(r.inductor_us))
     return shown
 
 
@@ -288,19 +288,19 @@ def line_table(regions: Sequence[RegionRow]) -> Table:
 def model_refusal_table(regions: Sequence[RegionRow]) -> Table:
     """Merges inside regions that were not made."""
     rows = [(r.id, refusal) for r in regions for refusal in r.refusals]
-    more = f", {MOST_REFUSALS} of {len(rows)}" if len(rows) > MOST_REFUSALS else ""
+    more = f", {MAX_REFUSALS_SHOWN} of {len(rows)}" if len(rows) > MAX_REFUSALS_SHOWN else ""
     shown = table(f"\nnot merged inside a region{more}", ("region", "name"), ("reason", "left"), ("fused", "right"),
                   ("apart", "right"), ("detail", "left"))
-    for name, r in rows[:MOST_REFUSALS]:
+    for name, r in rows[:MAX_REFUSALS_SHOWN]:
         shown.add_row(name, escape(r.reason), us(r.cost_fused_us), us(r.cost_apart_us), escape(r.detail))
     return shown
 
 
-def left_table(left: Sequence[LeftRow]) -> Table:
+def declined_table(declined: Sequence[DeclinedRow]) -> Table:
     """What stays with Inductor."""
     shown = table("\nleft to Inductor", ("phase", "name"), ("times", "right"), ("reductions", "left"), ("lines", "left"),
                   ("reason", "left"))
-    for r in left:
+    for r in declined:
         shown.add_row(r.phase, f"{r.count} x", escape(", ".join(dict.fromkeys(op.removeprefix("aten.") for op in r.ops))),
                       escape(places(r.lines)), escape(r.reason))
     return shown

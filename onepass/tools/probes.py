@@ -11,7 +11,7 @@ from torch import Tensor
 from ..device import Device
 from ..runtime.stopwatch import Stopwatch, Work
 from . import probe_kernels as kernels
-from .calibrate import Anchor, ProbeResults, InFlightRate
+from .calibrate import Anchor, InFlightRate, ProbeResults
 
 MAX_TENSOR_BYTES = 512 << 20  # bytes of one tensor, where the card has the memory
 LOADS = 4  # of 16 bytes that a thread of a walk has in flight; ptxas keeps no more of them apart

@@ -16,7 +16,7 @@ from ..integration import journal
 from ..integration.engine import counts
 from ..integration.journal import Fallback, GraphRecord, RegionRecord, Snapshot
 from ..runtime.counters import Counts
-from .model_report import LeftRow, RegionRow, left_rows, left_table, region_rows, saved_text, total_table, totals
+from .model_report import DeclinedRow, RegionRow, declined_rows, declined_table, region_rows, saved_text, total_table, totals
 from .rows import KernelRow, as_json, kernel_rows, spill_text
 from .tables import as_text, counted, human_bytes, places, table, us
 
@@ -42,7 +42,7 @@ class ProcessReport:
     graphs: tuple[GraphRecord, ...]
     claimed: tuple[RegionRow, ...]
     called: tuple[CalledRow, ...]
-    left: tuple[LeftRow, ...]
+    declined: tuple[DeclinedRow, ...]
     fallbacks: tuple[Fallback, ...]
     fallbacks_by_code: dict[str, int]
     work: Counts
@@ -56,13 +56,13 @@ class ProcessReport:
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values."""
         return {
-            "graphs": [{"phase": g.phase, "device": g.device, "regions": len(g.regions), "left": len(g.left),
+            "graphs": [{"phase": g.phase, "device": g.device, "regions": len(g.regions), "left": len(g.declined),
                         "seconds": round(g.seconds, 3), "error": g.error} for g in self.graphs],
             "regions": [as_json(r) | {"kernels": [as_json(k) for k in r.kernels]} for r in self.called],
-            "left": [as_json(r) for r in self.left],
+            "left": [as_json(r) for r in self.declined],
             "fallbacks": [asdict(f) for f in self.fallbacks],
             "fallbacks_by_code": self.fallbacks_by_code,
-            "totals": {t.phase: {k: v for k, v in as_json(t).items() if k != "phase"} for t in totals(self.claimed, self.left)},
+            "totals": {t.phase: {k: v for k, v in as_json(t).items() if k != "phase"} for t in totals(self.claimed, self.declined)},
             "calls": self.calls,
             "work": asdict(self.work),
             "recomputed": [as_json(r) for r in self.recomputed],
@@ -71,15 +71,15 @@ class ProcessReport:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield _header(self)
         if self.graphs:
-            yield total_table(totals(self.claimed, self.left))
+            yield total_table(totals(self.claimed, self.declined))
         if self.called:
             yield _called_table(self.called)
         if self.fallbacks:
             yield _fallback_table(self.fallbacks)
         if any(g.error for g in self.graphs):
             yield _error_table(self.graphs)
-        if self.left:
-            yield left_table(self.left)
+        if self.declined:
+            yield declined_table(self.declined)
 
     def __str__(self) -> str:
         return as_text(self)
@@ -89,7 +89,7 @@ def report() -> ProcessReport:
     """What torch.compile(backend="onepass") did in this process so far."""
     seen = journal.snapshot()
     claimed = region_rows(seen.graphs, {})
-    return ProcessReport(seen.graphs, claimed, _called(seen, claimed), left_rows(seen.graphs), seen.fallbacks,
+    return ProcessReport(seen.graphs, claimed, _called(seen, claimed), declined_rows(seen.graphs), seen.fallbacks,
                          dict(seen.fallbacks_by_code), counts(), seen.recomputed)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import BadSpec
 from ..integration.fuse import fuse
 from . import peers
-from .results import OURS, PROVIDERS
+from .results import ONEPASS_PROVIDERS, PROVIDERS
 from .suites import Job
 from .timing import Call
 
@@ -74,7 +74,7 @@ def make_provider(name: str, job: Job, inputs: Sequence[Tensor]) -> Prepared:
 
 def is_onepass(name: str) -> bool:
     """Whether a provider is onepass, tuned or not."""
-    return name in OURS
+    return name in ONEPASS_PROVIDERS
 
 
 def _inductor(**settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NotDeterministic, StepFailed
-from ..ir.criterion import check, slice_scale, spacing
+from ..ir.criterion import check, slice_scale, ulp_at
 from .runner import Runner
 from .step import Results, relative_rms
 
@@ -116,5 +116,5 @@ def _excess(mine: Tensor, other: Tensor, exact: Tensor) -> float:
     found = check(wide[known].to(mine.dtype), theirs[known], right[known], slice_scale(right)[known])
     if int(known.sum()) >= SMALL_RESULT:
         return found.excess
-    spare = SMALL_RESULT_ULPS * spacing(float(right[known].abs().max()) if bool(known.any()) else 0.0, mine.dtype)
+    spare = SMALL_RESULT_ULPS * ulp_at(float(right[known].abs().max()) if bool(known.any()) else 0.0, mine.dtype)
     return found.max_error / (found.max_bound + spare)

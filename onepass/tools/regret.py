@@ -21,7 +21,7 @@ from ..errors import CompileFailed, NotMeasured
 from ..plan.plan import Plan
 from ..runtime import offline
 from ..runtime.binary import Binary
-from ..runtime.compiled import Compiled, Artifact
+from ..runtime.compiled import Artifact, Compiled
 from ..runtime.executable import Executable, aligned_of, assemble
 from .captured_function import CapturedFunction, schedules
 from .results import Candidate, Regret

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 from .. import files
 from ..errors import BadResults, BadSpec, printable
-from .bounded import OutOfBounds, clipped, in_bounds, load_json
+from .bounded import OutOfBounds, in_bounds, load_json, truncated
 
 SCHEMA = 1
-OURS = ("onepass", "onepass-tuned")
-PROVIDERS = (*OURS, "eager", "inductor", "inductor-nonstrict", "inductor-max", "liger", "quack")
+ONEPASS_PROVIDERS = ("onepass", "onepass-tuned")
+PROVIDERS = (*ONEPASS_PROVIDERS, "eager", "inductor", "inductor-nonstrict", "inductor-max", "liger", "quack")
 ANCHORS = ("read", "copy", "add")
-MOST_DIMS = 16
+MAX_DIMS = 16
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Row:
         unknown = [p for p in self.results if p not in PROVIDERS]
         _require(not unknown, f"providers are {', '.join(PROVIDERS)}, not {', '.join(unknown)}")
         _require(self.floor_bytes >= 0 and self.floor_us >= 0, "a floor is not below 0")
-        _require(len(self.shape) <= MOST_DIMS and all(n > 0 for n in self.shape), f"a shape has at most {MOST_DIMS} sizes, above 0")
+        _require(len(self.shape) <= MAX_DIMS and all(n > 0 for n in self.shape), f"a shape has at most {MAX_DIMS} sizes, above 0")
 
     def us(self, provider: str) -> float | None:
         """The time of a provider that answered rightly."""
@@ -109,7 +109,7 @@ class Row:
     @property
     def best_peer(self) -> str | None:
         """The fastest provider that is not onepass."""
-        return min((p for p in self.results if p not in OURS and self.us(p)), key=lambda p: self.us(p) or math.inf, default=None)
+        return min((p for p in self.results if p not in ONEPASS_PROVIDERS and self.us(p)), key=lambda p: self.us(p) or math.inf, default=None)
 
     def against(self, peer: str | None, ours: str = "onepass") -> float | None:
         """The time of a peer over that of onepass: above 1, onepass is faster."""
@@ -195,7 +195,7 @@ class Run:
     @property
     def summary(self) -> Summary:
         """What the rows come to."""
-        return summarise(self.rows)
+        return summarize(self.rows)
 
 
 def row_id(workload: str, shape: Iterable[int], dtype: str) -> str:
@@ -209,7 +209,7 @@ def geomean(values: Iterable[float]) -> float | None:
     return math.exp(math.fsum(logs) / len(logs)) if logs else None
 
 
-def summarise(rows: Iterable[Row]) -> Summary:
+def summarize(rows: Iterable[Row]) -> Summary:
     """A suite in five figures. Rows without a time of onepass count for nothing here; tables show them."""
     rows = tuple(rows)
     floors = {r.id: v for r in rows if (v := r.times_floor("onepass"))}
@@ -243,7 +243,7 @@ def save(run: Run, path: Path) -> None:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file under another name beside it, wait for the disk, then rename it."""
     try:
-        files.put(path, content, sync=True)
+        files.write_user_file(path, content, sync=True)
     except OSError as error:
         raise BadSpec(what="The file to write,", text=str(path), detail=error.strerror or str(error)) from None
 
@@ -302,7 +302,7 @@ def parse(value: object, file: str = "the run") -> Run:
         _require(type(schema) is int and schema == SCHEMA, f"its schema is {_kind(schema)}, and this onepass reads {SCHEMA}")
         return _decode(Run, value, "")
     except _Mismatch as error:
-        raise BadResults(file=printable(file), detail=clipped(str(error))) from None
+        raise BadResults(file=printable(file), detail=truncated(str(error))) from None
 
 
 def _require(condition: bool, detail: str) -> None:

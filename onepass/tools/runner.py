@@ -13,10 +13,10 @@ from .. import compat
 from ..errors import NothingToCompare, OnepassError, StepFailed, WrongAnswer
 from ..integration import journal
 from ..integration.claim import ClaimedRegion
-from ..integration.failure import is_fatal, sentence
+from ..integration.failure import describe_error, is_fatal
 from ..integration.inductor import backend
-from ..integration.settings import checked, settings
-from .step import Float64, StepFactory, Results, random_state, results, to_float64
+from ..integration.settings import settings, validated
+from .step import Float64, Results, StepFactory, random_state, results, to_float64
 from .trace_model import root_cause, uncompiled
 
 
@@ -32,7 +32,7 @@ class Runner:
     @staticmethod
     def of(make: StepFactory, options: Mapping[str, Any]) -> Runner:
         """A runner that has watched the step as it is, with everything it compiles left to Inductor's place in it."""
-        runner = Runner(make, {"interpret": not torch.cuda.is_available(), **checked(options)}, True)
+        runner = Runner(make, {"interpret": not torch.cuda.is_available(), **validated(options)}, True)
         before = runner.journal_position()
         with settings(**runner.overrides):
             step = make()
@@ -106,5 +106,5 @@ class Runner:
         except NothingToCompare:
             raise
         except Exception as error:
-            raise StepFailed(what=self.factory.text, how=how, error=sentence(root_cause(error))) from error
+            raise StepFailed(what=self.factory.text, how=how, error=describe_error(root_cause(error))) from error
         return found

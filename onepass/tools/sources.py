@@ -38,9 +38,9 @@ def write_sources(report: "Report | ModelReport", folder: Path) -> Path:
     try:
         for section in sections:
             for source in section.sources:
-                files.put(folder / _file(section, source), source.text.encode(errors="backslashreplace"))
+                files.write_user_file(folder / _file(section, source), source.text.encode(errors="backslashreplace"))
         page = [printable(line) for text in _page(title, report.device.title, sections) for line in text.split("\n")]
-        files.put(index, ("\n".join(page) + "\n").encode())
+        files.write_user_file(index, ("\n".join(page) + "\n").encode())
     except OSError as error:
         raise BadSpec(what="The folder", text=str(folder), detail=error.strerror or str(error)) from None
     return index
@@ -63,7 +63,7 @@ def _of_model(report: ModelReport) -> Iterator[_Section]:
     first = {r.id: r for r in reversed(report.regions)}
     for r in reversed(first.values()):
         facts = (f"{r.count} x in the {r.phase} graph", f"{us(r.predicted_us + r.charged_us)} predicted",
-                 f"{us(r.left_us)} by Inductor", f"{human_bytes(r.dram_bytes)} moved, {human_bytes(r.floor_bytes)} at least")
+                 f"{us(r.inductor_us)} by Inductor", f"{human_bytes(r.dram_bytes)} moved, {human_bytes(r.floor_bytes)} at least")
         yield _Section(f"{r.id}: {r.name}", facts, r.lines, f"{r.id}_", r.kernels, generate(r.plan))
 
 

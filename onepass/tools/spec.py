@@ -108,20 +108,20 @@ class Subject:
 
 def example_inputs(function_text: str, inputs_text: str | None) -> tuple[torch.Tensor, ...]:
     """The tensors for `file.py:function`: as listed, from the function named, or from `inputs` in the same file."""
-    args, kwargs = _given_inputs(function_text, inputs_text)
+    args, kwargs = _load_inputs(function_text, inputs_text)
     if kwargs or not all(isinstance(t, torch.Tensor) for t in args):
-        named = inputs_text or _inputs_beside(function_text)
+        named = inputs_text or _default_inputs(function_text)
         raise BadSpec(what="The result of", text=named, detail="it must return tensors (meta tensors will do)")
     return args
 
 
-def _given_inputs(text: str, inputs_text: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _load_inputs(text: str, inputs_text: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if inputs_text is not None and not is_file_spec(inputs_text):
         return parse_tensors(inputs_text), {}
-    return _arguments(load(inputs_text or _inputs_beside(text))())
+    return _arguments(load(inputs_text or _default_inputs(text))())
 
 
-def _inputs_beside(text: str) -> str:
+def _default_inputs(text: str) -> str:
     return f"{text.rpartition(':')[0]}:inputs"
 
 
@@ -132,7 +132,7 @@ def _arguments(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}
 
 
-def _in_file(text: str, inputs_text: str | None) -> Subject:
+def _resolve_file(text: str, inputs_text: str | None) -> Subject:
     """What `file.py:name` names: a module, something that makes one when called without arguments, or a function of tensors."""
     found = load(text)
     if not isinstance(found, nn.Module) and _needs_arguments(found):
@@ -144,18 +144,18 @@ def _in_file(text: str, inputs_text: str | None) -> Subject:
     if inputs_text is None and given:
         args, kwargs = _arguments(given[0])
         return Subject(model, args, {**kwargs, **(given[1] if len(given) > 1 else {})})
-    return Subject(model, *_given_inputs(text, inputs_text))
+    return Subject(model, *_load_inputs(text, inputs_text))
 
 
-def step_named(text: str, found: Callable[..., Any], inputs_text: str | None = None) -> Subject | None:
+def resolve_step(text: str, found: Callable[..., Any], inputs_text: str | None = None) -> Subject | None:
     """The step that something in a file is, makes or needs tensors for; None for one that was run by calling it."""
     if isinstance(found, nn.Module) or _needs_arguments(found):
-        return Subject(found, *_given_inputs(text, inputs_text))
+        return Subject(found, *_load_inputs(text, inputs_text))
     step, *given = _parts(found())
     if not callable(step) or isinstance(step, torch.Tensor):
         return None
     if inputs_text is not None or not given and (isinstance(step, nn.Module) or _needs_arguments(step)):
-        return Subject(step, *_given_inputs(text, inputs_text))
+        return Subject(step, *_load_inputs(text, inputs_text))
     args, kwargs = _arguments(given[0]) if given else ((), {})
     return Subject(step, args, {**kwargs, **(given[1] if len(given) > 1 else {})})
 
@@ -174,7 +174,7 @@ def resolve(what: str, shape: str | None, dtype: str, inputs: str | None) -> Sub
     if is_file_spec(what):
         if shape is not None:
             raise BadArgument(detail="--shape goes with a named workload; give the sizes of your own function with --inputs.")
-        return _in_file(what, inputs)
+        return _resolve_file(what, inputs)
     if inputs is not None:
         raise BadArgument(detail="--inputs goes with file.py:function; give the size of a named workload with --shape.")
     chosen = workload(what)

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import compat
 from ..errors import NothingToCompare
-from .spec import Subject, load, step_named
+from .spec import Subject, load, resolve_step
 from .trace_model import tensors_in, uncompiled
 
 Results = dict[str, Tensor]
@@ -40,14 +40,14 @@ class StepFactory:
     def of(text: str, inputs: str | None, seed: int) -> StepFactory:
         """It takes a call to know what a function returns."""
         seed_all(seed)
-        return StepFactory(text, inputs, seed, step_named(text, load(text), inputs) is None)
+        return StepFactory(text, inputs, seed, resolve_step(text, load(text), inputs) is None)
 
     def __call__(self) -> Subject:
         """A step that nothing was done with yet."""
         torch.compiler.reset()
         seed_all(self.seed)
         found = load(self.text)
-        made = Subject(found) if self.is_step else step_named(self.text, found, self.inputs)
+        made = Subject(found) if self.is_step else resolve_step(self.text, found, self.inputs)
         assert made is not None
         seed_all(self.seed)
         return made

@@ -62,26 +62,26 @@ def _over(shapes: Iterable[Shape], *names: str, dtype: str = "bf16") -> tuple[Jo
     return tuple(Job(name, shape, dtype) for name in names for shape in shapes)
 
 
-_BACKWARD = ((4096, 8192), (8192, 8192), (8192, 16384), (32768, 2048), (16384, 4096), (65536, 1024), (98304, 512))
-_FORWARD = ((131072, 512), (32768, 2048), (16384, 4096), (32768, 4096), (8192, 8192), (16384, 8192), (16384, 16384), (8192, 32768))
-_LAYER = ((8192, 8192), (32768, 2048), (16384, 5120))
-_NORMED = (*_LAYER, (98304, 768))
-_LOGITS = ((8192, 50264), (8192, 128256))
+_BACKWARD_SHAPES = ((4096, 8192), (8192, 8192), (8192, 16384), (32768, 2048), (16384, 4096), (65536, 1024), (98304, 512))
+_FORWARD_SHAPES = ((131072, 512), (32768, 2048), (16384, 4096), (32768, 4096), (8192, 8192), (16384, 8192), (16384, 16384), (8192, 32768))
+_LAYER_NORM_SHAPES = ((8192, 8192), (32768, 2048), (16384, 5120))
+_NORM_SHAPES = (*_LAYER_NORM_SHAPES, (98304, 768))
+_LOGITS_SHAPES = ((8192, 50264), (8192, 128256))
 
 _TABLE = (
-    *_over(_BACKWARD, "rms_norm_backward"),
-    *_over(_LAYER, "layer_norm_backward"),
-    *_over(_LAYER[:2], "add_rms_norm_backward"),
-    *_over(_FORWARD, "rms_norm"),
-    *_over(_LAYER, "layer_norm"),
+    *_over(_BACKWARD_SHAPES, "rms_norm_backward"),
+    *_over(_LAYER_NORM_SHAPES, "layer_norm_backward"),
+    *_over(_LAYER_NORM_SHAPES[:2], "add_rms_norm_backward"),
+    *_over(_FORWARD_SHAPES, "rms_norm"),
+    *_over(_LAYER_NORM_SHAPES, "layer_norm"),
     *_over(((16384, 4096), (8192, 32768), (32768, 50257)), "softmax"),
-    *_over(_LOGITS, "cross_entropy", "cross_entropy_backward"),
+    *_over(_LOGITS_SHAPES, "cross_entropy", "cross_entropy_backward"),
     *_over(((4096, 4096), (65536, 256), (256, 65536)), "outer_sum_1", dtype="f32"),
     *_over(((4096, 1024),), "outer_sum_2", "outer_sum_5", dtype="f32"),
     *_over(((4096, 1024),), "outer_sum_5", dtype="f16"),
 )
 
-_SIDES = (256, 4096, 65536)
+_OUTER_SIDES = (256, 4096, 65536)
 _SEEDS = (
     # backward of a norm where rows and columns are nearly as many
     *_over(((4096, 8192), (8192, 8192)), "rms_norm_backward"),
@@ -90,7 +90,7 @@ _SEEDS = (
            "rms_norm_backward_16", "block_backward", "three_norms_shared_weight_backward"),
     *_over(((32, 2048, 8, 64),), "qk_norm"),
     # sums down the columns, of one input and of several
-    *_over(tuple((r, c) for r in _SIDES for c in _SIDES), "outer_sum_1", dtype="f32"),
+    *_over(tuple((r, c) for r in _OUTER_SIDES for c in _OUTER_SIDES), "outer_sum_1", dtype="f32"),
     *_over(((4096, 1024),), "outer_sum_2", "outer_sum_3", "outer_sum_5", dtype="f32"),
     *_over(((4096, 1024),), "outer_sum_2", "outer_sum_3", "outer_sum_5", dtype="f16"),
     # rows that are needed twice, from those that fit in registers to a vocabulary
@@ -100,7 +100,7 @@ _SEEDS = (
 )
 
 _NORMS = (
-    *_over(_NORMED, "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "add_rms_norm", "add_rms_norm_backward",
+    *_over(_NORM_SHAPES, "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "add_rms_norm", "add_rms_norm_backward",
            "add_layer_norm", "add_layer_norm_backward"),
     *_over(((8192, 8192), (32768, 2048)), "rms_norm_fp8", "l2_normalize"),
     *_over(((98304, 512),), "rms_norm_backward_4", "block_backward"),
@@ -115,7 +115,7 @@ _SOFTMAX = (
     *_over(((4096, 4096), (256, 65536)), "softmax_dim0"),
 )
 
-_LOSSES = _over(((8192, 32000), (8192, 50257), *_LOGITS, (2048, 151936)),
+_LOSSES = _over(((8192, 32000), (8192, 50257), *_LOGITS_SHAPES, (2048, 151936)),
                 "cross_entropy", "cross_entropy_backward", "cross_entropy_mean")
 
 _OUTER = (
@@ -131,16 +131,16 @@ _OUTER = (
 _LONG = (
     *_over(((32768, 50257),), "softmax"),
     *_over(((8192, 50257),), "softmax_backward"),
-    *_over(_LOGITS[1:], "cross_entropy", "cross_entropy_backward"),
+    *_over(_LOGITS_SHAPES[1:], "cross_entropy", "cross_entropy_backward"),
     *_over(((4096, 65536),), "rms_norm"),
     *_over(((8192, 32768), (4096, 65536)), "rms_norm_backward"),
     *_over(((16384, 12288), (8192, 16384), (8192, 32768), (4096, 65536)), "layer_norm_backward"),
     *_over(((16384, 4096),), "outer_sum_5", "outer_sum_8", "outer_sum_14"),
 )
 
-_SWEPT = ("rms_norm", "rms_norm_backward", "softmax")
+_SWEEP_WORKLOADS = ("rms_norm", "rms_norm_backward", "softmax")
 _ROWS = _over((*((m, 4096) for m in (1, 16, 256, 2048, 8192, 16384, 32768, 65536, 131072)),
-               *((m, 65536) for m in (1, 16, 256))), *_SWEPT)
+               *((m, 65536) for m in (1, 16, 256))), *_SWEEP_WORKLOADS)
 
 _WIDE = (256, 512, 768, 1024, 1536, 2048, 2304, 2880, 4096, 5120, 7168, 8192, 12288, 16384, 32768, 50257, 65536, 131072)
 
@@ -150,9 +150,9 @@ def rows_at(width: int, elements: int = 1 << 26) -> int:
     return 1 << (elements // width).bit_length() - 1
 
 
-_WIDTHS = _over(tuple((rows_at(n), n) for n in _WIDE), *_SWEPT)
+_WIDTHS = _over(tuple((rows_at(n), n) for n in _WIDE), *_SWEEP_WORKLOADS)
 
-_APART = (
+_SUITES = (
     Suite("table", "the shapes whose times are kept an eye on", _TABLE),
     Suite("seeds", "shapes where other compilers were seen to fall behind", _SEEDS),
     Suite("norms", "norms, forward and backward, with what surrounds them", _NORMS),
@@ -163,9 +163,9 @@ _APART = (
     Suite("rows", "one width, from 1 row to 131072", _ROWS),
     Suite("widths", "about as many elements, from 256 columns to 131072", _WIDTHS),
 )
-_ALL = Suite("all", "all of the above, each workload once", tuple({job.id: job for found in _APART for job in found.jobs}.values()))
+_ALL = Suite("all", "all of the above, each workload once", tuple({job.id: job for found in _SUITES for job in found.jobs}.values()))
 
-SUITES = {s.name: s for s in (*_APART, _ALL)}
+SUITES = {s.name: s for s in (*_SUITES, _ALL)}
 MODELS = "models"  # whole training steps; measured by bench/models.py
 
 

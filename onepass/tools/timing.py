@@ -161,11 +161,11 @@ class Clock:
         """
         runs = {name: min(most, run_count(self._rough_us(call))) for name, call in calls.items()}
         order = interleaved_order(runs)
-        for left in reversed(range(MAX_SESSIONS)):
+        for attempts_left in reversed(range(MAX_SESSIONS)):
             try:
                 return {name: _summary_or_error(ran) for name, ran in calls_by_name(self._recorded(calls, order), order).items()}
             except NotMeasured:
-                if not left:
+                if not attempts_left:
                     raise
         raise AssertionError("the last session returns or raises")
 

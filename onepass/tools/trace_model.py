@@ -20,7 +20,7 @@ from ..capture.recompute import Recomputed
 from ..device import Device
 from ..errors import ModelNotTraced, OnepassError
 from ..integration.claim import Claimed, ClaimOptions, claim
-from ..integration.failure import sentence
+from ..integration.failure import describe_error
 from ..integration.passes import phase_of
 from ..integration.split import split
 
@@ -30,7 +30,7 @@ def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None) or model
 
 
-def is_whole(model: object) -> bool:
+def is_model(model: object) -> bool:
     """Whether something is explained as a model, and not as one function to fuse: a module, or what torch.compile returned."""
     return isinstance(model, nn.Module) or uncompiled(model) is not model  # type: ignore[arg-type]
 
@@ -48,17 +48,17 @@ def trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     results that are one number if there are any, and of all results otherwise. Without gradients there is none."""
     name = name_of(model)
     try:
-        world = _World.of(model, args, kwargs)
-        hollow = world.model(uncompiled(model))
-        hollow_args, hollow_kwargs = world.tree((args, dict(kwargs)))
+        copies = _ShapeOnlyCopy.of(model, args, kwargs)
+        shape_only = copies.model(uncompiled(model))
+        shape_only_args, shape_only_kwargs = copies.tree((args, dict(kwargs)))
         recorder = _Recorder(device)
-        with world.mode:
-            results = torch.compile(_by_itself(hollow), backend=recorder, dynamic=False)(*hollow_args, **hollow_kwargs)
+        with copies.mode:
+            results = torch.compile(_with_own_code(shape_only), backend=recorder, dynamic=False)(*shape_only_args, **shape_only_kwargs)
             _backward(results)
     except OnepassError:
         raise
     except Exception as error:
-        raise ModelNotTraced(model=name, error=sentence(root_cause(error))) from error
+        raise ModelNotTraced(model=name, error=describe_error(root_cause(error))) from error
     return Traced(tuple(recorder.graphs), tuple(recorder.recomputed))
 
 
@@ -68,7 +68,7 @@ def name_of(model: Callable[..., Any]) -> str:
     return type(inner).__name__ if isinstance(inner, nn.Module) else getattr(inner, "__name__", type(inner).__name__)
 
 
-def _by_itself(model: Callable[..., Any]) -> Callable[..., Any]:
+def _with_own_code(model: Callable[..., Any]) -> Callable[..., Any]:
     """A caller with code of its own: torch counts compilations by code, and those here must not count against the model's."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -88,7 +88,7 @@ class _Recorder:
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
         others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
-        passes = compat.as_configured((*others, compat.graph_pass(self.record, lambda: None)))
+        passes = compat.combined_passes((*others, compat.graph_pass(self.record, lambda: None)))
         patches = {"force_disable_caches": True, "post_grad_custom_post_pass": passes}
         if (chosen := split({"interpret": True}, {}, self.recomputed.extend)) is not None:
             patches["custom_partitioner_fn"] = chosen
@@ -104,7 +104,7 @@ class _Recorder:
 
 
 def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool = False, **_: Any) -> Any:
-    return compat.run_as_is(module, inputs, is_inference)
+    return compat.run_without_codegen(module, inputs, is_inference)
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -119,36 +119,36 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 @dataclasses.dataclass(frozen=True)
-class _World:
+class _ShapeOnlyCopy:
     """A mode for shape-only tensors and what takes whose place in it, by identity."""
 
     mode: Any
-    taken: dict[int, Tensor]
+    replacements: dict[int, Tensor]
 
     @staticmethod
-    def of(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _World:
+    def of(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _ShapeOnlyCopy:
         """The world of a model that has shape-only tensors already, or a new one."""
-        tensors = [*_held(uncompiled(model)), *tensors_in((args, dict(kwargs)))]
+        tensors = [*_module_tensors(uncompiled(model)), *tensors_in((args, dict(kwargs)))]
         modes = [t.fake_mode for t in tensors if compat.is_fake(t)]  # type: ignore[attr-defined]
         mode = modes[0] if modes else compat.fake_mode()
         mode.allow_non_fake_inputs = True  # tensors a function closes over
-        taken: dict[int, Tensor] = {}
+        replacements: dict[int, Tensor] = {}
         for tensor in tensors:
-            if id(tensor) not in taken:
-                taken[id(tensor)] = _hollow(tensor, mode)
-        return _World(mode, taken)
+            if id(tensor) not in replacements:
+                replacements[id(tensor)] = _shape_only(tensor, mode)
+        return _ShapeOnlyCopy(mode, replacements)
 
     def model(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """The same model around shape-only tensors; nothing of the original changes."""
-        return copy.deepcopy(model, dict(self.taken)) if isinstance(model, nn.Module) else model
+        return copy.deepcopy(model, dict(self.replacements)) if isinstance(model, nn.Module) else model
 
     def tree(self, values: Any) -> Any:
         """Nested arguments with their tensors replaced."""
         leaves, spec = compat.pytree_flatten(values)
-        return compat.pytree_unflatten([self.taken.get(id(leaf), leaf) for leaf in leaves], spec)
+        return compat.pytree_unflatten([self.replacements.get(id(leaf), leaf) for leaf in leaves], spec)
 
 
-def _hollow(tensor: Tensor, mode: Any) -> Tensor:
+def _shape_only(tensor: Tensor, mode: Any) -> Tensor:
     """The shape of a tensor. One on "meta" counts as on a card, or as on the CPU where there is none: meta ops are others."""
     if compat.is_fake(tensor):
         return tensor
@@ -162,7 +162,7 @@ def _hollow(tensor: Tensor, mode: Any) -> Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
-def _held(model: object) -> Iterator[Tensor]:
+def _module_tensors(model: object) -> Iterator[Tensor]:
     """Every tensor a module holds, registered or not."""
     for module in model.modules() if isinstance(model, nn.Module) else ():
         yield from tensors_in(vars(module))

@@ -15,8 +15,8 @@ from ..ir.criterion import judge
 from .check import as_tuple, in_float64
 
 SLACK = 4.0  # times the criterion's bounds, for other providers
-WHOLE = 1 << 28  # elements up to which float64 is computed at once
-PART = 1 << 27  # elements of a part where it is not
+WHOLE_ELEMENTS = 1 << 28  # elements up to which float64 is computed at once
+PART_ELEMENTS = 1 << 27  # elements of a part where it is not
 
 # Workloads each of whose rows stands alone, and the least number of dims of an input that has rows.
 _ROW_WISE = {"rms_norm": 2, "layer_norm": 2, "add_rms_norm": 2, "add_layer_norm": 2, "softmax": 1, "log_softmax": 1,
@@ -27,10 +27,10 @@ def parts(name: str, inputs: Sequence[Tensor]) -> Iterator[slice | None]:
     """The rows to judge at a time; None: all of them, the only way where rows are summed over."""
     largest = max(inputs, key=Tensor.numel)
     rows = largest.shape[0]
-    if name not in _ROW_WISE or largest.numel() <= WHOLE:
+    if name not in _ROW_WISE or largest.numel() <= WHOLE_ELEMENTS:
         yield None
         return
-    height = max(1, PART // (largest.numel() // rows))
+    height = max(1, PART_ELEMENTS // (largest.numel() // rows))
     for start in range(0, rows, height):
         yield slice(start, min(rows, start + height))
 
@@ -39,7 +39,7 @@ class Judge:
     """Judges answers to one call by the criterion, in parts that leave memory free."""
 
     def __init__(self, name: str, function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-        self._function, self._inputs, self._least = function, tuple(inputs), _ROW_WISE.get(name, 1)
+        self._function, self._inputs, self._min_dims = function, tuple(inputs), _ROW_WISE.get(name, 1)
         self._parts = tuple(parts(name, inputs))
         # Where all is judged at once, the truth is computed once for all providers.
         self._known = self._truth(None) if self._parts == (None,) else None
@@ -51,19 +51,19 @@ class Judge:
             eager, reference = self._known or self._truth(part)
             if len(results) != len(eager):
                 return f"{len(results)} results where {len(eager)} are expected"
-            for k, (mine, theirs, exact) in enumerate(zip(results, eager, reference, strict=True)):
-                found = _wrong(mine if part is None else mine[part], theirs, exact, slack)
+            for k, (answer, theirs, exact) in enumerate(zip(results, eager, reference, strict=True)):
+                found = _wrong(answer if part is None else answer[part], theirs, exact, slack)
                 if found:
                     return f"result {k}: {found}" if len(results) > 1 else found
         return None
 
     def _truth(self, part: slice | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        given = [t if part is None or t.dim() < self._least else t[part] for t in self._inputs]
+        given = [t if part is None or t.dim() < self._min_dims else t[part] for t in self._inputs]
         return as_tuple(self._function(*given)), in_float64(self._function, given)
 
 
-def _wrong(mine: Tensor, eager: Tensor, reference: Tensor, slack: float) -> str | None:
-    if mine.shape != eager.shape:
-        return f"its shape is {tuple(mine.shape)} where {tuple(eager.shape)} is expected"
+def _wrong(answer: Tensor, eager: Tensor, reference: Tensor, slack: float) -> str | None:
+    if answer.shape != eager.shape:
+        return f"its shape is {tuple(answer.shape)} where {tuple(eager.shape)} is expected"
     exact = reference.double() if reference.is_floating_point() else reference  # what is fp8 in any case knows no arithmetic
-    return judge(mine, eager, exact, slack)
+    return judge(answer, eager, exact, slack)

@@ -18,7 +18,7 @@ HEADS = ("batch", "tokens", "heads", "head width")
 
 
 @dataclass(frozen=True)
-class Maker:
+class InputMaker:
     """Makes input tensors: shapes alone on "meta", seeded random numbers elsewhere."""
 
     dtype: torch.dtype
@@ -43,11 +43,11 @@ class Maker:
         return torch.where(torch.arange(rows, device=self.device) % 16 == 15, f.IGNORED, made)
 
 
-def maker(dtype: torch.dtype, device: "str | torch.device", seed: int = 0) -> Maker:
+def input_maker(dtype: torch.dtype, device: "str | torch.device", seed: int = 0) -> InputMaker:
     """A Maker whose numbers depend on the seed alone (and on the kind of device)."""
     where = torch.device(device)
     generator = None if where.type == "meta" else torch.Generator(where).manual_seed(seed)
-    return Maker(dtype, where, generator)
+    return InputMaker(dtype, where, generator)
 
 
 Inputs = Callable[..., tuple[Tensor, ...]]  # (maker, *shape) -> the function's arguments
@@ -72,7 +72,7 @@ class Workload:
         if len(shape) != len(self.dims):
             raise BadArgument(detail=f"{self.name} takes a shape of {len(self.dims)} numbers ({' x '.join(self.dims)}), "
                                      f"not {len(shape)}. Its default: {'x'.join(map(str, self.default_shape))}.")
-        return self.make(maker(dtype, device, seed), *shape)
+        return self.make(input_maker(dtype, device, seed), *shape)
 
 
 def make_inputs(name: "str | Workload", shape: tuple[int, ...] | None = None, dtype: torch.dtype = torch.bfloat16,
@@ -99,14 +99,14 @@ def _x(n: int) -> Inputs:
 
 
 def _x_and_vectors(data: int, vectors: int) -> Inputs:
-    def inputs(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+    def inputs(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
         return *(make.data(rows, cols) for _ in range(data)), *(make.vector(cols) for _ in range(vectors))
 
     return inputs
 
 
 def _rms_backward(further: int) -> Inputs:
-    def inputs(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+    def inputs(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
         x, dy, *rest = (make.data(rows, cols) for _ in range(2 + further))
         return x, make.vector(cols), f.row_rstd(x), dy, *rest
 
@@ -114,46 +114,46 @@ def _rms_backward(further: int) -> Inputs:
 
 
 def _layer_backward(further: int) -> Inputs:
-    def inputs(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+    def inputs(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
         x, dy, *rest = (make.data(rows, cols) for _ in range(2 + further))
         return x, make.vector(cols), *f.row_moments(x), dy, *rest
 
     return inputs
 
 
-def _softmax_backward(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+def _softmax_backward(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
     return f.softmax(make.data(rows, cols)), make.data(rows, cols)
 
 
-def _loss(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+def _loss(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
     return make.data(rows, cols), make.classes(rows, cols)
 
 
-def _loss_backward(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+def _loss_backward(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
     logits, target = _loss(make, rows, cols)
     return logits, target, f.logsumexp(logits), make.f32(rows)
 
 
-def _bias_backward(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+def _bias_backward(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
     return make.data(rows, cols), make.vector(cols), make.data(rows, cols)
 
 
-def _image(make: Maker, batch: int, channels: int, positions: int) -> tuple[Tensor, ...]:
+def _image(make: InputMaker, batch: int, channels: int, positions: int) -> tuple[Tensor, ...]:
     return make.data(batch, channels, positions), make.vector(channels), make.vector(channels)
 
 
-def _heads(make: Maker, batch: int, tokens: int, heads: int, width: int) -> tuple[Tensor, ...]:
+def _heads(make: InputMaker, batch: int, tokens: int, heads: int, width: int) -> tuple[Tensor, ...]:
     """[batch, heads, tokens, width] seen through a transpose, as attention gets it."""
     q, k = (make.data(batch, tokens, heads, width).transpose(1, 2) for _ in range(2))
     return q, k, make.vector(width), make.vector(width)
 
 
-def _three_norms(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+def _three_norms(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
     xs = tuple(make.data(rows, cols) for _ in range(3))
     return make.vector(cols), *xs, *(f.row_rstd(x) for x in xs), *(make.data(rows, cols) for _ in range(3))
 
 
-def _block_backward(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+def _block_backward(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
     x, x0, attn, mlp, h1, dn0, dn1, dh2, dx0 = (make.data(rows, cols) for _ in range(9))
     w0, w1, a, b, m0, m1 = (make.vector(cols) for _ in range(6))
     h0 = x.float() * m0 + x0.float() * m1

@@ -37,7 +37,7 @@ from . import sessions, workers, writes
 LONGEST = 60.0  # seconds from the interruption to the end
 SPARE = 60.0  # seconds in which a process that lost its parent notices
 CODE = re.compile(r"\[ONEPASS-\d+]")
-RAISED = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Abort|Trouble|Failed))\b", re.MULTILINE)
+RAISED = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Abort|Failure|Failed))\b", re.MULTILINE)
 STARTING = "Fatal Python error: init_import_site"  # nothing has been imported yet
 SILENT = "ended while Python started or ended"  # when it has no handler of its own
 ABORTED = 130  # how the command says that it was interrupted

@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onepass import compat
-from onepass.capture.lower import TABLE
+from onepass.capture.lower import LOWERINGS
 from onepass.capture.schema import op_name
 
 # Ops that are refused although others that look alike are computed: every sample must say so.
@@ -44,12 +44,12 @@ def title(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}".rstrip(".")
 
 
-def entries(table: Mapping[str, Any] = TABLE) -> list[Any]:
+def entries(table: Mapping[str, Any] = LOWERINGS) -> list[Any]:
     """The descriptions of all ops that are captured with a table, and of those that must be refused."""
     return [info for info in database() if info.name not in UNDEFINED and (info.name in REFUSED or is_captured(info, table))]
 
 
-def is_captured(info: Any, table: Mapping[str, Any] = TABLE) -> bool:
+def is_captured(info: Any, table: Mapping[str, Any] = LOWERINGS) -> bool:
     """Whether one of an op's first samples leads to rows of the table only."""
     dtype = next((d for d in TYPES if d in info.supported_dtypes("cpu")), None)
     if dtype is None:

@@ -78,7 +78,7 @@ def template(folder: Path) -> Template:
     """Make the store that every fault gets a copy of."""
     right = tuple(result(f, folder) for f in FUNCTIONS)
     store = cache.Store(folder)
-    store.remember(CARD_KEY, CARD)
+    store.save_measurement(CARD_KEY, CARD)
     for key, group in BINARIES.items():
         with manager(store.kernels, key) as made:
             made.put_group("k.json", {name: made.put(content, name) for name, content in group.items()})
@@ -100,7 +100,7 @@ def result(function: Callable[..., Any], folder: Path) -> torch.Tensor:
 @contextmanager
 def manager(kernels: Path, key: str) -> Iterator[Any]:
     """Triton's way to its files."""
-    with compat.triton_files(str(kernels), lambda hit: None):
+    with compat.triton_cache_folder(str(kernels), lambda hit: None):
         yield compat.triton("test").knobs.cache.manager_class(key)
 
 
@@ -120,10 +120,10 @@ def use(folder: Path, known: Template, with_register_cap: Told, steady: bool = T
         if found is not None and found != kept:
             with_register_cap.wrong.append(f"entry {key[:8]} is not as it was written")
         store.save(key, kept)
-    card = store.recall(CARD_KEY, Calibration)
+    card = store.load_measurement(CARD_KEY, Calibration)
     if card is not None and card != CARD:
         with_register_cap.wrong.append("the card's facts are not as they were written")
-    store.remember(CARD_KEY, CARD)
+    store.save_measurement(CARD_KEY, CARD)
     for key, group in BINARIES.items():
         seen["found" if binaries_found(store.kernels, key, group, with_register_cap if steady else Told(0, 0, "")) else "missing"] += 1
     store.sweep()

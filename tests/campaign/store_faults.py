@@ -24,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 from onepass import files
-from onepass.compat.sealed import SEAL, seal
+from onepass.compat.checksums import CHECKSUM_SUFFIX, write_checksummed
 from onepass.runtime import cache, serialize
 
 NUMBERS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EMFILE, errno.ENOMEM, errno.ESTALE)
@@ -180,13 +180,13 @@ def drafts(folder: Path, chance: Random) -> str:
 def planted(folder: Path, chance: Random) -> str:
     """A binary without a seal, or with one that was made for another key."""
     place = chance.choice(sorted((folder / "triton").iterdir()))
-    name = chance.choice([p.name for p in place.iterdir() if not p.name.endswith(SEAL)])
+    name = chance.choice([p.name for p in place.iterdir() if not p.name.endswith(CHECKSUM_SUFFIX)])
     if chance.random() < 0.5:
         (place / name).write_bytes(b"planted")
-        (place / f"{name}{SEAL}").unlink()
+        (place / f"{name}{CHECKSUM_SUFFIX}").unlink()
     else:
-        seal(folder / "triton" / "OTHER", name, b"planted")
-        for end in ("", SEAL):
+        write_checksummed(folder / "triton" / "OTHER", name, b"planted")
+        for end in ("", CHECKSUM_SUFFIX):
             os.replace(folder / "triton" / "OTHER" / f"{name}{end}", place / f"{name}{end}")
     return f"{place.name}/{name}"
 

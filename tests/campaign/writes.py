@@ -73,8 +73,8 @@ def keeping(folder: Path) -> object:
     for key in ("0" * 64, "1" * 64):
         kept.save(key, entry)
         found.append(kept.load(key) in (entry, None))
-    kept.remember(store.CARD_KEY, store.CARD)
-    found.append(kept.recall(store.CARD_KEY, type(store.CARD)) in (store.CARD, None))
+    kept.save_measurement(store.CARD_KEY, store.CARD)
+    found.append(kept.load_measurement(store.CARD_KEY, type(store.CARD)) in (store.CARD, None))
     for key, group in store.BINARIES.items():
         with store.manager(kept.kernels, key) as triton:
             paths = {name: triton.put(content, name) for name, content in group.items()}

@@ -25,7 +25,7 @@ def _store() -> Path:
     It stays from run to run; where the checkout is not this user's alone, or another run has it, it is a fresh one that leaves.
     """
     kept = CACHE / f"store-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
-    with suppress(OSError), files.opened(kept, create=True) as handle:
+    with suppress(OSError), files.open_folder(kept, create=True) as handle:
         lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=handle)  # open until the process ends
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for name in ("entries", "cards", "quarantine"):

@@ -155,7 +155,7 @@ def test_regions_are_skipped_by_id_and_by_line() -> None:
         run = torch.compile(norms, backend=onepass.backend, options={**EAGER, "skip": [name]})
         run(torch.randn(4, 16))
         [graph] = journal.snapshot().graphs
-        assert not graph.regions and name in graph.left[0].reason
+        assert not graph.regions and name in graph.declined[0].reason
 
 
 # ---- modes, options, passes of others ----------------------------------------------------------------------------------------
@@ -289,18 +289,18 @@ def test_ids_follow_from_the_cards_here(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     found = set()
     for facts in (device("h200"), device("h100"), replace(device("h200"), corrections=(("inner", 1.1),))):
-        monkeypatch.setattr(passes, "present", lambda index, facts=facts: facts)
+        monkeypatch.setattr(passes, "local_device", lambda index, facts=facts: facts)
         found.add(passes.RegionPass({}).uuid())
     assert len(found) == 3
 
 
 def test_cards_that_kernels_are_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, fine in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
-        monkeypatch.setattr(passes, "present", lambda index, c=capability: replace(device("h200"), capability=c))
+        monkeypatch.setattr(passes, "local_device", lambda index, c=capability: replace(device("h200"), capability=c))
         assert passes.is_supported(torch.device("cuda", 0), False) is fine
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, c=capability: c)
-        assert (card.launch_trouble() is None) is fine
+        assert (card.launch_unavailable_reason() is None) is fine
 
 
 SECOND = """
@@ -382,7 +382,7 @@ def test_where_torch_cannot_plan_a_regions_memory_it_returns_fresh_tensors(monke
     def missing(argument: str, bases: list[object]) -> None:
         raise ImportError(argument)
 
-    monkeypatch.setattr("onepass.compat.filling_call", missing)
+    monkeypatch.setattr("onepass.compat.auto_functionalized_call", missing)
     block, x = Block(), torch.randn(4, 16)
     torch.testing.assert_close(torch.compile(block, backend=onepass.backend, options=EAGER)(x), block(x))
     assert any(graph.regions for graph in journal.snapshot().graphs)

@@ -28,10 +28,10 @@ from onepass.runtime.compiled import Compiled
 from onepass.tools import bench as benches
 from onepass.tools import functions as f
 from onepass.tools import peers, regret, verdict
-from onepass.tools.bench import Options, bench, previous_run, one_line_error, is_unfinished
+from onepass.tools.bench import Options, bench, is_unfinished, one_line_error, previous_run
 from onepass.tools.bench_tables import fits, line, tables
 from onepass.tools.captured_function import CapturedFunction, schedules
-from onepass.tools.providers import copy_function, default_providers, supported_providers, parse_providers, make_provider
+from onepass.tools.providers import copy_function, default_providers, make_provider, parse_providers, supported_providers
 from onepass.tools.results import PROVIDERS, Result, Row, Run, load, to_json
 from onepass.tools.suites import SUITES, Job, rows_at, suite
 from onepass.tools.tables import as_text
@@ -316,7 +316,7 @@ def test_a_prediction_for_a_class_of_row_counts_is_made_for_the_sizes_at_hand() 
     job = Job("rms_norm_backward", (32768, 2048))
     ours = CapturedFunction.of(job.subject.function, job.inputs())
     fixed, free = pipeline.specialize(ours.program, ours.bindings)
-    made = pipeline.plan_for_interpreter(fixed, pipeline.representative(fixed, free, PLACE.device), PLACE.device).artifact
+    made = pipeline.plan_for_interpreter(fixed, pipeline.representative_sizes(fixed, free, PLACE.device), PLACE.device).artifact
     same = next(p for p in ours.plans(PLACE.device, 10_000) if schedules(p) == schedules(made))
     assert made.summary.predicted_us != same.predicted_us == ours.predicted_us(made, PLACE.device)
 
@@ -324,7 +324,7 @@ def test_a_prediction_for_a_class_of_row_counts_is_made_for_the_sizes_at_hand() 
 def test_candidates_are_measured_beside_the_pick() -> None:
     few = replace(SMALL, jobs=SMALL.jobs[1:2])
     clock = FakeClock({"picked": 6.0, "1": 4.0})
-    run = measured(Options(few, ("onepass",), regret=True, most=3), clock)
+    run = measured(Options(few, ("onepass",), regret=True, max_candidates=3), clock)
     (found,) = run.regret
     assert clock.sessions[1][0] == "picked" and len(clock.sessions[1]) <= 4
     assert found.picked_us == 6.0 and found.best_us <= 6.0 and len(found.candidates) >= 2

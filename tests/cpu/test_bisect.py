@@ -17,7 +17,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from onepass.__main__ import app
-from onepass.errors import BadSetting, BadSpec, NothingToCompare, NotDeterministic, StepFailed
+from onepass.errors import BadSetting, BadSpec, NotDeterministic, NothingToCompare, StepFailed
 from onepass.integration import region_op
 from onepass.tools import bisect, spec, step
 from onepass.tools.bisect import RECOMPUTE, minimal
@@ -233,7 +233,7 @@ def test_options_are_python_values_or_names() -> None:
 @pytest.fixture
 def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The first region that runs gives results that are a little too large."""
-    bound, chosen = region_op._Region._bound, set[str]()
+    bound, chosen = region_op._Region._bind_kernels, set[str]()
 
     def wrongly(self: Any, outs: Any, ins: Any, bindings: Any) -> Callable[..., None]:
         fill = bound(self, outs, ins, bindings)
@@ -248,7 +248,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         return wrong
 
     region_op.forget()
-    monkeypatch.setattr(region_op._Region, "_bound", wrongly)
+    monkeypatch.setattr(region_op._Region, "_bind_kernels", wrongly)
     yield chosen
     region_op.forget()
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import onepass
 from onepass.capture import capture, draft, node_kinds
-from onepass.capture.dataflow import Net
+from onepass.capture.dataflow import Dataflow
 from onepass.capture.draft import Draft
 from onepass.capture.substitute import Affine, _Substitution, substitute
 from onepass.device import device
@@ -48,21 +48,21 @@ def chain(length: int) -> Program:
 
 
 def test_steps_are_counted_and_scaled() -> None:
-    budget = Budget("Counting", PlanTooLong, most=2, each=3)
+    budget = Budget("Counting", PlanTooLong, base=2, per_item=3)
     steps = budget.steps(1)
-    steps.take(4)
-    assert not steps.spent
-    steps.take()
-    assert steps.spent
+    steps.spend(4)
+    assert not steps.exhausted
+    steps.spend()
+    assert steps.exhausted
     with pytest.raises(TooManySteps, match=r"ONEPASS-202.*Counting took more than 5 steps"):
-        steps.take()
+        steps.spend()
 
 
 # ---- capture -----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_program_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft, "DRAFTING", replace(draft.DRAFTING, most=20))
+    monkeypatch.setattr(draft, "DRAFT_BUDGET", replace(draft.DRAFT_BUDGET, most=20))
     with pytest.raises(CaptureTooLong, match="ONEPASS-125"):
         program_of(lambda x: reduce(operator.add, [x * k for k in range(1, 20)]), (4, 16))
 
@@ -80,7 +80,7 @@ def test_a_region_that_is_refused_by_its_budget_is_left(monkeypatch: pytest.Monk
         results = run(x, y)
     torch.testing.assert_close(results, two(x, y), atol=1e-4, rtol=1e-4)
     (graph,) = journal.snapshot().graphs
-    assert len(graph.regions) == len(graph.left) == 1
+    assert len(graph.regions) == len(graph.declined) == 1
 
 
 def test_sums_of_few_of_sums_of_few_do_not_multiply() -> None:
@@ -141,12 +141,12 @@ def test_a_long_chain_of_views_is_seen_through_without_recursion() -> None:
     total = graph.call_function(torch.ops.aten.sum.dim_IntList, (node, [0]))
     total.meta["val"] = torch.empty(16)
     graph.output(total)
-    monkey = {n: node_kinds.Kind.LIGHT if n.op == "call_function" and n is not total else k
+    monkey = {n: node_kinds.NodeKind.FREE if n.op == "call_function" and n is not total else k
               for n, k in node_kinds.kinds(graph, torch.device("cpu"), {}).items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onepass.capture.dataflow.kinds", lambda *_: monkey)
-        net = Net(graph, torch.device("cpu"), {}, False)
-    assert net.bases[net.at[total]] == (net.at[x],)
+        dataflow = Dataflow(graph, torch.device("cpu"), {}, False)
+    assert dataflow.producers[dataflow.position_of[total]] == (dataflow.position_of[x],)
 
 
 # ---- the ir ------------------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_searches_score_in_proportion_to_what_is_to_be_merged(function: Callable
 
 def test_a_search_that_is_spent_gives_the_plan_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "THOROUGH", replace(partition.THOROUGH, most=0))
-    monkeypatch.setattr(partition, "SCORINGS", replace(partition.SCORINGS, most=0, each=0))
+    monkeypatch.setattr(partition, "SCORINGS", replace(partition.SCORINGS, base=0, per_item=0))
     program = program_of(many_sums, (64, 256))
     search = Search(program, {}, H200, {})
     groups = search.run()
@@ -204,7 +204,7 @@ def test_a_search_that_is_spent_gives_the_plan_it_has(monkeypatch: pytest.Monkey
 
 def test_a_search_scores_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "THOROUGH", replace(partition.THOROUGH, most=0))
-    monkeypatch.setattr(partition, "SCORINGS", replace(partition.SCORINGS, most=24, each=0))
+    monkeypatch.setattr(partition, "SCORINGS", replace(partition.SCORINGS, base=24, per_item=0))
     search = Search(program_of(many_sums, (64, 256)), {}, H200, {})
     search.run()
     assert len(search.seeds) == 20 and len(search._memo) <= 24
@@ -215,7 +215,7 @@ def test_few_results_are_still_merged_best_first() -> None:
     search = Search(program_of(lambda x, y: (x.sum(0), y.sum(0), (x + y).sum(1)), (4096, 512), (4096, 512)), {}, H200, {})
     search._all_merged = None  # type: ignore[assignment,method-assign]
     search._agglomerate(search.seeds)
-    assert not search.thorough.spent
+    assert not search.thorough.exhausted
 
 
 def test_kernels_that_need_each_other_are_refused() -> None:

@@ -22,14 +22,14 @@ from onepass import compat
 from onepass.__main__ import app
 from onepass.capture.trace import capture
 from onepass.device import Device, device
-from onepass.errors import ImplausibleMeasurement, NoGpu, CalibrationNotSaved, OnepassError, OnepassWarning
+from onepass.errors import CalibrationNotSaved, ImplausibleMeasurement, NoGpu, OnepassError, OnepassWarning
 from onepass.integration import engine
 from onepass.pipeline import optimize
 from onepass.plan.cost import _rate
 from onepass.runtime import cache, card, measured
 from onepass.runtime.measured import Calibration
 from onepass.tools import calibrate as tool
-from onepass.tools.calibrate import Anchor, ProbeResults, InFlightRate, calibrate, derive, fit_latency, forget_card
+from onepass.tools.calibrate import Anchor, InFlightRate, ProbeResults, calibrate, derive, fit_latency, forget_card
 from tests.support import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A store of a test's own."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
     yield tmp_path / "store"
-    card.present.cache_clear()
+    card.local_device.cache_clear()
 
 
 @pytest.fixture
@@ -68,14 +68,14 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index=0: PROPERTIES)
-    card.present.cache_clear()
+    card.local_device.cache_clear()
 
 
 def again() -> Device:
     """The facts a new process would plan with."""
-    card.present.cache_clear()
+    card.local_device.cache_clear()
     cache._opened.cache_clear()
-    found = card.present()
+    found = card.local_device()
     assert found is not None
     return found
 
@@ -229,7 +229,7 @@ def test_a_full_disk_is_an_error(here: None, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for action in (calibrate, forget_card, lambda: card.named("here")):
+    for action in (calibrate, forget_card, lambda: card.resolve_device("here")):
         with pytest.raises(NoGpu, match="ONEPASS-401"):
             action()
 
@@ -254,11 +254,11 @@ def test_plans_are_kept_apart_by_facts() -> None:
 
 
 def test_the_card_of_this_machine_by_name(here: None) -> None:
-    assert card.named("here") is H200 and card.named("H100").name == "h100" and card.named(H200) is H200
+    assert card.resolve_device("here") is H200 and card.resolve_device("H100").name == "h100" and card.resolve_device(H200) is H200
     calibrate(probe=lambda where, facts: figures())
-    assert card.named("here").source.startswith("calibrated")
+    assert card.resolve_device("here").source.startswith("calibrated")
     with pytest.raises(OnepassError, match="ONEPASS-801"):
-        card.named("h201")
+        card.resolve_device("h201")
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
 
     stream = SimpleNamespace(synchronize=lambda: None, wait_stream=lambda other: None)
     add, zero, copy = torch.add, torch.Tensor.zero_, torch.Tensor.copy_
-    monkeypatch.setattr(stopwatch, "FLUSHED", 1 << 12)
+    monkeypatch.setattr(stopwatch, "FLUSH_BYTES", 1 << 12)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", capturing)
@@ -429,7 +429,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(torch.cuda, "device", lambda where: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (8 * (64 << 20), 0))
-    monkeypatch.setattr(torch.Tensor, "zero_", lambda t: (card.spend(stopwatch.TINY if t.numel() == 1 else 9.0), zero(t))[1])
+    monkeypatch.setattr(torch.Tensor, "zero_", lambda t: (card.spend(stopwatch.SMALLEST_KERNEL_US if t.numel() == 1 else 9.0), zero(t))[1])
     monkeypatch.setattr(torch.Tensor, "copy_", lambda t, u: (card.spend(8 * t.numel() / 4.3e6), copy(t, u))[1])
     monkeypatch.setattr(torch, "add", lambda a, b, out: (card.spend(12 * a.numel() / 4.45e6), add(a, b, out=out))[1])
     monkeypatch.setattr(probes, "kernels", SimpleNamespace(

@@ -626,15 +626,15 @@ def test_misaligned_factors_have_none_in_common() -> None:
 def test_atoms_split_and_unify_everywhere() -> None:
     atoms = Atoms()
     a, b, c = atoms.fresh(6), atoms.fresh(6), atoms.fresh(4)
-    atoms.keep_apart((a, c))
+    atoms.keep_distinct((a, c))
     atoms.unify(a, b)
     parts = atoms.split((a,), (2, 3))
     assert atoms.final(b) == parts and [atoms.extent(p) for p in parts] == [2, 3]
-    assert all(atoms.are_apart(p, c) for p in parts) and atoms.are_apart(*parts)
+    assert all(atoms.are_distinct(p, c) for p in parts) and atoms.are_distinct(*parts)
     one, other, beside = atoms.fresh(5), atoms.fresh(5), atoms.fresh(7)
-    atoms.keep_apart((other, beside))
+    atoms.keep_distinct((other, beside))
     atoms.unify(one, other)
-    assert atoms.are_apart(one, beside) and atoms.are_apart(beside, one)
+    assert atoms.are_distinct(one, beside) and atoms.are_distinct(beside, one)
 
 
 # Random functions: whatever is captured is right

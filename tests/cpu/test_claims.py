@@ -42,7 +42,7 @@ def outcome(name: str) -> Claimed:
 
 def left(name: str) -> int:
     others = {op.rsplit(".", 1)[0] for op in OTHER_REDUCTIONS}
-    return sum(op not in others for each in outcome(name).left for op in each.ops)
+    return sum(op not in others for each in outcome(name).declined for op in each.ops)
 
 
 def test_the_graphs_are_there() -> None:
@@ -51,8 +51,8 @@ def test_the_graphs_are_there() -> None:
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_claims(name: str) -> None:
-    assert all(each.error is None for each in outcome(name).left)
-    assert left(name) <= LEFT.get(name, 0), [(each.ops, each.reason) for each in outcome(name).left]
+    assert all(each.error is None for each in outcome(name).declined)
+    assert left(name) <= LEFT.get(name, 0), [(each.ops, each.reason) for each in outcome(name).declined]
     assert outcome(name).regions or left(name)
 
 
@@ -92,7 +92,7 @@ def saving(model: str) -> tuple[Claimed, ...]:
 def test_saving_less_leaves_nothing_and_takes_less_time(model: str) -> None:
     for phase, now in zip(("forward", "backward"), saving(model), strict=True):
         before = outcome(f"{model}_{phase}")
-        assert not now.left and len(now.regions) == len(before.regions)
+        assert not now.declined and len(now.regions) == len(before.regions)
         assert sum(r.predicted_us for r in now.regions) < sum(r.predicted_us for r in before.regions)
 
 

@@ -260,9 +260,10 @@ def shared_sum(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def test_one_row_stores_what_all_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that start elsewhere in a sector add it up in another order, and nobody knows which CTA comes last."""
     program, tensors, bindings = program_of(shared_sum, torch.randn(4, 1027), torch.randn(1027))
-    plan = planned(program, bindings, chosen(program, bindings, Family.INNER, Schedule(Block(1), Cover((256,) * 4), 1, sector_elems=8)))
+    schedule = Schedule(Block(1), Cover((256,) * 4), 1, sector_elems=8)
+    plan = planned(program, bindings, chosen(program, bindings, Family.INNER, schedule))
     forwards = run(plan, tensors, bindings)
-    monkeypatch.setattr(interpret, "visited", lambda programs: reversed(range(programs)))
+    monkeypatch.setattr(interpret, "program_order", lambda programs: reversed(range(programs)))
     backwards = run(plan, tensors, bindings)
     assert all(torch.equal(forwards[name], backwards[name]) for name in forwards)
 

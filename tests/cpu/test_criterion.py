@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onepass.ir.criterion import FEW, check, judge
+from onepass.ir.criterion import MIN_RMS_ELEMENTS, check, judge
 
 BF16, ULP = torch.bfloat16, 2.0**-4  # of bfloat16 between 8 and 16
 
@@ -17,13 +17,13 @@ def off_by(ulps: float, count: int) -> tuple[Tensor, Tensor, Tensor]:
     return (exact + ulps * ULP).to(BF16), exact.to(BF16), exact
 
 
-@pytest.mark.parametrize("count", [1, FEW - 1])
+@pytest.mark.parametrize("count", [1, MIN_RMS_ELEMENTS - 1])
 def test_a_few_numbers_may_all_be_an_ulp_away(count: int) -> None:
     assert check(*off_by(1, count)).ok
     assert not check(*off_by(2, count)).ok
 
 
-@pytest.mark.parametrize("count", [FEW, 100])
+@pytest.mark.parametrize("count", [MIN_RMS_ELEMENTS, 100])
 def test_many_may_not(count: int) -> None:
     assert not check(*off_by(1, count)).ok
     mine, eager, exact = off_by(0, count)

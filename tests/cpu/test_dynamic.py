@@ -132,7 +132,7 @@ def test_symbolic_sizes(function: Callable[..., Any], shapes: Shapes) -> None:
     for shape in shapes:
         assert_right(run, function, lambda seed, shape=shape: (randoms(seed, shape),))  # type: ignore[misc]
     graphs = journal.snapshot().graphs
-    assert graphs and all(graph.regions for graph in graphs) and not any(graph.error or graph.left for graph in graphs)
+    assert graphs and all(graph.regions for graph in graphs) and not any(graph.error or graph.declined for graph in graphs)
     assert not journal.snapshot().fallbacks
 
 
@@ -232,7 +232,7 @@ def test_any_size_can_be_a_node(k: int) -> None:
     graph = fx.Graph()
     given = graph.placeholder("s")
     given.meta["val"] = s
-    made = compat.size_in_graph(graph, SIZES[k](s).node.expr, {str(s.node.expr): given}.__getitem__)
+    made = compat.emit_size(graph, SIZES[k](s).node.expr, {str(s.node.expr): given}.__getitem__)
     assert isinstance(made.meta["val"], torch.SymInt)
     graph.output(made)
     run = fx.GraphModule(torch.nn.Module(), graph)
@@ -274,14 +274,14 @@ def test_a_size_without_nodes_costs_one_region(monkeypatch: pytest.MonkeyPatch) 
         graph.call_function(left_behind, ())
         raise NotImplementedError(str(expression))
 
-    monkeypatch.setattr(compat, "size_in_graph", fails)
+    monkeypatch.setattr(compat, "emit_size", fails)
     run = torch.compile(two_norms, backend=onepass.backend, dynamic=True, options={**OPTIONS, "on_error": "warn"})
     x, y = torch.randn(2, 12, 16), torch.randn(9, 16)
     with pytest.warns(onepass.errors.OnepassWarning, match=r"ONEPASS-701.*could not be rewritten.*ONEPASS-708"):
         results = run(x, y)
     torch.testing.assert_close(results, two_norms(x, y), atol=1e-4, rtol=1e-4)
     (graph,) = journal.snapshot().graphs
-    assert len(graph.regions) == 1 and len(graph.left) == 1 and graph.error is None
+    assert len(graph.regions) == 1 and len(graph.declined) == 1 and graph.error is None
 
 
 def test_an_error_in_rewriting_is_raised_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,16 +316,16 @@ def test_regions_in_a_circle_lose_one() -> None:
 def test_a_region_is_lowered_once_however_often_regions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that has no place in a Program starts the search over; regions elsewhere in the graph do not change."""
     seen: list[str] = []
-    lowered = claim.lowered
+    lower_region = claim.lower_region
 
     def counted(graph: fx.Graph, region: Any) -> Any:
         seen.append(str([n.name for n in region.nodes]))
         for node in region.nodes:
             if "sin" in node.name:
                 raise lower.Blocked(node, UnsupportedOp(op="sin", where="here"))
-        return lowered(graph, region)
+        return lower_region(graph, region)
 
-    monkeypatch.setattr(claim, "lowered", counted)
+    monkeypatch.setattr(claim, "lower_region", counted)
     run = torch.compile(lambda x, y: (norm(norm(x).sin()), norm(y)), backend=onepass.backend, options=OPTIONS)
     run(torch.randn(6, 16), torch.randn(9, 32))
     assert len(seen) == len(set(seen)) > 2

@@ -22,16 +22,16 @@ from onepass import compat
 from onepass.capture.trace import capture
 from onepass.codegen.source import Param, ParamKind, Source
 from onepass.device import device
-from onepass.errors import CompilerNotStarted, ProcessExiting, NoPlan, NotWarmedUp
+from onepass.errors import CompilerNotStarted, NoPlan, NotWarmedUp, ProcessExiting
 from onepass.integration import engine
 from onepass.integration.engine import Kernels, counts
 from onepass.ir.expr import DTYPES
 from onepass.ir.program import Buffer, Program
 from onepass.pipeline import optimize
 from onepass.runtime import background, cache, executable, interpret, module, offline, promise
-from onepass.runtime.background import Background
+from onepass.runtime.background import DaemonExecutor
 from onepass.runtime.compile_job import job
-from onepass.runtime.counters import heard
+from onepass.runtime.counters import count_triton_lookup
 from onepass.runtime.executable import Executable, aligned_of
 from tests.cases import CASES
 
@@ -130,7 +130,7 @@ def test_threads_make_it_once() -> None:
 
 
 def test_the_latest_variants_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MOST_VARIANTS", 2)
+    monkeypatch.setattr(engine, "MAX_VARIANTS", 2)
     kernels = Kernels(optimize(capture(lambda x: x.softmax(0), (torch.zeros(12, 8),)).program), "it")
     made = [kernels.executable({"s0": rows}, CPU, NOTHING) for rows in (3, 4, 5)]
     assert [v.fixed for v in kernels.variants] == [(("s0", 4),), (("s0", 5),)]
@@ -154,7 +154,7 @@ def test_after_a_failure_the_next_call_tries_again(monkeypatch: pytest.MonkeyPat
 
     kernels = Kernels(program(), "it")
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "interpretable", failing)
+        patch.setattr(engine, "plan_for_interpreter", failing)
         with pytest.raises(NoPlan):
             kernels.executable({"s0": 12}, CPU, NOTHING)
         with pytest.raises(NoPlan):
@@ -233,17 +233,17 @@ def test_launches_get_the_right_arguments(name: str, monkeypatch: pytest.MonkeyP
 def test_temporaries_share_one_aligned_block() -> None:
     made = next(m for m in (case(n, rows=3000, cols=8)[0].artifact for n in ("sum-both", "rms_norm-w-backward")) if m.temporaries)
     doubled = (*made.temporaries, *made.temporaries)
-    words, offsets = executable._share(doubled, {"s0": 3000})
+    words, offsets = executable._pack(doubled, {"s0": 3000})
     assert offsets[0] == 0 and all(o % 256 == 0 for o in offsets) and list(offsets) == sorted(set(offsets))
     sizes = [t.untyped_storage().nbytes() for b in doubled for t in [executable.allocate(executable.layout(b, {"s0": 3000}), CPU)]]
     ends = [o + n for o, n in zip(offsets, sizes)]
     assert all(end <= start for end, start in zip(ends, (*offsets[1:], 4 * words)))
     odd = Buffer("odd", DTYPES["f32"], "temp", (65,), (1,))  # its last element alone is beyond a boundary
-    assert executable._share((odd, odd), {}) == (256, (0, 512))
+    assert executable._pack((odd, odd), {}) == (256, (0, 512))
 
 
 def test_launches_of_the_latest_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executable, "MOST_BOUND", 2)
+    monkeypatch.setattr(executable, "MAX_BOUND_SIZES", 2)
     runs = case("layer_norm-wb")[0]
     for rows in range(2, 9):
         assert runs.bound({"s0": rows}) is runs.bound({"s0": rows})
@@ -301,7 +301,7 @@ def test_outputs_that_a_caller_brings_may_be_misaligned() -> None:
 
 def test_what_is_not_begun_in_the_background_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Because there are no threads, or the process is about to end. Whoever needs it tries again."""
-    kernels, go, threads = Kernels(program(cols=52), "it"), threading.Event(), Background(1, "it")
+    kernels, go, threads = Kernels(program(cols=52), "it"), threading.Event(), DaemonExecutor(1, "it")
     threads.submit(go.wait)
     monkeypatch.setattr(engine, "_background", lambda process_id: threads)
     future = kernels.prepare({"s0": 12}, CPU, NOTHING)
@@ -344,7 +344,7 @@ def interrupted_at(line: int, action: Any) -> bool:
 
 @pytest.mark.parametrize("way", ["executable", "prepare"])
 def test_after_ctrl_c_at_any_line_nobody_waits_for_what_nobody_makes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    captured, threads = program(), Background(1, "it")
+    captured, threads = program(), DaemonExecutor(1, "it")
     made = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).artifact
     monkeypatch.setattr(engine, "_made", lambda *_: made)
     monkeypatch.setattr(engine, "_background", lambda process_id: threads)
@@ -386,7 +386,7 @@ def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch
             if calls:
                 go.set()  # the other thread waits from now on
 
-    monkeypatch.setattr(kernels._shared, "_claimed", claiming)
+    monkeypatch.setattr(kernels._shared, "_claim_promise", claiming)
     def interrupted() -> None:
         with suppress(KeyboardInterrupt):
             kernels.executable({"s0": 12}, CPU, NOTHING)
@@ -401,7 +401,7 @@ def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch
 
 def test_a_promise_that_is_kept_twice_and_a_gate_that_stays_shut() -> None:
     promised: promise.Promise[int] = promise.Promise()
-    promised.fulfil(1)
+    promised.fulfill(1)
     promised.fail(ValueError())
     promised.abandon(ValueError())
     assert promised.result() == 1 and promised.exception() is None and not promised.failed and not promised.abandoned
@@ -426,11 +426,11 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def prepare(source: Source, index: int, aligned: frozenset[str]) -> Any:
         store = cache.store()
-        with compat.triton_files(str(store.kernels) if store else None, heard):
+        with compat.triton_cache_folder(str(store.kernels) if store else None, count_triton_lookup):
             module.build(job(source, 90, aligned))
         return SimpleNamespace(binary=offline.compile(source, H200, aligned), launch=None)
 
-    monkeypatch.setattr(engine, "present", lambda index: H200)
+    monkeypatch.setattr(engine, "local_device", lambda index: H200)
     monkeypatch.setattr(engine, "prepare", prepare)
     monkeypatch.setattr(executable, "prepare", prepare)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
@@ -450,7 +450,7 @@ def assembler_in(folder: Path) -> Path:
     """The assembler of Triton, calling itself another version."""
     folder.mkdir(parents=True)
     other = folder / "ptxas"
-    own = compat.triton_tools(90)["assembler"]
+    own = compat.triton_toolchain(90)["assembler"]
     other.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo "release 12.7, another" || exec {own} "$@"\n')
     other.chmod(0o755)
     return other
@@ -458,12 +458,12 @@ def assembler_in(folder: Path) -> Path:
 
 def test_workers_take_the_assembler_the_user_names(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it is named late: Triton asks for the version once, and kernels must not be filed under that of another one."""
-    before, toolchain = compat.triton_tools(90), compat.triton_toolchain(90)
+    before, toolchain = compat.triton_toolchain(90), compat.triton_toolchain_key(90)
     named = assembler_in(tmp_path / "mine")
     offline._pool(os.getpid()).close()  # workers start again, and inherit
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(named))
-    assert compat.triton_tools(90) == before | {"assembler": str(named), "version": "release 12.7, another\n"}
-    assert compat.triton_toolchain(90) != toolchain
+    assert compat.triton_toolchain(90) == before | {"assembler": str(named), "version": "release 12.7, another\n"}
+    assert compat.triton_toolchain_key(90) != toolchain
     kernels = Kernels(program(cols=40), "it")
     made = kernels.prepare({"s0": 12}, CARD, frozenset({"x", "out0"})).result()
     work = made_by(lambda: kernels.executable({"s0": 12}, CARD, frozenset({"x", "out0"})))
@@ -472,17 +472,17 @@ def test_workers_take_the_assembler_the_user_names(card: list[bool], tmp_path: P
 
 def test_plans_of_instrumented_kernels_are_filed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take other registers, and spill."""
-    toolchain = compat.triton_toolchain(90)
+    toolchain = compat.triton_toolchain_key(90)
     monkeypatch.setattr(triton.knobs.compilation, "instrumentation_mode", "consan")
-    assert compat.triton_toolchain(90) != toolchain
+    assert compat.triton_toolchain_key(90) != toolchain
 
 
 def test_the_assembler_of_inductor_is_passed_over(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor points Triton to one in torch's wheel once it compiles. Kernels made before and after must be the same."""
-    before, toolchain = compat.triton_tools(90), compat.triton_toolchain(90)
+    before, toolchain = compat.triton_toolchain(90), compat.triton_toolchain_key(90)
     monkeypatch.setattr(compat.kernels, "_torch_folder", lambda: tmp_path / "torch")
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(assembler_in(tmp_path / "torch" / "bin")))
-    assert (compat.triton_tools(90), compat.triton_toolchain(90)) == (before, toolchain)
+    assert (compat.triton_toolchain(90), compat.triton_toolchain_key(90)) == (before, toolchain)
     kernels = Kernels(program(cols=44), "it")
     made = kernels.prepare({"s0": 12}, CARD, frozenset({"x", "out0"})).result()
     work = made_by(lambda: kernels.executable({"s0": 12}, CARD, frozenset({"x", "out0"})))
@@ -528,7 +528,7 @@ def test_triton_is_left_as_it_was() -> None:
         source = case("softmax-last")[0].artifact.sources[0]
         store = cache.store()
         assert store is not None
-        with compat.triton_files(str(store.kernels), heard):
+        with compat.triton_cache_folder(str(store.kernels), count_triton_lookup):
             assert knobs.cache.dir == str(store.kernels)
             module.build(job(source, 90))
         assert len(heard_of) == 1 and knobs.cache.dir != str(store.kernels)

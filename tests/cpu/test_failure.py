@@ -28,7 +28,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     torch._dynamo.reset()
     region_op.forget()
     journal.reset()
-    failure.forget()
+    failure.reset_warnings()
     yield
     region_op.forget()
 
@@ -44,7 +44,7 @@ def replay(path: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_region_that_cannot_be_planned_runs_as_inductor_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
-    monkeypatch.setattr(region_op, "MOST_COMPILED", 1)  # of two sizes the second is computed op by op
+    monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 1)  # of two sizes the second is computed op by op
     key = "0123456789abcdef@model.py:12@model.py:13"
     with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12, model\.py:13.*ONEPASS-201.*repro_0123456789") as said:
         for rows in (4, 4, 6):
@@ -320,7 +320,7 @@ def test_a_region_that_cannot_be_planned_while_claiming_is_left(monkeypatch: pyt
 
 def test_failures_inside_a_compiled_model_reach_nobody_but_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
-    monkeypatch.setattr(region_op, "MOST_COMPILED", 0)
+    monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 0)
     x = torch.randn(4, 16, requires_grad=True)
     with pytest.warns(OnepassWarning, match="test_failure"):
         compiled()(x).sum().backward()
@@ -332,7 +332,7 @@ def test_failures_inside_a_compiled_model_reach_nobody_but_the_log(monkeypatch: 
 def test_an_untested_torch_is_plain_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     from onepass import compat
 
-    monkeypatch.setattr(compat, "inductor_trouble", lambda: "this is torch 9.9")
+    monkeypatch.setattr(compat, "inductor_incompatibility", lambda: "this is torch 9.9")
     monkeypatch.setattr(compat, "compile_by_inductor", lambda module, inputs, patches, inner=None: module.forward)
     with pytest.warns(OnepassWarning, match="ONEPASS-706.*9.9"):
         compiled()(torch.randn(4, 16))

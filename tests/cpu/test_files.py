@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from onepass import compat, files
-from onepass.compat import sealed
+from onepass.compat import checksums
 from onepass.errors import EntryQuarantined, OnepassWarning, printable, text_of, warn
 from tests.cpu.conftest import Anothers
 
 
 def passes(folder: Path) -> bool:
     try:
-        with files.opened(folder) as handle:
+        with files.open_folder(folder) as handle:
             status = os.fstat(handle)
         assert (status.st_dev, status.st_ino) == (folder.stat().st_dev, folder.stat().st_ino)
         return True
-    except files.Refused:
+    except files.UnsafePath:
         return False
 
 
@@ -95,8 +95,8 @@ def test_no_link_among_the_last_parts_of_a_path(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for own, fine in ((1, True), (2, True), (3, False)):
         folder = tmp_path / "link" / "it" / "deep"
-        expected = contextlib.nullcontext() if fine else pytest.raises(files.Refused, match="symbolic link")
-        with expected, files.opened(folder, own=own):
+        expected = contextlib.nullcontext() if fine else pytest.raises(files.UnsafePath, match="symbolic link")
+        with expected, files.open_folder(folder, own=own):
             pass
 
 
@@ -118,10 +118,10 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
 def test_missing_folders_are_made_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        with files.opened(tmp_path / "a" / "b", create=True):
+        with files.open_folder(tmp_path / "a" / "b", create=True):
             pass
         sticky = made(tmp_path / "sticky", mode=0o1777)
-        with files.opened(sticky / "mine", create=True):
+        with files.open_folder(sticky / "mine", create=True):
             pass
     finally:
         os.umask(before)
@@ -130,7 +130,7 @@ def test_missing_folders_are_made_private(tmp_path: Path) -> None:
         passes(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     for below in ("file", "file/below"):
-        with pytest.raises(NotADirectoryError), files.opened(tmp_path / below, create=True):
+        with pytest.raises(NotADirectoryError), files.open_folder(tmp_path / below, create=True):
             pass
 
 
@@ -148,7 +148,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "link", tmp_path / "a", Path("/proc/1/nothing")):
         with pytest.MonkeyPatch.context(), warnings.catch_warnings():
             try:
-                with files.opened(folder) as handle, files.listable(handle):
+                with files.open_folder(folder) as handle, files.listable(handle):
                     files.write(handle, "x", b"")
                     files.read(handle, "y", 1)
             except OSError:
@@ -160,7 +160,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
 
 
 def read(path: Path, most: int = 100) -> bytes:
-    with files.opened(path.parent) as handle:
+    with files.open_folder(path.parent) as handle:
         return files.read(handle, path.name, most)
 
 
@@ -173,17 +173,17 @@ def test_what_is_read(tmp_path: Path, anothers: Anothers) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe", 0o600)
     for other, said in (("link", "symbolic link"), ("folder", "no plain file"), ("pipe", "no plain file")):
-        with pytest.raises(files.Refused, match=said):
+        with pytest.raises(files.UnsafePath, match=said):
             read(tmp_path / other)
-    with pytest.raises(files.Refused, match="too long"):
+    with pytest.raises(files.UnsafePath, match="too long"):
         read(path, 3)
     for mode in (0o620, 0o602, 0o666):
         path.chmod(mode)
-        with pytest.raises(files.Refused, match="others"):
+        with pytest.raises(files.UnsafePath, match="others"):
             read(path)
     path.chmod(0o600)
     anothers(path)
-    with pytest.raises(files.Refused, match="another user"):
+    with pytest.raises(files.UnsafePath, match="another user"):
         read(path)
 
 
@@ -191,7 +191,7 @@ def test_a_written_file_replaces_a_link_and_follows_none(tmp_path: Path) -> None
     victim, link = tmp_path / "victim", tmp_path / "link"
     victim.write_text("precious")
     link.symlink_to(victim)
-    with files.opened(tmp_path) as handle:
+    with files.open_folder(tmp_path) as handle:
         files.write(handle, "link", b"new")
     assert victim.read_text() == "precious" and link.read_text() == "new" and not link.is_symlink()
     assert stat.S_IMODE(link.stat().st_mode) == 0o600
@@ -216,7 +216,7 @@ def test_a_failed_write_leaves_what_was_there(fails: str, number: int, tmp_path:
         def __exit__(self, *_: object) -> None:
             self.file.close()
 
-    with files.opened(tmp_path) as handle, monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)):
+    with files.open_folder(tmp_path) as handle, monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)):
         if fails == "write":
             patch.setattr(files, "open", Full, raising=False)
         else:
@@ -228,7 +228,7 @@ def test_a_failed_write_leaves_what_was_there(fails: str, number: int, tmp_path:
 def test_files_for_the_user_go_by_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        files.put(tmp_path / "new" / "f", b"1")
+        files.write_user_file(tmp_path / "new" / "f", b"1")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "new" / "f").stat().st_mode) == 0o640
@@ -238,10 +238,10 @@ def test_only_plain_files_are_looked_at(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "f").write_bytes(b"12345")
     (tmp_path / "link").symlink_to(tmp_path / "f")
-    assert files.look(tmp_path / "link", 5) == b"12345"
+    assert files.read_user_file(tmp_path / "link", 5) == b"12345"
     for path, most in ((tmp_path / "pipe", 9), (Path("/dev/zero"), 9), (tmp_path / "f", 4), (tmp_path, 9), (tmp_path / "none", 9)):
         with pytest.raises(OSError):
-            files.look(path, most)
+            files.read_user_file(path, most)
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a/b", ".hidden", "..", "", "a\0b", "a\nb", "\ud800", "w" * 400, "-rf",
@@ -256,7 +256,7 @@ def test_names_become_names_of_files(name: str, tmp_path: Path) -> None:
 
 
 def test_a_private_folder_outlives_a_fork_and_leaves_with_its_owner() -> None:
-    mine = files.Private("onepass-test-")
+    mine = files.PrivateFolder("onepass-test-")
     path = mine.path
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     files._remove(path, os.getpid() + 1)
@@ -270,45 +270,45 @@ def test_a_private_folder_outlives_a_fork_and_leaves_with_its_owner() -> None:
 
 def test_a_sealed_file_is_used_as_it_was_written_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "KEY"
-    sealed.seal(folder, "f.cubin", b"binary")
-    assert sealed.unseal(folder, "f.cubin") == b"binary"
+    checksums.write_checksummed(folder, "f.cubin", b"binary")
+    assert checksums.read_checksummed(folder, "f.cubin") == b"binary"
     for damage in (b"binarx", b"bin", b"", b"binary "):
         (folder / "f.cubin").write_bytes(damage)
         with pytest.warns(OnepassWarning, match=r"ONEPASS-502.*KEY/f\.cubin"):
-            assert sealed.unseal(folder, "f.cubin") is None
-    sealed.seal(folder, "f.cubin", b"again")
-    assert sealed.unseal(folder, "f.cubin") == b"again"
+            assert checksums.read_checksummed(folder, "f.cubin") is None
+    checksums.write_checksummed(folder, "f.cubin", b"again")
+    assert checksums.read_checksummed(folder, "f.cubin") == b"again"
     for other in (tmp_path / "OTHER" / "f.cubin", folder / "g.cubin"):  # a seal holds for its place alone
-        sealed.seal(other.parent, other.name, b"again")
-        for end in ("", sealed.SEAL):
+        checksums.write_checksummed(other.parent, other.name, b"again")
+        for end in ("", checksums.CHECKSUM_SUFFIX):
             os.replace(folder / f"f.cubin{end}", other.with_name(other.name + end))
         with pytest.warns(OnepassWarning, match="not as it was written"):
-            assert sealed.unseal(other.parent, other.name) is None
-        sealed.seal(folder, "f.cubin", b"again")
-    (folder / f"f.cubin{sealed.SEAL}").unlink()
+            assert checksums.read_checksummed(other.parent, other.name) is None
+        checksums.write_checksummed(folder, "f.cubin", b"again")
+    (folder / f"f.cubin{checksums.CHECKSUM_SUFFIX}").unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert sealed.unseal(folder, "f.cubin") is None and sealed.unseal(folder, "none") is None
+        assert checksums.read_checksummed(folder, "f.cubin") is None and checksums.read_checksummed(folder, "none") is None
 
 
 def test_sealed_files_do_not_lie_behind_a_link(tmp_path: Path) -> None:
     made(tmp_path / "store", tmp_path / "moved")
-    sealed.seal(tmp_path / "moved" / "KEY", "f.cubin", b"1")  # the folder of Triton's files, as it was before it became a link
+    checksums.write_checksummed(tmp_path / "moved" / "KEY", "f.cubin", b"1")  # the folder of Triton's files, as it was before it became a link
     (tmp_path / "store" / "triton").symlink_to(tmp_path / "moved")
     with pytest.warns(OnepassWarning, match="symbolic link"):
-        assert sealed.unseal(tmp_path / "store" / "triton" / "KEY", "f.cubin") is None
-    with pytest.raises(files.Refused, match="symbolic link"):
-        sealed.seal(tmp_path / "store" / "triton" / "KEY", "f.cubin", b"2")
-    sealed.seal(tmp_path / "moved" / "triton" / "KEY", "f.cubin", b"1")
+        assert checksums.read_checksummed(tmp_path / "store" / "triton" / "KEY", "f.cubin") is None
+    with pytest.raises(files.UnsafePath, match="symbolic link"):
+        checksums.write_checksummed(tmp_path / "store" / "triton" / "KEY", "f.cubin", b"2")
+    checksums.write_checksummed(tmp_path / "moved" / "triton" / "KEY", "f.cubin", b"1")
     (tmp_path / "link").symlink_to(tmp_path / "moved")  # the whole store
     with pytest.warns(OnepassWarning, match="symbolic link"):
-        assert sealed.unseal(tmp_path / "link" / "triton" / "KEY", "f.cubin") is None
-    with pytest.raises(files.Refused, match="symbolic link"):
-        sealed.seal(tmp_path / "link" / "triton" / "KEY", "f.cubin", b"2")
+        assert checksums.read_checksummed(tmp_path / "link" / "triton" / "KEY", "f.cubin") is None
+    with pytest.raises(files.UnsafePath, match="symbolic link"):
+        checksums.write_checksummed(tmp_path / "link" / "triton" / "KEY", "f.cubin", b"2")
 
 
 def test_shared_objects_others_left_are_not_handed_to_triton(tmp_path: Path, anothers: Anothers) -> None:
-    with compat.triton_files(str(tmp_path), lambda hit: None):
+    with compat.triton_cache_folder(str(tmp_path), lambda hit: None):
         manager = compat.triton("test").knobs.cache.manager_class("KEY")
     (tmp_path / "KEY").mkdir(mode=0o700)
     (tmp_path / "KEY" / "launcher.so").write_bytes(b"planted")
@@ -323,7 +323,7 @@ def test_shared_objects_others_left_are_not_handed_to_triton(tmp_path: Path, ano
 
 
 def test_a_group_is_whole_or_absent_and_lies_in_its_folder(tmp_path: Path) -> None:
-    with compat.triton_files(str(tmp_path), lambda hit: None):
+    with compat.triton_cache_folder(str(tmp_path), lambda hit: None):
         manager = compat.triton("test").knobs.cache.manager_class("KEY")
     names = ("k.json", "k.cubin")
     group = {name: manager.put(b"1", name) for name in names}
@@ -334,32 +334,32 @@ def test_a_group_is_whole_or_absent_and_lies_in_its_folder(tmp_path: Path) -> No
     (tmp_path / "KEY" / "k.cubin").unlink()
     assert manager.get_group("k.json") is None and manager.get_group("other.json") is None
     for content in (b"[]", b"3", b"{", b'{"child_paths": 3}', b'{"child_paths": {}}'):
-        sealed.seal(tmp_path / "KEY", "__grp__k.json", content)
+        checksums.write_checksummed(tmp_path / "KEY", "__grp__k.json", content)
         assert manager.get_group("k.json") is None
 
 
 def test_a_full_disk_does_not_keep_triton_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with compat.triton_files(str(tmp_path), lambda hit: None):
+    with compat.triton_cache_folder(str(tmp_path), lambda hit: None):
         manager = compat.triton("test").knobs.cache.manager_class("KEY")
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(sealed, "seal", full)
+    monkeypatch.setattr(checksums, "write_checksummed", full)
     assert Path(manager.put("text", "k.ptx")).read_text() == "text" and not (tmp_path / "KEY").exists()
 
 
 def test_folders_the_user_looks_into_are_tritons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     knobs = compat.triton("test").knobs
     monkeypatch.setitem(vars(knobs.cache), "dump_dir", str(tmp_path / "dump"))
-    with compat.triton_files(str(tmp_path / "store"), lambda hit: None):
+    with compat.triton_cache_folder(str(tmp_path / "store"), lambda hit: None):
         knobs.cache.manager_class("KEY", dump=True).put("ir", "k.ttir")
     assert [p.name for p in (tmp_path / "dump" / "KEY").iterdir()] == ["k.ttir"]
 
 
 def test_kernels_of_other_threads_are_not_heard_of(tmp_path: Path) -> None:
     heard: list[bool] = []
-    with compat.triton_files(str(tmp_path), heard.append):
+    with compat.triton_cache_folder(str(tmp_path), heard.append):
         listener: Any = compat.triton("test").knobs.compilation.listener
         listener(cache_hit=True)
         thread = threading.Thread(target=listener, kwargs={"cache_hit": False})
@@ -371,7 +371,7 @@ def test_kernels_of_other_threads_are_not_heard_of(tmp_path: Path) -> None:
 def test_a_cache_manager_of_the_users_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     knobs = compat.triton("test").knobs
     monkeypatch.setitem(vars(knobs.cache), "manager_class", dict)
-    with compat.triton_files(str(tmp_path), lambda hit: None):
+    with compat.triton_cache_folder(str(tmp_path), lambda hit: None):
         assert knobs.cache.manager_class is dict
     assert knobs.cache.manager_class is dict
 

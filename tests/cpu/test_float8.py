@@ -152,7 +152,7 @@ def test_a_region_that_a_card_cannot_convert_is_left_quietly() -> None:
         x = torch.empty(64, 64)
     graph = trace_graph(lambda x: [x.softmax(-1).to(E4M3)], [x], mode).graph
     claimed = claim(graph, ClaimOptions(A100, interpret=True, by_cost=False))
-    assert not claimed.regions and [(left.error, "ONEPASS-305" in left.reason) for left in claimed.left] == [(None, True)]
+    assert not claimed.regions and [(left.error, "ONEPASS-305" in left.reason) for left in claimed.declined] == [(None, True)]
 
 
 OTHERS = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,

@@ -26,7 +26,16 @@ from onepass.plan.partition import plan
 from onepass.plan.resources import ctas_per_sm, demand, estimate
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
 from onepass.plan.scoring import scores
-from onepass.plan.staged_rows import FLAT, Chunks, chunks, cut, chunk_cover_unaligned, register_limit, tma_stageable, tma_stageable_unaligned
+from onepass.plan.staged_rows import (
+    PIECE_ELEMS,
+    Chunks,
+    chunk_cover,
+    chunk_cover_unaligned,
+    chunks,
+    register_limit,
+    tma_stageable,
+    tma_stageable_unaligned,
+)
 from onepass.plan.thread_layout import vector
 from onepass.runtime import gluon_model, interpret, offline
 from onepass.runtime.compiled import Artifact, Summary
@@ -50,16 +59,16 @@ def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str,
     return as_kernel(fn, args, Family.INNER, held=True)
 
 
-def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132, ahead: int = 0) -> Schedule:
+def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132, prefetch: int = 0) -> Schedule:
     """A schedule that parks all that TMA can bring; a split of 0 is one row a CTA."""
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     least = 32 * warps * vector(kernel)
     able, flat = tma_stageable(kernel), tma_stageable_unaligned(kernel)
-    covered = chunk_cover_unaligned(cols, least * vectors, least) if flat else cut(cols, least * vectors, least)
+    covered = chunk_cover_unaligned(cols, least * vectors, least) if flat else chunk_cover(cols, least * vectors, least)
     assert covered is not None
-    return Schedule(Loop(1, split) if split else Block(1), covered, warps, slots, sector_elems=FLAT if flat else 0,
-                    staged=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)), prefetch=ahead)
+    return Schedule(Loop(1, split) if split else Block(1), covered, warps, slots, sector_elems=PIECE_ELEMS if flat else 0,
+                    staged=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)), prefetch=prefetch)
 
 
 def norm_inputs(fn: Callable, cols: int, dtype: torch.dtype, rows: int = 4096) -> tuple[Tensor, ...]:
@@ -240,9 +249,9 @@ def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, dtype: tor
 
 
 @pytest.mark.parametrize("cols", [4096, 5120, 8192])
-@pytest.mark.parametrize(("rows", "split", "ahead"), [(7, 1, 1), (8, 1, 3), (7, 3, 2), (2, 8, 3), (9, 2, 7)])
-def test_copies_take_places_in_turn(rows: int, split: int, ahead: int, cols: int) -> None:
-    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=1, split=split, prefetch=ahead)
+@pytest.mark.parametrize(("rows", "split", "prefetch"), [(7, 1, 1), (8, 1, 3), (7, 3, 2), (2, 8, 3), (9, 2, 7)])
+def test_copies_take_places_in_turn(rows: int, split: int, prefetch: int, cols: int) -> None:
+    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=1, split=split, prefetch=prefetch)
 
 
 @pytest.mark.parametrize("cols", [4096, 8192])
@@ -290,9 +299,9 @@ def test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read(cols: int, rows:
 @pytest.mark.parametrize(("rows", "cols", "stride"), [(64, 65, 65), (4, 96, 96), (3, 50, 51), (2, 127, 129), (1, 64, 64)])
 def test_a_flat_view_has_every_whole_piece(rows: int, cols: int, stride: int) -> None:
     """And nothing of what follows its tensor."""
-    shape, strides = TensorView((rows, cols), (stride, 1), (1, 1, FLAT), piece_elems=FLAT).resolved({})
-    pieces = ((rows - 1) * stride + cols) // FLAT
-    assert shape == (1, pieces, FLAT) and strides == (pieces * FLAT, FLAT, 1)
+    shape, strides = TensorView((rows, cols), (stride, 1), (1, 1, PIECE_ELEMS), piece_elems=PIECE_ELEMS).resolved({})
+    pieces = ((rows - 1) * stride + cols) // PIECE_ELEMS
+    assert shape == (1, pieces, PIECE_ELEMS) and strides == (pieces * PIECE_ELEMS, PIECE_ELEMS, 1)
 
 
 def own_sum(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

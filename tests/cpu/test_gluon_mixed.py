@@ -17,7 +17,7 @@ from onepass.plan.legality import Family, Illegal, space_of
 from onepass.plan.plan import REGISTERS_UNBOUNDED, Plan
 from onepass.plan.schedule import Loop, Schedule
 from onepass.plan.scoring import forms, scores
-from onepass.plan.staged_rows import cut, must_stage, tma_stageable
+from onepass.plan.staged_rows import chunk_cover, must_stage, tma_stageable
 from onepass.plan.thread_layout import vector
 from onepass.runtime import offline
 from onepass.runtime.binary import Binary
@@ -36,15 +36,16 @@ def mixed_kernel(fn: Callable, args: tuple[Tensor, ...]) -> Kernel:
 
 
 def mixed(fn: Callable, args: tuple[Tensor, ...], warps: int = 4, vectors: int = 1, slots: int = 2, split: int = 2,
-          hoisted: bool = False, registers: int = 0, least: bool = False, ahead: int = 0) -> Plan:
+          hoisted: bool = False, registers: int = 0, least: bool = False, prefetch: int = 0) -> Plan:
     """A plan that parks all that TMA can bring, or as little of it as it may, and joins partial results."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     width = 32 * warps * vector(kernel)
-    schedule = Schedule(Loop(1, split), cut(cols, width * vectors, width), warps, slots, hoisted=hoisted, accumulates_columns=True,
-                        staged=must_stage(kernel) if least else frozenset(tma_stageable(kernel)), registers=registers, prefetch=ahead)
+    schedule = Schedule(Loop(1, split), chunk_cover(cols, width * vectors, width), warps, slots, hoisted=hoisted,
+                        accumulates_columns=True, staged=must_stage(kernel) if least else frozenset(tma_stageable(kernel)), registers=registers,
+                        prefetch=prefetch)
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule))
 
 
@@ -199,19 +200,19 @@ def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, hoisted: b
 
 @pytest.mark.parametrize("warps", [4, 16])  # of many warps the compiler does not know how long a walk is
 @pytest.mark.parametrize(("rows", "split"), [(2, 1), (2, 3), (7, 1), (8, 1), (7, 3), (3, 5), (19, 2)])
-@pytest.mark.parametrize("ahead", [1, 3, 4, 9])
-def test_copies_take_places_in_turn_for_any_number_of_turns(rows: int, split: int, ahead: int, warps: int) -> None:
+@pytest.mark.parametrize("prefetch", [1, 3, 4, 9])
+def test_copies_take_places_in_turn_for_any_number_of_turns(rows: int, split: int, prefetch: int, warps: int) -> None:
     check(rms_norm_backward, inputs_of(rms_norm_backward, rows, 1024 * warps, BF16), warps=warps, slots=1, split=split,
-          prefetch=ahead)
+          prefetch=prefetch)
 
 
-@pytest.mark.parametrize("ahead", [1, 3, 9])
-def test_a_single_row_is_brought_by_the_first_copies(ahead: int) -> None:
+@pytest.mark.parametrize("prefetch", [1, 3, 9])
+def test_a_single_row_is_brought_by_the_first_copies(prefetch: int) -> None:
     """A program of one row is another program, so the kernel of more is given one."""
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     alone = {name: x[:1] if len(x) == 7 else x for name, x in tensors.items()}
-    assert_as_oracle(mixed(rms_norm_backward, args, slots=1, split=3, prefetch=ahead), alone, dict.fromkeys(bindings, 1), "one row")
+    assert_as_oracle(mixed(rms_norm_backward, args, slots=1, split=3, prefetch=prefetch), alone, dict.fromkeys(bindings, 1), "one row")
 
 
 @pytest.mark.parametrize(("cols", "vectors"), [(2048, 1), (5120, 1), (6144, 1), (8192, 1), (10240, 1), (8192, 2)])
@@ -290,12 +291,12 @@ def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounte
     assert expected.ctas_per_sm >= 1, "what compiles is not thought to be too much"
 
 
-@pytest.mark.parametrize(("warps", "vectors", "ahead", "spilled"), [(8, 1, 3, 0), (8, 1, 1, 0), (16, 1, 3, 24), (16, 2, 3, 20)])
-def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_accounted_for(warps: int, vectors: int, ahead: int,
+@pytest.mark.parametrize(("warps", "vectors", "prefetch", "spilled"), [(8, 1, 3, 0), (8, 1, 1, 0), (16, 1, 3, 24), (16, 2, 3, 20)])
+def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_accounted_for(warps: int, vectors: int, prefetch: int,
                                                                                        spilled: int) -> None:
     """States take half of the registers. 16 warps spill a few words, fewer with Triton 3.6 than with 3.7."""
     most = min(248, 65536 // (32 * warps))
-    plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, prefetch=ahead)
+    plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, prefetch=prefetch)
     binary = offline.compile(pipeline.generate(plan)[0], H200)
     assert binary.spill_bytes <= spilled and binary.registers <= most
     assert binary.smem_bytes == plan.kernels[0].resources.smem_bytes <= H200.smem_per_cta
@@ -313,7 +314,7 @@ def test_every_reduction_compiles(fn: Callable, dtype: torch.dtype) -> None:
 def test_additions_to_what_is_gathered_are_not_put_off() -> None:
     """A loop between the last walk and the next row would have them wait behind it, and their operands with them."""
     for slots, ahead, counter in ((1, 0, "turn"), (2, 0, "turn"), (1, 2, "number")):
-        text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots, prefetch=ahead))[0].text
+        text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots, prefetch=prefetch))[0].text
         loop, after = text[text.index(f"{counter} = 0"):].split(f"{counter} += ")
         last = loop[loop.rindex("sum_partial"):]
         assert "for " not in last.replace("for j in gl.static_range", "") and "sum_partial" in after
@@ -344,7 +345,7 @@ def test_rows_are_parked_where_they_can_be(fn: Callable, cols: int, dtype: torch
         assert each.family == "mix-order parked" and isinstance(each.rows, Loop) and each.splits == each.rows.split
 
 
-@pytest.mark.parametrize(("cols", "ahead"), [
+@pytest.mark.parametrize(("cols", "prefetch"), [
     (32768, {1, 3}),  # of four copies a row
     (16384, {1, 3}),  # where two CTAs share an SM; alone, one has room for three rows
     (32776, set()),  # a row with a rest

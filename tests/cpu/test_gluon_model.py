@@ -241,7 +241,7 @@ class Mutation:
 
 
 WAIT = "        mbarrier.wait(bars.index(slot), (turn // 2) & 1)\n"
-SLOT_REFILL_US = SOFTMAX[SOFTMAX.index("        more = row"):SOFTMAX.index("        out = gl.exp2")]
+REFILL = SOFTMAX[SOFTMAX.index("        more = row"):SOFTMAX.index("        out = gl.exp2")]
 AGAIN = SOFTMAX[SOFTMAX.index("        again ="):SOFTMAX.index("        more = row")]
 READS = OUTER_SUM[OUTER_SUM.index("        a_sum +="):OUTER_SUM.index("        ahead =")]
 ISSUES = OUTER_SUM[OUTER_SUM.index("        ahead ="):OUTER_SUM.index("    columns =")]
@@ -263,7 +263,7 @@ MUTATIONS = [
     Mutation("wrong slot read", "outer_sum", "b_ring.index(slot)", "b_ring.index((slot + 1) % stages)", errors.UseBeforeArrival),
     Mutation("wrong slot refilled", "row_sum", "ring.index(1 - slot), pred", "ring.index(slot), pred", errors.RefillBeforeDrain),
     Mutation("wrong barrier waited for", "row_sum", "wait(bars.index(slot)", "wait(bars.index(1 - slot)", errors.UseBeforeArrival),
-    Mutation("refill before the last read", "softmax", AGAIN + SLOT_REFILL_US, SLOT_REFILL_US + AGAIN, errors.RefillBeforeDrain),
+    Mutation("refill before the last read", "softmax", AGAIN + REFILL, REFILL + AGAIN, errors.RefillBeforeDrain),
     Mutation("refill before the only read", "outer_sum", READS + ISSUES, ISSUES.replace("k + stages - 1", "k + stages") + READS,
              errors.RefillBeforeDrain),
     Mutation("refill of the slot just read", "outer_sum", "ahead % stages", "k % stages", errors.WaitsForever),
@@ -323,7 +323,7 @@ BARRIER = "gl.barrier" if hasattr(gl, "barrier") else "gl.thread_barrier"
 
 
 def test_barriers_that_a_kernel_promises_to_say() -> None:
-    refilled = SOFTMAX.replace(SLOT_REFILL_US, f"        {BARRIER}()\n{SLOT_REFILL_US}")
+    refilled = SOFTMAX.replace(REFILL, f"        {BARRIER}()\n{REFILL}")
     said = refilled.replace("fence_async_shared()\n", f"fence_async_shared()\n        {BARRIER}()\n")
     softmax().run(said, explicit_barriers=True)
     with pytest.raises(errors.RefillBeforeDrain, match="no barrier of the CTA"):

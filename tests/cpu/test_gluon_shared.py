@@ -20,11 +20,11 @@ from onepass.plan.partition import plan as best_plan
 from onepass.plan.plan import CompileOutcome, Plan
 from onepass.plan.schedule import Cover, Loop, Schedule
 from onepass.plan.scoring import score, scores
-from onepass.plan.staged_rows import may_span_ctas, tma_stageable, words
+from onepass.plan.staged_rows import may_span_ctas, state_words, tma_stageable
 from onepass.plan.thread_layout import vector
 from onepass.runtime import gluon_model, offline
 from onepass.runtime.compile_job import job
-from onepass.runtime.compiled import Compiled, Artifact
+from onepass.runtime.compiled import Artifact, Compiled
 from onepass.runtime.coroutines import MAX_IDLE_ROUNDS, RoundRobin
 from onepass.runtime.executable import _share, assemble
 from onepass.runtime.module import build
@@ -55,7 +55,8 @@ def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     width = int(32 * warps * vector(kernel) * vectors)
-    schedule = Schedule(Loop(1, groups), Cover((width,) * (cols // share // width)), warps, slots, hoisted=hoisted, accumulates_columns=True,
+    schedule = Schedule(Loop(1, groups), Cover((width,) * (cols // share // width)), warps, slots, hoisted=hoisted,
+                        accumulates_columns=True,
                         beside=beside, staged=frozenset(tma_stageable(kernel)), registers=registers, ctas_per_row=share)
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule, on), on)
 
@@ -326,7 +327,7 @@ def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounte
     assert binary.smem_bytes == expected.smem_bytes <= H200.smem_per_cta and expected.ctas_per_sm >= 1
     assert set(binary.stores) == {16} and set(binary.loads) == {4, 8, 16}  # one number a row, words, the rest by vectors
     published = build(job(source, 90)).asm["ptx"].count("atom.global.gpu.relaxed.exch.b64")
-    assert published == 2 * words(plan.kernels[0].kernel), "a word is written once for the first row, and once in the loop"
+    assert published == 2 * state_words(plan.kernels[0].kernel), "a word is written once for the first row, and once in the loop"
 
 
 def test_half_vectors_leave_registers_for_a_second_cta() -> None:
@@ -438,8 +439,8 @@ def test_of_equal_plans_the_one_that_shares_no_rows() -> None:
     program, _, bindings = program_of(add_rms_norm_backward, *args)
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
-    alone, ctas_per_group = (min(s.us for s in found if (s.plan.schedule.ctas_per_row > 1) is shares) for shares in (False, True))
-    assert ctas_per_group < alone < 1.03 * ctas_per_group and best_plan(program, bindings, H200).kernels[0].schedule.ctas_per_row == 1
+    alone, together = (min(s.us for s in found if (s.plan.schedule.ctas_per_row > 1) is shares) for shares in (False, True))
+    assert together < alone < 1.03 * together and best_plan(program, bindings, H200).kernels[0].schedule.ctas_per_row == 1
 
 
 @pytest.mark.parametrize(("rows", "cols", "share", "warps", "vectors", "here", "hoisted", "us"), [

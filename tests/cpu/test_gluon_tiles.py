@@ -26,7 +26,7 @@ from onepass.plan.schedule import Block, Loop, Schedule
 from onepass.plan.scoring import scores
 from onepass.plan.split import halves
 from onepass.plan.staged_rows import exchange_bytes
-from onepass.plan.staged_tiles import rows_at_once, shared_bytes, strips, tile_stageable, with_register_cap
+from onepass.plan.staged_tiles import rows_at_once, smem_bytes, strips, tile_stageable, with_register_cap
 from onepass.plan.thread_layout import widest
 from onepass.runtime import gluon_model, offline
 from onepass.runtime.compile_job import job
@@ -104,7 +104,7 @@ def tiles(kernel: Kernel, warps: int = 4, width: int = 64, deep: int = 2, stages
     """A schedule whose tiles give every thread `deep` vectors."""
     able, vector = tile_stageable(kernel), widest(kernel)
     one = Schedule(Loop(rows_at_once(width, vector, warps) * deep, split), Block(width), warps, stages, staged=frozenset(able))
-    smem = shared_bytes(one, vector, sum(kernel.program.dtypes[i].size for i in able), exchange_bytes(kernel))
+    smem = smem_bytes(one, vector, sum(kernel.program.dtypes[i].size for i in able), exchange_bytes(kernel))
     return with_register_cap(one, 2 if 2 * (smem + H200.smem_reserve) <= H200.smem_per_sm else 1, H200)
 
 
@@ -413,7 +413,7 @@ def test_a_ring_that_does_not_fit_has_no_place_on_an_sm() -> None:
     fits, over = tiles(kernel, deep=4, stages=3), tiles(kernel, deep=4, stages=4)
     assert estimate(demand(kernel), fits, H200).ctas_per_sm == 1
     assert estimate(demand(kernel), over, H200).ctas_per_sm == 0
-    assert shared_bytes(over, 8, 16, 4) > H200.smem_per_cta >= shared_bytes(fits, 8, 16, 4)
+    assert smem_bytes(over, 8, 16, 4) > H200.smem_per_cta >= smem_bytes(fits, 8, 16, 4)
 
 
 @pytest.mark.parametrize(("tall", "width", "warps"), [(16, 512, 4), (512, 64, 4), (8, 64, 4), (24, 64, 4)])

@@ -43,7 +43,7 @@ REFUSED = {
     "closed deep lists": (b"[" * 500 + b"]" * 500, "deep"), "digits": (b"[" + b"1" * 5000 + b"]", "5000 digits"),
     "a long text": (changed(lambda j: j.update(card="x" * 5000)), "5000 characters"),
     "a long name": (changed(lambda j: j.update({"x" * 5000: 1})), "5000 characters"),
-    "too long": (b" " * (bounded.MOST_BYTES + 1), "longer than 8 MiB"),
+    "too long": (b" " * (bounded.MAX_BYTES + 1), "longer than 8 MiB"),
     "many rows": (changed(lambda j: j.update(rows=[0] * 20_000)), "20000 items"),
     "many versions": (changed(lambda j: j["versions"].update({str(k): "1" for k in range(6000)})), "60.. items"),
     "many values": (b"[" + b",".join([b"[" + b"0," * 4000 + b"0]"] * 150) + b"]", "values"),

@@ -21,9 +21,9 @@ from torch import Tensor, fx, nn
 from torch._inductor.utils import run_and_get_code
 
 import onepass
-from onepass.capture.reuse import Memory
+from onepass.capture.reuse import GraphMemory
 from onepass.integration import journal, region_op
-from onepass.integration.aliasing import unsafe
+from onepass.integration.aliasing import unsafe_outputs
 from onepass.ir.expr import F32
 from onepass.ir.program import Buffer, Load, Program, Store
 from onepass.ir.size import Bindings
@@ -398,7 +398,7 @@ def test_memory_is_free_where_its_op_is_known_to_make_it(made: Callable[..., Ten
     graph = graph_of(lambda x, m: made(x, m).sum(0), BIG, (128, 128))
     call = next(n for n in graph.nodes if "sum.dim" in str(n.target))
     (value,) = call.all_input_nodes
-    assert Memory(graph, ()).is_free_after(call, value) == is_free
+    assert GraphMemory(graph, ()).is_dead_after(call, value) == is_free
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -409,7 +409,7 @@ def test_a_cast_to_its_own_type_may_give_its_argument_back(dtype: torch.dtype) -
         cast = graph.call_function(torch.ops.aten._to_copy.default, (x,), {"dtype": dtype})
     cast.meta["val"] = torch.empty(BIG, dtype=dtype, device="meta")
     call.args = (cast, *call.args[1:])
-    assert Memory(graph, ()).is_free_after(call, cast) == (dtype == torch.float64)
+    assert GraphMemory(graph, ()).is_dead_after(call, cast) == (dtype == torch.float64)
 
 
 def test_one_output_takes_the_memory_of_an_input() -> None:
@@ -502,17 +502,17 @@ def test_calls_are_told_apart_by_which_output_lies_over_an_input() -> None:
 def test_only_the_very_same_elements_are_safe() -> None:
     x = torch.randn(8, 8)
     pairs = {(0, 0), (0, 1)}
-    assert unsafe([torch.randn(8, 8)], [x], pairs) == ()
-    assert unsafe([x], [x], pairs) == () and unsafe([x.view(64)], [x], pairs) == () and unsafe([x], [x], {(0, 1)}) == (0,)
-    assert unsafe([x.t()], [x], pairs) == (0,) and unsafe([x[1:]], [x], pairs) == (0,)
-    assert unsafe([x.view(torch.int32)], [x], pairs) == (0,)
-    assert unsafe([x], [x, x], pairs) == (0,), "another input reads what is overwritten"
-    assert unsafe([x, x], [torch.randn(3)], pairs) == (0, 1), "two outputs in one place"
-    assert unsafe([x[:0]], [x], pairs) == ()
-    assert unsafe([x], [x.t()], pairs) == (0,), "the input lies otherwise"
+    assert unsafe_outputs([torch.randn(8, 8)], [x], pairs) == ()
+    assert unsafe_outputs([x], [x], pairs) == () and unsafe_outputs([x.view(64)], [x], pairs) == () and unsafe_outputs([x], [x], {(0, 1)}) == (0,)
+    assert unsafe_outputs([x.t()], [x], pairs) == (0,) and unsafe_outputs([x[1:]], [x], pairs) == (0,)
+    assert unsafe_outputs([x.view(torch.int32)], [x], pairs) == (0,)
+    assert unsafe_outputs([x], [x, x], pairs) == (0,), "another input reads what is overwritten"
+    assert unsafe_outputs([x, x], [torch.randn(3)], pairs) == (0, 1), "two outputs in one place"
+    assert unsafe_outputs([x[:0]], [x], pairs) == ()
+    assert unsafe_outputs([x], [x.t()], pairs) == (0,), "the input lies otherwise"
     flat = torch.randn(16)
     for out, taken in ((flat[:8], flat[7:15]), (flat[7:15], flat[:8])):
-        assert unsafe([out], [taken], pairs) == (0,), "one element in common"
+        assert unsafe_outputs([out], [taken], pairs) == (0,), "one element in common"
 
 
 # ---- through Inductor --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from onepass.errors import BadArgument, IllegalProgram, ParseError
 from onepass.ir.expr import DTYPES, F32, I64
-from onepass.ir.fix import fix
+from onepass.ir.specialize import substitute
 from onepass.ir.oracle import evaluate, evaluate_into
 from onepass.ir.program import Axis, Buffer, Const, Gather, Index, Load, Node, Op, Program, Reduce, Result, Store
 from onepass.ir.size import mul, sym
@@ -376,7 +376,7 @@ def test_every_symbol_that_a_program_mentions_is_listed() -> None:
     buffers = (Buffer("x", F32, "input", (s[1],), (s[2],)), Buffer("y", F32, "output"))
     program = Program("p", (Axis("m", s[0]),), buffers, nodes)
     assert program.symbols == tuple(f"s{k}" for k in range(10))
-    assert fix(program, {f"s{k}": k + 2 for k in range(10)}).symbols == () and fix(program, {}) == program
+    assert substitute(program, {f"s{k}": k + 2 for k in range(10)}).symbols == () and substitute(program, {}) == program
 
 
 def test_the_order_of_symbols_does_not_matter() -> None:
@@ -386,7 +386,7 @@ def test_the_order_of_symbols_does_not_matter() -> None:
 @settings(max_examples=100, deadline=None)
 @given(programs())
 def test_numbers_for_symbols_change_no_answer(case: Case) -> None:
-    fixed, inputs = verify(fix(case.program, case.bindings), "fix"), case.make_inputs(0)
+    fixed, inputs = verify(substitute(case.program, case.bindings), "fix"), case.make_inputs(0)
     assert not fixed.symbols and fixed.is_empty({}) == case.program.is_empty(case.bindings)
     expected = evaluate(case.program, inputs, case.bindings)
     for name, found in evaluate(fixed, inputs, {}).items():

@@ -61,14 +61,14 @@ def test_forward_and_backward_of_a_meta_model(shown: ModelReport) -> None:
     assert shown.graphs == ("forward", "backward") and shown.model == "Stack"
     assert {r.phase for r in shown.regions} == {"forward", "backward"}
     for r in shown.regions:
-        assert r.predicted_us + r.charged_us <= r.left_us and r.floor_bytes <= r.dram_bytes and r.kernels
+        assert r.predicted_us + r.charged_us <= r.inductor_us and r.floor_bytes <= r.dram_bytes and r.kernels
         assert all("test_model_report.py:" in line for line in r.lines) and r.lines
 
 
 def test_equal_regions_are_one_row(shown: ModelReport) -> None:
     assert all(len({r.id for r in rows}) == len(rows) for phase in ("forward", "backward")
                if (rows := [r for r in shown.regions if r.phase == phase]))
-    everything = [*shown.regions, *shown.left]
+    everything = [*shown.regions, *shown.declined]
     assert max(r.count for r in everything) >= LAYERS - 1, "layers inside the stack are alike"
     *each, all_of_it = shown.totals
     assert all_of_it.regions == sum(r.count for r in shown.regions) == sum(t.regions for t in each)
@@ -76,10 +76,10 @@ def test_equal_regions_are_one_row(shown: ModelReport) -> None:
 
 
 def test_what_is_left_has_a_reason(shown: ModelReport) -> None:
-    sums = [r for r in shown.left if r.ops == ("aten.cumsum",)]
+    sums = [r for r in shown.declined if r.ops == ("aten.cumsum",)]
     assert {r.phase for r in sums} == {"forward", "backward"}
     assert all(r.reason == "aten.cumsum.default is not something onepass fuses" and r.predicted_us is None for r in sums)
-    assert all(r.reason for r in shown.left)
+    assert all(r.reason for r in shown.declined)
 
 
 def test_the_text_is_a_table_of_regions(shown: ModelReport) -> None:
@@ -180,7 +180,7 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
     region_op.forget()
     journal.reset()
-    failure.forget()
+    failure.reset_warnings()
     yield
     journal.reset()
 
@@ -212,7 +212,7 @@ def test_the_process_report_shows_fallbacks_by_code(fresh: None, monkeypatch: py
         raise RuntimeError("nothing works")
 
     monkeypatch.setattr("onepass.integration.region_op.Kernels", broken)
-    monkeypatch.setattr("onepass.integration.region_op.MOST_COMPILED", 0)
+    monkeypatch.setattr("onepass.integration.region_op.MAX_INDUCTOR_FALLBACKS", 0)
     with pytest.warns(UserWarning, match="ONEPASS-701"), torch.no_grad():
         torch.compile(nn.Softmax(-1), backend=onepass.backend, options=OPTIONS)(torch.randn(4, 16))
     found = onepass.report()

@@ -54,7 +54,7 @@ def compiled(module: nn.Module, rest: str, **more: Any) -> Any:
 def assert_claimed() -> None:
     """Something was claimed forward and backward, ran, and did not fall back."""
     seen = journal.snapshot()
-    assert {"forward", "backward"} <= {g.phase for g in seen.graphs if g.regions}, [(g.phase, g.left) for g in seen.graphs]
+    assert {"forward", "backward"} <= {g.phase for g in seen.graphs if g.regions}, [(g.phase, g.declined) for g in seen.graphs]
     assert sum(seen.calls.values()) > 0 and not seen.fallbacks
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 import onepass
 from onepass.capture.trace import capture
 from onepass.device import device
-from onepass.errors import NumberOutOfRange, UnsupportedOp, IntegerDivisionByZero
+from onepass.errors import IntegerDivisionByZero, NumberOutOfRange, UnsupportedOp
 from onepass.ir.criterion import judge
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Op
 from onepass.ir.text import parse, show
-from onepass.pipeline import plan_for_interpreter, optimize
+from onepass.pipeline import optimize, plan_for_interpreter
 
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import onepass
-from onepass.capture.lower import TABLE
+from onepass.capture.lower import LOWERINGS
 from tests.campaign import opinfo
 from tests.campaign.opinfo_entries import REFUSED, database, is_captured, title
 
@@ -22,7 +22,7 @@ def info(name: str) -> Any:
 
 def test_every_op_that_has_a_row_is_covered() -> None:
     """Whatever torch describes under the name of a row. What is rewritten into rows is tested below by examples."""
-    rows = {name.split(".")[1] for name in TABLE if name.startswith("aten.")}
+    rows = {name.split(".")[1] for name in LOWERINGS if name.startswith("aten.")}
     named = [each for each in database() if {each.name, each.aten_name} & rows]
     assert len(named) > 120 and [title(each) for each in named if not is_captured(each)] == []
 
@@ -37,11 +37,11 @@ def test_what_is_rewritten_into_rows_is_covered(name: str) -> None:
 @pytest.mark.parametrize("name,row", [("erfinv", "erfinv.default"), ("cumsum", "cumsum.default"), ("sort", "sort.stable"),
                                       ("nn.functional.conv2d", "convolution.default"), ("scatter_add", "scatter_add.default")])
 def test_what_gets_a_row_is_covered_from_then_on(name: str, row: str) -> None:
-    assert not is_captured(info(name)) and is_captured(info(name), {**TABLE, f"aten.{row}": None})
+    assert not is_captured(info(name)) and is_captured(info(name), {**LOWERINGS, f"aten.{row}": None})
 
 
 def test_what_loses_its_row_is_not() -> None:
-    assert not is_captured(info("softmax"), {name: row for name, row in TABLE.items() if name != "aten.exp.default"})
+    assert not is_captured(info("softmax"), {name: row for name, row in LOWERINGS.items() if name != "aten.exp.default"})
 
 
 def test_ops_that_must_be_refused_exist() -> None:

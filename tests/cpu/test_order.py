@@ -21,7 +21,7 @@ from onepass.device import device
 from onepass.errors import RewriteFailed, SeededRandom
 from onepass.integration import inductor, region_op  # noqa: F401, the latter defines the op that rewritten graphs call
 from onepass.integration.claim import ClaimOptions, claim
-from onepass.integration.node_order import arrange
+from onepass.integration.node_order import sort_nodes
 from tests.cpu.test_backend import EAGER, RESTS
 from tests.cpu.test_regions import graph_of
 
@@ -136,7 +136,7 @@ def test_an_order_that_cannot_be_kept_is_an_error() -> None:
     first, second = (node for node in graph.nodes if is_ordered(node))
     first.args = (second,)
     with pytest.raises(RewriteFailed):
-        arrange(graph)
+        sort_nodes(graph)
 
 
 def test_so_is_a_use_before_a_write_of_what_comes_after_it() -> None:
@@ -144,7 +144,7 @@ def test_so_is_a_use_before_a_write_of_what_comes_after_it() -> None:
     early, late = (next(n for n in graph.nodes if name in str(n.target)) for name in ("exp", "sin"))
     early.args = (late,)
     with pytest.raises(RewriteFailed):
-        arrange(graph)
+        sort_nodes(graph)
 
 
 # ---- writes ------------------------------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from onepass.ir.oracle import evaluate
 from onepass.ir.program import Load, Program, Reduce, Store
 from onepass.ir.simplify import simplify, two_pass
 from onepass.ir.text import parse
-from onepass.pipeline import row_class_bounds, compile, generate, optimize, representative, row_class, specialize
+from onepass.pipeline import compile, generate, optimize, representative_sizes, row_class, row_class_bounds, specialize
 from onepass.plan import footprint
-from onepass.plan.access import needs_wide_index, runs, single_stride, contiguous_row_stride
+from onepass.plan.access import contiguous_row_stride, needs_wide_index, runs, single_stride
 from onepass.plan.footprint import floor_bytes
 from onepass.plan.kernel import Kernel, Space
 from onepass.plan.l2_hints import l2_evict_last
@@ -365,14 +365,14 @@ def test_a_few_row_classes_whose_plans_do_not_depend_on_who_comes_first() -> Non
     ends = (0, *row_class_bounds(H200), 10**6)
     classes = [(low + 1, high) for low, high in pairwise(ends)]
     for low, high in classes:
-        assert representative(program, {"s0": low}, H200) == representative(program, {"s0": high}, H200)
+        assert representative_sizes(program, {"s0": low}, H200) == representative_sizes(program, {"s0": high}, H200)
     assert len({row_class({"s0": n}, H200) for each in classes for n in each}) == len(classes) == 7
 
 
 @pytest.mark.parametrize("rows", [2, 100, 132, 133, 256, 1024, 4096, 8192, 16384, 32768, 65536])
 def test_a_class_is_planned_for_about_as_many_rows(rows: int) -> None:
     program = optimize(capture(lambda x: x.float().sum(0), (meta(4096, 512),)).program)
-    planned = representative(program, {"s0": rows}, H200)["s0"]
+    planned = representative_sizes(program, {"s0": rows}, H200)["s0"]
     assert rows / 2 <= planned <= max(4 * rows, H200.sms // 8)
 
 

@@ -42,7 +42,7 @@ def recomputed(forward: Callable[..., Any], backward: Callable[..., Any], output
     done = recompute(first, second, outputs, torch.device("cpu"), 1)
     assert len(first.output_node().args[0]) == before - len(done)  # type: ignore[arg-type]
     assert sum(node.op == "placeholder" for node in second.nodes) == before - outputs - len(done) + 1
-    return [(d.nbytes, d.moved) for d in done]
+    return [(d.nbytes, d.traffic_saved) for d in done]
 
 
 def norm_of_sum(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
@@ -97,7 +97,7 @@ def test_what_a_policy_of_checkpointing_saves_stays_saved() -> None:
 
 
 def test_long_chains_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule, "MOST_OPS", 1)
+    monkeypatch.setattr(rule, "MAX_OPS", 1)
     assert not recomputed(norm_of_sum, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale))
 
 
@@ -137,7 +137,7 @@ def test_what_is_written_anyway_is_saved_instead() -> None:
     args = torch.randn(ROWS, DIM), torch.randn(ROWS, DIM), torch.randn(DIM)
     before = run(*graphs(stream, of_stream, 1), 1, *args)
     first, second = graphs(stream, of_stream, 1)
-    assert [(d.nbytes, d.moved) for d in recompute(first, second, 1, torch.device("cpu"), 1)] == [(NBYTES, NBYTES)]
+    assert [(d.nbytes, d.traffic_saved) for d in recompute(first, second, 1, torch.device("cpu"), 1)] == [(NBYTES, NBYTES)]
     saved = [node.name for node in first.output_node().args[0][1:]]  # type: ignore[index, union-attr]
     taken = [node.target for node in second.nodes if node.op == "placeholder"]
     assert saved == taken[:-1] and saved[-1] == "add" and "div" not in saved
@@ -250,7 +250,7 @@ def test_a_split_of_the_users_comes_first() -> None:
 
 @pytest.mark.long
 def test_reports_say_what_is_no_longer_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split, "LEAST_BYTES", 1)
+    monkeypatch.setattr(split, "MIN_BYTES", 1)
     module, inputs = example()
     with_register_cap = onepass.explain(module)(**inputs)
     assert len(with_register_cap.recomputed) == 5 and len(with_register_cap.to_json()["recomputed"]) == 5

@@ -49,7 +49,7 @@ ROWS = """program rows
 def fresh() -> Iterator[None]:
     region_op.forget()
     journal.reset()
-    failure.forget()
+    failure.reset_warnings()
     yield
     region_op.forget()
 
@@ -125,7 +125,7 @@ def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, monkeypatch
 
 
 def test_what_is_remembered_of_a_region_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region_op, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(region_op, "MAX_CACHED_SIZES", 2)
     for rows in range(1, 6):
         ins, outs = inputs(rows), outputs(rows)
         region_op.run(outs, ins, [rows], "c", ROWS)
@@ -251,18 +251,18 @@ def test_bad_shares_in_the_environment_are_coded(monkeypatch: pytest.MonkeyPatch
 def test_later_sources_of_settings_are_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_VERIFY", "3")
     monkeypatch.setenv("ONEPASS_ON_ERROR", "raise")
-    assert settings.resolve(settings.given()).verify == 3
+    assert settings.resolve(settings.current_overrides()).verify == 3
     with settings.settings(verify=2, skip=["model.py:4"]):
         with settings.settings(interpret=True):
-            now = settings.resolve(settings.given({"verify": 1}))
+            now = settings.resolve(settings.current_overrides({"verify": 1}))
         assert (now.verify, now.on_error, now.interpret, now.skip) == (1, "raise", True, ("model.py:4",))
-        assert not settings.resolve(settings.given()).interpret
-    assert not settings.given()
+        assert not settings.resolve(settings.current_overrides()).interpret
+    assert not settings.current_overrides()
 
 
 def test_what_is_said_of_calls_travels_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_VERIFY", "7")
-    key = "0123456789abcdef" + settings.mark({"on_error": "raise", "interpret": True}, ["a.py:3 x = y", "b.py:4"])
+    key = "0123456789abcdef" + settings.encode_key({"on_error": "raise", "interpret": True}, ["a.py:3 x = y", "b.py:4"])
     assert key == "0123456789abcdef@a.py:3@b.py:4?on_error=raise"
     read = settings.decode_key(key)
     assert (read.region, read.lines) == ("0123456789", ("a.py:3", "b.py:4"))
@@ -271,7 +271,7 @@ def test_what_is_said_of_calls_travels_in_the_key(monkeypatch: pytest.MonkeyPatc
 
 def test_a_files_name_says_nothing_of_settings() -> None:
     said = {"verify": 2}
-    key = "0123456789" + settings.mark(said, ["a@b?on_error=raise.py:3 x = y"])
+    key = "0123456789" + settings.encode_key(said, ["a@b?on_error=raise.py:3 x = y"])
     assert settings.decode_key(key).settings == settings.resolve(said)
     assert settings.decode_key(key).lines == ("a_b_on_error=raise.py:3",)
 
@@ -311,7 +311,7 @@ def test_warnings_are_said_once(recwarn: pytest.WarningsRecorder) -> None:
 def seen_by(run: Callable[[Callable[[], None]], None]) -> dict[str, object]:
     """The settings in force where `run` has something done."""
     found: dict[str, object] = {}
-    run(lambda: found.update(settings.given()))
+    run(lambda: found.update(settings.current_overrides()))
     return found
 
 
@@ -336,7 +336,7 @@ def test_settings_of_two_threads_do_not_mix() -> None:
     def work(k: int) -> None:
         with settings.settings(verify=k):
             inside.wait()
-            found[k] = settings.given()["verify"]
+            found[k] = settings.current_overrides()["verify"]
             inside.wait()
 
     threads = [threading.Thread(target=work, args=(k,)) for k in (1, 2)]
@@ -344,4 +344,4 @@ def test_settings_of_two_threads_do_not_mix() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {1: 1, 2: 2} and settings.given() == {}
+    assert found == {1: 1, 2: 2} and settings.current_overrides() == {}

@@ -14,9 +14,9 @@ from torch import Tensor, fx
 
 from onepass import compat
 from onepass.capture import regions
-from onepass.capture.boundary import MOST_PULLED
+from onepass.capture.boundary import MAX_DUPLICATED_NODES
 from onepass.capture.grouping import Groups
-from onepass.capture.region_program import lowered
+from onepass.capture.region_program import lower_region
 from onepass.capture.regions import Region, find_regions
 from onepass.device import device
 from onepass.errors import RewriteFailed
@@ -129,7 +129,7 @@ def test_regions_do_not_reach_across_a_write() -> None:
 
 def test_regions_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what is computed again rather than read."""
-    monkeypatch.setattr(regions, "MOST_NODES", 5)
+    monkeypatch.setattr(regions, "MAX_NODES", 5)
 
     def chain(x: Tensor, w: Tensor) -> Tensor:
         for _ in range(60):
@@ -137,7 +137,7 @@ def test_regions_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
         return norm(x, w)
 
     found = regions_of(chain, (64, 32), (32,))
-    assert found and all(len(region.nodes) <= 5 + MOST_PULLED for region in found)
+    assert found and all(len(region.nodes) <= 5 + MAX_DUPLICATED_NODES for region in found)
 
 
 def test_a_handful_of_elements_is_arithmetic() -> None:
@@ -165,7 +165,7 @@ def test_arithmetic_that_a_later_kernel_needs_anyway_is_given_back() -> None:
 
     (region,) = regions_of(fn, (64, 32), (32,), (64, 32), (64, 32))
     assert len(region.outputs) == 1 and len(region.inputs) == 2
-    assert region.charged_bytes == 2 * 64 * 32 * 4  # the norm is written and read, which one kernel for all would not
+    assert region.lost_fusion_bytes == 2 * 64 * 32 * 4  # the norm is written and read, which one kernel for all would not
 
 
 def test_a_sum_that_an_earlier_kernel_can_compute_is_left_to_it() -> None:
@@ -183,7 +183,7 @@ def test_a_residual_that_is_added_again_behind_a_matmul_is_not_charged() -> None
         return torch.relu(h + norm(h, w) @ m)
 
     (region,) = regions_of(fn, (64, 32), (64, 32), (32,), (32, 32))
-    assert region.charged_bytes == 0
+    assert region.lost_fusion_bytes == 0
 
 
 def test_a_max_autotuned_matmul_is_charged_for_its_epilogue() -> None:
@@ -192,9 +192,9 @@ def test_a_max_autotuned_matmul_is_charged_for_its_epilogue() -> None:
 
     (plain,) = regions_of(fn, (64, 32), (32, 32), (32,))
     (tuned,) = regions_of(fn, (64, 32), (32, 32), (32,), epilogues=True)
-    assert plain.charged_bytes == 0 and tuned.charged_bytes == 0  # two readers: nothing to fuse into the matmul
+    assert plain.lost_fusion_bytes == 0 and tuned.lost_fusion_bytes == 0  # two readers: nothing to fuse into the matmul
     (single,) = regions_of(lambda x, m: torch.relu(x @ m).sum(0), (64, 32), (32, 32), epilogues=True)
-    assert ops(single) == ["relu", "sum"] and single.charged_bytes == 2 * 64 * 32 * 4
+    assert ops(single) == ["relu", "sum"] and single.lost_fusion_bytes == 2 * 64 * 32 * 4
 
 
 def test_cheap_arithmetic_is_repeated_rather_than_written() -> None:
@@ -219,7 +219,7 @@ def test_the_rewritten_graph_computes_the_same(functional: bool) -> None:
 
     graph = graph_of(fn, (24, 16), (16,), (16, 16))
     outcome = claimed(graph, functional=functional)
-    assert len(outcome.regions) == 2 and not outcome.left
+    assert len(outcome.regions) == 2 and not outcome.declined
     args = torch.randn(24, 16), torch.randn(16), torch.randn(16, 16)
     results = fx.GraphModule(torch.nn.Module(), graph)(*args)
     for given_back, expected in zip(results, fn(*args), strict=True):
@@ -228,11 +228,11 @@ def test_the_rewritten_graph_computes_the_same(functional: bool) -> None:
 
 
 def test_of_regions_in_a_circle_one_is_left_and_the_others_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "entangled", lambda graph, parts: frozenset({0}))
+    monkeypatch.setattr(claims, "cyclic_regions", lambda graph, parts: frozenset({0}))
     graph = graph_of(lambda x, w, m: norm(norm(x, w) @ m, w), (24, 16), (16,), (16, 16))
     outcome = claimed(graph)
-    assert len(outcome.regions) == 1 and [left.reason for left in outcome.left] == ["it could not be rewritten"]
-    assert isinstance(outcome.left[0].error, RewriteFailed)
+    assert len(outcome.regions) == 1 and [left.reason for left in outcome.declined] == ["it could not be rewritten"]
+    assert isinstance(outcome.declined[0].error, RewriteFailed)
 
 
 def test_equal_blocks_have_equal_text() -> None:
@@ -242,7 +242,7 @@ def test_equal_blocks_have_equal_text() -> None:
     graph = graph_of(fn, (64, 32), (32,), (32,), (32, 32))
     for k, node in enumerate(graph.nodes):
         node.meta["stack_trace"] = f'File "model.py", line {k}, in forward'
-    parts = [lowered(graph, region) for region in find_regions(graph, CPU, {})]
+    parts = [lower_region(graph, region) for region in find_regions(graph, CPU, {})]
     assert len({part.key for part in parts}) == 1 and len({part.lines for part in parts}) == 2
 
 
@@ -266,7 +266,7 @@ def test_regions_can_be_skipped(named: str) -> None:
     (first,) = claimed(graph()).regions
     assert first.lines == ("model.py:12",)
     outcome = claimed(graph(), skip=frozenset({first.id if named == "id" else "model.py:12"}))
-    assert not outcome.regions and "skipped" in outcome.left[0].reason
+    assert not outcome.regions and "skipped" in outcome.declined[0].reason
 
 
 def test_what_cannot_be_lowered_is_left_and_the_rest_is_claimed() -> None:
@@ -275,8 +275,8 @@ def test_what_cannot_be_lowered_is_left_and_the_rest_is_claimed() -> None:
 
     outcome = claimed(graph_of(fn, (64, 32), (32,)))
     assert len(outcome.regions) == 1
-    assert {left.ops[0] for left in outcome.left} == {"aten.cumsum", "aten.sum"}
-    assert any("dtype" in left.reason for left in outcome.left)
+    assert {left.ops[0] for left in outcome.declined} == {"aten.cumsum", "aten.sum"}
+    assert any("dtype" in left.reason for left in outcome.declined)
 
 
 @pytest.mark.parametrize(("name", "fn"), [
@@ -292,7 +292,7 @@ def test_reductions_of_others_are_listed(name: str, fn: Callable[..., object] | 
         node.target = torch.ops.aten.aminmax.default
     else:
         graph = graph_of(fn, (64, 32), (32,))
-    assert f"aten.{name}" in [op for left in claimed(graph).left for op in left.ops]
+    assert f"aten.{name}" in [op for left in claimed(graph).declined for op in left.ops]
 
 
 def test_a_claim_that_costs_more_than_it_saves_is_not_made() -> None:
@@ -302,6 +302,6 @@ def test_a_claim_that_costs_more_than_it_saves_is_not_made() -> None:
         return n * cos + torch.cat([-b, a], -1) * sin
 
     outcome = claim(graph_of(fn, (16384, 128), (128,), (16384, 128), (16384, 128)), ClaimOptions(H200, interpret=True))
-    (left,) = outcome.left
+    (left,) = outcome.declined
     assert "keeps on chip" in left.reason and left.predicted_us is not None and left.inductor_us is not None
     assert left.predicted_us > left.inductor_us

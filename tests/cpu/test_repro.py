@@ -22,7 +22,7 @@ from onepass.capture.trace import capture
 from onepass.errors import NoReproducer, OnepassWarning
 from onepass.integration import engine, failure, journal, region_op, repro
 from onepass.ir.text import show
-from onepass.pipeline import keep
+from onepass.pipeline import keep_sources
 from tests.cpu.conftest import Anothers
 from tests.cpu.test_region_op import ROWS, assert_filled, inputs, outputs
 from tests.cpu.test_store import made as kernels_of
@@ -37,7 +37,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     repro._fresh.cache_clear()
     region_op.forget()
     journal.reset()
-    failure.forget()
+    failure.reset_warnings()
 
 
 def program() -> Any:
@@ -149,7 +149,7 @@ def test_an_error_that_cannot_be_told_does_not_fail_the_call(error: Any, monkeyp
         raise error
 
     monkeypatch.setattr(engine.Kernels, "executable", failing)
-    monkeypatch.setattr(region_op, "MOST_COMPILED", 0)
+    monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 0)
     ins, outs = inputs(4), outputs(4)
     with pytest.warns(OnepassWarning, match="ONEPASS-701") as said:
         region_op.run(outs, ins, [4], "a", ROWS)
@@ -164,7 +164,7 @@ def test_a_report_that_fails_does_not_fail_the_call(what: str, monkeypatch: pyte
         raise UnicodeEncodeError("ascii", "é", 0, 1, "ordinal not in range")
 
     monkeypatch.setattr(engine.Kernels, "executable", failing)
-    monkeypatch.setattr(region_op, "MOST_COMPILED", 0)
+    monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 0)
     ins, outs = inputs(4), outputs(4)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -179,7 +179,7 @@ def test_a_report_that_fails_does_not_fail_the_call(what: str, monkeypatch: pyte
 
 def test_a_stream_that_cannot_encode_a_warning_does_not_fail_the_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", lambda *_: (_ for _ in ()).throw(RuntimeError("é")))
-    monkeypatch.setattr(region_op, "MOST_COMPILED", 0)
+    monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 0)
     ins, outs = inputs(4), outputs(4)
     with (tmp_path / "err").open("w", encoding="ascii") as stream, warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -198,7 +198,7 @@ def test_sources_that_cannot_be_kept_cost_one_warning(tmp_path: Path, monkeypatc
     for folder in ("/proc/nowhere", str(tmp_path / ("x" * 300))):
         monkeypatch.setenv("ONEPASS_KEEP_SOURCES", folder)
         with pytest.warns(OnepassWarning, match="ONEPASS-503") as said:
-            assert keep(sources) is sources and keep(sources) is sources
+            assert keep_sources(sources) is sources and keep_sources(sources) is sources
             torch.testing.assert_close(onepass.fuse(lambda x: x.softmax(-1))(x), x.softmax(-1))
         assert len([w for w in said if w.category is OnepassWarning]) == 1
 
@@ -206,7 +206,7 @@ def test_sources_that_cannot_be_kept_cost_one_warning(tmp_path: Path, monkeypatc
 def test_kept_sources_stay_in_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (source, *_) = kernels_of("softmax-last").sources
     monkeypatch.setenv("ONEPASS_KEEP_SOURCES", str(tmp_path / "here"))
-    keep((replace(source, name="../up"), replace(source, name=str(tmp_path / "elsewhere"))))
+    keep_sources((replace(source, name="../up"), replace(source, name=str(tmp_path / "elsewhere"))))
     assert len(os.listdir(tmp_path / "here")) == 2 and os.listdir(tmp_path) == ["here"]
 
 
@@ -216,6 +216,6 @@ def test_kept_sources_follow_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyP
     victim.write_text("precious")
     (tmp_path / f"{source.name}.py").symlink_to(victim)
     monkeypatch.setenv("ONEPASS_KEEP_SOURCES", str(tmp_path))
-    keep((source,))
+    keep_sources((source,))
     assert victim.read_text() == "precious" and (tmp_path / f"{source.name}.py").read_text() == source.text
     assert files.slug(source.name) == source.name and os.listdir(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 
 from onepass.errors import BadResults, BadSpec
 from onepass.tools import results
-from onepass.tools.results import Result, Run, load, parse, row_id, save, summarise, to_json
+from onepass.tools.results import Result, Run, load, parse, row_id, save, summarize, to_json
 from tests.bench_runs import norms, row, rows_suite
 
 
@@ -50,19 +50,19 @@ def test_summaries_skip_what_has_no_time() -> None:
     fast = row("softmax", (4096, 4096), {"onepass": 1.0, "inductor": 2.0, "quack": 1.5})
     slow = row("softmax", (4096, 8192), {"onepass": 2.0, "eager": 1.0})
     failed = replace(fast, results={"onepass": Result(error="no plan"), "inductor": fast.results["inductor"]})
-    found = summarise((fast, slow, failed))
+    found = summarize((fast, slow, failed))
     assert found.geomean_times_floor == pytest.approx(2**0.5, rel=0.01)
     assert found.worst_times_floor and found.worst_times_floor.id == slow.id
     assert found.geomean_against_best_peer == pytest.approx(0.75**0.5, rel=0.01)
     assert found.worst_against_best_peer and found.worst_against_best_peer.value == pytest.approx(0.5, rel=0.01)
     assert found.geomean_against_inductor == pytest.approx(2, rel=0.01)
-    assert summarise(()) == results.Summary(None, None, None, None, None)
+    assert summarize(()) == results.Summary(None, None, None, None, None)
 
 
 def test_a_workload_without_a_floor() -> None:
     unbounded = replace(norms().rows[0], floor_bytes=0, floor_us=0.0)
     assert unbounded.times_floor("onepass") is None
-    assert summarise((unbounded,)).worst_times_floor is None
+    assert summarize((unbounded,)).worst_times_floor is None
 
 
 def test_row_ids() -> None:

@@ -120,6 +120,6 @@ def test_the_order_of_ctas_changes_no_bit(name: str, rows: int, layout: str, mon
     case = CASES[name]
     inputs = tuple(LAYOUTS[layout](t) for t in case.inputs(rows, 1027, torch.float32))
     forwards = as_tuple(onepass.fuse(case.function)(*inputs))
-    monkeypatch.setattr(interpret, "visited", lambda programs: reversed(range(programs)))
+    monkeypatch.setattr(interpret, "program_order", lambda programs: reversed(range(programs)))
     backwards = as_tuple(onepass.fuse(case.function)(*inputs))
     assert all(torch.equal(one, two) for one, two in zip(forwards, backwards, strict=True))

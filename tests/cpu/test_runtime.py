@@ -360,7 +360,7 @@ def test_parsing_that_other_threads_disturb_is_tried_again(monkeypatch: pytest.M
     assert module.build(offline.job(source, 90, None)).asm["cubin"] and next(calls) > 20
     monkeypatch.setattr(ast, "parse", lambda *_: (_ for _ in ()).throw(SystemError("something else")))
     with pytest.raises(SystemError, match="something else"):
-        compat.undisturbed(lambda: ast.parse(""))
+        compat.retry_parse(lambda: ast.parse(""))
 
 
 def test_says_once_that_kernels_are_interpreted(caplog: pytest.LogCaptureFixture) -> None:
@@ -427,13 +427,13 @@ def test_a_worker_leaves_what_launches_a_kernel_in_the_cache(monkeypatch: pytest
     kernel = SimpleNamespace(src="types", metadata="more")
     driver = SimpleNamespace(make_launcher=None, CudaLauncher=lambda *of: asked.append(of))
     monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", driver)
-    compat.triton_stub(kernel)
+    compat.compile_launcher_stub(kernel)
     assert asked == [("types", "more")]
     driver.CudaLauncher = lambda *of: 1 / 0
-    compat.triton_stub(kernel)
+    compat.compile_launcher_stub(kernel)
     del driver.make_launcher
     driver.CudaLauncher = lambda *of: asked.append(of)
-    compat.triton_stub(kernel)
+    compat.compile_launcher_stub(kernel)
     assert len(asked) == 1
 
 

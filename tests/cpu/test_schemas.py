@@ -17,17 +17,17 @@ import onepass
 from onepass import compat
 from onepass.capture import capture, node_kinds, reuse
 from onepass.capture.call import Call, Handler
-from onepass.capture.lower import TABLE, Output, lower
+from onepass.capture.lower import LOWERINGS, Output, lower
 from onepass.capture.reductions import REDUCTIONS
 from onepass.capture.schema import PLACEMENT, op_name
 from onepass.device import device
 from onepass.errors import (
     BitReinterpretation,
     IgnoredArgument,
+    MetadataMismatch,
     Mutation,
     OnepassError,
     ResultOnOtherDevice,
-    MetadataMismatch,
     UnsupportedOp,
     UnsupportedView,
 )
@@ -41,9 +41,9 @@ from onepass.tools.check import as_tuple
 # Overloads that some release between 2.11 and 2.15 lacks.
 SOME_LACK = {"prims.fma.default", "aten.mm.dtype", "aten.bmm.dtype", "aten.addmm.dtype", "aten.baddbmm.dtype",
              "aten._grouped_mm.default"}
-CLAIMS = {*node_kinds._COPIES, *node_kinds._CASTS, *node_kinds._CONSTANTS, *node_kinds._LEFT, *node_kinds._INLINED, *node_kinds.OTHER_REDUCTIONS, *node_kinds.MATMULS,
+CLAIMS = {*node_kinds._COPIES, *node_kinds._CASTS, *node_kinds._CONSTANTS, *node_kinds._DECLINED, *node_kinds._INLINED, *node_kinds.OTHER_REDUCTIONS, *node_kinds.MATMULS,
           *reuse._OWN_RESULTS, *reuse._CASTS}
-OPS = sorted(name for name in TABLE if name.startswith(("aten.", "prims.")))
+OPS = sorted(name for name in LOWERINGS if name.startswith(("aten.", "prims.")))
 
 
 def overload(name: str) -> Any:
@@ -62,15 +62,15 @@ def test_every_row_is_an_overload_that_only_computes() -> None:
     assert not missing(set(OPS))
     schemas = {name: overload(name)._schema for name in OPS if overload(name) is not None}
     assert not [name for name, schema in schemas.items() if schema.is_mutable or any(a.is_out for a in schema.arguments)]
-    functions = set(TABLE) - set(OPS)
+    functions = set(LOWERINGS) - set(OPS)
     assert functions == {op_name(f) for f in (operator.mul, operator.add, operator.sub, operator.truediv, torch.sym_float,
                                               torch._sym_sqrt)}
 
 
 def test_claims_name_overloads() -> None:
     assert not missing(CLAIMS)
-    assert set(TABLE) >= node_kinds._COPIES | node_kinds._CASTS | node_kinds._CONSTANTS | node_kinds._LEFT
-    assert not node_kinds.OTHER_REDUCTIONS & set(TABLE)
+    assert set(LOWERINGS) >= node_kinds._COPIES | node_kinds._CASTS | node_kinds._CONSTANTS | node_kinds._DECLINED
+    assert not node_kinds.OTHER_REDUCTIONS & set(LOWERINGS)
 
 
 # ---- sample calls -----------------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_what_is_not_read_must_hold_its_default(monkeypatch: pytest.MonkeyPatch)
         return handle
 
     for name in [name for name in OPS if overload(name) is not None and name not in REFUSED]:
-        monkeypatch.setitem(TABLE, name, watched(TABLE[name]))  # type: ignore[arg-type]
+        monkeypatch.setitem(LOWERINGS, name, watched(LOWERINGS[name]))  # type: ignore[arg-type]
         OneCall(name, sample(name)).program()
     unread = {(call.name, name) for call in calls for name in {*call.args.values} - call.args.read - {*PLACEMENT}}
     assert unread == NOT_FOLLOWED
@@ -279,8 +279,8 @@ def test_what_is_not_read_must_hold_its_default(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_argument_that_a_handler_forgets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = TABLE["aten.amax.default"]
-    monkeypatch.setitem(TABLE, "aten.amax.default", lambda call: (right(call), call.args.read.discard("keepdim"))[0])  # type: ignore
+    right = LOWERINGS["aten.amax.default"]
+    monkeypatch.setitem(LOWERINGS, "aten.amax.default", lambda call: (right(call), call.args.read.discard("keepdim"))[0])  # type: ignore
     OneCall("aten.amax.default", {"self": X, "dim": [1], "keepdim": False}).program()
     with pytest.raises(IgnoredArgument, match=r"ONEPASS-111.*keepdim=True"):
         OneCall("aten.amax.default", {"self": X, "dim": [1], "keepdim": True}).program()
@@ -291,7 +291,7 @@ def test_a_result_of_another_form_than_torchs_is_refused(name: str, monkeypatch:
     def unchanged(call: Call) -> Any:
         return next(iter(call.args))
 
-    monkeypatch.setitem(TABLE, name, unchanged)  # type: ignore[arg-type]
+    monkeypatch.setitem(LOWERINGS, name, unchanged)  # type: ignore[arg-type]
     with pytest.raises(MetadataMismatch, match="ONEPASS-113"):
         OneCall(name, sample(name)).program()
 
@@ -303,7 +303,7 @@ def add() -> None:
 @pytest.mark.parametrize("target", [torch.ops.aten.add, torch.add, add, torch.ops.aten.add.out, torch.ops.aten.add_.Tensor],
                          ids=op_name)
 def test_a_name_alone_has_no_row(target: Any) -> None:
-    assert op_name(target) not in TABLE
+    assert op_name(target) not in LOWERINGS
 
 
 @pytest.mark.parametrize("name", [name for name in REDUCTIONS if overload(name) is not None and
@@ -447,5 +447,5 @@ def test_what_has_no_row_stays_in_the_graph(function: Callable[[Tensor], Any], l
         x = torch.empty(64, 32)
     graph = compat.trace_graph(function, [x], mode).graph
     outcome = claim(graph, ClaimOptions(device("h200"), interpret=True, by_cost=False))
-    assert outcome.regions and all(each.error is None for each in outcome.left)
+    assert outcome.regions and all(each.error is None for each in outcome.declined)
     assert [node.target for node in graph.nodes].count(left) == 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import onepass
 from onepass import errors
-from onepass.stages import as_coded, foreign, stage
+from onepass.stages import external_code, stage, to_coded_error
 from tests.support import randoms
 
 WITHIN = {  # what is broken, and what onepass then says it was doing
@@ -21,7 +21,7 @@ WITHIN = {  # what is broken, and what onepass then says it was doing
     "lowering": ("onepass.capture.trace.lower", "capturing a function"),
     "outputs": ("onepass.capture.trace.plan_outputs", "capturing a function"),
     "rewrites": ("onepass.pipeline.simplify", "simplifying a Program"),
-    "classes": ("onepass.integration.engine.representative", "choosing kernels"),
+    "classes": ("onepass.integration.engine.representative_sizes", "choosing kernels"),
     "planning": ("onepass.plan.partition.score", "planning kernels"),
     "text": ("onepass.codegen.triton.emit", "writing kernels"),
     "kernels": ("onepass.integration.engine.assemble", "making kernels"),
@@ -85,9 +85,9 @@ def test_what_a_stage_says_to_the_code_around_it_passes() -> None:
 
 
 def test_what_foreign_code_raises_is_its_own() -> None:
-    with pytest.raises(KeyError), stage("counting"), foreign():
+    with pytest.raises(KeyError), stage("counting"), external_code():
         raise KeyError("theirs")
-    assert isinstance(as_coded(KeyError("ours"), "counting"), errors.InternalError)
+    assert isinstance(to_coded_error(KeyError("ours"), "counting"), errors.InternalError)
 
 
 def lookup(x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def test_explain_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
                                     "onepass.runtime.interpret.load", "onepass.integration.claim.find_regions"])
 def test_a_region_that_fails_so_is_left_with_the_code_named(broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(broken, raising(KeyError("7")))
-    monkeypatch.setattr("onepass.integration.region_op.by_inductor", raising(RuntimeError("it takes long")))
+    monkeypatch.setattr("onepass.integration.region_op.inductor_fallback", raising(RuntimeError("it takes long")))
     monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path))
     compiled = torch.compile(lambda x: x.softmax(1), backend=onepass.backend,
                              options={"interpret": True, "rest": "eager", "by_cost": False})

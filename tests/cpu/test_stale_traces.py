@@ -29,7 +29,7 @@ from torch import nn
 import onepass
 from onepass import errors
 from onepass.capture import capture, state_walk
-from onepass.capture.state import exact, same
+from onepass.capture.state import exact_key, same_value
 from onepass.capture.state_walk import state_of
 
 X = torch.full((2, 3), 2.0)
@@ -45,7 +45,7 @@ Case = tuple[Callable[..., Any], Callable[[], Any]]  # a function, and what chan
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     """Globals of this module as they were."""
-    kept, torch_state = dict(vars(THIS)), (F.gelu, torch.Tensor.relu, math.sqrt)
+    kept, torch_state_guard = dict(vars(THIS)), (F.gelu, torch.Tensor.relu, math.sqrt)
     yield
     for name in set(vars(THIS)) - set(kept):
         delattr(THIS, name)
@@ -54,7 +54,7 @@ def as_before() -> Iterator[None]:
         del sys.modules[name]
     TABLE.update(s=2.0, deep={"list": [1.0, 2.0]})
     Config.scale = 2.0
-    F.gelu, torch.Tensor.relu, math.sqrt = torch_state
+    F.gelu, torch.Tensor.relu, math.sqrt = torch_state_guard
     for undo in (lambda: torch.set_default_dtype(torch.float32), lambda: torch.set_grad_enabled(True),
                  lambda: torch.use_deterministic_algorithms(False), lambda: torch.set_default_device(None)):
         undo()
@@ -813,7 +813,7 @@ def test_modes_that_would_see_nothing() -> None:
 def test_plain_values_that_differ(first: Any, then: Any) -> None:
     captured = capture(lambda x, option: x * 2, (X, first))
     assert captured.bind((X, first)) is not None and captured.bind((X, then)) is None
-    assert not same(first, then) and exact(first) != exact(then)
+    assert not same_value(first, then) and exact_key(first) != exact_key(then)
 
 
 def test_plain_values_that_do_not_differ() -> None:
@@ -836,7 +836,7 @@ def test_functions_that_compute_from_their_arguments_alone() -> None:
 def test_more_than_can_be_compared_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [[k] for k in range(50)]
     capture(lambda x: x * len(many), (X,))
-    monkeypatch.setattr(state_walk, "MOST", 49)
+    monkeypatch.setattr(state_walk, "MAX_READS", 49)
     with pytest.raises(errors.UnguardedState, match="more than 49 objects"):
         capture(lambda x: x * len(many), (X,))
 

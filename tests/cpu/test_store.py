@@ -20,17 +20,17 @@ import torch
 import onepass
 from onepass import compat, files
 from onepass.capture.trace import capture
-from onepass.compat import kernels, sealed
+from onepass.compat import checksums, kernels
 from onepass.device import device
 from onepass.errors import BadSpec, OnepassWarning
 from onepass.integration import engine
 from onepass.knobs import Knobs, Setting, knobs
-from onepass.pipeline import compile, plan_for_interpreter, optimize, representative, specialize
+from onepass.pipeline import compile, optimize, plan_for_interpreter, representative_sizes, specialize
 from onepass.runtime import cache, offline
 from onepass.runtime.compiled import Artifact
 from onepass.runtime.counters import counts
 from onepass.runtime.measured import Calibration
-from onepass.runtime.serialize import Damaged, pack, unpack
+from onepass.runtime.serialize import CorruptEntry, pack, unpack
 from tests.cases import CASES
 from tests.cpu.conftest import Anothers
 from tests.support import run_python
@@ -46,7 +46,7 @@ def made(name: str, rows: int = 48, cols: int = 130) -> Artifact:
     inputs = CASES[name].inputs(rows, cols, torch.bfloat16, "cpu")
     captured = capture(CASES[name].function, inputs)
     program, free = specialize(optimize(captured.program), captured.bind(inputs) or {})
-    return plan_for_interpreter(program, representative(program, free, H200), H200).artifact
+    return plan_for_interpreter(program, representative_sizes(program, free, H200), H200).artifact
 
 
 @pytest.fixture
@@ -118,15 +118,15 @@ def test_no_byte_can_change_unnoticed() -> None:
         for bit in (0, 5):
             flipped = bytearray(content)
             flipped[at] ^= 1 << bit
-            with pytest.raises(Damaged):
+            with pytest.raises(CorruptEntry):
                 unpack(KEY, bytes(flipped))
     for length in (0, 1, 50, len(content) // 2, len(content) - 1):
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptEntry):
             unpack(KEY, content[:length])
     for other in (content + b" ", b"", b"{}", b"null\nnull"):
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptEntry):
             unpack(KEY, other)
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptEntry):
         unpack("1" * 64, content)
 
 
@@ -134,7 +134,7 @@ def test_no_byte_can_change_unnoticed() -> None:
 def test_a_sealed_file_of_another_form_is_damaged(body: bytes) -> None:
     from onepass.runtime import serialize
 
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptEntry):
         unpack(KEY, serialize._sealed(KEY, body))
 
 
@@ -151,7 +151,7 @@ def test_values_must_be_of_their_declared_types() -> None:
         for step in path[:-1]:
             at = at[step]
         at[path[-1]] = wrong
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptEntry):
             unpack(KEY, serialize._sealed(KEY, json.dumps(changed).encode()))
 
 
@@ -322,7 +322,7 @@ def test_a_store_is_checked_at_every_use(folder: Path) -> None:
     with pytest.warns(OnepassWarning, match="ONEPASS-501") as said:
         engine._remembered.cache_clear()
         assert torch.equal(onepass.fuse(softmax)(X), right)
-        assert not store.kernels.is_relative_to(folder) and not store.remember(KEY, made("softmax-last"))
+        assert not store.kernels.is_relative_to(folder) and not store.save_measurement(KEY, made("softmax-last"))
     assert len(said) == 1 and cache.store() is None
 
 
@@ -417,7 +417,7 @@ def test_what_is_created_is_its_users_alone(umask: int, folder: Path) -> None:
         again()
         store = cache.store()
         assert store is not None
-        sealed.seal(store.kernels / "KEY", "f.cubin", b"1")
+        checksums.seal(store.kernels / "KEY", "f.cubin", b"1")
     finally:
         os.umask(before)
     found = {p.relative_to(folder).parts[0]: p.stat().st_mode & 0o777 for p in [folder, *folder.rglob("*")] if p != folder}
@@ -605,7 +605,7 @@ def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
     folder.mkdir()
     kept = made("softmax-last")
     size = len(pack(KEY, kept))
-    store = cache.Store(folder, most_bytes=10 * size)
+    store = cache.Store(folder, max_bytes=10 * size)
     keys = [f"{k:064x}" for k in range(12)]
     for age, key in enumerate(reversed(keys)):
         store.save(key, kept)
@@ -618,7 +618,7 @@ def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
 
 def test_binaries_alone_can_be_too_much(folder: Path) -> None:
     folder.mkdir()
-    store = cache.Store(folder, most_bytes=1 << 20)
+    store = cache.Store(folder, max_bytes=1 << 20)
     store.save(KEY, made("softmax-last"))
     binary = store.kernels / "OLD"
     binary.mkdir()
@@ -633,20 +633,20 @@ def test_a_process_that_writes_little_sweeps_too(folder: Path) -> None:
     kept = made("softmax-last")
     cache.Store(folder).save("0" * 64, kept)
     os.utime(folder / "entries" / f"{'0' * 64}.json", times=(0, 0))
-    cache.Store(folder, most_bytes=len(pack(KEY, kept))).save("1" * 64, kept)
+    cache.Store(folder, max_bytes=len(pack(KEY, kept))).save("1" * 64, kept)
     assert "0" * 64 not in {p.stem for p in entries(folder)}
 
 
 def test_binaries_count_and_dead_drafts_go(folder: Path) -> None:
     folder.mkdir()
-    store = cache.Store(folder, most_bytes=10_000)
+    store = cache.Store(folder, max_bytes=10_000)
     store.save(KEY, made("softmax-last"))
     old, young = (store.kernels / name for name in ("OLD", "YOUNG"))
     for binary in (old, young):
         binary.mkdir()
         (binary / "kernel.cubin").write_bytes(bytes(20_000))
     drafts = [folder / place / ".abc.json.1.tmp" for place in ("entries", "triton", "triton/YOUNG", "cards")]
-    assert store.remember(KEY, Calibration(1.0, 2.0, 3.0, 4.0, 5.0, "2026-01-31"))
+    assert store.save_measurement(KEY, Calibration(1.0, 2.0, 3.0, 4.0, 5.0, "2026-01-31"))
     for draft in drafts:
         draft.write_bytes(b"half")
         fresh = draft.with_name(".def.json.1.tmp")
@@ -657,7 +657,7 @@ def test_binaries_count_and_dead_drafts_go(folder: Path) -> None:
     store.sweep()
     assert not old.exists() and young.exists() and not any(draft.exists() for draft in drafts)
     assert all(draft.with_name(".def.json.1.tmp").exists() for draft in drafts)
-    assert store.recall(KEY, Calibration) is not None, "what was measured on a card is kept, however old"
+    assert store.load_measurement(KEY, Calibration) is not None, "what was measured on a card is kept, however old"
 
 
 @pytest.mark.parametrize("call", ["open", "fsync", "close"])
@@ -669,7 +669,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(call: str, tmp_path: Path,
 
     os_close, handles = os.close, len(os.listdir("/proc/self/fd"))
     (tmp_path / "it").write_bytes(b"old")
-    with monkeypatch.context() as patch, files.opened(tmp_path) as folder:
+    with monkeypatch.context() as patch, files.open_folder(tmp_path) as folder:
         if call == "open":
             patch.setattr(files, "open", full, raising=False)
         elif call == "close":

@@ -73,13 +73,13 @@ def called(run: Callable[..., Tensor], train: bool) -> list[Tensor]:
 @pytest.mark.parametrize("fn", [pytest.param(fn, marks=pytest.mark.long) if fn in LONG else fn for fn in FUNCTIONS])
 def test_only_the_outermost_graph_owns_its_inputs(fn: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[fx.Graph, bool]] = []
-    claiming = passes.claiming
+    claim_options = passes.claim_options
 
     def recorded(graph: fx.Graph, said: Any, phase: str) -> Any:
         asked.append((graph, compat.is_outermost(graph)))
-        return claiming(graph, said, phase)
+        return claim_options(graph, said, phase)
 
-    monkeypatch.setattr(passes, "claiming", recorded)
+    monkeypatch.setattr(passes, "claim_options", recorded)
     train = fn in TRAINED
     mine = called(torch.compile(fn, backend=onepass.backend, options=EAGER), train)
     torch.testing.assert_close(mine, called(fn, train), rtol=1e-4, atol=1e-4)

@@ -17,11 +17,11 @@ from onepass.tools.timing import (
     Timed,
     anchor_bytes,
     busy_us,
-    copies_for,
-    split_at_markers,
     calls_by_name,
+    copies_for,
     interleaved_order,
     run_count,
+    split_at_markers,
     summarize_runs,
 )
 from onepass.tools.timing import spread as spread_of

@@ -18,7 +18,7 @@ import torch
 import onepass
 from onepass import compat, errors
 from onepass.capture import region_program
-from onepass.compat import unbroken
+from onepass.compat import uninterrupted
 from onepass.integration import fuse, region_op, traces
 from onepass.integration.engine import counts
 from onepass.integration.fuse import Fused
@@ -67,7 +67,7 @@ def test_a_trace_is_found_for_other_rows_without_asking_each(monkeypatch: pytest
     fused, asked = onepass.fuse(softmax), []
     for columns in range(8, 14):
         fused(torch.zeros(4, columns))
-    real = traces.Captured.fits
+    real = traces.Captured.bind_leaves
     monkeypatch.setattr(traces.Captured, "fits", lambda self, *a: asked.append(self) or real(self, *a))
     right(fused, 7, 10)
     assert len(asked) == 1
@@ -76,7 +76,7 @@ def test_a_trace_is_found_for_other_rows_without_asking_each(monkeypatch: pytest
 
 
 def test_the_latest_kinds_of_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "MOST_CALLS", 3)
+    monkeypatch.setattr(traces, "MAX_CALL_KINDS", 3)
     fused = onepass.fuse(softmax, dynamic=False)
     for rows in (2, 3, 4):
         right(fused, rows, 8)
@@ -92,7 +92,7 @@ def test_the_latest_kinds_of_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_rows_that_never_repeat_keep_one_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "MOST_CALLS", 3)
+    monkeypatch.setattr(traces, "MAX_CALL_KINDS", 3)
     fused = onepass.fuse(softmax)
     for rows in range(2, 9):
         right(fused, rows, 8)
@@ -101,7 +101,7 @@ def test_rows_that_never_repeat_keep_one_trace(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_forgotten_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "MOST_CALLS", 1)
+    monkeypatch.setattr(traces, "MAX_CALL_KINDS", 1)
     fused = onepass.fuse(softmax, dynamic=False)
     for columns in (8, 9, 10):
         right(fused, 2, columns)
@@ -111,7 +111,7 @@ def test_what_is_forgotten_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_latest_states_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuse, "MOST_STATES", 2)
+    monkeypatch.setattr(fuse, "MAX_STATES", 2)
     box = [1.0]
     fused, x = onepass.fuse(lambda x: x * box[0]), torch.ones(2, 3)
     for value in (1.0, 2.0, 3.0, 2.0):
@@ -196,7 +196,7 @@ def test_a_function_that_calls_itself_fused_ends() -> None:
 def test_regions_called_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "program p\n  axis n = 4\n  input in0: f32 [4] strides [1]\n  output out0: f32 [4] strides [1]\n" \
            "  %0 = load in0 [n:1]\n  %1 = mul %0 %0\n  store out0 [n:1] = %1\n"
-    monkeypatch.setattr(region_op, "MOST_REGIONS", 3)
+    monkeypatch.setattr(region_op, "MAX_REGIONS", 3)
     region_op.forget()
 
     def call(name: str) -> None:
@@ -268,8 +268,8 @@ def test_what_a_process_does_once_goes_on_when_the_waiting_is_interrupted(monkey
         go.wait()
         ended.append(1)
 
-    monkeypatch.setattr(unbroken, "time", SimpleNamespace(sleep=sleep))
-    once = unbroken.Once(work)
+    monkeypatch.setattr(uninterrupted, "time", SimpleNamespace(sleep=sleep))
+    once = uninterrupted.Once(work)
     with pytest.raises(KeyboardInterrupt):
         once()
     assert main not in began and not ended
@@ -282,8 +282,8 @@ def test_what_a_process_does_once_goes_on_when_the_waiting_is_interrupted(monkey
 def test_what_a_process_does_once_is_done_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
     refused = lambda *_: (_ for _ in ()).throw(RuntimeError("can't start new thread"))  # noqa: E731
-    monkeypatch.setattr(unbroken, "_thread", SimpleNamespace(start_new_thread=refused))
-    once = unbroken.Once(lambda: done.append(1) or 1 / 0)
+    monkeypatch.setattr(uninterrupted, "_thread", SimpleNamespace(start_new_thread=refused))
+    once = uninterrupted.Once(lambda: done.append(1) or 1 / 0)
     once()
     once()
     assert done == [1]

@@ -23,7 +23,7 @@ from onepass.integration import engine, region_op, settings
 from onepass.integration.engine import Kernels, counts
 from onepass.ir.program import Program
 from onepass.knobs import knobs
-from onepass.pipeline import compile, optimize, representative
+from onepass.pipeline import compile, optimize, representative_sizes
 from onepass.plan.partition import plan
 from onepass.runtime import cache, executable, measured, offline, tune
 from onepass.runtime.compiled import Artifact
@@ -80,7 +80,7 @@ class Clock:
         found = []
         for p in plans:
             k = self._order.index(p.sources)
-            us = self.final.get(k, self.us[k]) if runs == tune.FINAL else self.us[k]
+            us = self.final.get(k, self.us[k]) if runs == tune.FINAL_RUNS else self.us[k]
             found.append(Timing(us, self.spread, runs))
         return found
 
@@ -120,17 +120,17 @@ def test_the_final_decides() -> None:
 def test_only_those_near_the_best_are_timed_at_length() -> None:
     clock = Clock(100.0, 50.0, 51.0, 55.0, 56.0, 90.0)
     assert taken(clock) == 1
-    assert clock.asked == [(6, tune.HEAT), (1 + tune.FINALISTS, tune.FINAL)], "the default always is"
+    assert clock.asked == [(6, tune.FIRST_RUNS), (1 + tune.MAX_FINALISTS, tune.FINAL_RUNS)], "the default always is"
     slow = Clock(100.0, 200.0)
-    assert taken(slow) == 0 and slow.asked == [(2, tune.HEAT)]
+    assert taken(slow) == 0 and slow.asked == [(2, tune.FIRST_RUNS)]
 
 
 def test_the_outcome_in_a_sentence() -> None:
     plans = [made(str(k)) for k in range(3)]
     won, _ = tune.choose(plans[0], plans[1:], Clock(100.0, 70.0, 80.0))
-    assert "70.0 us instead of the default's 100.0" in tune.said(won) and "3 plans" in tune.said(won)
+    assert "70.0 us instead of the default's 100.0" in tune.describe_outcome(won) and "3 plans" in tune.describe_outcome(won)
     stayed, _ = tune.choose(plans[0], plans[1:], Clock(70.0, 71.0, 80.0))
-    assert "default plan stays, 70.0 us" in tune.said(stayed)
+    assert "default plan stays, 70.0 us" in tune.describe_outcome(stayed)
 
 
 def test_who_can_stand_in_for_the_default() -> None:
@@ -173,14 +173,14 @@ def test_scratch_tensors_have_the_layout_of_the_program(name: str) -> None:
 
 
 class OnNoCard:
-    """Stands in for OnCard: every plan takes what it is predicted to, but for the family that is said to be fast."""
+    """Stands in for DeviceTimer: every plan takes what it is predicted to, but for the family that is said to be fast."""
 
     seen: list[int] = []  # noqa: RUF012, emptied by the fixture
     speed: Callable[[int, Artifact], float]
     error: Exception | None = None
 
     def __init__(self, program: Program, sizes: Any, where: torch.device, aligned: frozenset[str]) -> None:
-        assert dict(sizes) == representative(program, dict(sizes), H200)
+        assert dict(sizes) == representative_sizes(program, dict(sizes), H200)
         if OnNoCard.error is not None:
             raise OnNoCard.error
 
@@ -197,12 +197,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     def prepare(source: Source, index: int, aligned: frozenset[str]) -> Any:
         return SimpleNamespace(binary=offline.compile(source, H200, aligned), launch=None)
 
-    monkeypatch.setattr(engine, "present", lambda index: H200)
+    monkeypatch.setattr(engine, "local_device", lambda index: H200)
     monkeypatch.setattr(engine, "prepare", prepare)
     monkeypatch.setattr(executable, "prepare", prepare)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: PROPERTIES)
-    monkeypatch.setattr(tune, "OnCard", OnNoCard)
+    monkeypatch.setattr(tune, "DeviceTimer", OnNoCard)
     OnNoCard.seen, OnNoCard.error = [], None
     OnNoCard.speed = staticmethod(lambda k, made: 100.0 if k == 0 else 60.0 + k)  # the first of the others is the best
     return capturing
@@ -227,7 +227,7 @@ def test_the_winner_is_remembered_apart_from_the_default(card: list[bool]) -> No
 def test_tuning_lasts_though_the_card_was_calibrated_or_corrected(card: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     winner = tuned("on")
     known = replace(H200, bandwidth=4.4e6, source="calibrated 2026-01-01", corrections=(("inner", 1.1),))
-    monkeypatch.setattr(engine, "present", lambda index: known)
+    monkeypatch.setattr(engine, "local_device", lambda index: known)
     engine._remembered.cache_clear()
     assert tuned("on") == winner and len(OnNoCard.seen) == 2
 
@@ -239,7 +239,7 @@ def test_another_card_or_version_is_tuned_anew(card: list[bool], monkeypatch: py
         patch.setattr(cache, "versions", lambda: {"onepass": "other"})
         tuned("on")
     assert len(OnNoCard.seen) == 4
-    monkeypatch.setattr(engine, "present", lambda index: replace(H200, title="another H200"))
+    monkeypatch.setattr(engine, "local_device", lambda index: replace(H200, title="another H200"))
     engine._remembered.cache_clear()
     tuned("on")
     assert len(OnNoCard.seen) == 6
@@ -327,7 +327,7 @@ def test_nothing_is_timed_while_a_graph_is_captured(card: list[bool], caplog: py
 
 
 def test_interpreted_kernels_are_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "OnCard", None)
+    monkeypatch.setattr(tune, "DeviceTimer", None)
     x = torch.randn(6, 40)
     torch.testing.assert_close(onepass.fuse(softmax, tune="full")(x), x.softmax(-1))
 
@@ -351,7 +351,7 @@ def test_where_the_setting_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_region_knows_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_TUNE", "on")
-    said = settings.mark({"tune": "full", "interpret": True})
+    said = settings.encode_key({"tune": "full", "interpret": True})
     assert said == "?tune=full"
     assert settings.decode_key("0" * 10 + said).settings.tune == "full"
     assert settings.decode_key("0" * 10).settings.tune == "on", "the environment decides what was not said"
@@ -403,8 +403,8 @@ def test_observations_are_kept_once_a_program_and_family() -> None:
     assert {(o.program, o.family): o.ratio for o in measured.observations(HERE)} == {
         ("inner 0", "inner"): 1.3, ("inner 1", "inner"): 1.2, ("inner 0", "outer"): 0.8}
     assert measured.observations(replace(HERE, sms=78)) == ()
-    measured.observe(HERE, [Observation(str(k), "inner", 1.0) for k in range(measured.MOST_SEEN)])
-    assert {o.program for o in measured.observations(HERE)} == {str(k) for k in range(measured.MOST_SEEN)}, "the latest"
+    measured.observe(HERE, [Observation(str(k), "inner", 1.0) for k in range(measured.MAX_OBSERVATIONS)])
+    assert {o.program for o in measured.observations(HERE)} == {str(k) for k in range(measured.MAX_OBSERVATIONS)}, "the latest"
 
 
 def test_observations_belong_to_a_version_of_the_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,19 +414,19 @@ def test_observations_belong_to_a_version_of_the_cost_model(monkeypatch: pytest.
 
 
 def test_a_device_is_what_was_measured() -> None:
-    assert measured.as_measured(H200, HERE) is H200
+    assert measured.with_measurements(H200, HERE) is H200
     measured.observe(HERE, seen("inner", *(1.2,) * 8))
-    found = measured.as_measured(H200, HERE)
+    found = measured.with_measurements(H200, HERE)
     assert found == replace(H200, corrections=(("inner", 1.2),))
     assert (found.correction("inner"), found.correction("outer")) == (1.2, 1.0)
-    assert measured.forget(HERE) and not measured.forget(HERE) and measured.as_measured(H200, HERE) is H200
-    assert measured.keep(HERE, measured.Calibration(1.0, 2.0, 3.0, 4.0, 5.0, "2026-01-31"))
+    assert measured.delete_measurements(HERE) and not measured.delete_measurements(HERE) and measured.with_measurements(H200, HERE) is H200
+    assert measured.save_calibration(HERE, measured.Calibration(1.0, 2.0, 3.0, 4.0, 5.0, "2026-01-31"))
     measured.observe(HERE, seen("inner", *(1.2,) * 8))
-    assert measured.forget(HERE) and measured.as_measured(H200, HERE) is H200, "both are forgotten at once"
+    assert measured.delete_measurements(HERE) and measured.with_measurements(H200, HERE) is H200, "both are forgotten at once"
 
 
 def on_h200(program: Program, facts: Any = H200) -> Artifact:
-    sizes = representative(program, SIZES, H200)
+    sizes = representative_sizes(program, SIZES, H200)
     return compile(program, sizes, facts, lambda source: offline.compile(source, H200)).artifact
 
 
@@ -434,9 +434,9 @@ def test_ratios_are_of_the_uncorrected_model() -> None:
     one = on_h200(program(8192))
     [kernel] = one.summary.kernels
     assert kernel.ctas_per_sm > 0
-    [plain] = measured.observed("p", [(one, 1.2 * kernel.predicted_us)], H200)
+    [plain] = measured.observations_from("p", [(one, 1.2 * kernel.predicted_us)], H200)
     corrected = replace(H200, corrections=tuple((family, 1.25) for family in INNER))
-    [again] = measured.observed("p", [(on_h200(program(8192), corrected), 1.2 * kernel.predicted_us)], corrected)
+    [again] = measured.observations_from("p", [(on_h200(program(8192), corrected), 1.2 * kernel.predicted_us)], corrected)
     assert plain.ratio == pytest.approx(1.2) == again.ratio
 
 
@@ -447,13 +447,13 @@ def test_of_a_family_the_fastest_counts_and_only_what_was_predicted_as_it_is() -
     as_is = replace(fit, summary=replace(one.summary, kernels=(replace(kernel, ctas_per_sm=measured.ctas_per_sm(
         binary.registers, binary.smem_bytes, kernel.schedule.warps, H200)),)))
     us = kernel.predicted_us
-    assert [o.ratio for o in measured.observed("p", [(as_is, 2 * us), (as_is, us)], H200)] == [pytest.approx(1.0)]
+    assert [o.ratio for o in measured.observations_from("p", [(as_is, 2 * us), (as_is, us)], H200)] == [pytest.approx(1.0)]
     spilled = replace(as_is, binaries=(replace(binary, spill_bytes=8),))
     other = replace(as_is, summary=replace(as_is.summary, kernels=(replace(as_is.summary.kernels[0], ctas_per_sm=77),)))
     half = replace(as_is, summary=replace(as_is.summary, predicted_us=2 * us))
     short = replace(as_is, summary=replace(as_is.summary, predicted_us=5.0,
                                            kernels=(replace(as_is.summary.kernels[0], predicted_us=5.0),)))
-    assert not measured.observed("p", [(spilled, us), (other, us), (half, us), (short, 5.0), (as_is, math.nan)], H200)
+    assert not measured.observations_from("p", [(spilled, us), (other, us), (half, us), (short, 5.0), (as_is, math.nan)], H200)
 
 
 def test_tuning_leaves_observations(card: list[bool]) -> None:
@@ -478,7 +478,7 @@ def test_a_correction_multiplies_predictions_and_explain_says_so() -> None:
 
 
 def test_plans_are_timed_on_scratch_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What OnCard hands to the stopwatch runs each plan's kernels; here they are interpreted."""
+    """What DeviceTimer hands to the stopwatch runs each plan's kernels; here they are interpreted."""
     ran: list[int] = []
 
     def watch(where: torch.device) -> Any:
@@ -492,6 +492,6 @@ def test_plans_are_timed_on_scratch_tensors(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tune, "Stopwatch", watch)
     captured = program(40)
     plan_of = Kernels(captured, "it").executable({"s0": 12}, torch.device("cpu"), NOTHING).artifact
-    timer = tune.OnCard(captured, {"s0": 12}, torch.device("cpu"), NOTHING)
+    timer = tune.DeviceTimer(captured, {"s0": 12}, torch.device("cpu"), NOTHING)
     assert len(timer([plan_of, plan_of], 3)) == 2 and ran == [3, 3]
     torch.testing.assert_close(timer._tensors["out0"], timer._tensors["x"].softmax(-1), rtol=1e-2, atol=1e-2)

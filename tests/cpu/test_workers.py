@@ -25,16 +25,16 @@ from onepass import compat
 from onepass.errors import (
     CompileFailed,
     CompilerExited,
-    CompilerProtocolError,
     CompilerNotStarted,
-    ProcessExiting,
+    CompilerProtocolError,
     CompilerTimedOut,
     CompilerUnavailable,
+    ProcessExiting,
 )
 from onepass.runtime import frames, offline, offline_worker, workers
-from onepass.runtime.background import Background
+from onepass.runtime.background import DaemonExecutor
 from onepass.runtime.module import Job
-from onepass.runtime.workers import Pool, Trouble
+from onepass.runtime.workers import Pool, WorkerFailure
 from tests.fake_worker import COMMAND, request, text
 from tests.support import run_python
 
@@ -97,7 +97,7 @@ def test_after_any_fault_a_fresh_worker_answers(pool: Pool, tmp_path: Path, faul
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_fails_twice_is_told(pool: Pool, fault: str) -> None:
     before = handles()
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(WorkerFailure) as raised:
         value(pool, FAULTS[fault], *ending(fault))
     expected = CompilerExited if fault in ("killed", "crashed", "ended", "half an answer") else CompilerProtocolError
     assert raised.value.failure is expected
@@ -106,10 +106,10 @@ def test_what_fails_twice_is_told(pool: Pool, fault: str) -> None:
 
 
 def test_what_a_worker_printed_last_is_told(pool: Pool) -> None:
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(WorkerFailure) as raised:
         value(pool, ("print", "hello\nerror: no room\nbye\n"), ("exit", 3))
     assert raised.value.fields == {"how": "ended with status 3 after printing 'error: no room'"}
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(WorkerFailure) as raised:
         value(pool, ("signal", signal.SIGKILL))
     assert raised.value.fields == {"how": "was killed by SIGKILL"}
 
@@ -157,7 +157,7 @@ def test_a_worker_that_is_late_is_replaced(pool: Pool, tmp_path: Path, monkeypat
 
 
 def test_what_is_late_twice_is_told(pool: Pool) -> None:
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(WorkerFailure) as raised:
         value(pool, ("sleep", 3600), seconds=0.2)
     assert raised.value.failure is CompilerTimedOut and raised.value.fields == {"seconds": "0.2"}
     value(pool)
@@ -177,7 +177,7 @@ def test_a_stopped_worker_is_replaced_before_the_deadline(pool: Pool, tmp_path: 
     first = value(pool)
     assert value(pool, ("signal", signal.SIGSTOP), once=tmp_path / "done") != first
     assert not is_there(first)
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(WorkerFailure) as raised:
         value(pool, ("signal", signal.SIGSTOP))
     assert raised.value.failure is CompilerExited and "stopped by a signal" in str(raised.value.fields["how"])
 
@@ -234,7 +234,7 @@ def test_threads_that_ask_at_once_get_their_own_answers(size: int, monkeypatch: 
     pool.end()
     assert not any(map(is_there, pids))
     monkeypatch.setattr(subprocess, "Popen", None)  # no process is started any more
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(WorkerFailure) as raised:
         value(pool)
     assert raised.value.failure is ProcessExiting
 
@@ -248,7 +248,7 @@ def test_workers_that_are_closed_start_again(pool: Pool) -> None:
 @pytest.mark.parametrize("command", [("/nonexistent/python",), ("",), (None,)])
 def test_a_worker_that_cannot_start_is_told(command: tuple[Any, ...]) -> None:
     pool, before = Pool(1, command), handles()
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(WorkerFailure) as raised:
         value(pool)
     assert raised.value.failure is CompilerNotStarted and handles() == before
 
@@ -259,12 +259,12 @@ def test_a_system_without_handles_or_threads_is_told(pool: Pool, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socketpair", no_more)
-        with pytest.raises(Trouble, match="CompilerNotStarted"):
+        with pytest.raises(WorkerFailure, match="CompilerNotStarted"):
             value(pool)
     value(pool)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
-        with pytest.raises(Trouble, match="CompilerNotStarted"):
+        with pytest.raises(WorkerFailure, match="CompilerNotStarted"):
             value(Pool(1, COMMAND))
 
 
@@ -312,7 +312,7 @@ def script(lines: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_process_ends_though_a_worker_never_answers(thread: str, hang: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    done = script(f"workers.LAST_SECONDS = 0.2\nhang = ('hold', {str(pipe)!r}), {hang}\n{thread}\n"
+    done = script(f"workers.EXIT_SECONDS = 0.2\nhang = ('hold', {str(pipe)!r}), {hang}\n{thread}\n"
                   f"os.open({str(pipe)!r}, os.O_RDONLY)\nprint('end')")  # opened once the worker has got so far
     assert done.returncode == 0 and done.stdout == "end\n", done.stderr
     assert "Traceback" not in done.stderr or "CompilersStopped" in done.stderr
@@ -380,7 +380,7 @@ for wanted, state in ((signal.SIGPIPE, signal.SIG_DFL), (signal.SIGCHLD, signal.
 
 def test_background_calls_are_run_in_order_by_few_threads() -> None:
     began: list[int] = []
-    with Background(2, "it") as threads:
+    with DaemonExecutor(2, "it") as threads:
         assert list(threads.map(lambda k: began.append(k) or 2 * k, range(50))) == [2 * k for k in range(50)]
         assert sorted(began) == list(range(50)) and len(threads._threads) <= 2
         with pytest.raises(ZeroDivisionError):
@@ -390,7 +390,7 @@ def test_background_calls_are_run_in_order_by_few_threads() -> None:
 
 
 def test_what_waits_is_dropped_and_threads_end() -> None:
-    go, threads = threading.Event(), Background(1, "it")
+    go, threads = threading.Event(), DaemonExecutor(1, "it")
     first, second = threads.submit(go.wait), threads.submit(print)
     while not first.running():
         pass
@@ -409,7 +409,7 @@ def test_what_waits_is_dropped_and_threads_end() -> None:
 def asked(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are measured by workers that compile nothing."""
     monkeypatch.setattr(offline, "_pool", lambda process_id: pool)
-    monkeypatch.setattr(compat, "triton_tools", lambda target: {})
+    monkeypatch.setattr(compat, "triton_toolchain", lambda target: {})
 
 
 def job(order: str) -> Job:
@@ -461,7 +461,7 @@ def test_numbers_that_are_none_are_told() -> None:
     good = {**counts, "loads": {"16": 1}, "stores": {}}
     assert offline._binary(good).loads == {16: 1}
     for bad in ({"registers": "18"}, {"loads": {"16": None}}, {"loads": {"wide": 1}}, {"loads": 3}, {"more": 1}):
-        with pytest.raises(Trouble, match="CompilerGarbled"):
+        with pytest.raises(WorkerFailure, match="CompilerGarbled"):
             offline._binary({**good, **bad})
 
 
@@ -470,7 +470,7 @@ def test_numbers_that_are_none_are_told() -> None:
 def test_an_assembler_that_does_not_run_is_trouble(asked: None, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     order = text(next(numbers))
     with monkeypatch.context() as patch:
-        patch.setattr(compat, "triton_tools", lambda target: (_ for _ in ()).throw(error))
+        patch.setattr(compat, "triton_toolchain", lambda target: (_ for _ in ()).throw(error))
         with pytest.raises(CompilerUnavailable, match="ONEPASS-330"):
             registers(order)
     registers(order)

@@ -52,7 +52,7 @@ def test_a_graph_over_rotating_buffers(clock: Clock) -> None:
 
 def test_a_small_suite(tmp_path: Path) -> None:
     out, page = tmp_path / "small.json", Console(file=io.StringIO())
-    run = bench(Options(SMALL, ("onepass", "eager", "inductor"), out, graphs=True, regret=True, most=3), page)
+    run = bench(Options(SMALL, ("onepass", "eager", "inductor"), out, graphs=True, regret=True, max_candidates=3), page)
     assert [r.id for r in load(out).rows] == [job.id for job in SMALL.jobs] and run.anchors
     for row in run.rows:
         assert all(result.ok for result in row.results.values()), row.results

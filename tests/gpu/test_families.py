@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onepass.knobs import knobs
-from onepass.runtime.card import present
+from onepass.runtime.card import local_device
 from tests.families import cells, members
 from tests.forced import H200
 from tests.support import assert_right, twice
@@ -20,6 +20,6 @@ pytestmark = pytest.mark.smoke
 def test_right_under_schedules_of_each_family(family: str, kind: str, is_smoke: bool) -> None:
     card, found = torch.device("cuda", 0), list(members(family, kind, few=is_smoke))
     with ThreadPoolExecutor(knobs().compile_workers) as threads:
-        list(threads.map(lambda one: one.compile(present() or H200), found))
+        list(threads.map(lambda one: one.compile(local_device() or H200), found))
     for one in found:
         assert_right(one.call(card), one.function, lambda seed, one=one: one.inputs(seed, card), run=twice)

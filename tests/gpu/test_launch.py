@@ -70,7 +70,7 @@ def test_misaligned_pointers() -> None:
 
 
 def test_binary_is_the_one_compiled_offline() -> None:
-    present = card.present()
+    present = card.local_device()
     assert present is not None
     launcher = launch.prepare(vector_add(), 0, ALL)
     assert launcher.binary == offline.compile(vector_add(), present)
@@ -126,7 +126,7 @@ def test_loading_what_a_worker_compiled_starts_no_compiler(tmp_path: Path, monke
     launch.prepare(vector_add(), 0, ALL)  # the first in a process has Triton compile what it asks the driver with
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
     source = replace(vector_add(), name="added", text=TEXT.replace("vector_add", "added"))
-    offline.compile(source, card.present(), ALL)
+    offline.compile(source, card.local_device(), ALL)
     monkeypatch.setattr(subprocess, "Popen", _no_compiler)
     launcher = launch.prepare(source, 0, ALL)
     monkeypatch.undo()
@@ -149,7 +149,7 @@ def test_the_card_is_known() -> None:
     facts = card.doctor_facts()
     assert facts["usable"]["launch"]["ok"] and facts["card"]["sms"] > 0 and facts["driver_cuda"]
     if "H200" in facts["card"]["title"]:
-        assert card.present() is DEVICES["h200"]
+        assert card.local_device() is DEVICES["h200"]
 
 
 def test_host_cost_of_a_launch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,9 @@ from onepass.plan.partition import Search
 from onepass.plan.plan import Plan
 from onepass.plan.schedule import Block
 from onepass.runtime import offline
-from onepass.runtime.compiled import Compiled, Artifact
+from onepass.runtime.compiled import Artifact, Compiled
 from onepass.runtime.executable import aligned_of, assemble
+from onepass.tools.captured_function import CapturedFunction
 from onepass.tools.check import as_tuple
 from onepass.tools.functions import (
     cross_entropy,
@@ -33,7 +34,6 @@ from onepass.tools.functions import (
     softmax,
     softmax_backward,
 )
-from onepass.tools.captured_function import CapturedFunction
 from onepass.tools.workloads import workload
 from tests.gpu.conftest import Room
 from tests.support import assert_right, randoms, twice

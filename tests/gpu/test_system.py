@@ -16,7 +16,7 @@ from onepass.capture.trace import capture
 from onepass.codegen.source import Source
 from onepass.errors import NotWarmedUp
 from onepass.runtime.binary import Binary
-from onepass.runtime.card import present
+from onepass.runtime.card import local_device
 from onepass.runtime.executable import aligned_of, assemble
 from onepass.runtime.launch import prepare
 from onepass.tools.check import as_tuple
@@ -179,7 +179,7 @@ def test_a_plan_that_spills_is_replaced_and_the_next_is_right() -> None:
     inputs = case.inputs(4096, 1024, torch.bfloat16, "cuda")
     captured = capture(case.function, inputs)
     program, bindings = pipeline.optimize(captured.program), captured.bind(inputs)
-    device, everything = present(), frozenset(captured.tensors(inputs))
+    device, everything = local_device(), frozenset(captured.tensors(inputs))
     assert device is not None and bindings is not None
     measured: list[str] = []
 

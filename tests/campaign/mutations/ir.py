@@ -16,7 +16,7 @@ CRITERION = ("tests/cpu/test_criterion.py",)
 
 MUTANTS: list[Mutant] = [
     # ---- monoids
-    Mutant("ir-monoid-max-starts-high", "onepass/ir/monoid.py", '_primitive("max", least)', '_primitive("max", greatest)',
+    Mutant("ir-monoid-max-starts-high", "onepass/ir/monoid.py", '_primitive("max", min_value)', '_primitive("max", max_value)',
            "an empty tile changes no reduction", MONOID),
     Mutant("ir-monoid-prod-starts-at-zero", "onepass/ir/monoid.py", "1.0 if dtype.is_float else 1)",
            "0.0 if dtype.is_float else 0)", "an empty tile changes no reduction", MONOID),
@@ -69,7 +69,7 @@ MUTANTS: list[Mutant] = [
     Mutant("ir-expr-denormal-literals", "onepass/ir/expr.py", "return float(torch.tensor(value, dtype=torch.float32))",
            "return value", "the oracle and the text hold literals as kernels do",
            (f"{NUMBERS}::test_the_oracle_and_the_text_hold_literals_as_kernels_do",)),
-    Mutant("ir-expr-greatest-does-not-fit", "onepass/ir/expr.py", "<= value <= greatest(dtype)", "<= value < greatest(dtype)",
+    Mutant("ir-expr-greatest-does-not-fit", "onepass/ir/expr.py", "<= value <= max_value(dtype)", "<= value < max_value(dtype)",
            "what eager fills a tensor with is not refused", (NUMBERS,)),
     Mutant("ir-expr-unsigned-below-zero", "onepass/ir/expr.py", 'wraps = dtype.name == "u8" and isinstance(value, int)',
            "wraps = False", "a negative fill of an unsigned type wraps around as in eager",
@@ -101,11 +101,11 @@ MUTANTS: list[Mutant] = [
     Mutant("ir-size-unsorted-symbols", "onepass/ir/size.py", "names = tuple(sorted((a.names", "names = tuple(((a.names",
            "s0 * s1 is s1 * s0", ("tests/cpu/test_ir.py::test_the_order_of_symbols_does_not_matter",)),
     # ---- budgets
-    Mutant("ir-budget-never-spent", "onepass/ir/budget.py", "if self.left < 0:", "if self.left < -(10**9):",
+    Mutant("ir-budget-never-spent", "onepass/ir/budget.py", "if self.remaining < 0:", "if self.remaining < -(10**9):",
            "every search ends", ("tests/cpu/test_budget.py::test_steps_are_counted_and_scaled",)),
-    Mutant("ir-budget-spent-one-late", "onepass/ir/budget.py", "return self.left <= 0", "return self.left < 0",
+    Mutant("ir-budget-spent-one-late", "onepass/ir/budget.py", "return self.remaining <= 0", "return self.remaining < 0",
            "a search ends when its steps are spent", ("tests/cpu/test_budget.py::test_steps_are_counted_and_scaled",)),
-    Mutant("ir-budget-not-scaled", "onepass/ir/budget.py", "self.most + self.each * size", "self.most",
+    Mutant("ir-budget-not-scaled", "onepass/ir/budget.py", "self.base + self.per_item * size", "self.base",
            "larger work has more steps", ("tests/cpu/test_budget.py::test_steps_are_counted_and_scaled",)),
     # ---- axes that never meet
     Mutant("ir-axes-that-meet-are-shared", "onepass/ir/axes.py",
@@ -119,13 +119,13 @@ MUTANTS: list[Mutant] = [
            "dims = program.dims[i]", "an axis that is folded stays apart from those that are kept",
            ("tests/cpu/test_plan.py::test_an_axis_that_is_folded_meets_those_that_are_kept",)),
     # ---- numbers for symbols
-    Mutant("ir-fix-scale-stays", "onepass/ir/fix.py", "replace(node, value=node.value * scale, scale=1)",
+    Mutant("ir-fix-scale-stays", "onepass/ir/specialize.py", "replace(node, value=node.value * scale, scale=1)",
            "replace(node, value=node.value * scale, scale=scale)", "a fixed size is multiplied once",
            ("tests/cpu/test_ir.py::test_numbers_for_symbols_change_no_answer",)),
-    Mutant("ir-fix-column-stays-open", "onepass/ir/fix.py", "if any(axis in program.dims[j] for j in after):", "if not after:",
+    Mutant("ir-fix-column-stays-open", "onepass/ir/specialize.py", "if any(axis in program.dims[j] for j in after):", "if not after:",
            "a column that is used again has a known length",
            ("tests/cpu/test_plan.py::test_a_row_count_that_is_used_again_is_fixed_and_one_that_is_only_summed_is_not",)),
-    Mutant("ir-fix-gather-extent-stays", "onepass/ir/fix.py", "replace(g, stride=size(g.stride), extent=size(g.extent))",
+    Mutant("ir-fix-gather-extent-stays", "onepass/ir/specialize.py", "replace(g, stride=size(g.stride), extent=size(g.extent))",
            "replace(g, stride=size(g.stride))", "no symbol of a fixed size is left",
            ("tests/cpu/test_ir.py::test_every_symbol_that_a_program_mentions_is_listed",)),
     # ---- precision

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-GLANCE = 0.005  # seconds between looks at whether it is done: locks may stay held where Ctrl-C interrupts their use
+POLL_SECONDS = 0.005  # seconds between looks at whether it is done: locks may stay held where Ctrl-C interrupts their use
 
 
 class Once:
@@ -32,7 +32,7 @@ class Once:
         if threading.current_thread() is not threading.main_thread() or not self._begun():
             self._run()
         while not self._done:
-            time.sleep(GLANCE)
+            time.sleep(POLL_SECONDS)
 
     def _begun(self) -> bool:
         """Whether a thread of this process is at it; a forked child has none of its parent's."""

@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import EntrySetAside, printable, warn
+from ..errors import EntryQuarantined, printable, warn
 
-SEAL = ".sha256"
+CHECKSUM_SUFFIX = ".sha256"
 OWN = 3  # parts of a path that may not be links: the store, Triton's folder in it, a kernel's in that
 MOST_BYTES = 1 << 30  # of one file: more than any kernel, with room for debugging information
 
 
 @cache
-def sealed_files() -> type[Any]:
+def checksummed_cache_manager() -> type[Any]:
     """The class Triton is given for its cache: its own, with seals. Made at first use, because Triton is imported late."""
     plain: Any = importlib.import_module("triton.runtime.cache").FileCacheManager
 
-    class SealedFiles(plain):  # type: ignore[misc]  # of a package without types
+    class ChecksummedCacheManager(plain):  # type: ignore[misc]  # of a package without types
         def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
             self.own = not override and not dump  # the other two are folders the user looks into
             if not self.own:
@@ -42,7 +42,7 @@ def sealed_files() -> type[Any]:
         def get_file(self, filename: str) -> str | None:
             if not self.own:
                 return super().get_file(filename)
-            return self._make_path(filename) if unseal(Path(self.cache_dir), filename) is not None else None
+            return self._make_path(filename) if read_checksummed(Path(self.cache_dir), filename) is not None else None
 
         def has_file(self, filename: str) -> bool:
             return self.get_file(filename) is not None if self.own else super().has_file(filename)
@@ -51,7 +51,7 @@ def sealed_files() -> type[Any]:
             """All files of a kernel; None where one is missing, because Triton would trip over it."""
             if not self.own:
                 return super().get_group(filename)
-            names = members(Path(self.cache_dir), f"__grp__{filename}")
+            names = group_members(Path(self.cache_dir), f"__grp__{filename}")
             found = {name: path for name in names if (path := self.get_file(name)) is not None}
             return found if names and len(found) == len(names) else None
 
@@ -61,28 +61,28 @@ def sealed_files() -> type[Any]:
                 return super().put(data, filename, binary)
             content = data if isinstance(data, bytes) else str(data).encode()
             try:
-                seal(Path(self.cache_dir), filename, content)
+                write_checksummed(Path(self.cache_dir), filename, content)
                 return self._make_path(filename)
             except OSError:  # a full disk, or a folder that is not ours alone: Triton needs the file all the same
-                return put_apart(self.key, filename, content)
+                return write_private(self.key, filename, content)
 
-    return SealedFiles
+    return ChecksummedCacheManager
 
 
-def seal(folder: Path, name: str, content: bytes) -> None:
+def write_checksummed(folder: Path, name: str, content: bytes) -> None:
     """Write a file and its seal. A reader in between finds the one without the other, and so nothing."""
-    with files.opened(folder, own=OWN, create=True) as handle:
+    with files.open_folder(folder, own=OWN, create=True) as handle:
         with suppress(FileNotFoundError):
-            os.unlink(name + SEAL, dir_fd=handle)
+            os.unlink(name + CHECKSUM_SUFFIX, dir_fd=handle)
         files.write(handle, name, content)
-        files.write(handle, name + SEAL, _digest(folder.name, name, content))
+        files.write(handle, name + CHECKSUM_SUFFIX, _digest(folder.name, name, content))
 
 
-def unseal(folder: Path, name: str) -> bytes | None:
+def read_checksummed(folder: Path, name: str) -> bytes | None:
     """What a file holds, if it is as it was written; None otherwise, and where it is not there."""
     try:
-        with files.opened(folder, own=OWN) as handle:
-            content, found = files.read(handle, name, MOST_BYTES), files.read(handle, name + SEAL, MOST_BYTES)
+        with files.open_folder(folder, own=OWN) as handle:
+            content, found = files.read(handle, name, MOST_BYTES), files.read(handle, name + CHECKSUM_SUFFIX, MOST_BYTES)
         if found == _digest(folder.name, name, content):
             return content
         trouble = "it is not as it was written"
@@ -90,28 +90,28 @@ def unseal(folder: Path, name: str) -> bytes | None:
         return None
     except OSError as error:
         trouble = printable(error.strerror or str(error))
-    warn(EntrySetAside(entry=f"{folder.name}/{name}", folder=folder.parent, detail=trouble))
+    warn(EntryQuarantined(entry=f"{folder.name}/{name}", folder=folder.parent, detail=trouble))
     return None
 
 
-def put_apart(key: str, name: str, content: bytes) -> str:
+def write_private(key: str, name: str, content: bytes) -> str:
     """Keep a file for this process alone; its path."""
-    folder = _apart(os.getpid()).path / key
-    with files.opened(folder, own=2, create=True) as handle:
+    folder = _private_folder(os.getpid()).path / key
+    with files.open_folder(folder, own=2, create=True) as handle:
         files.write(handle, name, content)
     return str(folder / name)
 
 
 @lru_cache(maxsize=1)
-def _apart(process: int) -> files.Private:
+def _private_folder(process: int) -> files.PrivateFolder:
     """A folder of this process; a forked child has one of its own."""
-    return files.Private("onepass-")
+    return files.PrivateFolder("onepass-")
 
 
-def members(folder: Path, name: str) -> tuple[str, ...]:
+def group_members(folder: Path, name: str) -> tuple[str, ...]:
     """The names a group lists. Where it says that they lie counts for nothing: they lie here."""
     try:
-        listed = json.loads(unseal(folder, name) or b"{}").get("child_paths", {})
+        listed = json.loads(read_checksummed(folder, name) or b"{}").get("child_paths", {})
         return tuple(str(each) for each in listed if os.path.basename(each) == each)
     except (ValueError, AttributeError, TypeError):
         return ()
