@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onepass.tools.workloads import WORKLOADS, Maker, maker
+from onepass.tools.workloads import WORKLOADS, InputMaker, input_maker
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SIZES = (1, 2, 13, 127, 768, 1000, 1027, 2304, 5120, 8472, 50257)
@@ -45,7 +45,7 @@ class Case:
     def inputs(self, rows: int, cols: int, dtype: torch.dtype, device: "str | torch.device" = "cpu",
                seed: int = 0) -> tuple[Tensor, ...]:
         """Arguments of the function; the same for the same seed and kind of device."""
-        return self.make(maker(dtype, device, seed), rows, cols)
+        return self.make(input_maker(dtype, device, seed), rows, cols)
 
     def number(self) -> int:
         """A number that spreads cases evenly and never changes."""
@@ -62,20 +62,20 @@ def shapes(case: Case, most: int) -> list[tuple[int, int]]:
 
 
 def _data(count: int = 1, vectors: int = 0) -> Inputs:
-    def inputs(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+    def inputs(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
         return (*(make.data(rows, cols) for _ in range(count)), *(make.vector(cols) for _ in range(vectors)))
 
     return inputs
 
 
-def _cube(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+def _cube(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
     return (make.data(rows, MIDDLE, cols),)
 
 
 def _factors(shape: Callable[[int, int], tuple[int, ...]]) -> Inputs:
     """1 and -1, and about a hundred 2 and -1/2: whatever is multiplied in whatever order, nothing is rounded."""
 
-    def inputs(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+    def inputs(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
         z = make.data(*shape(rows, cols)).float()
         far = float(torch.special.ndtri(torch.tensor(1 - min(0.25, 100 / max(1, z.numel())), dtype=torch.float64)))
         sizes = torch.where(z > far, 2.0, torch.where(z < -far, 0.5, 1.0))
@@ -85,7 +85,7 @@ def _factors(shape: Callable[[int, int], tuple[int, ...]]) -> Inputs:
 
 
 def _image(gradient: bool) -> Inputs:
-    def inputs(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+    def inputs(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
         data = tuple(make.data(rows, CHANNELS, cols) for _ in range(1 + gradient))
         return *data, make.vector(CHANNELS), make.vector(CHANNELS)
 
@@ -100,22 +100,22 @@ def _heads(count: int) -> Inputs:
 def _loss(gradient: str) -> Inputs:
     """Logits and classes; the incoming gradient is one number, one a row, or none."""
 
-    def inputs(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+    def inputs(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
         incoming = {"none": (), "scalar": (make.data(1)[0],), "rows": (make.data(rows),)}[gradient]
         return *incoming, make.data(rows, cols), make.classes(rows, cols)
 
     return inputs
 
 
-def _row_gradient(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+def _row_gradient(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
     return make.data(rows), make.data(rows, cols)
 
 
-def _col_gradient(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+def _col_gradient(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
     return make.data(cols), make.data(rows, cols)
 
 
-def _moment_gradients(make: Maker, rows: int, cols: int) -> tuple[Tensor, ...]:
+def _moment_gradients(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
     return make.data(CHANNELS), make.data(CHANNELS), make.data(rows, CHANNELS, cols)
 
 

@@ -8,7 +8,7 @@ from .program import Builder, Index, Load, Node, Program, Reduce, Store, operand
 from .size import Size
 
 
-def share_axes(program: Program) -> Program:
+def unify_axes(program: Program) -> Program:
     """x0[a, b] ... x1[c, d] -> x0[a, b] ... x1[a, b], where a and c (b and d) have the same extent and strides and never meet.
 
     Three norms of three tensors that share a weight come in as three sets of rows. Whether one walk over all of them pays

@@ -18,31 +18,31 @@ class Budget:
 
     work: str  # what the steps are, as part of a message
     error: type[TooManySteps]
-    most: int
-    each: int = 0
+    base: int
+    per_item: int = 0
 
     def steps(self, size: int = 0) -> Steps:
         """A counter for one run of the loop."""
-        return Steps(self, self.most + self.each * size)
+        return Steps(self, self.base + self.per_item * size)
 
 
 class Steps:
     """The steps of one run, counted down."""
 
-    def __init__(self, budget: Budget, most: int) -> None:
-        self.budget, self.most, self.left = budget, most, most
+    def __init__(self, budget: Budget, max_steps: int) -> None:
+        self.budget, self.max_steps, self.remaining = budget, max_steps, max_steps
 
-    def take(self, count: int = 1) -> None:
+    def spend(self, count: int = 1) -> None:
         """Spend steps; raises the error of the budget once there are none left."""
-        self.left -= count
-        if self.left < 0:
-            raise self.budget.error(work=self.budget.work, most=self.most)
+        self.remaining -= count
+        if self.remaining < 0:
+            raise self.budget.error(work=self.budget.work, most=self.max_steps)
 
-    def note(self) -> None:
+    def count(self) -> None:
         """Count a step of a search that ends by itself when they are spent, without an error."""
-        self.left -= 1
+        self.remaining -= 1
 
     @property
-    def spent(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether a search had better end with what it has."""
-        return self.left <= 0
+        return self.remaining <= 0

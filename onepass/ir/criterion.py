@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FEW = 8  # numbers whose RMS error says nothing: of a single one, rounded as well as can be, it is up to half an ulp
-MANY = 32  # numbers from which a band has bounds of its own: the largest error of fewer is luck, ours and eager's
-LONG = 16  # elements from which a row or column has a scale of its own: of two, both may be what cancellation left
+MIN_RMS_ELEMENTS = 8  # numbers whose RMS error says nothing: of a single one, rounded as well as can be, it is up to half an ulp
+MIN_BAND_ELEMENTS = 32  # numbers from which a band has bounds of its own: the largest error of fewer is luck, ours and eager's
+MIN_SLICE_ELEMENTS = 16  # elements from which a row or column has a scale of its own: of two, both may be what cancellation left
 BAND_BITS, BANDS = 2, 12  # a band is a factor of 4 wide; the last one holds what is below 2^-22 of its slice's largest value
 SCALE_BITS, SCALES = 4, 6  # slices whose largest values differ by less than 16 times are judged together
 # fp32 roundings of a slice's largest value that a result narrower than fp32 may carry. What a small element was computed from
@@ -55,7 +55,7 @@ def check(result: Tensor, eager: Tensor, reference: Tensor, scale: Tensor | None
     have the wider bounds of largest ones.
     """
     whole = _whole(result, eager, reference)
-    if result.numel() < MANY or not bands:
+    if result.numel() < MIN_BAND_ELEMENTS or not bands:
         return whole
     return max(whole, *_bands(result, eager, reference, slice_scale(reference) if scale is None else scale),
                key=lambda c: c.excess)
@@ -82,7 +82,7 @@ def judge(result: Tensor, eager: Tensor, reference: Tensor, slack: float = 1.0) 
             f"the RMS error {found.rms_error:.3g} where {found.rms_bound:.3g} is")
 
 
-def spacing(value: float, dtype: torch.dtype) -> float:
+def ulp_at(value: float, dtype: torch.dtype) -> float:
     """One unit in the last place of a dtype at a value; below its normal range all values are equally far apart."""
     least = _least(dtype)
     return max(torch.finfo(dtype).eps * 2.0 ** (math.frexp(value)[1] - 1), least) if value else least
@@ -94,17 +94,17 @@ def slice_scale(reference: Tensor) -> Tensor:
     whole = magnitude.amax() if magnitude.numel() else magnitude.sum()
     scale = whole.expand_as(magnitude)
     for dim, extent in enumerate(magnitude.shape if magnitude.dim() > 1 else ()):
-        if extent >= LONG and magnitude.numel():
+        if extent >= MIN_SLICE_ELEMENTS and magnitude.numel():
             scale = torch.minimum(scale, magnitude.amax(dim, keepdim=True))
     # A slice of nothing but rounding errors has no scale of its own.
     return torch.maximum(scale, whole * torch.finfo(torch.float32).eps)
 
 
 def _whole(result: Tensor, eager: Tensor, reference: Tensor) -> Check:
-    ulp = spacing(_max(reference.abs()), result.dtype) * _eager_advantage(result)
+    ulp = ulp_at(_max(reference.abs()), result.dtype) * _eager_advantage(result)
     ours, theirs = (reference - result.double()).abs(), (reference - eager.double()).abs()
     largest = 1.5 * _max(theirs) + ulp
-    return Check(_max(ours), largest, _rms(ours), 1.1 * _rms(theirs) + 0.5 * ulp if reference.numel() >= FEW else largest)
+    return Check(_max(ours), largest, _rms(ours), 1.1 * _rms(theirs) + 0.5 * ulp if reference.numel() >= MIN_RMS_ELEMENTS else largest)
 
 
 def _bands(result: Tensor, eager: Tensor, reference: Tensor, scale: Tensor) -> list[Check]:
@@ -147,14 +147,14 @@ def _groups(magnitude: Tensor, scale: Tensor) -> tuple[Tensor, list[str]]:
     counts = torch.bincount(step * BANDS + band, minlength=SCALES * BANDS).tolist()
     joined, members, pending = [0] * len(counts), [list[int]()], 0
     for key, count in enumerate(counts):
-        if pending >= MANY and count:
+        if pending >= MIN_BAND_ELEMENTS and count:
             members.append([])
             pending = 0
         joined[key] = len(members) - 1
         if count:
             members[-1].append(key)
             pending += count
-    if pending < MANY and len(members) > 1:
+    if pending < MIN_BAND_ELEMENTS and len(members) > 1:
         last = members.pop()
         members[-1] += last
         joined = [min(number, len(members) - 1) for number in joined]

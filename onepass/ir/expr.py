@@ -71,27 +71,27 @@ def compute_dtype(dtype: DType) -> DType:
     return F32 if dtype.is_narrow_float else dtype
 
 
-def least(dtype: DType) -> float | int:
+def min_value(dtype: DType) -> float | int:
     """The least value of a type."""
     if dtype.is_float:
         return -math.inf
     return 0 if dtype.name in ("u8", "bool") else -(1 << (8 * dtype.size - 1))
 
 
-def greatest(dtype: DType) -> float | int:
+def max_value(dtype: DType) -> float | int:
     """The greatest value of a type."""
     if dtype.is_float:
         return math.inf
     return {"u8": 255, "bool": 1}.get(dtype.name, (1 << (8 * dtype.size - 1)) - 1)
 
 
-def fitted(value: float | int | bool, dtype: DType) -> float | int | bool:
+def as_dtype(value: float | int | bool, dtype: DType) -> float | int | bool:
     """A number as a type holds it: integers wrap around, as a conversion on the card does, and NaN is always math.nan."""
     if dtype.is_float:
         return _as_float(float(value), dtype)
     if dtype is BOOL:
         return bool(value)
-    low = int(least(dtype))
+    low = int(min_value(dtype))
     return (int(value) - low) % (1 << 8 * dtype.size) + low
 
 
@@ -107,7 +107,7 @@ def _as_float(value: float, dtype: DType) -> float:
     return value
 
 
-def fits(value: float | int | bool, dtype: DType) -> bool:
+def can_fill(value: float | int | bool, dtype: DType) -> bool:
     """Does torch fill tensors of a type with a number? Negative ones wrap around in unsigned types; narrow floats become inf."""
     if dtype is BOOL:
         return True
@@ -115,10 +115,10 @@ def fits(value: float | int | bool, dtype: DType) -> bool:
         limit = torch.finfo(torch.float64 if dtype.is_narrow_float else dtype.torch).max
         return not math.isfinite(value) or abs(value) <= limit
     wraps = dtype.name == "u8" and isinstance(value, int)
-    return (-greatest(dtype) if wraps else least(dtype)) <= value <= greatest(dtype)
+    return (-max_value(dtype) if wraps else min_value(dtype)) <= value <= max_value(dtype)
 
 
-class Gives(Enum):
+class ResultKind(Enum):
     """The result type of an op, from its arguments' common type."""
 
     SAME = "the common type of the arguments"
@@ -133,21 +133,21 @@ class OpSpec:
 
     name: str
     arity: int
-    gives: Gives
+    result_kind: ResultKind
     reference: Callable[..., torch.Tensor]
     text: str  # {0}.. the arguments, {L} the language prefix (tl or gl), {T} the result's compute type
-    slots: float = 1.0  # issue slots per element
+    issue_slots: float = 1.0  # issue issue_slots per element
     mufu: float = 0.0  # special-function operations per element
     exact: str = ""  # the text where results of full size are stored in fp32, if the usual one is only good for 16 bits
 
 
-def _row(name: str, arity: int, reference: Callable[..., torch.Tensor], text: str, gives: Gives = Gives.SAME,
-         slots: float = 1.0, mufu: float = 0.0, exact: str = "") -> OpSpec:
-    return OpSpec(name, arity, gives, reference, text, slots, mufu, exact)
+def _row(name: str, arity: int, reference: Callable[..., torch.Tensor], text: str, result_kind: ResultKind = ResultKind.SAME,
+         issue_slots: float = 1.0, mufu: float = 0.0, exact: str = "") -> OpSpec:
+    return OpSpec(name, arity, result_kind, reference, text, issue_slots, mufu, exact)
 
 
 def _compare(name: str, reference: Callable[..., torch.Tensor], sign: str) -> OpSpec:
-    return _row(name, 2, reference, f"({{0}} {sign} {{1}})", Gives.BOOL)
+    return _row(name, 2, reference, f"({{0}} {sign} {{1}})", ResultKind.BOOL)
 
 
 def _quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -166,35 +166,35 @@ OPS = {
         _row("add", 2, torch.add, "({0} + {1})"),
         _row("sub", 2, torch.sub, "({0} - {1})"),
         _row("mul", 2, torch.mul, "({0} * {1})"),
-        _row("div", 2, torch.true_divide, "({0} / {1})", slots=4, mufu=1, exact="libdevice.div_rn({0}, {1})"),
+        _row("div", 2, torch.true_divide, "({0} / {1})", issue_slots=4, mufu=1, exact="libdevice.div_rn({0}, {1})"),
         _row("fma", 3, lambda a, b, c: a * b + c, "({0} * {1} + {2})"),
         _row("neg", 1, torch.neg, "(-{0})"),
         _row("abs", 1, torch.abs, "{L}.abs({0})"),
-        _row("reciprocal", 1, torch.reciprocal, "(1.0 / {0})", slots=4, mufu=1, exact="libdevice.rcp_rn({0})"),
-        _row("sqrt", 1, torch.sqrt, "libdevice.sqrt_rn({0})", slots=6, mufu=1),
-        _row("rsqrt", 1, torch.rsqrt, "{L}.rsqrt({0})", slots=2, mufu=1),
-        _row("exp", 1, torch.exp, "fast_exp({0})", slots=2, mufu=1, exact="libdevice.exp({0})"),
-        _row("exp2", 1, torch.exp2, "{L}.exp2({0})", slots=1, mufu=1, exact="libdevice.exp2({0})"),
-        _row("expm1", 1, torch.expm1, "libdevice.expm1({0})", slots=12, mufu=1),
-        _row("log", 1, torch.log, "libdevice.log({0})", slots=12, mufu=1),
-        _row("log2", 1, torch.log2, "libdevice.log2({0})", slots=12, mufu=1),
-        _row("log1p", 1, torch.log1p, "libdevice.log1p({0})", slots=12, mufu=1),
-        _row("sin", 1, torch.sin, "{L}.sin({0})", slots=16),
-        _row("cos", 1, torch.cos, "{L}.cos({0})", slots=16),
-        _row("tanh", 1, torch.tanh, "fast_tanh({0})", slots=10, mufu=2, exact="libdevice.tanh({0})"),
-        _row("sigmoid", 1, torch.sigmoid, "fast_sigmoid({0})", slots=5, mufu=2,
+        _row("reciprocal", 1, torch.reciprocal, "(1.0 / {0})", issue_slots=4, mufu=1, exact="libdevice.rcp_rn({0})"),
+        _row("sqrt", 1, torch.sqrt, "libdevice.sqrt_rn({0})", issue_slots=6, mufu=1),
+        _row("rsqrt", 1, torch.rsqrt, "{L}.rsqrt({0})", issue_slots=2, mufu=1),
+        _row("exp", 1, torch.exp, "fast_exp({0})", issue_slots=2, mufu=1, exact="libdevice.exp({0})"),
+        _row("exp2", 1, torch.exp2, "{L}.exp2({0})", issue_slots=1, mufu=1, exact="libdevice.exp2({0})"),
+        _row("expm1", 1, torch.expm1, "libdevice.expm1({0})", issue_slots=12, mufu=1),
+        _row("log", 1, torch.log, "libdevice.log({0})", issue_slots=12, mufu=1),
+        _row("log2", 1, torch.log2, "libdevice.log2({0})", issue_slots=12, mufu=1),
+        _row("log1p", 1, torch.log1p, "libdevice.log1p({0})", issue_slots=12, mufu=1),
+        _row("sin", 1, torch.sin, "{L}.sin({0})", issue_slots=16),
+        _row("cos", 1, torch.cos, "{L}.cos({0})", issue_slots=16),
+        _row("tanh", 1, torch.tanh, "fast_tanh({0})", issue_slots=10, mufu=2, exact="libdevice.tanh({0})"),
+        _row("sigmoid", 1, torch.sigmoid, "fast_sigmoid({0})", issue_slots=5, mufu=2,
              exact="libdevice.rcp_rn(1.0 + libdevice.exp(-{0}))"),
-        _row("erf", 1, torch.erf, "fast_erf({0})", slots=18, mufu=2, exact="{L}.erf({0})"),
+        _row("erf", 1, torch.erf, "fast_erf({0})", issue_slots=18, mufu=2, exact="{L}.erf({0})"),
         _row("floor", 1, torch.floor, "{L}.floor({0})"),
         _row("ceil", 1, torch.ceil, "{L}.ceil({0})"),
         _row("trunc", 1, torch.trunc, "libdevice.trunc({0})"),
         _row("round", 1, torch.round, "libdevice.rint({0})"),
-        _row("pow", 2, torch.pow, "libdevice.pow({0}, {1})", slots=30, mufu=2),
+        _row("pow", 2, torch.pow, "libdevice.pow({0}, {1})", issue_slots=30, mufu=2),
         _row("maximum", 2, torch.maximum, f"{{L}}.maximum({{0}}, {{1}}, {_NAN})"),
         _row("minimum", 2, torch.minimum, f"{{L}}.minimum({{0}}, {{1}}, {_NAN})"),
-        _row("rem", 2, torch.fmod, "({0} % {1})", slots=20),
-        _row("fmod", 2, torch.fmod, "libdevice.fmod({0}, {1})", slots=40),
-        _row("floordiv", 2, _quotient, "({0} // {1})", slots=20),
+        _row("rem", 2, torch.fmod, "({0} % {1})", issue_slots=20),
+        _row("fmod", 2, torch.fmod, "libdevice.fmod({0}, {1})", issue_slots=40),
+        _row("floordiv", 2, _quotient, "({0} // {1})", issue_slots=20),
         _row("and", 2, torch.bitwise_and, "({0} & {1})"),
         _row("or", 2, torch.bitwise_or, "({0} | {1})"),
         _row("xor", 2, torch.bitwise_xor, "({0} ^ {1})"),
@@ -205,9 +205,9 @@ OPS = {
         _compare("le", torch.le, "<="),
         _compare("gt", torch.gt, ">"),
         _compare("ge", torch.ge, ">="),
-        _row("isnan", 1, torch.isnan, "({0} != {0})", Gives.BOOL),
-        _row("where", 3, torch.where, "{L}.where({0}, {1}, {2})", Gives.LAST),
-        _row("cast", 1, lambda a: a, "{0}.to({T})", Gives.CAST),
+        _row("isnan", 1, torch.isnan, "({0} != {0})", ResultKind.BOOL),
+        _row("where", 3, torch.where, "{L}.where({0}, {1}, {2})", ResultKind.LAST),
+        _row("cast", 1, lambda a: a, "{0}.to({T})", ResultKind.CAST),
     )
 }
 # `rem` and `floordiv` truncate towards zero, as the hardware and Triton do, and are for integers; capture builds Python's
@@ -217,12 +217,12 @@ OPS = {
 
 def result_dtype(spec: OpSpec, args: tuple[DType, ...], named: DType | None = None) -> DType:
     """The type an op gives. Arguments must already agree (capture inserts casts); `named` is a cast's target."""
-    match spec.gives:
-        case Gives.BOOL:
+    match spec.result_kind:
+        case ResultKind.BOOL:
             return BOOL
-        case Gives.CAST:
+        case ResultKind.CAST:
             if named is None:
                 raise ValueError("a cast names the type it gives")
             return named
-        case Gives.LAST | Gives.SAME:
+        case ResultKind.LAST | ResultKind.SAME:
             return args[-1]

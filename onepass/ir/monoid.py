@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import Any, TypeAlias
 
-from .expr import BOOL, I32, I64, DType, greatest, least
+from .expr import BOOL, I32, I64, DType, max_value, min_value
 
 Value: TypeAlias = Any  # an algebra's own value, or a Python number known while the kernel is written
 State: TypeAlias = tuple[Value, ...]
@@ -46,7 +46,7 @@ class Algebra(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class Accumulated:
     """A component of a state that took another in by addition: scale * before + by. What rounding takes of it can be carried."""
 
     before: Value
@@ -62,15 +62,15 @@ class Monoid:
     inputs: int
     state: tuple[str, ...]
     identity: Callable[[DType], State]
-    enter: Callable[..., State]  # (algebra, *inputs) -> state
+    lift: Callable[..., State]  # (algebra, *inputs) -> state
     merge: Callable[..., State]  # (algebra, *state) -> state, folding over an axis
-    leave: Callable[..., State]  # (algebra, *state) -> results
+    finalize: Callable[..., State]  # (algebra, *state) -> results
     state_dtypes: Callable[[DType], tuple[DType, ...]]
     result_dtypes: Callable[[DType], tuple[DType, ...]]
     primitive: str | None = None  # the fold it is, when one fold is all it is
     join: Callable[[Algebra, State, State], State] | None = None  # of two states, by growth: with less rounding than by merge
-    growing: tuple[int, ...] = ()  # the components that grow in a join
-    counts: bool = False  # its state holds how many elements it is of
+    accumulating: tuple[int, ...] = ()  # the components that grow in a join
+    tracks_count: bool = False  # its state holds how many elements it is of
 
     @property
     def passes(self) -> int:
@@ -87,14 +87,14 @@ def _primitive(name: str, identity: Callable[[DType], float | int]) -> Monoid:
     return Monoid(
         name, 1, (name,),
         identity=lambda dtype: (identity(dtype),),
-        enter=_through,
+        lift=_through,
         merge=lambda alg, x: (alg.fold(name, x),),
-        leave=_through,
+        finalize=_through,
         state_dtypes=lambda dtype: (dtype,),
         result_dtypes=lambda dtype: (dtype,),
         primitive=name,
         join=_join_sum if adds else None,
-        growing=(0,) if adds else (),
+        accumulating=(0,) if adds else (),
     )
 
 
@@ -103,9 +103,9 @@ def _truth(name: str, fold: str, start: int) -> Monoid:
     return Monoid(
         name, 1, (name,),
         identity=lambda _: (start,),
-        enter=lambda alg, x: (alg.op("where", alg.op("ne", x, 0), 1, 0),),
+        lift=lambda alg, x: (alg.op("where", alg.op("ne", x, 0), 1, 0),),
         merge=lambda alg, x: (alg.fold(fold, x),),
-        leave=lambda alg, x: (alg.op("ne", x, 0),),
+        finalize=lambda alg, x: (alg.op("ne", x, 0),),
         state_dtypes=lambda _: (I32,),
         result_dtypes=lambda _: (BOOL,),
         primitive=fold,
@@ -126,16 +126,16 @@ def _arg(name: str, fold: str, start: Callable[[DType], float | int]) -> Monoid:
     return Monoid(
         name, 2, ("best", "at"),
         identity=lambda dtype: (start(dtype), _FAR),
-        enter=_through,
+        lift=_through,
         merge=merge,
-        leave=lambda alg, _, at: (at,),
+        finalize=lambda alg, _, at: (at,),
         state_dtypes=lambda dtype: (dtype, I64),
         result_dtypes=lambda _: (I64,),
     )
 
 
 def _join_sum(_: Algebra, a: State, b: State) -> State:
-    return (Grown(a[0], b[0]),)
+    return (Accumulated(a[0], b[0]),)
 
 
 def _merge_welford(alg: Algebra, n: Value, mean: Value, m2: Value) -> State:
@@ -173,7 +173,7 @@ def _join_welford(alg: Algebra, a: State, b: State) -> State:
     total = alg.op("add", n_a, n_b)
     share = alg.op("div", n_b, alg.op("maximum", total, 1.0))
     off = alg.op("sub", mean_b, mean_a)
-    return total, Grown(mean_a, alg.op("mul", off, share)), Grown(m2_a, alg.op("add", m2_b, _between(alg, off, n_a, share)))
+    return total, Accumulated(mean_a, alg.op("mul", off, share)), Accumulated(m2_a, alg.op("add", m2_b, _between(alg, off, n_a, share)))
 
 
 def _join_moments(alg: Algebra, a: State, b: State) -> State:
@@ -187,10 +187,10 @@ def _join_moments(alg: Algebra, a: State, b: State) -> State:
     taken = alg.op("add", alg.op("sub", mean_a, mean), step)
     rest = alg.op("add", taken, alg.op("add", low_a, alg.op("mul", low, share)))
     spread = _between(alg, alg.op("add", high, low), n_a, share)
-    return total, mean, rest, Grown(m2_a, alg.op("add", m2_b, spread))
+    return total, mean, rest, Accumulated(m2_a, alg.op("add", m2_b, spread))
 
 
-def _leave_moments(alg: Algebra, mean: Value, m2: Value) -> State:
+def _finalize_moments(alg: Algebra, mean: Value, m2: Value) -> State:
     """Infinities have no distance from their mean: eager's recurrence makes NaN of both."""
     return alg.op("where", alg.op("isnan", m2), m2, mean), m2
 
@@ -213,66 +213,66 @@ def _join_logsumexp(alg: Algebra, a: State, b: State) -> State:
     peak = alg.op("maximum", top_a, top_b)
     safe = alg.op("where", alg.op("eq", peak, -inf), 0.0, peak)
     scale_a, scale_b = (alg.op("exp", alg.op("sub", top, safe)) for top in (top_a, top_b))
-    return peak, Grown(total_a, alg.op("mul", total_b, scale_b), scale_a)
+    return peak, Accumulated(total_a, alg.op("mul", total_b, scale_b), scale_a)
 
 
 _BASE = (
     _primitive("sum", lambda dtype: 0.0 if dtype.is_float else 0),
     _primitive("prod", lambda dtype: 1.0 if dtype.is_float else 1),
-    _primitive("max", least),
-    _primitive("min", greatest),
+    _primitive("max", min_value),
+    _primitive("min", max_value),
     _truth("any", "max", 0),
     _truth("all", "min", 1),
-    _arg("argmax", "max", least),
-    _arg("argmin", "min", greatest),
+    _arg("argmax", "max", min_value),
+    _arg("argmin", "min", max_value),
     Monoid(  # of values that 16 bits hold: what rounding takes from their mean is below their own digits
         "welford", 1, ("n", "mean", "m2"),
         identity=lambda _: (0.0, 0.0, 0.0),
-        enter=lambda alg, x: (1.0, x, 0.0),
+        lift=lambda alg, x: (1.0, x, 0.0),
         merge=_merge_welford,
-        leave=lambda alg, n, mean, m2: _leave_moments(alg, mean, m2),
+        finalize=lambda alg, n, mean, m2: _finalize_moments(alg, mean, m2),
         state_dtypes=lambda dtype: (dtype,) * 3,
         result_dtypes=lambda dtype: (dtype,) * 2,
         join=_join_welford,
-        growing=(1, 2),
-        counts=True,
+        accumulating=(1, 2),
+        tracks_count=True,
     ),
     Monoid(
         "moments", 1, ("n", "mean", "low", "m2"),
         identity=lambda _: (0.0, 0.0, 0.0, 0.0),
-        enter=lambda alg, x: (1.0, x, 0.0, 0.0),
+        lift=lambda alg, x: (1.0, x, 0.0, 0.0),
         merge=_merge_moments,
-        leave=lambda alg, n, mean, low, m2: _leave_moments(alg, mean, m2),
+        finalize=lambda alg, n, mean, low, m2: _finalize_moments(alg, mean, m2),
         state_dtypes=lambda dtype: (dtype,) * 4,
         result_dtypes=lambda dtype: (dtype,) * 2,
         join=_join_moments,
-        growing=(3,),
-        counts=True,
+        accumulating=(3,),
+        tracks_count=True,
     ),
     Monoid(
         "logsumexp", 1, ("top", "total"),
         identity=lambda _: (-inf, 0.0),
-        enter=lambda alg, x: (x, 1.0),
+        lift=lambda alg, x: (x, 1.0),
         merge=_merge_logsumexp,
         # Eager's sum(exp(x - max)) over a row of -inf alone is NaN.
-        leave=lambda alg, top, total: (top, alg.op("where", alg.op("eq", top, -inf), nan, total)),
+        finalize=lambda alg, top, total: (top, alg.op("where", alg.op("eq", top, -inf), nan, total)),
         state_dtypes=lambda dtype: (dtype,) * 2,
         result_dtypes=lambda dtype: (dtype,) * 2,
         join=_join_logsumexp,
-        growing=(1,),
+        accumulating=(1,),
     ),
 )
 
 
 def _partial(monoid: Monoid) -> Monoid:
     """The first half of a split reduction: elements in, state out."""
-    return replace(monoid, name=f"{monoid.name}.partial", leave=_through, result_dtypes=monoid.state_dtypes)
+    return replace(monoid, name=f"{monoid.name}.partial", finalize=_through, result_dtypes=monoid.state_dtypes)
 
 
 def _merging(monoid: Monoid) -> Monoid:
     """The second half: states in, results out."""
 
-    return replace(monoid, name=f"{monoid.name}.merge", inputs=len(monoid.state), enter=_through)
+    return replace(monoid, name=f"{monoid.name}.merge", inputs=len(monoid.state), lift=_through)
 
 
 MONOIDS: dict[str, Monoid] = {

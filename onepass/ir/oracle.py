@@ -14,7 +14,7 @@ from math import nan
 import torch
 
 from ..errors import BadArgument
-from .expr import BY_TORCH, OPS, DType, compute_dtype, fitted
+from .expr import BY_TORCH, OPS, DType, as_dtype, compute_dtype
 from .monoid import MONOIDS, Algebra, Monoid, State, Value
 from .program import Buffer, Const, Index, Load, Op, Program, Reduce, Result, Store, Strides
 from .size import Bindings, value
@@ -102,8 +102,8 @@ def reduce(monoid: Monoid, args: tuple[torch.Tensor, ...], dims: tuple[int, ...]
         count *= args[0].shape[dim]
     algebra = _TorchAlgebra(dims, count)
     shape = [1 if d in dims else n for d, n in enumerate(args[0].shape)]
-    state = monoid.merge(algebra, *monoid.enter(algebra, *args)) if count else _nothing(monoid, args[0], shape)
-    return tuple(_as_result(r, like=args[0], shape=shape) for r in monoid.leave(algebra, *state))
+    state = monoid.merge(algebra, *monoid.lift(algebra, *args)) if count else _nothing(monoid, args[0], shape)
+    return tuple(_as_result(r, like=args[0], shape=shape) for r in monoid.finalize(algebra, *state))
 
 
 def _nothing(monoid: Monoid, like: torch.Tensor, shape: list[int]) -> State:
@@ -136,7 +136,7 @@ class _Run:
             case Const(value=number, dtype=dtype, scale=scale):
                 scaled = number if scale == 1 else number * value(scale, self.bindings)
                 shape = [1] * len(self.program.axes)
-                return torch.full(shape, fitted(scaled, dtype), dtype=dtype.torch, device=self.device).to(self.held(dtype))
+                return torch.full(shape, as_dtype(scaled, dtype), dtype=dtype.torch, device=self.device).to(self.held(dtype))
             case Index(axes=axes, dtype=dtype):
                 return self.index(axes).to(self.held(dtype))
             case Op(name="cast", args=(arg,), dtype=dtype):

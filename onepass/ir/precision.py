@@ -10,7 +10,7 @@ from .program import Load, Op, Program, Reduce, Store, operands
 _JUMPS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "fmod"))
 
 
-def decisive(program: Program) -> tuple[bool, ...]:
+def feeds_discontinuity(program: Program) -> tuple[bool, ...]:
     """Which values reach, element by element, an op that jumps: a comparison, a rounding to integers, the place of an extreme.
 
     There the last digit decides, so each of them must be what eager has, with every rounding on the way.
@@ -35,9 +35,9 @@ def _jumps(program: Program, i: int) -> bool:
     return False
 
 
-def tolerant(program: Program) -> tuple[bool, ...]:
+def may_be_approximate(program: Program) -> tuple[bool, ...]:
     """Which values may be approximate: those that come from 16-bit data, or go into nothing else, and decide nothing."""
-    loads, wide, decide = _loads(program), from_wide(program), decisive(program)
+    loads, wide, decide = _loads(program), depends_on_fp32(program), feeds_discontinuity(program)
     found = [False] * len(program.nodes)
     for i in reversed(range(len(program.nodes))):
         users = program.users[i]
@@ -46,7 +46,7 @@ def tolerant(program: Program) -> tuple[bool, ...]:
     return tuple(found)
 
 
-def from_wide(program: Program) -> tuple[bool, ...]:
+def depends_on_fp32(program: Program) -> tuple[bool, ...]:
     """Into which values fp32 data goes. Vectors and scalars beside larger tensors of 16 or 8 bits do not count.
 
     What was left by another kernel counts as narrow: where nothing else is, all of a kernel is exact anyway.

@@ -19,17 +19,17 @@ from ..errors import SimplifyTooLong
 from .budget import Budget
 from .expr import BOOL, F32, I32, OPS, DType, result_dtype
 from .monoid import MONOIDS, Algebra, State, Value
-from .precision import decisive, tolerant
+from .precision import feeds_discontinuity, may_be_approximate
 from .program import Builder, Const, Index, Load, Node, Op, Program, Reduce, Result, Store, operands, prune, with_operands
 from .size import Size
 
-REWRITING = Budget("Rewriting a Program by rules", SimplifyTooLong, most=256, each=16)  # and so many for every node
+REWRITE_BUDGET = Budget("Rewriting a Program by rules", SimplifyTooLong, base=256, per_item=16)  # and so many for every node
 
 
 def simplify(program: Program) -> Program:
     """The same Program in fewer words. What remains of a rounding is what a stored value needs."""
     # Exact rules first: they show which roundings are really the same stored value.
-    return prune(_sweep(prune(_sweep(prune(program), EXACT)), (*EXACT, elide_rounding, by_reciprocal)))
+    return prune(_sweep(prune(_sweep(prune(program), EXACT)), (*EXACT, elide_rounding, div_to_reciprocal)))
 
 
 def two_pass(program: Program, over: frozenset[str] | None = None) -> Program:
@@ -40,7 +40,7 @@ def two_pass(program: Program, over: frozenset[str] | None = None) -> Program:
             owner = draft.nodes[node.reduce]
             if isinstance(owner, Reduce) and frozenset(owner.axes) != over:
                 return None
-        return expand_record(draft, node)
+        return expand_two_pass(draft, node)
 
     return prune(_sweep(program, (expand, fold_constants)))
 
@@ -95,36 +95,36 @@ class Draft:
         self.stored: set[int] = set()  # values that go to memory as they are
         self._builder = Builder()
         self._dims: list[frozenset[str]] = []
-        self._steps = REWRITING.steps(len(program.nodes))
+        self._steps = REWRITE_BUDGET.steps(len(program.nodes))
 
     @property
     def nodes(self) -> list[Node]:
         return self._builder.nodes
 
     @cached_property
-    def decisive(self) -> tuple[bool, ...]:
+    def feeds_discontinuity(self) -> tuple[bool, ...]:
         """Which values of the Program being rewritten an op that jumps depends on."""
-        return decisive(self.program)
+        return feeds_discontinuity(self.program)
 
     @cached_property
-    def tolerant(self) -> tuple[bool, ...]:
+    def may_be_approximate(self) -> tuple[bool, ...]:
         """Which of its values may be approximate."""
-        return tolerant(self.program)
+        return may_be_approximate(self.program)
 
     def add(self, node: Node) -> int:
         """The position of `node` or of what the rules make of it."""
-        better = self._bettered(node)
+        better = self._apply_rules(node)
         while better is not None:
             if isinstance(better, int):
                 return better
-            self._steps.take()
-            node, better = better, self._bettered(better)
+            self._steps.spend()
+            node, better = better, self._apply_rules(better)
         at = self._builder.add(node)
         if at == len(self._dims):
             self._dims.append(self._varies(node))
         return at
 
-    def _bettered(self, node: Node) -> Node | int | None:
+    def _apply_rules(self, node: Node) -> Node | int | None:
         """What the first rule that has an answer makes of a node."""
         return next((better for rule in self.rules if (better := rule(self, node)) is not None), None)
 
@@ -216,7 +216,7 @@ def elide_rounding(draft: Draft, node: Node) -> Node | None:
     match node:
         case Op(name="cast", args=(rounded,), dtype=dtype) if inner := draft.op(rounded, "cast"):
             between_wide = all(d.is_float and d.size >= 4 for d in (dtype, draft.dtype(inner.args[0])))
-            seen = rounded in draft.stored or draft.decisive[draft.source]
+            seen = rounded in draft.stored or draft.feeds_discontinuity[draft.source]
             if between_wide and inner.dtype.is_narrow_float and inner.dtype.size == 2 and not seen:
                 return replace(node, args=inner.args)
     return None
@@ -268,7 +268,7 @@ def drop_choice(draft: Draft, node: Node) -> int | None:
     return None
 
 
-def by_reciprocal(draft: Draft, node: Node) -> int | None:
+def div_to_reciprocal(draft: Draft, node: Node) -> int | None:
     """x / c -> x * (1 / c);  e / s -> e * (1 / s) for softmax's sum s of exponentials, which is 1 or more
 
     Where the value must have all its digits, the second rounding would show; there only a power of two will do, which has none.
@@ -276,7 +276,7 @@ def by_reciprocal(draft: Draft, node: Node) -> int | None:
     match node:
         case Op(name="div", args=(x, by), dtype=dtype, src=src) if dtype is F32:
             c = draft.number(by)
-            if not draft.tolerant[draft.source] and not (c and math.frexp(c)[0] in (0.5, -0.5)):
+            if not draft.may_be_approximate[draft.source] and not (c and math.frexp(c)[0] in (0.5, -0.5)):
                 return None
             if c and 2.0**-100 <= abs(c) <= 2.0**100:
                 inverse = Const(_computed("reciprocal", (Const(c, F32),), F32), F32, src=src)
@@ -318,7 +318,7 @@ def _computed(name: str, consts: tuple[Const, ...], dtype: DType) -> float | int
     return math.nan if number != number else number
 
 
-def sum_one_hit(draft: Draft, node: Node) -> int | None:
+def sum_of_one_hot(draft: Draft, node: Node) -> int | None:
     """sum over n of where(index(n) == t, a, 0) * r + c -> where(0 <= t < N, a, 0) * r + 0 * r + N * c: only the index varies over n
 
     0 * r is what all other positions add: NaN where r is infinite or NaN. There are such positions, or nothing is rewritten.
@@ -404,37 +404,37 @@ def _times(number: float | int, extent: Size, dtype: DType, src: str) -> Const:
     return Const(number * extent, dtype, src=src) if isinstance(extent, int) else Const(number, dtype, extent, src)
 
 
-def enter_alone(draft: Draft, node: Node) -> int | None:
+def inline_single_element(draft: Draft, node: Node) -> int | None:
     """a reduction over no axes -> its record carried out on one element"""
     match node:
         case Result(reduce=owner, k=k):
             match draft.nodes[owner]:
                 case Reduce(axes=()) as reduce:
-                    return _carry_out(draft, reduce)[k]
+                    return _expand(draft, reduce)[k]
     return None
 
 
-def expand_record(draft: Draft, node: Node) -> int | None:
+def expand_two_pass(draft: Draft, node: Node) -> int | None:
     """a reduction that reads its input twice -> its record carried out with plain folds"""
     match node:
         case Result(reduce=owner, k=k):
             match draft.nodes[owner]:
                 case Reduce(monoid=name) as reduce if MONOIDS[name].passes > 1 and "." not in name:
-                    return _carry_out(draft, reduce)[k]
+                    return _expand(draft, reduce)[k]
     return None
 
 
 EXACT: tuple[Rule, ...] = (
-    drop_cast, drop_widening, drop_one, drop_zero, drop_negations, drop_choice, fold_constants, sum_one_hit, enter_alone,
+    drop_cast, drop_widening, drop_one, drop_zero, drop_negations, drop_choice, fold_constants, sum_of_one_hot, inline_single_element,
 )
 
 
-def _carry_out(draft: Draft, reduce: Reduce) -> tuple[int, ...]:
+def _expand(draft: Draft, reduce: Reduce) -> tuple[int, ...]:
     """The results of a reduction, its record written out as nodes."""
     monoid = MONOIDS[reduce.monoid]
     algebra = _NodeAlgebra(draft, reduce.axes, draft.dtype(reduce.args[0]), reduce.src)
-    state: State = monoid.enter(algebra, *(_Ref(a) for a in reduce.args))
-    results = monoid.leave(algebra, *monoid.merge(algebra, *state))
+    state: State = monoid.lift(algebra, *(_Ref(a) for a in reduce.args))
+    results = monoid.finalize(algebra, *monoid.merge(algebra, *state))
     return tuple(algebra.place(r, algebra.dtype) for r in results)
 
 

@@ -8,7 +8,7 @@ from .program import Const, Load, Node, Program, Reduce, Store, operands
 from .size import Bindings, Size, Sym, mul, symbols
 
 
-def symbols_to_fix(program: Program) -> frozenset[str]:
+def symbols_to_specialize(program: Program) -> frozenset[str]:
     """Symbols of axes that are reduced and then varied over again: such a column can only stay on chip if its length is known.
 
     A row count that is only summed over (the gradient of a weight) stays free.
@@ -32,7 +32,7 @@ def _after(program: Program, root: int) -> set[int]:
     return found - {root}
 
 
-def fix(program: Program, bindings: Bindings) -> Program:
+def substitute(program: Program, bindings: Bindings) -> Program:
     """The Program for calls in which these symbols have these values."""
     if not bindings:
         return program

@@ -24,7 +24,7 @@ ROLES = ("input", "output", "temp")
 def show(program: Program) -> str:
     """The Program as text."""
     lines = [f"axis {a.name} = {a.extent}" for a in program.axes]
-    lines += [f"{b.role} {b.name}: {b.dtype} [{_sizes(b.shape)}] strides [{_sizes(b.strides)}]{'' if b.aligned else CROOKED}"
+    lines += [f"{b.role} {b.name}: {b.dtype} [{_sizes(b.shape)}] strides [{_sizes(b.strides)}]{'' if b.aligned else UNALIGNED}"
               for b in program.buffers]
     lines += [_commented(_statement(i, node), node.src) for i, node in enumerate(program.nodes)]
     return "\n".join([f"program {program.name}", *(f"  {line}" for line in lines)]) + "\n"
@@ -87,7 +87,7 @@ _SIZE = r"([^\s,\]]+)"
 _ADDRESS = r"\[(.*?)\](?: \+ (\S+))?"
 _PROGRAM = re.compile(r"program (.+)")
 _AXIS = re.compile(rf"axis (\S+) = {_SIZE}")
-CROOKED = " unaligned"
+UNALIGNED = " unaligned"
 _BUFFER = re.compile(rf"({'|'.join(ROLES)}) (\S+): (\w+) \[(.*)\] strides \[(.*)\]( unaligned)?")
 _VALUE = re.compile(r"%(\d+) = (\w+) ?(.*)")
 _STORE = re.compile(rf"store (\S+) {_ADDRESS} = %(\d+)")
@@ -109,19 +109,19 @@ def parse(text: str) -> Program:
         for statement in filter(None, map(str.strip, statements.split(";"))):
             try:
                 reader.line(statement, comment.strip())
-            except _Misread as wrong:
+            except _LineError as wrong:
                 raise ParseError(line=number, detail=str(wrong), text=line.strip()) from None
     if reader.name is None:
         raise ParseError(line=1, detail="the first line must be `program NAME`", text=text[:40])
     return Program(reader.name, tuple(reader.axes), tuple(reader.buffers.values()), tuple(reader.nodes))
 
 
-class _Misread(Exception):
+class _LineError(Exception):
     """A line that does not parse; `parse` adds its number."""
 
 
 def _wrong(detail: str) -> NoReturn:
-    raise _Misread(detail)
+    raise _LineError(detail)
 
 
 class _Reader:
@@ -150,7 +150,7 @@ class _Reader:
 
     def buffer(self, text: str) -> None:
         role, name, dtype, shape, strides, crooked = _match(_BUFFER, text, "expected `ROLE NAME: DTYPE [SIZES] strides [SIZES]`")
-        self.buffers[name] = Buffer(name, _dtype(dtype), role, _size_list(shape), _size_list(strides), crooked != CROOKED)
+        self.buffers[name] = Buffer(name, _dtype(dtype), role, _size_list(shape), _size_list(strides), crooked != UNALIGNED)
 
     def store(self, text: str, src: str) -> None:
         name, steps, offset, stored = _match(_STORE, text, "expected `store BUFFER [AXIS:STRIDE, ...] + OFFSET = %VALUE`")

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from ..errors import IllegalProgram
-from .expr import BOOL, OPS, DType, Gives, result_dtype
+from .expr import BOOL, OPS, DType, ResultKind, result_dtype
 from .monoid import MONOIDS
 from .program import Const, Index, Load, Op, Program, Reduce, Result, Store, operands
 from .size import Size
 
-Complaints: TypeAlias = Iterator[str]
+Violations: TypeAlias = Iterator[str]
 
 _FLOAT_OPS = frozenset((
     "div", "reciprocal", "sqrt", "rsqrt", "pow", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh",
@@ -37,7 +37,7 @@ def verify(program: Program, stage: str) -> Program:
     return program
 
 
-def names_are_unique(program: Program) -> Complaints:
+def names_are_unique(program: Program) -> Violations:
     """No two axes and no two buffers share a name."""
     for kind, names in (("axes", [a.name for a in program.axes]), ("buffers", [b.name for b in program.buffers])):
         for name, count in Counter(names).items():
@@ -45,7 +45,7 @@ def names_are_unique(program: Program) -> Complaints:
                 yield f"{count} {kind} are called {name}"
 
 
-def buffers_are_sound(program: Program) -> Complaints:
+def buffers_are_sound(program: Program) -> Violations:
     """A buffer has a known role and a stride per dimension."""
     for buffer in program.buffers:
         if buffer.role not in ("input", "output", "temp"):
@@ -54,7 +54,7 @@ def buffers_are_sound(program: Program) -> Complaints:
             yield f"buffer {buffer.name} has {len(buffer.shape)} dimensions and {len(buffer.strides)} strides"
 
 
-def operands_come_first(program: Program) -> Complaints:
+def operands_come_first(program: Program) -> Violations:
     """A node reads earlier nodes, and never a Store."""
     for i, node in enumerate(program.nodes):
         for operand in operands(node):
@@ -64,7 +64,7 @@ def operands_come_first(program: Program) -> Complaints:
                 yield f"%{i} reads %{operand}, which is a store"
 
 
-def axes_are_known(program: Program) -> Complaints:
+def axes_are_known(program: Program) -> Violations:
     """Every axis a node names exists and is named once; a stride of zero is left out."""
     for i, node in enumerate(program.nodes):
         match node:
@@ -83,14 +83,14 @@ def axes_are_known(program: Program) -> Complaints:
                 yield f"%{i} names axis {axis} {count} times"
 
 
-def buffers_are_known(program: Program) -> Complaints:
+def buffers_are_known(program: Program) -> Violations:
     """Loads and Stores name existing buffers."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, (Load, Store)) and node.buffer not in program.buffer:
             yield f"%{i} names the unknown buffer {node.buffer}"
 
 
-def tables_are_known(program: Program) -> Complaints:
+def tables_are_known(program: Program) -> Violations:
     """Ops and reductions exist and take as many values as they are given."""
     for i, node in enumerate(program.nodes):
         match node:
@@ -104,7 +104,7 @@ def tables_are_known(program: Program) -> Complaints:
                 yield f"%{i}: {name} takes {MONOIDS[name].inputs} values, not {len(args)}"
 
 
-def reductions_are_read_by_results(program: Program) -> Complaints:
+def reductions_are_read_by_results(program: Program) -> Violations:
     """A Result reads an existing result of a Reduce, and nothing else reads a Reduce."""
     for i, node in enumerate(program.nodes):
         reduces = [program.nodes[o] for o in operands(node) if isinstance(program.nodes[o], Reduce)]
@@ -117,7 +117,7 @@ def reductions_are_read_by_results(program: Program) -> Complaints:
             yield f"%{i} reads result {node.k} of {owner.monoid}, which does not exist"
 
 
-def loads_read_what_exists(program: Program) -> Complaints:
+def loads_read_what_exists(program: Program) -> Violations:
     """A Load reads an input, or a temporary filled before: by an earlier Store or, if none is here, by another kernel."""
     written: set[str] = set()
     ours = {n.buffer for n in program.nodes if isinstance(n, Store)}
@@ -133,7 +133,7 @@ def loads_read_what_exists(program: Program) -> Complaints:
                     yield f"%{i} looks up with %{gather.index}, which is {program.dtypes[gather.index]}"
 
 
-def constants_are_plain(program: Program) -> Complaints:
+def constants_are_plain(program: Program) -> Violations:
     """A Const is never a narrow float, and NaN is math.nan: two NaN objects would make equal Programs differ."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Const):
@@ -143,7 +143,7 @@ def constants_are_plain(program: Program) -> Complaints:
                 yield f"%{i} is a NaN that is not math.nan"
 
 
-def op_types_agree(program: Program) -> Complaints:
+def op_types_agree(program: Program) -> Violations:
     """An op's arguments have one type that the op computes in, and its own type follows from theirs."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Op):
@@ -162,7 +162,7 @@ def _bad_arguments(name: str, args: tuple[DType, ...]) -> str:
         return "the condition is not bool"
     if len(set(alike)) > 1:
         return "the types differ"
-    if OPS[name].gives is not Gives.CAST and any(d.is_narrow_float for d in args):
+    if OPS[name].result_kind is not ResultKind.CAST and any(d.is_narrow_float for d in args):
         return "narrow floats are cast to f32 first"
     if name in _FLOAT_OPS and not alike[0].is_float:
         return "only floats"
@@ -175,7 +175,7 @@ def _bad_arguments(name: str, args: tuple[DType, ...]) -> str:
     return ""
 
 
-def reduction_types_agree(program: Program) -> Complaints:
+def reduction_types_agree(program: Program) -> Violations:
     """A Reduce takes the types its record is written for."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Reduce):
@@ -200,7 +200,7 @@ def _bad_reduction(name: str, args: tuple[DType, ...]) -> str:
     return ""
 
 
-def stores_have_the_buffers_type(program: Program) -> Complaints:
+def stores_have_the_buffers_type(program: Program) -> Violations:
     """A Store writes an output or a temporary, in its type."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Store):
@@ -211,7 +211,7 @@ def stores_have_the_buffers_type(program: Program) -> Complaints:
                 yield f"%{i} stores {program.dtypes[node.value]} to {buffer.name}, which is {buffer.dtype}"
 
 
-def stores_write_each_address_once(program: Program) -> Complaints:
+def stores_write_each_address_once(program: Program) -> Violations:
     """Each axis the stored value varies over moves the address, and no two static axes move it by the same step."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Store):
@@ -225,7 +225,7 @@ def stores_write_each_address_once(program: Program) -> Complaints:
                     yield f"%{i} stores along {count} axes with the same stride {step}"
 
 
-def stores_stay_inside(program: Program) -> Complaints:
+def stores_stay_inside(program: Program) -> Violations:
     """No Store writes past the end of its buffer, as far as sizes are known; nothing is written to a buffer without elements."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Store) and all(program.axis[axis].extent != 0 for axis, _ in node.strides):
@@ -251,7 +251,7 @@ def _at_least_two(program: Program, axis: str) -> bool:
     return isinstance(extent, int) and extent > 1
 
 
-RULES: tuple[Callable[[Program], Complaints], ...] = (
+RULES: tuple[Callable[[Program], Violations], ...] = (
     names_are_unique,
     buffers_are_sound,
     operands_come_first,

@@ -77,7 +77,7 @@ GOLDEN = {
         "%1 = const 1.0 : f32\n%2 = const 3.0 : f32\n%3 = div %1 %2\n%4 = mul %0 %3\nstore y [m:8, n:1] = %4",
         "%1 = const 0.3333333432674408 : f32\n%2 = mul %0 %1\nstore y [m:8, n:1] = %2",
     ),
-    "sum_one_hit": (
+    "sum_of_one_hot": (
         """%1 = load t [m:1]
            %2 = index (n) : i64
            %3 = eq %2 %1
@@ -98,7 +98,7 @@ GOLDEN = {
            %8 = where %7 %1 %2
            store r [m:1] = %8""",
     ),
-    "enter_alone": (
+    "inline_single_element": (
         "%1 = reduce logsumexp(%0) over\n%2 = result %1.0\nstore y [m:8, n:1] = %2",
         "store y [m:8, n:1] = %0",
     ),
