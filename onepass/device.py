@@ -1,4 +1,4 @@
-"""Frozen facts of a GPU, by name. Planning and code generation know a device only through these."""
+"""GPU facts by name. Planning and code generation know a device only through these frozen records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import UnknownDevice
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the cost model needs to know. Rates are bytes per microsecond (1 GB/s = 1e3 B/us), times microseconds."""
+    """Facts of one GPU that the cost model uses. Times are microseconds, rates are bytes per microsecond (1 GB/s = 1e3 B/us)."""
 
     name: str
     title: str
@@ -18,9 +18,9 @@ class Device:
     bandwidth: float  # best sustained DRAM rate of a simple kernel
     l2_bandwidth: float
     l2_bytes: int
-    latency: float  # of a loaded memory system; bandwidth * latency / sms bytes must be in flight per SM
+    latency: float  # latency of a loaded memory system; an SM needs bandwidth * latency / sms bytes in flight
     clock: float  # cycles per microsecond under load
-    launch: float  # what one more kernel costs inside a graph: drain, launch and ramp
+    launch: float  # cost of one more kernel inside a CUDA graph: drain, launch and ramp
     source: str  # how the figures were obtained
     registers_per_sm: int = 65536
     registers_per_thread: int = 255
@@ -28,21 +28,21 @@ class Device:
     ctas_per_sm: int = 32
     smem_per_sm: int = 233472
     smem_per_cta: int = 232448
-    smem_reserve: int = 1024  # taken by the driver for every CTA
-    corrections: tuple[tuple[str, float], ...] = ()  # (family, how many times longer than modelled its kernels take here)
+    smem_reserve: int = 1024  # the driver reserves this for every CTA
+    corrections: tuple[tuple[str, float], ...] = ()  # (kernel family, measured time / modeled time)
 
     @property
     def bytes_in_flight(self) -> float:
-        """Bytes every SM must have outstanding to keep DRAM busy."""
+        """Bytes that every SM must keep outstanding to saturate DRAM."""
         return self.bandwidth * self.latency / self.sms
 
     def correction(self, family: str) -> float:
-        """What the modelled time of a family's kernels is multiplied by; 1 where nothing was measured."""
+        """Factor on the modeled time of a kernel family; 1 if it was never measured."""
         return dict(self.corrections).get(family, 1.0)
 
     @property
     def target(self) -> int:
-        """The number Triton calls the architecture: 90 for sm_90."""
+        """Triton's architecture number: 90 for sm_90."""
         return self.capability[0] * 10 + self.capability[1]
 
 
@@ -63,7 +63,7 @@ DEVICES = {
 
 
 def device(name: "str | Device") -> Device:
-    """The device of that name (case does not matter); a Device is itself."""
+    """Look up a device by name, case-insensitively. A Device is returned as is."""
     if isinstance(name, Device):
         return name
     found = DEVICES.get(name.lower())

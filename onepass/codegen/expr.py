@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import copysign, isinf, isnan
 
-from ..ir.expr import BOOL, OPS, DType, fitted
-from ..ir.monoid import Algebra, Grown, Monoid, State, Value
+from ..ir.expr import BOOL, OPS, DType, as_dtype
+from ..ir.monoid import Accumulated, Algebra, Monoid, State, Value
 from ..ir.size import Size
 from ..plan.access import Run
 
@@ -46,7 +46,7 @@ def literal(value: float | int | bool) -> str:
 
 def typed_literal(value: float | int | bool, dtype: DType, language: Language = TRITON) -> str:
     """A number of a type that a bare literal would not keep: Triton reads 0.1 as fp32, 7 as int32, 1e-40 as fp64, -0.0 as 0.0."""
-    value = fitted(value, dtype)
+    value = as_dtype(value, dtype)
     if dtype.is_float and value == 0 and copysign(1, value) < 0:
         bits = f"int{8 * dtype.size}"
         negative = language.full("[1, 1]", literal(-(1 << 8 * dtype.size - 1)), bits)
@@ -163,5 +163,5 @@ def join(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], 
          language: Language = TRITON) -> State:
     """One state out of two."""
     algebra = PairAlgebra(assign, exact, language)
-    return tuple(algebra.op("add", algebra.op("mul", x.before, x.scale), x.by) if isinstance(x, Grown) else x
+    return tuple(algebra.op("add", algebra.op("mul", x.before, x.scale), x.by) if isinstance(x, Accumulated) else x
                  for x in growth(monoid, a, b, assign, exact, language))

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.expr import F32, DType
-from ..ir.monoid import MONOIDS, Grown, Monoid, State, Value
+from ..ir.monoid import MONOIDS, Accumulated, Monoid, State, Value
 from ..ir.program import Const, Reduce
 from ..plan.kernel import Across, Fold, Kernel
-from ..plan.staged_rows import two_sums
-from ..plan.thread_layout import own_lanes, vector
+from ..plan.staged_rows import folds_two_sums
+from ..plan.thread_layout import private_state_columns, vector
 from .expr import COMBINE, TileAlgebra, growth, join, literal, op_text
 from .tile_refs import TileRef
 from .values import Env, Values, fold_text
@@ -28,7 +28,7 @@ class Running:
     compensated: bool  # what grows carries what rounding took from it
     exact: bool  # exponentials and quotients have all digits
     states: dict[str, State] = field(default_factory=dict)
-    lost: dict[str, dict[int, str]] = field(default_factory=dict)  # what rounding has taken, by component of each state
+    compensation: dict[str, dict[int, str]] = field(default_factory=dict)  # what rounding has taken, by component of each state
     by_lane: dict[str, int] = field(default_factory=dict)  # of the states that every thread has one of, how many there are
 
 
@@ -45,7 +45,7 @@ class Folds:
         dtype = self.kernel.program.dtypes[node.args[0]]
         monoid = MONOIDS[node.monoid]
         # What runs over fp32 data for long loses more than eager's tree does; over 16-bit data, less than a rounded result shows.
-        compensated = self.kernel.has_all_digits[fold.node] and bool(monoid.growing) and dtype is F32
+        compensated = self.kernel.is_full_precision[fold.node] and bool(monoid.accumulating) and dtype is F32
         exact = self.values.is_exact(fold.node)
         across = max((self.kernel.by_col[a] for a in node.args), key=lambda a: a.value)
         return Running(fold, monoid, dtype, axes, across, compensated, exact)
@@ -58,36 +58,36 @@ class Folds:
                 shape = self._running_shape(running, ref)
                 running.states[key] = self._identity(running, shape)
                 if running.compensated:
-                    running.lost[key] = {k: self.values.assign("lost", self.language.full(shape, "0.0", "float32"))
-                                         for k in running.monoid.growing}
+                    running.compensation[key] = {k: self.values.assign("lost", self.language.full(shape, "0.0", "float32"))
+                                         for k in running.monoid.accumulating}
 
     def key(self, running: Running, ref: TileRef) -> str:
         """Which of the running states a tile feeds: its own where results vary by tile, else one for all tiles of its shape."""
         if self.row_loop and running.fold.rows and not running.fold.cols:
             return "1" if running.across is Across.NONE else ref.tag
-        by_lane = running.monoid.primitive or self._lanes_of_tile(running, ref) is not None
+        by_lane = running.monoid.primitive or self._lane_shape(running, ref) is not None
         return self._running_shape(running, ref) if by_lane else ""
 
-    def feed(self, running: Running, ref: TileRef, env: Env, once: bool) -> None:
+    def feed(self, running: Running, ref: TileRef, env: Env, unrolled: bool) -> None:
         """Let a tile enter: elementwise where one primitive fold is all a reduction is, else by one merge a tile.
 
         `once`: the line is written in straight code, so the new state may have a new name; a loop must reassign the old.
         """
         counted: dict[str, Value] = {}
         algebra = self._algebra(running, ref, counted)
-        args = (self._spread(a, running, ref, env) for a in self._node(running.fold).args)
-        entered = self._inside(running, running.monoid.enter(algebra, *args), ref, counted)
-        entered = self._of_tile(running, entered, ref, algebra)
+        args = (self._broadcast(a, running, ref, env) for a in self._node(running.fold).args)
+        entered = self._masked_to_identity(running, running.monoid.lift(algebra, *args), ref, counted)
+        entered = self._tile_state(running, entered, ref, algebra)
         key = self.key(running, ref)
         before = running.states.get(key)
         if before is None:
             running.states[key] = tuple(x if isinstance(x, str) else literal(x) for x in entered)
             return
-        if key in running.lost:
-            self._grow(running, before, entered, running.lost[key])
+        if key in running.compensation:
+            self._add_compensated(running, before, entered, running.compensation[key])
             return
-        merged = self._joined(running, before, entered)
-        if once:
+        merged = self._merged_text(running, before, entered)
+        if unrolled:
             named = zip(self._hints(running), merged, strict=True)
             running.states[key] = tuple(self.values.assign(hint, text) for hint, text in named)
         else:
@@ -101,24 +101,24 @@ class Folds:
     def total(self, running: Running, ref: TileRef) -> State:
         """One state of all that entered."""
         algebra = self._algebra(running, ref, {})
-        held = [self._given_back(state, running.lost.get(key, {})) for key, state in running.states.items()]
-        states = [self._of_lanes(running, key, state, algebra) for key, state in zip(running.states, held)]
-        return self.joined(running, states)
+        held = [self._compensated(state, running.compensation.get(key, {})) for key, state in running.states.items()]
+        states = [self._fold_lanes(running, key, state, algebra) for key, state in zip(running.states, held)]
+        return self.join_states(running, states)
 
     def totals(self, running: Sequence[Running], ref: TileRef) -> list[State]:
         """The same of all that is reduced along a row; two sums are folded at once, so that threads meet half as often. H200,
         LayerNorm backward of 8192 x 32768, rows shared by two CTAs: 421 us without, 413 so."""
-        if not two_sums(self.kernel):
+        if not folds_two_sums(self.kernel):
             return [self.total(state, ref) for state in running]
         held: list[Value] = []
         for state in running:
             ((key, lanes),) = state.states.items()
-            held += self._given_back(lanes, state.lost.get(key, {}))
+            held += self._compensated(lanes, state.compensation.get(key, {}))
         names = [self.values.writer.fresh("all_sum") for _ in held]
         self.values.writer.line(f"{', '.join(names)} = sum_two({', '.join(map(str, held))}, 1)")
         return [(name,) for name in names]
 
-    def joined(self, running: Running, states: Sequence[State]) -> State:
+    def join_states(self, running: Running, states: Sequence[State]) -> State:
         """One state of several, joined in their order."""
         total = states[0]
         for other in states[1:]:
@@ -131,42 +131,43 @@ class Folds:
         hint = self.values.names[running.fold.node]
         self.values.results[running.fold.node] = tuple(
             x if isinstance(x, str) and x.isidentifier() else self.values.assign(hint, x if isinstance(x, str) else literal(x))
-            for x in running.monoid.leave(algebra, *total))
+            for x in running.monoid.finalize(algebra, *total))
 
-    def _of_tile(self, running: Running, entered: State, ref: TileRef, algebra: TileAlgebra) -> State:
+    def _tile_state(self, running: Running, entered: State, ref: TileRef, algebra: TileAlgebra) -> State:
         """What a tile's elements add to a running state: themselves where lanes are folded last, else one state of them all."""
-        if lanes := self._lanes_of_tile(running, ref):
+        if lanes := self._lane_shape(running, ref):
             entered = tuple(self.values.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
                             for x in entered)
             running.by_lane[self.key(running, ref)] = lanes[2]
             return running.monoid.merge(self._within_threads(running), *entered)
         return entered if running.monoid.primitive else running.monoid.merge(algebra, *entered)
 
-    def _of_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
+    def _fold_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
         """One state out of those that lanes hold at the end."""
         if key in running.by_lane:
             state = tuple(self.values.assign("lanes", f"tl.reshape({x}, [1, {running.by_lane[key]}])") for x in state)
         return running.monoid.merge(algebra, *state) if running.monoid.primitive or key in running.by_lane else state
 
-    def _grow(self, running: Running, before: State, entered: State, lost: dict[int, str]) -> None:
+    def _add_compensated(self, running: Running, before: State, entered: State, compensation: dict[int, str]) -> None:
         """Join a state with another in place, remembering what rounding takes; what is infinite has lost nothing."""
         line = self.values.writer.line
         joined = growth(running.monoid, before, entered, self.values.assign, running.exact, self.language)
         for k, (name, part) in enumerate(zip(before, joined, strict=True)):
-            if not isinstance(part, Grown):
+            if not isinstance(part, Accumulated):
                 line(f"{name} = {part}")
                 continue
-            held, owed = name, lost[k]
+            held, owed = name, compensation[k]
             if part.scale != 1:
-                held, owed = (self.values.assign(hint, f"{x} * {part.scale}") for hint, x in (("held", name), ("owed", lost[k])))
+                held, owed = (self.values.assign(hint, f"{x} * {part.scale}")
+                              for hint, x in (("held", name), ("owed", compensation[k])))
             term = self.values.assign("term", f"{part.by} - {owed}")
             raised = self.values.assign("raised", f"{held} + {term}")
             of = self.language.prefix
-            line(f'{lost[k]} = {of}.where({of}.abs({raised}) < float("inf"), ({raised} - {held}) - {term}, 0.0)')
+            line(f'{compensation[k]} = {of}.where({of}.abs({raised}) < float("inf"), ({raised} - {held}) - {term}, 0.0)')
             line(f"{name} = {raised}")
 
-    def _given_back(self, state: State, lost: dict[int, str]) -> State:
-        return tuple(f"({x} - {lost[k]})" if k in lost else x for k, x in enumerate(state))
+    def _compensated(self, state: State, compensation: dict[int, str]) -> State:
+        return tuple(f"({x} - {compensation[k]})" if k in compensation else x for k, x in enumerate(state))
 
     # ---- parts ---------------------------------------------------------------------------------------------------------
 
@@ -194,13 +195,14 @@ class Folds:
         height, width = self._entering_shape(running, ref)
         if running.monoid.primitive:
             return f"[{height}, {width}]"
-        if lanes := self._lanes_of_tile(running, ref):
+        if lanes := self._lane_shape(running, ref):
             return f"[1, 1, {lanes[2]}, 1]"
         return f"[{1 if 0 in running.axes else height}, {1 if 1 in running.axes else width}]"
 
-    def _lanes_of_tile(self, running: Running, ref: TileRef) -> tuple[int, int, int, int] | None:
+    def _lane_shape(self, running: Running, ref: TileRef) -> tuple[int, int, int, int] | None:
         """A tile's columns as [1, stretches, threads, elements side by side], where threads keep states of their own."""
-        held = own_lanes(self.kernel, self.values.schedule, running.monoid) if running.axes == (1,) and ref.height == 1 else None
+        along_row = running.axes == (1,) and ref.height == 1
+        held = private_state_columns(self.kernel, self.values.schedule, running.monoid) if along_row else None
         threads = 32 * self.values.schedule.warps
         if held is None or ref.width != held * threads:
             return None
@@ -214,7 +216,7 @@ class Folds:
 
         return TileAlgebra(self.values.assign, folded, lambda: "0", running.exact)
 
-    def _spread(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
+    def _broadcast(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
         """A value spread over the axes it is folded along, and over the columns of others that enter with it."""
         if self.kernel.by_col[i] is Across.BLOCK and (1 in running.axes or running.across is Across.FULL):
             return self.values.as_full(i, ref, env)
@@ -225,7 +227,7 @@ class Folds:
             return self.values.assign("spread", self.language.broadcast(self.values.tensor(i, env[i]), f"[{height}, {width}]"))
         return env[i]
 
-    def _inside(self, running: Running, entered: State, ref: TileRef, counted: dict[str, Value]) -> State:
+    def _masked_to_identity(self, running: Running, entered: State, ref: TileRef, counted: dict[str, Value]) -> State:
         """Lanes outside become the identity: f(0) is not 0 in general. A number counts for every lane of the tile.
 
         Numbers that were spread over the lanes inside are noted in `counted`, because their sum is known without a fold.
@@ -246,7 +248,7 @@ class Folds:
 
         return tuple(x if x == e else masked(x, e) for x, e in zip(entered, running.monoid.identity(running.dtype), strict=True))
 
-    def _joined(self, running: Running, before: State, entered: State) -> State:
+    def _merged_text(self, running: Running, before: State, entered: State) -> State:
         if running.monoid.primitive:
             return (op_text(COMBINE[running.monoid.primitive], (before[0], entered[0]), running.dtype, language=self.language),)
         return join(running.monoid, before, entered, self.values.assign, running.exact, self.language)
@@ -254,15 +256,15 @@ class Folds:
     def _algebra(self, running: Running, ref: TileRef, counted: dict[str, Value]) -> TileAlgebra:
         def folded(kind: str, text: str) -> str:
             if kind == "sum" and text in counted:
-                return f"{literal(counted[text])} * {self._lanes(running, ref, masked=True)}"
+                return f"{literal(counted[text])} * {self._lane_count(running, ref, masked=True)}"
             for axis in running.axes:
                 text = fold_text(kind, text, axis, self.language)
             return text
 
-        return TileAlgebra(self.values.assign, folded, lambda: self._lanes(running, ref, masked=False), running.exact,
+        return TileAlgebra(self.values.assign, folded, lambda: self._lane_count(running, ref, masked=False), running.exact,
                            self.language)
 
-    def _lanes(self, running: Running, ref: TileRef, masked: bool) -> str:
+    def _lane_count(self, running: Running, ref: TileRef, masked: bool) -> str:
         """How many lanes of a tile are folded into one: of all, or of those inside.
 
         Never by folding a mask: Triton 3.6 computes such a mask anew in the layout of its sum, whole in every thread.

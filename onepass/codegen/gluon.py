@@ -45,7 +45,7 @@ from ..ir.program import Load
 from ..ir.size import Bindings
 from ..plan.kernel import Across, Kernel
 from ..plan.schedule import Block, Cover, Loop, Schedule
-from ..plan.staged_rows import BARRIERS, BOX, LEAST_COPIES, box, chunks, tma_stageable, tma_stageable_unaligned
+from ..plan.staged_rows import BARRIERS, MIN_COPIES, TMA_BOX, chunks, tma_box_shape, tma_stageable, tma_stageable_unaligned
 from ..plan.thread_layout import chunk_vector
 from .expr import GLUON, size_text
 from .folds import Folds, Running
@@ -55,7 +55,7 @@ from .steps import Steps, Walk, steps
 from .tile_refs import Segment, TileRef
 from .values import Env, Values
 
-OWN = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early", "number", "first", "phase", "at", "over", "later")
+OWN_NAMES = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early", "number", "first", "phase", "at", "over", "later")
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
@@ -65,7 +65,7 @@ def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class FillNames:
     """What is called how where a row is asked for. Names of an unrolled loop are no variables, and not to be used as such later."""
 
     row: str
@@ -74,9 +74,9 @@ class Names:
     counter: str
 
 
-EARLY = Names("early", "early_inside", "slot_early", "j_early")
-LATER = Names("ahead", "inside", "slot", "j")
-COPY = Names("ahead", "inside", "at", "j")  # in a ring of copies
+FIRST_FILL = FillNames("early", "early_inside", "slot_early", "j_early")
+REFILL = FillNames("ahead", "inside", "slot", "j")
+COPY_REFILL = FillNames("ahead", "inside", "at", "j")  # in a ring of copies
 REST = "_rest"  # marks names of what is narrower than a chunk
 
 
@@ -94,12 +94,12 @@ class _Ring:
     rest_box: tuple[int, ...]
 
 
-class Parked(Values):
+class StagedValues(Values):
     """Values of which some wait in shared memory."""
 
     first_rows = "(row == 0)"
     rings: dict[int, _Ring]
-    beside: dict[int, str]  # the shared memory of row vectors that wait there, by chunks
+    smem_vectors: dict[int, str]  # the shared memory of row vectors that wait there, by chunks
     whole: int  # chunks of a row
     numbers: dict[str, str]  # of chunks, by what marks their names
     # What is called how of the row that is being walked: its number, its place in a ring, the first of its chunks there.
@@ -107,8 +107,8 @@ class Parked(Values):
 
     def _load(self, i: int, node: Load, ref: TileRef, env: Env) -> str:
         ring = self.rings.get(i)
-        if i in self.beside:
-            return f"{self.beside[i]}.index({self.numbers[ref.tag]}).load(TILE)"
+        if i in self.smem_vectors:
+            return f"{self.smem_vectors[i]}.index({self.numbers[ref.tag]}).load(TILE)"
         if ring is None:  # one element a row is read by its scalar address: as a tensor, threads would read it once for every lane
             alone = self.kernel.by_col[i] is Across.NONE
             return super()._load(i, node, replace(ref, row=self.row) if alone else ref, env)
@@ -127,41 +127,42 @@ class Emitter(RingEmitter):
     counting = "range"  # how copies are counted that bring a later row
     walk_from = "0"  # where the compiler is to see a walk over copies begin
     # What is otherwise in a kernel of rows that start anywhere.
-    flat = False
-    along = BOX  # elements of a row of a box
-    own: tuple[str, ...] = ()
-    values_of = Parked
+    unaligned = False
+    box_elems = TMA_BOX  # elements of a row of a box
+    own_names: tuple[str, ...] = ()
+    values_type = StagedValues
 
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         assert isinstance(schedule.cols, Cover)
-        self.once = isinstance(schedule.rows, Block)  # a CTA has one row
-        able = set(tma_stageable_unaligned(kernel) if self.flat else tma_stageable(kernel))
+        self.one_row = isinstance(schedule.rows, Block)  # a CTA has one row
+        able = set(tma_stageable_unaligned(kernel) if self.unaligned else tma_stageable(kernel))
         assert schedule.staged and schedule.staged <= able, "only what TMA can describe is parked"
-        super().__init__(kernel, schedule, name, wide, (*OWN, *self.own))
+        super().__init__(kernel, schedule, name, wide, (*OWN_NAMES, *self.own_names))
         self.split = schedule.rows.split if isinstance(schedule.rows, Loop) else 1
         self.cols = chunks(schedule.cols, self.extent // schedule.ctas_per_row)
         # The last walk refills what it has read; with more places, the next row is there already.
-        self.drains = self.slots == 1 and not self.once
-        self.by_copies = schedule.prefetch > 0  # every copy has a place and a barrier of its own
-        assert not self.by_copies or (self.drains and not self.flat and self.cols.copies)
-        self.together = self.cols.at_once(self.along, LEAST_COPIES if self.drains else 1)
-        self.copies = self.cols.count // self.together  # that bring the whole chunks of a row
-        self.places = self.slots * self.copies + schedule.prefetch  # of copies
-        assert not self.by_copies or self.places <= BARRIERS
+        self.refills_in_walk = self.slots == 1 and not self.one_row
+        self.copy_ring = schedule.prefetch > 0  # every copy has a place and a barrier of its own
+        assert not self.copy_ring or (self.refills_in_walk and not self.unaligned and self.cols.copies)
+        self.chunks_per_copy = self.cols.at_once(self.box_elems, MIN_COPIES if self.refills_in_walk else 1)
+        self.copies_per_row = self.cols.count // self.chunks_per_copy  # that bring the whole chunks of a row
+        self.copy_slots = self.slots * self.copies_per_row + schedule.prefetch  # of copies
+        assert not self.copy_ring or self.copy_slots <= BARRIERS
         self.steps: Steps = steps(kernel, schedule)
         self.rings = {i: self._ring(i) for i in sorted(schedule.staged)}
-        self.values = self.values_of(kernel, schedule, bindings, self.w, GLUON)
-        self.values.rings, self.values.beside, self.values.whole = self.rings, {}, self.cols.count
+        self.values = self.values_type(kernel, schedule, bindings, self.w, GLUON)
+        self.values.rings, self.values.smem_vectors, self.values.whole = self.rings, {}, self.cols.count
         self.values.numbers = {"": "k" if self.cols.count > 1 else "0"}
-        self.folds = Folds(kernel, self.values, row_loop=not self.once)
-        self.gathered: dict[int, Running] = {}  # what the loop over rows carries
+        self.folds = Folds(kernel, self.values, row_loop=not self.one_row)
+        self.accumulated: dict[int, Running] = {}  # what the loop over rows carries
 
     def _ring(self, i: int) -> _Ring:
         node = self._load_of(i)
         ring, tiles, rest, rest_tile = (self.w.fresh(f"{node.buffer}_{what}") for what in ("ring", "tiles", "rest", "rest_tile"))
-        by_chunk = self.w.fresh(f"{node.buffer}_chunks") if self.together > 1 else ring
+        by_chunk = self.w.fresh(f"{node.buffer}_chunks") if self.chunks_per_copy > 1 else ring
         width = self.cols.width
-        chunk, whole, last = (box(self.extent, n, self.flat) for n in (width, width * self.together, self.cols.rest))
+        widths = width, width * self.chunks_per_copy, self.cols.rest
+        chunk, whole, last = (tma_box_shape(self.extent, n, self.unaligned) for n in widths)
         return _Ring(ring, by_chunk, chunk, tiles, whole, rest, rest_tile, last)
 
     # ---- the whole kernel ----------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ class Emitter(RingEmitter):
                 if there]
 
     def _grid(self) -> tuple[GridDim, ...]:
-        return (GridDim(self.rows) if self.once else GridDim(self.rows, most=self.split),)
+        return (GridDim(self.rows) if self.one_row else GridDim(self.rows, max_programs=self.split),)
 
     def _body(self) -> None:
         w, row_count = self.w, size_text(self.rows)
@@ -180,31 +181,31 @@ class Emitter(RingEmitter):
         w.line(f"TILE: gl.constexpr = gl.BlockedLayout([1, {along}], [1, 32], [1, {self.schedule.warps}], [1, 0])")
         narrowed = self.wide and not isinstance(self.rows, int)  # TMA counts in 32 bits
         w.line(f"row_count = ({row_count}).to(gl.int32)" if narrowed else f"row_count = {row_count}")
-        self._part()
+        self._name_cta()
         self._allocate()
         self.tiles = self._tiles()
         env: Env = {}
         for i in self.steps.constants:
             self.values.node(i, TileRef(), env)
-        with w.block(f"for slot_early in gl.static_range({self.places if self.by_copies else self.slots})"):
-            if self.by_copies:
-                self._expect(EARLY, f"part + slot_early // {self.copies} * {self.split}")
-                self._copy(EARLY, f"slot_early % {self.copies}", rest=False)
+        with w.block(f"for slot_early in gl.static_range({self.copy_slots if self.copy_ring else self.slots})"):
+            if self.copy_ring:
+                self._expect(FIRST_FILL, f"part + slot_early // {self.copies_per_row} * {self.split}")
+                self._copy(FIRST_FILL, f"slot_early % {self.copies_per_row}", rest=False)
             else:
-                self._fill(EARLY, "part" if self.once else f"part + slot_early * {self.split}")
+                self._fill(FIRST_FILL, "part" if self.one_row else f"part + slot_early * {self.split}")
         self._rows(env)
 
-    def _part(self) -> None:
+    def _name_cta(self) -> None:
         """Name which of all CTAs this one is."""
         self.w.line("part = gl.program_id(0)")
 
     def _rows(self, env: Env) -> None:
         """All rows of a CTA."""
-        if self.once:
+        if self.one_row:
             self.w.line("row = part")
             self._row(env)
             return
-        self.w.line("number = 0" if self.by_copies else "turn = 0")
+        self.w.line("number = 0" if self.copy_ring else "turn = 0")
         self._before_rows(env)
         with self.w.block(f"for row in range(part, row_count, {self.split})"):
             self._row(env)
@@ -216,14 +217,14 @@ class Emitter(RingEmitter):
         """Rings and barriers."""
         for i, ring in self.rings.items():
             dtype = self.program.dtypes[i].kernel
-            parts = [(ring.whole, ring.whole_map, self.places, ring.whole_box)]
+            parts = [(ring.whole, ring.whole_map, self.copy_slots, ring.whole_box)]
             parts += [(ring.rest, ring.rest_map, self.slots, ring.rest_box)] if self.cols.rest else []
             for name, tiles, count, taken in parts:
                 self.w.line(f"{name} = gl.allocate_shared_memory(gl.{dtype}, {[count, *taken]}, {tiles}.layout)")
             if ring.chunks != ring.whole:
-                shape = [self.places * self.together, *ring.chunk]
+                shape = [self.copy_slots * self.chunks_per_copy, *ring.chunk]
                 self.w.line(f"{ring.chunks} = {ring.whole}._reinterpret(gl.{dtype}, {shape}, {ring.whole_map}.layout)")
-        self._barriers(self.places if self.by_copies else self.slots)
+        self._barriers(self.copy_slots if self.copy_ring else self.slots)
 
     def _tiles(self) -> list[Segment]:
         """The chunks of a row: a loop over whole ones, then the rest. Where threads stand in them is named once."""
@@ -251,7 +252,7 @@ class Emitter(RingEmitter):
 
     def _row(self, outside: Env) -> None:
         w, last = self.w, len(self.steps.walks) - 1
-        self._row_place()
+        self._row_slot()
         self._row_start()
         at = TileRef(row="r_at")
         env = dict(outside)
@@ -260,39 +261,39 @@ class Emitter(RingEmitter):
             for i in walk.uniform:
                 self.values.node(i, at, env)
             if p == 0:  # what is read once a row is asked for before the row is waited for
-                if not self.by_copies:
+                if not self.copy_ring:
                     w.line(f"mbarrier.wait(ready.index(slot), {self._phase()})")
-                self._complete()
+                self._patch_tail()
                 w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
-            inner = [replace(t, ref=t.ref.at_rows(at)) for t in self._pieces(walk)]
-            self._walk(walk, env, inner, waits=p == 0, drains=self.drains and p == last)
-        if not self.drains and not self.once:
+            inner = [replace(t, ref=t.ref.at_rows(at)) for t in self._tiles_of(walk)]
+            self._walk(walk, env, inner, waits=p == 0, refills=self.refills_in_walk and p == last)
+        if not self.refills_in_walk and not self.one_row:
             self._release()
-            self._fill(LATER, f"row + {self.slots * self.split}")
-        if not self.once:
-            w.line(f"number += {self.copies}" if self.by_copies else "turn += 1")
+            self._fill(REFILL, f"row + {self.slots * self.split}")
+        if not self.one_row:
+            w.line(f"number += {self.copies_per_row}" if self.copy_ring else "turn += 1")
         for i in self.steps.trailing:
             self.values.node(i, at, env)
         for fold in self.steps.row_folds:
-            self.folds.feed(self.gathered[fold.node], at, env, once=False)
+            self.folds.feed(self.accumulated[fold.node], at, env, unrolled=False)
 
-    def _row_place(self) -> None:
+    def _row_slot(self) -> None:
         """Where this turn's row is, or its first copy, which has a number among all copies that this CTA asks for."""
-        if self.by_copies:
-            self.w.line(f"first = number % {self.places}")
-            self.w.line(f"phase = number // {self.places} & 1")
+        if self.copy_ring:
+            self.w.line(f"first = number % {self.copy_slots}")
+            self.w.line(f"phase = number // {self.copy_slots} & 1")
             return
         self.w.line(f"slot = turn % {self.slots}" if self.slots > 1 else "slot = 0")
         if self.cols.count > 1:
             self.w.line(f"place = slot * {self.cols.count}")
 
     def _phase(self) -> str:
-        return "0" if self.once else super()._phase()
+        return "0" if self.one_row else super()._phase()
 
-    def _complete(self) -> None:
+    def _patch_tail(self) -> None:
         """Put into a place what TMA did not bring of its row. A barrier of the CTA follows."""
 
-    def _pieces(self, walk: Walk) -> list[Segment]:
+    def _tiles_of(self, walk: Walk) -> list[Segment]:
         """The tiles that a walk visits."""
         return self.tiles
 
@@ -300,23 +301,23 @@ class Emitter(RingEmitter):
         self.w.line("r = row.to(gl.int64)" if self.wide else "r = row")
         self.w.line("r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
 
-    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], waits: bool, drains: bool) -> None:
+    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], waits: bool, refills: bool) -> None:
         """One walk over a row. One that `drains` its place refills every part of it as soon as all threads have read that part; one
         that `waits` is the first to read the row."""
         running = {f.node: self.folds.running(f) for f in walk.folds}
         for state in running.values():
             self.folds.start(state, [t.ref for t in tiles if t.loop is not None])
-        if drains and not self.by_copies:
+        if refills and not self.copy_ring:
             self._release()  # nobody waits any more for the row that is here
-            self._expect(LATER, f"row + {self.slots * self.split}")
+            self._expect(REFILL, f"row + {self.slots * self.split}")
 
         def chunk(tile: Segment) -> None:
             self._chunk(walk, dict(env), tile, running)
 
-        if self.by_copies:
-            self._visit_copies(tiles, chunk, waits, drains)
+        if self.copy_ring:
+            self._visit_copies(tiles, chunk, waits, refills)
         else:
-            self._visit(tiles, chunk, drains)
+            self._visit(tiles, chunk, refills)
         self._finish(running, tiles[0].ref)
 
     def _finish(self, running: dict[int, Running], ref: TileRef) -> None:
@@ -324,40 +325,45 @@ class Emitter(RingEmitter):
         for state in running.values():
             self.folds.finish(state, ref)
 
-    def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], drains: bool) -> None:
+    def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], refills: bool) -> None:
         """Every chunk of a row."""
         for tile in tiles:
-            self._stretch(tile, partial(chunk, tile), drains)
+            self._visit_segment(tile, partial(chunk, tile), refills)
 
-    def _stretch(self, tile: Segment, chunk: Callable[[], None], drains: bool) -> None:
+    def _visit_segment(self, tile: Segment, chunk: Callable[[], None], refills: bool) -> None:
         """All chunks of one kind."""
         if tile.loop is None:
             chunk()
-            if drains:
+            if refills:
                 self._refill(tile.ref.tag)
-        elif not drains:
+        elif not refills:
             with self.w.block(tile.loop):
                 chunk()
         else:
-            self._drain(0, chunk)
+            self._visit_and_refill(0, chunk)
 
-    def _drain(self, first: int, chunk: Callable[[], None]) -> None:
+    def _visit_and_refill(self, first: int, chunk: Callable[[], None]) -> None:
         """The copies from `first` on, each refilled when its chunks have been read."""
-        with self.w.block(f"for j in range({first}, {self.copies})"):
-            if self.together > 1:
+        with self.w.block(f"for j in range({first}, {self.copies_per_row})"):
+            if self.chunks_per_copy > 1:
                 self.w.line("cta_barrier()")  # told of none here, the compiler puts one after a copy into the loop over chunks
-            with self.w.block(f"for k in range(j * {self.together}, j * {self.together} + {self.together})"):
+            with self.w.block(self._chunks_of_copy()):
                 chunk()
             self._release()
-            self._copy(LATER, "j", rest=False)
+            self._copy(REFILL, "j", rest=False)
+
+    def _chunks_of_copy(self) -> str:
+        """The loop over the chunks of copy j."""
+        count = self.chunks_per_copy
+        return f"for k in range(j * {count}, j * {count} + {count})"
 
     def _refill(self, tag: str) -> None:
         """After a chunk that stands by itself: where it was the last of a copy, ask for that copy of a later row."""
         rest = tag == REST
         done = 0 if rest else int(self.values.numbers[tag]) + 1
-        if done % self.together == 0:
+        if done % self.chunks_per_copy == 0:
             self._release()
-            self._copy(LATER, "0" if rest else str(done // self.together - 1), rest)
+            self._copy(REFILL, "0" if rest else str(done // self.chunks_per_copy - 1), rest)
 
     def _chunk(self, walk: Walk, env: Env, tile: Segment, running: dict[int, Running]) -> None:
         for line in tile.prepare:
@@ -365,98 +371,99 @@ class Emitter(RingEmitter):
         for i in walk.body:
             self.values.node(i, tile.ref, env)
         for fold in walk.folds:
-            self.folds.feed(running[fold.node], tile.ref, env, once=tile.loop is None)
-        for fold in walk.gathered:
-            self.folds.feed(self.gathered[fold.node], tile.ref, env, once=False)
+            self.folds.feed(running[fold.node], tile.ref, env, unrolled=tile.loop is None)
+        for fold in walk.accumulated:
+            self.folds.feed(self.accumulated[fold.node], tile.ref, env, unrolled=False)
 
     # ---- a ring of copies ----------------------------------------------------------------------------------------------
 
-    def _visit_copies(self, tiles: list[Segment], chunk: Callable[[Segment], None], waits: bool, drains: bool) -> None:
+    def _visit_copies(self, tiles: list[Segment], chunk: Callable[[Segment], None], waits: bool, refills: bool) -> None:
         """Every chunk of a row, copy by copy: in a loop, or one by one where the text has a tile for each."""
         if tiles[0].loop is None:
-            for j in range(self.copies):
-                self._reach(str(j), waits)
-                for tile in tiles[j * self.together:(j + 1) * self.together]:
+            for j in range(self.copies_per_row):
+                self._enter_copy(str(j), waits)
+                for tile in tiles[j * self.chunks_per_copy:(j + 1) * self.chunks_per_copy]:
                     chunk(tile)
-                self._next_copy(str(j), drains)
+                self._next_copy(str(j), refills)
             return
-        counter = "k" if self.together == 1 else "j"
-        with self.w.block(f"for {counter} in range({self.walk_from}, {self.copies})"):
-            self._reach(counter, waits)
-            if self.together == 1:
+        counter = "k" if self.chunks_per_copy == 1 else "j"
+        with self.w.block(f"for {counter} in range({self.walk_from}, {self.copies_per_row})"):
+            self._enter_copy(counter, waits)
+            if self.chunks_per_copy == 1:
                 chunk(tiles[0])
             else:
-                with self.w.block(f"for k in range(j * {self.together}, j * {self.together} + {self.together})"):
+                with self.w.block(self._chunks_of_copy()):
                     chunk(tiles[0])
-            self._next_copy(counter, drains)
+            self._next_copy(counter, refills)
 
-    def _reach(self, number: str, waits: bool) -> None:
+    def _enter_copy(self, number: str, waits: bool) -> None:
         """Name the place `at` which a copy of this row is, and the `place` where the row's first chunk would be if all were in line
         with those of the copy; wait for it."""
         w, phase = self.w, "phase"
         if number == "0":
             w.line("at = first")
-            w.line(f"place = at * {self.together}")
+            w.line(f"place = at * {self.chunks_per_copy}")
         else:
             w.line(f"at = first + {number}")
-            w.line(f"over = at >= {self.places}")
-            w.line(f"at = gl.where(over, at - {self.places}, at)")
-            w.line(f"place = (at - {number}) * {self.together}")
+            w.line(f"over = at >= {self.copy_slots}")
+            w.line(f"at = gl.where(over, at - {self.copy_slots}, at)")
+            w.line(f"place = (at - {number}) * {self.chunks_per_copy}")
             phase = "phase ^ over"
         if waits:
             w.line(f"mbarrier.wait(ready.index(at), {phase})")
 
-    def _next_copy(self, number: str, drains: bool) -> None:
+    def _next_copy(self, number: str, refills: bool) -> None:
         """When a copy has been read for the last time, ask for the one that its place has room for next.
 
         Nobody waits for what is read already, so its barrier may be told of more before all have read it: between that and the
         copies the compiler wants a barrier of the CTA, and so the one that frees the place is it.
         """
-        if not drains:
+        if not refills:
             return
         if number.isdigit():
-            later = int(number) + self.places
-            turns, part = str(later // self.copies * self.split), str(later % self.copies)
+            later = int(number) + self.copy_slots
+            turns, part = str(later // self.copies_per_row * self.split), str(later % self.copies_per_row)
         else:
-            self.w.line(f"later = {number} + {self.places}")
-            turns, part = f"later // {self.copies} * {self.split}", f"later % {self.copies}"
-        self._expect(COPY, f"row + {turns}")
+            self.w.line(f"later = {number} + {self.copy_slots}")
+            turns, part = f"later // {self.copies_per_row} * {self.split}", f"later % {self.copies_per_row}"
+        self._expect(COPY_REFILL, f"row + {turns}")
         self._release()
-        self._copy(COPY, part, rest=False)
+        self._copy(COPY_REFILL, part, rest=False)
 
     # ---- the ring ------------------------------------------------------------------------------------------------------
 
-    def _fill(self, names: Names, row: str) -> None:
+    def _fill(self, names: FillNames, row: str) -> None:
         """Ask for all chunks of a row, if there is such a row."""
         self._expect(names, row)
-        if self.copies == 1:
+        if self.copies_per_row == 1:
             self._copy(names, "0", rest=False)
         else:
-            with self.w.block(f"for {names.counter} in {self.counting}(0, {self.copies})"):
+            with self.w.block(f"for {names.counter} in {self.counting}(0, {self.copies_per_row})"):
                 self._copy(names, names.counter, rest=False)
         if self.cols.rest:
             self._copy(names, "0", rest=True)
 
-    def _expect(self, names: Names, row: str) -> None:
+    def _expect(self, names: FillNames, row: str) -> None:
         """Tell a place's barrier how many bytes to wait for."""
         size = sum(self.program.dtypes[i].size for i in self.rings)
-        columns = self.cols.width * (self.together if self.by_copies else self.cols.count) + self.cols.rest
+        columns = self.cols.width * (self.chunks_per_copy if self.copy_ring else self.cols.count) + self.cols.rest
         self.w.line(f"{names.row} = {row}")
         self.w.line(f"{names.inside} = {names.row} < row_count")
         self.w.line(f"mbarrier.expect(ready.index({names.slot}), {columns * size}, pred={names.inside})")
 
-    def _copy(self, names: Names, number: str, rest: bool) -> None:
+    def _copy(self, names: FillNames, number: str, rest: bool) -> None:
         """Ask for one part of a row, of every parked load: the copy of some chunks with this number, or the rest."""
         for ring in self.rings.values():
             taken = ring.rest_box if rest else ring.whole_box
             first = self.cols.width * self.cols.count // (1 if len(taken) == 2 else taken[-1])
             along = str(first) if rest else "0" if number == "0" else f"{number} * {taken[1]}"
-            place = names.slot if rest or self.by_copies or self.copies == 1 else f"{names.slot} * {self.copies} + {number}"
-            where = self._where(names, taken, along)
+            whole_slot = rest or self.copy_ring or self.copies_per_row == 1
+            place = names.slot if whole_slot else f"{names.slot} * {self.copies_per_row} + {number}"
+            where = self._coordinates(names, taken, along)
             tiles, memory = (ring.rest_map, ring.rest) if rest else (ring.whole_map, ring.whole)
             into = f"ready.index({names.slot}), {memory}.index({place})"
             self.w.line(f"tma.async_copy_global_to_shared({tiles}, {where}, {into}, pred={names.inside})")
 
-    def _where(self, names: Names, taken: tuple[int, ...], along: str) -> str:
+    def _coordinates(self, names: FillNames, taken: tuple[int, ...], along: str) -> str:
         """The coordinates of a copy."""
         return f"[{names.row}, {along}]" if len(taken) == 2 else f"[{names.row}, {along}, 0]"

@@ -86,12 +86,12 @@ def fast_erf(x):
 ''',
     "publish": '''
 @gluon.jit
-def publish(boxes_ptr, at, state):
+def publish(mailboxes_ptr, at, state):
     """Put 32 bits of state into a word of their own, with the flag beside them, so no fence is needed. Who waits reads meanwhile:
     that is defined for atomic writes only."""
     one = gl.max(gl.max(state.to(gl.int32, bitcast=True), axis=1), axis=0)  # of [1, 1]: as a tensor, each lane would be stored
     bits = one.to(gl.int64) & 0xFFFFFFFF
-    gl.atomic_xchg(boxes_ptr + at, bits | 0x100000000, sem="relaxed", scope="gpu")
+    gl.atomic_xchg(mailboxes_ptr + at, bits | 0x100000000, sem="relaxed", scope="gpu")
 ''',
     "published": '''
 @gluon.jit
@@ -126,7 +126,7 @@ def fold_min(x, axis: gl.constexpr):
 }
 
 
-def called(body: str) -> tuple[str, ...]:
+def called_definitions(body: str) -> tuple[str, ...]:
     """The definitions that a kernel's text needs, each before those that call it."""
     found: list[str] = []
     todo = [body]

@@ -16,7 +16,7 @@ from ..plan.kernel import Kernel
 from ..plan.schedule import Schedule
 from ..plan.staged_rows import must_stage
 from .gluon import Emitter
-from .row_loop import Gathered
+from .row_loop import RowLoop
 from .source import GridDim, Source
 from .steps import Walk
 from .tile_refs import Segment, TileRef
@@ -26,13 +26,13 @@ from .values import Env
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that parks rows and gathers over them; `wide` makes it count elements in 64 bits."""
     assert schedule.accumulates_columns and must_stage(kernel) <= schedule.staged
-    return Mixed(kernel, schedule, bindings, name, wide).source()
+    return MixOrderEmitter(kernel, schedule, bindings, name, wide).source()
 
 
 MANY_WARPS = 16  # with 128 registers a thread
 
 
-class Mixed(Emitter):
+class MixOrderEmitter(Emitter):
     """Writes a kernel that parks rows, reduces along them, and gathers over them."""
 
     counting = "gl.static_range"  # no loop after the last walk
@@ -41,33 +41,33 @@ class Mixed(Emitter):
         return (GridDim(self.split),)  # a join reads the states of all, whether they had a row or not
 
     def _rows(self, env: Env) -> None:
-        around = Gathered(self.steps, self.values, self.folds)
+        row_loop = RowLoop(self.steps, self.values, self.folds)
         self.unrolled = self._unrolled()
         tile_refs = [t.ref for t in self.unrolled]
-        around.hoist(tile_refs, env)
-        self._put_beside(tile_refs, env)
-        self.gathered = around.start(tile_refs)
+        row_loop.load_row_vectors(tile_refs, env)
+        self._load_vectors_to_smem(tile_refs, env)
+        self.accumulated = row_loop.start(tile_refs)
         # A loop that runs a known number of times is written out by the compiler, and then takes more than the registers which
         # states leave to threads of many warps.
         self.walk_from = "zero" if self.schedule.warps >= MANY_WARPS else "0"
-        self.values.fresh_each_row = True
+        self.values.in_row_loop = True
         super()._rows(env)
-        self.values.fresh_each_row = False
-        around.close(tile_refs, env, self.gathered)
+        self.values.in_row_loop = False
+        row_loop.close(tile_refs, env, self.accumulated)
 
-    def _put_beside(self, tile_refs: list[TileRef], known: Env) -> None:
+    def _load_vectors_to_smem(self, tile_refs: list[TileRef], known: Env) -> None:
         """Load row vectors into shared memory. Every thread reads there what it has put there, so none waits for another."""
-        for i in self.steps.beside:
+        for i in self.steps.vectors_in_smem:
             assert not self.cols.rest
             memory, dtype = self.w.fresh(f"{self._load_of(i).buffer}_beside"), self.program.dtypes[i].kernel
             shape, layout = [self.cols.count, 1, self.cols.width], "gl.SwizzledSharedLayout(1, 1, 1, [1, 0])"
             self.w.line(f"{memory} = gl.allocate_shared_memory(gl.{dtype}, {shape}, {layout})")
             found: list[Env] = [dict(known) for _ in tile_refs]
             for env, ref in zip(found, tile_refs, strict=True):  # all are asked for before the first is waited for
-                self.values.computed(i, ref, env)
+                self.values.with_operands(i, ref, env)
             for k, env in enumerate(found):
                 self.w.line(f"{memory}.index({k}).store({env[i]})")
-            self.values.beside[i] = memory
+            self.values.smem_vectors[i] = memory
 
     def _unrolled(self) -> list[Segment]:
         """The chunks of a row one by one, each with a place of its own in the text."""
@@ -84,9 +84,9 @@ class Mixed(Emitter):
         return found
 
     def _row(self, outside: Env) -> None:
-        self.values.zeros("zero & (row + {})", range(len(self.steps.walks)), self.steps.hoisted)
+        self.values.opaque_zeros("zero & (row + {})", range(len(self.steps.walks)), self.steps.vectors_in_registers)
         super()._row(outside)
 
-    def _pieces(self, walk: Walk) -> list[Segment]:
-        held = any(not f.cols for f in walk.gathered) or not set(self.steps.hoisted).isdisjoint(walk.body)
+    def _tiles_of(self, walk: Walk) -> list[Segment]:
+        held = any(not f.cols for f in walk.accumulated) or not set(self.steps.vectors_in_registers).isdisjoint(walk.body)
         return self.unrolled if held else self.tiles

@@ -26,10 +26,10 @@ from ..ir.program import Buffer, Load
 from ..ir.size import Bindings, mul
 from ..plan.kernel import Kernel
 from ..plan.schedule import Schedule
-from ..plan.staged_rows import must_stage, words
+from ..plan.staged_rows import must_stage, state_words
 from .folds import Running
-from .gluon import LATER, Names
-from .gluon_mix_order import Mixed
+from .gluon import REFILL, FillNames
+from .gluon_mix_order import MixOrderEmitter
 from .source import GridDim, Source
 from .steps import Walk
 from .tile_refs import TileRef
@@ -39,53 +39,53 @@ from .values import Env
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel whose rows several CTAs share; `wide` makes it count elements in 64 bits."""
     assert schedule.accumulates_columns and must_stage(kernel) <= schedule.staged and schedule.ctas_per_row > 1
-    return _Shared(kernel, schedule, bindings, name, wide).source()
+    return _MultiCtaEmitter(kernel, schedule, bindings, name, wide).source()
 
 
 NEXT = "_next"  # marks names of the row that is walked before its turn
 
 
-class _Shared(Mixed):
-    own = ("mine", "row_next", "r_next", "r_at_next", "slot_next", "place_next", "row_later", "r_later")
+class _MultiCtaEmitter(MixOrderEmitter):
+    own_names = ("cta_rank", "row_next", "r_next", "r_at_next", "slot_next", "place_next", "row_later", "r_later")
 
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         super().__init__(kernel, schedule, bindings, name, wide)
         assert self.slots > 1, "two rows are there at once"
         assert not self.cols.rest and self.extent == schedule.ctas_per_row * self.cols.width * self.cols.count
         assert len(self.steps.walks) == 2 and not self.steps.row_folds and not self.steps.trailing
-        self.words = words(kernel)  # of one CTA, for one row
+        self.state_words = state_words(kernel)  # of one CTA, for one row
         self.running: dict[int, Running] = {}  # what is reduced along rows
         uniform = [i for walk in self.steps.walks for i in walk.uniform]
-        self.scalars = [i for i in uniform if isinstance(self.program.nodes[i], Load) and not self._load_of(i).indexed]
-        self.now: Env = {}  # what those are called of this turn's row
-        self.next: Env = {}  # and of the row that is walked before its turn
+        self.scalar_loads = [i for i in uniform if isinstance(self.program.nodes[i], Load) and not self._load_of(i).indexed]
+        self.scalar_names: Env = {}  # what those are called of this turn's row
+        self.next_scalar_names: Env = {}  # and of the row that is walked before its turn
 
     def _cleared(self) -> tuple[Buffer, ...]:
-        count = mul(self.rows, self.schedule.ctas_per_row * words(self.kernel))
-        return (Buffer(f"boxes of {self.name}", I64, "temp", (count,), (1,)),)
+        count = mul(self.rows, self.schedule.ctas_per_row * state_words(self.kernel))
+        return (Buffer(f"mailboxes of {self.name}", I64, "temp", (count,), (1,)),)
 
     def _grid(self) -> tuple[GridDim, ...]:
         return (GridDim(self.split * self.schedule.ctas_per_row),)
 
-    def _part(self) -> None:
+    def _name_cta(self) -> None:
         self.w.line(f"part = gl.program_id(0) // {self.schedule.ctas_per_row}")  # a group is what leaves one partial result
-        self.w.line(f"mine = gl.program_id(0) % {self.schedule.ctas_per_row}")
+        self.w.line(f"cta_rank = gl.program_id(0) % {self.schedule.ctas_per_row}")
 
     def _first_column(self) -> str:
-        return f"mine * {self.extent // self.schedule.ctas_per_row} + "
+        return f"cta_rank * {self.extent // self.schedule.ctas_per_row} + "
 
-    def _where(self, names: Names, taken: tuple[int, ...], along: str) -> str:
+    def _coordinates(self, names: FillNames, taken: tuple[int, ...], along: str) -> str:
         assert len(taken) == 3
-        before = f"mine * {self.extent // self.schedule.ctas_per_row // taken[-1]}"
-        return super()._where(names, taken, before if along == "0" else f"{before} + {along}")
+        before = f"cta_rank * {self.extent // self.schedule.ctas_per_row // taken[-1]}"
+        return super()._coordinates(names, taken, before if along == "0" else f"{before} + {along}")
 
     # ---- rows ----------------------------------------------------------------------------------------------------------
 
     def _before_rows(self, env: Env) -> None:
-        self.now, self.next = self._read_scalars("part"), self._read_scalars(f"part + {self.split}")
-        self._first_walk("part", "turn", {**env, **self.now})
+        self.scalar_names, self.next_scalar_names = self._prefetch_scalars("part"), self._prefetch_scalars(f"part + {self.split}")
+        self._first_walk("part", "turn", {**env, **self.scalar_names})
 
-    def _read_scalars(self, row: str) -> Env:
+    def _prefetch_scalars(self, row: str) -> Env:
         """Ask for what is read once a row, if there is such a row.
 
         Asked for at the beginning of a turn it would be waited for there, since the compiler moves what all threads have in common
@@ -93,11 +93,11 @@ class _Shared(Mixed):
         for before the last walk.
         """
         env: Env = {}
-        if self.scalars:
+        if self.scalar_loads:
             self.w.line(f"row_later = {row}")
             self.w.line("r_later = row_later.to(gl.int64)" if self.wide else "r_later = row_later")
             self.values.row = "r_later"
-            for i in self.scalars:
+            for i in self.scalar_loads:
                 self.values.node(i, TileRef(row="r_later", row_mask="(row_later < row_count)"), env)
             self.values.row = "r"
         return env
@@ -108,7 +108,7 @@ class _Shared(Mixed):
         values.walk, values.row, values.slot, values.place = 0, "r_next", "slot_next", "place_next"
         with w.block(f"if {row} < row_count"):
             w.line(f"row_next = {row}")
-            values.zeros("zero & (row_next + {})", range(1), self.steps.hoisted)
+            values.opaque_zeros("zero & (row_next + {})", range(1), self.steps.vectors_in_registers)
             w.line(f"slot_next = {turn} % {self.slots}")
             if self.cols.count > 1:
                 w.line(f"place_next = slot_next * {self.cols.count}")
@@ -116,7 +116,7 @@ class _Shared(Mixed):
             self._uniform(walk, at, env)
             w.line(f"mbarrier.wait(ready.index(slot_next), {turn} // {self.slots} & 1)")
             w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
-            self._walk(walk, env, [replace(t, ref=t.ref.at_rows(at)) for t in self._pieces(walk)], waits=True, drains=False)
+            self._walk(walk, env, [replace(t, ref=t.ref.at_rows(at)) for t in self._tiles_of(walk)], waits=True, refills=False)
         values.row, values.slot, values.place = "r", "slot", "place"
 
     def _uniform(self, walk: Walk, at: TileRef, env: Env) -> None:
@@ -132,24 +132,24 @@ class _Shared(Mixed):
         return TileRef(row=f"r_at{tag}")
 
     def _row(self, outside: Env) -> None:
-        w, (first, last), env = self.w, self.steps.walks, {**outside, **self.now}
-        self.values.zeros("zero & (row + {})", range(1, 2), self.steps.hoisted)
-        self._row_place()
+        w, (first, last), env = self.w, self.steps.walks, {**outside, **self.scalar_names}
+        self.values.opaque_zeros("zero & (row + {})", range(1, 2), self.steps.vectors_in_registers)
+        self._row_slot()
         at = self._name_row("")
         self._uniform(first, at, env)
-        seen = self._look()
-        self._first_walk(f"row + {self.split}", "(turn + 1)", {**outside, **self.next})
-        self._await(seen)
-        later = self._read_scalars(f"row + {2 * self.split}")
-        self._join(seen, at)
+        seen = self._read_mailboxes()
+        self._first_walk(f"row + {self.split}", "(turn + 1)", {**outside, **self.next_scalar_names})
+        self._wait_for_mailboxes(seen)
+        later = self._prefetch_scalars(f"row + {2 * self.split}")
+        self._read_out_parts(seen, at)
         self.values.walk = 1
         self._uniform(last, at, env)
-        self._walk(last, env, [replace(t, ref=t.ref.at_rows(at)) for t in self._pieces(last)], waits=False, drains=False)
+        self._walk(last, env, [replace(t, ref=t.ref.at_rows(at)) for t in self._tiles_of(last)], waits=False, refills=False)
         self._release()
-        self._fill(LATER, f"row + {self.slots * self.split}")
-        for i in self.scalars:
-            w.line(f"{self.now[i]} = {self.next[i]}")
-            w.line(f"{self.next[i]} = {later[i]}")
+        self._fill(REFILL, f"row + {self.slots * self.split}")
+        for i in self.scalar_loads:
+            w.line(f"{self.scalar_names[i]} = {self.next_scalar_names[i]}")
+            w.line(f"{self.next_scalar_names[i]} = {later[i]}")
         w.line("turn += 1")
 
     # ---- what is exchanged ---------------------------------------------------------------------------------------------
@@ -161,34 +161,36 @@ class _Shared(Mixed):
             return
         self.running = running
         states = [component for state in self.folds.totals(list(running.values()), ref) for component in state]
-        assert len(states) == self.words
+        assert len(states) == self.state_words
         for k, component in enumerate(states):
-            self.w.line(f"publish({self.boxes}, r_next * {self._each()} + (mine * {self.words} + {k}), {component})")
+            word = f"r_next * {self._words_per_row()} + (cta_rank * {self.state_words} + {k})"
+            self.w.line(f"publish({self.mailboxes}, {word}, {component})")
 
-    def _each(self) -> int:
+    def _words_per_row(self) -> int:
         """Words of a row."""
-        return self.schedule.ctas_per_row * self.words
+        return self.schedule.ctas_per_row * self.state_words
 
-    def _look(self) -> list[tuple[str, str]]:
+    def _read_mailboxes(self) -> list[tuple[str, str]]:
         """Read the words of this turn's row, which may be there by now: names, and the text that reads each."""
-        texts = [f"gl.load({self.boxes} + (r * {self._each()} + {k}), volatile=True)" for k in range(self._each())]
+        count = self._words_per_row()
+        texts = [f"gl.load({self.mailboxes} + (r * {count} + {k}), volatile=True)" for k in range(count)]
         return [(self.values.assign(f"word{k}", text), text) for k, text in enumerate(texts)]
 
-    def _await(self, seen: list[tuple[str, str]]) -> None:
+    def _wait_for_mailboxes(self, seen: list[tuple[str, str]]) -> None:
         """Read them again until none is missing."""
         with self.w.block("while " + " | ".join(f"({name} == 0)" for name, _ in seen)):
             for name, text in seen:
                 self.w.line(f"{name} = {text}")
 
-    def _join(self, seen: list[tuple[str, str]], at: TileRef) -> None:
+    def _read_out_parts(self, seen: list[tuple[str, str]], at: TileRef) -> None:
         """Read out what all parts of the row give together."""
         first = 0
         for state in self.running.values():
             parts: list[State] = []
             dtypes = state.monoid.state_dtypes(state.dtype)
             for p in range(self.schedule.ctas_per_row):
-                here = seen[p * self.words + first:]
+                here = seen[p * self.state_words + first:]
                 parts.append(tuple(self.values.assign(f"part{p}", f"published({name}, gl.{dtype.kernel})")
                                    for (name, _), dtype in zip(here, dtypes)))
-            self.folds.leave(state, at, self.folds.joined(state, parts))
+            self.folds.leave(state, at, self.folds.join_states(state, parts))
             first += len(dtypes)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 from ..ir.program import Buffer, Load, Store
 from ..ir.size import Size
-from ..plan.access import streams_rows
+from ..plan.access import contiguous_row_stride
 from ..plan.kernel import Kernel
 from ..plan.schedule import Schedule
 from ..plan.staged_rows import BARRIERS
-from .gluon_helpers import FUNCTIONS, called
+from .gluon_helpers import FUNCTIONS, called_definitions
 from .source import GridDim, Param, ParamKind, Source, TensorView
 from .triton import RESERVED
 from .writer import Writer
@@ -23,14 +23,14 @@ HEADER = (
     "from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma",
     "from triton.language.extra import libdevice",
 )
-OWN = ("gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "TILE", "ready", "row_count", "slot",
+OWN_NAMES = ("gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "TILE", "ready", "row_count", "slot",
        "place", "turn", "ahead", "inside", "k", "r_at", "lanes", "range", "slot_first", "slot_early", "early", "early_inside")
 
 
 class RingEmitter(ABC):
     """A kernel around its body. Those who write one say what it is given, how many CTAs there are, and the body."""
 
-    def __init__(self, kernel: Kernel, schedule: Schedule, name: str, wide: bool, own: Iterable[str]) -> None:
+    def __init__(self, kernel: Kernel, schedule: Schedule, name: str, wide: bool, own_names: Iterable[str]) -> None:
         assert schedule.stages <= BARRIERS
         self.kernel, self.schedule, self.name, self.wide = kernel, schedule, name, wide
         self.program, self.slots = kernel.program, schedule.stages
@@ -39,8 +39,8 @@ class RingEmitter(ABC):
         self.extent = extent
         self.barriers = 0
         pointers = (f"{b.name}_ptr" for b in self.program.buffers)
-        self.w = Writer((*RESERVED, *FUNCTIONS, *OWN, *own, *self.program.symbols, *pointers))
-        self.boxes = self.w.fresh("boxes_ptr")  # memory that is 0 when the kernel starts
+        self.w = Writer((*RESERVED, *FUNCTIONS, *OWN_NAMES, *own_names, *self.program.symbols, *pointers))
+        self.mailboxes = self.w.fresh("mailboxes_ptr")  # memory that is 0 when the kernel starts
 
     @abstractmethod
     def _maps(self) -> list[Param]:
@@ -68,17 +68,17 @@ class RingEmitter(ABC):
             self._end_barriers()
         fresh = frozenset(b.name for b in self.program.buffers if b.role != "input")
         body = self.w.done()
-        text = "\n\n\n".join(("\n".join(HEADER), *called(body), body))
+        text = "\n\n\n".join(("\n".join(HEADER), *called_definitions(body), body))
         cleared = self._cleared()
         return Source(self.name, text, params, self._grid(), self.schedule.warps, max_registers=self.schedule.registers or None,
                       wide_index=self.wide, fresh=fresh.union(b.name for b in cleared), gluon=True, cleared=cleared,
-                      together=self.schedule.ctas_per_row)
+                      ctas_per_group=self.schedule.ctas_per_row)
 
     def _params(self) -> tuple[Param, ...]:
         parked = self.schedule.staged
         used = {n.buffer for i, n in enumerate(self.program.nodes) if isinstance(n, (Load, Store)) and i not in parked}
         pointers = [Param(b.name, ParamKind.POINTER, f"{b.name}_ptr", b.dtype) for b in self.program.buffers if b.name in used]
-        pointers += [Param(b.name, ParamKind.POINTER, self.boxes, b.dtype) for b in self._cleared()]
+        pointers += [Param(b.name, ParamKind.POINTER, self.mailboxes, b.dtype) for b in self._cleared()]
         sizes = [Param(s, ParamKind.SIZE, s) for s in self.program.symbols]
         return (*pointers, *self._maps(), *sizes, Param("zero", ParamKind.ZERO, "zero"))
 
@@ -98,7 +98,7 @@ class RingEmitter(ABC):
         return TensorView((self.rows, self.extent // last, last), (self._step(i), last, 1), taken)
 
     def _step(self, i: int) -> Size:
-        step = streams_rows(self.kernel, self._load_of(i))
+        step = contiguous_row_stride(self.kernel, self._load_of(i))
         assert step is not None
         return step
 

@@ -36,7 +36,7 @@ from .values import Env, Values, fold_text
 # Rows that enter a variance at once with no more rounding than tiles of 64 rows have: 65536 rows of fp16 around 3, in 16 states,
 # are 3.6e-7 off in their mean by fours, 7.4e-7 one by one.
 LEAST_TOGETHER = 4
-OWN = ("tile", "tile_count", "whole_tiles", "first_col", "r_in")
+OWN_NAMES = ("tile", "tile_count", "whole_tiles", "first_col", "r_in")
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
@@ -44,7 +44,7 @@ def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide
     return _Emitter(kernel, schedule, bindings, name, wide).source()
 
 
-class _Parked(Values):
+class _StagedTileValues(Values):
     """Values of which some wait in shared memory."""
 
     places: dict[int, str]  # the strip of each parked load that is being read
@@ -74,7 +74,7 @@ class _ThreadFolds(Folds):
     def running(self, fold: Fold) -> Running:
         """A reduction that nothing has entered yet. Variances that are joined for every row or two remember what rounding takes."""
         found = super().running(fold)
-        often = found.monoid.counts and found.dtype is F32 and self.strips.each < LEAST_TOGETHER
+        often = found.monoid.tracks_count and found.dtype is F32 and self.strips.each < LEAST_TOGETHER
         return replace(found, compensated=found.compensated or often)
 
     def _running_shape(self, running: Running, ref: TileRef) -> str:
@@ -84,7 +84,7 @@ class _ThreadFolds(Folds):
         """One state serves all strips."""
         return ""
 
-    def _of_tile(self, running: Running, entered: State, ref: TileRef, algebra: TileAlgebra) -> State:
+    def _tile_state(self, running: Running, entered: State, ref: TileRef, algebra: TileAlgebra) -> State:
         """What a thread holds of a strip, as one state: fewer joins than by element, and less rounding.
 
         The first of three axes is what a thread holds of a column, so folding it moves nothing between threads.
@@ -99,14 +99,14 @@ class _ThreadFolds(Folds):
         return tuple(assign("own", f"gl.convert_layout({x}.reshape({shape}), TILE, assert_trivial=True)") if isinstance(x, str)
                      else x for x in running.monoid.merge(within, *held))
 
-    def _spread(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
+    def _broadcast(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
         """A value in the shape of all that enters with it, or it would lie otherwise when it is seen by threads."""
-        text, (height, width) = super()._spread(i, running, ref, env), self._entering_shape(running, ref)
+        text, (height, width) = super()._broadcast(i, running, ref, env), self._entering_shape(running, ref)
         if self.kernel.by_col[i] is Across.NONE and width > 1 and self.strips.each > 1:
             return self.values.assign("spread", self.language.broadcast(text, f"[{height}, {width}]"))
         return text
 
-    def _of_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
+    def _fold_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
         return running.monoid.merge(algebra, *state)
 
 
@@ -114,7 +114,7 @@ class _Emitter(RingEmitter):
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
         assert schedule.staged and schedule.staged == set(tile_stageable(kernel)), "all that is full-size comes through the ring"
-        super().__init__(kernel, schedule, name, wide, OWN)
+        super().__init__(kernel, schedule, name, wide, OWN_NAMES)
         self.tall, self.split, self.width = schedule.rows.step, schedule.rows.split, schedule.cols.size
         self.element_bytes = sum(self.program.dtypes[i].size for i in schedule.staged)
         self.strips = strips(schedule, widest(kernel), self.element_bytes)
@@ -125,7 +125,7 @@ class _Emitter(RingEmitter):
         self.rings = {i: self.w.fresh(f"{name}_ring") for i, name in named.items()}
         one = self.strips.count == 1
         self.parts = {i: self.rings[i] if one else self.w.fresh(f"{name}_strips") for i, name in named.items()}
-        self.values = _Parked(kernel, schedule, bindings, self.w, GLUON)
+        self.values = _StagedTileValues(kernel, schedule, bindings, self.w, GLUON)
         self.values.places = {i: f"{part}.index({'slot' if one else 'place + k'})" for i, part in self.parts.items()}
         self.folds = _ThreadFolds(kernel, self.values, row_loop=False)
         self.folds.strips = self.strips
@@ -232,7 +232,7 @@ class _Emitter(RingEmitter):
         for i in walk.body:
             self.values.node(i, ref, env)
         for fold in walk.folds:
-            self.folds.feed(running[fold.node], ref, env, once=False)
+            self.folds.feed(running[fold.node], ref, env, unrolled=False)
 
     def _fill(self, tile: str, inside: str, slot: str, number: str) -> None:
         """Ask for a tile of every input, if there is such a tile."""

@@ -17,20 +17,20 @@ from ..ir.program import Load, Store
 from ..ir.size import Bindings
 from ..plan.kernel import Kernel
 from ..plan.schedule import Schedule
-from ..plan.staged_rows import FLAT
+from ..plan.staged_rows import PIECE_ELEMS
 from .expr import size_text
-from .gluon import LATER, REST, Emitter, Names, Parked
+from .gluon import REFILL, REST, Emitter, FillNames, StagedValues
 from .source import Param, ParamKind, Source, TensorView
 from .steps import Walk
 from .tile_refs import Segment, TileRef
 from .values import Env
 
-OWN = ("row_at", "before", "piece", "sector", "u_at", "u_first", "c_first", "first_in", "u_rest", "covered", "left_out",
+OWN_NAMES = ("row_at", "before", "piece", "sector", "u_at", "u_first", "c_first", "first_in", "u_rest", "covered", "left_out",
        "early_piece", "ahead_piece", "shift", "border", "PIECE", "at_end", "end")
 FIRST = "_first"  # marks names of the chunk that a row begins in
 
 
-class UnalignedValues(Parked):
+class UnalignedValues(StagedValues):
     """Values of which some wait in shared memory, and others leave by whole pieces."""
 
     def _store(self, i: int, node: Store, ref: TileRef, env: Env) -> None:
@@ -40,8 +40,8 @@ class UnalignedValues(Parked):
             super()._store(i, node, ref, env)
             return
         first, at = ref.tag == FIRST, ref.aligned
-        reached = FLAT - 1 if first else self.program.extent(self.kernel.space.cols)
-        self.writer.line(f"border = (shift + {reached}) // {FLAT} * {FLAT}")
+        reached = PIECE_ELEMS - 1 if first else self.program.extent(self.kernel.space.cols)
+        self.writer.line(f"border = (shift + {reached}) // {PIECE_ELEMS} * {PIECE_ELEMS}")
         whole, broken = (f"({at} >= border)", f"({at} < border)") if first else (f"({at} < border)", f"({at} >= border)")
         for mask in (f"{ref.col_mask} & {broken}", whole):  # in this order fewer registers are taken
             super()._store(i, node, replace(ref, col_mask=mask), env)
@@ -55,12 +55,12 @@ def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide
 class UnalignedEmitter(Emitter):
     """Writes a kernel whose rows are brought by the pieces of a flat view."""
 
-    flat, along, own, values_of = True, FLAT, OWN, UnalignedValues
+    unaligned, box_elems, own_names, values_type = True, PIECE_ELEMS, OWN_NAMES, UnalignedValues
 
     @property
     def _stride(self) -> str:
-        assert self.values.lead_stride is not None
-        return size_text(self.values.lead_stride)
+        assert self.values.sector_row_stride is not None
+        return size_text(self.values.sector_row_stride)
 
     def _params(self) -> tuple[Param, ...]:
         """Pointers of everything: what the view leaves out is read by its address."""
@@ -71,7 +71,7 @@ class UnalignedEmitter(Emitter):
         return (*more, *params)
 
     def _view(self, i: int, taken: tuple[int, ...]) -> TensorView:
-        return replace(super()._view(i, taken), shape=(self.rows, self.extent), strides=(self._step(i), 1), flat=FLAT)
+        return replace(super()._view(i, taken), shape=(self.rows, self.extent), strides=(self._step(i), 1), piece_elems=PIECE_ELEMS)
 
     def _tiles(self) -> list[Segment]:
         width, count, rest = self.cols.width, self.cols.count, self.cols.rest
@@ -79,7 +79,7 @@ class UnalignedEmitter(Emitter):
         w.line(f"lanes = gl.arange(0, {width}, layout=gl.SliceLayout(0, TILE))[None, :]")
         w.line(f"u_rest = {start} + gl.arange(0, {rest}, layout=gl.SliceLayout(0, TILE))[None, :]")
         last = f"(row_count{'.to(gl.int64)' if self.wide else ''} - 1) * {self._stride}"
-        w.line(f"covered = ({last} + {self.extent}) // {FLAT} * {FLAT}")
+        w.line(f"covered = ({last} + {self.extent}) // {PIECE_ELEMS} * {PIECE_ELEMS}")
         first = TileRef(col="c_first", width=width, col_mask="first_in", col_count=f"({width} - before)", aligned="lanes",
                      tag=FIRST)
         whole = TileRef(col="c_at", width=width, col_start=f"(k * {width})", aligned="u_at")
@@ -94,8 +94,8 @@ class UnalignedEmitter(Emitter):
     def _row_start(self) -> None:
         super()._row_start()
         self.w.line(f"row_at = r * {self._stride}")
-        self.w.line(f"before = (row_at % {FLAT}){'.to(gl.int32)' if self.wide else ''}")
-        self.w.line(f"sector = row_at // {FLAT} * {FLAT}")
+        self.w.line(f"before = (row_at % {PIECE_ELEMS}){'.to(gl.int32)' if self.wide else ''}")
+        self.w.line(f"sector = row_at // {PIECE_ELEMS} * {PIECE_ELEMS}")
 
     def _allocate(self) -> None:
         super()._allocate()
@@ -103,46 +103,46 @@ class UnalignedEmitter(Emitter):
         self.ends: dict[int, str] = {}  # rests by pieces
         for i, ring in self.rings.items():
             name = self.ends[i] = self.w.fresh(f"{self._load_of(i).buffer}_ends")
-            shape = [self.slots * self.cols.rest // FLAT, 1, 1, FLAT]
+            shape = [self.slots * self.cols.rest // PIECE_ELEMS, 1, 1, PIECE_ELEMS]
             self.w.line(f"{name} = {ring.rest}._reinterpret(gl.{self.program.dtypes[i].kernel}, {shape}, {ring.rest_map}.layout)")
 
-    def _complete(self) -> None:
+    def _patch_tail(self) -> None:
         """What the view leaves out is a piece that TMA brought nothing of: threads put it where the walks look for it."""
         w, start = self.w, self.cols.width * self.cols.count
         narrow = ".to(gl.int32)" if self.wide else ""
         w.line(f"left_out = row_at + {self.extent} - covered")
         with w.block("if left_out > 0"):
-            w.line(f"at_end = gl.arange(0, {FLAT}, layout=gl.SliceLayout(0, PIECE))[None, :]")
-            w.line(f"end = slot * {self.cols.rest // FLAT} + ((covered - sector){narrow} - {start}) // {FLAT}")
+            w.line(f"at_end = gl.arange(0, {PIECE_ELEMS}, layout=gl.SliceLayout(0, PIECE))[None, :]")
+            w.line(f"end = slot * {self.cols.rest // PIECE_ELEMS} + ((covered - sector){narrow} - {start}) // {PIECE_ELEMS}")
             for i, name in self.ends.items():
                 there = f"gl.load({self._load_of(i).buffer}_ptr + (covered + at_end), mask=at_end < left_out, other=0)"
-                w.line(f"{name}.index(end).reshape([1, {FLAT}]).store({there})")
+                w.line(f"{name}.index(end).reshape([1, {PIECE_ELEMS}]).store({there})")
 
-    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], waits: bool, drains: bool) -> None:
+    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], waits: bool, refills: bool) -> None:
         """`shift` is `before`, but another value to the compiler in every walk: or masks would be computed once a row and held."""
         self.w.line(f"shift = before + zero * {self.values.walk}" if self.values.walk else "shift = before")
-        super()._walk(walk, env, tiles, waits, drains)
+        super()._walk(walk, env, tiles, waits, refills)
 
-    def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], drains: bool) -> None:
+    def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], refills: bool) -> None:
         """The first chunk has a mask that the others of its copy have not."""
-        if not drains:
-            super()._visit(tiles, chunk, drains)
+        if not refills:
+            super()._visit(tiles, chunk, refills)
             return
         first, whole, rest = tiles[0], tiles[1], tiles[-1]
         chunk(first)
-        if self.together > 1:
-            with self.w.block(f"for k in range(1, {self.together})"):
+        if self.chunks_per_copy > 1:
+            with self.w.block(f"for k in range(1, {self.chunks_per_copy})"):
                 chunk(whole)
         self._release()
-        self._copy(LATER, "0", rest=False)
-        if self.copies > 1:
-            self._drain(1, partial(chunk, whole))
-        self._stretch(rest, partial(chunk, rest), drains)
+        self._copy(REFILL, "0", rest=False)
+        if self.copies_per_row > 1:
+            self._visit_and_refill(1, partial(chunk, whole))
+        self._visit_segment(rest, partial(chunk, rest), refills)
 
-    def _expect(self, names: Names, row: str) -> None:
+    def _expect(self, names: FillNames, row: str) -> None:
         super()._expect(names, row)
-        counted = f"{names.row}{'.to(gl.int64)' if self.wide else ''} * {self._stride} // {FLAT}"
+        counted = f"{names.row}{'.to(gl.int64)' if self.wide else ''} * {self._stride} // {PIECE_ELEMS}"
         self.w.line(f"{names.row}_piece = ({counted}){'.to(gl.int32)' if self.wide else ''}")
 
-    def _where(self, names: Names, taken: tuple[int, ...], along: str) -> str:
+    def _coordinates(self, names: FillNames, taken: tuple[int, ...], along: str) -> str:
         return f"[0, {names.row}_piece{f' + {along}' if along != '0' else ''}, 0]"

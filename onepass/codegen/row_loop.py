@@ -16,44 +16,44 @@ from .tile_refs import TileRef
 from .values import Env, Values
 
 
-class Gathered:
+class RowLoop:
     """Writes what comes before and after a loop over rows."""
 
     def __init__(self, steps: Steps, values: Values, folds: Folds) -> None:
         self.steps, self.values, self.folds = steps, values, folds
         self.kernel, self.program = values.kernel, values.program
 
-    def hoist(self, tiles: Sequence[TileRef], env: Env) -> None:
+    def load_row_vectors(self, tiles: Sequence[TileRef], env: Env) -> None:
         """Load row vectors before the loop, shaped like the tiles they meet there."""
-        for i in self.steps.hoisted:
+        for i in self.steps.vectors_in_registers:
             for tile in tiles:
-                self.values.hold(i, tile, env)
+                self.values.preload(i, tile, env)
 
     def start(self, tiles: Sequence[TileRef]) -> dict[int, Running]:
         """The reductions that the loop feeds, each with its identity for every tile."""
-        folds = [f for walk in self.steps.walks for f in walk.gathered] + list(self.steps.row_folds)
-        gathered = {f.node: self.folds.running(f) for f in folds}
-        for state in gathered.values():
+        folds = [f for walk in self.steps.walks for f in walk.accumulated] + list(self.steps.row_folds)
+        accumulated = {f.node: self.folds.running(f) for f in folds}
+        for state in accumulated.values():
             self.folds.start(state, tiles)
-        return gathered
+        return accumulated
 
-    def close(self, tiles: Sequence[TileRef], env: Env, gathered: dict[int, Running]) -> None:
+    def close(self, tiles: Sequence[TileRef], env: Env, accumulated: dict[int, Running]) -> None:
         """After the loop: read the gathered reductions out, per tile where they vary along the columns."""
         self.values.held = {}  # what was held is shaped for the loop's rows; what follows has one
-        by_tile = [s for s in gathered.values() if not s.fold.cols and s.across is not Across.NONE]
-        for state in gathered.values():
+        by_tile = [s for s in accumulated.values() if not s.fold.cols and s.across is not Across.NONE]
+        for state in accumulated.values():
             if state not in by_tile:
                 self.folds.finish(state, tiles[0])
-        flat = [i for i in self.steps.closing if self.kernel.by_col[i] is Across.NONE]
+        flat = [i for i in self.steps.epilogue if self.kernel.by_col[i] is Across.NONE]
         for i in flat:
             self.values.node(i, TileRef(), env)
         for tile in tiles:
             ref = replace(tile, height=1)
             for state in by_tile:
-                lost = {tile.tag: state.lost[tile.tag]} if tile.tag in state.lost else {}
-                self.folds.finish(replace(state, states={tile.tag: state.states[tile.tag]}, lost=lost), ref)
+                compensation = {tile.tag: state.compensation[tile.tag]} if tile.tag in state.compensation else {}
+                self.folds.finish(replace(state, states={tile.tag: state.states[tile.tag]}, compensation=compensation), ref)
             tile_env = dict(env)
-            rest = [i for i in self.steps.closing if i not in flat]
+            rest = [i for i in self.steps.epilogue if i not in flat]
             for i in (*self._sources(rest, tile_env), *rest):
                 self.values.node(i, ref, tile_env)
 
@@ -63,7 +63,7 @@ class Gathered:
         todo = list(nodes)
         while todo:
             for o in operands(self.program.nodes[todo.pop()]):
-                seen = o in known or o in found or o in self.steps.closing
+                seen = o in known or o in found or o in self.steps.epilogue
                 if not seen and not isinstance(self.program.nodes[o], Reduce):
                     found.add(o)
                     todo.append(o)

@@ -26,15 +26,15 @@ class TensorView:
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     box: tuple[int, ...]
-    flat: int = 0  # rows that start anywhere are seen as one long row, cut into whole pieces of so many elements
+    piece_elems: int = 0  # rows that start anywhere are seen as one long row, cut into whole pieces of so many elements
 
-    def seen(self, bindings: Bindings) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def resolved(self, bindings: Bindings) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Extents and strides for given sizes."""
         shape, strides = (tuple(value(s, bindings) for s in sizes) for sizes in (self.shape, self.strides))
-        if not self.flat:
+        if not self.piece_elems:
             return shape, strides
-        pieces = (sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1) // self.flat
-        return (1, pieces, self.flat), (pieces * self.flat, self.flat, 1)
+        pieces = (sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1) // self.piece_elems
+        return (1, pieces, self.piece_elems), (pieces * self.piece_elems, self.piece_elems, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class GridDim:
 
     extent: Size
     step: int = 1
-    most: int | None = None
+    max_programs: int | None = None
 
     def count(self, bindings: Bindings) -> int:
         blocks = -(-value(self.extent, bindings) // self.step)
-        return blocks if self.most is None else min(blocks, self.most)
+        return blocks if self.max_programs is None else min(blocks, self.max_programs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Source:
     fresh: frozenset[str] = frozenset()  # buffers the plan allocates: always aligned
     gluon: bool = False
     cleared: tuple[Buffer, ...] = ()  # memory beside the plan's buffers that must be 0 at the launch
-    together: int = 1  # CTAs with neighbouring numbers that wait for each other
+    ctas_per_group: int = 1  # CTAs with neighbouring numbers that wait for each other
 
     def programs(self, bindings: Bindings) -> int:
         total = 1

@@ -53,16 +53,17 @@ class Side:
     extent: Size
     role: Role
     wide: bool  # count in 64 bits
-    most_contiguous: int | None = None  # elements a thread should take at once, where that is less than it could
+    max_contiguous: int | None = None  # elements a thread should take at once, where that is less than it could
 
     def lanes(self, width: int) -> str:
         along = "[:, None]" if self.letter == "r" else "[None, :]"
         counted = f"tl.arange(0, {width})"
-        if self.most_contiguous is not None and width > self.most_contiguous:
-            counted = f"tl.max_contiguous({counted}, {self.most_contiguous})"
+        if self.max_contiguous is not None and width > self.max_contiguous:
+            counted = f"tl.max_contiguous({counted}, {self.max_contiguous})"
         return counted + along + (".to(tl.int64)" if self.wide else "")
 
-    def place(self, ref: TileRef, index: str, start: str, width: int, inside: tuple[str, str] | None = None, tag: str = "") -> TileRef:
+    def place(self, ref: TileRef, index: str, start: str, width: int, inside: tuple[str, str] | None = None,
+              tag: str = "") -> TileRef:
         """A tile of this side; `inside` is its mask, and how many lanes that leaves."""
         mask, count = inside or (None, None)
         if self.letter == "r":
@@ -130,7 +131,7 @@ def loop(side: Side, ref: TileRef, writer: Writer, part: str | None, stages: int
     return segments
 
 
-def sectors(side: Side, ref: TileRef, lead: int, stages: int, writer: Writer) -> list[Segment]:
+def sectors(side: Side, ref: TileRef, sector_elems: int, stages: int, writer: Writer) -> list[Segment]:
     """A walk along a row that starts inside a memory sector, counted from that sector's beginning.
 
     `before` elements of the first sector belong to the row above. The two broken sectors at the row's ends are one small tile
@@ -138,15 +139,15 @@ def sectors(side: Side, ref: TileRef, lead: int, stages: int, writer: Writer) ->
     mask changes only at a multiple of `lead`.
     """
     extent = size_text(side.extent)
-    writer.line(f"whole = ({extent} + before) // {lead} * {lead}")
+    writer.line(f"whole = ({extent} + before) // {sector_elems} * {sector_elems}")
     edge = (
-        f"lane = {side.lanes(2 * lead)}",
-        f"u_edge = tl.where(lane < {lead}, lane, whole + lane - {lead})",
+        f"lane = {side.lanes(2 * sector_elems)}",
+        f"u_edge = tl.where(lane < {sector_elems}, lane, whole + lane - {sector_elems})",
         "c_edge = u_edge - before",
         f"edge_in = (c_edge >= 0) & (c_edge < {extent})",
     )
-    broken = "edge_in", f"({extent} - (whole - {lead}))"
-    segments = [Segment(replace(side.place(ref, "c_edge", "0", 2 * lead, broken, "_edge"), aligned="u_edge"), edge)]
+    broken = "edge_in", f"({extent} - (whole - {sector_elems}))"
+    segments = [Segment(replace(side.place(ref, "c_edge", "0", 2 * sector_elems, broken, "_edge"), aligned="u_edge"), edge)]
 
     def tile(start: str, width: int, masked: bool, tag: str, header: str | None = None) -> Segment:
         u, c, mask = (writer.fresh(f"{name}{tag}") for name in ("u", "c", "in"))
@@ -157,20 +158,20 @@ def sectors(side: Side, ref: TileRef, lead: int, stages: int, writer: Writer) ->
 
     match side.role:
         case Cover(tiles):
-            start = lead
+            start = sector_elems
             for k, width in enumerate(tiles):
-                segments.append(tile(str(start), width, start + width > _least_whole(side.extent, lead), f"_{k}"))
+                segments.append(tile(str(start), width, start + width > _least_whole(side.extent, sector_elems), f"_{k}"))
                 start += width
         case Loop(step=step):
             deep = f", num_stages={stages}" if stages > 1 else ""
-            writer.line(f"last = {lead} + (whole - {lead}) // {step} * {step}")
-            segments.append(tile("u_start", step, False, "_main", f"for u_start in tl.range({lead}, last, {step}{deep})"))
+            writer.line(f"last = {sector_elems} + (whole - {sector_elems}) // {step} * {step}")
+            segments.append(tile("u_start", step, False, "_main", f"for u_start in tl.range({sector_elems}, last, {step}{deep})"))
             segments.append(tile("last", step, True, "_tail"))
         case _:
             raise AssertionError("rows are read from sector starts only where they are walked")
     return segments
 
 
-def _least_whole(extent: Size, lead: int) -> int:
+def _least_whole(extent: Size, sector_elems: int) -> int:
     """The fewest columns, counted from the sector, that are sure to be in whole sectors."""
-    return extent // lead * lead if isinstance(extent, int) else 0
+    return extent // sector_elems * sector_elems if isinstance(extent, int) else 0

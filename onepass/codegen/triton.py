@@ -9,13 +9,13 @@ from ..ir.program import Load, Node, Store
 from ..ir.size import Bindings
 from ..plan.access import PART
 from ..plan.kernel import Kernel
-from ..plan.resources import early, late
+from ..plan.resources import loads_after_reduction, prefetched_loads
 from ..plan.schedule import Block, Cover, Loop, Schedule
-from ..plan.thread_layout import most_contiguous
+from ..plan.thread_layout import max_contiguous
 from . import tile_refs
 from .expr import size_text
 from .folds import Folds, Running
-from .row_loop import Gathered
+from .row_loop import RowLoop
 from .source import GridDim, Param, ParamKind, Source
 from .steps import Steps, Walk, steps
 from .tile_refs import Segment, Side, TileRef
@@ -52,10 +52,10 @@ class _Emitter:
         self.w = Writer((*RESERVED, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
         self.values = Values(kernel, schedule, bindings, self.w)
         self.folds = Folds(kernel, self.values, self.steps.row_loop)
-        self.gathered = Gathered(self.steps, self.values, self.folds)
+        self.row_loop = RowLoop(self.steps, self.values, self.folds)
         far_cols = wide and any(_strided_cols(kernel, n) for n in self.program.nodes)
         self.rows = Side("r", self.program.extent(kernel.space.rows), schedule.rows, wide)
-        self.cols = Side("c", self.program.extent(kernel.space.cols), schedule.cols, far_cols, most_contiguous(kernel))
+        self.cols = Side("c", self.program.extent(kernel.space.cols), schedule.cols, far_cols, max_contiguous(kernel))
         self.part = PART if schedule.splits > 1 else None
 
     # ---- the whole kernel ----------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class _Emitter:
 
     def _body(self) -> None:
         if not self.steps.row_loop:
-            self.values.zeros("zero * {}", range(1, len(self.steps.walks)), tuple(self.schedule.resident))
+            self.values.opaque_zeros("zero * {}", range(1, len(self.steps.walks)), tuple(self.schedule.resident))
         ref = TileRef()
         if isinstance(self.schedule.rows, Block) and self.kernel.space.rows:
             ref = tile_refs.block(self.rows, ref, self.w, "row_block")
@@ -136,23 +136,23 @@ class _Emitter:
                 return [Segment(ref)]
 
     def _sector_start(self) -> None:
-        lead, stride = self.schedule.sector_elems, self.values.lead_stride
+        sector_elems, stride = self.schedule.sector_elems, self.values.sector_row_stride
         assert stride is not None
         self.w.line(f"row_at = {'row_block' if self.kernel.space.rows else '0'} * {size_text(stride)}")
-        self.w.line(f"before = row_at % {lead}")
-        self.w.line(f"sector = row_at // {lead} * {lead}")
+        self.w.line(f"before = row_at % {sector_elems}")
+        self.w.line(f"sector = row_at // {sector_elems} * {sector_elems}")
 
-    def _walks(self, ref: TileRef, env: Env, tiles: list[Segment], gathered: dict[int, Running]) -> None:
+    def _walks(self, ref: TileRef, env: Env, tiles: list[Segment], accumulated: dict[int, Running]) -> None:
         """All walks in order, each after the values that do not change along it."""
         for p, walk in enumerate(self.steps.walks):
             self.values.walk = p
             for i in walk.uniform:
                 self.values.node(i, ref, env)
-            self._walk(walk, env, tiles, gathered)
+            self._walk(walk, env, tiles, accumulated)
         for i in self.steps.trailing:
             self.values.node(i, ref, env)
 
-    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], gathered: dict[int, Running]) -> None:
+    def _walk(self, walk: Walk, env: Env, tiles: list[Segment], accumulated: dict[int, Running]) -> None:
         running = {f.node: self.folds.running(f) for f in walk.folds}
         for state in running.values():
             self.folds.start(state, [t.ref for t in tiles if t.loop is not None])
@@ -162,31 +162,31 @@ class _Emitter:
                 self._lines(tile.prepare)
                 for i in walk.body:
                     if i in self.schedule.resident:
-                        self.values.use(i, tile.ref, env)
-            self._early(tiles, env)
+                        self.values.use_resident(i, tile.ref, env)
+            self._prefetch_late_loads(tiles, env)
         for tile in tiles:
-            self._tile(walk, dict(env), tile, {**gathered, **running}, prepared=covered)
+            self._tile(walk, dict(env), tile, {**accumulated, **running}, prepared=covered)
         for state in running.values():
             self.folds.finish(state, tiles[0].ref)
 
-    def _early(self, tiles: list[Segment], env: Env) -> None:
+    def _prefetch_late_loads(self, tiles: list[Segment], env: Env) -> None:
         """Issue loads that only later walks need, where registers allow."""
-        for i, _ in early(late(self.kernel), self.schedule):
+        for i, _ in prefetched_loads(loads_after_reduction(self.kernel), self.schedule):
             for tile in tiles:
-                self.values.hold(i, tile.ref, env)
+                self.values.preload(i, tile.ref, env)
 
     def _tile(self, walk: Walk, env: Env, tile: Segment, states: dict[int, Running], prepared: bool) -> None:
         def body() -> None:
             self._lines(() if prepared else tile.prepare)
             for i in walk.body:
                 if i in self.schedule.resident:
-                    env[i] = self.values.use(i, tile.ref, env)
+                    env[i] = self.values.use_resident(i, tile.ref, env)
                 else:
                     self.values.node(i, tile.ref, env)
             for fold in walk.folds:
-                self.folds.feed(states[fold.node], tile.ref, env, once=tile.loop is None)
-            for fold in walk.gathered:
-                self.folds.feed(states[fold.node], tile.ref, env, once=False)
+                self.folds.feed(states[fold.node], tile.ref, env, unrolled=tile.loop is None)
+            for fold in walk.accumulated:
+                self.folds.feed(states[fold.node], tile.ref, env, unrolled=False)
 
         self._looped(tile, body)
 
@@ -208,26 +208,26 @@ class _Emitter:
         height = self.schedule.rows.step
         tiles = self._tiles(ref)
         here = [replace(t.ref, height=height) for t in tiles]
-        self.gathered.hoist(here, env)
+        self.row_loop.load_row_vectors(here, env)
         hoisted = dict(self.values.held)
-        gathered = self.gathered.start(here)
+        accumulated = self.row_loop.start(here)
         for rows in tile_refs.loop(self.rows, ref, self.w, self.part, self.schedule.stages):
             self.values.held = dict(hoisted)
-            self.values.fresh_each_row = True
-            self._looped(rows, lambda rows=rows: self._rows(rows, tiles, dict(env), gathered))  # type: ignore[misc]
-            self.values.fresh_each_row = False
-        self.gathered.close([t.ref for t in tiles], env, gathered)
+            self.values.in_row_loop = True
+            self._looped(rows, lambda rows=rows: self._rows(rows, tiles, dict(env), accumulated))  # type: ignore[misc]
+            self.values.in_row_loop = False
+        self.row_loop.close([t.ref for t in tiles], env, accumulated)
 
-    def _rows(self, rows: Segment, tiles: list[Segment], env: Env, gathered: dict[int, Running]) -> None:
+    def _rows(self, rows: Segment, tiles: list[Segment], env: Env, accumulated: dict[int, Running]) -> None:
         """One step of the row loop."""
         self._lines(rows.prepare)
-        held = (*self.schedule.resident, *self.steps.hoisted)
-        self.values.zeros(f"zero & ({rows.start} + {{}})", range(len(self.steps.walks)), held)
+        held = (*self.schedule.resident, *self.steps.vectors_in_registers)
+        self.values.opaque_zeros(f"zero & ({rows.start} + {{}})", range(len(self.steps.walks)), held)
         at = rows.ref
         inner = [replace(t, ref=t.ref.at_rows(at)) for t in tiles]
-        self._walks(at, env, inner, gathered)
+        self._walks(at, env, inner, accumulated)
         for fold in self.steps.row_folds:
-            self.folds.feed(gathered[fold.node], at, env, once=False)
+            self.folds.feed(accumulated[fold.node], at, env, unrolled=False)
 
 
 def _count_text(dim: GridDim) -> str:

@@ -12,15 +12,15 @@ from math import frexp
 
 from ..ir.expr import BF16, F32, F64, I64, OPS
 from ..ir.monoid import MONOIDS, State
-from ..ir.precision import tolerant
+from ..ir.precision import may_be_approximate
 from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store, operands
 from ..ir.size import Bindings, Size, product
-from ..plan.access import PART, row_stride, runs, streams_rows
+from ..plan.access import PART, contiguous_row_stride, row_stride, runs
 from ..plan.kernel import Across, Kernel
 from ..plan.l2_hints import l2_evict_last
-from ..plan.resources import packs
+from ..plan.resources import keeps_packed
 from ..plan.schedule import Block, Schedule
-from ..plan.thread_layout import lies_alike
+from ..plan.thread_layout import matches_tile_layout
 from .expr import TRITON, Language, TileAlgebra, op_text, run_text, scaled_literal, size_text
 from .tile_refs import TileRef
 from .writer import Writer
@@ -42,15 +42,15 @@ class Values:
         # Approximate exponentials and quotients are good enough for 16-bit data, unless full-size results are stored wider.
         wide_results = any(kernel.is_full[i] and self.program.dtypes[i].name in ("f32", "f64") for i in self.program.of(Store))
         self.exact = wide_results or kernel.wide_data or F64 in self.program.dtypes
-        self._tolerant = tolerant(self.program)
-        self.lead_stride = row_stride(kernel, bindings) if schedule.sector_elems else None
+        self._tolerant = may_be_approximate(self.program)
+        self.sector_row_stride = row_stride(kernel, bindings) if schedule.sector_elems else None
         self.l2_evict_last = l2_evict_last(kernel, schedule, bindings)
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
         self.results: dict[int, State] = {}  # what finished reductions left
         resident = [self.program.dtypes[i] for i in schedule.resident]
-        self.packs = packs(schedule, sum(max(1, d.size // 4) for d in resident))
+        self.keeps_packed = keeps_packed(schedule, sum(max(1, d.size // 4) for d in resident))
         self.walk = 0  # which walk is being written
-        self.fresh_each_row = False  # inside a row loop, what was loaded before it is held too
+        self.in_row_loop = False  # inside a row loop, what was loaded before it is held too
 
     # ---- naming ------------------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class Values:
         self.writer.line(f"{name} = {text}", note)
         return name
 
-    def zeros(self, form: str, walks: range, held: tuple[int, ...]) -> None:
+    def opaque_zeros(self, form: str, walks: range, held: tuple[int, ...]) -> None:
         """A zero for every walk, each another value to the compiler: or it would see that two walks compute the same."""
         if any(map(self._narrow, held)):
             for p in walks:
@@ -68,27 +68,27 @@ class Values:
 
     # ---- residency ---------------------------------------------------------------------------------------------------
 
-    def use(self, i: int, ref: TileRef, env: Env) -> str:
+    def use_resident(self, i: int, ref: TileRef, env: Env) -> str:
         """A resident input: loaded in the first walk that needs it, taken from registers in later ones."""
         key = (i, ref.tag)
         if key in self.held:
             return self.held[key] if self.walk == 0 else self._opaque(i, self.held[key], ref)
-        self.hold(i, ref, env)
+        self.preload(i, ref, env)
         return self.held[key]
 
-    def hold(self, i: int, ref: TileRef, env: Env) -> None:
+    def preload(self, i: int, ref: TileRef, env: Env) -> None:
         """Load a value before it is needed, and keep it. `env` has what is known here, and stays as it is."""
         own = dict(env)
-        self.computed(i, ref, own)
+        self.with_operands(i, ref, own)
         self.held[i, ref.tag] = own[i]
 
-    def computed(self, i: int, ref: TileRef, env: Env) -> None:
+    def with_operands(self, i: int, ref: TileRef, env: Env) -> None:
         """Write a node, after whatever it is computed from that has no name here: an index looks up where a load reads."""
-        for needed in self._unknown(i, env):
+        for needed in self._missing_operands(i, env):
             self.node(needed, ref, env)
         self.node(i, ref, env)
 
-    def _unknown(self, i: int, env: Env) -> list[int]:
+    def _missing_operands(self, i: int, env: Env) -> list[int]:
         """What a node is computed from and `env` has no name of, in order; what reductions over tiles left is known everywhere."""
         found: set[int] = set()
         todo = [i]
@@ -103,7 +103,7 @@ class Values:
 
     def _narrow(self, i: int) -> bool:
         """Is a value held in fewer bits than a register, so that a widened copy would cost more? (A bool cannot be widened.)"""
-        if i in self.schedule.resident and not self.packs:
+        if i in self.schedule.resident and not self.keeps_packed:
             return False
         return self.program.dtypes[i].size <= 2 and self.program.dtypes[i].kind != "bool"
 
@@ -135,7 +135,7 @@ class Values:
         once, if it sees that they are such."""
         nodes, phase = self.program.nodes, self.kernel.phase
         readers = [node for j, node in enumerate(nodes) if i in operands(node) and phase[j] == 0]
-        return self.walk == 0 and not self.fresh_each_row and bool(readers) and all(
+        return self.walk == 0 and not self.in_row_loop and bool(readers) and all(
             isinstance(node, Reduce) and node.monoid in ("max", "min") for node in readers)
 
     # ---- one node ----------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Values:
                 if held is None:
                     env[i] = self.assign(hint, self._load(i, node, ref, env), node.src)
                 else:
-                    env[i] = self._opaque(i, held, ref) if self.fresh_each_row else held
+                    env[i] = self._opaque(i, held, ref) if self.in_row_loop else held
             case Op():
                 env[i] = self.assign(hint, self._op(i, node, ref, env), node.src)
             case Reduce():
@@ -175,7 +175,7 @@ class Values:
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
         exact = self.is_exact(i)
         if node.name == "div" and not exact and (count := self._count(node.args[1])) is not None:
-            return self._over(args[0], count)
+            return self._divided_by_count(args[0], count)
         if exact and OPS[node.name].exact:
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
         return op_text(node.name, tuple(args), self.program.dtypes[i], exact, self.language)
@@ -185,7 +185,7 @@ class Values:
         node = self.program.nodes[i]
         return node.value if isinstance(node, Const) and node.scale == 1 and 1 < node.value < 2**31 else None
 
-    def _over(self, total: str, count: float) -> str:
+    def _divided_by_count(self, total: str, count: float) -> str:
         """total / count as a division rounds it, or equal values would have a spread: a product, and a step by what it leaves."""
         of, each = self.language.prefix, 1 / count
         if frexp(count)[0] == 0.5:
@@ -223,14 +223,14 @@ class Values:
             where = f"{where} + {at}{step}" if where else f"{at}{step}"
             masks.append(f"({at} >= 0) & ({at} < {size_text(gather.extent)})")
         if full and not self.kernel.by_row[i] and ref.height > 1 \
-                and not lies_alike(self.kernel, i, ref.width, self.schedule.warps):
+                and not matches_tile_layout(self.kernel, i, ref.width, self.schedule.warps):
             # Shaped like the tiles it meets: a [1, width] load would get narrow accesses and a layout change.
             where = f"{where} + {self._zeros(ref.height)}"
         pointer = f"{node.buffer}_ptr" + (f" + ({where})" if where else "")
-        mask = f", mask={' & '.join(masks)}, other={self._nothing(i)}" if masks else ""
-        return f"{self.language.prefix}.load({pointer}{mask}{self._last(i)})"
+        mask = f", mask={' & '.join(masks)}, other={self._masked_value(i)}" if masks else ""
+        return f"{self.language.prefix}.load({pointer}{mask}{self._eviction_policy(i)})"
 
-    def _nothing(self, i: int) -> str:
+    def _masked_value(self, i: int) -> str:
         """What lanes hold that a load leaves out: zero, of its type where no integer is converted to that. Where positions are
         looked up, NaN: one that lies outside shows, and costs nothing."""
         dtype, node = self.program.dtypes[i], self.program.nodes[i]
@@ -245,15 +245,17 @@ class Values:
         if not self.kernel.by_row[i] and (ref.height > 1 or self.kernel.by_col[i] is Across.NONE):
             where = f"{where + ' + ' if where else ''}{self._zeros(ref.height)}"
         masks = self._masks(i, ref)
-        if not self.kernel.by_row[i] and self.kernel.space.rows and (isinstance(self.schedule.rows, Block) or self.schedule.sector_elems):
+        row_per_cta = isinstance(self.schedule.rows, Block) or self.schedule.sector_elems
+        if not self.kernel.by_row[i] and self.kernel.space.rows and row_per_cta:
             # One row writes what all compute: rows that start elsewhere in a sector add up in another order.
             masks.append(self.first_rows)
         mask = f", mask={' & '.join(masks)}" if masks else ""
         full = self.kernel.by_col[i] is Across.FULL
         stored = self.as_full(node.value, ref, env) if full else self.tensor(node.value, env[node.value])
-        self.writer.line(f"{self.language.prefix}.store({node.buffer}_ptr + ({where}), {stored}{mask}{self._last(i)})", node.src)
+        options = mask + self._eviction_policy(i)
+        self.writer.line(f"{self.language.prefix}.store({node.buffer}_ptr + ({where}), {stored}{options})", node.src)
 
-    def _last(self, i: int) -> str:
+    def _eviction_policy(self, i: int) -> str:
         """What tells L2 to evict the lines of a load or store last."""
         return ', eviction_policy="evict_last"' if i in self.l2_evict_last else ""
 
@@ -264,7 +266,7 @@ class Values:
 
     def _address(self, i: int, node: Load | Store, ref: TileRef) -> str:
         follows = ref.aligned and isinstance(node.offset, int) and node.offset % self.schedule.sector_elems == 0
-        if follows and streams_rows(self.kernel, node) == self.lead_stride:
+        if follows and contiguous_row_stride(self.kernel, node) == self.sector_row_stride:
             parts = ["sector", str(ref.aligned)]
         else:
             parts = self._offsets(node.strides, ref, i)
@@ -324,7 +326,7 @@ class Values:
 
         algebra = TileAlgebra(self.assign, folded, lambda: f"{float(size)}", self.is_exact(i))
         args = [self.assign("spread", f"tl.broadcast_to({self.as_full(a, ref, env)}, {ref.shape})") for a in node.args]
-        self.results[i] = monoid.leave(algebra, *monoid.merge(algebra, *monoid.enter(algebra, *args)))
+        self.results[i] = monoid.finalize(algebra, *monoid.merge(algebra, *monoid.lift(algebra, *args)))
 
 
 def fold_text(kind: str, text: str, axis: int, language: Language = TRITON) -> str:

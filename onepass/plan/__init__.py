@@ -1,1 +1,1 @@
-"""Program -> Plan: what shares a kernel, how each kernel runs, and why not otherwise. Pure arithmetic; needs no GPU."""
+"""Planning: decide which results share a kernel and how each kernel runs. Pure arithmetic; needs no GPU."""

@@ -1,4 +1,4 @@
-"""How a load or store moves through memory along each side of a kernel's space."""
+"""Memory access patterns: the strides of a load or store along each side of a kernel's iteration space."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from ..ir.program import Load, Program, Store
 from ..ir.size import Bindings, Size, mul, product, value
 from .kernel import Kernel
 
-PART = "part"  # the axis of partial results: which of the CTAs that share a reduction wrote them
+PART = "part"  # name of the axis of partial results; its index is the CTA that wrote them
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring axes of one side that a tensor walks with a single stride: index // inner % size * stride."""
+    """Adjacent axes of one side that a tensor walks with a single stride: index // inner % size * stride."""
 
-    inner: Size  # how many positions the axes after the run span
+    inner: Size  # positions spanned by the axes after the run
     size: Size
     stride: Size
-    first: bool  # nothing lies before it, so no remainder is needed
+    first: bool  # no axis precedes the run, so no modulo is needed
 
 
 def runs(program: Program, side: tuple[str, ...], strides: tuple[tuple[str, Size], ...]) -> tuple[Run, ...]:
-    """The side's axes, joined where the tensor's strides allow; runs of stride 0 are left out."""
+    """Merge a side's axes into runs of one stride each. Runs of stride 0 are left out."""
     stride = dict(strides)
     groups: list[tuple[list[str], Size]] = []
     for axis in side:
@@ -40,7 +40,7 @@ def runs(program: Program, side: tuple[str, ...], strides: tuple[tuple[str, Size
 
 
 def single_stride(program: Program, side: tuple[str, ...], strides: tuple[tuple[str, Size], ...]) -> Size | None:
-    """The one stride a tensor has along a side, or None where it needs divisions."""
+    """A tensor's stride along a side; None if its address needs divisions."""
     found = runs(program, side, strides)
     if not found:
         return 0
@@ -48,8 +48,8 @@ def single_stride(program: Program, side: tuple[str, ...], strides: tuple[tuple[
     return found[0].stride if whole else None
 
 
-def streams_rows(kernel: Kernel, node: Load | Store) -> Size | None:
-    """The distance between rows of a tensor whose rows are contiguous, else None."""
+def contiguous_row_stride(kernel: Kernel, node: Load | Store) -> Size | None:
+    """The distance between rows of a tensor with contiguous rows; None for other tensors."""
     if isinstance(node, Load) and node.indexed:
         return None
     if single_stride(kernel.program, kernel.space.cols, node.strides) != 1 or any(a in kernel.space.batch for a, _ in node.strides):
@@ -59,16 +59,16 @@ def streams_rows(kernel: Kernel, node: Load | Store) -> Size | None:
 
 
 def row_stride(kernel: Kernel, bindings: Bindings) -> Size | None:
-    """The distance between rows of the tensors that move the most bytes along contiguous rows."""
+    """The row stride of the tensors that move the most bytes along contiguous rows."""
     moved: dict[Size, int] = {}
     for i, node in enumerate(kernel.program.nodes):
-        if isinstance(node, (Load, Store)) and kernel.is_full[i] and (step := streams_rows(kernel, node)) is not None:
+        if isinstance(node, (Load, Store)) and kernel.is_full[i] and (step := contiguous_row_stride(kernel, node)) is not None:
             moved[step] = moved.get(step, 0) + kernel.program.buffer[node.buffer].dtype.size
     return max(moved, key=lambda step: (moved[step], value(step, bindings))) if moved else None
 
 
 def needs_wide_index(program: Program, bindings: Bindings) -> bool:
-    """Does any element lie beyond what 32 bits can count? Lanes past the end are counted too, though masked."""
+    """Whether any element offset exceeds 32 bits. Counts masked lanes past the end too."""
     margin = 1 << 20
     for node in program.nodes:
         if isinstance(node, (Load, Store)):

@@ -1,7 +1,7 @@
-"""Different plans of one Program: what tuning measures, and what the default pick is judged by.
+"""Alternative plans of one Program, for tuning and for judging the default pick.
 
-The default comes first. Then come other ways to run its slowest kernel and other ways to share the work between kernels, by
-predicted time, one of each kind: neighbours of a schedule run alike, and measuring them teaches little.
+The default comes first. Then come other schedules of its slowest kernel and other ways to group results into kernels, ordered
+by predicted time. Similar schedules run alike, so only the best of each kind is kept.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from ..ir.program import Program
 from ..ir.size import Bindings
 from ..stages import stage
 from .partition import Search
-from .plan import Lessons, Plan
+from .plan import CompileFeedback, Plan
 from .schedule import Block, Cover, Loop, Schedule
 from .scoring import Scored
 
-WORST = 2.0  # times the default's predicted time: what is predicted slower still is not worth compiling
+MAX_SLOWDOWN = 2.0  # plans predicted to take longer than this multiple of the default's time are not compiled
 
 
 @stage("planning other kernels to time")
 def alternatives(program: Program, bindings: Bindings, device: Device, most: int = 12,
-                 lessons: Lessons = MappingProxyType({})) -> tuple[Plan, ...]:
-    """At most `most` plans, the default pick first."""
-    search = Search(program, bindings, device, lessons)
+                 feedback: CompileFeedback = MappingProxyType({})) -> tuple[Plan, ...]:
+    """Return at most `most` plans, the default pick first."""
+    search = Search(program, bindings, device, feedback)
     groups = search.run()
-    default = search.assembled(groups, {})
+    default = search.assemble(groups, {})
     if not groups:
         return (default,)
     slowest = max(groups, key=lambda g: _us(search, g))
-    found = [search.assembled(other, {}) for other in search.partitions(groups)]
-    others = _of_each_kind(search.others(slowest), search.scored(slowest), most)
-    found += [search.assembled(groups, {slowest: scored}) for scored in others]
-    near = [p for p in found if p.predicted_us <= WORST * default.predicted_us]
+    found = [search.assemble(other, {}) for other in search.other_partitions(groups)]
+    others = _best_of_each_kind(search.others(slowest), search.scored(slowest), most)
+    found += [search.assemble(groups, {slowest: scored}) for scored in others]
+    near = [p for p in found if p.predicted_us <= MAX_SLOWDOWN * default.predicted_us]
     return (default, *sorted(near, key=lambda p: p.predicted_us)[: most - 1])
 
 
@@ -42,8 +42,8 @@ def _us(search: Search, group: frozenset[int]) -> float:
     return found.us if isinstance(found, Scored) else 0.0
 
 
-def _of_each_kind(found: list[Scored], default: object, most: int) -> list[Scored]:
-    """The best of every kind, the best kinds first; then the next best, of whatever kind, where kinds are few."""
+def _best_of_each_kind(found: list[Scored], default: object, most: int) -> list[Scored]:
+    """The best schedule of every kind, ordered by time; then the next best of any kind if there are too few kinds."""
     assert isinstance(default, Scored)
     ranked = sorted((s for s in found if s.plan.scored_as != default.plan.scored_as), key=lambda s: s.us)
     first: dict[tuple[object, ...], Scored] = {kind(default.plan.schedule): default}
@@ -54,7 +54,7 @@ def _of_each_kind(found: list[Scored], default: object, most: int) -> list[Score
 
 
 def kind(schedule: Schedule) -> tuple[object, ...]:
-    """What makes two schedules run differently enough to try both."""
+    """Key of the schedules that run alike; tuning times one of each."""
     match schedule.rows, schedule.cols:
         case Loop(), Cover(tiles):
             shape: tuple[object, ...] = (schedule.splits, len(tiles), schedule.ctas_per_row)

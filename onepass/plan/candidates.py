@@ -10,18 +10,18 @@ from ..device import Device
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
 from ..ir.size import Bindings, value
-from .access import row_stride, streams_rows
+from .access import contiguous_row_stride, row_stride
 from .cost import Traffic
 from .kernel import Kernel
 from .legality import Family, may_split
 from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
 from .staged_rows import (
     BARRIERS,
-    BOX,
-    FLAT,
+    PIECE_ELEMS,
+    TMA_BOX,
+    chunk_cover,
+    chunk_cover_unaligned,
     chunks,
-    cut,
-    cut_flat,
     exchange_bytes,
     exchange_bytes_multi_cta,
     may_span_ctas,
@@ -29,24 +29,24 @@ from .staged_rows import (
     prefetched_columns,
     register_limit,
     row_vector_smem_bytes,
-    shared_bytes,
+    smem_bytes,
     tma_stageable,
     tma_stageable_unaligned,
 )
-from .staged_tiles import LEAST_LINE, LEAST_STAGES, MOST_STAGES, rows_at_once, tile_stageable, with_register_cap
-from .staged_tiles import shared_bytes as tile_bytes
+from .staged_tiles import MAX_STAGES, MIN_LINE_BYTES, MIN_STAGES, rows_at_once, tile_stageable, with_register_cap
+from .staged_tiles import smem_bytes as tile_bytes
 from .thread_layout import vector
 from .thread_layout import widest as widest_vector
 
-MOST_HELD = 128  # elements a thread may hold of a resident row
-MOST_ALONE = 8192  # columns that one CTA holds while most of the card is idle
-MOST_TILES = 24  # unrolled tiles in one kernel's text
+MAX_ELEMS_PER_THREAD = 128  # elements a thread may hold of a resident row
+MAX_COLS_UNDERFILLED = 8192  # columns that one CTA holds while most of the card is idle
+MAX_UNROLLED_TILES = 24  # unrolled tiles in one kernel's text
 
 HAS_TMA = (9, 0)  # the first compute capability that has it
-MOST_SLOTS = 4  # rows that a ring has room for
-MOST_HERE = 8  # CTAs that share an SM, each with a ring
-LEAST_PART = 4096  # columns of a row that a CTA takes together with others
-LEAST_TURNS = 4  # rows that such CTAs take one after the other: in the first turn and the last nothing overlaps
+MAX_RING_ROWS = 4  # rows that a ring has room for
+MAX_RINGS_PER_SM = 8  # CTAs that share an SM, each with a ring
+MIN_COLS_PER_CTA = 4096  # columns of a row that a CTA takes together with others
+MIN_ROWS_PER_GROUP = 4  # rows that such CTAs take one after the other: in the first turn and the last nothing overlaps
 
 
 def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
@@ -70,13 +70,13 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
             yield from _mix_order_multi_cta(kernel, t, device)
 
 
-def lead_of(kernel: Kernel, bindings: Bindings) -> int:
+def sector_elems_of(kernel: Kernel, bindings: Bindings) -> int:
     """Elements of a sector where rows start inside one, else 0."""
     step = row_stride(kernel, bindings)
     if step is None or _short(kernel, bindings):
         return 0
     sizes = [kernel.program.buffer[n.buffer].dtype.size for i, n in enumerate(kernel.program.nodes)
-             if isinstance(n, (Load, Store)) and kernel.is_full[i] and streams_rows(kernel, n) == step]
+             if isinstance(n, (Load, Store)) and kernel.is_full[i] and contiguous_row_stride(kernel, n) == step]
     smallest = min(sizes)
     aligned = isinstance(step, int) and step * smallest % SECTOR == 0
     return 0 if aligned else SECTOR // smallest
@@ -107,13 +107,13 @@ def _heights(cols: int, rows: int, warps: int) -> list[int]:
 
 def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
     cols = _static_cols(kernel)
-    if cols is None or _is_alone(kernel, t, device):
+    if cols is None or _underfills(kernel, t, device):
         return
-    lead, vec = lead_of(kernel, bindings), vector(kernel)
+    lead, vec = sector_elems_of(kernel, bindings), vector(kernel)
     for warps in (1, 2, 4, 8, 16, 32):
         for height in [1] if lead else _heights(cols, t.rows, warps):
             held = height * cols / (32 * warps)
-            if held > MOST_HELD or (held < 1 and warps > 1):
+            if held > MAX_ELEMS_PER_THREAD or (held < 1 and warps > 1):
                 continue
             for per_thread in (vec, 2 * vec, 4 * vec):
                 widest = max(16, min(power_of_two(cols), 32 * warps * per_thread // height))
@@ -121,7 +121,7 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Devi
                     widest = min(power_of_two(cols), max(32 * vec, widest))
                 least = 32 * warps * vec // height
                 tiles = _sector_cover(cols, lead, min(widest, power_of_two(cols) // 4), least) if lead else cover(cols, widest)
-                if len(tiles) <= MOST_TILES and _fits_blocks(kernel, tiles) and _even(tiles, least):
+                if len(tiles) <= MAX_UNROLLED_TILES and _fits_blocks(kernel, tiles) and _every_thread_has_vector(tiles, least):
                     yield Schedule(Block(height), Cover(tiles), warps, sector_elems=lead, resident=frozenset(kernel.multi_phase))
 
 
@@ -145,7 +145,7 @@ def _mix_order_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Sc
         return
     for each in _parked(kernel, t, device):
         assert isinstance(each.cols, Cover)
-        if len(each.cols.tiles) <= MOST_TILES:
+        if len(each.cols.tiles) <= MAX_UNROLLED_TILES:
             # 255 is no multiple of eight, and within it ptxas spills a few words that it does not spill within 248.
             gathers = replace(each, accumulates_columns=True, registers=each.registers // 8 * 8)
             yield from (replace(gathers, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
@@ -168,21 +168,21 @@ def _mix_order_multi_cta(kernel: Kernel, t: Traffic, device: Device) -> Iterator
         halves = (vec // 2,) if vec > 4 and len(parked) == kernel.full_loads else ()
         for share, warps, each in product((2, 4, 8), (8, 16), (*halves, vec, 2 * vec, 4 * vec)):
             part, width = cols // share, 32 * warps * each
-            if part < LEAST_PART or cols % share or part % width or part // width > MOST_TILES:
+            if part < MIN_COLS_PER_CTA or cols % share or part % width or part // width > MAX_UNROLLED_TILES:
                 continue
             covered = Cover((width,) * (part // width))
-            for slots, (hoisted, beside) in product(range(2, MOST_SLOTS + 1), _where_vectors_wait(kernel)):
-                smem = shared_bytes(element, covered, slots, exchange, warps) + beside * part
+            for slots, (hoisted, beside) in product(range(2, MAX_RING_ROWS + 1), _row_vector_placements(kernel)):
+                smem = smem_bytes(element, covered, slots, exchange, warps) + beside * part
                 fit = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0
                 for here in range(1, min(2, fit) + 1):
                     groups = here * device.sms // share
-                    if t.rows >= LEAST_TURNS * groups:
+                    if t.rows >= MIN_ROWS_PER_GROUP * groups:
                         yield Schedule(Loop(1, groups), covered, warps, slots, staged=parked, accumulates_columns=True, ctas_per_row=share,
                                        hoisted=hoisted, beside=beside > 0,
                                        registers=register_limit(warps, here, device) // 8 * 8)
 
 
-def _where_vectors_wait(kernel: Kernel) -> Iterator[tuple[bool, int]]:
+def _row_vector_placements(kernel: Kernel) -> Iterator[tuple[bool, int]]:
     """Row vectors wait nowhere, in registers, or in shared memory: whether in registers, and bytes of a column of shared memory."""
     yield False, 0
     if kernel.row_vectors:
@@ -205,25 +205,25 @@ def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
             for width in (32 * warps * vec * k for k in (1, 2, 4)):
                 if width > cols:
                     continue
-                covered = (cut_flat if flat else cut)(cols, width, 32 * warps * vec)
+                covered = (chunk_cover_unaligned if flat else chunk_cover)(cols, width, 32 * warps * vec)
                 if covered is None:
                     continue
-                for slots in range(1, MOST_SLOTS + 1):
-                    smem = shared_bytes(element, covered, slots, exchange, warps)
+                for slots in range(1, MAX_RING_ROWS + 1):
+                    smem = smem_bytes(element, covered, slots, exchange, warps)
                     if smem > device.smem_per_cta:
                         break
-                    most = min(MOST_HERE, device.smem_per_sm // (smem + device.smem_reserve))
+                    most = min(MAX_RINGS_PER_SM, device.smem_per_sm // (smem + device.smem_reserve))
                     for here in sorted({1, min(2, most), most}):
                         split = max(1, min(here * device.sms, t.rows))
                         registers = register_limit(warps, here, device)
-                        one = Schedule(Loop(1, split), covered, warps, slots, sector_elems=FLAT if flat else 0, staged=parked,
+                        one = Schedule(Loop(1, split), covered, warps, slots, sector_elems=PIECE_ELEMS if flat else 0, staged=parked,
                                        registers=registers)
                         yield one
                         room = min(device.smem_per_cta, device.smem_per_sm // here - device.smem_reserve) - smem
-                        yield from (replace(one, prefetch=n) for n in _ahead(one, cols, room // element))
+                        yield from (replace(one, prefetch=n) for n in _prefetch_depths(one, cols, room // element))
 
 
-def _ahead(one: Schedule, cols: int, room: int) -> list[int]:
+def _prefetch_depths(one: Schedule, cols: int, room: int) -> list[int]:
     """How many copies of the next row a ring has places for beside those of one row: all that there is room for, and half of them.
     Where there is room for a whole row, another schedule has a place for it."""
     assert isinstance(one.cols, Cover)
@@ -234,9 +234,9 @@ def _ahead(one: Schedule, cols: int, room: int) -> list[int]:
     return [n for n in sorted({most, most // 2}) if n]
 
 
-def _is_alone(kernel: Kernel, t: Traffic, device: Device) -> bool:
+def _underfills(kernel: Kernel, t: Traffic, device: Device) -> bool:
     """Long rows, too few to keep the card busy: many CTAs had better walk parts of each, where nothing needs the whole."""
-    return 8 * t.rows * t.batch < device.sms and t.cols > MOST_ALONE and may_split(kernel, Family.INNER)
+    return 8 * t.rows * t.batch < device.sms and t.cols > MAX_COLS_UNDERFILLED and may_split(kernel, Family.INNER)
 
 
 def _sector_cover(cols: int, lead: int, widest: int, least: int) -> tuple[int, ...]:
@@ -246,13 +246,13 @@ def _sector_cover(cols: int, lead: int, widest: int, least: int) -> tuple[int, .
     return (widest,) * (span // widest) + ((max(power_of_two(rest), min(widest, least)),) if rest else ())
 
 
-def _even(tiles: tuple[int, ...], least: int) -> bool:
+def _every_thread_has_vector(tiles: tuple[int, ...], least: int) -> bool:
     """Does every thread get a vector of every tile? Where not, Triton lays the tiles out differently and moves data between."""
     return len(tiles) == 1 or min(tiles) >= least
 
 
 def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
-    lead, vec = lead_of(kernel, bindings), vector(kernel)
+    lead, vec = sector_elems_of(kernel, bindings), vector(kernel)
     splits = may_split(kernel, Family.INNER)
     for warps in (4, 8, 16):
         for per_thread in (vec, 2 * vec):
@@ -283,10 +283,10 @@ def _columns_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
             continue  # at least 64 bytes of a row, or it is half-used sectors
         for warps in (1, 2, 4, 8, 16, 32):
             held = rows * width / (32 * warps)
-            if not 2 <= held <= MOST_HELD and not (warps == 1 and held < 2):
+            if not 2 <= held <= MAX_ELEMS_PER_THREAD and not (warps == 1 and held < 2):
                 continue
             tiles = cover(rows, max(16, min(power_of_two(rows), 32 * warps * 16 // width)))
-            if len(tiles) <= MOST_TILES:
+            if len(tiles) <= MAX_UNROLLED_TILES:
                 yield Schedule(Cover(tiles), Block(width), warps, resident=frozenset(kernel.multi_phase))
 
 
@@ -301,7 +301,7 @@ def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
             if width > max(32, power_of_two(t.cols)):
                 continue
             lanes = max(least, 32 * warps * vec // width)  # merges of small tiles would add up their roundings
-            for step in sorted({min(lanes * deep, power_of_two(t.rows)) for deep in (1, 2, 4) if deep == 1 or t.unit * deep <= 32}):
+            for step in sorted({min(lanes * deep, power_of_two(t.rows)) for deep in (1, 2, 4) if deep == 1 or t.input_bytes_per_elem * deep <= 32}):
                 if warps == 2 and step < t.rows:
                     continue
                 yield Schedule(Loop(step), Block(width), warps)
@@ -322,35 +322,35 @@ def _outer_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
     264 x 5120 of them take 7 us so, and 2.5 by threads that load them.
     """
     able = frozenset(tile_stageable(kernel))
-    if device.capability < HAS_TMA or not able or _is_near(kernel):
+    if device.capability < HAS_TMA or not able or _reads_only_partials(kernel):
         return
     vec, exchange, may = widest_vector(kernel), exchange_bytes(kernel, down=True), may_split(kernel, Family.OUTER)
     sizes = [kernel.program.dtypes[i].size for i in able]
-    least = LEAST_LINE // min(sizes)
+    least = MIN_LINE_BYTES // min(sizes)
     most = max(least, power_of_two(t.cols))
     for warps in (4, 8):
         for width in (w for w in (16, 32, 64, 128, 256) if max(least, vec) <= w <= most):
             lowest = rows_at_once(width, vec, warps)
             for tall in (lowest * k for k in (1, 2, 4, 8)):
-                if tall > min(BOX, max(lowest, power_of_two(t.rows))):
+                if tall > min(TMA_BOX, max(lowest, power_of_two(t.rows))):
                     break
-                for stages in (LEAST_STAGES, 3, 4, MOST_STAGES):
+                for stages in (MIN_STAGES, 3, 4, MAX_STAGES):
                     one = Schedule(Loop(tall), Block(width), warps, stages, staged=able)
                     smem = tile_bytes(one, vec, sum(sizes), exchange)
                     if smem > device.smem_per_cta:
                         break
-                    here = min(MOST_HERE, device.smem_per_sm // (smem + device.smem_reserve))
+                    here = min(MAX_RINGS_PER_SM, device.smem_per_sm // (smem + device.smem_reserve))
                     if here * smem >= device.bytes_in_flight:  # or nothing is gained
-                        yield from _shared_by(one, sorted({1, min(2, here), here}), may, t, device)
+                        yield from _row_splits(one, sorted({1, min(2, here), here}), may, t, device)
 
 
-def _is_near(kernel: Kernel) -> bool:
+def _reads_only_partials(kernel: Kernel) -> bool:
     """Does a kernel read partial results of another only?"""
     return all(kernel.program.buffer[n.buffer].role == "temp" for i, n in enumerate(kernel.program.nodes)
                if isinstance(n, Load) and kernel.is_full[i])
 
 
-def _shared_by(one: Schedule, heres: list[int], may: bool, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _row_splits(one: Schedule, heres: list[int], may: bool, t: Traffic, device: Device) -> Iterator[Schedule]:
     """The same with its rows shared, where they may be, by as many CTAs as give every SM so many; and not shared."""
     assert isinstance(one.rows, Loop) and isinstance(one.cols, Block)
     blocks, tiles = -(-t.cols // one.cols.size), -(-t.rows // one.rows.step)
@@ -385,7 +385,7 @@ def _mix(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
             widths = {min(power_of_two(cols), max(32 * vec, 32 * warps * vec * k // height)) for k in (1, 2, 4)}
             for widest in sorted(widths):
                 tiles = cover(cols, widest)
-                if len(tiles) > 8 or not _fits_blocks(kernel, tiles) or not _even(tiles, 32 * warps * vec // height):
+                if len(tiles) > 8 or not _fits_blocks(kernel, tiles) or not _every_thread_has_vector(tiles, 32 * warps * vec // height):
                     continue
                 for stages, per_sm in ((1, 1), (1, 2), (1, 4), (2, 2), (3, 1), (3, 2), (3, 4), (4, 1)):
                     split = max(1, min(per_sm * device.sms // t.batch, -(-t.rows // height)))
@@ -395,7 +395,7 @@ def _mix(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
 
 def _pointwise(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[Schedule]:
     vec = vector(kernel)
-    if lead := lead_of(kernel, bindings):
+    if lead := sector_elems_of(kernel, bindings):
         for warps in (4, 8):
             for per_thread in (vec, 2 * vec):
                 yield Schedule(Block(1), Loop(32 * warps * per_thread), warps, sector_elems=lead)

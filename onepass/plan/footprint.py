@@ -1,4 +1,4 @@
-"""The bytes a Program cannot help moving."""
+"""The bytes a Program must move: every input once, every output once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from ..ir.budget import Budget, Steps
 from ..ir.program import Load, Program
 from ..ir.size import Bindings, product, value
 
-# Steps for all views of a tensor; those not looked at when they are spent are taken to overlap. 100 halves of one tensor take 5000.
-COMPARING = Budget("Comparing views of a tensor", PlanTooLong, most=16384)
-MOST_TRIED = 8  # steps along one axis that might bring two views together; views that interleave like this are taken to overlap
+# Comparison steps for all views of one tensor. When they run out, the remaining views are assumed to overlap. 100 halves of
+# one tensor take 5000 steps.
+COMPARE_VIEWS = Budget("Comparing views of a tensor", PlanTooLong, base=16384)
+MAX_STEPS_TRIED = 8  # steps tried along one axis; views that interleave more finely are assumed to overlap
 
 
 def floor_bytes(program: Program, bindings: Bindings) -> int:
@@ -19,7 +20,7 @@ def floor_bytes(program: Program, bindings: Bindings) -> int:
 
 
 def buffer_bytes(program: Program, bindings: Bindings) -> dict[str, int]:
-    """The bytes of every tensor that a Program touches: what it reads of inputs, all of outputs."""
+    """Bytes moved per tensor: the elements read of each input, and all of each output."""
     loads: dict[str, list[int]] = {name: [] for name in program.buffer}
     for i, node in enumerate(program.nodes):
         if isinstance(node, Load):
@@ -32,13 +33,15 @@ def buffer_bytes(program: Program, bindings: Bindings) -> dict[str, int]:
 
 
 def _elements_read(program: Program, bindings: Bindings, loads: list[int]) -> int:
-    """Elements of one tensor that some loads read: the sum for views that have nothing in common, such as two halves; else the
-    largest, so that nothing is counted twice."""
+    """Elements of one tensor that a set of loads reads.
+
+    Disjoint views, such as two halves, add up. For overlapping views the largest counts, so that no element is counted twice.
+    """
     counted: list[int] = []
-    largest, steps = 0, COMPARING.steps()
+    largest, steps = 0, COMPARE_VIEWS.steps()
     for i in loads:
         largest = max(largest, _points(program, bindings, i))
-        if all(_apart(program, bindings, i, other, steps) for other in counted):
+        if all(_are_disjoint(program, bindings, i, other, steps) for other in counted):
             counted.append(i)
     return max(largest, sum(_points(program, bindings, i) for i in counted))
 
@@ -49,25 +52,25 @@ def _points(program: Program, bindings: Bindings, load: int) -> int:
     return program.points(program.dims[load] if node.indexed else frozenset(a for a, _ in node.strides), bindings)
 
 
-def _apart(program: Program, bindings: Bindings, one: int, other: int, steps: Steps) -> bool:
-    """Have two loads of a tensor no element in common, for certain?"""
+def _are_disjoint(program: Program, bindings: Bindings, one: int, other: int, steps: Steps) -> bool:
+    """Whether two loads of a tensor provably have no element in common."""
     a, b = program.nodes[one], program.nodes[other]
     assert isinstance(a, Load) and isinstance(b, Load)
     if a.indexed or b.indexed or dict(a.strides) != dict(b.strides):
         return False
     walks = sorted(((abs(value(s, bindings)), value(program.axis[axis].extent, bindings)) for axis, s in a.strides), reverse=True)
-    return not _reaches(value(a.offset, bindings) - value(b.offset, bindings), [(s, n) for s, n in walks if s and n > 1],
+    return not _can_reach(value(a.offset, bindings) - value(b.offset, bindings), [(s, n) for s, n in walks if s and n > 1],
                         steps)
 
 
-def _reaches(distance: int, walks: list[tuple[int, int]], steps: Steps) -> bool:
-    """Can steps along axes of (stride, extent), the longest stride first, make up a distance? True where that is hard to tell."""
-    steps.note()
-    if steps.spent:
+def _can_reach(distance: int, walks: list[tuple[int, int]], steps: Steps) -> bool:
+    """Whether steps along axes of (stride, extent), longest stride first, can add up to a distance. True if undecided."""
+    steps.count()
+    if steps.exhausted:
         return True
     if not walks:
         return distance == 0
     (stride, extent), *rest = walks
-    within = sum(s * (n - 1) for s, n in rest)  # what the other axes span
+    within = sum(s * (n - 1) for s, n in rest)  # distance spanned by the remaining axes
     first, last = max(1 - extent, -((within - distance) // stride)), min(extent - 1, (distance + within) // stride)
-    return last - first >= MOST_TRIED or any(_reaches(distance - stride * k, rest, steps) for k in range(first, last + 1))
+    return last - first >= MAX_STEPS_TRIED or any(_can_reach(distance - stride * k, rest, steps) for k in range(first, last + 1))

@@ -28,14 +28,14 @@ from ..ir.program import Load, Op, Program, Reduce, Store, operands
 from ..ir.size import Bindings
 from .footprint import buffer_bytes, floor_bytes
 
-RESIDENT, REREAD = 1024, 32768  # columns up to which a row is held for certain, and beyond which it is read again
+RESIDENT_COLS, REREAD_COLS = 1024, 32768  # columns up to which a row is held for certain, and beyond which it is read again
 SHORT, LONG, MOMENTS, EXPONENTIALS, MIXED = 1.05, 1.1, 1.25, 2.2, 1.15  # times the floor
 UNALIGNED = 1.6
-START = 1.0  # us from launch to the first bytes and from the last to the end
-SECOND = 4.5  # us for the second of two kernels that a split reduction takes
-FINAL_SUM = 9.0  # us for the sum of partial results of a mix-order kernel, a kernel of ATen's
+START_US = 1.0  # us from launch to the first bytes and from the last to the end
+SPLIT_KERNEL_US = 4.5  # us for the second of two kernels that a split reduction takes
+FINAL_SUM_US = 9.0  # us for the sum of partial results of a mix-order kernel, a kernel of ATen's
 MIX_ROWS, MIX_ELEMENTS, MIX_COLS = 4096, 5 << 20, 16384  # where two directions share a kernel
-FULL_CARD = 64  # results an SM needs for a reduction not to be split into two kernels
+RESULTS_PER_SM = 64  # results an SM needs for a reduction not to be split into two kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +46,25 @@ class _Direction:
     folds: tuple[int, ...]
 
 
-def left_us(program: Program, bindings: Bindings, device: Device, planned_us: float = 0.0) -> float:
+def inductor_us(program: Program, bindings: Bindings, device: Device, planned_us: float = 0.0) -> float:
     """Predicted time of a Program, as it was captured, under Inductor. `planned_us` is what its plan here would take."""
     directions = _directions(program, bindings)
     once = floor_bytes(program, bindings)
     reread = sum(_read(program, bindings, d.folds) for d in directions if _reads_again(program, bindings, d))
-    slower = max((_slower(program, bindings, d) for d in directions), default=SHORT)
+    slower = max((_slowdown(program, bindings, d) for d in directions), default=SHORT)
     slower *= UNALIGNED if _unaligned(program, bindings) else 1.0
-    beside = [_read_beside(program, bindings, d) for d in _beside_others(program, bindings, directions)]
+    beside = [_bytes_in_own_kernel(program, bindings, d) for d in _separate_directions(program, bindings, directions)]
     splits = sum(_splits(program, bindings, d, device) for d in directions)
-    kernels = slower * (once + reread + sum(beside)) / device.bandwidth + (device.launch + START) * len(beside) + SECOND * splits
-    least = START + 2 * device.latency  # a kernel that waits for its data once and for a reduction once
-    apart = max(START + kernels, least)
+    kernels = slower * (once + reread + sum(beside)) / device.bandwidth + (device.launch + START_US) * len(beside) + SPLIT_KERNEL_US * splits
+    least = START_US + 2 * device.latency  # a kernel that waits for its data once and for a reduction once
+    apart = max(START_US + kernels, least)
     if len(directions) == 2 and _mixes(program, bindings, directions):
         outer = min(len(d.folds) for d in directions)
-        apart = min(apart, START + MIXED * (once + reread) / device.bandwidth + FINAL_SUM * outer)
+        apart = min(apart, START_US + MIXED * (once + reread) / device.bandwidth + FINAL_SUM_US * outer)
     return max(apart, planned_us)
 
 
-def _beside_others(program: Program, bindings: Bindings, directions: tuple[_Direction, ...]) -> tuple[_Direction, ...]:
+def _separate_directions(program: Program, bindings: Bindings, directions: tuple[_Direction, ...]) -> tuple[_Direction, ...]:
     """Directions that get a kernel of their own: all but one, and that one too if it runs across rows and rows are written."""
     along = [d for d in directions if d.axes & _contiguous(program, bindings)]
     main = along[:1] or ([] if _writes_rows(program, bindings) else list(directions[:1]))
@@ -94,20 +94,20 @@ def _writes_rows(program: Program, bindings: Bindings) -> bool:
     return any(8 * program.points(program.dims[n.value], bindings) >= _largest(program, bindings) for n in stores)
 
 
-def _read_beside(program: Program, bindings: Bindings, direction: _Direction) -> int:
+def _bytes_in_own_kernel(program: Program, bindings: Bindings, direction: _Direction) -> int:
     """Bytes a direction reads in a kernel of its own: an output that holds what it folds, or all that is computed from."""
-    held = {_plain(program, n.value): n.buffer for n in program.nodes if isinstance(n, Store)}
-    args = {_plain(program, a) for i in direction.folds for a in operands(program.nodes[i])}
+    held = {_without_casts(program, n.value): n.buffer for n in program.nodes if isinstance(n, Store)}
+    args = {_without_casts(program, a) for i in direction.folds for a in operands(program.nodes[i])}
     if args <= held.keys():
         moved = buffer_bytes(program, bindings)
         return sum(moved[held[a]] for a in args)
     return _read(program, bindings, direction.folds)
 
 
-def _plain(program: Program, i: int) -> int:
+def _without_casts(program: Program, i: int) -> int:
     """A value without casts around it."""
     node = program.nodes[i]
-    return _plain(program, node.args[0]) if isinstance(node, Op) and node.name == "cast" else i
+    return _without_casts(program, node.args[0]) if isinstance(node, Op) and node.name == "cast" else i
 
 
 def _directions(program: Program, bindings: Bindings) -> tuple[_Direction, ...]:
@@ -142,7 +142,7 @@ def _read(program: Program, bindings: Bindings, folds: tuple[int, ...]) -> int:
 
 def _reads_again(program: Program, bindings: Bindings, direction: _Direction) -> bool:
     """Whether rows are too long to hold, and something full-size is computed once their results are known."""
-    if program.points(direction.axes, bindings) <= REREAD:
+    if program.points(direction.axes, bindings) <= REREAD_COLS:
         return False
     after = set(direction.folds)
     for i, node in enumerate(program.nodes):
@@ -153,8 +153,8 @@ def _reads_again(program: Program, bindings: Bindings, direction: _Direction) ->
     return False
 
 
-def _slower(program: Program, bindings: Bindings, direction: _Direction) -> float:
-    if program.points(direction.axes, bindings) <= RESIDENT:
+def _slowdown(program: Program, bindings: Bindings, direction: _Direction) -> float:
+    if program.points(direction.axes, bindings) <= RESIDENT_COLS:
         return SHORT
     monoids = {n.monoid for i in direction.folds if isinstance(n := program.nodes[i], Reduce)}
     if "logsumexp" in monoids or "max" in monoids and "sum" in monoids:
@@ -167,7 +167,7 @@ def _splits(program: Program, bindings: Bindings, direction: _Direction, device:
     node = program.nodes[direction.folds[0]]
     assert isinstance(node, Reduce)
     kept = _data(program, node) - direction.axes
-    return program.points(kept, bindings) < FULL_CARD * device.sms and program.points(direction.axes, bindings) > RESIDENT
+    return program.points(kept, bindings) < RESULTS_PER_SM * device.sms and program.points(direction.axes, bindings) > RESIDENT_COLS
 
 
 def _mixes(program: Program, bindings: Bindings, directions: tuple[_Direction, ...]) -> bool:

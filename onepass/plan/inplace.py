@@ -25,7 +25,7 @@ from .schedule import Block, Cover, Loop, Role, Schedule
 WARP = 32  # threads
 
 
-def safe_pairs(plan: Plan) -> tuple[tuple[str, str], ...]:
+def safe_inplace_pairs(plan: Plan) -> tuple[tuple[str, str], ...]:
     """(output, input): those that may be one piece of memory when this very plan runs."""
     buffers = plan.program.buffers
     outputs, inputs = ([b for b in buffers if b.role == role] for role in ("output", "input"))
@@ -50,18 +50,18 @@ def _is_dense(buffer: Buffer) -> bool:
 
 
 def _may_take(plan: Plan, output: str, taken: str) -> bool:
-    writers = [(k, i) for k, each in enumerate(plan.kernels) for i in _touching(each.program, Store, output)]
-    if len(writers) != 1 or any(_touching(each.program, Load, output) for each in plan.kernels):
+    writers = [(k, i) for k, each in enumerate(plan.kernels) for i in _accesses(each.program, Store, output)]
+    if len(writers) != 1 or any(_accesses(each.program, Load, output) for each in plan.kernels):
         return False
     at, store = writers[0]
-    if any(_touching(later.program, Load, taken) for later in plan.kernels[at + 1:]):
+    if any(_accesses(later.program, Load, taken) for later in plan.kernels[at + 1:]):
         return False
     writer = plan.kernels[at]
     return all(_is_owned(writer, load, store, plan.bindings) and _is_read_in_time(writer, load, store)
-               for load in _touching(writer.program, Load, taken))
+               for load in _accesses(writer.program, Load, taken))
 
 
-def _touching(program: Program, kind: type[Load] | type[Store], buffer: str) -> tuple[int, ...]:
+def _accesses(program: Program, kind: type[Load] | type[Store], buffer: str) -> tuple[int, ...]:
     nodes = program.nodes
     return tuple(i for i in program.of(kind) if nodes[i].buffer == buffer)  # type: ignore[union-attr]
 
@@ -79,10 +79,10 @@ def _is_owned(plan: KernelPlan, load: int, store: int, bindings: Bindings) -> bo
     space = kernel.space
     everything = {a for a in (*space.batch, *space.rows, *space.cols) if program.axis[a].extent != 1}
     named = {a for a, _ in read.strides}
-    return everything <= named and all(_fills(kernel, i) for i in (load, store)) and _is_one_to_one(program, read.strides, bindings)
+    return everything <= named and all(_has_own_lane(kernel, i) for i in (load, store)) and _is_one_to_one(program, read.strides, bindings)
 
 
-def _fills(kernel: Kernel, i: int) -> bool:
+def _has_own_lane(kernel: Kernel, i: int) -> bool:
     """Has a value its own lane for every column of a tile, and for every row where there are any?"""
     return kernel.by_col[i] is Across.FULL and (kernel.by_row[i] or not kernel.space.rows)
 

@@ -1,7 +1,8 @@
-"""A kernel before it has a schedule: a sub-Program, its axes grouped into batch, rows and columns, and its phases.
+"""A kernel before scheduling: a sub-Program, its axes grouped into batch, rows and columns, and its phases.
 
-Columns are the side that is contiguous in memory, rows are all else that is walked or reduced, batch is only ever spread
-over the grid. GroupNorm, BatchNorm and blockwise maxima are why axes are grouped per kernel and not per tensor.
+Columns are the axes that are contiguous in memory. Rows are all other axes that are walked or reduced. Batch axes are only
+spread over the grid. The grouping is per kernel, not per tensor, because GroupNorm, BatchNorm and blockwise maxima group the
+same axes differently.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from ..ir.precision import from_wide
+from ..ir.precision import depends_on_fp32
 from ..ir.program import Load, Program, Reduce, Result, Store, operands
 from ..ir.size import Bindings, Size, value
 
@@ -26,7 +27,7 @@ class Across(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The iteration space: three ordered groups of axes, and the trailing columns that block reductions fold."""
+    """The iteration space: ordered batch, row and column axes, and the trailing column axes that block reductions fold."""
 
     batch: tuple[str, ...]
     rows: tuple[str, ...]
@@ -36,7 +37,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """One Reduce of a kernel and the sides it folds."""
+    """One Reduce of a kernel and the sides it reduces over."""
 
     node: int
     rows: bool
@@ -46,27 +47,27 @@ class Fold:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A sub-Program over a Space. Everything a schedule must respect is derived here, once."""
+    """A sub-Program over a Space, with the derived properties that schedules must respect."""
 
     program: Program
     space: Space
 
     @cached_property
     def by_row(self) -> tuple[bool, ...]:
-        """Does each value vary along the rows?"""
+        """For each node: whether its value varies along the rows."""
         rows = set(self.space.rows)
         return tuple(bool(d & rows) for d in self.program.dims)
 
     @cached_property
     def by_col(self) -> tuple[Across, ...]:
-        """How does each value vary along the columns?"""
+        """For each node: how its value varies along the columns."""
         cols, block = set(self.space.cols), set(self.space.block)
         found = []
         for dims in self.program.dims:
-            mine = dims & cols
-            if not mine:
+            varying = dims & cols
+            if not varying:
                 found.append(Across.NONE)
-            elif block and not mine & block:
+            elif block and not varying & block:
                 found.append(Across.BLOCK)
             else:
                 found.append(Across.FULL)
@@ -74,7 +75,7 @@ class Kernel:
 
     @cached_property
     def folds(self) -> tuple[Fold, ...]:
-        """The reductions, each with the sides it folds."""
+        """The reductions, each with the sides it reduces over."""
         rows, cols, block = (frozenset(s) for s in (self.space.rows, self.space.cols, self.space.block))
         found = []
         for i in self.program.of(Reduce):
@@ -87,7 +88,9 @@ class Kernel:
 
     @cached_property
     def phase(self) -> tuple[int, ...]:
-        """Reductions (other than within a block, which a tile finishes by itself) on the longest path to each value."""
+        """For each node: the number of reductions on the longest path to it. Block reductions do not count; a tile completes
+        them itself.
+        """
         found: list[int] = []
         for node in self.program.nodes:
             level = max((found[o] for o in operands(node)), default=0)
@@ -98,25 +101,25 @@ class Kernel:
 
     @cached_property
     def is_full(self) -> tuple[bool, ...]:
-        """Does each value fill the space (vary along rows and columns both)?"""
+        """For each node: whether its value is full-size, that is, varies along both rows and columns."""
         return tuple(r and c is Across.FULL for r, c in zip(self.by_row, self.by_col))
 
     @cached_property
     def wide_data(self) -> bool:
-        """Is nothing that is read stored in 16 or 8 bits? Then results can show the last bits of fp32."""
+        """Whether no input is stored in 16 or 8 bits, so that results can show the last bits of fp32."""
         return not any(self.program.dtypes[i].is_narrow_float for i in self.program.of(Load))
 
     @cached_property
-    def has_all_digits(self) -> tuple[bool, ...]:
-        """Does fp32 data, with all its digits, go into each value?"""
-        return (True,) * len(self.program.nodes) if self.wide_data else from_wide(self.program)
+    def is_full_precision(self) -> tuple[bool, ...]:
+        """For each node: whether fp32 data reaches it with all its digits."""
+        return (True,) * len(self.program.nodes) if self.wide_data else depends_on_fp32(self.program)
 
     def use_phases(self, i: int) -> frozenset[int]:
-        """The phases in which a loaded value is (transitively) read by something that varies as it does."""
+        """The phases in which a loaded value is used, directly or through values that vary as it does."""
         return frozenset(self.phase[use] for use in self.uses(i))
 
     def uses(self, i: int) -> frozenset[int]:
-        """The reductions and stores that a loaded value reaches through what varies as it does."""
+        """The reductions and stores that a loaded value reaches through values that vary as it does."""
         found: set[int] = set()
         seen: set[int] = set()
         todo = [i]
@@ -135,39 +138,39 @@ class Kernel:
 
     @cached_property
     def within_blocks(self) -> frozenset[int]:
-        """The reductions that a tile finishes by itself."""
+        """The block reductions, which a tile completes by itself."""
         return frozenset(f.node for f in self.folds if f.block)
 
     @cached_property
     def multi_phase(self) -> tuple[int, ...]:
-        """Full-size loads needed on both sides of a reduction."""
+        """Full-size loads needed both before and after a reduction."""
         return tuple(i for i in self.program.of(Load) if self.is_full[i] and len(self.use_phases(i)) > 1)
 
     @cached_property
     def full_loads(self) -> int:
-        """How many full-size tensors are read; at least 1."""
+        """The number of full-size tensors read; at least 1."""
         return max(1, sum(1 for i in self.program.of(Load) if self.is_full[i]))
 
     @cached_property
     def row_vectors(self) -> tuple[int, ...]:
-        """Loads of one element a column, which all rows share."""
+        """Row vectors: loads of one element per column, shared by all rows (weight, bias)."""
         return tuple(i for i in self.program.of(Load) if not self.by_row[i] and self.by_col[i] is Across.FULL)
 
     @cached_property
     def full_walks(self) -> int:
-        """Walks that read something full-size; what comes after the last reduction may be thin."""
+        """The number of walks that read a full-size tensor. Work after the last reduction may be small."""
         return len({p for i in self.program.of(Load) if self.is_full[i] for p in self.use_phases(i)}) or 1
 
     @cached_property
-    def late(self) -> tuple[int, ...]:
-        """Loads along the columns that something after a reduction needs, beside those above; full-size ones first."""
+    def after_reduction(self) -> tuple[int, ...]:
+        """Other loads along the columns that are used after a reduction, full-size ones first. Excludes `multi_phase` loads."""
         found = [i for i, node in enumerate(self.program.nodes) if isinstance(node, Load) and not node.indexed
                  and self.by_col[i] is Across.FULL and i not in self.multi_phase and max(self.use_phases(i), default=0) > 0]
         return tuple(sorted(found, key=lambda i: not self.is_full[i]))
 
     @cached_property
     def passes(self) -> int:
-        """How many times the data is walked."""
+        """How many times a kernel walks its data."""
         return 1 + max((self.phase[i] for i in range(len(self.program.nodes)) if self._walks(i)), default=0)
 
     def _walks(self, i: int) -> bool:
@@ -184,7 +187,7 @@ class Kernel:
 
 
 def contiguous_axis(program: Program, bindings: Bindings) -> str | None:
-    """The axis most bytes run along: stride 1 in the accesses that move the most."""
+    """The axis that the most bytes are contiguous along: stride 1 in the accesses that move the most."""
     votes: Counter[str] = Counter()
     for node in program.nodes:
         if isinstance(node, (Load, Store)):
@@ -197,7 +200,7 @@ def contiguous_axis(program: Program, bindings: Bindings) -> str | None:
 
 
 def memory_order(program: Program, bindings: Bindings) -> dict[str, int]:
-    """Axes from the slowest in memory to the fastest, as the largest access has them; axes it lacks come first."""
+    """Rank the axes from slowest to fastest in memory, by the strides of the largest access. Axes it lacks come first."""
     best: dict[str, int] = {}
     most = -1
     for node in program.nodes:

@@ -1,6 +1,6 @@
-"""May these share a kernel? A Space with the families that can run it, or a Refusal that says why not.
+"""Fusion legality: decide whether results may share a kernel, and which kernel families can run it.
 
-Nothing here weighs costs: what is legal and what is worthwhile are different questions.
+Legality never weighs cost. See `cost` and `partition` for that.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from .kernel import Across, Kernel, Space, contiguous_axis, memory_order
 
 
 class Family(Enum):
-    """The kinds of kernel, by what they walk."""
+    """Kernel families, by the sides they walk."""
 
     POINTWISE = "pointwise"
-    INNER = "inner"  # whole rows, no reduction over rows
-    OUTER = "outer"  # column tiles, no reduction over columns
-    MIX = "mix-order"  # whole rows inside a loop over rows; reductions over rows are gathered across it
+    INNER = "inner"  # whole rows; no reduction over rows
+    OUTER = "outer"  # tiles of columns; no reduction over columns
+    MIX = "mix-order"  # a loop over whole rows that also accumulates reductions over rows
 
 
 class Reason(Enum):
     """Why a merge was refused."""
 
     AXES = "the reductions do not fold the same rows or columns"
-    WALKS = "no value varies over all the axes together, so each would be computed again for every position of the others"
-    ORDER = "a result that needs all rows is used on the data again, and the data also needs whole rows at once"
-    CYCLE = "another kernel would have to run between the two halves"
+    WALKS = "no value varies over all axes, so one kernel would recompute each result for every position of the others"
+    ORDER = "a reduction over rows is used on the data again, and the data also needs whole rows at once"
+    CYCLE = "a third kernel depends on one of the two and feeds the other"
     SLOWER = "one kernel is predicted to be slower than two"
     NO_SCHEDULE = "no schedule fits the registers and shared memory of an SM"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A merge that was not made, with both costs where both could be had."""
+    """A merge that was not made, with the fused and separate costs where both are known."""
 
     reason: Reason
     between: tuple[str, str]
@@ -59,7 +59,7 @@ def space_of(program: Program, bindings: Bindings) -> Space | Illegal:
     """Group a sub-Program's axes so that every reduction folds rows, columns, both, or blocks of columns."""
     everything = frozenset(a.name for a in program.axes if a.name != PART or _folds_part(program))
     if not _is_walked_together(program, everything):
-        return Illegal(Reason.WALKS, f"nothing varies over all of {_list([everything])}")
+        return Illegal(Reason.WALKS, f"no value varies over all of {_list([everything])}")
     order = memory_order(program, bindings)
     sets = {frozenset(n.axes) for n in program.nodes if isinstance(n, Reduce)}
     near = contiguous_axis(program, bindings)
@@ -85,8 +85,10 @@ def space_of(program: Program, bindings: Bindings) -> Space | Illegal:
 
 
 def _is_walked_together(program: Program, everything: frozenset[str]) -> bool:
-    """Does some value, or what a reduction folds into one, vary over every axis? Else the space is a product of walks that have
-    nothing to do with each other, and has far more points than any of them."""
+    """Whether some value or reduction input varies over every axis.
+
+    Otherwise the space is a product of unrelated walks and has far more points than any of them.
+    """
     domains = (program.dims[i] | frozenset(n.axes if isinstance(n, Reduce) else ()) for i, n in enumerate(program.nodes))
     return any(domain >= everything for domain in domains)
 
@@ -96,7 +98,7 @@ def _folds_part(program: Program) -> bool:
 
 
 def _fast_side(kept: frozenset[str], rows: frozenset[str], order: dict[str, int]) -> frozenset[str]:
-    """Of the axes an outer reduction keeps, those that lie inside it in memory."""
+    """The axes kept by an outer reduction that are faster in memory than the reduced rows."""
     inside = frozenset(a for a in kept if order[a] > max(order[r] for r in rows))
     return inside or kept
 
@@ -117,14 +119,14 @@ def _list(sets: "set[frozenset[str]] | list[frozenset[str]]") -> str:
 
 
 def families(kernel: Kernel, walked: Kernel) -> tuple[Family, ...] | Illegal:
-    """The kinds of kernel that can run this one; `walked` is the same with its reductions written for walks."""
+    """The kernel families that can run a kernel. `walked` is the same kernel with its reductions rewritten for walks."""
     space, folds = kernel.space, kernel.folds
     if space.block:
         size = kernel.program.extent(space.block)
         if not isinstance(size, int) or size & (size - 1):
-            return Illegal(Reason.AXES, f"blocks of {size} columns do not tile a kernel")
+            return Illegal(Reason.AXES, f"blocks of {size} columns do not tile a kernel: the size must be a constant power of two")
         if any(f.block and kernel.by_col[f.node] is Across.NONE for f in folds):
-            return Illegal(Reason.AXES, "a reduction within blocks gives the same for every block")
+            return Illegal(Reason.AXES, "the result of a block reduction does not depend on the block")
     over_rows = [f for f in folds if f.rows]
     over_cols = [f for f in folds if f.cols]
     if not over_rows and not over_cols:
@@ -134,16 +136,16 @@ def families(kernel: Kernel, walked: Kernel) -> tuple[Family, ...] | Illegal:
         found.append(Family.INNER)
     if not over_cols and not space.block:
         found.append(Family.OUTER)
-    gathered = frozenset(f.node for f in walked.folds if f.rows)
-    if over_rows and not reused(walked, gathered, along_rows=True) and not _looks_back(walked):
+    accumulated = frozenset(f.node for f in walked.folds if f.rows)
+    if over_rows and not reused(walked, accumulated, along_rows=True) and not _needs_past_rows(walked):
         found.append(Family.MIX)
     if not found:
-        return Illegal(Reason.ORDER, "a reduction over rows feeds values that vary by row, and so does a reduction over columns")
+        return Illegal(Reason.ORDER, "reductions over rows and over columns both feed values that vary by row")
     return tuple(found)
 
 
 def reused(kernel: Kernel, roots: frozenset[int], along_rows: bool) -> bool:
-    """Do any of these reductions feed a value that varies along the side they fold, or a further reduction?"""
+    """Whether any of these reductions feeds another reduction, or a value that varies along the side they fold."""
     after: set[int] = set(roots)
     for i, node in enumerate(kernel.program.nodes):
         if any(o in after for o in operands(node)):
@@ -154,12 +156,15 @@ def reused(kernel: Kernel, roots: frozenset[int], along_rows: bool) -> bool:
     return False
 
 
-CONVERTS_FLOAT8 = (8, 9)  # the first compute capability that does
+CONVERTS_FLOAT8 = (8, 9)  # first compute capability with fp8 conversions
 
 
 def check_types(program: Program, device: Device) -> None:
-    """Refuse 8-bit floats where a card has no conversions for them. Before, those to e5m2 are made of half precision, rounded twice
-    and never to even; those from it are exact."""
+    """Raise if a Program converts to fp8 types that the device cannot convert.
+
+    Before sm_89, conversions to e5m2 go through half precision and round twice, wrongly for ties. Conversions from e5m2 are
+    exact.
+    """
     for node, dtype in zip(program.nodes, program.dtypes, strict=True):
         made = isinstance(node, Const) or isinstance(node, Op) and node.name == "cast"
         if device.capability < CONVERTS_FLOAT8 and dtype.is_float8 and (made or dtype.name == "f8e4m3"):
@@ -167,16 +172,16 @@ def check_types(program: Program, device: Device) -> None:
             raise UnsupportedOnDevice(what=program.name, dtype=dtype.torch, device=device.title, needed=needed)
 
 
-def _looks_back(kernel: Kernel) -> bool:
-    """After a loop over rows, does anything read a reduction over columns that the loop made? It is gone by then."""
-    gathered = {f.node for f in kernel.folds if f.rows}
+def _needs_past_rows(kernel: Kernel) -> bool:
+    """Whether a value computed after the loop over rows reads a per-row reduction result, which no longer exists by then."""
+    accumulated = {f.node for f in kernel.folds if f.rows}
     inside = {f.node for f in kernel.folds if not f.rows}
     after: set[int] = set()
     for i, node in enumerate(kernel.program.nodes):
         sources = operands(node)
-        if any(o in inside for o in sources) and i not in gathered:
+        if any(o in inside for o in sources) and i not in accumulated:
             inside.add(i)
-        if any(o in gathered or o in after for o in sources):
+        if any(o in accumulated or o in after for o in sources):
             after.add(i)
             if any(o in inside and o not in after for o in sources):
                 return True
@@ -184,8 +189,8 @@ def _looks_back(kernel: Kernel) -> bool:
 
 
 def may_split(kernel: Kernel, family: Family) -> bool:
-    """May several CTAs share each reduction, leaving partial states for a second kernel to join?"""
+    """Whether several CTAs may share each reduction and leave partial states for a second kernel to join."""
     if any(n.monoid.endswith(".merge") for n in kernel.program.nodes if isinstance(n, Reduce)):
-        return False  # a join is not split again
+        return False  # a join is never split again
     roots = frozenset(f.node for f in kernel.folds if not f.block and (f.rows or family is Family.INNER))
     return bool(roots) and not reused(kernel, roots, along_rows=family is not Family.INNER)

@@ -14,37 +14,37 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from ..device import Device
-from ..errors import NoOrder, NoPlan, PlanTooLong
+from ..errors import CyclicKernels, NoPlan, PlanTooLong
 from ..ir.budget import Budget
 from ..ir.program import Load, Program, Reduce, Result, Store, operands
 from ..ir.size import Bindings
 from ..stages import stage
-from .cost import RAMP, another, last_block_cost, lower_bound, traffic
+from .cost import RAMP, extra_kernel_us, last_block_cost, lower_bound, traffic
 from .footprint import buffer_bytes
 from .kernel import Kernel, Space, memory_order
 from .legality import Illegal, Reason, Refusal, check_types
-from .plan import KernelPlan, Lessons, Plan
+from .plan import CompileFeedback, KernelPlan, Plan
 from .schedule import Loop
 from .scoring import Scored, score, scores
 from .split import Cut, halves
 
-GAIN = 0.98  # a merge must be predicted to save this much, or the model's error decides
+MERGE_GAIN = 0.98  # a merge must be predicted to save this much, or the model's error decides
 # Kernels that are scored before a search stops asking for the best merge (the largest named workload takes 49), and before it stops
 # merging. Each takes about 5 ms.
-THOROUGH = Budget("Searching for the best merge of two kernels", PlanTooLong, most=64)
-SCORINGS = Budget("Searching for kernels to merge", PlanTooLong, most=32, each=2)  # and so many for every result
-SIZE = Budget("Planning a Program (one step a node)", PlanTooLong, most=4096)
+THOROUGH = Budget("Searching for the best merge of two kernels", PlanTooLong, base=64)
+SCORINGS = Budget("Searching for kernels to merge", PlanTooLong, base=32, per_item=2)  # and so many for every result
+SIZE = Budget("Planning a Program (one step a node)", PlanTooLong, base=4096)
 
 Pair: TypeAlias = tuple[float, frozenset[int], frozenset[int]]  # two groups, and the most that merging them can gain
 
 
 @stage("planning kernels")
-def plan(program: Program, bindings: Bindings, device: Device, lessons: Lessons = MappingProxyType({})) -> Plan:
+def plan(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback = MappingProxyType({})) -> Plan:
     """Decide everything about a Program on a device, for one set of sizes, heeding what compiling earlier plans showed."""
     check_types(program, device)
-    SIZE.steps().take(len(program.nodes))
-    search = Search(program, bindings, device, lessons)
-    return search.assembled(search.run(), {})
+    SIZE.steps().spend(len(program.nodes))
+    search = Search(program, bindings, device, feedback)
+    return search.assemble(search.run(), {})
 
 
 def _named(kernels: list[KernelPlan], stem: str) -> tuple[KernelPlan, ...]:
@@ -64,7 +64,7 @@ class Search:
     program: Program
     bindings: Bindings
     device: Device
-    lessons: Lessons
+    feedback: CompileFeedback
     refusals: list[Refusal] = field(default_factory=list)
     _memo: dict[frozenset[int], Scored | Illegal] = field(default_factory=dict)
     _moved: dict[frozenset[int], frozenset[str]] = field(default_factory=dict)
@@ -80,11 +80,11 @@ class Search:
     def scored(self, group: frozenset[int]) -> Scored | Illegal:
         """The best way to run a group, or why there is none; found once."""
         if group not in self._memo:
-            self.thorough.note()
-            self.scorings.note()
+            self.thorough.count()
+            self.scorings.count()
             kernel = self.cut.extract(group, self._name(group))
             last_resort = group in self.seeds  # what cannot be taken apart is rather slow than not computed
-            self._memo[group] = score(kernel, self.bindings, self.device, self.lessons, spilling=last_resort)
+            self._memo[group] = score(kernel, self.bindings, self.device, self.feedback, spilling=last_resort)
         return self._memo[group]
 
     def _name(self, group: frozenset[int]) -> str:
@@ -96,7 +96,7 @@ class Search:
         if not whole:
             return []
         together = self.scored(whole)
-        if isinstance(together, Scored) and (len(whole) == 1 or together.plan.predicted_us <= self._least_apart(together)):
+        if isinstance(together, Scored) and (len(whole) == 1 or together.plan.predicted_us <= self._separate_lower_bound(together)):
             return self._accepted([whole])
         groups = self._agglomerate(self.seeds)
         apart = self._total(groups)
@@ -109,7 +109,7 @@ class Search:
                                          None, apart))
         return self._accepted(self._ordered(groups))
 
-    def _least_apart(self, together: Scored) -> float:
+    def _separate_lower_bound(self, together: Scored) -> float:
         """No two or more kernels can be predicted to be faster: they start twice, and read something large once more.
 
         What is read once more is at least the narrowest of the large inputs that tie the results together.
@@ -128,7 +128,7 @@ class Search:
         return 1.05 * bound + (narrowest / self.device.bandwidth if whole else 0.0) + 2 * RAMP + self.device.launch
 
     def _total(self, groups: list[frozenset[int]]) -> float:
-        total = another(self.device) * (len(groups) - 1)
+        total = extra_kernel_us(self.device) * (len(groups) - 1)
         for group in groups:
             found = self.scored(group)
             if isinstance(found, Illegal):
@@ -158,7 +158,7 @@ class Search:
         while True:
             pairs = sorted(self._pairs(groups), key=lambda p: -p[0])
             unscored = sum(a | b not in self._memo for _, a, b in pairs)
-            merge = self._best_merged if unscored <= self.thorough.left else self._all_merged
+            merge = self._best_merged if unscored <= self.thorough.remaining else self._all_merged
             merged, refused = merge(groups, pairs)
             if merged == groups:
                 self.refusals.extend(refused)
@@ -185,7 +185,7 @@ class Search:
         refused: list[Refusal] = []
         merged: set[frozenset[int]] = set()
         for _, a, b in pairs:
-            if a in merged or b in merged or a | b not in self._memo and self.scorings.spent:
+            if a in merged or b in merged or a | b not in self._memo and self.scorings.exhausted:
                 continue
             gain = self._gain(a, b, groups)
             if isinstance(gain, Refusal):
@@ -209,7 +209,7 @@ class Search:
                 one, two = self.scored(a), self.scored(b)
                 if isinstance(one, Scored) and isinstance(two, Scored):
                     least = sum(self.bytes_of[name] for name in self.reads(a) | self.reads(b)) / self.device.bandwidth
-                    found.append((one.us + two.us + another(self.device) - least, a, b))
+                    found.append((one.us + two.us + extra_kernel_us(self.device) - least, a, b))
         return found
 
     def _walks(self, group: frozenset[int]) -> frozenset[tuple[tuple[str, ...], frozenset[str]]]:
@@ -245,13 +245,13 @@ class Search:
         """What merging two kernels saves, or why it is not done."""
         one, two = self.scored(a), self.scored(b)
         assert isinstance(one, Scored) and isinstance(two, Scored)
-        apart = one.us + two.us + another(self.device)
+        apart = one.us + two.us + extra_kernel_us(self.device)
         if self._between(a, b, groups):
             return self._refusal(Reason.CYCLE, a, b, None, apart, "a third kernel depends on one and feeds the other")
         merged = self.scored(a | b)
         if isinstance(merged, Illegal):
             return self._refusal(merged.reason, a, b, None, apart, merged.detail)
-        if merged.us >= apart * GAIN:
+        if merged.us >= apart * MERGE_GAIN:
             detail = f"{merged.plan.schedule}; {merged.plan.resources.registers} registers, limited by {merged.plan.cost.limit}"
             return self._refusal(Reason.SLOWER, a, b, merged.us, apart, detail)
         return apart - merged.us
@@ -278,7 +278,7 @@ class Search:
         while left:
             ready = next((g for g in left if waits[g].issubset(done)), None)
             if ready is None:
-                raise NoOrder(what=self.program.name)
+                raise CyclicKernels(what=self.program.name)
             done.append(ready)
             left.remove(ready)
         return done
@@ -318,21 +318,21 @@ class Search:
             between = (self._label(group), "the sum of its partial results")
             self.refusals.append(Refusal(Reason.SLOWER, between, detail, fused, apart))
 
-    def assembled(self, groups: list[frozenset[int]], instead: Mapping[frozenset[int], Scored]) -> Plan:
+    def assemble(self, groups: list[frozenset[int]], instead: Mapping[frozenset[int], Scored]) -> Plan:
         """The plan of some groups in order, each run the best way or the one given instead."""
         kernels: list[KernelPlan] = []
         for group in groups:
             found = instead.get(group) or self.scored(group)
             assert isinstance(found, Scored)
-            kernels += with_join(found.plan, self.bindings, self.device, self.cut.order, self.lessons)
+            kernels += with_join(found.plan, self.bindings, self.device, self.cut.order, self.feedback)
         return Plan(self.program, self.device, self.bindings, _named(kernels, self.program.name), tuple(self.refusals))
 
     def others(self, group: frozenset[int]) -> list[Scored]:
         """Every way to run a group."""
-        found = scores(self.cut.extract(group, self._name(group)), self.bindings, self.device, self.lessons)
+        found = scores(self.cut.extract(group, self._name(group)), self.bindings, self.device, self.feedback)
         return [] if isinstance(found, Illegal) else found
 
-    def partitions(self, chosen: list[frozenset[int]]) -> list[list[frozenset[int]]]:
+    def other_partitions(self, chosen: list[frozenset[int]]) -> list[list[frozenset[int]]]:
         """Ways to group that the search did not take: all in one kernel, what merging pairs found, each result by itself."""
         whole = [frozenset(self.program.of(Reduce, Store))]
         met = [whole, self._ordered(self._agglomerate(self.seeds)), self._ordered(self.seeds)]
@@ -345,7 +345,7 @@ def _with_merged(groups: list[frozenset[int]], a: frozenset[int], b: frozenset[i
 
 
 def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tuple[str, ...],
-              lessons: Lessons) -> list[KernelPlan]:
+              feedback: CompileFeedback) -> list[KernelPlan]:
     """A kernel whose reductions are split, as two: partial states, and the plan of their join."""
     if chosen.schedule.splits <= 1:
         return [chosen]
@@ -354,7 +354,7 @@ def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tup
     held = frozenset(kernel.multi_phase) if chosen.schedule.resident else frozenset[int]()
     parked = frozenset(first.nodes.index(chosen.program.nodes[i]) for i in chosen.schedule.staged)
     main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held, staged=parked))
-    joined = plan(rest, bindings, device, lessons)
+    joined = plan(rest, bindings, device, feedback)
     return [main, *joined.kernels]
 
 

@@ -10,19 +10,19 @@ from typing import TypeAlias
 from ..device import Device
 from ..ir.program import Buffer, Load, Op, Program, Reduce, Store
 from ..ir.size import Bindings
-from .cost import Cost, another
+from .cost import Cost, extra_kernel_us
 from .footprint import floor_bytes
 from .kernel import Across, Kernel
 from .legality import Refusal
 from .resources import Resources, tile_of
 from .schedule import Cover, Schedule
-from .staged_rows import prefetched_columns, words
+from .staged_rows import prefetched_columns, state_words
 
-ANY_WEIGHT = 1024  # registers that no schedule is estimated to take
+REGISTERS_UNBOUNDED = 1024  # registers that no schedule is estimated to take
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class CompileOutcome:
     """What compiling a schedule that spills, or does not fit as often as was foreseen, showed."""
 
     registers: int  # of the kernel's schedules, those estimated to take as many need not be tried
@@ -30,7 +30,7 @@ class Learned:
     ctas_per_sm: int | None = None  # nothing is wrong with it, but that only so many fit: it is to be scored again
 
 
-Lessons: TypeAlias = Mapping[tuple[Program, Schedule], Learned]  # by (kernel as scored, schedule)
+CompileFeedback: TypeAlias = Mapping[tuple[Program, Schedule], CompileOutcome]  # by (kernel as scored, schedule)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class KernelPlan:
         sharing = self.schedule.ctas_per_row
         if sharing == 1:
             return ()
-        return (f"boxes i64 {sharing * words(self.kernel)} a row, in which its {sharing} CTAs leave states for each other",)
+        return (f"boxes i64 {sharing * state_words(self.kernel)} a row, in which its {sharing} CTAs leave states for each other",)
 
     def _described(self, i: int, node: Load) -> str:
         text = f"{node.buffer} {self.program.buffer[node.buffer].dtype}"
@@ -129,7 +129,7 @@ class Plan:
     @property
     def predicted_us(self) -> float:
         """Kernel times, and what each further kernel costs to start."""
-        return sum(k.predicted_us for k in self.kernels) + another(self.device) * max(0, len(self.kernels) - 1)
+        return sum(k.predicted_us for k in self.kernels) + extra_kernel_us(self.device) * max(0, len(self.kernels) - 1)
 
     @property
     def dram_bytes(self) -> int:

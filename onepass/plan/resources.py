@@ -17,7 +17,7 @@ from ..ir.program import Load, Reduce, Store
 from . import staged_rows, staged_tiles
 from .kernel import Across, Kernel
 from .schedule import Block, Cover, Loop, Role, Schedule
-from .thread_layout import lies_alike, vector, widest
+from .thread_layout import matches_tile_layout, vector, widest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,20 @@ def _tile(rows: Role, cols: Role) -> Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class PostReductionLoad:
     """A load that is needed after a reduction."""
 
     node: int
     size: int  # bytes of an element
-    once_from: int  # a tile of that many columns a warp is loaded once for all its rows
+    once_from_cols: int  # a tile of that many columns a warp is loaded once for all its rows
 
 
-def late(kernel: Kernel) -> tuple[Late, ...]:
+def loads_after_reduction(kernel: Kernel) -> tuple[PostReductionLoad, ...]:
     """What a kernel needs after a reduction and does not hold anyway."""
     own, found = vector(kernel), []
-    for i in kernel.late:
-        alike = not kernel.is_full[i] and lies_alike(kernel, i, 32 * own, 1)
-        found.append(Late(i, kernel.program.dtypes[i].size, 32 * own if alike else NEVER))
+    for i in kernel.after_reduction:
+        alike = not kernel.is_full[i] and matches_tile_layout(kernel, i, 32 * own, 1)
+        found.append(PostReductionLoad(i, kernel.program.dtypes[i].size, 32 * own if alike else NEVER))
     return tuple(found)
 
 
@@ -87,23 +87,23 @@ class Demand:
 
     accesses: int
     resident_bytes: float  # per element: multi-phase inputs in their storage types
-    resident_words: float  # the same, each in the registers it is computed in
-    late: tuple[Late, ...]  # loads that are needed after a reduction, in the order of Kernel.late
+    resident_registers: float  # the same, each in the registers it is computed in
+    after_reduction: tuple[PostReductionLoad, ...]  # loads that are needed after a reduction, in the order of Kernel.late
     full_bytes: int  # per element: full-size inputs
-    gathered: float  # 32-bit state per column that a loop over rows gathers
+    accumulated: float  # 32-bit state per column that a loop over rows gathers
     vectors: float  # per column: row vectors in their storage types, in 32-bit words
-    looped_elementwise: float  # 32-bit state per element that a walk carries
-    looped_states: float  # 32-bit state per row that a walk carries
+    looped_elementwise_registers: float  # 32-bit state per element that a walk carries
+    looped_state_registers: float  # 32-bit state per row that a walk carries
     reread: int  # values per element that a merge of a walked tile reads more than once
     live: int  # full-size values alive at once
-    wide: int  # registers per value
+    registers_per_value: int  # registers per value
     tma_stageable: tuple[tuple[int, int], ...]  # loads that can wait in shared memory, and bytes of an element of each
     exchange_bytes: int  # bytes a warp leaves for others in the largest fold
     exchange_bytes_multi_cta: int  # the same where several CTAs take a row
     exchange_bytes_down: int  # the same of folds down columns
     widest: int  # elements a thread takes at once of a tile that comes through shared memory
-    own_words: int  # registers of all states of one column
-    entering: int  # registers of one element of all that enters merges
+    state_registers: int  # registers of all states of one column
+    entering_registers: int  # registers of one element of all that enters merges
     merged: int  # registers of all states of one column that are computed anew when they merge
 
     def staged_bytes(self, schedule: Schedule) -> int:
@@ -114,49 +114,49 @@ class Demand:
 def demand(kernel: Kernel) -> Demand:
     """Count a kernel's demands."""
     program = kernel.program
-    gathered = elementwise = states = 0.0
+    accumulated = elementwise = states = 0.0
     reread: set[int] = set()
-    entering: set[int] = set()
+    entering_registers: set[int] = set()
     own = merged = 0
     for fold in kernel.folds:
         node = program.nodes[fold.node]
         assert isinstance(node, Reduce)
         monoid = MONOIDS[node.monoid]
-        carried = len(monoid.growing) if kernel.has_all_digits[fold.node] else 0  # what rounding took
+        carried = len(monoid.accumulating) if kernel.is_full_precision[fold.node] else 0  # what rounding took
         size = (len(monoid.state) + carried) * max(1, program.dtypes[node.args[0]].size // 4)
         if fold.rows and not fold.cols and any(kernel.by_col[a] is not Across.NONE for a in node.args):
-            gathered += size
+            accumulated += size
         if not fold.block and monoid.primitive:
             elementwise += size
         elif not fold.block:
             states += size
             reread.update(a for a in node.args if kernel.is_full[a])
-            entering.update(node.args)
-        words = sum(_words(d) for d in monoid.state_dtypes(program.dtypes[node.args[0]]))
-        own += carried + words
-        merged += words if monoid.growing and not monoid.primitive else 0  # positions are picked, not computed
+            entering_registers.update(node.args)
+        registers_held = sum(_words(d) for d in monoid.state_dtypes(program.dtypes[node.args[0]]))
+        own += carried + registers_held
+        merged += registers_held if monoid.accumulating and not monoid.primitive else 0  # positions are picked, not computed
     loads = list(program.of(Load))
     return Demand(
         accesses=sum(1 for n in program.nodes if isinstance(n, (Load, Store))),
         resident_bytes=sum(program.dtypes[i].size for i in kernel.multi_phase),
-        resident_words=sum(max(1, program.dtypes[i].size // 4) for i in kernel.multi_phase),
-        late=late(kernel),
+        resident_registers=sum(max(1, program.dtypes[i].size // 4) for i in kernel.multi_phase),
+        after_reduction=loads_after_reduction(kernel),
         full_bytes=sum(program.dtypes[i].size for i in loads if kernel.is_full[i]),
-        gathered=gathered,
+        accumulated=accumulated,
         vectors=sum(program.dtypes[i].size for i in kernel.row_vectors) / 4,
-        looped_elementwise=elementwise,
-        looped_states=states,
+        looped_elementwise_registers=elementwise,
+        looped_state_registers=states,
         reread=len(reread),
         live=_live_values(kernel),
-        wide=max(1, max((program.dtypes[i].size for i in loads), default=4) // 4),
+        registers_per_value=max(1, max((program.dtypes[i].size for i in loads), default=4) // 4),
         tma_stageable=tuple((i, program.dtypes[i].size) for i in
                        staged_rows.tma_stageable(kernel) or staged_rows.tma_stageable_unaligned(kernel) or staged_tiles.tile_stageable(kernel)),
         exchange_bytes=staged_rows.exchange_bytes(kernel),
         exchange_bytes_multi_cta=staged_rows.exchange_bytes_multi_cta(kernel),
         exchange_bytes_down=staged_rows.exchange_bytes(kernel, down=True),
         widest=widest(kernel),
-        own_words=own,
-        entering=sum(_words(program.dtypes[i]) for i in entering),
+        state_registers=own,
+        entering_registers=sum(_words(program.dtypes[i]) for i in entering_registers),
         merged=merged,
     )
 
@@ -185,57 +185,57 @@ def _live_values(kernel: Kernel) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class RegisterFit:
     """Registers a thread takes: some whatever it does, per access, per value alive at once, per word it holds or gathers."""
 
     base: float
     access: float
     live: float
     resident: float = 0.0
-    gathered: float = 0.0
+    accumulated: float = 0.0
 
 
 # Fitted to the register counts of 1950 kernels (Triton 3.6, sm_90, 0 spills), and of 1390 more after code generation had changed:
 # norms, softmax, losses, column sums and the regions of three models. Mean error 15 %.
-HOLDS = Fitted(11, 0.3, 0.31, 1.4)
-GATHERS = Fitted(6, 1.75, 0.21, 1.14, 1.7)
+FIT_RESIDENT = RegisterFit(11, 0.3, 0.31, 1.4)
+FIT_MIX_ORDER = RegisterFit(6, 1.75, 0.21, 1.14, 1.7)
 # Where a kernel that gathers over rows, with a pipeline and one row at a time, would take a little more than its share of the file,
 # the compiler finds the rest: all of 7 up to this factor compiled without a spill (Triton 3.6, sm_90; 16 warps, backward of norms).
 # Of those without a pipeline, or with several rows at a time, a third spilled.
-SQUEEZED = 1.09
-WALKS_COLUMNS = Fitted(31, 0, 0.15)
-WALKS_ROWS = Fitted(31, 0, 0.78)
+REGISTER_SQUEEZE = 1.09
+FIT_LOOP_COLS = RegisterFit(31, 0, 0.15)
+FIT_LOOP_ROWS = RegisterFit(31, 0, 0.78)
 # Fitted to 174 kernels that read rows from shared memory, which may take what they like: mean error 18 %. Told the most they may
 # take, such kernels take more of it than they need: 26 % of 148.
-WALKS_PARKED = Fitted(23, 4.3, 0.31)
+FIT_STAGED_ROWS = RegisterFit(23, 4.3, 0.31)
 # Fitted to the fewest registers, in steps of eight, with which 85 such kernels that also gather over rows spill at most 16 bytes
 # (Triton 3.7, sm_90: backward passes of norms, sums of rows and columns): mean error 8 %. Allowed more, they take up to twice that.
-GATHERS_PARKED = Fitted(5, 3.5, 0.46, 1.6, 1.2)
-WALKS_TILES = Fitted(24, 0, 0)  # beside what a thread has of a strip
-PLAIN = Fitted(28, 0.2, 0.1)
-FIRST_STATE = 0.33  # registers of the first state that a walk carries for every element of a tile; a further one takes its own
-PARKED_STATE = 0.33  # of that, where chunks are read from shared memory: few of their values are alive beside the states
+FIT_STAGED_MIX_ORDER = RegisterFit(5, 3.5, 0.46, 1.6, 1.2)
+FIT_STAGED_TILES = RegisterFit(24, 0, 0)  # beside what a thread has of a strip
+FIT_POINTWISE = RegisterFit(28, 0.2, 0.1)
+FIRST_STATE_REGISTERS = 0.33  # registers of the first state that a walk carries for every element of a tile; a further one takes its own
+STAGED_STATE_SHARE = 0.33  # of that, where chunks are read from shared memory: few of their values are alive beside the states
 # Of a tile that is merged down its columns, how much is there at once, and what every merge takes besides. By eye, from 60 kernels
 # (Triton 3.6, sm_90): variances and logsumexps of 1, 3 and 5 inputs, 16 to 128 elements a thread.
-OF_MERGED_TILE, OF_MERGES = 1.1, 10
-MOST_IN_FLIGHT = 32  # elements a thread computes on at once, where it can take a tile bit by bit
-MOST_WIDENED = 32  # registers a thread spends on widened copies of resident values before it rather widens them again
+MERGED_TILE_SHARE, MERGE_REGISTERS = 1.1, 10
+MAX_ELEMS_IN_FLIGHT = 32  # elements a thread computes on at once, where it can take a tile bit by bit
+MAX_WIDENED_REGISTERS = 32  # registers a thread spends on widened copies of resident values before it rather widens them again
 
 
-def packs(schedule: Schedule, words: float) -> bool:
+def keeps_packed(schedule: Schedule, registers_held: float) -> bool:
     """Are resident values kept in their 16 bits, and widened anew in each walk? A few may as well stay as they are computed.
 
     Widening again costs two or three instructions a value, and short rows of many inputs are bound by instructions.
     """
     tile = tile_of(schedule)
-    most = MOST_WIDENED if isinstance(schedule.rows, Loop) else MOST_WIDENED // 2
-    return words * tile.resident_height * tile.resident_width > most * 32 * schedule.warps
+    most = MAX_WIDENED_REGISTERS if isinstance(schedule.rows, Loop) else MAX_WIDENED_REGISTERS // 2
+    return registers_held * tile.resident_height * tile.resident_width > most * 32 * schedule.warps
 
 
-MOST_EARLY = 16  # registers a thread spends on what it loads before a reduction and needs only after
+MAX_PREFETCH_REGISTERS = 16  # registers a thread spends on what it loads before a reduction and needs only after
 
 
-def early(wanted: Sequence[Late], schedule: Schedule) -> list[tuple[int, float]]:
+def prefetched_loads(wanted: Sequence[PostReductionLoad], schedule: Schedule) -> list[tuple[int, float]]:
     """The late loads that are issued with the first ones, so that they too arrive while the row does; registers of each.
 
     H200, norm of 65536 x 512 with four row vectors: a CTA that asks for them after its reduction lives 0.8 us longer.
@@ -244,11 +244,11 @@ def early(wanted: Sequence[Late], schedule: Schedule) -> list[tuple[int, float]]
         return []
     found, spent = [], 0.0
     for load in wanted:
-        rows = 1 if min(schedule.cols.tiles) >= load.once_from * schedule.warps else schedule.rows.size
-        words = rows * sum(schedule.cols.tiles) / (32 * schedule.warps) * load.size / 4
-        spent += words
-        if spent <= MOST_EARLY:
-            found.append((load.node, words))
+        rows = 1 if min(schedule.cols.tiles) >= load.once_from_cols * schedule.warps else schedule.rows.size
+        registers_held = rows * sum(schedule.cols.tiles) / (32 * schedule.warps) * load.size / 4
+        spent += registers_held
+        if spent <= MAX_PREFETCH_REGISTERS:
+            found.append((load.node, registers_held))
     return found
 
 
@@ -257,79 +257,79 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
     threads, tile = 32 * schedule.warps, tile_of(schedule)
     held = tile.resident_height * tile.resident_width / threads  # elements per thread of all a CTA holds
     once = tile.height * tile.width / threads
-    fit = _fitted(schedule)
-    registers = fit.base + fit.access * need.accesses + fit.live * min(once, MOST_IN_FLIGHT) * need.live * need.wide
+    fit = _register_fit(schedule)
+    registers = fit.base + fit.access * need.accesses + fit.live * min(once, MAX_ELEMS_IN_FLIGHT) * need.live * need.registers_per_value
     if schedule.resident:
-        words = need.resident_bytes / 4 if packs(schedule, need.resident_words) else need.resident_words
-        registers += max(1.0, fit.resident * held * words)
-    registers += sum(words for _, words in early(need.late, schedule))
-    if fit in (GATHERS, GATHERS_PARKED):
-        registers += fit.gathered * need.gathered * held
-        registers += fit.resident * need.vectors * held if schedule.hoisted and fit is GATHERS_PARKED else 0.0
-    elif fit is WALKS_TILES:
-        registers += _of_tiles(need, schedule)
-    elif fit in (WALKS_COLUMNS, WALKS_ROWS, WALKS_PARKED):
-        states = max(0.0, need.looped_elementwise - 1) + FIRST_STATE * min(1.0, need.looped_elementwise)
-        registers += states * max(1.0, once) * (PARKED_STATE if schedule.staged else 1.0) + need.looped_states
-        if fit is WALKS_ROWS:
-            registers += need.reread * (OF_MERGED_TILE * once * need.wide + OF_MERGES)
+        registers_held = need.resident_bytes / 4 if keeps_packed(schedule, need.resident_registers) else need.resident_registers
+        registers += max(1.0, fit.resident * held * registers_held)
+    registers += sum(registers_held for _, registers_held in prefetched_loads(need.after_reduction, schedule))
+    if fit in (FIT_MIX_ORDER, FIT_STAGED_MIX_ORDER):
+        registers += fit.accumulated * need.accumulated * held
+        registers += fit.resident * need.vectors * held if schedule.hoisted and fit is FIT_STAGED_MIX_ORDER else 0.0
+    elif fit is FIT_STAGED_TILES:
+        registers += _staged_tile_registers(need, schedule)
+    elif fit in (FIT_LOOP_COLS, FIT_LOOP_ROWS, FIT_STAGED_ROWS):
+        states = max(0.0, need.looped_elementwise_registers - 1) + FIRST_STATE_REGISTERS * min(1.0, need.looped_elementwise_registers)
+        registers += states * max(1.0, once) * (STAGED_STATE_SHARE if schedule.staged else 1.0) + need.looped_state_registers
+        if fit is FIT_LOOP_ROWS:
+            registers += need.reread * (MERGED_TILE_SHARE * once * need.registers_per_value + MERGE_REGISTERS)
         else:  # the whole tile stays until it is merged
-            registers += need.reread * need.wide * max(0.0, once - MOST_IN_FLIGHT)
+            registers += need.reread * need.registers_per_value * max(0.0, once - MAX_ELEMS_IN_FLIGHT)
     smem = _shared(need, schedule)
     count = int(min(max(registers, 16), 1024))
     most = min(device.registers_per_thread, device.registers_per_sm // threads, schedule.registers or device.registers_per_thread)
-    if fit is GATHERS and schedule.stages > 1 and tile.height == 1 and most < count <= SQUEEZED * most:
+    if fit is FIT_MIX_ORDER and schedule.stages > 1 and tile.height == 1 and most < count <= REGISTER_SQUEEZE * most:
         count = most
     return Resources(count, smem, 0 if count > most else ctas_per_sm(count, smem, schedule.warps, device))
 
 
 # Of the words of a strip that a thread loads, and of those that enter a merge, which reads them twice: how many are in registers at
 # once. By eye, from 60 kernels (Triton 3.7, sm_90, 0 spills): sums of 1 to 56 inputs, extremes, variances, logsumexp, positions.
-OF_STRIP, OF_ENTERING = 0.6, 0.5
+STRIP_SHARE, ENTERING_SHARE = 0.6, 0.5
 # And of the states that a merge computes anew, how many are there twice. By eye, from 64 more (Triton 3.6): variances and
 # logsumexps of 1 to 7 inputs took 0 to 80 registers more than without, those of 16-bit types most.
-OF_MERGED = 0.7
+MERGED_STATE_SHARE = 0.7
 
 
-def _of_tiles(need: Demand, schedule: Schedule) -> float:
+def _staged_tile_registers(need: Demand, schedule: Schedule) -> float:
     """Registers for states of a thread's own columns, and for its part of a strip."""
     element = need.staged_bytes(schedule)
     elements = need.widest * staged_tiles.strips(schedule, need.widest, element).each
-    states = need.widest * (need.own_words + OF_MERGED * need.merged)
-    return states + elements * (OF_STRIP * element / 4 + OF_ENTERING * need.entering)
+    states = need.widest * (need.state_registers + MERGED_STATE_SHARE * need.merged_registers)
+    return states + elements * (STRIP_SHARE * element / 4 + ENTERING_SHARE * need.entering_registers)
 
 
 def _shared(need: Demand, schedule: Schedule) -> int:
     """Shared memory of a CTA: exactly what is asked for where rows are parked, else what the compiler is likely to take."""
     if schedule.staged and isinstance(schedule.cols, Block):
-        return staged_tiles.shared_bytes(schedule, need.widest, need.staged_bytes(schedule), need.exchange_bytes_down)
+        return staged_tiles.smem_bytes(schedule, need.widest, need.staged_bytes(schedule), need.exchange_bytes_down)
     if schedule.staged:
         assert isinstance(schedule.cols, Cover)
         beside = int(4 * need.vectors) * schedule.cols.width if schedule.beside else 0
         exchange_bytes = need.exchange_bytes_multi_cta if schedule.ctas_per_row > 1 else need.exchange_bytes
-        return beside + staged_rows.shared_bytes(need.staged_bytes(schedule), schedule.cols, schedule.stages, exchange_bytes,
+        return beside + staged_rows.smem_bytes(need.staged_bytes(schedule), schedule.cols, schedule.stages, exchange_bytes,
                                             schedule.warps, schedule.prefetch)
     tile = tile_of(schedule)
     pipelined = (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
     return 1024 + schedule.warps * tile.height * 8 + pipelined
 
 
-def _fitted(schedule: Schedule) -> Fitted:
+def _register_fit(schedule: Schedule) -> RegisterFit:
     if schedule.staged:
         if isinstance(schedule.cols, Block):
-            return WALKS_TILES
-        return GATHERS_PARKED if schedule.accumulates_columns else WALKS_PARKED
+            return FIT_STAGED_TILES
+        return FIT_STAGED_MIX_ORDER if schedule.accumulates_columns else FIT_STAGED_ROWS
     match schedule.rows, schedule.cols:
         case Loop(), Cover():
-            return GATHERS
+            return FIT_MIX_ORDER
         case _, Loop():
-            return WALKS_COLUMNS
+            return FIT_LOOP_COLS
         case Loop(), _:
-            return WALKS_ROWS
+            return FIT_LOOP_ROWS
         case Block(), Block():
-            return PLAIN
+            return FIT_POINTWISE
         case _:
-            return HOLDS
+            return FIT_RESIDENT
 
 
 def ctas_per_sm(registers: int, smem: int, warps: int, device: Device) -> int:

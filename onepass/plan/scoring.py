@@ -9,14 +9,14 @@ from ..ir.program import Program
 from ..ir.simplify import online_softmax, two_pass
 from ..ir.size import Bindings
 from .candidates import schedules
-from .cost import PER_PART, PER_TILED_PART, Traffic, cost, join_cost, traffic
+from .cost import JOIN_PART_US, JOIN_STAGED_PART_US, Traffic, cost, join_cost, traffic
 from .kernel import Kernel, Space
 from .legality import Family, Illegal, Reason, families, space_of
-from .plan import ANY_WEIGHT, KernelPlan, Lessons
+from .plan import REGISTERS_UNBOUNDED, CompileFeedback, KernelPlan
 from .resources import demand, estimate
 from .schedule import Block, Cover, Loop, Schedule
 
-NEAR = 1.03  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
+TIE = 1.03  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +27,22 @@ class Scored:
     us: float
 
 
-def score(program: Program, bindings: Bindings, device: Device, lessons: Lessons, spilling: bool = False) -> Scored | Illegal:
+def score(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback, spilling: bool = False) -> Scored | Illegal:
     """The best schedule of one kernel. `spilling`: where none is left, the one that was seen to spill least."""
-    found = scores(program, bindings, device, lessons)
+    found = scores(program, bindings, device, feedback)
     if isinstance(found, Illegal):
         return found
-    fresh = [s for s in found if (known := lessons.get(s.plan.scored_as)) is None or known.ctas_per_sm] if lessons else found
+    fresh = [s for s in found if (known := feedback.get(s.plan.scored_as)) is None or known.ctas_per_sm] if feedback else found
     if fresh:
-        near = min(s.us for s in fresh) * NEAR
+        near = min(s.us for s in fresh) * TIE
         return min((s for s in fresh if s.us <= near),
-                   key=lambda s: (_stages_rows(s.plan), s.plan.schedule.ctas_per_row, _loads_anew(s.plan), _weight(s.plan), s.us))
+                   key=lambda s: (_stages_rows(s.plan), s.plan.schedule.ctas_per_row, _reloads_row_vectors(s.plan), _register_weight(s.plan), s.us))
     if found and spilling:
-        return min(found, key=lambda s: (lessons[s.plan.scored_as].spilled or (True, 0), s.us))
+        return min(found, key=lambda s: (feedback[s.plan.scored_as].spilled or (True, 0), s.us))
     return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
 
 
-def scores(program: Program, bindings: Bindings, device: Device, lessons: Lessons) -> list[Scored] | Illegal:
+def scores(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored] | Illegal:
     """Every schedule of one kernel that is worth scoring, with its time."""
     space = space_of(program, bindings)
     if isinstance(space, Illegal):
@@ -53,7 +53,7 @@ def scores(program: Program, bindings: Bindings, device: Device, lessons: Lesson
         return kinds
     for family in kinds:
         for form in forms(program, space, family):
-            found.extend(_scored(form, family, bindings, device, lessons))
+            found.extend(_scored(form, family, bindings, device, feedback))
     return found
 
 
@@ -62,14 +62,14 @@ def _stages_rows(chosen: KernelPlan) -> bool:
     return bool(chosen.schedule.staged) and isinstance(chosen.schedule.cols, Cover)
 
 
-def _loads_anew(chosen: KernelPlan) -> bool:
+def _reloads_row_vectors(chosen: KernelPlan) -> bool:
     """Whoever gathers over parked rows had better keep its row vectors. H200, RMSNorm backward of 4096 x 49152 by four CTAs a row,
     predicted 0.2 % apart: 363 us where they are loaded anew in every turn, 322 where they wait in shared memory."""
     one = chosen.schedule
     return one.accumulates_columns and not (one.hoisted or one.beside)
 
 
-def _weight(chosen: KernelPlan) -> int:
+def _register_weight(chosen: KernelPlan) -> int:
     """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster.
 
     Of parked rows, those a CTA may take at most: the less, the more CTAs are sure to fit. Tiles that pass through shared memory
@@ -108,22 +108,22 @@ def forms(program: Program, space: Space, family: Family) -> tuple[Form, ...]:
             return (Form(Kernel(two_pass(online_softmax(blocks), cols), space), held=True),)
 
 
-def _scored(form: Form, family: Family, bindings: Bindings, device: Device, lessons: Lessons) -> list[Scored]:
+def _scored(form: Form, family: Family, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored]:
     """Every candidate of a form that fits, with its time; of those that were seen to spill or not to fit, those that can run."""
     kernel = form.kernel
     t, need = traffic(kernel, bindings), demand(kernel)
     found = []
-    mine = {schedule: known for (of, schedule), known in lessons.items() if of == kernel.program}
+    mine = {schedule: known for (of, schedule), known in feedback.items() if of == kernel.program}
     too_heavy: dict[str, int] = {}  # by family: estimates of different ones are not on one scale
     for schedule, learned in mine.items():
-        too_heavy[schedule.family] = min(learned.registers, too_heavy.get(schedule.family, ANY_WEIGHT))
+        too_heavy[schedule.family] = min(learned.registers, too_heavy.get(schedule.family, REGISTERS_UNBOUNDED))
     for schedule in schedules(kernel, family, form.held, t, bindings, device):
         resources, known = estimate(need, schedule, device), mine.get(schedule)
         if known and known.ctas_per_sm:
             resources = replace(resources, ctas_per_sm=known.ctas_per_sm)
-        elif known.spilled is None if known else resources.registers >= too_heavy.get(schedule.family, ANY_WEIGHT):
+        elif known.spilled is None if known else resources.registers >= too_heavy.get(schedule.family, REGISTERS_UNBOUNDED):
             continue
-        if resources.ctas_per_sm < 1 or not runs_at_once(schedule, resources.ctas_per_sm, device):
+        if resources.ctas_per_sm < 1 or not fits_one_wave(schedule, resources.ctas_per_sm, device):
             continue
         one = cost(kernel, schedule, resources, t, device)
         chosen = KernelPlan(kernel.program.name, kernel, schedule, resources, one, (kernel.program, schedule))
@@ -131,7 +131,7 @@ def _scored(form: Form, family: Family, bindings: Bindings, device: Device, less
     return found
 
 
-def runs_at_once(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
+def fits_one_wave(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
     """Whether so many CTAs on an SM are all that a loop over rows has: it shares out the rows beforehand."""
     if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
         return True
@@ -142,5 +142,5 @@ def _join(schedule: Schedule, t: Traffic, device: Device) -> float:
     if schedule.splits <= 1:
         return 0.0
     length = t.cols * t.batch if isinstance(schedule.rows, Loop) else t.rows * t.batch
-    part = PER_TILED_PART if schedule.staged and isinstance(schedule.cols, Block) else 0.0 if t.inner else PER_PART
+    part = JOIN_STAGED_PART_US if schedule.staged and isinstance(schedule.cols, Block) else 0.0 if t.inner_folds else JOIN_PART_US
     return join_cost(max(t.outer_states, 1), schedule.splits, length, device) + part * schedule.splits

@@ -16,20 +16,20 @@ from dataclasses import dataclass
 from ..device import Device
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store, operands
-from .access import streams_rows
+from .access import contiguous_row_stride
 from .kernel import Across, Kernel
 from .schedule import Cover, power_of_two
 
-BOX = 256  # elements that one side of a TMA box may have
+TMA_BOX = 256  # elements that one side of a TMA box may have
 # Barriers that are asked for, of 8 bytes each, however few are used: as many bytes as rings are aligned to, so that the compiler
 # can place them anywhere among the rings and leave no gap.
 BARRIERS = 16
-BARRIER = 8
-LEAST_COPIES = 4  # in which a row that is alone in its ring comes and goes, where it has as many chunks
-ALIGNED = 16  # bytes that every row must start on for TMA to describe it
-FLAT = 64  # elements of a piece of a flat view: rows are brought from the piece that they start in
-BROUGHT = frozenset({"f16", "bf16", "f32"})  # the types that are parked
-WORD = 4  # bytes of a state that CTAs exchange: with its flag it is what one store writes
+BARRIER_BYTES = 8
+MIN_COPIES = 4  # in which a row that is alone in its ring comes and goes, where it has as many chunks
+TMA_ALIGNMENT = 16  # bytes that every row must start on for TMA to describe it
+PIECE_ELEMS = 64  # elements of a piece of a flat view: rows are brought from the piece that they start in
+STAGED_DTYPES = frozenset({"f16", "bf16", "f32"})  # the types that are parked
+STATE_BYTES = 4  # bytes of a state that CTAs exchange: with its flag it is what one store writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Chunks:
     @property
     def apart(self) -> int:
         """Chunks of a copy in a ring of copies: as many as leave a row in several. Every copy costs a few barriers of the CTA."""
-        return self.at_once(BOX, LEAST_COPIES)
+        return self.at_once(TMA_BOX, MIN_COPIES)
 
     @property
     def copies(self) -> int:
@@ -56,7 +56,7 @@ class Chunks:
 
         A box has a power of two of elements, at most 256 rows of `along`, which is at most 256.
         """
-        found = min(self.count & -self.count, max(1, BOX * along // self.width))
+        found = min(self.count & -self.count, max(1, TMA_BOX * along // self.width))
         while found > 1 and self.count // found < parts:
             found //= 2
         return found
@@ -72,18 +72,18 @@ def chunks(cols: Cover, extent: int) -> Chunks:
     return Chunks(width, count, sum(rest))
 
 
-def cut(extent: int, width: int, least: int) -> Cover:
+def chunk_cover(extent: int, width: int, least: int) -> Cover:
     """A row as chunks of `width` and one rest of at least `least` elements."""
     rest = extent % width
     return Cover((width,) * (extent // width) + ((max(power_of_two(rest), min(width, least)),) if rest else ()))
 
 
-def cut_flat(extent: int, width: int, least: int) -> Cover | None:
+def chunk_cover_unaligned(extent: int, width: int, least: int) -> Cover | None:
     """The same for rows that start anywhere in a piece of the flat view: the rest has room for what the row is shifted by, and
     holds at least one piece, so that what the view leaves out at a tensor's end is in no other chunk. None where that cannot be."""
     over = extent % width
-    rest = max(power_of_two(over + FLAT - 1), min(width, least))
-    return Cover((width,) * (extent // width) + (rest,)) if over >= FLAT and rest <= width else None
+    rest = max(power_of_two(over + PIECE_ELEMS - 1), min(width, least))
+    return Cover((width,) * (extent // width) + (rest,)) if over >= PIECE_ELEMS and rest <= width else None
 
 
 def tma_stageable(kernel: Kernel) -> tuple[int, ...]:
@@ -111,8 +111,8 @@ def must_stage(kernel: Kernel) -> frozenset[int]:
 
     The last walk over a row feeds all that is gathered over rows, also from what is needed in earlier ones.
     """
-    gathered = {f.node for f in kernel.folds if f.rows}
-    feeding = (i for i in kernel.program.of(Load) if kernel.is_full[i] and not gathered.isdisjoint(kernel.uses(i)))
+    accumulated = {f.node for f in kernel.folds if f.rows}
+    feeding = (i for i in kernel.program.of(Load) if kernel.is_full[i] and not accumulated.isdisjoint(kernel.uses(i)))
     return frozenset((*kernel.multi_phase, *feeding))
 
 
@@ -126,7 +126,7 @@ def may_span_ctas(kernel: Kernel) -> bool:
     program = kernel.program
     along, down = [f for f in kernel.folds if not f.rows], [f for f in kernel.folds if f.rows]
     after = _after(kernel, {f.node for f in down})
-    if not along or not down or kernel.space.block or any(kernel.phase[f.node] or not _by_words(kernel, f.node) for f in along):
+    if not along or not down or kernel.space.block or any(kernel.phase[f.node] or not _has_word_states(kernel, f.node) for f in along):
         return False
     if any(f.cols or kernel.phase[f.node] > 1 or kernel.by_col[f.node] is not Across.FULL for f in down):
         return False
@@ -134,10 +134,10 @@ def may_span_ctas(kernel: Kernel) -> bool:
     return bool(stores) and all(kernel.is_full[i] and kernel.phase[i] == 1 for i in stores)
 
 
-def _by_words(kernel: Kernel, i: int) -> bool:
+def _has_word_states(kernel: Kernel, i: int) -> bool:
     node = kernel.program.nodes[i]
     assert isinstance(node, Reduce)
-    return all(d.size == WORD for d in MONOIDS[node.monoid].state_dtypes(kernel.program.dtypes[node.args[0]]))
+    return all(d.size == STATE_BYTES for d in MONOIDS[node.monoid].state_dtypes(kernel.program.dtypes[node.args[0]]))
 
 
 def _after(kernel: Kernel, roots: set[int]) -> set[int]:
@@ -152,10 +152,10 @@ def _after(kernel: Kernel, roots: set[int]) -> set[int]:
 def row_vector_smem_bytes(kernel: Kernel) -> int:
     """Of a column of all row vectors together, where they may wait in shared memory; 0 where they may not, or there are none."""
     types = [kernel.program.dtypes[i] for i in kernel.row_vectors]
-    return sum(t.size for t in types) if all(t.name in BROUGHT for t in types) else 0
+    return sum(t.size for t in types) if all(t.name in STAGED_DTYPES for t in types) else 0
 
 
-def words(kernel: Kernel) -> int:
+def state_words(kernel: Kernel) -> int:
     """How many words of state a CTA hands to those that it shares a row with."""
     found = 0
     for fold in kernel.folds:
@@ -168,24 +168,24 @@ def words(kernel: Kernel) -> int:
 def tma_describes(kernel: Kernel, i: int) -> bool:
     """Can a tensor map say where this load's rows are? They step by whole 16 bytes."""
     step = _step(kernel, i)
-    return step is not None and step * kernel.program.dtypes[i].size % ALIGNED == 0
+    return step is not None and step * kernel.program.dtypes[i].size % TMA_ALIGNMENT == 0
 
 
 def _step(kernel: Kernel, i: int) -> int | None:
     """The elements from row to row of a load that starts with its tensor, on 16 bytes; None where TMA has no use for it."""
     node, dtype = kernel.program.nodes[i], kernel.program.dtypes[i]
     assert isinstance(node, Load)
-    step = streams_rows(kernel, node)
+    step = contiguous_row_stride(kernel, node)
     starts = kernel.program.buffer[node.buffer].aligned and node.offset == 0
-    return step if starts and dtype.name in BROUGHT and isinstance(step, int) else None
+    return step if starts and dtype.name in STAGED_DTYPES and isinstance(step, int) else None
 
 
-def box(extent: int, width: int, flat: bool = False) -> tuple[int, ...]:
+def tma_box_shape(extent: int, width: int, flat: bool = False) -> tuple[int, ...]:
     """A chunk as TMA copies it: by rows of 256 elements in one message where the row divides so, else as it is, in many; of a flat
     view, by its pieces."""
     if flat:
-        return 1, width // FLAT, FLAT
-    return (1, width // BOX, BOX) if extent % BOX == 0 and width % BOX == 0 else (1, width)
+        return 1, width // PIECE_ELEMS, PIECE_ELEMS
+    return (1, width // TMA_BOX, TMA_BOX) if extent % TMA_BOX == 0 and width % TMA_BOX == 0 else (1, width)
 
 
 def exchange_bytes(kernel: Kernel, down: bool = False) -> int:
@@ -200,10 +200,10 @@ def exchange_bytes(kernel: Kernel, down: bool = False) -> int:
 
 def exchange_bytes_multi_cta(kernel: Kernel) -> int:
     """The same along rows that several CTAs take together, of which two sums are folded at once."""
-    return exchange_bytes(kernel) * (2 if two_sums(kernel) else 1)
+    return exchange_bytes(kernel) * (2 if folds_two_sums(kernel) else 1)
 
 
-def two_sums(kernel: Kernel) -> bool:
+def folds_two_sums(kernel: Kernel) -> bool:
     """Are two sums all that is reduced along rows?"""
     along = [kernel.program.nodes[f.node] for f in kernel.folds if not f.rows]
     return len(along) == 2 and all(isinstance(node, Reduce) and MONOIDS[node.monoid].primitive == "sum" for node in along)
@@ -214,10 +214,10 @@ def prefetched_columns(cols: Cover, ahead: int) -> int:
     return ahead * cols.tiles[0] * Chunks(cols.tiles[0], len(cols.tiles), 0).apart
 
 
-def shared_bytes(element_bytes: int, cols: Cover, slots: int, exchange_bytes: int, warps: int, ahead: int = 0) -> int:
+def smem_bytes(element_bytes: int, cols: Cover, slots: int, exchange_bytes: int, warps: int, ahead: int = 0) -> int:
     """Shared memory of a CTA: rings of all parked inputs, barriers, what warps exchange. The driver's reserve comes on top."""
-    exchange = _up(exchange_bytes * warps, ALIGNED) if warps > 1 else 0
-    return (slots * cols.width + prefetched_columns(cols, ahead)) * element_bytes + exchange + BARRIERS * BARRIER
+    exchange = _round_up(exchange_bytes * warps, TMA_ALIGNMENT) if warps > 1 else 0
+    return (slots * cols.width + prefetched_columns(cols, ahead)) * element_bytes + exchange + BARRIERS * BARRIER_BYTES
 
 
 def register_limit(warps: int, here: int, device: Device) -> int:
@@ -228,5 +228,5 @@ def register_limit(warps: int, here: int, device: Device) -> int:
     return min(device.registers_per_thread, device.registers_per_sm // (32 * warps * here) // 8 * 8)
 
 
-def _up(size: int, to: int) -> int:
+def _round_up(size: int, to: int) -> int:
     return -(-size // to) * to

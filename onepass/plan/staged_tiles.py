@@ -14,12 +14,12 @@ from ..device import Device
 from ..ir.program import Load, Reduce, Store
 from .kernel import Kernel
 from .schedule import Block, Loop, Schedule
-from .staged_rows import BARRIER, BARRIERS, BOX, register_limit, tma_describes
+from .staged_rows import BARRIER_BYTES, BARRIERS, TMA_BOX, register_limit, tma_describes
 
-LEAST_LINE = 64  # bytes of a row that a copy brings: less wastes half of what DRAM hands out at once
-LEAST_STAGES, MOST_STAGES = 2, 8  # places of a ring: one to read while another is filled, and no more than barriers are cheap for
-MOST_TOLD = 32  # inputs of a kernel that is told how many registers it may take
-MOST_WORDS = 32  # registers that a thread spends on a strip of all inputs, where more than one vector of each is at all possible
+MIN_LINE_BYTES = 64  # bytes of a row that a copy brings: less wastes half of what DRAM hands out at once
+MIN_STAGES, MAX_STAGES = 2, 8  # places of a ring: one to read while another is filled, and no more than barriers are cheap for
+MAX_CAPPED_INPUTS = 32  # inputs of a kernel that is told how many registers it may take
+MAX_STRIP_REGISTERS = 32  # registers that a thread spends on a strip of all inputs, where more than one vector of each is at all possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ def strips(schedule: Schedule, vector: int, element_bytes: int) -> Strips:
     lanes = min(32, width // vector)
     across = min(warps, width // (lanes * vector))
     least = rows_at_once(width, vector, warps)
-    if width > BOX or tall > BOX or tall % least or lanes * across * vector != width:
+    if width > TMA_BOX or tall > TMA_BOX or tall % least or lanes * across * vector != width:
         raise ValueError(f"{warps} warps do not read tiles of {tall} x {width} by vectors of {vector}")
     height = least
-    while 2 * height <= tall and 2 * height // least * vector * max(4, element_bytes) <= 4 * MOST_WORDS:
+    while 2 * height <= tall and 2 * height // least * vector * max(4, element_bytes) <= 4 * MAX_STRIP_REGISTERS:
         height *= 2
     return Strips(vector, lanes, across, warps // across, least, height, tall // height)
 
@@ -77,14 +77,14 @@ def with_register_cap(schedule: Schedule, here: int, device: Device) -> Schedule
     Of very many inputs it says nothing: told so, ptxas loads all that it has registers for before it adds any. A sum of 32 then
     takes 237 of 255, one of 40 spills, where untold it takes 153.
     """
-    few = len(schedule.staged) <= MOST_TOLD
+    few = len(schedule.staged) <= MAX_CAPPED_INPUTS
     return replace(schedule, registers=register_limit(schedule.warps, here, device) if few else 0)
 
 
-def shared_bytes(schedule: Schedule, vector: int, element_bytes: int, state_bytes: int) -> int:
+def smem_bytes(schedule: Schedule, vector: int, element_bytes: int, state_bytes: int) -> int:
     """Shared memory of a CTA: barriers, and rings of all parked inputs, or what warps exchange when those are no longer needed."""
     assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
     width = schedule.cols.size
     rings = schedule.stages * schedule.rows.step * width * element_bytes
     down = strips(schedule, vector, element_bytes).down
-    return max(rings, down * width * state_bytes if down > 1 else 0) + BARRIERS * BARRIER
+    return max(rings, down * width * state_bytes if down > 1 else 0) + BARRIERS * BARRIER_BYTES

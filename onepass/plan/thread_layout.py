@@ -13,7 +13,7 @@ from .schedule import Block, Cover, Loop, Schedule
 
 def vector(kernel: Kernel) -> int:
     """Elements a thread takes of a tile at once: 16 bytes of the narrowest full-size tensor, but never fewer than four."""
-    return most_contiguous(kernel) or widest(kernel)
+    return max_contiguous(kernel) or widest(kernel)
 
 
 def widest(kernel: Kernel) -> int:
@@ -27,31 +27,31 @@ def chunk_vector(kernel: Kernel, schedule: Schedule) -> int:
     return min(vector(kernel), schedule.cols.tiles[0] // (32 * schedule.warps))
 
 
-def lies_alike(kernel: Kernel, i: int, width: int, warps: int) -> bool:
+def matches_tile_layout(kernel: Kernel, i: int, width: int, warps: int) -> bool:
     """Are a row vector's columns spread over threads as those of the tiles of this width that it meets?
 
     Then each thread loads its columns once for all the rows it has. They are where every thread takes as many elements at
     once of the one as of the other, and the vector alone gives it that many.
     """
-    own = min(16 // kernel.program.dtypes[i].size, most_contiguous(kernel) or 16)
+    own = min(16 // kernel.program.dtypes[i].size, max_contiguous(kernel) or 16)
     return own == vector(kernel) and width >= 32 * warps * own
 
 
-def own_lanes(kernel: Kernel, schedule: Schedule, monoid: Monoid) -> int | None:
+def private_state_columns(kernel: Kernel, schedule: Schedule, monoid: Monoid) -> int | None:
     """Columns of a walked tile that one thread holds, where every thread keeps a running state of its own; else None.
 
     Merging a tile across threads takes two exchanges through shared memory. A state of its own costs a thread a join for
     the few elements it holds, and threads meet once, at the end. How many elements a state is of would have to be counted.
     """
     match schedule.rows, schedule.cols:
-        case Block(1), Loop(step) if not monoid.primitive and not monoid.counts:
+        case Block(1), Loop(step) if not monoid.primitive and not monoid.tracks_count:
             held = step // (32 * schedule.warps)
             return held if held >= vector(kernel) and held % vector(kernel) == 0 else None
         case _:
             return None
 
 
-def most_contiguous(kernel: Kernel) -> int | None:
+def max_contiguous(kernel: Kernel) -> int | None:
     """The longest stretch of columns a thread may take, where that is less than the narrowest tensor would allow.
 
     A store of fp32 is 4 elements wide. Where 16-bit tensors are read 8 at a time beside it, Triton moves every stored tile

@@ -9,9 +9,9 @@ from ..ir.expr import OPS
 from ..ir.monoid import MONOIDS, Monoid
 from ..ir.program import Load, Op, Reduce, Store
 from ..ir.size import Bindings, value
-from .access import single_stride, streams_rows
+from .access import contiguous_row_stride, single_stride
 from .kernel import Across, Fold, Kernel
-from .resources import Late, demand, late
+from .resources import PostReductionLoad, demand, loads_after_reduction
 from .schedule import SECTOR
 from .thread_layout import vector
 
@@ -28,12 +28,12 @@ class Traffic:
     multi_phase: float  # of full_in, what is needed on both sides of a reduction; times the extra phases
     vectors: float  # row vectors, once
     beside: float  # bytes of row vectors that every element meets, in all phases
-    beside_loads: int  # elements of row vectors that every element meets, in all phases
-    late: tuple[Late, ...]  # loads that are needed after a reduction
+    vector_loads_per_elem: int  # elements of row vectors that every element meets, in all phases
+    after_reduction: tuple[PostReductionLoad, ...]  # loads that are needed after a reduction
     thin: float  # column vectors and scalars in and out, once
     temps: float  # partial results and other kernels' results: they stay in L2
     slots: float  # issue slots per element, where what is needed in several phases is computed in each
-    slots_once: float  # the same, where it stays in registers
+    issue_slots_resident: float  # the same, where it stays in registers
     mufu: float  # special-function operations per element
     inner: int  # reductions over columns
     merged: int  # of all reductions, those whose states take more than one operation to merge
@@ -91,12 +91,12 @@ def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
     states = sum(len(monoid_of(kernel, f).state) for f in kernel.folds if f.rows)
     merged = sum(1 for f in kernel.folds if not f.block and not monoid_of(kernel, f).primitive)
     met = [(program.dtypes[i].size, len(kernel.use_phases(i))) for i in kernel.row_vectors]
-    beside, beside_loads = sum(size * times for size, times in met), sum(times for _, times in met)
+    beside, vector_loads_per_elem = sum(size * times for size, times in met), sum(times for _, times in met)
     return Traffic(
         batch=batch, rows=rows, cols=cols, full_in=full_in, full_out=full_out, multi_phase=multi, vectors=vectors,
-        beside=float(beside), beside_loads=beside_loads, late=late(kernel), thin=thin, temps=temps, slots=slots, slots_once=once,
+        beside=float(beside), vector_loads_per_elem=vector_loads_per_elem, after_reduction=loads_after_reduction(kernel), thin=thin, temps=temps, slots=slots, issue_slots_resident=once,
         mufu=mufu, inner=inner, merged=merged, outer_states=states, unit=int(unit) or _in_flight_alone(kernel),
-        words=demand(kernel).resident_words, vector=vector(kernel), unaligned=_unaligned(kernel))
+        words=demand(kernel).resident_registers, vector=vector(kernel), unaligned=_unaligned(kernel))
 
 
 def _in_flight_alone(kernel: Kernel) -> int:
@@ -110,7 +110,7 @@ def _unaligned(kernel: Kernel) -> int:
     found = 0
     for i, node in enumerate(kernel.program.nodes):
         if isinstance(node, (Load, Store)) and kernel.is_full[i]:
-            step, size = streams_rows(kernel, node), kernel.program.buffer[node.buffer].dtype.size
+            step, size = contiguous_row_stride(kernel, node), kernel.program.buffer[node.buffer].dtype.size
             found += isinstance(step, int) and step * size % 16 != 0
     return found
 
@@ -130,8 +130,8 @@ def _operations(kernel: Kernel) -> tuple[float, float, float]:
             continue
         if isinstance(node, Op):
             times = max(1, len(kernel.use_phases(i)))
-            slots += OPS[node.name].slots * times
-            once += OPS[node.name].slots
+            slots += OPS[node.name].issue_slots * times
+            once += OPS[node.name].issue_slots
             mufu += OPS[node.name].mufu * times
         elif isinstance(node, (Load, Store)):
             slots += 0.4

@@ -498,8 +498,8 @@ def test_a_long_softmax_is_parked_and_compiles() -> None:
     kernel, bindings = kernel_of(softmax, (meta(32768, 50264),))
     made = pipeline.compile(kernel.program, bindings, H200, lambda source: offline.compile(source, H200))
     (chosen,) = made.plan.kernels
-    assert chosen.family == "inner parked" and made.sources[0].gluon
-    assert "parked in shared memory" in chosen.loads[0]
+    assert chosen.family == "inner staged" and made.sources[0].gluon
+    assert "staged in shared memory" in chosen.loads[0]
     assert made.binaries[0].smem_bytes <= chosen.resources.smem_bytes and made.binaries[0].spill_bytes == 0
 
 

@@ -350,7 +350,7 @@ def test_row_vectors_beside_the_ring_are_read_once_and_cost_no_registers() -> No
     assert before.count("gl.load(w_ptr") == before.count("w_beside.index(") - before.count("w_beside.index(k)") == 8
     assert "gl.load(w_ptr" not in rows and "w_beside.index(k).load(TILE)" in rows
     assert "w bf16 per column, kept in shared memory (16.0 KiB)" in kernel.loads
-    assert "row vectors beside" in str(kernel.schedule)
+    assert "row vectors in smem" in str(kernel.schedule)
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares
     found = offered(rms_norm_backward, given(rms_norm_backward, cols, dtype, rows))
     assert {s.ctas_per_row for s in found} == shares
     for each in found:
-        assert each.family == "mix-order shared" and f"{each.ctas_per_row} CTAs a row" in str(each)
+        assert each.family == "mix-order multi-CTA" and f"{each.ctas_per_row} CTAs per row" in str(each)
         assert isinstance(each.rows, Loop) and each.splits == each.rows.split
         assert isinstance(each.cols, Cover) and each.cols.width * each.ctas_per_row == cols and each.stages >= 2
         assert each.splits * each.ctas_per_row in (132, 264, 128, 256)
@@ -457,8 +457,8 @@ def test_predictions_are_near_what_was_measured(rows: int, cols: int, share: int
 
 def test_reports_say_what_is_shared() -> None:
     first = shared(layer_norm_backward, given(layer_norm_backward, 8192), 2, 8).kernels[0]
-    assert "x bf16 once, parked in shared memory (24.0 KiB), 1/2 of a row a CTA" in first.loads
-    assert "boxes i64 4 a row, in which its 2 CTAs leave states for each other" in first.loads
+    assert "x bf16 once, staged in shared memory (24.0 KiB), 1/2 of a row per CTA" in first.loads
+    assert "mailbox i64[rows, 4]: partial row results exchanged between the 2 CTAs of a row" in first.loads
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------------------------

@@ -365,7 +365,7 @@ def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[S
     kernel, bindings = kernel_of(fn, args)
     found = scores(kernel.program, bindings, on, {})
     assert not isinstance(found, Illegal)
-    mine = [s.plan for s in found if s.plan.schedule.family.startswith("outer parked")]
+    mine = [s.plan for s in found if s.plan.schedule.family.startswith("outer staged")]
     for each in mine:
         assert each.resources.smem_bytes <= on.smem_per_cta
         assert each.resources.ctas_per_sm * (each.resources.smem_bytes + on.smem_reserve) <= on.smem_per_sm
@@ -466,7 +466,7 @@ def test_kernels_of_other_shapes_are_not_tiled() -> None:
 
 def test_splits_are_any_number() -> None:
     found = offered(outer_sum, (meta(65536, 1536, F32),))
-    assert {"outer parked", "outer parked split"} == {s.family for s in found}
+    assert {"outer staged", "outer staged split"} == {s.family for s in found}
     assert any(s.splits & (s.splits - 1) for s in found)
 
 
@@ -474,8 +474,8 @@ def test_a_plan_with_tiles_is_written_compiled_and_joined() -> None:
     kernel, bindings = kernel_of(outer_sum, tuple(meta(4096, 1024) for _ in range(5)))
     made = pipeline.compile(kernel.program, bindings, H200, lambda source: offline.compile(source, H200))
     first, _ = made.plan.kernels
-    assert first.family == "outer parked split" and made.sources[0].gluon and not made.sources[1].gluon
-    assert all("parked in shared memory" in text for text in first.loads)
+    assert first.family == "outer staged split" and made.sources[0].gluon and not made.sources[1].gluon
+    assert all("staged in shared memory" in text for text in first.loads)
     assert made.binaries[0].smem_bytes == first.resources.smem_bytes and made.binaries[0].spill_bytes == 0
 
 
