@@ -10,7 +10,7 @@ from ..ir.expr import BOOL, I64, compute_dtype
 from ..ir.program import Reduce, operands
 from ..ir.size import Size
 from .align import broadcast, join
-from .call import Call, Concat, Handler, normalize_dim, for_overloads, with_shape_args
+from .call import Call, Concat, Handler, for_overloads, normalize_dim, with_shape_args
 from .draft import Draft, Tensor
 from .pointwise import checked_literal, literal
 from .substitute import Lookup, substitute

@@ -9,7 +9,7 @@ from ..ir.expr import BOOL, I32, I64, DType, compute_dtype
 from ..ir.program import Op, Reduce, operands
 from ..ir.size import Size, Sym
 from .axes import Dim, Dims
-from .call import Call, Handler, normalize_dim, for_overloads, with_shape_args
+from .call import Call, Handler, for_overloads, normalize_dim, with_shape_args
 from .draft import Draft, Tensor
 from .substitute import Affine, Inexpressible, substitute
 

@@ -32,7 +32,7 @@ import torch
 from ..errors import UnguardedState
 from . import known_functions
 from .bytecode import Chain, mentions
-from .state import ABSENT, Read, TransparentWrapper, State, cell_content, make_read
+from .state import ABSENT, Read, State, TransparentWrapper, cell_content, make_read
 
 MAX_READS = 20_000  # places, and objects; comparing more at every call would cost more than kernels save
 _SEQUENCES = (list, tuple, deque, set, frozenset)

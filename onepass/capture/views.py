@@ -8,7 +8,7 @@ from typing import Any
 from .. import compat
 from ..ir.size import Size
 from .align import reshape
-from .call import Call, Handler, normalize_dim, for_overloads, with_shape_args
+from .call import Call, Handler, for_overloads, normalize_dim, with_shape_args
 from .draft import Tensor
 from .substitute import Affine, Coordinate, substitute
 
