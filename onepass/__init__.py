@@ -19,8 +19,8 @@ __version__ = "0.1.0"
 __all__ = ["backend", "settings", "enable", "disable", "fuse", "explain", "report", "Report", "Device", "DEVICES",
            "OnepassError", "__version__"]
 
-# Loaded at first use, so that importing onepass costs next to nothing.
-_LATER = {
+# Imported at first use, so that `import onepass` stays cheap.
+_LAZY = {
     "backend": ".integration.inductor", "enable": ".integration.inductor", "disable": ".integration.inductor",
     "settings": ".integration.settings",
     "fuse": ".integration.fuse", "explain": ".tools.explain", "Report": ".tools.explain", "report": ".tools.process_report",
@@ -28,9 +28,9 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module 'onepass' has no attribute {name!r}")
-    return getattr(import_module(_LATER[name], __name__), name)
+    return getattr(import_module(_LAZY[name], __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -1,12 +1,12 @@
-"""Files and folders that nobody but this user and root can have changed, and files written whole.
+"""Safe file access: folders and files that only this user and root can have changed, and atomic writes.
 
 The rule is that of OpenSSH's StrictModes: every folder from the root down belongs to this user or to root, and nobody else can
-write to it. A folder everybody may write to, such as /tmp, will do above one of ours only if it is sticky, so that others cannot
-rename what is ours. Symbolic links are followed only above the last folder, and only where nobody else can have put them.
-Nothing is repaired: what was open to others may hold what they left there.
+write to it. A world-writable folder such as /tmp is allowed above our folder only if it is sticky, so that others cannot
+rename our files. Symbolic links are followed only above the last folder, and only where nobody else can have created them.
+Permissions are never repaired: a folder that was open to others may already hold their files.
 
-Folders are walked by descriptors, each opened relative to the one checked before it, so that nothing can be swapped in between.
-Nothing is remembered between two walks. Compile workers import this module alone: it needs the standard library only.
+Each folder is opened relative to the descriptor of its parent, which was checked before, so that no folder can be swapped during
+the walk. Nothing is cached between walks. Compile workers import this module by itself, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -26,109 +26,109 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-MAX_LINKS = 40  # as the kernel has it
+MAX_LINKS = 40  # symbolic links in one path; the Linux kernel has the same limit
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
-_STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC  # O_PATH: a folder that may only be passed through
-_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # O_NONBLOCK: a pipe must not hold us up
-_MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH_ONLY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC  # O_PATH: works without read permission
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # O_NONBLOCK: do not block on a pipe
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UnsafePath(OSError):
-    """A file or folder that others could have changed, or that is no file or folder. Never reaches a user as it is."""
+    """Raised for a path that others could have changed, or that is not a plain file or folder. Users see a coded error instead."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(errno.EPERM, detail)
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
-    """A folder on the way down."""
+class _Folder:
+    """An opened, checked folder on the path."""
 
     handle: int
-    place: str
-    sticky: bool  # everybody may write to it, but not rename what others put there
+    path: str
+    sticky: bool  # world-writable, but users cannot rename each other's files
 
 
 @contextmanager
 def open_folder(folder: Path, *, own: int = 1, create: bool = False) -> Iterator[int]:
-    """A descriptor of a folder that passes the rule, for openat and its kin.
+    """A descriptor of a folder that passes the ownership rule, for use as `dir_fd`.
 
-    The last `own` parts of the path may not be links at all. `create` makes what is missing, with 0700.
+    The last `own` parts of the path must not be symbolic links. `create` creates missing folders with mode 0700.
     """
     with ExitStack() as handles:
         yield _walk(folder, own, create, handles)
 
 
 def _walk(folder: Path, own: int, create: bool, handles: ExitStack) -> int:
-    """From the root down; a link leads on from where it lies."""
-    way = [_root(handles)]
-    ahead = [*reversed((folder if folder.is_absolute() else Path.cwd() / folder).parts[1:])]
+    """Open and check every folder from the root down. A relative link is resolved from the folder that holds it."""
+    opened = [_root(handles)]
+    remaining = [*reversed((folder if folder.is_absolute() else Path.cwd() / folder).parts[1:])]
     links = 0
-    while ahead:
-        name = ahead.pop()
+    while remaining:
+        name = remaining.pop()
         if name == "..":
-            del way[max(1, len(way) - 1):]
+            del opened[max(1, len(opened) - 1):]
             continue
-        handle, place = _step(way[-1], name, create), os.path.join(way[-1].place, name)
+        handle, path = _open_entry(opened[-1], name, create), os.path.join(opened[-1].path, name)
         handles.callback(os.close, handle)
         status = os.fstat(handle)
         if not stat.S_ISLNK(status.st_mode):
-            way.append(_stage(handle, place, status))
+            opened.append(_checked(handle, path, status))
             continue
         links += 1
-        target = Path(_link(handle, place, status, way[-1], own=len(ahead) < own, links=links))
+        target = Path(_link_target(handle, path, status, opened[-1], own=len(remaining) < own, links=links))
         if target.is_absolute():
-            del way[1:]
-        ahead += [part for part in reversed(target.parts) if part != target.anchor]
-    if way[-1].sticky:
-        raise UnsafePath(f"everybody can write to {way[-1].place}; name a folder of your own in it")
-    return way[-1].handle
+            del opened[1:]
+        remaining += [part for part in reversed(target.parts) if part != target.anchor]
+    if opened[-1].sticky:
+        raise UnsafePath(f"everybody can write to {opened[-1].path}; use a folder of your own inside it")
+    return opened[-1].handle
 
 
-def _root(handles: ExitStack) -> _Stage:
-    handle = os.open("/", _STEP | os.O_DIRECTORY)
+def _root(handles: ExitStack) -> _Folder:
+    handle = os.open("/", _PATH_ONLY | os.O_DIRECTORY)
     handles.callback(os.close, handle)
-    return _stage(handle, "/", os.fstat(handle))
+    return _checked(handle, "/", os.fstat(handle))
 
 
-def _step(above: _Stage, name: str, create: bool) -> int:
-    """Open what lies in a checked folder: itself, not what a link leads to."""
+def _open_entry(parent: _Folder, name: str, create: bool) -> int:
+    """Open an entry of a checked folder, without following it if it is a link."""
     try:
-        return os.open(name, _STEP, dir_fd=above.handle)
+        return os.open(name, _PATH_ONLY, dir_fd=parent.handle)
     except FileNotFoundError:
         if not create:
             raise
-    with suppress(FileExistsError):  # another process was first; whose it is, is checked like everything
-        os.mkdir(name, PRIVATE_FOLDER, dir_fd=above.handle)
-    return os.open(name, _STEP, dir_fd=above.handle)
+    with suppress(FileExistsError):  # another process created it first; the caller checks its owner
+        os.mkdir(name, PRIVATE_FOLDER, dir_fd=parent.handle)
+    return os.open(name, _PATH_ONLY, dir_fd=parent.handle)
 
 
-def _stage(handle: int, place: str, status: os.stat_result) -> _Stage:
-    """A folder on the way, if it passes the rule."""
+def _checked(handle: int, path: str, status: os.stat_result) -> _Folder:
+    """A folder on the path, if it passes the ownership rule."""
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, f"{place} is no folder")
+        raise NotADirectoryError(errno.ENOTDIR, f"{path} is not a folder")
     if status.st_uid not in _trusted():
-        raise UnsafePath(f"{place} belongs to another user (uid {status.st_uid})")
+        raise UnsafePath(f"{path} belongs to another user (uid {status.st_uid})")
     others = bool(status.st_mode & WRITABLE_BY_OTHERS)
     if others and not status.st_mode & stat.S_ISVTX:
-        raise UnsafePath(f"others can write to {place} (mode {stat.S_IMODE(status.st_mode):o}); what they may have left there is not "
-                      "used: remove it, or take their right away (chmod go-w) if you know that it holds nothing of theirs")
-    return _Stage(handle, place, others)
+        raise UnsafePath(f"others can write to {path} (mode {stat.S_IMODE(status.st_mode):o}), so its content is not trusted; "
+                         "delete it, or, if you know that it holds no files of others, remove their write permission (chmod go-w)")
+    return _Folder(handle, path, others)
 
 
-def _link(handle: int, place: str, status: os.stat_result, above: _Stage, own: bool, links: int) -> str:
-    """Where a link leads, if this user or root alone can have made it."""
+def _link_target(handle: int, path: str, status: os.stat_result, parent: _Folder, own: bool, links: int) -> str:
+    """The target of a link, if only this user or root can have created it."""
     if own:
-        raise UnsafePath(f"{place} is a symbolic link; name the folder it leads to")
-    if above.sticky or status.st_uid not in _trusted():
-        raise UnsafePath(f"{place} is a symbolic link that others can have made")
+        raise UnsafePath(f"{path} is a symbolic link; name the folder it points to")
+    if parent.sticky or status.st_uid not in _trusted():
+        raise UnsafePath(f"{path} is a symbolic link that others can have created")
     if links > MAX_LINKS:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     return os.readlink("", dir_fd=handle)
 
 
 def _trusted() -> tuple[int, int]:
-    """Whose files are as good as one's own: root can change everything anyway."""
+    """The owners whose files are trusted: this user, and root, who can change everything anyway."""
     return 0, os.geteuid()
 
 
@@ -136,40 +136,40 @@ def _trusted() -> tuple[int, int]:
 
 
 def read(folder: int, name: str, most: int) -> bytes:
-    """The bytes of a file in an open folder, if it is a plain file that nobody else can have written."""
+    """Read at most `most` bytes of a file in an open folder. UnsafePath unless it is a plain file that nobody else can write."""
     try:
-        handle = os.open(name, _LOOK, dir_fd=folder)
+        handle = os.open(name, _READ_FLAGS, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UnsafePath("it is a symbolic link") from None
         raise
     try:
-        if trouble := _trouble(os.fstat(handle), most):
-            raise UnsafePath(trouble)
+        if reason := _why_unsafe(os.fstat(handle), most):
+            raise UnsafePath(reason)
         with open(handle, "rb", closefd=False) as file:
             return file.read(most)
     finally:
         os.close(handle)
 
 
-def _trouble(status: os.stat_result, most: int) -> str:
-    """Why an open file cannot be used; empty where it can."""
+def _why_unsafe(status: os.stat_result, most: int) -> str:
+    """Why an open file cannot be used; empty if it can."""
     if not stat.S_ISREG(status.st_mode):
-        return "it is no plain file"
+        return "it is not a plain file"
     if status.st_uid not in _trusted():
         return "it belongs to another user"
     if status.st_mode & WRITABLE_BY_OTHERS:
-        return "others than its owner can write to it"
-    return "it is far too long" if status.st_size > most else ""
+        return "others can write to it"
+    return "it is too long" if status.st_size > most else ""
 
 
 def write(folder: int, name: str, content: bytes, mode: int = PRIVATE_FILE, sync: bool = False) -> None:
-    """Write a file in an open folder so that it appears whole or not at all; a link of that name is replaced, not followed.
+    """Write a file in an open folder atomically. A link of that name is replaced, not followed.
 
-    After a power cut it may be there with less in it, unless `sync` waits for the disk.
+    `sync` waits for the disk; without it, the file may be truncated after a power failure.
     """
     draft = f".{name[:100]}.{os.getpid()}.{secrets.token_hex(8)}.tmp"
-    handle = os.open(draft, _MAKE, mode, dir_fd=folder)
+    handle = os.open(draft, _CREATE_FLAGS, mode, dir_fd=folder)
     try:
         try:
             with open(handle, "wb", closefd=False) as file:
@@ -187,7 +187,7 @@ def write(folder: int, name: str, content: bytes, mode: int = PRIVATE_FILE, sync
 
 @contextmanager
 def listable(folder: int) -> Iterator[int]:
-    """The same folder, to be listed."""
+    """A descriptor of an open folder that os.listdir accepts."""
     handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         yield handle
@@ -195,11 +195,11 @@ def listable(folder: int) -> Iterator[int]:
         os.close(handle)
 
 
-# ---- where the user said ---------------------------------------------------------------------------------------------------
+# ---- files that the user names ---------------------------------------------------------------------------------------------
 
 
 def write_user_file(path: Path, content: bytes, sync: bool = False) -> None:
-    """Write a file where the user wants it, whole or not at all and for all that the umask lets read it."""
+    """Write a file at a path the user named, atomically, with the permissions of the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -209,14 +209,14 @@ def write_user_file(path: Path, content: bytes, sync: bool = False) -> None:
 
 
 def read_user_file(path: Path, most: int) -> bytes:
-    """The bytes of a plain file the user named; Refused where it is something else, or longer than `most`."""
-    handle = os.open(path, _LOOK & ~os.O_NOFOLLOW)
+    """Read a file at a path the user named. UnsafePath if it is not a plain file, or longer than `most` bytes."""
+    handle = os.open(path, _READ_FLAGS & ~os.O_NOFOLLOW)
     try:
         status = os.fstat(handle)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(status.st_mode):
-            raise UnsafePath("it is no plain file")
+            raise UnsafePath("it is not a plain file")
         with open(handle, "rb", closefd=False) as file:
             content = file.read(most + 1)
     finally:
@@ -227,15 +227,15 @@ def read_user_file(path: Path, most: int) -> bytes:
 
 
 def slug(name: str, most: int = 100) -> str:
-    """A name as that of a file, in no other folder: names that are not fit for one are told apart by a digest."""
-    fit = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).lstrip(".-")[:most]
-    if fit and fit == name:
-        return fit
-    return f"{fit or 'unnamed'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    """A safe file name for any text. A name that had to change gets a digest, so that different names stay different."""
+    safe = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).lstrip(".-")[:most]
+    if safe and safe == name:
+        return safe
+    return f"{safe or 'unnamed'}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
 class PrivateFolder:
-    """A fresh folder of this process alone, which leaves with it."""
+    """A temporary folder of this process, deleted when the process exits."""
 
     def __init__(self, prefix: str) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
@@ -243,5 +243,5 @@ class PrivateFolder:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child ends before its parent
+    if os.getpid() == owner:  # not in a forked child: the parent still uses the folder
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Every setting that comes from the environment: typed, one sentence each, read here and nowhere else.
+"""Settings from environment variables: typed, described in one sentence each, and read only here.
 
-Settings that change what is computed or generated are arguments of `fuse` and `explain`, not variables. The ones here change
-where and how fast the work is done, so none of them enters a cache key; one that did would say so in its field.
+Settings that change what is computed or generated are arguments of `fuse` and `explain`, not variables. The settings here change
+where and how fast work is done, so none of them is part of a cache key; one that is must set `in_cache_key`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import BadSpec
 
-VERIFIED = "give a whole number of calls, 0 for none, or a share of all calls such as 1/1000"
+VERIFY_HELP = "give a whole number of calls, 0 for none, or a fraction of all calls such as 1/1000"
 
 
 def _workers(text: str) -> int:
@@ -39,19 +39,19 @@ def _folder(text: str) -> Path:
     folder = _expanded(text)
     try:
         is_file = folder.exists() and not folder.is_dir()
-    except OSError:  # it cannot be looked at; whoever uses it will find out, and say so
+    except OSError:  # the path cannot be read; the code that uses the folder reports that
         is_file = False
     if is_file:
-        raise ValueError("it names a file; give a folder, which is created if need be")
+        raise ValueError("it is a file; give a folder, which is created if needed")
     return folder
 
 
 def _expanded(text: str) -> Path:
-    """A path with `~` for a home."""
+    """A path with `~` expanded."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ValueError("nobody here has that home") from None
+        raise ValueError("there is no such home directory") from None
 
 
 def _switch(text: str) -> bool:
@@ -60,15 +60,15 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
-def share(text: str) -> str:
-    """`1/1000`, checked: one of so many."""
+def verify_fraction(text: str) -> str:
+    """Check the form of a fraction such as `1/1000`: one call in 1000."""
     if not re.fullmatch("1/[1-9][0-9]*", text):
-        raise ValueError(VERIFIED)
+        raise ValueError(VERIFY_HELP)
     return text
 
 
 def _verify(text: str) -> int | str:
-    return int(text) if re.fullmatch("[0-9]+", text) else share(text)
+    return int(text) if re.fullmatch("[0-9]+", text) else verify_fraction(text)
 
 
 def _on_error(text: str) -> str:
@@ -84,57 +84,57 @@ def _tune(text: str) -> str:
 
 
 def _user_cache(environ: Mapping[str, str]) -> Path:
-    """The folder for what can be made again, by the XDG rules; one in the temporary folder for a user without a home."""
-    named = Path(environ.get("XDG_CACHE_HOME", "").strip())
-    if named.is_absolute():  # the rules have a relative one ignored: where it led would depend on where a process runs
-        return named / "onepass"
+    """The default cache folder, by the XDG rules; a folder in the temporary directory for a user without a home."""
+    xdg = Path(environ.get("XDG_CACHE_HOME", "").strip())
+    if xdg.is_absolute():  # XDG says to ignore relative paths: they would depend on the working directory
+        return xdg / "onepass"
     home = Path(os.path.expanduser("~"))
     return home / ".cache" / "onepass" if home.is_absolute() else Path(tempfile.gettempdir()) / f"onepass-{os.getuid()}"
 
 
-def _knob(variable: str, default: Any, read: Callable[[str], Any], sentence: str, in_cache_key: bool = False) -> Any:
-    about = {"variable": variable, "read": read, "sentence": sentence, "in_cache_key": in_cache_key}
+def _knob(variable: str, default: Any, read: Callable[[str], Any], description: str, in_cache_key: bool = False) -> Any:
+    about = {"variable": variable, "read": read, "description": description, "in_cache_key": in_cache_key}
     return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """All settings. `knobs()` reads them; tests make their own."""
+    """All settings. `knobs()` reads them from the environment; tests construct their own."""
 
     compile_workers: int = _knob(
         "ONEPASS_COMPILE_WORKERS", min(4, os.cpu_count() or 1), _workers,
-        "How many processes compile kernels for a named GPU at the same time.")
+        "Number of processes that compile kernels for a named GPU in parallel.")
     compile_timeout: float = _knob(
         "ONEPASS_COMPILE_TIMEOUT", 300.0, _seconds,
-        "How many seconds a compiler process may take for one kernel before it is ended, and a fresh one tried.")
+        "Seconds a compiler process may take for one kernel before it is killed and a new process retries.")
     keep_sources: Path | None = _knob(
         "ONEPASS_KEEP_SOURCES", None, _folder,
-        "A folder to which the source of every generated kernel is written.")
+        "A folder that receives the source of every generated kernel.")
     cache: bool = _knob(
         "ONEPASS_CACHE", True, _switch,
-        "With 0, nothing is kept on disk: each process plans and compiles anew.")
+        "0 turns the disk cache off: each process plans and compiles again.")
     cache_dir: Path = _knob(
-        "ONEPASS_CACHE_DIR", _user_cache(os.environ), _expanded,  # the store says what is the matter with it
-        "The folder plans and compiled kernels are kept in; nobody else may be able to write to it or above it.")
+        "ONEPASS_CACHE_DIR", _user_cache(os.environ), _expanded,  # the store checks it and reports problems
+        "The cache folder for plans and compiled kernels. Other users must not be able to write to it or to any folder above it.")
     disable: bool = _knob(
         "ONEPASS_DISABLE", False, _switch,
-        "With 1, torch.compile(backend=\"onepass\") is plain Inductor.")
+        "1 makes torch.compile(backend=\"onepass\") plain Inductor.")
     on_error: str = _knob(
         "ONEPASS_ON_ERROR", "warn", _on_error,
-        "What follows an error in claiming, planning or compiling a region: warn and leave it to Inductor, or raise.")
+        "What to do when a region cannot be claimed, planned or compiled: warn (and let Inductor compile it) or raise.")
     verify: int | str = _knob(
         "ONEPASS_VERIFY", 0, _verify,
-        "How many calls of each region are compared with float64, or which share of them (1/1000), and raise if they are wrong.")
+        "Number of calls of each region to check against float64, or a fraction of them (1/1000). A wrong result raises.")
     repro_dir: Path | None = _knob(
         "ONEPASS_REPRO_DIR", None, _folder,
-        "The folder reproducers of failures are written to; unset, onepass_repros where the process runs, or a temporary one.")
+        "The folder for reproducers of failures. Default: onepass_repros in the working directory, or a temporary folder.")
     tune: str = _knob(
         "ONEPASS_TUNE", "off", _tune,
-        "Whether plans are timed on the card at first use: off, on for the few best, full for many.")
+        "Whether plans are timed on the GPU at first use: off, on (the few best plans) or full (many plans).")
 
 
 def knobs(environ: Mapping[str, str] = os.environ) -> Knobs:
-    """The settings as the environment has them now; an empty variable counts as unset."""
+    """The current settings from the environment. An empty variable counts as unset."""
     given = {}
     for knob in fields(Knobs):
         variable, read = knob.metadata["variable"], knob.metadata["read"]
@@ -148,17 +148,17 @@ def knobs(environ: Mapping[str, str] = os.environ) -> Knobs:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting, described."""
+    """One setting with its current value and description."""
 
     variable: str
     now: str
     default: str
-    sentence: str
+    description: str
     in_cache_key: bool
 
 
 def describe(environ: Mapping[str, str] = os.environ) -> tuple[Setting, ...]:
-    """Every setting with its present value."""
+    """All settings with their current values."""
     now = knobs(environ)
-    return tuple(Setting(k.metadata["variable"], str(getattr(now, k.name)), str(k.default), k.metadata["sentence"],
+    return tuple(Setting(k.metadata["variable"], str(getattr(now, k.name)), str(k.default), k.metadata["description"],
                          k.metadata["in_cache_key"]) for k in fields(Knobs))

@@ -1,7 +1,7 @@
-"""The edge of a stage: an exception that nobody foresaw leaves it as one coded error, so that it can be told, reported and counted.
+"""Stage boundaries: turn an unexpected exception inside a stage into one coded error that can be shown, reported and counted.
 
-What comes from outside of onepass passes as it is: a lack of memory, a broken card, a full disk, a warning that is to raise, and
-whatever the function raises that a user hands in.
+Exceptions from outside onepass pass unchanged: out of memory, a GPU failure, a full disk, a warning turned into an error, and
+whatever the user's function raises.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ import torch
 
 from .errors import InternalError, OnepassError, text_of
 
-_BROKEN_CARD = re.compile(r"CUDA error|Triton Error \[CUDA\]|CUDA driver error")
-_FROM_OUTSIDE = (OnepassError, MemoryError, OSError, ImportError, Warning, torch.OutOfMemoryError)
-_FOREIGN = "_onepass_foreign"  # an attribute of exceptions that code of others raised
+_DEVICE_FAILURE = re.compile(r"CUDA error|Triton Error \[CUDA\]|CUDA driver error")
+_NOT_OURS = (OnepassError, MemoryError, OSError, ImportError, Warning, torch.OutOfMemoryError)
+_EXTERNAL = "_onepass_external"  # attribute that marks exceptions raised by code outside onepass
 
 Raised = TypeVar("Raised", bound=BaseException)
 
 
 class stage(ContextDecorator):
-    """Around what onepass does by itself: `with stage("planning"):` or `@stage("planning")`.
+    """Marks code of onepass: `with stage("planning"):` or `@stage("planning")`. Unexpected exceptions leave it as InternalError.
 
-    `passing` are exceptions by which the code inside tells something to the code around it.
+    Exceptions of the types in `expected` pass unchanged: the surrounding code handles them.
     """
 
-    def __init__(self, doing: str, *passing: type[Exception]) -> None:
-        self.doing, self.passing = doing, passing
+    def __init__(self, doing: str, *expected: type[Exception]) -> None:
+        self.doing, self.expected = doing, expected
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and not isinstance(error, self.passing):
-            coded = as_coded(error, self.doing)
+        if error is not None and not isinstance(error, self.expected):
+            coded = to_coded_error(error, self.doing)
             if coded is not error:
                 raise coded
 
 
-class foreign:
-    """Around code of others that a stage calls: what that raises is its own."""
+class external_code:
+    """Marks code outside onepass that a stage calls. Exceptions it raises pass through the stage unchanged."""
 
     def __enter__(self) -> None:
         pass
@@ -50,12 +50,12 @@ class foreign:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             with suppress(AttributeError):
-                setattr(error, _FOREIGN, True)
+                setattr(error, _EXTERNAL, True)
 
 
-def as_coded(error: Raised, doing: str) -> Raised | InternalError:
-    """An exception that onepass did not mean to raise, as the error that says so; any other as it is."""
-    if not isinstance(error, Exception) or isinstance(error, _FROM_OUTSIDE) or is_of_card(error) or hasattr(error, _FOREIGN):
+def to_coded_error(error: Raised, doing: str) -> Raised | InternalError:
+    """Wrap an unexpected exception of onepass in InternalError; return any other exception unchanged."""
+    if not isinstance(error, Exception) or isinstance(error, _NOT_OURS) or is_device_error(error) or hasattr(error, _EXTERNAL):
         return error
     first = (text_of(error).strip().splitlines() or [""])[0]
     coded = InternalError(doing=doing, error=f"{type(error).__name__}: {first}", where=_where(error))
@@ -63,15 +63,15 @@ def as_coded(error: Raised, doing: str) -> Raised | InternalError:
     return coded
 
 
-def is_of_card(error: BaseException) -> bool:
-    """Whether an error says that the card failed, which any later call may be told."""
+def is_device_error(error: BaseException) -> bool:
+    """Whether an error reports a GPU failure. CUDA reports such failures asynchronously, at any later call."""
     if isinstance(error, getattr(torch, "AcceleratorError", ())):
         return True
-    return isinstance(error, RuntimeError) and _BROKEN_CARD.search(text_of(error)) is not None
+    return isinstance(error, RuntimeError) and _DEVICE_FAILURE.search(text_of(error)) is not None
 
 
 def _where(error: Exception) -> str:
-    """The innermost line of onepass that an exception came through."""
+    """The innermost line of onepass in an exception's traceback."""
     found, trace = "an unknown line", error.__traceback__
     while trace is not None:
         _, package, path = trace.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/onepass/")

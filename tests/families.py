@@ -34,7 +34,7 @@ CLASSES: dict[str, tuple[torch.dtype, ...]] = {
     "small int": (torch.int16, torch.int8, torch.uint8), "bool": (torch.bool,)}
 IN_REGISTERS = ("pointwise", "inner", "inner looped", "inner split", "column", "outer", "outer split", "mix-order")
 # Rows and tiles in shared memory: of fp32 and of 16 bits alone.
-IN_SHARED_MEMORY = ("inner parked", "outer parked", "outer parked split", "mix-order parked", "mix-order shared")
+IN_SHARED_MEMORY = ("inner staged", "outer staged", "outer staged split", "mix-order staged", "mix-order multi-CTA")
 FAMILIES = (*IN_REGISTERS, *IN_SHARED_MEMORY)
 SHARING = ("f32", "half")
 EACH = 2  # schedules of a cell, a function and a type

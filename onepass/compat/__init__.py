@@ -4,7 +4,7 @@ Functions import lazily, so that importing onepass stays cheap. Tested pairs: to
 2.14 with 3.8, 2.15 with 3.9.
 """
 
-# ruff: noqa: F401, what is imported here is what the rest of the package uses
+# ruff: noqa: F401, these imports are this package's public names
 from .graphs import (
     SizeFactor,
     active_modes,

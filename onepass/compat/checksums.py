@@ -1,9 +1,9 @@
-"""Triton's cache on disk, with every file checked before it is used: whose it is, and that every byte is as it was written.
+"""Triton's disk cache with verification: every file's owner and checksum are checked before use.
 
-Triton finds a binary by a key of all it follows from, and loads what it finds: cubins onto the card, shared objects into this
-process. Here each file has a seal beside it, a digest of its key, its name and its content. A file without one, or with another
-one (cut off by a power cut, changed by a bad disk, from another place), is as good as absent: it is compiled again and replaced.
-Whoever can write to the folder can write seals too; keeping others out of it is the business of files.py.
+Triton looks up binaries by a hash of their inputs and loads whatever it finds: cubins onto the GPU, shared objects into this
+process. Here each file has a checksum file next to it: a digest of its key, name and content. A file whose checksum is missing or
+wrong (truncated by a power failure, changed by a bad disk, copied from elsewhere) counts as absent: it is compiled again.
+Whoever can write to the folder can write checksums too; files.py keeps other users out of it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .. import files
 from ..errors import EntryQuarantined, printable, warn
 
 CHECKSUM_SUFFIX = ".sha256"
-OWN = 3  # parts of a path that may not be links: the store, Triton's folder in it, a kernel's in that
-MOST_BYTES = 1 << 30  # of one file: more than any kernel, with room for debugging information
+NOFOLLOW_PARTS = 3  # trailing parts of a path that must not be links: the store, Triton's folder in it, a kernel's folder in that
+MAX_BYTES = 1 << 30  # per file: larger than any kernel with debugging information
 
 
 @cache
 def checksummed_cache_manager() -> type[Any]:
-    """The class Triton is given for its cache: its own, with seals. Made at first use, because Triton is imported late."""
+    """A subclass of Triton's cache manager that verifies checksums. Created at first use, because Triton is imported lazily."""
     plain: Any = importlib.import_module("triton.runtime.cache").FileCacheManager
 
-    class ChecksummedCacheManager(plain):  # type: ignore[misc]  # of a package without types
+    class ChecksummedCacheManager(plain):  # type: ignore[misc]  # Triton has no type annotations
         def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-            self.own = not override and not dump  # the other two are folders the user looks into
+            self.own = not override and not dump  # override and dump folders belong to the user
             if not self.own:
                 super().__init__(key, override, dump)
                 return
@@ -48,7 +48,7 @@ def checksummed_cache_manager() -> type[Any]:
             return self.get_file(filename) is not None if self.own else super().has_file(filename)
 
         def get_group(self, filename: str) -> dict[str, str] | None:
-            """All files of a kernel; None where one is missing, because Triton would trip over it."""
+            """All files of a kernel; None if any is missing, because Triton would fail on a partial group."""
             if not self.own:
                 return super().get_group(filename)
             names = group_members(Path(self.cache_dir), f"__grp__{filename}")
@@ -56,22 +56,22 @@ def checksummed_cache_manager() -> type[Any]:
             return found if names and len(found) == len(names) else None
 
         def put(self, data: Any, filename: str, binary: bool = True) -> str:
-            """Write a file; its path."""
+            """Write a file and return its path."""
             if not self.own:
                 return super().put(data, filename, binary)
             content = data if isinstance(data, bytes) else str(data).encode()
             try:
                 write_checksummed(Path(self.cache_dir), filename, content)
                 return self._make_path(filename)
-            except OSError:  # a full disk, or a folder that is not ours alone: Triton needs the file all the same
+            except OSError:  # a full disk or an unsafe folder: Triton still needs the file
                 return write_private(self.key, filename, content)
 
     return ChecksummedCacheManager
 
 
 def write_checksummed(folder: Path, name: str, content: bytes) -> None:
-    """Write a file and its seal. A reader in between finds the one without the other, and so nothing."""
-    with files.open_folder(folder, own=OWN, create=True) as handle:
+    """Write a file and its checksum. A reader that comes in between finds no checksum, so the file counts as absent."""
+    with files.open_folder(folder, own=NOFOLLOW_PARTS, create=True) as handle:
         with suppress(FileNotFoundError):
             os.unlink(name + CHECKSUM_SUFFIX, dir_fd=handle)
         files.write(handle, name, content)
@@ -79,23 +79,23 @@ def write_checksummed(folder: Path, name: str, content: bytes) -> None:
 
 
 def read_checksummed(folder: Path, name: str) -> bytes | None:
-    """What a file holds, if it is as it was written; None otherwise, and where it is not there."""
+    """The content of a file whose checksum matches; None otherwise, or if the file does not exist."""
     try:
-        with files.open_folder(folder, own=OWN) as handle:
-            content, found = files.read(handle, name, MOST_BYTES), files.read(handle, name + CHECKSUM_SUFFIX, MOST_BYTES)
+        with files.open_folder(folder, own=NOFOLLOW_PARTS) as handle:
+            content, found = files.read(handle, name, MAX_BYTES), files.read(handle, name + CHECKSUM_SUFFIX, MAX_BYTES)
         if found == _digest(folder.name, name, content):
             return content
-        trouble = "it is not as it was written"
+        reason = "its checksum does not match"
     except FileNotFoundError:
         return None
     except OSError as error:
-        trouble = printable(error.strerror or str(error))
-    warn(EntryQuarantined(entry=f"{folder.name}/{name}", folder=folder.parent, detail=trouble))
+        reason = printable(error.strerror or str(error))
+    warn(EntryQuarantined(entry=f"{folder.name}/{name}", folder=folder.parent, detail=reason))
     return None
 
 
 def write_private(key: str, name: str, content: bytes) -> str:
-    """Keep a file for this process alone; its path."""
+    """Write a file to a temporary folder of this process and return its path."""
     folder = _private_folder(os.getpid()).path / key
     with files.open_folder(folder, own=2, create=True) as handle:
         files.write(handle, name, content)
@@ -104,12 +104,12 @@ def write_private(key: str, name: str, content: bytes) -> str:
 
 @lru_cache(maxsize=1)
 def _private_folder(process: int) -> files.PrivateFolder:
-    """A folder of this process; a forked child has one of its own."""
+    """The temporary folder of this process. A forked child has its own."""
     return files.PrivateFolder("onepass-")
 
 
 def group_members(folder: Path, name: str) -> tuple[str, ...]:
-    """The names a group lists. Where it says that they lie counts for nothing: they lie here."""
+    """The file names that a kernel's group file lists. The folders it gives are ignored: all files are in the kernel's folder."""
     try:
         listed = json.loads(read_checksummed(folder, name) or b"{}").get("child_paths", {})
         return tuple(str(each) for each in listed if os.path.basename(each) == each)

@@ -1,4 +1,4 @@
-"""What onepass needs of torch to trace functions and to call kernels from graphs."""
+"""Private torch APIs for tracing functions and for calling kernels from graphs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from .uninterrupted import Once
 
-# What is rewritten into simpler ops while tracing: norms, softmax, losses, activations and their backward passes. A name a
-# torch release does not have is passed over.
+# Ops that are decomposed while tracing: norms, softmax, losses, activations and their backward passes. Names that a torch
+# release lacks are skipped.
 _DECOMPOSED = """
 native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm
 _fused_rms_norm_backward native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
@@ -29,7 +29,7 @@ heaviside sinc special_entr special_xlog1py isposinf isneginf eye linspace nansu
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """torch's own rewritings of the composite ops that capture does not lower itself."""
+    """torch's decompositions of the composite ops that capture does not lower itself."""
     import torch
     from torch._decomp import get_decompositions
 
@@ -52,7 +52,7 @@ def pytree_unflatten(leaves: list[Any], spec: Any) -> Any:
 
 
 def structure_key(spec: Any) -> Any:
-    """A key that is equal for equal structures."""
+    """A hashable key that is equal for equal pytree structures."""
     try:
         hash(spec)
     except TypeError:
@@ -61,7 +61,7 @@ def structure_key(spec: Any) -> Any:
 
 
 def tree_builder(spec: Any) -> Callable[[list[Any]], Any]:
-    """pytree_unflatten for one structure, quick where that is a single leaf or a flat tuple or list."""
+    """pytree_unflatten for one structure, with a fast path for a single leaf or a flat tuple or list."""
     marks = [object() for _ in range(spec.num_leaves)]
     built = pytree_unflatten(marks, spec)
     if len(marks) == 1 and built is marks[0]:
@@ -73,7 +73,7 @@ def tree_builder(spec: Any) -> Callable[[list[Any]], Any]:
 
 
 def fake_mode() -> Any:
-    """A world of shape-only tensors with its own symbols and guards."""
+    """A new FakeTensorMode with its own symbols and guards."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -81,7 +81,7 @@ def fake_mode() -> Any:
 
 
 def fake_symbol(mode: Any, hint: int) -> Any:
-    """A symbolic size (2 or more) whose present value is `hint`."""
+    """A symbolic size (2 or more) whose value while tracing is `hint`."""
     import torch
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
@@ -90,19 +90,19 @@ def fake_symbol(mode: Any, hint: int) -> Any:
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether a tensor has a shape only."""
+    """Whether a tensor is a FakeTensor, which has no data."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
 
 
 def constant_tensor(tensor: Any) -> Any:
-    """The tensor behind a constant of a traced graph, None if only its shape is known."""
+    """The tensor behind a constant of a traced graph; None if only its shape is known."""
     return getattr(tensor, "constant", None) if is_fake(tensor) else tensor
 
 
 def data_dependent_errors() -> tuple[type[Exception], ...]:
-    """What torch raises when a trace needs a tensor's value."""
+    """The exceptions torch raises when tracing needs a tensor's value."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -111,9 +111,9 @@ def data_dependent_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def intercept_ops(watch: Callable[[Any, tuple, dict], str], split: Callable[[Any, tuple, dict], Any]) -> Iterator[None]:
-    """Call `watch(op, args, kwargs)` before every op; what it returns becomes the stack trace of the nodes made for it.
+    """Call `watch(op, args, kwargs)` before every op. Its return value becomes the stack trace of the nodes made for the op.
 
-    Where `split(op, args, kwargs)` is a list of calls, these are made instead, and their results are the op's.
+    If `split(op, args, kwargs)` returns a list of calls, they run instead of the op, and their results are the op's results.
     """
     from torch.fx import traceback
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -133,7 +133,7 @@ def intercept_ops(watch: Callable[[Any, tuple, dict], str], split: Callable[[Any
 
 @contextmanager
 def forbid_data_assignment(refuse: Callable[[], None]) -> Iterator[None]:
-    """Call `refuse()` when a tensor's `data` is set, which no op shows."""
+    """Call `refuse()` when a tensor's `data` is assigned, which no traced op shows."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -148,12 +148,12 @@ def forbid_data_assignment(refuse: Callable[[], None]) -> Iterator[None]:
 
 
 def storage_key(tensor: Any) -> int:
-    """The same number for tensors that share memory, shape-only ones too."""
+    """A number that is equal for tensors that share storage, fake tensors included."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def trace_graph(fn: Callable[..., Any], fakes: list[Any], mode: Any) -> Any:
-    """The graph of ops `fn(*fakes)` runs, decomposed; nodes keep the stack traces set while they were made."""
+    """The decomposed graph of the ops that `fn(*fakes)` runs. Nodes keep the stack traces that were set when they were made."""
     from torch.fx import traceback
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -161,7 +161,7 @@ def trace_graph(fn: Callable[..., Any], fakes: list[Any], mode: Any) -> Any:
         return make_fx(fn, decomposition_table=decompositions())(*fakes)
 
 
-def _trace_something() -> None:
+def _trace_example() -> None:
     import torch
 
     mode = fake_mode()
@@ -172,22 +172,22 @@ def _trace_something() -> None:
     shape_guards(mode, {size_expression(fake.shape[0]): "s0"})
 
 
-warm_up_tracing = Once(_trace_something)  # torch imports hundreds of modules when it first traces, dynamo and sympy among them
+warm_up_tracing = Once(_trace_example)  # the first trace makes torch import hundreds of modules, dynamo and sympy included
 
 
 def functionalized(graph_module: Any, fakes: list[Any], mode: Any) -> Any:
-    """The same graph with in-place ops on its own intermediates written as plain ones."""
+    """The graph with in-place ops on its own intermediates replaced by functional ops."""
     import torch
 
     return trace_graph(torch.func.functionalize(torch.fx.Interpreter(graph_module).run, remove="mutations"), fakes, mode)
 
 
 def torch_state_guard() -> Callable[[], bool]:
-    """A check that what ops depend on besides their arguments is as it is now: grad mode, autocast, default dtype and others."""
+    """A function that checks whether torch's global state (grad mode, autocast, default dtype, modes) is still the same as now."""
     import torch
 
-    others, inference, modes = torch._C._dynamo.guards.GlobalStateGuard(), torch.is_inference_mode_enabled(), active_modes()
-    check, is_inference = others.check, torch.is_inference_mode_enabled
+    guard, inference, modes = torch._C._dynamo.guards.GlobalStateGuard(), torch.is_inference_mode_enabled(), active_modes()
+    check, is_inference = guard.check, torch.is_inference_mode_enabled
 
     def unchanged() -> bool:
         return bool(check()) and is_inference() is inference and active_modes() == modes
@@ -196,7 +196,7 @@ def torch_state_guard() -> Callable[[], bool]:
 
 
 def active_modes() -> tuple[Any, ...]:
-    """The modes that ops go through in this thread. Of one that only says where new tensors are, the device."""
+    """The torch function and dispatch modes active in this thread. A DeviceContext is represented by its device."""
     import torch
 
     functions, dispatches = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
@@ -210,7 +210,7 @@ def active_modes() -> tuple[Any, ...]:
 
 
 def size_factors(size: Any) -> tuple[int, tuple[str, ...]] | None:
-    """A (symbolic) size as coefficient and torch's names of the symbols it multiplies; None if it is no such product."""
+    """A (symbolic) size as a coefficient times symbols, by torch's names; None if it is not such a product."""
     import sympy
 
     if isinstance(size, int):
@@ -227,7 +227,7 @@ def size_factors(size: Any) -> tuple[int, tuple[str, ...]] | None:
 
 
 def shape_guards(mode: Any, names: dict[str, str]) -> tuple[str, ...]:
-    """What tracing assumed about symbols, as Python expressions over `names` (from torch's name of each symbol to ours)."""
+    """The guards that tracing added on symbols, as Python expressions. `names` maps torch's symbol names to ours."""
     import sympy
     from torch.utils._sympy.printers import PythonPrinter
 
@@ -239,7 +239,7 @@ def shape_guards(mode: Any, names: dict[str, str]) -> tuple[str, ...]:
 
 
 def size_hint(size: Any) -> int | None:
-    """A (symbolic) size's value when the graph was traced; None for one that depends on data."""
+    """The value of a (symbolic) size when the graph was traced; None if it depends on data."""
     import torch
 
     if isinstance(size, int):
@@ -251,15 +251,15 @@ def size_hint(size: Any) -> int | None:
 
 
 def size_expression(size: Any) -> str:
-    """torch's own text for a (symbolic) size; equal texts are equal sizes."""
+    """torch's text for a (symbolic) size. Equal texts are equal sizes."""
     return str(size) if isinstance(size, int) else str(size.node.expr)
 
 
 @dataclass(frozen=True)
 class SizeFactor:
-    """A factor of a size that is no product itself: a symbol, or an expression such as `s0 - 1`."""
+    """An irreducible factor of a size: a symbol, or an expression such as `s0 - 1`."""
 
-    expression: Any  # sympy's, over torch's symbols
+    expression: Any  # a sympy expression over torch's symbols
     hint: int  # its value when the graph was traced
 
     def __str__(self) -> str:
@@ -273,8 +273,8 @@ class SizeFactor:
 def factored_size(size: Any, nonempty: bool = False) -> tuple[int, tuple[SizeFactor, ...]] | None:
     """A (symbolic) size as a coefficient and factors; None if it depends on data.
 
-    Equal polynomials have equal factors: `32*s0 - 32` is 32 and `s0 - 1`. `nonempty`: the size is a stride, and torch's `Max(1, s)`
-    in it is `s`, because a tensor in which they differ has no elements.
+    Equal polynomials have equal factors: `32*s0 - 32` is 32 and `s0 - 1`. With `nonempty`, the size is a stride, and `Max(1, s)`
+    in it counts as `s`: they differ only for tensors without elements.
     """
     if isinstance(size, int):
         return size, ()
@@ -285,7 +285,7 @@ def factored_size(size: Any, nonempty: bool = False) -> tuple[int, tuple[SizeFac
         return None
     coefficient, bases = _factors(expression)
     hints = [int(base.xreplace(known)) for base in bases]
-    if any(hint <= 0 for hint in hints):  # apart, factors may be negative although the size is not
+    if any(hint <= 0 for hint in hints):  # single factors may be negative although the size is not
         return 1, (SizeFactor(expression, int(expression.xreplace(known))),)
     return coefficient, tuple(map(SizeFactor, bases, hints))
 
@@ -296,18 +296,18 @@ def _without_least_one(expression: Any) -> Any:
     return expression.replace(lambda e: isinstance(e, Max) and 1 in e.args, lambda e: Max(*(a for a in e.args if a != 1)))
 
 
-MOST_FACTORED = 64  # operations in an expression up to which factors are looked for
+MAX_FACTORED_OPS = 64  # longer expressions are not factored
 
 
 @lru_cache(maxsize=4096)
 def _factors(expression: Any) -> tuple[int, tuple[Any, ...]]:
-    """A positive coefficient and the bases that multiply to an expression; the expression alone where there are none."""
+    """A positive coefficient and the factors of an expression; the expression alone if it cannot be factored."""
     import sympy
 
     whole = expression
     if expression.is_Integer:
         return int(expression), ()
-    if expression.is_Add and expression.count_ops() <= MOST_FACTORED:
+    if expression.is_Add and expression.count_ops() <= MAX_FACTORED_OPS:
         with suppress(sympy.PolynomialError):
             expression = sympy.factor(expression)
     coefficient, rest = expression.as_coeff_Mul()
@@ -318,9 +318,9 @@ def _factors(expression: Any) -> tuple[int, tuple[Any, ...]]:
 
 
 def emit_size(graph: Any, expression: Any, known: Callable[[str], Any]) -> Any:
-    """Nodes that compute torch's expression of a size, put where the graph inserts now; the last of them.
+    """Insert nodes that compute a symbolic size, at the graph's insertion point, and return the last one.
 
-    `known` gives the node of a symbol. NotImplementedError for functions that torch itself cannot write as nodes.
+    `known` gives the node of a symbol. NotImplementedError if torch cannot express a function as nodes.
     """
     from torch import fx
     from torch.utils._sympy.interp import sympy_interp
@@ -345,14 +345,14 @@ def raw_stream() -> Callable[[int], int]:
     """A function from a CUDA device's index to the address of its current stream."""
     import torch
 
-    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # no Stream object is made
-    return quick if quick is not None else lambda index: torch.cuda.current_stream(index).cuda_stream
+    fast = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # creates no Stream object
+    return fast if fast is not None else lambda index: torch.cuda.current_stream(index).cuda_stream
 
 
 def auto_functionalized_call(argument: str, bases: list[Any]) -> tuple[Any, dict[str, Any]]:
-    """How a graph calls an op that fills `bases`, given as its list `argument`, without looking like a mutation.
+    """Target and keyword arguments for calling an op that fills `bases` (its list `argument`) in a functional graph.
 
-    The call returns the op's own result and then one tensor for each base. ImportError where torch has no such form.
+    The call returns the op's own result and then one tensor per base. ImportError if torch lacks auto_functionalized_v2.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 

@@ -1,4 +1,4 @@
-"""What onepass needs of Inductor: its passes, its options, its split of training graphs."""
+"""Private Inductor APIs: graph passes, options, and the partitioner of training graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 
 
 def inductor_incompatibility() -> str | None:
-    """Why a graph pass cannot be given to this torch's Inductor; None if it can."""
+    """Why this torch's Inductor cannot take a graph pass of onepass; None if it can."""
     import torch
 
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -27,21 +27,21 @@ def inductor_incompatibility() -> str | None:
 
 
 def inductor_options(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """What torch.compile(backend="inductor") would make of a mode and options, with its errors for what it does not know."""
+    """The Inductor config that torch.compile(backend="inductor") makes of a mode and options. Raises torch's own errors."""
     import torch
 
     return dict(torch._TorchCompileInductorWrapper(mode, options, None).config)
 
 
 def compile_by_inductor(module: Any, inputs: Any, patches: dict[str, Any], inner: Callable[..., Any] | None = None) -> Any:
-    """Inductor's compile function; `inner` takes the place of its last step, from a graph to a callable."""
+    """Compile with Inductor. `inner` replaces its last step, which turns a graph into a callable."""
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(module, inputs, config_patches=patches, **({"inner_compile": inner} if inner else {}))
 
 
 def run_without_codegen(module: Any, inputs: Any, is_inference: bool) -> Callable[..., Any]:
-    """A graph after Inductor's passes (custom ones among them), run op by op: the steps before Inductor generates code."""
+    """Run Inductor's passes on a graph, custom ones included, but skip its code generation: the graph then runs op by op."""
     import torch
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._inductor import compile_fx
@@ -56,13 +56,13 @@ def run_without_codegen(module: Any, inputs: Any, is_inference: bool) -> Callabl
 
 
 def graph_pass(run: Callable[[Any, bool | None], None], uuid: Callable[[], Any], parts: tuple[Any, ...] = ()) -> Any:
-    """`run(graph, is_inference)` as a pass Inductor takes; `is_inference` is None where Inductor does not say."""
+    """Wrap `run(graph, is_inference)` as an Inductor graph pass. `is_inference` is None if Inductor does not provide it."""
     from torch._inductor import custom_graph_pass
 
     base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
 
     class Pass(base):
-        onepass_parts = parts  # empty for the pass of onepass itself
+        onepass_parts = parts  # empty for onepass's own pass
 
         def __call__(self, graph: Any, is_inference: bool | None = None) -> None:
             run(graph, is_inference)
@@ -74,12 +74,12 @@ def graph_pass(run: Callable[[Any, bool | None], None], uuid: Callable[[], Any],
 
 
 def is_our_pass(configured: Any) -> bool:
-    """Whether a configured pass is that of onepass."""
+    """Whether a configured pass is onepass's own."""
     return getattr(configured, "onepass_parts", None) == ()
 
 
 def configured_passes(patches: dict[str, Any]) -> tuple[Any, ...]:
-    """The passes a user has in the last place before code generation, by options or in Inductor's config."""
+    """The user's post_grad_custom_post_pass, from options or Inductor's config, as a tuple of passes."""
     from torch._inductor import config
 
     now = patches.get("post_grad_custom_post_pass", config.post_grad_custom_post_pass)
@@ -87,7 +87,7 @@ def configured_passes(patches: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def combined_passes(passes: tuple[Any, ...]) -> Any:
-    """Several passes as the one config value: a list from torch 2.13 on, before that one pass that runs them all."""
+    """Combine several passes into one config value: a list since torch 2.13, before that one pass that runs them all."""
     from torch._inductor import custom_graph_pass
 
     if len(passes) < 2 or hasattr(custom_graph_pass, "get_custom_graph_passes"):
@@ -100,13 +100,13 @@ def combined_passes(passes: tuple[Any, ...]) -> Any:
 
     def uuid() -> Any:
         ids = [each.uuid() if hasattr(each, "uuid") else None for each in passes]
-        return None if None in ids else repr(ids)  # a pass without an id keeps Inductor from caching, in company too
+        return None if None in ids else repr(ids)  # one pass without an id disables Inductor's cache for all
 
     return graph_pass(run, uuid, passes)
 
 
 def configure(passes: tuple[Any, ...], split: Any) -> None:
-    """Put passes and a split into Inductor's config for all that is compiled from now on."""
+    """Set the graph passes and the partitioner in Inductor's global config."""
     from torch._inductor import config
 
     config.post_grad_custom_post_pass = combined_passes(passes)
@@ -115,10 +115,10 @@ def configure(passes: tuple[Any, ...], split: Any) -> None:
 
 
 def partitioner(change: Callable[[Any, Any, int], None], uuid: Callable[[], Any], inner: Any) -> Any:
-    """A split of joint graphs that Inductor takes: that of `inner`, or Inductor's own for None, and then `change`.
+    """A partitioner of joint graphs for Inductor: run `inner` (Inductor's own for None), then `change` its result.
 
-    `change` gets the forward's module, the backward's, and how many results of the forward are the user's. None where this torch
-    has no place for it.
+    `change` gets the forward module, the backward module, and the number of forward results that belong to the user. Returns None
+    if this torch has no hook for it.
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor import config, custom_graph_pass
@@ -140,13 +140,13 @@ def partitioner(change: Callable[[Any, Any, int], None], uuid: Callable[[], Any]
             return None if within is None else f"{uuid()} {within}"
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return str, (self.uuid(),)  # torch pickles it for the keys of its caches, and for nothing else
+            return str, (self.uuid(),)  # torch pickles it only to compute cache keys
 
     return Partitioner()
 
 
 def configured_partitioner(patches: dict[str, Any]) -> Any:
-    """The split a user has configured, by options or in Inductor's config; None for Inductor's own."""
+    """The user's partitioner, from options or Inductor's config; None for Inductor's own."""
     from torch._inductor import config
 
     now = patches.get("custom_partitioner_fn", getattr(config, "custom_partitioner_fn", None))
@@ -154,14 +154,14 @@ def configured_partitioner(patches: dict[str, Any]) -> Any:
 
 
 def max_autotune() -> bool:
-    """Whether Inductor is about to tune matmuls, and would fuse a pointwise op behind one into it."""
+    """Whether Inductor autotunes matmuls, which lets it fuse a pointwise op into the epilogue of one."""
     from torch._inductor import config
 
     return bool(config.max_autotune or config.max_autotune_gemm)
 
 
 def non_python_wrapper() -> str | None:
-    """What makes the graph being compiled run where Python does not call its ops; None where Python does."""
+    """The name of the non-Python wrapper (AOTInductor, C++, FX) that the current graph is compiled for; None for Python."""
     from torch._inductor import config
     from torch._inductor.virtualized import V
 
@@ -172,20 +172,20 @@ def non_python_wrapper() -> str | None:
 
 
 def donated_inputs() -> frozenset[int]:
-    """Positions of inputs that the backward graph being compiled may overwrite; none where CUDA graphs would refuse it.
+    """Positions of donated inputs: the backward graph being compiled may overwrite them. Empty under CUDA graphs, which forbid it.
 
-    They are positions in the outermost graph alone (`is_outermost`).
+    The positions are valid only in the outermost graph (`is_outermost`).
     """
     from torch._inductor import config, utils
 
-    known = getattr(utils, "get_donated_idxs", tuple)  # without it, nothing is known to be given away
+    known = getattr(utils, "get_donated_idxs", tuple)  # without it, no input counts as donated
     return frozenset() if config.triton.cudagraphs else frozenset(known() or ())
 
 
 def is_outermost(graph: Any) -> bool:
-    """Whether the graph whose passes run is the one Inductor was given, and not a branch, a loop's body or a nested region in it.
+    """Whether the graph whose passes run is the outermost one, not a branch, a loop body or a nested region in it.
 
-    Torch runs the same passes on all of them and does not say which is which, so its frames are looked at. False if in doubt.
+    Torch runs the same passes on all of them and offers no way to tell, so this inspects torch's stack frames. False if in doubt.
     """
     import inspect
     import sys
@@ -204,7 +204,7 @@ def is_outermost(graph: Any) -> bool:
 
 
 def inductor_config(**changes: Any) -> AbstractContextManager[None]:
-    """Inductor's config with other values while the context lasts."""
+    """A context manager that patches Inductor's config."""
     from torch._inductor import config
 
     patched: AbstractContextManager[None] = config.patch(changes)
@@ -212,7 +212,7 @@ def inductor_config(**changes: Any) -> AbstractContextManager[None]:
 
 
 def reset_cuda_graphs() -> None:
-    """Forget CUDA graphs that were recorded, where any could have been."""
+    """Drop recorded CUDA graphs, if Inductor's cudagraph trees were imported at all."""
     import sys
 
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
@@ -221,7 +221,7 @@ def reset_cuda_graphs() -> None:
 
 
 def trace_artifact(name: str, text: Callable[[], str]) -> None:
-    """Leave a text in torch's structured trace, where tlparse shows it; not even made where no trace is written."""
+    """Add a text to torch's structured trace, for tlparse. `text` is called only if a trace is written."""
     from torch._logging import trace_structured
 
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=text)

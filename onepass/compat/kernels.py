@@ -1,4 +1,4 @@
-"""What onepass needs of Triton and of the CUDA driver."""
+"""Private APIs of Triton, and CUDA driver queries."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TRITON_PAIRS = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1", "2.14": "3.8.
 
 
 def triton_pair(torch_version: str) -> str | None:
-    """The Triton release a torch release is built and tested with, where known."""
+    """The Triton release that a torch release is built and tested with; None if unknown."""
     return TRITON_PAIRS.get(".".join(torch_version.split(".")[:2]))
 
 
-_whole_triton = Once(lambda: importlib.import_module("triton"))
+_import_triton = Once(lambda: importlib.import_module("triton"))
 
 
 def triton(purpose: str) -> Any:
-    """The triton package, or an error that names the release to install."""
-    _whole_triton()
+    """The triton package. TritonMissing names the release to install."""
+    _import_triton()
     try:
         return importlib.import_module("triton")
     except ImportError:
@@ -46,7 +46,7 @@ def triton(purpose: str) -> Any:
 
 
 def triton_version() -> str:
-    """The release of the triton package that is imported; empty where there is none."""
+    """The version of the imported triton package; empty if it cannot be imported."""
     try:
         return str(getattr(importlib.import_module("triton"), "__version__", ""))
     except ImportError:
@@ -55,16 +55,16 @@ def triton_version() -> str:
 
 @dataclass(frozen=True)
 class InterpreterParts:
-    """The pieces of Triton's CPU interpreter that ours is built from."""
+    """The pieces of Triton's CPU interpreter that onepass's interpreter builds on."""
 
     language: Any  # triton.language
     runtime: Any  # triton.runtime.interpreter
     semantic: Any  # the class that turns language calls into builder calls
-    jit_types: tuple[Any, ...]  # what @triton.jit returns, interpreted or not
+    jit_types: tuple[Any, ...]  # types that @triton.jit returns, interpreted or not
 
 
 def triton_interpreter() -> InterpreterParts:
-    """Triton's interpreter, whichever way triton itself was imported."""
+    """Triton's interpreter, whether or not triton was imported with TRITON_INTERPRET."""
     package = triton("interpret kernels on CPU tensors")
     runtime = importlib.import_module("triton.runtime.interpreter")
     semantic = importlib.import_module("triton.language.semantic").TritonSemantic
@@ -73,18 +73,18 @@ def triton_interpreter() -> InterpreterParts:
 
 
 def gluon_language(purpose: str) -> Any:
-    """triton.experimental.gluon.language, with what it has for Hopper under `.nvidia.hopper`."""
+    """The module triton.experimental.gluon.language; its Hopper parts are under `.nvidia.hopper`."""
     return triton(purpose) and importlib.import_module("triton.experimental.gluon.language")
 
 
-_GLUON = ("triton.experimental.gluon._runtime", "GluonASTSource")  # what a @gluon.jit function is compiled through
+_GLUON = ("triton.experimental.gluon._runtime", "GluonASTSource")  # the source class of @gluon.jit functions
 
 
 def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int, ...], target: int,
                    options: dict[str, Any]) -> Any:
-    """Compile one @triton.jit function for sm_`target`, with pointers at `aligned` positions divisible by 16.
+    """Compile one @triton.jit function for sm_`target`, with the pointers at positions `aligned` divisible by 16.
 
-    What TRITON_INSTRUMENTATION_MODE asks for, such as Triton's concurrency sanitizer, is done here as where Triton launches.
+    TRITON_INSTRUMENTATION_MODE (such as Triton's concurrency sanitizer) applies here as it does when Triton launches.
     """
     package = triton("compile kernels")
     instrumented = package.knobs.compilation.instrumentation_mode
@@ -95,54 +95,54 @@ def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int,
     module, name = _GLUON if getattr(function, "is_gluon", bool)() else ("triton.compiler", "ASTSource")
     ast_source = getattr(importlib.import_module(module), name)
     source = ast_source(function, signature, {}, {(i,): [["tt.divisibility", 16]] for i in aligned})
-    with _tools_of_ours(target):
+    with _own_toolchain(target):
         return retry_parse(lambda: package.compile(source, target=gpu_target("cuda", target, 32), options=options))
 
 
-_DISTURBED = "AST constructor recursion depth mismatch"
-_TRIES = 100
+_PARSER_RACE = "AST constructor recursion depth mismatch"
+_MAX_PARSES = 100
 
 
 def retry_parse(parsing: Callable[[], Parsed]) -> Parsed:
-    """The result of what calls ast.parse. Called again where another thread that parses made it fail.
+    """Call `parsing`, which calls ast.parse, and retry it if a race between threads made it fail.
 
-    Python 3.11 counts how deep the trees of all threads are in one number, and raises where that has changed meanwhile (CPython
-    issue 106905). A lock would not do: other libraries parse too.
+    Python 3.11 keeps one recursion depth for the parsers of all threads, and raises if another thread changed it (CPython issue
+    106905). A lock cannot prevent that: other libraries parse too.
     """
-    for _ in range(_TRIES - 1):
+    for _ in range(_MAX_PARSES - 1):
         try:
             return parsing()
         except Exception as error:
-            if not _is_disturbance(error):
+            if not _is_parser_race(error):
                 raise
     return parsing()
 
 
-def _is_disturbance(error: BaseException | None) -> bool:
-    while error is not None and not (isinstance(error, SystemError) and _DISTURBED in str(error)):
-        error = error.__cause__ or error.__context__  # Triton wraps what befalls it within a called function
+def _is_parser_race(error: BaseException | None) -> bool:
+    while error is not None and not (isinstance(error, SystemError) and _PARSER_RACE in str(error)):
+        error = error.__cause__ or error.__context__  # Triton wraps errors raised inside a called function
     return error is not None
 
 
-_TRITON_FILES = threading.RLock()
+_SETTINGS_LOCK = threading.RLock()
 
 
 @contextmanager
-def triton_cache_folder(folder: str | None, heard: Callable[[bool], None]) -> Iterator[None]:
-    """Let Triton keep what this thread compiles in `folder` (None: where it always does).
+def triton_cache_folder(folder: str | None, on_lookup: Callable[[bool], None]) -> Iterator[None]:
+    """Make Triton cache the kernels that this thread compiles in `folder` (None: Triton's default folder).
 
-    `heard` is told of every kernel this thread asks for, whether Triton's cache had it. Triton's settings are the process's,
-    so one thread compiles at a time; a kernel another library compiles meanwhile may land in `folder`, which does no harm.
-    Files in `folder` are checked before they are used (sealed.py), unless the user has a cache manager of their own.
+    `on_lookup` is called for every kernel this thread requests, with whether Triton's cache had it. Triton's settings are global
+    to the process, so one thread compiles at a time; a kernel that another library compiles meanwhile may land in `folder`, which
+    is harmless. Files in `folder` are verified before use (checksums.py), unless the user configured another cache manager.
     """
     knobs, thread = triton("compile kernels").knobs, threading.get_ident()
-    with _TRITON_FILES:
+    with _SETTINGS_LOCK:
         listener, settings = knobs.compilation.listener, vars(knobs.cache)
         before = {name: settings[name] for name in ("dir", "manager_class") if name in settings}
 
         def listening(**event: Any) -> None:
             if threading.get_ident() == thread:
-                heard(bool(event.get("cache_hit")))
+                on_lookup(bool(event.get("cache_hit")))
             if listener is not None:
                 listener(**event)
 
@@ -161,31 +161,31 @@ def triton_cache_folder(folder: str | None, heard: Callable[[bool], None]) -> It
 
 
 def touch_triton_cache(kernel: Any) -> None:
-    """Mark the files of a compiled kernel as used just now, for whoever removes old ones."""
+    """Update the access time of a compiled kernel's files, so that the cache sweep does not remove them."""
     for path in list(getattr(kernel, "metadata_group", {}).values())[:1]:
         with suppress(OSError):
             os.utime(os.path.dirname(path))
 
 
 def triton_toolchain_key(target: int) -> str:
-    """What beside a kernel's text decides its binary for sm_`target`: the assembler, and variables that Triton heeds."""
+    """Cache key of everything besides a kernel's text that decides its binary for sm_`target`: ptxas and Triton's variables."""
     instrumented = triton("compile kernels").knobs.compilation.instrumentation_mode
-    heeded: Any = getattr(importlib.import_module("triton._C.libtriton"), "get_cache_invalidating_env_vars", dict)
+    variables: Any = getattr(importlib.import_module("triton._C.libtriton"), "get_cache_invalidating_env_vars", dict)
     assembler = ptxas(target)
-    return f"{assembler} {_version(assembler)} {target} {sorted(heeded().items())} {instrumented}"
+    return f"{assembler} {_version(assembler)} {target} {sorted(variables().items())} {instrumented}"
 
 
 def ptxas(target: int) -> str:
-    """The path of the assembler for sm_`target`: the one Triton brings along, or the user's, named by TRITON_PTXAS_PATH.
+    """The path of ptxas for sm_`target`: the one in Triton's wheel, or the user's, from TRITON_PTXAS_PATH.
 
-    Inductor sets that variable when it first compiles, to an assembler in torch's wheel. That one is passed over: with it, the
-    same kernel would be another one, of other registers, before and after something else in the process was compiled.
+    Inductor sets that variable to a ptxas in torch's wheel when it first compiles. That one is ignored: otherwise a kernel's
+    binary and register count would depend on whether Inductor has compiled anything in this process yet.
     """
     named = str(importlib.import_module("triton.backends.nvidia.compiler").get_ptxas(target).path)
     if not Path(named).is_relative_to(_torch_folder()):
         return named
-    brought = Path(triton("compile kernels").__file__).parent / "backends/nvidia/bin"
-    own = brought / ("ptxas-blackwell" if target >= 100 else "ptxas")
+    wheel = Path(triton("compile kernels").__file__).parent / "backends/nvidia/bin"
+    own = wheel / ("ptxas-blackwell" if target >= 100 else "ptxas")
     return str(own) if own.exists() else named
 
 
@@ -202,25 +202,25 @@ def _version(assembler: str) -> str:
 
 
 def triton_toolchain(target: int) -> dict[str, Any]:
-    """What this process compiles with for sm_`target`. A worker given this files its kernels where this process looks for them."""
+    """The tools this process compiles with for sm_`target`. A worker that uses them computes the same cache keys."""
     assembler = ptxas(target)
     return {"assembler": assembler, "version": _version(assembler),
             "libdevice": triton("compile kernels").knobs.nvidia.libdevice_path}
 
 
 def use_toolchain(assembler: str, version: str, libdevice: str | None) -> None:
-    """Compile as a process does whose tools these are, from now on."""
+    """Compile with these tools (from `triton_toolchain` of another process) from now on."""
     nvidia: Any = importlib.import_module("triton.backends.nvidia.compiler")
-    nvidia.get_ptxas_version = lambda *_: version  # Triton asks once, and a part of every kernel's key would be out of date
+    nvidia.get_ptxas_version = lambda *_: version  # Triton caches its answer, and it is part of every kernel's key
     settings = {"ptxas": assembler, "ptxas_blackwell": assembler, "libdevice_path": libdevice}
     vars(triton("compile kernels").knobs.nvidia).update(settings)
 
 
 @contextmanager
-def _tools_of_ours(target: int) -> Iterator[None]:
-    """Compile with `triton_tools`; leave Triton's settings as they were: other kernels of the process have tools of their own."""
+def _own_toolchain(target: int) -> Iterator[None]:
+    """Compile with `triton_toolchain`, then restore Triton's settings: other kernels in this process may use other tools."""
     nvidia: Any = importlib.import_module("triton.backends.nvidia.compiler")
-    with _TRITON_FILES:
+    with _SETTINGS_LOCK:
         settings = vars(triton("compile kernels").knobs.nvidia)
         before, version = dict(settings), nvidia.get_ptxas_version
         use_toolchain(**triton_toolchain(target))
@@ -234,15 +234,15 @@ def _tools_of_ours(target: int) -> Iterator[None]:
 
 
 def cuobjdump() -> str:
-    """The path of the cubin reader in Triton's wheel."""
+    """The path of cuobjdump in Triton's wheel."""
     return str(triton("read compiled kernels").knobs.nvidia.cuobjdump.path)
 
 
 def triton_launcher(kernel: Any) -> Callable[..., None]:
-    """Load a compiled kernel on the current CUDA device; the result is called with (grid, stream, *args).
+    """Load a compiled kernel on the current CUDA device and return a launcher, called with (grid, stream, *args).
 
-    Triton 3.6 to 3.9 share this call: grid, stream, function and packed metadata, then launch metadata and two hooks, which
-    only profilers of Triton need, then the arguments. Pointers may be plain integers.
+    Triton 3.6 to 3.9 share this signature: grid, stream, function, packed metadata, launch metadata and two hooks (only Triton's
+    profiler needs these three), then the arguments. Pointers may be plain integers.
     """
     run, function, packed = kernel.run, kernel.function, kernel.packed_metadata
 
@@ -253,10 +253,10 @@ def triton_launcher(kernel: Any) -> Callable[..., None]:
 
 
 def compile_launcher_stub(kernel: Any) -> None:
-    """Have the C function that launches a compiled kernel in Triton's cache, so that loading it need not wait for a C compiler.
+    """Compile a kernel's C launcher into Triton's cache, so that loading the kernel does not wait for a C compiler.
 
-    Triton 3.6 compiles one for every list of argument types; later ones have one for all. It may fail, as it does without a driver
-    to link with: then whoever loads the kernel has it compiled, or tells.
+    Triton 3.6 compiles one launcher per list of argument types; later releases have one for all. Failures are ignored (there may
+    be no driver to link with): loading the kernel then compiles the launcher, or reports the error.
     """
     with suppress(Exception):
         driver = importlib.import_module("triton.backends.nvidia.driver")
@@ -265,19 +265,19 @@ def compile_launcher_stub(kernel: Any) -> None:
 
 
 def is_out_of_resources(error: Exception) -> bool:
-    """Did a compiled kernel ask for more than the card has?"""
+    """Whether Triton reports that a compiled kernel needs more resources than the GPU has."""
     return isinstance(error, importlib.import_module("triton.runtime.errors").OutOfResources)
 
 
 def triton_usage(kernel: Any) -> tuple[int, int, int]:
-    """Registers a thread, bytes of local memory a thread and bytes of shared memory of a loaded kernel."""
+    """Registers per thread, bytes of local memory per thread, and bytes of shared memory per CTA of a loaded kernel."""
     return kernel.n_regs, 4 * kernel.n_spills, kernel.metadata.shared  # n_spills counts 32-bit words
 
 
 def cuda_driver_level() -> str | None:
     """The newest CUDA version the installed driver supports ("13.0"), or None without a driver."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")  # torch has asked the driver this in several places over the years
+        driver = ctypes.CDLL("libcuda.so.1")  # torch's own API for this changed between releases
     except OSError:
         return None
     level = ctypes.c_int(0)

@@ -1,7 +1,7 @@
-"""What Ctrl-C must not leave half done: the first use of a library that imports more of itself then.
+"""Run work that Ctrl-C must not interrupt: the first use of a library that lazily imports more of itself.
 
-A package whose import was interrupted stays broken as long as the process lives: what is imported again lacks the parts that were
-whole. Signals interrupt the main thread alone, so another does such work, and Ctrl-C only ends the waiting for it.
+A package whose import was interrupted stays broken for the rest of the process. Python delivers signals to the main thread only,
+so such work runs on another thread, and Ctrl-C interrupts only the wait for it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-POLL_SECONDS = 0.005  # seconds between looks at whether it is done: locks may stay held where Ctrl-C interrupts their use
+POLL_SECONDS = 0.005  # polling instead of a lock: a lock may stay held if Ctrl-C interrupts its use
 
 
 class Once:
-    """Work of which a process needs to have done one whole run. What it raises is left to whoever does the same in earnest."""
+    """Work that a process must complete once. Exceptions are ignored: the real call that follows raises them again."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
         self._done = False
-        self._process: int | None = None  # in which a thread is at it
+        self._process: int | None = None  # the id of the process whose thread runs the work
 
     def __call__(self) -> None:
-        """Return when it is done."""
+        """Run the work if no thread has done so, and return when it is done."""
         if self._done:
             return
-        if threading.current_thread() is not threading.main_thread() or not self._begun():
+        if threading.current_thread() is not threading.main_thread() or not self._started():
             self._run()
         while not self._done:
             time.sleep(POLL_SECONDS)
 
-    def _begun(self) -> bool:
-        """Whether a thread of this process is at it; a forked child has none of its parent's."""
+    def _started(self) -> bool:
+        """Start a thread for the work unless this process has one; False if none can be started. Threads do not survive a fork."""
         if self._process == os.getpid():
             return True
         try:
-            _thread.start_new_thread(self._run, ())  # a Thread's start waits, and Ctrl-C may interrupt that
-        except RuntimeError:  # there are no more threads to be had
+            _thread.start_new_thread(self._run, ())  # Thread.start waits, and Ctrl-C may interrupt that
+        except RuntimeError:  # the system has no more threads
             return False
         self._process = os.getpid()
         return True

@@ -1,4 +1,4 @@
-"""What all errors have in common, and how they are told."""
+"""Base class of all errors, and helpers that show errors and warnings safely."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class OnepassError(Exception):
-    """Base of all. `message` is a template over the keyword arguments."""
+    """Base class of all errors. `message` is a template that the keyword arguments fill in."""
 
     code = "ONEPASS-000"
     message = "{detail}"
@@ -20,28 +20,27 @@ class OnepassError(Exception):
 
 
 class OnepassWarning(UserWarning):
-    """Something went wrong and was worked around; its text is that of a coded error."""
+    """Something failed and onepass continued without it. The text is that of a coded error."""
 
 
-def warn(happened: OnepassError, stacklevel: int = 1) -> None:
-    """Tell of an error that was worked around. Unless the user has warnings raised, telling never fails what goes on."""
+def warn(error: OnepassError, stacklevel: int = 1) -> None:
+    """Warn about an error that onepass recovered from. This never raises, unless the user turned warnings into errors."""
     try:
-        warnings.warn(printable(str(happened)), OnepassWarning, stacklevel=stacklevel + 1)
+        warnings.warn(printable(str(error)), OnepassWarning, stacklevel=stacklevel + 1)
     except OnepassWarning:
         raise
-    except Exception:  # a hook of the user's, or a stream that cannot be written
-        _LOG.debug("a warning could not be shown: %s", happened.code, exc_info=True)
+    except Exception:  # the user's warning hook failed, or the output stream cannot be written
+        _LOG.debug("a warning could not be shown: %s", error.code, exc_info=True)
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, whatever its __str__ does."""
+    """The message of an exception, even if its __str__ raises."""
     try:
         return str(error)
     except Exception:
-        return "it cannot say why"
+        return "its message cannot be read"
 
 
 def printable(text: str) -> str:
-    """Text that does to a terminal, a file or a page what it looks like: control characters, surrogates, and marks that turn the
-    direction of writing are escaped."""
+    """Text with control characters, surrogates and bidirectional marks escaped, so that it cannot alter a terminal or a page."""
     return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -10,7 +10,7 @@ import torch
 from onepass.capture import capture
 from onepass.device import device
 from onepass.pipeline import generate, optimize
-from onepass.plan.alternatives import alternatives, kind
+from onepass.plan.alternatives import alternatives, schedule_kind
 from onepass.plan.partition import plan
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import Executable, assemble
@@ -70,4 +70,4 @@ def test_the_default_comes_first_and_none_comes_twice(name: str) -> None:
 
 def test_other_kinds_are_tried_before_neighbours() -> None:
     *_, plans = plans_of("rms_norm", (64, 4096), torch.bfloat16, 6)
-    assert len({kind(p.kernels[0].schedule) for p in plans}) == len(plans)
+    assert len({schedule_kind(p.kernels[0].schedule) for p in plans}) == len(plans)

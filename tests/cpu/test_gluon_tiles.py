@@ -27,7 +27,7 @@ from onepass.plan.scoring import scores
 from onepass.plan.split import halves
 from onepass.plan.staged_rows import exchange_bytes
 from onepass.plan.staged_tiles import rows_at_once, smem_bytes, strips, tile_stageable, with_register_cap
-from onepass.plan.thread_layout import widest
+from onepass.plan.thread_layout import explicit_vector
 from onepass.runtime import gluon_model, offline
 from onepass.runtime.compile_job import job
 from onepass.runtime.executable import allocate, assemble, layout
@@ -102,7 +102,7 @@ def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str,
 
 def tiles(kernel: Kernel, warps: int = 4, width: int = 64, deep: int = 2, stages: int = 2, split: int = 1) -> Schedule:
     """A schedule whose tiles give every thread `deep` vectors."""
-    able, vector = tile_stageable(kernel), widest(kernel)
+    able, vector = tile_stageable(kernel), explicit_vector(kernel)
     one = Schedule(Loop(rows_at_once(width, vector, warps) * deep, split), Block(width), warps, stages, staged=frozenset(able))
     smem = smem_bytes(one, vector, sum(kernel.program.dtypes[i].size for i in able), exchange_bytes(kernel))
     return with_register_cap(one, 2 if 2 * (smem + H200.smem_reserve) <= H200.smem_per_sm else 1, H200)
@@ -343,7 +343,7 @@ def test_strips_of_a_tile_need_no_barriers_between_them() -> None:
     """One behind the wait, one before the refill, one that the compiler adds before each copy: none for a strip."""
     few, _, low = compiled(outer_sum, (meta(8192, 1024),), deep=8)
     many, kernel, tall = compiled(outer_sum, (meta(8192, 1024),), deep=16)
-    assert strips(tall, widest(kernel), 2).count == 2 * strips(low, widest(kernel), 2).count == 4
+    assert strips(tall, explicit_vector(kernel), 2).count == 2 * strips(low, explicit_vector(kernel), 2).count == 4
     assert many.barriers == few.barriers
 
 
@@ -418,7 +418,7 @@ def test_a_ring_that_does_not_fit_has_no_place_on_an_sm() -> None:
 
 @pytest.mark.parametrize(("tall", "width", "warps"), [(16, 512, 4), (512, 64, 4), (8, 64, 4), (24, 64, 4)])
 def test_tiles_that_threads_or_boxes_cannot_have(tall: int, width: int, warps: int) -> None:
-    with pytest.raises(ValueError, match="do not read tiles"):
+    with pytest.raises(ValueError, match="cannot read tiles"):
         strips(Schedule(Loop(tall), Block(width), warps, 2), 8, 2)
 
 

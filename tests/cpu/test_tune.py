@@ -33,7 +33,7 @@ from onepass.tools.explain import explain_function
 from tests.cases import CASES
 
 CARD, H200 = torch.device("cuda", 0), device("h200")
-INNER = ("inner", "inner looped", "inner split", "inner parked")
+INNER = ("inner", "inner looped", "inner split", "inner staged")
 NOTHING: frozenset[str] = frozenset()
 HERE = Card("NVIDIA H200", 132, "13.0")
 PROPERTIES = SimpleNamespace(name=HERE.name, multi_processor_count=HERE.sms)

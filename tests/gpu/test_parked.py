@@ -161,7 +161,7 @@ LONG = {f.__name__: f for f in (softmax, softmax_backward, rms_norm, rms_norm_ba
 def test_long_rows(name: str, cols: int, room: Room) -> None:
     make = lambda seed, where: workload(name).inputs((ROWS, cols), torch.bfloat16, where, seed)  # noqa: E731
     right_by_default(LONG[name], make, room)
-    for family in ("inner parked", "mix-order parked", "mix-order shared"):
+    for family in ("inner staged", "mix-order staged", "mix-order multi-CTA"):
         right(LONG[name], make, room, family, most=4)
 
 
@@ -170,7 +170,7 @@ def test_many_short_rows_one_a_cta(name: str) -> None:
     """CTAs that come and go quickly: what one does too early or too late is seen in some row of some launch."""
     make = lambda seed, where: workload(name).inputs((65536, 1024), torch.float32, where, seed)  # noqa: E731
     ours = CapturedFunction.of(LONG[name], make(0, "cuda"))
-    made = compiled(ours, [p for p in parked(ours, "inner parked", 100) if isinstance(p.kernels[0].schedule.rows, Block)][:2])
+    made = compiled(ours, [p for p in parked(ours, "inner staged", 100) if isinstance(p.kernels[0].schedule.rows, Block)][:2])
     assert made
     fused = running(ours, made)
     assert_right(fused, lambda *a: as_tuple(LONG[name](*a)) * len(made), partial(make_on, make), run=twice)
@@ -184,7 +184,7 @@ def test_many_short_rows_one_a_cta(name: str) -> None:
 @pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward"])
 def test_rows_and_columns(name: str, cols: int, room: Room) -> None:
     make = lambda seed, where: workload(name).inputs((1000, cols), torch.bfloat16, where, seed)  # noqa: E731
-    assert right(LONG[name], make, room, "mix-order parked", most=4)
+    assert right(LONG[name], make, room, "mix-order staged", most=4)
 
 
 @pytest.mark.parametrize("share", [2, 4])
@@ -193,14 +193,14 @@ def test_rows_and_columns(name: str, cols: int, room: Room) -> None:
 @pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward"])
 def test_rows_shared_by_several_ctas(name: str, rows: int, beside: bool, share: int, room: Room) -> None:
     make = lambda seed, where: workload(name).inputs((rows, 32768), torch.bfloat16, where, seed)  # noqa: E731
-    assert right(LONG[name], make, room, "mix-order shared", most=4, share=share, beside=beside)
+    assert right(LONG[name], make, room, "mix-order multi-CTA", most=4, share=share, beside=beside)
 
 
 def test_shared_rows_in_a_graph(sizeable: None) -> None:
     """Words are cleared in every replay: what is left of the one before would be taken for states of this one."""
     args = workload("rms_norm_backward").inputs((300, 32768), torch.bfloat16, "cuda", 0)
     ours = CapturedFunction.of(rms_norm_backward, args)
-    made = compiled(ours, parked(ours, "mix-order shared", 2))
+    made = compiled(ours, parked(ours, "mix-order multi-CTA", 2))
     assert made
     fused = running(ours, made)
     expected = fused(*args)
