@@ -1,1 +1,1 @@
-"""The language all the rest speaks: axes, buffers, ops, reductions, programs."""
+"""The intermediate representation (IR): sizes, axes, buffers, scalar ops, monoids and Programs, and the passes over them."""

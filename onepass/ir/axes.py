@@ -1,4 +1,4 @@
-"""Axes of different tensors that are alike and never meet, made one: what walks them may then share a kernel."""
+"""Unify equivalent axes of different tensors, so that the loops over them can share a kernel."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from .size import Size
 
 
 def unify_axes(program: Program) -> Program:
-    """x0[a, b] ... x1[c, d] -> x0[a, b] ... x1[a, b], where a and c (b and d) have the same extent and strides and never meet.
+    """x0[a, b], x1[c, d] -> x0[a, b], x1[a, b]: rename axes with equal extent and strides that no value varies over together.
 
-    Three norms of three tensors that share a weight come in as three sets of rows. Whether one walk over all of them pays
-    is the planner's to say; without this it could not ask.
+    For example, three norms of three tensors that share a weight arrive with three separate row axes. After this pass the planner
+    can fuse them; the cost model decides whether it does.
     """
-    met = _meetings(program)
-    looks = {a.name: _look(program, a.name) for a in program.axes}
+    together = _cooccurring(program)
+    signatures = {a.name: _signature(program, a.name) for a in program.axes}
     groups: list[list[str]] = []
     for axis in (a.name for a in program.axes):
-        alike = (g for g in groups if looks[g[0]] == looks[axis] and not any(frozenset({axis, other}) in met for other in g))
-        home = next(alike, None)
-        if home is None:
+        matching = (g for g in groups if signatures[g[0]] == signatures[axis]
+                    and not any(frozenset({axis, other}) in together for other in g))
+        group = next(matching, None)
+        if group is None:
             groups.append([axis])
         else:
-            home.append(axis)
-            met |= {frozenset({home[0], x}) for pair in met if axis in pair for x in pair - {axis}}
+            group.append(axis)
+            together |= {frozenset({group[0], x}) for pair in together if axis in pair for x in pair - {axis}}
     names = {axis: group[0] for group in groups for axis in group}
     return program if len(groups) == len(program.axes) else _renamed(program, names)
 
 
-def _meetings(program: Program) -> set[frozenset[str]]:
-    """Pairs of axes some value varies over together."""
+def _cooccurring(program: Program) -> set[frozenset[str]]:
+    """Pairs of axes that some value varies over together."""
     pairs: set[frozenset[str]] = set()
     for i, node in enumerate(program.nodes):
         dims = program.dims[i] | (frozenset(node.axes) if isinstance(node, Reduce) else frozenset())
@@ -40,10 +41,10 @@ def _meetings(program: Program) -> set[frozenset[str]]:
     return pairs
 
 
-def _look(program: Program, axis: str) -> tuple[Size, frozenset[Size]]:
-    """An axis's extent and the strides tensors have along it."""
-    moves = [n for n in program.nodes if isinstance(n, (Load, Store))]
-    return program.axis[axis].extent, frozenset(s for n in moves for a, s in n.strides if a == axis)
+def _signature(program: Program, axis: str) -> tuple[Size, frozenset[Size]]:
+    """An axis's extent and the strides that Loads and Stores have along it. Axes must agree in both to be unified."""
+    accesses = [n for n in program.nodes if isinstance(n, (Load, Store))]
+    return program.axis[axis].extent, frozenset(s for n in accesses for a, s in n.strides if a == axis)
 
 
 def _renamed(program: Program, names: dict[str, str]) -> Program:

@@ -1,8 +1,8 @@
-"""The criterion: how far a result may be from float64, measured against how far eager torch is.
+"""The accuracy criterion: bounds a result's error against float64 by eager torch's own error.
 
-A tensor's largest value must not hide the errors of its small ones: a softmax row holds a 1.0 beside values of 1e-5. So the
-criterion holds for the tensor as a whole, and for each of its magnitude bands, where an element's magnitude is counted from
-the largest value of the row or column it lies in.
+A tensor's largest value must not hide errors in its small values: a softmax row can hold 1.0 and 1e-5. So the criterion applies to
+the whole tensor and to each magnitude band. A band groups elements by their magnitude relative to the largest value of their row
+or column (their slice).
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MIN_RMS_ELEMENTS = 8  # numbers whose RMS error says nothing: of a single one, rounded as well as can be, it is up to half an ulp
-MIN_BAND_ELEMENTS = 32  # numbers from which a band has bounds of its own: the largest error of fewer is luck, ours and eager's
-MIN_SLICE_ELEMENTS = 16  # elements from which a row or column has a scale of its own: of two, both may be what cancellation left
-BAND_BITS, BANDS = 2, 12  # a band is a factor of 4 wide; the last one holds what is below 2^-22 of its slice's largest value
-SCALE_BITS, SCALES = 4, 6  # slices whose largest values differ by less than 16 times are judged together
-# fp32 roundings of a slice's largest value that a result narrower than fp32 may carry. What a small element was computed from
-# may be larger than the slice itself: 16 of them are 2^-20, an ulp of bfloat16 at 2^-12 of the largest value.
+MIN_RMS_ELEMENTS = 8  # elements; with fewer, the RMS error is too noisy (a single correctly rounded number is off by up to 0.5 ulp)
+MIN_BAND_ELEMENTS = 32  # elements a band needs for its own bounds; with fewer, the largest error is mostly chance
+MIN_SLICE_ELEMENTS = 16  # elements a row or column needs for its own scale; two values may both be cancellation noise
+BAND_BITS, BANDS = 2, 12  # a band spans a factor of 4; the last holds all below 2^-22 of the slice's largest value
+SCALE_BITS, SCALES = 4, 6  # slices whose largest values differ by less than 16x are checked together
+# Error allowance for results narrower than fp32, in fp32 ulps of the slice's largest value, because intermediates may be larger
+# than the result. 16 fp32 ulps are 2^-20, which is one bfloat16 ulp at 2^-12 of the largest value.
 INTERMEDIATE_ULPS = 16.0
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Errors of one result against float64, and the bounds eager's own errors set, in the band that keeps them least well.
+    """Errors of one result against float64 and their bounds, for the band closest to (or furthest beyond) its bounds.
 
-    RMS errors of a band are in units of the slice's largest value, so that slices of different scale count alike.
+    RMS errors of a band are relative to the slice's largest value, so that slices of different scale weigh the same.
     """
 
     max_error: float
@@ -38,21 +38,21 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether both errors keep within their bounds."""
+        """Whether both errors are within their bounds."""
         return self.excess <= 1.0
 
     @property
     def excess(self) -> float:
-        """The larger of both errors, in units of its bound."""
+        """The larger error-to-bound ratio."""
         return max(_ratio(self.max_error, self.max_bound), _ratio(self.rms_error, self.rms_bound))
 
 
 def check(result: Tensor, eager: Tensor, reference: Tensor, scale: Tensor | None = None, bands: bool = True) -> Check:
-    """Max error <= 1.5 x eager's + 1 ulp; RMS error <= 1.1 x eager's + 0.5 ulp, where there are many numbers.
+    """Check max error <= 1.5 x eager's + 1 ulp, and RMS error <= 1.1 x eager's + 0.5 ulp for enough elements.
 
-    Of the whole tensor, with the ulp at its largest value, and of every band, with the ulp of each element. All values are
-    finite. `scale` is `slice_scale(reference)`, for tensors that have lost their shape. RMS errors of a band, of few numbers,
-    have the wider bounds of largest ones.
+    The whole tensor uses the ulp at its largest value; each band uses the ulp of each element, and a wider RMS bound
+    (1.5 x eager's + 1 ulp) because it has few elements. All values must be finite. For flattened tensors, pass
+    `scale = slice_scale(reference)`.
     """
     whole = _whole(result, eager, reference)
     if result.numel() < MIN_BAND_ELEMENTS or not bands:
@@ -62,68 +62,69 @@ def check(result: Tensor, eager: Tensor, reference: Tensor, scale: Tensor | None
 
 
 def judge(result: Tensor, eager: Tensor, reference: Tensor, slack: float = 1.0) -> str | None:
-    """What is wrong with a result, in a sentence; None if nothing is. Integers are compared exactly.
+    """Describe what is wrong with a result in one sentence; None if it is correct. Integers are compared exactly.
 
-    `slack` multiplies the bounds, not what is said of NaNs and infinities.
+    `slack` multiplies the error bounds. NaNs and infinities must match regardless.
     """
     if not result.is_floating_point():
         wrong = int((result != eager).sum())
         return f"{wrong} of {result.numel()} elements differ from eager's" if wrong else None
-    mine, theirs, rounded = result.double(), eager.double(), reference.to(result.dtype).double()
-    # Eager rounds between ops and may overflow where one rounding at the end does not: either is right.
-    odd = _differs(mine, theirs) & _differs(mine, rounded)
-    if bool(odd.any()):
-        return f"{int(odd.sum())} NaNs or infinities are unlike eager's, the first at {odd.nonzero()[0].tolist()}"
-    finite = mine.isfinite() & theirs.isfinite() & reference.isfinite()
-    found = check(mine[finite].to(result.dtype), theirs[finite], reference[finite], slice_scale(reference)[finite])
+    ours, theirs, rounded = result.double(), eager.double(), reference.to(result.dtype).double()
+    # Eager rounds between ops and may overflow where a single rounding at the end does not. Either result is correct.
+    mismatched = _nonfinite_mismatch(ours, theirs) & _nonfinite_mismatch(ours, rounded)
+    if bool(mismatched.any()):
+        return f"{int(mismatched.sum())} NaNs or infinities differ from eager's, the first at {mismatched.nonzero()[0].tolist()}"
+    finite = ours.isfinite() & theirs.isfinite() & reference.isfinite()
+    found = check(ours[finite].to(result.dtype), theirs[finite], reference[finite], slice_scale(reference)[finite])
     if found.excess <= slack:
         return None
-    return (f"of {found.where}, the largest error against float64 is {found.max_error:.3g} where {found.max_bound:.3g} is allowed, "
-            f"the RMS error {found.rms_error:.3g} where {found.rms_bound:.3g} is")
+    return (f"for {found.where}, the largest error against float64 is {found.max_error:.3g} (limit {found.max_bound:.3g}) and "
+            f"the RMS error is {found.rms_error:.3g} (limit {found.rms_bound:.3g})")
 
 
 def ulp_at(value: float, dtype: torch.dtype) -> float:
-    """One unit in the last place of a dtype at a value; below its normal range all values are equally far apart."""
-    least = _least(dtype)
-    return max(torch.finfo(dtype).eps * 2.0 ** (math.frexp(value)[1] - 1), least) if value else least
+    """One unit in the last place (ulp) of a dtype at a value. Subnormals are evenly spaced."""
+    smallest = _smallest_subnormal(dtype)
+    return max(torch.finfo(dtype).eps * 2.0 ** (math.frexp(value)[1] - 1), smallest) if value else smallest
 
 
 def slice_scale(reference: Tensor) -> Tensor:
-    """For every element, the largest finite magnitude of the row or column it lies in, whichever is less."""
+    """For each element, the largest finite magnitude of its row or of its column, whichever is smaller."""
     magnitude = reference.abs().where(reference.isfinite(), 0.0)
     whole = magnitude.amax() if magnitude.numel() else magnitude.sum()
     scale = whole.expand_as(magnitude)
     for dim, extent in enumerate(magnitude.shape if magnitude.dim() > 1 else ()):
         if extent >= MIN_SLICE_ELEMENTS and magnitude.numel():
             scale = torch.minimum(scale, magnitude.amax(dim, keepdim=True))
-    # A slice of nothing but rounding errors has no scale of its own.
+    # A slice that holds only rounding errors has no meaningful scale.
     return torch.maximum(scale, whole * torch.finfo(torch.float32).eps)
 
 
 def _whole(result: Tensor, eager: Tensor, reference: Tensor) -> Check:
-    ulp = ulp_at(_max(reference.abs()), result.dtype) * _eager_advantage(result)
+    ulp = ulp_at(_max(reference.abs()), result.dtype) * _cpu_ulp_factor(result)
     ours, theirs = (reference - result.double()).abs(), (reference - eager.double()).abs()
     largest = 1.5 * _max(theirs) + ulp
-    return Check(_max(ours), largest, _rms(ours), 1.1 * _rms(theirs) + 0.5 * ulp if reference.numel() >= MIN_RMS_ELEMENTS else largest)
+    rms = 1.1 * _rms(theirs) + 0.5 * ulp if reference.numel() >= MIN_RMS_ELEMENTS else largest
+    return Check(_max(ours), largest, _rms(ours), rms)
 
 
 def _bands(result: Tensor, eager: Tensor, reference: Tensor, scale: Tensor) -> list[Check]:
-    """A Check of every band: elements that are about as small beside their slice, in slices of about one scale."""
+    """One Check per band: elements of similar size relative to their slice, from slices of similar scale."""
     reference, scale = reference.reshape(-1), scale.reshape(-1).clamp_min(torch.finfo(torch.float64).tiny)
     ours, theirs = ((reference - t.reshape(-1).double()).abs() / scale for t in (result, eager))
     allowed = _rounding(reference, scale, result) / scale
     group, names = _groups(reference.abs(), scale)
 
-    def largest(of: Tensor) -> Tensor:
-        return torch.zeros(len(names), dtype=of.dtype, device=of.device).scatter_reduce(0, group, of, "amax")
+    def largest(values: Tensor) -> Tensor:
+        return torch.zeros(len(names), dtype=values.dtype, device=values.device).scatter_reduce(0, group, values, "amax")
 
-    def rms(of: Tensor) -> Tensor:
+    def rms(values: Tensor) -> Tensor:
         count = torch.bincount(group, minlength=len(names))
-        return (torch.bincount(group, of.square(), minlength=len(names)) / count).sqrt()
+        return (torch.bincount(group, values.square(), minlength=len(names)) / count).sqrt()
 
     bound = 1.5 * largest(theirs)[group] + allowed
-    least_well = largest(ours / bound)
-    at = (ours / bound >= least_well[group]).nonzero().flatten()
+    worst_ratio = largest(ours / bound)
+    at = (ours / bound >= worst_ratio[group]).nonzero().flatten()
     worst = torch.zeros(len(names), dtype=torch.int64, device=at.device).scatter_(0, group[at], at)
     rows = zip((ours * scale)[worst].tolist(), (bound * scale)[worst].tolist(),
                rms(ours).tolist(), (1.5 * rms(theirs) + rms(allowed)).tolist(), names, strict=True)
@@ -131,17 +132,17 @@ def _bands(result: Tensor, eager: Tensor, reference: Tensor, scale: Tensor) -> l
 
 
 def _rounding(reference: Tensor, scale: Tensor, result: Tensor) -> Tensor:
-    """What rounding alone may do to each element: an ulp of its own, and the roundings in fp32 of what it was computed from."""
+    """The error that rounding alone may cause per element: one ulp, plus the fp32 rounding of intermediates."""
     info = torch.finfo(result.dtype)
-    ulp = (info.eps * torch.exp2(torch.frexp(reference.abs()).exponent.double() - 1)).clamp_min(_least(result.dtype))
+    ulp = (info.eps * torch.exp2(torch.frexp(reference.abs()).exponent.double() - 1)).clamp_min(_smallest_subnormal(result.dtype))
     if info.bits < 32:
         return ulp + INTERMEDIATE_ULPS * torch.finfo(torch.float32).eps * scale
-    return ulp + info.eps * scale * _eager_advantage(result)
+    return ulp + info.eps * scale * _cpu_ulp_factor(result)
 
 
 def _groups(magnitude: Tensor, scale: Tensor) -> tuple[Tensor, list[str]]:
-    """The number of the band each element is judged in, and the bands' names. Bands of few elements join the next."""
-    # A band below the largest value of its slice, and a step below the largest slice.
+    """The band index of each element, and the bands' names. A band with too few elements is merged with the next."""
+    # `band`: magnitude below the slice's largest value. `step`: the slice's scale below the largest slice's.
     band = (torch.log2(scale / magnitude.clamp_min(torch.finfo(torch.float64).tiny)) / BAND_BITS).clamp(0, BANDS - 1).long()
     step = (torch.log2(scale.amax() / scale) / SCALE_BITS).clamp(0, SCALES - 1).long()
     counts = torch.bincount(step * BANDS + band, minlength=SCALES * BANDS).tolist()
@@ -170,13 +171,15 @@ def _name(keys: list[int]) -> str:
     return f"elements{lower}{' and' if lower and upper else ''}{upper} of their slice's largest value"
 
 
-def _eager_advantage(result: Tensor) -> float:
-    """Ulps where one is allowed elsewhere. On a CPU, torch's fp32 kernels accumulate in float64 and contract multiplications
-    with additions, which a kernel does on a GPU and an interpreter does not."""
+def _cpu_ulp_factor(result: Tensor) -> float:
+    """A factor on the ulps allowed: 2 for fp32 on a CPU, where eager is more accurate than the interpreter.
+
+    Torch's fp32 CPU kernels accumulate in float64 and use fused multiply-adds. Triton's interpreter does neither.
+    """
     return 2.0 if result.device.type == "cpu" and result.dtype == torch.float32 else 1.0
 
 
-def _least(dtype: torch.dtype) -> float:
+def _smallest_subnormal(dtype: torch.dtype) -> float:
     info = torch.finfo(dtype)
     return info.smallest_normal * info.eps
 
@@ -185,8 +188,8 @@ def _ratio(error: float, bound: float) -> float:
     return error / bound if bound else math.inf if error else 0.0
 
 
-def _differs(a: Tensor, b: Tensor) -> Tensor:
-    """Where one is NaN or infinite and the other is not the same."""
+def _nonfinite_mismatch(a: Tensor, b: Tensor) -> Tensor:
+    """Elements where one tensor is NaN or infinite and the other differs."""
     return (a.isnan() != b.isnan()) | ((a.isinf() | b.isinf()) & (a != b) & ~a.isnan())
 
 

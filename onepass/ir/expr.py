@@ -1,7 +1,7 @@
-"""Scalar types and the op table: everything a single element can be or undergo.
+"""Scalar types and the table of elementwise ops.
 
-One row of OPS is one op. A row says what the op takes, what it gives, how torch computes it (the oracle), how a kernel
-writes it (Triton and Gluon share the text) and what it costs. Adding an op is adding a row.
+Each row of OPS defines one op: its arity, result type, torch reference (for the oracle), kernel text (shared by Triton and Gluon)
+and cost. To add an op, add a row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A scalar type: as stored (`size` bytes) and as a kernel names it."""
+    """A scalar type: its size in bytes as stored, and its names in torch and in kernels."""
 
     name: str
     size: int
@@ -38,7 +38,7 @@ class DType:
 
     @property
     def is_narrow_float(self) -> bool:
-        """Stored in 16 or 8 bits; computed in fp32."""
+        """Whether this is a 16- or 8-bit float. These are computed in fp32."""
         return self.kind == "float" and self.size < 4
 
     def __str__(self) -> str:
@@ -67,26 +67,26 @@ BY_TORCH = {d.torch: d for d in DTYPES.values()}
 
 
 def compute_dtype(dtype: DType) -> DType:
-    """What arithmetic on values of this type runs in: 16- and 8-bit floats in fp32, the rest in themselves."""
+    """The type that arithmetic on values of `dtype` uses: fp32 for 16- and 8-bit floats, otherwise `dtype` itself."""
     return F32 if dtype.is_narrow_float else dtype
 
 
 def min_value(dtype: DType) -> float | int:
-    """The least value of a type."""
+    """The lowest value of a type (-inf for floats)."""
     if dtype.is_float:
         return -math.inf
     return 0 if dtype.name in ("u8", "bool") else -(1 << (8 * dtype.size - 1))
 
 
 def max_value(dtype: DType) -> float | int:
-    """The greatest value of a type."""
+    """The highest value of a type (inf for floats)."""
     if dtype.is_float:
         return math.inf
     return {"u8": 255, "bool": 1}.get(dtype.name, (1 << (8 * dtype.size - 1)) - 1)
 
 
 def as_dtype(value: float | int | bool, dtype: DType) -> float | int | bool:
-    """A number as a type holds it: integers wrap around, as a conversion on the card does, and NaN is always math.nan."""
+    """Convert a Python number to a type's value. Integers wrap around, as on the GPU. NaN is always the object math.nan."""
     if dtype.is_float:
         return _as_float(float(value), dtype)
     if dtype is BOOL:
@@ -95,11 +95,11 @@ def as_dtype(value: float | int | bool, dtype: DType) -> float | int | bool:
     return (int(value) - low) % (1 << 8 * dtype.size) + low
 
 
-_F32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)  # what Triton takes for float32 without being told
+_F32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)  # the range in which Triton treats a literal as float32
 
 
 def _as_float(value: float, dtype: DType) -> float:
-    """A float32 outside the normal range is rounded here; others round to the same wherever that is done, and stay readable."""
+    """Round float32 values outside the normal range. All others round the same way later, and stay readable in kernel text."""
     if math.isnan(value):
         return math.nan
     if dtype.name == "f32" and value and not _F32_NORMAL[0] <= abs(value) <= _F32_NORMAL[1]:
@@ -108,7 +108,10 @@ def _as_float(value: float, dtype: DType) -> float:
 
 
 def can_fill(value: float | int | bool, dtype: DType) -> bool:
-    """Does torch fill tensors of a type with a number? Negative ones wrap around in unsigned types; narrow floats become inf."""
+    """Whether torch accepts a number as fill value for a type.
+
+    Negative numbers wrap around in unsigned types. Numbers too large for a narrow float become inf.
+    """
     if dtype is BOOL:
         return True
     if dtype.is_float:
@@ -119,12 +122,12 @@ def can_fill(value: float | int | bool, dtype: DType) -> bool:
 
 
 class ResultKind(Enum):
-    """The result type of an op, from its arguments' common type."""
+    """How an op's result type follows from its arguments."""
 
     SAME = "the common type of the arguments"
     BOOL = "bool"
     LAST = "the type of the last argument (where: cond, a, b)"
-    CAST = "the type the node names"
+    CAST = "the dtype of the node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +138,10 @@ class OpSpec:
     arity: int
     result_kind: ResultKind
     reference: Callable[..., torch.Tensor]
-    text: str  # {0}.. the arguments, {L} the language prefix (tl or gl), {T} the result's compute type
+    text: str  # kernel text: {0}.. are arguments, {L} is tl or gl, {T} is the compute type of the result
     issue_slots: float = 1.0  # issue issue_slots per element
     mufu: float = 0.0  # special-function operations per element
-    exact: str = ""  # the text where results of full size are stored in fp32, if the usual one is only good for 16 bits
+    exact: str = ""  # kernel text for full fp32 accuracy, if `text` is only accurate enough for 16-bit results
 
 
 def _row(name: str, arity: int, reference: Callable[..., torch.Tensor], text: str, result_kind: ResultKind = ResultKind.SAME,
@@ -151,14 +154,14 @@ def _compare(name: str, reference: Callable[..., torch.Tensor], sign: str) -> Op
 
 
 def _quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The quotient of integers, truncated. By -1 without a division: of the least integer, that would end the process."""
+    """The truncated integer quotient. A divisor of -1 negates instead: on a CPU, INT_MIN / -1 ends the process."""
     if b.dtype == torch.uint8:
         return torch.div(a, b, rounding_mode="trunc")
     flips = b == -1
     return torch.where(flips, -a, torch.div(a, torch.where(flips, 1, b), rounding_mode="trunc"))
 
 
-_NAN = "propagate_nan=tl.PropagateNan.ALL"  # the same name in both languages
+_NAN = "propagate_nan=tl.PropagateNan.ALL"  # Triton and Gluon use the same name
 
 OPS = {
     row.name: row
@@ -210,19 +213,19 @@ OPS = {
         _row("cast", 1, lambda a: a, "{0}.to({T})", ResultKind.CAST),
     )
 }
-# `rem` and `floordiv` truncate towards zero, as the hardware and Triton do, and are for integers; capture builds Python's
-# flooring versions from them. Their divisor is never 0, which a compiler takes for granted: capture sees to that. `fmod` is the
-# exact remainder of floats, which `%` is not.
+# `rem` and `floordiv` are for integers and truncate toward zero, as the hardware and Triton do. Capture builds Python's flooring
+# versions from them and guards against a zero divisor, which is undefined behavior in the compiler. `fmod` is the exact remainder
+# of floats; `%` is not.
 
 
 def result_dtype(spec: OpSpec, args: tuple[DType, ...], named: DType | None = None) -> DType:
-    """The type an op gives. Arguments must already agree (capture inserts casts); `named` is a cast's target."""
+    """The result type of an op. Argument types must already agree (capture inserts casts). `named` is the target type of a cast."""
     match spec.result_kind:
         case ResultKind.BOOL:
             return BOOL
         case ResultKind.CAST:
             if named is None:
-                raise ValueError("a cast names the type it gives")
+                raise ValueError("a cast needs a target dtype")
             return named
         case ResultKind.LAST | ResultKind.SAME:
             return args[-1]

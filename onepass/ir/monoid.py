@@ -1,10 +1,13 @@
-"""What a reduction is: a state, where it starts, how an element becomes a state, how many states become one, what is read out.
+"""Monoids: the reductions of the IR, each defined by its state, identity, lift, merge and finalize.
 
-`merge` is the only place where states meet, and it is written in passes of primitive folds (sum, prod, max, min). Read over
-a row kept on chip it is the two-pass form; over a loaded tile it is the tile form (about one exponential an element for
-logsumexp, tile mean and M2 for variance); over two states it is the join between tiles (Chan's merge for variance); over
-partial results it is the final sum of a split reduction. One definition serves the oracle, the planner and the kernels,
-because it is written against an Algebra, not against torch or Triton. A new reduction is one more record.
+`lift` turns an element into a state, `merge` combines states, and `finalize` computes the results from a state. `merge` is
+written as passes of primitive folds (sum, prod, max, min), and serves every form of a reduction:
+- over a row kept on chip, it is the two-pass form;
+- over a loaded tile, it is the tile form (about one exponential per element for logsumexp, tile mean and M2 for variance);
+- over two states, it joins tiles (Chan's merge for variance);
+- over partial results, it is the final step of a split reduction.
+The oracle, the planner and the kernels share this one definition, because it is written against an abstract Algebra instead of
+torch or Triton. To add a reduction, add a record.
 """
 
 from __future__ import annotations
@@ -17,23 +20,23 @@ from typing import Any, TypeAlias
 
 from .expr import BOOL, I32, I64, DType, max_value, min_value
 
-Value: TypeAlias = Any  # an algebra's own value, or a Python number known while the kernel is written
+Value: TypeAlias = Any  # a value of the algebra, or a Python number known at code generation
 State: TypeAlias = tuple[Value, ...]
 
 
 class Algebra(ABC):
-    """Where a monoid's definition is carried out: on tensors, as kernel text, or as nodes of a Program."""
+    """An interpreter of monoid definitions: on tensors, as kernel text, or as nodes of a Program."""
 
     @abstractmethod
     def emit(self, op: str, *args: Value) -> Value:
-        """Apply a row of the op table."""
+        """Apply an op of the op table."""
 
     @abstractmethod
     def fold(self, kind: str, value: Value) -> Value:
-        """Fold a value over the axis being merged with a primitive: sum, prod, max or min."""
+        """Fold a value over the merged axes with a primitive: sum, prod, max or min."""
 
     def op(self, op: str, *args: Value) -> Value:
-        """Apply a row of the op table, after the identities that need no arithmetic."""
+        """Apply an op of the op table, after folding identities (1 * x, 0 + x, products of numbers)."""
         match op, args:
             case "mul", (int() | float() as one, x) | (x, int() | float() as one) if one == 1:
                 return x  # 1 * x -> x
@@ -47,7 +50,7 @@ class Algebra(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """A component of a state that took another in by addition: scale * before + by. What rounding takes of it can be carried."""
+    """A state component that accumulates: scale * before + by. Marking it lets kernels compensate its rounding error."""
 
     before: Value
     by: Value
@@ -56,7 +59,7 @@ class Accumulated:
 
 @dataclass(frozen=True)
 class Monoid:
-    """One reduction. `enter`, `merge` and `leave` are written against an Algebra."""
+    """One reduction. `lift`, `merge` and `finalize` are written against an Algebra."""
 
     name: str
     inputs: int
@@ -67,10 +70,10 @@ class Monoid:
     finalize: Callable[..., State]  # (algebra, *state) -> results
     state_dtypes: Callable[[DType], tuple[DType, ...]]
     result_dtypes: Callable[[DType], tuple[DType, ...]]
-    primitive: str | None = None  # the fold it is, when one fold is all it is
-    join: Callable[[Algebra, State, State], State] | None = None  # of two states, by growth: with less rounding than by merge
-    accumulating: tuple[int, ...] = ()  # the components that grow in a join
-    tracks_count: bool = False  # its state holds how many elements it is of
+    primitive: str | None = None  # the primitive fold, if `merge` is just that
+    join: Callable[[Algebra, State, State], State] | None = None  # of two states, by accumulation: less rounding error than `merge`
+    accumulating: tuple[int, ...] = ()  # indices of the state components that accumulate in `join`
+    tracks_count: bool = False  # whether the state includes the element count
 
     @property
     def passes(self) -> int:
@@ -99,7 +102,7 @@ def _primitive(name: str, identity: Callable[[DType], float | int]) -> Monoid:
 
 
 def _truth(name: str, fold: str, start: int) -> Monoid:
-    """any and all: the greatest or least of 0s and 1s."""
+    """any and all: the max or min of 0s and 1s."""
     return Monoid(
         name, 1, (name,),
         identity=lambda _: (start,),
@@ -112,20 +115,20 @@ def _truth(name: str, fold: str, start: int) -> Monoid:
     )
 
 
-_FAR = (1 << 63) - 1  # past any position
+_NO_POSITION = (1 << 63) - 1  # larger than any position
 
 
 def _arg(name: str, fold: str, start: Callable[[DType], float | int]) -> Monoid:
-    """argmax and argmin take (value, position) and give the first position of the extreme; a NaN is the extreme."""
+    """argmax and argmin: map (value, position) to the first position of the extreme. NaN counts as the extreme."""
 
     def merge(alg: Algebra, x: Value, at: Value) -> State:
         best = alg.fold(fold, x)
         hit = alg.op("or", alg.op("eq", x, best), alg.op("isnan", x))
-        return best, alg.fold("min", alg.op("where", hit, at, _FAR))
+        return best, alg.fold("min", alg.op("where", hit, at, _NO_POSITION))
 
     return Monoid(
         name, 2, ("best", "at"),
-        identity=lambda dtype: (start(dtype), _FAR),
+        identity=lambda dtype: (start(dtype), _NO_POSITION),
         lift=_through,
         merge=merge,
         finalize=lambda alg, _, at: (at,),
@@ -139,45 +142,48 @@ def _join_sum(_: Algebra, a: State, b: State) -> State:
 
 
 def _merge_welford(alg: Algebra, n: Value, mean: Value, m2: Value) -> State:
-    """Counts add; the mean is the weighted mean; spreads add, each with its distance from the new mean."""
+    """Add counts, take the weighted mean, and add the M2s, each corrected for its distance from the new mean."""
     total = alg.fold("sum", n)
     at_least_one = alg.op("maximum", total, 1.0)
-    centre = alg.op("div", alg.fold("sum", alg.op("mul", n, mean)), at_least_one)
-    off = alg.op("sub", mean, centre)
-    return total, centre, alg.fold("sum", alg.op("add", m2, alg.op("mul", alg.op("mul", n, off), off)))
+    center = alg.op("div", alg.fold("sum", alg.op("mul", n, mean)), at_least_one)
+    off = alg.op("sub", mean, center)
+    return total, center, alg.fold("sum", alg.op("add", m2, alg.op("mul", alg.op("mul", n, off), off)))
 
 
-NOISE = 2.0**-42  # a mean that is off by 8 roundings of the spread's root is off by no more than its elements
+# The mean is corrected only where total * drift**2 exceeds this share of M2. A smaller drift is below 8 fp32 roundings of the
+# standard deviation, which is no more than the error of the elements themselves.
+MIN_DRIFT = 2.0**-42
 
 
 def _merge_moments(alg: Algebra, n: Value, mean: Value, low: Value, m2: Value) -> State:
-    """The same with twice the digits in the mean, where it is many times the spread: `low` is what rounding took from it."""
+    """Welford merge with a double-fp32 mean (mean + low), for means many times larger than the standard deviation."""
     total = alg.fold("sum", n)
     at_least_one = alg.op("maximum", total, 1.0)
-    centre = alg.op("div", alg.fold("sum", alg.op("mul", n, mean)), at_least_one)
-    off = alg.op("add", alg.op("sub", mean, centre), low)
-    weighted = alg.op("mul", n, off)  # not by the square, which may overflow where there is nothing
+    center = alg.op("div", alg.fold("sum", alg.op("mul", n, mean)), at_least_one)
+    off = alg.op("add", alg.op("sub", mean, center), low)
+    weighted = alg.op("mul", n, off)  # n * off first: off * off may overflow where n is 0
     drift = alg.op("div", alg.fold("sum", weighted), at_least_one)
     spread = alg.fold("sum", alg.op("add", m2, alg.op("mul", weighted, off)))
     excess = alg.op("mul", total, alg.op("mul", drift, drift))
-    shown = alg.op("gt", excess, alg.op("mul", spread, NOISE))
-    step = alg.op("where", shown, drift, 0.0)
-    middle = alg.op("add", centre, step)
-    rest = alg.op("add", alg.op("sub", centre, middle), step)
-    return total, middle, rest, alg.op("maximum", alg.op("sub", spread, excess), 0.0)
+    significant = alg.op("gt", excess, alg.op("mul", spread, MIN_DRIFT))
+    step = alg.op("where", significant, drift, 0.0)
+    new_mean = alg.op("add", center, step)
+    rest = alg.op("add", alg.op("sub", center, new_mean), step)
+    return total, new_mean, rest, alg.op("maximum", alg.op("sub", spread, excess), 0.0)
 
 
 def _join_welford(alg: Algebra, a: State, b: State) -> State:
-    """Chan's merge of two: the mean moves by a share of the distance, so only the step is rounded, not the weighted sum."""
+    """Chan's merge of two states. The mean moves by a fraction of the distance, so only the step is rounded, not a weighted sum."""
     (n_a, mean_a, m2_a), (n_b, mean_b, m2_b) = a, b
     total = alg.op("add", n_a, n_b)
     share = alg.op("div", n_b, alg.op("maximum", total, 1.0))
     off = alg.op("sub", mean_b, mean_a)
-    return total, Accumulated(mean_a, alg.op("mul", off, share)), Accumulated(m2_a, alg.op("add", m2_b, _between(alg, off, n_a, share)))
+    spread = alg.op("add", m2_b, _m2_between_means(alg, off, n_a, share))
+    return total, Accumulated(mean_a, alg.op("mul", off, share)), Accumulated(m2_a, spread)
 
 
 def _join_moments(alg: Algebra, a: State, b: State) -> State:
-    """The same with twice the digits in the mean; the step is short, so what rounding takes from it does not matter."""
+    """Chan's merge of two states with a double-fp32 mean. The step is small, so its own rounding error does not matter."""
     (n_a, mean_a, low_a, m2_a), (n_b, mean_b, low_b, m2_b) = a, b
     total = alg.op("add", n_a, n_b)
     share = alg.op("div", n_b, alg.op("maximum", total, 1.0))
@@ -186,29 +192,29 @@ def _join_moments(alg: Algebra, a: State, b: State) -> State:
     mean = alg.op("add", mean_a, step)
     taken = alg.op("add", alg.op("sub", mean_a, mean), step)
     rest = alg.op("add", taken, alg.op("add", low_a, alg.op("mul", low, share)))
-    spread = _between(alg, alg.op("add", high, low), n_a, share)
+    spread = _m2_between_means(alg, alg.op("add", high, low), n_a, share)
     return total, mean, rest, Accumulated(m2_a, alg.op("add", m2_b, spread))
 
 
 def _finalize_moments(alg: Algebra, mean: Value, m2: Value) -> State:
-    """Infinities have no distance from their mean: eager's recurrence makes NaN of both."""
+    """(mean, M2). With an infinity among the elements, M2 is NaN, and so is the mean, as in eager."""
     return alg.op("where", alg.op("isnan", m2), m2, mean), m2
 
 
-def _between(alg: Algebra, off: Value, n: Value, share: Value) -> Value:
-    """What the distance of two means adds to the spread. Where one is of nothing that is 0, though the square may overflow."""
+def _m2_between_means(alg: Algebra, off: Value, n: Value, share: Value) -> Value:
+    """What the distance between two means adds to M2. In this order of products, an empty state gives 0 without overflow."""
     return alg.op("mul", off, alg.op("mul", off, alg.op("mul", n, share)))
 
 
 def _merge_logsumexp(alg: Algebra, top: Value, total: Value) -> State:
-    """The greater maximum; sums rescaled to it. A tile of -inf alone must not become -inf - -inf."""
+    """Take the larger maximum and rescale the sums to it. The guard avoids -inf - -inf in a tile of only -inf."""
     peak = alg.fold("max", top)
     safe = alg.op("where", alg.op("eq", peak, -inf), 0.0, peak)
     return peak, alg.fold("sum", alg.op("mul", total, alg.op("exp", alg.op("sub", top, safe))))
 
 
 def _join_logsumexp(alg: Algebra, a: State, b: State) -> State:
-    """The sum so far is rescaled where the maximum rose, and grows by the other."""
+    """Join two states: rescale both sums to the larger maximum and add the second to the first."""
     (top_a, total_a), (top_b, total_b) = a, b
     peak = alg.op("maximum", top_a, top_b)
     safe = alg.op("where", alg.op("eq", peak, -inf), 0.0, peak)
@@ -225,7 +231,7 @@ _BASE = (
     _truth("all", "min", 1),
     _arg("argmax", "max", min_value),
     _arg("argmin", "min", max_value),
-    Monoid(  # of values that 16 bits hold: what rounding takes from their mean is below their own digits
+    Monoid(  # for 16-bit data: rounding of the fp32 mean is below the precision of the data
         "welford", 1, ("n", "mean", "m2"),
         identity=lambda _: (0.0, 0.0, 0.0),
         lift=lambda alg, x: (1.0, x, 0.0),
@@ -254,7 +260,7 @@ _BASE = (
         identity=lambda _: (-inf, 0.0),
         lift=lambda alg, x: (x, 1.0),
         merge=_merge_logsumexp,
-        # Eager's sum(exp(x - max)) over a row of -inf alone is NaN.
+        # Eager's sum(exp(x - max)) over a row of only -inf is NaN.
         finalize=lambda alg, top, total: (top, alg.op("where", alg.op("eq", top, -inf), nan, total)),
         state_dtypes=lambda dtype: (dtype,) * 2,
         result_dtypes=lambda dtype: (dtype,) * 2,
@@ -265,13 +271,12 @@ _BASE = (
 
 
 def _partial(monoid: Monoid) -> Monoid:
-    """The first half of a split reduction: elements in, state out."""
+    """The first stage of a split reduction: elements in, state out."""
     return replace(monoid, name=f"{monoid.name}.partial", finalize=_through, result_dtypes=monoid.state_dtypes)
 
 
 def _merging(monoid: Monoid) -> Monoid:
-    """The second half: states in, results out."""
-
+    """The second stage of a split reduction: states in, results out."""
     return replace(monoid, name=f"{monoid.name}.merge", inputs=len(monoid.state), lift=_through)
 
 

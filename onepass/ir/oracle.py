@@ -1,8 +1,8 @@
-"""Run a Program with torch: in float64, the reference of all tests; or in its own types, as eager torch would.
+"""Interpret a Program with torch: in float64, as the reference of all tests, or in its own types, as eager torch would.
 
-Every value is a tensor with one dimension per axis of the Program, of size 1 where the value does not vary. In float64 casts
-between float types change nothing, so what comes out is the mathematics without rounding. Reductions run through the Monoid
-records themselves, which makes every comparison a check of the records too.
+Each value is a tensor with one dimension per axis of the Program, of size 1 where the value does not vary. In float64 mode, casts
+between float types do nothing, so the results have no rounding in between. Reductions run the Monoid records themselves, so every
+comparison also tests the records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .size import Bindings, value
 
 
 def evaluate(program: Program, inputs: Mapping[str, torch.Tensor], bindings: Bindings) -> dict[str, torch.Tensor]:
-    """Every output buffer by name: shape and strides as the buffer says, float64 where the buffer holds floats."""
+    """Compute all output buffers, by name, with the shape and strides of each buffer. Float buffers are float64."""
     device = next((t.device for t in inputs.values()), torch.device("cpu"))
     memory = {b.name: _place(b, inputs, bindings, device) for b in program.buffers}
     _all_nodes(_Run(program, bindings, device, memory))
@@ -29,7 +29,7 @@ def evaluate(program: Program, inputs: Mapping[str, torch.Tensor], bindings: Bin
 
 
 def evaluate_into(program: Program, tensors: Mapping[str, torch.Tensor], bindings: Bindings) -> None:
-    """Fill the outputs among `tensors` from the inputs, rounding where the Program says so, with no look at values on the host.
+    """Fill the outputs among `tensors` from the inputs, in the Program's own types and without synchronizing with the device.
 
     No output may share memory with an input.
     """
@@ -43,12 +43,12 @@ def _all_nodes(run: "_Run") -> None:
 
 
 def _exact(dtype: DType) -> torch.dtype:
-    """The type the oracle holds values of `dtype` in."""
+    """The type in which the float64 reference keeps values of `dtype`."""
     return torch.float64 if dtype.is_float else dtype.torch
 
 
 def _place(buffer: Buffer, inputs: Mapping[str, torch.Tensor], bindings: Bindings, device: torch.device) -> torch.Tensor:
-    """The caller's tensor for an input, fresh memory for the rest; floats no Store reaches stay NaN."""
+    """The caller's tensor for an input, new memory for other buffers. Floats that no Store writes stay NaN."""
     if buffer.role == "input":
         return inputs[buffer.name]
     sizes = [value(s, bindings) for s in buffer.shape]
@@ -59,7 +59,7 @@ def _place(buffer: Buffer, inputs: Mapping[str, torch.Tensor], bindings: Binding
 
 @dataclass(frozen=True)
 class _TorchAlgebra(Algebra):
-    """Carries a monoid out on tensors; `axes` are the dimensions being folded, `count` the elements they hold."""
+    """Runs a monoid on tensors. `axes` are the folded dimensions and `count` is the number of elements in them."""
 
     axes: tuple[int, ...]
     count: int
@@ -89,39 +89,39 @@ class _TorchAlgebra(Algebra):
 
 
 def _number(number: float | int, like: torch.Tensor | None, device: torch.device | None) -> torch.Tensor:
-    """A literal in a record, in the type of the value it meets."""
+    """A Python number of a monoid definition as a tensor, in the type of the other operand."""
     if like is not None:
         return torch.tensor(number, dtype=like.dtype, device=device)
     return torch.tensor(number, dtype=torch.int32 if isinstance(number, int) else torch.float64, device=device)
 
 
 def reduce(monoid: Monoid, args: tuple[torch.Tensor, ...], dims: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Fold `args` (of one shape) over some dimensions with a monoid; the dimensions stay, with size 1."""
+    """Reduce `args` (all of one shape) over some dimensions with a monoid. The dimensions stay, with size 1."""
     count = 1
     for dim in dims:
         count *= args[0].shape[dim]
     algebra = _TorchAlgebra(dims, count)
     shape = [1 if d in dims else n for d, n in enumerate(args[0].shape)]
-    state = monoid.merge(algebra, *monoid.lift(algebra, *args)) if count else _nothing(monoid, args[0], shape)
+    state = monoid.merge(algebra, *monoid.lift(algebra, *args)) if count else _empty_state(monoid, args[0], shape)
     return tuple(_as_result(r, like=args[0], shape=shape) for r in monoid.finalize(algebra, *state))
 
 
-def _nothing(monoid: Monoid, like: torch.Tensor, shape: list[int]) -> State:
-    """The state of no elements at all."""
+def _empty_state(monoid: Monoid, like: torch.Tensor, shape: list[int]) -> State:
+    """The state of a reduction over no elements."""
     dtype = BY_TORCH[like.dtype]
     numbers = zip(monoid.identity(dtype), monoid.state_dtypes(dtype), strict=True)
     return tuple(torch.full(shape, number, dtype=d.torch, device=like.device) for number, d in numbers)
 
 
 def _as_result(result: Value, like: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """A result as a tensor, also where the record left a number (the count of a variance)."""
+    """A result as a tensor, even if the monoid computed a Python number (such as an element count)."""
     tensor = result if isinstance(result, torch.Tensor) else torch.tensor(result, dtype=like.dtype, device=like.device)
     return tensor.expand(shape)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One evaluation: what every node needs besides the values before it."""
+    """One evaluation in float64: the context that nodes need besides their operands."""
 
     program: Program
     bindings: Bindings
@@ -152,7 +152,7 @@ class _Run:
                 return target.copy_(values[stored])
 
     def held(self, dtype: DType) -> torch.dtype:
-        """The type values of `dtype` are held in."""
+        """The torch type in which values of `dtype` are kept."""
         return _exact(dtype)
 
     def cast(self, arg: torch.Tensor, dtype: DType) -> torch.Tensor:
@@ -166,16 +166,16 @@ class _Run:
         return [self.extent(a.name) if a.name in axes else 1 for a in self.program.axes]
 
     def window(self, tensor: torch.Tensor, strides: Strides, offset: int) -> torch.Tensor:
-        """The tensor's memory as the Program's axes address it."""
+        """A view of the tensor's memory with one dimension per axis of the Program."""
         step = dict(strides)
         steps = [value(step.get(a.name, 0), self.bindings) for a in self.program.axes]
         return torch.as_strided(tensor, self.sizes(frozenset(step)), steps, tensor.storage_offset() + offset)
 
     def load(self, load: Load, values: list) -> torch.Tensor:
-        """What a Load reads, looked-up coordinates included."""
+        """The value of a Load, including loads with looked-up coordinates."""
         tensor, offset = self.memory[load.buffer], value(load.offset, self.bindings)
         exact = self.held(self.program.buffer[load.buffer].dtype)
-        if not tensor.numel():  # no element of a result comes from here
+        if not tensor.numel():  # no result depends on it
             return torch.zeros(self.sizes(frozenset(axis for axis, _ in load.strides)), dtype=exact, device=self.device)
         if not load.indexed:
             return self.window(tensor, load.strides, offset).to(exact)
@@ -192,7 +192,7 @@ class _Run:
         return torch.as_strided(tensor, (max(reach, 0),), (1,), tensor.storage_offset())[at].to(exact)
 
     def check_range(self, load: Load, found: torch.Tensor, extent: int) -> None:
-        """An index outside its dimension would read a stranger's memory."""
+        """Raise if an index lies outside its dimension, where the load would read unrelated memory."""
         if bool(((found < 0) | (found >= extent)).any()):
             raise BadArgument(detail=f"An index into {load.buffer} lies outside [0, {extent}). Clamp or mask the index first.")
 
@@ -204,7 +204,7 @@ class _Run:
         return count.permute([axes.index(a) for a in order]).reshape(self.sizes(frozenset(axes)))
 
     def reduce(self, node: Reduce, values: list) -> tuple[torch.Tensor, ...]:
-        """All results of a Reduce; arguments that lack a folded axis are repeated along it."""
+        """All results of a Reduce. Arguments that do not vary over a reduced axis are broadcast along it."""
         varied = frozenset(node.axes).union(*(self.program.dims[a] for a in node.args))
         args = tuple(values[a].expand(self.sizes(varied)) for a in node.args)
         dims = tuple(d for d, a in enumerate(self.program.axes) if a.name in node.axes)
@@ -213,7 +213,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Rounding(_Run):
-    """Values in the types eager would hold them in, rounded where a cast says so."""
+    """One evaluation in the types that eager would use, with the rounding of every cast."""
 
     def held(self, dtype: DType) -> torch.dtype:
         return compute_dtype(dtype).torch
@@ -222,4 +222,4 @@ class _Rounding(_Run):
         return arg.to(dtype.torch).to(self.held(dtype))
 
     def check_range(self, load: Load, found: torch.Tensor, extent: int) -> None:
-        """Nothing: looking at values would stop the stream."""
+        """Skip the check: reading values on the host would synchronize the stream."""

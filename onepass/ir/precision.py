@@ -1,42 +1,45 @@
-"""Which values need all digits, and which may be computed to a few units in the last place of fp32.
+"""Decide which values need full precision, and which may be off by a few fp32 ulps.
 
-It follows from the values themselves, never from what else a kernel happens to read.
+The decision depends only on the data that a value is computed from, not on what else its kernel reads.
 """
 
 from __future__ import annotations
 
 from .program import Load, Op, Program, Reduce, Store, operands
 
-_JUMPS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "fmod"))
+_DISCONTINUOUS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "fmod"))
 
 
 def feeds_discontinuity(program: Program) -> tuple[bool, ...]:
-    """Which values reach, element by element, an op that jumps: a comparison, a rounding to integers, the place of an extreme.
+    """For each value, whether it reaches a discontinuous op elementwise: a comparison, a rounding to integers, an argmax.
 
-    There the last digit decides, so each of them must be what eager has, with every rounding on the way.
+    There a difference in the last bit changes the result, so these values must match eager, including every intermediate rounding.
     """
     found = [False] * len(program.nodes)
     for i in reversed(range(len(program.nodes))):
         node = program.nodes[i]
-        if _jumps(program, i) or isinstance(node, Op) and found[i]:
+        if _is_discontinuous(program, i) or isinstance(node, Op) and found[i]:
             for operand in operands(node):
                 found[operand] = program.dtypes[operand].is_float or found[operand]
     return tuple(found)
 
 
-def _jumps(program: Program, i: int) -> bool:
+def _is_discontinuous(program: Program, i: int) -> bool:
     match program.nodes[i]:
         case Op(name="cast", args=(arg,), dtype=dtype):
             return program.dtypes[arg].is_float and not dtype.is_float
         case Op(name=name):
-            return name in _JUMPS
+            return name in _DISCONTINUOUS
         case Reduce(monoid=monoid):
             return monoid.startswith(("argmax", "argmin"))
     return False
 
 
 def may_be_approximate(program: Program) -> tuple[bool, ...]:
-    """Which values may be approximate: those that come from 16-bit data, or go into nothing else, and decide nothing."""
+    """For each value, whether it may be approximate.
+
+    It may be if it comes from 16-bit data or is used only by such values, and feeds no discontinuous op.
+    """
     loads, wide, decide = _loads(program), depends_on_fp32(program), feeds_discontinuity(program)
     found = [False] * len(program.nodes)
     for i in reversed(range(len(program.nodes))):
@@ -47,19 +50,19 @@ def may_be_approximate(program: Program) -> tuple[bool, ...]:
 
 
 def depends_on_fp32(program: Program) -> tuple[bool, ...]:
-    """Into which values fp32 data goes. Vectors and scalars beside larger tensors of 16 or 8 bits do not count.
+    """For each value, whether it depends on fp32 data. Vectors and scalars that meet larger 16- or 8-bit tensors do not count.
 
-    What was left by another kernel counts as narrow: where nothing else is, all of a kernel is exact anyway.
+    Temporaries from another kernel count as narrow. A kernel that reads nothing narrow otherwise is exact anyway.
     """
     return tuple(_is_wide(program, each) for each in _loads(program))
 
 
 def _loads(program: Program) -> tuple[frozenset[int], ...]:
-    """The loads of floats that go into each value."""
+    """The float loads that each value depends on."""
     found: list[frozenset[int]] = []
     for i, node in enumerate(program.nodes):
         if not program.dtypes[i].is_float:
-            found.append(frozenset())  # a count, a choice: what it was made from no longer shows
+            found.append(frozenset())  # an integer or bool no longer carries the precision of its inputs
         else:
             own = frozenset((i,)) if isinstance(node, Load) else frozenset()
             found.append(own.union(*(found[o] for o in operands(node))))

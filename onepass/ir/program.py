@@ -1,7 +1,7 @@
-"""Axis, Buffer, Load, Reduce, Store, Program: what is computed, with no word on how.
+"""Program and its parts (Axis, Buffer, Load, Reduce, Store, ...): what to compute, independent of how.
 
-A Program is an SSA list. Values have no shapes beyond the axes they vary over: broadcasting is having fewer axes, and a
-permuted or reshaped tensor is a Load or Store with other strides. Operands are positions in the list.
+A Program is an SSA list of nodes. A value has no shape, only the set of axes it varies over: a broadcast value has fewer axes, and
+a permuted or reshaped tensor is a Load or Store with other strides. Operands are positions in the list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .size import Bindings, Size, product, symbols, value
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One atomic axis: never split, never merged."""
+    """An atomic axis: no pass splits it or merges it with another."""
 
     name: str
     extent: Size
@@ -26,17 +26,17 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A tensor in memory. Inputs are read where the caller put them, outputs keep the layout the graph promised."""
+    """A tensor in memory. Inputs have the caller's layout; outputs have the layout that the traced graph specifies."""
 
     name: str
     dtype: DType
     role: str  # "input" | "output" | "temp"
     shape: tuple[Size, ...] = ()
     strides: tuple[Size, ...] = ()
-    aligned: bool = True  # starts on 16 bytes
+    aligned: bool = True  # starts at a multiple of 16 bytes
 
 
-Strides: TypeAlias = tuple[tuple[str, Size], ...]  # (axis name, elements to the next index), zero strides left out
+Strides: TypeAlias = tuple[tuple[str, Size], ...]  # (axis name, stride in elements); zero strides are omitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read `buffer` at offset + sum(stride * axis index) + gathers."""
+    """Read `buffer` at offset + sum(stride * axis index) + looked-up coordinates."""
 
     buffer: str
     strides: Strides
@@ -61,7 +61,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """A literal. `scale` multiplies it by a size known only at the call (a mean over a symbolic axis)."""
+    """A literal. `scale` multiplies it by a size that may be known only at the call, as in a mean over a symbolic axis."""
 
     value: float | int | bool
     dtype: DType
@@ -69,7 +69,7 @@ class Const:
     src: str = field(default="", compare=False)
 
     def __eq__(self, other: object) -> bool:
-        """Literals are equal when they print alike: NaN is itself, -0.0 is not 0.0."""
+        """Compare by repr: NaN equals NaN, and -0.0 differs from 0.0."""
         return isinstance(other, Const) and self._key == other._key
 
     def __hash__(self) -> int:
@@ -82,7 +82,7 @@ class Const:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The position along `axes`, counted row-major over them: what torch calls arange."""
+    """The row-major position along `axes` (arange)."""
 
     axes: tuple[str, ...]
     dtype: DType = I64
@@ -91,7 +91,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One row of the op table applied to earlier values. `dtype` is what it gives."""
+    """An op of the op table, applied to earlier values. `dtype` is the type of the result."""
 
     name: str
     args: tuple[int, ...]
@@ -101,7 +101,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Fold `args` over `axes` with a monoid; its results are read with Result."""
+    """Reduce `args` over `axes` with a monoid. Result nodes read its results."""
 
     monoid: str
     args: tuple[int, ...]
@@ -120,7 +120,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Write a value to `buffer`; the value's dtype is the buffer's."""
+    """Write a value to `buffer`, which has the value's dtype."""
 
     buffer: str
     value: int
@@ -149,7 +149,7 @@ def operands(node: Node) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Program:
-    """Axes, buffers and an SSA list of nodes. Frozen, comparable, printable."""
+    """Axes, buffers and an SSA list of nodes."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -166,7 +166,7 @@ class Program:
 
     @cached_property
     def dims(self) -> tuple[frozenset[str], ...]:
-        """The axes each value varies over; for a Store, the axes it writes along."""
+        """The axes that each value varies over. For a Store, the axes that its value or its address varies over."""
         found: list[frozenset[str]] = []
         for node in self.nodes:
             own: frozenset[str] = frozenset()
@@ -186,7 +186,7 @@ class Program:
 
     @cached_property
     def dtypes(self) -> tuple[DType, ...]:
-        """The type of each value (a Reduce itself has none of its own: it carries its first argument's)."""
+        """The type of each value. A Reduce has the type of its first argument."""
         found: list[DType] = []
         for node in self.nodes:
             match node:
@@ -216,12 +216,12 @@ class Program:
         return tuple(tuple(u) for u in found)
 
     def of(self, *kinds: type) -> Iterator[int]:
-        """Positions of the nodes of some kind."""
+        """Positions of the nodes of the given types."""
         return (i for i, n in enumerate(self.nodes) if isinstance(n, kinds))
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:
-        """The symbols its sizes mention, sorted."""
+        """All symbols in the Program's sizes, sorted."""
         sizes: list[Size] = [axis.extent for axis in self.axes]
         for buffer in self.buffers:
             sizes += [*buffer.shape, *buffer.strides]
@@ -238,32 +238,32 @@ class Program:
         return tuple(sorted({name for size in sizes for name in symbols(size)}))
 
     def extent(self, axes: "tuple[str, ...] | frozenset[str]") -> Size:
-        """How many points some axes span together."""
+        """The product of the extents of some axes."""
         return product([self.axis[a].extent for a in sorted(axes)])
 
     def points(self, axes: "tuple[str, ...] | frozenset[str]", bindings: Bindings) -> int:
-        """The same as a number."""
+        """The product of the extents of some axes, as a number."""
         return value(self.extent(axes), bindings)
 
     def is_empty(self, bindings: Bindings) -> bool:
-        """Has some axis no points? Then there is nothing to walk, though reductions over nothing have results."""
+        """Whether some axis has extent 0. There is then nothing to iterate over, though empty reductions still have results."""
         return any(value(axis.extent, bindings) == 0 for axis in self.axes)
 
     def __str__(self) -> str:
-        from .text import show  # the printer reads this module's types
+        from .text import show  # `text` imports this module
 
         return show(self)
 
 
 class Builder:
-    """Collects nodes of a Program under construction; equal nodes are one node."""
+    """Collects the nodes of a new Program, and deduplicates equal nodes."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self._seen: dict[Node, int] = {}
 
     def add(self, node: Node) -> int:
-        """The position of `node`, new or already there. Stores are never shared."""
+        """The position of `node`, which is added if new. Stores are never deduplicated."""
         if not isinstance(node, Store) and node in self._seen:
             return self._seen[node]
         self.nodes.append(node)
@@ -272,11 +272,11 @@ class Builder:
 
 
 def with_operands(node: Node, new: "dict[int, int] | list[int] | tuple[int, ...]") -> Node:
-    """The same node reading renamed operands."""
+    """A copy of a node with its operands mapped through `new`."""
     match node:
         case Load(indexed=indexed) if indexed:
             return replace(node, indexed=tuple(replace(g, index=new[g.index]) for g in indexed))
-        case Op(name, args, dtype, src):  # written out: this is most of planning, and replace() takes longer
+        case Op(name, args, dtype, src):  # without replace(): this dominates planning time, and replace() is slower
             return Op(name, tuple([new[a] for a in args]), dtype, src)
         case Reduce(monoid, args, axes, src):
             return Reduce(monoid, tuple([new[a] for a in args]), axes, src)
@@ -289,7 +289,7 @@ def with_operands(node: Node, new: "dict[int, int] | list[int] | tuple[int, ...]
 
 
 def prune(program: Program) -> Program:
-    """Drop what no Store needs: dead nodes, then unused axes and unread temporaries."""
+    """Remove dead code: nodes that no Store depends on, then unused axes and temporaries."""
     live: set[int] = set()
     for i in reversed(range(len(program.nodes))):
         if isinstance(program.nodes[i], Store) or i in live:

@@ -1,8 +1,8 @@
-"""Algebraic rewrites: what a Program says twice, or need not say.
+"""Algebraic rewrites of a Program.
 
-A rule looks at one node whose operands are already in their final form and answers with an earlier value, a better node,
-or nothing. `simplify` holds for every plan; `two_pass` and `online_softmax` are two ways to write the same reductions, and
-which is cheaper is the planner's to say.
+A rule takes one node whose operands are already rewritten. It returns the position of an equal earlier value, a replacement node,
+or None. `simplify` applies to every plan. `two_pass` and `online_softmax` are alternative forms of the same reductions; the planner
+picks the cheaper one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .precision import feeds_discontinuity, may_be_approximate
 from .program import Builder, Const, Index, Load, Node, Op, Program, Reduce, Result, Store, operands, prune, with_operands
 from .size import Size
 
-REWRITE_BUDGET = Budget("Rewriting a Program by rules", SimplifyTooLong, base=256, per_item=16)  # and so many for every node
+REWRITE_BUDGET = Budget("Rewriting a Program by rules", SimplifyTooLong, base=256, per_item=16)  # items: nodes
 
 
 def simplify(program: Program) -> Program:
-    """The same Program in fewer words. What remains of a rounding is what a stored value needs."""
-    # Exact rules first: they show which roundings are really the same stored value.
+    """Simplify a Program. Roundings to 16 bits remain only where a stored value or a discontinuous op needs them."""
+    # Exact rules run first, because they reveal which rounded values are equal to a stored value.
     return prune(_sweep(prune(_sweep(prune(program), EXACT)), (*EXACT, elide_rounding, div_to_reciprocal)))
 
 
 def two_pass(program: Program, over: frozenset[str] | None = None) -> Program:
-    """Every reduction that reads its input twice (over these axes, if given) as plain folds: the form for rows kept on chip."""
+    """Expand reductions that read their input twice into primitive folds (for rows kept on chip). `over`: only these axes."""
 
     def expand(draft: Draft, node: Node) -> int | None:
         if isinstance(node, Result) and over is not None:
@@ -46,7 +46,7 @@ def two_pass(program: Program, over: frozenset[str] | None = None) -> Program:
 
 
 def online_softmax(program: Program) -> Program:
-    """m = max(x), s = sum(exp(x - m)) over the same axes -> m, s = logsumexp(x): one pass, for rows that are looped over."""
+    """m = max(x), s = sum(exp(x - m)) over the same axes -> m, s = logsumexp(x): one pass, for rows read in a loop."""
     tops = dict(_softmax_pairs(program))
     if not tops:
         return prune(program)
@@ -87,12 +87,12 @@ def _maximum_of(program: Program, x: int, m: int, axes: tuple[str, ...]) -> int 
 
 
 class Draft:
-    """A Program being rewritten: the nodes so far, in their final form."""
+    """A Program being rewritten: the nodes rewritten so far."""
 
     def __init__(self, program: Program, rules: "tuple[Rule, ...]") -> None:
         self.program, self.rules = program, rules
-        self.source = 0  # the position, in the Program, of the node being rewritten
-        self.stored: set[int] = set()  # values that go to memory as they are
+        self.source = 0  # position of the node being rewritten in the original Program
+        self.stored: set[int] = set()  # values that are stored to memory
         self._builder = Builder()
         self._dims: list[frozenset[str]] = []
         self._steps = REWRITE_BUDGET.steps(len(program.nodes))
@@ -103,16 +103,16 @@ class Draft:
 
     @cached_property
     def feeds_discontinuity(self) -> tuple[bool, ...]:
-        """Which values of the Program being rewritten an op that jumps depends on."""
+        """For each value of the original Program, whether it reaches a discontinuous op elementwise."""
         return feeds_discontinuity(self.program)
 
     @cached_property
     def may_be_approximate(self) -> tuple[bool, ...]:
-        """Which of its values may be approximate."""
+        """For each value of the original Program, whether it may be approximate."""
         return may_be_approximate(self.program)
 
     def add(self, node: Node) -> int:
-        """The position of `node` or of what the rules make of it."""
+        """The position of `node` after applying the rules to it."""
         better = self._apply_rules(node)
         while better is not None:
             if isinstance(better, int):
@@ -125,7 +125,7 @@ class Draft:
         return at
 
     def _apply_rules(self, node: Node) -> Node | int | None:
-        """What the first rule that has an answer makes of a node."""
+        """The result of the first rule that applies to a node."""
         return next((better for rule in self.rules if (better := rule(self, node)) is not None), None)
 
     def _varies(self, node: Node) -> frozenset[str]:
@@ -161,7 +161,7 @@ class Draft:
                 return self.dtype(stored)
 
     def op(self, at: int, *names: str) -> Op | None:
-        """The op at a position, if it is one of these."""
+        """The op at a position, if it has one of these names."""
         node = self.nodes[at]
         return node if isinstance(node, Op) and node.name in names else None
 
@@ -177,7 +177,7 @@ Rule: TypeAlias = Callable[[Draft, Node], "Node | int | None"]
 
 
 def _sweep(program: Program, rules: tuple[Rule, ...]) -> Program:
-    """One pass over the nodes, in order; what a rule adds meets the rules again."""
+    """Apply the rules to all nodes in order. Nodes that a rule adds are rewritten too."""
     draft, new = Draft(program, rules), dict[int, int]()
     stored = {node.value for node in program.nodes if isinstance(node, Store)}
     for i, node in enumerate(program.nodes):
@@ -207,12 +207,15 @@ def drop_widening(draft: Draft, node: Node) -> int | None:
 
 
 def _holds(wide: DType, narrow: DType) -> bool:
-    """Whether every value of one float type is also a value of the other."""
+    """Whether `wide` represents every value of `narrow` exactly."""
     return wide.is_float and wide.size >= 4 and wide.size > narrow.size
 
 
 def elide_rounding(draft: Draft, node: Node) -> Node | None:
-    """cast f32 (cast bf16 (x: f32)) -> cast f32 x, unless the bf16 value is stored or decides; an fp8 cast is meant and stays."""
+    """cast f32 (cast bf16 (x: f32)) -> cast f32 x, unless the bf16 value is stored or feeds a discontinuous op.
+
+    A cast to fp8 is deliberate and stays.
+    """
     match node:
         case Op(name="cast", args=(rounded,), dtype=dtype) if inner := draft.op(rounded, "cast"):
             between_wide = all(d.is_float and d.size >= 4 for d in (dtype, draft.dtype(inner.args[0])))
@@ -233,7 +236,7 @@ def drop_one(draft: Draft, node: Node) -> int | None:
 
 
 def drop_zero(draft: Draft, node: Node) -> int | None:
-    """x - 0 -> x;  x + -0.0 -> x;  on integers x + 0 -> x   (0.0 would turn -0.0 into 0.0)"""
+    """x - 0 -> x;  x + -0.0 -> x;  for integers x + 0 -> x   (for floats, x + 0.0 turns -0.0 into 0.0)"""
     match node:
         case Op(name="sub", args=(x, zero)) if _is_zero(draft.number(zero), sign=1):
             return x
@@ -269,9 +272,9 @@ def drop_choice(draft: Draft, node: Node) -> int | None:
 
 
 def div_to_reciprocal(draft: Draft, node: Node) -> int | None:
-    """x / c -> x * (1 / c);  e / s -> e * (1 / s) for softmax's sum s of exponentials, which is 1 or more
+    """x / c -> x * (1 / c);  e / s -> e * (1 / s) for a softmax's sum of exponentials s >= 1
 
-    Where the value must have all its digits, the second rounding would show; there only a power of two will do, which has none.
+    The reciprocal adds a rounding. Values that need full precision allow only powers of two, whose reciprocal is exact.
     """
     match node:
         case Op(name="div", args=(x, by), dtype=dtype, src=src) if dtype is F32:
@@ -299,7 +302,7 @@ def _is_softmax_sum(draft: Draft, at: int) -> bool:
 
 
 def fold_constants(draft: Draft, node: Node) -> Node | None:
-    """op(constants) -> the constant it gives, rounded to its type"""
+    """op(constants) -> its value, rounded to the result type"""
     match node:
         case Op(name=name, args=args, dtype=dtype) if not dtype.is_narrow_float:
             consts = tuple(c for c in (draft.nodes[a] for a in args) if isinstance(c, Const) and c.scale == 1)
@@ -311,7 +314,7 @@ def fold_constants(draft: Draft, node: Node) -> Node | None:
 
 @lru_cache(maxsize=4096)
 def _computed(name: str, consts: tuple[Const, ...], dtype: DType) -> float | int | bool:
-    """The op carried out in float64 (integers in their own type) and rounded once."""
+    """Evaluate an op on constants in float64 (integers in their own type), and round once."""
     args = [torch.tensor(c.value, dtype=c.dtype.torch) for c in consts]
     args = [a.double() if a.is_floating_point() else a for a in args]
     number = OPS[name].reference(*args).to(dtype.torch).item()
@@ -321,7 +324,7 @@ def _computed(name: str, consts: tuple[Const, ...], dtype: DType) -> float | int
 def sum_of_one_hot(draft: Draft, node: Node) -> int | None:
     """sum over n of where(index(n) == t, a, 0) * r + c -> where(0 <= t < N, a, 0) * r + 0 * r + N * c: only the index varies over n
 
-    0 * r is what all other positions add: NaN where r is infinite or NaN. There are such positions, or nothing is rewritten.
+    All other positions contribute 0 * r, which is NaN if r is infinite or NaN. The rule needs N >= 2, so that they exist.
     """
     match node:
         case Result(reduce=owner):
@@ -333,7 +336,7 @@ def sum_of_one_hot(draft: Draft, node: Node) -> int | None:
 
 
 def _hit_and_constant(draft: Draft, summed: int, axes: tuple[str, ...], src: str) -> int | None:
-    """The sum of a hit and a value that does not vary. (Any other sum keeps its terms together: apart they might cancel.)"""
+    """The sum of a one-hot term and an invariant. Other sums are not split: their terms might cancel."""
     added = draft.op(summed, "add")
     for hit, constant in (added.args, added.args[::-1]) if added else ():
         if not draft.varies(constant, axes):
@@ -347,8 +350,8 @@ def _hit_and_constant(draft: Draft, summed: int, axes: tuple[str, ...], src: str
 
 
 def _hit_total(draft: Draft, picked: int, axes: tuple[str, ...], src: str) -> int | None:
-    """The sum of where(index == t, a, 0), or of that times a value that does not vary."""
-    if not draft.varies(picked, axes):  # no index is in it, so of two factors at most one is looked into
+    """The sum of a one-hot term where(index == t, a, 0), or of its product with an invariant."""
+    if not draft.varies(picked, axes):  # it holds no index; so at most one factor of a product is searched
         return None
     if where := draft.op(picked, "where"):
         hit, a, zero = where.args
@@ -366,11 +369,11 @@ def _hit_total(draft: Draft, picked: int, axes: tuple[str, ...], src: str) -> in
 
 
 def _at_least_two(extent: Size) -> bool:
-    return not isinstance(extent, int) or extent > 1  # symbols stand for 2 and more
+    return not isinstance(extent, int) or extent > 1  # symbolic sizes are at least 2
 
 
 def _scaled_total(draft: Draft, total: int, scale: int, src: str) -> int:
-    """total * scale, and 0 * scale from where there is no hit"""
+    """total * scale, plus 0 * scale for the positions that do not match"""
     dtype, number = draft.dtype(scale), draft.number(scale)
     scaled = draft.add(Op("mul", (total, scale), dtype, src))
     if not dtype.is_float or number is not None and math.isfinite(number):
@@ -380,7 +383,7 @@ def _scaled_total(draft: Draft, total: int, scale: int, src: str) -> int:
 
 
 def _compared_to_index(draft: Draft, hit: int, axes: tuple[str, ...]) -> int | None:
-    """t of `index(axes) == t`, if it does not vary over these axes."""
+    """The t of `index(axes) == t`, if t does not vary over these axes."""
     compared = draft.op(hit, "eq")
     for at, t in (compared.args, compared.args[::-1]) if compared else ():
         match draft.nodes[at]:
@@ -405,7 +408,7 @@ def _times(number: float | int, extent: Size, dtype: DType, src: str) -> Const:
 
 
 def inline_single_element(draft: Draft, node: Node) -> int | None:
-    """a reduction over no axes -> its record carried out on one element"""
+    """a reduction over no axes -> its monoid expanded on a single element"""
     match node:
         case Result(reduce=owner, k=k):
             match draft.nodes[owner]:
@@ -415,7 +418,7 @@ def inline_single_element(draft: Draft, node: Node) -> int | None:
 
 
 def expand_two_pass(draft: Draft, node: Node) -> int | None:
-    """a reduction that reads its input twice -> its record carried out with plain folds"""
+    """a reduction that reads its input twice -> its monoid expanded into primitive folds"""
     match node:
         case Result(reduce=owner, k=k):
             match draft.nodes[owner]:
@@ -425,12 +428,13 @@ def expand_two_pass(draft: Draft, node: Node) -> int | None:
 
 
 EXACT: tuple[Rule, ...] = (
-    drop_cast, drop_widening, drop_one, drop_zero, drop_negations, drop_choice, fold_constants, sum_of_one_hot, inline_single_element,
+    drop_cast, drop_widening, drop_one, drop_zero, drop_negations, drop_choice, fold_constants, sum_of_one_hot,
+    inline_single_element,
 )
 
 
 def _expand(draft: Draft, reduce: Reduce) -> tuple[int, ...]:
-    """The results of a reduction, its record written out as nodes."""
+    """Expand a reduction's monoid into nodes; returns its results."""
     monoid = MONOIDS[reduce.monoid]
     algebra = _NodeAlgebra(draft, reduce.axes, draft.dtype(reduce.args[0]), reduce.src)
     state: State = monoid.lift(algebra, *(_Ref(a) for a in reduce.args))
@@ -440,14 +444,14 @@ def _expand(draft: Draft, reduce: Reduce) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Ref:
-    """A value of the draft, told apart from a Python number."""
+    """A value of the draft. The class distinguishes it from a Python number."""
 
     at: int
 
 
 @dataclass(frozen=True)
 class _NodeAlgebra(Algebra):
-    """Carries a monoid out as nodes of a draft."""
+    """Expands a monoid into nodes of a draft."""
 
     draft: Draft
     axes: tuple[str, ...]
@@ -471,7 +475,7 @@ class _NodeAlgebra(Algebra):
         return _Ref(self.draft.add(Result(folded, 0, self.src)))
 
     def place(self, value: Value, dtype: DType) -> int:
-        """A value's position; a number becomes a constant."""
+        """The position of a value. A Python number becomes a constant."""
         if isinstance(value, _Ref):
             return value.at
         typed = {"bool": bool, "int": int, "float": float}[dtype.kind](value)

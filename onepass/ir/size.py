@@ -1,7 +1,7 @@
 """Sizes: an int, or an int times named symbols (`4096*s0`).
 
-Extents, strides and offsets of a Program are Sizes. Rows are usually symbolic and columns usually are not, and
-everything a contiguous tensor needs (its extents, the strides they imply) is such a product, so nothing richer is kept.
+Extents, strides and offsets of a Program are Sizes. Usually the rows are symbolic and the columns are not. The extents and strides
+of contiguous tensors are always such products, so no general expressions are needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Bindings: TypeAlias = Mapping[str, int]
 
 
 def sym(name: str) -> Sym:
-    """The size that is one symbol."""
+    """The size that consists of one symbol."""
     return Sym(1, (name,))
 
 
@@ -49,7 +49,7 @@ def product(sizes: "tuple[Size, ...] | list[Size]") -> Size:
 
 
 def divide(a: Size, b: Size) -> Size | None:
-    """a / b where that is again a size, else None."""
+    """a / b if that is a Size, else None."""
     a_coef, a_names = (a.coef, list(a.names)) if isinstance(a, Sym) else (a, [])
     b_coef, b_names = (b.coef, list(b.names)) if isinstance(b, Sym) else (b, [])
     if b_coef == 0 or a_coef % b_coef:
@@ -68,7 +68,7 @@ def value(size: Size, bindings: Bindings) -> int:
 
 
 def symbols(size: Size) -> tuple[str, ...]:
-    """The symbols a size mentions."""
+    """The symbols in a size."""
     return size.names if isinstance(size, Sym) else ()
 
 

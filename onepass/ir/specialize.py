@@ -1,4 +1,4 @@
-"""Sizes that had better be known: a Program with some of its symbols replaced by numbers."""
+"""Specialize a Program to given sizes: choose the symbols worth specializing, and replace symbols by numbers."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from .size import Bindings, Size, Sym, mul, symbols
 
 
 def symbols_to_specialize(program: Program) -> frozenset[str]:
-    """Symbols of axes that are reduced and then varied over again: such a column can only stay on chip if its length is known.
+    """Symbols in the extents of axes that a value varies over after they were reduced.
 
-    A row count that is only summed over (the gradient of a weight) stays free.
+    Such a column stays on chip only if its length is known at compile time. A row count that is only summed over (the gradient of
+    a weight) stays symbolic.
     """
     found: set[str] = set()
     for i in program.of(Reduce):
         node = program.nodes[i]
         assert isinstance(node, Reduce)
-        after = _after(program, i)
+        after = _descendants(program, i)
         for axis in node.axes:
             if any(axis in program.dims[j] for j in after):
                 found |= set(symbols(program.axis[axis].extent))
     return frozenset(found)
 
 
-def _after(program: Program, root: int) -> set[int]:
+def _descendants(program: Program, root: int) -> set[int]:
+    """All nodes that depend on `root`."""
     found = {root}
     for i, node in enumerate(program.nodes):
         if any(o in found for o in operands(node)):
@@ -33,7 +35,7 @@ def _after(program: Program, root: int) -> set[int]:
 
 
 def substitute(program: Program, bindings: Bindings) -> Program:
-    """The Program for calls in which these symbols have these values."""
+    """Replace symbols of a Program by their values in `bindings`."""
     if not bindings:
         return program
 

@@ -1,8 +1,8 @@
-"""Print and parse Programs; parse(show(p)) == p.
+"""Print and parse Programs: parse(show(p)) == p.
 
-One line an axis, a buffer or a node, in order; a `;` does for a line break. A value's number is its position in the list.
-What a node was made from follows it as a comment. The types of ops are not written: they follow from their operands, except
-for a cast.
+The text has one line per axis, buffer and node, in order. A `;` is equivalent to a line break. A value's number is its position in
+the list. A comment after a node names the source line it came from. Types of ops are inferred from their operands; only casts
+spell theirs out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def show(program: Program) -> str:
 
 
 def one_line(text: str) -> str:
-    """A Program's text without line breaks, which parse reads too: some of Inductor's own comments quote it."""
+    """A Program's text on one line, which `parse` also accepts. Inductor quotes it in one-line comments."""
     return "; ".join(line.partition("#")[0].strip() for line in text.splitlines())
 
 
@@ -78,11 +78,11 @@ def _address(strides: Strides, offset: Size) -> str:
 
 
 def _literal(value: float | int | bool) -> str:
-    """repr of the plain Python number (a numpy scalar's repr names its type)."""
+    """repr of a literal as a plain Python number (the repr of a numpy scalar includes its type)."""
     return repr(value) if isinstance(value, (bool, int)) else repr(float(value))
 
 
-# One pattern a line kind. Sizes hold no spaces, names no punctuation that the patterns use.
+# One pattern per kind of line. Sizes contain no spaces, and names contain none of the punctuation used here.
 _SIZE = r"([^\s,\]]+)"
 _ADDRESS = r"\[(.*?)\](?: \+ (\S+))?"
 _PROGRAM = re.compile(r"program (.+)")
@@ -102,7 +102,7 @@ _ARGS = re.compile(r"%\d+(?: %\d+)*")
 
 
 def parse(text: str) -> Program:
-    """The Program a text says. Text that says none raises ParseError with its line."""
+    """Parse the text of a Program. Raises ParseError with the line number if the text is invalid."""
     reader = _Reader()
     for number, line in enumerate(text.splitlines(), start=1):
         statements, _, comment = line.partition("#")
@@ -117,7 +117,7 @@ def parse(text: str) -> Program:
 
 
 class _LineError(Exception):
-    """A line that does not parse; `parse` adds its number."""
+    """A line that does not parse. `parse` adds the line number."""
 
 
 def _wrong(detail: str) -> NoReturn:
@@ -125,7 +125,7 @@ def _wrong(detail: str) -> NoReturn:
 
 
 class _Reader:
-    """What the lines so far have said."""
+    """Parser state: the axes, buffers and nodes of the lines read so far."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -135,7 +135,7 @@ class _Reader:
         self.dtypes: list[DType] = []  # of each node, as Program.dtypes gives them
 
     def line(self, text: str, src: str) -> None:
-        """Take in one line without its comment."""
+        """Parse one statement. `src` is its comment."""
         if self.name is None:
             self.name = _match(_PROGRAM, text, "the first line must be `program NAME`")[0]
         elif text.startswith("axis "):
@@ -173,7 +173,7 @@ class _Reader:
         self.dtypes.append(dtype)
 
     def position(self, text: str) -> int:
-        """An operand, which must be an earlier line."""
+        """The position of an operand, which must be an earlier value."""
         if int(text) >= len(self.nodes):
             _wrong(f"%{text} is not an earlier value")
         return int(text)
@@ -268,7 +268,7 @@ def _strides(text: str) -> Strides:
 
 
 def _number(text: str) -> float | int | bool:
-    """A literal. NaN is always math.nan, the one object, so that Programs holding it compare equal."""
+    """Parse a literal. NaN is always the object math.nan, so that Programs with NaNs compare equal."""
     if text in ("True", "False"):
         return text == "True"
     if re.fullmatch(r"-?\d+", text):

@@ -1,7 +1,7 @@
-"""What a legal Program is; run between all stages.
+"""Verify that a Program is well-formed. Runs after every stage.
 
-A rule is a function from a Program to its complaints. Rules run in order and the first complaint ends the check, so a
-rule may rely on those before it (types are only asked for once every operand is known to be an earlier value).
+A rule is a function that yields a Program's violations. Rules run in order and the first violation raises, so a rule may rely on
+the rules before it. For example, types are computed only after all operands are known to be earlier values.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NUMBER_MONOIDS = frozenset(("sum", "prod"))
 
 
 def verify(program: Program, stage: str) -> Program:
-    """The Program itself, if it is legal. `stage` names what made it, for the error."""
+    """Return the Program if it is well-formed, else raise IllegalProgram. `stage` names the stage that produced it."""
     for rule in RULES:
-        for complaint in rule(program):
-            raise IllegalProgram(stage=stage, detail=f"{program.name}: {complaint}")
+        for violation in rule(program):
+            raise IllegalProgram(stage=stage, detail=f"{program.name}: {violation}")
     return program
 
 
@@ -65,7 +65,7 @@ def operands_come_first(program: Program) -> Violations:
 
 
 def axes_are_known(program: Program) -> Violations:
-    """Every axis a node names exists and is named once; a stride of zero is left out."""
+    """Every axis that a node names exists and is named once. Zero strides are omitted."""
     for i, node in enumerate(program.nodes):
         match node:
             case Load(strides=strides) | Store(strides=strides):
@@ -91,7 +91,7 @@ def buffers_are_known(program: Program) -> Violations:
 
 
 def tables_are_known(program: Program) -> Violations:
-    """Ops and reductions exist and take as many values as they are given."""
+    """Ops and reductions exist, and have the right number of arguments."""
     for i, node in enumerate(program.nodes):
         match node:
             case Op(name=name) if name not in OPS:
@@ -118,7 +118,7 @@ def reductions_are_read_by_results(program: Program) -> Violations:
 
 
 def loads_read_what_exists(program: Program) -> Violations:
-    """A Load reads an input, or a temporary filled before: by an earlier Store or, if none is here, by another kernel."""
+    """A Load reads an input, or a temporary written by an earlier Store. Without a Store here, another kernel wrote it."""
     written: set[str] = set()
     ours = {n.buffer for n in program.nodes if isinstance(n, Store)}
     for i, node in enumerate(program.nodes):
@@ -134,7 +134,7 @@ def loads_read_what_exists(program: Program) -> Violations:
 
 
 def constants_are_plain(program: Program) -> Violations:
-    """A Const is never a narrow float, and NaN is math.nan: two NaN objects would make equal Programs differ."""
+    """A Const is not a narrow float, and a NaN is the object math.nan: other NaN objects would compare unequal."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Const):
             if node.dtype.is_narrow_float:
@@ -144,7 +144,7 @@ def constants_are_plain(program: Program) -> Violations:
 
 
 def op_types_agree(program: Program) -> Violations:
-    """An op's arguments have one type that the op computes in, and its own type follows from theirs."""
+    """An op's arguments share one type that the op supports, and its result type matches."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Op):
             args = tuple(program.dtypes[a] for a in node.args)
@@ -156,7 +156,7 @@ def op_types_agree(program: Program) -> Violations:
 
 
 def _bad_arguments(name: str, args: tuple[DType, ...]) -> str:
-    """What is wrong with an op's argument types; empty if nothing is."""
+    """What is wrong with an op's argument types; empty if they are valid."""
     alike = args[1:] if name == "where" else args
     if name == "where" and args[0] != BOOL:
         return "the condition is not bool"
@@ -176,7 +176,7 @@ def _bad_arguments(name: str, args: tuple[DType, ...]) -> str:
 
 
 def reduction_types_agree(program: Program) -> Violations:
-    """A Reduce takes the types its record is written for."""
+    """A Reduce has argument types that its monoid supports."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Reduce):
             args = tuple(program.dtypes[a] for a in node.args)
@@ -186,7 +186,7 @@ def reduction_types_agree(program: Program) -> Violations:
 
 
 def _bad_reduction(name: str, args: tuple[DType, ...]) -> str:
-    """What is wrong with a reduction's argument types; empty if nothing is."""
+    """What is wrong with a reduction's argument types; empty if they are valid."""
     monoid, base = MONOIDS[name], name.partition(".")[0]
     if any(d.is_narrow_float for d in args):
         return "narrow floats are cast to f32 first"
@@ -201,7 +201,7 @@ def _bad_reduction(name: str, args: tuple[DType, ...]) -> str:
 
 
 def stores_have_the_buffers_type(program: Program) -> Violations:
-    """A Store writes an output or a temporary, in its type."""
+    """A Store writes an output or a temporary, with the buffer's type."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Store):
             buffer = program.buffer[node.buffer]
@@ -212,7 +212,7 @@ def stores_have_the_buffers_type(program: Program) -> Violations:
 
 
 def stores_write_each_address_once(program: Program) -> Violations:
-    """Each axis the stored value varies over moves the address, and no two static axes move it by the same step."""
+    """The address varies over every axis that the stored value varies over, and no two static axes have the same stride."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Store):
             varied = {a for a in program.dims[node.value] if program.axis[a].extent != 1}
@@ -226,7 +226,7 @@ def stores_write_each_address_once(program: Program) -> Violations:
 
 
 def stores_stay_inside(program: Program) -> Violations:
-    """No Store writes past the end of its buffer, as far as sizes are known; nothing is written to a buffer without elements."""
+    """No Store writes past the end of its buffer, where sizes are static. Nothing is written to an empty buffer."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Store) and all(program.axis[axis].extent != 0 for axis, _ in node.strides):
             last = _last_address(node.offset, [(stride, program.axis[axis].extent) for axis, stride in node.strides])
@@ -237,7 +237,7 @@ def stores_stay_inside(program: Program) -> Violations:
 
 
 def _last_address(offset: Size, steps: list[tuple[Size, Size]]) -> int | None:
-    """The greatest address that some strides reach over some extents; None where that is not a number."""
+    """The highest address that strides reach over extents; None if it is symbolic."""
     last = offset
     for stride, extent in steps:
         if not isinstance(last, int) or not isinstance(stride, int) or not isinstance(extent, int):

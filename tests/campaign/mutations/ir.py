@@ -109,8 +109,8 @@ MUTANTS: list[Mutant] = [
            "larger work has more steps", ("tests/cpu/test_budget.py::test_steps_are_counted_and_scaled",)),
     # ---- axes that never meet
     Mutant("ir-axes-that-meet-are-shared", "onepass/ir/axes.py",
-           "looks[g[0]] == looks[axis] and not any(frozenset({axis, other}) in met for other in g)",
-           "looks[g[0]] == looks[axis]", "rows and columns of one value stay two axes",
+           "                    and not any(frozenset({axis, other}) in together for other in g))",
+           "                    )", "rows and columns of one value stay two axes",
            ("tests/cpu/test_plan.py::test_axes_that_meet_are_not_shared",)),
     Mutant("ir-axes-of-other-extents-are-shared", "onepass/ir/axes.py", "return program.axis[axis].extent, frozenset(",
            "return 0, frozenset(", "axes that are shared have one extent", ("tests/cpu/test_plan.py", NUMBERS)),
