@@ -8,11 +8,15 @@ RUN    := $(VENV)/bin/python
 STAMP  := $(VENV)/.onepass-ready
 XDIST   = $(shell $(RUN) -c "import xdist" 2>/dev/null && printf '%s' '-n 2')
 
-.PHONY: demo test test-all lint gpu-test campaign setup clean
+.PHONY: demo quick test test-all lint docs gpu-test campaign setup clean
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
 	@$(RUN) -m onepass demo
+
+# The inner loop: the IR, plans and a few kernels, in less than a minute.
+quick: $(STAMP)
+	@$(RUN) -m pytest $(XDIST) -m quick tests/cpu
 
 test: lint
 	@$(RUN) -m pytest $(XDIST) tests/cpu
@@ -45,6 +49,16 @@ campaign: $(STAMP)
 lint: $(STAMP)
 	@$(call if_installed,ruff,check .)
 	@$(call if_installed,mypy,)
+
+# The documentation as a site, in build/site. What builds it goes into an environment of its own.
+DOCS := build/docs-env
+docs: $(DOCS)/.ready
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet && echo "the site is in build/site"
+
+$(DOCS)/.ready: pyproject.toml
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet "mkdocs-material>=9.6"
+	@touch $@
 
 setup: $(STAMP)
 
