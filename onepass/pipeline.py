@@ -1,11 +1,11 @@
-"""Every stage, in order, on one page.
+"""The compiler pipeline: every stage, in order.
 
     fx graph --capture--> Program --plan--> Plan --codegen--> Sources --runtime--> Executable
 
-Each value is frozen, verified and kept, so that `explain` only reads. The one step back is from the compiler to the planner:
-a kernel that spills or does not fit is remembered, and the plan is made again without it and, if it spilled much, without anything
-heavier; one that fits less often than foreseen is scored again. A kernel of which every schedule spills is taken all the same: slow
-is better than none.
+Each value is frozen, verified and kept, so `explain` only reads. The only feedback goes from the compiler to the planner. If a
+kernel spills or needs too much shared memory, the planner plans again without that schedule. If it spills heavily, schedules with a
+higher register estimate are excluded too. If fewer CTAs fit an SM than predicted, the schedule is scored again with the actual
+number. If all schedules of a kernel spill, the one that spills least is used, because a slow kernel is better than none.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .codegen.source import Source
 from .device import Device
 from .errors import NoPlan, SourcesNotKept, text_of, warn
 from .ir.axes import unify_axes
-from .ir.specialize import substitute, symbols_to_specialize
 from .ir.program import Program
 from .ir.simplify import simplify
 from .ir.size import Bindings
+from .ir.specialize import substitute, symbols_to_specialize
 from .ir.verify import verify
 from .knobs import knobs
 from .plan.cost import cost, traffic
@@ -40,36 +40,36 @@ from .runtime.binary import Binary
 from .runtime.compiled import Compiled, Rejected
 from .stages import stage
 
-CompileKernel = Callable[[Source], Binary]  # compile a source and say what the binary takes
+CompileKernel = Callable[[Source], Binary]  # returns the binary with its registers, spills and shared memory
 MAX_ATTEMPTS = 16
-MIN_SLOWDOWN = 1.03  # times the predicted time: what is less is not worth compiling another plan for
+MIN_SLOWDOWN = 1.03  # ratio of predicted times; a smaller slowdown is not worth compiling another plan
 
 
 @stage("simplifying a Program")
 def optimize(program: Program) -> Program:
-    """Capture's Program, made ready to plan."""
+    """Verify and simplify a captured Program, ready for planning."""
     verify(program, "capture")
     return verify(unify_axes(simplify(program)), "simplify")
 
 
 @stage("fixing sizes of a Program")
 def specialize(program: Program, bindings: Bindings) -> tuple[Program, Bindings]:
-    """The Program for a call, with sizes a kernel had better know put in; and the sizes that stay free."""
-    known = symbols_to_specialize(program)
-    fixed = substitute(program, {name: bindings[name] for name in known})
-    return fixed, {name: size for name, size in bindings.items() if name not in known}
+    """Replace the sizes that kernels need at compile time by their values. Returns the Program and the remaining bindings."""
+    static = symbols_to_specialize(program)
+    specialized = substitute(program, {name: bindings[name] for name in static})
+    return specialized, {name: size for name, size in bindings.items() if name not in static}
 
 
 @stage("writing kernels")
 def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
-    """The text of every kernel of a plan; `wide` indices where a tensor needs them."""
+    """The source text of every kernel of a plan. `wide` uses 64-bit indices for tensors that need them."""
     for kernel in chosen.kernels:
         verify(kernel.program, "plan")
     return tuple(emitter(k.schedule).emit(k.kernel, k.schedule, chosen.bindings, k.name, wide) for k in chosen.kernels)
 
 
 def emitter(schedule: Schedule) -> ModuleType:
-    """The module that writes a schedule: one writes all but those that read from shared memory."""
+    """The code generator for a schedule: Triton, unless it stages inputs in shared memory."""
     if not schedule.staged:
         return triton
     if isinstance(schedule.cols, Block):
@@ -81,14 +81,14 @@ def emitter(schedule: Schedule) -> ModuleType:
 
 @stage("planning and writing kernels")
 def plan_for_interpreter(program: Program, bindings: Bindings, device: Device, wide: bool = False) -> Compiled:
-    """Plan and write kernels, without compiling them: what the interpreter needs."""
+    """Plan and generate kernels without compiling them, for the interpreter."""
     chosen = plan(program, bindings, device)
     return Compiled(chosen, keep_sources(generate(chosen, wide)), ())
 
 
 @stage("planning and compiling kernels")
-def compile(program: Program, bindings: Bindings, device: Device, measure: CompileKernel, wide: bool = False) -> Compiled:
-    """Plan, write and compile, until no kernel spills and all fit as foreseen; where all spill, the plan that spills least."""
+def compile(program: Program, bindings: Bindings, device: Device, compile_kernel: CompileKernel, wide: bool = False) -> Compiled:
+    """Plan, generate and compile until no kernel spills and occupancy is as predicted. Returns the best plan that was compiled."""
     feedback: dict[tuple[Program, Schedule], CompileOutcome] = {}
     tried: list[Compiled] = []
     for _ in range(MAX_ATTEMPTS):
@@ -99,18 +99,19 @@ def compile(program: Program, bindings: Bindings, device: Device, measure: Compi
                 raise
             break
         sources = generate(chosen, wide)
-        binaries = tuple(measure(source) for source in sources)
+        binaries = tuple(compile_kernel(source) for source in sources)
         pairs = tuple(zip(chosen.kernels, binaries, strict=True))
         misfits = [(k, b) for k, b in pairs
                    if b.spill_bytes or b.smem_bytes > device.smem_per_cta or _has_low_occupancy(k, b, bindings, device)]
         tried.append(Compiled(chosen, sources, binaries, tuple(_rejected(k, b) for k, b in misfits)))
-        new = {k.scored_as: _learned(k, b, device) for k, b in misfits if k.scored_as not in feedback}
-        if not new:  # nothing spills, or what does was known to and is the best there is
+        new = {k.scored_as: _compile_outcome(k, b, device) for k, b in misfits if k.scored_as not in feedback}
+        if not new:  # all kernels are fine, or the planner already knew of their problems and has nothing better
             break
         feedback |= new
     runs = [c for c in tried if all(b.smem_bytes <= device.smem_per_cta for b in c.binaries)]
     if not runs:
-        raise NoPlan(what=program.name, device=device.name, detail=f"the {len(tried)} best plans do not fit one SM")
+        detail = f"the {len(tried)} best plans need more shared memory than a CTA can have"
+        raise NoPlan(what=program.name, device=device.name, detail=detail)
     best = min(runs, key=lambda c: _defects(c, bindings, device))
     keep_sources(best.sources)
     taken = {(k.name, k.schedule) for k in best.plan.kernels}
@@ -119,49 +120,50 @@ def compile(program: Program, bindings: Bindings, device: Device, measure: Compi
 
 
 def _defects(made: Compiled, bindings: Bindings, device: Device) -> tuple[bool, int, bool]:
-    """How bad a plan's kernels are: whether they spill in a loop, how many bytes, and whether CTAs that were counted on wait."""
-    wait = any(_has_low_occupancy(k, b, bindings, device) for k, b in zip(made.plan.kernels, made.binaries, strict=True))
-    return any(b.spills_in_loop for b in made.binaries), sum(b.spill_bytes for b in made.binaries), wait
+    """Sort key of a compiled plan, best first: spills inside a loop, spilled bytes, lower occupancy than predicted."""
+    low_occupancy = any(_has_low_occupancy(k, b, bindings, device) for k, b in zip(made.plan.kernels, made.binaries, strict=True))
+    return any(b.spills_in_loop for b in made.binaries), sum(b.spill_bytes for b in made.binaries), low_occupancy
 
 
 def _has_low_occupancy(kernel: KernelPlan, binary: Binary, bindings: Bindings, device: Device) -> bool:
-    """Whether CTAs that were to run at once do not, by the registers they really take: of a loop over rows any, else every second,
-    where that costs time.
+    """Whether a kernel's actual register use lets fewer CTAs run at once than the planner predicted, at a cost in time.
 
-    H200, RMSNorm backward 98304 x 768 by 528 CTAs, of which 148 registers a thread let 396 run at once: 130 us; LayerNorm backward
-    by 528 that fit: 118. Log-softmax 8192 x 32768 by CTAs of 16 warps, two of which were to fit an SM, with 80 registers a thread:
-    321 us; by CTAs of 8 warps: 260.
+    A loop over rows assumes one wave of CTAs, so there a single missing CTA counts. Other kernels count only from half the
+    predicted CTAs per SM on, and if the cost model predicts a slowdown. H200: RMSNorm backward 98304 x 768 takes 130 us when 396 of
+    528 CTAs fit, and LayerNorm backward 118 us when all fit. Log-softmax 8192 x 32768 takes 321 us with 16 warps at 80 registers
+    per thread, where one CTA fits instead of two, and 260 us with 8 warps.
     """
-    fit = _fit(kernel, binary, device)
+    fit = _actual_ctas_per_sm(kernel, binary, device)
     if not fits_one_wave(kernel.schedule, fit, device):
         return True
     if not 0 < 2 * fit <= kernel.resources.ctas_per_sm:
         return False
     t = traffic(kernel.kernel, bindings)
-    foreseen, real = (cost(kernel.kernel, kernel.schedule, replace(kernel.resources, ctas_per_sm=n), t, device).us
-                      for n in (kernel.resources.ctas_per_sm, fit))
-    return real > MIN_SLOWDOWN * foreseen
+    predicted, actual = (cost(kernel.kernel, kernel.schedule, replace(kernel.resources, ctas_per_sm=n), t, device).us
+                         for n in (kernel.resources.ctas_per_sm, fit))
+    return actual > MIN_SLOWDOWN * predicted
 
 
-def _fit(kernel: KernelPlan, binary: Binary, device: Device) -> int:
-    """How many CTAs of a kernel an SM really has room for."""
+def _actual_ctas_per_sm(kernel: KernelPlan, binary: Binary, device: Device) -> int:
+    """How many CTAs fit one SM with the registers and shared memory that the compiled kernel uses."""
     return ctas_per_sm(binary.registers, binary.smem_bytes, kernel.schedule.warps, device)
 
 
-def _learned(kernel: KernelPlan, binary: Binary, device: Device) -> CompileOutcome:
-    """What a kernel that spills or does not fit teaches. One that spilled few words was not too heavy: estimates are not that good.
+def _compile_outcome(kernel: KernelPlan, binary: Binary, device: Device) -> CompileOutcome:
+    """Feedback for the planner on a kernel that spills, needs too much shared memory or has low occupancy.
 
-    LayerNorm backward with a residual, 5120 columns by tiles of 2048, 2048 and 1024, takes 255 registers and spills two words; by
-    4096 and 1024, estimated at 10 registers more, it takes 168 (H200: 165 us, and 223 by the plan that is left without it).
+    Heavier schedules are excluded only after a heavy spill, because register estimates are not exact. H200: LayerNorm backward with
+    a residual spills two words in tiles of 2048, 2048 and 1024 columns (255 registers). In tiles of 4096 and 1024 it needs only 168
+    registers, though the estimate is 10 higher: 165 us, and 223 us for the best plan without that schedule.
     """
     if binary.smem_bytes > device.smem_per_cta:
         return CompileOutcome(REGISTERS_UNBOUNDED)
     if not binary.spill_bytes:
-        fit = _fit(kernel, binary, device)
+        fit = _actual_ctas_per_sm(kernel, binary, device)
         return CompileOutcome(REGISTERS_UNBOUNDED, (False, 0), fit if fits_one_wave(kernel.schedule, fit, device) else None)
-    most = kernel.schedule.registers or min(device.registers_per_thread, device.registers_per_sm // (32 * kernel.schedule.warps))
-    wanted = binary.registers + binary.spill_bytes // 8  # a word that is stored once and loaded once is a register that was missing
-    heavy = wanted > most + 8  # they are handed out by eights
+    limit = kernel.schedule.registers or min(device.registers_per_thread, device.registers_per_sm // (32 * kernel.schedule.warps))
+    needed = binary.registers + binary.spill_bytes // 8  # a spilled register costs 8 bytes: a 4-byte store and a 4-byte load
+    heavy = needed > limit + 8  # registers are allocated in units of 8
     return CompileOutcome(kernel.resources.registers if heavy else REGISTERS_UNBOUNDED, (binary.spills_in_loop, binary.spill_bytes))
 
 
@@ -170,42 +172,43 @@ def _rejected(kernel: KernelPlan, binary: Binary) -> Rejected:
 
 
 def keep_sources(sources: tuple[Source, ...]) -> tuple[Source, ...]:
-    """Leave a copy of generated text where the user asked for one; where that cannot be done, say so and go on."""
+    """Write generated sources to the folder of ONEPASS_KEEP_SOURCES, if set. If that fails, warn and continue."""
     folder = knobs().keep_sources
     try:
         for source in sources if folder else ():
-            files.write_user_file(Path(folder or ".") / f"{files.slug(source.name)}.py", source.text.encode(errors="backslashreplace"))
+            path = Path(folder or ".") / f"{files.slug(source.name)}.py"
+            files.write_user_file(path, source.text.encode(errors="backslashreplace"))
     except OSError as error:
-        _not_kept(str(folder), error.strerror or text_of(error))
+        _warn_not_kept(str(folder), error.strerror or text_of(error))
     return sources
 
 
 @cache
-def _not_kept(folder: str, detail: str) -> None:
-    """Say so once; a model has many kernels."""
+def _warn_not_kept(folder: str, detail: str) -> None:
+    """Warn once per folder and reason, because a model has many kernels."""
     warn(SourcesNotKept(folder=folder, detail=detail))
 
 
-# ---- row classes: one captured Program serves every row count --------------------------------------------------------------
+# ---- row classes: which row counts share a plan --------------------------------------------------------------
 
 
-# Rows an SM up to which a class of row counts goes, and those it is planned for. A call has at most twice as many rows as its plan
-# is for, but in the last class, where waves no longer matter; of very few rows, not more.
+# (upper bound, representative) of each class of row counts, in rows per SM. A call has at most twice as many rows as its class is
+# planned for. Exceptions: the first class is planned for its bound, and the last has none, because waves no longer matter there.
 ROW_CLASSES = ((1 / 8, 1 / 8), (1, 1 / 2), (4, 2), (16, 8), (64, 32), (256, 128), (inf, 512))
 
 
 def row_class_bounds(device: Device) -> tuple[int, ...]:
-    """Row counts between which one plan serves."""
+    """Upper bounds of the row classes of a device, in rows, except for the last."""
     return tuple(int(end * device.sms) for end, _ in ROW_CLASSES[:-1])
 
 
 def row_class(bindings: Bindings, device: Device) -> int:
-    """Which of the classes some sizes fall into."""
+    """The index of the row class of some sizes."""
     return bisect_left(row_class_bounds(device), prod(bindings.values()))
 
 
 def representative_sizes(program: Program, bindings: Bindings, device: Device) -> dict[str, int]:
-    """The sizes a class is planned for, the same whichever of its members comes first."""
+    """The sizes that a row class is planned for. They depend only on the class, not on which call came first."""
     if not program.symbols:
         return {}
     _, rows = ROW_CLASSES[row_class(bindings, device)]

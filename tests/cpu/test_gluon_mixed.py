@@ -372,7 +372,7 @@ def test_a_part_of_the_next_row_is_worth_its_room() -> None:
 def test_few_words_spilled_by_a_kernel_told_its_most_do_not_rule_heavier_ones_out(spilled: int, heavy: bool) -> None:
     """ptxas takes all it is told it may: that it did says nothing of how much it needs."""
     kernel = mixed(rms_norm_backward, given(rms_norm_backward, 32768), 16, 1, 1, 132, registers=128).kernels[0]
-    learned = pipeline._learned(kernel, Binary(128, spilled, 0, kernel.resources.smem_bytes, 0, {}, {}), H200)
+    learned = pipeline._compile_outcome(kernel, Binary(128, spilled, 0, kernel.resources.smem_bytes, 0, {}, {}), H200)
     assert learned.registers == (kernel.resources.registers if heavy else REGISTERS_UNBOUNDED)
 
 
