@@ -1,1 +1,1 @@
-"""(Kernel, Schedule) -> Source: the text of kernels, written once."""
+"""(Kernel, Schedule) -> Source: generation of kernel text."""

@@ -1,6 +1,6 @@
-"""Single values as text: literals, ops, sizes, indices, and a monoid's definition carried out on them.
+"""Kernel text of single values: literals, ops, sizes, indices, and monoids applied to them.
 
-An emitted value is a name (or a literal) of known type. Nothing here knows about loops or tiles.
+An emitted value is a name or a literal of known type. This module knows nothing of loops or tiles.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..plan.access import Run
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """What tells apart the languages kernels are written in, as far as single values go."""
+    """How Triton and Gluon differ in the text of single values."""
 
-    prefix: str  # of what the language itself offers
-    layout: str = ""  # how a tensor made from nothing lies in threads, where that must be said
+    prefix: str  # module of the built-in functions
+    layout: str = ""  # layout of a new tensor, where the language wants one
 
     def full(self, shape: str, value: str, dtype: str) -> str:
-        """A tensor of one value."""
+        """A tensor filled with one value."""
         return f"{self.prefix}.full({shape}, {value}, {self.prefix}.{dtype}{', ' + self.layout if self.layout else ''})"
 
     def broadcast(self, text: str, shape: str) -> str:
-        """A tensor repeated along sides of extent 1."""
+        """A tensor broadcast along its axes of extent 1."""
         return f"{text}.broadcast_to({shape})" if self.layout else f"{self.prefix}.broadcast_to({text}, {shape})"
 
 
@@ -45,7 +45,7 @@ def literal(value: float | int | bool) -> str:
 
 
 def typed_literal(value: float | int | bool, dtype: DType, language: Language = TRITON) -> str:
-    """A number of a type that a bare literal would not keep: Triton reads 0.1 as fp32, 7 as int32, 1e-40 as fp64, -0.0 as 0.0."""
+    """A number of exactly this type. Triton reads the bare literal 0.1 as fp32, 7 as int32, 1e-40 as fp64 and -0.0 as 0.0."""
     value = as_dtype(value, dtype)
     if dtype.is_float and value == 0 and copysign(1, value) < 0:
         bits = f"int{8 * dtype.size}"
@@ -59,7 +59,7 @@ def typed_literal(value: float | int | bool, dtype: DType, language: Language = 
 
 
 def scaled_literal(value: float | int | bool, scale: Size, dtype: DType, language: Language = TRITON) -> str:
-    """A number times a size; in an integer type that is not the size's own, the product is made one of it."""
+    """A number times a size. The product is converted where `dtype` is a narrower integer type than the size's."""
     text = typed_literal(value, dtype, language)
     if scale == 1:
         return text
@@ -68,24 +68,24 @@ def scaled_literal(value: float | int | bool, scale: Size, dtype: DType, languag
 
 
 def size_text(size: Size) -> str:
-    """A size as kernel text; symbols are kernel parameters of the same name."""
+    """A size as kernel text. Symbols are kernel parameters of the same name."""
     return str(size) if isinstance(size, int) else str(size).replace("*", " * ")
 
 
 def op_text(name: str, args: tuple[str, ...], gives: DType, exact: bool = False, language: Language = TRITON) -> str:
-    """One row of the op table applied to names; `exact` takes the text that is right to the last bits of fp32."""
+    """One op of the op table applied to names. `exact` selects the form that is accurate to the last bits of fp32."""
     if name == "cast" and gives is BOOL:
         return f"({args[0]} != 0)"
     if name == "cast" and gives.name == "f8e5m2":
         return f"to_e5m2({args[0]})"
     if name == "neg" and gives.is_float:
-        return f"({args[0]} * -1.0)"  # Triton's -x is 0 - x, which makes 0.0 of 0.0
+        return f"({args[0]} * -1.0)"  # Triton computes -x as 0 - x, which turns 0.0 into 0.0
     text = OPS[name].exact if exact and OPS[name].exact else OPS[name].text
     return text.format(*args, L=language.prefix, T=f"{language.prefix}.{gives.kernel}")
 
 
 def run_text(index: str, run: Run) -> str:
-    """The part of an address that one run of axes contributes."""
+    """What one run of axes contributes to an address."""
     text = index if run.inner == 1 else f"({index} // {_factor(run.inner)})"
     text = text if run.first else f"({text} % {_factor(run.size)})"
     return text if run.stride == 1 else f"{text} * {_factor(run.stride)}"
@@ -98,11 +98,11 @@ def _factor(size: Size) -> str:
 
 @dataclass(frozen=True)
 class TileAlgebra(Algebra):
-    """Carries out a monoid on a tile: ops become lines, folds become reductions of the tile."""
+    """Applies a monoid to a tile: ops become lines, folds become reductions of the tile."""
 
-    assign: Callable[[str, str], str]  # (hint, text) -> the name given
+    assign: Callable[[str, str], str]  # (hint, text) -> the assigned name
     folded: Callable[[str, str], str]  # (kind, text) -> text of the fold
-    active: Callable[[], str]  # text of how many elements are being folded
+    active: Callable[[], str]  # text of the number of folded elements
     exact: bool = False
     language: Language = TRITON
 
@@ -119,14 +119,14 @@ class TileAlgebra(Algebra):
 
 @dataclass(frozen=True)
 class Pair:
-    """Two states' components side by side."""
+    """The same component of two states."""
 
     a: Value
     b: Value
 
 
 class PairAlgebra(Algebra):
-    """Carries out a monoid on two states: a fold of a pair is one binary op. This is the join between tiles."""
+    """Applies a monoid to two states: a fold of a pair is one binary op. Tiles are joined this way."""
 
     def __init__(self, assign: Callable[[str, str], str], exact: bool, language: Language) -> None:
         self._assign, self._exact, self._language = assign, exact, language
@@ -145,14 +145,14 @@ class PairAlgebra(Algebra):
 
 
 def _state_text(op: str, args: tuple[Value, ...], exact: bool, language: Language) -> str:
-    """An op on components of states. Counts among them are plain numbers, which exact forms of two operands do not take."""
+    """An op on components of states. Counts are plain numbers, and exact forms of binary ops do not accept plain numbers."""
     texts = tuple(a if isinstance(a, str) else literal(a) for a in args)
     return op_text(op, texts, BOOL, exact and len(args) == 1, language)
 
 
 def growth(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], exact: bool,
            language: Language = TRITON) -> State:
-    """One state out of two; components that only grow are left as what they grow by."""
+    """Two states merged into one. Components that only accumulate are returned as increments."""
     algebra = PairAlgebra(assign, exact, language)
     if monoid.join is not None:
         return monoid.join(algebra, a, b)
@@ -161,7 +161,7 @@ def growth(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str]
 
 def join(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], exact: bool,
          language: Language = TRITON) -> State:
-    """One state out of two."""
+    """Two states merged into one."""
     algebra = PairAlgebra(assign, exact, language)
     return tuple(algebra.op("add", algebra.op("mul", x.before, x.scale), x.by) if isinstance(x, Accumulated) else x
                  for x in growth(monoid, a, b, assign, exact, language))

@@ -1,4 +1,4 @@
-"""Reductions across tiles as lines of a kernel: where running states live, how a tile enters, how a result is read out."""
+"""Kernel text of reductions across tiles: running states, how a tile updates them, and how the result is read out."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from .values import Env, Values, fold_text
 
 @dataclass
 class Running:
-    """One reduction under way. Its states are kept by tile, by tile shape, or as one (see Folds.key)."""
+    """A reduction in progress. It keeps one state per tile, one per tile shape, or one in all (see Folds.key)."""
 
     fold: Fold
     monoid: Monoid
     dtype: DType
-    axes: tuple[int, ...]  # of a tile
-    across: Across  # how what it folds varies along the columns
-    compensated: bool  # what grows carries what rounding took from it
-    exact: bool  # exponentials and quotients have all digits
+    axes: tuple[int, ...]  # reduced axes of a tile
+    across: Across  # how the operands vary along the columns
+    compensated: bool  # accumulators use compensated (Kahan) summation
+    exact: bool  # exponentials and quotients are accurate to the last bits
     states: dict[str, State] = field(default_factory=dict)
-    compensation: dict[str, dict[int, str]] = field(default_factory=dict)  # what rounding has taken, by component of each state
-    by_lane: dict[str, int] = field(default_factory=dict)  # of the states that every thread has one of, how many there are
+    compensation: dict[str, dict[int, str]] = field(default_factory=dict)  # rounding error so far, by component of each state
+    by_lane: dict[str, int] = field(default_factory=dict)  # number of states, where each thread keeps its own
 
 
 class Folds:
-    """Writes reductions."""
+    """Emits reductions."""
 
     def __init__(self, kernel: Kernel, values: Values, row_loop: bool) -> None:
         self.kernel, self.values, self.row_loop, self.language = kernel, values, row_loop, values.language
 
     def running(self, fold: Fold) -> Running:
-        """A reduction that nothing has entered yet."""
+        """A reduction before its first element."""
         node = self._node(fold)
         axes = ((1,) if fold.cols else ()) + ((0,) if fold.rows else ())
         dtype = self.kernel.program.dtypes[node.args[0]]
         monoid = MONOIDS[node.monoid]
-        # What runs over fp32 data for long loses more than eager's tree does; over 16-bit data, less than a rounded result shows.
+        # A long running sum of fp32 data rounds more than eager's tree; for 16-bit data the rounded result hides the difference.
         compensated = self.kernel.is_full_precision[fold.node] and bool(monoid.accumulating) and dtype is F32
         exact = self.values.is_exact(fold.node)
         across = max((self.kernel.by_col[a] for a in node.args), key=lambda a: a.value)
         return Running(fold, monoid, dtype, axes, across, compensated, exact)
 
     def start(self, running: Running, refs: Iterable[TileRef]) -> None:
-        """States that a loop carries must exist before it: the identity, for every kind of tile it meets."""
+        """Initialize the states that a loop carries to the identity, one for each kind of tile in the loop."""
         for ref in refs:
             key = self.key(running, ref)
             if key not in running.states:
@@ -62,16 +62,16 @@ class Folds:
                                          for k in running.monoid.accumulating}
 
     def key(self, running: Running, ref: TileRef) -> str:
-        """Which of the running states a tile feeds: its own where results vary by tile, else one for all tiles of its shape."""
+        """The state that a tile updates: its own where results vary by tile, else the one of all tiles of its shape."""
         if self.row_loop and running.fold.rows and not running.fold.cols:
             return "1" if running.across is Across.NONE else ref.tag
         by_lane = running.monoid.primitive or self._lane_shape(running, ref) is not None
         return self._running_shape(running, ref) if by_lane else ""
 
     def feed(self, running: Running, ref: TileRef, env: Env, unrolled: bool) -> None:
-        """Let a tile enter: elementwise where one primitive fold is all a reduction is, else by one merge a tile.
+        """Add a tile to its state: elementwise where the reduction is one primitive fold, else by one merge per tile.
 
-        `once`: the line is written in straight code, so the new state may have a new name; a loop must reassign the old.
+        `unrolled`: the line runs once, so the new state gets a new name. Inside a loop the old name is reassigned.
         """
         counted: dict[str, Value] = {}
         algebra = self._algebra(running, ref, counted)
@@ -95,19 +95,22 @@ class Folds:
                 self.values.writer.line(f"{name} = {text}")
 
     def finish(self, running: Running, ref: TileRef) -> None:
-        """Read a reduction out: fold what its lanes hold, join what its tiles hold."""
+        """Read out a reduction: fold its lanes and merge the states of its tiles."""
         self.leave(running, ref, self.total(running, ref))
 
     def total(self, running: Running, ref: TileRef) -> State:
-        """One state of all that entered."""
+        """The state of all elements."""
         algebra = self._algebra(running, ref, {})
         held = [self._compensated(state, running.compensation.get(key, {})) for key, state in running.states.items()]
         states = [self._fold_lanes(running, key, state, algebra) for key, state in zip(running.states, held)]
         return self.join_states(running, states)
 
     def totals(self, running: Sequence[Running], ref: TileRef) -> list[State]:
-        """The same of all that is reduced along a row; two sums are folded at once, so that threads meet half as often. H200,
-        LayerNorm backward of 8192 x 32768, rows shared by two CTAs: 421 us without, 413 so."""
+        """The state of all elements, for every reduction along a row.
+
+        Two sums are folded in one exchange between threads. H200, LayerNorm backward 8192x32768, 2 CTAs per row: 413 us, 421 us
+        with an exchange for each sum.
+        """
         if not folds_two_sums(self.kernel):
             return [self.total(state, ref) for state in running]
         held: list[Value] = []
@@ -119,14 +122,14 @@ class Folds:
         return [(name,) for name in names]
 
     def join_states(self, running: Running, states: Sequence[State]) -> State:
-        """One state of several, joined in their order."""
+        """Several states merged into one, in order."""
         total = states[0]
         for other in states[1:]:
             total = join(running.monoid, total, other, self.values.assign, running.exact, self.language)
         return total
 
     def leave(self, running: Running, ref: TileRef, total: State) -> None:
-        """What a reduction gives, out of its whole state."""
+        """Assign the results of a reduction from its final state."""
         algebra = self._algebra(running, ref, {})
         hint = self.values.names[running.fold.node]
         self.values.results[running.fold.node] = tuple(
@@ -134,7 +137,7 @@ class Folds:
             for x in running.monoid.finalize(algebra, *total))
 
     def _tile_state(self, running: Running, entered: State, ref: TileRef, algebra: TileAlgebra) -> State:
-        """What a tile's elements add to a running state: themselves where lanes are folded last, else one state of them all."""
+        """What a tile merges into the running state: its elements where lanes are folded at the end, else one state of the tile."""
         if lanes := self._lane_shape(running, ref):
             entered = tuple(self.values.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
                             for x in entered)
@@ -143,13 +146,13 @@ class Folds:
         return entered if running.monoid.primitive else running.monoid.merge(algebra, *entered)
 
     def _fold_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
-        """One state out of those that lanes hold at the end."""
+        """Fold the per-lane states into one after the last tile."""
         if key in running.by_lane:
             state = tuple(self.values.assign("lanes", f"tl.reshape({x}, [1, {running.by_lane[key]}])") for x in state)
         return running.monoid.merge(algebra, *state) if running.monoid.primitive or key in running.by_lane else state
 
     def _add_compensated(self, running: Running, before: State, entered: State, compensation: dict[int, str]) -> None:
-        """Join a state with another in place, remembering what rounding takes; what is infinite has lost nothing."""
+        """Merge a state in place with compensated summation. An infinite sum has no compensation."""
         line = self.values.writer.line
         joined = growth(running.monoid, before, entered, self.values.assign, running.exact, self.language)
         for k, (name, part) in enumerate(zip(before, joined, strict=True)):
@@ -185,13 +188,13 @@ class Folds:
                      for hint, start, dtype in zip(self._hints(running), starts, dtypes, strict=True))
 
     def _entering_shape(self, running: Running, ref: TileRef) -> tuple[int, int]:
-        """The shape of what enters from one tile."""
+        """The shape of the operands of one tile."""
         if 1 in running.axes or running.across is Across.FULL:
             return ref.height, ref.width
         return ref.height, ref.width // self.values.block_size if running.across is Across.BLOCK else 1
 
     def _running_shape(self, running: Running, ref: TileRef) -> str:
-        """The shape of a running state: a whole tile where lanes are folded last, else one lane per result."""
+        """The shape of a running state: a whole tile where lanes are folded at the end, else one lane per result."""
         height, width = self._entering_shape(running, ref)
         if running.monoid.primitive:
             return f"[{height}, {width}]"
@@ -200,7 +203,7 @@ class Folds:
         return f"[{1 if 0 in running.axes else height}, {1 if 1 in running.axes else width}]"
 
     def _lane_shape(self, running: Running, ref: TileRef) -> tuple[int, int, int, int] | None:
-        """A tile's columns as [1, stretches, threads, elements side by side], where threads keep states of their own."""
+        """A tile's columns as [1, repeats, threads, vector elements], where each thread keeps its own state."""
         along_row = running.axes == (1,) and ref.height == 1
         held = private_state_columns(self.kernel, self.values.schedule, running.monoid) if along_row else None
         threads = 32 * self.values.schedule.warps
@@ -210,14 +213,14 @@ class Folds:
         return 1, held // side_by_side, threads, side_by_side
 
     def _within_threads(self, running: Running) -> TileAlgebra:
-        """Folds what a thread holds of a tile that is shaped by threads."""
+        """An algebra that folds the elements each thread holds of a tile reshaped by threads."""
         def folded(kind: str, text: str) -> str:
             return fold_text(kind, fold_text(kind, text, 3), 1)
 
         return TileAlgebra(self.values.assign, folded, lambda: "0", running.exact)
 
     def _broadcast(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
-        """A value spread over the axes it is folded along, and over the columns of others that enter with it."""
+        """A value broadcast along the reduced axes, and along the columns of the other operands."""
         if self.kernel.by_col[i] is Across.BLOCK and (1 in running.axes or running.across is Across.FULL):
             return self.values.as_full(i, ref, env)
         lacks_rows = 0 in running.axes and ref.height > 1 and not self.kernel.by_row[i]
@@ -228,9 +231,9 @@ class Folds:
         return env[i]
 
     def _masked_to_identity(self, running: Running, entered: State, ref: TileRef, counted: dict[str, Value]) -> State:
-        """Lanes outside become the identity: f(0) is not 0 in general. A number counts for every lane of the tile.
+        """Set masked-off lanes to the identity, because f(0) is not 0 in general. A constant counts for every lane of the tile.
 
-        Numbers that were spread over the lanes inside are noted in `counted`, because their sum is known without a fold.
+        `counted` records constants that were masked: their sum is known without a fold.
         """
         masks = [m for m, axis in ((ref.row_mask, 0), (ref.col_mask, 1)) if m and axis in running.axes]
         if not masks:
@@ -265,9 +268,9 @@ class Folds:
                            self.language)
 
     def _lane_count(self, running: Running, ref: TileRef, masked: bool) -> str:
-        """How many lanes of a tile are folded into one: of all, or of those inside.
+        """The number of lanes folded into one: all lanes, or those inside the mask.
 
-        Never by folding a mask: Triton 3.6 computes such a mask anew in the layout of its sum, whole in every thread.
+        The mask is never summed: Triton 3.6 recomputes it in the layout of the sum, in full in every thread.
         """
         height, width = self._entering_shape(running, ref)
         sizes = [(height, ref.row_count)] if 0 in running.axes else []

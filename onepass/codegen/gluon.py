@@ -1,38 +1,37 @@
-"""Steps -> Gluon source, for schedules that park rows in shared memory.
+"""Steps -> Gluon source, for schedules that stage rows in shared memory.
 
-Every CTA takes one row after another, or one and no other. A ring has room for a few rows; TMA fills a row's place while earlier
-rows are worked on, and a barrier per place tells when all chunks of the row have arrived. Walks read the chunks from shared
-memory, in a loop that the compiler does not unroll into one pass, so that registers never hold more than a chunk. When the last
-walk over a row ends, its place is filled with the row that this CTA needs as many turns later as the ring has places; where there
-is one place only, the last walk fills it again part by part. Kernels that also reduce over rows are written by `gluon_mixed`,
-from the same parts, and those of which several CTAs take a row together by `gluon_shared`.
+A CTA processes its rows one after another, or a single row. A ring buffer in shared memory has slots for a few rows. TMA fills a
+slot while earlier rows are processed, and one mbarrier per slot signals that all chunks of the row have arrived. Walks read the
+chunks from shared memory in a loop that the compiler does not unroll, so registers never hold more than one chunk. After the last
+walk over a row its slot is refilled with the row that this CTA processes `slots` iterations later. With a single slot, the last
+walk refills it chunk by chunk. `gluon_mix_order` adds reductions over rows, `gluon_multi_cta` several CTAs per row.
 
-Where there is room for one row and a part of the next, the ring is one of copies: each copy of a few chunks has a place and a
-barrier of its own, and the copies of all rows of a CTA take the places in turn. The first walk over a row waits for copy after
-copy, so it begins while later ones arrive; the last walk fills every place that it has read with the copy whose turn it is, of the
-next row or the one after it.
+Where shared memory holds one row and a part of the next, the ring holds copies instead of rows: each copy of a few chunks has its
+own slot and mbarrier, and the copies of all rows of a CTA use the slots in turn. The first walk over a row waits for one copy at a
+time, so it starts before the later ones arrive. The last walk refills each slot that it has read with the next copy due there, of
+the next row or the one after.
 
-The text uses this much of Gluon, and nothing else: whoever models it has to model this.
+The generated text uses only this part of Gluon, and `gluon_model` has to model all of it:
 
 - `gl.program_id`, `range`, `gl.static_range`, arithmetic, comparisons, `&`, `|`, `^`, `~`, scalars beside tensors, `.to`, also with
   `bitcast=True`
-- `gl.BlockedLayout`, `gl.SliceLayout`; every tensor is [1, width] or [1, 1] and lies as `TILE`, but for one piece of a flat view,
-  [1, 64], which lies as `PIECE`
+- `gl.BlockedLayout`, `gl.SliceLayout`; every tensor is [1, width] or [1, 1] in layout `TILE`, except one piece of a flat view,
+  [1, 64], in layout `PIECE`
 - `gl.arange(0, n, layout=)` with `[None, :]` or `[:, None]`, `gl.full`, `.broadcast_to`, `gl.where`, `gl.abs`, `gl.maximum`,
   `gl.minimum` and the other functions of one value in the op table, `libdevice`
 - `gl.sum(x, axis=, keep_dims=True)` along either axis, and the folds of `gluon_helpers`: `gl.reduce` of one tile, or of two with
-  `keep_dims=True`, and `gl.expand_dims`; of one element also `gl.max`, to make a scalar of it
+  `keep_dims=True`, and `gl.expand_dims`; `gl.max` of one element, to convert it to a scalar
 - `gl.load` and `gl.store` with and without `mask=` and `other=`; `gl.load(..., volatile=True)` of one word that other CTAs write,
   in a loop `while` it is 0
 - `gl.allocate_shared_memory(dtype, shape, layout)`, `.index(i)`, `.reshape(shape)`, `.load(TILE)`; `x_tiles.layout` of a tensor map
-- `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, by chunks or pieces instead of by copies
+- `._reinterpret(dtype, shape, layout)` of a whole ring: the same bytes in the same order, as chunks or pieces instead of copies
 - `.store(x)` into a piece that has arrived, or a whole walk, under an `if` whose condition is a scalar, and so the same for all
-  threads; and once into memory of `gl.SwizzledSharedLayout(1, 1, 1, [1, 0])`, from which each thread reads what it stored
+  threads; one `.store` into memory of `gl.SwizzledSharedLayout(1, 1, 1, [1, 0])`, from which each thread reads what it stored
 - `mbarrier.MBarrierLayout()`, `mbarrier.init(b, count=1)`, `mbarrier.expect(b, bytes, pred=)`, `mbarrier.wait(b, phase)`,
   `mbarrier.invalidate(b)`
-- `tma.async_copy_global_to_shared(map, coordinates, barrier, place, pred=)`
-- `fence_async_shared()`, and `cta_barrier()` of `gluon_helpers`, between the last read of a place and its refill; the latter also
-  after a wait, where what threads stored lies between, and where a walk that refills goes on reading
+- `tma.async_copy_global_to_shared(map, coordinates, barrier, slot, pred=)`
+- `fence_async_shared()`, and `cta_barrier()` of `gluon_helpers`, between the last read of a slot and its refill; `cta_barrier()`
+  also after a wait, after stores of threads, and inside a walk that refills slots while it reads
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ OWN_NAMES = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early", "number"
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
-    """The source of one kernel that parks rows; `wide` makes it count elements in 64 bits."""
+    """The source of one kernel that stages rows. `wide` selects 64-bit element indices."""
     assert not schedule.accumulates_columns and not any(f.rows for f in kernel.folds)
     return Emitter(kernel, schedule, bindings, name, wide).source()
 
 
 @dataclass(frozen=True, slots=True)
 class FillNames:
-    """What is called how where a row is asked for. Names of an unrolled loop are no variables, and not to be used as such later."""
+    """Variable names where TMA copies are issued. The index of an unrolled loop is a constant, so its names must not be reused."""
 
     row: str
     inside: str
@@ -76,40 +75,40 @@ class FillNames:
 
 FIRST_FILL = FillNames("early", "early_inside", "slot_early", "j_early")
 REFILL = FillNames("ahead", "inside", "slot", "j")
-COPY_REFILL = FillNames("ahead", "inside", "at", "j")  # in a ring of copies
-REST = "_rest"  # marks names of what is narrower than a chunk
+COPY_REFILL = FillNames("ahead", "inside", "at", "j")  # where the ring holds copies
+REST = "_rest"  # suffix of the names of a row's tail, which is narrower than a chunk
 
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """Where a parked load waits: the names of its shared memory and its tensor maps, and the boxes that fill it."""
+    """The ring of a staged load: names of its shared memory and tensor maps, and the TMA boxes that fill it."""
 
-    whole: str  # shared memory of whole chunks, by the boxes that are copied
-    chunks: str  # the same memory by chunks
+    whole: str  # shared memory of whole chunks, indexed by copy
+    chunks: str  # the same memory, indexed by chunk
     chunk: tuple[int, ...]
     whole_map: str
     whole_box: tuple[int, ...]
-    rest: str  # of the rest of a row
+    rest: str  # shared memory of the tails
     rest_map: str
     rest_box: tuple[int, ...]
 
 
 class StagedValues(Values):
-    """Values of which some wait in shared memory."""
+    """Values of which some are staged in shared memory."""
 
     first_rows = "(row == 0)"
     rings: dict[int, _Ring]
-    smem_vectors: dict[int, str]  # the shared memory of row vectors that wait there, by chunks
-    whole: int  # chunks of a row
-    numbers: dict[str, str]  # of chunks, by what marks their names
-    # What is called how of the row that is being walked: its number, its place in a ring, the first of its chunks there.
+    smem_vectors: dict[int, str]  # shared memory of the staged row vectors, indexed by chunk
+    whole: int  # whole chunks of a row
+    numbers: dict[str, str]  # chunk index by tag
+    # Variables of the current row: its index, its slot in the ring, the index of its first chunk there.
     row, slot, place = "r", "slot", "place"
 
     def _load(self, i: int, node: Load, ref: TileRef, env: Env) -> str:
         ring = self.rings.get(i)
         if i in self.smem_vectors:
             return f"{self.smem_vectors[i]}.index({self.numbers[ref.tag]}).load(TILE)"
-        if ring is None:  # one element a row is read by its scalar address: as a tensor, threads would read it once for every lane
+        if ring is None:  # one element per row: a scalar address, because a tensor load would repeat it for every lane
             alone = self.kernel.by_col[i] is Across.NONE
             return super()._load(i, node, replace(ref, row=self.row) if alone else ref, env)
         if ref.tag == REST:
@@ -122,31 +121,31 @@ class StagedValues(Values):
 
 
 class Emitter(RingEmitter):
-    """Writes a kernel that parks rows and reduces along them; what others that park rows have in common with it is here too."""
+    """Emits a kernel that stages rows and reduces along them. The base class of all emitters that stage rows."""
 
-    counting = "range"  # how copies are counted that bring a later row
-    walk_from = "0"  # where the compiler is to see a walk over copies begin
-    # What is otherwise in a kernel of rows that start anywhere.
+    counting = "range"  # the loop over the copies of a refill
+    walk_from = "0"  # start of the loop over copies, as text
+    # What a kernel of unaligned rows overrides.
     unaligned = False
-    box_elems = TMA_BOX  # elements of a row of a box
+    box_elems = TMA_BOX  # elements of one line of a TMA box
     own_names: tuple[str, ...] = ()
     values_type = StagedValues
 
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         assert isinstance(schedule.cols, Cover)
-        self.one_row = isinstance(schedule.rows, Block)  # a CTA has one row
+        self.one_row = isinstance(schedule.rows, Block)  # one row per CTA
         able = set(tma_stageable_unaligned(kernel) if self.unaligned else tma_stageable(kernel))
-        assert schedule.staged and schedule.staged <= able, "only what TMA can describe is parked"
+        assert schedule.staged and schedule.staged <= able, "only loads that TMA can describe are staged"
         super().__init__(kernel, schedule, name, wide, (*OWN_NAMES, *self.own_names))
         self.split = schedule.rows.split if isinstance(schedule.rows, Loop) else 1
         self.cols = chunks(schedule.cols, self.extent // schedule.ctas_per_row)
-        # The last walk refills what it has read; with more places, the next row is there already.
+        # With one slot the last walk refills what it has read. With more slots the next row is already staged.
         self.refills_in_walk = self.slots == 1 and not self.one_row
-        self.copy_ring = schedule.prefetch > 0  # every copy has a place and a barrier of its own
+        self.copy_ring = schedule.prefetch > 0  # each copy has its own slot and mbarrier
         assert not self.copy_ring or (self.refills_in_walk and not self.unaligned and self.cols.copies)
-        self.chunks_per_copy = self.cols.at_once(self.box_elems, MIN_COPIES if self.refills_in_walk else 1)
-        self.copies_per_row = self.cols.count // self.chunks_per_copy  # that bring the whole chunks of a row
-        self.copy_slots = self.slots * self.copies_per_row + schedule.prefetch  # of copies
+        self.chunks_per_copy = self.cols.chunks_per_box(self.box_elems, MIN_COPIES if self.refills_in_walk else 1)
+        self.copies_per_row = self.cols.count // self.chunks_per_copy
+        self.copy_slots = self.slots * self.copies_per_row + schedule.prefetch
         assert not self.copy_ring or self.copy_slots <= BARRIERS
         self.steps: Steps = steps(kernel, schedule)
         self.rings = {i: self._ring(i) for i in sorted(schedule.staged)}
@@ -154,7 +153,7 @@ class Emitter(RingEmitter):
         self.values.rings, self.values.smem_vectors, self.values.whole = self.rings, {}, self.cols.count
         self.values.numbers = {"": "k" if self.cols.count > 1 else "0"}
         self.folds = Folds(kernel, self.values, row_loop=not self.one_row)
-        self.accumulated: dict[int, Running] = {}  # what the loop over rows carries
+        self.accumulated: dict[int, Running] = {}  # reductions that the loop over rows carries
 
     def _ring(self, i: int) -> _Ring:
         node = self._load_of(i)
@@ -196,11 +195,11 @@ class Emitter(RingEmitter):
         self._rows(env)
 
     def _name_cta(self) -> None:
-        """Name which of all CTAs this one is."""
+        """Name the index of this CTA."""
         self.w.line("part = gl.program_id(0)")
 
     def _rows(self, env: Env) -> None:
-        """All rows of a CTA."""
+        """Process all rows of a CTA."""
         if self.one_row:
             self.w.line("row = part")
             self._row(env)
@@ -211,10 +210,10 @@ class Emitter(RingEmitter):
             self._row(env)
 
     def _before_rows(self, env: Env) -> None:
-        """What is done with the first row before its turn."""
+        """Work on the first row before the loop over rows."""
 
     def _allocate(self) -> None:
-        """Rings and barriers."""
+        """Allocate rings and mbarriers."""
         for i, ring in self.rings.items():
             dtype = self.program.dtypes[i].kernel
             parts = [(ring.whole, ring.whole_map, self.copy_slots, ring.whole_box)]
@@ -227,7 +226,7 @@ class Emitter(RingEmitter):
         self._barriers(self.copy_slots if self.copy_ring else self.slots)
 
     def _tiles(self) -> list[Segment]:
-        """The chunks of a row: a loop over whole ones, then the rest. Where threads stand in them is named once."""
+        """The chunks of a row: a loop over whole chunks, then the tail. Lane indices are computed once."""
         width, count, rest = self.cols.width, self.cols.count, self.cols.rest
         self.w.line(f"lanes = {self._first_column()}gl.arange(0, {width}, layout=gl.SliceLayout(0, TILE))[None, :]")
         whole = TileRef(col="c_at", width=width, col_start=f"(k * {width})")
@@ -245,7 +244,7 @@ class Emitter(RingEmitter):
         return found
 
     def _first_column(self) -> str:
-        """What is added to the number of a column that a CTA has, to give its number in the row."""
+        """Text of the offset of this CTA's first column within the row."""
         return ""
 
     # ---- one row -------------------------------------------------------------------------------------------------------
@@ -260,11 +259,11 @@ class Emitter(RingEmitter):
             self.values.walk = p
             for i in walk.uniform:
                 self.values.node(i, at, env)
-            if p == 0:  # what is read once a row is asked for before the row is waited for
+            if p == 0:  # issue the per-row loads before waiting for the row
                 if not self.copy_ring:
                     w.line(f"mbarrier.wait(ready.index(slot), {self._phase()})")
                 self._patch_tail()
-                w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
+                w.line("cta_barrier()")  # without this barrier Triton inserts one per chunk
             inner = [replace(t, ref=t.ref.at_rows(at)) for t in self._tiles_of(walk)]
             self._walk(walk, env, inner, waits=p == 0, refills=self.refills_in_walk and p == last)
         if not self.refills_in_walk and not self.one_row:
@@ -278,7 +277,7 @@ class Emitter(RingEmitter):
             self.folds.feed(self.accumulated[fold.node], at, env, unrolled=False)
 
     def _row_slot(self) -> None:
-        """Where this turn's row is, or its first copy, which has a number among all copies that this CTA asks for."""
+        """Name the slot of the current row, or of its first copy. Copies are numbered over all rows of this CTA."""
         if self.copy_ring:
             self.w.line(f"first = number % {self.copy_slots}")
             self.w.line(f"phase = number // {self.copy_slots} & 1")
@@ -291,10 +290,10 @@ class Emitter(RingEmitter):
         return "0" if self.one_row else super()._phase()
 
     def _patch_tail(self) -> None:
-        """Put into a place what TMA did not bring of its row. A barrier of the CTA follows."""
+        """Store into a slot the elements of its row that TMA cannot copy. A CTA barrier follows."""
 
     def _tiles_of(self, walk: Walk) -> list[Segment]:
-        """The tiles that a walk visits."""
+        """The tiles of a walk."""
         return self.tiles
 
     def _row_start(self) -> None:
@@ -302,13 +301,15 @@ class Emitter(RingEmitter):
         self.w.line("r_at = r + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
 
     def _walk(self, walk: Walk, env: Env, tiles: list[Segment], waits: bool, refills: bool) -> None:
-        """One walk over a row. One that `drains` its place refills every part of it as soon as all threads have read that part; one
-        that `waits` is the first to read the row."""
+        """One walk over a row.
+
+        `waits`: the walk is the first to read the row. `refills`: it refills every part of a slot that all threads have read.
+        """
         running = {f.node: self.folds.running(f) for f in walk.folds}
         for state in running.values():
             self.folds.start(state, [t.ref for t in tiles if t.loop is not None])
         if refills and not self.copy_ring:
-            self._release()  # nobody waits any more for the row that is here
+            self._release()  # all threads are past the wait for the current row
             self._expect(REFILL, f"row + {self.slots * self.split}")
 
         def chunk(tile: Segment) -> None:
@@ -321,17 +322,17 @@ class Emitter(RingEmitter):
         self._finish(running, tiles[0].ref)
 
     def _finish(self, running: dict[int, Running], ref: TileRef) -> None:
-        """After a walk: read out what it reduced."""
+        """Read out the reductions of a walk."""
         for state in running.values():
             self.folds.finish(state, ref)
 
     def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], refills: bool) -> None:
-        """Every chunk of a row."""
+        """Visit every chunk of a row."""
         for tile in tiles:
             self._visit_segment(tile, partial(chunk, tile), refills)
 
     def _visit_segment(self, tile: Segment, chunk: Callable[[], None], refills: bool) -> None:
-        """All chunks of one kind."""
+        """Visit all chunks of one segment."""
         if tile.loop is None:
             chunk()
             if refills:
@@ -343,10 +344,10 @@ class Emitter(RingEmitter):
             self._visit_and_refill(0, chunk)
 
     def _visit_and_refill(self, first: int, chunk: Callable[[], None]) -> None:
-        """The copies from `first` on, each refilled when its chunks have been read."""
+        """Visit the copies from `first` on, and refill each one after its chunks have been read."""
         with self.w.block(f"for j in range({first}, {self.copies_per_row})"):
             if self.chunks_per_copy > 1:
-                self.w.line("cta_barrier()")  # told of none here, the compiler puts one after a copy into the loop over chunks
+                self.w.line("cta_barrier()")  # without this barrier Triton inserts one per chunk
             with self.w.block(self._chunks_of_copy()):
                 chunk()
             self._release()
@@ -358,7 +359,7 @@ class Emitter(RingEmitter):
         return f"for k in range(j * {count}, j * {count} + {count})"
 
     def _refill(self, tag: str) -> None:
-        """After a chunk that stands by itself: where it was the last of a copy, ask for that copy of a later row."""
+        """After an unrolled chunk: if it was the last of its copy, issue that copy of a later row."""
         rest = tag == REST
         done = 0 if rest else int(self.values.numbers[tag]) + 1
         if done % self.chunks_per_copy == 0:
@@ -378,7 +379,7 @@ class Emitter(RingEmitter):
     # ---- a ring of copies ----------------------------------------------------------------------------------------------
 
     def _visit_copies(self, tiles: list[Segment], chunk: Callable[[Segment], None], waits: bool, refills: bool) -> None:
-        """Every chunk of a row, copy by copy: in a loop, or one by one where the text has a tile for each."""
+        """Visit every chunk of a row, copy by copy: in a loop, or unrolled where each chunk has its own tile."""
         if tiles[0].loop is None:
             for j in range(self.copies_per_row):
                 self._enter_copy(str(j), waits)
@@ -397,8 +398,10 @@ class Emitter(RingEmitter):
             self._next_copy(counter, refills)
 
     def _enter_copy(self, number: str, waits: bool) -> None:
-        """Name the place `at` which a copy of this row is, and the `place` where the row's first chunk would be if all were in line
-        with those of the copy; wait for it."""
+        """Name the slot `at` of a copy and wait for the copy.
+
+        `place` is where the row's first chunk would be if the row's chunks were contiguous around this copy.
+        """
         w, phase = self.w, "phase"
         if number == "0":
             w.line("at = first")
@@ -413,10 +416,10 @@ class Emitter(RingEmitter):
             w.line(f"mbarrier.wait(ready.index(at), {phase})")
 
     def _next_copy(self, number: str, refills: bool) -> None:
-        """When a copy has been read for the last time, ask for the one that its place has room for next.
+        """After the last read of a copy, issue the next copy into its slot.
 
-        Nobody waits for what is read already, so its barrier may be told of more before all have read it: between that and the
-        copies the compiler wants a barrier of the CTA, and so the one that frees the place is it.
+        No thread waits for a copy that has been read, so its mbarrier may expect new bytes before all threads have read the copy.
+        Triton wants a CTA barrier between the expect and the copies. The barrier that frees the slot serves as that one.
         """
         if not refills:
             return
@@ -433,7 +436,7 @@ class Emitter(RingEmitter):
     # ---- the ring ------------------------------------------------------------------------------------------------------
 
     def _fill(self, names: FillNames, row: str) -> None:
-        """Ask for all chunks of a row, if there is such a row."""
+        """Issue the copies of all chunks of a row, if the row exists."""
         self._expect(names, row)
         if self.copies_per_row == 1:
             self._copy(names, "0", rest=False)
@@ -444,7 +447,7 @@ class Emitter(RingEmitter):
             self._copy(names, "0", rest=True)
 
     def _expect(self, names: FillNames, row: str) -> None:
-        """Tell a place's barrier how many bytes to wait for."""
+        """Set the bytes that a slot's mbarrier expects."""
         size = sum(self.program.dtypes[i].size for i in self.rings)
         columns = self.cols.width * (self.chunks_per_copy if self.copy_ring else self.cols.count) + self.cols.rest
         self.w.line(f"{names.row} = {row}")
@@ -452,7 +455,7 @@ class Emitter(RingEmitter):
         self.w.line(f"mbarrier.expect(ready.index({names.slot}), {columns * size}, pred={names.inside})")
 
     def _copy(self, names: FillNames, number: str, rest: bool) -> None:
-        """Ask for one part of a row, of every parked load: the copy of some chunks with this number, or the rest."""
+        """Issue one copy of a row for every staged load: the copy of chunks with this number, or the tail."""
         for ring in self.rings.values():
             taken = ring.rest_box if rest else ring.whole_box
             first = self.cols.width * self.cols.count // (1 if len(taken) == 2 else taken[-1])
@@ -465,5 +468,5 @@ class Emitter(RingEmitter):
             self.w.line(f"tma.async_copy_global_to_shared({tiles}, {where}, {into}, pred={names.inside})")
 
     def _coordinates(self, names: FillNames, taken: tuple[int, ...], along: str) -> str:
-        """The coordinates of a copy."""
+        """The TMA coordinates of a copy."""
         return f"[{names.row}, {along}]" if len(taken) == 2 else f"[{names.row}, {along}, 0]"

@@ -1,13 +1,13 @@
-"""Functions that generated Gluon kernels call: what `helpers` is to Triton's, but as text that a kernel brings along.
+"""Text of the functions that generated Gluon kernels call, the counterpart of `helpers` for Triton.
 
-A kernel's text defines those that it calls, so that no module of the package imports Gluon, which Triton still calls experimental.
+Each kernel's text includes the functions it calls, so no module of the package imports Gluon, which is experimental in Triton.
 """
 
 from __future__ import annotations
 
 import re
 
-# All threads of a CTA wait for each other. Triton 3.6 knows it by the second name.
+# Synchronizes all threads of a CTA. Triton 3.6 has only `thread_barrier`.
 BARRIER = 'cta_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier'
 
 FUNCTIONS = {
@@ -34,7 +34,7 @@ def _plus(a, b, more_a, more_b):
     "to_e5m2": '''
 @gluon.jit
 def to_e5m2(x):
-    """A float32 value as float8e5. The hardware's conversion stops at the largest finite value, where torch's goes on to inf."""
+    """float32 to float8e5. The hardware conversion saturates at the largest finite value; torch rounds to inf."""
     bits = x.to(gl.float8e5).to(gl.int8, bitcast=True)
     infinite = gl.where(x < 0, -4, 124).to(gl.int8)
     return gl.where(gl.abs(x) >= 61440.0, infinite, bits).to(gl.float8e5, bitcast=True)
@@ -42,12 +42,12 @@ def to_e5m2(x):
     "widen": '''
 @gluon.jit
 def widen(x, zero=0):
-    """A bfloat16 value as float32: of two in a register, the lower half is shifted, the upper one masked."""
+    """bfloat16 to float32, two values per register: shift the lower half, mask the upper half."""
     if x.numel % 2 == 1:
         wide = x.to(gl.float32)
     else:
         two: gl.constexpr = "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0xea;"
-        # & as the first result is written before the operand is read for the second.
+        # Early clobber (&): the first result is written before the operand is read again.
         bits = gl.inline_asm_elementwise(two, "=&r,=r,r,r,r", [x, zero], dtype=gl.int32, is_pure=True, pack=2)
         wide = bits.to(gl.float32, bitcast=True)
     return wide
@@ -55,7 +55,7 @@ def widen(x, zero=0):
     "fast_exp": '''
 @gluon.jit
 def fast_exp(x):
-    """The exponential of a float32 value; 0 where that is no normal number."""
+    """exp of a float32 value. Subnormal results are 0."""
     return gl.exp2(x * 1.4426950408889634)
 ''',
     "fast_sigmoid": '''
@@ -68,7 +68,7 @@ def fast_sigmoid(x):
     "fast_tanh": '''
 @gluon.jit
 def fast_tanh(x):
-    """The hyperbolic tangent of a float32 value; near 0 by its series, for there the difference below would lose digits."""
+    """tanh of a float32 value. Near 0 it uses the series, because the difference below cancels there."""
     raised = 1.0 + gl.exp2(x * 2.885390081777927)
     far = 1.0 - libdevice.fast_dividef(2.0, raised)
     return gl.where(gl.abs(x) < 0.04, x - x * x * x * 0.3333333333333333, far)
@@ -76,7 +76,7 @@ def fast_tanh(x):
     "fast_erf": '''
 @gluon.jit
 def fast_erf(x):
-    """The error function of a float32 value, to 1.5e-7 (Abramowitz and Stegun 7.1.26); near 0 by its series."""
+    """erf of a float32 value, to 1.5e-7 (Abramowitz and Stegun 7.1.26). Near 0 it uses the series."""
     size = gl.abs(x)
     raised = 1.0 + 0.3275911 * size
     t = libdevice.fast_dividef(1.0, raised)
@@ -87,22 +87,22 @@ def fast_erf(x):
     "publish": '''
 @gluon.jit
 def publish(mailboxes_ptr, at, state):
-    """Put 32 bits of state into a word of their own, with the flag beside them, so no fence is needed. Who waits reads meanwhile:
-    that is defined for atomic writes only."""
-    one = gl.max(gl.max(state.to(gl.int32, bitcast=True), axis=1), axis=0)  # of [1, 1]: as a tensor, each lane would be stored
+    """Write 32 bits of state and a flag as one 64-bit word, so no fence is needed. The write is atomic because other CTAs poll
+    the word meanwhile."""
+    one = gl.max(gl.max(state.to(gl.int32, bitcast=True), axis=1), axis=0)  # [1, 1] to scalar: a tensor is stored by each lane
     bits = one.to(gl.int64) & 0xFFFFFFFF
     gl.atomic_xchg(mailboxes_ptr + at, bits | 0x100000000, sem="relaxed", scope="gpu")
 ''',
     "published": '''
 @gluon.jit
 def published(word, dtype: gl.constexpr):
-    """The state in such a word."""
+    """The state in a word written by `publish`."""
     return (word & 0xFFFFFFFF).to(gl.int32).to(dtype, bitcast=True)
 ''',
     "sum_two": '''
 @gluon.jit
 def sum_two(x, y, axis: gl.constexpr):
-    """The sums of two tiles along an axis, for which threads meet as often as for one."""
+    """The sums of two tiles along an axis, in one exchange between threads."""
     return gl.reduce((x, y), axis, _plus, keep_dims=True)
 ''',
     "fold_prod": '''
@@ -114,20 +114,20 @@ def fold_prod(x, axis: gl.constexpr):
     "fold_max": '''
 @gluon.jit
 def fold_max(x, axis: gl.constexpr):
-    """The greatest along an axis; NaN where there is one."""
+    """The maximum along an axis. NaN propagates."""
     return gl.expand_dims(gl.reduce(x, axis, _larger), axis)
 ''',
     "fold_min": '''
 @gluon.jit
 def fold_min(x, axis: gl.constexpr):
-    """The least along an axis; NaN where there is one."""
+    """The minimum along an axis. NaN propagates."""
     return gl.expand_dims(gl.reduce(x, axis, _smaller), axis)
 ''',
 }
 
 
 def called_definitions(body: str) -> tuple[str, ...]:
-    """The definitions that a kernel's text needs, each before those that call it."""
+    """The helper definitions that a kernel's text needs, callees first."""
     found: list[str] = []
     todo = [body]
     while todo:

@@ -1,10 +1,9 @@
-"""Steps -> Gluon source, for kernels that park rows in shared memory and reduce along them and down their columns.
+"""Steps -> Gluon source, for mix-order kernels: they stage rows in shared memory and reduce along rows and down columns.
 
-Rows come and go as in `gluon`. What is gathered over rows lives in registers from a CTA's first row to its last, a state for every
-chunk: so the walk that feeds it, the last, is written out chunk by chunk, and so is one that reads row vectors held in registers.
-Other walks stay loops. No loop may follow the last walk: the compiler would put off all additions to the states until after it, and
-hold what is to be added as well. At the end every CTA, also one that had no row, writes its partial states for the kernel that
-joins them.
+Rows are staged as in `gluon`. Column accumulators stay in registers from a CTA's first row to its last, one state per chunk. So the
+last walk, which updates them, is unrolled chunk by chunk, and so is any walk that reads row vectors held in registers. Other walks
+stay loops. No loop may follow the last walk: the compiler would delay all additions to the accumulators until after that loop, and
+keep their operands in registers as well. At the end every CTA writes its partial states for the join kernel, even if it had no row.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from .values import Env
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
-    """The source of one kernel that parks rows and gathers over them; `wide` makes it count elements in 64 bits."""
+    """The source of one kernel that stages rows and accumulates over them. `wide` selects 64-bit element indices."""
     assert schedule.accumulates_columns and must_stage(kernel) <= schedule.staged
     return MixOrderEmitter(kernel, schedule, bindings, name, wide).source()
 
 
-MANY_WARPS = 16  # with 128 registers a thread
+MANY_WARPS = 16  # 128 registers per thread
 
 
 class MixOrderEmitter(Emitter):
-    """Writes a kernel that parks rows, reduces along them, and gathers over them."""
+    """Emits a kernel that stages rows, reduces along them, and accumulates over them."""
 
-    counting = "gl.static_range"  # no loop after the last walk
+    counting = "gl.static_range"  # unrolled: no loop may follow the last walk
 
     def _grid(self) -> tuple[GridDim, ...]:
-        return (GridDim(self.split),)  # a join reads the states of all, whether they had a row or not
+        return (GridDim(self.split),)  # the join kernel reads the states of every CTA
 
     def _rows(self, env: Env) -> None:
         row_loop = RowLoop(self.steps, self.values, self.folds)
@@ -47,8 +46,8 @@ class MixOrderEmitter(Emitter):
         row_loop.load_row_vectors(tile_refs, env)
         self._load_vectors_to_smem(tile_refs, env)
         self.accumulated = row_loop.start(tile_refs)
-        # A loop that runs a known number of times is written out by the compiler, and then takes more than the registers which
-        # states leave to threads of many warps.
+        # The compiler unrolls a loop with a known trip count. With many warps the unrolled loop needs more registers than the
+        # accumulators leave.
         self.walk_from = "zero" if self.schedule.warps >= MANY_WARPS else "0"
         self.values.in_row_loop = True
         super()._rows(env)
@@ -56,21 +55,21 @@ class MixOrderEmitter(Emitter):
         row_loop.close(tile_refs, env, self.accumulated)
 
     def _load_vectors_to_smem(self, tile_refs: list[TileRef], known: Env) -> None:
-        """Load row vectors into shared memory. Every thread reads there what it has put there, so none waits for another."""
+        """Load row vectors into shared memory. Each thread reads only what it stored itself, so no barrier is needed."""
         for i in self.steps.vectors_in_smem:
             assert not self.cols.rest
             memory, dtype = self.w.fresh(f"{self._load_of(i).buffer}_beside"), self.program.dtypes[i].kernel
             shape, layout = [self.cols.count, 1, self.cols.width], "gl.SwizzledSharedLayout(1, 1, 1, [1, 0])"
             self.w.line(f"{memory} = gl.allocate_shared_memory(gl.{dtype}, {shape}, {layout})")
             found: list[Env] = [dict(known) for _ in tile_refs]
-            for env, ref in zip(found, tile_refs, strict=True):  # all are asked for before the first is waited for
+            for env, ref in zip(found, tile_refs, strict=True):  # issue all loads before the first is used
                 self.values.with_operands(i, ref, env)
             for k, env in enumerate(found):
                 self.w.line(f"{memory}.index({k}).store({env[i]})")
             self.values.smem_vectors[i] = memory
 
     def _unrolled(self) -> list[Segment]:
-        """The chunks of a row one by one, each with a place of its own in the text."""
+        """The chunks of a row, unrolled."""
         found: list[Segment] = []
         for tile in self.tiles:
             if tile.loop is None:

@@ -1,19 +1,19 @@
-"""Steps -> Gluon source, for kernels that park rows and gather over them, where several CTAs take every row together.
+"""Steps -> Gluon source, for mix-order kernels in which a group of several CTAs processes each row.
 
-A CTA has a part of the columns: of every row in its ring, of the gathered states in its registers. What the first walk over a row
-reduces is then a state of a part. CTAs that share rows exchange those through global memory: each has a word for every state of
-every row, in memory that is 0 at the launch, and puts 32 bits of state and a flag into it by one store. All read the words of all,
-their own too, and join them in one order, so that they come to the same bits. `volatile` keeps the compiler from reading once for
-ever; no fence is needed, for a word is all that is exchanged.
+A CTA owns a part of the columns: of every row in its ring, and of the accumulators in its registers. The first walk over a row
+gives partial states, which the CTAs of a group exchange through mailboxes in global memory. A mailbox is a 64-bit word per state,
+row and CTA. It is 0 at launch and receives 32 bits of state and a flag in one store. Every CTA reads all mailboxes of the row, its
+own included, and merges them in the same order, so all CTAs get identical bits. Loads are `volatile` so that the compiler does not
+hoist them out of the polling loop. No fence is needed, because the word is all that is exchanged.
 
-Words take their time through L2, and so rows overlap: in a row's turn a CTA looks at the row's words, walks over the next row for
-the first time and publishes what it reduced there, and only then waits for what is still missing of the row itself. So two rows are
-in the ring at once, and a third is on its way where there is a place for it. What is read once a row comes from L2 too, or from
-DRAM: it is asked for a turn before the row's first walk, and handed on until the last.
+The exchange takes an L2 round trip, so rows overlap: in the iteration of a row a CTA reads the row's mailboxes, does the first walk
+over the next row and publishes its states, and only then polls for missing words of the current row. So the ring holds two rows at
+once, and a third is in flight where there is a slot for it. Per-row scalars are loaded one iteration before the row's first walk
+and kept until the last walk.
 
-A CTA waits only for those of its own group, which have neighbouring numbers. Cards start CTAs in the order of their numbers: whom a
-CTA waits for is running, or is started before any later group. Groups wait for no other group. So there is an end as long as a card
-has room for one group, also beside other kernels; that all groups are there at once only makes it fast.
+A CTA waits only for CTAs of its own group, which have consecutive indices. GPUs start CTAs in the order of their indices, so the
+CTAs that it waits for are running or start before any later group. Groups do not wait for each other. So the kernel finishes as
+long as the GPU has room for one group, even next to other kernels. Co-residency of all groups matters only for speed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from .values import Env
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
-    """The source of one kernel whose rows several CTAs share; `wide` makes it count elements in 64 bits."""
+    """The source of one kernel with several CTAs per row. `wide` selects 64-bit element indices."""
     assert schedule.accumulates_columns and must_stage(kernel) <= schedule.staged and schedule.ctas_per_row > 1
     return _MultiCtaEmitter(kernel, schedule, bindings, name, wide).source()
 
 
-NEXT = "_next"  # marks names of the row that is walked before its turn
+NEXT = "_next"  # suffix of the names of the row whose first walk runs one iteration early
 
 
 class _MultiCtaEmitter(MixOrderEmitter):
@@ -50,15 +50,15 @@ class _MultiCtaEmitter(MixOrderEmitter):
 
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         super().__init__(kernel, schedule, bindings, name, wide)
-        assert self.slots > 1, "two rows are there at once"
+        assert self.slots > 1, "two rows are staged at once"
         assert not self.cols.rest and self.extent == schedule.ctas_per_row * self.cols.width * self.cols.count
         assert len(self.steps.walks) == 2 and not self.steps.row_folds and not self.steps.trailing
-        self.state_words = state_words(kernel)  # of one CTA, for one row
-        self.running: dict[int, Running] = {}  # what is reduced along rows
+        self.state_words = state_words(kernel)  # per CTA and row
+        self.running: dict[int, Running] = {}  # reductions along rows
         uniform = [i for walk in self.steps.walks for i in walk.uniform]
         self.scalar_loads = [i for i in uniform if isinstance(self.program.nodes[i], Load) and not self._load_of(i).indexed]
-        self.scalar_names: Env = {}  # what those are called of this turn's row
-        self.next_scalar_names: Env = {}  # and of the row that is walked before its turn
+        self.scalar_names: Env = {}  # names of the current row's scalars
+        self.next_scalar_names: Env = {}
 
     def _cleared(self) -> tuple[Buffer, ...]:
         count = mul(self.rows, self.schedule.ctas_per_row * state_words(self.kernel))
@@ -68,7 +68,7 @@ class _MultiCtaEmitter(MixOrderEmitter):
         return (GridDim(self.split * self.schedule.ctas_per_row),)
 
     def _name_cta(self) -> None:
-        self.w.line(f"part = gl.program_id(0) // {self.schedule.ctas_per_row}")  # a group is what leaves one partial result
+        self.w.line(f"part = gl.program_id(0) // {self.schedule.ctas_per_row}")  # the group, which writes one partial result
         self.w.line(f"cta_rank = gl.program_id(0) % {self.schedule.ctas_per_row}")
 
     def _first_column(self) -> str:
@@ -86,11 +86,10 @@ class _MultiCtaEmitter(MixOrderEmitter):
         self._first_walk("part", "turn", {**env, **self.scalar_names})
 
     def _prefetch_scalars(self, row: str) -> Env:
-        """Ask for what is read once a row, if there is such a row.
+        """Load the scalars of a row, if the row exists.
 
-        Asked for at the beginning of a turn it would be waited for there, since the compiler moves what all threads have in common
-        to registers of another kind before it branches. H200, LayerNorm backward of 8192 x 32768: 450 us so, 421 where it is asked
-        for before the last walk.
+        Loads at the start of an iteration would stall there, because the compiler moves uniform values to uniform registers before
+        the branch. H200, LayerNorm backward 8192x32768: 421 us with the loads before the last walk, 450 us at the start.
         """
         env: Env = {}
         if self.scalar_loads:
@@ -103,7 +102,7 @@ class _MultiCtaEmitter(MixOrderEmitter):
         return env
 
     def _first_walk(self, row: str, turn: str, outside: Env) -> None:
-        """Walk over a row before its turn, if there is such a row, and publish what it gives. Nothing else is left of it."""
+        """Do the first walk over a row, if the row exists, and publish its partial states. No other value outlives the walk."""
         w, values, walk, env = self.w, self.values, self.steps.walks[0], dict(outside)
         values.walk, values.row, values.slot, values.place = 0, "r_next", "slot_next", "place_next"
         with w.block(f"if {row} < row_count"):
@@ -115,18 +114,18 @@ class _MultiCtaEmitter(MixOrderEmitter):
             at = self._name_row(NEXT)
             self._uniform(walk, at, env)
             w.line(f"mbarrier.wait(ready.index(slot_next), {turn} // {self.slots} & 1)")
-            w.line("cta_barrier()")  # told of none here, the compiler puts one into the loop over chunks
+            w.line("cta_barrier()")  # without this barrier Triton inserts one per chunk
             self._walk(walk, env, [replace(t, ref=t.ref.at_rows(at)) for t in self._tiles_of(walk)], waits=True, refills=False)
         values.row, values.slot, values.place = "r", "slot", "place"
 
     def _uniform(self, walk: Walk, at: TileRef, env: Env) -> None:
-        """What does not vary along a row, but for what has been read."""
+        """Emit the values that do not vary along a row, except those already loaded."""
         for i in walk.uniform:
             if i not in env:
                 self.values.node(i, at, env)
 
     def _name_row(self, tag: str) -> TileRef:
-        """Name where a row is, for what follows of it."""
+        """Name the index of a row."""
         self.w.line(f"r{tag} = row{tag}.to(gl.int64)" if self.wide else f"r{tag} = row{tag}")
         self.w.line(f"r_at{tag} = r{tag} + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
         return TileRef(row=f"r_at{tag}")
@@ -152,10 +151,10 @@ class _MultiCtaEmitter(MixOrderEmitter):
             w.line(f"{self.next_scalar_names[i]} = {later[i]}")
         w.line("turn += 1")
 
-    # ---- what is exchanged ---------------------------------------------------------------------------------------------
+    # ---- the exchange ---------------------------------------------------------------------------------------------------
 
     def _finish(self, running: dict[int, Running], ref: TileRef) -> None:
-        """After the first walk: publish what this part of the row gives."""
+        """Publish the partial states after the first walk, or read out the reductions of a later walk."""
         if self.values.walk:
             super()._finish(running, ref)
             return
@@ -167,23 +166,23 @@ class _MultiCtaEmitter(MixOrderEmitter):
             self.w.line(f"publish({self.mailboxes}, {word}, {component})")
 
     def _words_per_row(self) -> int:
-        """Words of a row."""
+        """Mailbox words of one row, of all its CTAs."""
         return self.schedule.ctas_per_row * self.state_words
 
     def _read_mailboxes(self) -> list[tuple[str, str]]:
-        """Read the words of this turn's row, which may be there by now: names, and the text that reads each."""
+        """Read the current row's mailboxes once: names, and the load that each is assigned from."""
         count = self._words_per_row()
         texts = [f"gl.load({self.mailboxes} + (r * {count} + {k}), volatile=True)" for k in range(count)]
         return [(self.values.assign(f"word{k}", text), text) for k, text in enumerate(texts)]
 
     def _wait_for_mailboxes(self, seen: list[tuple[str, str]]) -> None:
-        """Read them again until none is missing."""
+        """Poll the mailboxes until every word is there."""
         with self.w.block("while " + " | ".join(f"({name} == 0)" for name, _ in seen)):
             for name, text in seen:
                 self.w.line(f"{name} = {text}")
 
     def _read_out_parts(self, seen: list[tuple[str, str]], at: TileRef) -> None:
-        """Read out what all parts of the row give together."""
+        """Merge the partial states of all CTAs of the row and read out the results."""
         first = 0
         for state in self.running.values():
             parts: list[State] = []

@@ -1,4 +1,4 @@
-"""What Gluon kernels that read rings in shared memory have in common: their frame, their barriers, how a place is freed."""
+"""Base class of emitters of Gluon kernels with shared-memory rings: parameters, mbarriers, and freeing of slots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OWN_NAMES = ("gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrie
 
 
 class RingEmitter(ABC):
-    """A kernel around its body. Those who write one say what it is given, how many CTAs there are, and the body."""
+    """Emits a kernel around its body. Subclasses give the tensor maps, the grid and the body."""
 
     def __init__(self, kernel: Kernel, schedule: Schedule, name: str, wide: bool, own_names: Iterable[str]) -> None:
         assert schedule.stages <= BARRIERS
@@ -40,26 +40,26 @@ class RingEmitter(ABC):
         self.barriers = 0
         pointers = (f"{b.name}_ptr" for b in self.program.buffers)
         self.w = Writer((*RESERVED, *FUNCTIONS, *OWN_NAMES, *own_names, *self.program.symbols, *pointers))
-        self.mailboxes = self.w.fresh("mailboxes_ptr")  # memory that is 0 when the kernel starts
+        self.mailboxes = self.w.fresh("mailboxes_ptr")  # zeroed memory
 
     @abstractmethod
     def _maps(self) -> list[Param]:
-        """Tensors as TMA sees them."""
+        """The tensor map parameters."""
 
     @abstractmethod
     def _grid(self) -> tuple[GridDim, ...]:
-        """How many CTAs there are."""
+        """The launch grid."""
 
     @abstractmethod
     def _body(self) -> None:
-        """All lines of the kernel."""
+        """Emit the body of the kernel."""
 
     def _cleared(self) -> tuple[Buffer, ...]:
-        """Memory of its own that must be 0 when it starts."""
+        """Extra buffers that must be zero at launch."""
         return ()
 
     def source(self) -> Source:
-        """The whole kernel."""
+        """The complete kernel."""
         params = self._params()
         self.w.line('@gluon.jit(do_not_specialize=["zero"])')
         with self.w.block(f"def {self.name}({', '.join(p.text_name for p in params)})"):
@@ -91,7 +91,7 @@ class RingEmitter(ABC):
         return Param(self._load_of(i).buffer, ParamKind.TENSOR_MAP, name, self.program.dtypes[i], self._view(i, taken))
 
     def _view(self, i: int, taken: tuple[int, ...]) -> TensorView:
-        """A tensor as TMA sees it: rows of columns, or rows of rows of as many columns as a box has."""
+        """A tensor as TMA sees it: rows of columns, or rows of lines as wide as a box."""
         last = taken[-1]
         if len(taken) == 2:
             return TensorView((self.rows, self.extent), (self._step(i), 1), taken)
@@ -103,7 +103,7 @@ class RingEmitter(ABC):
         return step
 
     def _barriers(self, places: int) -> None:
-        """A barrier for every place. TMA is another party to shared memory, so it must be told that they are ready."""
+        """Initialize one mbarrier per slot. The fence makes them visible to TMA, which uses the async proxy."""
         self.barriers = places
         self.w.line(f"ready = gl.allocate_shared_memory(gl.int64, [{BARRIERS}, 1], mbarrier.MBarrierLayout())")
         with self.w.block(f"for slot_first in gl.static_range({places})"):
@@ -111,20 +111,20 @@ class RingEmitter(ABC):
         self.w.line("fence_async_shared()")
 
     def _end_barriers(self) -> None:
-        """At the end of a kernel, which has a barrier of the CTA after its last wait.
+        """Invalidate the mbarriers at the end of the kernel, where a CTA barrier follows the last wait.
 
-        A barrier that is not ended lives only up to its last wait, as far as the compiler knows, which then lets threads exchange
-        what they reduce in the same memory. The hardware does not allow that: H200, norm of 16384 x 1024, one row a CTA, 4 to 27
-        rows of every launch were wrong.
+        Without this the compiler takes an mbarrier's last wait for its last use, and reuses its memory for exchanges between
+        threads in reductions. The hardware does not allow that: H200, norm 16384x1024, one row per CTA, 4 to 27 rows per launch
+        were wrong.
         """
         with self.w.block(f"for slot_first in gl.static_range({self.barriers})"):
             self.w.line("mbarrier.invalidate(ready.index(slot_first))")
 
     def _phase(self) -> str:
-        """Which of its two phases the barrier of this turn's place is in."""
+        """Text of the parity of the current slot's mbarrier."""
         return f"turn // {self.slots} & 1" if self.slots > 1 else "turn & 1"
 
     def _release(self) -> None:
-        """Every thread has read what it wanted, and TMA may write there."""
+        """Wait until all threads have read, so that TMA may overwrite the slot."""
         self.w.line("fence_async_shared()")
         self.w.line("cta_barrier()")

@@ -1,15 +1,15 @@
-"""Steps -> Gluon source, for reductions down the columns whose rows come through shared memory, tile by tile.
+"""Steps -> Gluon source, for column reductions whose input tiles are staged in shared memory.
 
-A CTA owns some columns and walks its share of the rows. TMA fills the places of a ring with tiles of all inputs, one barrier for
-each place; threads read a tile strip by strip, fold what they hold of it by themselves, and join that to states of their own. A
-place is filled again, as many turns ahead as the ring has places, as soon as all threads have read it. Threads meet once, behind
-the last tile. Rows past the end arrive as zeros: only the last tile can have some, and it is written apart, with a mask.
+A CTA owns a block of columns and walks its share of the rows. TMA fills the slots of a ring with tiles of all inputs, one mbarrier
+per slot. Threads read a tile strip by strip, fold the elements they hold, and merge the result into their own states. A slot is
+refilled as soon as all threads have read it. Threads exchange states once, after the last tile. Rows past the end arrive as zeros.
+Only the last tile can have such rows, so it is emitted separately, with a mask.
 
-Beside what the text of `gluon` uses, this text uses so much more of Gluon:
+Beyond the part of Gluon that `gluon` uses, this text uses:
 
 - tensors of several rows: [height, width], [height, 1] and their folds along axis 0
-- `.reshape(shape)` of a tensor, to three axes of which every thread holds the first whole, and back; folds along that axis
-- `gl.convert_layout(x, TILE, assert_trivial=True)` of what comes back: the compiler is held to moving nothing
+- `.reshape(shape)` of a tensor to three axes and back, where each thread holds the whole first axis; folds along that axis
+- `gl.convert_layout(x, TILE, assert_trivial=True)` of the result, which asserts that no data moves between threads
 - copies that cross the end of a tensor, along rows and columns
 """
 
@@ -24,7 +24,7 @@ from ..ir.size import Bindings
 from ..plan.kernel import Across, Fold, Kernel
 from ..plan.schedule import Block, Loop, Schedule
 from ..plan.staged_tiles import Strips, strips, tile_stageable
-from ..plan.thread_layout import widest
+from ..plan.thread_layout import explicit_vector
 from .expr import GLUON, TileAlgebra, size_text
 from .folds import Folds, Running
 from .gluon_ring import RingEmitter
@@ -33,21 +33,21 @@ from .steps import Steps, steps
 from .tile_refs import TileRef
 from .values import Env, Values, fold_text
 
-# Rows that enter a variance at once with no more rounding than tiles of 64 rows have: 65536 rows of fp16 around 3, in 16 states,
-# are 3.6e-7 off in their mean by fours, 7.4e-7 one by one.
-LEAST_TOGETHER = 4
+# With at least this many rows per merge, a variance needs no compensation: it rounds no more than tiles of 64 rows do. Mean of
+# 65536 fp16 rows around 3, in 16 states: error 3.6e-7 with 4 rows per merge, 7.4e-7 with one.
+MIN_ROWS_PER_MERGE = 4
 OWN_NAMES = ("tile", "tile_count", "whole_tiles", "first_col", "r_in")
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
-    """The source of one kernel that walks tiles in shared memory; `wide` makes it count elements in 64 bits."""
+    """The source of one kernel that stages tiles. `wide` selects 64-bit element indices."""
     return _Emitter(kernel, schedule, bindings, name, wide).source()
 
 
 class _StagedTileValues(Values):
-    """Values of which some wait in shared memory."""
+    """Values of which some are staged in shared memory."""
 
-    places: dict[int, str]  # the strip of each parked load that is being read
+    places: dict[int, str]  # the current strip of each staged load
 
     def _load(self, i: int, node: Load, ref: TileRef, env: Env) -> str:
         place = self.places.get(i)
@@ -56,43 +56,43 @@ class _StagedTileValues(Values):
 
 @dataclass(frozen=True)
 class _WithinThreads(TileAlgebra):
-    """Folds what a thread holds. Numbers stay numbers, so that what has a name is a tensor."""
+    """Folds the elements that a thread holds. Constants stay literals, so every name is a tensor."""
 
-    each: int = 1
+    rows_per_thread: int = 1
 
     def fold(self, kind: str, value: Value) -> Value:
         if isinstance(value, str):
             return super().fold(kind, value)
-        return value * self.each if kind == "sum" else value
+        return value * self.rows_per_thread if kind == "sum" else value
 
 
 class _ThreadFolds(Folds):
-    """Reductions of which every thread keeps a state for each of its columns, until all rows are walked."""
+    """Reductions in which each thread keeps a state per column until the last row."""
 
     strips: Strips
 
     def running(self, fold: Fold) -> Running:
-        """A reduction that nothing has entered yet. Variances that are joined for every row or two remember what rounding takes."""
+        """A reduction before its first element. Variances that merge every one or two rows use compensated summation."""
         found = super().running(fold)
-        often = found.monoid.tracks_count and found.dtype is F32 and self.strips.each < LEAST_TOGETHER
+        often = found.monoid.tracks_count and found.dtype is F32 and self.strips.rows_per_thread < MIN_ROWS_PER_MERGE
         return replace(found, compensated=found.compensated or often)
 
     def _running_shape(self, running: Running, ref: TileRef) -> str:
-        return f"[{self.strips.at_once}, {self._entering_shape(running, ref)[1]}]"
+        return f"[{self.strips.rows_per_step}, {self._entering_shape(running, ref)[1]}]"
 
     def key(self, running: Running, ref: TileRef) -> str:
-        """One state serves all strips."""
+        """All strips update one state."""
         return ""
 
     def _tile_state(self, running: Running, entered: State, ref: TileRef, algebra: TileAlgebra) -> State:
-        """What a thread holds of a strip, as one state: fewer joins than by element, and less rounding.
+        """One state of the elements that a thread holds of a strip: fewer merges than one per element, and less rounding.
 
-        The first of three axes is what a thread holds of a column, so folding it moves nothing between threads.
+        A thread holds the whole first of the three axes, so folding it moves no data between threads.
         """
-        each, assign = self.strips.each, self.values.assign
+        each, assign = self.strips.rows_per_thread, self.values.assign
         if each == 1:
             return entered
-        shape = [self.strips.at_once, self._entering_shape(running, ref)[1]]
+        shape = [self.strips.rows_per_step, self._entering_shape(running, ref)[1]]
         held = (assign("held", f"{x}.reshape({[each, *shape]})") if isinstance(x, str) else x for x in entered)
         within = _WithinThreads(assign, lambda kind, text: fold_text(kind, text, 0, self.language), lambda: str(each),
                                 running.exact, self.language, each)
@@ -100,9 +100,9 @@ class _ThreadFolds(Folds):
                      else x for x in running.monoid.merge(within, *held))
 
     def _broadcast(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
-        """A value in the shape of all that enters with it, or it would lie otherwise when it is seen by threads."""
+        """A value in the shape of the other operands, because another shape would get another layout when it is reshaped."""
         text, (height, width) = super()._broadcast(i, running, ref, env), self._entering_shape(running, ref)
-        if self.kernel.by_col[i] is Across.NONE and width > 1 and self.strips.each > 1:
+        if self.kernel.by_col[i] is Across.NONE and width > 1 and self.strips.rows_per_thread > 1:
             return self.values.assign("spread", self.language.broadcast(text, f"[{height}, {width}]"))
         return text
 
@@ -113,11 +113,11 @@ class _ThreadFolds(Folds):
 class _Emitter(RingEmitter):
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
-        assert schedule.staged and schedule.staged == set(tile_stageable(kernel)), "all that is full-size comes through the ring"
+        assert schedule.staged and schedule.staged == set(tile_stageable(kernel)), "every full-size input is staged"
         super().__init__(kernel, schedule, name, wide, OWN_NAMES)
         self.tall, self.split, self.width = schedule.rows.step, schedule.rows.split, schedule.cols.size
         self.element_bytes = sum(self.program.dtypes[i].size for i in schedule.staged)
-        self.strips = strips(schedule, widest(kernel), self.element_bytes)
+        self.strips = strips(schedule, explicit_vector(kernel), self.element_bytes)
         self.steps: Steps = steps(kernel, schedule)
         assert len(self.steps.walks) == 1
         named = {i: self._load_of(i).buffer for i in sorted(schedule.staged)}
@@ -159,7 +159,7 @@ class _Emitter(RingEmitter):
             self.values.node(i, ref, env)
 
     def _place(self) -> None:
-        """Which columns and which share of the rows are this CTA's. TMA counts in 32 bits."""
+        """Name this CTA's columns and its share of the rows. TMA coordinates have 32 bits."""
         s, line, rows = self.strips, self.w.line, size_text(self.rows)
         layout = f"[1, {s.vector}], [{32 // s.lanes}, {s.lanes}], [{s.down}, {s.across}], [1, 0]"
         line(f"TILE: gl.constexpr = gl.BlockedLayout({layout})")
@@ -171,7 +171,7 @@ class _Emitter(RingEmitter):
         line(f"part = gl.program_id(0) // {blocks}")
 
     def _allocate(self) -> None:
-        """Rings, seen by tiles and by strips, and barriers."""
+        """Allocate rings, with views by tile and by strip, and mbarriers."""
         for i, ring in self.rings.items():
             dtype, layout = f"gl.{self.program.dtypes[i].kernel}", f"{self.maps[i]}.layout"
             self.w.line(f"{ring} = gl.allocate_shared_memory({dtype}, {[self.slots, self.tall, self.width]}, {layout})")
@@ -181,7 +181,7 @@ class _Emitter(RingEmitter):
         self._barriers(self.slots)
 
     def _columns(self) -> TileRef:
-        """This CTA's columns, of no row in particular."""
+        """This CTA's columns, without rows."""
         wide = ".to(gl.int64)" if self.wide else ""
         self.w.line(f"lanes = gl.arange(0, {self.strips.height}, layout=gl.SliceLayout(1, TILE))[:, None]")
         self.w.line(f"c = (first_col + gl.arange(0, {self.width}, layout=gl.SliceLayout(0, TILE))[None, :]){wide}")
@@ -190,10 +190,10 @@ class _Emitter(RingEmitter):
         self.w.line(f"c_in = c < {self.extent}")
         return TileRef(col="c", width=self.width, col_mask="c_in", col_start="first_col")
 
-    # ---- turns ---------------------------------------------------------------------------------------------------------
+    # ---- tiles ---------------------------------------------------------------------------------------------------------
 
     def _turns(self, columns: TileRef, env: Env, running: dict[int, Running]) -> None:
-        """All tiles of this CTA: whole ones, then the last of all if it is this CTA's and not whole."""
+        """All tiles of this CTA: whole tiles, then the partial last tile if this CTA owns it."""
         self.w.line("turn = 0")
         with self.w.block(f"for tile in range(part, whole_tiles, {self.split})"):
             self._turn(columns, env, running, masked=False)
@@ -205,16 +205,16 @@ class _Emitter(RingEmitter):
             self._turn(columns, env, running, masked=True)
 
     def _turn(self, columns: TileRef, env: Env, running: dict[int, Running], masked: bool) -> None:
-        """Wait for a tile, read it, and ask for another in its place."""
+        """Wait for a tile, read it, and refill its slot."""
         w, count = self.w, self.strips.count
         w.line(f"slot = turn % {self.slots}")
         w.line(f"mbarrier.wait(ready.index(slot), {self._phase()})")
         if count == 1:
             self._strip("", columns, dict(env), running, masked)
         else:
-            w.line("cta_barrier()")  # said here once, or the compiler says one for every strip
+            w.line("cta_barrier()")  # without this barrier Triton inserts one per strip
             w.line(f"place = slot * {count}")
-            # A count that the compiler does not know: else it unrolls the loop, and loads all strips of a tile before it adds any.
+            # The compiler must not know the trip count: it would unroll the loop and load all strips of a tile before adding any.
             with w.block(f"for k in range(0, {count} + zero)"):
                 self._strip(f" + k * {self.strips.height}", columns, dict(env), running, masked)
         self._release()
@@ -222,7 +222,7 @@ class _Emitter(RingEmitter):
         w.line("turn += 1")
 
     def _strip(self, below: str, columns: TileRef, env: Env, running: dict[int, Running], masked: bool) -> None:
-        """One strip of a tile: its values, and what they add to the reductions."""
+        """One strip of a tile: compute its values and update the reductions."""
         walk, wide = self.steps.walks[0], ".to(gl.int64)" if self.wide else ""
         self.w.line(f"r_at = (tile * {self.tall}{below} + lanes){wide}")
         if masked:
@@ -235,7 +235,7 @@ class _Emitter(RingEmitter):
             self.folds.feed(running[fold.node], ref, env, unrolled=False)
 
     def _fill(self, tile: str, inside: str, slot: str, number: str) -> None:
-        """Ask for a tile of every input, if there is such a tile."""
+        """Issue the copies of a tile of every input, if the tile exists."""
         self.w.line(f"{tile} = {number}")
         self.w.line(f"{inside} = {tile} < tile_count")
         self.w.line(f"mbarrier.expect(ready.index({slot}), {self.tall * self.width * self.element_bytes}, pred={inside})")

@@ -1,10 +1,10 @@
-"""Rows parked in shared memory that start anywhere: their tensors are seen as one long row, cut into pieces of 64 elements.
+"""Shared-memory staging of unaligned rows: the tensor is viewed as one long row of pieces of 64 elements (a flat view).
 
-TMA describes only rows that start on 16 bytes. Where they do not (50257 columns of 2 bytes), it brings the pieces that a row lies
-in. `before` elements of the first one belong to the row above; everything in shared memory is counted from that piece's beginning,
-and so are stores, which thereby stay aligned. The first chunk masks what is before the row and the rest masks what is behind it;
-chunks between need no mask. The view has whole pieces only. What it leaves out at the tensor's end, less than a piece, lies in the
-rest of the last row: when TMA has brought that row, threads put it into its place, and walks need not know.
+TMA needs rows that start at a multiple of 16 bytes. Where they do not (50257 columns of 2 bytes), it copies the pieces that overlap
+a row. The first `before` elements of the first piece belong to the previous row. Positions in shared memory and addresses of stores
+count from the start of that piece, so stores stay aligned. The first chunk masks the elements before the row, the tail masks those
+after it, and the chunks between need no mask. The view has whole pieces only. It leaves out less than a piece at the end of the
+tensor, which belongs to the tail of the last row: after TMA has copied that row, threads store the missing elements into its slot.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from .values import Env
 
 OWN_NAMES = ("row_at", "before", "piece", "sector", "u_at", "u_first", "c_first", "first_in", "u_rest", "covered", "left_out",
        "early_piece", "ahead_piece", "shift", "border", "PIECE", "at_end", "end")
-FIRST = "_first"  # marks names of the chunk that a row begins in
+FIRST = "_first"  # suffix of the names of a row's first chunk
 
 
 class UnalignedValues(StagedValues):
-    """Values of which some wait in shared memory, and others leave by whole pieces."""
+    """Values that are staged by pieces, with stores split at piece boundaries."""
 
     def _store(self, i: int, node: Store, ref: TileRef, env: Env) -> None:
-        """Where a row begins and ends, whole pieces by themselves: a mask that changes only between pieces lets threads store
-        vectors. Few threads have something to store of the two pieces that are broken."""
+        """Store the partial pieces at both ends of a row apart from the whole pieces.
+
+        A mask that changes only at piece boundaries allows vector stores. Few threads store to the two partial pieces.
+        """
         if ref.tag not in (FIRST, REST) or not self._address(i, node, ref).startswith("sector"):
             super()._store(i, node, ref, env)
             return
@@ -43,17 +45,17 @@ class UnalignedValues(StagedValues):
         reached = PIECE_ELEMS - 1 if first else self.program.extent(self.kernel.space.cols)
         self.writer.line(f"border = (shift + {reached}) // {PIECE_ELEMS} * {PIECE_ELEMS}")
         whole, broken = (f"({at} >= border)", f"({at} < border)") if first else (f"({at} < border)", f"({at} >= border)")
-        for mask in (f"{ref.col_mask} & {broken}", whole):  # in this order fewer registers are taken
+        for mask in (f"{ref.col_mask} & {broken}", whole):  # this order takes fewer registers
             super()._store(i, node, replace(ref, col_mask=mask), env)
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
-    """The source of one kernel that parks rows of a flat view; `wide` makes it count elements in 64 bits."""
+    """The source of one kernel that stages unaligned rows. `wide` selects 64-bit element indices."""
     return UnalignedEmitter(kernel, schedule, bindings, name, wide).source()
 
 
 class UnalignedEmitter(Emitter):
-    """Writes a kernel whose rows are brought by the pieces of a flat view."""
+    """Emits a kernel that stages rows through a flat view."""
 
     unaligned, box_elems, own_names, values_type = True, PIECE_ELEMS, OWN_NAMES, UnalignedValues
 
@@ -63,7 +65,7 @@ class UnalignedEmitter(Emitter):
         return size_text(self.values.sector_row_stride)
 
     def _params(self) -> tuple[Param, ...]:
-        """Pointers of everything: what the view leaves out is read by its address."""
+        """The parameters, with pointers of the staged buffers too: elements outside the flat view are read by address."""
         params = super()._params()
         named = {p.name for p in params if p.kind is ParamKind.POINTER}
         used = {n.buffer for n in self.program.nodes if isinstance(n, (Load, Store))} - named
@@ -100,14 +102,14 @@ class UnalignedEmitter(Emitter):
     def _allocate(self) -> None:
         super()._allocate()
         self.w.line(f"PIECE: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, {self.schedule.warps}], [1, 0])")
-        self.ends: dict[int, str] = {}  # rests by pieces
+        self.ends: dict[int, str] = {}  # memory of the tails, indexed by piece
         for i, ring in self.rings.items():
             name = self.ends[i] = self.w.fresh(f"{self._load_of(i).buffer}_ends")
             shape = [self.slots * self.cols.rest // PIECE_ELEMS, 1, 1, PIECE_ELEMS]
             self.w.line(f"{name} = {ring.rest}._reinterpret(gl.{self.program.dtypes[i].kernel}, {shape}, {ring.rest_map}.layout)")
 
     def _patch_tail(self) -> None:
-        """What the view leaves out is a piece that TMA brought nothing of: threads put it where the walks look for it."""
+        """Store the elements that the flat view leaves out into the slot, where the walks read them."""
         w, start = self.w, self.cols.width * self.cols.count
         narrow = ".to(gl.int32)" if self.wide else ""
         w.line(f"left_out = row_at + {self.extent} - covered")
@@ -119,12 +121,12 @@ class UnalignedEmitter(Emitter):
                 w.line(f"{name}.index(end).reshape([1, {PIECE_ELEMS}]).store({there})")
 
     def _walk(self, walk: Walk, env: Env, tiles: list[Segment], waits: bool, refills: bool) -> None:
-        """`shift` is `before`, but another value to the compiler in every walk: or masks would be computed once a row and held."""
+        """One walk. `shift` equals `before`, but the compiler cannot tell, so it does not keep masks in registers across walks."""
         self.w.line(f"shift = before + zero * {self.values.walk}" if self.values.walk else "shift = before")
         super()._walk(walk, env, tiles, waits, refills)
 
     def _visit(self, tiles: list[Segment], chunk: Callable[[Segment], None], refills: bool) -> None:
-        """The first chunk has a mask that the others of its copy have not."""
+        """Visit every chunk of a row. The first chunk has a mask, the others of its copy have none."""
         if not refills:
             super()._visit(tiles, chunk, refills)
             return

@@ -1,7 +1,7 @@
-"""What generated kernels import: folds of a tile along one axis that keep the axis and, unlike tl.max, propagate NaN.
+"""Functions that generated Triton kernels import: conversions, fast math, and folds along one axis.
 
-A fold takes float32, float64 or an integer of at least 32 bits, never a narrow float. Only generated text and the runtime
-import this module, because it imports triton.
+A fold keeps its axis and, unlike tl.max, propagates NaN. It takes float32, float64 or integers of at least 32 bits, never a narrow
+float. Only generated kernels and the runtime import this module, because it imports triton.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _times(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def to_e5m2(x: tl.tensor) -> tl.tensor:
-    """A float32 value as float8e5. The hardware's conversion stops at the largest finite value, where torch's goes on to inf."""
+    """float32 to float8e5. The hardware conversion saturates at the largest finite value; torch rounds to inf."""
     bits = x.to(tl.float8e5).to(tl.int8, bitcast=True)
     infinite = tl.where(x < 0, -4, 124).to(tl.int8)
     return tl.where(tl.abs(x) >= 61440.0, infinite, bits).to(tl.float8e5, bitcast=True)
@@ -36,27 +36,27 @@ def to_e5m2(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def widen(x: tl.tensor, zero: tl.tensor = 0) -> tl.tensor:
-    """A bfloat16 value as float32: of two in a register, the lower half is shifted, the upper one masked.
+    """bfloat16 to float32, two values per register: shift the lower half, mask the upper half.
 
-    A conversion takes out each half before it is shifted. `zero` is 0, which the compiler may not know: see `values`.
+    The built-in conversion extracts each half first. `zero` is a run-time 0 that the compiler cannot fold: see `values`.
     """
     if x.numel % 2 == 1:
         wide = x.to(tl.float32)
     else:
         two: tl.constexpr = "mad.lo.u32 $0, $2, 65536, $3; lop3.b32 $1, $2, 0xffff0000, $4, 0xea;"
-        # & as the first result is written before the operand is read for the second.
+        # Early clobber (&): the first result is written before the operand is read again.
         bits = tl.inline_asm_elementwise(two, "=&r,=r,r,r,r", [x, zero], dtype=tl.int32, is_pure=True, pack=2)
         wide = bits.to(tl.float32, bitcast=True)
     return wide
 
 
-# For results of 16 bits. tl.exp asks for results below the least normal number, at three more instructions each; a
-# quotient right to the last bit takes eight instructions, one right to two units takes two.
+# Approximations for 16-bit results. tl.exp handles subnormal results, which takes three more instructions. An exactly rounded
+# quotient takes eight instructions, one accurate to 2 ulp takes two.
 
 
 @triton.jit
 def fast_exp(x: tl.tensor) -> tl.tensor:
-    """The exponential of a float32 value; 0 where that is no normal number."""
+    """exp of a float32 value. Subnormal results are 0."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -68,14 +68,14 @@ def fast_sigmoid(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def fast_tanh(x: tl.tensor) -> tl.tensor:
-    """The hyperbolic tangent of a float32 value; near 0 by its series, for there the difference below would lose digits."""
+    """tanh of a float32 value. Near 0 it uses the series, because the difference below cancels there."""
     far = 1.0 - libdevice.fast_dividef(tl.full(x.shape, 2.0, tl.float32), 1.0 + tl.exp2(x * 2.885390081777927))
     return tl.where(tl.abs(x) < 0.04, x - x * x * x * 0.3333333333333333, far)
 
 
 @triton.jit
 def fast_erf(x: tl.tensor) -> tl.tensor:
-    """The error function of a float32 value (Abramowitz and Stegun 7.1.26): 5.3e-7 off at most; near 0 by its series."""
+    """erf of a float32 value (Abramowitz and Stegun 7.1.26), to 5.3e-7. Near 0 it uses the series."""
     size = tl.abs(x)
     t = libdevice.fast_dividef(tl.full(x.shape, 1.0, tl.float32), 1.0 + 0.3275911 * size)
     poly = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
@@ -97,11 +97,11 @@ def fold_prod(x: tl.tensor, axis: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def fold_max(x: tl.tensor, axis: tl.constexpr) -> tl.tensor:
-    """The greatest along an axis; NaN where there is one."""
+    """The maximum along an axis. NaN propagates."""
     return tl.reduce(x, axis, _larger, keep_dims=True)
 
 
 @triton.jit
 def fold_min(x: tl.tensor, axis: tl.constexpr) -> tl.tensor:
-    """The least along an axis; NaN where there is one."""
+    """The minimum along an axis. NaN propagates."""
     return tl.reduce(x, axis, _smaller, keep_dims=True)

@@ -1,6 +1,6 @@
-"""What a loop over rows carries: row vectors that are loaded before it, and reductions over rows that are read out after it.
+"""The prologue and epilogue of a loop over rows: loads of row vectors before it, read-out of column reductions after it.
 
-The same for every language a mix-order kernel can be written in.
+Triton and Gluon mix-order kernels share this module.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from .values import Env, Values
 
 
 class RowLoop:
-    """Writes what comes before and after a loop over rows."""
+    """Emits what comes before and after a loop over rows."""
 
     def __init__(self, steps: Steps, values: Values, folds: Folds) -> None:
         self.steps, self.values, self.folds = steps, values, folds
         self.kernel, self.program = values.kernel, values.program
 
     def load_row_vectors(self, tiles: Sequence[TileRef], env: Env) -> None:
-        """Load row vectors before the loop, shaped like the tiles they meet there."""
+        """Load row vectors into registers before the loop, shaped like the tiles they are combined with."""
         for i in self.steps.vectors_in_registers:
             for tile in tiles:
                 self.values.preload(i, tile, env)
 
     def start(self, tiles: Sequence[TileRef]) -> dict[int, Running]:
-        """The reductions that the loop feeds, each with its identity for every tile."""
+        """The reductions over rows, with states initialized for every tile."""
         folds = [f for walk in self.steps.walks for f in walk.accumulated] + list(self.steps.row_folds)
         accumulated = {f.node: self.folds.running(f) for f in folds}
         for state in accumulated.values():
@@ -38,8 +38,8 @@ class RowLoop:
         return accumulated
 
     def close(self, tiles: Sequence[TileRef], env: Env, accumulated: dict[int, Running]) -> None:
-        """After the loop: read the gathered reductions out, per tile where they vary along the columns."""
-        self.values.held = {}  # what was held is shaped for the loop's rows; what follows has one
+        """Read out the reductions over rows after the loop, per tile where they vary along the columns."""
+        self.values.held = {}  # held values have the height of the loop's tiles; the epilogue has one row
         by_tile = [s for s in accumulated.values() if not s.fold.cols and s.across is not Across.NONE]
         for state in accumulated.values():
             if state not in by_tile:
@@ -58,7 +58,7 @@ class RowLoop:
                 self.values.node(i, ref, tile_env)
 
     def _sources(self, nodes: list[int], known: Env) -> list[int]:
-        """Values the closing part reads that were computed inside the row loop."""
+        """Values that the epilogue reads and the row loop computed."""
         found: set[int] = set()
         todo = list(nodes)
         while todo:

@@ -1,4 +1,4 @@
-"""What code generation hands on: the text of one kernel and all that is needed to launch it."""
+"""The output of code generation: the text of one kernel and what is needed to launch it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ..ir.size import Bindings, Size, value
 
 
 class ParamKind(Enum):
-    """What a kernel parameter is bound to at a launch."""
+    """What a kernel parameter is bound to at launch."""
 
     POINTER = "a buffer of the plan, by name"
-    TENSOR_MAP = "a buffer of the plan as TMA sees it; it must start on 16 bytes"
+    TENSOR_MAP = "a buffer of the plan as a TMA descriptor; it must start at a multiple of 16 bytes"
     SIZE = "a symbol's value"
-    ZERO = "the integer 0, which the compiler must not know: it keeps 16-bit values from being widened and held"
+    ZERO = "the integer 0, unknown to the compiler: it keeps 16-bit values from being held in registers as fp32"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """How TMA sees a tensor: extents, strides (the last is 1), and the box of elements that one copy brings."""
+    """A tensor as TMA sees it: extents, strides (the last is 1), and the box of elements of one copy."""
 
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     box: tuple[int, ...]
-    piece_elems: int = 0  # rows that start anywhere are seen as one long row, cut into whole pieces of so many elements
+    piece_elems: int = 0  # flat view of unaligned rows: one long row of whole pieces of this many elements
 
     def resolved(self, bindings: Bindings) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Extents and strides for given sizes."""
+        """Extents and strides for concrete sizes."""
         shape, strides = (tuple(value(s, bindings) for s in sizes) for sizes in (self.shape, self.strides))
         if not self.piece_elems:
             return shape, strides
@@ -39,7 +39,7 @@ class TensorView:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One kernel parameter, in order. `name` is the buffer or symbol it is bound to; the text calls it `text_name`."""
+    """One kernel parameter. `name` is the buffer or symbol it is bound to, `text_name` its name in the kernel."""
 
     name: str
     kind: ParamKind
@@ -50,7 +50,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class GridDim:
-    """ceil(extent / step) programs, at most `most`."""
+    """ceil(extent / step) programs, at most `max_programs`."""
 
     extent: Size
     step: int = 1
@@ -63,8 +63,9 @@ class GridDim:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A kernel as text. The text is a whole module: imports, then one `@triton.jit(do_not_specialize=["zero"])` function,
-    or `@gluon.jit` where it is Gluon.
+    """A kernel as text.
+
+    The text is a complete module: imports, then one `@triton.jit(do_not_specialize=["zero"])` or `@gluon.jit` function.
     """
 
     name: str
@@ -75,10 +76,10 @@ class Source:
     stages: int = 1
     max_registers: int | None = None
     wide_index: bool = False  # sizes are passed as i64
-    fresh: frozenset[str] = frozenset()  # buffers the plan allocates: always aligned
+    fresh: frozenset[str] = frozenset()  # buffers allocated by the plan, which are always aligned
     gluon: bool = False
-    cleared: tuple[Buffer, ...] = ()  # memory beside the plan's buffers that must be 0 at the launch
-    ctas_per_group: int = 1  # CTAs with neighbouring numbers that wait for each other
+    cleared: tuple[Buffer, ...] = ()  # extra buffers that must be zero at launch
+    ctas_per_group: int = 1  # consecutive CTAs that wait for each other
 
     def programs(self, bindings: Bindings) -> int:
         total = 1

@@ -1,10 +1,10 @@
-"""(kernel, schedule) -> what is computed when. The same for every language a kernel can be written in.
+"""(kernel, schedule) -> the order of computation, for Triton and Gluon alike.
 
-A kernel walks one side of its space once per phase (columns where whole rows are wanted, else rows). Values that do not vary
-along the walked side are computed once between walks; the rest are computed anew in each walk from what is resident or read
-again, so nothing full-size is ever held but inputs. In a mix-order kernel the walks over columns happen inside a loop over
-rows, and reductions over rows are gathered across that loop: by the first walk that can, or where rows are parked by the last, so
-that one walk alone has to be written out tile by tile.
+A kernel walks one side of its space once per phase: columns if the schedule covers or loops over them, else rows. Values that do
+not vary along that side (uniform values) are computed once between walks. All others are recomputed in each walk from resident or
+reloaded inputs, so inputs are the only full-size values that are kept. A mix-order kernel walks the columns inside a loop over rows
+and accumulates reductions over rows across that loop: in the first walk that can, or, where rows are staged, in the last walk, so
+that only one walk has to be unrolled.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from ..plan.schedule import Block, Cover, Loop, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """One walk over the data: `uniform` values first, then `body` per tile; `folds` are complete when it ends."""
+    """One walk over the data: `uniform` values first, then `body` per tile. `folds` are complete at its end."""
 
     uniform: tuple[int, ...]
     body: tuple[int, ...]
     folds: tuple[Fold, ...]
-    accumulated: tuple[Fold, ...]  # reductions over the loop around the walk, fed by this walk's tiles
+    accumulated: tuple[Fold, ...]  # reductions over the surrounding row loop that this walk updates
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """All of a kernel, in order."""
+    """The steps of a kernel, in order."""
 
-    over_cols: bool  # the walked side
-    row_loop: bool  # the walks happen inside a loop over rows
-    constants: tuple[int, ...]  # values that vary with nothing looped: computed first
-    vectors_in_registers: tuple[int, ...]  # row vectors loaded before the row loop, into registers
-    vectors_in_smem: tuple[int, ...]  # the same, into shared memory
+    over_cols: bool  # walks go along the columns, else along the rows
+    row_loop: bool  # the walks are inside a loop over rows
+    constants: tuple[int, ...]  # loop-invariant values, computed first
+    vectors_in_registers: tuple[int, ...]  # row vectors loaded into registers before the row loop
+    vectors_in_smem: tuple[int, ...]  # row vectors loaded into shared memory before the row loop
     walks: tuple[Walk, ...]
     trailing: tuple[int, ...]  # uniform values and stores after the last walk
-    row_folds: tuple[Fold, ...]  # gathered over the row loop, fed by values that do not vary along the columns
-    epilogue: tuple[int, ...]  # after the row loop: what depends on gathered reductions
+    row_folds: tuple[Fold, ...]  # reductions over the row loop of values that do not vary along the columns
+    epilogue: tuple[int, ...]  # nodes after the row loop, which depend on reductions over rows
 
 
 def steps(kernel: Kernel, schedule: Schedule) -> Steps:
@@ -76,7 +76,7 @@ def steps(kernel: Kernel, schedule: Schedule) -> Steps:
 
 
 def _tiled(kernel: Kernel, i: int, over_cols: bool, schedule: Schedule) -> bool:
-    """Does a value change from tile to tile of a walk?"""
+    """Whether a value varies from tile to tile of a walk."""
     node = kernel.program.nodes[i]
     if isinstance(node, Reduce):
         args = node.args
@@ -93,7 +93,7 @@ def _count(kernel: Kernel, tiled: list[bool], epilogue: set[int]) -> int:
 
 
 def _ancestors(kernel: Kernel, roots: list[int]) -> list[int]:
-    """All that some nodes are computed from, back to reductions of earlier walks."""
+    """All nodes that some nodes are computed from, up to reductions of earlier walks."""
     within = {f.node for f in kernel.folds if f.block}
     seen: set[int] = set()
     todo = list(roots)

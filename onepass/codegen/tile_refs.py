@@ -1,4 +1,4 @@
-"""Where in its space a kernel stands: index names, tile widths and masks of one tile, and the order tiles are visited in."""
+"""References to tiles: index names, shapes and masks of one tile, and the order in which a walk visits tiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .writer import Writer
 
 @dataclass(frozen=True, slots=True)
 class TileRef:
-    """One tile: names of its row and column indices, its shape, and the masks of lanes that are inside."""
+    """One tile: names of its row and column indices, its shape, and its masks."""
 
     row: str = "0"  # row indices, shaped [height, 1]
     col: str = "0"  # column indices, shaped [1, width]
@@ -20,24 +20,24 @@ class TileRef:
     width: int = 1
     row_mask: str | None = None
     col_mask: str | None = None
-    aligned: str | None = None  # the columns counted from the sector below the row's start, where rows are read so
-    row_count: str | None = None  # how many rows a mask leaves inside: a number, so that nothing has to be folded to know it
+    aligned: str | None = None  # columns counted from the start of the row's first sector, if rows are read by whole sectors
+    row_count: str | None = None  # number of rows inside the mask, known without a reduction
     col_count: str | None = None
     col_start: str = "0"  # the tile's first column
-    tag: str = ""  # distinguishes the names of unrolled tiles
+    tag: str = ""  # suffix of names, different for each unrolled tile
 
     @property
     def shape(self) -> str:
         return f"[{self.height}, {self.width}]"
 
     def at_rows(self, of: TileRef) -> TileRef:
-        """These columns of the rows of another tile."""
+        """This tile's columns with the rows of another tile."""
         return replace(self, row=of.row, height=of.height, row_mask=of.row_mask, row_count=of.row_count)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a walk: one tile, or a loop over tiles. `prepare` are the lines that name the tile's indices."""
+    """A part of a walk: one tile, or a loop over tiles. `prepare` are the lines that name the tile's indices."""
 
     ref: TileRef
     prepare: tuple[str, ...] = ()
@@ -47,13 +47,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of the space: its extent, its role, and how its lanes lie in a tile."""
+    """One side of the iteration space: its extent, its role, and how it maps to the lanes of a tile."""
 
     letter: str  # "r" or "c"
     extent: Size
     role: Role
-    wide: bool  # count in 64 bits
-    max_contiguous: int | None = None  # elements a thread should take at once, where that is less than it could
+    wide: bool  # 64-bit indices
+    max_contiguous: int | None = None  # limit of a thread's vector width, if any
 
     def lanes(self, width: int) -> str:
         along = "[:, None]" if self.letter == "r" else "[None, :]"
@@ -64,7 +64,7 @@ class Side:
 
     def place(self, ref: TileRef, index: str, start: str, width: int, inside: tuple[str, str] | None = None,
               tag: str = "") -> TileRef:
-        """A tile of this side; `inside` is its mask, and how many lanes that leaves."""
+        """`ref` with a tile of this side. `inside` is its mask and the number of lanes inside."""
         mask, count = inside or (None, None)
         if self.letter == "r":
             return replace(ref, row=index, height=width, row_mask=mask, row_count=count, tag=ref.tag + tag)
@@ -72,7 +72,7 @@ class Side:
 
 
 def block(side: Side, ref: TileRef, writer: Writer, pid: str) -> TileRef:
-    """The tile a CTA owns on a side with role Block."""
+    """The tile of a CTA on a side with role Block."""
     assert isinstance(side.role, Block)
     size, letter = side.role.size, side.letter
     start = f"{pid} * {size}" if size > 1 else pid
@@ -85,7 +85,7 @@ def block(side: Side, ref: TileRef, writer: Writer, pid: str) -> TileRef:
 
 
 def cover(side: Side, ref: TileRef, writer: Writer) -> list[Segment]:
-    """All tiles of a side with role Cover. Their indices are named once, before any loop."""
+    """All tiles of a side with role Cover. Their indices are computed once, before any loop."""
     assert isinstance(side.role, Cover) and isinstance(side.extent, int)
     segments, start = [], 0
     for k, width in enumerate(side.role.tiles):
@@ -102,7 +102,7 @@ def cover(side: Side, ref: TileRef, writer: Writer) -> list[Segment]:
 
 
 def loop(side: Side, ref: TileRef, writer: Writer, part: str | None, stages: int) -> list[Segment]:
-    """A peeled loop: whole tiles without a mask, then what is left with one. With `part`, CTAs take turns."""
+    """A peeled loop: whole tiles without a mask, then a masked tail. With `part`, CTAs take tiles in turn."""
     assert isinstance(side.role, Loop)
     step, letter, split = side.role.step, side.letter, side.role.split
     start = writer.fresh(f"{letter}_start")
@@ -123,7 +123,7 @@ def loop(side: Side, ref: TileRef, writer: Writer, part: str | None, stages: int
     if step > 1 and not (isinstance(side.extent, int) and side.extent % step == 0):
         masked = (*named, f"{mask} = {index} < {extent}")
         inside = side.place(ref, index, start, step, (mask, f"({extent} - {start})"))
-        if split > 1:  # the left-over tile belongs to the first of the CTAs
+        if split > 1:  # the tail belongs to the first CTA
             header = f"for {start} in tl.range({whole} + {first}, {extent}, {stride})"
             segments.append(Segment(inside, masked, header, start))
         else:
@@ -132,11 +132,11 @@ def loop(side: Side, ref: TileRef, writer: Writer, part: str | None, stages: int
 
 
 def sectors(side: Side, ref: TileRef, sector_elems: int, stages: int, writer: Writer) -> list[Segment]:
-    """A walk along a row that starts inside a memory sector, counted from that sector's beginning.
+    """A walk along a row that starts inside a memory sector, with columns counted from the start of that sector.
 
-    `before` elements of the first sector belong to the row above. The two broken sectors at the row's ends are one small tile
-    of their own; the whole sectors between, [lead, whole), are read with vector loads, also in the last tile, because its
-    mask changes only at a multiple of `lead`.
+    The first `before` elements of the first sector belong to the previous row. The two partial sectors at the ends of the row form
+    one small tile. The whole sectors between, [sector_elems, whole), are read with vector loads. So is the last tile, because its
+    mask changes only at a multiple of `sector_elems`.
     """
     extent = size_text(side.extent)
     writer.line(f"whole = ({extent} + before) // {sector_elems} * {sector_elems}")
@@ -173,5 +173,5 @@ def sectors(side: Side, ref: TileRef, sector_elems: int, stages: int, writer: Wr
 
 
 def _least_whole(extent: Size, sector_elems: int) -> int:
-    """The fewest columns, counted from the sector, that are sure to be in whole sectors."""
+    """A lower bound of the end of the whole sectors."""
     return extent // sector_elems * sector_elems if isinstance(extent, int) else 0

@@ -1,4 +1,4 @@
-"""Steps -> Triton source. One emitter writes every schedule: where CTAs stand, what they walk, what they gather."""
+"""Steps -> Triton source. One emitter handles every schedule: the grid, the walks, and the loop over rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RESERVED = (
 
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
-    """The source of one kernel; `wide` makes it count in 64 bits."""
+    """The source of one kernel. `wide` selects 64-bit indices."""
     return _Emitter(kernel, schedule, bindings, name, wide).source()
 
 
@@ -80,7 +80,7 @@ class _Emitter:
         return (*pointers, *sizes, Param("zero", ParamKind.ZERO, "zero"))
 
     def _grid(self) -> tuple[GridDim, ...]:
-        """Name this CTA's place on each gridded side; the last side takes what is left of the program id."""
+        """Name this CTA's index along each grid dimension. The last dimension takes the rest of the program id."""
         dims: list[tuple[str, GridDim]] = []
         if isinstance(self.schedule.cols, Block):
             dims.append(("col_block", GridDim(self.cols.extent, self.schedule.cols.size)))
@@ -143,7 +143,7 @@ class _Emitter:
         self.w.line(f"sector = row_at // {sector_elems} * {sector_elems}")
 
     def _walks(self, ref: TileRef, env: Env, tiles: list[Segment], accumulated: dict[int, Running]) -> None:
-        """All walks in order, each after the values that do not change along it."""
+        """All walks in order, each after its uniform values."""
         for p, walk in enumerate(self.steps.walks):
             self.values.walk = p
             for i in walk.uniform:
@@ -157,7 +157,7 @@ class _Emitter:
         for state in running.values():
             self.folds.start(state, [t.ref for t in tiles if t.loop is not None])
         covered = isinstance((self.cols if self.steps.over_cols else self.rows).role, Cover)
-        if covered and self.values.walk == 0:  # every load of a resident row is issued before the first is used
+        if covered and self.values.walk == 0:  # issue all loads of a resident row before the first is used
             for tile in tiles:
                 self._lines(tile.prepare)
                 for i in walk.body:
@@ -170,7 +170,7 @@ class _Emitter:
             self.folds.finish(state, tiles[0].ref)
 
     def _prefetch_late_loads(self, tiles: list[Segment], env: Env) -> None:
-        """Issue loads that only later walks need, where registers allow."""
+        """Issue the loads that only later walks need, if registers allow."""
         for i, _ in prefetched_loads(loads_after_reduction(self.kernel), self.schedule):
             for tile in tiles:
                 self.values.preload(i, tile.ref, env)
@@ -219,7 +219,7 @@ class _Emitter:
         self.row_loop.close([t.ref for t in tiles], env, accumulated)
 
     def _rows(self, rows: Segment, tiles: list[Segment], env: Env, accumulated: dict[int, Running]) -> None:
-        """One step of the row loop."""
+        """One iteration of the row loop."""
         self._lines(rows.prepare)
         held = (*self.schedule.resident, *self.steps.vectors_in_registers)
         self.values.opaque_zeros(f"zero & ({rows.start} + {{}})", range(len(self.steps.walks)), held)

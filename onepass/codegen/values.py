@@ -1,8 +1,8 @@
-"""Nodes of a Program as lines of a kernel: loads, ops, indices, stores, and reductions within one tile.
+"""Kernel text of a Program's nodes: loads, ops, indices, stores, and reductions within one tile.
 
-Residency lives here: a multi-phase input kept in registers is handed out, in later walks, as its 16-bit self xor a zero the
-compiler cannot know, or else the widened fp32 copy would be kept alive across the reduction in its stead. A bfloat16 that is only
-ever widened needs no xor: `widen` takes the zero.
+Residency is implemented here. Later walks read a multi-phase input held in registers as its 16-bit value xor a zero that the
+compiler cannot fold. Otherwise the compiler would keep the widened fp32 copy alive across the reduction instead. A bfloat16 that is
+only ever widened needs no xor, because `widen` takes the zero.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from .expr import TRITON, Language, TileAlgebra, op_text, run_text, scaled_liter
 from .tile_refs import TileRef
 from .writer import Writer
 
-Env = dict[int, str]  # what each value is called here
+Env = dict[int, str]  # the name of each value in scope
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-TAKES_TENSORS = frozenset({"maximum", "minimum", "pow", "where"})  # ops whose text fails on bare numbers
+TAKES_TENSORS = frozenset({"maximum", "minimum", "pow", "where"})  # ops that do not accept bare literals
 
 
 class Values:
-    """Writes values, and remembers which are held across walks and what reductions left."""
+    """Emits values, and tracks which are held across walks and the results of reductions."""
 
-    first_rows = "(row_block == 0)"  # are these the first rows?
+    first_rows = "(row_block == 0)"  # condition: this CTA has the first rows
 
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, writer: Writer, language: Language = TRITON) -> None:
         self.kernel, self.schedule, self.writer, self.language = kernel, schedule, writer, language
         self.program = kernel.program
         self.names = value_names(self.program)
-        # Approximate exponentials and quotients are good enough for 16-bit data, unless full-size results are stored wider.
+        # Approximate exponentials and quotients suffice for 16-bit data, unless full-size results are stored in a wider type.
         wide_results = any(kernel.is_full[i] and self.program.dtypes[i].name in ("f32", "f64") for i in self.program.of(Store))
         self.exact = wide_results or kernel.wide_data or F64 in self.program.dtypes
         self._tolerant = may_be_approximate(self.program)
         self.sector_row_stride = row_stride(kernel, bindings) if schedule.sector_elems else None
         self.l2_evict_last = l2_evict_last(kernel, schedule, bindings)
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
-        self.results: dict[int, State] = {}  # what finished reductions left
+        self.results: dict[int, State] = {}  # results of finished reductions
         resident = [self.program.dtypes[i] for i in schedule.resident]
         self.keeps_packed = keeps_packed(schedule, sum(max(1, d.size // 4) for d in resident))
-        self.walk = 0  # which walk is being written
-        self.in_row_loop = False  # inside a row loop, what was loaded before it is held too
+        self.walk = 0  # index of the current walk
+        self.in_row_loop = False  # inside a row loop, values loaded before the loop count as held
 
     # ---- naming ------------------------------------------------------------------------------------------------------
 
     def assign(self, hint: str, text: str, note: str = "") -> str:
-        """A line that names a value; the name."""
+        """Assign a value to a fresh name and return the name."""
         name = self.writer.fresh(hint)
         self.writer.line(f"{name} = {text}", note)
         return name
 
     def opaque_zeros(self, form: str, walks: range, held: tuple[int, ...]) -> None:
-        """A zero for every walk, each another value to the compiler: or it would see that two walks compute the same."""
+        """Emit a zero for every walk, each opaque to the compiler, so that it does not reuse the values of an earlier walk."""
         if any(map(self._narrow, held)):
             for p in walks:
                 self.writer.line(f"zero{p} = ({form.format(p)}).to({self.language.prefix}.int32)")
@@ -69,7 +69,7 @@ class Values:
     # ---- residency ---------------------------------------------------------------------------------------------------
 
     def use_resident(self, i: int, ref: TileRef, env: Env) -> str:
-        """A resident input: loaded in the first walk that needs it, taken from registers in later ones."""
+        """A resident input: loaded in the first walk that needs it, read from registers in later walks."""
         key = (i, ref.tag)
         if key in self.held:
             return self.held[key] if self.walk == 0 else self._opaque(i, self.held[key], ref)
@@ -77,19 +77,19 @@ class Values:
         return self.held[key]
 
     def preload(self, i: int, ref: TileRef, env: Env) -> None:
-        """Load a value before it is needed, and keep it. `env` has what is known here, and stays as it is."""
+        """Load a value before it is needed and hold it. `env` has the values in scope and is not changed."""
         own = dict(env)
         self.with_operands(i, ref, own)
         self.held[i, ref.tag] = own[i]
 
     def with_operands(self, i: int, ref: TileRef, env: Env) -> None:
-        """Write a node, after whatever it is computed from that has no name here: an index looks up where a load reads."""
+        """Emit a node after its operands that are not in `env`, such as the index of an indexed load."""
         for needed in self._missing_operands(i, env):
             self.node(needed, ref, env)
         self.node(i, ref, env)
 
     def _missing_operands(self, i: int, env: Env) -> list[int]:
-        """What a node is computed from and `env` has no name of, in order; what reductions over tiles left is known everywhere."""
+        """The transitive operands of a node that `env` lacks, in order. Results of reductions over tiles are always in scope."""
         found: set[int] = set()
         todo = [i]
         while todo:
@@ -102,13 +102,13 @@ class Values:
         return sorted(found)
 
     def _narrow(self, i: int) -> bool:
-        """Is a value held in fewer bits than a register, so that a widened copy would cost more? (A bool cannot be widened.)"""
+        """Whether a held value is narrower than a register, so that a widened copy would cost more. (A bool cannot be widened.)"""
         if i in self.schedule.resident and not self.keeps_packed:
             return False
         return self.program.dtypes[i].size <= 2 and self.program.dtypes[i].kind != "bool"
 
     def _opaque(self, i: int, name: str, ref: TileRef) -> str:
-        """A held 16-bit value as something the compiler has not seen before, so that it is the 16 bits that stay held."""
+        """A held 16-bit value made opaque to the compiler, so that the 16 bits stay in registers and not a widened copy."""
         dtype, node = self.program.dtypes[i], self.program.nodes[i]
         assert isinstance(node, Load)
         if not self._narrow(i):
@@ -120,19 +120,21 @@ class Values:
         return self.assign(f"{node.buffer}{ref.tag}_again", text)
 
     def _only_widened(self, i: int) -> bool:
-        """Is a value never used but as float32, by `widen`?"""
+        """Whether all uses of a value widen it to float32 by `widen`."""
         readers = [j for j, node in enumerate(self.program.nodes) if i in operands(node)]
         return self.kernel.by_col[i] is not Across.BLOCK and all(self._widens(j) for j in readers)
 
     def _widens(self, i: int) -> bool:
-        """Does a node make a bfloat16 a float32? Constants are written as what they become."""
+        """Whether a node casts a bfloat16 to float32. Constants are emitted in their final type."""
         node, dtypes = self.program.nodes[i], self.program.dtypes
         return (isinstance(node, Op) and node.name == "cast" and dtypes[i] is F32 and dtypes[node.args[0]] is BF16
                 and not isinstance(self.program.nodes[node.args[0]], Const))
 
     def _only_compared(self, i: int) -> bool:
-        """In the first walk, does a value only go into a greatest or least one? The compiler compares two halves of a register at
-        once, if it sees that they are such."""
+        """Whether the first walk uses a value only in max and min reductions.
+
+        The compiler then compares both halves of a register at once, if it sees the cast.
+        """
         nodes, phase = self.program.nodes, self.kernel.phase
         readers = [node for j, node in enumerate(nodes) if i in operands(node) and phase[j] == 0]
         return self.walk == 0 and not self.in_row_loop and bool(readers) and all(
@@ -141,7 +143,7 @@ class Values:
     # ---- one node ----------------------------------------------------------------------------------------------------
 
     def node(self, i: int, ref: TileRef, env: Env) -> None:
-        """Write one node at a tile and note what it is called."""
+        """Emit one node for a tile and record its name."""
         node = self.program.nodes[i]
         hint = self.names[i] + ref.tag
         match node:
@@ -168,7 +170,7 @@ class Values:
         full = self.kernel.by_col[i] is Across.FULL
         args = [self.as_full(a, ref, env) if full and self.kernel.by_col[a] is Across.BLOCK else env[a] for a in node.args]
         if node.name == "cast" and node.dtype.is_float8 and self.program.dtypes[node.args[0]] is F64:
-            args = [f"{args[0]}.to({self.language.prefix}.float32)"]  # as torch converts it; Triton knows no shorter way
+            args = [f"{args[0]}.to({self.language.prefix}.float32)"]  # as torch converts it; Triton has no direct conversion
         if self._widens(i) and not self._only_compared(i):
             return f"widen({args[0]})"
         if node.name in TAKES_TENSORS or all(isinstance(self.program.nodes[a], Const) for a in node.args):
@@ -181,12 +183,12 @@ class Values:
         return op_text(node.name, tuple(args), self.program.dtypes[i], exact, self.language)
 
     def _count(self, i: int) -> float | None:
-        """How many elements a mean is of: rules that hold for every plan leave no other numbers to divide 16-bit data by."""
+        """The divisor of a mean, if a node is one. Simplification leaves 16-bit data no other constant divisors."""
         node = self.program.nodes[i]
         return node.value if isinstance(node, Const) and node.scale == 1 and 1 < node.value < 2**31 else None
 
     def _divided_by_count(self, total: str, count: float) -> str:
-        """total / count as a division rounds it, or equal values would have a spread: a product, and a step by what it leaves."""
+        """total / count, correctly rounded: a product and one correction step. Else equal values would have a nonzero variance."""
         of, each = self.language.prefix, 1 / count
         if frexp(count)[0] == 0.5:
             return f"({total} * {each!r})"
@@ -194,11 +196,11 @@ class Values:
         return f"{of}.fma({of}.fma({first}, {-count!r}, {total}), {each!r}, {first})"
 
     def is_exact(self, i: int) -> bool:
-        """Must a value have all the digits of its type?"""
+        """Whether a value must be accurate to the last bits of its type."""
         return self.exact or not self._tolerant[i]
 
     def tensor(self, i: int, text: str) -> str:
-        """A literal as a tensor, for functions that take no bare numbers."""
+        """A literal as a tensor, for functions that do not accept bare numbers."""
         node = self.program.nodes[i]
         if isinstance(node, Const) and node.scale == 1 and not text.startswith(f"{self.language.prefix}.full"):
             return self.language.full("[1, 1]", text, node.dtype.kernel)
@@ -209,7 +211,8 @@ class Values:
         strides = tuple((axis, product(extents[k + 1 :])) for k, axis in enumerate(node.axes))
         text = " + ".join(self._offsets(strides, ref, i)) or self._zeros(1)
         users = [self.program.nodes[u] for u in self.program.users[i]]
-        compared = all(isinstance(u, Op) and u.name in COMPARISONS for u in users)  # a tile of 64-bit indices costs registers
+        # Indices that are only compared keep 32 bits, because a tile of 64-bit indices costs registers.
+        compared = all(isinstance(u, Op) and u.name in COMPARISONS for u in users)
         return f"({text})" + (f".to({self.language.prefix}.int64)" if node.dtype is I64 and not compared else "")
 
     # ---- memory ------------------------------------------------------------------------------------------------------
@@ -224,19 +227,21 @@ class Values:
             masks.append(f"({at} >= 0) & ({at} < {size_text(gather.extent)})")
         if full and not self.kernel.by_row[i] and ref.height > 1 \
                 and not matches_tile_layout(self.kernel, i, ref.width, self.schedule.warps):
-            # Shaped like the tiles it meets: a [1, width] load would get narrow accesses and a layout change.
+            # Give it the shape of a full tile: a [1, width] load would get narrow accesses and a layout conversion.
             where = f"{where} + {self._zeros(ref.height)}"
         pointer = f"{node.buffer}_ptr" + (f" + ({where})" if where else "")
         mask = f", mask={' & '.join(masks)}, other={self._masked_value(i)}" if masks else ""
         return f"{self.language.prefix}.load({pointer}{mask}{self._eviction_policy(i)})"
 
     def _masked_value(self, i: int) -> str:
-        """What lanes hold that a load leaves out: zero, of its type where no integer is converted to that. Where positions are
-        looked up, NaN: one that lies outside shows, and costs nothing."""
+        """The value of masked-off lanes of a load: zero, or NaN for an indexed load of floats, so that an index out of range shows.
+
+        The literal has the load's type where integers do not convert to it.
+        """
         dtype, node = self.program.dtypes[i], self.program.nodes[i]
         found = isinstance(node, Load) and bool(node.indexed) and dtype.is_float
         if dtype.is_float8:
-            bits = self.language.full("[1, 1]", "127" if found else "0", "int8")  # all but the sign is NaN
+            bits = self.language.full("[1, 1]", "127" if found else "0", "int8")  # 127: NaN in every 8-bit type
             return f"{bits}.to({self.language.prefix}.{dtype.kernel}, bitcast=True)"
         return 'float("nan")' if found else "0"
 
@@ -247,7 +252,7 @@ class Values:
         masks = self._masks(i, ref)
         row_per_cta = isinstance(self.schedule.rows, Block) or self.schedule.sector_elems
         if not self.kernel.by_row[i] and self.kernel.space.rows and row_per_cta:
-            # One row writes what all compute: rows that start elsewhere in a sector add up in another order.
+            # All rows compute this value and the first stores it: rows at other offsets in a sector sum in another order.
             masks.append(self.first_rows)
         mask = f", mask={' & '.join(masks)}" if masks else ""
         full = self.kernel.by_col[i] is Across.FULL
@@ -256,11 +261,11 @@ class Values:
         self.writer.line(f"{self.language.prefix}.store({node.buffer}_ptr + ({where}), {stored}{options})", node.src)
 
     def _eviction_policy(self, i: int) -> str:
-        """What tells L2 to evict the lines of a load or store last."""
+        """The argument that makes L2 evict the lines of a load or store last, if the plan says so."""
         return ', eviction_policy="evict_last"' if i in self.l2_evict_last else ""
 
     def _zeros(self, height: int) -> str:
-        """Nothing, shaped like a column of indices."""
+        """A column of zero indices."""
         shape = f"[{height}, 1]"
         return self.language.full(shape, "0", "int32") if self.language.layout else f"tl.zeros({shape}, tl.int32)"
 
@@ -273,13 +278,13 @@ class Values:
         return " + ".join(parts + ([size_text(node.offset)] if node.offset != 0 else []))
 
     def _offsets(self, strides: tuple[tuple[str, Size], ...], ref: TileRef, i: int) -> list[str]:
-        """What each side adds to an address."""
+        """The terms that each side adds to an address."""
         space = self.kernel.space
         by_block = self.kernel.by_col[i] is Across.BLOCK
         cols = tuple(a for a in space.cols if a not in space.block) if by_block else space.cols
         col = self._block_index(ref) if by_block else ref.col
-        mine = PART in self.program.axis and PART not in (*space.rows, *space.cols, *space.batch)
-        sides = ((space.batch, "batch"), (space.rows, ref.row), (cols, col), ((PART,) if mine else (), PART))
+        split = PART in self.program.axis and PART not in (*space.rows, *space.cols, *space.batch)
+        sides = ((space.batch, "batch"), (space.rows, ref.row), (cols, col), ((PART,) if split else (), PART))
         return [run_text(index, run) for side, index in sides for run in runs(self.program, side, strides)]
 
     def _masks(self, i: int, ref: TileRef) -> list[str]:
@@ -296,7 +301,7 @@ class Values:
 
     @property
     def block_size(self) -> int:
-        """Columns in a block, where the kernel reduces within blocks."""
+        """Columns per block, if the kernel reduces within blocks."""
         size = self.program.extent(self.kernel.space.block)
         assert isinstance(size, int)
         return size
@@ -306,11 +311,11 @@ class Values:
         return f"({ref.col_start} // {self.block_size} + tl.arange(0, {count})[None, :])"
 
     def as_full(self, i: int, ref: TileRef, env: Env) -> str:
-        """A value that varies by block, repeated for every column of its block; others as they are."""
+        """A value repeated for every column of its block, if it varies by block."""
         if self.kernel.by_col[i] is not Across.BLOCK:
             return self.tensor(i, env[i])
         size, height, count = self.block_size, ref.height, ref.width // self.block_size
-        # What all rows share has one row or all of them, as it was made.
+        # A value that all rows share may have one row or all rows.
         whole = env[i] if self.kernel.by_row[i] or height == 1 else f"tl.broadcast_to({env[i]}, [{height}, {count}])"
         cube = f"tl.broadcast_to(tl.reshape({whole}, [{height}, {count}, 1]), [{height}, {count}, {size}])"
         return f"tl.reshape({cube}, {ref.shape})"
@@ -330,7 +335,7 @@ class Values:
 
 
 def fold_text(kind: str, text: str, axis: int, language: Language = TRITON) -> str:
-    """A primitive fold of a tile along one axis, which is kept."""
+    """A primitive fold of a tile along one axis, with the axis kept."""
     return f"{language.prefix}.sum({text}, axis={axis}, keep_dims=True)" if kind == "sum" else f"fold_{kind}({text}, {axis})"
 
 
@@ -338,7 +343,7 @@ _TARGET = re.compile(r"^\S+ (\w+) = ")
 
 
 def value_names(program: Program) -> tuple[str, ...]:
-    """What each value is called: as the user called it where a source line ends in it, else after its buffer or op."""
+    """The name of each value: the user's name if it is the result of a source line, else one after its buffer or op."""
     last = {n.src: i for i, n in enumerate(program.nodes) if n.src and isinstance(n, (Op, Load))}
     found = []
     for i, node in enumerate(program.nodes):

@@ -1,4 +1,4 @@
-"""Lines, names and blocks. What a Writer returns is Python; nothing is changed after it is written."""
+"""Writer of Python text: lines, fresh names and indented blocks. Lines are not changed once written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Writer:
         self._last_note = ""
 
     def line(self, text: str = "", note: str = "") -> None:
-        """One line; `note` says where in the user's code it came from, once per run of lines from the same place."""
+        """Write one line. `note` is its place in the user's code, written once per run of lines from the same place."""
         comment = f"  # {note}" if note and note != self._last_note else ""
         self._last_note = note or self._last_note
         self._lines.append(f"{'    ' * self._depth}{text}{comment}".rstrip())
@@ -31,17 +31,17 @@ class Writer:
         self._depth -= 1
 
     def fresh(self, hint: str) -> str:
-        """A name nobody has used: the hint itself, or the hint with a number."""
+        """An unused name: the hint itself, or the hint with a number."""
         seen = self._names.get(hint, 0)
         self._names[hint] = seen + 1
         name = hint if seen == 0 else f"{hint}_{seen}"
         if seen and name in self._names:
             return self.fresh(name)
-        self._names.setdefault(name, 1)  # it may be somebody else's hint
+        self._names.setdefault(name, 1)  # a later hint may equal this name
         return name
 
     def done(self) -> str:
         """The module's text."""
         text = "\n".join(self._lines) + "\n"
-        compile(text, "<a kernel>", "exec", dont_inherit=True)  # not ast.parse: in Python 3.11 threads disturb each other's
+        compile(text, "<a kernel>", "exec", dont_inherit=True)  # not ast.parse: it is not thread-safe in Python 3.11
         return text

@@ -1,4 +1,4 @@
-"""What a kernel did wrong with shared memory, barriers and copies, as the functional model of the GPU sees it: 31x and 32x."""
+"""Errors of the kernel model in the use of shared memory, barriers and copies: ONEPASS-310 to 329."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .base import OnepassError
 
 
 class KernelFault(OnepassError):
-    """A generated kernel did, in the model of shared memory, what a GPU need not forgive."""
+    """A generated kernel did something in the model of shared memory that is undefined on a GPU."""
 
     code = "ONEPASS-310"
     message = "{where}: {detail}. This is a bug in onepass; please report it with `onepass doctor`."
@@ -14,34 +14,34 @@ class KernelFault(OnepassError):
 
 class UseBeforeArrival(KernelFault):
     code = "ONEPASS-311"
-    message = "{where}: {slot} is used before its data arrived: {detail}. Wait for its barrier first."
+    message = "{where}: {slot} is used before its data arrived: {detail}. Wait for its mbarrier first."
 
 
 class RefillBeforeDrain(KernelFault):
     code = "ONEPASS-312"
-    message = "{where}: {slot} is refilled before it is drained: {detail}. Refill after the last read, and wait before the next."
+    message = "{where}: {slot} is refilled before all reads are done: {detail}. Refill after the last read, then wait."
 
 
 class WrongPhase(KernelFault):
     code = "ONEPASS-313"
-    message = "{where}: {slot} is in phase {phase}, and {detail}. Flip the parity each time round the ring."
+    message = "{where}: {slot} is in phase {phase}, and {detail}. Flip the parity each time the ring wraps around."
 
 
 class WaitsForever(KernelFault):
     code = "ONEPASS-314"
-    message = ("{where}: the wait for {slot} never ends: phase {phase} misses {missing} of {count} arrivals. Expect or arrive "
+    message = ("{where}: the wait for {slot} never ends: phase {phase} lacks {missing} of {count} arrivals. Call expect or arrive "
                "before waiting.")
 
 
 class ExpectedBytesDiffer(KernelFault):
     code = "ONEPASS-315"
-    message = "{where}: {slot} expects {expected} bytes, and copies of {issued} bytes were issued under it. Expect what is copied."
+    message = "{where}: {slot} expects {expected} bytes, but copies of {issued} bytes were issued on it. Make them equal."
 
 
 class CopyOutOfBounds(KernelFault):
     code = "ONEPASS-316"
-    message = ("{where}: the block {block} at {at}, copied for {slot}, leaves the tensor of {extent}. Predicate the copy, or name "
-               "the axis as masked where the kernel masks it.")
+    message = ("{where}: the block {block} at {at}, copied to or from {slot}, exceeds the tensor of {extent}. Predicate the copy, "
+               "or list the axis in Descriptor.masked if the kernel masks it.")
 
 
 class OutsideAllocation(KernelFault):
@@ -51,27 +51,27 @@ class OutsideAllocation(KernelFault):
 
 class AccessOutOfBounds(KernelFault):
     code = "ONEPASS-318"
-    message = "{where}: {count} lanes {use} outside every buffer of the kernel. Mask them."
+    message = "{where}: {count} lanes {use} outside all buffers of the kernel. Mask them."
 
 
 class SharedMemoryExceeded(KernelFault):
     code = "ONEPASS-319"
-    message = "{where}: with {slot}, {taken} bytes of shared memory are taken, and a CTA has {limit}. Use fewer or smaller slots."
+    message = "{where}: with {slot} the CTA uses {taken} bytes of shared memory, of at most {limit}. Use fewer or smaller slots."
 
 
 class BarrierNotInitialized(KernelFault):
     code = "ONEPASS-320"
-    message = "{where}: {slot} is no barrier. Initialise it before it is used, and do not use it once it is invalidated."
+    message = "{where}: {slot} is not an initialized mbarrier. Initialize it before use, and do not use it after invalidation."
 
 
 class BarrierInitTwice(KernelFault):
     code = "ONEPASS-321"
-    message = "{where}: {slot} is a barrier already. Initialise it once, or invalidate it in between."
+    message = "{where}: {slot} is already an mbarrier. Initialize it once, or invalidate it first."
 
 
 class MissingFence(KernelFault):
     code = "ONEPASS-322"
-    message = "{where}: threads wrote {slot}, and TMA takes it over without a fence. Call fence_async_shared in between."
+    message = "{where}: threads wrote {slot}, and TMA uses it without a fence. Call fence_async_shared in between."
 
 
 class StagingReused(KernelFault):
@@ -82,31 +82,32 @@ class StagingReused(KernelFault):
 
 class CopyLeftBehind(KernelFault):
     code = "ONEPASS-324"
-    message = "{where}: the copy issued at {issued_at}, to or from {slot}, was never waited for. Wait before its memory goes."
+    message = ("{where}: the copy issued at {issued_at}, to or from {slot}, was never waited for. Wait before its mbarrier is "
+               "invalidated or the kernel ends.")
 
 
 class BlockMismatch(KernelFault):
     code = "ONEPASS-325"
-    message = "{where}: what meets in {slot} does not fit: {detail}."
+    message = "{where}: shapes or types do not match in {slot}: {detail}."
 
 
 class NotForTma(KernelFault):
     code = "ONEPASS-326"
-    message = "A tensor of shape {shape} cannot be described to TMA: {detail}. Plan loads of another kind for it."
+    message = "TMA cannot describe a tensor of shape {shape}: {detail}. Use ordinary loads for it."
 
 
 class NotModeled(KernelFault):
     code = "ONEPASS-327"
-    message = "{where}: {what} is real Gluon that the model does not know. Teach the model, or write the kernel without it."
+    message = "{where}: the model does not implement {what} of Gluon. Extend the model, or write the kernel without it."
 
 
 class BarrierLeftBehind(KernelFault):
     code = "ONEPASS-328"
-    message = ("{where}: the barrier {slot} was never ended, so the compiler may use its memory for something else after the last "
-               "wait. Call mbarrier.invalidate.")
+    message = ("{where}: the mbarrier {slot} was never invalidated, so the compiler may reuse its memory after the last wait. Call "
+               "mbarrier.invalidate.")
 
 
 class NeverPublished(KernelFault):
     code = "ONEPASS-329"
-    message = ("{where}: a word that is waited for is never written: all CTAs of a group of {count} wait. Publish what each gives "
-               "before it waits for what others give.")
+    message = ("{where}: deadlock: all CTAs of a group of {count} wait for words that none of them writes. Publish each CTA's "
+               "states before it waits for others.")

@@ -1,6 +1,6 @@
-"""Functions that run in turns: each in a thread of its own, one at a time, until it ends or hands over.
+"""Coroutines that are scheduled round-robin: each runs in its own thread, one at a time, until it ends or yields.
 
-CTAs that wait for each other are modelled so. Nothing runs at the same time and the order is fixed, so a model repeats itself.
+The kernel model runs CTAs that wait for each other this way. The order is fixed, so the model is deterministic.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ import contextvars
 import threading
 from collections.abc import Callable, Sequence
 
-MAX_IDLE_ROUNDS = 128  # times that each may hand over while nothing happens, before it is said that nothing will
+MAX_IDLE_ROUNDS = 128  # yields per coroutine without progress that count as a deadlock
 
 
 class Cancelled(BaseException):
-    """Ends a function whose fellow failed. Nobody but `take_turns` sees it."""
+    """Raised in a coroutine to end it after another one failed. It does not leave `RoundRobin.run`."""
 
 
 class RoundRobin:
-    """Whose turn it is. The functions call `hand_over` and `happened`; the rest is for `take_turns`."""
+    """The scheduler. Coroutines call `yield_turn` and `made_progress`, their owner calls `run`."""
 
     def __init__(self, count: int, deadlock: Callable[[], Exception]) -> None:
-        self.count, self._deadlock = count, deadlock  # what to raise where all wait
+        self.count, self._deadlock = count, deadlock  # makes the error for a deadlock
         self._gates = [threading.Semaphore(0) for _ in range(count)]
         self._done = threading.Semaphore(0)
-        self._running = list(range(count))  # in the order of their turns
+        self._running = list(range(count))  # in scheduling order
         self._idle = 0
         self.now = 0
         self.failure: BaseException | None = None
 
     def yield_turn(self) -> None:
-        """Let the others run until it is this one's turn again. Raises where all do nothing but that."""
+        """Let the others run until it is this coroutine's turn again. Raises if all of them only yield."""
         self._idle += 1
         if self._idle > MAX_IDLE_ROUNDS * len(self._running):
             raise self._deadlock()
@@ -42,11 +42,11 @@ class RoundRobin:
             raise Cancelled
 
     def made_progress(self) -> None:
-        """Something that others may be waiting for was done."""
+        """Record that something others may wait for was done."""
         self._idle = 0
 
     def _pass_on(self, finished: bool = False) -> None:
-        """It is the next one's turn; `ends`: and this one has no further."""
+        """Start the next coroutine's turn. `finished`: remove the current one."""
         at = self._running.index(self.now)
         after = self._running[(at + 1) % len(self._running)]
         if finished:
@@ -71,7 +71,7 @@ class RoundRobin:
             self._done.release()
 
     def run(self, work: Sequence[Callable[[], None]]) -> None:
-        """Run all, the first first. What one raises ends the others, and is raised here."""
+        """Run all functions, starting with the first. An error in one ends the others and is raised here."""
         if len(work) == 1:
             work[0]()
             return

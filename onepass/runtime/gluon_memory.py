@@ -1,13 +1,13 @@
-"""The shared memory of one CTA as a model: slots, barriers with phases, and copies that arrive only when they are waited for.
+"""Model of the shared memory of one CTA: slots, mbarriers with phases, and copies that land only when they are waited for.
 
-A copy by TMA is an event in three parts: it is issued, it lands at some time, and a wait on its barrier says that it has landed.
-A GPU may land it at once, so that a kernel which forgets to wait is right most of the time. Here it always lands at the last
-moment: between issue and wait its slot holds garbage, and touching it is an error. Every order of events that a GPU need not
-forgive has an error of its own, which names the line of the kernel and the slot.
+A TMA copy is issued, lands at some later time, and a wait on its mbarrier confirms that it has landed. On a GPU it may land at
+once, so a kernel that forgets to wait is right most of the time. In the model it lands as late as possible: between issue and wait
+its slot holds garbage, and access to the slot is an error. Every order of events that is undefined on a GPU has its own error,
+which names the line of the kernel and the slot.
 
-The compiler puts a barrier of the CTA between a read of shared memory and a copy into it that follows in the text. So a slot is
-drained once the last read of it comes before the refill in the order of the text; a kernel that promises to say its barriers itself
-is held to it (`says_barriers`), also between what threads write and what other threads read.
+The compiler inserts a CTA barrier between a read of shared memory and a later copy into it. So a slot may be refilled if its last
+read comes earlier in the text. For a kernel that places its barriers itself (`explicit_barriers`), the model requires them, also
+between writes of threads and reads of other threads.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import torch
 
 from .. import errors
 
-_GARBAGE = 0xFF  # a NaN in every floating type, -1 in every signed integer
+_GARBAGE = 0xFF  # NaN in every float type, -1 in every signed integer
 _SLOT_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A tensor as TMA sees it: `block` elements a copy, from any coordinates inside.
+    """A TMA descriptor: a copy moves a `block` of elements from any coordinates inside the tensor.
 
-    A block may cross the end of the axes in `masked`, where zeros are filled in and the kernel must not use them; in the
-    others it may not. It must start inside everywhere.
+    A block must start inside the tensor. It may cross the end only of axes in `masked`, where TMA fills in zeros that the kernel
+    must not use.
     """
 
     tensor: torch.Tensor
     block: tuple[int, ...]
     masked: frozenset[int] = frozenset()
-    layout: Any = None  # of the slots it is copied to; kernels hand it on
+    layout: Any = None  # layout of the slots it is copied to, passed through by kernels
 
     def __post_init__(self) -> None:
         size, strides = self.tensor.element_size(), self.tensor.stride()
@@ -47,44 +47,44 @@ class Descriptor:
             "its first element is not at a multiple of 16 bytes": self.tensor.data_ptr() % 16,
             f"its strides {strides} are not multiples of 16 bytes": any(s * size % 16 for s in strides[:-1]),
             "its last axis is not contiguous": strides[-1] != 1,
-            f"its block {self.block} is not of powers of two": any(b & (b - 1) for b in self.block),
-            f"its block {self.block} has less than 16 bytes a line": self.block[-1] * size < 16,
+            f"its block {self.block} has extents that are not powers of two": any(b & (b - 1) for b in self.block),
+            f"its block {self.block} has less than 16 bytes per line": self.block[-1] * size < 16,
         }.items() if wrong]
         if trouble:
             raise errors.NotForTma(shape=tuple(self.tensor.shape), detail="; ".join(trouble))
 
     @property
     def nbytes(self) -> int:
-        """What one copy counts on its barrier: zeros that are filled in count too."""
+        """The bytes that one copy counts on its mbarrier, including filled-in zeros."""
         return math.prod(self.block) * self.tensor.element_size()
 
     def box(self, at: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """The part of the tensor and the part of the block that meet when the block starts at `at`."""
+        """The overlapping parts of the tensor and of a block that starts at `at`."""
         ends = [min(c + b, n) for c, b, n in zip(at, self.block, self.tensor.shape, strict=True)]
         return (tuple(slice(c, e) for c, e in zip(at, ends, strict=True)),
                 tuple(slice(0, e - c) for c, e in zip(at, ends, strict=True)))
 
     def crossed(self, at: Sequence[int]) -> list[int]:
-        """The axes whose end a block at `at` crosses."""
+        """The axes whose end is crossed by a block at `at`."""
         return [i for i, (c, b, n) in enumerate(zip(at, self.block, self.tensor.shape, strict=True)) if c + b > n]
 
 
 def raw(tensor: torch.Tensor) -> np.ndarray:
-    """The bits of a tensor as unsigned integers: numpy has no bfloat16. Shares its memory."""
+    """A view of a tensor's bits as unsigned integers, because numpy has no bfloat16."""
     signed = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     return tensor.detach().view(signed).numpy().view(f"u{tensor.element_size()}")
 
 
 @dataclass(eq=False)
 class Copy:
-    """A copy by TMA: where in an allocation, and since which line of the kernel."""
+    """A TMA copy: its range in an allocation, and the line of the kernel that issued it."""
 
     start: int
     end: int
     issued_at: str
     data: np.ndarray  # bytes
-    overwrites: bool  # something was in the slot already
-    read: bool = False  # since it arrived
+    overwrites: bool  # the slot held data before
+    read: bool = False  # by a thread, since it landed
 
     def overlaps(self, slot: Slot) -> bool:
         return self.start < slot.end and slot.start < self.end
@@ -92,23 +92,23 @@ class Copy:
 
 @dataclass(eq=False)
 class Allocation:
-    """One allocation, with what happens to each of its bytes."""
+    """One allocation, with the state of each of its bytes."""
 
     name: str
     nbytes: int
     in_flight: list[Copy] = field(default_factory=list)
     arrived: list[Copy] = field(default_factory=list)
-    outgoing: list[Copy] = field(default_factory=list)  # to global memory
+    outgoing: list[Copy] = field(default_factory=list)  # copies to global memory
 
     def __post_init__(self) -> None:
         self.data = np.full(self.nbytes, _GARBAGE, np.uint8)
         self.filled = np.zeros(self.nbytes, bool)
-        self.unfenced = np.zeros(self.nbytes, bool)  # written by threads, not yet seen by TMA
+        self.unfenced = np.zeros(self.nbytes, bool)  # written by threads, not yet visible to TMA
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """A contiguous part of an allocation, seen with a type and a shape."""
+    """A contiguous part of an allocation with a type and a shape."""
 
     memory: Allocation
     name: str
@@ -130,12 +130,12 @@ class Slot:
 
 @dataclass(eq=False)
 class Barrier:
-    """An mbarrier. A phase ends when all arrivals are in and every byte expected has landed."""
+    """An mbarrier. A phase ends when all arrivals are in and all expected bytes have landed."""
 
     name: str
     count: int
     phase: int = 0
-    waited: int = 0  # phases before this one have been waited for
+    waited: int = 0  # number of phases that have been waited for
     expected: int = 0
     issued: int = 0
 
@@ -144,13 +144,13 @@ class Barrier:
         self.landing: list[tuple[Allocation, Copy]] = []
 
     def advance(self) -> None:
-        """Begin the next phase."""
+        """Start the next phase."""
         self.phase, self.pending, self.expected, self.issued, self.landing = self.phase + 1, self.count, 0, 0, []
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A copy that met the end of its tensor: zeros were filled in, or nothing was written there."""
+    """A copy that crossed the end of its tensor: zeros were filled in, or nothing was written there."""
 
     where: str
     at: tuple[int, ...]
@@ -158,11 +158,11 @@ class Crossing:
 
 
 class Cta:
-    """The shared memory of one CTA while it runs. `where` says which line of the kernel is at work."""
+    """The shared memory of one CTA while it runs. `where` describes the current line of the kernel."""
 
     def __init__(self, limit: int, where: Callable[[], str], explicit_barriers: bool = False) -> None:
         self.limit, self.where, self.explicit_barriers = limit, where, explicit_barriers
-        self.reads: list[Slot] = []  # by threads, since the last barrier of the CTA
+        self.reads: list[Slot] = []  # by threads, since the last CTA barrier
         self.writes: list[Slot] = []
         self.allocations: list[Allocation] = []
         self.barriers: dict[tuple[Allocation, int], Barrier] = {}
@@ -172,11 +172,11 @@ class Cta:
 
     @property
     def nbytes(self) -> int:
-        """Of all allocations together."""
+        """Total bytes of all allocations."""
         return sum(-(-a.nbytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT for a in self.allocations)
 
     def allocate(self, name: str, shape: Sequence[int], dtype: np.dtype) -> Slot:
-        """A new allocation, full of garbage."""
+        """Allocate memory filled with garbage."""
         allocation = Allocation(name, math.prod(shape) * dtype.itemsize)
         self.allocations.append(allocation)
         if self.nbytes > self.limit:
@@ -186,7 +186,7 @@ class Cta:
     # Threads
 
     def load(self, slot: Slot) -> np.ndarray:
-        """What is in a slot."""
+        """Read a slot."""
         for copy in slot.memory.in_flight:
             if copy.overlaps(slot):
                 kind = errors.RefillBeforeDrain if copy.overwrites else errors.UseBeforeArrival
@@ -201,7 +201,7 @@ class Cta:
         return slot.memory.data[slot.bytes].view(slot.dtype).reshape(slot.shape).copy()
 
     def store(self, slot: Slot, value: np.ndarray) -> None:
-        """Threads write a slot. Where it is part of what a copy brought, the rest of that is still to be read."""
+        """Write a slot from threads. If the slot is part of a copy's data, the rest of that data must still be read."""
         if value.shape != slot.shape or value.dtype.itemsize != slot.dtype.itemsize:
             raise errors.BlockMismatch(where=self.where(), slot=slot.name, detail=f"{value.shape} is written into {slot.shape}")
         self._check_free(slot)
@@ -212,23 +212,23 @@ class Cta:
         slot.memory.arrived = [c for c in slot.memory.arrived if not (slot.start <= c.start and c.end <= slot.end)]
 
     def fence(self) -> None:
-        """What threads wrote so far is seen by TMA."""
+        """Make all earlier writes of threads visible to TMA."""
         for allocation in self.allocations:
             allocation.unfenced[:] = False
 
     def barrier(self) -> None:
-        """All threads have come this far."""
+        """Synchronize all threads."""
         self.reads, self.writes = [], []
 
     def _check_barrier_between(self, slot: Slot, use: str, earlier: Sequence[Slot], kind: type[errors.KernelFault]) -> None:
-        """A slot is about to be used: a barrier must lie between that and what other threads may be doing there."""
+        """Raise if no CTA barrier separates this use of a slot from earlier uses by other threads."""
         for other in earlier if self.explicit_barriers else ():
             if other.overlaps(slot):
                 raise kind(where=self.where(), slot=slot.name,
-                           detail=f"no barrier of the CTA lies between the use of {other.name} and this {use}")
+                           detail=f"no CTA barrier lies between the use of {other.name} and this {use}")
 
     def _check_free(self, slot: Slot) -> None:
-        """A slot is about to be overwritten: no copy may be filling it or reading it."""
+        """Raise if a copy still fills or reads a slot that is about to be overwritten."""
         for copy in slot.memory.in_flight:
             if copy.overlaps(slot):
                 raise errors.RefillBeforeDrain(where=self.where(), slot=slot.name,
@@ -240,7 +240,7 @@ class Cta:
     # Copies
 
     def copy_in(self, source: Descriptor, at: Sequence[int], barrier: Slot, slot: Slot) -> None:
-        """Issue a copy from global memory. It lands when its barrier's phase is waited for."""
+        """Issue a copy from global memory. It lands when its mbarrier's phase is waited for."""
         state, memory = self._barrier(barrier), slot.memory
         inside, part = self._box(source, at, slot)
         self._check_free(slot)
@@ -248,7 +248,7 @@ class Cta:
         for copy in memory.arrived:
             if copy.overlaps(slot) and not copy.read:
                 raise errors.RefillBeforeDrain(where=self.where(), slot=slot.name,
-                                               detail=f"what the copy issued at {copy.issued_at} brought was never read")
+                                               detail=f"the data of the copy issued at {copy.issued_at} was never read")
         self._check_barrier_between(slot, "copy", [*self.reads, *self.writes], errors.RefillBeforeDrain)
         tensor = raw(source.tensor)
         data = np.zeros(source.block, tensor.dtype)
@@ -265,7 +265,7 @@ class Cta:
         self.bytes_in += source.nbytes
 
     def copy_out(self, target: Descriptor, at: Sequence[int], slot: Slot) -> None:
-        """Issue a copy to global memory. Its slot must stay as it is until a `store_wait`."""
+        """Issue a copy to global memory. Its slot must not change until a `store_wait`."""
         inside, part = self._box(target, at, slot)
         self._check_fenced(slot)
         raw(target.tensor)[inside] = self.load(slot).view(f"u{slot.dtype.itemsize}")[part]
@@ -301,41 +301,41 @@ class Cta:
     # Barriers
 
     def init(self, slot: Slot, count: int) -> None:
-        """Make a slot a barrier of `count` arrivals a phase."""
+        """Initialize a slot as an mbarrier with `count` arrivals per phase."""
         key = (slot.memory, slot.start)
         if slot.end - slot.start != 8 or slot.dtype.itemsize != 8:
-            raise errors.BlockMismatch(where=self.where(), slot=slot.name, detail=f"a barrier is one int64, not {slot.shape}")
+            raise errors.BlockMismatch(where=self.where(), slot=slot.name, detail=f"an mbarrier is one int64, not {slot.shape}")
         if key in self.barriers:
             raise errors.BarrierInitTwice(where=self.where(), slot=slot.name)
         self.barriers[key] = Barrier(slot.name, count)
 
     def invalidate(self, slot: Slot) -> None:
-        """End a barrier's life."""
+        """Invalidate an mbarrier."""
         state = self._barrier(slot)
         if state.landing:
             raise errors.CopyLeftBehind(where=self.where(), slot=slot.name, issued_at=state.landing[0][1].issued_at)
         del self.barriers[slot.memory, slot.start]
 
     def arrive(self, slot: Slot, count: int = 1, expected: int = 0) -> None:
-        """One or more arrivals at a barrier; bytes that are `expected` must land too before its phase ends."""
+        """Arrive at an mbarrier. Its phase ends when the `expected` bytes have landed too."""
         state = self._barrier(slot)
         if state.pending < count:
             raise errors.WrongPhase(where=self.where(), slot=slot.name, phase=state.phase,
-                                    detail="it has all its arrivals already and was not waited for since")
+                                    detail="it already has all its arrivals and was not waited for since")
         state.pending -= count
         state.expected += expected
         if state.pending == 0 and state.expected == state.issued == 0:
             state.advance()
 
     def wait(self, slot: Slot, parity: int) -> None:
-        """Wait for a phase by its parity; what was copied under it has then landed."""
+        """Wait for a phase by its parity. The phase's copies land now."""
         state = self._barrier(slot)
         if parity not in (0, 1):
-            raise errors.WrongPhase(where=self.where(), slot=slot.name, phase=state.phase, detail=f"{parity} is no parity")
+            raise errors.WrongPhase(where=self.where(), slot=slot.name, phase=state.phase, detail=f"{parity} is not a parity")
         if state.phase % 2 != parity:
             if state.phase - 1 < state.waited:
                 raise errors.WrongPhase(where=self.where(), slot=slot.name, phase=state.phase,
-                                        detail=f"a wait for parity {parity} is answered at once by the phase before")
+                                        detail=f"a wait for parity {parity} returns at once, for the previous phase")
             state.waited = state.phase
             return
         if state.pending:
@@ -358,7 +358,7 @@ class Cta:
         return state
 
     def finish(self) -> None:
-        """The CTA ends: nothing may still be on its way, nor a barrier be left of a kernel that says its own."""
+        """End the CTA. Raises if a copy is still in flight, or, with `explicit_barriers`, if an mbarrier was not invalidated."""
         for allocation in self.allocations:
             for copy in (*allocation.in_flight, *allocation.outgoing):
                 raise errors.CopyLeftBehind(where="the end of the kernel", slot=allocation.name, issued_at=copy.issued_at)

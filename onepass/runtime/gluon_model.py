@@ -1,13 +1,12 @@
-"""Run a Gluon kernel on CPU tensors by a model of what it does: Gluon has no interpreter.
+"""Run a Gluon kernel on CPU tensors with a functional model of the GPU, because Gluon has no interpreter.
 
-Arithmetic, pointers and masks are those of the interpreter of Triton kernels. Shared memory, barriers and copies by TMA are those
-of `gluon_memory`, which refuses every order of events that a GPU need not forgive. Layouts say which thread holds which element
-and change no result, so they are passed on unread; whether they fit is for the compiler to say.
+Arithmetic, pointers and masks come from the interpreter of Triton kernels. Shared memory, mbarriers and TMA copies come from
+`gluon_memory`, which raises on every order of events that is undefined on a GPU. Layouts say which thread holds which element and
+do not change results, so the model ignores them; the compiler checks them.
 
-CTAs run one after the other: what they would do to each other is not modelled. Those of a group that exchange words through global
-memory run in turns: one runs until it reads a word that is still 0 by a volatile load, and then the next does. Where all read such
-words and nothing else happens, they would wait for ever, and that is an error. Warps that specialise, clusters and multicast are
-refused.
+CTAs run one after the other, so races between them are not modeled. The CTAs of a group, which exchange words through global
+memory, run round-robin: a CTA yields when a volatile load reads a word that is still 0. If all CTAs of a group only poll such
+words, the model raises a deadlock error. Warp specialization, clusters and multicast are not supported.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from .gluon_memory import Crossing, Cta, Descriptor, Slot
 from .interpret import _ONE_AT_A_TIME, _Engine
 from .module import load_text
 
-HOPPER_SHARED = 232_448  # bytes a CTA may ask for on sm_90
+HOPPER_SHARED = 232_448  # maximum bytes of shared memory of a CTA on sm_90
 
 Argument = torch.Tensor | Descriptor | np.integer | int | float
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a kernel did, over all its CTAs."""
+    """Counters of one kernel run, over all CTAs."""
 
     programs: int = 0
-    shared_bytes: int = 0  # of allocations in the text, in the CTA that took most; the compiler adds room for exchanges
-    bytes_in: int = 0  # by TMA
+    shared_bytes: int = 0  # allocated by the kernel's text, maximum over CTAs; the compiler adds scratch for reductions
+    bytes_in: int = 0  # copied by TMA
     bytes_out: int = 0
-    crossings: tuple[Crossing, ...] = ()  # copies that met the end of a tensor where the kernel masks
+    crossings: tuple[Crossing, ...] = ()  # copies that crossed the end of a tensor on a masked axis
 
     def plus(self, cta: Cta) -> Trace:
         return Trace(self.programs + 1, max(self.shared_bytes, cta.nbytes), self.bytes_in + cta.bytes_in,
@@ -56,7 +55,7 @@ class Trace:
 @stage("running a kernel in the model of shared memory")
 def run_source(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Mapping[str, int], *,
                shared_limit: int = HOPPER_SHARED) -> Trace:
-    """Execute a generated kernel over its whole grid. `buffers` are CPU tensors, written in place; `bindings` are the sizes."""
+    """Execute a generated kernel over its whole grid. `buffers` are CPU tensors, written in place. `bindings` are the sizes."""
     size = np.int64 if source.wide_index else np.int32
 
     def argument(param: Param) -> Argument:
@@ -75,7 +74,7 @@ def run_source(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Ma
 
 
 def _descriptor(param: Param, buffer: torch.Tensor, bindings: Mapping[str, int]) -> Descriptor:
-    """A buffer as a generated kernel's TMA sees it. Generated kernels mask the axes that boxes do not divide."""
+    """The TMA descriptor of a buffer. Generated kernels mask the axes whose extent is not a multiple of the box."""
     assert param.view is not None
     shape, strides = param.view.resolved(bindings)
     masked = frozenset(i for i, (n, b) in enumerate(zip(shape, param.view.box, strict=True)) if n % b)
@@ -86,8 +85,8 @@ def run(name: str, text: str, arguments: Mapping[str, Argument], programs: int, 
         warps: int = 4, explicit_barriers: bool = False, ctas_per_group: int = 1) -> Trace:
     """Execute the kernel called `name` that `text` defines. Tensors are written in place.
 
-    `arguments` are by the names of the kernel's parameters: a tensor is its pointer, a Descriptor its view by TMA, a number itself.
-    `together` CTAs with neighbouring numbers may wait for each other.
+    `arguments` maps parameter names to values: a tensor is passed as its pointer, a Descriptor as a TMA descriptor. Groups of
+    `ctas_per_group` consecutive CTAs may wait for each other.
     """
     engine, function = _engine(), load_text(name, text)
     constant = {p.name for p in function.params if p.is_constexpr}
@@ -113,7 +112,7 @@ def _engine() -> _GluonEngine:
 
 
 class _GluonEngine(_Engine):
-    """The interpreter of Triton kernels, with the names of Gluon bound to the model."""
+    """The interpreter of Triton kernels, with the functions of Gluon bound to the model."""
 
     def __init__(self, parts: compat.InterpreterParts, gluon: Any) -> None:
         super().__init__(parts)
@@ -123,41 +122,41 @@ class _GluonEngine(_Engine):
         self.cta = Cta(0, self.where)
         self.round_robin = RoundRobin(1, RuntimeError)
         self.begin("", "", {}, 0)
-        # A name may be reached through its module or be imported by itself: both find it by what it is.
+        # Kernels reach a function through its module or import it directly, so it is found by identity, not by name.
         self._models = {getattr(module, name): model for module, models in self._modeled() for name, model in models.items()
                         if hasattr(module, name)}
 
     def begin(self, name: str, filename: str, arguments: Mapping[str, Argument], warps: int) -> None:
-        """A kernel is about to run: which memory is its own."""
+        """Start a kernel: record the memory that it may access."""
         self.kernel, self.filename, self.warps = name, filename, warps
         tensors = [a for a in arguments.values() if isinstance(a, torch.Tensor)]
         self.buffers = [(t.data_ptr(), t.data_ptr() + _extent(t)) for t in tensors]
 
     def run_cta(self, kernel: Callable, bound: Mapping[str, Any], program: int, cta: Cta) -> None:
-        """Run one CTA, from its first turn to its last."""
+        """Run one CTA from start to end."""
         self.switch_to(program, cta)
         with np.errstate(all="ignore"):
             kernel(**bound)
         cta.finish()
 
     def switch_to(self, program: int, cta: Cta) -> None:
-        """It is this CTA's turn."""
+        """Make this CTA the current one."""
         self.program, self.cta = program, cta
         self.builder.set_grid_idx(program, 0, 0)
 
     def deadlock(self) -> Exception:
-        """What is wrong where all CTAs of a group wait."""
+        """The error for a group whose CTAs all wait."""
         return errors.NeverPublished(where=self.where(), count=self.round_robin.count)
 
     def volatile_read(self, words: np.ndarray) -> None:
-        """A CTA has read words that others write. Where one is still missing, it is another's turn."""
+        """Yield after a volatile load if one of the words is still 0."""
         if not words.all():
             current = self.program, self.cta
             self.round_robin.yield_turn()
             self.switch_to(*current)
 
     def bind(self, value: Argument) -> Any:
-        """What a parameter is, as the kernel sees it."""
+        """An argument as the kernel sees it."""
         tl = self.language
         if isinstance(value, Descriptor):
             return _KernelDescriptor(self, value)
@@ -169,32 +168,32 @@ class _GluonEngine(_Engine):
         return self.tensor(np.array(value, dtype=np.int64 if wide else np.int32), tl.int64 if wide else tl.int32)
 
     def dtype(self, of: torch.dtype) -> Any:
-        """A type of torch in the language."""
+        """The Triton type of a torch dtype."""
         named = {torch.bool: "int1", torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5"}
         return getattr(self.language, named.get(of, str(of).removeprefix("torch.")))
 
     def numpy_type(self, dtype: Any) -> np.dtype:
-        """How values of a type are kept: narrow floats as their bits."""
+        """The numpy type that stores values of a type. Narrow floats are stored as bits."""
         return np.dtype(self.parts.runtime._get_np_dtype(dtype))
 
     def line(self) -> int:
-        """The line of the kernel's text that is at work."""
+        """The current line number of the kernel's text."""
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != self.filename:
             frame = frame.f_back  # type: ignore[assignment]
         return frame.f_lineno if frame is not None else 0
 
     def assigned(self, otherwise: str) -> str:
-        """The variable that the line at work assigns to."""
+        """The variable that the current line assigns to."""
         found = re.match(r"\s*(\w+)\s*=[^=]", linecache.getline(self.filename, self.line()))
         return found[1] if found else otherwise
 
     def where(self) -> str:
-        """That line, for an error."""
+        """The current line, for an error message."""
         return f"{self.kernel}, line {self.line()} ({linecache.getline(self.filename, self.line()).strip()})"
 
     def bound(self, value: Any) -> Any:
-        """A name of Gluon, as an interpreted function sees it."""
+        """A Gluon object as an interpreted function sees it."""
         if isinstance(value, ModuleType) and value.__name__.startswith("triton.experimental.gluon.language"):
             return self.namespace(value)
         if callable(value) and _hashable(value) and value in self._models:
@@ -204,11 +203,11 @@ class _GluonEngine(_Engine):
         return super().bound(value)
 
     def refuse(self, what: str, *_: Any, **__: Any) -> Any:
-        """Real Gluon that is not modelled."""
+        """Raise the error for a part of Gluon that is not modeled."""
         raise errors.NotModeled(where=self.where(), what=what)
 
     def namespace(self, module: ModuleType) -> SimpleNamespace:
-        """A module of the language, bound to the model."""
+        """A module of Gluon, bound to the model."""
         name = module.__name__
         if not name.startswith("triton.experimental.gluon.") or name in self._namespaces:
             return super().namespace(module)
@@ -221,7 +220,7 @@ class _GluonEngine(_Engine):
         return namespace
 
     def _modeled(self) -> list[tuple[Any, dict[str, Callable]]]:
-        """Gluon's own names, by module; a name the installed release lacks is left out."""
+        """The modeled functions by module. Names that the installed release lacks are skipped by the caller."""
         language: dict[str, Callable] = {
             "allocate_shared_memory": self.allocate, "arange": self.arange, "full": self.full, "zeros": self.zeros,
             "convert_layout": _passed_through, "set_auto_layout": _passed_through, "static_assert": _static_assert,
@@ -243,7 +242,7 @@ class _GluonEngine(_Engine):
         self.cta.barrier()
 
     def allocate(self, element_ty: Any, shape: Any, layout: Any, value: Any = None) -> _SharedMemory:
-        """gl.allocate_shared_memory. An allocation has the name of the variable it is first assigned to."""
+        """gl.allocate_shared_memory. The allocation is named after the variable it is assigned to."""
         element = _unwrapped(element_ty)
         name = self.assigned(f"the allocation of line {self.line()}")
         slot = self.cta.allocate(name, [_integer(s) for s in _unwrapped(shape)], self.numpy_type(element))
@@ -253,7 +252,7 @@ class _GluonEngine(_Engine):
         return shared
 
     def allocate_mbarrier(self, batch: Any = None, two_ctas: bool = False) -> _SharedMemory:
-        """Room for a barrier, or for `batch` of them."""
+        """Memory for one mbarrier, or for `batch` of them."""
         count = _unwrapped(batch)
         return self.allocate(self.language.int64, [1] if count is None else [count, 1], None)
 
@@ -270,7 +269,7 @@ class _GluonEngine(_Engine):
         self.cta.init(mbarrier.slot, _integer(count))
 
     def expect(self, mbarrier: _SharedMemory, bytes_per_cta: Any = None, pred: Any = True, **named: Any) -> None:
-        """mbarrier.expect, whose second parameter has two names in two releases."""
+        """mbarrier.expect. Its second parameter has another name in each of two releases."""
         if _truth(pred):
             self.cta.arrive(mbarrier.slot, 1, _integer(named.get("bytes", bytes_per_cta)))
 
@@ -295,7 +294,7 @@ class _GluonEngine(_Engine):
 
 
 class _KernelDescriptor:
-    """A TMA descriptor, as a kernel sees it."""
+    """A TMA descriptor as a kernel sees it."""
 
     def __init__(self, engine: _GluonEngine, descriptor: Descriptor) -> None:
         self.descriptor, self.layout = descriptor, descriptor.layout
@@ -307,7 +306,7 @@ class _KernelDescriptor:
 
 
 class _SharedMemory:
-    """A shared_memory_descriptor, as a kernel sees it."""
+    """A shared_memory_descriptor as a kernel sees it."""
 
     def __init__(self, engine: _GluonEngine, slot: Slot, dtype: Any, layout: Any) -> None:
         self.engine, self.slot, self.dtype, self.layout = engine, slot, dtype, layout
@@ -318,7 +317,7 @@ class _SharedMemory:
         return self.engine.tensor(self.engine.cta.load(self.slot), self.dtype)
 
     def store(self, value: Any) -> None:
-        """Threads write the slot."""
+        """Store from threads into the slot."""
         if value.dtype != self.dtype:
             raise errors.BlockMismatch(where=self.engine.where(), slot=self.slot.name, detail=f"{value.dtype} into {self.dtype}")
         self.engine.cta.store(self.slot, value.handle.data)
@@ -327,7 +326,7 @@ class _SharedMemory:
         return self._part(_integer(index), 1, 0, self.slot.shape[1:], f"[{_integer(index)}]")
 
     def slice(self, start: Any, length: Any, dim: Any = 0) -> _SharedMemory:
-        """Some of an axis. Only where what is left is contiguous: the axes before it have one element."""
+        """A range of an axis. Only contiguous slices are supported: all earlier axes must have extent 1."""
         first, count, axis = _integer(start), _integer(length), _integer(dim)
         if any(n != 1 for n in self.slot.shape[:axis]):
             self.engine.refuse("a slice of shared memory that is not contiguous")
@@ -347,7 +346,7 @@ class _SharedMemory:
         pass
 
     def _part(self, first: int, count: int, axis: int, shape: tuple[int, ...], label: str) -> _SharedMemory:
-        """`count` elements of an axis from `first` on, which must be there."""
+        """`count` elements of an axis from `first` on. Raises if they are out of range."""
         slot, extent = self.slot, self.slot.shape[axis]
         if first < 0 or first + count > extent:
             raise errors.OutsideAllocation(where=self.engine.where(), detail=label, slot=slot.name, shape=slot.shape)
@@ -356,7 +355,7 @@ class _SharedMemory:
         return _SharedMemory(self.engine, part, self.dtype, self.layout)
 
     def _as(self, dtype: Any, shape: Any, layout: Any, name: str) -> _SharedMemory:
-        """The same bytes from the start on, seen otherwise."""
+        """The same bytes, from the start, with another type and shape."""
         extents = tuple(_integer(s) for s in _unwrapped(shape))
         seen = replace(self.slot, name=name, shape=extents, dtype=self.engine.numpy_type(dtype))
         if seen.end > self.slot.end:
@@ -366,7 +365,7 @@ class _SharedMemory:
 
 
 def _checked(builder: type) -> type:
-    """The interpreter's builder, with every access to global memory held to the kernel's buffers."""
+    """The interpreter's builder with a bounds check of every access to global memory against the kernel's buffers."""
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
         _check_bounds(self.engine, ptrs, mask, "read")
         found = builder.create_masked_load(self, ptrs, mask, *rest)  # type: ignore[attr-defined]
@@ -394,7 +393,7 @@ def _check_bounds(engine: _GluonEngine, ptrs: Any, mask: Any, use: str) -> None:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to behind its last."""
+    """Bytes from a tensor's first element to the end of its last."""
     if tensor.numel() == 0:
         return 0
     return (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size()
@@ -405,7 +404,7 @@ def _hashable(value: Any) -> bool:
 
 
 def _unwrapped(value: Any) -> Any:
-    """A constant, without Triton's wrapping."""
+    """The value of a constexpr, or the value itself."""
     return value.value if type(value).__name__ == "constexpr" else value
 
 

@@ -1,9 +1,9 @@
-"""Run a kernel on CPU tensors with Triton's interpreter, without disturbing anyone else's use of Triton.
+"""Run a kernel on CPU tensors with Triton's interpreter, without side effects on other users of Triton in the process.
 
-Triton's own way in (TRITON_INTERPRET=1) must be chosen before triton is first imported and then holds for the whole process.
-Here the kernel's Python function is rebuilt in a namespace of its own, where `tl` is bound to the interpreter; only the
-operators of `tl.tensor` have to be replaced in place, and they are put back when the kernel ends. Meanwhile they serve
-compilations in other threads as before, because a compiler always says which semantics it wants.
+TRITON_INTERPRET=1 must be set before triton is first imported, and then applies to the whole process. Here the kernel's Python
+function is rebuilt in its own namespace, where `tl` is bound to the interpreter. Only the operators of `tl.tensor` are replaced in
+place, and they are restored when the kernel ends. Meanwhile other threads can still compile, because a compiler always passes its
+semantics to an operator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def program_order(programs: int) -> Iterable[int]:
-    """The order CTAs run in. A card knows none, so results must not follow from it."""
+    """The order in which CTAs run. A GPU guarantees none, so results must not depend on it."""
     return range(programs)
 
 
@@ -55,7 +55,7 @@ def run(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Mapping[s
 
 @cache
 def _warn_once() -> None:
-    _LOG.warning("kernels run on CPU tensors under Triton's interpreter: right, but slow")
+    _LOG.warning("kernels on CPU tensors run under Triton's interpreter: correct, but slow")
 
 
 @cache
@@ -64,7 +64,7 @@ def _engine() -> _Engine:
 
 
 class _Engine:
-    """Triton's interpreter as onepass uses it: a builder of numpy values, and kernels bound to it."""
+    """Triton's interpreter as onepass uses it: a numpy builder, and kernels bound to it."""
 
     def __init__(self, parts: compat.InterpreterParts) -> None:
         self.parts = parts
@@ -123,32 +123,32 @@ class _Engine:
         return self._namespaces[name]
 
     def _overrides(self) -> dict[str, Callable]:
-        """What the language does by compiling and an interpreter does otherwise."""
+        """Functions of the language that need another implementation in an interpreter."""
         return {"range": self.dynamic_range, "static_range": range, "reduce": self.reduce, "static_assert": _static_assert,
                 "inline_asm_elementwise": self.assembly,
                 **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy", "assume"), _passed_through)}
 
     def elementwise(self, ufunc: Callable, *args: Any) -> Any:
-        """A libdevice function, by numpy."""
+        """A libdevice function, computed by numpy."""
         tensors = [self.semantic.to_tensor(a) for a in args]
         like = next((t for t in tensors if t.type.is_block()), tensors[0])
         out = ufunc(*(t.handle.data for t in tensors)).astype(like.handle.data.dtype)
         return self.tensor(out if like.type.is_block() else out.reshape(()), like.dtype)
 
     def assembly(self, text: str, constraints: str, args: list[Any], dtype: Any, is_pure: bool, pack: int) -> Any:
-        """Instructions on registers, element by element."""
+        """Inline assembly, element by element."""
         found = ptx.elementwise(text, [self.semantic.to_tensor(a).handle.data for a in args], pack)
         return self.tensor(found, dtype)
 
     def dynamic_range(self, *bounds: Any, **_: Any) -> Iterator[Any]:
-        """A loop whose index is a scalar of the kernel, as it is when compiled; `num_stages` and the like mean nothing here."""
+        """A loop whose index is a kernel scalar, as in a compiled kernel. Options such as `num_stages` are ignored."""
         wide = any(isinstance(b, self.language.tensor) and b.dtype.primitive_bitwidth == 64 for b in bounds)
         numpy_type, dtype = (np.int64, self.language.int64) if wide else (np.int32, self.language.int32)
         for i in range(*map(_integer, bounds)):
             yield self.tensor(np.array(i, dtype=numpy_type), dtype)
 
     def reduce(self, values: Any, axis: int | None, combine: Callable, keep_dims: bool = False) -> Any:
-        """tl.reduce, halving a whole tile at a time: neighbours are combined until one is left."""
+        """tl.reduce by halving: neighboring elements are combined until one is left."""
         if not isinstance(values, tuple):
             return self.reduce((values,), axis, combine, keep_dims)[0]
         dtypes = [v.dtype for v in values]
@@ -166,7 +166,7 @@ class _Engine:
 
     @contextmanager
     def operators(self) -> Iterator[None]:
-        """Give Triton's values their interpreted operators, then take them away again."""
+        """Install the interpreted operators on Triton's values, and restore the original ones at the end."""
         tensor, dtype = self.language.tensor, self.language.dtype
         changes = [(tensor, name, _with_default_semantic(member, self.semantic)) for name, member in vars(tensor).items()
                    if self.language.core.is_builtin(member)]
@@ -183,7 +183,7 @@ class _Engine:
 
 
 _ABSENT = object()
-_LIBDEVICE: dict[str, Callable] = {  # those the op table names
+_LIBDEVICE: dict[str, Callable] = {  # the functions in the op table
     "expm1": np.expm1, "log1p": np.log1p, "tanh": np.tanh, "trunc": np.trunc, "rint": np.rint, "pow": np.power,
     "sqrt_rn": np.sqrt, "fmod": np.fmod, "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2,
     "div_rn": np.divide, "rcp_rn": np.reciprocal, "fast_dividef": np.divide,
@@ -191,7 +191,7 @@ _LIBDEVICE: dict[str, Callable] = {  # those the op table names
 
 
 class _Interpreted:
-    """A function of a kernel module, rebuilt on its first call to use interpreted names."""
+    """A function of a kernel module, rebuilt on its first call with interpreted names."""
 
     def __init__(self, fn: Callable, engine: _Engine) -> None:
         self._original, self._engine = fn, engine
@@ -219,7 +219,7 @@ _AS_TENSOR = "__as_tensor"
 
 
 class _Assignments(ast.NodeTransformer):
-    """x = value -> x = __as_tensor(value): a plain number becomes a scalar of the kernel, as it does when compiled."""
+    """x = value -> x = __as_tensor(value): a plain number becomes a kernel scalar, as in a compiled kernel."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         node.value = ast.Call(ast.Name(_AS_TENSOR, ast.Load()), [node.value], [])
@@ -227,7 +227,7 @@ class _Assignments(ast.NodeTransformer):
 
 
 def _with_default_semantic(member: Callable, semantic: Any) -> Callable:
-    """A tensor's operator: with the semantics a compiler names, else with ours."""
+    """A tensor's operator with the semantics a compiler passes, else with the interpreter's."""
     def operator(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
         return member(*args, _semantic=_semantic or semantic, **kwargs)
 
@@ -235,7 +235,7 @@ def _with_default_semantic(member: Callable, semantic: Any) -> Callable:
 
 
 def _identity_types(original: Callable, builder_type: type) -> Callable:
-    """dtype.to_ir: for our builder a type is itself (a compiler's types forget the sign of integers)."""
+    """dtype.to_ir that returns the type itself for the interpreter's builder (a compiler's types lose the sign of integers)."""
     return lambda self, builder: self if isinstance(builder, builder_type) else original(self, builder)
 
 

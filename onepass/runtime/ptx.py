@@ -1,4 +1,4 @@
-"""The few PTX instructions that kernels bring along, on arrays of 32-bit words: what an interpreter makes of inline assembly."""
+"""An interpreter of the PTX instructions in generated inline assembly, on arrays of 32-bit words."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Words = np.ndarray  # of uint32
 
 
 def multiply_add(a: Words, b: Words, c: Words) -> Words:
-    """The lower word of a product, plus a third."""
+    """The low word of a * b, plus c."""
     return np.asarray(a * b + c)
 
 
 def lop3(a: Words, b: Words, c: Words, table: Words) -> Words:
-    """Any function of three bits: bit 4a + 2b + c of the table is its result."""
+    """Any bitwise function of three operands: the result is bit 4a + 2b + c of the table."""
     found = np.zeros_like(a)
     for case in range(8):
         if int(table) >> case & 1:
@@ -31,7 +31,7 @@ INSTRUCTIONS: dict[str, Callable[..., Words]] = {"mad.lo.u32": multiply_add, "lo
 
 
 def run(text: str, inputs: Sequence[Words], outputs: int) -> list[Words]:
-    """Carry out instructions on words. Operands are $0 and on, first the outputs and then the inputs, or numbers."""
+    """Run instructions on words. Operands are numbers or $0, $1, ...: first the outputs, then the inputs."""
     words = dict(enumerate(inputs, start=outputs))
 
     def operand(name: str) -> Words:
@@ -44,7 +44,7 @@ def run(text: str, inputs: Sequence[Words], outputs: int) -> list[Words]:
 
 
 def elementwise(text: str, args: Sequence[np.ndarray], pack: int) -> np.ndarray:
-    """Instructions that make one word of every element of some arrays, `pack` elements at a time."""
+    """Run instructions elementwise on arrays, `pack` elements at a time, with one output word per element."""
     shape = np.broadcast_shapes(*(a.shape for a in args))
     count = int(np.prod(shape))
     inputs = [word for a in args for word in _packed(np.broadcast_to(a, shape).reshape(-1), pack)]
@@ -52,7 +52,7 @@ def elementwise(text: str, args: Sequence[np.ndarray], pack: int) -> np.ndarray:
 
 
 def _packed(elements: np.ndarray, pack: int) -> list[Words]:
-    """Elements by groups of `pack`, as words: several narrow ones to a word, the first in its lowest bits."""
+    """Groups of `pack` elements as words. Narrow elements share a word, the first in the low bits."""
     bits = 8 * elements.dtype.itemsize
     groups = np.pad(elements.view(f"u{bits // 8}"), (0, -elements.size % pack)).reshape(-1, pack).astype(np.uint32)
     each = max(1, WORD // bits)

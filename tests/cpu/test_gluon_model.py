@@ -326,9 +326,9 @@ def test_barriers_that_a_kernel_promises_to_say() -> None:
     refilled = SOFTMAX.replace(REFILL, f"        {BARRIER}()\n{REFILL}")
     said = refilled.replace("fence_async_shared()\n", f"fence_async_shared()\n        {BARRIER}()\n")
     softmax().run(said, explicit_barriers=True)
-    with pytest.raises(errors.RefillBeforeDrain, match="no barrier of the CTA"):
+    with pytest.raises(errors.RefillBeforeDrain, match="no CTA barrier"):
         softmax().run(explicit_barriers=True)
-    with pytest.raises(errors.UseBeforeArrival, match="no barrier of the CTA"):  # what threads wrote, TMA takes away
+    with pytest.raises(errors.UseBeforeArrival, match="no CTA barrier"):  # what threads wrote, TMA takes away
         softmax().run(refilled, explicit_barriers=True)
 
 
