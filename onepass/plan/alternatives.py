@@ -46,14 +46,14 @@ def _best_of_each_kind(found: list[Scored], default: object, most: int) -> list[
     """The best schedule of every kind, ordered by time; then the next best of any kind if there are too few kinds."""
     assert isinstance(default, Scored)
     ranked = sorted((s for s in found if s.plan.scored_as != default.plan.scored_as), key=lambda s: s.us)
-    first: dict[tuple[object, ...], Scored] = {kind(default.plan.schedule): default}
+    first: dict[tuple[object, ...], Scored] = {schedule_kind(default.plan.schedule): default}
     for scored in ranked:
-        first.setdefault(kind(scored.plan.schedule), scored)
+        first.setdefault(schedule_kind(scored.plan.schedule), scored)
     kinds = [s for s in first.values() if s is not default]
     return (kinds + [s for s in ranked if s not in kinds])[:most]
 
 
-def kind(schedule: Schedule) -> tuple[object, ...]:
+def schedule_kind(schedule: Schedule) -> tuple[object, ...]:
     """Key of the schedules that run alike; tuning times one of each."""
     match schedule.rows, schedule.cols:
         case Loop(), Cover(tiles):

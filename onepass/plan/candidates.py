@@ -1,4 +1,4 @@
-"""The schedules worth scoring for a kernel: a few dozen points of the space, by family."""
+"""Schedule candidates: the few dozen schedules per kernel family that are worth scoring."""
 
 from __future__ import annotations
 
@@ -35,22 +35,21 @@ from .staged_rows import (
 )
 from .staged_tiles import MAX_STAGES, MIN_LINE_BYTES, MIN_STAGES, rows_at_once, tile_stageable, with_register_cap
 from .staged_tiles import smem_bytes as tile_bytes
-from .thread_layout import vector
-from .thread_layout import widest as widest_vector
+from .thread_layout import explicit_vector, vector
 
-MAX_ELEMS_PER_THREAD = 128  # elements a thread may hold of a resident row
-MAX_COLS_UNDERFILLED = 8192  # columns that one CTA holds while most of the card is idle
-MAX_UNROLLED_TILES = 24  # unrolled tiles in one kernel's text
+MAX_ELEMS_PER_THREAD = 128  # of a resident row
+MAX_COLS_UNDERFILLED = 8192  # columns per CTA while most of the GPU is idle
+MAX_UNROLLED_TILES = 24  # limits the length of a kernel's text
 
-HAS_TMA = (9, 0)  # the first compute capability that has it
-MAX_RING_ROWS = 4  # rows that a ring has room for
-MAX_RINGS_PER_SM = 8  # CTAs that share an SM, each with a ring
-MIN_COLS_PER_CTA = 4096  # columns of a row that a CTA takes together with others
-MIN_ROWS_PER_GROUP = 4  # rows that such CTAs take one after the other: in the first turn and the last nothing overlaps
+HAS_TMA = (9, 0)  # first compute capability with TMA
+MAX_RING_ROWS = 4  # rows per ring
+MAX_RINGS_PER_SM = 8  # CTAs per SM that each own a ring
+MIN_COLS_PER_CTA = 4096  # columns per CTA if several CTAs share a row
+MIN_ROWS_PER_GROUP = 4  # rows per group of CTAs that share rows; nothing overlaps in the first row and the last
 
 
 def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
-    """All candidates of one family: those that hold the folded side on chip, or those that walk it."""
+    """All candidates of one family. `held`: the reduced side is held on chip; otherwise it is walked."""
     match family, held:
         case Family.POINTWISE, _:
             yield from _pointwise(kernel, t, bindings)
@@ -60,18 +59,18 @@ def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: 
         case Family.INNER, False:
             yield from _inner_looped(kernel, t, bindings, device)
         case Family.OUTER, True:
-            yield from _columns_resident(kernel, t)
+            yield from _column_resident(kernel, t)
         case Family.OUTER, False:
             yield from _outer(kernel, t, device)
             yield from _outer_staged(kernel, t, device)
         case Family.MIX, _:
-            yield from _mix(kernel, t, device)
+            yield from _mix_order(kernel, t, device)
             yield from _mix_order_staged(kernel, t, device)
             yield from _mix_order_multi_cta(kernel, t, device)
 
 
 def sector_elems_of(kernel: Kernel, bindings: Bindings) -> int:
-    """Elements of a sector where rows start inside one, else 0."""
+    """Elements per sector if rows start inside sectors; otherwise 0."""
     step = row_stride(kernel, bindings)
     if step is None or _short(kernel, bindings):
         return 0
@@ -83,7 +82,7 @@ def sector_elems_of(kernel: Kernel, bindings: Bindings) -> int:
 
 
 def _short(kernel: Kernel, bindings: Bindings) -> bool:
-    """Rows too short to be worth reading by sectors."""
+    """Whether rows are too short to be worth reading by sectors."""
     return kernel.program.points(kernel.space.cols, bindings) < 512 or bool(kernel.space.block)
 
 
@@ -98,7 +97,7 @@ def _static_cols(kernel: Kernel) -> int | None:
 
 
 def _heights(cols: int, rows: int, warps: int) -> list[int]:
-    """Rows per tile: one for long rows; for short ones as many as give each thread a few vectors."""
+    """Rows per tile: one for long rows; for short rows, as many as give each thread a few vectors."""
     found = [1]
     if cols <= 4096:
         found += [h for h in (2, 4, 8, 16, 32, 64) if h <= max(1, power_of_two(rows)) and 4 <= h * cols / (32 * warps) <= 64]
@@ -109,150 +108,152 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Devi
     cols = _static_cols(kernel)
     if cols is None or _underfills(kernel, t, device):
         return
-    lead, vec = sector_elems_of(kernel, bindings), vector(kernel)
+    sector, vec = sector_elems_of(kernel, bindings), vector(kernel)
     for warps in (1, 2, 4, 8, 16, 32):
-        for height in [1] if lead else _heights(cols, t.rows, warps):
+        for height in [1] if sector else _heights(cols, t.rows, warps):
             held = height * cols / (32 * warps)
             if held > MAX_ELEMS_PER_THREAD or (held < 1 and warps > 1):
                 continue
             for per_thread in (vec, 2 * vec, 4 * vec):
                 widest = max(16, min(power_of_two(cols), 32 * warps * per_thread // height))
-                if height > 1:  # at least a warp's width, so that no row is cut between threads of different rows
+                if height > 1:  # at least a warp wide, so that threads of different rows do not share a row
                     widest = min(power_of_two(cols), max(32 * vec, widest))
                 least = 32 * warps * vec // height
-                tiles = _sector_cover(cols, lead, min(widest, power_of_two(cols) // 4), least) if lead else cover(cols, widest)
+                tiles = _sector_cover(cols, sector, min(widest, power_of_two(cols) // 4), least) if sector else cover(cols, widest)
                 if len(tiles) <= MAX_UNROLLED_TILES and _fits_blocks(kernel, tiles) and _every_thread_has_vector(tiles, least):
-                    yield Schedule(Block(height), Cover(tiles), warps, sector_elems=lead, resident=frozenset(kernel.multi_phase))
+                    yield Schedule(Block(height), Cover(tiles), warps, sector_elems=sector, resident=frozenset(kernel.multi_phase))
 
 
 def _inner_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
-    """Rows in shared memory, for reductions along them: one row a CTA, or one after another.
+    """Inner reductions over staged rows: one row per CTA, or a loop over rows.
 
-    CTAs of one row each share the work better: SMs are not equally fast, and whoever is done gets the next row. H200, softmax
-    8192 x 32768: 258 us, where 132 to 396 CTAs that take rows in turn need 275 to 290.
+    With one row per CTA the load is balanced dynamically, because SMs are not equally fast. H200, softmax 8192x32768: 258 us;
+    132 to 396 CTAs that loop over rows 275 to 290 us.
     """
-    for each in _parked(kernel, t, device):
-        assert isinstance(each.cols, Cover)
-        if 2 * each.cols.tiles[0] <= t.cols:  # registers hold what is shorter
-            yield each
-            if each.stages == 1 and not each.prefetch:
-                yield replace(each, rows=Block(1))
+    for candidate in _staged_rows(kernel, t, device):
+        assert isinstance(candidate.cols, Cover)
+        if 2 * candidate.cols.tiles[0] <= t.cols:  # registers hold what is shorter
+            yield candidate
+            if candidate.stages == 1 and not candidate.prefetch:
+                yield replace(candidate, rows=Block(1))
 
 
 def _mix_order_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
-    """Rows in shared memory, for reductions along them and down their columns, of which registers hold the states."""
+    """Inner and outer reductions over staged rows; registers accumulate the column states."""
     if not may_split(kernel, Family.MIX):
         return
-    for each in _parked(kernel, t, device):
-        assert isinstance(each.cols, Cover)
-        if len(each.cols.tiles) <= MAX_UNROLLED_TILES:
-            # 255 is no multiple of eight, and within it ptxas spills a few words that it does not spill within 248.
-            gathers = replace(each, accumulates_columns=True, registers=each.registers // 8 * 8)
-            yield from (replace(gathers, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
+    for candidate in _staged_rows(kernel, t, device):
+        assert isinstance(candidate.cols, Cover)
+        if len(candidate.cols.tiles) <= MAX_UNROLLED_TILES:
+            # Multiples of eight: with a cap of 255 ptxas spills a few words that it does not spill with 248.
+            accumulating = replace(candidate, accumulates_columns=True, registers=candidate.registers // 8 * 8)
+            yield from (replace(accumulating, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
 
 
 def _mix_order_multi_cta(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
-    """The same where several CTAs take a row together.
+    """Inner and outer reductions over staged rows, with several CTAs per row.
 
-    Of 16-bit rows that are all parked, a thread may also take half as much at once: it needs fewer registers, and as much time.
-    H200, LayerNorm backward of 8192 x 16384: 247 us, where whole vectors spill; of 4096 x 65536: 449, with whole vectors 481.
+    If all inputs are staged 16-bit rows, half vectors are tried too: they need fewer registers and take as long. H200,
+    LayerNorm backward 8192x16384: 247 us, where whole vectors spill; 4096x65536: 449 us, whole vectors 481 us.
     """
-    cols, twice, able = _static_cols(kernel), must_stage(kernel), frozenset(tma_stageable(kernel))
-    if device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
+    cols, required, stageable = _static_cols(kernel), must_stage(kernel), frozenset(tma_stageable(kernel))
+    if device.capability < HAS_TMA or cols is None or not required or not required <= stageable:
         return
     if not may_split(kernel, Family.MIX) or not may_span_ctas(kernel):
         return
     vec, exchange = vector(kernel), exchange_bytes_multi_cta(kernel)
-    for parked in (twice,) if twice == able else (twice, able):
-        element = sum(kernel.program.dtypes[i].size for i in parked)
-        halves = (vec // 2,) if vec > 4 and len(parked) == kernel.full_loads else ()
-        for share, warps, each in product((2, 4, 8), (8, 16), (*halves, vec, 2 * vec, 4 * vec)):
-            part, width = cols // share, 32 * warps * each
-            if part < MIN_COLS_PER_CTA or cols % share or part % width or part // width > MAX_UNROLLED_TILES:
+    for staged in (required,) if required == stageable else (required, stageable):
+        element = sum(kernel.program.dtypes[i].size for i in staged)
+        half_vectors = (vec // 2,) if vec > 4 and len(staged) == kernel.full_loads else ()
+        for ctas_per_row, warps, per_thread in product((2, 4, 8), (8, 16), (*half_vectors, vec, 2 * vec, 4 * vec)):
+            part_cols, width = cols // ctas_per_row, 32 * warps * per_thread
+            if part_cols < MIN_COLS_PER_CTA or cols % ctas_per_row or part_cols % width or part_cols // width > MAX_UNROLLED_TILES:
                 continue
-            covered = Cover((width,) * (part // width))
-            for slots, (hoisted, beside) in product(range(2, MAX_RING_ROWS + 1), _row_vector_placements(kernel)):
-                smem = smem_bytes(element, covered, slots, exchange, warps) + beside * part
-                fit = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0
-                for here in range(1, min(2, fit) + 1):
-                    groups = here * device.sms // share
+            covered = Cover((width,) * (part_cols // width))
+            for stages, (hoisted, vector_bytes) in product(range(2, MAX_RING_ROWS + 1), _row_vector_placements(kernel)):
+                smem = smem_bytes(element, covered, stages, exchange, warps) + vector_bytes * part_cols
+                fitting = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0
+                for ctas_per_sm in range(1, min(2, fitting) + 1):
+                    groups = ctas_per_sm * device.sms // ctas_per_row
                     if t.rows >= MIN_ROWS_PER_GROUP * groups:
-                        yield Schedule(Loop(1, groups), covered, warps, slots, staged=parked, accumulates_columns=True, ctas_per_row=share,
-                                       hoisted=hoisted, beside=beside > 0,
-                                       registers=register_limit(warps, here, device) // 8 * 8)
+                        yield Schedule(Loop(1, groups), covered, warps, stages, staged=staged, accumulates_columns=True,
+                                       ctas_per_row=ctas_per_row, hoisted=hoisted, beside=vector_bytes > 0,
+                                       registers=register_limit(warps, ctas_per_sm, device) // 8 * 8)
 
 
 def _row_vector_placements(kernel: Kernel) -> Iterator[tuple[bool, int]]:
-    """Row vectors wait nowhere, in registers, or in shared memory: whether in registers, and bytes of a column of shared memory."""
+    """Placements of row vectors, as (in registers, bytes per column in shared memory); (False, 0) reloads them."""
     yield False, 0
     if kernel.row_vectors:
         yield True, 0
-    if beside := row_vector_smem_bytes(kernel):
-        yield False, beside
+    if smem_bytes_per_col := row_vector_smem_bytes(kernel):
+        yield False, smem_bytes_per_col
 
 
-def _parked(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
-    """Rows in shared memory, where something is needed twice, TMA can bring all that is, and a CTA has room for it."""
-    cols, twice = _static_cols(kernel), must_stage(kernel)
-    flat = not twice <= frozenset(tma_stageable(kernel))
-    able = frozenset(tma_stageable_unaligned(kernel) if flat else tma_stageable(kernel))
-    if device.capability < HAS_TMA or cols is None or not twice or not twice <= able:
+def _staged_rows(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """Staged rows, if some load is needed twice and TMA can stage all such loads within a CTA's shared memory."""
+    cols, required = _static_cols(kernel), must_stage(kernel)
+    unaligned = not required <= frozenset(tma_stageable(kernel))
+    stageable = frozenset(tma_stageable_unaligned(kernel) if unaligned else tma_stageable(kernel))
+    if device.capability < HAS_TMA or cols is None or not required or not required <= stageable:
         return
     vec, exchange = vector(kernel), exchange_bytes(kernel)
-    for parked in (twice,) if twice == able else (twice, able):
-        element = sum(kernel.program.dtypes[i].size for i in parked)
+    for staged in (required,) if required == stageable else (required, stageable):
+        element = sum(kernel.program.dtypes[i].size for i in staged)
         for warps in (4, 8, 16):
             for width in (32 * warps * vec * k for k in (1, 2, 4)):
                 if width > cols:
                     continue
-                covered = (chunk_cover_unaligned if flat else chunk_cover)(cols, width, 32 * warps * vec)
+                covered = (chunk_cover_unaligned if unaligned else chunk_cover)(cols, width, 32 * warps * vec)
                 if covered is None:
                     continue
-                for slots in range(1, MAX_RING_ROWS + 1):
-                    smem = smem_bytes(element, covered, slots, exchange, warps)
+                for stages in range(1, MAX_RING_ROWS + 1):
+                    smem = smem_bytes(element, covered, stages, exchange, warps)
                     if smem > device.smem_per_cta:
                         break
-                    most = min(MAX_RINGS_PER_SM, device.smem_per_sm // (smem + device.smem_reserve))
-                    for here in sorted({1, min(2, most), most}):
-                        split = max(1, min(here * device.sms, t.rows))
-                        registers = register_limit(warps, here, device)
-                        one = Schedule(Loop(1, split), covered, warps, slots, sector_elems=PIECE_ELEMS if flat else 0, staged=parked,
-                                       registers=registers)
-                        yield one
-                        room = min(device.smem_per_cta, device.smem_per_sm // here - device.smem_reserve) - smem
-                        yield from (replace(one, prefetch=n) for n in _prefetch_depths(one, cols, room // element))
+                    max_ctas = min(MAX_RINGS_PER_SM, device.smem_per_sm // (smem + device.smem_reserve))
+                    for ctas_per_sm in sorted({1, min(2, max_ctas), max_ctas}):
+                        split = max(1, min(ctas_per_sm * device.sms, t.rows))
+                        registers = register_limit(warps, ctas_per_sm, device)
+                        schedule = Schedule(Loop(1, split), covered, warps, stages, sector_elems=PIECE_ELEMS if unaligned else 0,
+                                            staged=staged, registers=registers)
+                        yield schedule
+                        room = min(device.smem_per_cta, device.smem_per_sm // ctas_per_sm - device.smem_reserve) - smem
+                        yield from (replace(schedule, prefetch=n) for n in _prefetch_depths(schedule, cols, room // element))
 
 
-def _prefetch_depths(one: Schedule, cols: int, room: int) -> list[int]:
-    """How many copies of the next row a ring has places for beside those of one row: all that there is room for, and half of them.
-    Where there is room for a whole row, another schedule has a place for it."""
-    assert isinstance(one.cols, Cover)
-    copies = 0 if one.sector_elems or one.stages > 1 else chunks(one.cols, cols).copies
+def _prefetch_depths(schedule: Schedule, cols: int, room: int) -> list[int]:
+    """Copies of the next row to prefetch into a single-row ring: as many as fit, and half as many.
+
+    If a whole row fits, another schedule gives it a slot.
+    """
+    assert isinstance(schedule.cols, Cover)
+    copies = 0 if schedule.sector_elems or schedule.stages > 1 else chunks(schedule.cols, cols).copies
     if not copies or room >= cols:
         return []
-    most = min(room // prefetched_columns(one.cols, 1), BARRIERS - copies)
-    return [n for n in sorted({most, most // 2}) if n]
+    deepest = min(room // prefetched_columns(schedule.cols, 1), BARRIERS - copies)
+    return [n for n in sorted({deepest, deepest // 2}) if n]
 
 
 def _underfills(kernel: Kernel, t: Traffic, device: Device) -> bool:
-    """Long rows, too few to keep the card busy: many CTAs had better walk parts of each, where nothing needs the whole."""
+    """Whether rows are long and too few to fill the GPU. Then splitting them is better, if no result needs a whole row."""
     return 8 * t.rows * t.batch < device.sms and t.cols > MAX_COLS_UNDERFILLED and may_split(kernel, Family.INNER)
 
 
-def _sector_cover(cols: int, lead: int, widest: int, least: int) -> tuple[int, ...]:
-    """Whole tiles, then one that overhangs: its mask changes only between sectors, so it is read with vectors all the same."""
-    span = sector_span(cols, lead)
+def _sector_cover(cols: int, sector: int, widest: int, least: int) -> tuple[int, ...]:
+    """Whole tiles, then one that overhangs. Its mask changes only at sector boundaries, so it is still read in vectors."""
+    span = sector_span(cols, sector)
     rest = span % widest
     return (widest,) * (span // widest) + ((max(power_of_two(rest), min(widest, least)),) if rest else ())
 
 
 def _every_thread_has_vector(tiles: tuple[int, ...], least: int) -> bool:
-    """Does every thread get a vector of every tile? Where not, Triton lays the tiles out differently and moves data between."""
+    """Whether every thread gets a vector of every tile. If not, Triton picks other layouts and converts between them."""
     return len(tiles) == 1 or min(tiles) >= least
 
 
 def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
-    lead, vec = sector_elems_of(kernel, bindings), vector(kernel)
+    sector, vec = sector_elems_of(kernel, bindings), vector(kernel)
     splits = may_split(kernel, Family.INNER)
     for warps in (4, 8, 16):
         for per_thread in (vec, 2 * vec):
@@ -260,27 +261,27 @@ def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device
             if width > power_of_two(t.cols) or not _fits_blocks(kernel, (width,)):
                 continue
             for stages in (1, 2, 4):
-                yield Schedule(Block(1), Loop(width), warps, stages, sector_elems=lead)
-            if splits and not lead:
+                yield Schedule(Block(1), Loop(width), warps, stages, sector_elems=sector)
+            if splits and not sector:
                 blocks = t.cols // width
                 for target in (1, 2, 4):
-                    k = min(blocks, -(-target * device.sms // max(t.rows, 1)))
-                    pipelines = (1,) if k == blocks else (1, 4)  # in one turn there is nothing to overlap
-                    yield from (Schedule(Block(1), Loop(width, k), warps, stages) for stages in pipelines if k > 1)
-    if t.cols <= 32 * 4 * vec:  # short rows that cannot be held whole
+                    split = min(blocks, -(-target * device.sms // max(t.rows, 1)))
+                    pipelines = (1,) if split == blocks else (1, 4)  # a single step leaves nothing to overlap
+                    yield from (Schedule(Block(1), Loop(width, split), warps, stages) for stages in pipelines if split > 1)
+    if t.cols <= 32 * 4 * vec:  # short rows that cannot be held on chip
         width = max(16, power_of_two(t.cols))
         for height in (8, 4, 2, 1) if _fits_blocks(kernel, (width,)) else ():
             if height * width <= max(width, 4096):
                 yield Schedule(Block(height), Loop(width), 4)
 
 
-def _columns_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
+def _column_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
     rows = kernel.program.extent(kernel.space.rows)
     if not isinstance(rows, int):
         return
     for width in (4, 8, 16, 32, 64, 128):
         if not min(4 * vector(kernel), power_of_two(t.cols)) <= width <= 2 * power_of_two(t.cols):
-            continue  # at least 64 bytes of a row, or it is half-used sectors
+            continue  # at least 64 bytes of a row, or sectors are only half used
         for warps in (1, 2, 4, 8, 16, 32):
             held = rows * width / (32 * warps)
             if not 2 <= held <= MAX_ELEMS_PER_THREAD and not (warps == 1 and held < 2):
@@ -292,74 +293,76 @@ def _columns_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
 
 def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     vec = vector(kernel)
-    may = may_split(kernel, Family.OUTER)
-    least = 1 if all(MONOIDS[_monoid(kernel, f.node)].primitive for f in kernel.folds) else min(64, power_of_two(t.rows))
-    # Two warps for few rows that are written as well, all in one turn. H200, dx and dw of RMSNorm and LayerNorm backward of
-    # 16 x 65536 once the rows' sums are known: 1.4 and 3.3 us less than with four. Longer walks, and plain sums, take longer so.
+    splits = may_split(kernel, Family.OUTER)
+    min_rows = 1 if all(MONOIDS[_monoid(kernel, f.node)].primitive for f in kernel.folds) else min(64, power_of_two(t.rows))
+    # Two warps if there are few rows, all in one step, and full-size results. H200, dx and dw of RMSNorm and LayerNorm
+    # backward 16x65536 after the row sums: 1.4 and 3.3 us faster than with four warps. Longer walks and plain sums are slower
+    # with two.
     for warps in (2, 4, 8) if t.full_out else (4, 8):
         for width in (32, 64, 128, 256, 512):
             if width > max(32, power_of_two(t.cols)):
                 continue
-            lanes = max(least, 32 * warps * vec // width)  # merges of small tiles would add up their roundings
-            for step in sorted({min(lanes * deep, power_of_two(t.rows)) for deep in (1, 2, 4) if deep == 1 or t.input_bytes_per_elem * deep <= 32}):
+            rows = max(min_rows, 32 * warps * vec // width)  # merging small tiles would accumulate rounding errors
+            depths = [d for d in (1, 2, 4) if d == 1 or t.input_bytes_per_elem * d <= 32]
+            for step in sorted({min(rows * d, power_of_two(t.rows)) for d in depths}):
                 if warps == 2 and step < t.rows:
                     continue
                 yield Schedule(Loop(step), Block(width), warps)
-                if may:
+                if splits:
                     col_blocks = -(-t.cols // width) * t.batch
-                    turns = max(1, t.rows // step)
+                    steps = max(1, t.rows // step)
                     for target in (1, 2, 4):
-                        k = min(turns, max(1, round(target * device.sms / col_blocks)))
-                        if k > 1:
-                            yield Schedule(Loop(step, k), Block(width), warps)
+                        split = min(steps, max(1, round(target * device.sms / col_blocks)))
+                        if split > 1:
+                            yield Schedule(Loop(step, split), Block(width), warps)
 
 
 def _outer_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
-    """Tiles of columns through shared memory, where TMA can bring all that is full-size. A tile that leaves room for no second one
-    is made shorter, down to one vector a thread; where even that leaves none, there is no such schedule.
+    """Outer reductions over staged tiles of columns, if TMA can stage all full-size inputs.
 
-    Partial results that another kernel has just written are in L2, and a ring only takes its time to start: H200, two sums of
-    264 x 5120 of them take 7 us so, and 2.5 by threads that load them.
+    Tiles get shorter, down to one vector per thread, until two fit; if even those do not fit, there is no such schedule.
+    Partial results of another kernel are in L2 already, and a ring only adds startup time: H200, two sums of 264x5120
+    partials 7 us staged, 2.5 us with plain loads.
     """
-    able = frozenset(tile_stageable(kernel))
-    if device.capability < HAS_TMA or not able or _reads_only_partials(kernel):
+    stageable = frozenset(tile_stageable(kernel))
+    if device.capability < HAS_TMA or not stageable or _reads_only_partials(kernel):
         return
-    vec, exchange, may = widest_vector(kernel), exchange_bytes(kernel, down=True), may_split(kernel, Family.OUTER)
-    sizes = [kernel.program.dtypes[i].size for i in able]
-    least = MIN_LINE_BYTES // min(sizes)
-    most = max(least, power_of_two(t.cols))
+    vec, exchange, splits = explicit_vector(kernel), exchange_bytes(kernel, down=True), may_split(kernel, Family.OUTER)
+    sizes = [kernel.program.dtypes[i].size for i in stageable]
+    min_width = MIN_LINE_BYTES // min(sizes)
+    max_width = max(min_width, power_of_two(t.cols))
     for warps in (4, 8):
-        for width in (w for w in (16, 32, 64, 128, 256) if max(least, vec) <= w <= most):
-            lowest = rows_at_once(width, vec, warps)
-            for tall in (lowest * k for k in (1, 2, 4, 8)):
-                if tall > min(TMA_BOX, max(lowest, power_of_two(t.rows))):
+        for width in (w for w in (16, 32, 64, 128, 256) if max(min_width, vec) <= w <= max_width):
+            min_height = rows_at_once(width, vec, warps)
+            for height in (min_height * k for k in (1, 2, 4, 8)):
+                if height > min(TMA_BOX, max(min_height, power_of_two(t.rows))):
                     break
                 for stages in (MIN_STAGES, 3, 4, MAX_STAGES):
-                    one = Schedule(Loop(tall), Block(width), warps, stages, staged=able)
-                    smem = tile_bytes(one, vec, sum(sizes), exchange)
+                    schedule = Schedule(Loop(height), Block(width), warps, stages, staged=stageable)
+                    smem = tile_bytes(schedule, vec, sum(sizes), exchange)
                     if smem > device.smem_per_cta:
                         break
-                    here = min(MAX_RINGS_PER_SM, device.smem_per_sm // (smem + device.smem_reserve))
-                    if here * smem >= device.bytes_in_flight:  # or nothing is gained
-                        yield from _row_splits(one, sorted({1, min(2, here), here}), may, t, device)
+                    max_ctas = min(MAX_RINGS_PER_SM, device.smem_per_sm // (smem + device.smem_reserve))
+                    if max_ctas * smem >= device.bytes_in_flight:  # otherwise staging gains nothing
+                        yield from _row_splits(schedule, sorted({1, min(2, max_ctas), max_ctas}), splits, t, device)
 
 
 def _reads_only_partials(kernel: Kernel) -> bool:
-    """Does a kernel read partial results of another only?"""
+    """Whether a kernel reads only partial results of another kernel."""
     return all(kernel.program.buffer[n.buffer].role == "temp" for i, n in enumerate(kernel.program.nodes)
                if isinstance(n, Load) and kernel.is_full[i])
 
 
-def _row_splits(one: Schedule, heres: list[int], may: bool, t: Traffic, device: Device) -> Iterator[Schedule]:
-    """The same with its rows shared, where they may be, by as many CTAs as give every SM so many; and not shared."""
-    assert isinstance(one.rows, Loop) and isinstance(one.cols, Block)
-    blocks, tiles = -(-t.cols // one.cols.size), -(-t.rows // one.rows.step)
-    splits = {1: min(heres[-1], -(-blocks // device.sms))}
-    for here in reversed(heres) if may else ():
-        if (split := min(tiles, round(here * device.sms / blocks))) > 1:
-            splits[split] = here
-    for split, here in sorted(splits.items()):
-        yield with_register_cap(replace(one, rows=replace(one.rows, split=split)), here, device)
+def _row_splits(schedule: Schedule, ctas_per_sm: list[int], may_split_rows: bool, t: Traffic, device: Device) -> Iterator[Schedule]:
+    """The schedule with its rows split among as many CTAs as give each SM one of `ctas_per_sm`, if allowed; and unsplit."""
+    assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
+    blocks, tiles = -(-t.cols // schedule.cols.size), -(-t.rows // schedule.rows.step)
+    splits = {1: min(ctas_per_sm[-1], -(-blocks // device.sms))}
+    for ctas in reversed(ctas_per_sm) if may_split_rows else ():
+        if (split := min(tiles, round(ctas * device.sms / blocks))) > 1:
+            splits[split] = ctas
+    for split, ctas in sorted(splits.items()):
+        yield with_register_cap(replace(schedule, rows=replace(schedule.rows, split=split)), ctas, device)
 
 
 def _monoid(kernel: Kernel, i: int) -> str:
@@ -368,7 +371,7 @@ def _monoid(kernel: Kernel, i: int) -> str:
     return node.monoid
 
 
-def _mix(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _mix_order(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     cols = _static_cols(kernel)
     if cols is None or not may_split(kernel, Family.MIX):
         return
@@ -377,15 +380,17 @@ def _mix(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     for warps in (2, 4, 8, 16):
         for height in (1, 2, 4, 8, 16, 32, 64, 128):
             held = height * cols / (32 * warps)
-            # H200: RMSNorm backward 8192 x 8192 takes 98 us with 16 elements a thread and 108 with 64; LayerNorm backward
-            # 16384 x 5120 is best with 40.
-            most = 40 if cols <= 16384 else 64
-            if not 4 <= held <= most and not (warps == 2 and held < 4) or height > max(1, power_of_two(t.rows)):
+            # Cap on elements per thread. H200: RMSNorm backward 8192x8192 98 us with 16, 108 us with 64; LayerNorm backward
+            # 16384x5120 is best with 40.
+            max_held = 40 if cols <= 16384 else 64
+            if not 4 <= held <= max_held and not (warps == 2 and held < 4) or height > max(1, power_of_two(t.rows)):
                 continue
             widths = {min(power_of_two(cols), max(32 * vec, 32 * warps * vec * k // height)) for k in (1, 2, 4)}
             for widest in sorted(widths):
                 tiles = cover(cols, widest)
-                if len(tiles) > 8 or not _fits_blocks(kernel, tiles) or not _every_thread_has_vector(tiles, 32 * warps * vec // height):
+                if len(tiles) > 8 or not _fits_blocks(kernel, tiles):
+                    continue
+                if not _every_thread_has_vector(tiles, 32 * warps * vec // height):
                     continue
                 for stages, per_sm in ((1, 1), (1, 2), (1, 4), (2, 2), (3, 1), (3, 2), (3, 4), (4, 1)):
                     split = max(1, min(per_sm * device.sms // t.batch, -(-t.rows // height)))
@@ -395,10 +400,10 @@ def _mix(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
 
 def _pointwise(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[Schedule]:
     vec = vector(kernel)
-    if lead := sector_elems_of(kernel, bindings):
+    if sector := sector_elems_of(kernel, bindings):
         for warps in (4, 8):
             for per_thread in (vec, 2 * vec):
-                yield Schedule(Block(1), Loop(32 * warps * per_thread), warps, sector_elems=lead)
+                yield Schedule(Block(1), Loop(32 * warps * per_thread), warps, sector_elems=sector)
     for warps in (4, 8):
         for area in (32 * warps * vec, 64 * warps * vec):
             width = power_of_two(min(t.cols, area))

@@ -1,22 +1,22 @@
-"""What a Program would cost if it were left to Inductor: the yardstick a claim is held against.
+"""Inductor baseline: estimated time of a Program if Inductor compiled it, against which a claim is judged.
 
-Inductor computes reductions over the same axes in one kernel together with the arithmetic around them, and starts another
-kernel for every other direction, which reads the full-size inputs again. The figures are of its kernels on an H200 (torch 2.11,
-2026-11; single ops after a clean L2 flush, the last four lines also within training steps), and what is used is from the better
-end of each range, so that a claim is not flattered:
+Inductor computes reductions over the same axes in one kernel, together with the arithmetic around them. It launches another
+kernel for each other direction, which reads the full-size inputs again. The figures were measured on its kernels on H200
+(torch 2.11, 2026-11; single ops after a clean L2 flush, the last four also within training steps). The constants are taken
+from the better end of each range, so that the estimate is optimistic and no claim is justified by an unfair baseline:
 
     norms and softmax backward, rows up to 1024        1.02-1.05 times the floor
-    the same, longer rows                              1.02-1.27; from 65536 columns on every phase reads again: 1.5
+    same, longer rows                                  1.02-1.27; 1.5 from 65536 columns on, where every phase reads again
     mean and variance in one pass, longer rows         1.27-1.99
-    softmax and cross-entropy forward, longer rows     2.27-3.0: two exponentials an element
-    two directions in one kernel                       1.15, and 9-10 us more for each sum of partial results
-    a sum over rows                                    two kernels, the second 5-10 us; what it sums is read again, if it
-                                                       is an output of another kernel
-    rows that do not start on 16 bytes                 1.7 times that (GPT-2, 50257 columns)
+    softmax and cross-entropy forward, longer rows     2.27-3.0: two exponentials per element
+    two directions in one kernel                       1.15, plus 9-10 us for each sum of partial results
+    a sum over rows                                    two kernels, the second 5-10 us; its input is read again if it is an
+                                                       output of another kernel
+    rows not aligned to 16 bytes                       1.7 times that (GPT-2, 50257 columns)
 
-It is never taken to be faster than the plan at hand: what makes a kernel slow here (short runs, strided outputs, too few rows)
-makes it slow there, and whatever Inductor does with a Program alone, planning has looked at. What it may do better is to compute
-a Program together with its neighbours; that is charged to the claim apart from this.
+The estimate is never below the time of the plan at hand. What makes a kernel slow here (short runs, strided outputs, too few
+rows) makes it slow in Inductor too, and planning has considered every grouping of a single Program that Inductor uses.
+Inductor may gain by fusing a Program with its neighbors; that is charged to the claim separately.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..ir.program import Load, Op, Program, Reduce, Store, operands
 from ..ir.size import Bindings
 from .footprint import buffer_bytes, floor_bytes
 
-RESIDENT_COLS, REREAD_COLS = 1024, 32768  # columns up to which a row is held for certain, and beyond which it is read again
+RESIDENT_COLS, REREAD_COLS = 1024, 32768  # columns: up to the first a row stays on chip, beyond the second it is read again
 SHORT, LONG, MOMENTS, EXPONENTIALS, MIXED = 1.05, 1.1, 1.25, 2.2, 1.15  # times the floor
 UNALIGNED = 1.6
-START_US = 1.0  # us from launch to the first bytes and from the last to the end
-SPLIT_KERNEL_US = 4.5  # us for the second of two kernels that a split reduction takes
-FINAL_SUM_US = 9.0  # us for the sum of partial results of a mix-order kernel, a kernel of ATen's
-MIX_ROWS, MIX_ELEMENTS, MIX_COLS = 4096, 5 << 20, 16384  # where two directions share a kernel
-RESULTS_PER_SM = 64  # results an SM needs for a reduction not to be split into two kernels
+START_US = 1.0  # from launch to the first bytes, and from the last bytes to the end
+SPLIT_KERNEL_US = 4.5  # the second of the two kernels of a split reduction
+FINAL_SUM_US = 9.0  # the ATen kernel that sums partial results of a mix-order kernel
+MIX_ROWS, MIX_ELEMENTS, MIX_COLS = 4096, 5 << 20, 16384  # Inductor's limits for two directions in one kernel
+RESULTS_PER_SM = 64  # with fewer results per SM, Inductor splits a reduction into two kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,18 @@ class _Direction:
 
 
 def inductor_us(program: Program, bindings: Bindings, device: Device, planned_us: float = 0.0) -> float:
-    """Predicted time of a Program, as it was captured, under Inductor. `planned_us` is what its plan here would take."""
+    """Estimated time of a captured Program under Inductor. `planned_us`, the time of its plan here, is a lower bound."""
     directions = _directions(program, bindings)
     once = floor_bytes(program, bindings)
     reread = sum(_read(program, bindings, d.folds) for d in directions if _reads_again(program, bindings, d))
     slower = max((_slowdown(program, bindings, d) for d in directions), default=SHORT)
     slower *= UNALIGNED if _unaligned(program, bindings) else 1.0
-    beside = [_bytes_in_own_kernel(program, bindings, d) for d in _separate_directions(program, bindings, directions)]
+    separate = [_bytes_in_own_kernel(program, bindings, d) for d in _separate_directions(program, bindings, directions)]
     splits = sum(_splits(program, bindings, d, device) for d in directions)
-    kernels = slower * (once + reread + sum(beside)) / device.bandwidth + (device.launch + START_US) * len(beside) + SPLIT_KERNEL_US * splits
-    least = START_US + 2 * device.latency  # a kernel that waits for its data once and for a reduction once
+    kernels = slower * (once + reread + sum(separate)) / device.bandwidth
+    kernels += (device.launch + START_US) * len(separate)
+    kernels += SPLIT_KERNEL_US * splits
+    least = START_US + 2 * device.latency  # one wait for the data and one for a reduction
     apart = max(START_US + kernels, least)
     if len(directions) == 2 and _mixes(program, bindings, directions):
         outer = min(len(d.folds) for d in directions)
@@ -65,21 +67,21 @@ def inductor_us(program: Program, bindings: Bindings, device: Device, planned_us
 
 
 def _separate_directions(program: Program, bindings: Bindings, directions: tuple[_Direction, ...]) -> tuple[_Direction, ...]:
-    """Directions that get a kernel of their own: all but one, and that one too if it runs across rows and rows are written."""
+    """Directions that get their own kernel: all but one. That one too if it crosses rows and the Program writes rows."""
     along = [d for d in directions if d.axes & _contiguous(program, bindings)]
     main = along[:1] or ([] if _writes_rows(program, bindings) else list(directions[:1]))
     return tuple(d for d in directions if d not in main)
 
 
 def _contiguous(program: Program, bindings: Bindings) -> frozenset[str]:
-    """The axes along which the largest inputs lie in memory."""
+    """The axes along which the largest inputs are contiguous."""
     found = [frozenset(a for a, s in n.strides if s == 1) for i, n in enumerate(program.nodes)
              if isinstance(n, Load) and 8 * program.points(program.dims[i], bindings) >= _largest(program, bindings)]
     return frozenset().union(*found)
 
 
 def _unaligned(program: Program, bindings: Bindings) -> bool:
-    """Whether some large input is read in rows that start anywhere."""
+    """Whether a large input has rows that are not aligned to 16 bytes."""
     large = (n for i, n in enumerate(program.nodes) if isinstance(n, Load)
              and 8 * program.points(program.dims[i], bindings) >= _largest(program, bindings))
     return any(isinstance(s, int) and s > 1 and s * program.buffer[n.buffer].dtype.size % 16 for n in large for _, s in n.strides)
@@ -95,7 +97,7 @@ def _writes_rows(program: Program, bindings: Bindings) -> bool:
 
 
 def _bytes_in_own_kernel(program: Program, bindings: Bindings, direction: _Direction) -> int:
-    """Bytes a direction reads in a kernel of its own: an output that holds what it folds, or all that is computed from."""
+    """Bytes a direction reads in its own kernel: stored outputs that hold its inputs, or else all original inputs."""
     held = {_without_casts(program, n.value): n.buffer for n in program.nodes if isinstance(n, Store)}
     args = {_without_casts(program, a) for i in direction.folds for a in operands(program.nodes[i])}
     if args <= held.keys():
@@ -105,13 +107,13 @@ def _bytes_in_own_kernel(program: Program, bindings: Bindings, direction: _Direc
 
 
 def _without_casts(program: Program, i: int) -> int:
-    """A value without casts around it."""
+    """The value under any casts."""
     node = program.nodes[i]
     return _without_casts(program, node.args[0]) if isinstance(node, Op) and node.name == "cast" else i
 
 
 def _directions(program: Program, bindings: Bindings) -> tuple[_Direction, ...]:
-    """Reductions of full-size data by the axes they fold; small ones ride along with others."""
+    """Reductions of full-size data, grouped by the axes they fold. Small reductions are fused into others."""
     sizes = {i: program.points(_data(program, n), bindings) for i, n in enumerate(program.nodes) if isinstance(n, Reduce)}
     largest = max(sizes.values(), default=0)
     found: dict[frozenset[str], list[int]] = {}
@@ -141,7 +143,7 @@ def _read(program: Program, bindings: Bindings, folds: tuple[int, ...]) -> int:
 
 
 def _reads_again(program: Program, bindings: Bindings, direction: _Direction) -> bool:
-    """Whether rows are too long to hold, and something full-size is computed once their results are known."""
+    """Whether rows are too long to stay on chip and a full-size value depends on the reduction's result."""
     if program.points(direction.axes, bindings) <= REREAD_COLS:
         return False
     after = set(direction.folds)
@@ -163,7 +165,7 @@ def _slowdown(program: Program, bindings: Bindings, direction: _Direction) -> fl
 
 
 def _splits(program: Program, bindings: Bindings, direction: _Direction, device: Device) -> bool:
-    """Whether too few results are left to fill the card, so that a reduction takes two kernels."""
+    """Whether there are too few results to fill the GPU, so that the reduction takes two kernels."""
     node = program.nodes[direction.folds[0]]
     assert isinstance(node, Reduce)
     kept = _data(program, node) - direction.axes
@@ -171,6 +173,6 @@ def _splits(program: Program, bindings: Bindings, direction: _Direction, device:
 
 
 def _mixes(program: Program, bindings: Bindings, directions: tuple[_Direction, ...]) -> bool:
-    """Whether Inductor's own gates let it fold both directions in one pass."""
+    """Whether Inductor's own heuristics allow both directions in one pass."""
     cols, rows = sorted(program.points(d.axes, bindings) for d in directions)
     return rows >= max(MIX_ROWS, 2 * cols) and cols <= MIX_COLS and rows * cols >= MIX_ELEMENTS

@@ -1,17 +1,18 @@
-"""Which outputs of a plan may take the memory of an input: every element is read for the last time before it is written.
+"""In-place analysis: which outputs of a plan may reuse the memory of an input.
 
-Three things must hold in the kernel that writes, for every element of the shared memory; kernels before it have ended.
+This is safe if every element is read for the last time before it is written. Three conditions must hold in the kernel that
+writes; earlier kernels have finished.
 
-- One CTA reads it, and the same CTA writes it: load and store have one address map, which names every axis of the kernel, so
-  that an element belongs to one point of the space, and a point to one CTA, also where several share a row: each has columns of
-  its own. Lanes outside the data touch no memory.
-- The walk that writes it is the last that reads it. Loads that a pipeline issues early, and walks over a row before its turn, are
-  earlier still, and what they fetch has not been written, because an element is written once, by its own tile.
-- Of the CTA's threads, none reads it after another has written it. Where a tile has an element for every thread, one thread
-  reads each, and the store waits for that thread because what is stored is computed from what was read. A smaller tile is
-  read by several threads, and the store waits for one of them; there a fold in which all warps meet has to lie between.
+- The same CTA reads and writes each element. Load and store have the same address map, which names every axis of the kernel.
+  So an element belongs to one point of the iteration space, and a point to one CTA, even if several CTAs share a row, because
+  each owns distinct columns. Masked lanes touch no memory.
+- The walk that writes an element is the last one that reads it. Pipelined loads and walks over a row ahead of its turn happen
+  earlier still. What they load is not overwritten yet, because only an element's own tile writes it, once.
+- No thread reads an element after another thread wrote it. If a tile has at least one element per thread, one thread reads
+  each element, and its store depends on that read. Threads share the elements of a smaller tile, and the store depends on
+  only one of the reads. Then a reduction that synchronizes all warps must lie between.
 
-What cannot be shown this way is left out, right or wrong.
+Pairs that cannot be proven safe this way are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WARP = 32  # threads
 
 
 def safe_inplace_pairs(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """(output, input): those that may be one piece of memory when this very plan runs."""
+    """Pairs (output, input) that may share memory when exactly this plan runs."""
     buffers = plan.program.buffers
     outputs, inputs = ([b for b in buffers if b.role == role] for role in ("output", "input"))
     return tuple((out.name, taken.name) for out in outputs for taken in inputs
@@ -34,13 +35,13 @@ def safe_inplace_pairs(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def _alike(a: Buffer, b: Buffer) -> bool:
-    """Are these the same bytes? A tensor without gaps may have other dims than another with as many elements."""
+    """Whether two buffers cover the same bytes. Dense tensors may differ in shape if they have as many elements."""
     same = (a.shape, a.strides) == (b.shape, b.strides)
     return a.dtype == b.dtype and (same or product(list(a.shape)) == product(list(b.shape)) and _is_dense(a) and _is_dense(b))
 
 
 def _is_dense(buffer: Buffer) -> bool:
-    """Do elements follow each other without gaps, the last dim fastest?"""
+    """Whether a buffer is contiguous, its last dimension fastest."""
     step: Size = 1
     for extent, stride in zip(reversed(buffer.shape), reversed(buffer.strides), strict=True):
         if extent != 1 and stride != step:
@@ -70,7 +71,7 @@ def _accesses(program: Program, kind: type[Load] | type[Store], buffer: str) -> 
 
 
 def _is_owned(plan: KernelPlan, load: int, store: int, bindings: Bindings) -> bool:
-    """Does each address belong to one point of the kernel's space, for the load and for the store alike?"""
+    """Whether each address belongs to one point of the iteration space, the same for the load and the store."""
     kernel, program = plan.kernel, plan.program
     read, written = program.nodes[load], program.nodes[store]
     assert isinstance(read, Load) and isinstance(written, Store)
@@ -79,16 +80,18 @@ def _is_owned(plan: KernelPlan, load: int, store: int, bindings: Bindings) -> bo
     space = kernel.space
     everything = {a for a in (*space.batch, *space.rows, *space.cols) if program.axis[a].extent != 1}
     named = {a for a, _ in read.strides}
-    return everything <= named and all(_has_own_lane(kernel, i) for i in (load, store)) and _is_one_to_one(program, read.strides, bindings)
+    if not all(_has_own_lane(kernel, i) for i in (load, store)):
+        return False
+    return everything <= named and _is_one_to_one(program, read.strides, bindings)
 
 
 def _has_own_lane(kernel: Kernel, i: int) -> bool:
-    """Has a value its own lane for every column of a tile, and for every row where there are any?"""
+    """Whether a value has a lane of its own for every column of a tile, and for every row if there are rows."""
     return kernel.by_col[i] is Across.FULL and (kernel.by_row[i] or not kernel.space.rows)
 
 
 def _is_one_to_one(program: Program, strides: Strides, bindings: Bindings) -> bool:
-    """Have no two points the same address?"""
+    """Whether no two points have the same address."""
     reach = 0
     for stride, extent in sorted((value(s, bindings), value(program.axis[a].extent, bindings)) for a, s in strides):
         if extent > 1:
@@ -115,13 +118,13 @@ def _is_read_in_time(plan: KernelPlan, load: int, store: int) -> bool:
 
 
 def _is_after_the_rows(kernel: Kernel, schedule: Schedule, store: int) -> bool:
-    """Is something stored that a loop over rows had to end for? No walk of that loop writes it."""
+    """Whether a store needs a result of the finished loop over rows, so that no walk of that loop writes it."""
     row_loop = isinstance(schedule.rows, Loop) and not isinstance(schedule.cols, Block)
     return row_loop and any(f.rows and store in _reached(kernel.program, f.node, through=True) for f in kernel.folds)
 
 
 def _is_awaited(kernel: Kernel, load: int, store: int, phase: int) -> bool:
-    """Is what is stored computed from what the walk of a phase reads? (A fold of a row takes in every element of the row.)"""
+    """Whether a store depends on what one phase's walk loads. (A fold of a row depends on every element of the row.)"""
     program = kernel.program
     folded = {f.node for f in kernel.folds if not f.block}
     for i in _reached(program, load, through=False, but=frozenset(folded)):
@@ -133,7 +136,7 @@ def _is_awaited(kernel: Kernel, load: int, store: int, phase: int) -> bool:
 
 
 def _reached(program: Program, start: int, through: bool, but: frozenset[int] = frozenset()) -> set[int]:
-    """All that is computed from a value; `through` reductions too, else up to those in `but`."""
+    """All nodes computed from a value. With `through`, includes nodes past reductions; otherwise stops at those in `but`."""
     found: set[int] = set()
     todo = [start]
     while todo:
@@ -148,9 +151,10 @@ def _reached(program: Program, start: int, through: bool, but: frozenset[int] = 
 
 
 def _meet_in_folds(kernel: Kernel, schedule: Schedule) -> bool:
-    """Do all warps take part in every fold of a row, and so wait for each other once its tiles are read?
+    """Whether all warps take part in every row reduction, and so synchronize after reading its tiles.
 
-    They do where tiles are single rows and lie across the whole CTA; the small tile of a row's broken ends comes first.
+    This holds for single-row tiles that span the whole CTA. The small tile of partial sectors at a row's ends is read before
+    them.
     """
     rows = schedule.rows
     one_row = not kernel.space.rows or rows == Block(1) or isinstance(rows, Loop) and rows.step == 1
@@ -158,8 +162,8 @@ def _meet_in_folds(kernel: Kernel, schedule: Schedule) -> bool:
 
 
 def _areas(kernel: Kernel, schedule: Schedule) -> list[int]:
-    """How many elements each kind of tile has."""
-    edges = [2 * schedule.sector_elems] if schedule.sector_elems else []  # the broken sectors at a row's ends are a tile of their own
+    """The number of elements of each kind of tile."""
+    edges = [2 * schedule.sector_elems] if schedule.sector_elems else []  # partial sectors at a row's ends
     heights = _tiles(schedule.rows) if kernel.space.rows else [1]
     return [height * width for height in heights for width in (*_tiles(schedule.cols), *edges)]
 

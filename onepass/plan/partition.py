@@ -1,8 +1,8 @@
-"""Program -> Plan: which results share a kernel, by predicted time alone.
+"""Partitioning: decide by predicted time which results share a kernel.
 
-Every reduction and every store starts as a kernel of its own. The pair whose merge gains most is merged, until no merge
-gains; of very many results, every pair that gains. There are no caps on reads, no ratios of rows to columns, and splitting a
-reduction is just another schedule that competes. Every merge that was looked at and not made is kept as a Refusal with both costs.
+Every reduction and every store starts as its own kernel. Repeatedly, the pair with the largest gain is merged; with very many
+results, every pair that gains. There are no limits on the number of inputs and no row-to-column ratios. Splitting a reduction
+is just another schedule. Every rejected merge is kept as a Refusal with both costs.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .schedule import Loop
 from .scoring import Scored, score, scores
 from .split import Cut, halves
 
-MERGE_GAIN = 0.98  # a merge must be predicted to save this much, or the model's error decides
-# Kernels that are scored before a search stops asking for the best merge (the largest named workload takes 49), and before it stops
-# merging. Each takes about 5 ms.
+MERGE_GAIN = 0.98  # a merge must be predicted to save 2 %, or the model's error decides
+# Limits on scored kernels, about 5 ms each: until the search stops looking for the best merge (the largest named workload
+# needs 49), and until it stops merging.
 THOROUGH = Budget("Searching for the best merge of two kernels", PlanTooLong, base=64)
-SCORINGS = Budget("Searching for kernels to merge", PlanTooLong, base=32, per_item=2)  # and so many for every result
+SCORINGS = Budget("Searching for kernels to merge", PlanTooLong, base=32, per_item=2)  # plus `each` per result
 SIZE = Budget("Planning a Program (one step a node)", PlanTooLong, base=4096)
 
-Pair: TypeAlias = tuple[float, frozenset[int], frozenset[int]]  # two groups, and the most that merging them can gain
+Pair: TypeAlias = tuple[float, frozenset[int], frozenset[int]]  # two groups, and an upper bound on the gain of merging them
 
 
 @stage("planning kernels")
 def plan(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback = MappingProxyType({})) -> Plan:
-    """Decide everything about a Program on a device, for one set of sizes, heeding what compiling earlier plans showed."""
+    """Plan a Program on a device for one set of sizes. `feedback` holds the outcomes of compiling earlier plans."""
     check_types(program, device)
     SIZE.steps().spend(len(program.nodes))
     search = Search(program, bindings, device, feedback)
@@ -48,10 +48,10 @@ def plan(program: Program, bindings: Bindings, device: Device, feedback: Compile
 
 
 def _named(kernels: list[KernelPlan], stem: str) -> tuple[KernelPlan, ...]:
-    """Name each kernel after what it computes and how."""
+    """Name each kernel after its Program and family."""
     found = []
     for k, kernel in enumerate(kernels):
-        kind = "join" if "_join" in kernel.program.name else kernel.family.replace("-", "_").replace(" ", "_")
+        kind = "join" if "_join" in kernel.program.name else kernel.family.replace("-", "_").replace(" ", "_").lower()
         name = f"{stem}_{kind}" if len(kernels) == 1 else f"{stem}_{k}_{kind}"
         found.append(replace(kernel, name=name))
     return tuple(found)
@@ -59,7 +59,7 @@ def _named(kernels: list[KernelPlan], stem: str) -> tuple[KernelPlan, ...]:
 
 @dataclass
 class Search:
-    """The search for one Program's groups, and what it saw."""
+    """The search for the kernels of one Program, with its refusals and memoized scores."""
 
     program: Program
     bindings: Bindings
@@ -78,12 +78,12 @@ class Search:
         self.thorough, self.scorings = THOROUGH.steps(), SCORINGS.steps(len(self.seeds))
 
     def scored(self, group: frozenset[int]) -> Scored | Illegal:
-        """The best way to run a group, or why there is none; found once."""
+        """The best way to run a group, or why there is none. Memoized."""
         if group not in self._memo:
             self.thorough.count()
             self.scorings.count()
             kernel = self.cut.extract(group, self._name(group))
-            last_resort = group in self.seeds  # what cannot be taken apart is rather slow than not computed
+            last_resort = group in self.seeds  # a group that cannot be split further may spill rather than fail
             self._memo[group] = score(kernel, self.bindings, self.device, self.feedback, spilling=last_resort)
         return self._memo[group]
 
@@ -91,7 +91,7 @@ class Search:
         return f"{self.program.name}_{min(group)}"
 
     def run(self) -> list[frozenset[int]]:
-        """The groups, in an order they can run in; none where a function returns only what it was given, or plain values."""
+        """The groups in an executable order. Empty if a function returns only its inputs or plain values."""
         whole = frozenset(self.program.of(Reduce, Store))
         if not whole:
             return []
@@ -110,9 +110,9 @@ class Search:
         return self._accepted(self._ordered(groups))
 
     def _separate_lower_bound(self, together: Scored) -> float:
-        """No two or more kernels can be predicted to be faster: they start twice, and read something large once more.
+        """A lower bound on the time of two or more kernels: they launch twice, and read a large input once more.
 
-        What is read once more is at least the narrowest of the large inputs that tie the results together.
+        That input is at least the smallest of the large inputs that connect all results.
         """
         tied: list[set[int]] = []
         units = self.seeds
@@ -137,7 +137,7 @@ class Search:
         return total
 
     def _seeds(self) -> list[frozenset[int]]:
-        """One kernel a reduction; a store of something no larger than a reduction's result goes with its reduction."""
+        """One kernel per reduction. A store no larger than a reduction's result joins the kernel of that reduction."""
         groups = {i: {i} for i in self.program.of(Reduce)}
         seeds = []
         for i in self.program.of(Store):
@@ -151,9 +151,9 @@ class Search:
         return [*(frozenset(g) for g in groups.values()), *seeds]
 
     def _agglomerate(self, groups: list[frozenset[int]]) -> list[frozenset[int]]:
-        """Merge until no merge gains: the best pair at a time, or every pair that gains where there are too many to score them all.
+        """Merge groups until no merge gains: the best pair at a time, or every gaining pair if there are too many to score.
 
-        Pairs are scored in the order of what their bytes allow them to gain.
+        Pairs are scored in the order of their upper bounds.
         """
         while True:
             pairs = sorted(self._pairs(groups), key=lambda p: -p[0])
@@ -166,7 +166,7 @@ class Search:
             groups = merged
 
     def _best_merged(self, groups: list[frozenset[int]], pairs: list[Pair]) -> tuple[list[frozenset[int]], list[Refusal]]:
-        """The groups with the pair merged that gains most."""
+        """The groups after merging the pair with the largest gain."""
         refused: list[Refusal] = []
         best: tuple[float, frozenset[int], frozenset[int]] | None = None
         for hope, a, b in pairs:
@@ -180,8 +180,10 @@ class Search:
         return (groups, refused) if best is None else (_with_merged(groups, *best[1:]), refused)
 
     def _all_merged(self, groups: list[frozenset[int]], pairs: list[Pair]) -> tuple[list[frozenset[int]], list[Refusal]]:
-        """The groups with every pair merged that gains, each group once: that may halve them, where each merge of the best pair
-        would ask for new pairs to be scored."""
+        """The groups after merging every pair that gains, each group at most once.
+
+        This can halve their number, whereas each merge of only the best pair would require new pairs to be scored.
+        """
         refused: list[Refusal] = []
         merged: set[frozenset[int]] = set()
         for _, a, b in pairs:
@@ -196,9 +198,10 @@ class Search:
         return groups, refused
 
     def _pairs(self, groups: list[frozenset[int]]) -> list[Pair]:
-        """Pairs that have something to share (an input, or one's result as the other's operand), with the most they can gain.
+        """Pairs that share an input or depend on each other, with the upper bound of their gain.
 
-        Those that only walk alike share a launch; of these every group is paired with the next one, for any other would do as well.
+        Groups that only walk the same axes would share a launch. Each of these is paired with just the next one; any other
+        would do as well.
         """
         found = []
         for k, a in enumerate(groups):
@@ -213,12 +216,12 @@ class Search:
         return found
 
     def _walks(self, group: frozenset[int]) -> frozenset[tuple[tuple[str, ...], frozenset[str]]]:
-        """Over which axes a group reduces, and which are left."""
+        """The axes a group reduces over, and those that remain, per reduction."""
         nodes = self.program.nodes
         return frozenset((node.axes, self.program.dims[i]) for i in group if isinstance(node := nodes[i], Reduce))
 
     def reads(self, group: frozenset[int]) -> frozenset[str]:
-        """The tensors a group moves."""
+        """The tensors a group loads or stores."""
         if group not in self._moved:
             self._moved[group] = self._reads(group)
         return self._moved[group]
@@ -242,7 +245,7 @@ class Search:
         return any(self.needs[i] & a for i in b)
 
     def _gain(self, a: frozenset[int], b: frozenset[int], groups: list[frozenset[int]]) -> float | Refusal:
-        """What merging two kernels saves, or why it is not done."""
+        """The time saved by merging two kernels, or why they are not merged."""
         one, two = self.scored(a), self.scored(b)
         assert isinstance(one, Scored) and isinstance(two, Scored)
         apart = one.us + two.us + extra_kernel_us(self.device)
@@ -257,14 +260,14 @@ class Search:
         return apart - merged.us
 
     def _between(self, a: frozenset[int], b: frozenset[int], groups: list[frozenset[int]]) -> bool:
-        """Would merging a and b make a cycle with a third kernel?"""
+        """Whether merging a and b creates a cycle with a third kernel."""
         merged = a | b
-        reach, todo = set(), [g for g in groups if g not in (a, b) and self._feeds(merged, g)]
+        seen, todo = set(), [g for g in groups if g not in (a, b) and self._feeds(merged, g)]
         while todo:
             g = todo.pop()
-            if g in reach:
+            if g in seen:
                 continue
-            reach.add(g)
+            seen.add(g)
             if self._feeds(g, merged):
                 return True
             todo.extend(h for h in groups if h not in (a, b) and self._feeds(g, h))
@@ -274,17 +277,17 @@ class Search:
         home = {i: group for group in groups for i in group}
         waits = {group: {home[r] for i in group for r in self.needs[i]} - {group} for group in groups}
         done: list[frozenset[int]] = []
-        left = sorted(groups, key=min)
-        while left:
-            ready = next((g for g in left if waits[g].issubset(done)), None)
+        pending = sorted(groups, key=min)
+        while pending:
+            ready = next((g for g in pending if waits[g].issubset(done)), None)
             if ready is None:
                 raise CyclicKernels(what=self.program.name)
             done.append(ready)
-            left.remove(ready)
+            pending.remove(ready)
         return done
 
     def _label(self, group: frozenset[int]) -> str:
-        """What a kernel computes, in few words."""
+        """A short description of what a kernel computes."""
         names = []
         for i in sorted(group):
             node = self.program.nodes[i]
@@ -304,7 +307,7 @@ class Search:
         return groups
 
     def _note_join(self, found: Scored, group: frozenset[int]) -> None:
-        """Joining partial results in the last block instead of a second kernel is a merge too, and is refused by cost."""
+        """Record the refusal to join partial results in the last CTA instead of a second kernel, if that would be slower."""
         schedule = found.plan.schedule
         if schedule.splits <= 1:
             return
@@ -314,12 +317,12 @@ class Search:
         apart = found.us
         fused = found.plan.cost.us + last_block_cost(states, schedule.splits, length, self.device)
         if fused >= apart:
-            detail = f"the last CTA would read {schedule.splits} partial rows of {length} by itself"
+            detail = f"the last CTA alone would read {schedule.splits} partial rows of {length} elements"
             between = (self._label(group), "the sum of its partial results")
             self.refusals.append(Refusal(Reason.SLOWER, between, detail, fused, apart))
 
     def assemble(self, groups: list[frozenset[int]], instead: Mapping[frozenset[int], Scored]) -> Plan:
-        """The plan of some groups in order, each run the best way or the one given instead."""
+        """The plan of some groups in order, with replacement schedules from `instead`."""
         kernels: list[KernelPlan] = []
         for group in groups:
             found = instead.get(group) or self.scored(group)
@@ -333,7 +336,7 @@ class Search:
         return [] if isinstance(found, Illegal) else found
 
     def other_partitions(self, chosen: list[frozenset[int]]) -> list[list[frozenset[int]]]:
-        """Ways to group that the search did not take: all in one kernel, what merging pairs found, each result by itself."""
+        """Groupings the search did not choose: one kernel, the result of pairwise merging, and separate kernels."""
         whole = [frozenset(self.program.of(Reduce, Store))]
         met = [whole, self._ordered(self._agglomerate(self.seeds)), self._ordered(self.seeds)]
         legal = [groups for groups in met if all(isinstance(self.scored(g), Scored) for g in groups)]
@@ -346,25 +349,25 @@ def _with_merged(groups: list[frozenset[int]], a: frozenset[int], b: frozenset[i
 
 def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tuple[str, ...],
               feedback: CompileFeedback) -> list[KernelPlan]:
-    """A kernel whose reductions are split, as two: partial states, and the plan of their join."""
+    """Split a kernel with split reductions into one that computes partial states and the plan of their join."""
     if chosen.schedule.splits <= 1:
         return [chosen]
     first, rest = halves(chosen.kernel, chosen.schedule.splits, order)
     kernel = Kernel(first, _remaining(chosen.kernel.space, first))
     held = frozenset(kernel.multi_phase) if chosen.schedule.resident else frozenset[int]()
-    parked = frozenset(first.nodes.index(chosen.program.nodes[i]) for i in chosen.schedule.staged)
-    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held, staged=parked))
+    staged = frozenset(first.nodes.index(chosen.program.nodes[i]) for i in chosen.schedule.staged)
+    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held, staged=staged))
     joined = plan(rest, bindings, device, feedback)
     return [main, *joined.kernels]
 
 
 def _remaining(space: Space, program: Program) -> Space:
-    """A space without the axes that only the joining kernels still have."""
+    """A space without the axes that only the join kernels still have."""
     return Space(*(tuple(a for a in side if a in program.axis) for side in (space.batch, space.rows, space.cols, space.block)))
 
 
 def _reductions_needed(program: Program) -> tuple[frozenset[int], ...]:
-    """The reductions each node depends on."""
+    """For each node: the reductions it depends on."""
     found: list[frozenset[int]] = []
     for node in program.nodes:
         own: frozenset[int] = frozenset()

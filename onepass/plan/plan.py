@@ -1,4 +1,6 @@
-"""Plan: kernels in the order they run, each with its schedule, cost and resources; and every merge that was not made."""
+"""Plan: the kernels of a Program in execution order, each with schedule, cost and resources, and the merges that were
+refused.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +20,31 @@ from .resources import Resources, tile_of
 from .schedule import Cover, Schedule
 from .staged_rows import prefetched_columns, state_words
 
-REGISTERS_UNBOUNDED = 1024  # registers that no schedule is estimated to take
+REGISTERS_UNBOUNDED = 1024  # above any register estimate
 
 
 @dataclass(frozen=True, slots=True)
 class CompileOutcome:
-    """What compiling a schedule that spills, or does not fit as often as was foreseen, showed."""
+    """What compiling a schedule revealed: that it spills, or that fewer CTAs fit per SM than predicted."""
 
-    registers: int  # of the kernel's schedules, those estimated to take as many need not be tried
-    spilled: tuple[bool, int] | None = None  # in a loop?, how many bytes; None: it cannot run at all
-    ctas_per_sm: int | None = None  # nothing is wrong with it, but that only so many fit: it is to be scored again
+    registers: int  # schedules of this kernel estimated to need as many registers are not tried
+    spilled: tuple[bool, int] | None = None  # (spills inside a loop, spilled bytes); None: the kernel cannot run at all
+    ctas_per_sm: int | None = None  # only this many CTAs fit; score the schedule again with that number
 
 
-CompileFeedback: TypeAlias = Mapping[tuple[Program, Schedule], CompileOutcome]  # by (kernel as scored, schedule)
+CompileFeedback: TypeAlias = Mapping[tuple[Program, Schedule], CompileOutcome]  # keyed by (kernel as scored, schedule)
 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """One kernel, decided."""
+    """One kernel with its chosen schedule."""
 
     name: str
     kernel: Kernel
     schedule: Schedule
     resources: Resources
     cost: Cost
-    scored_as: tuple[Program, Schedule]  # what was scored, before split reductions became partial states
+    scored_as: tuple[Program, Schedule]  # as scored, before a split reduction became partial states
 
     @property
     def program(self) -> Program:
@@ -62,7 +64,7 @@ class KernelPlan:
 
     @cached_property
     def loads(self) -> tuple[str, ...]:
-        """Each tensor read, and how often."""
+        """Each tensor read, how often, and where it is kept."""
         found = (self._described(i, n) for i, n in enumerate(self.program.nodes) if isinstance(n, Load))
         return (*found, *self._exchanged)
 
@@ -72,7 +74,7 @@ class KernelPlan:
 
     @cached_property
     def ops(self) -> tuple[str, ...]:
-        """What it computes, in the user's lines where they are known."""
+        """What the kernel computes, as the user's source lines where known."""
         lines = dict.fromkeys(n.src for n in self.program.nodes if n.src and isinstance(n, (Op, Reduce)))
         if lines:
             return tuple(lines)
@@ -81,11 +83,12 @@ class KernelPlan:
 
     @property
     def _exchanged(self) -> tuple[str, ...]:
-        """What CTAs that share a row write for each other."""
-        sharing = self.schedule.ctas_per_row
-        if sharing == 1:
+        """The mailbox of CTAs that share a row."""
+        ctas = self.schedule.ctas_per_row
+        if ctas == 1:
             return ()
-        return (f"boxes i64 {sharing * state_words(self.kernel)} a row, in which its {sharing} CTAs leave states for each other",)
+        shape = f"[rows, {ctas * state_words(self.kernel)}]"
+        return (f"mailbox i64{shape}: partial row results exchanged between the {ctas} CTAs of a row",)
 
     def _described(self, i: int, node: Load) -> str:
         text = f"{node.buffer} {self.program.buffer[node.buffer].dtype}"
@@ -97,19 +100,20 @@ class KernelPlan:
         tile, size = tile_of(self.schedule), self.program.dtypes[i].size
         if i in self.schedule.resident:
             held = tile.resident_height * tile.resident_width * size / (4 * 32 * self.schedule.warps)
-            return f"{text} once, kept in registers ({held:g} a thread)"
+            return f"{text} once, kept in registers ({held:g} per thread)"
         if i in self.schedule.staged:
-            cols, ahead = self.schedule.cols, self.schedule.prefetch
-            columns = self.schedule.stages * tile.resident_width + (prefetched_columns(cols, ahead) if isinstance(cols, Cover) else 0)
-            part = f", 1/{self.schedule.ctas_per_row} of a row a CTA" if self.schedule.ctas_per_row > 1 else ""
-            return f"{text} once, parked in shared memory ({columns * size / 1024:.1f} KiB){part}"
+            cols, prefetch = self.schedule.cols, self.schedule.prefetch
+            columns = self.schedule.stages * tile.resident_width
+            columns += prefetched_columns(cols, prefetch) if isinstance(cols, Cover) else 0
+            part = f", 1/{self.schedule.ctas_per_row} of a row per CTA" if self.schedule.ctas_per_row > 1 else ""
+            return f"{text} once, staged in shared memory ({columns * size / 1024:.1f} KiB){part}"
         times = len(self.kernel.use_phases(i)) if i in self.kernel.multi_phase else 1
         return f"{text} once" if times == 1 else f"{text} {times} times"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A Program's kernels, in order."""
+    """A Program's kernels in execution order."""
 
     program: Program
     device: Device
@@ -119,7 +123,7 @@ class Plan:
 
     @cached_property
     def floor_bytes(self) -> int:
-        """Every input once, every output once."""
+        """The fewest bytes the Program can move: every input once, every output once."""
         return floor_bytes(self.program, self.bindings)
 
     @property
@@ -128,7 +132,7 @@ class Plan:
 
     @property
     def predicted_us(self) -> float:
-        """Kernel times, and what each further kernel costs to start."""
+        """The sum of kernel times, plus the launch cost of each further kernel."""
         return sum(k.predicted_us for k in self.kernels) + extra_kernel_us(self.device) * max(0, len(self.kernels) - 1)
 
     @property
@@ -137,5 +141,5 @@ class Plan:
 
     @cached_property
     def temporaries(self) -> tuple[Buffer, ...]:
-        """Buffers that live only between kernels."""
+        """Buffers that exist only between kernels."""
         return tuple({b.name: b for k in self.kernels for b in k.program.buffers if b.role == "temp"}.values())

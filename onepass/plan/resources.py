@@ -1,7 +1,7 @@
-"""Registers, shared memory and CTAs per SM of (kernel, schedule, device), before anything is compiled.
+"""Resource estimates: registers, shared memory and CTAs per SM of (kernel, schedule, device) before compiling.
 
-The compiler has the last word: a kernel that spills or does not fit is remembered with its estimate, and of its schedules only
-lighter ones are tried again (see pipeline.py). So these formulas only have to rank schedules and keep hopeless ones out.
+These formulas only rank schedules and reject hopeless ones. The compiler decides: a kernel that spills or does not fit is
+remembered with its estimate, and only schedules with lower estimates are tried again (see pipeline.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..ir.program import Load, Reduce, Store
 from . import staged_rows, staged_tiles
 from .kernel import Across, Kernel
 from .schedule import Block, Cover, Loop, Role, Schedule
-from .thread_layout import matches_tile_layout, vector, widest
+from .thread_layout import explicit_vector, matches_tile_layout, vector
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one CTA takes and how many fit."""
+    """Resources of one CTA, and how many CTAs fit per SM."""
 
     registers: int
     smem_bytes: int
@@ -35,19 +35,19 @@ class Tile:
 
     height: int
     width: int  # of the widest tile
-    resident_width: int  # of all tiles of a covered side together
+    resident_width: int  # sum over all tiles of a covered side
     resident_height: int
     count: int  # unrolled tiles
 
 
 def tile_of(schedule: Schedule) -> Tile:
-    """A schedule's tile."""
+    """A schedule's tile. Cached by its roles."""
     return _tile(schedule.rows, schedule.cols)
 
 
 @lru_cache(maxsize=4096)
 def _tile(rows: Role, cols: Role) -> Tile:
-    """Many schedules have the same, and each is asked for it several times."""
+    """Cached, because many schedules share a tile and each asks for it several times."""
 
     def side(role: Role) -> tuple[int, int, int]:
         match role:
@@ -62,15 +62,15 @@ def _tile(rows: Role, cols: Role) -> Tile:
 
 @dataclass(frozen=True, slots=True)
 class PostReductionLoad:
-    """A load that is needed after a reduction."""
+    """A load that is used after a reduction."""
 
     node: int
-    size: int  # bytes of an element
-    once_from_cols: int  # a tile of that many columns a warp is loaded once for all its rows
+    size: int  # bytes per element
+    once_from_cols: int  # a tile of at least this many columns per warp is loaded once for all its rows
 
 
 def loads_after_reduction(kernel: Kernel) -> tuple[PostReductionLoad, ...]:
-    """What a kernel needs after a reduction and does not hold anyway."""
+    """A kernel's loads that are used after a reduction and are not resident anyway."""
     own, found = vector(kernel), []
     for i in kernel.after_reduction:
         alike = not kernel.is_full[i] and matches_tile_layout(kernel, i, 32 * own, 1)
@@ -83,31 +83,31 @@ NEVER = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a kernel asks of a thread, whatever its schedule. Counted once, used for every candidate."""
+    """A kernel's demands per thread under any schedule. Counted once for all candidates."""
 
     accesses: int
     resident_bytes: float  # per element: multi-phase inputs in their storage types
-    resident_registers: float  # the same, each in the registers it is computed in
-    after_reduction: tuple[PostReductionLoad, ...]  # loads that are needed after a reduction, in the order of Kernel.late
+    resident_registers: float  # per element: multi-phase inputs, widened to compute types
+    after_reduction: tuple[PostReductionLoad, ...]  # in the order of Kernel.after_reduction
     full_bytes: int  # per element: full-size inputs
-    accumulated: float  # 32-bit state per column that a loop over rows gathers
+    accumulated: float  # 32-bit state per column accumulated by a loop over rows
     vectors: float  # per column: row vectors in their storage types, in 32-bit words
-    looped_elementwise_registers: float  # 32-bit state per element that a walk carries
-    looped_state_registers: float  # 32-bit state per row that a walk carries
-    reread: int  # values per element that a merge of a walked tile reads more than once
+    looped_elementwise_registers: float  # state per element carried by a walk
+    looped_state_registers: float  # state per row carried by a walk
+    reread: int  # values per element that the merge of a walked tile reads more than once
     live: int  # full-size values alive at once
-    registers_per_value: int  # registers per value
-    tma_stageable: tuple[tuple[int, int], ...]  # loads that can wait in shared memory, and bytes of an element of each
-    exchange_bytes: int  # bytes a warp leaves for others in the largest fold
-    exchange_bytes_multi_cta: int  # the same where several CTAs take a row
-    exchange_bytes_down: int  # the same of folds down columns
-    widest: int  # elements a thread takes at once of a tile that comes through shared memory
-    state_registers: int  # registers of all states of one column
-    entering_registers: int  # registers of one element of all that enters merges
-    merged: int  # registers of all states of one column that are computed anew when they merge
+    registers_per_value: int
+    tma_stageable: tuple[tuple[int, int], ...]  # (load, bytes per element) of loads that can be staged
+    exchange_bytes: int  # per warp, in the largest reduction along rows
+    exchange_bytes_multi_cta: int  # the same if several CTAs share a row
+    exchange_bytes_down: int  # per warp, in the largest reduction along columns
+    explicit_vector: int  # adjacent elements per thread of a staged tile
+    state_registers: int  # all states of one column
+    entering_registers: int  # one element of every value that enters a merge
+    merged_registers: int  # states of one column that a merge recomputes
 
     def staged_bytes(self, schedule: Schedule) -> int:
-        """Of an element of all parked loads together."""
+        """Bytes per element of all staged loads together."""
         return sum(size for i, size in self.tma_stageable if i in schedule.staged)
 
 
@@ -116,13 +116,13 @@ def demand(kernel: Kernel) -> Demand:
     program = kernel.program
     accumulated = elementwise = states = 0.0
     reread: set[int] = set()
-    entering_registers: set[int] = set()
+    entering: set[int] = set()
     own = merged = 0
     for fold in kernel.folds:
         node = program.nodes[fold.node]
         assert isinstance(node, Reduce)
         monoid = MONOIDS[node.monoid]
-        carried = len(monoid.accumulating) if kernel.is_full_precision[fold.node] else 0  # what rounding took
+        carried = len(monoid.accumulating) if kernel.is_full_precision[fold.node] else 0  # compensation terms
         size = (len(monoid.state) + carried) * max(1, program.dtypes[node.args[0]].size // 4)
         if fold.rows and not fold.cols and any(kernel.by_col[a] is not Across.NONE for a in node.args):
             accumulated += size
@@ -131,10 +131,11 @@ def demand(kernel: Kernel) -> Demand:
         elif not fold.block:
             states += size
             reread.update(a for a in node.args if kernel.is_full[a])
-            entering_registers.update(node.args)
-        registers_held = sum(_words(d) for d in monoid.state_dtypes(program.dtypes[node.args[0]]))
-        own += carried + registers_held
-        merged += registers_held if monoid.accumulating and not monoid.primitive else 0  # positions are picked, not computed
+            entering.update(node.args)
+        registers = sum(_registers(d) for d in monoid.state_dtypes(program.dtypes[node.args[0]]))
+        own += carried + registers
+        # argmax-like states are selected, not recomputed
+        merged += registers if monoid.accumulating and not monoid.primitive else 0
     loads = list(program.of(Load))
     return Demand(
         accesses=sum(1 for n in program.nodes if isinstance(n, (Load, Store))),
@@ -149,24 +150,29 @@ def demand(kernel: Kernel) -> Demand:
         reread=len(reread),
         live=_live_values(kernel),
         registers_per_value=max(1, max((program.dtypes[i].size for i in loads), default=4) // 4),
-        tma_stageable=tuple((i, program.dtypes[i].size) for i in
-                       staged_rows.tma_stageable(kernel) or staged_rows.tma_stageable_unaligned(kernel) or staged_tiles.tile_stageable(kernel)),
+        tma_stageable=tuple((i, program.dtypes[i].size) for i in _stageable(kernel)),
         exchange_bytes=staged_rows.exchange_bytes(kernel),
         exchange_bytes_multi_cta=staged_rows.exchange_bytes_multi_cta(kernel),
         exchange_bytes_down=staged_rows.exchange_bytes(kernel, down=True),
-        widest=widest(kernel),
+        explicit_vector=explicit_vector(kernel),
         state_registers=own,
-        entering_registers=sum(_words(program.dtypes[i]) for i in entering_registers),
-        merged=merged,
+        entering_registers=sum(_registers(program.dtypes[i]) for i in entering),
+        merged_registers=merged,
     )
 
 
-def _words(dtype: DType) -> int:
+def _stageable(kernel: Kernel) -> tuple[int, ...]:
+    """The loads that can be staged in shared memory, as rows or as tiles."""
+    rows = staged_rows.tma_stageable(kernel) or staged_rows.tma_stageable_unaligned(kernel)
+    return rows or staged_tiles.tile_stageable(kernel)
+
+
+def _registers(dtype: DType) -> int:
     return max(1, dtype.size // 4)
 
 
 def _live_values(kernel: Kernel) -> int:
-    """Full-size values alive at once at the worst point, in emission order, per phase."""
+    """The most full-size values alive at once, in emission order, over all phases."""
     program, worst = kernel.program, 1
     for phase in range(kernel.passes):
         spans = []
@@ -186,7 +192,7 @@ def _live_values(kernel: Kernel) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RegisterFit:
-    """Registers a thread takes: some whatever it does, per access, per value alive at once, per word it holds or gathers."""
+    """Linear fit of registers per thread: a base, plus terms per access, live value, resident word and accumulated word."""
 
     base: float
     access: float
@@ -195,87 +201,91 @@ class RegisterFit:
     accumulated: float = 0.0
 
 
-# Fitted to the register counts of 1950 kernels (Triton 3.6, sm_90, 0 spills), and of 1390 more after code generation had changed:
-# norms, softmax, losses, column sums and the regions of three models. Mean error 15 %.
+# Fitted to the register counts of 1950 kernels (Triton 3.6, sm_90, no spills) and 1390 more after codegen changed: norms,
+# softmax, losses, column sums and regions of three models. Mean error 15 %.
 FIT_RESIDENT = RegisterFit(11, 0.3, 0.31, 1.4)
 FIT_MIX_ORDER = RegisterFit(6, 1.75, 0.21, 1.14, 1.7)
-# Where a kernel that gathers over rows, with a pipeline and one row at a time, would take a little more than its share of the file,
-# the compiler finds the rest: all of 7 up to this factor compiled without a spill (Triton 3.6, sm_90; 16 warps, backward of norms).
-# Of those without a pipeline, or with several rows at a time, a third spilled.
+# Pipelined mix-order kernels with one row at a time that are estimated to exceed their register limit by up to this factor
+# still compile without spills (all of 7; Triton 3.6, sm_90; 16 warps, norm backward). Without a pipeline, or with several
+# rows at a time, a third spilled.
 REGISTER_SQUEEZE = 1.09
 FIT_LOOP_COLS = RegisterFit(31, 0, 0.15)
 FIT_LOOP_ROWS = RegisterFit(31, 0, 0.78)
-# Fitted to 174 kernels that read rows from shared memory, which may take what they like: mean error 18 %. Told the most they may
-# take, such kernels take more of it than they need: 26 % of 148.
+# Fitted to 174 uncapped kernels that read rows from shared memory: mean error 18 %. With a register cap, such kernels use
+# more than they need: 26 % of 148.
 FIT_STAGED_ROWS = RegisterFit(23, 4.3, 0.31)
-# Fitted to the fewest registers, in steps of eight, with which 85 such kernels that also gather over rows spill at most 16 bytes
-# (Triton 3.7, sm_90: backward passes of norms, sums of rows and columns): mean error 8 %. Allowed more, they take up to twice that.
+# Fitted to the smallest cap, in steps of eight, with which 85 such kernels that also accumulate over rows spill at most 16
+# bytes (Triton 3.7, sm_90: norm backward, sums of rows and columns): mean error 8 %. With a higher cap they use up to twice
+# that.
 FIT_STAGED_MIX_ORDER = RegisterFit(5, 3.5, 0.46, 1.6, 1.2)
-FIT_STAGED_TILES = RegisterFit(24, 0, 0)  # beside what a thread has of a strip
+FIT_STAGED_TILES = RegisterFit(24, 0, 0)  # plus the registers of a strip
 FIT_POINTWISE = RegisterFit(28, 0.2, 0.1)
-FIRST_STATE_REGISTERS = 0.33  # registers of the first state that a walk carries for every element of a tile; a further one takes its own
-STAGED_STATE_SHARE = 0.33  # of that, where chunks are read from shared memory: few of their values are alive beside the states
-# Of a tile that is merged down its columns, how much is there at once, and what every merge takes besides. By eye, from 60 kernels
-# (Triton 3.6, sm_90): variances and logsumexps of 1, 3 and 5 inputs, 16 to 128 elements a thread.
+FIRST_STATE_REGISTERS = 0.33  # registers per element of a walk's first state; further states take their full size
+STAGED_STATE_SHARE = 0.33  # factor on it for chunks read from shared memory, where few values are alive next to the states
+# Share of a tile alive while it is merged down its columns, and registers of every merge. Estimated from 60 kernels (Triton
+# 3.6, sm_90): variances and logsumexps of 1, 3 and 5 inputs, 16 to 128 elements per thread.
 MERGED_TILE_SHARE, MERGE_REGISTERS = 1.1, 10
-MAX_ELEMS_IN_FLIGHT = 32  # elements a thread computes on at once, where it can take a tile bit by bit
-MAX_WIDENED_REGISTERS = 32  # registers a thread spends on widened copies of resident values before it rather widens them again
+MAX_ELEMS_IN_FLIGHT = 32  # elements a thread computes at once, if it can process a tile piecewise
+MAX_WIDENED_REGISTERS = 32  # registers per thread for widened copies of resident values; beyond, they are kept packed
 
 
-def keeps_packed(schedule: Schedule, registers_held: float) -> bool:
-    """Are resident values kept in their 16 bits, and widened anew in each walk? A few may as well stay as they are computed.
+def keeps_packed(schedule: Schedule, widened: float) -> bool:
+    """Whether resident values stay in their 16-bit storage type and are widened again in each walk.
 
-    Widening again costs two or three instructions a value, and short rows of many inputs are bound by instructions.
+    Widening takes two or three instructions per value, and short rows with many inputs are bound by instructions, so a few
+    values stay widened. `widened` is registers per element.
     """
     tile = tile_of(schedule)
     most = MAX_WIDENED_REGISTERS if isinstance(schedule.rows, Loop) else MAX_WIDENED_REGISTERS // 2
-    return registers_held * tile.resident_height * tile.resident_width > most * 32 * schedule.warps
+    return widened * tile.resident_height * tile.resident_width > most * 32 * schedule.warps
 
 
-MAX_PREFETCH_REGISTERS = 16  # registers a thread spends on what it loads before a reduction and needs only after
+MAX_PREFETCH_REGISTERS = 16  # registers per thread for loads issued before a reduction but used only after it
 
 
-def prefetched_loads(wanted: Sequence[PostReductionLoad], schedule: Schedule) -> list[tuple[int, float]]:
-    """The late loads that are issued with the first ones, so that they too arrive while the row does; registers of each.
+def prefetched_loads(loads: Sequence[PostReductionLoad], schedule: Schedule) -> list[tuple[int, float]]:
+    """The post-reduction loads that are issued with the first loads, so that they arrive with the row; registers of each.
 
-    H200, norm of 65536 x 512 with four row vectors: a CTA that asks for them after its reduction lives 0.8 us longer.
+    H200, norm of 65536x512 with four row vectors: a CTA that issues them after its reduction lives 0.8 us longer.
     """
     if schedule.staged or not (isinstance(schedule.rows, Block) and isinstance(schedule.cols, Cover)):
         return []
     found, spent = [], 0.0
-    for load in wanted:
+    for load in loads:
         rows = 1 if min(schedule.cols.tiles) >= load.once_from_cols * schedule.warps else schedule.rows.size
-        registers_held = rows * sum(schedule.cols.tiles) / (32 * schedule.warps) * load.size / 4
-        spent += registers_held
+        registers = rows * sum(schedule.cols.tiles) / (32 * schedule.warps) * load.size / 4
+        spent += registers
         if spent <= MAX_PREFETCH_REGISTERS:
-            found.append((load.node, registers_held))
+            found.append((load.node, registers))
     return found
 
 
 def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
-    """Predict what a CTA takes. 0 CTAs per SM means it does not fit."""
+    """Predict the resources of a CTA. 0 CTAs per SM means it does not fit."""
     threads, tile = 32 * schedule.warps, tile_of(schedule)
-    held = tile.resident_height * tile.resident_width / threads  # elements per thread of all a CTA holds
+    held = tile.resident_height * tile.resident_width / threads  # elements per thread of everything a CTA holds
     once = tile.height * tile.width / threads
     fit = _register_fit(schedule)
-    registers = fit.base + fit.access * need.accesses + fit.live * min(once, MAX_ELEMS_IN_FLIGHT) * need.live * need.registers_per_value
+    registers = fit.base + fit.access * need.accesses
+    registers += fit.live * min(once, MAX_ELEMS_IN_FLIGHT) * need.live * need.registers_per_value
     if schedule.resident:
-        registers_held = need.resident_bytes / 4 if keeps_packed(schedule, need.resident_registers) else need.resident_registers
-        registers += max(1.0, fit.resident * held * registers_held)
-    registers += sum(registers_held for _, registers_held in prefetched_loads(need.after_reduction, schedule))
+        per_element = need.resident_bytes / 4 if keeps_packed(schedule, need.resident_registers) else need.resident_registers
+        registers += max(1.0, fit.resident * held * per_element)
+    registers += sum(r for _, r in prefetched_loads(need.after_reduction, schedule))
     if fit in (FIT_MIX_ORDER, FIT_STAGED_MIX_ORDER):
         registers += fit.accumulated * need.accumulated * held
         registers += fit.resident * need.vectors * held if schedule.hoisted and fit is FIT_STAGED_MIX_ORDER else 0.0
     elif fit is FIT_STAGED_TILES:
         registers += _staged_tile_registers(need, schedule)
     elif fit in (FIT_LOOP_COLS, FIT_LOOP_ROWS, FIT_STAGED_ROWS):
-        states = max(0.0, need.looped_elementwise_registers - 1) + FIRST_STATE_REGISTERS * min(1.0, need.looped_elementwise_registers)
+        states = max(0.0, need.looped_elementwise_registers - 1)
+        states += FIRST_STATE_REGISTERS * min(1.0, need.looped_elementwise_registers)
         registers += states * max(1.0, once) * (STAGED_STATE_SHARE if schedule.staged else 1.0) + need.looped_state_registers
         if fit is FIT_LOOP_ROWS:
             registers += need.reread * (MERGED_TILE_SHARE * once * need.registers_per_value + MERGE_REGISTERS)
-        else:  # the whole tile stays until it is merged
+        else:  # the whole tile stays alive until it is merged
             registers += need.reread * need.registers_per_value * max(0.0, once - MAX_ELEMS_IN_FLIGHT)
-    smem = _shared(need, schedule)
+    smem = _smem_bytes(need, schedule)
     count = int(min(max(registers, 16), 1024))
     most = min(device.registers_per_thread, device.registers_per_sm // threads, schedule.registers or device.registers_per_thread)
     if fit is FIT_MIX_ORDER and schedule.stages > 1 and tile.height == 1 and most < count <= REGISTER_SQUEEZE * most:
@@ -283,31 +293,31 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
     return Resources(count, smem, 0 if count > most else ctas_per_sm(count, smem, schedule.warps, device))
 
 
-# Of the words of a strip that a thread loads, and of those that enter a merge, which reads them twice: how many are in registers at
-# once. By eye, from 60 kernels (Triton 3.7, sm_90, 0 spills): sums of 1 to 56 inputs, extremes, variances, logsumexp, positions.
+# Shares of a strip's words, and of those that enter a merge (which reads them twice), that are in registers at once.
+# Estimated from 60 kernels (Triton 3.7, sm_90, no spills): sums of 1 to 56 inputs, extremes, variances, logsumexp, positions.
 STRIP_SHARE, ENTERING_SHARE = 0.6, 0.5
-# And of the states that a merge computes anew, how many are there twice. By eye, from 64 more (Triton 3.6): variances and
-# logsumexps of 1 to 7 inputs took 0 to 80 registers more than without, those of 16-bit types most.
+# Share of the recomputed states that exist twice during a merge. Estimated from 64 more kernels (Triton 3.6): variances and
+# logsumexps of 1 to 7 inputs used 0 to 80 registers more than predicted without it, 16-bit types most.
 MERGED_STATE_SHARE = 0.7
 
 
 def _staged_tile_registers(need: Demand, schedule: Schedule) -> float:
-    """Registers for states of a thread's own columns, and for its part of a strip."""
+    """Registers for the states of a thread's columns and for its part of a strip."""
     element = need.staged_bytes(schedule)
-    elements = need.widest * staged_tiles.strips(schedule, need.widest, element).each
-    states = need.widest * (need.state_registers + MERGED_STATE_SHARE * need.merged_registers)
+    elements = need.explicit_vector * staged_tiles.strips(schedule, need.explicit_vector, element).rows_per_thread
+    states = need.explicit_vector * (need.state_registers + MERGED_STATE_SHARE * need.merged_registers)
     return states + elements * (STRIP_SHARE * element / 4 + ENTERING_SHARE * need.entering_registers)
 
 
-def _shared(need: Demand, schedule: Schedule) -> int:
-    """Shared memory of a CTA: exactly what is asked for where rows are parked, else what the compiler is likely to take."""
+def _smem_bytes(need: Demand, schedule: Schedule) -> int:
+    """Shared memory of a CTA: exact for staged rows and tiles, otherwise the compiler's likely use."""
     if schedule.staged and isinstance(schedule.cols, Block):
-        return staged_tiles.smem_bytes(schedule, need.widest, need.staged_bytes(schedule), need.exchange_bytes_down)
+        return staged_tiles.smem_bytes(schedule, need.explicit_vector, need.staged_bytes(schedule), need.exchange_bytes_down)
     if schedule.staged:
         assert isinstance(schedule.cols, Cover)
-        beside = int(4 * need.vectors) * schedule.cols.width if schedule.beside else 0
+        row_vectors = int(4 * need.vectors) * schedule.cols.width if schedule.beside else 0
         exchange_bytes = need.exchange_bytes_multi_cta if schedule.ctas_per_row > 1 else need.exchange_bytes
-        return beside + staged_rows.smem_bytes(need.staged_bytes(schedule), schedule.cols, schedule.stages, exchange_bytes,
+        return row_vectors + staged_rows.smem_bytes(need.staged_bytes(schedule), schedule.cols, schedule.stages, exchange_bytes,
                                             schedule.warps, schedule.prefetch)
     tile = tile_of(schedule)
     pipelined = (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
@@ -333,7 +343,9 @@ def _register_fit(schedule: Schedule) -> RegisterFit:
 
 
 def ctas_per_sm(registers: int, smem: int, warps: int, device: Device) -> int:
-    """How many CTAs fit: by registers (256 at a time per warp, a quarter of the file per scheduler), shared memory, threads."""
+    """How many CTAs fit per SM: by registers (allocated in units of 256 per warp, a quarter of the file per scheduler),
+    shared memory and threads.
+    """
     per_warp = -(-registers * 32 // 256) * 256
     warps_that_fit = device.registers_per_sm // 4 // per_warp * 4
     by_smem = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0

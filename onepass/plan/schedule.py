@@ -1,16 +1,17 @@
-"""Schedule: a role for every side of a kernel's space. One emitter writes them all.
+"""Schedule: how a kernel runs, as a role for each side of its iteration space.
 
-    rows     columns   what it is called elsewhere
-    Block    Cover     persistent inner reduction: whole rows on chip; with `parked` loads, one row a CTA in shared memory
-    Block    Loop      looped inner reduction, peeled; with split > 1 the columns are shared by several CTAs
-    Cover    Block     a whole column on chip: an outer result used on the data
-    Loop     Block     outer reduction; with split > 1 the rows are shared by several CTAs; with `parked` loads, all that are
-                       full-size come through shared memory, a tile of every input at a time
-    Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows; with `parked` loads, over rows that wait
-                       in shared memory, of which every CTA takes one after another: reductions along them, and where the
-                       loop `gathers`, also down their columns; `shared`, several CTAs take every row together, a part of its
-                       columns each
+    rows     columns   known elsewhere as
+    Block    Cover     persistent inner reduction: whole rows on chip; with `staged` loads, one row per CTA in shared memory
+    Block    Loop      looped inner reduction, peeled; with split > 1, several CTAs share the columns
+    Cover    Block     a whole column on chip: an outer result is used on the data
+    Loop     Block     outer reduction; with split > 1, several CTAs share the rows; with `staged` loads, every full-size
+                       input passes through shared memory, one tile at a time
+    Loop     Cover     mix-order: inner and outer reductions in one pass over whole rows. With `staged` loads, each CTA loops
+                       over rows in shared memory: inner reductions, and with `accumulates_columns` also outer ones.
+                       With `ctas_per_row` > 1, several CTAs share each row, a range of columns each.
     Block    Block     pointwise
+
+One emitter generates all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Cover:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Walk the side `step` at a time: an unmasked main loop, then what is left. `split` CTAs share it, strided."""
+    """Walk the side in steps: an unmasked main loop, then the remainder. `split` CTAs share it, interleaved."""
 
     step: int
     split: int = 1
@@ -47,33 +48,33 @@ class Loop:
 
 Role: TypeAlias = Block | Cover | Loop
 
-SECTOR = 32  # bytes; rows of odd length are read from the sector below their start (16 is not enough: measured)
+SECTOR = 32  # bytes; unaligned rows are read from the sector below their start (16 is not enough: measured)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How a kernel runs."""
+    """How a kernel runs: the role of each side, and where its inputs live."""
 
     rows: Role
     cols: Role
     warps: int
-    stages: int = 1  # of the row loop's software pipeline; rows, or tiles of them, that a ring in shared memory has room for
-    prefetch: int = 0  # copies of the next row that a ring of one row has room for besides
-    sector_elems: int = 0  # elements of a sector, when rows start inside one and are read from its beginning; 0: rows start aligned
+    stages: int = 1  # pipeline stages of the row loop; with `staged` loads, ring slots (rows or tiles)
+    prefetch: int = 0  # copies of the next row that a ring of one row also has room for
+    sector_elems: int = 0  # elements per sector if rows start inside a sector and are read from its start; 0: aligned rows
     resident: frozenset[int] = frozenset()  # multi-phase loads kept in registers, in their storage type
-    hoisted: bool = False  # row vectors are loaded once before the row loop, not once per row
-    beside: bool = False  # row vectors wait in shared memory beside the ring, put there once before the row loop
-    staged: frozenset[int] = frozenset()  # full-size loads that TMA brings to a ring in shared memory, and are read there
-    accumulates_columns: bool = False  # a loop over parked rows also carries reductions over rows; one over others always does
-    ctas_per_row: int = 1  # CTAs that take a row together; `cols` then covers the part that each of them has, and `split` counts groups
-    registers: int = 0  # the most that a thread may take; 0: as many as the compiler sees fit
+    hoisted: bool = False  # row vectors are loaded into registers once, before the row loop
+    beside: bool = False  # row vectors are copied to shared memory once, before the row loop
+    staged: frozenset[int] = frozenset()  # full-size loads that TMA copies to a ring in shared memory
+    accumulates_columns: bool = False  # a loop over staged rows also accumulates reductions over rows (other row loops always do)
+    ctas_per_row: int = 1  # CTAs that share a row; `cols` covers the columns of one of them, `split` counts groups of them
+    registers: int = 0  # register cap per thread; 0: no cap
 
     @property
     def family(self) -> str:
-        """The name the field knows it by."""
+        """The kernel family's name, in the field's terms."""
         match self.rows, self.cols:
             case Block(), Cover():
-                return "inner parked" if self.staged else "inner"
+                return "inner staged" if self.staged else "inner"
             case Block(), Loop(split=1):
                 return "inner looped"
             case Block(), Loop():
@@ -81,19 +82,21 @@ class Schedule:
             case Cover(), Block():
                 return "column"
             case Loop(split=k), Block():
-                return "outer" + (" parked" if self.staged else "") + (" split" if k > 1 else "")
+                return "outer" + (" staged" if self.staged else "") + (" split" if k > 1 else "")
             case Loop(), Cover():
                 if not self.staged:
                     return "mix-order"
-                return "mix-order shared" if self.ctas_per_row > 1 else "mix-order parked" if self.accumulates_columns else "inner parked"
+                if self.ctas_per_row > 1:
+                    return "mix-order multi-CTA"
+                return "mix-order staged" if self.accumulates_columns else "inner staged"
             case _:
                 return "pointwise"
 
     @property
     def splits(self) -> int:
-        """How many CTAs, or groups of them, share one result; above 1 a second kernel joins their partial states."""
+        """The number of CTAs, or groups of CTAs, that share one result. Above 1, a second kernel joins their partial states."""
         match self.rows, self.cols:
-            case Loop(), Cover() if self.staged and not self.accumulates_columns:  # they share the rows, and nothing that a row gives
+            case Loop(), Cover() if self.staged and not self.accumulates_columns:  # CTAs share the rows, but no row's result
                 return 1
             case Loop(split=k), _:
                 return k
@@ -112,27 +115,27 @@ class Schedule:
                 case Loop(step, split):
                     return f"loop {step}" + (f" split {split}" if split > 1 else "")
 
-        extra = [f"{self.ctas_per_row} CTAs a row"] if self.ctas_per_row > 1 else []
+        extra = [f"{self.ctas_per_row} CTAs per row"] if self.ctas_per_row > 1 else []
         extra += [f"{self.warps} warps"]
         extra += [f"{self.stages} stages"] if self.stages > 1 else []
-        extra += [f"{self.prefetch} {'copy' if self.prefetch == 1 else 'copies'} ahead"] if self.prefetch else []
-        extra += [f"lead {self.sector_elems}"] if self.sector_elems else []
+        extra += [f"prefetch {self.prefetch}"] if self.prefetch else []
+        extra += [f"sector {self.sector_elems}"] if self.sector_elems else []
         extra += [f"{len(self.resident)} resident"] if self.resident else []
-        extra += ["hoisted"] if self.hoisted else ["row vectors beside"] if self.beside else []
-        extra += [f"{len(self.staged)} parked"] if self.staged else []
+        extra += ["row vectors in registers"] if self.hoisted else ["row vectors in smem"] if self.beside else []
+        extra += [f"{len(self.staged)} staged"] if self.staged else []
         extra += [f"at most {self.registers} registers"] if self.registers else []
         return f"{self.family}: rows {role(self.rows)}, cols {role(self.cols)}, " + ", ".join(extra)
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is at least n."""
+    """The smallest power of two that is at least n."""
     return 1 << max(0, (n - 1).bit_length())
 
 
 def cover(extent: int, widest: int) -> tuple[int, ...]:
-    """Tiles of power-of-two width over an extent, without padding to a power of two: 5120 = 4096 + 1024.
+    """Cover an extent with tiles of power-of-two width, without padding it to a power of two: 5120 = 4096 + 1024.
 
-    A remainder goes to one overhanging tile when that is at least three quarters full, else its largest power of two is
+    A remainder becomes one overhanging tile if that is at least three quarters full. Otherwise its largest power of two is
     split off first.
     """
     tiles = [widest] * (extent // widest)
@@ -146,6 +149,6 @@ def cover(extent: int, widest: int) -> tuple[int, ...]:
     return tuple(tiles)
 
 
-def sector_span(extent: int, lead: int) -> int:
-    """How many columns lie between the broken sectors at a row's ends, wherever the row starts."""
-    return (extent + lead - 1) // lead * lead - lead
+def sector_span(extent: int, sector: int) -> int:
+    """Columns between the partial sectors at a row's ends, for any row start. `sector` is in elements."""
+    return (extent + sector - 1) // sector * sector - sector

@@ -1,4 +1,4 @@
-"""One kernel -> the best way to run it: every schedule of every family that may run it, with its predicted time."""
+"""Scoring: predict the time of every schedule of one kernel and pick the best."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ from .plan import REGISTERS_UNBOUNDED, CompileFeedback, KernelPlan
 from .resources import demand, estimate
 from .schedule import Block, Cover, Loop, Schedule
 
-TIE = 1.03  # schedules this close to the best are equals, and of equals the one with the fewest registers is taken
+TIE = 1.03  # schedules within this factor of the best count as equal; ties prefer the fewest registers
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The best way to run one kernel, with what its partial results cost to join."""
+    """The best way to run one kernel, and its time including the join of partial results."""
 
     plan: KernelPlan
     us: float
 
 
-def score(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback, spilling: bool = False) -> Scored | Illegal:
-    """The best schedule of one kernel. `spilling`: where none is left, the one that was seen to spill least."""
+def score(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback,
+          spilling: bool = False) -> Scored | Illegal:
+    """The best schedule of one kernel. With `spilling`, falls back to the one that spilled least if none is left."""
     found = scores(program, bindings, device, feedback)
     if isinstance(found, Illegal):
         return found
     fresh = [s for s in found if (known := feedback.get(s.plan.scored_as)) is None or known.ctas_per_sm] if feedback else found
     if fresh:
-        near = min(s.us for s in fresh) * TIE
-        return min((s for s in fresh if s.us <= near),
-                   key=lambda s: (_stages_rows(s.plan), s.plan.schedule.ctas_per_row, _reloads_row_vectors(s.plan), _register_weight(s.plan), s.us))
+        slowest_tie = min(s.us for s in fresh) * TIE
+        return min((s for s in fresh if s.us <= slowest_tie),
+                   key=lambda s: (_stages_rows(s.plan), s.plan.schedule.ctas_per_row, _reloads_row_vectors(s.plan),
+                                  _register_weight(s.plan), s.us))
     if found and spilling:
         return min(found, key=lambda s: (feedback[s.plan.scored_as].spilled or (True, 0), s.us))
-    return Illegal(Reason.NO_SCHEDULE, f"{program.name} holds too much for one SM of {device.name}")
+    return Illegal(Reason.NO_SCHEDULE, f"{program.name} does not fit the registers and shared memory of one SM of {device.name}")
 
 
 def scores(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored] | Illegal:
-    """Every schedule of one kernel that is worth scoring, with its time."""
+    """Every schedule of one kernel worth scoring, with its time."""
     space = space_of(program, bindings)
     if isinstance(space, Illegal):
         return space
@@ -58,23 +60,26 @@ def scores(program: Program, bindings: Bindings, device: Device, feedback: Compi
 
 
 def _stages_rows(chosen: KernelPlan) -> bool:
-    """Rows that registers hold as well need no shared memory; nor need CTAs share rows that each can as well have alone."""
+    """Whether a schedule stages rows in shared memory. Ties prefer registers, and then fewer CTAs per row."""
     return bool(chosen.schedule.staged) and isinstance(chosen.schedule.cols, Cover)
 
 
 def _reloads_row_vectors(chosen: KernelPlan) -> bool:
-    """Whoever gathers over parked rows had better keep its row vectors. H200, RMSNorm backward of 4096 x 49152 by four CTAs a row,
-    predicted 0.2 % apart: 363 us where they are loaded anew in every turn, 322 where they wait in shared memory."""
+    """Whether a loop over staged rows that accumulates columns reloads row vectors every row. Ties prefer keeping them.
+
+    H200, RMSNorm backward 4096x49152, four CTAs per row, predicted 0.2 % apart: 363 us with reloads, 322 us with row vectors
+    in shared memory.
+    """
     one = chosen.schedule
     return one.accumulates_columns and not (one.hoisted or one.beside)
 
 
 def _register_weight(chosen: KernelPlan) -> int:
-    """What equals are told apart by: registers a thread; in a loop over rows those of all CTAs, for few warps reduce faster.
+    """Tie-breaker: registers per thread; for a loop over rows, registers of all CTAs, because few warps reduce faster.
 
-    Of parked rows, those a CTA may take at most: the less, the more CTAs are sure to fit. Tiles that pass through shared memory
-    need few, and the fewer the smaller they are: there the prediction decides. H200, sums of fp32 4096 x 65536: tiles of 8 x 64
-    within 64 registers took 248 us, those of 32 x 128, predicted 1 % better, 239.
+    For staged rows: the register cap times warps, because a lower cap makes it certain that more CTAs fit. Staged tiles are
+    not weighed, because small tiles always need fewer registers. H200, sums of fp32 4096x65536: tiles of 8x64 within 64
+    registers 248 us; tiles of 32x128, predicted 1 % better, 239 us.
     """
     if _stages_rows(chosen):
         return chosen.schedule.registers * chosen.schedule.warps
@@ -86,14 +91,14 @@ def _register_weight(chosen: KernelPlan) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A kernel with its reductions written for one way of running: the folded side held on chip, or walked."""
+    """A kernel with its reductions written for one way to run it: the reduced side held on chip, or walked."""
 
     kernel: Kernel
     held: bool
 
 
 def forms(program: Program, space: Space, family: Family) -> tuple[Form, ...]:
-    """How a kernel can be written. What is held is read in plain passes; what is walked enters by one merge a tile."""
+    """The ways to write a kernel. Held data is reduced in plain passes; walked data is merged tile by tile."""
     rows, cols = frozenset(space.rows), frozenset(space.cols)
     blocks = two_pass(program, frozenset(space.block)) if space.block else program
     walked = Form(Kernel(online_softmax(blocks), space), held=False)
@@ -109,16 +114,16 @@ def forms(program: Program, space: Space, family: Family) -> tuple[Form, ...]:
 
 
 def _scored(form: Form, family: Family, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored]:
-    """Every candidate of a form that fits, with its time; of those that were seen to spill or not to fit, those that can run."""
+    """Every candidate of a form that fits, with its time. Candidates known to spill stay if they can run at all."""
     kernel = form.kernel
     t, need = traffic(kernel, bindings), demand(kernel)
     found = []
-    mine = {schedule: known for (of, schedule), known in feedback.items() if of == kernel.program}
-    too_heavy: dict[str, int] = {}  # by family: estimates of different ones are not on one scale
-    for schedule, learned in mine.items():
-        too_heavy[schedule.family] = min(learned.registers, too_heavy.get(schedule.family, REGISTERS_UNBOUNDED))
+    known_outcomes = {schedule: known for (of, schedule), known in feedback.items() if of == kernel.program}
+    too_heavy: dict[str, int] = {}  # per family, because estimates of different families are not comparable
+    for schedule, outcome in known_outcomes.items():
+        too_heavy[schedule.family] = min(outcome.registers, too_heavy.get(schedule.family, REGISTERS_UNBOUNDED))
     for schedule in schedules(kernel, family, form.held, t, bindings, device):
-        resources, known = estimate(need, schedule, device), mine.get(schedule)
+        resources, known = estimate(need, schedule, device), known_outcomes.get(schedule)
         if known and known.ctas_per_sm:
             resources = replace(resources, ctas_per_sm=known.ctas_per_sm)
         elif known.spilled is None if known else resources.registers >= too_heavy.get(schedule.family, REGISTERS_UNBOUNDED):
@@ -132,7 +137,7 @@ def _scored(form: Form, family: Family, bindings: Bindings, device: Device, feed
 
 
 def fits_one_wave(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
-    """Whether so many CTAs on an SM are all that a loop over rows has: it shares out the rows beforehand."""
+    """Whether all CTAs of a loop over whole rows are resident at once. They must be, because rows are assigned statically."""
     if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
         return True
     return schedule.rows.split * schedule.ctas_per_row <= ctas_per_sm * device.sms

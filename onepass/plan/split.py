@@ -1,4 +1,4 @@
-"""Program -> Programs: cut out what one kernel computes, and cut a split reduction into partial states and their join."""
+"""Splitting Programs: extract the sub-Program of one kernel, and split a reduction into partial states and their join."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .kernel import Kernel
 
 
 def _layout(program: Program, axes: tuple[str, ...]) -> tuple[tuple[Size, ...], tuple[tuple[str, Size], ...]]:
-    """Shape and strides of a fresh contiguous tensor over some axes."""
+    """Shape and strides of a new contiguous tensor over some axes."""
     shape = tuple(program.axis[a].extent for a in axes)
     strides: list[tuple[str, Size]] = []
     step: Size = 1
@@ -23,14 +23,14 @@ def _layout(program: Program, axes: tuple[str, ...]) -> tuple[tuple[Size, ...], 
 
 
 def temporary(program: Program, name: str, dtype_of: int, axes: tuple[str, ...]) -> tuple[Buffer, tuple[tuple[str, Size], ...]]:
-    """A buffer for the value at `dtype_of`, over some axes."""
+    """A temporary buffer for the value at `dtype_of`, over some axes."""
     shape, strides = _layout(program, axes)
     return Buffer(name, program.dtypes[dtype_of], "temp", shape, tuple(s for _, s in strides)), strides
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How one kernel's Program is taken out of the whole: which roots it computes, in which order its temporaries lie."""
+    """Extracts the sub-Programs of kernels. `order` is the order of axes in temporaries."""
 
     program: Program
     order: tuple[str, ...]
@@ -43,13 +43,13 @@ class Cut:
         return f"r{result.reduce}_{result.k}"
 
     def extract(self, roots: frozenset[int], name: str) -> Program:
-        """The sub-Program that computes `roots` (Reduces and Stores), reading other kernels' results as temporaries."""
+        """The sub-Program that computes `roots` (Reduces and Stores), reading other kernels' results from temporaries."""
         program, builder = self.program, Builder()
         new: dict[int, int] = {}
         temps: dict[str, Buffer] = {}
 
         def visit(root: int) -> int:
-            waiting = [root]  # not a recursion: chains are longer than Python's stack
+            waiting = [root]  # iterative, because chains can be longer than Python's recursion limit
             while waiting:
                 i = waiting[-1]
                 node = program.nodes[i]
@@ -84,7 +84,7 @@ class Cut:
         return prune(Program(name, program.axes, buffers, tuple(builder.nodes)))
 
     def _leaves(self, result: int, roots: frozenset[int]) -> bool:
-        """Is a reduction's result read by some other kernel?"""
+        """Whether another kernel reads a reduction's result."""
         program = self.program
         todo, seen = list(program.users[result]), set()
         while todo:
@@ -102,22 +102,22 @@ class Cut:
 
 
 def halves(kernel: Kernel, splits: int, order: tuple[str, ...]) -> tuple[Program, Program]:
-    """A kernel whose reductions several CTAs share: what they compute, and the Program that joins their states and goes on.
+    """Split a kernel whose reductions several CTAs share into partial states and the Program that joins them and finishes.
 
-    before: y = f(reduce sum(x) over m)
-    after:  p[part] = reduce sum.partial(x) over m   |   y = f(reduce sum.merge(p) over part)
+        before: y = f(reduce sum(x) over m)
+        after:  p[part] = reduce sum.partial(x) over m   |   y = f(reduce sum.merge(p) over part)
     """
     program = kernel.program
-    shared = {f.node for f in kernel.folds if not f.block and _is_shared(kernel, f.node)}
+    split = {f.node for f in kernel.folds if not f.block and _is_split(kernel, f.node)}
     first, second = Builder(), Builder()
     new_first: dict[int, int] = {}
     new_second: dict[int, int] = {}
     temps: dict[str, Buffer] = {}
     part = Axis(PART, splits)
     widened = replace(program, axes=(*program.axes, part))
-    after = _after(program, shared)
+    after = _after(program, split)
     for i, node in enumerate(program.nodes):
-        if i in shared:
+        if i in split:
             assert isinstance(node, Reduce)
             args = tuple(new_first[a] for a in node.args)
             inside = first.add(Reduce(f"{node.monoid}.partial", args, node.axes, node.src))
@@ -143,7 +143,7 @@ def _portable(node: Node, new: dict[int, int]) -> bool:
     return all(new.get(o, -1) >= 0 for o in operands(node))
 
 
-def _is_shared(kernel: Kernel, i: int) -> bool:
+def _is_split(kernel: Kernel, i: int) -> bool:
     fold = next(f for f in kernel.folds if f.node == i)
     over_rows = any(f.rows for f in kernel.folds)
     return fold.rows if over_rows else True

@@ -1,9 +1,9 @@
-"""Tiles of columns in shared memory: which kernels may walk rows so, how a tile lies on threads, and every byte it takes.
+"""Staging column tiles in shared memory via TMA: which kernels qualify, the thread layout of a tile, and the smem footprint.
 
-A CTA owns some columns and walks rows in tiles. TMA brings the tile of every full-size input to a place of a ring, and one
-barrier a place tells when all of them have arrived. Threads read a tile strip by strip, 16 bytes or more at a time, and each keeps
-the state of a reduction for its own columns; they meet once, when all rows are walked. By then the ring is drained, and what they
-exchange takes its place.
+A CTA owns some columns and walks rows in tiles. TMA copies the tile of every full-size input to a ring slot, and one mbarrier
+per slot signals that all of them arrived. Threads read a tile strip by strip, at least 16 bytes at a time, and keep reduction
+states for their own columns. They merge states once, after the last row. By then the ring is empty, and the exchange reuses
+its memory.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from .kernel import Kernel
 from .schedule import Block, Loop, Schedule
 from .staged_rows import BARRIER_BYTES, BARRIERS, TMA_BOX, register_limit, tma_describes
 
-MIN_LINE_BYTES = 64  # bytes of a row that a copy brings: less wastes half of what DRAM hands out at once
-MIN_STAGES, MAX_STAGES = 2, 8  # places of a ring: one to read while another is filled, and no more than barriers are cheap for
-MAX_CAPPED_INPUTS = 32  # inputs of a kernel that is told how many registers it may take
-MAX_STRIP_REGISTERS = 32  # registers that a thread spends on a strip of all inputs, where more than one vector of each is at all possible
+MIN_LINE_BYTES = 64  # bytes per row of a tile; shorter runs waste half of a DRAM access
+MIN_STAGES, MAX_STAGES = 2, 8  # ring slots: one is read while another is filled; more mbarriers than the maximum cost time
+MAX_CAPPED_INPUTS = 32  # staged inputs of a kernel with a register cap
+MAX_STRIP_REGISTERS = 32  # registers per thread for a strip of all inputs, if it has more than one vector of each
 
 
 @dataclass(frozen=True, slots=True)
 class Strips:
-    """A tile as threads read it: `count` strips of `height` rows, of which every thread has `height / at_once` in its columns."""
+    """Thread layout of a tile: `count` strips of `height` rows; a thread reads `height / rows_per_step` rows of its columns."""
 
-    vector: int  # columns that lie side by side in a thread
+    vector: int  # adjacent columns per thread
     lanes: int  # threads of a warp along a row
     across: int  # warps along a row
     down: int  # warps along a column
-    at_once: int  # rows that all threads of a CTA read with one vector each
+    rows_per_step: int  # rows covered by one vector of every thread of the CTA
     height: int
     count: int
 
     @property
-    def each(self) -> int:
-        """Rows of a strip that a thread has."""
-        return self.height // self.at_once
+    def rows_per_thread(self) -> int:
+        """Rows of a strip per thread."""
+        return self.height // self.rows_per_step
 
 
 def tile_stageable(kernel: Kernel) -> tuple[int, ...]:
-    """All full-size loads, where TMA can bring each of them and one walk over the rows is all that the kernel needs; else none."""
+    """All full-size loads, if TMA can stage each and the kernel needs only one walk over the rows; otherwise none."""
     space, program = kernel.space, kernel.program
     folds = bool(kernel.folds) and all(f.rows and not f.cols for f in kernel.folds)
     if not folds or space.batch or space.block or not isinstance(program.extent(space.cols), int):
@@ -52,37 +52,37 @@ def tile_stageable(kernel: Kernel) -> tuple[int, ...]:
 
 
 def rows_at_once(width: int, vector: int, warps: int) -> int:
-    """Rows of so many columns that a CTA's threads read with one vector each: the least height of a tile."""
+    """Minimum tile height: the rows of `width` columns that a CTA's threads cover with one vector each."""
     return max(1, 32 * warps * vector // width)
 
 
 def strips(schedule: Schedule, vector: int, element_bytes: int) -> Strips:
-    """How the tiles of a schedule lie on threads; `element_bytes` of all parked loads together."""
+    """The thread layout of a schedule's tiles. `element_bytes` is the size of one element of all staged inputs together."""
     assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
     tall, width, warps = schedule.rows.step, schedule.cols.size, schedule.warps
     lanes = min(32, width // vector)
     across = min(warps, width // (lanes * vector))
     least = rows_at_once(width, vector, warps)
     if width > TMA_BOX or tall > TMA_BOX or tall % least or lanes * across * vector != width:
-        raise ValueError(f"{warps} warps do not read tiles of {tall} x {width} by vectors of {vector}")
+        raise ValueError(f"{warps} warps cannot read tiles of {tall} x {width} in vectors of {vector}")
     height = least
     while 2 * height <= tall and 2 * height // least * vector * max(4, element_bytes) <= 4 * MAX_STRIP_REGISTERS:
         height *= 2
     return Strips(vector, lanes, across, warps // across, least, height, tall // height)
 
 
-def with_register_cap(schedule: Schedule, here: int, device: Device) -> Schedule:
-    """A schedule that says the most registers with which so many CTAs share an SM.
+def with_register_cap(schedule: Schedule, ctas_per_sm: int, device: Device) -> Schedule:
+    """Add the register cap that lets `ctas_per_sm` CTAs share an SM, unless there are very many staged inputs.
 
-    Of very many inputs it says nothing: told so, ptxas loads all that it has registers for before it adds any. A sum of 32 then
-    takes 237 of 255, one of 40 spills, where untold it takes 153.
+    With a cap, ptxas issues as many loads as fit in registers before it adds anything. A capped sum of 32 inputs takes 237 of
+    255 registers and one of 40 spills; uncapped, the latter takes 153.
     """
     few = len(schedule.staged) <= MAX_CAPPED_INPUTS
-    return replace(schedule, registers=register_limit(schedule.warps, here, device) if few else 0)
+    return replace(schedule, registers=register_limit(schedule.warps, ctas_per_sm, device) if few else 0)
 
 
 def smem_bytes(schedule: Schedule, vector: int, element_bytes: int, state_bytes: int) -> int:
-    """Shared memory of a CTA: barriers, and rings of all parked inputs, or what warps exchange when those are no longer needed."""
+    """Shared memory of a CTA: mbarriers, and the larger of the rings and the exchange that reuses them."""
     assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
     width = schedule.cols.size
     rings = schedule.stages * schedule.rows.step * width * element_bytes

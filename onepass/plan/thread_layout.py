@@ -1,6 +1,6 @@
-"""How a tile's columns are spread over threads: how many each takes at once, and what it can keep to itself.
+"""Thread layout of a tile's columns: how many adjacent elements a thread takes, and which states it can keep to itself.
 
-Triton lays a tile out by the widest access it meets; kernels are written so that it lays all tiles of a kernel out alike.
+Triton picks a tile's layout by its widest access. Kernels are written so that all tiles of a kernel get the same layout.
 """
 
 from __future__ import annotations
@@ -12,36 +12,37 @@ from .schedule import Block, Cover, Loop, Schedule
 
 
 def vector(kernel: Kernel) -> int:
-    """Elements a thread takes of a tile at once: 16 bytes of the narrowest full-size tensor, but never fewer than four."""
-    return max_contiguous(kernel) or widest(kernel)
+    """Adjacent elements per thread: 16 bytes of the narrowest full-size tensor, at least 4 elements."""
+    return max_contiguous(kernel) or explicit_vector(kernel)
 
 
-def widest(kernel: Kernel) -> int:
-    """The same, whatever is stored beside it: what tiles of a layout that is said, not found, are read by."""
+def explicit_vector(kernel: Kernel) -> int:
+    """Vector width under an explicit layout, where Triton chooses none: fp32 stores do not limit it."""
     return max(4, 16 // min(_full_sizes(kernel, Load, Store), default=4))
 
 
 def chunk_vector(kernel: Kernel, schedule: Schedule) -> int:
-    """What `vector` says, of a chunk of a parked row, which may have fewer for a thread."""
+    """Vector width of a chunk of a staged row, which may be too narrow for `vector`."""
     assert isinstance(schedule.cols, Cover)
     return min(vector(kernel), schedule.cols.tiles[0] // (32 * schedule.warps))
 
 
 def matches_tile_layout(kernel: Kernel, i: int, width: int, warps: int) -> bool:
-    """Are a row vector's columns spread over threads as those of the tiles of this width that it meets?
+    """Whether a row vector's columns lie on the same threads as those of the tiles of this width.
 
-    Then each thread loads its columns once for all the rows it has. They are where every thread takes as many elements at
-    once of the one as of the other, and the vector alone gives it that many.
+    If so, each thread loads its columns once for all its rows. This needs the same vector width for both, and tiles at least
+    one vector per thread wide.
     """
     own = min(16 // kernel.program.dtypes[i].size, max_contiguous(kernel) or 16)
     return own == vector(kernel) and width >= 32 * warps * own
 
 
 def private_state_columns(kernel: Kernel, schedule: Schedule, monoid: Monoid) -> int | None:
-    """Columns of a walked tile that one thread holds, where every thread keeps a running state of its own; else None.
+    """Columns of a walked tile per thread, if each thread keeps its own running state; otherwise None.
 
-    Merging a tile across threads takes two exchanges through shared memory. A state of its own costs a thread a join for
-    the few elements it holds, and threads meet once, at the end. How many elements a state is of would have to be counted.
+    Merging a tile across threads takes two exchanges through shared memory. With its own state, a thread merges only the few
+    elements it holds, and threads exchange states once, at the end. Monoids that count elements are excluded, because each
+    state would need its own count.
     """
     match schedule.rows, schedule.cols:
         case Block(1), Loop(step) if not monoid.primitive and not monoid.tracks_count:
@@ -52,11 +53,11 @@ def private_state_columns(kernel: Kernel, schedule: Schedule, monoid: Monoid) ->
 
 
 def max_contiguous(kernel: Kernel) -> int | None:
-    """The longest stretch of columns a thread may take, where that is less than the narrowest tensor would allow.
+    """Limit on adjacent columns per thread, if it is below what the narrowest tensor allows; otherwise None.
 
-    A store of fp32 is 4 elements wide. Where 16-bit tensors are read 8 at a time beside it, Triton moves every stored tile
-    between threads first, through shared memory: 7 such moves a row in the norm of 65536 x 512 that stores fp32 three times.
-    Reading 16 bits 4 at a time costs more where that is most of what is read (H200: 15 % with five such inputs to one store).
+    fp32 stores are 4 elements wide. If 16-bit tensors are read 8 at a time next to them, Triton converts the layout of every
+    stored tile through shared memory: 7 conversions per row in a norm of 65536x512 with three fp32 stores. Reading 16-bit
+    tensors 4 at a time costs more if they dominate (H200: 15 % with five such inputs and one store).
     """
     stored = _full_sizes(kernel, Store)
     narrow = [size for size in _full_sizes(kernel, Load, Store) if size < 4]
@@ -64,7 +65,7 @@ def max_contiguous(kernel: Kernel) -> int | None:
 
 
 def _full_sizes(kernel: Kernel, *kinds: type) -> list[int]:
-    """Bytes of an element of each full-size tensor that is read or written."""
+    """Element sizes of the full-size tensors that are read or written."""
     program = kernel.program
     full = [n for n, is_full in zip(program.nodes, kernel.is_full, strict=True) if is_full]
     return [program.buffer[n.buffer].dtype.size for n in full if isinstance(n, (Load, Store)) and isinstance(n, kinds)]

@@ -1,4 +1,4 @@
-"""What a kernel must move and compute, whatever its schedule: bytes of every kind, issue slots, special functions."""
+"""Traffic: what a kernel must move and compute under any schedule: bytes by kind, issue slots, special functions."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from .thread_layout import vector
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a kernel must move, whatever its schedule; bytes."""
+    """What a kernel must move and compute under any schedule. Sizes are bytes unless stated otherwise."""
 
     batch: int
     rows: int
     cols: int
-    full_in: float  # full-size inputs, each once
+    full_in: float  # full-size inputs, each read once
     full_out: float
-    multi_phase: float  # of full_in, what is needed on both sides of a reduction; times the extra phases
-    vectors: float  # row vectors, once
-    beside: float  # bytes of row vectors that every element meets, in all phases
-    vector_loads_per_elem: int  # elements of row vectors that every element meets, in all phases
-    after_reduction: tuple[PostReductionLoad, ...]  # loads that are needed after a reduction
-    thin: float  # column vectors and scalars in and out, once
-    temps: float  # partial results and other kernels' results: they stay in L2
-    slots: float  # issue slots per element, where what is needed in several phases is computed in each
-    issue_slots_resident: float  # the same, where it stays in registers
+    multi_phase: float  # part of full_in that is needed on both sides of a reduction, times its extra phases
+    vectors: float  # row vectors, each read once
+    vector_bytes_per_elem: float  # row vector bytes read per element, over all phases
+    vector_loads_per_elem: int  # row vector elements read per element, over all phases
+    after_reduction: tuple[PostReductionLoad, ...]  # loads used after a reduction
+    small: float  # per-row values and scalars, in and out, once
+    temps: float  # partial results and results of other kernels, which stay in L2
+    issue_slots: float  # per element, if values used in several phases are recomputed in each
+    issue_slots_resident: float  # per element, if such values stay in registers
     mufu: float  # special-function operations per element
-    inner: int  # reductions over columns
-    merged: int  # of all reductions, those whose states take more than one operation to merge
+    inner_folds: int  # reductions over columns
+    composite_folds: int  # reductions whose states take more than one operation to merge
     outer_states: int  # state components of reductions over rows
-    unit: int  # bytes per element of all full-size inputs together
-    words: float  # registers per element of all multi-phase inputs together, widened
-    vector: int  # elements a thread takes of a tile at once
-    unaligned: int  # full-size accesses whose rows do not start on 16 bytes: element by element, unless read by sectors
+    input_bytes_per_elem: int  # of all full-size inputs together
+    resident_registers: float  # per element: all multi-phase inputs together, widened to 32 bits
+    vector: int  # adjacent elements per thread of a tile
+    unaligned: int  # full-size accesses with rows not aligned to 16 bytes; element-wise unless read by sectors
 
     @property
     def elements(self) -> float:
@@ -50,14 +50,14 @@ class Traffic:
     @property
     def once(self) -> float:
         """Every input once, every output once: the floor."""
-        return self.full_in + self.full_out + self.vectors + self.thin
+        return self.full_in + self.full_out + self.vectors + self.small
 
 
 def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
     """Count a kernel's bytes and operations."""
     program = kernel.program
     batch, rows, cols = kernel.counts(bindings)
-    full_in = full_out = multi = vectors = thin = temps = unit = 0.0
+    full_in = full_out = multi = vectors = small = temps = input_bytes = 0.0
     seen: set[tuple[str, object]] = set()
     for i, node in enumerate(program.nodes):
         if not isinstance(node, (Load, Store)):
@@ -74,39 +74,41 @@ def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
         seen.add(key)
         if program.buffer[node.buffer].role == "temp":
             temps += moved
-            unit += size if kernel.is_full[i] and isinstance(node, Load) else 0
+            input_bytes += size if kernel.is_full[i] and isinstance(node, Load) else 0
         elif kernel.is_full[i]:
             if isinstance(node, Load):
                 full_in += moved
-                unit += size
+                input_bytes += size
                 multi += moved * (len(kernel.use_phases(i)) - 1 if i in kernel.multi_phase else 0)
             else:
                 full_out += moved
         elif not kernel.by_row[i] and kernel.by_col[i] is Across.FULL:
             vectors += moved
         else:
-            thin += moved
-    slots, once, mufu = _operations(kernel)
+            small += moved
+    issue_slots, issue_slots_resident, mufu = _operations(kernel)
     inner = sum(1 for f in kernel.folds if f.cols)
     states = sum(len(monoid_of(kernel, f).state) for f in kernel.folds if f.rows)
-    merged = sum(1 for f in kernel.folds if not f.block and not monoid_of(kernel, f).primitive)
-    met = [(program.dtypes[i].size, len(kernel.use_phases(i))) for i in kernel.row_vectors]
-    beside, vector_loads_per_elem = sum(size * times for size, times in met), sum(times for _, times in met)
+    composite = sum(1 for f in kernel.folds if not f.block and not monoid_of(kernel, f).primitive)
+    read = [(program.dtypes[i].size, len(kernel.use_phases(i))) for i in kernel.row_vectors]
+    vector_bytes = float(sum(size * times for size, times in read))
     return Traffic(
         batch=batch, rows=rows, cols=cols, full_in=full_in, full_out=full_out, multi_phase=multi, vectors=vectors,
-        beside=float(beside), vector_loads_per_elem=vector_loads_per_elem, after_reduction=loads_after_reduction(kernel), thin=thin, temps=temps, slots=slots, issue_slots_resident=once,
-        mufu=mufu, inner=inner, merged=merged, outer_states=states, unit=int(unit) or _in_flight_alone(kernel),
-        words=demand(kernel).resident_registers, vector=vector(kernel), unaligned=_unaligned(kernel))
+        vector_bytes_per_elem=vector_bytes, vector_loads_per_elem=sum(times for _, times in read),
+        after_reduction=loads_after_reduction(kernel), small=small, temps=temps, issue_slots=issue_slots,
+        issue_slots_resident=issue_slots_resident, mufu=mufu, inner_folds=inner, composite_folds=composite, outer_states=states,
+        input_bytes_per_elem=int(input_bytes) or _input_bytes_without_full(kernel),
+        resident_registers=demand(kernel).resident_registers, vector=vector(kernel), unaligned=_unaligned(kernel))
 
 
-def _in_flight_alone(kernel: Kernel) -> int:
-    """Bytes per element where there is one row, or one column, and so nothing full-size."""
+def _input_bytes_without_full(kernel: Kernel) -> int:
+    """Input bytes per element of a kernel without full-size inputs: one row, or one column."""
     loads = [(i, n) for i, n in enumerate(kernel.program.nodes) if isinstance(n, Load) and (n.strides or n.indexed)]
     return sum(SECTOR if n.indexed else kernel.program.dtypes[i].size for i, n in loads) or 4
 
 
 def _unaligned(kernel: Kernel) -> int:
-    """Full-size accesses along rows that do not start on 16 bytes."""
+    """The number of full-size accesses along rows that are not aligned to 16 bytes."""
     found = 0
     for i, node in enumerate(kernel.program.nodes):
         if isinstance(node, (Load, Store)) and kernel.is_full[i]:
@@ -116,36 +118,36 @@ def _unaligned(kernel: Kernel) -> int:
 
 
 def monoid_of(kernel: Kernel, fold: Fold) -> Monoid:
-    """What a reduction merges its states by."""
+    """The monoid of a reduction."""
     node = kernel.program.nodes[fold.node]
     assert isinstance(node, Reduce)
     return MONOIDS[node.monoid]
 
 
 def _operations(kernel: Kernel) -> tuple[float, float, float]:
-    """Issue slots per element, with what is needed in several phases computed in each or once; special functions."""
-    slots = once = mufu = 0.0
+    """Issue slots per element, with values used in several phases recomputed and then kept; special functions per element."""
+    recomputed = kept = mufu = 0.0
     for i, node in enumerate(kernel.program.nodes):
         if not kernel.is_full[i]:
             continue
         if isinstance(node, Op):
             times = max(1, len(kernel.use_phases(i)))
-            slots += OPS[node.name].issue_slots * times
-            once += OPS[node.name].issue_slots
+            recomputed += OPS[node.name].issue_slots * times
+            kept += OPS[node.name].issue_slots
             mufu += OPS[node.name].mufu * times
         elif isinstance(node, (Load, Store)):
-            slots += 0.4
-            once += 0.4
+            recomputed += 0.4
+            kept += 0.4
     for fold in kernel.folds:
         monoid = monoid_of(kernel, fold)
-        slots += 1 if monoid.primitive else 4
-        once += 1 if monoid.primitive else 4
+        recomputed += 1 if monoid.primitive else 4
+        kept += 1 if monoid.primitive else 4
         mufu += 0 if monoid.primitive or "exp" not in monoid.name else 1
-    return slots, once, mufu
+    return recomputed, kept, mufu
 
 
 def _sector_use(kernel: Kernel, node: Load | Store, bindings: Bindings) -> float:
-    """The useful share of the 32-byte sectors an access touches."""
+    """The fraction of the touched 32-byte sectors that an access uses."""
     size = kernel.program.buffer[node.buffer].dtype.size
     along = [a for a, s in node.strides if s == 1]
     if not along or not any(a in kernel.space.cols or a in kernel.space.rows for a in along):
@@ -154,5 +156,5 @@ def _sector_use(kernel: Kernel, node: Load | Store, bindings: Bindings) -> float
     if single_stride(kernel.program, kernel.space.cols, node.strides) == 1:
         run = size * kernel.program.points(kernel.space.cols, bindings)
     if along[0] in kernel.space.rows and any(a in kernel.space.cols for a, _ in node.strides):
-        return 0.5  # across the grain: whole sectors only where a tile is several rows high
+        return 0.5  # strided access: uses whole sectors only if a tile is several rows high
     return 1.0 if run % SECTOR == 0 or run >= 1024 else run / (SECTOR * ceil(run / SECTOR) + SECTOR / 2)

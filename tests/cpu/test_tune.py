@@ -44,9 +44,9 @@ SIZES = {"s0": 8000}
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store of a test's own, and nothing in memory."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     yield
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -217,7 +217,7 @@ def test_the_winner_is_remembered_apart_from_the_default(card: list[bool]) -> No
     assert not default.trials and winner.trials and winner.sources != default.sources
     assert OnNoCard.seen[0] > 2 and len(OnNoCard.seen) == 2
     for level, expected in (("off", default), ("on", winner)):
-        engine._remembered.cache_clear()
+        engine._shared_cached.cache_clear()
         before = counts()
         again = tuned(level)
         assert again == expected and counts().plans == before.plans
@@ -228,19 +228,19 @@ def test_tuning_lasts_though_the_card_was_calibrated_or_corrected(card: list[boo
     winner = tuned("on")
     known = replace(H200, bandwidth=4.4e6, source="calibrated 2026-01-01", corrections=(("inner", 1.1),))
     monkeypatch.setattr(engine, "local_device", lambda index: known)
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     assert tuned("on") == winner and len(OnNoCard.seen) == 2
 
 
 def test_another_card_or_version_is_tuned_anew(card: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     tuned("on")
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(cache, "versions", lambda: {"onepass": "other"})
         tuned("on")
     assert len(OnNoCard.seen) == 4
     monkeypatch.setattr(engine, "local_device", lambda index: replace(H200, title="another H200"))
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     tuned("on")
     assert len(OnNoCard.seen) == 6
 
@@ -248,10 +248,10 @@ def test_another_card_or_version_is_tuned_anew(card: list[bool], monkeypatch: py
 def test_a_full_search_serves_a_short_one_and_not_the_other_way(card: list[bool]) -> None:
     tuned("on")
     few = OnNoCard.seen[0]
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     full = tuned("full")
     assert OnNoCard.seen[2] > few
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     assert tuned("on") == full and len(OnNoCard.seen) == 4
 
 
@@ -259,7 +259,7 @@ def test_a_damaged_winner_is_found_anew(card: list[bool], tmp_path: Path) -> Non
     tuned("on")
     for path in (tmp_path / "store" / "entries").iterdir():
         path.write_bytes(path.read_bytes()[:-3])
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     with pytest.warns(OnepassWarning, match="ONEPASS-502"):
         again = tuned("on")
     assert again.trials and len(OnNoCard.seen) == 4
@@ -268,7 +268,7 @@ def test_a_damaged_winner_is_found_anew(card: list[bool], tmp_path: Path) -> Non
 def test_without_a_store_it_is_timed_in_every_process(card: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_CACHE", "0")
     assert tuned("on") == tuned("on") and len(OnNoCard.seen) == 2
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     assert tuned("on").trials and len(OnNoCard.seen) == 4
 
 
@@ -285,7 +285,7 @@ def test_where_nothing_can_be_timed_the_default_is_used(card: list[bool], error:
         assert tuned("on") == tuned("off")
     assert "the default plan is used" in caplog.text
     OnNoCard.error = None
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     assert tuned("on").trials, "it was not remembered as tuned"
 
 
@@ -303,7 +303,7 @@ def test_a_winner_is_kept_if_no_plan_was_missed_but_by_refusal(card: list[bool],
     with monkeypatch.context() as patch:
         patch.setattr(offline, "compile", failing)
         assert tuned("on").sources == default.sources
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     timed = len(OnNoCard.seen)
     tuned("on")
     assert (len(OnNoCard.seen) == timed) is kept
