@@ -252,7 +252,7 @@ def test_cutting_out_keeps_the_order_of_use() -> None:
 
 def test_views_that_interleave_in_many_ways_are_taken_to_overlap() -> None:
     walks = [(1000 + 2 * k, 4) for k in reversed(range(16))]  # all even: it would take 7**16 tries to find that nothing is odd
-    assert footprint._reaches(3001, walks, footprint.COMPARING.steps())
+    assert footprint._can_reach(3001, walks, footprint.COMPARE_VIEWS.steps())
 
 
 # ---- what shares no walk -----------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from onepass.device import Device, device
 from onepass.errors import CalibrationNotSaved, ImplausibleMeasurement, NoGpu, OnepassError, OnepassWarning
 from onepass.integration import engine
 from onepass.pipeline import optimize
-from onepass.plan.cost import _rate
+from onepass.plan.cost import _sustained_rate
 from onepass.runtime import cache, card, measured
 from onepass.runtime.measured import Calibration
 from onepass.tools import calibrate as tool
@@ -42,7 +42,7 @@ SCALED = H200.latency / tool.PROBED_H200["latency"]  # a probe's latency in the 
 
 def flights(facts: Device, *kilobytes: int) -> tuple[InFlightRate, ...]:
     """What a card with these facts would show."""
-    return tuple(InFlightRate(kb << 10, _rate(tool.MEAN_IN_FLIGHT_SHARE * (kb << 10), facts)) for kb in kilobytes)
+    return tuple(InFlightRate(kb << 10, _sustained_rate(tool.MEAN_IN_FLIGHT_SHARE * (kb << 10), facts)) for kb in kilobytes)
 
 
 def figures(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> ProbeResults:
@@ -328,7 +328,8 @@ def test_shapes_of_walks_are_ones_that_triton_takes() -> None:
     from onepass.tools import probes
 
     assert all(warps & (warps - 1) == 0 and warps <= 32 for _, warps in (*probes.IN_FLIGHT_SHAPES, probes.SATURATING_SHAPE))
-    assert probes.MAX_TENSOR_BYTES // 4 < 2**31 and probes.PARTIAL_COLUMNS % probes.JOIN_COLUMNS == 0 and probes.PARTIAL_COLUMNS % 1024 == 0
+    assert probes.MAX_TENSOR_BYTES // 4 < 2**31
+    assert probes.PARTIAL_COLUMNS % probes.JOIN_COLUMNS == 0 and probes.PARTIAL_COLUMNS % 1024 == 0
 
 
 INTERPRETED = """
@@ -411,7 +412,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
         moved = 4 * tiles * shape["HEIGHT"] * shape["WIDTH"]
         in_flight = 4 * shape["HEIGHT"] * shape["WIDTH"] * grid / 132
         assert moved <= 4 * data.numel() and shape["WIDTH"] == 128 * shape["num_warps"]
-        return moved / _rate(tool.MEAN_IN_FLIGHT_SHARE * in_flight, H200) + (passes - 1) * moved / 5.5e6
+        return moved / _sustained_rate(tool.MEAN_IN_FLIGHT_SHARE * in_flight, H200) + (passes - 1) * moved / 5.5e6
 
     def ticks(grid: int, found: torch.Tensor, turns: int, **_: int) -> float:
         found.copy_(torch.tensor([1_830_000, 1_000_000, 0]))
@@ -429,7 +430,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(torch.cuda, "device", lambda where: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (8 * (64 << 20), 0))
-    monkeypatch.setattr(torch.Tensor, "zero_", lambda t: (card.spend(stopwatch.SMALLEST_KERNEL_US if t.numel() == 1 else 9.0), zero(t))[1])
+    monkeypatch.setattr(torch.Tensor, "zero_",
+                        lambda t: (card.spend(stopwatch.SMALLEST_KERNEL_US if t.numel() == 1 else 9.0), zero(t))[1])
     monkeypatch.setattr(torch.Tensor, "copy_", lambda t, u: (card.spend(8 * t.numel() / 4.3e6), copy(t, u))[1])
     monkeypatch.setattr(torch, "add", lambda a, b, out: (card.spend(12 * a.numel() / 4.45e6), add(a, b, out=out))[1])
     monkeypatch.setattr(probes, "kernels", SimpleNamespace(

@@ -377,7 +377,7 @@ def test_few_words_spilled_by_a_kernel_told_its_most_do_not_rule_heavier_ones_ou
 
 
 def test_a_backward_pass_is_parked_and_joined_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "_mix", lambda *_: iter(()))
+    monkeypatch.setattr(candidates, "_mix_order", lambda *_: iter(()))
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 8192, rows=8192))
     made = pipeline.compile(program, bindings, H200, lambda source: offline.compile(source, H200))
     first, _ = made.plan.kernels

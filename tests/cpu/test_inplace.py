@@ -310,7 +310,8 @@ def test_memory_is_taken_of_the_same_type(dtype: str) -> None:
         "%0 = load x [m:64, n:1]; %1 = neg %0; store y [m:64, n:1] = %1"
     program = parse(f"program p; axis m = 64; axis n = 64; input x: {dtype} [64, 64] strides [64, 1]; "
                     f"output y: f32 [64, 64] strides [64, 1]; {text}")
-    assert (("y", "x") in safe_inplace_pairs(forced(program, Family.POINTWISE, Schedule(Block(4), Block(64), 1)))) == (dtype == "f32")
+    plan = forced(program, Family.POINTWISE, Schedule(Block(4), Block(64), 1))
+    assert (("y", "x") in safe_inplace_pairs(plan)) == (dtype == "f32")
 
 
 def test_a_later_kernel_must_not_read_it() -> None:
@@ -503,7 +504,8 @@ def test_only_the_very_same_elements_are_safe() -> None:
     x = torch.randn(8, 8)
     pairs = {(0, 0), (0, 1)}
     assert unsafe_outputs([torch.randn(8, 8)], [x], pairs) == ()
-    assert unsafe_outputs([x], [x], pairs) == () and unsafe_outputs([x.view(64)], [x], pairs) == () and unsafe_outputs([x], [x], {(0, 1)}) == (0,)
+    assert unsafe_outputs([x], [x], pairs) == () and unsafe_outputs([x.view(64)], [x], pairs) == ()
+    assert unsafe_outputs([x], [x], {(0, 1)}) == (0,)
     assert unsafe_outputs([x.t()], [x], pairs) == (0,) and unsafe_outputs([x[1:]], [x], pairs) == (0,)
     assert unsafe_outputs([x.view(torch.int32)], [x], pairs) == (0,)
     assert unsafe_outputs([x], [x, x], pairs) == (0,), "another input reads what is overwritten"
