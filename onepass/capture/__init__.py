@@ -1,4 +1,4 @@
-"""A torch function -> Program: trace it, lower it, remember what must hold for the answer to be right."""
+"""Capture: trace a torch function, lower it to a Program, and keep the guards under which the Program is valid."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where dims meet: broadcasting, and reshaping as regrouping of atoms.
+"""Broadcasting and reshaping of dims, expressed as splitting and unifying atoms.
 
-Dims that meet have one size, and a reshape keeps the number of elements: torch checked both, and guards them. Their symbols need
-not show it, for `s - s//2` and `s//2` are two symbols here; then what torch says decides.
+Dims that meet in an op have equal sizes, and a reshape keeps the element count; torch has checked and guarded both. The
+symbolic sizes need not show it: `s - s//2` and `s//2` are two different symbols here. In that case torch is trusted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .axes import Dim, Dims, Inexpressible, Segment, common_factors, cut, segmen
 from .draft import Draft, Tensor
 from .substitute import Affine, rename, substitute
 
-REFINE_BUDGET = Budget("Lining up the dims of two tensors", CaptureTooLong, base=64, per_item=16)  # and so many for every dim
+REFINE_BUDGET = Budget("Aligning the dims of two tensors", CaptureTooLong, base=64, per_item=16)  # per_item: per dim
 
 
 def broadcast(draft: Draft, tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], Dims]:
-    """The nodes of several tensors over one set of dims, as an elementwise op needs them."""
+    """Broadcast several tensors to a common set of dims. Returns their nodes and those dims."""
     rank = max(len(t.dims) for t in tensors)
     dims: Dims = ((),) * rank
     nodes: list[int] = []
@@ -33,10 +33,10 @@ def broadcast(draft: Draft, tensors: Sequence[Tensor]) -> tuple[tuple[int, ...],
 
 
 def join(draft: Draft, tensor: Tensor, onto: Dims) -> Tensor:
-    """The tensor with its dims made those of `onto` wherever both have one.
+    """Return the tensor with the dims of `onto` wherever both have one.
 
-    The atoms that meet become one. Where they cannot, because both index one value already (`x + x.t()`), the tensor is
-    written again over the atoms it must have.
+    Atoms that meet are unified. Where they must stay distinct because one value is indexed by both (`x + x.t()`), the value is
+    rewritten over the other atoms instead.
     """
     tensor = _with_common_factors(draft, tensor, onto)
     own, met = draft.dims(tensor), _resolved(draft, onto)
@@ -45,7 +45,7 @@ def join(draft: Draft, tensor: Tensor, onto: Dims) -> Tensor:
     extra = [b for target, dim in zip(met, own, strict=True) if dim and not target for b in dim]
     if not taken.intersection(extra) and _unify(draft, pairs):
         return tensor
-    met = _resolved(draft, onto)  # some pairs may have become one before the first that cannot
+    met = _resolved(draft, onto)  # _unify may have unified some pairs before it failed
     old = draft.atoms.resolve(b for dim in own for b in dim)
     target = {draft.atoms.final(b)[0]: draft.atoms.final(a)[0] for a, b in pairs}
     new = tuple(target.get(b) or _free_atom(draft, b, {a for dim in met for a in dim}) for b in old)
@@ -59,7 +59,7 @@ def _free_atom(draft: Draft, atom: str, taken: set[str]) -> str:
 
 
 def _unify(draft: Draft, pairs: Sequence[tuple[str, str]]) -> bool:
-    """Make atoms one, pair by pair; False at the first pair that must stay apart."""
+    """Unify atoms pair by pair. Returns False at the first pair that must stay distinct."""
     for a, b in pairs:
         a, b = draft.atoms.final(a)[0], draft.atoms.final(b)[0]
         if draft.atoms.are_distinct(a, b):
@@ -69,7 +69,7 @@ def _unify(draft: Draft, pairs: Sequence[tuple[str, str]]) -> bool:
 
 
 def _with_common_factors(draft: Draft, tensor: Tensor, onto: Dims) -> Tensor:
-    """The tensor with atoms split, on both sides, until the dims that meet have the same factors."""
+    """Split atoms on both sides until dims that meet have the same factors."""
     steps = REFINE_BUDGET.steps(len(onto))
     while (position := _first_mismatch(draft, tensor, onto)) is not None:
         steps.spend()
@@ -78,7 +78,7 @@ def _with_common_factors(draft: Draft, tensor: Tensor, onto: Dims) -> Tensor:
 
 
 def _refined_once(draft: Draft, tensor: Tensor, position: int, onto: Dim) -> Tensor:
-    """The tensor once the first runs of a dim and of the dim it meets that are unlike have the same factors, or may get them."""
+    """Resolve the first mismatch between a dim and the dim it meets: split atoms, or merge them into one."""
     dim = draft.dims(tensor)[position]
     pairs = segments(_extents(draft, dim), _extents(draft, onto))
     segment = next(s for s in pairs if _extents(draft, dim[slice(*s.left)]) != _extents(draft, onto[slice(*s.right)]))
@@ -98,13 +98,13 @@ def _refined_once(draft: Draft, tensor: Tensor, position: int, onto: Dim) -> Ten
 
 
 def _first_mismatch(draft: Draft, tensor: Tensor, onto: Dims) -> int | None:
-    """The first dim whose factors differ from those of the dim it meets. A split in one dim may show in another."""
+    """The first dim whose factors differ from those of the dim it meets. Splitting one dim can also change another."""
     pairs = enumerate(zip(draft.dims(tensor), _resolved(draft, onto), strict=True))
     return next((d for d, (own, met) in pairs if own and met and _extents(draft, own) != _extents(draft, met)), None)
 
 
 def _with_merged_run(draft: Draft, tensor: Tensor, position: int, run: Segment) -> Tensor:
-    """The tensor with a run of one dim counted by a single new atom, whatever it was made of."""
+    """The tensor with a run of atoms in one dim replaced by a single new atom."""
     dims = draft.dims(tensor)
     dim, (start, end) = dims[position], run.left
     node, atom = _merge_atoms(draft, tensor.node, dim[start:end])
@@ -117,7 +117,7 @@ def _merge_atoms(draft: Draft, node: int, run: Dim) -> tuple[int, str]:
 
 
 def reshape(draft: Draft, tensor: Tensor, sizes: Sequence[Size]) -> Tensor:
-    """The tensor's elements in row-major order under another shape."""
+    """Reshape a tensor to `sizes` in row-major order."""
     if product(list(sizes)) == 0:
         nothing = draft.const(0, draft.dtype(tensor.node))  # no element is ever read
         return draft.tensor(nothing, tuple(draft.atoms.dim(s) for s in sizes))
@@ -132,8 +132,10 @@ def reshape(draft: Draft, tensor: Tensor, sizes: Sequence[Size]) -> Tensor:
 
 
 def _regroup(draft: Draft, node: int, run: Dim, wanted: tuple[Size, ...]) -> tuple[int, Dims]:
-    """A run of atoms as dims of other sizes, and the value over them. Where the sizes have no common factors with those of the
-    atoms, the run is counted by one new atom first."""
+    """Regroup a run of atoms into dims of other sizes. Returns the value over them, and the dims.
+
+    If the sizes share no common factors with the atoms, the run is first merged into one new atom.
+    """
     factors = common_factors(_extents(draft, run), wanted)
     if factors is not None:
         atoms = draft.atoms.split(run, factors)

@@ -1,4 +1,4 @@
-"""The arguments of a call: their leaves, names and layouts, and which of their sizes may vary."""
+"""The arguments of a call: flattened leaves, their names and layouts, and which sizes become symbols."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .known_functions import is_atom
 from .outputs import check_shape
 
 DEVICES = ("cpu", "cuda", "meta")
-# Besides values, arguments may be objects that are compared by identity, and whose state is compared as the function's own.
+# Accepted non-tensor arguments. Functions, types and enum members are compared by identity, and their state is guarded.
 _PLAIN = (bool, int, float, str, bytes, complex, NoneType, slice, torch.dtype, torch.device, torch.memory_format, enum.Enum,
           type, FunctionType, BuiltinFunctionType)
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Flattened arguments; `names` has one entry a leaf."""
+    """Flattened arguments. `names` has one entry per leaf."""
 
     leaves: tuple[Any, ...]
     names: tuple[str, ...]
@@ -35,17 +35,17 @@ class Arguments:
 
     @property
     def tensors(self) -> tuple[tuple[int, torch.Tensor], ...]:
-        """The tensor leaves, with their positions."""
+        """The tensor leaves with their positions."""
         return tuple((i, leaf) for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor))
 
     @property
     def objects(self) -> tuple[Any, ...]:
-        """The leaves that may lead to state: functions, classes, members of enumerations."""
+        """The leaves that can refer to Python state: functions, classes, enum members."""
         return tuple(leaf for leaf in self.leaves if not isinstance(leaf, torch.Tensor) and not is_atom(leaf))
 
 
 def flatten(fn: Callable[..., Any], args: tuple[Any, ...]) -> Arguments:
-    """The leaves of some arguments, named after the function's own parameters."""
+    """Flatten arguments and name the leaves after the function's parameters."""
     leaves, spec = compat.pytree_flatten(args)
     names: list[str] = []
     for parameter, arg in zip(_parameters(fn, len(args)), args, strict=True):
@@ -55,7 +55,7 @@ def flatten(fn: Callable[..., Any], args: tuple[Any, ...]) -> Arguments:
 
 
 def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
-    """A name for each positional argument; `x0` and so on where the signature has none."""
+    """A name for each positional argument, or `x0`, `x1`, ... if the signature has none."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
@@ -76,12 +76,12 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def check(arguments: Arguments) -> None:
-    """Refuse arguments no kernel can take."""
+    """Refuse arguments that no kernel can take."""
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         if isinstance(leaf, torch.Tensor):
             _check_tensor(name, leaf)
         elif not isinstance(leaf, _PLAIN):
-            raise BadArgument(detail=f"Argument {name} is a {type(leaf).__name__}, which could change unseen between calls. "
+            raise BadArgument(detail=f"Argument {name} is a {type(leaf).__name__}, and onepass cannot detect when it changes. "
                                      "Pass tensors, numbers, strings, or tuples, lists and dicts of them.")
     devices = {leaf.device for _, leaf in arguments.tensors}
     if len(devices) > 1:
@@ -106,7 +106,7 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """A tensor's shape and strides, in sizes."""
+    """A tensor's shape and strides, as Sizes."""
 
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
@@ -114,14 +114,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layouts of all tensor arguments, and the present values of the symbols in them."""
+    """The layouts of all tensor arguments, and the current values of the symbols in them."""
 
     each: tuple[Layout, ...]
     hints: dict[str, int]
 
 
 def candidate_layouts(tensors: Sequence[torch.Tensor]) -> tuple[Layouts, ...]:
-    """From most to least that may vary: all dims but the last, the first dim alone, nothing."""
+    """Layouts to try, from most to fewest symbols: all dims but the last, the first dim only, none."""
     rows, leading = _symbolic(tensors, None), _symbolic(tensors, 1)
     fixed = Layouts(tuple(Layout(tuple(t.shape), tuple(t.stride())) for t in tensors), {})
     tried = [rows, leading] if leading != rows else [rows]
@@ -129,10 +129,10 @@ def candidate_layouts(tensors: Sequence[torch.Tensor]) -> tuple[Layouts, ...]:
 
 
 def _symbolic(tensors: Sequence[torch.Tensor], most: int | None) -> Layouts:
-    """Symbols for the first `most` dims of each tensor (all, if None), never for the last.
+    """Make the first `most` dims of each tensor symbolic (None: all), but never the last dim.
 
-    Equal sizes are one symbol. 0 and 1 are always fixed, because torch treats them unlike other sizes. A vector's size is
-    a symbol if it is that of some rows, and of no columns.
+    Equal sizes share one symbol. Sizes 0 and 1 stay fixed, because torch specializes on them. A vector's size becomes a symbol
+    if it equals some row count and no column count.
     """
     rows = dict.fromkeys(s for t in tensors if t.dim() > 1 for s in t.shape[:-1][:most] if s > 1)
     columns = {s for t in tensors if t.dim() > 1 for s in (t.shape[-1:] if most is None else t.shape[most:])}
@@ -149,9 +149,9 @@ def _symbolic(tensors: Sequence[torch.Tensor], most: int | None) -> Layouts:
 
 
 def _symbolic_strides(tensor: torch.Tensor, shape: tuple[Size, ...], hints: dict[str, int]) -> tuple[Size, ...]:
-    """Strides as products of sizes: a stride that is another dim's stride times its size is taken to be just that."""
+    """Strides as products of sizes. A stride that equals another dim's stride times its size is assumed to be that product."""
     found: dict[int, Size] = {}
-    # From the innermost dim outwards; of dims that step alike, the last comes first.
+    # From the innermost dim outward. Among dims with equal strides, the last comes first.
     for dim in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), -d)):
         number = tensor.stride(dim)
         spans = [mul(found[inner], shape[inner]) for inner in sorted(found, reverse=True) if tensor.stride(inner)]

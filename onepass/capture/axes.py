@@ -1,8 +1,8 @@
-"""Dims as tuples of atomic axes: splitting, regrouping and unifying them.
+"""Dims as tuples of atomic axes ("atoms"), and how atoms are split, regrouped and unified.
 
-A dim of a tensor value is a tuple of atoms, row-major: `[B*T, D]` may be `((b, t), (d,))`, and a dim of size 1 is `()`.
-A reshape splits atoms and regroups them, an elementwise op makes the atoms that meet in it one. Both hold for the whole
-graph, so `Atoms` remembers them until the end, when every atom resolves to the final ones it became.
+Each dim of a tensor is a row-major tuple of atoms: `[B*T, D]` may be `((b, t), (d,))`, and a dim of size 1 is `()`. A reshape
+splits and regroups atoms; an elementwise op unifies the atoms that meet in it. Both apply to the whole graph, so `Atoms`
+records them until the end, when every atom resolves to its final atoms.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Dims: TypeAlias = tuple[Dim, ...]
 
 
 class Inexpressible(Exception):
-    """A value has no form at the coordinates asked for."""
+    """A value cannot be written at the requested coordinates."""
 
 
 def common_factors(left: Sequence[Size], right: Sequence[Size]) -> tuple[Size, ...] | None:
-    """The coarsest row-major factors that both lists are products of runs of; None if there are none.
+    """The coarsest row-major factors into which both lists of sizes can be split, or None.
 
     (6, 4) and (2, 12) -> (2, 3, 4); (2, 3) and (3, 2) -> None.
     """
     factors: list[Size] = []
-    a, b = list(left)[::-1], list(right)[::-1]  # the outermost at the end, where pop takes it
+    a, b = list(left)[::-1], list(right)[::-1]  # outermost last, where pop takes it
     while a and b:
         x, y = a.pop(), b.pop()
         if x == y:
@@ -46,17 +46,17 @@ def common_factors(left: Sequence[Size], right: Sequence[Size]) -> tuple[Size, .
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of sizes on either side with the same product, none shorter."""
+    """A minimal run of sizes on each side with equal products."""
 
-    left: tuple[int, int]  # positions, half open
+    left: tuple[int, int]  # start and end position, half-open
     right: tuple[int, int]
 
 
 def segments(left: tuple[Size, ...], right: tuple[Size, ...]) -> tuple[Segment, ...]:
-    """Cut two lists into the shortest runs whose products agree.
+    """Cut two lists of sizes into the shortest runs with equal products.
 
-    The whole lists have the same product when the graph runs, whether or not their symbols show it (`s` and `s//2, 2`). So what is
-    left between runs that agree from the front and runs that agree from the back has the same product too.
+    The full lists have equal products at run time, even if their symbols do not show it (`s` and `s//2, 2`). So the part that is
+    left between runs matched from the front and runs matched from the back has equal products too.
     """
     cuts = _common_ends(left, right)
     if cuts[-1] != (len(left), len(right)):
@@ -66,14 +66,14 @@ def segments(left: tuple[Size, ...], right: tuple[Size, ...]) -> tuple[Segment, 
 
 
 def _common_ends(left: tuple[Size, ...], right: tuple[Size, ...]) -> list[tuple[int, int]]:
-    """How many sizes of either list, from the front, have the same product."""
+    """All pairs of prefix lengths whose products are equal."""
     ends = {product(left[:i]): i for i in range(len(left) + 1)}
     products = [product(right[:j]) for j in range(len(right) + 1)]
     return [(ends[p], j) for j, p in enumerate(products) if p in ends]
 
 
 def cut(atoms: Sequence[str], extents: Sequence[Size], sizes: Sequence[Size]) -> Dims:
-    """Runs of atoms whose extents multiply to each of `sizes`; a size of 1 takes none."""
+    """Cut atoms into runs whose extents multiply to each of `sizes`. A size of 1 takes no atom."""
     dims: list[Dim] = []
     at = 0
     for size in sizes:
@@ -84,7 +84,7 @@ def cut(atoms: Sequence[str], extents: Sequence[Size], sizes: Sequence[Size]) ->
 
 
 def _end_of(size: Size, extents: Sequence[Size], start: int) -> int:
-    """Where the run of extents ends that begins at `start` and multiplies to a size."""
+    """The end of the run of extents that begins at `start` and multiplies to `size`."""
     have: Size = 1
     for end in range(start, len(extents)):
         if have == size:
@@ -96,18 +96,18 @@ def _end_of(size: Size, extents: Sequence[Size], start: int) -> int:
 
 
 class Atoms:
-    """Every atom of one graph: its extent, what it was split into or merged with, and which atoms must stay apart.
+    """The atoms of one graph: extents, what each was split into or unified with, and which must stay distinct.
 
-    Two atoms that index one value at once are different positions, and may never become one axis.
+    Two atoms that index the same value are different positions, and must never become one axis.
     """
 
     def __init__(self) -> None:
         self._extents: dict[str, Size] = {}
-        self._replaced_by: dict[str, Dim] = {}  # split into these, or merged into this one
-        self._distinct: dict[str, set[str]] = {}  # between atoms that are still themselves
+        self._replaced_by: dict[str, Dim] = {}  # the atoms it was split into, or the atom it was unified with
+        self._distinct: dict[str, set[str]] = {}  # only between final atoms
 
     def fresh(self, extent: Size) -> str:
-        """A new atom. An extent of 1 has no atom: such a dim is `()`."""
+        """A new atom. A dim of size 1 has no atom: it is `()`."""
         assert extent != 1
         name = f"a{len(self._extents)}"
         self._extents[name] = extent
@@ -115,36 +115,36 @@ class Atoms:
         return name
 
     def dim(self, extent: Size) -> Dim:
-        """A new dim of that size: one fresh atom, or none for a size of 1."""
+        """A new dim: one fresh atom, or none if its size is 1."""
         return () if extent == 1 else (self.fresh(extent),)
 
     def extent(self, atom: str) -> Size:
-        """How many positions an atom has."""
+        """The number of positions of an atom."""
         return self._extents[atom]
 
     def size(self, dim: Iterable[str]) -> Size:
-        """How many positions a dim has."""
+        """The number of positions of a dim."""
         return product([self._extents[a] for a in dim])
 
     def final(self, atom: str) -> Dim:
-        """The atoms this one has become, row-major."""
+        """The final atoms that an atom has become, row-major."""
         if atom not in self._replaced_by:
             return (atom,)
         return tuple(a for part in self._replaced_by[atom] for a in self.final(part))
 
     def resolve(self, dim: Iterable[str]) -> Dim:
-        """A dim in the atoms it has become."""
+        """A dim in final atoms."""
         return tuple(a for atom in dim for a in self.final(atom))
 
     def split(self, dim: Dim, factors: Sequence[Size]) -> Dim:
-        """Split the atoms of a resolved dim, everywhere, so that their extents are `factors`."""
+        """Split the atoms of a resolved dim so that their extents are `factors`. Applies everywhere."""
         parts: list[str] = []
         for atom, sizes in zip(dim, _runs([self._extents[a] for a in dim], factors), strict=True):
             parts += [atom] if len(sizes) == 1 else self._split(atom, sizes)
         return tuple(parts)
 
     def split_as(self, atom: str, sizes: Sequence[Size]) -> Dim:
-        """Count an atom's positions along sizes that have its extent as their product when the graph runs (`s` as `s//2, 2`)."""
+        """Split an atom into sizes whose product equals its extent only at run time (`s` as `s//2, 2`)."""
         return self._split(atom, sizes)
 
     def _split(self, atom: str, sizes: Sequence[Size]) -> Dim:
@@ -159,7 +159,7 @@ class Atoms:
         return parts
 
     def keep_distinct(self, atoms: Iterable[str], only: str | None = None) -> None:
-        """These atoms index one value: no two may become one (`only`: none of the others with that one)."""
+        """Record that these atoms index one value, so no two of them may be unified. `only`: just the pairs with this atom."""
         names = self.resolve(atoms)
         for a in names if only is None else (only,):
             for b in names:
@@ -168,11 +168,11 @@ class Atoms:
                     self._distinct[b].add(a)
 
     def are_distinct(self, a: str, b: str) -> bool:
-        """Whether two final atoms index one value somewhere."""
+        """Whether two final atoms index the same value somewhere."""
         return b in self._distinct[a]
 
     def unify(self, a: str, b: str) -> None:
-        """Make two final atoms of equal extent one, everywhere."""
+        """Unify two final atoms of equal extent. Applies everywhere."""
         assert self._extents[a] == self._extents[b] and not self.are_distinct(a, b)
         if a == b:
             return
@@ -184,7 +184,7 @@ class Atoms:
 
 
 def _runs(sizes: Sequence[Size], factors: Sequence[Size]) -> list[Sequence[Size]]:
-    """The factors each size is the product of, in order."""
+    """For each size, the run of factors it is the product of."""
     runs: list[Sequence[Size]] = []
     at = 0
     for size in sizes:

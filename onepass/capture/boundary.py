@@ -1,4 +1,4 @@
-"""The rim of regions: what is better computed outside, what is better computed twice, and what a claim is charged for."""
+"""Region boundaries: which ops to leave to Inductor, which to duplicate, which values to write, and the fusions Inductor loses."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from torch import fx
 
 from .dataflow import Dataflow
 
-MAX_DUPLICATED_NODES = 16  # nodes computed again instead of read
-SMALL_RATIO = 8  # a value this many times smaller than another is no reason to do without it
-MAX_KERNEL_NODES = 120  # nodes looked at to guess a kernel of Inductor's
+MAX_DUPLICATED_NODES = 16  # most nodes to recompute instead of reading one value
+SMALL_RATIO = 8  # a value this many times smaller than another is ignored
+MAX_KERNEL_NODES = 120  # most nodes to visit when estimating one of Inductor's kernels
 
 
 class Boundary:
-    """Gives arithmetic at the rim of regions back to Inductor's kernels where that moves fewer bytes."""
+    """Gives pointwise ops at a region's boundary back to Inductor where that reduces memory traffic."""
 
     def __init__(self, dataflow: Dataflow, regions: list[set[int]]) -> None:
         self.dataflow, self.regions = dataflow, regions
         self.region_of = {m: k for k, members in enumerate(regions) for m in members}
 
     def trimmed(self) -> list[set[int]]:
-        """The regions without what is better left outside."""
+        """The regions without the ops that are better left outside."""
         for members in self.regions:
             changed = True
             while changed:
@@ -42,7 +42,7 @@ class Boundary:
         return False
 
     def _sink_gain(self, node: int, members: set[int]) -> int:
-        """Bytes more (or fewer) if the users of a region's last op compute it themselves."""
+        """Change in bytes moved if the users of a region's last op compute it themselves."""
         dataflow, users = self.dataflow, self.dataflow.users[node]
         if not users or not all(dataflow.inductor_fuses(u, self.region_of) for u in users):
             return 0
@@ -59,7 +59,7 @@ class Boundary:
         return change
 
     def _source_gain(self, node: int, members: set[int]) -> int:
-        """Bytes more (or fewer) if a kernel before the region computes the region's first op."""
+        """Change in bytes moved if a kernel before the region computes the region's first op."""
         dataflow, bases = self.dataflow, self.dataflow.producers[node]
         before = [b for b in bases if dataflow.inductor_fuses(b, self.region_of)]
         if not before:
@@ -79,7 +79,7 @@ class Boundary:
         return change
 
     def _inductor_kernel(self, start: Iterable[int]) -> set[int]:
-        """The nodes outside that Inductor would compute together with some."""
+        """The nodes outside all regions that Inductor would fuse with `start`."""
         found, waiting = set[int](), list(start)
         while waiting and len(found) < MAX_KERNEL_NODES:
             node = waiting.pop()
@@ -91,7 +91,7 @@ class Boundary:
 
 
 class ExpandedRegions:
-    """Regions with the arithmetic they compute again rather than read from each other, and what each must write."""
+    """Regions with the pointwise ops they duplicate instead of reading their results, and the values each region must write."""
 
     def __init__(self, dataflow: Dataflow, regions: list[set[int]]) -> None:
         self.dataflow = dataflow
@@ -100,49 +100,51 @@ class ExpandedRegions:
         self._prune()
 
     def _with_duplicates(self, members: set[int]) -> set[int]:
-        """A region with what it had better compute itself than read."""
+        """The region's nodes plus the nodes that are cheaper to recompute than to read."""
         expanded = set(members)
         for value in sorted({b for m in members for b in self.dataflow.producers[m]} - members, reverse=True):
-            same_epoch = self.dataflow.epoch[value] == self.dataflow.epoch[min(members)]  # what it is computed from has not been written since
+            # Inputs of the value must not have been written to since.
+            same_epoch = self.dataflow.epoch[value] == self.dataflow.epoch[min(members)]
             if same_epoch and self._is_arithmetic(value) and not self._is_written_anyway(value):
                 expanded |= self._cone(value, expanded) or set()
         return expanded
 
     def _is_written_anyway(self, value: int) -> bool:
-        """Whether a value of a region goes to memory whatever other regions do."""
+        """Whether a value of a region is written to memory regardless of what other regions do."""
         users = {u for v in self.dataflow.values(value) for u in self.dataflow.users_of(v)}
-        return value in self.region_of and any(u not in self.region_of and not self.dataflow.inductor_fuses(u, self.region_of) for u in users)
+        outside = (u for u in users if u not in self.region_of)
+        return value in self.region_of and any(not self.dataflow.inductor_fuses(u, self.region_of) for u in outside)
 
     def _cone(self, value: int, expanded: set[int]) -> set[int] | None:
-        """The nodes to compute a value from hardly more bytes than it has itself; None if there is no such set."""
+        """The nodes that compute a value from inputs hardly larger than the value itself, or None."""
         read = {b for m in expanded for b in self.dataflow.producers[m]} - expanded - {value}
         cone, best = {value}, None
         for _ in range(MAX_DUPLICATED_NODES):
-            behind = {b for c in cone for b in self.dataflow.producers[c]} - cone - expanded
-            fresh = sum(self.dataflow.bytes[b] for b in behind - read)
-            if fresh <= self.dataflow.bytes[value] * (1 + 1 / SMALL_RATIO) and not self._adds_outputs(behind - expanded, value):
+            inputs = {b for c in cone for b in self.dataflow.producers[c]} - cone - expanded
+            fresh = sum(self.dataflow.bytes[b] for b in inputs - read)
+            if fresh <= self.dataflow.bytes[value] * (1 + 1 / SMALL_RATIO) and not self._adds_outputs(inputs - expanded, value):
                 best = set(cone)
-            deeper = [b for b in behind if self._is_arithmetic(b) and self.dataflow.epoch[b] == self.dataflow.epoch[value]]
+            deeper = [b for b in inputs if self._is_arithmetic(b) and self.dataflow.epoch[b] == self.dataflow.epoch[value]]
             if not deeper:
                 break
             cone.add(max(deeper))
         return best
 
-    def _adds_outputs(self, behind: set[int], value: int) -> bool:
-        """Whether another region would have to write something large that it keeps to itself as things are."""
-        return any(b in self.region_of and self.dataflow.bytes[b] * SMALL_RATIO > self.dataflow.bytes[value] for b in behind)
+    def _adds_outputs(self, inputs: set[int], value: int) -> bool:
+        """Whether another region would have to write a large value that it does not write now."""
+        return any(b in self.region_of and self.dataflow.bytes[b] * SMALL_RATIO > self.dataflow.bytes[value] for b in inputs)
 
     def _is_arithmetic(self, node: int) -> bool:
         return self.dataflow.is_fusible(node) and not self.dataflow.reduces[node]
 
     def exported_values(self, region: int, node: int) -> tuple[fx.Node, ...]:
-        """What of a node's results a region must write: it is the one to, and someone needs it who cannot as well compute it."""
+        """The results of a node that its region must write, because a user cannot cheaply recompute them. () for other regions."""
         if self.region_of.get(node) != region:
             return ()
         return tuple(v for v in self.dataflow.values(node) if self._is_needed(region, node, self.dataflow.users_of(v)))
 
     def is_exported(self, region: int, node: int) -> bool:
-        """Whether a region writes anything of a node."""
+        """Whether a region writes any result of a node."""
         return bool(self.exported_values(region, node))
 
     def _is_needed(self, region: int, node: int, users: set[int]) -> bool:
@@ -153,25 +155,27 @@ class ExpandedRegions:
         return any(self._user_needs(u, region, node) for u in outside)
 
     def _user_needs(self, user: int, region: int, node: int) -> bool:
-        """Whether someone outside all regions needs a value written."""
+        """Whether a user outside all regions needs the value in memory."""
         if user not in self.region_of and not self.dataflow.inductor_fuses(user, self.region_of):
             return True
-        return not self._is_arithmetic(node) or self._cone(node, set()) is None or bool(self._cone_inputs(node) & self.members[region])
+        if not self._is_arithmetic(node) or self._cone(node, set()) is None:
+            return True
+        return bool(self._cone_inputs(node) & self.members[region])
 
     def _cone_inputs(self, node: int) -> set[int]:
-        """What a value's best cone is computed from."""
+        """The inputs of a value's best cone."""
         cone = self._cone(node, set()) or {node}
         return {b for c in cone for b in self.dataflow.producers[c]} - cone
 
     def _prune(self) -> None:
-        """Drop members whose value nobody needs from this region any more."""
+        """Drop members whose results are no longer needed from this region."""
         for k, expanded in enumerate(self.members):
             for node in sorted(expanded, reverse=True):
                 if not any(u in expanded for u in self.dataflow.users[node]) and not self.is_exported(k, node):
                     expanded.discard(node)
 
     def lost_fusion_bytes(self, region: int) -> int:
-        """Bytes that cross the rim though Inductor, left alone, would have kept them inside one of its kernels."""
+        """Bytes moved across the region's boundary that Inductor, without the region, would have kept inside one kernel."""
         dataflow, members, total = self.dataflow, self.members[region], 0
         for producer in {b for m in members for b in dataflow.producers[m]} - members:
             only_user = all(u in members for u in dataflow.users[producer])
@@ -179,18 +183,18 @@ class ExpandedRegions:
         separated = self._after_other_kernels(members)
         for member in (m for m in members if self.is_exported(region, m)):
             outside = [u for u in dataflow.users[member] if u not in members]
-            fused_outside = bool(outside) and all(dataflow.inductor_fuses(u, self.region_of) and u not in separated for u in outside)
-            total += 2 * dataflow.bytes[member] * fused_outside
+            fusible = all(dataflow.inductor_fuses(u, self.region_of) and u not in separated for u in outside)
+            total += 2 * dataflow.bytes[member] * (bool(outside) and fusible)
         return total
 
     def _after_other_kernels(self, members: set[int]) -> set[int]:
-        """What comes after a region by way of another kernel: it cannot be in one kernel with the region, whoever compiles."""
+        """Nodes that depend on a region through another kernel. No compiler can put them into one kernel with the region."""
         after, found = set(members), set[int]()
         for node in range(min(members), len(self.dataflow.nodes)):
-            bases = self.dataflow.producers[node]
-            if node in members or not any(b in after for b in bases):
+            behind = [b for b in self.dataflow.producers[node] if b in after]
+            if node in members or not behind:
                 continue
             after.add(node)
-            if any(b in found or b not in members and b in after and not self.dataflow.inductor_fuses(b, self.region_of) for b in bases):
+            if any(b in found or b not in members and not self.dataflow.inductor_fuses(b, self.region_of) for b in behind):
                 found.add(node)
         return found

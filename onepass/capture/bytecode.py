@@ -1,4 +1,4 @@
-"""What a code object names: globals, closure variables, attributes, imports."""
+"""Names that a code object uses: globals, closure variables, attributes, imports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
 
-_CREATE_CLOSURES = frozenset({"LOAD_CLOSURE", "MAKE_CELL", "COPY_FREE_VARS"})  # they read no variable
+_CREATE_CLOSURES = frozenset({"LOAD_CLOSURE", "MAKE_CELL", "COPY_FREE_VARS"})  # these read no variable
 _CONTINUES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _NO_OPERATION = frozenset({"EXTENDED_ARG", "CACHE"})
 _NAMED, _FREE = frozenset(dis.hasname), frozenset(dis.hasfree)
@@ -15,29 +15,29 @@ _NAMED, _FREE = frozenset(dis.hasname), frozenset(dis.hasfree)
 
 @dataclass(frozen=True)
 class Chain:
-    """`root.a.b`: a variable and the attributes read from it at once."""
+    """`root.a.b`: a variable and the attributes read from it right away."""
 
     root: str
     steps: tuple[str, ...]
-    in_cell: bool  # a variable of an enclosing function, or one that inner functions share; else a global or a builtin
+    in_cell: bool  # True for closure and cell variables; False for globals and builtins
 
 
 @dataclass(frozen=True)
 class Mentions:
-    """Everything a code object names, except what only its inner functions name."""
+    """Every name a code object uses, except those that only its inner functions use."""
 
     chains: tuple[Chain, ...]
     attributes: tuple[str, ...]
-    stored: tuple[str, ...]  # those of the attributes that are set
-    imports: tuple[tuple[str, int], ...]  # (module, level), as `from .. import` counts levels
-    has_class_patterns: bool  # `case Point(x, y)` reads attributes that are named elsewhere
-    makes_text: bool  # of objects, in f-strings
+    stored: tuple[str, ...]  # the attributes that are assigned
+    imports: tuple[tuple[str, int], ...]  # (module, level); level counts the dots of `from .. import`
+    has_class_patterns: bool  # `case Point(x, y)` reads attributes that appear elsewhere
+    makes_text: bool  # formats objects in f-strings
     inner: tuple[CodeType, ...]
 
 
 @lru_cache(maxsize=1024)
 def mentions(code: CodeType) -> Mentions:
-    """Read a code object's instructions. An opcode that is not known here counts as reading whatever it names."""
+    """Read a code object's instructions. An unknown opcode counts as reading every name it refers to."""
     reader = _Reader()
     for instruction in dis.get_instructions(code):
         if instruction.opname not in _NO_OPERATION:
@@ -57,7 +57,7 @@ class _Reader:
     constants: list[object] = field(default_factory=list)
     has_class_patterns: bool = False
     makes_text: bool = False
-    open_chain: list[str] | None = None  # the steps of the chain whose end is on top of the stack
+    open_chain: list[str] | None = None  # the attributes of the chain whose value is on top of the stack
 
     def read(self, instruction: dis.Instruction) -> None:
         chain, self.open_chain = self.open_chain, None
@@ -86,5 +86,5 @@ class _Reader:
         self.open_chain = steps if opname.startswith("LOAD_") else None
 
     def level(self) -> int:
-        """The level of an import: the last constant but one loaded before it."""
+        """The level of an import: the second to last constant loaded before it."""
         return level if len(self.constants) > 1 and isinstance(level := self.constants[-2], int) else 0

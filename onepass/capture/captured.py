@@ -1,4 +1,4 @@
-"""A captured function: its Program, and all that must hold for the Program to answer a call."""
+"""A captured function: its Program and the guards under which the Program is valid for a call."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .state import State, exact_key, same_value
 
 @dataclass(frozen=True)
 class TensorLeaf:
-    """What a tensor argument must be."""
+    """Guard on a tensor argument."""
 
-    name: str  # of its buffer
+    name: str  # the name of its buffer
     dtype: torch.dtype
     device: torch.device
     shape: tuple[Size, ...]
@@ -29,7 +29,7 @@ class TensorLeaf:
     requires_grad: bool
 
     def matches(self, leaf: Any) -> bool:
-        """Everything but sizes and strides."""
+        """Check everything except sizes and strides."""
         return (isinstance(leaf, torch.Tensor) and leaf.dtype is self.dtype and leaf.device == self.device
                 and leaf.dim() == len(self.shape) and leaf.layout is torch.strided
                 and leaf.requires_grad == self.requires_grad and not leaf.is_neg()
@@ -38,7 +38,7 @@ class TensorLeaf:
 
 @dataclass(frozen=True)
 class PlainLeaf:
-    """What any other argument must be: the very same value, of the same type (1, 1.0 and True, 0.0 and -0.0 are all different)."""
+    """Guard on any other argument: the same value of the same type. 1, 1.0 and True differ, and so do 0.0 and -0.0."""
 
     value: Any
 
@@ -51,7 +51,7 @@ Pattern: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...]
 
 
 def pattern_key(pattern: Pattern, leaves: Sequence[Any], spec: Any) -> Hashable:
-    """What of a call is fixed in traces of a pattern, as a key; None where the call has another form."""
+    """A key of the parts of a call that traces with this pattern fix. None if the call's structure differs."""
     if len(leaves) != len(pattern):
         return None
     found: list[Hashable] = [compat.structure_key(spec)]
@@ -71,34 +71,34 @@ def pattern_key(pattern: Pattern, leaves: Sequence[Any], spec: Any) -> Hashable:
 
 @dataclass(frozen=True)
 class Captured:
-    """A Program with its guards. `bind` says whether it answers a call, `tensors` and `result` translate in and out."""
+    """A Program with its guards. `bind` checks a call; `tensors` and `result` convert its inputs and outputs."""
 
     fn: Callable[..., Any]
     program: Program
     leaves: tuple[Leaf, ...]
-    spec: Any  # the structure of the arguments
-    state: State  # what the function read besides its arguments
+    spec: Any  # pytree structure of the arguments
+    state: State  # what the function reads besides its arguments
     guards: tuple[str, ...]  # Python expressions over the symbols
     recipes: tuple[Recipe, ...]
     result_spec: Any
 
     @property
     def device(self) -> torch.device:
-        """Where the function's tensors are, and so its results (CPU, if it takes none)."""
+        """The device of the function's tensors and results; the CPU if it takes no tensors."""
         return next((leaf.device for leaf in self.leaves if isinstance(leaf, TensorLeaf)), torch.device("cpu"))
 
     @cached_property
     def pattern(self) -> Pattern:
-        """The sizes and strides of each tensor argument that are fixed; None for other arguments."""
+        """For each tensor argument, the dims whose sizes and strides are fixed. None for other arguments."""
         return tuple((_numbers(leaf.shape), _numbers(leaf.strides)) if isinstance(leaf, TensorLeaf) else None
                      for leaf in self.leaves)
 
     def bind(self, args: tuple[Any, ...]) -> Bindings | None:
-        """The symbols' values in a call, or None if any guard fails: then this Program says nothing about the call."""
+        """The values of the symbols in a call, or None if a guard fails and the Program is not valid for the call."""
         return self.bind_leaves(*compat.pytree_flatten(args)) if self.state.unchanged() else None
 
     def bind_leaves(self, leaves: Sequence[Any], spec: Any) -> Bindings | None:
-        """The same for flat arguments, where it is known that the state is unchanged."""
+        """`bind` for flattened arguments. The caller has checked that the guarded state is unchanged."""
         if spec != self.spec:
             return None
         if not all(own.matches(leaf) for own, leaf in zip(self.leaves, leaves, strict=True)):
@@ -129,7 +129,7 @@ class Captured:
         return self.buffers(compat.pytree_flatten(args)[0])
 
     def buffers(self, leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """The Program's input buffers among flat arguments."""
+        """The Program's input buffers, from flattened arguments."""
         return {name: leaves[position] for position, name in self._inputs}
 
     @cached_property
@@ -138,12 +138,12 @@ class Captured:
                      if isinstance(leaf, TensorLeaf) and leaf.name in self.program.buffer)
 
     def result(self, outputs: Mapping[str, torch.Tensor], args: tuple[Any, ...]) -> Any:
-        """What the function returns, once the Program's output buffers are filled."""
+        """The function's result, once the Program's output buffers are filled."""
         leaves, _ = compat.pytree_flatten(args)
         return self.build_result(outputs, leaves, _bindings(self._pairs(leaves)))
 
     def build_result(self, outputs: Mapping[str, torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
-        """The same for flat arguments whose symbols are known."""
+        """`result` for flattened arguments and known symbol values."""
         return self._built([_made(recipe, outputs, leaves, bindings) for recipe in self.recipes])
 
     @cached_property
@@ -152,12 +152,12 @@ class Captured:
 
 
 def _numbers(sizes: tuple[Size, ...]) -> tuple[int, ...]:
-    """Which of some sizes are numbers, no symbols."""
+    """The positions of sizes that are plain ints."""
     return tuple(d for d, size in enumerate(sizes) if isinstance(size, int))
 
 
 def _bindings(pairs: list[tuple[TensorLeaf, torch.Tensor]]) -> dict[str, int]:
-    """The symbols' values, each from the first size that is nothing but that symbol."""
+    """The values of the symbols. Each comes from the first size that is exactly that symbol."""
     found: dict[str, int] = {}
     for own, leaf in pairs:
         for size, number in zip(own.shape, leaf.shape, strict=True):

@@ -1,4 +1,4 @@
-"""A graph with views and constants looked through: who computes, who uses, how many bytes lie between."""
+"""Dataflow between the computing nodes of a graph. Views and constants are skipped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .schema import op_name
 
 
 class Dataflow:
-    """The computing nodes of a graph, by number, in order."""
+    """The computing nodes of a graph, numbered in order, with their producers, users and sizes in bytes."""
 
     def __init__(self, graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str], epilogues: bool) -> None:
         self.kind = kinds(graph, device, blocked)
@@ -23,7 +23,7 @@ class Dataflow:
         self.position_of = {n: i for i, n in enumerate(self.nodes)}
         self.epilogues = epilogues
         self._seen: dict[fx.Node, tuple[int, ...]] = {}
-        for node in graph.nodes:  # in order, so that a chain of views is not followed node by node
+        for node in graph.nodes:  # in order, so that a chain of views needs no recursion
             if self.kind[node] is NodeKind.FREE:
                 self._seen[node] = self._through(node.all_input_nodes)
         self.producers = [self._through(n.all_input_nodes) for n in self.nodes]
@@ -33,10 +33,10 @@ class Dataflow:
                 self.users[producer].append(user)
         self.bytes = [nbytes(n) for n in self.nodes]
         self.reduces = [is_reduction(n) for n in self.nodes]
-        self.epoch = epochs(self.nodes)  # regions do not reach across a write to existing memory
+        self.epoch = epochs(self.nodes)  # regions never span a write to existing memory
 
     def _through(self, sources: Iterable[fx.Node]) -> tuple[int, ...]:
-        """The computing nodes behind some values."""
+        """The computing nodes that some values come from."""
         found: dict[int, None] = {}
         for source in sources:
             if self.kind[source] is not NodeKind.FREE:
@@ -47,7 +47,7 @@ class Dataflow:
 
     @cached_property
     def following(self) -> list[list[int]]:
-        """Who must come after each node: its users, and behind an ordered op the next one."""
+        """For each node the nodes that must come after it: its users, and for an ordered op the next ordered op."""
         found = [list(users) for users in self.users]
         ordered = [i for i, node in enumerate(self.nodes) if is_ordered(node)]
         for one, other in pairwise(ordered):
@@ -62,7 +62,7 @@ class Dataflow:
         return self.kind[self.nodes[node]] is NodeKind.FUSIBLE
 
     def inductor_fuses(self, node: int, region_of: Mapping[int, int]) -> bool:
-        """Whether Inductor would compute a node outside all regions inside a kernel of its neighbours."""
+        """Whether Inductor would fuse a node outside all regions into a neighboring kernel."""
         kind = self.kind[self.nodes[node]]
         if kind is NodeKind.EXTERN:
             return self.epilogues and self._is_matmul(node) and len(self.users[node]) == 1
@@ -72,12 +72,12 @@ class Dataflow:
         return op_name(self.nodes[node].target) in MATMULS
 
     def values(self, node: int) -> tuple[fx.Node, ...]:
-        """A node, or the results of one that has several."""
+        """The result of a node, or all results of a node that has several."""
         computed = self.nodes[node]
         return tuple(computed.users) if isinstance(computed.meta.get("val"), (tuple, list)) else (computed,)
 
     def users_of(self, value: fx.Node) -> set[int]:
-        """Who uses a value, directly or through views."""
+        """The computing nodes that use a value, directly or through views."""
         found, waiting, seen = set[int](), [value], {value}
         while waiting:
             for user in waiting.pop().users:

@@ -1,7 +1,6 @@
-"""A Program under construction: nodes over atoms that may still be split or unified.
+"""A Program under construction, over atoms that may still be split or unified.
 
-Nodes are those of the ir, with atoms where the final Program will have axes. `finish` resolves every atom to the axes it
-has become.
+Nodes are those of the ir, with atoms in place of axes. `finish` resolves every atom to its final axes.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ from ..ir.program import (
 from ..ir.size import Size, mul, product
 from .axes import Atoms, Dim, Dims
 
-DRAFT_BUDGET = Budget("Writing out a Program (one step a node)", CaptureTooLong, base=8192)
+DRAFT_BUDGET = Budget("Building a Program (one step per node)", CaptureTooLong, base=8192)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor value: the node that computes an element, and the atoms each dim runs over."""
+    """A tensor value: the node that computes one element, and the atoms of each dim."""
 
     node: int
     dims: Dims
 
 
 class Draft:
-    """Nodes and atoms, growing. Equal nodes are one node; every node's type and free atoms are known as it is added."""
+    """The nodes and atoms of a growing Program. Equal nodes are stored once; dtype and free atoms are known from the start."""
 
     def __init__(self) -> None:
         self.atoms = Atoms()
-        self.src = ""  # the line of user code the next nodes come from
+        self.src = ""  # line of user code for the nodes added next
         self._builder = Builder()
         self._dtypes: list[DType] = []
         self._free: list[frozenset[str]] = []
@@ -61,19 +60,19 @@ class Draft:
         return self._builder.nodes
 
     def dtype(self, node: int) -> DType:
-        """The type of a value."""
+        """The dtype of a value."""
         return self._dtypes[node]
 
     def free(self, node: int) -> frozenset[str]:
-        """The final atoms a value varies over."""
+        """The final atoms that a value varies over."""
         return frozenset(self.atoms.resolve(self._free[node]))
 
     def load(self, buffer: Buffer, strides: Strides) -> int:
-        """Read an element of an input, where the atoms say."""
+        """Load an element of an input."""
         return self.add(Load(buffer.name, tuple((a, s) for a, s in strides if s != 0)), buffer.dtype)
 
     def const(self, value: float | int | bool, dtype: DType, scale: Size = 1) -> int:
-        """A literal as the given type holds it; narrow floats are made in fp32."""
+        """A literal, rounded or wrapped to `dtype`. Narrow floats are made in fp32 and cast."""
         if dtype.is_narrow_float:
             return self.cast(self.const(value, F32, scale), dtype)
         if isinstance(scale, int) and scale != 1:
@@ -85,12 +84,12 @@ class Draft:
         return self.add(Index(dim), I64) if dim else self.const(0, I64)
 
     def op(self, name: str, *args: int) -> int:
-        """Apply a row of the op table (a cast has its own method)."""
+        """Apply an op of the op table. For casts, use `cast`."""
         dtype = result_dtype(OPS[name], tuple(self.dtype(a) for a in args))
         return self.add(Op(name, args, dtype), dtype)
 
     def cast(self, node: int, dtype: DType) -> int:
-        """The value in another type; to bool it is whether it is not zero."""
+        """Cast a value. A cast to bool tests for nonzero."""
         own = self.dtype(node)
         if own == dtype:
             return node
@@ -100,13 +99,13 @@ class Draft:
         return self.add(Op("cast", (node,), dtype), dtype)
 
     def reduce(self, monoid: str, args: tuple[int, ...], dim: Dim) -> tuple[int, ...]:
-        """Fold values over the atoms of a dim; all results of the reduction."""
+        """Reduce values over the atoms of a dim. Returns all results of the reduction."""
         node = self.add(Reduce(monoid, args, dim), self.dtype(args[0]))
         dtypes = MONOIDS[monoid].result_dtypes(self.dtype(args[0]))
         return tuple(self.add(Result(node, k), dtype) for k, dtype in enumerate(dtypes))
 
     def tensor(self, node: int, dims: Dims) -> Tensor:
-        """A value with dims. Their atoms index it at once, so they stay apart."""
+        """A value with dims. Its atoms index one value together, so they are marked distinct."""
         self.atoms.keep_distinct(a for dim in dims for a in dim)
         return Tensor(node, dims)
 
@@ -115,7 +114,7 @@ class Draft:
         return tuple(self.atoms.resolve(dim) for dim in tensor.dims)
 
     def add(self, node: Node, dtype: DType) -> int:
-        """The position of a node, new or already there."""
+        """Add a node, or find an equal one. Returns its position."""
         position = self._builder.add(node if node.src else replace(node, src=self.src))
         if position == len(self._dtypes):
             self._steps.spend()
@@ -124,7 +123,7 @@ class Draft:
         return position
 
     def _free_of(self, node: Node) -> frozenset[str]:
-        """The atoms a new node varies over; while it is computed, those it folds away too."""
+        """The atoms a new node varies over. Atoms it reduces over are live while it is computed, so they are distinct too."""
         own: Iterable[str] = ()
         match node:
             case Load(strides=strides):
@@ -141,18 +140,18 @@ class Draft:
         return alive
 
     def strides(self, dims: Dims, strides: Iterable[Size]) -> Strides:
-        """A stride per atom, from a stride per dim."""
+        """Strides per atom, from strides per dim."""
         found: list[tuple[str, Size]] = []
         for dim, stride in zip(dims, strides, strict=True):
             found += [(a, mul(stride, step)) for a, step in zip(dim, self.steps(dim), strict=True)]
         return tuple((a, s) for a, s in found if s != 0)
 
     def steps(self, dim: Dim) -> tuple[Size, ...]:
-        """How far apart two neighbours along each atom are, counted along the dim."""
+        """For each atom of a dim, the distance between neighboring positions, counted in positions of the dim."""
         return tuple(product([self.atoms.extent(a) for a in dim[i + 1:]]) for i in range(len(dim)))
 
     def finish(self, name: str, buffers: tuple[Buffer, ...]) -> Program:
-        """The Program, over final axes; inputs that are not read are left out."""
+        """The finished Program over final axes. Inputs that are not read are dropped."""
         builder, new, names = Builder(), list[int](), dict[str, str]()
         for node in self.nodes:
             new.append(builder.add(with_operands(self._resolved(node, names), new)))
@@ -162,7 +161,7 @@ class Draft:
         return replace(program, buffers=tuple(b for b in program.buffers if b.role != "input" or b.name in read))
 
     def _resolved(self, node: Node, names: dict[str, str]) -> Node:
-        """A node over the axes its atoms have become; `names` gathers them in order of appearance."""
+        """A node over the axes its atoms have become. `names` collects the axes in order of appearance."""
 
         def axis(atom: str) -> str:
             return names.setdefault(atom, f"d{len(names)}")
@@ -177,7 +176,7 @@ class Draft:
                 return node
 
     def final_strides(self, atom: str, stride: Size) -> Strides:
-        """A stride along an atom as strides along what the atom has become."""
+        """A stride along an atom as strides along its final atoms."""
         parts = self.atoms.final(atom)
         return tuple((a, mul(stride, step)) for a, step in zip(parts, self.steps(parts), strict=True))
 

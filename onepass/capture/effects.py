@@ -1,7 +1,7 @@
-"""Ops whose order is part of what a graph computes: random draws, writes, collectives, and calls nobody can see into.
+"""Ops with effects that must keep their order: random draws, writes, collectives, and calls to unknown code.
 
-A rewritten graph keeps two promises. Ordered ops stay in the order they came in, and nothing moves across a write to memory
-that others may read. What is not known to be free of effects counts as ordered.
+Rewriting a graph keeps two guarantees. Ordered ops keep their order, and no op moves across a write to memory that others
+may read. An op not known to be free of effects counts as ordered.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-# Namespaces whose ops have no effects but those that their schema and tags tell. An op of anybody else may count calls, talk
-# to other ranks, or draw numbers.
+# Namespaces whose ops have only the effects that schema and tags declare. Any other op may count calls, communicate with
+# other ranks, or draw random numbers.
 _DECLARES_EFFECTS = frozenset({"aten", "prims", "onepass"})
 _SEEDED = frozenset({"prims.inductor_lookup_seed", "prims.inductor_random", "prims.inductor_randint"})
-# Higher-order ops that write to no memory but their own; what they call may still draw or have effects.
+# Higher-order ops that write only to their own memory. What they call may still draw random numbers or have other effects.
 _FUNCTIONAL = frozenset({"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional", "invoke_subgraph",
                          "cond", "while_loop", "while_loop_stack_output", "scan", "associative_scan", "map_impl",
                          "flex_attention", "flex_attention_backward", "run_and_save_rng_state", "run_with_rng_state",
@@ -35,7 +35,7 @@ def writes(node: fx.Node) -> bool:
 
 
 def is_ordered(node: fx.Node) -> bool:
-    """Whether a node must stay before the ordered ones that follow it, and behind those it follows."""
+    """Whether a node must keep its position relative to other ordered nodes."""
     if node.op != "call_function":
         return writes(node)
     target = node.target
@@ -49,18 +49,18 @@ def is_ordered(node: fx.Node) -> bool:
 
 
 def is_seeded(node: fx.Node) -> bool:
-    """Whether a node turns a seed into numbers, which only Inductor's code generation does: run as an op, it draws others."""
+    """Whether a node turns a seed into random numbers. Run eagerly, it would draw other numbers than in Inductor."""
     return str(getattr(node.target, "overloadpacket", "")) in _SEEDED
 
 
 def _calls_region(node: fx.Node) -> bool:
-    """Whether a higher-order op calls a region that onepass computes, which has no effects."""
+    """Whether a higher-order op calls a region compiled by onepass. Regions have no effects."""
     called = node.args[0] if node.args else None
     return isinstance(called, torch._ops.OpOverload) and called.namespace == "onepass"
 
 
 def epochs(nodes: Iterable[fx.Node]) -> list[int]:
-    """How many writes come before each node, itself included."""
+    """For each node, the number of writes up to and including it."""
     found, seen = [], 0
     for node in nodes:
         seen += writes(node)
@@ -69,6 +69,6 @@ def epochs(nodes: Iterable[fx.Node]) -> list[int]:
 
 
 def used_across_write(node: fx.Node, epoch: dict[fx.Node, int]) -> bool:
-    """Whether something that could be in a region uses a node on the far side of a write: there, what the node is computed from
-    may have changed."""
+    """Whether a node is used, on the other side of a write, by an op that could be in a region. The inputs of the node may have
+    changed by then."""
     return any(user.op == "call_function" and not writes(user) and epoch[user] != epoch[node] for user in node.users)

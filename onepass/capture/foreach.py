@@ -1,4 +1,4 @@
-"""Ops on lists of tensors (`torch._foreach_*`) as ops on each tensor of the lists."""
+"""Expands ops on lists of tensors (`torch._foreach_*`) into one op per tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFIX = "_foreach_"
 
 
 def per_tensor_calls(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Callable[[], Any]] | None:
-    """A call of such an op as one call for each tensor, in order; None for any other op, and where no op does that to a tensor."""
+    """Expand a foreach op into one call per tensor, in order. None for other ops, and where no single-tensor op exists."""
     name = op._schema.name.removeprefix(f"aten::{PREFIX}")
     arguments = {a.name: a for a in op._schema.arguments}
     given = dict(zip(arguments, args, strict=False)) | kwargs
@@ -30,7 +30,7 @@ def per_tensor_calls(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _single(name: str, overload: str) -> Callable[[dict[str, Any], set[str]], Any] | None:
-    """What the op does to one tensor: a function of its arguments by name, and of the names that are given as keywords."""
+    """The single-tensor form of a foreach op: a function of its arguments by name and of the names to pass as keywords."""
     by_keyword: set[str] = set()
     match name.rstrip("_"), overload:
         case "norm", _:
@@ -38,7 +38,7 @@ def _single(name: str, overload: str) -> Callable[[dict[str, Any], set[str]], An
         case ("maximum" | "minimum") as which, "Scalar" | "ScalarList":
             name = ("clamp_min" if which == "maximum" else "clamp_max") + name.removeprefix(which)
         case ("addcdiv" | "addcmul"), "Tensor":
-            raise DataDependent(detail=f"the factors of aten.{PREFIX}{name} are a tensor's values")
+            raise DataDependent(detail=f"aten.{PREFIX}{name} takes its factors from a tensor")
         case ("addcdiv" | "addcmul"), _:
             by_keyword = {"value", "scalars"}
     packet = getattr(torch.ops.aten, name, None)

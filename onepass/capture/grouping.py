@@ -1,22 +1,21 @@
-"""Groups of a graph's nodes, merged two at a time, never into a cycle.
+"""Groups of graph nodes, merged pairwise without ever creating a cycle.
 
-Nodes are numbers in topological order; every node starts as a group of its own. Groups keep places in an order in which
-all edges point forward. A merge looks only at the groups placed between the two, so that growing regions in a graph of
-thousands of nodes stays cheap.
+Nodes are numbered in topological order, and each starts in a group of its own. Groups are kept in a topological order. A merge
+only visits the groups between the two in that order, so growing regions stays cheap in graphs with thousands of nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-EMPTY = -1  # a place that was an absorbed group's
+EMPTY = -1  # position of a group that was merged into another
 
 
 class Groups:
-    """A partition of `0 .. n-1` whose quotient graph has no cycle."""
+    """A partition of the nodes `0 .. n-1` whose quotient graph is acyclic (a union-find with a maintained topological order)."""
 
     def __init__(self, after: Sequence[Iterable[int]]) -> None:
-        """`after[n]` are the nodes that use node n; all are greater than n."""
+        """`after[n]` are the users of node n; all are numbered higher than n."""
         count = len(after)
         self._root = list(range(count))
         self._next = [set(users) for users in after]
@@ -25,11 +24,11 @@ class Groups:
             for user in users:
                 self._before[user].add(node)
         self._members: list[list[int]] = [[n] for n in range(count)]
-        self._order = list(range(count))  # groups by place
+        self._order = list(range(count))  # groups in topological order
         self._position = list(range(count))
 
     def find(self, node: int) -> int:
-        """The group a node is in, named by one of its members."""
+        """The representative of the group that a node is in."""
         while self._root[node] != node:
             self._root[node] = self._root[self._root[node]]
             node = self._root[node]
@@ -45,7 +44,7 @@ class Groups:
         return iter({self.find(u) for u in self._next[own]} - {own})
 
     def merge(self, a: int, b: int) -> bool:
-        """Make two groups one, unless something outside would then lie both after and before them."""
+        """Merge two groups. Returns False, and changes nothing, if that would create a cycle."""
         a, b = sorted((self.find(a), self.find(b)), key=self._position.__getitem__)
         if a == b:
             return True
@@ -60,7 +59,7 @@ class Groups:
         return True
 
     def _successors_between(self, a: int, b: int) -> set[int] | None:
-        """The groups placed before b that come after a; None if b comes after one of them."""
+        """The groups after a and before b that depend on a; None if b depends on one of them."""
         last, found = self._position[b], set[int]()
         waiting = [u for u in self.users(a) if u != b and self._position[u] < last]
         while waiting:
@@ -76,7 +75,7 @@ class Groups:
         return found
 
     def _reorder(self, a: int, b: int, later: set[int]) -> None:
-        """Give a and b one place: groups that come after a move behind it, the others between move before."""
+        """Move a and b to one position: groups between them that depend on a go behind it, the others go before it."""
         first, last = self._position[a], self._position[b]
         storage_root = [g for g in self._order[first:last + 1] if g not in (a, b, EMPTY)]
         reordered = [g for g in storage_root if g not in later] + [a] + [g for g in storage_root if g in later]

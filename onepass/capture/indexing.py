@@ -1,4 +1,4 @@
-"""Ops that make values from positions: cat, gather, scatter, arange, full."""
+"""Lowering of ops on positions: cat, pad, gather, scatter, arange, full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .views import from_front, moved, sliced
 
 
 def _cat(call: Call) -> Concat | Tensor:
-    """The pieces, unjoined. Empty pieces (a legacy shape [0] among them) add nothing."""
+    """Keep the pieces separate. Empty pieces, including torch's legacy shape [0], are dropped."""
     dim = normalize_dim(call.arg("dim"), len(call.result_fake.shape))
     pieces = [p for p in call.args[0] if len(p.dims) == len(call.result_fake.shape) and _length(call.draft, p, dim) != 0]
     converted = tuple(Tensor(call.draft.cast(p.node, call.dtype), p.dims) for p in pieces)
@@ -28,21 +28,21 @@ def _cat(call: Call) -> Concat | Tensor:
 
 
 def _concat(draft: Draft, dim: int, pieces: tuple[Tensor, ...]) -> Concat:
-    """Pieces that run over the same atoms, except along the dim they are put together in."""
+    """Concatenate pieces along a dim. Their other dims are aligned to the same atoms."""
     first, *rest = pieces
     onto = tuple(() if d == dim else atoms for d, atoms in enumerate(first.dims))
     return Concat(dim, (first, *(join(draft, piece, onto) for piece in rest)))
 
 
 def _stack(call: Call) -> Concat | Tensor:
-    """cat along a new dim, in which each piece has size 1."""
+    """Concatenate along a new dim in which each piece has size 1."""
     dim = normalize_dim(call.arg("dim"), len(call.result_fake.shape))
     stacked = [Tensor(call.draft.cast(p.node, call.dtype), (*p.dims[:dim], (), *p.dims[dim:])) for p in call.args[0]]
     return stacked[0] if len(stacked) == 1 else _concat(call.draft, dim, tuple(stacked))
 
 
 def _pad(call: Call) -> Concat | Tensor:
-    """A number before and after each dim, from the last dim on."""
+    """Concatenate constants before and after each dim, starting with the last dim."""
     tensor, pad, value = call.args
     padded: Concat | Tensor = tensor
     for k in range(len(pad) // 2):
@@ -57,7 +57,7 @@ def _pad(call: Call) -> Concat | Tensor:
 
 
 def _constant_like(call: Call, like: Tensor, dim: int, length: int, value: float) -> Tensor:
-    """A number in the shape of a tensor, but for the length of one dim."""
+    """A constant shaped like a tensor except for the length of one dim."""
     dims = (*like.dims[:dim], call.draft.atoms.dim(length), *like.dims[dim + 1:])
     return call.draft.tensor(call.draft.cast(checked_literal(call, value, call.dtype), call.dtype), dims)
 
@@ -67,13 +67,13 @@ def _length(draft: Draft, tensor: Tensor, dim: int) -> Size:
 
 
 def piece_offsets(call: Call, concat: Concat) -> tuple[int, ...]:
-    """Where each piece begins."""
+    """The start position of each piece."""
     lengths = [call.static_size(_length(call.draft, p, concat.dim)) for p in concat.pieces]
     return tuple(accumulate(lengths[:-1], initial=0))
 
 
 def materialized(call: Call, concat: Concat) -> Tensor:
-    """A concatenation as one value: each piece looked up where it is not past its end, then chosen by position."""
+    """Turn a concatenation into one value: index each piece with a position clamped to its range, then select by position."""
     draft, begins = call.draft, piece_offsets(call, concat)
     total = begins[-1] + call.static_size(_length(draft, concat.pieces[-1], concat.dim))
     along = draft.atoms.dim(total)
@@ -88,27 +88,27 @@ def materialized(call: Call, concat: Concat) -> Tensor:
 
 
 def _select(draft: Draft, test: int, a: int, b: int) -> int:
-    """where, computed in a type it may run in."""
+    """`where`, computed in the compute type of the operands."""
     dtype = draft.dtype(a)
     wide = compute_dtype(dtype)
     return draft.cast(draft.op("where", test, draft.cast(a, wide), draft.cast(b, wide)), dtype)
 
 
 def _extended(call: Call, piece: Tensor, dim: int, begin: int, position: int, along: tuple[str, ...]) -> Tensor:
-    """A piece over the whole length; outside its own place it repeats its first or last element."""
+    """A piece extended to the full length: positions outside it repeat its first or last element."""
     draft = call.draft
     length = call.static_size(_length(draft, piece, dim))
     if length == 1:
         return draft.tensor(piece.node, (*piece.dims[:dim], along, *piece.dims[dim + 1:]))
     if _reduces_along(draft, piece.node, frozenset(draft.dims(piece)[dim])):
-        call.unsupported("a concatenated piece holds a reduction, and more is computed from it")
+        call.unsupported("a concatenated piece contains a reduction, and the result is used in further ops")
     own = draft.op("sub", position, draft.const(begin, I64))
     own = draft.op("minimum", draft.op("maximum", own, draft.const(0, I64)), draft.const(length - 1, I64))
     return moved(call, piece, dim, Lookup(own, length), along)
 
 
 def _reduces_along(draft: Draft, node: int, atoms: frozenset[str]) -> bool:
-    """Whether a reduction that varies over some atoms is part of a value."""
+    """Whether a value contains a reduction that varies over any of the atoms."""
     waiting, seen = [node], {node}
     while waiting:
         at = waiting.pop()
@@ -121,15 +121,15 @@ def _reduces_along(draft: Draft, node: int, atoms: frozenset[str]) -> bool:
 
 
 def _gather(call: Call) -> Tensor:
-    """One element of the dim for every index: the source's expression with a looked-up coordinate.
+    """Gather along a dim: the source's expression with a looked-up coordinate.
 
-    Nothing outside the source is read. What an index outside gives is said in docs/architecture.md, Numerics.
+    Out-of-range indices read nothing; docs/architecture.md says under Numerics what they yield.
     """
     given, dim, places = call.args
     source, index = map(_at_least_1d, (given, places))
     draft, dim = call.draft, normalize_dim(dim, len(source.dims))
     if len(index.dims) != len(source.dims):
-        return _filled(call, 0)  # torch allows that of an index without elements only
+        return _filled(call, 0)  # torch allows this only for an index without elements
     source, index = _align_index(call, source, index, dim)
     node = draft.cast(index.node, I64)
     extent = _length(draft, source, dim)
@@ -141,19 +141,19 @@ def _gather(call: Call) -> Tensor:
 
 
 def _at_least_1d(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a number as a line of one element: torch lets either stand for the other."""
+    """The tensor, or a 0-dim tensor as one of a single element: torch accepts either."""
     return tensor if tensor.dims else Tensor(tensor.node, ((),))
 
 
 def _single_element(draft: Draft, value: int, index: int) -> int:
-    """The only element there is; for any other NaN, or 0 where there is none."""
+    """The only element of a dim of size 1; NaN (0 for types without NaN) for any other index."""
     dtype = draft.dtype(value)
     outside = draft.const(nan if dtype.is_float else False if dtype is BOOL else 0, dtype)
     return _select(draft, draft.op("eq", index, draft.const(0, I64)), value, outside)
 
 
 def _align_index(call: Call, source: Tensor, index: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Source and index over the same atoms, except along the looked-up dim, where they have nothing in common."""
+    """Align source and index to the same atoms in every dim but the looked-up one."""
     draft = call.draft
     for d in range(len(source.dims)):
         if d != dim and _length(draft, index, d) != _length(draft, source, d):
@@ -163,15 +163,18 @@ def _align_index(call: Call, source: Tensor, index: Tensor, dim: int) -> tuple[T
 
 
 def _scatter(call: Call) -> Tensor:
-    """One place a row is overwritten: where(position == index, new, old)."""
+    """Scatter to one position per row: where(position == index, new, old)."""
     given, dim, places, new = call.args
     old, index = map(_at_least_1d, (given, places))
     draft, dim = call.draft, normalize_dim(dim, len(old.dims))
     if len(index.dims) != len(old.dims):
-        return given  # torch allows that of an index without elements only
+        return given  # torch allows this only for an index without elements
     if index.dims[dim] or any(_length(draft, index, d) != _length(draft, old, d) for d in range(len(old.dims)) if d != dim):
-        call.unsupported("only one place a row")
-    value = _leading_slice(call, _at_least_1d(new), index) if isinstance(new, Tensor) else Tensor(checked_literal(call, new, call.dtype), ())
+        call.unsupported("only one index per row is supported")
+    if isinstance(new, Tensor):
+        value = _leading_slice(call, _at_least_1d(new), index)
+    else:
+        value = Tensor(checked_literal(call, new, call.dtype), ())
     along = draft.dims(old)[dim]
     position = Tensor(draft.index(along), (along, *((),) * (len(old.dims) - dim - 1)))
     (before, at, here, after), dims = broadcast(draft, [old, index, position, value])
@@ -180,20 +183,20 @@ def _scatter(call: Call) -> Tensor:
 
 
 def _leading_slice(call: Call, tensor: Tensor, like: Tensor) -> Tensor:
-    """As many first elements of each dim as another tensor has: of new values, torch takes those an index meets."""
+    """The leading elements of each dim, as many as `like` has. torch uses only those of the new values that an index meets."""
     for d in range(len(tensor.dims)):
         tensor = sliced(call, tensor, d, 0, _length(call.draft, like, d))
     return tensor
 
 
 def _arange(call: Call) -> Tensor:
-    """start + step * position; how far it goes, its length says."""
+    """start + step * position. The length comes from the result's shape."""
     return _ramp(call, call.arg("start", 0), call.arg("step", 1))
 
 
 def _iota(call: Call) -> Tensor:
     if call.arg("requires_grad"):
-        call.unsupported("it requires grad")
+        call.unsupported("requires_grad=True")
     return _arange(call)
 
 
@@ -210,24 +213,24 @@ def _ramp(call: Call, start: Any, step: Any) -> Tensor:
 
 
 def _filled(call: Call, value: Any) -> Tensor:
-    """The same number everywhere."""
+    """A constant tensor."""
     draft = call.draft
     node = draft.cast(checked_literal(call, value, call.dtype), call.dtype)
     return draft.tensor(node, tuple(draft.atoms.dim(s) for s in call.shape))
 
 
 def _overwrite(call: Call, old: Tensor, new: Tensor, dim: int, start: Any, end: Any) -> Concat | Tensor:
-    """A run of a dim overwritten: what is before it, the new, what is after it."""
+    """Replace a range of a dim by new values: concatenate what is before it, the new values, and what is after it."""
     shapes = [[call.draft.atoms.size(atoms) for atoms in t.dims] for t in (new, old)]
     if shapes[0] == shapes[1]:
         return new
     if len(new.dims) != len(old.dims) or any(a != b for d, (a, b) in enumerate(zip(*shapes, strict=True)) if d != dim):
-        call.unsupported("new values of another shape than those they replace")
+        call.unsupported("the new values do not have the shape of those they replace")
     length, total = (call.static_size(_length(call.draft, t, dim)) for t in (new, old))
     start = call.static_size(from_front(call, old, dim, start or 0))
     end = total if end is None else call.static_size(from_front(call, old, dim, end))
     if end - start != length:
-        call.unsupported("new values of another shape than those they replace")
+        call.unsupported("the new values do not have the shape of those they replace")
     before, after = sliced(call, old, dim, 0, start), sliced(call, old, dim, end, total - end)
     return _concat(call.draft, dim, tuple(p for p in (before, new, after) if _length(call.draft, p, dim) != 0))
 
@@ -236,7 +239,7 @@ def _slice_scatter(call: Call) -> Concat | Tensor:
     old, new = call.args[:2]
     dim = normalize_dim(call.arg("dim"), len(old.dims))
     if call.arg("step") != 1:
-        call.unsupported("a step")
+        call.unsupported("a step other than 1")
     return _overwrite(call, old, _cast_to(call, new), dim, call.arg("start"), call.arg("end"))
 
 
@@ -248,17 +251,17 @@ def _select_scatter(call: Call) -> Concat | Tensor:
 
 
 def _slice_backward(call: Call) -> Concat | Tensor:
-    """grad among zeros."""
+    """The gradient, padded with zeros."""
     grad, dim, start, end, step = (call.arg(name) for name in ("grad_output", "dim", "start", "end", "step"))
     zeros = _filled(call, 0)
     dim = normalize_dim(dim, len(zeros.dims))
     if step != 1:
-        call.unsupported("a step")
+        call.unsupported("a step other than 1")
     return _overwrite(call, zeros, grad, dim, start, end)
 
 
 def _select_backward(call: Call) -> Concat | Tensor:
-    """grad among zeros."""
+    """The gradient, padded with zeros."""
     grad, zeros = call.arg("grad_output"), _filled(call, 0)
     dim = normalize_dim(call.arg("dim"), len(zeros.dims))
     row = Tensor(grad.node, (*grad.dims[:dim], (), *grad.dims[dim:]))
@@ -266,7 +269,7 @@ def _select_backward(call: Call) -> Concat | Tensor:
 
 
 def _overwrite_position(call: Call, old: Tensor, row: Tensor, dim: int) -> Concat | Tensor:
-    """The position `index` of a dim overwritten."""
+    """Replace the position `index` of a dim."""
     at = call.static_size(from_front(call, old, dim, call.arg("index")))
     return _overwrite(call, old, row, dim, at, at + 1)
 
@@ -276,7 +279,7 @@ def _cast_to(call: Call, tensor: Tensor) -> Tensor:
 
 
 def _full(call: Call, value: Any) -> Tensor:
-    """The same number everywhere, which may be the value of a tensor without dims."""
+    """A constant tensor. The value may be a 0-dim tensor."""
     if isinstance(value, Tensor):
         return call.draft.tensor(call.draft.cast(value.node, call.dtype), tuple(call.draft.atoms.dim(s) for s in call.shape))
     return _filled(call, value)
@@ -287,7 +290,7 @@ def _fill_with(value: int) -> Handler:
 
 
 def _constructors(op: str, overload: str, handler: Handler) -> dict[str, Handler]:
-    """The three ways to make a tensor: of a size, as another one, and of a size in the type of another one."""
+    """Table entries for the three forms of a constructor: `op(size)`, `op_like(tensor)` and `tensor.new_op(size)`."""
     return {f"aten.{op}.{overload}": with_shape_args(handler, "size", "dtype"),
             f"aten.{op}_like.default": with_shape_args(handler, "self", "dtype"),
             f"aten.new_{op}.default": with_shape_args(handler, "self", "size", "dtype")}

@@ -1,4 +1,4 @@
-"""What a function may use without onepass looking into it: it keeps no state, or none that is not compared anyway."""
+"""Functions, modules and classes that the state walk can skip: they keep no state, or it is guarded elsewhere."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ import torch
 
 from .state import ATOMS
 
-# Functions in C of these modules compute from their arguments alone, but for some.
+# C functions of these modules are pure, except for those in _IMPURE.
 _PURE = frozenset({"builtins", "math", "cmath", "operator", "_operator", "itertools", "_functools", "functools", "collections",
                    "_collections", "_abc", "_warnings", "_typing", "types"})
 _IMPURE = frozenset({"eval", "exec", "compile", "open", "input", "globals", "__import__", "breakpoint", "id"})
-_NOT_FROM_ARGUMENTS = frozenset({"empty", "empty_like", "loadtxt", "genfromtxt"})  # of numpy's functions
+_NOT_FROM_ARGUMENTS = frozenset({"empty", "empty_like", "loadtxt", "genfromtxt"})  # numpy functions
 _BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars", "dir"})
-# Python code of these modules only calls what it is given.
+# Python code of these modules only calls its arguments.
 _HELPERS = frozenset({"functools", "contextlib", "dataclasses", "enum", "typing", "abc", "_py_abc", "_collections_abc",
                       "collections", "collections.abc", "types", "warnings", "reprlib", "copyreg", "numbers", "operator",
-                      "_pytest.assertion.rewrite"})  # the last explains failed assertions
+                      "_pytest.assertion.rewrite"})  # rewrites assertions under pytest
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, OrderedDict, defaultdict)
 _DESCRIPTORS = (MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType)
 _FUNCTIONS = (*_DESCRIPTORS, BuiltinFunctionType, MethodWrapperType, ClassMethodDescriptorType, MemberDescriptorType)
 VALUE_BASES = (object, *_CONTAINERS, int, float, complex, str, bytes, BaseException, type, Generic, SimpleNamespace)
 
-# Parts of torch that keep state of their own, which nothing compares.
+# Parts of torch with state that no guard covers.
 _STATEFUL = ("torch.cuda", "torch.random", "torch.distributed", "torch.backends", "torch.accelerator", "torch.mps", "torch.xpu",
              "torch.mtia", "torch.cpu", "torch.hub", "torch.serialization", "torch.utils.data", "torch.multiprocessing",
              "torch._dynamo", "torch._inductor", "torch.package", "torch.storage")
 _STATELESS = ("torch.cuda.amp", "torch.cpu.amp", "torch.cuda.nvtx", "torch._dynamo.decorators")
-# Functions of torch that tell of state that is compared: in torch_state, or by calling them.
+# torch functions that read guarded state: in compat's guard on torch's modes, or by calling them again.
 _COMPARED_MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_num_threads",
                        "is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_cache_enabled",
                        "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
@@ -52,7 +52,7 @@ _STATEFUL_PREFIXES = ("set_", "use_", "get_", "compile", "manual_seed", "seed", 
 
 
 def is_atom(value: Any) -> bool:
-    """Whether a value can neither change nor lead to another."""
+    """Whether a value is immutable and refers to no other object."""
     return type(value) in ATOMS or type(value) is torch.Size or _is_numpy(value, "generic")
 
 
@@ -62,18 +62,18 @@ def is_torch(module: str | None) -> bool:
 
 
 def is_helper(module: str | None) -> bool:
-    """Whether the Python code of a module need not be looked into."""
+    """Whether the walk can skip the Python code of a module."""
     return module in _HELPERS or is_torch(module)
 
 
 def is_helper_type(kind: type) -> bool:
-    """The same of a class; a class made at run time may only say that it belongs to such a module."""
+    """Whether the walk can skip a class. Classes made at run time may name such a module falsely, so the module is checked."""
     module = kind.__module__
     return is_torch(module) or module in _HELPERS and getattr(sys.modules.get(module), kind.__qualname__, None) is kind
 
 
 def is_stateful(module: str) -> bool:
-    """Whether a part of torch keeps state that nothing compares."""
+    """Whether a part of torch keeps state that no guard covers."""
     return _within(module, _STATEFUL) and not _within(module, _STATELESS)
 
 
@@ -82,7 +82,7 @@ def _within(module: str, parents: tuple[str, ...]) -> bool:
 
 
 def torch_function(function: Any) -> str:
-    """How to treat a function of torch: "pure", "readable" (it tells of state, called without arguments) or "stateful"."""
+    """How to treat a function of torch: "pure", "readable" (reads state; call it without arguments to compare) or "stateful"."""
     name = function.__name__
     if isinstance(function, FunctionType):
         module = str(function.__globals__.get("__name__"))
@@ -91,19 +91,19 @@ def torch_function(function: Any) -> str:
             return "readable"
         sets = is_stateful(module) or module == "torch" and name.startswith(_STATEFUL_PREFIXES)
         return "stateful" if sets and name not in _COMPARED_MODES else "pure"
-    sets_modes = function.__self__ is torch._C  # ops belong to other modules in C, or to none
+    sets_modes = function.__self__ is torch._C  # ops belong to other C modules, or to none
     if sets_modes and name in _READABLE:
         return "readable"
     return "stateful" if sets_modes and name not in _COMPARED_MODES else "pure"
 
 
 def looks_up_by_name(function: Any) -> bool:
-    """Whether a function takes the name of an attribute, which it may be given at run time."""
+    """Whether a function looks up attributes by a name that may be computed at run time."""
     return isinstance(function, BuiltinFunctionType) and function.__module__ == "builtins" and function.__name__ in _BY_NAME
 
 
 def is_pure_in_c(function: Any) -> bool:
-    """Whether a function or descriptor in C computes from its arguments alone."""
+    """Whether a C function or descriptor computes from its arguments alone."""
     if _is_numpy(function, "ufunc") or type(function).__name__ == "_ArrayFunctionDispatcher":
         return function.__name__ not in _NOT_FROM_ARGUMENTS
     kind = getattr(function, "__objclass__", None)
@@ -113,15 +113,15 @@ def is_pure_in_c(function: Any) -> bool:
 
 
 def is_in_c(kind: type) -> bool:
-    """Whether a class is written in C: then its objects may have state that Python does not see."""
-    if not kind.__flags__ & 1 << 9:  # it is static, not made by a class statement
+    """Whether a class is written in C. Its objects may have state that Python cannot see."""
+    if not kind.__flags__ & 1 << 9:  # a static type, not made by a class statement
         return True
     return any(isinstance(v, _DESCRIPTORS) and v.__objclass__ is kind and name not in ("__dict__", "__weakref__")
                for name, v in vars(kind).items())
 
 
 def is_known_in_c(kind: type) -> bool:
-    """Whether a class in C makes values, or containers and iterators over what it is given."""
+    """Whether a C class only makes values, or containers and iterators of its arguments."""
     numpy = sys.modules.get("numpy")
     return kind.__module__ in _PURE and kind.__name__ not in ("attrgetter", "methodcaller") or kind in VALUE_BASES \
         or numpy is not None and issubclass(kind, numpy.generic)
@@ -133,7 +133,7 @@ def is_in_c_function(value: Any) -> bool:
 
 
 def is_logger(value: Any) -> bool:
-    """Whether an object has no part in what is computed: a logger."""
+    """Whether an object is a logger, which does not affect results."""
     logging = sys.modules.get("logging")
     return logging is not None and isinstance(value, logging.Logger)
 

@@ -1,8 +1,8 @@
-"""Graph -> Program: the table of ops, and the walk that applies it.
+"""Lowering of an fx graph to a Program: the table of op handlers and the walk that applies it.
 
-A row is the exact name of an overload and a handler from a Call to values of the Draft. Rows live by kind in pointwise,
-reductions, views and lookups; adding an op is adding a row there. What a handler does not read of a call must hold the
-schema's default, and what it gives must have the form that torch gives: otherwise the op is refused.
+The table maps the exact name of an overload to a handler, which turns a Call into values of the Draft. Entries are defined in
+pointwise, reductions, views and indexing; to add an op, add an entry there. Arguments that a handler does not read must hold
+the schema's defaults, and results must have torch's dtype, rank and sizes. Otherwise the op is refused.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ LOWERINGS: Mapping[str, Handler] = {**POINTWISE, **REDUCTIONS, **VIEWS, **INDEXI
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor to be stored: the node that computes it and the buffer it goes to."""
+    """A tensor to store: the node that computes it and its output buffer."""
 
     node: fx.Node
     buffer: Buffer
 
 
 class Blocked(Exception):
-    """A node that cannot be part of a Program, and why."""
+    """A node cannot be part of a Program; `error` says why."""
 
     def __init__(self, node: fx.Node, error: OnepassError) -> None:
         super().__init__(f"{node}: {error}")
@@ -51,7 +51,7 @@ class Blocked(Exception):
 
 def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...],
           to_size: ToSize) -> Program:
-    """The Program that computes some nodes of a functional graph from its inputs. `to_size` reads torch's symbolic ints."""
+    """Lower a functional graph to the Program that computes `outputs` from `inputs`. `to_size` converts torch's symbolic ints."""
     try:
         return lower_subgraph(graph, name, inputs, outputs, to_size)
     except Blocked as blocked:
@@ -60,7 +60,7 @@ def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs:
 
 def lower_subgraph(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...],
                to_size: ToSize) -> Program:
-    """The same for a part of a larger graph, which may do without a node: what cannot be lowered is Blocked."""
+    """`lower` for part of a larger graph. Raises Blocked with the node that cannot be lowered; the caller can leave it out."""
     walk = _Walk(graph, inputs, to_size)
     try:
         for output in outputs:
@@ -71,7 +71,7 @@ def lower_subgraph(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer],
 
 
 class _Walk:
-    """Lowers nodes as they are asked for, each once."""
+    """Lowers nodes on demand, each once."""
 
     def __init__(self, graph: fx.Graph, inputs: Mapping[fx.Node, Buffer], to_size: ToSize) -> None:
         self.draft = Draft()
@@ -86,7 +86,7 @@ class _Walk:
         return self.draft.tensor(self.draft.load(buffer, self.draft.strides(dims, buffer.strides)), dims)
 
     def value(self, target: fx.Node) -> Any:
-        """The lowered value of a node; what it needs is lowered first, in the graph's order."""
+        """The lowered value of a node. The nodes it depends on are lowered first, in graph order."""
         needed, waiting = set[fx.Node](), [target]
         while waiting:
             node = waiting.pop()
@@ -99,7 +99,7 @@ class _Walk:
         return self.env[target]
 
     def _lower(self, node: fx.Node) -> Any:
-        """One node. Sizes need no lowering: they are what torch says they are."""
+        """Lower one node. Nodes that are sizes become torch's own Size."""
         where = self._set_source_line(node)
         result_fake = node.meta.get("val")
         if node.op == "get_attr":
@@ -126,29 +126,30 @@ class _Walk:
         return result
 
     def _size(self, node: fx.Node) -> Size | None:
-        """The size a node is, whatever tensor torch took it from; None for anything else."""
+        """The Size of a node that computes an int; None for other nodes."""
         result_fake = node.meta.get("val")
         return self.to_size(result_fake) if isinstance(result_fake, (int, torch.SymInt)) else None
 
     def _set_source_line(self, node: fx.Node) -> str:
-        """The line of user code a node came from; what is drafted next says so, if it is known."""
+        """Record the node's line of user code: for error messages, and for the Draft nodes added next."""
         self.current = node
         where = user_line(node.stack_trace)
         self.draft.src = "" if where == UNKNOWN else where
         return where
 
     def _constant(self, node: fx.Node) -> Tensor:
-        """A number written in the function as a tensor; anything larger was not written there."""
+        """A scalar constant of the graph. Larger tensors come from outside the function and are refused."""
         tensor = compat.constant_tensor(operator.attrgetter(str(node.target))(self.owner))
         if tensor is None or tensor.dim() or tensor.dtype not in BY_TORCH:
             raise ClosureTensor(shape=list(node.meta["val"].shape))
         return Tensor(self.draft.const(tensor.item(), BY_TORCH[tensor.dtype]), ())
 
     def store(self, output: Output) -> None:
-        """Write a value to its buffer, a concatenation piece by piece."""
+        """Store a value to its buffer; a concatenation piece by piece."""
         value = self.value(output.node)
         where = self._set_source_line(output.node)
-        call = Call(self.draft, "store", "storing an output", where, BoundArguments({}), None, output.node.meta["val"], self.to_size)
+        result = output.node.meta["val"]
+        call = Call(self.draft, "store", "storing an output", where, BoundArguments({}), None, result, self.to_size)
         if isinstance(value, Concat):
             stride = output.buffer.strides[value.dim]
             for piece, start in zip(value.pieces, piece_offsets(call, value), strict=True):
@@ -163,23 +164,23 @@ class _Walk:
 
 
 def _applied(handler: Handler, call: Call) -> Any:
-    """The handler's result; a value that has no form at the coordinates it needs is refused."""
+    """Call the handler. Values that cannot be written at the coordinates they need are refused."""
     try:
         if _is_piecewise(call):
             return _by_pieces(handler, call)
         return handler(replace(call, args=call.args.mapped(lambda a: materialized(call, a) if isinstance(a, Concat) else a)))
     except Inexpressible:
-        raise UnsupportedView(op=call.op, where=call.where, detail="it regroups elements that lie apart") from None
+        raise UnsupportedView(op=call.op, where=call.where, detail="it groups axes that are not contiguous in memory") from None
 
 
 def _check_arguments(call: Call) -> None:
-    """Refuse a call of which an argument was not followed."""
+    """Refuse a call if its handler ignored an argument that matters."""
     for name in call.args.ignored():
         raise IgnoredArgument(op=call.op, argument=name, value=call.args.values[name], where=call.where)
 
 
 def _check_form(call: Call, result: Any) -> None:
-    """Refuse a result that has not the type, the rank and the known sizes of torch's."""
+    """Refuse a result whose dtype, rank or known sizes differ from torch's."""
     several = isinstance(call.result_fake, (tuple, list))
     for fake, value in zip(call.result_fake, result, strict=True) if several else [(call.result_fake, result)]:
         if isinstance(fake, torch.Tensor):
@@ -195,7 +196,7 @@ def _first(value: Lowered) -> Tensor:
 
 
 def _is_dynamic(size: object) -> bool:
-    """Whether a size varies between calls, or has no name here: equal ones may be written in several ways."""
+    """Whether a size is symbolic or unknown. Equal symbolic sizes may be written in several ways, so they cannot be compared."""
     return size is None or isinstance(size, Sym)
 
 
@@ -213,7 +214,7 @@ _COPIES = ("aten.clone.default", "aten.contiguous.default", "aten.alias.default"
 
 
 def _is_piecewise(call: Call) -> bool:
-    """Whether the op treats each element of one concatenation alone, so that its pieces may stay apart."""
+    """Whether an op treats the elements of one concatenation separately, so that the pieces can stay separate."""
     tensors = [a for a in call.args.values.values() if isinstance(a, (Tensor, Concat))]
     alone = len(tensors) == 1 and isinstance(tensors[0], Concat)
     return alone and (call.name in POINTWISE or call.name in _COPIES)

@@ -1,4 +1,4 @@
-"""What a node of a post-grad graph is to region finding: computed by onepass, seen through, or left to Inductor."""
+"""Classifies the nodes of a post-grad graph for region finding."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .views import VIEWS
 
 
 class NodeKind(Enum):
-    """The part a node can play."""
+    """How region finding treats a node."""
 
-    FREE = "a view, a constant or a widening: computed again wherever it is used"
-    FUSIBLE = "arithmetic or a reduction: belongs to one region, or to none"
-    INDUCTOR = "left to Inductor, which computes it inside a kernel of its neighbours"
-    EXTERN = "an input, an output or a kernel of its own"
+    FREE = "a view, a constant or a widening cast: recomputed wherever it is used"
+    FUSIBLE = "a pointwise op or a reduction: part of one region, or of none"
+    INDUCTOR = "left to Inductor, which fuses it into a neighboring kernel"
+    EXTERN = "an input, an output, or an op with a kernel of its own"
 
 
 _COPIES = frozenset({"aten.clone.default", "aten.contiguous.default", "aten.copy.default", "prims.clone.default",
@@ -35,7 +35,7 @@ _CASTS = frozenset({"prims.convert_element_type.default", "aten._to_copy.default
 _CONSTANTS = frozenset({
     "prims.iota.default", "aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.scalar_tensor.default",
     *(f"aten.{way}.default" for name in ("full", "zeros", "ones") for way in (name, f"{name}_like", f"new_{name}"))})
-# Inductor writes the pieces of a concatenation where they belong and inlines look-ups and random numbers.
+# Left to Inductor, which writes the pieces of a concatenation in place.
 _DECLINED = frozenset({"aten.cat.default", "aten.stack.default", "aten.constant_pad_nd.default", "aten.slice_scatter.default",
                    "aten.select_scatter.default", "aten.slice_backward.default", "aten.select_backward.default",
                    "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"})
@@ -43,7 +43,7 @@ _INLINED = frozenset({"aten.embedding.default", "aten.index.Tensor", "aten._unsa
                       "aten._unsafe_masked_index.default", "prims.inductor_random.default", "prims.inductor_randint.default",
                       "prims.inductor_lookup_seed.default", "aten.rand.default", "aten.bernoulli.default", "aten.bernoulli.p",
                       "aten.flip.default", "aten.roll.default", "aten.tril.default", "aten.triu.default"})
-# Folds that onepass has no Monoid for: named, so that what is left can be counted.
+# Reductions without a Monoid. Named so that reports can count them among the nodes left to Inductor.
 OTHER_REDUCTIONS = frozenset({
     "aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default", "aten.topk.default", "aten.sort.default",
     "aten.sort.stable", "aten.median.default", "aten.median.dim", "aten.kthvalue.default", "aten.mode.default",
@@ -52,13 +52,13 @@ OTHER_REDUCTIONS = frozenset({
     "aten.cummax.default", "aten.cummin.default", "aten.nanmedian.default", "aten.nanmedian.dim", "aten.segment_reduce.default",
     "aten.index_reduce.default", "aten.index_add.default", "aten.histc.default", "aten.bincount.default", "aten.renorm.default",
     "aten._foreach_norm.Scalar", "aten._foreach_max.default", "aten._foreach_powsum.Scalar"})
-_REDUCTION_TAG = getattr(torch.Tag, "reduction", None)  # torch's tag of ops that fold; older releases have none
+_REDUCTION_TAG = getattr(torch.Tag, "reduction", None)  # torch's tag of reductions; older releases have none
 MATMULS = frozenset({f"aten.{name}.{overload}" for name in ("mm", "bmm", "addmm", "baddbmm") for overload in ("default", "dtype")})
-_POINTWISE_TAG = "pointwise"  # torch's tag of ops that treat each element alone
+_POINTWISE_TAG = "pointwise"  # torch's tag of elementwise ops
 
 
 def is_reduction(node: fx.Node) -> bool:
-    """Whether a node folds an axis, by onepass or by others. A handful of elements is no axis: Inductor adds them one by one."""
+    """Whether a node reduces an axis, in onepass or elsewhere. Small reductions do not count: Inductor unrolls them."""
     if node.op != "call_function":
         return False
     name = op_name(node.target)
@@ -74,19 +74,19 @@ def _is_small_reduction(node: fx.Node) -> bool:
 
 
 def tensors_of(node: fx.Node) -> tuple[torch.Tensor, ...]:
-    """The shape-only tensors a node gives: none for sizes, several for an op with several results."""
+    """The fake tensors a node computes: none for sizes, several for ops with several results."""
     val = node.meta.get("val")
     several = val if isinstance(val, (tuple, list)) else (val,)
     return tuple(v for v in several if isinstance(v, torch.Tensor))
 
 
 def nbytes(node: fx.Node) -> int:
-    """The bytes of what a node gives, by the sizes seen when the graph was traced."""
+    """The size in bytes of a node's results, for the sizes seen at trace time."""
     return sum(numel(t) * t.element_size() for t in tensors_of(node))
 
 
 def numel(tensor: torch.Tensor) -> int:
-    """How many elements, by the sizes seen when the graph was traced."""
+    """The number of elements, for the sizes seen at trace time."""
     total = 1
     for size in tensor.shape:
         total *= compat.size_hint(size) or 0
@@ -94,14 +94,14 @@ def numel(tensor: torch.Tensor) -> int:
 
 
 def why_unsupported(node: fx.Node, device: torch.device) -> str | None:
-    """Why onepass cannot compute a node that it has a row for; None if nothing speaks against it."""
+    """Why onepass cannot compute a node although it has a handler for it. None if it can."""
     for tensor in tensors_of(node):
         if tensor.device != device:
             return f"it is on {tensor.device}, not on {device}"
         if tensor.dtype not in BY_TORCH:
             return f"its dtype is {tensor.dtype}"
         if any(compat.size_hint(s) is None for s in tensor.shape):
-            return "a size is known only when it runs"
+            return "a size depends on data"
         if numel(tensor) == 0:
             return "it has no elements"
     read = (tensor.dtype for source in node.all_input_nodes for tensor in tensors_of(source))
@@ -109,18 +109,19 @@ def why_unsupported(node: fx.Node, device: torch.device) -> str | None:
 
 
 def kinds(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str]) -> dict[fx.Node, NodeKind]:
-    """The kind of every node. `blocked` ones have a row but could not be lowered."""
+    """The kind of every node. `blocked` nodes have a handler but could not be lowered."""
     found: dict[fx.Node, NodeKind] = {}
     epoch = dict(zip(graph.nodes, epochs(graph.nodes), strict=True))
     for node in graph.nodes:
         kind = _kind(node, device, blocked, found)
-        # What is not computed anew on the far side of a write is read from memory there.
-        found[node] = NodeKind.EXTERN if kind is NodeKind.FREE and _may_read_memory(node) and used_across_write(node, epoch) else kind
+        # A node used across a write must not be recomputed there, so its value is kept in memory.
+        in_memory = kind is NodeKind.FREE and _may_read_memory(node) and used_across_write(node, epoch)
+        found[node] = NodeKind.EXTERN if in_memory else kind
     return found
 
 
 def _may_read_memory(node: fx.Node) -> bool:
-    """Whether a light node reads memory, or lies in memory that something else was given."""
+    """Whether a free node reads memory, or is a view of memory."""
     return node.target is not operator.getitem and op_name(node.target) not in _CONSTANTS
 
 
@@ -146,7 +147,7 @@ def _kind(node: fx.Node, device: torch.device, blocked: Collection[fx.Node], bef
 
 
 def _reduces_contiguous(node: fx.Node) -> bool:
-    """Whether a reduction runs over several dims, or along memory."""
+    """Whether a reduction covers several dims, or a contiguous one."""
     dims = node.args[1] if len(node.args) > 1 else None
     source = node.args[0]
     if not (isinstance(dims, (list, tuple)) and len(dims) == 1 and isinstance(dims[0], int) and isinstance(source, fx.Node)):
@@ -156,7 +157,7 @@ def _reduces_contiguous(node: fx.Node) -> bool:
 
 
 def _widens(node: fx.Node) -> bool:
-    """Whether a cast gives at least as many bytes as it takes: then reading its argument again is no worse."""
+    """Whether a cast's result is at least as large as its argument. If so, recomputing the cast reads no more bytes."""
     source = node.args[0]
     return isinstance(source, fx.Node) and nbytes(node) >= nbytes(source)
 

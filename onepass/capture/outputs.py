@@ -1,4 +1,4 @@
-"""What a traced function returns, as recipes: stored buffers, views of them or of inputs, numbers and plain values."""
+"""What a traced function returns, as recipes: stored buffers, views of buffers or inputs, sizes and plain values."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from .source import user_line
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A buffer of the Program."""
+    """An output buffer of the Program."""
 
     buffer: str
 
 
 @dataclass(frozen=True, slots=True)
 class PassThrough:
-    """An input, returned as it came."""
+    """An input, returned unchanged."""
 
     leaf: int
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A window on a stored buffer or on an input."""
+    """A view of an output buffer or of an input."""
 
     base: Stored | PassThrough
-    read_as: torch.dtype | None  # another type of the same width, whose bits its elements are taken for
+    read_as: torch.dtype | None  # another dtype of the same width to reinterpret the elements as
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     offset: Size
@@ -55,7 +55,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Anything that is not a tensor."""
+    """Any value that is not a tensor."""
 
     value: Any
 
@@ -66,28 +66,21 @@ MAX_NUMEL = 2**62
 MAX_RANK = 20
 
 
-def aliased(node: fx.Node) -> fx.Node:
-    """The node whose memory a view shows, itself if it is none."""
-    while (source := _viewed(node)) is not None:
-        node = source
-    return node
-
-
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """The argument whose memory a node shows, None if it has memory of its own."""
+    """The argument that a node is a view of, None if the node has memory of its own."""
     if node.op != "call_function":
         return None
     source = node.args[0] if node.args else None
     if node.target is operator.getitem:
         assert isinstance(source, fx.Node)
-        return source if _viewed(source) is not None else None  # else it is one of several results of an op that is no view
+        return source if _viewed(source) is not None else None  # one of several results of an op that is no view
     schema = getattr(node.target, "_schema", None)
     is_view = schema is not None and schema.returns and schema.returns[0].alias_info is not None
     return source if is_view and isinstance(source, fx.Node) else None
 
 
 def storage_root(leaf: fx.Node) -> fx.Node:
-    """The node farthest back in whose memory a view's elements lie as they are: as wide as there, and not to be negated."""
+    """The first node of a chain of views whose memory holds the same bits: equal element width, negation and conjugation."""
     root, node = leaf, _viewed(leaf)
     while node is not None and (not _is_tensor(node) or _same_bits(leaf.meta["val"], node.meta["val"])):
         root = node if _is_tensor(node) else root
@@ -101,14 +94,14 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """What must be stored, and how each leaf of the result is made from it."""
+    """What to store, and how to build each leaf of the result from it."""
 
     stored: tuple[Output, ...]
     recipes: tuple[Recipe, ...]
 
 
 def plan_outputs(leaves: Sequence[Any], inputs: Mapping[fx.Node, int], reserved: frozenset[str], to_size: ToSize) -> OutputPlan:
-    """Recipes for the leaves of a result. `inputs` says which leaf of the arguments a placeholder is."""
+    """Plan the outputs for the leaves of a result. `inputs` maps placeholders to positions among the argument leaves."""
     planner = _Planner(inputs, reserved, to_size, Counter(storage_root(n) for n in leaves if _is_tensor(n)), _device(inputs))
     recipes = tuple(planner.recipe(leaf) for leaf in leaves)
     return OutputPlan(tuple(planner.stored.values()), recipes)
@@ -127,8 +120,8 @@ class _Planner:
     inputs: Mapping[fx.Node, int]
     reserved: frozenset[str]
     to_size: ToSize
-    leaves_of: Counter[fx.Node]  # how many leaves show each node's memory
-    device: torch.device  # of the arguments
+    leaves_of: Counter[fx.Node]  # number of result leaves that are views of each node
+    device: torch.device  # the device of the arguments
     stored: dict[fx.Node, Output] = field(default_factory=dict)
 
     def recipe(self, leaf: Any) -> Recipe:
@@ -144,8 +137,8 @@ class _Planner:
         return self.view(leaf, root, self.store(root))
 
     def is_slice(self, leaf: fx.Node, root: fx.Node) -> bool:
-        """Whether to store a slice alone: nobody else sees the rest. Where values are repeated, the view does it: memory has no
-        room for a repeated value that is there 0 times."""
+        """Whether to store only a slice, because no other leaf sees the rest. Expanded values keep the view: an output
+        buffer cannot have stride 0."""
         fewer = product(list(self.shape(leaf))) != product(list(self.shape(root)))
         repeats = any(stride == 0 and size != 1 for size, stride in zip(self.shape(leaf), self.strides(leaf), strict=True))
         return fewer and not repeats and self.leaves_of[root] == 1 and not shares_elements(leaf.meta["val"])
@@ -188,17 +181,17 @@ class _Planner:
 
 
 def check_layout(node: fx.Node) -> None:
-    """Refuse fresh memory in which elements share a place. Eager writes all of them there, and one stays."""
+    """Refuse outputs whose elements overlap in memory. Eager writes all of them to one place, where the last write stays."""
     val: torch.Tensor = node.meta["val"]
     if shares_elements(val):
         raise OverlappingElements(shape=list(val.shape), strides=list(val.stride()), where=user_line(node.stack_trace))
 
 
 def shares_elements(tensor: torch.Tensor) -> bool:
-    """Whether some elements of a tensor may lie at the same place, for the sizes it was traced with."""
+    """Whether elements of a tensor may overlap in memory, for the sizes seen at trace time."""
     pairs = [(compat.size_hint(stride), compat.size_hint(size)) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     known = sorted((stride, size) for stride, size in pairs if stride is not None and size is not None and size != 1)
-    reach = 0  # of the dims so far, from their first element to their last
+    reach = 0  # distance from the first element to the last, over the dims so far
     for stride, size in known:
         if stride <= reach and tensor.numel():
             return True
@@ -207,9 +200,9 @@ def shares_elements(tensor: torch.Tensor) -> bool:
 
 
 def check_shape(what: str, shape: Sequence[Size]) -> None:
-    """Refuse what no memory holds."""
+    """Refuse shapes with too many dims or elements."""
     if len(shape) > MAX_RANK:
-        raise InvalidShape(what=what, shape=list(shape), detail=f"more than {MAX_RANK} dims; reshape it first")
+        raise InvalidShape(what=what, shape=list(shape), detail=f"at most {MAX_RANK} dims are supported; reshape it first")
     total = product(list(shape))
     if isinstance(total, int) and total >= MAX_NUMEL:
-        raise InvalidShape(what=what, shape=list(shape), detail="no memory holds that many elements")
+        raise InvalidShape(what=what, shape=list(shape), detail=f"at most {MAX_NUMEL - 1} elements are supported")

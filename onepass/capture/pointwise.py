@@ -1,7 +1,7 @@
-"""Elementwise ops: one row each.
+"""Lowering of elementwise ops, one table entry per overload.
 
-Arithmetic on 16- and 8-bit floats runs in fp32 and is rounded to the type torch would give, op by op; simplification drops
-the roundings nobody can see.
+Arithmetic on 16- and 8-bit floats runs in fp32, and every op rounds to the dtype torch would return. Simplification later
+drops the roundings that no one can observe.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .call import Call, Handler, for_overloads, with_shape_args
 from .draft import Draft, Tensor
 from .schema import op_name
 
-Emit: TypeAlias = Callable[..., int]  # (draft, *nodes of one type) -> node
-Literal: TypeAlias = Callable[[Call, Any, DType], int]  # (call, number, type) -> node
+Emit: TypeAlias = Callable[..., int]  # (draft, *nodes of one dtype) -> node
+Literal: TypeAlias = Callable[[Call, Any, DType], int]  # (call, number, dtype) -> node
 
 
 class OperandTypes(Enum):
@@ -36,27 +36,28 @@ class OperandTypes(Enum):
 
 
 def pointwise(emit: Emit, types: OperandTypes = OperandTypes.RESULT, arity: int | None = None) -> Handler:
-    """A handler that broadcasts and converts the first `arity` arguments (all, if not said), then emits."""
+    """A handler that broadcasts and converts the first `arity` arguments (None: all), then emits the op."""
 
     return lambda call: elementwise(call, emit, call.args[:arity], types)
 
 
 def numeric_only(emit: Emit, arity: int | None = None) -> Handler:
-    """The same for an op that torch does not do on bools alone."""
+    """`pointwise` for ops that torch does not define on bools."""
 
     def handle(call: Call) -> Tensor:
         if call.dtype is BOOL:
-            call.unsupported("of bools")
+            call.unsupported("on bools")
         return pointwise(emit, arity=arity)(call)
 
     return handle
 
 
-def elementwise(call: Call, emit: Emit, operands: Any, types: OperandTypes = OperandTypes.RESULT, number: Literal | None = None) -> Tensor:
-    """Broadcast tensors and numbers, convert them, emit, and round to the type torch gives.
+def elementwise(call: Call, emit: Emit, operands: Any, types: OperandTypes = OperandTypes.RESULT,
+                number: Literal | None = None) -> Tensor:
+    """Broadcast tensors and numbers, convert them, emit the op, and round to the result's dtype.
 
-    Tensors go to the type torch has them meet in first. Where they are compared, that rounds 0-dim tensors of wider types too;
-    elsewhere those keep their digits, like numbers (torch rounds them on a card, not on a CPU).
+    Tensors are first converted to the dtype torch promotes them to. In comparisons this also rounds 0-dim tensors of wider types.
+    In other ops 0-dim tensors keep their precision, like numbers: torch rounds them on a GPU but not on a CPU.
     """
     draft = call.draft
     common = _common_dtype(call, operands, types)
@@ -70,7 +71,7 @@ def elementwise(call: Call, emit: Emit, operands: Any, types: OperandTypes = Ope
 
 
 def literal(call: Call, value: Any, dtype: DType) -> int:
-    """A Python number, or a symbolic size, as a node of the type that values of `dtype` are computed in. Integers wrap around."""
+    """A Python number or symbolic size as a node, in the compute type of `dtype`. Integers wrap around."""
     if isinstance(value, Sym) and dtype is not BOOL:
         return call.draft.const(1, compute_dtype(dtype), value)
     if not isinstance(value, (bool, int, float)):
@@ -79,21 +80,21 @@ def literal(call: Call, value: Any, dtype: DType) -> int:
 
 
 def checked_literal(call: Call, value: Any, dtype: DType) -> int:
-    """The same where torch insists that the type can hold the number: fills, bounds, factors."""
+    """`literal` for fills, bounds and factors, where torch requires that `dtype` can represent the number."""
     if isinstance(value, (int, float)) and not can_fill(value, dtype):
         raise NumberOutOfRange(number=value, dtype=dtype.torch, op=call.op, where=call.where)
     return literal(call, value, dtype)
 
 
 def _comparison_literal(call: Call, value: Any, dtype: DType) -> int:
-    """The same rounded to the type torch compares in."""
+    """`literal` rounded to the dtype torch compares in."""
     if dtype.is_float and isinstance(value, (bool, int, float)):
         value = torch.tensor(float(value), dtype=dtype.torch).item()
     return literal(call, value, dtype)
 
 
 def converted(draft: Draft, node: int, dtype: DType) -> int:
-    """A value in another type. Between integers and narrow floats lies fp32."""
+    """Convert a value. Conversions between integers and narrow floats go through fp32."""
     own = draft.dtype(node)
     if own != dtype and (own.is_narrow_float or dtype.is_narrow_float):
         node = draft.cast(node, compute_dtype(own if own.is_float else dtype))
@@ -111,7 +112,7 @@ def _common_dtype(call: Call, operands: Any, types: OperandTypes) -> DType:
 
 
 def promoted(call: Call, operands: Any) -> DType:
-    """The type torch computes in when these tensors and numbers meet: a 0-dim tensor counts for less, a number for least."""
+    """torch's promoted dtype. A 0-dim tensor has lower priority than other tensors, and a number has the lowest."""
     tensors = [_promotion_proxy(call.draft, a) for a in operands if isinstance(a, Tensor)]
     met = reduce(lambda a, b: torch.empty((1,) * max(a.dim(), b.dim()), dtype=torch.result_type(a, b)), tensors)
     for number in (a for a in operands if not isinstance(a, Tensor)):
@@ -125,17 +126,17 @@ def _promotion_proxy(draft: Draft, operand: Tensor) -> torch.Tensor:
 
 
 def op(name: str) -> Emit:
-    """A row of the op table, as it is."""
+    """Emit an op of the op table."""
     return lambda draft, *nodes: draft.op(name, *nodes)
 
 
 def const_like(draft: Draft, like: int, value: float) -> int:
-    """A literal in the type of another node."""
+    """A literal in the dtype of another node."""
     return draft.const(value, draft.dtype(like))
 
 
 def numeric_or_bool(name: str, on_bool: str) -> Emit:
-    """An op of numbers that is another one on bools: add is or, mul is and."""
+    """An op that has another name on bools: add becomes or, mul becomes and."""
     return lambda draft, a, b: draft.op(on_bool if draft.dtype(a) is BOOL else name, a, b)
 
 
@@ -143,7 +144,7 @@ _MUL = numeric_or_bool("mul", "and")
 
 
 def _factor(call: Call, value: Any) -> int | None:
-    """A number that scales an operand, None if it is 1; of bools it says whether they count at all."""
+    """The node of a scalar factor; None for 1. On bools, a factor says whether the operand counts at all."""
     return None if value == 1 else checked_literal(call, value, call.dtype)
 
 
@@ -183,7 +184,7 @@ def _div(call: Call) -> Tensor:
 
 
 def _division(emit: Emit) -> Handler:
-    """A division that integers have too."""
+    """A handler for divisions that are also defined on integers."""
 
     def handle(call: Call) -> Tensor:
         divisor = call.args[1]
@@ -199,16 +200,16 @@ def _div_trunc(d: Draft, a: int, b: int) -> int:
 
 
 def _quotient(d: Draft, a: int, b: int) -> int:
-    """Integers divided towards zero; by zero all bits of the quotient are set, as on the card.
+    """Integer division, truncated. A zero divisor yields a quotient with all bits set, as on a GPU.
 
-    No zero may reach the division: the compiler would conclude that the divisor is none, also where it is asked about.
+    The divisor is replaced where it is zero: otherwise the compiler infers that it is nonzero, even in the test for zero.
     """
     is_zero = d.op("eq", b, const_like(d, b, 0))
     return d.op("where", is_zero, const_like(d, a, -1), d.op("floordiv", a, d.op("where", is_zero, const_like(d, b, 1), b)))
 
 
 def _trunc_remainder(d: Draft, a: int, b: int) -> int:
-    """The remainder with the dividend's sign; of a division of integers by zero, the dividend."""
+    """The remainder with the dividend's sign. For an integer division by zero, the dividend."""
     if d.dtype(a).is_float:
         return d.op("fmod", a, b)
     is_zero = d.op("eq", b, const_like(d, b, 0))
@@ -216,13 +217,13 @@ def _trunc_remainder(d: Draft, a: int, b: int) -> int:
 
 
 def _remainder(d: Draft, a: int, b: int) -> int:
-    """The remainder with the divisor's sign, from the one with the dividend's."""
+    """The remainder with the divisor's sign, from the one with the dividend's sign."""
     rem = _trunc_remainder(d, a, b)
     return d.op("where", _sign_differs(d, rem, b), d.op("add", rem, b), rem)
 
 
 def _sign_differs(d: Draft, rem: int, b: int) -> int:
-    """Whether a remainder is neither 0 nor of the divisor's sign."""
+    """Whether a remainder is nonzero and differs in sign from the divisor."""
     zero = const_like(d, rem, 0)
     return d.op("and", d.op("ne", rem, zero), d.op("ne", d.op("lt", rem, zero), d.op("lt", b, zero)))
 
@@ -232,7 +233,7 @@ def _div_floor(d: Draft, a: int, b: int) -> int:
 
 
 def _floor_of_integers(d: Draft, a: int, b: int) -> int:
-    """The truncated quotient, one less where that was rounded up. (a - remainder, to be divided, may be past the least value.)"""
+    """The truncated quotient, minus one where truncation rounded up. `(a - rem) // b` could overflow."""
     quotient = _quotient(d, a, b)
     if d.dtype(a).name == "u8":
         return quotient
@@ -241,7 +242,7 @@ def _floor_of_integers(d: Draft, a: int, b: int) -> int:
 
 
 def _floor_of_floats(d: Draft, a: int, b: int) -> int:
-    """torch's own steps: a less its remainder is a multiple of b up to rounding, so the quotient is the integer nearest."""
+    """torch's algorithm: a minus its remainder is a multiple of b up to rounding, so the quotient is the nearest integer."""
     rem, true = d.op("fmod", a, b), d.op("div", a, b)
     zero = const_like(d, a, 0)
     whole = d.op("div", d.op("sub", a, rem), b)
@@ -249,7 +250,7 @@ def _floor_of_floats(d: Draft, a: int, b: int) -> int:
     floor = d.op("floor", whole)
     up = d.op("gt", d.op("sub", whole, floor), const_like(d, a, 0.5))
     nearest = d.op("where", up, d.op("add", floor, const_like(d, a, 1)), floor)
-    # 0 has the sign of the quotient; x / 0 is inf or NaN, where the remainder is NaN.
+    # A zero result takes the quotient's sign. x / 0 is inf or NaN, although the remainder is NaN.
     nearest = d.op("where", d.op("eq", whole, zero), d.op("mul", true, zero), nearest)
     return d.op("where", d.op("eq", b, zero), true, nearest)
 
@@ -259,19 +260,19 @@ def _pow(call: Call) -> Tensor:
     if isinstance(exponent, (int, float)) and not isinstance(base, (int, float)):
         return pointwise(lambda d, a: _power(call, d, a, exponent), arity=1)(call)
     if not call.dtype.is_float:
-        call.unsupported("an integer raised to a tensor's power")
+        call.unsupported("an integer result with a tensor exponent")
     return pointwise(op("pow"), arity=2)(call)
 
 
 def _power(call: Call, d: Draft, a: int, exponent: float) -> int:
-    """A known power, by the cheapest means."""
+    """A constant power, computed the cheapest way."""
     power = int(abs(exponent)) if abs(exponent) <= 8 and exponent == int(exponent) else None
     if exponent == 0:
         return const_like(d, a, 1)
     if power is not None and exponent > 0:
         return _integer_power(d, a, power)
     if not d.dtype(a).is_float:
-        call.unsupported(f"an integer to the power {exponent}")
+        call.unsupported(f"an integer raised to {exponent}")
     if power is not None:
         return d.op("reciprocal", _integer_power(d, a, power))
     roots = {0.5: "sqrt", -0.5: "rsqrt"}
@@ -279,7 +280,7 @@ def _power(call: Call, d: Draft, a: int, exponent: float) -> int:
 
 
 def _integer_power(d: Draft, a: int, power: int) -> int:
-    """a to a positive whole power, squaring where that saves a product."""
+    """A positive integer power by repeated squaring."""
     if power == 1:
         return a
     half = _integer_power(d, a, power // 2)
@@ -288,14 +289,14 @@ def _integer_power(d: Draft, a: int, power: int) -> int:
 
 
 def _clamp(call: Call) -> Tensor:
-    """NaN stays NaN, and the upper bound wins over the lower, as in torch."""
+    """NaN stays NaN, and the upper bound takes precedence over the lower, as in torch."""
     return clamped(call, [call.args[0]], call.arg("min"), call.arg("max"))
 
 
 def clamped(call: Call, value: list[Any], low: Any, high: Any) -> Tensor:
-    """A value held between bounds, either of which may be missing."""
+    """A value clamped to bounds. Either bound may be None."""
     if call.dtype is BOOL:
-        call.unsupported("of bools")
+        call.unsupported("on bools")
     bounds = [(name, b) for name, b in (("maximum", low), ("minimum", high)) if b is not None]
 
     def emit(d: Draft, node: int, *limits: int) -> int:
@@ -307,7 +308,7 @@ def clamped(call: Call, value: list[Any], low: Any, high: Any) -> Tensor:
 
 
 def _sign(d: Draft, a: int) -> int:
-    """-1, 0 or 1; torch says 0 for NaN."""
+    """-1, 0 or 1. torch returns 0 for NaN."""
     zero, one = const_like(d, a, 0), const_like(d, a, 1)
     if d.dtype(a) is BOOL:
         return a
@@ -324,13 +325,13 @@ def _relu(d: Draft, a: int) -> int:
 
 
 def _rounding(name: str) -> Emit:
-    """floor, ceil, trunc: nothing to do on integers."""
+    """floor, ceil and trunc. They leave integers unchanged."""
     return lambda d, a: d.op(name, a) if d.dtype(a).is_float else a
 
 
 def _round(call: Call) -> Tensor:
     if call.arg("decimals", 0):
-        call.unsupported("decimals")
+        call.unsupported("decimals other than 0")
     return numeric_only(_rounding("round"), arity=1)(call)
 
 
@@ -343,7 +344,7 @@ def _isinf(d: Draft, a: int) -> int:
 
 
 def _isfinite(d: Draft, a: int) -> int:
-    # NaN is not below infinity either.
+    # NaN compares false here too.
     return d.op("lt", d.op("abs", a), const_like(d, a, math.inf)) if d.dtype(a).is_float else d.const(True, BOOL)
 
 
@@ -357,13 +358,13 @@ def _where(call: Call) -> Tensor:
 
 
 def _convert(call: Call) -> Tensor:
-    """A change of type; device and layout do not concern the value."""
+    """Convert the dtype. Device and layout do not affect the value."""
     source = call.args[0]
     return Tensor(converted(call.draft, source.node, call.dtype), source.dims)
 
 
 def size_arithmetic(name: str) -> Handler:
-    """Arithmetic torch did on symbolic sizes while tracing: a number like any other, in double precision as in Python."""
+    """Arithmetic that torch did on symbolic sizes while tracing: computed in double precision, as in Python."""
 
     def handle(call: Call) -> Tensor:
         dtype = F64 if isinstance(call.result_fake, torch.SymFloat) else I64
@@ -381,7 +382,8 @@ _SCALAR_EITHER_SIDE = "Tensor Scalar Scalar_Tensor"
 
 POINTWISE: dict[str, Handler] = {
     **{f"aten.{name}.default": pointwise(op(name)) for name in _UNARY},
-    **{f"aten.{name}.{each}": pointwise(op(name), OperandTypes.OPERANDS) for name in _COMPARE for each in _TENSOR_OR_SCALAR.split()},
+    **{f"aten.{name}.{overload}": pointwise(op(name), OperandTypes.OPERANDS)
+       for name in _COMPARE for overload in _TENSOR_OR_SCALAR.split()},
     **for_overloads("aten.add", _TENSOR_OR_SCALAR, _add),
     **for_overloads("aten.sub", _TENSOR_OR_SCALAR, _sub),
     **for_overloads("aten.rsub", _TENSOR_OR_SCALAR, _rsub),

@@ -1,17 +1,17 @@
-"""Values that the forward graph saves for the backward, and which of them the backward had better compute again.
+"""Chooses values that the backward recomputes instead of loading what the forward saved, and rewrites both graphs.
 
-AOTAutograd splits the joint graph before anything is fused. It saves every sum of a residual stream, although a sum of saved
-values costs nothing in a kernel that reads those values anyway. Here such a value is dropped from what is saved and computed
-again, where that moves fewer bytes:
+AOTAutograd partitions the joint graph before fusion. It saves every sum of a residual stream, although a kernel that already
+reads the summands can recompute the sum for free. Here a saved value is dropped and recomputed in the backward where that
+reduces memory traffic:
 
     forward   one write less, unless a later kernel of the forward reads the value too
-    backward  one read less in every kernel that reads it, one more for each part that the kernel does not read yet
+    backward  one read less in every kernel that reads it, one more for each operand that the kernel does not read yet
 
-A part may also be a value that is not saved so far but that the forward writes anyway, for a later kernel: a norm's input, say,
-which the residual stream goes on from, instead of the normed row. It is then saved in the dropped value's place.
+An operand may also be a value that is not saved yet but that the forward writes anyway for a later kernel, such as a norm's
+input that the residual stream continues from. It is then saved in place of the dropped value.
 
-Kernels are not known yet either. Nodes are taken to share one if as many kernels that cannot be fused (matmuls, attention) lie
-before them.
+Kernels are not known at this point. Two nodes are assumed to share a kernel if the same number of unfusible kernels (matmuls,
+attention) precedes them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .pointwise import POINTWISE
 from .schema import op_name
 from .views import VIEWS
 
-MAX_OPS = 8  # of arithmetic to compute a value again: more would crowd the registers of the kernel that does
-MIN_BYTES = 1 << 20  # that a change must save to be made: fewer are moved in less time than a kernel takes to start
-Level = int | fx.Node  # kernels before a node; or the node that reads for itself
+MAX_OPS = 8  # most pointwise ops to recompute a value with; more would raise register pressure in the kernel that does
+MIN_BYTES = 1 << 20  # least traffic saved per value; moving fewer bytes takes less time than a kernel launch
+Level = int | fx.Node  # number of unfusible kernels before a node, or the node itself if it reads the value alone
 Levels = frozenset[Level]
 
 
@@ -45,7 +45,7 @@ class Recomputed:
 
 def recompute(forward: fx.Graph, backward: fx.Graph, outputs: int, device: torch.device,
               min_bytes: int = MIN_BYTES) -> tuple[Recomputed, ...]:
-    """Change both graphs so that the backward computes again what is cheaper so. The first `outputs` results are the user's."""
+    """Make the backward recompute values where that is cheaper. The first `outputs` results of the forward are the user's."""
     saved = _saved(forward, backward, outputs)
     rewriter = _Rewriter(forward, backward, saved, frozenset(_results(forward)[:outputs]), device)
     recomputed = tuple(result for node in saved if (result := rewriter.drop(node, min_bytes)) is not None)
@@ -61,7 +61,7 @@ def _results(forward: fx.Graph) -> list[Any]:
 
 
 def _saved(forward: fx.Graph, backward: fx.Graph, outputs: int) -> dict[fx.Node, fx.Node]:
-    """What is saved, in the order the forward makes it, with the input of the backward that takes it."""
+    """Saved values in the order the forward computes them, with the backward inputs that receive them."""
     results = _results(forward)[outputs:]
     inputs = [node for node in backward.nodes if node.op == "placeholder"]
     by_node = {a: b for a, b in zip(results, inputs, strict=False) if isinstance(a, fx.Node) and a.name == b.name}
@@ -69,14 +69,15 @@ def _saved(forward: fx.Graph, backward: fx.Graph, outputs: int) -> dict[fx.Node,
 
 
 class _Rewriter:
-    """Both graphs, while values are dropped one by one in the order the forward makes them."""
+    """Rewrites both graphs while saved values are dropped one by one, in the order the forward computes them."""
 
     def __init__(self, forward: fx.Graph, backward: fx.Graph, saved: dict[fx.Node, fx.Node], users: frozenset[Any],
                  device: torch.device) -> None:
-        self.users = users  # what is the user's own, who may change it
-        self.replacements: dict[str, fx.Node] = {}  # by the name of a value that is no longer saved, what is saved in its place
-        self.in_backward = dict(saved)  # of the forward -> as the backward has it: an input, or computed again
-        self.origins: dict[fx.Node, tuple[fx.Node, ...]] = {node: (node,) for node in saved}  # what the backward reads to have it
+        self.users = users  # results returned to the user, who may modify them
+        self.replacements: dict[str, fx.Node] = {}  # name of a dropped value -> the value saved in its place
+        self.in_backward = dict(saved)  # forward node -> backward node: an input, or recomputed
+        # forward values that the backward reads to obtain each value
+        self.origins: dict[fx.Node, tuple[fx.Node, ...]] = {node: (node,) for node in saved}
         self.kinds = kinds(forward, device, {})
         self.level = _levels(forward, self.kinds)
         self.rank = {node: i for i, node in enumerate(forward.nodes)}
@@ -85,16 +86,17 @@ class _Rewriter:
         self.order = {node: i for i, node in enumerate(backward.nodes)}
 
     def drop(self, node: fx.Node, min_bytes: int) -> Recomputed | None:
-        """Compute a saved value again, if that moves fewer bytes."""
+        """Recompute a saved value if that reduces traffic."""
         if node in self.users or _must_be_saved(node) or not tensors_of(node) or not self._is_read_by_kernels(node):
             return None
-        return self._recompute_from(node, self._chain(node), min_bytes) or self._recompute_from(node, self._chain(node, nbytes(node)), min_bytes)
+        from_saved = self._recompute_from(node, self._chain(node), min_bytes)
+        return from_saved or self._recompute_from(node, self._chain(node, nbytes(node)), min_bytes)
 
     def _is_read_by_kernels(self, node: fx.Node) -> bool:
         return bool(self.reads[node]) and all(isinstance(level, int) for level in self.reads[node])
 
     def _recompute_from(self, node: fx.Node, chain: list[fx.Node], min_bytes: int) -> Recomputed | None:
-        """Compute a value again by these ops, if that moves fewer bytes."""
+        """Recompute a value with these ops if that reduces traffic."""
         levels = self.reads[node]
         ends = dict.fromkeys(n for op in chain for n in op.all_input_nodes if n not in chain)
         unsaved = [n for n in ends if n not in self.in_backward]
@@ -112,8 +114,8 @@ class _Rewriter:
         return Recomputed(node.name, nbytes(node), moved)
 
     def _chain(self, node: fx.Node, limit: int = 0) -> list[fx.Node]:
-        """The ops to this value from saved ones, in order, or also from others that are written anyway and of at most `room` bytes;
-        none where it cannot be had from them alone."""
+        """The ops, in order, that compute a value from saved values; empty if there are none. With a `limit`, also from values
+        of at most that many bytes that are written anyway."""
         chain: set[fx.Node] = set()
         pending = [node]
         while pending:
@@ -127,13 +129,13 @@ class _Rewriter:
         return sorted(chain, key=self.rank.__getitem__)
 
     def _can_replace(self, node: fx.Node, limit: int) -> bool:
-        """Whether this value may be saved, in the memory that it has anyway, where something of `room` bytes no longer is."""
-        policy = getattr(node.meta.get("recompute"), "name", "SAVE")  # of activation checkpointing
-        return (self.kinds[node] is NodeKind.FUSIBLE and len(tensors_of(node)) == 1 and nbytes(node) <= limit and node not in self.users
-                and policy.endswith("SAVE") and self._is_written_anyway(node))
+        """Whether a value can be saved in place of a dropped one of `limit` bytes: the forward writes it to memory anyway."""
+        policy = getattr(node.meta.get("recompute"), "name", "SAVE")  # activation checkpointing's policy
+        return (self.kinds[node] is NodeKind.FUSIBLE and len(tensors_of(node)) == 1 and nbytes(node) <= limit
+                and node not in self.users and policy.endswith("SAVE") and self._is_written_anyway(node))
 
     def _save_replacement(self, node: fx.Node, replacement: fx.Node) -> None:
-        """Make room in the backward for another value in the place of a saved one."""
+        """Give the backward an input for a value that is saved in place of a dropped one."""
         old = self.in_backward[node]
         with old.graph.inserting_before(old):
             given = old.graph.placeholder(replacement.name)
@@ -143,7 +145,7 @@ class _Rewriter:
         self.replacements[node.name] = replacement
 
     def _is_written_anyway(self, node: fx.Node) -> bool:
-        """Whether the forward writes this value in any case, because a kernel other than the one that makes it needs it."""
+        """Whether the forward writes a value regardless, because a kernel other than the one computing it reads it."""
         pending = list(node.users)
         while pending:
             user = pending.pop()
@@ -156,7 +158,7 @@ class _Rewriter:
         return False
 
     def _replace(self, node: fx.Node, chain: list[fx.Node]) -> None:
-        """The ops of a chain in the backward, in front of the first that uses the value."""
+        """Copy a chain of ops into the backward, before the first use of the value, and drop the backward's input."""
         old = self.in_backward[node]
         first = min(old.users, key=self.order.__getitem__)
         copies: dict[fx.Node, fx.Node] = {}
@@ -172,7 +174,7 @@ class _Rewriter:
         self.in_backward[node] = copies[node]
 
     def _move_before(self, operand: fx.Node, first: fx.Node) -> None:
-        """Move what computes a part to the front of where it is needed now."""
+        """Move an operand and what computes it before the node that now needs it."""
         if operand.op != "placeholder" and self.order[operand] > self.order[first]:
             for needed in operand.all_input_nodes:
                 self._move_before(needed, first)
@@ -181,7 +183,7 @@ class _Rewriter:
 
 
 def _must_be_saved(node: fx.Node) -> bool:
-    """Whether the user said so, by a policy of activation checkpointing."""
+    """Whether an activation checkpointing policy of the user requires saving the value."""
     return getattr(node.meta.get("recompute"), "name", "") == "MUST_SAVE"
 
 
@@ -190,7 +192,7 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 
 def _levels(graph: fx.Graph, of: Mapping[fx.Node, NodeKind]) -> dict[fx.Node, int]:
-    """How many kernels that stay alone lie before each node, on the longest way."""
+    """For each node, the largest number of unfusible kernels on a path to it."""
     found: dict[fx.Node, int] = {}
     for node in graph.nodes:
         found[node] = max((found[n] + _is_own_kernel(n, of) for n in node.all_input_nodes), default=0)
@@ -202,7 +204,7 @@ def _is_own_kernel(node: fx.Node, of: Mapping[fx.Node, NodeKind]) -> bool:
 
 
 def _readers(graph: fx.Graph, of: Mapping[fx.Node, NodeKind]) -> dict[fx.Node, Levels]:
-    """For every node that follows from saved values alone, the levels of the kernels that read it."""
+    """For every backward node computed only from saved values, the levels of the kernels that read it."""
     level = _levels(graph, of)
     given = {node for node in graph.nodes if node.op == "placeholder" and not str(node.target).startswith("tangents")}
     for node in graph.nodes:
@@ -221,7 +223,7 @@ def _readers(graph: fx.Graph, of: Mapping[fx.Node, NodeKind]) -> dict[fx.Node, L
 
 
 def _change_outputs(forward: fx.Graph, dropped: set[str], replacements: Mapping[str, fx.Node], outputs: int) -> None:
-    """Take values off what the forward gives, or give others in their place."""
+    """Remove dropped values from the forward's results, or return their replacements."""
     output = forward.output_node()
     before = _results(forward)
     names = [getattr(result, "name", "") if i >= outputs else "" for i, result in enumerate(before)]

@@ -1,4 +1,4 @@
-"""Reductions: aten's names for them, over Monoid records."""
+"""Lowering of reductions: aten overloads to Monoid records."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .call import Call, Handler, for_overloads, normalize_dim, with_shape_args
 from .draft import Draft, Tensor
 from .substitute import Affine, Inexpressible, substitute
 
-MIN_REDUCTION_SIZE = 8  # elements that a reduction folds at least; fewer are arithmetic
-# What is written again for each of them at most, in all: beyond, they are reduced, or sums of sums would grow without end.
+MIN_REDUCTION_SIZE = 8  # fewest elements of a reduction; smaller ones are unrolled into arithmetic
+# Limits for unrolling: nodes and nested reductions after duplication. Without them, nested sums would grow exponentially.
 MAX_NODES, MAX_REDUCTIONS = 512, 32
 _UNROLLED_OPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 def _dims_of(call: Call, dims: Any) -> tuple[int, ...]:
-    """The reduced dims, counted from the front. None means all of them; what [] means, the result's shape tells."""
+    """The reduced dims as non-negative ints. None means all dims; for [], the result's shape decides."""
     rank = len(call.args[0].dims)
     if dims is None or dims == []:
         return () if dims == [] and _keeps_shape(call) else tuple(range(rank))
@@ -29,13 +29,13 @@ def _dims_of(call: Call, dims: Any) -> tuple[int, ...]:
 
 
 def _keeps_shape(call: Call) -> bool:
-    """Whether torch reduces nothing: an empty list of dims is all of them to sum, and none of them to any and all."""
+    """Whether torch reduces nothing. An empty list of dims means all dims for sum, but none for any and all."""
     first = call.result_fake[0] if isinstance(call.result_fake, (tuple, list)) else call.result_fake
     return call.shape_of(first) == tuple(call.draft.atoms.size(dim) for dim in call.args[0].dims)
 
 
 class _Reduction:
-    """One reduction in the making: which atoms fold, and which dims are left."""
+    """A reduction being lowered: the atoms it reduces over and the dims that remain."""
 
     def __init__(self, call: Call, dims: Any, keepdim: bool) -> None:
         self.call, self.draft, self.source = call, call.draft, call.args[0]
@@ -47,30 +47,30 @@ class _Reduction:
 
     @property
     def count(self) -> Size:
-        """How many elements fold into one."""
+        """The number of elements reduced to one."""
         return self.draft.atoms.size(self.over)
 
     def value(self, dtype: DType) -> int:
-        """The argument in the type the fold runs in."""
+        """The argument in the dtype the reduction runs in."""
         return self.draft.cast(self.source.node, dtype)
 
     def reduce(self, monoid: str, *args: int) -> tuple[int, ...]:
-        """Fold values; a handful of rows is combined one by one, which leaves columns alone and needs no reduction."""
+        """Reduce values. Small reductions over rows are unrolled, which makes them elementwise ops over the columns."""
         if monoid in _UNROLLED_OPS and self.is_small and self._unrolls_cheaply(args[0]):
             try:
                 return (self._unrolled(_UNROLLED_OPS[monoid], args[0]),)
-            except Inexpressible:  # what is folded was itself reduced, or looked up, along these rows
+            except Inexpressible:  # the operand contains a reduction or a lookup along these rows
                 pass
         return self.draft.reduce(monoid, args, self.over)
 
     @property
     def is_small(self) -> bool:
-        """Whether few elements fold, and not neighbours in memory: those are read together anyway."""
+        """Whether few elements are reduced and they are not contiguous. Contiguous elements are loaded together anyway."""
         stride = self.call.input_fake.stride(self.reduced[0]) if len(self.reduced) == 1 else 1
         return isinstance(self.count, int) and 1 < self.count < MIN_REDUCTION_SIZE and not (isinstance(stride, int) and stride == 1)
 
     def _unrolls_cheaply(self, value: int) -> bool:
-        """Whether little is written again if each element is computed apart: what differs between the elements."""
+        """Whether unrolling duplicates few nodes. Only nodes that vary over the reduced atoms are duplicated."""
         assert isinstance(self.count, int)
         draft, over = self.draft, set(self.over)
         found, waiting = {value}, [value]
@@ -97,7 +97,7 @@ def _reduction(call: Call) -> _Reduction:
 
 
 def _sum_or_product(monoid: str, on_bool: str) -> Handler:
-    """A sum or a product. Asked for as a bool, it is of truths: of which any, or all, are true."""
+    """Sum or product. With dtype bool, any or all."""
 
     def handle(call: Call) -> Tensor:
         r = _reduction(call)
@@ -117,12 +117,12 @@ def _mean(call: Call) -> Tensor:
 
 
 def _mean_of(draft: Draft, total: int, count: Size) -> int:
-    """total / count; the mean of nothing is 0 / 0 = NaN, as in torch."""
+    """total / count. The mean of no elements is 0 / 0 = NaN, as in torch."""
     return total if count == 1 else draft.op("div", total, draft.const(1.0, draft.dtype(total), count))
 
 
 def _min_or_max(monoid: str) -> Handler:
-    """amax, amin and the max and min over everything."""
+    """amax, amin, and max and min over all elements."""
     return lambda call: _min_or_max_of(call, _reduction(call), monoid, call.dtype)
 
 
@@ -134,7 +134,7 @@ def _min_or_max_of(call: Call, r: _Reduction, monoid: str, dtype: DType) -> Tens
 
 
 def _min_or_max_with_index(monoid: str) -> Handler:
-    """max and min over a dim, which also say where."""
+    """max and min over a dim, which also return the index."""
 
     def handle(call: Call) -> tuple[Tensor, Tensor]:
         values = _min_or_max_of(call, _reduction(call), monoid, call.dtype_of(call.result_fake[0]))
@@ -148,7 +148,7 @@ def _arg_min_or_max(monoid: str) -> Handler:
 
 
 def _index_of(r: _Reduction, monoid: str) -> Tensor:
-    """argmax and argmin; over all dims the position counts row-major over them."""
+    """argmax and argmin. Over all dims, the index is row-major."""
     own = r.draft.dtype(r.source.node)
     value = r.value(I32 if own is BOOL else compute_dtype(own))
     at = r.reduce(monoid, value, r.draft.index(r.over))[0] if r.over else r.draft.const(0, I64)
@@ -169,26 +169,26 @@ def _any_or_all_of(r: _Reduction, monoid: str) -> Tensor:
 
 
 def _moments(call: Call, dtype: DType) -> tuple[_Reduction, int, int]:
-    """Mean and variance, the latter over max(count - correction, 0) as in torch."""
+    """Mean and variance. The divisor of the variance is max(count - correction, 0), as in torch."""
     r = _reduction(call)
     draft, value = call.draft, r.value(compute_dtype(dtype))
-    # The spread of one element is 0, or NaN where its difference from itself is.
+    # For one element m2 is 0, or NaN if the element is not finite.
     record = "welford" if _is_narrow(draft, value) else "moments"
     mean, m2 = r.reduce(record, value) if r.over else (value, draft.op("sub", value, value))
     return r, mean, _variance(draft, m2, r.count, _correction(call))
 
 
 def _is_narrow(draft: Draft, value: int) -> bool:
-    """Whether 16 bits hold a value."""
+    """Whether a value was cast from a narrow float."""
     node = draft.nodes[value]
     return isinstance(node, Op) and node.name == "cast" and draft.dtype(node.args[0]).is_narrow_float
 
 
 def _correction(call: Call) -> float:
-    """What the count of elements is less by: the older overloads say it as whether the variance is unbiased."""
+    """The number subtracted from the element count. Older overloads pass `unbiased` instead."""
     given = call.arg("correction", None)
     if given is not None and not isinstance(given, (int, float)):
-        call.unsupported("a correction that varies between calls")
+        call.unsupported("a correction that is no constant")
     return given if given is not None else 1 if call.arg("unbiased", True) else 0
 
 
@@ -217,7 +217,7 @@ def _var_mean(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _softmax_parts(r: _Reduction, value: int) -> tuple[int, int]:
-    """The maximum and the sum of exp(x - maximum)."""
+    """The maximum, and the sum of exp(x - maximum)."""
     if r.over:
         top, total = r.reduce("logsumexp", value)
         return top, total
@@ -231,7 +231,7 @@ def _prepare_softmax(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _logsumexp(call: Call) -> Tensor:
-    """max + log of the sum; an infinite maximum is the answer itself."""
+    """max + log of the sum. If the maximum is infinite, it is the result."""
     r, draft = _reduction(call), call.draft
     dtype = compute_dtype(call.dtype)
     top, total = _softmax_parts(r, r.value(dtype))

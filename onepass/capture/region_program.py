@@ -1,4 +1,4 @@
-"""A region of a graph -> its Program, and where the values it is called with come from."""
+"""Lowers a region of a graph to a Program, and records where the Program's inputs come from."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ from .regions import Region
 from .schema import short_name
 from .source import UNKNOWN, user_line
 
-MAX_NAMES = 3  # of ops in a region's name
-MIN_DIGITS = 6  # of the name of a symbol that stands for an expression
+MAX_NAMES = 3  # most op names in a region's name
+MIN_DIGITS = 6  # fewest digits in the name of a symbol that stands for an expression
 
 
 @dataclass(frozen=True)
 class RegionProgram:
-    """A region, lowered. Buffers are called in0, in1, ..., out0, ... in the order of `inputs` and `outputs`."""
+    """A lowered region. Buffers are named in0, in1, ..., out0, ... in the order of `inputs` and `outputs`."""
 
     region: Region
-    program: Program  # with the lines of user code it came from
+    program: Program  # keeps the lines of user code
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
-    expressions: Mapping[str, Any]  # the Program's symbols as torch's expressions
-    hints: Bindings  # and their values when the graph was traced
+    expressions: Mapping[str, Any]  # each symbol of the Program as torch's expression
+    hints: Bindings  # the symbols' values at trace time
 
     @cached_property
     def text(self) -> str:
-        """The Program without lines of user code: equal work has equal text, wherever in a model it is."""
+        """The Program without lines of user code, so that equal regions of a model have equal text."""
         nodes = tuple(replace(n, src="") for n in self.program.nodes)
         return show(replace(self.program, nodes=nodes))
 
     @cached_property
     def key(self) -> str:
-        """What the text is known by."""
+        """A hash of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:32]
 
     @property
     def id(self) -> str:
-        """A short name for people, the same in every process."""
+        """A short id for reports, the same in every process."""
         return self.key[:10]
 
     @cached_property
     def lines(self) -> tuple[str, ...]:
-        """The lines of user code the region came from, `file.py:12` and their text."""
+        """The lines of user code the region came from, each as `file.py:12` and its text."""
         found = (user_line(n.stack_trace) for n in self.region.nodes)
         return tuple(dict.fromkeys(line for line in found if line != UNKNOWN))
 
 
 @stage("capturing a region", Blocked)
 def lower_region(graph: fx.Graph, region: Region) -> RegionProgram:
-    """The Program of a region. A node that has no place in one is Blocked."""
+    """Lower a region. Raises Blocked with the node that cannot be part of a Program."""
     sizes = _Sizes()
     inputs = {node: _buffer(f"in{k}", node, "input", sizes) for k, node in enumerate(region.inputs)}
     outputs = tuple(Output(node, _buffer(f"out{k}", node, "output", sizes)) for k, node in enumerate(region.outputs))
@@ -80,7 +80,7 @@ def lower_region(graph: fx.Graph, region: Region) -> RegionProgram:
 
 
 class _Sizes:
-    """torch's symbolic sizes as ours: products of torch's symbols, and of one symbol for each sum, quotient or maximum in them."""
+    """Converts torch's symbolic sizes to products of symbols. Each sum, quotient or maximum in them becomes one symbol."""
 
     def __init__(self) -> None:
         self.factors: dict[str, compat.SizeFactor] = {}
@@ -90,7 +90,7 @@ class _Sizes:
         return self._named(compat.factored_size(size))
 
     def to_stride(self, size: Any) -> Size | None:
-        """The same for a stride, which matters only where a tensor has elements."""
+        """A stride as a product of symbols, assuming that the tensor has elements."""
         return self._named(compat.factored_size(size, nonempty=True))
 
     def _named(self, factored: tuple[int, tuple[compat.SizeFactor, ...]] | None) -> Size | None:
@@ -100,7 +100,7 @@ class _Sizes:
         return product([coefficient, *(sym(self._name(factor)) for factor in factors)])
 
     def _name(self, factor: compat.SizeFactor) -> str:
-        """torch's own name of a symbol; of a sum or quotient as much of its digest as no other one shares."""
+        """torch's name of a symbol. For an expression, the shortest unique prefix of its hash."""
         digest = hashlib.sha256(str(factor).encode()).hexdigest()
         candidates = (f"e{digest[:digits]}" for digits in range(MIN_DIGITS, len(digest) + 1))
         names = [str(factor)] if factor.is_symbol else candidates
@@ -124,14 +124,14 @@ def _buffer(name: str, node: fx.Node, role: str, sizes: _Sizes) -> Buffer:
 
 
 def _renamed(program: Program, names: Mapping[str, str]) -> Program:
-    """Inputs that are not read are gone; the others are counted anew."""
+    """Rename the input buffers that are read and drop the others."""
     buffers = tuple(replace(b, name=names.get(b.name, b.name)) for b in program.buffers)
     nodes = tuple(replace(n, buffer=names[n.buffer]) if isinstance(n, Load) else n for n in program.nodes)
     return replace(program, buffers=buffers, nodes=nodes)
 
 
 def _name(region: Region) -> str:
-    """A name from the ops the user called, as far as the graph remembers them."""
+    """A name made of the ops the user called, as far as the graph records them."""
     found: dict[str, None] = {}
     for node in region.reductions:
         op = short_name(node.meta.get("original_aten") or node.target).removeprefix("aten.").removeprefix("prims.")

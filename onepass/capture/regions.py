@@ -1,8 +1,9 @@
-"""Which nodes of a post-grad graph become one region: convex, with at least one reduction, seen through views.
+"""Region finding: which nodes of a post-grad graph become one region, a convex set with at least one reduction.
 
-Groups grow along the values between nodes, then reductions that read the same data join, then arithmetic at the rim that
-Inductor would compute inside a neighbouring kernel with fewer bytes is given back, and arithmetic that costs no more bytes to
-repeat than to read is repeated. Bytes decide everywhere: a value that crosses a region's rim is written once and read once.
+First, nodes join the groups that produce their inputs. Then groups whose reductions read the same data are joined. Then
+pointwise ops at the boundary are given back to Inductor where it can fuse them with less traffic, and pointwise ops that are as
+cheap to recompute as to read are duplicated. Memory traffic decides each step: a value that crosses a region's boundary is
+written once and read once. Views and constants belong to no region; they are repeated where they are used.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from .dataflow import Dataflow
 from .grouping import Groups
 from .node_kinds import is_reduction, tensors_of
 
-MAX_NODES = 120  # of one region: planning stays well under a second
-SMALL_RATIO = 8  # a value this many times smaller than the data on both its sides does not hold them together
-SHARED_DATA_RATIO = 4  # reductions that read the same data join if that data is at least 1/4 of what either moves
+MAX_NODES = 120  # most nodes of a region; keeps planning well under a second
+SMALL_RATIO = 8  # a value this many times smaller than the data on both sides of it does not join them
+SHARED_DATA_RATIO = 4  # groups join if the data both read is at least 1/4 of the traffic of either
 
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes that become one Program, the values it reads in order of use, and the values others need of it."""
+    """Nodes that become one Program, the values it reads in order of first use, and the values it must write."""
 
-    nodes: tuple[fx.Node, ...]  # arithmetic and reductions; views and constants are found by walking back from them
+    nodes: tuple[fx.Node, ...]  # pointwise ops and reductions; views and constants are found from their uses
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
-    lost_fusion_bytes: int  # moved over the rim only because Inductor can no longer compute both sides in one kernel
+    lost_fusion_bytes: int  # traffic across the boundary that Inductor, without the region, would keep inside one kernel
 
     @property
     def reductions(self) -> tuple[fx.Node, ...]:
@@ -39,7 +40,7 @@ class Region:
 
 def find_regions(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str],
                  epilogues: bool = False) -> tuple[Region, ...]:
-    """All regions of a graph. `blocked` nodes are left out; `epilogues`: matmuls take a single following op into themselves."""
+    """Find all regions of a graph, without `blocked` nodes. `epilogues`: Inductor fuses a single following op into matmuls."""
     dataflow = Dataflow(graph, device, blocked, epilogues)
     groups = Groups(dataflow.following)
     grower = _RegionGrower(dataflow, groups)
@@ -48,12 +49,13 @@ def find_regions(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node
     grower.join_shared_reads()
     found = grower.regions_with_reductions()
     expanded = ExpandedRegions(dataflow, Boundary(dataflow, found).trimmed())
-    return tuple(_region(dataflow, expanded, k) for k, whole in enumerate(expanded.members) if any(dataflow.reduces[m] for m in whole))
+    reducing = (k for k, members in enumerate(expanded.members) if any(dataflow.reduces[m] for m in members))
+    return tuple(_region(dataflow, expanded, k) for k in reducing)
 
 
 def _region(dataflow: Dataflow, expanded: ExpandedRegions, k: int) -> Region:
     own = expanded.members[k]
-    # In the order they are used, not in which they come: then equal work has equal text, in whatever block of a model.
+    # In order of first use, not of definition, so that equal layers of a model give equal text.
     computed = dict.fromkeys(b for m in sorted(own) for b in dataflow.producers[m] if b not in own)
     inputs = (v for b in computed for v in dataflow.values(b) if v is dataflow.nodes[b] or dataflow.users_of(v) & own)
     outputs = tuple(v for m in sorted(own) for v in expanded.exported_values(k, m))
@@ -62,7 +64,7 @@ def _region(dataflow: Dataflow, expanded: ExpandedRegions, k: int) -> Region:
 
 
 class _RegionGrower:
-    """What is known of each growing group, by the node it is named after."""
+    """Grows groups of nodes. Tables are keyed by each group's representative."""
 
     def __init__(self, dataflow: Dataflow, groups: Groups) -> None:
         self.dataflow, self.groups = dataflow, groups
@@ -71,7 +73,7 @@ class _RegionGrower:
         self.largest_value = {i: max(dataflow.bytes[t] for t in self.touched[i]) for i in dataflow.fusible}
 
     def grow(self, node: int) -> None:
-        """Join a node with the groups that compute what it reads, the latest first: it must wait for that one anyway."""
+        """Merge a node with the groups that produce its inputs, latest producer first: the node must wait for that one anyway."""
         for producer in sorted((b for b in self.dataflow.producers[node] if self.dataflow.is_fusible(b)), reverse=True):
             if self._should_join(producer, node):
                 self._merge(producer, node)
@@ -97,7 +99,7 @@ class _RegionGrower:
         return True
 
     def join_shared_reads(self) -> None:
-        """Join groups with reductions that read the same data: three norms of one tensor, both gradients of a norm."""
+        """Merge groups whose reductions read the same data: several norms of one tensor, or both gradients of a norm."""
         readers: dict[int, list[int]] = {}
         for group in self._reduction_groups():
             for value in self.touched[group]:
@@ -110,7 +112,7 @@ class _RegionGrower:
                     self._merge(a, b)
 
     def _share_most(self, a: int, b: int) -> bool:
-        """Whether most of what either moves is the other's too; merely batching small work is no reason."""
+        """Whether the data both read is a large part of either's traffic. Batching unrelated small work is no reason to merge."""
         shared = sum(self.dataflow.bytes[t] for t in self.touched[a] & self.touched[b])
         return shared * SHARED_DATA_RATIO >= min(self._moved(a), self._moved(b))
 
@@ -124,5 +126,5 @@ class _RegionGrower:
         return sorted(g for g in self.size if any(self.dataflow.reduces[m] for m in self.groups.members(g)))
 
     def regions_with_reductions(self) -> list[set[int]]:
-        """The groups that hold a reduction."""
+        """The groups that contain a reduction."""
         return [set(self.groups.members(g)) for g in self._reduction_groups()]

@@ -1,7 +1,7 @@
-"""Outputs of a region that can take the memory of an input: one that the region is the last to read.
+"""Outputs of a region that can reuse the memory of an input, because the region is the input's last reader.
 
-This is asked of the rewritten graph, where every user that is left is a real one. Whether kernels may write where they read is
-for their plan to say; here it is only decided whose memory is free.
+Runs on the rewritten graph, where all users are final. This module only decides whose memory is free; whether kernels may
+write where they read is up to their plan.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .region_program import RegionProgram
 from .schema import op_name
 from .views import VIEWS
 
-MIN_BYTES = 1 << 16  # below this, memory is not worth a thought
+MIN_BYTES = 1 << 16  # smaller buffers are not reused
 
-# Beside arithmetic by element: ops whose results are sure to be memory of their own, whoever compiles them. A view, or an op
-# that may hand its argument back as it is, would let a region overwrite something that others read under another name.
+# Besides elementwise ops: ops whose results always have memory of their own, in any compiler. A view, or an op that may return
+# its argument, would let a region overwrite a value that others read under another name.
 _ATTENTION = frozenset(f"aten._scaled_dot_product_{kind}{way}.default" for way in ("", "_backward") for kind in (
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"))
 _FRESH_RESULTS = MATMULS | _ATTENTION | {
@@ -34,10 +34,10 @@ _SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, 
 
 
 class GraphMemory:
-    """Which values of a graph lie in the same memory, as torch traced them."""
+    """Aliasing of a graph's values: which share storage, as torch traced them."""
 
     def __init__(self, graph: fx.Graph, calls: Collection[fx.Node], donated_inputs: Collection[int] = ()) -> None:
-        """`calls` are those of regions, whose results are memory of their own; `given_away` inputs of the graph are, too."""
+        """`calls` are the calls of regions; their results own their memory, and so do the inputs at positions `donated_inputs`."""
         self._calls = frozenset(calls)
         self._donated = frozenset(n for k, n in enumerate(graph.find_nodes(op="placeholder")) if k in donated_inputs)
         self._by_storage: dict[int, list[fx.Node]] = {}
@@ -46,7 +46,7 @@ class GraphMemory:
                 self._by_storage.setdefault(_storage(tensor), []).append(node)
 
     def is_dead_after(self, call: fx.Node, node: fx.Node) -> bool:
-        """Whether a call is the last to read a value that fills its memory alone."""
+        """Whether a call is the last reader of a value that owns its memory."""
         if not self._owns_memory(node):
             return False
         aliases = self._aliases(node)
@@ -55,7 +55,7 @@ class GraphMemory:
             user is call or user in aliases or user.target in _SIZES for each in aliases for user in each.users)
 
     def _owns_memory(self, node: fx.Node) -> bool:
-        """Whether a value is computed in this graph, into memory that nobody else holds."""
+        """Whether a value is computed in this graph, into memory that nothing else refers to."""
         source = _source(node)
         if source in self._calls or source in self._donated:
             return True
@@ -71,7 +71,7 @@ class GraphMemory:
         return is_pointwise or name in _FRESH_RESULTS
 
     def _aliases(self, node: fx.Node) -> set[fx.Node]:
-        """The value and its views, by storages and by what ops are known to do."""
+        """The value and its views, by storage and by the schemas of ops."""
         source = _source(node)
         found = {node}
         waiting = [node]
@@ -88,9 +88,9 @@ class GraphMemory:
 
 def reusable(region: RegionProgram, call: fx.Node, inputs: tuple[fx.Node, ...], pairs: Collection[tuple[str, str]],
              memory: GraphMemory) -> tuple[fx.Node | None, ...]:
-    """For each output of a region an input whose memory it can take, or None; no input is given twice.
+    """For each output of a region, an input whose memory it can reuse, or None. No input is used twice.
 
-    `inputs` are what `call` reads now, in the order of the region's own; `pairs` are the (output, input) that its kernels allow.
+    `inputs`: what `call` reads now, in the region's order. `pairs`: the (output, input) pairs that its kernels allow.
     """
     buffers = region.program.buffers
     node_of = dict(zip((b.name for b in buffers if b.role == "input"), inputs, strict=True))
@@ -98,7 +98,7 @@ def reusable(region: RegionProgram, call: fx.Node, inputs: tuple[fx.Node, ...], 
     taken: list[fx.Node | None] = []
     for output in (b.name for b in buffers if b.role == "output"):
         fitting = (node_of[name] for out, name in pairs if out == output)
-        # An input of the graph is overwritten as it is: torch does not follow views of it.
+        # A graph input is overwritten without a view in between: torch does not track views of it.
         fitting = (n for n in fitting if n.op != "placeholder" or _same_form(n, region.outputs[len(taken)]))
         found = next((n for n in fitting if n not in given and _is_reusable(n) and memory.is_dead_after(call, n)), None)
         taken.append(found)
@@ -121,7 +121,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _source(node: fx.Node) -> fx.Node:
-    """What computes a value: the op itself, or the one it is a result of."""
+    """The op that computes a value, also if the value is one of several results."""
     source = node.args[0] if node.target is operator.getitem else node
     assert isinstance(source, fx.Node)
     return source
@@ -134,5 +134,5 @@ def _gives_view(node: fx.Node) -> bool:
 
 
 def _is_base_of(node: fx.Node, source: fx.Node) -> bool:
-    """Whether a node is the empty tensor that a region's call fills: graphs give it the value of the result."""
+    """Whether a node is the empty tensor that a region's call fills: graphs give it the result's fake tensor."""
     return node.target is torch.ops.aten.empty_strided.default and list(node.users) == [source]

@@ -1,8 +1,8 @@
-"""Ops by their exact overloads, and the arguments of a call as the op's schema names them.
+"""Ops by exact overload, and the arguments of a call by their schema names.
 
-Overloads of one op differ in what they compute: `view.dtype` reads bits anew where `view.default` regroups elements, and
-`scatter.reduce` adds where `scatter.src` overwrites. So tables name overloads, never ops. And an argument that nobody reads
-may change the result: a call remembers which of its arguments its handler has read, and the rest must hold their defaults.
+Overloads of one op compute different things: `view.dtype` reinterprets bits where `view.default` regroups elements, and
+`scatter.reduce` adds where `scatter.src` overwrites. So tables are keyed by overload. An argument that a handler ignores may
+change the result, so a call records which arguments were read; the others must hold their defaults.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from torch import fx
 
 
 def op_name(target: Any) -> str:
-    """`aten.add.Tensor` for an overload, `_operator.mul` for a Python function: the name of this one thing."""
+    """The unique name of a target: `aten.add.Tensor` for an overload, `_operator.mul` for a Python function."""
     if hasattr(target, "overloadpacket"):
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
 
 
 def short_name(target: Any) -> str:
-    """`aten.add` for any overload of it. For people to read: an overload has no other name in their code."""
+    """`aten.add` for any of its overloads. For messages: users do not see overloads."""
     packet = getattr(target, "overloadpacket", None)
     return str(packet) if packet is not None else getattr(target, "__name__", str(target))
 
 
-# Arguments that say where the memory of a result is and how it comes there, with the values that leave its elements as they are.
+# Arguments that only affect where and how a result is stored, with the values that leave its elements unchanged.
 PLACEMENT: Mapping[str, Callable[[Any], bool]] = {
-    "device": lambda _: True,  # results elsewhere than the arguments are refused where outputs are planned
-    "layout": lambda value: value in (None, torch.strided),  # sparse tensors hold no element per position
-    "pin_memory": lambda value: not value,  # the host memory that kernels' results lie in is pageable
-    "non_blocking": lambda _: True,  # when a copy between devices ends; there is none between a kernel's values
-    "memory_format": lambda _: True,  # strides: those of outputs are torch's own, other values have none
+    "device": lambda _: True,  # results on another device are refused when outputs are planned
+    "layout": lambda value: value in (None, torch.strided),  # sparse tensors do not store every element
+    "pin_memory": lambda value: not value,  # results in host memory are pageable
+    "non_blocking": lambda _: True,  # concerns copies between devices; kernels make none
+    "memory_format": lambda _: True,  # outputs have torch's strides, other values have none
 }
 
 
 @dataclass(frozen=True)
 class BoundArguments(Sequence[Any]):
-    """The arguments of one call. By position they are those torch takes by position, by name all that the schema has.
+    """The arguments of one call: by position as torch takes them, and by schema name.
 
-    What the call leaves out holds the schema's default. Reading an argument, in either way, is remembered in `read`.
+    Omitted arguments hold the schema's default. `read` records every argument that was read, by position or by name.
     """
 
     values: Mapping[str, Any]
@@ -61,17 +61,17 @@ class BoundArguments(Sequence[Any]):
         return [self.named(name) for name in self.positional[at]] if isinstance(at, slice) else self.named(self.positional[at])
 
     def named(self, name: str) -> Any:
-        """The argument with this name in the schema."""
+        """The argument with this schema name. Marks it as read."""
         self.read.add(name)
         return self.values[name]
 
     def mapped(self, change: Callable[[Any], Any]) -> BoundArguments:
-        """The same call with its values changed, those in lists too. What is read of it counts as read of this one."""
+        """The call with its values changed, including those in lists. Both share one record of what was read."""
         changed = {name: fx.node.map_aggregate(value, change) for name, value in self.values.items()}
         return BoundArguments(changed, self.positional, self.defaults, self.read)
 
     def ignored(self) -> Iterator[str]:
-        """Arguments that nobody read though they may say something about the result's elements."""
+        """Arguments that no handler read although they may affect the elements of the result."""
         for name, value in self.values.items():
             harmless = PLACEMENT.get(name, lambda _: False)
             by_default = name in self.defaults and bool(value == self.defaults[name])
@@ -80,7 +80,7 @@ class BoundArguments(Sequence[Any]):
 
 
 def bind_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundArguments:
-    """The arguments of a call of an op, or of a Python function, whose arguments have no names."""
+    """Bind the arguments of an op by its schema. Arguments of Python functions get names by position."""
     schema = getattr(target, "_schema", None)
     if schema is None:
         by_position = {f"argument {k}": value for k, value in enumerate(args)}

@@ -1,7 +1,8 @@
-"""Python state that a function can read besides its arguments, as it was when the function was traced.
+"""Guards on Python state that a function reads besides its arguments.
 
-A State is a list of Reads, each with the value it gave. `unchanged` compares them all by identity in one generated
-expression, some 50 ns each; only where that fails are values compared (3.0 stored again is still 3.0).
+A State is a list of Reads, each with the value it had when the function was traced. `unchanged` first compares all of them by
+identity in one generated expression (about 50 ns per Read). Only if that fails does it compare by value, so storing 3.0 again
+is no change.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from .. import compat
 from ..errors import UnsupportedTorchMode
 
-# Values that cannot change while they are the same object.
+# Types whose values never change while they are the same object.
 ATOMS = (bool, int, float, complex, str, bytes, NoneType, type(...), type(NotImplemented), range, torch.dtype, torch.device,
          torch.memory_format, torch.layout)
 ABSENT = type("Absent", (), {"__repr__": lambda self: "nothing"})()
@@ -27,7 +28,7 @@ ABSENT = type("Absent", (), {"__repr__": lambda self: "nothing"})()
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What a function may read of a tensor that is no argument without reading its values."""
+    """What a function can read of a non-argument tensor without reading its elements."""
 
     kind: type
     shape: tuple[int, ...]
@@ -39,7 +40,7 @@ class TensorFacts:
 
 
 def snapshot(value: Any) -> Any:
-    """What to remember of a value: itself, but of a tensor its facts, since memory must not be kept alive for a comparison."""
+    """What a Read stores of a value. For a tensor only its facts, because a guard must not keep its memory alive."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or vars(value):
         return value
     return TensorFacts(type(value), tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype, value.device,
@@ -47,12 +48,12 @@ def snapshot(value: Any) -> Any:
 
 
 def same_value(now: Any, then: Any) -> bool:
-    """Whether a value is what it was: the same object, or a plain value with the same type and the same bits."""
+    """Whether a value is unchanged: the same object, or a plain value of the same type with the same bits."""
     return now is then or type(now) is type(then) and exact_key(now) == exact_key(then)
 
 
 def exact_key(value: Any) -> Any:
-    """A key that differs where plain values do: 0.0 from -0.0, True from 1. NaN equals itself. Other objects: who they are."""
+    """A key that tells plain values apart exactly: 0.0 from -0.0, True from 1. NaN equals itself. Other objects: by identity."""
     match value:
         case float():
             return float, type(value), value.hex()
@@ -67,14 +68,14 @@ def exact_key(value: Any) -> Any:
         case _ if type(value) in ATOMS:
             return type(value), value
         case MethodType() | BuiltinFunctionType():
-            return value  # equal if bound to the same object, though each look-up makes a new one
+            return value  # equal if bound to the same object, although each attribute access makes a new one
         case _:
             return Identity(value)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Identity:
-    """An object as a key: equal to itself alone."""
+    """Wraps an object so that it compares by identity."""
 
     of: Any
 
@@ -86,7 +87,7 @@ class Identity:
 
 
 def cell_content(cell: CellType) -> Any:
-    """What a closure variable holds, ABSENT before it is assigned."""
+    """The value of a closure variable, ABSENT before its first assignment."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -95,16 +96,16 @@ def cell_content(cell: CellType) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """One thing a function can read: an expression over `{o}`, its owner, and what it gave."""
+    """One read of Python state: an expression over its owner, `{o}`, and the value it gave."""
 
-    where: str  # as a user would write it
+    where: str  # the place, as a user would write it
     owner: Any
     expression: str
-    value: Any  # tokens, a tuple of them where the expression gives several values
-    kind: str = "one"  # "one" | "each": several values | "fresh": one that is made anew by every reading
+    value: Any  # a snapshot, or a tuple of snapshots if the expression gives several values
+    kind: str = "one"  # "one" value | "each": several values | "fresh": an object that every read creates anew
 
     def holds(self) -> bool:
-        """Whether reading gives what it gave."""
+        """Whether the read still gives the same value."""
         try:
             now = evaluate(self.owner, self.expression)
         except _GONE:
@@ -114,7 +115,7 @@ class Read:
         return len(now) == len(self.value) and all(map(same_value, map(snapshot, now), self.value))
 
     def test(self, owner: str, value: str) -> str:
-        """A fast test over names for owner and value: where it succeeds, `holds` does too."""
+        """Source of a fast check, given the names of owner and value. If it succeeds, so does `holds`."""
         given = self.expression.replace("{o}", owner)
         if self.kind != "each":
             by_identity = self.kind == "one" and not isinstance(self.value, TensorFacts)
@@ -126,7 +127,7 @@ class Read:
 
 
 def make_read(where: str, owner: Any, expression: str, kind: str = "one") -> tuple[Read, Any]:
-    """A Read of what is there now, and that itself."""
+    """Make a Read of the current value. Returns the Read and the value."""
     found = evaluate(owner, expression)
     if kind != "each":
         return Read(where, owner, expression, snapshot(found), kind), found
@@ -135,20 +136,21 @@ def make_read(where: str, owner: Any, expression: str, kind: str = "one") -> tup
 
 
 def call_or_error_type(function: Callable[[], Any]) -> Any:
-    """What a function gives, or the type of its complaint."""
+    """The result of a function, or the type of the exception it raises."""
     try:
         return function()
     except Exception as error:
         return type(error)
 
 
-_USED = {"ABSENT": ABSENT, "call_or_error_type": call_or_error_type, "autocast_dtype": torch.get_autocast_dtype, "cell_content": cell_content, "deque": deque,
-         "is_": is_, "same_value": same_value, "snapshot": snapshot}
-_GONE = (AttributeError, ValueError, TypeError)  # raised by reads of what is no longer there
+# Names that the expressions of Reads and their checks use.
+_USED = {"ABSENT": ABSENT, "call_or_error_type": call_or_error_type, "autocast_dtype": torch.get_autocast_dtype,
+         "cell_content": cell_content, "deque": deque, "is_": is_, "same_value": same_value, "snapshot": snapshot}
+_GONE = (AttributeError, ValueError, TypeError)  # raised by a Read whose target no longer exists
 
 
 def evaluate(owner: Any, expression: str) -> Any:
-    """What an expression over `{o}` gives now."""
+    """Evaluate an expression over `{o}`."""
     return eval(_compiled(expression), {**_USED, "o": owner})
 
 
@@ -158,28 +160,28 @@ def _compiled(expression: str) -> CodeType:
 
 
 class TransparentWrapper:
-    """Base of callables that do what the function `fn` does, and read no other state."""
+    """Base class of callables that behave like the function `fn` and read no other state."""
 
     fn: Callable[..., Any]
 
 
 class State:
-    """What a function could read when it was traced, and the modes torch was in."""
+    """The state a function could read when it was traced, and torch's modes at that time."""
 
     def __init__(self, reads: Sequence[Read], may_set_data: bool = False) -> None:
         self.reads = tuple(reads)
-        self.may_set_data = may_set_data  # of tensors, which must be looked out for when the function runs
+        self.may_set_data = may_set_data  # the function may assign `.data` of tensors; detected while it is traced
         for mode in compat.active_modes():
             if not isinstance(mode, torch.device):
                 raise UnsupportedTorchMode(mode=type(mode).__name__)
         self._torch_unchanged = compat.torch_state_guard()
 
     def unchanged(self) -> bool:
-        """Whether the function would read the same now."""
+        """Whether the function would read the same values now."""
         return self._torch_unchanged() and (self._test() or self.first_change() is None)
 
     def first_change(self) -> Read | None:
-        """The first thing that is no longer what it was; torch's own modes apart."""
+        """The first Read that no longer holds. Does not cover torch's modes."""
         return next((each for each in self.reads if not each.holds()), None)
 
     @cached_property

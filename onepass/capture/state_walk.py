@@ -1,8 +1,8 @@
-"""Everything a function can read besides its arguments, found without running it.
+"""Finds everything a function can read besides its arguments, without running it.
 
-From the function the walk follows globals, closures, defaults and the code of every function it can call; of every object met,
-the attributes that any of that code names. So it does not matter which branches a trace takes. Each place where a value was
-found becomes a Read. Where state could hide from Python, the function is refused.
+The walk follows globals, closures, defaults and the code of every function that could be called, and of every object the
+attributes that any of that code names. The result does not depend on which branches a trace takes. Each place where a value was
+found becomes a Read. A function that could read state that Python cannot see is refused.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from . import known_functions
 from .bytecode import Chain, mentions
 from .state import ABSENT, Read, State, TransparentWrapper, cell_content, make_read
 
-MAX_READS = 20_000  # places, and objects; comparing more at every call would cost more than kernels save
+MAX_READS = 20_000  # most Reads, and most objects; checking more on each call would cost more than fusion saves
 _SEQUENCES = (list, tuple, deque, set, frozenset)
 _FIELD: type = type(vars(namedtuple("_Named", "field"))["field"])
-# What objects that wrap others lead to.
+# Wrapper objects and the attributes that lead to what they wrap.
 _WRAPPERS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"), MethodType: ("__func__", "__self__"), property: ("fget", "fset", "fdel"),
     staticmethod: ("__func__",), classmethod: ("__func__",), functools.cached_property: ("func",),
     type(functools.lru_cache(len)): ("__wrapped__",), slice: ("start", "stop", "step"), _FIELD: (),
 }
-# Methods that torch calls of subclasses of its own from C.
+# Methods of user subclasses that torch calls from C.
 _CALLED_IN_C = frozenset({"forward", "backward", "setup_context", "jvp", "vjp", "vmap"})
 _MAKE_TEXT, _AS_TEXT = ("str", "repr", "format", "print"), ("__repr__", "__str__", "__format__")
 _CONSTRUCT = ("__init__", "__new__", "__post_init__")
-# Special names of a class that no instruction looks up.
+# Special names of a class that no bytecode instruction looks up.
 _PASSIVE = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__", "__slots__",
                       "__static_attributes__", "__abstractmethods__", "__parameters__", "__orig_bases__", "__annotate__",
                       "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__subclasshook__", "__del__",
@@ -56,13 +56,13 @@ _PASSIVE = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__ann
 _BY_NAME = frozenset({"__dict__", "__getattribute__", "__getattr__", "__setattr__"})
 _UNTRACKABLE = frozenset({"__globals__", "__subclasses__", "__builtins__", "f_globals", "f_locals", "f_back", "gi_frame",
                            "tb_frame", "__loader__", "__spec__", "_version"})
-# They read a tensor's memory without an op that could be seen.
+# These read a tensor's memory without dispatching an op.
 _READ_MEMORY = frozenset({"tolist", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__", "grad"})
 _NOT_FOLLOWED = object()
 
 
 def state_of(roots: Sequence[Any]) -> State:
-    """What functions and other objects can read, as it is now."""
+    """The State that the roots (functions and other objects) can read now."""
     walk = _Walk()
     walk.namespaces.append(_Namespace("torch.Tensor", vars(torch.Tensor), "tensor"))
     try:
@@ -70,34 +70,34 @@ def state_of(roots: Sequence[Any]) -> State:
             walk.visit(root, getattr(root, "__name__", type(root).__name__))
         walk.finish()
     except RecursionError:
-        raise UnguardedState(what="more than Python's recursion limit allows to follow", where=f"from {roots[0]}") from None
+        raise UnguardedState(what="state nested deeper than Python's recursion limit", where=f"from {roots[0]}") from None
     return State(walk.reads, walk.sets_data or bool(walk.looks_up_by_name))
 
 
 @dataclass(eq=False)
 class _Namespace:
-    """Names of which those are read that code mentions."""
+    """A namespace (of a module, class or object) of which only the names that code mentions are read."""
 
     where: str
     names: Mapping[str, Any]
-    of: str  # "object" | "class" | "module" | "tensor": torch's own class, of which only mentioned names are compared
-    done: int = 0  # how many of the mentioned names were read; -1 once all of its names are
+    of: str  # "object" | "class" | "module" | "tensor": torch.Tensor itself; only mentioned names are compared
+    done: int = 0  # number of mentioned names already read; -1 once all names of the namespace were
 
 
 @dataclass
 class _Walk:
     reads: list[Read] = field(default_factory=list)
     recorded: set[tuple[int, str]] = field(default_factory=set)
-    seen: dict[int, Any] = field(default_factory=dict)  # by id; held, so that no other object gets the id
+    seen: dict[int, Any] = field(default_factory=dict)  # by id; kept alive so that no other object can get the id
     types: dict[int, type] = field(default_factory=dict)
     mentioned: dict[str, None] = field(default_factory=dict)
     namespaces: list[_Namespace] = field(default_factory=list)
-    looks_up_by_name: str = ""  # where, if anywhere
-    tensor_location: str = ""  # where one was found
+    looks_up_by_name: str = ""  # where attributes are looked up by a computed name, if anywhere
+    tensor_location: str = ""  # where a tensor was found, if anywhere
     sets_data: bool = False
 
     def read(self, where: str, owner: Any, expression: str, kind: str = "one") -> Any:
-        """Note what an expression gives, and give it."""
+        """Evaluate an expression and record it as a Read."""
         read, value = make_read(where, owner, expression, kind)
         if (id(owner), expression) not in self.recorded:
             self.recorded.add((id(owner), expression))
@@ -107,7 +107,7 @@ class _Walk:
         return value
 
     def read_item(self, where: str, namespace: Mapping[str, Any], name: str) -> Any:
-        """The value of a name, ABSENT if it has none."""
+        """Read a name of a namespace; ABSENT if it is not defined."""
         return self.read(where, namespace, f"{{o}}.get({name!r}, ABSENT)")
 
     def visit_elements(self, where: str, container: Any, values: str = "{o}") -> None:
@@ -115,7 +115,7 @@ class _Walk:
             self.visit(value, f"{where}[{k}]")
 
     def visit_mapping(self, where: str, owner: Any, of: str = "{o}.") -> None:
-        """A dict: its keys in their order, and its values."""
+        """Read a dict: its keys in order, and its values."""
         given = "" if of == "{o}." else "{o}"
         self.visit_elements(f"the keys of {where}", owner, f"{of}keys({given})")
         self.visit_elements(where, owner, f"{of}values({given})")
@@ -124,19 +124,19 @@ class _Walk:
         self.mentioned.update(dict.fromkeys(names))
 
     def finish(self) -> None:
-        """Read every mentioned name of every namespace; that may lead to more of both."""
+        """Read every mentioned name of every namespace, until no new names or namespaces appear."""
         met = -1
         while met != (met := len(self.mentioned) + len(self.namespaces) + bool(self.looks_up_by_name)):
             for namespace in tuple(self.namespaces):
                 self.read_mentioned(namespace)
         reading = sorted(_READ_MEMORY.intersection(self.mentioned)) or [self.looks_up_by_name]
         if self.tensor_location and reading[0]:
-            raise UnguardedState(what=f"the values of a tensor, through {reading[0]}", where=self.tensor_location)
+            raise UnguardedState(what=f"the values of a tensor through {reading[0]}", where=self.tensor_location)
 
     def read_mentioned(self, namespace: _Namespace) -> None:
         if self.looks_up_by_name and namespace.done >= 0 and namespace.of != "tensor":
             if namespace.of == "module":
-                raise UnguardedState(what=f"any name of the module {namespace.where}", where=self.looks_up_by_name)
+                raise UnguardedState(what=f"any name of module {namespace.where}", where=self.looks_up_by_name)
             namespace.done = -1
             self.visit_mapping(namespace.where, namespace.names)
         if namespace.done < 0:
@@ -144,7 +144,7 @@ class _Walk:
         names = tuple(self.mentioned)[namespace.done:]
         namespace.done = len(self.mentioned)
         for name in names:
-            if namespace.of != "class" or name in namespace.names:  # of classes, the list of names is compared
+            if namespace.of != "class" or name in namespace.names:  # visit_user_class guards a class's names
                 where = f"{namespace.where}.{name}"
                 value = self.read_item(where, namespace.names, name)
                 if value is ABSENT and namespace.of == "module":
@@ -152,7 +152,7 @@ class _Walk:
                 self.visit(value, where)
 
     def module_getattr(self, module: Any, name: str, where: str) -> Any:
-        """What a module's own `__getattr__` gives for a name that is not in it."""
+        """The value that a module's `__getattr__` returns for a name it does not define."""
         function = vars(module).get("__getattr__") if isinstance(module, ModuleType) else None
         if function is None:
             return ABSENT
@@ -162,7 +162,7 @@ class _Walk:
     # ---- objects -------------------------------------------------------------------------------------------------------------
 
     def visit(self, value: Any, where: str) -> None:
-        """Follow a value that code may do anything with."""
+        """Follow a value that code may use in any way."""
         if value is ABSENT or known_functions.is_atom(value) or id(value) in self.seen:
             return
         self.seen[id(value)] = value
@@ -197,7 +197,7 @@ class _Walk:
         self.visit_mapping(f"vars({where})", vars(tensor))
 
     def visit_function(self, function: FunctionType, where: str) -> None:
-        """A function's code, defaults and closure; of one that only calls what it is given, the closure."""
+        """Visit a function's code, defaults and closure. Of a helper, only the closure."""
         code, module = function.__code__, function.__globals__.get("__name__")
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         if not known_functions.is_helper(module):
@@ -220,10 +220,10 @@ class _Walk:
         if treatment == "readable":
             self.read(f"{where}()", function, "call_or_error_type({o})", "fresh")
         elif treatment == "stateful":
-            raise UnguardedState(what=f"the state of torch that {function.__name__} concerns", where=where)
+            raise UnguardedState(what=f"torch state through {function.__name__}", where=where)
 
     def visit_c_function(self, function: Any, where: str) -> None:
-        """A function or descriptor in C must be known; what it is bound to is followed."""
+        """Visit a C function or descriptor. It must be known; the object it is bound to is followed."""
         bound_to = getattr(function, "__self__", None)
         is_function = isinstance(function, BuiltinFunctionType)
         if is_function and known_functions.is_torch(function.__module__):
@@ -233,16 +233,17 @@ class _Walk:
         elif bound_to is not None and not isinstance(bound_to, ModuleType):
             self.visit(bound_to, where)
         elif not known_functions.is_pure_in_c(function):
-            raise UnguardedState(what=f"what {getattr(function, '__module__', None)}.{function.__name__} gives", where=where)
+            module = getattr(function, "__module__", None)
+            raise UnguardedState(what=f"hidden state through {module}.{function.__name__}", where=where)
 
     def visit_module(self, module: ModuleType, where: str) -> None:
         if not known_functions.is_torch(module.__name__):
             self.namespaces.append(_Namespace(where, vars(module), "module"))
         elif known_functions.is_stateful(module.__name__):
-            raise UnguardedState(what=f"the state of torch in {module.__name__}", where=where)
+            raise UnguardedState(what=f"torch state in {module.__name__}", where=where)
 
     def visit_class(self, kind: type, where: str) -> None:
-        """A class: what code mentions of it and of its bases, and what instructions look up by special names."""
+        """Visit a class: names of it and its bases that code mentions, and special methods that instructions look up."""
         self.read(where, kind, "{o}.__mro__")
         if kind is type:
             self.mention(*_CONSTRUCT)
@@ -271,7 +272,7 @@ class _Walk:
                 self.visit(self.read_item(f"{where}.{name}", names, name), f"{where}.{name}")
 
     def visit_torch_class(self, kind: type, where: str) -> None:
-        """A class of torch needs no looking into, but for what it reads elsewhere."""
+        """Visit a class of torch. It needs no inspection, except for the state it reads elsewhere."""
         if known_functions.is_stateful(kind.__module__) or known_functions.is_in_c(kind) and kind.__name__ == "Generator":
             raise UnguardedState(what=f"a {kind.__module__}.{kind.__name__}", where=where)
         if kind is torch.autocast:
@@ -283,7 +284,7 @@ class _Walk:
                 self.visit(self.read_item(name, hooks, name), name)
 
     def visit_instance(self, value: Any, where: str) -> None:
-        """An object of a class: its class, its attributes, and what it contains."""
+        """Visit an object: its class, its attributes and its elements."""
         kind = type(value)
         unknown = next((c for c in kind.__mro__ if known_functions.is_in_c(c) and c not in known_functions.VALUE_BASES), None)
         if unknown is not None:
@@ -301,7 +302,7 @@ class _Walk:
         self.visit_attributes(value, where)
 
     def visit_attributes(self, value: Any, where: str) -> None:
-        """What an object holds: mentioned names; all of them, where code that is not looked into reads them too."""
+        """Read an object's attributes: those that code mentions, or all of them if code that the walk skips may read them."""
         names = own_names(value)
         for base in type(value).__mro__:
             if not known_functions.is_in_c(base):
@@ -317,10 +318,10 @@ class _Walk:
     # ---- code ----------------------------------------------------------------------------------------------------------------
 
     def visit_code(self, code: CodeType, cells: Mapping[str, CellType], outer: dict[str, Any], where: str) -> None:
-        """What a function's instructions name, and those of functions made inside it."""
+        """Visit the names that a function's instructions use, including those of its inner functions."""
         named = mentions(code)
         if hidden := _UNTRACKABLE.intersection(named.attributes):
-            raise UnguardedState(what=f"anything, through {min(hidden)}", where=where)
+            raise UnguardedState(what=f"arbitrary state through {min(hidden)}", where=where)
         self.mention(*named.attributes)
         self.sets_data |= "data" in named.stored
         if named.has_class_patterns or not _BY_NAME.isdisjoint(named.attributes):
@@ -344,14 +345,14 @@ class _Walk:
             self.visit(self.read_item(module, sys.modules, module), module)
 
     def visit_chain(self, chain: Chain, cells: Mapping[str, CellType], outer: dict[str, Any]) -> None:
-        """A variable and the attributes read from it at once: only those of a module or of a plain object need be read."""
+        """Follow a variable and the attributes read from it. For modules and plain objects only these attributes are read."""
         if chain.in_cell and chain.root not in cells:
-            return  # a variable of the function's own
+            return  # a local variable
         where = chain.root
         value = self.read_cell(cells[where], where) if chain.in_cell else self.read_item(where, outer, where)
         if value is ABSENT and not chain.in_cell:
             value = self.read_item(where, vars(builtins), where)
-        if where == "__class__" and chain.in_cell:  # of super()
+        if where == "__class__" and chain.in_cell:  # super()
             self.visit_class(value, where)
             return
         for name in chain.steps:
@@ -362,7 +363,7 @@ class _Walk:
         self.visit(value, where)
 
     def follow_attribute(self, value: Any, name: str, where: str) -> Any:
-        """One attribute of an object, if nothing but a look-up decides what it is."""
+        """Read one attribute, if a plain lookup decides its value; else _NOT_FOLLOWED."""
         if isinstance(value, ModuleType) and name in vars(value):
             return self.read_item(where, vars(value), name)
         if is_torch_part(value):
@@ -398,7 +399,7 @@ class _Walk:
 
 
 def own_names(value: Any) -> dict[str, Any] | None:
-    """An object's own attributes, None for one that can have none."""
+    """An object's `__dict__`, None if it has none."""
     try:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -406,7 +407,7 @@ def own_names(value: Any) -> dict[str, Any] | None:
 
 
 def is_torch_part(value: Any) -> bool:
-    """Whether a value is a part of torch: a module, a class, or an object that is neither a module of a model nor a tensor."""
+    """Whether a value belongs to torch: a module, a class, or an object other than a tensor or an nn.Module."""
     if isinstance(value, ModuleType):
         return known_functions.is_torch(value.__name__)
     if isinstance(value, type):
@@ -415,7 +416,7 @@ def is_torch_part(value: Any) -> bool:
 
 
 def is_plain(kind: type) -> bool:
-    """Whether attributes of a class's objects are looked up as Python does by itself, in classes made by class statements."""
+    """Whether attributes of a class's objects are looked up by Python's default rules, and all its bases are user classes."""
     by_itself = getattr(kind, "__getattribute__") is object.__getattribute__  # noqa: B009, mypy takes the attribute for a method
     return by_itself and all(
         c is object or not known_functions.is_in_c(c) and not known_functions.is_helper_type(c) for c in kind.__mro__)
@@ -423,7 +424,7 @@ def is_plain(kind: type) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def methods_called_by(kind: type) -> frozenset[str]:
-    """The names that methods of a class of torch mention: those a subclass may stand in for."""
+    """The names that methods of a torch class use; a subclass may override them."""
     methods = ("__call__", "_wrapped_call_impl", "_call_impl") if kind is torch.nn.Module else tuple(vars(kind))
     code = [vars(kind)[m].__code__ for m in methods if isinstance(vars(kind).get(m), FunctionType)]
     return frozenset(name for each in code for name in each.co_names) | _CALLED_IN_C

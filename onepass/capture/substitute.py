@@ -1,7 +1,7 @@
-"""The same value at other coordinates: renamed, sliced, looked up, or regrouped.
+"""Rewrites a value at other coordinates: renamed, sliced, looked up or regrouped.
 
-Loads are cheap, so a value that is needed elsewhere is written again there: `x + x.t()` loads x twice, `y[2:]` is y's own
-expression with every Load moved by two. Reductions are written again too, unless they do not vary along what moves.
+Loads are cheap, so a value that is needed at other coordinates is duplicated: `x + x.t()` loads x twice, and `y[2:]` is the
+expression of y with every Load shifted by two. Reductions are duplicated too, unless they do not vary along the moved atoms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .draft import Draft
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """offset + the sum of step * position along each atom."""
+    """A position: offset plus the sum of step * position along each atom."""
 
     terms: tuple[tuple[str, Size], ...] = ()
     offset: Size = 0
@@ -34,25 +34,25 @@ class Lookup:
 
 
 Coordinate: TypeAlias = Affine | Lookup
-Moves: TypeAlias = Mapping[Dim, Coordinate]  # from (runs of) final atoms to where their position now comes from
+Moves: TypeAlias = Mapping[Dim, Coordinate]  # runs of final atoms -> the coordinate that replaces their position
 
 
 def rename(old: Dim, new: Dim) -> dict[Dim, Coordinate]:
-    """Moves from atoms to others of the same extents."""
+    """Moves that replace atoms by others of the same extents."""
     return {(a,): Affine(((b, 1),)) for a, b in zip(old, new, strict=True) if a != b}
 
 
 def substitute(draft: Draft, node: int, moves: Moves) -> int:
-    """The value of a node with some of its atoms replaced by other coordinates."""
+    """A node's value with some of its atoms replaced by other coordinates."""
     return _Substitution(draft, dict(moves), {}).at(node)
 
 
-Within: TypeAlias = tuple[Dim, frozenset[tuple[Dim, Coordinate]]]  # what a reduction folds, and what moves inside it
+Within: TypeAlias = tuple[Dim, frozenset[tuple[Dim, Coordinate]]]  # the atoms a reduction folds, and the moves inside it
 
 
 class _Substitution:
-    """Values after some moves. `inner` are the substitutions inside reductions: those that fold alike share one, or a chain of
-    reductions that read each other would be written again for every path through it."""
+    """Rewrites values under some moves. `inner` holds the substitutions inside reductions, keyed by folded atoms and moves: without
+    sharing, a chain of dependent reductions would be rewritten once per path through it."""
 
     def __init__(self, draft: Draft, moves: dict[Dim, Coordinate], inner: dict[Within, tuple[Dim, _Substitution]]) -> None:
         self.draft = draft
@@ -74,7 +74,7 @@ class _Substitution:
         return not self.traffic_saved.isdisjoint(self.draft.free(node))
 
     def _behind(self, node: int) -> list[int]:
-        """A node and what it is computed from, as far as that moves and is not done: operands first, up to reductions."""
+        """The node and its operands that still have to be rewritten, operands first. Stops at reductions."""
         found, waiting = {node}, [node]
         while waiting:
             at = self.draft.nodes[waiting.pop()]
@@ -105,7 +105,7 @@ class _Substitution:
         return self.draft.add(moved, self.draft.dtype(position))
 
     def _count(self, steps: Strides) -> int:
-        """A position that was counted along atoms, counted along what they became."""
+        """A position counted along `steps`, rewritten in the new coordinates."""
         draft = self.draft
         strides, offset, indexed = self._move(steps)
         dim = tuple(a for a, _ in strides)
@@ -121,7 +121,7 @@ class _Substitution:
         return total if offset == 0 else draft.op("add", total, draft.const(1, I64, offset))
 
     def _move(self, strides: Strides) -> tuple[Strides, Size, tuple[Gather, ...]]:
-        """An address along atoms as an address along what they became."""
+        """An address as strides along atoms, rewritten in the new coordinates."""
         left = dict(strides)
         steps: dict[str, Size] = {}
         offset: Size = 0
@@ -142,7 +142,7 @@ class _Substitution:
         return tuple((a, s) for a, s in steps.items() if s != 0), offset, tuple(indexed)
 
     def _stride_along(self, dim: Dim, strides: Mapping[str, Size]) -> Size:
-        """The one stride of several atoms counted as one, 0 if the address does not depend on them."""
+        """The stride of several atoms treated as one; 0 if the address does not depend on them."""
         if not strides:
             return 0
         inner = strides.get(dim[-1], 0)
@@ -151,7 +151,7 @@ class _Substitution:
         return inner
 
     def _reduce(self, node: Reduce, position: int) -> int:
-        """The fold written again. Its own atoms are not what moves, and must not be what the moved ones became."""
+        """Duplicate a reduction. Its own atoms must not move, and must differ from the atoms of the new coordinates."""
         draft = self.draft
         folded = draft.atoms.resolve(node.axes)
         if any(0 < len(set(dim) & set(folded)) < len(dim) for dim in self.moves):
@@ -161,7 +161,7 @@ class _Substitution:
         return draft.add(again, draft.dtype(position))
 
     def _inside(self, folded: Dim) -> tuple[Dim, _Substitution]:
-        """The atoms that a fold over some atoms runs over after the moves, and the substitution for what it folds."""
+        """The atoms that a reduction folds after the moves, and the substitution for its operands."""
         moves = {dim: c for dim, c in self.moves.items() if not set(dim) & set(folded)}
         within = folded, frozenset(moves.items())
         if within not in self.inner:
@@ -180,7 +180,7 @@ def _atoms_of(draft: Draft, coordinate: Coordinate) -> frozenset[str]:
 
 
 def _sum(a: Size, b: Size) -> Size:
-    """a + b, where that is again a size."""
+    """a + b, if the sum is a Size."""
     if a == 0 or b == 0:
         return b if a == 0 else a
     if isinstance(a, int) and isinstance(b, int):

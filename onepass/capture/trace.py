@@ -1,8 +1,7 @@
-"""A function and example arguments -> a Captured Program.
+"""Traces a function on example arguments to a Captured Program.
 
-The function is run once on shape-only tensors; the ops it ran, decomposed to a small vocabulary, are lowered to the ir.
-What a trace would silently freeze into the kernel (a tensor from outside, a random draw, a value read on the host) is
-refused when the op is seen.
+The function runs once on fake tensors. The ops it ran, decomposed to a small set, are lowered to the ir. Anything a trace would
+freeze into the kernel (a tensor from outside, a random draw, a value read on the host) is refused when its op runs.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | No
             state: State | None = None) -> Captured:
     """Trace `fn(*args)` and lower it to a Program.
 
-    By default row counts become symbols where the whole function allows it; `dynamic=False` fixes every size,
-    `dynamic=True` insists on symbols. `state` is what the function reads besides its arguments, if it is known.
+    By default, row counts become symbols if the whole function allows it. `dynamic=False` fixes every size; `dynamic=True` requires
+    symbols. `state` is what the function reads besides its arguments, if already known.
     """
     compat.warm_up_tracing()
     arguments = flatten(fn, args)
@@ -50,12 +49,12 @@ def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | No
     roots = (fn, *arguments.objects)
     known = state is not None and len(roots) == 1 and state.unchanged()
     found = state if known and state is not None else state_of(roots)
-    for _ in range(2):  # what a first run stores for later ones is no reason to refuse
+    for _ in range(2):  # the first run may store values for later runs (a cache); that alone is no reason to refuse
         captured = _traced(fn, arguments, dynamic, found)
         if found.unchanged():
             return captured
         change, found = found.first_change(), state_of(roots)
-    raise ChangesState(where=change.where if change else "a mode of torch")
+    raise ChangesState(where=change.where if change else "a torch mode")
 
 
 def _traced(fn: Callable[..., Any], arguments: Arguments, dynamic: bool | None, state: State) -> Captured:
@@ -67,7 +66,7 @@ def _traced(fn: Callable[..., Any], arguments: Arguments, dynamic: bool | None, 
         try:
             return _captured(fn, arguments, layouts, state)
         except Exception:
-            # Whatever went wrong with symbols, the trace with fewer of them decides.
+            # Whatever failed with these symbols, the trace with fewer symbols decides.
             if dynamic and layouts is symbolic[-1]:
                 raise
     return _captured(fn, arguments, fixed, state)
@@ -86,7 +85,7 @@ def _captured(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts, st
 
 
 def _name(fn: Callable[..., Any]) -> str:
-    """The function's name, as an identifier."""
+    """The function's name, made an identifier."""
     name = re.sub(r"\W+", "_", getattr(fn, "__name__", type(fn).__name__)).strip("_")
     return name if name.isidentifier() and not iskeyword(name) else "fused"
 
@@ -96,7 +95,7 @@ def _buffer(name: str, tensor: torch.Tensor, layout: Layout) -> Buffer:
 
 
 def _leaves(arguments: Arguments, layouts: Sequence[Layout]) -> tuple[Leaf, ...]:
-    """What every leaf of the arguments must be in a later call."""
+    """The guards on the leaves of the arguments."""
     found: list[Leaf] = [PlainLeaf(leaf) for leaf in arguments.leaves]
     for (position, t), layout in zip(arguments.tensors, layouts, strict=True):
         name = arguments.names[position]
@@ -106,12 +105,12 @@ def _leaves(arguments: Arguments, layouts: Sequence[Layout]) -> tuple[Leaf, ...]
 
 @dataclass(frozen=True)
 class _Trace:
-    """A functional graph and what was found out while making it."""
+    """A functional graph and what tracing found out."""
 
     graph: fx.Graph
     leaves: tuple[Any, ...]  # of the result: graph nodes, or plain values
     result_spec: Any
-    layouts: tuple[Layout, ...]  # of the tensor arguments, after symbols found equal became one
+    layouts: tuple[Layout, ...]  # of the tensor arguments, after symbols found equal were unified
     guards: tuple[str, ...]
     to_size: Callable[[Any], Size | None]
 
@@ -146,7 +145,7 @@ def _final_layout(fake: torch.Tensor, to_size: Callable[[Any], Size | None]) -> 
 
 
 def _fakes(arguments: Arguments, layouts: Sequence[Layout], symbols: dict[str, Any], mode: Any) -> list[torch.Tensor]:
-    """A shape-only tensor for every tensor argument. Each is its own memory: the Program must hold for any arguments."""
+    """A fake tensor for each tensor argument. Each has its own memory, because the Program must hold for any arguments."""
 
     def torch_size(size: Size) -> Any:
         if isinstance(size, int):
@@ -165,7 +164,7 @@ def _fakes(arguments: Arguments, layouts: Sequence[Layout], symbols: dict[str, A
     return fakes
 
 
-_RETURNABLE = (type, FunctionType, BuiltinFunctionType, enum.Enum)  # may be returned: they are the same objects for everybody
+_RETURNABLE = (type, FunctionType, BuiltinFunctionType, enum.Enum)  # may be returned: shared by everyone anyway
 
 
 def _is_traced(leaf: Any) -> bool:
@@ -173,7 +172,7 @@ def _is_traced(leaf: Any) -> bool:
 
 
 class _Traced:
-    """The function over flat tensors; remembers the structure of what it returned."""
+    """The function over a flat list of tensors. Records the structure of the result."""
 
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, may_set_data: bool) -> None:
         self.fn, self.arguments, self.may_set_data = fn, arguments, may_set_data
@@ -198,8 +197,9 @@ class _Traced:
         return [leaf for leaf in self.leaves if _is_traced(leaf)]
 
     def runs_in_eager(self) -> bool:
-        """Whether the function has an answer where tracing it failed; what it raises instead is raised. Asked of copies of few
-        elements: shape-only tensors, above all those without elements, are refused by other errors than real ones."""
+        """Whether the function works in eager mode although tracing failed. Exceptions it raises there propagate.
+
+        It runs on copies of the arguments, if they are small. Real tensors are needed because fake ones raise other errors."""
         if sum(tensor.numel() for _, tensor in self.arguments.tensors) > MAX_EAGER_ELEMENTS:
             return False
         leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self.arguments.leaves]
@@ -208,7 +208,7 @@ class _Traced:
         return True
 
     def check_arguments(self, args: Any, leaves: list[Any]) -> None:
-        """Refuse a function that changed, without an op, what it was given."""
+        """Refuse a function that changed its arguments without an op."""
         now, spec = compat.pytree_flatten(args)
         if spec != self.arguments.spec or any(a is not b for a, b in zip(now, leaves, strict=True)):
             raise Mutation(op=_name(self.fn), what="a list or dict among its arguments", where="its own code")
@@ -222,7 +222,7 @@ def _refuse_data() -> None:
 
 @stage("watching the ops of a function")
 def _check_op(op: Any, args: tuple, kwargs: dict) -> str:
-    """Refuse ops whose result a trace would freeze; otherwise say which line of user code runs."""
+    """Refuse ops whose result a trace would freeze. Returns the line of user code otherwise."""
     frame = user_frame()
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise Randomness(op=str(op), where=user_line(frame))
@@ -231,20 +231,20 @@ def _check_op(op: Any, args: tuple, kwargs: dict) -> str:
     if _needs_values(op, tensors):
         raise DataDependent(detail=f"{op} at {user_line(frame)}")
     outside = next((t for t in tensors if not compat.is_fake(t)), None)
-    if outside is not None and op is not torch.ops.aten.lift_fresh.default:  # which is torch.tensor(1.0) in the function itself
+    if outside is not None and op is not torch.ops.aten.lift_fresh.default:  # lift_fresh: torch.tensor(1.0) inside the function
         raise ClosureTensor(shape=list(outside.shape))
     return frame
 
 
 def _needs_values(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether an op's result, or its shape, is known only from its arguments' values. Indexing needs those of masks only."""
+    """Whether an op's result or shape depends on the values of its arguments. For indexing, only masks do."""
     if torch.Tag.dynamic_output_shape in op.tags:
         return op is not torch.ops.aten.index.Tensor or any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:])
     return torch.Tag.data_dependent_output in op.tags
 
 
-# What torch says where the values of a shape-only tensor are read without an op: .numpy(), .tolist(), tensor_split by a tensor.
-MAX_EAGER_ELEMENTS = 1 << 16  # elements of the arguments of a call that eager is asked to answer where tracing failed
+# torch's messages when the values of a fake tensor are read without an op: .numpy(), .tolist(), tensor_split by a tensor.
+MAX_EAGER_ELEMENTS = 1 << 16  # most elements of the arguments for which a failed trace is retried in eager mode
 _NO_VALUES = ("not supported for tensor subclasses", "data is not allocated yet")
 
 
@@ -264,7 +264,7 @@ def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.Graph
 
 
 def _functional(module: fx.GraphModule, fakes: list[torch.Tensor], mode: Any) -> fx.GraphModule:
-    """The graph without in-place ops: those on inputs are refused, those on the function's own values rewritten."""
+    """The graph without in-place ops. Writes to inputs are refused; writes to the function's own values are rewritten."""
     inputs = {compat.storage_key(node.meta["val"]) for node in module.graph.nodes if node.op == "placeholder"}
     writes = [(node, target) for node in module.graph.nodes for target in _written(node)]
     for node, target in writes:
@@ -274,7 +274,7 @@ def _functional(module: fx.GraphModule, fakes: list[torch.Tensor], mode: Any) ->
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """The arguments a node changes in place."""
+    """The arguments that a node modifies in place."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []

@@ -1,4 +1,4 @@
-"""Views: other dims over the same atoms, or the same value at moved coordinates."""
+"""Lowering of views: the same value under other dims, or at other coordinates."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .substitute import Affine, Coordinate, substitute
 
 
 def moved(call: Call, tensor: Tensor, dim: int, to: Coordinate, atoms: tuple[str, ...]) -> Tensor:
-    """The tensor with one dim indexed by other coordinates; `atoms` are what the dim then runs over."""
+    """Index one dim by another coordinate. `atoms` are the atoms of the new dim."""
     dims = call.draft.dims(tensor)
     node = substitute(call.draft, tensor.node, {dims[dim]: to}) if dims[dim] else tensor.node
     return call.draft.tensor(node, (*dims[:dim], atoms, *dims[dim + 1:]))
 
 
 def sliced(call: Call, tensor: Tensor, dim: int, start: Size, length: Size, step: int = 1) -> Tensor:
-    """Every `step`-th of the positions from `start` on, `length` in all."""
+    """Every `step`-th position of a dim from `start`, `length` in all."""
     if start == 0 and step == 1 and length == call.draft.atoms.size(tensor.dims[dim]):
         return tensor
     atoms = call.draft.atoms.dim(length)
@@ -29,13 +29,13 @@ def sliced(call: Call, tensor: Tensor, dim: int, start: Size, length: Size, step
 
 
 def picked(call: Call, tensor: Tensor, dim: int, position: Size) -> Tensor:
-    """One position of a dim; the dim is gone."""
+    """One position of a dim, which is removed."""
     one = moved(call, tensor, dim, Affine((), position), ())
     return Tensor(one.node, (*one.dims[:dim], *one.dims[dim + 1:]))
 
 
 def _view(call: Call) -> Tensor:
-    """Sizes that the call names are better known than those of the result, where torch writes 2 as `s // (s // 2)`."""
+    """Reshape. Sizes named in the call are preferred to those of the result, where torch may write 2 as `s // (s // 2)`."""
     values, shape = call.args.values, call.shape
     named = values.get("size", values.get("shape"))
     if isinstance(named, (list, tuple)) and len(named) == len(shape):
@@ -48,7 +48,7 @@ def _same(call: Call) -> Tensor:
 
 
 def _copy(call: Call) -> Tensor:
-    """(old, new): the new values in the old tensor's shape and type."""
+    """copy(old, new): the new values in the shape and dtype of the old tensor."""
     draft, shape, new = call.draft, call.shape, call.args[1]
     padded = ((),) * (len(shape) - len(new.dims)) + new.dims
     dims = tuple(dim or draft.atoms.dim(size) for dim, size in zip(padded, shape, strict=True))
@@ -61,7 +61,7 @@ def _permute(call: Call) -> Tensor:
 
 
 def _swap(call: Call) -> Tensor:
-    """transpose, and t, whose dims are 0 and 1."""
+    """transpose and t; the dims default to 0 and 1."""
     tensor, swapped = call.args[0], [call.arg(f"dim{k}", k) for k in (0, 1)]
     dims, rank = list(tensor.dims), len(tensor.dims)
     if rank > 1:
@@ -92,14 +92,14 @@ def _expand(call: Call) -> Tensor:
 
 
 def _broadcast_in_dim(call: Call) -> Tensor:
-    """The prim behind expand: names the dim of the result each dim becomes."""
+    """The prim behind expand: names the result dim of each dim."""
     tensor, shape, places = call.args[0], call.shape, call.arg("broadcast_dimensions")
     kept = {place: dim for place, dim in zip(places, tensor.dims, strict=True) if dim}
     return call.draft.tensor(tensor.node, tuple(kept.get(d) or call.draft.atoms.dim(s) for d, s in enumerate(shape)))
 
 
 def _repeat(call: Call) -> Tensor:
-    """Each dim counts the copies first, then what is copied."""
+    """Each dim gets the copies as its outer atom."""
     tensor, times = call.args[0], call.arg("repeats")
     padded = ((),) * (len(times) - len(tensor.dims)) + tensor.dims
     dims = tuple(call.draft.atoms.dim(call.size(n)) + dim for n, dim in zip(times, padded, strict=True))
@@ -119,7 +119,7 @@ def _select(call: Call) -> Tensor:
 
 
 def from_front(call: Call, tensor: Tensor, dim: int, position: Any) -> Size:
-    """A position counted from the front, where Python counts negative ones from the end and stops at the ends."""
+    """A position counted from the front. Negative positions count from the end, and out-of-range ones are clamped, as in Python."""
     start = call.size(position)
     if not isinstance(start, int) or start == 0:
         return start
@@ -131,7 +131,7 @@ def from_front(call: Call, tensor: Tensor, dim: int, position: Any) -> Size:
 
 
 def _position(call: Call, dim: int, name: str) -> Size:
-    """The same for an argument that may be symbolic, negative too: on which side of either end it lies, torch guards."""
+    """A slice position that may be symbolic and negative. Torch has guarded on which side of 0 and of the end it lies."""
     position, extent = call.torch_arg(name), call.input_fake.shape[dim]
     if position is None:
         return 0
@@ -142,13 +142,13 @@ def _position(call: Call, dim: int, name: str) -> Size:
 
 
 def _pieces(call: Call) -> tuple[Tensor, ...]:
-    """split, split_with_sizes, chunk: neighbouring slices, as long as torch says they are."""
+    """split, split_with_sizes and chunk: adjacent slices, with lengths from torch's result."""
     dim = normalize_dim(call.arg("dim"), len(call.args[0].dims))
     return consecutive(call, call.args[0], dim, [call.shape_of(piece)[dim] for piece in call.result_fake])
 
 
 def consecutive(call: Call, tensor: Tensor, dim: int, lengths: Sequence[Size]) -> tuple[Tensor, ...]:
-    """Slices of the given lengths, one after the other."""
+    """Adjacent slices of the given lengths."""
     parts, start = list[Tensor](), 0
     for k, length in enumerate(lengths):
         parts.append(sliced(call, tensor, dim, start, length))
@@ -163,7 +163,7 @@ def _unbind(call: Call) -> tuple[Tensor, ...]:
 
 
 def _as_strided(call: Call) -> Tensor:
-    """Free strides are refused, but decompositions write plain reshapes of fresh memory this way too."""
+    """Refuse arbitrary strides, but accept those of a reshape: decompositions write reshapes of new tensors this way."""
     before, after = call.input_fake, call.result_fake
     dense = before.is_contiguous() and after.is_contiguous() and before.numel() == after.numel()
     if not dense or not _starts_where(call, before, call.arg("storage_offset")):
@@ -172,19 +172,19 @@ def _as_strided(call: Call) -> Tensor:
 
 
 def _starts_where(call: Call, tensor: Any, offset: Any) -> bool:
-    """Whether an offset, which counts from the start of the memory, is that of a tensor; None means it."""
+    """Whether a storage offset is that of a tensor. None stands for the tensor's own offset."""
     return offset is None or call.size(offset) == call.size(tensor.storage_offset())
 
 
 def _view_as_type(call: Call) -> Tensor:
-    """A view as another type is other values; as the same type it is nothing."""
+    """A view as the same dtype is a no-op. As another dtype it reinterprets bits, which is refused."""
     if call.arg("dtype") is not call.input_fake.dtype:
         call.refuse_bitcast()
     return _same(call)
 
 
 def _refused(call: Call) -> Tensor:
-    call.unsupported_view("its strides are free")
+    call.unsupported_view("it sets arbitrary strides")
 
 
 VIEWS: dict[str, Handler] = {
@@ -211,7 +211,8 @@ VIEWS: dict[str, Handler] = {
     "aten.select.int": _select,
     **for_overloads("aten.split", "Tensor sizes", with_shape_args(_pieces, "split_size")),
     "aten.unsafe_split.Tensor": with_shape_args(_pieces, "split_size"),
-    **dict.fromkeys(("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default"), with_shape_args(_pieces, "split_sizes")),
+    **dict.fromkeys(("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default"),
+                    with_shape_args(_pieces, "split_sizes")),
     "aten.chunk.default": with_shape_args(_pieces, "chunks"),
     "aten.unbind.int": _unbind,
     "aten.as_strided.default": with_shape_args(_as_strided, "size", "stride"),
