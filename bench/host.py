@@ -1,6 +1,6 @@
-"""What a call of a region costs the host, beside an eager add: `PYTHONPATH=. python bench/host.py OUT.json`.
+"""Measures the host time of a region call relative to an eager add: `PYTHONPATH=. python bench/host.py OUT.json`.
 
-The card is kept idle enough that launching is all that is timed: small tensors, many calls, one wait at the end.
+Tensors are small, so that the GPU is mostly idle and only launching is timed: many calls, one synchronization at the end.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ CALLS = 2000
 
 
 def norm(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """One kernel, two outputs."""
+    """RMSNorm with two outputs: one kernel."""
     rstd = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
     return (x * rstd * w).to(x.dtype), rstd
 
 
 def backward(x: Tensor, w: Tensor, rstd: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """A kernel and the sum of its partial results."""
+    """RMSNorm backward: two kernels, the second one sums partial results."""
     xhat, g = x.float() * rstd, dy.float() * w
     return (rstd * (g - xhat * (g * xhat).mean(-1, keepdim=True))).to(x.dtype), (dy.float() * xhat).sum(0).to(w.dtype)
 
 
 def region_of(function: Callable[..., Any], args: tuple[Tensor, ...]) -> RegionProgram:
-    """The one region of a function."""
+    """The only region of a function."""
     mode = compat.fake_mode()
     graph = compat.trace_graph(function, [mode.from_tensor(a, static_shapes=True) for a in args], mode).graph
     (region,) = find_regions(graph, args[0].device, {})
@@ -49,7 +49,7 @@ def region_of(function: Callable[..., Any], args: tuple[Tensor, ...]) -> RegionP
 
 
 def microseconds(call: Callable[[], Any]) -> float:
-    """Host time of a call, the least of a few rounds."""
+    """Host time of a call in microseconds: the minimum of a few rounds."""
     best = float("inf")
     for _ in range(5):
         torch.cuda.synchronize()
@@ -62,7 +62,7 @@ def microseconds(call: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write the result file."""
     x, dy = (torch.randn(256, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     w, rstd = torch.randn(512, device="cuda", dtype=torch.bfloat16), torch.rand(256, 1, device="cuda")
     times = {"eager add": microseconds(lambda: x + x)}

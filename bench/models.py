@@ -1,13 +1,14 @@
-"""Whole training steps, onepass beside Inductor: kernel time, time outside matmul and attention, step time, memory, compiling.
+"""Measures training steps with onepass and with Inductor: kernel time, step time, memory and compile time.
 
     PYTHONPATH=. python bench/models.py OUT.json [--models NAME ...] [--graphs]
 
-Kernel time is the sum of CUDA kernel durations of one step, from the profiler. Both compilers run in this process, each from empty
-caches of its own, and are then measured in turns. `--graphs` adds step times under mode="reduce-overhead".
+Kernel time is the sum of CUDA kernel durations of one step, from the profiler, in total and without matmul and attention. Both
+compilers run in this process with separate, empty caches, and are then measured in alternation. `--graphs` adds step times under
+mode="reduce-overhead".
 
-A card at its power limit changes its clocks by some percent from step to step, more than a model of large matmuls can gain. So
-kernels are timed in steps that follow a rest, while step times are those of steps in a row, as in training: one of each compiler
-in turns, so that both find the card in the same state.
+At its power limit a GPU changes its clocks by a few percent from step to step, more than a model with large matmuls can gain. So
+kernels are timed in steps after a pause, while step times come from consecutive steps, as in training. The compilers alternate, so
+that both see the GPU in the same state.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from tests.models import ZOO, Example
 
 ROUNDS = 6
 REST_SECONDS = 0.5  # seconds
-TIMED_STEPS = 60  # of each compiler
-RESERVED_BYTES = 64 << 30  # bytes: two models at once, with what their steps take
-# Kernels of matmul and attention, by what their names begin with or hold: neither compiler makes them.
+TIMED_STEPS = 60  # per compiler
+RESERVED_BYTES = 64 << 30  # enough for two models and their steps
+# Substrings of the names of matmul and attention kernels, which neither compiler generates.
 EXCLUDED_KERNELS = ("nvjet", "gemm", "cutlass", "cublas", "flash", "fmha", "sdpa", "cudnn", "splitK", "xmma")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A model of the zoo at the size it is measured."""
+    """A model of the test zoo and the size to measure it at."""
 
     model: str
     tokens: int
@@ -65,10 +66,10 @@ BACKENDS: dict[str, Any] = {"inductor": "inductor", "onepass": onepass.backend}
 
 @dataclass(frozen=True)
 class Measured:
-    """One compiler on one model."""
+    """The measurements of one compiler on one model."""
 
     kernel_ms: float
-    outside_ms: float  # of it, outside matmul and attention
+    outside_ms: float  # kernel time outside matmul and attention
     kernels: int
     step_ms: float
     tokens_per_s: float
@@ -84,7 +85,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Ready:
-    """A model that one compiler has compiled, and what that took."""
+    """A compiled model, with compile time, memory and loss."""
 
     step: Callable[[], torch.Tensor]
     compile_s: float
@@ -93,7 +94,7 @@ class Ready:
 
 
 def ready(setup: Setup, backend: Any) -> Ready:
-    """A model under one compiler, from nothing. What was on the card before does not count towards its memory."""
+    """Compile a model from scratch. Memory that was allocated before is not counted."""
     before = torch.cuda.memory_allocated()
     example = _example(setup)
     run = torch.compile(example.module, backend=backend)
@@ -111,7 +112,7 @@ def ready(setup: Setup, backend: Any) -> Ready:
 
 
 def measured(setup: Setup, compiled: dict[str, Ready]) -> dict[str, Measured]:
-    """Kernel and step times of each, in turns: a card that gets warm slows down everybody, and whoever comes next."""
+    """Kernel and step times of each compiler. They alternate, because a warm GPU slows down whatever runs next."""
     profiles: dict[str, list[tuple[Counter[str], Counter[str]]]] = {name: [] for name in compiled}
     times: dict[str, list[float]] = {name: [] for name in compiled}
     for turn in range(TIMED_STEPS + 2):
@@ -129,7 +130,7 @@ def _order(names: Iterable[str], turn: int) -> list[str]:
 
 
 def _summarized(setup: Setup, each: Ready, profiles: list[tuple[Counter[str], Counter[str]]], times: list[float]) -> Measured:
-    """The profile of the round whose kernels took the median time stands for all."""
+    """Summarize one compiler. The profile of the round with the median kernel time represents all rounds."""
     step_ms = statistics.median(times)
     calls, spent = sorted(profiles, key=lambda p: sum(p[1].values()))[len(profiles) // 2]
     outside = {name: ms for name, ms in spent.items() if not any(o in name for o in EXCLUDED_KERNELS)}
@@ -154,7 +155,7 @@ def _step(setup: Setup, example: Example, run: Callable[..., Any]) -> torch.Tens
 
 
 def _kernels(step: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
-    """How often each kernel ran in a step, and for how many ms."""
+    """The number of calls and the total ms of each kernel in a step."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         step()
         torch.cuda.synchronize()
@@ -167,7 +168,7 @@ def _kernels(step: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
 
 
 def _step_times(step: Callable[[], Any], count: int) -> list[float]:
-    """Steps in a row, each waited for, in ms; what the host takes is in them."""
+    """Times of consecutive steps in ms, each synchronized; host time is included."""
     times = []
     for _ in range(count):
         torch.cuda.synchronize()
@@ -179,8 +180,8 @@ def _step_times(step: Callable[[], Any], count: int) -> list[float]:
 
 
 def under_graphs(setup: Setup, backends: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Step and kernel times under mode="reduce-overhead", in turns of several steps: a graph is recorded again after another
-    model ran."""
+    """Step and kernel times under mode="reduce-overhead". The compilers alternate in groups of steps, because a graph is recorded
+    again after another model ran."""
     torch._dynamo.reset()
     examples = {name: _example(setup) for name in backends}
     runs = {name: torch.compile(examples[name].module, backend=backends[name], mode="reduce-overhead") for name in backends}
@@ -193,7 +194,7 @@ def under_graphs(setup: Setup, backends: dict[str, Any]) -> dict[str, tuple[floa
                 torch.compiler.cudagraph_mark_step_begin()
                 _step(setup, examples[name], runs[name])
 
-            times[name] += _step_times(step, 12)[8:]  # the first ones compile, record, and feel what ran before
+            times[name] += _step_times(step, 12)[8:]  # the first ones compile, record, and are affected by what ran before
             time.sleep(REST_SECONDS)
             kernels[name].append(sum(_kernels(step)[1].values()))
             examples[name].module.zero_grad(set_to_none=True)
@@ -201,13 +202,13 @@ def under_graphs(setup: Setup, backends: dict[str, Any]) -> dict[str, tuple[floa
 
 
 def start_up() -> None:
-    """Whoever compiles first in a process imports Inductor and starts its workers; that is nobody's compile time."""
+    """Compile something small, so that importing Inductor and starting its workers is not part of any compile time."""
     for backend in BACKENDS.values():
         torch.compile(torch.nn.functional.layer_norm, backend=backend)(torch.ones(64, 128, device="cuda"), (128,))
 
 
 def compare(setup: Setup, graphs: bool) -> dict[str, Any]:
-    """Both compilers on one model. One that fails is shown as such."""
+    """Measure both compilers on one model. A failure is recorded as an error."""
     torch._dynamo.reset()
     rows: dict[str, Any] = {}
     compiled: dict[str, Ready] = {}
@@ -223,7 +224,7 @@ def compare(setup: Setup, graphs: bool) -> dict[str, Any]:
         rows |= {name: asdict(row) for name, row in measured(setup, compiled).items()}
         if graphs:
             backends = {name: BACKENDS[name] for name in compiled}
-            compiled.clear()  # and their memory
+            compiled.clear()  # frees their memory
             replayed = under_graphs(setup, backends)
             for name, (step_ms, kernel_ms) in replayed.items():
                 rows[name] |= {"graphs_step_ms": step_ms, "graphs_kernel_ms": kernel_ms}
@@ -231,25 +232,25 @@ def compare(setup: Setup, graphs: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write after every model; of a file that is there already, models that are not asked for stay."""
+    """Measure, and write the file after every model. Models in an existing file that are not requested are kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", nargs="*", default=list(SETUPS), choices=list(SETUPS))
     parser.add_argument("--graphs", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"models": {}}
-    here = {"date": date.today().isoformat(), "card": torch.cuda.get_device_name(), "torch": torch.__version__,
+    results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"models": {}}
+    environment = {"date": date.today().isoformat(), "card": torch.cuda.get_device_name(), "torch": torch.__version__,
             "version": onepass.__version__, "python": platform.python_version()}
     reserve_memory(RESERVED_BYTES, torch.device("cuda"))
     start_up()
-    for name in given.models:
-        rows = compare(SETUPS[name], given.graphs)
-        results["models"][name] = {"setup": asdict(SETUPS[name]), **here, **rows}
+    for name in arguments.models:
+        rows = compare(SETUPS[name], arguments.graphs)
+        results["models"][name] = {"setup": asdict(SETUPS[name]), **environment, **rows}
         for compiler, row in rows.items():
             shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items() if not isinstance(v, (list, tuple))}
             print(name, compiler, shown, flush=True)
-        given.out.write_text(json.dumps(results, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Kernels that use shared memory by hand, at small sizes, held against float64: something for compute-sanitizer to look at.
+"""Runs kernels with explicit shared memory at small sizes and checks them against float64, for use with a sanitizer.
 
     PYTHONPATH=. compute-sanitizer --tool memcheck|racecheck|synccheck python bench/sanitize.py [NAME ...]
     PYTHONPATH=. TRITON_INSTRUMENTATION_MODE=consan python bench/sanitize.py [NAME ...]
 
-The second is Triton's concurrency sanitizer: kernels are compiled with checks of every access to shared memory against the barriers
-that guard it, and a kernel that fails one ends the process with an assertion. They take the compiler up to a minute each, and those
-of rows that start anywhere many; these are left out. So are those that it cannot instrument, and it is said how many.
+The second command uses Triton's concurrency sanitizer: it compiles kernels with checks of every shared memory access against the
+barriers that guard it, and a failed check ends the process with an assertion. Compilation takes up to a minute per kernel. Kernels
+for unaligned rows take many minutes and are skipped, as are kernels that cannot be instrumented; the script prints their number.
 
-Without a sanitizer it is a quick check of every kind of such kernels on the card. It ends with 1 if any result is wrong.
+Without a sanitizer, this is a quick check of every kind of such kernels on the GPU. It exits with 1 if any result is wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onepass.tools.captured_function import ALL_PLANS, CapturedFunction
 from onepass.tools.workloads import workload
 
 CARD = torch.device("cuda", 0)
-# More rows than all places of all rings on a card, so that places are filled again.
+# More rows than the ring slots of all CTAs on a GPU, so that slots are reused.
 SHAPES = {
     "softmax": ((700, 4096), (700, 4501)), "softmax_backward": ((700, 4096),), "rms_norm": ((700, 4096), (700, 4501)),
     "layer_norm": ((700, 4096),), "logsumexp": ((300, 32768),), "rms_norm_backward": ((700, 4096), (700, 8192)),
@@ -43,25 +43,25 @@ SHAPES = {
     "batch_norm_stats": ((8, 64, 1024),),
 }
 INSTRUMENTED = bool(os.environ.get("TRITON_INSTRUMENTATION_MODE"))
-PLANS_PER_KIND = 1 if INSTRUMENTED else 3  # plans of one family, ring and place of row vectors
-MAX_STAGES = 3 if INSTRUMENTED else 8  # what has to be compiled grows with a ring
+PLANS_PER_KIND = 1 if INSTRUMENTED else 3  # per family, ring size and placement of row vectors
+MAX_STAGES = 3 if INSTRUMENTED else 8  # code size grows with the ring
 
 
 def plans(ours: CapturedFunction) -> Iterator[Plan]:
-    """A few plans of every kind that parks something."""
+    """A few plans of every kind that stages something in shared memory."""
     taken: dict[tuple[str, int, bool], int] = {}
     for plan in ours.plans(device("h200"), ALL_PLANS):
-        parked = [k.schedule for k in plan.kernels if k.schedule.staged]
-        if any(s.stages > MAX_STAGES or INSTRUMENTED and s.sector_elems for s in parked):
+        staged = [k.schedule for k in plan.kernels if k.schedule.staged]
+        if any(s.stages > MAX_STAGES or INSTRUMENTED and s.sector_elems for s in staged):
             continue
-        kinds = [(s.family, s.stages, s.beside) for s in parked]
+        kinds = [(s.family, s.stages, s.beside) for s in staged]
         if kinds and all(taken.get(kind, 0) < PLANS_PER_KIND for kind in kinds):
             taken |= {kind: taken.get(kind, 0) + 1 for kind in kinds}
             yield plan
 
 
 def compiled(ours: CapturedFunction, plan: Plan) -> tuple[Plan, tuple[Source, ...], tuple[Binary, ...]] | None:
-    """A plan with its kernels; none where they cannot be instrumented."""
+    """A plan with its compiled kernels; None if they cannot be instrumented."""
     sources = generate(plan)
     try:
         return plan, sources, tuple(offline.compile(s, device("h200"), aligned_of(s, ours.aligned, ours.outputs)) for s in sources)
@@ -72,7 +72,7 @@ def compiled(ours: CapturedFunction, plan: Plan) -> tuple[Plan, tuple[Source, ..
 
 
 def wrong(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str]:
-    """What is wrong with the results of one workload, plan by plan; an empty text for a plan that is right."""
+    """Check the plans of one workload: an error message per plan, empty if its results are right."""
     case = workload(name)
     args = case.inputs(shape, dtype, CARD)
     ours = CapturedFunction.of(case.function, args)
@@ -86,22 +86,22 @@ def wrong(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str
         found = assemble(Compiled(plan, sources, binaries).artifact, CARD, ours.aligned)(tensors, ours.bindings)
         torch.cuda.synchronize()
         schedule = next(k.schedule for k in plan.kernels if k.schedule.staged)
-        far = [k for k, right in exact.items()
+        bad_outputs = [k for k, right in exact.items()
                if not float((found[k].cpu().double() - right).abs().max()) <= 0.02 * float(right.abs().max()) + 1e-6]
-        yield f"{name} {shape} {schedule}: {', '.join(far)} wrong" if far else ""
+        yield f"{name} {shape} {schedule}: {', '.join(bad_outputs)} wrong" if bad_outputs else ""
 
 
 def main() -> int:
-    """Run all, or what is named."""
+    """Run all workloads, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(SHAPES))
-    given = parser.parse_args()
-    if INSTRUMENTED:  # what the checks remember is in memory of the launch
+    arguments = parser.parse_args()
+    if INSTRUMENTED:  # the checks keep their state in memory that the launch allocates
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=CARD))
-    said = [text for name in given.names for shape in SHAPES[name] for dtype in (torch.bfloat16, torch.float32)
-            for text in wrong(name, shape, dtype)]
-    print(f"{len(said)} plans, {sum(map(bool, said))} wrong", *filter(None, said), sep="\n")
-    return int(any(said))
+    messages = [text for name in arguments.names for shape in SHAPES[name] for dtype in (torch.bfloat16, torch.float32)
+                for text in wrong(name, shape, dtype)]
+    print(f"{len(messages)} plans, {sum(map(bool, messages))} wrong", *filter(None, messages), sep="\n")
+    return int(any(messages))
 
 
 if __name__ == "__main__":

@@ -36,20 +36,20 @@ def explain(
     what: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A name (see `onepass workloads`), file.py:function, or "
                                         "file.py:make_model, which returns a module, (module, inputs) or (module, args, kwargs).")],
     shape: Annotated[str | None, typer.Option(help="Such as 8192x8192; a named workload has its own default.")] = None,
-    dtype: Annotated[str, typer.Option(help="Of a named workload's data.")] = "bf16",
-    device: Annotated[str, typer.Option(help="The GPU to plan and compile for; `here` is the one present.")] = "h200",
+    dtype: Annotated[str, typer.Option(help="Data type of a named workload.")] = "bf16",
+    device: Annotated[str, typer.Option(help="The GPU to plan and compile for; `here` is this machine's.")] = "h200",
     inputs: Annotated[str | None, typer.Option(
         help="For file.py:name: bf16[8192,8192],f32[8192,1] or file.py:name. Default: inputs() in the same file.")] = None,
-    compile: Annotated[bool, typer.Option("--compile", help="Compile a model's kernels too, for registers and spills; those of "
-                                          "a function always are.")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="Also compile a model's kernels, to show registers and spills; "
+                                          "a function's are always compiled.")] = False,
     as_json: Json = False,
-    source: Annotated[bool, typer.Option("--source", help="Print the generated kernels too.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Also print the generated kernels.")] = False,
     source_dir: Annotated[Path | None, typer.Option(help="Write the generated kernels and an index to a folder.")] = None,
 ) -> None:
-    """Show the kernels a function or a model becomes: bytes against the floor, registers, what was refused or left and why."""
-    from .tools import explain as reports  # --help and --version need not wait for torch
-    from .tools.sources import listing, write_sources  # the same
-    from .tools.spec import resolve  # the same
+    """Show the kernels of a function or model: bytes relative to the floor, registers, and what was not fused and why."""
+    from .tools import explain as reports  # imported late: --help and --version must not load torch
+    from .tools.sources import listing, write_sources
+    from .tools.spec import resolve
 
     subject = resolve(what, shape, dtype, inputs)
     report = reports.explain(subject.call, device=device, compile=compile)(*subject.args, **subject.kwargs)
@@ -61,24 +61,24 @@ def explain(
         reports.console().print(report)
     if source:
         for text in listing(report):
-            typer.echo(text, err=as_json)  # what is on standard output stays JSON
+            typer.echo(text, err=as_json)  # standard output stays valid JSON
     if source_dir is not None:
         typer.echo(f"kernels: {write_sources(report, source_dir)}", err=as_json)
 
 
 @app.command()
 def bisect(
-    what: Annotated[str, typer.Argument(metavar="STEP", help="file.py:train_step, which returns a loss or tensors, or a step with "
-                                        "its inputs, or a module with its.")],
-    inputs: Annotated[str | None, typer.Option(help="file.py:name. Default: those of the step, or inputs() beside it.")] = None,
+    what: Annotated[str, typer.Argument(metavar="STEP", help="file.py:train_step, which returns a loss or tensors, or a step or "
+                                        "module with its inputs.")],
+    inputs: Annotated[str | None, typer.Option(help="file.py:name. Default: those of the step, or inputs() in its file.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="A setting for all runs, such as by_cost=False. Repeatable.")] = None,
-    slack: Annotated[float, typer.Option(min=1.0, help="How many times a single kernel's allowed error a step may make.")] = 8.0,
-    seed: Annotated[int, typer.Option(help="Of every source of random numbers.")] = 0,
+    slack: Annotated[float, typer.Option(min=1.0, help="Allowed error of a step, as a multiple of a single kernel's.")] = 8.0,
+    seed: Annotated[int, typer.Option(help="Seed of every random number generator.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Find the regions that make a loss or a gradient diverge; exit with 1 if any does."""
-    from .tools import bisect as search  # --help and --version need not wait for torch
-    from .tools.spec import parse_options  # the same
+    """Find the regions that make a loss or gradient diverge; exit with 1 if anything diverges."""
+    from .tools import bisect as search  # imported late: --help and --version must not load torch
+    from .tools.spec import parse_options
 
     found = search.bisect(what, inputs, parse_options(option or []), slack, seed, say=lambda line: typer.echo(line, err=True))
     typer.echo(json.dumps(found.to_json(), indent=2) if as_json else found)
@@ -89,7 +89,7 @@ def bisect(
 @app.command()
 def workloads() -> None:
     """List the named workloads."""
-    from .tools.workloads import WORKLOADS  # --help and --version need not wait for torch
+    from .tools.workloads import WORKLOADS  # imported late: --help and --version must not load torch
 
     for w in WORKLOADS.values():
         typer.echo(f"{w.name:36} {'x'.join(map(str, w.default_shape)):16} {w.title}")
@@ -97,9 +97,9 @@ def workloads() -> None:
 
 @app.command()
 def demo() -> None:
-    """Plan, compile and check RMSNorm backward; on a GPU also time it."""
-    from .tools.demo import demo as show  # --help and --version need not wait for torch
-    from .tools.explain import console  # the same
+    """Plan, compile and check RMSNorm backward; with a GPU, also time it."""
+    from .tools.demo import demo as show  # imported late: --help and --version must not load torch
+    from .tools.explain import console
 
     if not show(console()):
         raise typer.Exit(1)
@@ -107,9 +107,9 @@ def demo() -> None:
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Report versions, card, driver and what is usable; paste it into a bug report."""
-    from .tools.doctor import facts, table  # --help and --version need not wait for torch
-    from .tools.explain import console  # the same
+    """Report versions, GPU, driver and available features, for bug reports."""
+    from .tools.doctor import facts, table  # imported late: --help and --version must not load torch
+    from .tools.explain import console
 
     found = facts()
     if as_json:
@@ -120,17 +120,17 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def compare(
-    before: Annotated[Path, typer.Argument(help="A result of `onepass bench`.")],
-    after: Annotated[Path, typer.Argument(help="Another, to hold against it.")],
+    before: Annotated[Path, typer.Argument(help="A result file of `onepass bench`.")],
+    after: Annotated[Path, typer.Argument(help="The result file to compare with it.")],
     as_json: Json = False,
-    every: Annotated[bool, typer.Option("--all", help="Show changes within noise too.")] = False,
-    fail_on_slower: Annotated[bool, typer.Option("--fail-on-slower", help="Exit with 1 if onepass lost time beyond noise, or a "
-                                                 "right answer.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also show changes within noise.")] = False,
+    fail_on_slower: Annotated[bool, typer.Option("--fail-on-slower", help="Exit with 1 if onepass became slower beyond noise, or "
+                                                 "wrong.")] = False,
 ) -> None:
     """Show what changed beyond noise between two bench results."""
-    from .tools import compare as runs  # --help and --version need not wait for it
-    from .tools.results import load  # the same
-    from .tools.tables import console  # the same
+    from .tools import compare as runs  # imported late: --help and --version must not load torch
+    from .tools.results import load
+    from .tools.tables import console
 
     found = runs.compare(load(before), load(after), (str(before), str(after)), every)
     if as_json:
@@ -143,59 +143,59 @@ def compare(
 
 @app.command()
 def plot(
-    files: Annotated[list[Path], typer.Argument(help="Results of `onepass bench` on one card.")],
-    out: Annotated[Path, typer.Option(help="The folder to write pictures to.")] = Path("plots"),
+    files: Annotated[list[Path], typer.Argument(help="Result files of `onepass bench` on one GPU.")],
+    out: Annotated[Path, typer.Option(help="The folder to write images to.")] = Path("plots"),
     theme: Annotated[str, typer.Option(help="light, dark or both.")] = "both",
     format: Annotated[str, typer.Option(help="png, svg or both.")] = "both",
-    metric: Annotated[str, typer.Option(help="What lines over widths show: gbps, us, or floor (times the floor).")] = "gbps",
+    metric: Annotated[str, typer.Option(help="Quantity in charts over widths: gbps, us, or floor (times the floor).")] = "gbps",
 ) -> None:
-    """Draw bench results: rates by width and row count, times the floor, predicted against measured time."""
-    from .tools import plot as pictures  # --help and --version need not wait for it
-    from .tools.workloads import WORKLOADS  # nor for torch
+    """Draw bench results: rates by width and row count, times relative to the floor, predicted and measured time."""
+    from .tools import plot as charts  # imported late: --help and --version must not load torch
+    from .tools.workloads import WORKLOADS
 
-    for path in pictures.plot(files, out, themes=pictures.chosen("The theme", theme, pictures.GROUNDS),
-                              formats=pictures.chosen("The format", format, pictures.FORMATS), metric=metric,
+    for path in charts.plot(files, out, themes=charts.expand_both("The theme", theme, charts.THEME_NAMES),
+                              formats=charts.expand_both("The format", format, charts.FORMATS), metric=metric,
                               titles={w.name: w.title for w in WORKLOADS.values()}):
         typer.echo(path)
 
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Argument(help="Which workloads; `onepass bench --list` shows the suites.")] = "table",
-    out: Annotated[Path | None, typer.Option(help="Write here after every workload; an earlier run goes on.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything anew, whatever the file holds.")] = False,
-    time_limit: Annotated[float | None, typer.Option(help="Stop between two workloads before so many seconds are over.")] = None,
+    suite: Annotated[str, typer.Argument(help="The suite of workloads; `onepass bench --list` shows all.")] = "table",
+    out: Annotated[Path | None, typer.Option(help="The result file, written after every workload; an earlier run resumes.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again; ignore results in the file.")] = False,
+    time_limit: Annotated[float | None, typer.Option(help="Stop between workloads before this many seconds have passed.")] = None,
     only: Annotated[str, typer.Option(help="Only workloads with this in their name, such as backward or 8192x8192.")] = "",
-    providers: Annotated[str | None, typer.Option(help="Such as onepass,eager,inductor; default: all that are here, but for those "
-                                                  "that tune.")] = None,
-    regret: Annotated[bool, typer.Option("--regret", help="Measure other plans too: is the one onepass picks the best?")] = False,
-    most: Annotated[int, typer.Option(min=1, help="With --regret: how many plans of a workload.")] = 12,
-    graphs: Annotated[bool, typer.Option("--graphs", help="Time replays of CUDA graphs too, as a cross-check.")] = False,
-    show: Annotated[bool, typer.Option("--list", help="Show the suites and their workloads; measure nothing.")] = False,
+    providers: Annotated[str | None, typer.Option(help="Such as onepass,eager,inductor; default: all installed, except those that "
+                                                  "tune.")] = None,
+    regret: Annotated[bool, typer.Option("--regret", help="Also measure other plans: does onepass pick the best?")] = False,
+    most: Annotated[int, typer.Option(min=1, help="With --regret: plans per workload.")] = 12,
+    graphs: Annotated[bool, typer.Option("--graphs", help="Also time CUDA graph replays, as a cross-check.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the suites and their workloads; measure nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure kernel times of onepass and others on this machine's card, against the fewest bytes that must move."""
-    from .tools import bench_command  # --help and --version need not wait for torch
+    """Measure kernel times of onepass and other providers on this machine's GPU, relative to the memory floor."""
+    from .tools import bench_command  # imported late: --help and --version must not load torch
 
-    asked = bench_command.Asked(suite, out, fresh, time_limit, only, providers, regret, most, graphs, as_json)
+    arguments = bench_command.BenchArguments(suite, out, fresh, time_limit, only, providers, regret, most, graphs, as_json)
     if show:
         bench_command.show_suites()
-    elif code := bench_command.run(asked):
+    elif code := bench_command.run(arguments):
         raise typer.Exit(code)
 
 
 @app.command()
 def calibrate(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and show; keep nothing.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Measure nothing; go back to the facts of the package.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and show; store nothing.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete the stored measurements; use the package's defaults.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine's card (rates, latency, launches), and plan with the figures from then on."""
-    from .tools import calibrate as measuring  # --help and --version need not wait for torch
-    from .tools.tables import console  # the same
+    """Measure this machine's GPU (rates, latency, launches) and use the results for planning from then on."""
+    from .tools import calibrate as measuring  # imported late: --help and --version must not load torch
+    from .tools.tables import console
 
     if forget:
-        typer.echo("forgotten" if measuring.forget_card() else "nothing was kept of this card")
+        typer.echo("deleted" if measuring.forget_card() else "nothing was stored for this GPU")
         return
     found = measuring.calibrate(dry_run=dry_run)
     if as_json:
@@ -205,12 +205,12 @@ def calibrate(
 
 
 def main() -> None:
-    """Run the command line; a mistake in what was asked is one line and exit code 2."""
+    """Run the command line. An OnepassError is printed as one message, with exit code 2."""
     try:
         app()
     except OnepassError as error:
-        said = " ".join([f"onepass: {error}", *getattr(error, "__notes__", ())])
-        typer.echo("\n".join(map(printable, said.split("\n"))), err=True)
+        message = " ".join([f"onepass: {error}", *getattr(error, "__notes__", ())])
+        typer.echo("\n".join(map(printable, message.split("\n"))), err=True)
         sys.exit(2)
 
 

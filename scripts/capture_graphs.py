@@ -1,10 +1,10 @@
-"""Capture the graphs a compiler pass meets, of every model of the zoo, forward and backward, into OUT/graphs.tar.
+"""Captures the graphs that a graph pass sees, for every model of the test zoo, forward and backward, into OUT/graphs.tar.
 
-    PYTHONPATH=. python scripts/capture_graphs.py OUT          on a machine with a card: real widths, two layers, bf16
-    tar -xf OUT/graphs.tar -C tests/fixtures/graphs            to keep them with the tests
+    PYTHONPATH=. python scripts/capture_graphs.py OUT          on a machine with a GPU: real widths, two layers, bf16
+    tar -xf OUT/graphs.tar -C tests/fixtures/graphs            to add them to the tests
 
-Inductor runs up to the place where it calls a user's last graph pass, and no further: nothing is lowered or compiled, and what was
-traced runs op by op, so that the backward is traced too. A model that fails is listed, and the rest go on.
+Inductor runs up to the point where it calls a user's last graph pass. Nothing is lowered or compiled; the traced graph runs op by
+op, so that the backward is traced too. A model that fails is listed, and the others continue.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from torch import fx
 from tests.graphs import dump, packed
 from tests.models import ZOO, Example
 
-LAYERS = 2  # enough for what stands between layers
-MOST_WORKERS = 4  # several models are on the card at once
+LAYERS = 2  # enough to include what lies between layers
+MAX_WORKERS = 4  # several models are on the GPU at once
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model and how it is trained while it is captured."""
+    """One model to capture, and how to run it."""
 
     name: str
     model: str
     device: str
     size: str
     changes: dict[str, Any] = field(default_factory=dict)
-    narrow: bool = False  # bf16 weights, whatever the model prefers
-    dynamic: bool = False  # the batch is symbolic
+    narrow: bool = False  # bf16 weights, overriding the model's default
+    dynamic: bool = False  # the batch size is symbolic
     inference: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: files by name, or why there are none."""
+    """The outcome of a job: files by name, or an error."""
 
     name: str
     seconds: float
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def jobs(device: str, size: str) -> list[Job]:
-    """Every model of the zoo, and a few in other circumstances."""
+    """Every model of the zoo, and a few variants."""
     plain = [Job(name, name, device, size) for name in ZOO]
     gpt2 = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
     bert = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
@@ -81,7 +81,7 @@ def jobs(device: str, size: str) -> list[Job]:
 
 
 class Recorder:
-    """A backend that writes down what Inductor would hand to a user's last graph pass."""
+    """A backend that records the graphs that Inductor passes to a user's last graph pass."""
 
     def __init__(self, about: dict[str, Any]) -> None:
         self.about = about
@@ -93,7 +93,7 @@ class Recorder:
         return compile_fx(module, list(inputs), inner_compile=self.instead_of_lowering)
 
     def instead_of_lowering(self, module: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
-        """Run what Inductor runs on a graph before it is lowered, with a pass that records; give back the graph as it came."""
+        """Run Inductor's passes before lowering on a copy, record the result, and return the unchanged graph."""
         from torch._functorch.aot_autograd import make_boxed_func
         from torch._inductor import compile_fx, config
         from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -118,11 +118,11 @@ class Recorder:
         return make_boxed_func(runnable.forward)
 
     def record(self, phase: str, graph: fx.Graph) -> None:
-        """Keep a graph as it is now."""
+        """Record the current state of a graph."""
         self.graphs.append((phase, dump(graph, **self.about, phase=phase)))
 
     def named(self) -> dict[str, dict[str, Any]]:
-        """Graphs by file name; where a model has several of a phase, all but the first are numbered."""
+        """Graphs by file name. If a model has several graphs of a phase, all but the first are numbered."""
         found: dict[str, dict[str, Any]] = {}
         for phase, graph in self.graphs:
             stem = f"{self.about['model']}_{phase}"
@@ -132,7 +132,7 @@ class Recorder:
 
 
 def example_of(job: Job) -> Example:
-    """The model of a job, with few layers."""
+    """The model of a job, with at most LAYERS layers."""
     maker = ZOO[job.model]
     if reason := maker.missing():
         raise RuntimeError(reason)
@@ -157,16 +157,16 @@ def step(job: Job, example: Example, run: Callable[..., Any]) -> None:
 
 
 def capture(job: Job) -> Outcome:
-    """Trace one model and keep its graphs; whatever goes wrong becomes part of the outcome."""
+    """Trace one model and return its graphs; errors become part of the outcome."""
     began, error, recorder = time.perf_counter(), None, Recorder({"model": job.name, "size": job.size})
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     try:
-        # Remembered results would have to be serialised, and nothing here can be.
+        # Cached results would have to be serialized, which is not possible here.
         with torch._functorch.config.patch(enable_autograd_cache=False):
             example = example_of(job)
             step(job, example, torch.compile(example.module, backend=recorder, dynamic=None if job.dynamic else False))
-    except Exception:  # anything a model or a release may do
+    except Exception:  # models and releases may raise anything
         error = traceback.format_exc(limit=-6)
     if job.device.startswith("cuda"):
         torch.cuda.empty_cache()
@@ -176,12 +176,12 @@ def capture(job: Job) -> Outcome:
                    {name: len(g["nodes"]) for name, g in graphs.items()}, breaks, error)
 
 
-def run_all(wanted: list[Job], workers: int, keep: Callable[[Outcome], None]) -> None:
-    """Every job, a few at a time; after a crash the jobs it took along run again, one process each."""
+def run_all(selected: list[Job], workers: int, keep: Callable[[Outcome], None]) -> None:
+    """Run every job, a few at a time. Jobs that were lost in a crash run again, in a process each."""
     spawn = multiprocessing.get_context("spawn")
     crashed = []
     with ProcessPoolExecutor(workers, spawn) as pool:
-        futures = {pool.submit(capture, job): job for job in wanted}
+        futures = {pool.submit(capture, job): job for job in selected}
         for future in as_completed(futures):
             try:
                 keep(future.result())
@@ -196,35 +196,36 @@ def run_all(wanted: list[Job], workers: int, keep: Callable[[Outcome], None]) ->
 
 
 def main() -> int:
-    """Capture, and say what came of it; 1 if anything failed."""
+    """Capture and print a summary; returns 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", default="real")
-    parser.add_argument("--models", nargs="*", help="names of the zoo; all of them if none is given")
-    parser.add_argument("--workers", type=int, default=min(MOST_WORKERS, os.cpu_count() or 1))
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    wanted = [j for j in jobs(given.device, given.size) if not given.models or j.model in given.models]
-    summary: dict[str, Any] = {"torch": torch.__version__, "device": given.device, "size": given.size, "jobs": []}
+    parser.add_argument("--models", nargs="*", help="names of zoo models; default: all")
+    parser.add_argument("--workers", type=int, default=min(MAX_WORKERS, os.cpu_count() or 1))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    selected = [j for j in jobs(arguments.device, arguments.size) if not arguments.models or j.model in arguments.models]
+    summary: dict[str, Any] = {"torch": torch.__version__, "device": arguments.device, "size": arguments.size, "jobs": []}
 
     def keep(outcome: Outcome) -> None:
-        """At once, so that what is done survives whatever comes next."""
-        with tarfile.open(given.out / "graphs.tar", "a") as archive:
+        """Save an outcome immediately, so that it survives a later crash."""
+        with tarfile.open(arguments.out / "graphs.tar", "a") as archive:
             for name, data in sorted(outcome.files.items()):
                 entry = tarfile.TarInfo(f"{name}.json.gz")
                 entry.size = len(data)
                 archive.addfile(entry, io.BytesIO(data))
-        said = {"name": outcome.name, "seconds": round(outcome.seconds, 1), "nodes": outcome.nodes, "breaks": outcome.breaks,
-                "bytes": sum(map(len, outcome.files.values())), "error": outcome.error}
-        summary["jobs"].append(said)
-        (given.out / "summary.json").write_text(json.dumps(summary, indent=1))
-        print({k: v for k, v in said.items() if k != "error"}, outcome.error or "", flush=True)
+        entry_json = {"name": outcome.name, "seconds": round(outcome.seconds, 1), "nodes": outcome.nodes,
+                      "breaks": outcome.breaks, "bytes": sum(map(len, outcome.files.values())),
+                      "error": outcome.error}
+        summary["jobs"].append(entry_json)
+        (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
+        print({k: v for k, v in entry_json.items() if k != "error"}, outcome.error or "", flush=True)
 
-    (given.out / "graphs.tar").unlink(missing_ok=True)
-    run_all(wanted, given.workers, keep)
+    (arguments.out / "graphs.tar").unlink(missing_ok=True)
+    run_all(selected, arguments.workers, keep)
     failed = [job["name"] for job in summary["jobs"] if job["error"]]
-    print(f"{len(wanted) - len(failed)} of {len(wanted)} captured" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    print(f"{len(selected) - len(failed)} of {len(selected)} captured" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0
 
 

@@ -1,11 +1,11 @@
-"""Digests of generated kernel text, to see which kernels a change of the compiler touches. No GPU is needed.
+"""Compares generated kernels before and after a change of the compiler, by digests of their text. No GPU is needed.
 
-    PYTHONPATH=. python scripts/kernel_text.py dump BEFORE.json     with the code as it was
-    PYTHONPATH=. python scripts/kernel_text.py dump AFTER.json      with the change
-    python scripts/kernel_text.py compare BEFORE.json AFTER.json    ends with 1 if any kernel differs
+    PYTHONPATH=. python scripts/kernel_text.py dump BEFORE.json     before the change
+    PYTHONPATH=. python scripts/kernel_text.py dump AFTER.json      after the change
+    python scripts/kernel_text.py compare BEFORE.json AFTER.json    exits with 1 if any kernel differs
 
-A dump covers every named workload at its sizes, every one for each class of row counts, a few for cards before and after the
-H200, and the regions of the captured model graphs. `--text` keeps the text itself beside each digest.
+A dump covers every named workload at its sizes, each for every row class, the suite `table` also for other GPUs than the H200,
+and the regions of the captured model graphs. `--text` also stores the text itself.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from onepass.plan.plan import Plan
 from onepass.tools.suites import Job, suite
 from tests.graphs import load, read, stored
 
-MAIN, OTHERS = "h200", ("a100", "b200")
+MAIN_DEVICE, OTHER_DEVICES = "h200", ("a100", "b200")
 Entry = tuple[str, tuple[Source, ...]]
 
 
 def workloads() -> Iterator[Entry]:
-    """Every workload at its sizes, on the main device; those of the table on the others too."""
-    tabled = {job.id for job in suite("table").jobs}
+    """Every workload at its sizes on the main device; those of the suite `table` also on the others."""
+    table_ids = {job.id for job in suite("table").jobs}
     for job in suite("all").jobs:
-        for name in (MAIN, *(OTHERS if job.id in tabled else ())):
+        for name in (MAIN_DEVICE, *(OTHER_DEVICES if job.id in table_ids else ())):
             program, bindings = _captured(job, dynamic=False)
             yield f"{job.id} on {name}", _texts(program, bindings, device(name))
 
 
 def row_classes() -> Iterator[Entry]:
-    """Every workload and type whose row count may vary, for each class of row counts."""
+    """Every workload and dtype with a dynamic row count, for each row class."""
     one_each = {(job.workload, job.dtype, job.shape[1:]): job for job in suite("all").jobs}
-    card = device(MAIN)
+    card = device(MAIN_DEVICE)
     for job in one_each.values():
         program, bindings = _captured(job, dynamic=None)
         fixed, free = pipeline.specialize(program, bindings)
@@ -57,9 +57,9 @@ def row_classes() -> Iterator[Entry]:
 
 
 def models() -> Iterator[Entry]:
-    """Every region claimed in the captured graphs of models."""
+    """Every region claimed in the captured model graphs."""
     for name, path in stored():
-        claiming = ClaimOptions(device(MAIN), phase=name.rsplit("_", 1)[-1])
+        claiming = ClaimOptions(device(MAIN_DEVICE), phase=name.rsplit("_", 1)[-1])
         for region in claim(load(read(path)), claiming).regions:
             yield f"{name} {region.id}", _written(region.plan)
 
@@ -79,7 +79,7 @@ def _written(chosen: Plan) -> tuple[Source, ...]:
 
 
 def dump(text: bool = False) -> dict[str, dict[str, str]]:
-    """What each entry's kernels are: their text's digest, and the text where it is asked for."""
+    """The digest of each entry's kernels, and optionally their text."""
     found: dict[str, dict[str, str]] = {}
     for entries in (workloads, row_classes, models):
         for name, sources in entries():
@@ -89,7 +89,7 @@ def dump(text: bool = False) -> dict[str, dict[str, str]]:
 
 
 def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> Iterator[str]:
-    """A line for every entry that is new, gone, or has other kernels."""
+    """A line for every entry that is new, gone, or has different kernels."""
     for name in sorted(before.keys() | after.keys()):
         if name not in after:
             yield f"gone    {name}"
@@ -100,22 +100,22 @@ def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, st
 
 
 def main() -> int:
-    """The command."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/kernel_text.py")
     commands = parser.add_subparsers(dest="command", required=True)
     dumping = commands.add_parser("dump")
     dumping.add_argument("file", type=Path)
-    dumping.add_argument("--text", action="store_true", help="keep the text beside each digest")
+    dumping.add_argument("--text", action="store_true", help="also store the text")
     comparing = commands.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
-    given = parser.parse_args()
-    if given.command == "dump":
-        found = dump(given.text)
-        given.file.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
-        print(f"{len(found)} entries in {given.file}")
+    arguments = parser.parse_args()
+    if arguments.command == "dump":
+        found = dump(arguments.text)
+        arguments.file.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+        print(f"{len(found)} entries in {arguments.file}")
         return 0
-    before, after = (json.loads(path.read_text()) for path in (given.before, given.after))
+    before, after = (json.loads(path.read_text()) for path in (arguments.before, arguments.after))
     lines = list(differences(before, after))
     print("\n".join([*lines, f"{len(lines)} of {len(before.keys() | after.keys())} entries differ"]))
     return 1 if lines else 0

@@ -1,11 +1,11 @@
-"""Make the virtual environment `make` runs in, with whatever this machine offers. Standard library only.
+"""Creates the virtual environment that `make` uses, around a torch that is already installed if possible. Standard library only.
 
-torch is looked for in this order, and one that can be imported is used and never replaced:
+torch is searched in this order; an importable torch is used and never replaced:
   1. in the virtual environment itself,
-  2. in the Python that runs this script (its packages are lent to the virtual environment),
-  3. with an NVIDIA GPU: the default build,
-  4. without one: a local CPU build, then the CPU build uv knows to find, then the default build.
-Everything else is then installed around that torch, with the Triton release it pairs with.
+  2. in the Python that runs this script (its packages are made visible to the virtual environment),
+  3. with an NVIDIA GPU: installs the default build,
+  4. without one: installs a local CPU build, else the CPU build that uv finds, else the default build.
+Everything else is then installed around that torch, with the matching Triton release.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ TORCH = "torch>=2.11.0.dev0"
 CPU_TORCH = "2.13.0"
 TO_RUN = ("numpy", "rich", "typer", "pytest", "hypothesis", "triton")
 TO_LINT = ("ruff", "mypy")
-LENT = "lent-packages.pth"
+SHARED = "lent-packages.pth"
 
 
-def say(text: str) -> None:
-    """One line of progress."""
+def log(text: str) -> None:
+    """Print a line of progress."""
     print(f"setup: {text}", flush=True)
 
 
-def stop(text: str) -> NoReturn:
-    """End with the reason and the way out."""
+def fail(text: str) -> NoReturn:
+    """Exit with a message that says why, and what to do."""
     sys.exit(f"setup: {text}")
 
 
-def ask(python: Path | str, code: str) -> str | None:
-    """What a Python prints when it runs `code`; None when it fails. -P keeps the checkout itself from being found."""
+def run_python(python: Path | str, code: str) -> str | None:
+    """The output of a Python running `code`; None if it fails. -P keeps the checkout off the import path."""
     try:
         answer = subprocess.run([str(python), "-P", "-c", code], capture_output=True, text=True)
     except FileNotFoundError:
@@ -45,31 +45,31 @@ def ask(python: Path | str, code: str) -> str | None:
 
 
 def torch_version(python: Path | str) -> str | None:
-    """The version of the torch a Python can import, if any: as its metadata has it, because that is what pip compares."""
-    return ask(python, "import torch; from importlib.metadata import version; print(version('torch'))")
+    """The version of the torch a Python can import, if any, from its metadata, because pip compares that."""
+    return run_python(python, "import torch; from importlib.metadata import version; print(version('torch'))")
 
 
 def missing(python: Path | str, modules: tuple[str, ...]) -> list[str]:
-    """Those of `modules` that a Python cannot find."""
-    found = ask(python, f"from importlib.util import find_spec; print(*(m for m in {modules!r} if find_spec(m)))")
+    """The modules that a Python cannot import."""
+    found = run_python(python, f"from importlib.util import find_spec; print(*(m for m in {modules!r} if find_spec(m)))")
     return [m for m in modules if m not in (found or "").split()]
 
 
 def site_folders() -> list[str]:
-    """Where the Python running this keeps its packages."""
+    """The package folders of the Python that runs this script."""
     return [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages") and Path(p).is_dir()]
 
 
 def make_venv(venv: Path, with_pip: bool) -> None:
     """Create the virtual environment."""
-    say(f"creating {venv.name} with Python {sys.version.split()[0]}")
+    log(f"creating {venv.name} with Python {sys.version.split()[0]}")
     base = getattr(sys, "_base_executable", sys.executable)
     command = [base, "-m", "venv", "--clear", str(venv)] + ([] if with_pip else ["--without-pip"])
     made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode:
         shutil.rmtree(venv, ignore_errors=True)
         major, minor = sys.version_info[:2]
-        stop(f"a virtual environment could not be made. On Debian and Ubuntu: sudo apt install python{major}.{minor}-venv\n"
+        fail(f"a virtual environment could not be made. On Debian and Ubuntu: sudo apt install python{major}.{minor}-venv\n"
              f"{(made.stdout + made.stderr).strip()}")
 
 
@@ -78,103 +78,103 @@ def pth(venv: Path, name: str) -> Path:
     return next((venv / "lib").glob("python3.*")) / "site-packages" / name
 
 
-def lend_packages(venv: Path) -> None:
-    """Let the virtual environment import what this Python can, after its own packages.
+def share_packages(venv: Path) -> None:
+    """Add this Python's packages to the virtual environment, after its own.
 
-    --system-site-packages would name the base installation, which is another place when this Python is itself in a virtual
+    --system-site-packages would add those of the base installation, which differ if this Python is itself in a virtual
     environment.
     """
     lines = [f"import site; site.addsitedir({folder!r})" for folder in site_folders()]
-    pth(venv, LENT).write_text("\n".join(lines) + "\n")
+    pth(venv, SHARED).write_text("\n".join(lines) + "\n")
 
 
-def pip(python: Path, *arguments: str, hush: bool = False) -> bool:
-    """Run pip's install; whether it worked."""
-    # Byte-compiling what is installed takes a third of the time of a fresh set-up.
+def pip(python: Path, *arguments: str, quiet: bool = False) -> bool:
+    """Run pip install. Returns whether it succeeded."""
+    # --no-compile: byte-compiling takes a third of the time of a fresh setup.
     command = [str(python), "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check", *arguments]
-    return subprocess.run(command, stderr=subprocess.DEVNULL if hush else None).returncode == 0
+    return subprocess.run(command, stderr=subprocess.DEVNULL if quiet else None).returncode == 0
 
 
 def has_gpu() -> bool:
-    """Whether an NVIDIA driver answers."""
+    """Whether an NVIDIA driver responds."""
     tool = shutil.which("nvidia-smi")
     return tool is not None and subprocess.run([tool, "-L"], capture_output=True).returncode == 0
 
 
 def uv_cpu_torch(python: Path) -> bool:
-    """Let uv, where there is one, install the CPU build from where it is published."""
+    """Install the CPU build with uv, if uv is available. Returns whether it succeeded."""
     uv = shutil.which("uv")
     command = [uv or "", "pip", "install", "--python", str(python), "--torch-backend=cpu", f"torch=={CPU_TORCH}"]
     return uv is not None and subprocess.run(command).returncode == 0
 
 
 def install_torch(python: Path) -> None:
-    """Install torch where none can be imported."""
+    """Install torch."""
     if has_gpu():
-        say("an NVIDIA GPU answers: installing the default torch, about 3 GB to download")
+        log("found an NVIDIA GPU: installing the default torch, about 3 GB to download")
         done = pip(python, TORCH)
     else:
-        say(f"no GPU: looking for a CPU build of torch {CPU_TORCH}")
-        done = pip(python, f"torch=={CPU_TORCH}+cpu", hush=True) or uv_cpu_torch(python)
+        log(f"no GPU: looking for a CPU build of torch {CPU_TORCH}")
+        done = pip(python, f"torch=={CPU_TORCH}+cpu", quiet=True) or uv_cpu_torch(python)
         if not done:
             size = "2.7 GB to download, 4.8 GB on disk" if sys.platform == "linux" else "about 0.2 GB to download"
-            say(f"none found (uv would know where to look): installing the default build, {size}")
+            log(f"none found (uv could find one): installing the default build, {size}")
             done = pip(python, f"torch=={CPU_TORCH}")
     if not done:
-        stop("torch could not be installed. Install it by hand, then name that Python: make PYTHON=...")
+        fail("torch could not be installed. Install it yourself, then pass that Python: make PYTHON=...")
 
 
 def constraint_files(version: str) -> list[Path]:
-    """The constraints that go with a torch version."""
+    """The constraint files for a torch version."""
     minor = ".".join(version.split(".")[:2])
     return [f for f in (ROOT / "constraints/common.txt", ROOT / f"constraints/torch-{minor}.txt") if f.exists()]
 
 
 def install_rest(python: Path, version: str) -> bool:
-    """Install onepass and its tools around the torch that is there."""
+    """Install onepass and its dependencies, keeping the installed torch."""
     extras = ["dev"] + (["cpu"] if missing(python, ("triton",)) else [])
-    say(f"torch {version}; installing onepass[{','.join(extras)}]")
+    log(f"torch {version}; installing onepass[{','.join(extras)}]")
     with tempfile.TemporaryDirectory() as scratch:
-        held = Path(scratch) / "torch.txt"
-        held.write_text(f"torch=={version}\n")
-        constraints = [a for f in (*constraint_files(version), held) for a in ("--constraint", str(f))]
+        pinned = Path(scratch) / "torch.txt"
+        pinned.write_text(f"torch=={version}\n")
+        constraints = [a for f in (*constraint_files(version), pinned) for a in ("--constraint", str(f))]
         return pip(python, *constraints, "--editable", f"{ROOT}[{','.join(extras)}]")
 
 
 def use_as_is(venv: Path, python: Path) -> None:
-    """Nothing must be installed to run: point the virtual environment at the checkout, try for the linters, go on without."""
+    """Use the packages of this Python: add the checkout to the path, and try to install missing linters."""
     pth(venv, "00-onepass-checkout.pth").write_text(f"{ROOT}\n")
     absent = missing(python, TO_LINT)
-    if absent and not missing(python, ("pip",)) and pip(python, "--retries", "0", "--timeout", "10", *absent, hush=True):
+    if absent and not missing(python, ("pip",)) and pip(python, "--retries", "0", "--timeout", "10", *absent, quiet=True):
         absent = []
-    say("everything needed to run is here already" + (f", except {' and '.join(absent)} for `make lint`" if absent else ""))
+    log("everything needed is already installed" + (f", except {' and '.join(absent)} for `make lint`" if absent else ""))
 
 
 def find_torch(venv: Path, python: Path) -> str:
-    """The version of the torch the virtual environment will use, borrowed or installed if it must be."""
+    """The version of the torch the virtual environment uses. Shares this Python's torch or installs one if necessary."""
     version = torch_version(python)
-    if version is None and (lender := torch_version(sys.executable)):
-        say(f"using torch {lender} of {sys.executable}")
-        lend_packages(venv)
+    if version is None and (shared := torch_version(sys.executable)):
+        log(f"using torch {shared} of {sys.executable}")
+        share_packages(venv)
         version = torch_version(python)
     if version is None:
         install_torch(python)
         version = torch_version(python)
-    return version or stop(f"torch is installed but cannot be imported; see why with: {python} -c 'import torch'")
+    return version or fail(f"torch is installed but cannot be imported; see why with: {python} -c 'import torch'")
 
 
 def set_up(venv: Path) -> None:
-    """The whole set-up; a few seconds when there is nothing to do."""
+    """Set up the environment. Takes a few seconds if there is nothing to do."""
     python = venv / "bin" / "python"
     complete = not missing(sys.executable, ("torch", *TO_RUN))
-    if ask(python, "") is None:
-        # Where nothing needs installing, neither does pip, which Debian ships apart.
+    if run_python(python, "") is None:
+        # If nothing needs to be installed, pip is not needed either; Debian packages it separately.
         make_venv(venv, with_pip=not complete or not missing(sys.executable, ("ensurepip",)))
     version = find_torch(venv, python)
-    if complete and pth(venv, LENT).exists():
+    if complete and pth(venv, SHARED).exists():
         use_as_is(venv, python)
     elif not install_rest(python, version):
-        stop("installing failed; the lines above say why. Without a network, run make with a Python that has torch, "
+        fail("installation failed; see the messages above. Without a network, run make with a Python that has torch, "
              f"{', '.join(TO_RUN)}: make PYTHON=...")
 
 

@@ -1,1 +1,1 @@
-"""Readers of what the pipeline made: reports, checks, the named workloads. Nothing imports tools but the command line."""
+"""Reports, benchmarks, checks and named workloads. Only the command line and the public entry points import this package."""

@@ -106,7 +106,7 @@ def selected_jobs(options: Options) -> tuple[Job, ...]:
     found = tuple(job for job in options.suite.jobs if options.only in job.id)
     if not found:
         names = ", ".join(dict.fromkeys(job.workload for job in options.suite.jobs))
-        raise BadArgument(detail=f"No workload of the suite {options.suite.name} has {options.only!r} in its name. It has: {names}.")
+        raise BadArgument(detail=f"No workload of suite {options.suite.name} has {options.only!r} in its name. It has {names}.")
     return found
 
 

@@ -53,12 +53,13 @@ def _main(rows: Sequence[Row]) -> Table:
                   ("GB/s", "right"), ("spread", "right"), ("best peer", "left"), ("speedup", "right"), ("regs", "right"),
                   ("spill", "right"))
     for row in rows:
-        mine, against = row.results.get("onepass"), row.against_best_peer
+        result, speedup = row.results.get("onepass"), row.against_best_peer
         shown.add_row(
-            escape(row.id), f"{row.floor_us:.1f}", _short(mine) if mine else "-", _number(row.times_floor("onepass"), 2),
-            _number(row.gbps("onepass"), 0), "-" if not mine or mine.spread is None else f"{100 * mine.spread:.1f} %",
-            row.best_peer or "-", "-" if against is None else f"[red]{against:.2f}[/red]" if against < 0.97 else f"{against:.2f}",
-            "-" if not mine or mine.registers is None else str(mine.registers), spill_text(mine.spill_bytes if mine else None))
+            escape(row.id), f"{row.floor_us:.1f}", _short(result) if result else "-", _number(row.times_floor("onepass"), 2),
+            _number(row.gbps("onepass"), 0), "-" if not result or result.spread is None else f"{100 * result.spread:.1f} %",
+            row.best_peer or "-", "-" if speedup is None else f"[red]{speedup:.2f}[/red]" if speedup < 0.97 else f"{speedup:.2f}",
+            "-" if not result or result.registers is None else str(result.registers),
+            spill_text(result.spill_bytes if result else None))
     return shown
 
 

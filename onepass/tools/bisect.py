@@ -1,9 +1,9 @@
 """`onepass bisect file.py:train_step`: which regions make a step's loss or gradients diverge.
 
-The step is run with all regions, without any, and then with fewer and fewer. A result diverges if its errors are beyond the
-criterion of the tests (ir/criterion.py) times a slack, because a step passes on the errors of every kernel in it. They are
-measured against float64, and bounded by Inductor's, where the step can be run in float64; else against Inductor's results,
-bounded by how far eager's are from these.
+The step runs with all regions, without any, and then with ever smaller subsets. A result diverges if its errors exceed the tests'
+criterion (ir/criterion.py) times a slack, because a step accumulates the errors of all its kernels. If the step can run in
+float64, errors are relative to float64 and bounded by Inductor's errors. Otherwise they are relative to Inductor's results and
+bounded by the differences between eager and Inductor.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from .reference import Reference, make_reference, worst_excess
 from .runner import Runner
 from .step import StepFactory
 
-SLACK = 8.0  # times the bounds of a single kernel
-RECOMPUTE = "recompute"  # stands among the ids of regions for what the backward computes again instead of having it saved
+SLACK = 8.0  # multiple of the bounds for a single kernel
+RECOMPUTE = "recompute"  # among region ids, stands for the recomputation of values in the backward
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run: with which regions, and how far its worst result was off, in units of what is allowed."""
+    """One run with some regions. `excess` is the error of its worst result as a multiple of the single-kernel bound."""
 
     regions: tuple[str, ...]
     excess: float
     worst: str
-    error: str = ""  # where it could not be run to its end
+    error: str = ""  # if the run failed
 
     def line(self, slack: float) -> str:
         """The trial as a line of the log."""
         named = ", ".join(self.regions[:4]) or "no region"
         more = f" and {len(self.regions) - 4} more" if len(self.regions) > 4 else ""
-        found = self.error or f"{self.worst} is off by {self.excess:.3g} times what is allowed"
+        found = self.error or f"{self.worst} is off by {self.excess:.3g} times the bound of a single kernel"
         return f"{'DIVERGES' if self.excess > slack else 'agrees':8} with {named}{more}: {found}"
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A guilty region: its lines, what a check of it alone says, and a file that shows it."""
+    """A region that contributes to the divergence: its source lines, the result of checking it alone, and a reproducer file."""
 
     region: str
     lines: tuple[str, ...]
@@ -54,39 +54,39 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class BadGroup:
-    """What makes the step diverge: one region, or several that do so only together."""
+    """A minimal group of regions that makes the step diverge: one region, or several that do so only together."""
 
     suspects: tuple[Suspect, ...]
-    excess: float  # of the run with these alone
-    worst: str  # the result that was off the most
+    excess: float  # of the run with only these regions
+    worst: str  # the result with the largest excess
 
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """What was found."""
+    """The outcome of a bisection."""
 
     what: str
     reference: str
     regions: int
     slack: float
     bad_groups: tuple[BadGroup, ...]
-    diverges_without_regions: bool  # it diverges with every region left out
+    diverges_without_regions: bool  # it diverges with every region disabled too
     notes: tuple[str, ...]
     trials: tuple[Trial, ...] = field(repr=False)
 
     @property
     def diverges(self) -> bool:
-        """Whether the step with all regions is wrong, whoever is to blame."""
+        """Whether the step diverges with all regions, whatever the cause."""
         return bool(self.bad_groups) or self.diverges_without_regions
 
     @property
     def skip(self) -> tuple[str, ...]:
-        """The regions to leave out for results that agree."""
+        """The regions to disable so that results agree."""
         return tuple(s.region for group in self.bad_groups for s in group.suspects if s.region != RECOMPUTE)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings with which the results agree."""
+        """The onepass settings with which results agree."""
         blamed = {s.region for group in self.bad_groups for s in group.suspects}
         return {**({"skip": list(self.skip)} if self.skip else {}), **({"recompute": False} if RECOMPUTE in blamed else {})}
 
@@ -106,37 +106,37 @@ class Bisection:
 
 def bisect(text: str, inputs: str | None = None, options: Mapping[str, Any] | None = None, slack: float = SLACK, seed: int = 0,
            log: Callable[[str], None] = lambda line: None) -> Bisection:
-    """Find the regions that make `file.py:function` diverge. `options` are settings of onepass; `say` hears of every trial."""
+    """Find the regions that make `file.py:function` diverge. `options` are onepass settings; `log` gets a line per trial."""
     runner = Runner.of(StepFactory.of(text, inputs, seed), options or {})
     log(f"{text}: running without regions, in eager mode and in float64")
     reference = make_reference(runner)
     search = _Search(runner, reference, slack, log)
     trials = search.trials
     bad_groups, diverges_without_regions = search.bad_groups()
-    return Bisection(text, reference.name, len(search.claimed), slack, bad_groups, diverges_without_regions, (*reference.notes, *search.notes),
-                     tuple(trials.values()))
+    return Bisection(text, reference.name, len(search.claimed), slack, bad_groups, diverges_without_regions,
+                     (*reference.notes, *search.notes), tuple(trials.values()))
 
 
 class _Search:
-    """Runs a step with some of its regions, remembers every trial, and narrows down who is guilty."""
+    """Runs a step with subsets of its regions, caches every trial, and finds minimal groups that diverge."""
 
     def __init__(self, runner: Runner, reference: Reference, slack: float, log: Callable[[str], None]) -> None:
         self.runner, self.reference, self.slack, self.log = runner, reference, slack, log
         self.trials: dict[frozenset[str], Trial] = {}
         self.notes: list[str] = []
-        self.runs = 1  # of each trial
+        self.runs = 1  # per trial
         self.claimed: dict[str, ClaimedRegion] = {}
         self.elements: tuple[str, ...] = ()
 
     def bad_groups(self) -> tuple[tuple[BadGroup, ...], bool]:
-        """Every group of regions that makes the step diverge, and whether it does with none of them."""
+        """The minimal groups of regions that make the step diverge, and whether it diverges without any region."""
         before = self.runner.journal_position()
         everything = self._trial(None)
         self.claimed, recomputes = self.runner.claimed(before)
         self.elements = (*self.claimed, *((RECOMPUTE,) if recomputes else ()))
         self.trials[frozenset(self.elements)] = replace(everything, regions=self.elements)
         if not self.claimed:
-            self.notes.append("no region was claimed; with --option by_cost=False, whatever can be computed is")
+            self.notes.append("no region was claimed; --option by_cost=False claims every region that onepass can compile")
         if not self.elements:
             return (), False
         if everything.excess <= self.slack and not self._changes():
@@ -146,17 +146,17 @@ class _Search:
         return tuple(self._groups()), False
 
     def _changes(self) -> bool:
-        """Whether a second run with all regions is another: then every trial is run twice, and the worse one counts."""
+        """Whether a second run with all regions diverges. If results vary, every later trial runs twice and the worse counts."""
         again = self._trial(frozenset(self.elements), fresh=True)
         first = self.trials[frozenset(self.elements)]
         if again.excess != first.excess:
             self.runs = 2
-            self.notes.append("with its regions the step gives other results each time, so every trial was run twice")
+            self.notes.append("the results of the step with regions vary from run to run, so every trial was run twice")
             self.trials[frozenset(self.elements)] = max(first, again, key=lambda t: t.excess)
         return again.excess > self.slack
 
     def _groups(self) -> list[BadGroup]:
-        """Minimal groups, one after the other, until the step agrees without them."""
+        """Find minimal groups one by one, until the step agrees without them."""
         remaining, found = self.elements, []
         while self._diverges(remaining):
             group = minimal(remaining, self._diverges)
@@ -172,7 +172,7 @@ class _Search:
         return self.trials[key].excess > self.slack
 
     def _trial(self, elements: frozenset[str] | None, fresh: bool = False) -> Trial:
-        """Run the step with some regions; with all there are for None."""
+        """Run the step with some regions; None means all."""
         names = tuple(e for e in self.elements if elements is None or e in elements)
         found = max((self._run(names, elements) for _ in range(self.runs)), key=lambda t: t.excess)
         self.log(found.line(self.slack) if elements is not None else found.line(self.slack).replace("no region", "all regions", 1))
@@ -188,7 +188,7 @@ class _Search:
         return Trial(names, *worst_excess(results, self.reference))
 
     def _changed(self, elements: frozenset[str] | None) -> dict[str, Any]:
-        """The settings for a run with these elements alone."""
+        """The settings for a run with only these elements."""
         if elements is None:
             return {}
         overrides = self.runner.overrides
@@ -196,11 +196,11 @@ class _Search:
         return {"skip": skip, **({} if RECOMPUTE in elements else {"recompute": False})}
 
     def _suspect(self, element: str) -> Suspect:
-        """What is known of a guilty one, after every call of it was compared with float64."""
+        """The Suspect of an element: runs it alone, with every call of the region compared with float64."""
         if element == RECOMPUTE:
-            return Suspect(element, (), "what the backward computes again, instead of having it saved by the forward", "")
+            return Suspect(element, (), "values that the backward recomputes instead of loading them from the forward", "")
         region = self.claimed[element]
-        finding, where = "every call of it agrees with float64, so what diverges comes of rounding or of memory", ""
+        finding, where = "every call of it agrees with float64, so rounding or memory reuse causes the divergence", ""
         try:
             self.runner.run("checking one region", **self._changed(frozenset((element,))), verify="1/1")
         except OnepassError as error:
@@ -213,9 +213,9 @@ class _Search:
 
 
 def minimal(elements: Sequence[str], fails: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
-    """Some of these that fail together, such that they do not without any one of them; all together they fail.
+    """A minimal subset that fails: without any one of its elements, it does not. All elements together must fail.
 
-    Delta debugging: halves, then quarters, and so on, each alone and then all but each.
+    Delta debugging: tries halves, then quarters, and so on, and the complements of each.
     """
     parts, kept = 2, tuple(elements)
     while len(kept) > 1:
@@ -243,18 +243,18 @@ def _finite(value: float) -> float | None:
 def _headline(found: Bisection) -> str:
     counted = f"{found.regions} region{'s' * (found.regions != 1)}"
     if found.diverges_without_regions:
-        return f"{found.what} diverges from {found.reference} with all {counted} left out too: no region is to blame."
+        return f"{found.what} diverges from {found.reference} with all {counted} disabled too: the cause is outside the regions."
     if not found.bad_groups:
-        return f"{found.what}: nothing diverges from {found.reference}, with {counted}."
+        return f"{found.what}: no result diverges from {found.reference}, with {counted}."
     blamed = sum(len(group.suspects) for group in found.bad_groups)
-    return f"{found.what} diverges from {found.reference}: {blamed} of {counted} to blame."
+    return f"{found.what} diverges from {found.reference}: {blamed} of {counted} responsible."
 
 
 def _accusations(found: Bisection) -> list[str]:
     lines: list[str] = []
     for group in found.bad_groups:
         off = "it fails" if math.isinf(group.excess) and not group.worst else (
-            f"{group.worst} is off by {group.excess:.3g} times what is allowed")
+            f"{group.worst} is off by {group.excess:.3g} times the bound of a single kernel")
         together = " (only together)" if len(group.suspects) > 1 else ""
         lines.append(f"with {', '.join(s.region for s in group.suspects)} alone{together}, {off}")
         for s in group.suspects:
@@ -262,5 +262,5 @@ def _accusations(found: Bisection) -> list[str]:
             lines += [f"    reproducer: {s.repro}"] if s.repro else []
     if found.bad_groups:
         overrides = ", ".join(f"{name}={value!r}" for name, value in found.options.items())
-        lines.append(f"to go without: torch.compile(..., options={found.options!r}), or: with onepass.settings({overrides})")
+        lines.append(f"to disable: torch.compile(..., options={found.options!r}), or: with onepass.settings({overrides})")
     return lines

@@ -219,5 +219,6 @@ def fit_latency(flights: Sequence[InFlightRate], bandwidth: float, sms: int) -> 
 def _checked(name: str, amount: float) -> float:
     least, most, unit, scale = _LIMITS[name]
     if not (isfinite(amount) and least <= amount / scale <= most):
-        raise ImplausibleMeasurement(what=_NAMES[name], value=f"{amount / scale:.4g} {unit}", expected=f"{least:g} to {most:g} {unit}")
+        raise ImplausibleMeasurement(what=_NAMES[name], value=f"{amount / scale:.4g} {unit}",
+                                     expected=f"{least:g} to {most:g} {unit}")
     return amount

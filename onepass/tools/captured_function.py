@@ -1,4 +1,4 @@
-"""What onepass makes of a workload, step by step: the same kernels `onepass.fuse` runs, with all that is known about them."""
+"""Compiles a workload stage by stage: the same kernels that `onepass.fuse` runs, with access to plans and binaries."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from ..runtime.executable import Executable
 from ..runtime.promise import Promise
 from .timing import Call
 
-ALL_PLANS = 10_000  # more plans than any Program has
+ALL_PLANS = 10_000  # more than any Program has
 
 
 @dataclass(frozen=True)
 class CapturedFunction:
-    """A function captured for given arguments, all of which start on 16 bytes, as tensors that torch allocates do."""
+    """A function captured for given arguments. All are assumed 16-byte aligned, as torch allocates them."""
 
     captured: Captured
     program: Program
     bindings: Bindings
 
     @staticmethod
-    def of(function: Callable[..., Any], args: Sequence[Tensor]) -> "Ours":
-        """Capture a function; shapes alone will do."""
+    def of(function: Callable[..., Any], args: Sequence[Tensor]) -> "CapturedFunction":
+        """Capture a function. Meta tensors are enough."""
         captured = capture(function, tuple(args))
         bindings = captured.bind(tuple(args))
         assert bindings is not None, "a capture applies to the arguments it was made from"
@@ -50,7 +50,7 @@ class CapturedFunction:
 
     @property
     def floor_bytes(self) -> int:
-        """Every input once, every output once."""
+        """Least DRAM traffic: every input read once, every output written once."""
         return least_bytes(self.program, self.bindings)
 
     @property
@@ -62,7 +62,7 @@ class CapturedFunction:
         return frozenset(b.name for b in self.program.buffers if b.role == "output")
 
     def start_compiling(self, where: torch.device) -> Promise[Artifact]:
-        """Plan and compile in the background what `executable` then finds."""
+        """Plan and compile in the background; `executable` then finds the result."""
         return Kernels(self.program, self.program.name).prepare(self.bindings, where, self.aligned)
 
     def executable(self, where: torch.device) -> Executable:
@@ -70,17 +70,17 @@ class CapturedFunction:
         return Kernels(self.program, self.program.name).executable(self.bindings, where, self.aligned)
 
     def call(self, executable: Executable, args: Sequence[Tensor]) -> Call:
-        """A call of some kernels of this function."""
+        """A callable that runs an executable of this function on the arguments."""
         tensors, bindings = self.captured.tensors(tuple(args)), self.bindings
         return lambda: executable(tensors, bindings)
 
     def plans(self, device: Device, most: int) -> tuple[Plan, ...]:
-        """Different plans for these very sizes, the one predicted best first."""
+        """Different plans for exactly these sizes, sorted by predicted time."""
         fixed, free = pipeline.specialize(self.program, self.bindings)
         return alternatives(fixed, free, device, most)
 
     def predicted_us(self, made: Artifact, device: Device) -> float:
-        """What kernels that were planned for a class of row counts are predicted to take at these sizes."""
+        """Predicted time at these sizes of kernels that were planned for a class of row counts."""
         if all(self.bindings.get(name) == size for name, size in made.summary.sizes):
             return made.summary.predicted_us
         wanted = schedules(made)
@@ -91,6 +91,6 @@ class CapturedFunction:
 
 
 def schedules(of: "Plan | Artifact") -> tuple[Schedule, ...]:
-    """How the kernels of a plan run, those left out that only join partial results."""
+    """The schedules of a plan's kernels, without the kernels that only join partial results."""
     kernels: Sequence[Any] = of.kernels if isinstance(of, Plan) else of.summary.kernels
     return tuple(k.schedule for k in kernels if not k.name.endswith("_join"))

@@ -108,7 +108,8 @@ def charts(runs: Sequence[Run], metric: str = "gbps", titles: Mapping[str, str] 
         raise BadSpec(what="The metric", text=metric, detail=f"known are {', '.join(METRICS)}")
     cards = sorted({run.card for run in runs})
     if len(cards) > 1:
-        raise BadSpec(what="The choice of results", text=", ".join(cards), detail="a chart shows one GPU; plot the results of each GPU separately")
+        raise BadSpec(what="The choice of results", text=", ".join(cards),
+                      detail="a chart shows one GPU; plot the results of each GPU separately")
     ordered = sorted(runs, key=lambda run: run.date)
     named = dict(titles or {})
     rows = {row.id: row for run in ordered for row in run.rows}
@@ -223,7 +224,8 @@ def _predictions(runs: Sequence[Run], rows: Iterable[Row]) -> Iterator[ScatterCh
         errors = [p.error for p in picked or others]
         within = sum(e <= CLOSE_PREDICTION for e in errors) / len(errors)
         yield ScatterChart("predicted", "Predicted against measured time",
-                           f"median error {median(errors):.0%}; {within:.0%} of {len(errors)} within {CLOSE_PREDICTION:.0%}", picked, others)
+                           f"median error {median(errors):.0%}; {within:.0%} of {len(errors)} within {CLOSE_PREDICTION:.0%}",
+                           picked, others)
 
 
 def _title(workload: str, titles: Mapping[str, str]) -> str:

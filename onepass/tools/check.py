@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..ir.criterion import Check, check, spacing
+from ..ir.criterion import Check, check, ulp_at
 
 
 class _Float64(TorchFunctionMode):
@@ -29,4 +29,4 @@ def in_float64(function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[
         return as_tuple(function(*(t.double() if t.is_floating_point() else t for t in inputs)))
 
 
-__all__ = ["Check", "as_tuple", "check", "in_float64", "spacing"]
+__all__ = ["Check", "as_tuple", "check", "in_float64", "ulp_at"]

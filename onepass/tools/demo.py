@@ -57,7 +57,8 @@ def _show_refusal(console: Console, shown: Report) -> None:
     if refusal is None:
         console.print("every merge was made")
         return
-    console.print(f"{name}: {refusal.cost_fused_us:.1f} us in one kernel, {refusal.cost_apart_us:.1f} us in separate kernels, so they stay separate:\n"
+    console.print(f"{name}: {refusal.cost_fused_us:.1f} us in one kernel, {refusal.cost_apart_us:.1f} us in separate kernels, "
+                  "so they stay separate:\n"
                   f"  {escape(refusal.detail)}")
 
 

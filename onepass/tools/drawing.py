@@ -1,6 +1,6 @@
-"""Charts as pictures, with matplotlib: one strong colour for onepass, muted ones for its peers, each on light and dark ground.
+"""Renders charts with matplotlib, in a light and a dark theme. onepass has a strong color, other providers muted ones.
 
-The same chart always gives the same bytes: neither the user's matplotlib settings nor the date enter a picture.
+Output is deterministic: the same chart gives the same bytes, independent of the date and the user's matplotlib settings.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from .charts import CLOSE_PREDICTION, RATE, TIME, BarChart, Chart, Line, LineChart, Panel, ScatterChart
 from .results import ONEPASS_PROVIDERS, PROVIDERS
 
-WIDTH = 8.6  # inches; at DPI twice what a README is wide, for screens that show two dots a pixel
+WIDTH = 8.6  # inches; with DPI, twice the width of a README, for high-density screens
 DPI = 200
 MARGIN = 0.25  # inches
-HEADER_INCHES, FOOTER_INCHES = 0.78, 0.42  # inches above and below all axes: titles, and where the figures come from
+HEADER_INCHES, FOOTER_INCHES = 0.78, 0.42  # above all axes for the titles, below them for the data source
 BAR_STEP = 0.27  # inches
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a provider is drawn."""
+    """Colors, marker and line style of a provider."""
 
     light: str
     dark: str
@@ -42,7 +42,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """The colours of a ground and what is written on it."""
+    """Colors of the background and of everything drawn on it."""
 
     name: str
     background: str
@@ -51,7 +51,7 @@ class Theme:
     grid: str
 
     def color(self, provider: str) -> str:
-        """The colour of a provider on this ground."""
+        """The color of a provider in this theme."""
         look = STYLES[provider]
         return look.dark if self.name == "dark" else look.light
 
@@ -72,7 +72,7 @@ STYLES = {
 
 
 def render(chart: Chart, theme: Theme, footer: str, kind: str) -> bytes:
-    """A chart as the content of a file of some kind, png or svg."""
+    """A chart as file content; `kind` is png or svg."""
     nothing = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     page = BytesIO()
     with settings(theme):
@@ -81,7 +81,7 @@ def render(chart: Chart, theme: Theme, footer: str, kind: str) -> bytes:
 
 
 def draw(chart: Chart, theme: Theme, footer: str) -> Figure:
-    """A chart with its titles, under the theme's settings."""
+    """The figure of a chart, with titles and footer."""
     match chart:
         case LineChart():
             figure = _draw_lines(chart, theme)
@@ -97,9 +97,9 @@ def draw(chart: Chart, theme: Theme, footer: str) -> Figure:
 
 
 def spread_out(wished: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions at least `gap` apart, in the order of what was wished and as near to it as can be, between two ends."""
+    """Positions between `low` and `high`, at least `gap` apart, in the order of the wished positions and close to them."""
     order = sorted(range(len(wished)), key=lambda i: wished[i])
-    blocks: list[list[float]] = []  # of neighbours that touch: the mean of where its first would be, and how many
+    blocks: list[list[float]] = []  # of adjacent positions: the mean start of the block, and its length
     for place, i in enumerate(order):
         blocks.append([wished[i] - place * gap, 1])
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
@@ -115,11 +115,11 @@ def spread_out(wished: Sequence[float], gap: float, low: float, high: float) -> 
 
 @contextmanager
 def settings(theme: Theme) -> Iterator[None]:
-    """matplotlib set up for a theme, and as it was afterwards."""
+    """Set up matplotlib for a theme; restore its settings on exit."""
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever a user has set
+        matplotlib.rcdefaults()  # ignore the user's settings
         matplotlib.rcParams.update({
-            "text.parse_math": False, "text.usetex": False,  # a dollar sign in a name is one
+            "text.parse_math": False, "text.usetex": False,  # a dollar sign in a name is literal
             "svg.hashsalt": "onepass", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": 9,
             "text.color": theme.foreground, "figure.facecolor": theme.background, "savefig.facecolor": theme.background,
             "axes.facecolor": theme.background, "axes.edgecolor": theme.faint, "axes.labelcolor": theme.faint,
@@ -151,7 +151,7 @@ def _draw_lines(chart: LineChart, theme: Theme) -> Figure:
 
 
 def _set_size_axis(axes: Axes, places: Sequence[int], title: str, width: float) -> None:
-    """A logarithmic axis, so many inches wide, with a plain number at every place where one fits."""
+    """A logarithmic x axis, `width` inches wide, with a plain number at every size where one fits."""
     axes.set_xscale("log", base=2)
     low, high = math.log2(places[0]), math.log2(places[-1])
     pad = 2 ** (0.03 * (high - low))
@@ -165,15 +165,15 @@ def _set_size_axis(axes: Axes, places: Sequence[int], title: str, width: float) 
 
 
 def labeled_ticks(places: Sequence[int], doubling: float) -> list[int]:
-    """The places that can bear their number where a doubling is so many inches: the ends first, then powers of two."""
+    """The sizes whose labels fit if a doubling is `doubling` inches wide: the ends first, then powers of two."""
     digit, between = 0.078, 0.1  # inches
 
-    def apart(a: int, b: int) -> bool:
+    def is_separate(a: int, b: int) -> bool:
         return abs(math.log2(a / b)) * doubling >= digit * (len(str(a)) + len(str(b))) / 2 + between
 
     shown: list[int] = []
     for place in sorted(places, key=lambda p: (p not in (places[0], places[-1]), p & (p - 1) != 0, p)):
-        if all(apart(place, other) for other in shown):
+        if all(is_separate(place, other) for other in shown):
             shown.append(place)
     return sorted(shown)
 
@@ -183,7 +183,7 @@ def _draw_panel(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -
     better = "higher" if panel.quantity == RATE else "lower"
     axes.set_title(f"{panel.quantity}, {better} is better", loc="left", fontsize=9, color=theme.faint, pad=8)
     axes.plot(places, panel.floor, color=theme.foreground, linewidth=1, linestyle=(0, (5, 3)), zorder=2)
-    for line in reversed(panel.lines):  # onepass last, so on top
+    for line in reversed(panel.lines):  # onepass is drawn last, on top
         look = STYLES[line.provider]
         values = [math.nan if v is None else v for v in line.values]
         axes.plot(places, values, color=theme.color(line.provider), linewidth=look.width, linestyle=look.dash, marker=look.marker,
@@ -193,14 +193,14 @@ def _draw_panel(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -
         axes.set_ylim(0, 1.1 * max(*panel.floor, *_values(panel.lines)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0f}"))
     else:
-        measured = _values(panel.lines)  # the floor of a few rows is far below whatever can be measured
+        measured = _values(panel.lines)  # for few rows the floor is far below any measured time
         floors = [v for v in panel.floor if v >= min(measured) / 2]
         _ratio_axis(axes, [*floors, *measured])
     _label_floor(axes, panel, places, theme)
 
 
 def _label_floor(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -> None:
-    """The floor's name on the side where nothing can be: what is faster than the floor is rare."""
+    """Label the floor line on its faster side, where there are hardly any points."""
     if panel.quantity == RATE:
         place, offset, align = 0, (0, 4), ("left", "bottom")
     elif panel.quantity == TIME:
@@ -209,12 +209,12 @@ def _label_floor(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) 
         offset, align = (6, -2), ("left", "top")
     else:
         place, offset, align = 0, (0, -4), ("left", "top")
-    axes.annotate("floor", (places[place], panel.floor[place]), offset, textcoords="offset points", fontsize=8, color=theme.foreground,
-                  ha=align[0], va=align[1])
+    axes.annotate("floor", (places[place], panel.floor[place]), offset, textcoords="offset points", fontsize=8,
+                  color=theme.foreground, ha=align[0], va=align[1])
 
 
 def _ratio_axis(axes: Axes, values: Sequence[float]) -> None:
-    """A logarithmic upright axis with plain numbers: what is twice as much is as far everywhere."""
+    """A logarithmic y axis with plain numbers."""
     low, high = min(values) / 1.4, max(values) * 1.15
     axes.set_yscale("log")
     axes.set_ylim(low, high)
@@ -224,7 +224,7 @@ def _ratio_axis(axes: Axes, values: Sequence[float]) -> None:
 
 
 def nice_ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two ends of a logarithmic axis: few enough to read, more than one."""
+    """Round tick values on a logarithmic axis: at least four, if the steps allow it, and few enough to read."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 6, 8), (1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 7, 8)):
         ticks = [t for d in decades for s in steps if low <= (t := float(f"{s * 10.0**d:g}")) <= high]
@@ -234,8 +234,8 @@ def nice_ticks(low: float, high: float) -> list[float]:
 
 
 def _label_lines(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -> None:
-    """Each line's name beside its last point, moved as far as names would overlap, with a thread to the point."""
-    scale = 72 / axes.figure.dpi  # in points, which are the same in every format
+    """Label each line next to its last point. Labels move apart if they would overlap; a thin line connects each to its point."""
+    scale = 72 / axes.figure.dpi  # points, which are the same in every format
     box = axes.get_window_extent()
     ends = [next((i, v) for i, v in reversed(tuple(enumerate(line.values))) if v is not None) for line in panel.lines]
     points = [scale * axes.transData.transform((places[i], v)) for i, v in ends]
@@ -243,7 +243,7 @@ def _label_lines(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) 
     x = scale * box.x1 + 12
     for line, point, y in zip(panel.lines, points, heights, strict=True):
         color = theme.color(line.provider)
-        if line.values[-1] is not None:  # a thread from further left would run across the others
+        if line.values[-1] is not None:  # a connecting line from further left would cross the others
             axes.annotate("", tuple(point), (x, y), "figure points", "figure points", annotation_clip=False, zorder=2,
                           arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 2, "shrinkB": 4})
         axes.annotate(line.provider, (x, y), xycoords="figure points", fontsize=9, color=color, va="center", annotation_clip=False,
@@ -289,7 +289,7 @@ def _legend(figure: Figure, peers: Sequence[str], theme: Theme, top: float) -> N
 
 
 def _bar_axes(axes: Axes, chart: BarChart, theme: Theme) -> None:
-    """From the floor to the right, each doubling as far as the last."""
+    """A logarithmic x axis that starts at the floor."""
     values = [v for b in chart.bars for v in b.values.values()]
     low, high = min(0.98, *values), max(1.5, *values) * 1.04
     axes.set_xscale("log", base=2)
@@ -313,17 +313,17 @@ def _floor_ticks(high: float) -> list[float]:
 
 
 def _bar_columns(axes: Axes, chart: BarChart, theme: Theme) -> None:
-    """Beside the bars, the figures of onepass and of its best peer."""
+    """Columns to the right of the bars: the values of onepass and of the best other provider."""
     inches = axes.get_window_extent().width / axes.figure.dpi
     own = [b.values["onepass"] for b in chart.bars]
     best = [b.against_best_peer and b.values["onepass"] * b.against_best_peer for b in chart.bars]
     for end, title, values, color, weight in ((0.55, "onepass", own, theme.color("onepass"), "bold"),
                                                (1.33, "best peer", best, theme.faint, "normal")):
-        beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right"}
-        axes.text(1 + end / inches, -0.85, title, fontsize=7.5, color=theme.faint, va="bottom", **beside)
+        placement: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right"}
+        axes.text(1 + end / inches, -0.85, title, fontsize=7.5, color=theme.faint, va="bottom", **placement)
         for y, value in enumerate(values):
             text = f"{value:.{2 if value < 100 else 0}f}×" if value else "–"
-            axes.text(1 + end / inches, y, text, fontsize=8.5, color=color, fontweight=weight, va="center_baseline", **beside)
+            axes.text(1 + end / inches, y, text, fontsize=8.5, color=color, fontweight=weight, va="center_baseline", **placement)
 
 
 # ---- predictions
@@ -333,12 +333,13 @@ def _draw_scatter(chart: ScatterChart, theme: Theme) -> Figure:
     height = 5.4
     figure = Figure((WIDTH, height))
     side = height - HEADER_INCHES - FOOTER_INCHES - 0.75
-    axes = figure.add_axes(((MARGIN + 0.6) / WIDTH, (FOOTER_INCHES + 0.5) / height, (WIDTH - 2 * MARGIN - 2.2) / WIDTH, side / height))
+    axes = figure.add_axes(((MARGIN + 0.6) / WIDTH, (FOOTER_INCHES + 0.5) / height, (WIDTH - 2 * MARGIN - 2.2) / WIDTH,
+                            side / height))
     times = [t for p in (*chart.picked, *chart.others) for t in (p.us, p.predicted_us)]
     low, high = min(times) / 1.4, max(times) * 1.4
     axes.plot([low, high], [low, high], color=theme.foreground, linewidth=1, linestyle=(0, (5, 3)), zorder=2)
-    axes.fill_between([low, high], [low * (1 - CLOSE_PREDICTION), high * (1 - CLOSE_PREDICTION)], [low * (1 + CLOSE_PREDICTION), high * (1 + CLOSE_PREDICTION)],
-                      color=theme.grid, zorder=1, linewidth=0)
+    below, above = ([end * factor for end in (low, high)] for factor in (1 - CLOSE_PREDICTION, 1 + CLOSE_PREDICTION))
+    axes.fill_between([low, high], below, above, color=theme.grid, zorder=1, linewidth=0)
     handles: list[Any] = []
     for points, label, provider in ((chart.others, "other plans", "eager"), (chart.picked, "picked plans", "onepass")):
         if points:
@@ -359,14 +360,14 @@ def _draw_scatter(chart: ScatterChart, theme: Theme) -> Figure:
 
 
 def _write_line(figure: Figure, y: float, text: str, **style: Any) -> None:
-    """A line from margin to margin at most: set smaller if it must be."""
+    """Write one line of text, in a smaller font if it would exceed the page width."""
     written = figure.text(MARGIN / WIDTH, y, text, **style)
     room = (WIDTH - 2 * MARGIN) * figure.dpi
     written.set_fontsize(float(written.get_fontsize()) * min(1, room / max(1, written.get_window_extent().width)))
 
 
 def _inches(figure: Figure, text: str) -> float:
-    """How wide a text of normal size is."""
+    """The width of a text in the label font, in inches."""
     probe = figure.text(0, 0, text, fontsize=9, fontweight="bold")
     width = probe.get_window_extent().width / figure.dpi
     probe.remove()

@@ -1,6 +1,6 @@
-"""The report on a compiled function: what was fused, what was refused and at what cost, bytes against the floor.
+"""`onepass explain` for one function: its kernels, the merges that were refused and their costs, and bytes relative to the floor.
 
-A Report only copies what the stages kept. It prints as tables, and as JSON for tools. A whole model gets a ModelReport
+A Report only copies values that the pipeline stages kept. It prints as tables or JSON. A whole model gets a ModelReport
 (model_report.py).
 """
 
@@ -49,7 +49,7 @@ __all__ = ["KernelRow", "RefusalRow", "RejectedRow", "Report", "as_text", "conso
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All there is to say about one function at one size on one device."""
+    """The report on one function at one size on one device."""
 
     workload: str
     device: Device
@@ -63,12 +63,12 @@ class Report:
 
     @property
     def dram_bytes(self) -> int:
-        """What all kernels together move to and from DRAM."""
+        """Total DRAM traffic of all kernels."""
         return sum(k.dram_bytes for k in self.kernels)
 
     @property
     def corrections(self) -> tuple[tuple[str, float], ...]:
-        """What measurements on the card multiplied predictions by, of the families that are here."""
+        """Factors from tuning on this GPU that predictions were multiplied by, for the kernel families in this report."""
         return tuple(c for c in self.device.corrections if c[0] in {k.family for k in self.kernels})
 
     def to_json(self) -> dict[str, Any]:
@@ -101,20 +101,20 @@ class Report:
 
 def explain(fn: Callable[..., Any], *, device: "str | Device" = "h200",
             compile: bool = False) -> "Callable[..., Report | ModelReport]":
-    """What would run for `fn` on a device, and why: call it with example inputs (meta tensors will do).
+    """Explains which kernels `fn` becomes on a device, and why: call the result with example inputs (meta tensors are enough).
 
     A plain function gets a Report on its kernels, which are always compiled. A module, or anything that torch.compile returned,
-    gets a ModelReport on its regions, forward and backward; there `compile` says whether kernels are compiled, for their
+    gets a ModelReport on its regions, forward and backward. There `compile` selects whether kernels are compiled, to show their
     registers.
     """
-    from .model_report import explain_model  # a function to fuse needs nothing of torch.compile
-    from .trace_model import is_model  # the same
+    from .model_report import explain_model  # imported late: a plain function does not need torch.compile
+    from .trace_model import is_model
 
     return explain_model(fn, device=device, compile=compile) if is_model(fn) else explain_function(fn, device=device)
 
 
 def explain_function(fn: Callable[..., Any], *, device: "str | Device" = "h200") -> Callable[..., Report]:
-    """What `fuse` would make of a function."""
+    """Explains the kernels that `fuse` would generate for a function: call the result with example inputs."""
     target = resolve_device(device)
 
     def measure(source: Source) -> Binary:
@@ -124,11 +124,11 @@ def explain_function(fn: Callable[..., Any], *, device: "str | Device" = "h200")
         try:
             captured = capture(fn, args)
         except UnsupportedOp as error:
-            error.add_note("Explain torch.compile(f) instead of f for what onepass makes of the rest.")
+            error.add_note("To see which parts onepass can compile, explain torch.compile(f) instead of f.")
             raise
         with stage("explaining a function"):
             program, bindings = pipeline.specialize(pipeline.optimize(captured.program), captured.bind(args) or {})
-            if program.is_empty(bindings):  # torch answers such a call
+            if program.is_empty(bindings):  # torch computes such a call
                 return report(Compiled(Plan(program, target, bindings, (), ()), (), ()))
             return report(pipeline.compile(program, bindings, target, measure))
 
@@ -136,7 +136,7 @@ def explain_function(fn: Callable[..., Any], *, device: "str | Device" = "h200")
 
 
 def report(compiled: Compiled, workload: str | None = None) -> Report:
-    """Gather the report from what the stages kept."""
+    """The report on a compiled function."""
     plan = compiled.plan
     return Report(
         workload=workload or plan.program.name,
@@ -158,14 +158,14 @@ def _header(r: Report) -> Text:
         (r.workload, "bold"), f" on {r.device.title}: {counted(len(r.kernels), 'kernel')}\n",
         f"  floor      {human_bytes(r.floor_bytes):>8} {r.floor_us:9.1f} us  each input read once, each output written once\n",
         f"  predicted  {human_bytes(r.dram_bytes):>8} {r.predicted_us:9.1f} us  {ratios}\n",
-        f"  corrected  {corrected}, by kernels timed on this card\n" if corrected else "",
-        "" if r.kernels else "  nothing is launched: what is returned needs no arithmetic, or there are no elements\n",
+        f"  corrected  {corrected}, from kernels timed on this GPU\n" if corrected else "",
+        "" if r.kernels else "  no kernel: the outputs need no arithmetic, or have no elements\n",
     )
 
 
 def _kernel_table(kernels: tuple[KernelRow, ...]) -> Table:
     shown = table("kernels", ("name", "name"), ("family", "name"), ("DRAM", "right"), ("regs", "right"), ("spill", "right"),
-                  ("shared", "right"), ("CTAs/SM", "right"), ("predicted", "right"))
+                  ("smem", "right"), ("CTAs/SM", "right"), ("predicted", "right"))
     for k in kernels:
         shown.add_row(escape(k.name), escape(k.family), human_bytes(k.dram_bytes), str(k.registers), spill_text(k.spill_bytes),
                       "" if k.smem_bytes is None else human_bytes(k.smem_bytes), str(k.ctas_per_sm), us(k.predicted_us))

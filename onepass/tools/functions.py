@@ -1,7 +1,7 @@
-"""The functions behind the named workloads: plain torch, 16-bit tensors computed in fp32 and rounded once on the way out.
+"""The functions behind the named workloads: plain torch, 16-bit tensors computed in fp32 and rounded once, for the outputs.
 
-Backward passes are written as formulas over what a forward pass saves, because that is the work a compiler is handed.
-Letters: x data, w weight, b bias, dy incoming gradient, rstd 1 / standard deviation (or root mean square), xhat normalised x.
+Backward passes are explicit formulas over the tensors a forward pass saves, because that is the graph a compiler gets.
+Names: x data, w weight, b bias, dy incoming gradient, rstd 1 / standard deviation (or root mean square), xhat normalized x.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ IGNORED = -100  # cross_entropy's ignore_index
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 FP8_BLOCK = 128
-GROUPS = 32  # of group_norm
+GROUPS = 32  # for group_norm
 
 
 def row_rstd(x: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rms_norm(x: Tensor, w: Tensor) -> Tensor:
-    """x over its root mean square, times a weight."""
+    """RMSNorm: x divided by its root mean square, times a weight."""
     return (x.float() * row_rstd(x) * w).to(x.dtype)
 
 
@@ -50,7 +50,7 @@ def rms_norm_backward(x: Tensor, w: Tensor, rstd: Tensor, dy: Tensor) -> tuple[T
 
 
 def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """x centred and scaled to unit variance, times a weight, plus a bias."""
+    """LayerNorm: x centered and scaled to unit variance, times a weight, plus a bias."""
     mean, rstd = row_moments(x)
     return ((x.float() - mean) * rstd * w + b).to(x.dtype)
 
@@ -70,7 +70,7 @@ def add_rms_norm(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def add_rms_norm_backward(h: Tensor, w: Tensor, rstd: Tensor, dy: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x and r (the same tensor) and of w; dh is what arrives along the residual stream."""
+    """Gradients of x and r (the same tensor) and of w; dh is the gradient from the residual stream."""
     xhat = h.float() * rstd
     dx = dh.float() + _rms_norm_dx(xhat, rstd, dy.float() * w)
     return dx.to(h.dtype), (dy.float() * xhat).sum(0).to(w.dtype)
@@ -93,7 +93,7 @@ def add_layer_norm_backward(
 
 
 def group_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """[batch, channels, positions], normalised over groups of channels and all positions."""
+    """GroupNorm of [batch, channels, positions]: normalized over groups of channels and all positions."""
     batch, channels, positions = x.shape
     grouped = x.float().view(batch, GROUPS, channels // GROUPS, positions)
     var, mean = torch.var_mean(grouped, (2, 3), correction=0, keepdim=True)
@@ -113,7 +113,7 @@ def qk_norm(q: Tensor, k: Tensor, wq: Tensor, wk: Tensor) -> tuple[Tensor, Tenso
 
 
 def l2_normalize(x: Tensor) -> Tensor:
-    """Rows of unit length."""
+    """Scale each row to unit length."""
     length = x.float().square().sum(-1, keepdim=True).sqrt()
     return (x.float() / length.clamp_min(EPS)).to(x.dtype)
 
@@ -132,19 +132,19 @@ def rms_norm_fp8(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def softmax(x: Tensor) -> Tensor:
-    """Over the last dim."""
+    """Softmax over the last dim."""
     e = torch.exp(x.float() - x.float().amax(-1, keepdim=True))
     return (e / e.sum(-1, keepdim=True)).to(x.dtype)
 
 
 def softmax_dim0(x: Tensor) -> Tensor:
-    """Over the first dim: each column sums to one."""
+    """Softmax over the first dim: each column sums to one."""
     e = torch.exp(x.float() - x.float().amax(0, keepdim=True))
     return (e / e.sum(0, keepdim=True)).to(x.dtype)
 
 
 def softmax_backward(y: Tensor, dy: Tensor) -> Tensor:
-    """Gradient of the softmax whose result was y."""
+    """Gradient of softmax, given its output y."""
     g = dy.float() * y.float()
     return (g - y.float() * g.sum(-1, keepdim=True)).to(y.dtype)
 
@@ -155,17 +155,17 @@ def _logsumexp(x: Tensor) -> Tensor:
 
 
 def logsumexp(x: Tensor) -> Tensor:
-    """Over the last dim."""
+    """Logsumexp over the last dim."""
     return _logsumexp(x.float()).squeeze(-1)
 
 
 def log_softmax(x: Tensor) -> Tensor:
-    """Over the last dim."""
+    """Log-softmax over the last dim."""
     return (x.float() - _logsumexp(x.float())).to(x.dtype)
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Loss of each row; rows whose target is -100 count nothing."""
+    """Loss of each row; 0 for rows whose target is -100."""
     counted = target != IGNORED
     at = torch.where(counted, target, 0)
     picked = logits.gather(1, at[:, None]).float()
@@ -173,7 +173,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def cross_entropy_mean(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean loss of the rows that count."""
+    """Mean loss of the rows that are not ignored."""
     return cross_entropy(logits, target).sum() / (target != IGNORED).sum()
 
 
@@ -212,7 +212,7 @@ def silu_backward_bias(x: Tensor, b: Tensor, dy: Tensor) -> tuple[Tensor, Tensor
 
 
 def swiglu_backward_bias(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of gate and up through silu(gate) * up, and of the biases of the two projections that made them."""
+    """Gradients of gate and up through silu(gate) * up, and of the biases of the two projections."""
     value, slope = _silu_slope(gate.float())
     dgate = dy.float() * up.float() * slope
     return (*_with_bias_gradient(dgate, gate), *_with_bias_gradient(dy.float() * value, up))
@@ -228,17 +228,17 @@ def var_mean(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_rows(x: Tensor) -> Tensor:
-    """One sum a row."""
+    """The sum of each row."""
     return x.float().sum(-1)
 
 
 def sum_cols(x: Tensor) -> Tensor:
-    """One sum a column."""
+    """The sum of each column."""
     return x.float().sum(0)
 
 
 def sum_all(x: Tensor) -> Tensor:
-    """One sum."""
+    """The sum of all elements."""
     return x.float().sum()
 
 
@@ -259,7 +259,7 @@ def outer_sum(*xs: Tensor) -> Tensor:
 
 
 def rms_norm_backward_residuals(x: Tensor, w: Tensor, rstd: Tensor, dy: Tensor, *residuals: Tensor) -> tuple[Tensor, ...]:
-    """RMSNorm backward whose dx also gives each residual's per-channel scale its gradient."""
+    """RMSNorm backward, plus the gradient of a per-channel scale of each residual, computed from dx."""
     xhat = x.float() * rstd
     dx = _rms_norm_dx(xhat, rstd, dy.float() * w)
     scales = tuple((dx * r.float()).sum(0).to(w.dtype) for r in residuals)
@@ -270,7 +270,7 @@ def three_norms_shared_weight_backward(
     w: Tensor, x1: Tensor, x2: Tensor, x3: Tensor, rstd1: Tensor, rstd2: Tensor, rstd3: Tensor,
     dy1: Tensor, dy2: Tensor, dy3: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Three RMSNorms that share one weight: three dx, one dw."""
+    """Backward of three RMSNorms that share one weight: three dx, one dw."""
     parts = [rms_norm_backward(x, w.float(), rstd, dy)
              for x, rstd, dy in ((x1, rstd1, dy1), (x2, rstd2, dy2), (x3, rstd3, dy3))]
     (dx1, dw1), (dx2, dw2), (dx3, dw3) = parts
@@ -285,8 +285,8 @@ def block_backward(
     """All of a transformer block's backward pass that is not matmul or attention.
 
     Forward:  h0 = m0*x + m1*x0;  h1 = h0 + a*attn(norm(h0)*w0);  h2 = h1 + b*mlp(norm(h1)*w1), with per-channel vectors
-    m0, m1, a, b, w0, w1. dn0 and dn1 are the gradients the attention and the MLP hand back at their inputs, dh2 the one
-    at the block's output, dx0 what later blocks have collected for x0. Gives the gradients of mlp, attn, x, x0 and of
+    m0, m1, a, b, w0, w1. dn0 and dn1 are the gradients of the inputs of attention and MLP, dh2 that of the block's
+    output, dx0 the gradient of x0 accumulated by later blocks. Returns the gradients of mlp, attn, x, x0 and of
     b, a, w1, w0, m0, m1.
     """
     xhat1, g1 = h1.float() * rstd1, dn1.float() * w1

@@ -1,6 +1,6 @@
-"""The report on a whole model: every region, forward and backward, with its kernels, bytes and times; and what was left.
+"""`onepass explain` for a whole model: every claimed region with its kernels, bytes and times, and what is left to Inductor.
 
-Identical regions are one row with a count. Times are predictions for one device and the sizes of the example inputs.
+Identical regions share a row with a count. Times are predictions for one device and the sizes of the example inputs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ..runtime import offline
 from ..runtime.background import DaemonExecutor
 from ..runtime.card import resolve_device
 from ..runtime.compiled import Compiled
-from .rows import KernelRow, RefusalRow, RejectedRow, as_json, kernel_rows, refusal_row, rejected_row, rounded, spill_text
+from .rows import KernelRow, RefusalRow, RejectedRow, as_json, json_key, kernel_rows, refusal_row, rejected_row, rounded, spill_text
 from .tables import as_text, counted, human_bytes, places, ratio, table, us
 from .trace_model import name_of, trace
 
 PHASES = ("forward", "backward", "inference")
-MAX_REFUSALS_SHOWN = 20  # shown; JSON has all
+MAX_REFUSALS_SHOWN = 20  # in tables; JSON has all
 
 
 class Graph(Protocol):
-    """The outcome for one graph, from a trace or from the journal."""
+    """The claimed regions and declined reductions of one graph, from a trace or from the journal."""
 
     @property
     def phase(self) -> str: ...
@@ -46,7 +46,7 @@ class Graph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RegionRow:
-    """A region that is claimed, `count` times in one phase. Bytes and times are those of one of them."""
+    """A region that occurs `count` times in one phase. Bytes and times are per occurrence."""
 
     id: str
     phase: str
@@ -61,23 +61,23 @@ class RegionRow:
     dram_bytes: int
     floor_us: float
     predicted_us: float
-    inductor_us: float  # predicted, if Inductor computed it
-    charged_us: float  # for values that only the claim makes cross memory
-    in_place: int  # outputs that take the memory of an input, of all of them together
+    inductor_us: float  # predicted time of the same region under Inductor
+    charged_us: float  # for values that cross memory only because of the claim
+    in_place: int  # outputs that reuse the memory of an input, summed over all occurrences
     plan: Plan = field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON-ready values."""
-        plain = {name: rounded(getattr(self, name)) for name in (
+        plain = {json_key(name): rounded(getattr(self, name)) for name in (
             "id", "phase", "count", "lines", "name", "reductions", "floor_bytes", "dram_bytes", "floor_us", "predicted_us",
-            "left_us", "charged_us", "in_place")}
-        several = {"kernels": self.kernels, "refusals": self.refusals, "rejected": self.rejected}
-        return plain | {name: [as_json(row) for row in rows] for name, rows in several.items()}
+            "inductor_us", "charged_us", "in_place")}
+        nested = {"kernels": self.kernels, "refusals": self.refusals, "rejected": self.rejected}
+        return plain | {name: [as_json(row) for row in rows] for name, rows in nested.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class DeclinedRow:
-    """Reductions that stay with Inductor, and why. Times are those of one of them, None where it never came to a plan."""
+    """Reductions that are left to Inductor, and why. Times are per occurrence, and None if there was no plan."""
 
     phase: str
     count: int
@@ -91,7 +91,7 @@ class DeclinedRow:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Sums over the regions of a phase, each as often as it occurs."""
+    """Sums over all occurrences of the regions of a phase."""
 
     phase: str
     regions: int
@@ -109,18 +109,18 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """All there is to say about one model at one size on one device."""
+    """The report on one model at one size on one device."""
 
     model: str
     device: Device
-    graphs: tuple[str, ...]  # their phases
+    graphs: tuple[str, ...]  # the phase of each
     regions: tuple[RegionRow, ...]
     declined: tuple[DeclinedRow, ...]
-    recomputed: tuple[Recomputed, ...] = ()  # what the backward computes again instead of having it saved
+    recomputed: tuple[Recomputed, ...] = ()  # values that the backward recomputes instead of loading
 
     @property
     def totals(self) -> tuple[Total, ...]:
-        """Of each phase, and of all."""
+        """The totals of each phase, and of all phases."""
         return totals(self.regions, self.declined)
 
     def to_json(self) -> dict[str, Any]:
@@ -154,19 +154,19 @@ class ModelReport:
 
 
 def saved_text(recomputed: Sequence[Recomputed]) -> str:
-    """One line about what is no longer saved, if there is anything."""
+    """One line about recomputed values; empty if there are none."""
     if not recomputed:
         return ""
     total, moved = (sum(each) for each in zip(*((r.nbytes, r.traffic_saved) for r in recomputed), strict=True))
-    return (f"{counted(len(recomputed), 'value')} ({human_bytes(total)}) computed again in the backward instead of saved: "
-            f"{human_bytes(moved)} less to move\n")
+    return (f"{counted(len(recomputed), 'value')} ({human_bytes(total)}) recomputed in the backward instead of saved: "
+            f"{human_bytes(moved)} less traffic\n")
 
 
 def explain_model(model: Callable[..., Any], *, device: "str | Device" = "h200",
                   compile: bool = False) -> Callable[..., ModelReport]:
-    """What onepass would make of a whole model: call it with example inputs, on any device or on "meta". Nothing is run.
+    """Explains a whole model: call the result with example inputs, on any device or on "meta". Nothing is run.
 
-    Under torch.no_grad() it is the inference graph that is looked at. `compile` compiles every distinct region for the device.
+    Under torch.no_grad(), the report is on the inference graph. `compile` compiles every distinct region for the device.
     """
     target = resolve_device(device)
 
@@ -182,7 +182,7 @@ def explain_model(model: Callable[..., Any], *, device: "str | Device" = "h200",
 
 
 def _compiled(regions: Iterable[ClaimedRegion], target: Device) -> dict[str, Compiled]:
-    """Every distinct region, compiled by the worker processes, a few at a time."""
+    """Compile every distinct region in worker processes, a few at a time."""
     distinct = {r.id: r for r in regions}
 
     def compile(region: ClaimedRegion) -> Compiled:
@@ -197,7 +197,7 @@ def _compiled(regions: Iterable[ClaimedRegion], target: Device) -> dict[str, Com
 
 
 def region_rows(graphs: Sequence[Graph], compiled: Mapping[str, Compiled]) -> tuple[RegionRow, ...]:
-    """Claimed regions, equal ones of a phase together, in the order of their first."""
+    """Rows of claimed regions. Equal regions of a phase share a row; rows are ordered by first occurrence."""
     found: dict[tuple[str, str], list[ClaimedRegion]] = {}
     for graph in graphs:
         for region in graph.regions:
@@ -215,11 +215,12 @@ def _region_row(phase: str, same: list[ClaimedRegion], compiled: Compiled | None
         refusals=tuple(map(refusal_row, plan.refusals)),
         rejected=tuple(map(rejected_row, compiled.rejected)) if compiled else (),
         floor_bytes=plan.floor_bytes, dram_bytes=plan.dram_bytes, floor_us=plan.floor_us, predicted_us=plan.predicted_us,
-        inductor_us=first.inductor_us, charged_us=max(r.charged_us for r in same), in_place=sum(r.in_place for r in same), plan=plan)
+        inductor_us=first.inductor_us, charged_us=max(r.charged_us for r in same), in_place=sum(r.in_place for r in same),
+        plan=plan)
 
 
 def declined_rows(graphs: Sequence[Graph]) -> tuple[DeclinedRow, ...]:
-    """What was left, equal cases of a phase together."""
+    """Rows of reductions left to Inductor. Equal ones of a phase share a row."""
     found: dict[tuple[str, str, tuple[str, ...], str], list[Declined]] = {}
     for graph in graphs:
         for declined in graph.declined:
@@ -230,9 +231,9 @@ def declined_rows(graphs: Sequence[Graph]) -> tuple[DeclinedRow, ...]:
 
 
 def totals(regions: Sequence[RegionRow], declined: Sequence[DeclinedRow]) -> tuple[Total, ...]:
-    """Of each phase there is, and of all if there are several."""
-    local_device = [p for p in PHASES if p in {*(r.phase for r in regions), *(r.phase for r in declined)}]
-    each = [_total(p, [r for r in regions if r.phase == p], [r for r in declined if r.phase == p]) for p in local_device]
+    """The total of each phase that occurs, and of all if there are several."""
+    occurring = [p for p in PHASES if p in {*(r.phase for r in regions), *(r.phase for r in declined)}]
+    each = [_total(p, [r for r in regions if r.phase == p], [r for r in declined if r.phase == p]) for p in occurring]
     return (*each, _total("all", regions, declined)) if len(each) != 1 else tuple(each)
 
 
@@ -252,18 +253,19 @@ def _total(phase: str, regions: Sequence[RegionRow], declined: Sequence[Declined
 
 
 def total_table(each: Sequence[Total]) -> Table:
-    """One line a phase."""
+    """The table of totals, one row per phase."""
     shown = table("claimed", ("phase", "name"), ("regions", "right"), ("kernels", "right"), ("reductions", "right"),
-                  ("left", "right"), ("DRAM", "right"), ("x floor", "right"), ("floor", "right"), ("predicted", "right"),
+                  ("declined", "right"), ("DRAM", "right"), ("x floor", "right"), ("floor", "right"), ("predicted", "right"),
                   ("by Inductor", "right"))
     for t in each:
-        shown.add_row(t.phase, str(t.regions), str(t.kernels), str(t.reductions), str(t.reductions_declined), human_bytes(t.dram_bytes),
-                      ratio(t.dram_bytes, t.floor_bytes), us(t.floor_us), us(t.predicted_us + t.charged_us), us(t.inductor_us))
+        shown.add_row(t.phase, str(t.regions), str(t.kernels), str(t.reductions), str(t.reductions_declined),
+                      human_bytes(t.dram_bytes), ratio(t.dram_bytes, t.floor_bytes), us(t.floor_us),
+                      us(t.predicted_us + t.charged_us), us(t.inductor_us))
     return shown
 
 
 def region_table(regions: Sequence[RegionRow]) -> Table:
-    """One line a region; a kernel has one in the columns it has its own values for."""
+    """The table of regions. Columns with values per kernel have one line per kernel."""
     compiled = any(k.registers is not None for r in regions for k in r.kernels)
     used = (("regs", "right"), ("spill", "right")) if compiled else ()
     shown = table("\nregions", ("id", "name"), ("phase", "name"), ("times", "right"), ("computes", "left"), ("kernels", "name"),
@@ -278,7 +280,7 @@ def region_table(regions: Sequence[RegionRow]) -> Table:
 
 
 def line_table(regions: Sequence[RegionRow]) -> Table:
-    """Where regions came from."""
+    """The table of source lines of each region."""
     shown = table("\nlines of code", ("region", "name"), ("lines", "left"))
     for r in regions:
         shown.add_row(r.id, escape("\n".join(r.lines)) or "unknown")
@@ -286,18 +288,18 @@ def line_table(regions: Sequence[RegionRow]) -> Table:
 
 
 def model_refusal_table(regions: Sequence[RegionRow]) -> Table:
-    """Merges inside regions that were not made."""
+    """The table of refused merges inside regions."""
     rows = [(r.id, refusal) for r in regions for refusal in r.refusals]
     more = f", {MAX_REFUSALS_SHOWN} of {len(rows)}" if len(rows) > MAX_REFUSALS_SHOWN else ""
     shown = table(f"\nnot merged inside a region{more}", ("region", "name"), ("reason", "left"), ("fused", "right"),
-                  ("apart", "right"), ("detail", "left"))
+                  ("separate", "right"), ("detail", "left"))
     for name, r in rows[:MAX_REFUSALS_SHOWN]:
         shown.add_row(name, escape(r.reason), us(r.cost_fused_us), us(r.cost_apart_us), escape(r.detail))
     return shown
 
 
 def declined_table(declined: Sequence[DeclinedRow]) -> Table:
-    """What stays with Inductor."""
+    """The table of reductions left to Inductor."""
     shown = table("\nleft to Inductor", ("phase", "name"), ("times", "right"), ("reductions", "left"), ("lines", "left"),
                   ("reason", "left"))
     for r in declined:

@@ -1,8 +1,7 @@
-"""How other kernel libraries compute the named workloads, where they can be imported. None of them is a dependency.
+"""The named workloads in other kernel libraries (Liger, quack), if they are installed. None of them is a dependency.
 
-A backward pass is called through the library's own backward function, or through autograd where that is what it offers: the forward
-pass runs once, beforehand, and its state is kept. All kernels a library launches in a call are its own time, casts and final
-sums among them.
+A backward pass calls the library's backward function, or autograd if the library offers nothing else: then the forward pass runs
+once, before timing, and its state is kept. The time of a library includes every kernel it launches, casts and final sums too.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ Peer = Callable[..., Call]  # from a workload's inputs to a call
 
 
 def importable(library: str) -> bool:
-    """Whether a library is here."""
+    """Whether a library is installed."""
     return importlib.util.find_spec(PACKAGES[library][0]) is not None
 
 
 def version(library: str) -> str:
-    """The release of a library that is here."""
+    """The version of an installed library."""
     module, distribution = PACKAGES[library]
     try:
         return importlib.metadata.version(distribution)
@@ -40,13 +39,13 @@ def version(library: str) -> str:
 
 
 def peer(library: str, workload: str) -> Peer | None:
-    """How a library computes a workload; None where it does not."""
+    """A library's implementation of a workload; None if it has none."""
     return _PEERS[library].get(workload)
 
 
 def _through_autograd(forward: Callable[..., Any], inputs: Sequence[Tensor], gradients: Sequence[Tensor],
                       wanted: Sequence[int]) -> Call:
-    """The backward pass of `forward`, again and again, for the gradients of the `wanted` inputs."""
+    """A call that repeats the backward pass of `forward`, for the gradients of the `wanted` inputs."""
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]
         results = as_tuple(forward(*leaves))
@@ -62,7 +61,7 @@ def _liger(module: str, function: str) -> Callable[..., Any]:
 
 
 def _liger_rms(x: Tensor, w: Tensor) -> Tensor:
-    return _liger("rms_norm", "LigerRMSNormFunction")(x, w, EPS, 0.0, "llama", False)  # False: dy is not overwritten
+    return _liger("rms_norm", "LigerRMSNormFunction")(x, w, EPS, 0.0, "llama", False)  # False: do not overwrite dy
 
 
 def _liger_layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -131,7 +130,7 @@ def _quack_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def _add_rms_backward(forward: Callable[..., Any], h: Tensor, w: Tensor, dy: Tensor, dh: Tensor) -> Call:
-    """The gradients of x and w of `forward(x, r, w)`, which returns (h, y), with nothing added to h."""
+    """The gradients of x and w of `forward(x, r, w)`, which returns (h, y), where r is zero."""
     return _through_autograd(forward, (h, torch.zeros_like(h), w), (dh, dy), (0, 2))
 
 

@@ -1,4 +1,4 @@
-"""Pictures of bench results: files in, files out."""
+"""`onepass plot`: reads bench results and writes chart images."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MAX_CHARTS = 64  # all suites of a card together give 30
 
 def plot(files: Sequence[Path], out: Path, *, themes: Iterable[str] = THEME_NAMES, formats: Iterable[str] = FORMATS,
          metric: str = "gbps", titles: Mapping[str, str] | None = None) -> tuple[Path, ...]:
-    """Draw everything some bench results give, each chart in each theme and format; the pictures written, in order.
+    """Draw every chart of some bench results, in each theme and format. Returns the paths written, in order.
 
-    `metric` is what lines over widths show: gbps, us or floor.
+    `metric` is the quantity in charts over widths: gbps, us or floor.
     """
     if find_spec("matplotlib") is None:
         raise PlotsNeedMatplotlib
-    from .drawing import THEMES, render  # matplotlib is not always there
+    from .drawing import THEMES, render  # imported late: matplotlib is optional
 
     runs = [load(f) for f in files]
     found = charts(runs, metric, titles)
@@ -37,14 +37,14 @@ def plot(files: Sequence[Path], out: Path, *, themes: Iterable[str] = THEME_NAME
     for chart in found:
         for theme in themes:
             for kind in formats:
-                path = out / f"{slug(chart.name)}-{theme}.{kind}"  # names in a file must not lead out of the folder
+                path = out / f"{slug(chart.name)}-{theme}.{kind}"  # names from a file must not escape the folder
                 write_atomically(path, render(chart, THEMES[theme], note, kind))
                 written.append(path)
     return tuple(written)
 
 
 def expand_both(what: str, given: str, known: Sequence[str]) -> tuple[str, ...]:
-    """One of several, or both."""
+    """The value of an option as a tuple: "both" selects every known value."""
     if given != "both" and given not in known:
         raise BadSpec(what=what, text=given, detail=f"known are {', '.join(known)} and both")
     return tuple(known) if given == "both" else (given,)

@@ -1,4 +1,4 @@
-"""The kernels `onepass calibrate` times, each bound by one thing. It imports triton, so only the probes import it."""
+"""Kernels that `onepass calibrate` times, each bound by one resource. Imports triton, so only probes.py imports this module."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["tiles", "passes"])
 def walk(data: tl.tensor, sums: tl.tensor, tiles: tl.tensor, passes: tl.tensor, HEIGHT: tl.constexpr, WIDTH: tl.constexpr) -> None:
-    """Read float32 tiles of HEIGHT x WIDTH, `passes` times, with HEIGHT loads of a thread in flight and no more.
+    """Read float32 tiles of HEIGHT x WIDTH, `passes` times, with at most HEIGHT loads per thread in flight.
 
-    Loads bypass L1. In every pass another program has the tile, so that nothing near an SM can answer for L2.
+    Loads bypass L1. In every pass a different program reads a given tile, so that no cache near an SM can serve it.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     inside = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -23,13 +23,13 @@ def walk(data: tl.tensor, sums: tl.tensor, tiles: tl.tensor, passes: tl.tensor, 
 
 @triton.jit
 def touch(sums: tl.tensor) -> None:
-    """As little as a kernel can do."""
+    """A minimal kernel: one store per program."""
     tl.store(sums + tl.program_id(0), 0.0)
 
 
 @triton.jit
 def fill(partials: tl.tensor, columns: tl.tensor, WIDTH: tl.constexpr) -> None:
-    """One partial row each program."""
+    """Write one partial row per program."""
     row = partials + tl.program_id(0) * columns
     for start in range(0, columns, WIDTH):
         tl.store(row + start + tl.arange(0, WIDTH), tl.full((WIDTH,), 1.0, tl.float32))
@@ -38,7 +38,7 @@ def fill(partials: tl.tensor, columns: tl.tensor, WIDTH: tl.constexpr) -> None:
 @triton.jit
 def join(partials: tl.tensor, results: tl.tensor, rows: tl.tensor, columns: tl.tensor,
          HEIGHT: tl.constexpr, WIDTH: tl.constexpr) -> None:
-    """The sum of partial rows, in a fixed order, WIDTH columns each program."""
+    """Sum partial rows in a fixed order, WIDTH columns per program."""
     cols = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     total = tl.zeros((HEIGHT, WIDTH), tl.float32)
     for start in range(0, rows, HEIGHT):
@@ -49,9 +49,9 @@ def join(partials: tl.tensor, results: tl.tensor, rows: tl.tensor, columns: tl.t
 
 @triton.jit
 def ticks(found: tl.tensor, turns: tl.tensor) -> None:
-    """Clock cycles and nanoseconds that pass during a chain of `turns` dependent operations, which neither can leave.
+    """Measure the clock cycles and nanoseconds of a chain of `turns` dependent operations.
 
-    The chain starts from the first reading and the second waits for its result.
+    The chain depends on the first clock reading and the second reading depends on its result, so the compiler cannot move them.
     """
     cycles = tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     began = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)

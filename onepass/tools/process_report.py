@@ -1,4 +1,4 @@
-"""The report on this process so far: what was claimed, left and called, what fell back and why, what was compiled or found."""
+"""onepass.report(): what torch.compile(backend="onepass") did in this process: claimed regions, calls, fallbacks, compilations."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .tables import as_text, counted, human_bytes, places, table, us
 
 @dataclass(frozen=True, slots=True)
 class CalledRow:
-    """A region that was claimed in this process, or called from a graph that an earlier one cached."""
+    """A region that was claimed in this process, or called from a graph that an earlier process cached."""
 
     id: str
     name: str
     lines: tuple[str, ...]
-    claimed: int  # places in this process's graphs
+    claimed: int  # occurrences in this process's graphs
     calls: int
-    sizes: tuple[tuple[int, ...], ...]  # of its symbolic sizes, met in calls
-    runs_as: str  # "onepass" | "inductor" | "torch, op by op" | "" where it was never called
-    kernels: tuple[KernelRow, ...]  # of the latest sizes called; as planned where it was not called
+    sizes: tuple[tuple[int, ...], ...]  # values of its symbolic sizes in calls
+    runs_as: str  # "onepass" | "inductor" | "torch, op by op" | "" if it was never called
+    kernels: tuple[KernelRow, ...]  # for the sizes of the last call; as planned if it was not called
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """All there is to say about torch.compile(backend="onepass") in this process."""
+    """The report on torch.compile(backend="onepass") in this process."""
 
     graphs: tuple[GraphRecord, ...]
     claimed: tuple[RegionRow, ...]
@@ -46,11 +46,11 @@ class ProcessReport:
     fallbacks: tuple[Fallback, ...]
     fallbacks_by_code: dict[str, int]
     work: Counts
-    recomputed: tuple[Recomputed, ...] = ()  # what backward graphs compute again instead of having it saved
+    recomputed: tuple[Recomputed, ...] = ()  # values that backward graphs recompute instead of loading
 
     @property
     def calls(self) -> int:
-        """Of all regions together."""
+        """The number of calls of all regions."""
         return sum(r.calls for r in self.called)
 
     def to_json(self) -> dict[str, Any]:
@@ -87,49 +87,49 @@ class ProcessReport:
 
 def report() -> ProcessReport:
     """What torch.compile(backend="onepass") did in this process so far."""
-    seen = journal.snapshot()
-    claimed = region_rows(seen.graphs, {})
-    return ProcessReport(seen.graphs, claimed, _called(seen, claimed), declined_rows(seen.graphs), seen.fallbacks,
-                         dict(seen.fallbacks_by_code), counts(), seen.recomputed)
+    snapshot = journal.snapshot()
+    claimed = region_rows(snapshot.graphs, {})
+    return ProcessReport(snapshot.graphs, claimed, _called(snapshot, claimed), declined_rows(snapshot.graphs), snapshot.fallbacks,
+                         dict(snapshot.fallbacks_by_code), counts(), snapshot.recomputed)
 
 
-def _called(seen: Snapshot, claimed: Sequence[RegionRow]) -> tuple[CalledRow, ...]:
-    """Claimed regions and called ones, each once."""
-    calls = {r.region: r for r in seen.regions}
+def _called(snapshot: Snapshot, claimed: Sequence[RegionRow]) -> tuple[CalledRow, ...]:
+    """One row for each region that was claimed or called."""
+    calls = {r.region: r for r in snapshot.regions}
     by_id: dict[str, list[RegionRow]] = {}
     for row in claimed:
         by_id.setdefault(row.id, []).append(row)
-    instead = {f.region: f.runs_as for f in seen.fallbacks}
+    fallback_by_region = {f.region: f.runs_as for f in snapshot.fallbacks}
     names = [*by_id, *(name for name in calls if name not in by_id)]
-    return tuple(_called_row(name, by_id.get(name, []), calls.get(name), instead.get(name)) for name in names)
+    return tuple(_called_row(name, by_id.get(name, []), calls.get(name), fallback_by_region.get(name)) for name in names)
 
 
-def _called_row(name: str, rows: list[RegionRow], seen: RegionRecord | None, instead: str | None) -> CalledRow:
-    made = seen.artifact if seen else None
-    kernels = kernel_rows(made.summary.kernels, made.binaries, None) if made else rows[0].kernels if rows else ()
-    runs_as = "" if seen is None else "onepass" if made is not None else instead or "torch, op by op"
+def _called_row(name: str, rows: list[RegionRow], record: RegionRecord | None, fallback: str | None) -> CalledRow:
+    artifact = record.artifact if record else None
+    kernels = kernel_rows(artifact.summary.kernels, artifact.binaries, None) if artifact else rows[0].kernels if rows else ()
+    runs_as = "" if record is None else "onepass" if artifact is not None else fallback or "torch, op by op"
     lines = tuple(dict.fromkeys(line for row in rows for line in row.lines))
-    return CalledRow(name, rows[0].name if rows else "", lines, sum(r.count for r in rows), seen.calls if seen else 0,
-                     seen.sizes if seen else (), runs_as, kernels)
+    return CalledRow(name, rows[0].name if rows else "", lines, sum(r.count for r in rows), record.calls if record else 0,
+                     record.sizes if record else (), runs_as, kernels)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------------
 
 
 def _header(r: ProcessReport) -> Text:
-    work, took = r.work, sum(g.seconds for g in r.graphs)
-    asked = work.hits + work.misses
+    work, seconds = r.work, sum(g.seconds for g in r.graphs)
+    lookups = work.hits + work.misses
     return Text.assemble(
         ("onepass in this process", "bold"), f": {counted(len(r.graphs), 'graph')}, {counted(r.calls, 'region call')}, "
-        f"{counted(len(r.fallbacks), 'fallback')}, {took:.1f} s spent on graphs\n",
-        f"  store      had {work.hits} of {counted(asked, 'Program')} asked for; {work.plans} planned\n",
-        f"  compiler   {counted(work.compilations, 'kernel')} compiled, {work.found} found compiled\n",
+        f"{counted(len(r.fallbacks), 'fallback')}, {seconds:.1f} s in the graph pass\n",
+        f"  cache      {work.hits} of {counted(lookups, 'Program')} found; {work.plans} planned\n",
+        f"  compiler   {counted(work.compilations, 'kernel')} compiled, {work.found} loaded from the cache\n",
         f"  saved      {text}" if (text := saved_text(r.recomputed)) else "",
     )
 
 
 def _called_table(called: Sequence[CalledRow]) -> Table:
-    shown = table("\nregions", ("id", "name"), ("calls", "right"), ("places", "right"), ("runs as", "left"), ("computes", "left"),
+    shown = table("\nregions", ("id", "name"), ("calls", "right"), ("uses", "right"), ("runs as", "left"), ("computes", "left"),
                   ("kernels", "name"), ("regs", "right"), ("spill", "right"), ("DRAM", "right"), ("predicted", "right"),
                   ("lines", "left"))
     for r in called:
@@ -150,7 +150,7 @@ def _fallback_table(fallbacks: Sequence[Fallback]) -> Table:
 
 
 def _error_table(graphs: Sequence[GraphRecord]) -> Table:
-    shown = table("\ngraphs left whole", ("phase", "name"), ("error", "left"))
+    shown = table("\ngraphs left to Inductor entirely", ("phase", "name"), ("error", "left"))
     for g in graphs:
         if g.error:
             shown.add_row(g.phase, escape(g.error))

@@ -1,6 +1,6 @@
-"""Who computes a workload in a bench run: onepass, eager torch, Inductor under several settings, and kernel libraries.
+"""The implementations that a bench run compares: onepass, eager torch, Inductor with several settings, and kernel libraries.
 
-Each provider makes a call from a workload and its inputs. All of one workload run in one process and are measured in turn.
+A provider turns a workload and its inputs into a callable. All providers of a workload run interleaved in one process.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from .results import ONEPASS_PROVIDERS, PROVIDERS
 from .suites import Job
 from .timing import Call
 
-MAX_AUTOTUNE = "inductor-max"  # tunes for a minute or more a workload, so it runs where it is asked for
+MAX_AUTOTUNE = "inductor-max"  # tunes for a minute or more per workload, so it runs only on request
 MAX_AUTOTUNE_SUITES = ("table",)
 NON_STRICT_OPTIONS = {"triton.mix_order_reduction_non_strict_mode": True}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A provider ready to be called."""
+    """A provider's implementation of a workload, ready to be called."""
 
     call: Call
-    function: Callable[..., Any] | None = None  # the same for other inputs of the same sizes, where it can be had
+    function: Callable[..., Any] | None = None  # takes other inputs of the same sizes; None if the provider cannot
 
 
 def default_providers() -> tuple[str, ...]:
-    """Those that are here and take no minutes to compile."""
+    """The installed providers, except those that tune for minutes."""
     return ("onepass", "eager", "inductor", "inductor-nonstrict", *(name for name in peers.PACKAGES if peers.importable(name)))
 
 
 def parse_providers(text: str | None, suite: str) -> tuple[str, ...]:
-    """`onepass,eager` -> names, each known, here and fit for the suite."""
+    """The names in a text such as `onepass,eager`. Raises BadSpec unless all are known, installed and allowed in the suite."""
     if text is None:
         return default_providers()
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in PROVIDERS]
     if unknown or not names:
-        raise BadSpec(what="The list of providers", text=text, detail=f"write some of {', '.join(PROVIDERS)}, with commas between")
+        raise BadSpec(what="The list of providers", text=text, detail=f"write a comma-separated list of {', '.join(PROVIDERS)}")
     if MAX_AUTOTUNE in names and suite not in MAX_AUTOTUNE_SUITES:
         raise BadSpec(what="The list of providers", text=text,
-                      detail=f"{MAX_AUTOTUNE} takes minutes of tuning a workload and runs only with the suite {', '.join(MAX_AUTOTUNE_SUITES)}")
+                      detail=f"{MAX_AUTOTUNE} tunes for minutes per workload and runs only with the suite "
+                             f"{', '.join(MAX_AUTOTUNE_SUITES)}")
     for name in names:
         if name in peers.PACKAGES and not peers.importable(name):
             raise BadSpec(what="The list of providers", text=text,
@@ -57,16 +58,16 @@ def parse_providers(text: str | None, suite: str) -> tuple[str, ...]:
 
 
 def supported_providers(providers: Sequence[str], job: Job) -> tuple[str, ...]:
-    """The providers that have something for a workload, in order."""
+    """The providers that implement a workload, in the given order."""
     return tuple(name for name in providers if name not in peers.PACKAGES or peers.peer(name, job.workload) is not None)
 
 
 def make_provider(name: str, job: Job, inputs: Sequence[Tensor]) -> Prepared:
-    """A provider's call for a workload. It is not called yet; what fails, fails here or there."""
+    """Prepare a provider for a workload, without calling it. Errors may occur here or in the first call."""
     function = job.subject.function
     if name in peers.PACKAGES:
         made = peers.peer(name, job.workload)
-        assert made is not None, "only what a library has is asked of it"
+        assert made is not None, "supported_providers excludes workloads that a library does not implement"
         return Prepared(made(*inputs))
     callable_ = _FUNCTIONS[name](function)
     return Prepared(lambda: callable_(*inputs), callable_)
@@ -85,10 +86,10 @@ def _inductor(**settings: Any) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def copy_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a function that torch.compile does not take for the original.
+    """A copy of a function with its own code object.
 
-    Dynamo remembers what it compiled by code object and gives up on one after a few sizes; here each provider at each size has
-    its own.
+    Dynamo caches compilations by code object and stops recompiling one after a few sizes, so each provider at each size gets its
+    own.
     """
     if not isinstance(function, types.FunctionType):
         return function

@@ -1,7 +1,7 @@
-"""How good the default pick is: other plans of a workload, measured beside it.
+"""Regret of the default plan: how much faster the best of several measured candidate plans is.
 
-Kernels of all candidates are compiled beforehand by worker processes, those that spill are left out, and the rest is measured in
-turn with what `onepass.fuse` runs.
+Worker processes compile all candidates first. Candidates that spill are excluded; the rest are timed in interleaved runs with the
+kernels that `onepass.fuse` runs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .captured_function import CapturedFunction, schedules
 from .results import Candidate, Regret
 from .timing import Call, Clock, Timed
 
-RUNS = 10  # of each candidate
-NEAR_BEST = 0.05  # a pick this close to the best is as good
-MAX_DIFFERENCE = 0.02  # of the largest value: how far results of two plans may be apart before one of them is taken for wrong
+RUNS = 10  # per candidate
+NEAR_BEST = 0.05  # regret up to which a picked plan counts as good
+MAX_DIFFERENCE = 0.02  # between results of two plans, relative to the largest value, before a candidate counts as wrong
 
 
 @dataclass(frozen=True)
 class CompiledCandidate:
-    """A plan, written and compiled; without binaries where that failed."""
+    """A candidate plan with its generated sources and binaries; `binaries` is None if compilation failed."""
 
     plan: Plan
     sources: tuple[Source, ...]
@@ -49,24 +49,24 @@ class CompiledCandidate:
         return None if self.binaries is None else max(b.registers for b in self.binaries)
 
     def runs_on(self, device: Device) -> bool:
-        """Whether it is worth loading."""
+        """Whether it compiled, does not spill and fits in shared memory."""
         return self.binaries is not None and not self.spill_bytes and all(
             b.smem_bytes <= device.smem_per_cta for b in self.binaries)
 
 
 @dataclass(frozen=True)
 class RegretSummary:
-    """What a suite's regrets come to."""
+    """Summary of the regrets of a suite."""
 
     workloads: int
-    good: float  # the share of workloads whose pick is within GOOD of the best
+    good: float  # share of workloads whose picked plan is within NEAR_BEST of the best
     worst: tuple[str, float] | None
-    pick_error: float | None  # the median of |predicted / measured - 1|, over picks
+    pick_error: float | None  # median of |predicted / measured - 1| over picked plans
     plan_error: float | None  # the same over all candidates
 
 
 def compile_candidates(ours: CapturedFunction, device: Device, most: int, pool: Executor) -> tuple[Future[CompiledCandidate], ...]:
-    """Start to write and compile the candidates of a workload."""
+    """Start generating and compiling the candidates of a workload."""
     return tuple(pool.submit(_try, ours, plan, device) for plan in ours.plans(device, most))
 
 
@@ -79,14 +79,15 @@ def _try(ours: CapturedFunction, plan: Plan, device: Device) -> CompiledCandidat
     return CompiledCandidate(plan, sources, binaries)
 
 
-def regret(id: str, ours: CapturedFunction, tried: Sequence[CompiledCandidate], inputs: Sequence[Tensor], clock: Clock, device: Device) -> Regret:
-    """Measure a workload's candidates beside its default pick."""
+def regret(id: str, ours: CapturedFunction, candidates: Sequence[CompiledCandidate], inputs: Sequence[Tensor], clock: Clock,
+           device: Device) -> Regret:
+    """Measure a workload's candidates together with its default plan."""
     picked = ours.executable(clock.device)
     calls: dict[str, Call] = {"picked": ours.call(picked, inputs)}
     truth = calls["picked"]()
-    same = {k for k, t in enumerate(tried) if schedules(t.plan) == schedules(picked.artifact)}
-    for k, t in enumerate(tried):
-        if k not in same and t.runs_on(device):
+    equal_to_pick = {k for k, t in enumerate(candidates) if schedules(t.plan) == schedules(picked.artifact)}
+    for k, t in enumerate(candidates):
+        if k not in equal_to_pick and t.runs_on(device):
             made = Compiled(t.plan, t.sources, t.binaries or ()).artifact
             call = ours.call(_assembled(made, clock.device, ours), inputs)
             if same_results(call(), truth):
@@ -94,32 +95,33 @@ def regret(id: str, ours: CapturedFunction, tried: Sequence[CompiledCandidate], 
     del truth
     times = {name: found.us for name, found in clock.times(calls, RUNS).items() if isinstance(found, Timed)}
     if "picked" not in times:
-        raise NotMeasured(detail="the default pick did not always run the same kernels")
-    times |= {str(k): times["picked"] for k in same}
-    return regret_from_times(id, ours.predicted_us(picked.artifact, device), picked.artifact, tried, times)
+        raise NotMeasured(detail="the default plan did not run the same kernels every time")
+    times |= {str(k): times["picked"] for k in equal_to_pick}
+    return regret_from_times(id, ours.predicted_us(picked.artifact, device), picked.artifact, candidates, times)
 
 
 def _assembled(made: Artifact, where: torch.device, ours: CapturedFunction) -> Executable:
     return assemble(made, where, ours.aligned)
 
 
-def same_results(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
-    """Whether two plans computed the same, but for the order of sums."""
-    for name, tensor in theirs.items():
-        a, b = mine[name].float(), tensor.float()
+def same_results(results: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Whether the results of two plans agree up to the order of sums."""
+    for name, tensor in expected.items():
+        a, b = results[name].float(), tensor.float()
         top = float(b.abs().max()) if b.numel() else 0.0
-        apart = float((a - b).abs().max()) if b.numel() else 0.0
-        if not apart <= MAX_DIFFERENCE * top + 1e-6:  # a NaN is not
+        difference = float((a - b).abs().max()) if b.numel() else 0.0
+        if not difference <= MAX_DIFFERENCE * top + 1e-6:  # false for NaN
             return False
     return True
 
 
-def regret_from_times(id: str, predicted_us: float, picked: Artifact, tried: Sequence[CompiledCandidate], times: Mapping[str, float]) -> Regret:
-    """The regret of a pick from the times of it and of the candidates, by their number."""
+def regret_from_times(id: str, predicted_us: float, picked: Artifact, candidates: Sequence[CompiledCandidate],
+                      times: Mapping[str, float]) -> Regret:
+    """The Regret record from the times of the picked plan and of the candidates, by index."""
     pick = Candidate(_text(picked.summary.kernels), picked.summary.kernels[0].family, predicted_us, times["picked"],
                      max((b.registers for b in picked.binaries), default=None), sum(b.spill_bytes for b in picked.binaries))
     others = tuple(Candidate(_text(t.plan.kernels), t.plan.kernels[0].family, t.plan.predicted_us, times.get(str(k)), t.registers,
-                             t.spill_bytes) for k, t in enumerate(tried) if schedules(t.plan) != schedules(picked))
+                             t.spill_bytes) for k, t in enumerate(candidates) if schedules(t.plan) != schedules(picked))
     return Regret(id, times["picked"], min(times.values()), predicted_us, (pick, *others))
 
 
@@ -128,7 +130,7 @@ def _text(kernels: Iterable[object]) -> str:
 
 
 def summarize_regret(regrets: Sequence[Regret]) -> RegretSummary:
-    """What regrets come to."""
+    """Summarize the regrets of a suite."""
     worst = max(regrets, key=lambda r: r.regret, default=None)
     picks = [(r.predicted_us, r.picked_us) for r in regrets]
     plans = [(c.predicted_us, c.us) for r in regrets for c in r.candidates]

@@ -1,7 +1,7 @@
-"""What a bench run found, as frozen values and as JSON: written by bench, read by plot and compare.
+"""Results of a bench run as frozen values and as JSON: written by bench, read by plot and compare.
 
-Only what was measured is stored. Rates, ratios and summaries follow from it; they are written for whoever reads the JSON and
-computed anew when it is parsed, so no file can contradict itself.
+Only measured values are stored. Rates, ratios and summaries are derived: the JSON contains them for human readers, and parsing
+recomputes them, so a file cannot contradict itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A plain read, copy or add, measured in the same run: what the card gives to a kernel that does nothing else."""
+    """A plain read, copy or add, measured in the same run: the memory rate that a trivial kernel reaches on this GPU."""
 
     kind: str
     bytes: int
@@ -40,7 +40,7 @@ class Anchor:
 
     def __post_init__(self) -> None:
         _require(self.kind in ANCHORS, f"an anchor's kind is one of {', '.join(ANCHORS)}, not {self.kind!r}")
-        _require(self.bytes > 0 and self.us > 0, "an anchor moves bytes in some time, so both are above 0")
+        _require(self.bytes > 0 and self.us > 0, "the bytes and the time of an anchor are above 0")
 
     @property
     def gbps(self) -> float:
@@ -49,7 +49,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One provider on one row: a time, or why there is none. A wrong answer may have a time, which counts for nothing."""
+    """One provider on one row: a time, or the reason why there is none. The time of a wrong answer is not used."""
 
     us: float | None = None  # the median
     spread: float | None = None  # between the 20th and 80th percentile, relative to the median
@@ -64,19 +64,19 @@ class Result:
     wrong: str | None = None
 
     def __post_init__(self) -> None:
-        _require(self.us is None or self.us > 0, "a time is above 0; a provider without one has us = null and an error")
-        _require(self.us is not None or bool(self.error or self.wrong), "a result without a time says why, in error or wrong")
-        _require(self.spread is None or self.spread >= 0, "a spread is not below 0")
+        _require(self.us is None or self.us > 0, "a time is above 0; a provider without a time has us = null and an error")
+        _require(self.us is not None or bool(self.error or self.wrong), "a result without a time needs a reason in error or wrong")
+        _require(self.spread is None or self.spread >= 0, "a spread is 0 or more")
 
     @property
     def ok(self) -> bool:
-        """Whether there is a time, of a right answer."""
+        """Whether the answer is right and has a time."""
         return self.us is not None and not self.error and not self.wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One workload at one size, and what each provider took for it."""
+    """One workload at one size, and the result of each provider."""
 
     workload: str
     shape: tuple[int, ...]
@@ -89,16 +89,16 @@ class Row:
     def __post_init__(self) -> None:
         unknown = [p for p in self.results if p not in PROVIDERS]
         _require(not unknown, f"providers are {', '.join(PROVIDERS)}, not {', '.join(unknown)}")
-        _require(self.floor_bytes >= 0 and self.floor_us >= 0, "a floor is not below 0")
+        _require(self.floor_bytes >= 0 and self.floor_us >= 0, "a floor is 0 or more")
         _require(len(self.shape) <= MAX_DIMS and all(n > 0 for n in self.shape), f"a shape has at most {MAX_DIMS} sizes, above 0")
 
     def us(self, provider: str) -> float | None:
-        """The time of a provider that answered rightly."""
+        """The time of a provider; None unless its answer is right."""
         result = self.results.get(provider)
         return result.us if result is not None and result.ok else None
 
     def gbps(self, provider: str) -> float | None:
-        """The least bytes of the workload over the time a provider took."""
+        """The floor bytes of the workload divided by the time of a provider."""
         us = self.us(provider)
         return self.floor_bytes / us / 1e3 if us else None
 
@@ -108,13 +108,14 @@ class Row:
 
     @property
     def best_peer(self) -> str | None:
-        """The fastest provider that is not onepass."""
-        return min((p for p in self.results if p not in ONEPASS_PROVIDERS and self.us(p)), key=lambda p: self.us(p) or math.inf, default=None)
+        """The fastest provider other than onepass."""
+        peers = (p for p in self.results if p not in ONEPASS_PROVIDERS and self.us(p))
+        return min(peers, key=lambda p: self.us(p) or math.inf, default=None)
 
     def against(self, peer: str | None, ours: str = "onepass") -> float | None:
-        """The time of a peer over that of onepass: above 1, onepass is faster."""
-        mine, theirs = self.us(ours), self.us(peer) if peer else None
-        return theirs / mine if mine and theirs else None
+        """The time of a peer divided by that of onepass: above 1, onepass is faster."""
+        ours_us, peer_us = self.us(ours), self.us(peer) if peer else None
+        return peer_us / ours_us if ours_us and peer_us else None
 
     @property
     def against_best_peer(self) -> float | None:
@@ -123,7 +124,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One plan of a workload, measured; times are missing where it could not be run."""
+    """A candidate plan of a workload. `us` is None if it could not be run."""
 
     schedule: str
     family: str
@@ -135,7 +136,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """How far the default pick is from the best of the plans measured."""
+    """The time of the default plan compared with the best of the measured plans."""
 
     id: str
     picked_us: float
@@ -148,13 +149,13 @@ class Regret:
 
     @property
     def regret(self) -> float:
-        """0 where the pick is the best, 0.1 where it takes a tenth longer."""
+        """0 if the picked plan is the best, 0.1 if it takes 10 % longer."""
         return self.picked_us / self.best_us - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The row a summary is worst at."""
+    """The row with the worst value of a metric."""
 
     id: str
     value: float
@@ -162,7 +163,7 @@ class Worst:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A suite in five figures, of onepass as it is by default."""
+    """Summary metrics of a suite, for onepass with default settings."""
 
     geomean_times_floor: float | None
     worst_times_floor: Worst | None
@@ -177,8 +178,8 @@ class Run:
 
     suite: str
     date: str
-    card: str  # as the driver calls it
-    device: str  # as `onepass.device` calls it
+    card: str  # name from the driver
+    device: str  # name in `onepass.device`
     versions: Mapping[str, str]
     anchors: tuple[Anchor, ...] = ()
     rows: tuple[Row, ...] = ()
@@ -190,27 +191,27 @@ class Run:
         except ValueError:
             _require(False, f"the date {self.date!r} is not in ISO form, such as 2026-01-31T12:00:00")
         twice = sorted(i for i, n in Counter(r.id for r in self.rows).items() if n > 1)
-        _require(not twice, f"rows are told apart by their id, but it is the same for several: {', '.join(twice)}")
+        _require(not twice, f"several rows have the same id: {', '.join(twice)}")
 
     @property
     def summary(self) -> Summary:
-        """What the rows come to."""
+        """Summary metrics of the rows."""
         return summarize(self.rows)
 
 
 def row_id(workload: str, shape: Iterable[int], dtype: str) -> str:
-    """How a row is called: rms_norm_backward 8192x8192 bf16."""
+    """The id of a row, such as `rms_norm_backward 8192x8192 bf16`."""
     return f"{workload} {'x'.join(map(str, shape))} {dtype}"
 
 
 def geomean(values: Iterable[float]) -> float | None:
-    """The geometric mean, of at least one value."""
+    """The geometric mean; None for no values."""
     logs = [math.log(v) for v in values]
     return math.exp(math.fsum(logs) / len(logs)) if logs else None
 
 
 def summarize(rows: Iterable[Row]) -> Summary:
-    """A suite in five figures. Rows without a time of onepass count for nothing here; tables show them."""
+    """Summary metrics of some rows. Rows without a time of onepass are ignored here; the tables list them."""
     rows = tuple(rows)
     floors = {r.id: v for r in rows if (v := r.times_floor("onepass"))}
     peers = {r.id: v for r in rows if (v := r.against_best_peer)}
@@ -225,7 +226,7 @@ def summarize(rows: Iterable[Row]) -> Summary:
 
 
 def to_json(run: Run) -> dict[str, Any]:
-    """The run as JSON-ready values, with all that follows from it."""
+    """The run as JSON-ready values, including derived ones."""
     plain = _plain(run)
     found = {"schema": SCHEMA, **{k: v for k, v in plain.items() if k != "regret"},
              "anchors": [{**_plain(a), "gbps": _rounded(a.gbps)} for a in run.anchors],
@@ -236,16 +237,16 @@ def to_json(run: Run) -> dict[str, Any]:
 
 
 def save(run: Run, path: Path) -> None:
-    """Write a run; a reader, or a kill, at any moment finds the old file or the new one."""
+    """Write a run atomically: a concurrent reader or a crash sees the old file or the new one."""
     write_atomically(path, (json.dumps(to_json(run), indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under another name beside it, wait for the disk, then rename it."""
+    """Write to a temporary file in the same folder, sync it to disk, then rename it."""
     try:
         files.write_user_file(path, content, sync=True)
     except OSError as error:
-        raise BadSpec(what="The file to write,", text=str(path), detail=error.strerror or str(error)) from None
+        raise BadSpec(what="The output file", text=str(path), detail=error.strerror or str(error)) from None
 
 
 def _row_json(row: Row) -> dict[str, Any]:
@@ -266,23 +267,23 @@ def _plain(value: Any) -> Any:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")  # more digits would be noise in every diff
+    return None if value is None else float(f"{value:.6g}")  # more digits are noise
 
 
 # ---- from JSON
 
-# What follows from the rest: written, and not read back.
+# Derived fields: written, and ignored when reading.
 _DERIVED: Mapping[type, frozenset[str]] = {
     Run: frozenset({"schema", "summary"}), Row: frozenset({"best_peer", "against_best_peer"}), Anchor: frozenset({"gbps"}),
     Result: frozenset({"gbps", "times_floor"}), Regret: frozenset({"regret"})}
 
 
 class _Mismatch(ValueError):
-    """What is not as it should be, and where."""
+    """A value does not match the schema. The message says which and where."""
 
 
 def load(path: Path) -> Run:
-    """The run a file holds."""
+    """Read a run from a file."""
     try:
         value = load_json(path)
     except OSError as error:
@@ -293,13 +294,13 @@ def load(path: Path) -> Run:
 
 
 def parse(value: object, file: str = "the run") -> Run:
-    """A run from its JSON; `file` is how an error calls it."""
+    """A run from parsed JSON. `file` names it in errors."""
     try:
-        _require(isinstance(value, dict), f"it holds {_kind(value)} where a run is an object")
+        _require(isinstance(value, dict), f"it contains {_kind(value)}, but a run is an object")
         assert isinstance(value, dict)
-        _require("schema" in value, "it has no field schema, as the JSON of `onepass bench` has")
+        _require("schema" in value, "it has no field schema, which the JSON of `onepass bench` has")
         schema = value["schema"]
-        _require(type(schema) is int and schema == SCHEMA, f"its schema is {_kind(schema)}, and this onepass reads {SCHEMA}")
+        _require(type(schema) is int and schema == SCHEMA, f"its schema is {_kind(schema)}, but this onepass reads {SCHEMA}")
         return _decode(Run, value, "")
     except _Mismatch as error:
         raise BadResults(file=printable(file), detail=truncated(str(error))) from None
@@ -311,19 +312,19 @@ def _require(condition: bool, detail: str) -> None:
 
 
 def _decode(kind: Any, value: object, at: str) -> Any:
-    """A value as the type its field is annotated with; `at` is its path in the file."""
+    """Convert a value to the annotated type of its field. `at` is its path in the file."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _decode(arguments[0], value, at)
     if origin is tuple:
-        _require(isinstance(value, list), f"{at} is {_kind(value)} where a list belongs")
+        _require(isinstance(value, list), f"{at} is {_kind(value)}, expected a list")
         return tuple(_decode(arguments[0], v, f"{at}[{i}]") for i, v in enumerate(typing.cast(list, value)))
     if origin is Mapping:
         _require(isinstance(value, dict), f"{at} is {_kind(value)} where an object belongs")
         return {printable(k): _decode(arguments[1], v, f"{at}.{k}") for k, v in typing.cast(dict, value).items()}
     if is_dataclass(kind):
         return _decode_record(typing.cast(type, kind), value, at)
-    _require(_fits(kind, value), f"{at} is {_kind(value)} where {_NOUNS[kind]} belongs")
+    _require(_fits(kind, value), f"{at} is {_kind(value)}, expected {_NOUNS[kind]}")
     return printable(typing.cast(str, value)) if kind is str else kind(value)
 
 
@@ -331,7 +332,7 @@ def _decode_record(kind: type[T], value: object, at: str) -> T:
     _require(isinstance(value, dict), f"{at} is {_kind(value)} where an object belongs")
     given = typing.cast(dict, value)
     hints = typing.get_type_hints(kind)
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]  # only dataclasses come here
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]  # always a dataclass
     unknown = sorted(given.keys() - known.keys() - _DERIVED.get(kind, frozenset()))
     _require(not unknown, f"{at or 'the run'} has a field {', '.join(unknown)} that schema {SCHEMA} does not know")
     absent = [n for n, f in known.items() if n not in given and f.default is MISSING]

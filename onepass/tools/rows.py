@@ -1,4 +1,4 @@
-"""What reports say of one kernel, of a merge that was not made, and of a plan that was thrown away."""
+"""Report rows: one kernel, one refused merge, one rejected plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tables import table, us
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel: what it moves, and what the compiled binary uses (None where it was not compiled)."""
+    """One kernel: its traffic, and the resources of its binary (None if it was not compiled)."""
 
     name: str
     family: str
@@ -37,7 +37,7 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class RefusalRow:
-    """A merge that was not made. A cost of None: that form cannot exist."""
+    """A refused merge. A cost of None means that this form is impossible."""
 
     reason: str
     cost_fused_us: float | None
@@ -47,7 +47,7 @@ class RefusalRow:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRow:
-    """A plan that was compiled and thrown away."""
+    """A plan that was compiled and rejected."""
 
     kernel: str
     plan: str
@@ -77,7 +77,7 @@ class Planned(Protocol):
 
 
 def kernel_rows(kernels: Iterable[Planned], binaries: tuple[Binary, ...], device: Device | None) -> tuple[KernelRow, ...]:
-    """The rows of a plan's kernels; without binaries or a device, what needs them is None."""
+    """The rows of a plan's kernels. Fields that need binaries or a device are None without them."""
     planned = tuple(kernels)
     return tuple(_kernel_row(k, b, device) for k, b in zip(planned, binaries or (None,) * len(planned), strict=True))
 
@@ -100,47 +100,52 @@ def _kernel_row(kernel: Planned, binary: Binary | None, device: Device | None) -
 
 
 def refusal_row(refusal: Refusal) -> RefusalRow:
-    """A Refusal in words."""
+    """The row of a Refusal."""
     detail = f"{' + '.join(refusal.between)}: {refusal.detail}" if refusal.detail else " + ".join(refusal.between)
     return RefusalRow(refusal.reason.value, refusal.cost_fused_us, refusal.cost_apart_us, detail)
 
 
 def rejected_row(rejected: Rejected) -> RejectedRow:
-    """A rejected plan in words."""
+    """The row of a rejected plan."""
     return RejectedRow(rejected.kernel, str(rejected.schedule), rejected.registers, rejected.spill_bytes)
 
 
 def as_json(row: Any) -> dict[str, Any]:
-    """A row as JSON-ready values. What was not compiled has no registers, rather than none."""
+    """A row as JSON-ready values. A kernel that was not compiled omits the fields of its binary."""
     unknown = isinstance(row, KernelRow) and row.registers is None
     absent = ("registers", "spill_bytes", "smem_bytes", "ctas_per_sm") if unknown else ()
-    return {k: rounded(v) for k, v in asdict(row).items() if k not in absent}
+    return {json_key(k): rounded(v) for k, v in asdict(row).items() if k not in absent}
+
+
+def json_key(name: str) -> str:
+    """The JSON key of a field. Some keys keep older names, for readers of existing reports."""
+    return {"inductor_us": "left_us", "reductions_declined": "reductions_left"}.get(name, name)
 
 
 def rounded(value: Any) -> Any:
-    """Floats to three places, tuples as lists."""
+    """Round floats to three decimals and convert tuples to lists."""
     if isinstance(value, tuple):
         return [rounded(v) for v in value]
     return round(value, 3) if isinstance(value, float) else value
 
 
 def refusal_table(refusals: tuple[RefusalRow, ...]) -> Table:
-    """Merges that were not made, with both costs."""
-    shown = table("\nnot merged", ("reason", "left"), ("fused", "right"), ("apart", "right"), ("detail", "left"))
+    """The table of refused merges, with both costs."""
+    shown = table("\nnot merged", ("reason", "left"), ("fused", "right"), ("separate", "right"), ("detail", "left"))
     for r in refusals:
         shown.add_row(escape(r.reason), us(r.cost_fused_us), us(r.cost_apart_us), escape(r.detail))
     return shown
 
 
 def rejected_table(rejected: tuple[RejectedRow, ...]) -> Table:
-    """Plans that were compiled and thrown away."""
-    shown = table("\ncompiled and thrown away", ("kernel", "name"), ("plan", "left"), ("regs", "right"), ("spill", "right"))
+    """The table of plans that were compiled and rejected."""
+    shown = table("\ncompiled and rejected", ("kernel", "name"), ("plan", "left"), ("regs", "right"), ("spill", "right"))
     for r in rejected:
-        spill = f"{r.spill_bytes} B" if r.spill_bytes else "0, but too few fit"
+        spill = f"{r.spill_bytes} B" if r.spill_bytes else "0, but too few CTAs fit"
         shown.add_row(escape(r.kernel), escape(r.plan), str(r.registers), spill)
     return shown
 
 
 def spill_text(spilled: int | None) -> str:
-    """Bytes spilled, in red where there are any."""
+    """Bytes spilled, in red if not 0."""
     return "-" if spilled is None else f"[red]{spilled} B[/red]" if spilled else "0"

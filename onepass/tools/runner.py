@@ -1,4 +1,4 @@
-"""Runs one step in the ways that are compared: with regions, without, in eager mode, in float64."""
+"""Runs a training step in the modes that `onepass bisect` compares: with regions, without, in eager mode, in float64."""
 
 from __future__ import annotations
 
@@ -22,67 +22,67 @@ from .trace_model import root_cause, uncompiled
 
 @dataclass(frozen=True)
 class Runner:
-    """One step, and the settings its regions get."""
+    """Runs one step, with given onepass settings."""
 
     factory: StepFactory
     overrides: Mapping[str, Any]
-    compiles_itself: bool = False  # it calls torch.compile(backend="onepass")
-    uses_random: bool = False  # random numbers, while it runs
+    compiles_itself: bool = False  # the step calls torch.compile(backend="onepass") itself
+    uses_random: bool = False  # the step draws random numbers while it runs
 
     @staticmethod
-    def of(make: StepFactory, options: Mapping[str, Any]) -> Runner:
-        """A runner that has watched the step as it is, with everything it compiles left to Inductor's place in it."""
-        runner = Runner(make, {"interpret": not torch.cuda.is_available(), **validated(options)}, True)
+    def of(factory: StepFactory, options: Mapping[str, Any]) -> Runner:
+        """A runner for a step. Runs the step once, unchanged, to find out whether it compiles itself and uses random numbers."""
+        runner = Runner(factory, {"interpret": not torch.cuda.is_available(), **validated(options)}, True)
         before = runner.journal_position()
         with settings(**runner.overrides):
-            step = make()
+            step = factory()
             state = random_state()
-            runner._guarded("as it is", lambda: results(step, step.call, make.text))
+            runner._guarded("as it is", lambda: results(step, step.call, factory.text))
         return replace(runner, compiles_itself=runner.journal_position()[0] > before[0], uses_random=random_state() != state)
 
     def run(self, how: str, **changes: Any) -> Results:
-        """The results of a new step under torch.compile, with these changes to the settings."""
+        """The results of a fresh step under torch.compile, with some settings changed."""
         return self._guarded(how, lambda: self._compiled({**self.overrides, **changes}))
 
     @property
     def rest(self) -> str:
-        """Who runs what is in no region."""
+        """What runs the operations outside regions: "inductor" or "eager"."""
         return str(self.overrides.get("rest", "inductor"))
 
     def without_regions(self) -> Results:
-        """As those compute it who run what is in no region."""
+        """The results without any region, with eager or Inductor according to the setting `rest`."""
         return self.in_eager_mode() if self.rest == "eager" else self.by_inductor()
 
     def by_inductor(self, fallback_random: bool = False) -> Results:
-        """As Inductor compiles it, with random numbers of its own or with eager's."""
+        """The results under plain Inductor. `fallback_random` selects eager's random numbers."""
         with compat.inductor_config(fallback_random=True) if fallback_random else nullcontext():
             return self.run("under Inductor", disable=True)
 
     def in_eager_mode(self) -> Results:
-        """Op by op, whatever it compiles."""
+        """The results in eager mode; torch.compile inside the step is ignored."""
         return self._guarded("in eager mode", lambda: self._uncompiled(wide=False))
 
     def in_float64(self) -> Results:
-        """Op by op, of float64 tensors."""
+        """The results in eager mode with float64 tensors."""
         return self._guarded("in float64", lambda: self._uncompiled(wide=True))
 
     def journal_position(self) -> tuple[int, int]:
-        """How many graphs went through the pass so far, and how many values were computed again instead of saved."""
+        """The number of graphs and of recomputed values recorded so far, to pass to `claimed` later."""
         now = journal.snapshot()
         return len(now.graphs), len(now.recomputed)
 
     def claimed(self, before: tuple[int, int]) -> tuple[dict[str, ClaimedRegion], bool]:
-        """The regions of the graphs since then, and whether anything was computed again instead of saved."""
+        """The regions claimed since a journal position, and whether any value was recomputed instead of saved."""
         now = journal.snapshot()
         regions = {r.id: r for graph in now.graphs[before[0]:] for r in graph.regions}
         return regions, len(now.recomputed) > before[1]
 
     def cause(self, error: OnepassError) -> BaseException:
-        """What really went wrong in a run."""
+        """The original exception behind the failure of a run."""
         return root_cause(error.__cause__) if isinstance(error, StepFailed) and error.__cause__ is not None else error
 
     def ends_search(self, error: OnepassError) -> bool:
-        """Whether no other run can be expected to work after an error."""
+        """Whether no later run can succeed after an error, such as a device fault."""
         cause = self.cause(error)
         return is_fatal(cause) and not isinstance(cause, WrongAnswer)
 
@@ -100,7 +100,7 @@ class Runner:
             return results(step, step.call, self.factory.text)
 
     def _guarded(self, how: str, call: Any) -> Results:
-        """What a call gives; whatever goes wrong in it is said to be of the step."""
+        """Call a function; turn its exceptions into StepFailed."""
         try:
             found: Results = call()
         except NothingToCompare:

@@ -1,4 +1,4 @@
-"""Generated kernels in a folder: one file each, and an index that says where each came from."""
+"""Writes generated kernels to a folder: one file each, plus an index with their source lines."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ INDEX = "index.md"
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """A part of the index: a region, or the one function."""
+    """A section of the index: a region, or the function."""
 
     title: str
     facts: tuple[str, ...]
     lines: tuple[str, ...]
-    prefix: str  # of file names: kernels of different regions may be called the same
+    prefix: str  # of file names, because kernels of different regions may have the same name
     kernels: tuple[KernelRow, ...]
     sources: tuple[Source, ...]
 
 
 def write_sources(report: "Report | ModelReport", folder: Path) -> Path:
-    """Write every kernel of a report, and the index, whose path is returned."""
+    """Write every kernel of a report and the index. Returns the path of the index."""
     sections = tuple(_of_function(report) if isinstance(report, Report) else _of_model(report))
     title = report.workload if isinstance(report, Report) else report.model
     index = folder / INDEX
@@ -47,7 +47,7 @@ def write_sources(report: "Report | ModelReport", folder: Path) -> Path:
 
 
 def listing(report: "Report | ModelReport") -> Iterator[str]:
-    """The text of each kernel, headed by its region and name."""
+    """The text of each kernel, with its region and name as a header."""
     for section in _of_function(report) if isinstance(report, Report) else _of_model(report):
         for source in section.sources:
             yield f"# {'-' * 10} {section.prefix}{source.name}\n{source.text.rstrip()}\n"
@@ -59,7 +59,7 @@ def _of_function(report: Report) -> Iterator[_Section]:
 
 
 def _of_model(report: ModelReport) -> Iterator[_Section]:
-    """Every distinct region, in the phase it occurs in first."""
+    """One section per distinct region, in the phase where it occurs first."""
     first = {r.id: r for r in reversed(report.regions)}
     for r in reversed(first.values()):
         facts = (f"{r.count} x in the {r.phase} graph", f"{us(r.predicted_us + r.charged_us)} predicted",

@@ -1,4 +1,4 @@
-"""What the command line is given, made into functions, models and tensors: `8192x8192`, `f32[8192,1]`, `file.py:function`."""
+"""Parses command-line arguments into functions, models and tensors: `8192x8192`, `f32[8192,1]`, `file.py:function`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _OTHER_NAMES = {d.torch_name: d for d in DTYPES.values()} | {f"fp{n}": DTYPES[f"
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """`8192x8192` -> (8192, 8192)."""
+    """Parse a shape: `8192x8192` -> (8192, 8192)."""
     sizes = text.lower().split("x")
     if not all(s.isdigit() for s in sizes):
-        raise BadSpec(what="The shape", text=text, detail="write whole numbers with x between them, such as 8192x8192")
+        raise BadSpec(what="The shape", text=text, detail="write integers separated by x, such as 8192x8192")
     return tuple(map(int, sizes))
 
 
 def parse_dtype(text: str) -> torch.dtype:
-    """`bf16` (or `bfloat16`) -> torch.bfloat16."""
+    """Parse a dtype: `bf16` or `bfloat16` -> torch.bfloat16."""
     found = DTYPES.get(text) or _OTHER_NAMES.get(text)
     if found is None:
         raise BadSpec(what="The dtype", text=text, detail=f"known are {', '.join(DTYPES)}")
@@ -41,7 +41,7 @@ def parse_dtype(text: str) -> torch.dtype:
 
 
 def parse_tensors(text: str) -> tuple[torch.Tensor, ...]:
-    """`bf16[8192,8192],f32[8192,1]` -> meta tensors."""
+    """Parse tensors: `bf16[8192,8192],f32[8192,1]` -> meta tensors."""
     made, at = [], 0
     while at < len(text):
         found = _TENSOR.match(text, at)
@@ -54,7 +54,7 @@ def parse_tensors(text: str) -> tuple[torch.Tensor, ...]:
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:
-    """`["by_cost=False", "rest=eager"]` -> settings by name; what is no Python value is a name."""
+    """Parse settings: `["by_cost=False", "rest=eager"]` -> a dict. A value that is not a Python literal stays a string."""
     found = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -68,12 +68,12 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def is_file_spec(text: str) -> bool:
-    """Whether a text names something in a Python file."""
+    """Whether a text has the form `file.py:name`."""
     return ".py:" in text
 
 
 def load(text: str) -> Callable[..., Any]:
-    """The function that `file.py:function` names."""
+    """Import the callable that `file.py:name` names."""
     path, _, name = text.rpartition(":")
     found = getattr(_module(Path(path), text), name, None)
     if not callable(found):
@@ -84,12 +84,12 @@ def load(text: str) -> Callable[..., Any]:
 def _module(path: Path, text: str) -> ModuleType:
     if not path.is_file():
         raise BadSpec(what="The function", text=text, detail=f"there is no file {path}")
-    # Dynamo imports the modules of what it traces by name: the file must be known by one, and not by that of another module.
+    # Dynamo imports the modules of the functions it traces by name, so the file needs a module name that is not taken.
     name = path.stem if path.stem not in sys.modules else f"onepass_subject_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))  # as for `python file.py`: it may import its neighbours
+    sys.path.insert(0, str(path.resolve().parent))  # as with `python file.py`, it may import modules from its folder
     try:
         spec.loader.exec_module(module)
     finally:
@@ -99,7 +99,7 @@ def _module(path: Path, text: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a command is about, and what it is called with."""
+    """The function or model that a command works on, and its arguments."""
 
     call: Callable[..., Any]  # a module, or a function to fuse
     args: tuple[Any, ...] = ()
@@ -107,11 +107,11 @@ class Subject:
 
 
 def example_inputs(function_text: str, inputs_text: str | None) -> tuple[torch.Tensor, ...]:
-    """The tensors for `file.py:function`: as listed, from the function named, or from `inputs` in the same file."""
+    """The input tensors for `file.py:function`: from a list, a named function, or `inputs` in the same file."""
     args, kwargs = _load_inputs(function_text, inputs_text)
     if kwargs or not all(isinstance(t, torch.Tensor) for t in args):
         named = inputs_text or _default_inputs(function_text)
-        raise BadSpec(what="The result of", text=named, detail="it must return tensors (meta tensors will do)")
+        raise BadSpec(what="The result of", text=named, detail="it must return tensors (meta tensors are enough)")
     return args
 
 
@@ -126,21 +126,21 @@ def _default_inputs(text: str) -> str:
 
 
 def _arguments(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a function returned, as arguments: several in a tuple or list, named ones in a dict, or one alone."""
+    """Convert a returned value to arguments: a tuple or list, a dict of keyword arguments, or a single value."""
     if isinstance(made, dict):
         return (), made
     return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}
 
 
 def _resolve_file(text: str, inputs_text: str | None) -> Subject:
-    """What `file.py:name` names: a module, something that makes one when called without arguments, or a function of tensors."""
+    """Resolve `file.py:name`: a module, a callable without parameters that returns one, or a function of tensors."""
     found = load(text)
     if not isinstance(found, nn.Module) and _needs_arguments(found):
         return Subject(found, example_inputs(text, inputs_text))
     model, *given = _parts(found if isinstance(found, nn.Module) else found())
     if not isinstance(model, nn.Module):
-        raise BadSpec(what="The function", text=text, detail="one without arguments must return a module, or (module, inputs), or "
-                                                            "(module, args, kwargs); one to fuse takes tensors")
+        raise BadSpec(what="The function", text=text, detail="a function without parameters must return a module, (module, inputs) "
+                                                            "or (module, args, kwargs); any other must take tensors")
     if inputs_text is None and given:
         args, kwargs = _arguments(given[0])
         return Subject(model, args, {**kwargs, **(given[1] if len(given) > 1 else {})})
@@ -148,7 +148,7 @@ def _resolve_file(text: str, inputs_text: str | None) -> Subject:
 
 
 def resolve_step(text: str, found: Callable[..., Any], inputs_text: str | None = None) -> Subject | None:
-    """The step that something in a file is, makes or needs tensors for; None for one that was run by calling it."""
+    """The step that `found` is or returns, with its inputs; None if calling `found` already ran the step."""
     if isinstance(found, nn.Module) or _needs_arguments(found):
         return Subject(found, *_load_inputs(text, inputs_text))
     step, *given = _parts(found())
@@ -170,12 +170,12 @@ def _needs_arguments(found: Callable[..., Any]) -> bool:
 
 
 def resolve(what: str, shape: str | None, dtype: str, inputs: str | None) -> Subject:
-    """What a command is about: a named workload at a size, or a function or model of the user's own."""
+    """Resolve a command's target: a named workload at a size, or a user's function or model."""
     if is_file_spec(what):
         if shape is not None:
-            raise BadArgument(detail="--shape goes with a named workload; give the sizes of your own function with --inputs.")
+            raise BadArgument(detail="--shape works only with a named workload. Use --inputs for a function in a file.")
         return _resolve_file(what, inputs)
     if inputs is not None:
-        raise BadArgument(detail="--inputs goes with file.py:function; give the size of a named workload with --shape.")
+        raise BadArgument(detail="--inputs works only with file.py:function. Use --shape for a named workload.")
     chosen = workload(what)
     return Subject(chosen.function, chosen.inputs(parse_shape(shape) if shape else None, parse_dtype(dtype)))

@@ -1,7 +1,7 @@
-"""A step of a model, made anew for every run: `file.py:train_step` -> its results and gradients, by name.
+"""Runs a training step from scratch: `file.py:train_step` -> its results and gradients, by name.
 
-The file is executed again each time, from the same seeds, so that nothing is left of the run before: no gradients, no state of
-an optimizer, no statistics of a norm.
+The file is executed again for every run, with the same seeds, so that no state carries over: no gradients, optimizer state or
+running statistics of a norm.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ Results = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class StepFactory:
-    """Makes the same step, as often as it is asked to."""
+    """Creates a fresh copy of the same step on every call."""
 
     text: str  # file.py:function
     inputs: str | None
     seed: int
-    is_step: bool  # the function named is the step, and not one that makes it
+    is_step: bool  # the named function is the step itself, not a function that returns it
 
     @staticmethod
     def of(text: str, inputs: str | None, seed: int) -> StepFactory:
-        """It takes a call to know what a function returns."""
+        """A factory for the step that a text names. Calls the function once to see what it returns."""
         seed_all(seed)
         return StepFactory(text, inputs, seed, resolve_step(text, load(text), inputs) is None)
 
     def __call__(self) -> Subject:
-        """A step that nothing was done with yet."""
+        """A fresh step."""
         torch.compiler.reset()
         seed_all(self.seed)
         found = load(self.text)
@@ -54,7 +54,7 @@ class StepFactory:
 
 
 def seed_all(seed: int) -> None:
-    """Let every source of random numbers begin again."""
+    """Seed every random number generator."""
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
@@ -62,16 +62,16 @@ def seed_all(seed: int) -> None:
 
 
 def random_state() -> bytes:
-    """What torch's generators are at; another one after a run says that it drew from them."""
+    """The state of torch's generators. If a run changes it, the run drew random numbers."""
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
     return b"".join(state.numpy().tobytes() for state in states)
 
 
-# ---- what a run gives --------------------------------------------------------------------------------------------------------
+# ---- results of a run --------------------------------------------------------------------------------------------------------
 
 
 def results(step: Subject, call: Callable[..., Any], what: str) -> Results:
-    """Every tensor that `call` returns in the place of the step, and every gradient it leaves: its own or, where it takes none,
+    """Run `call` instead of the step: every tensor it returns, and every gradient. If it does not call backward, the gradients are
     those of its losses."""
     leaves = dict(_leaves(step))
     returned = call(*step.args, **step.kwargs)
@@ -80,18 +80,18 @@ def results(step: Subject, call: Callable[..., Any], what: str) -> Results:
         _backward([t for t in found.values() if t.requires_grad])
     gradients = {f"gradient of {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     if not found and not gradients:
-        raise NothingToCompare(what=what, detail=f"it returned {type(returned).__name__}, and no gradient was left")
+        raise NothingToCompare(what=what, detail=f"it returned {type(returned).__name__} and left no gradient")
     return {name: t.detach().clone() for name, t in {**found, **gradients}.items()}
 
 
 def _as_tensors(returned: Any) -> list[Tensor]:
-    """Tensors in whatever a step returned; a float is one that was read from a tensor."""
+    """The tensors in a step's return value. Floats count too, as `loss.item()` returns them."""
     numbers = [v for v in compat.pytree_flatten(returned)[0] if isinstance(v, float)]
     return [*tensors_in(returned), *map(torch.tensor, numbers)]
 
 
 def _backward(wanted: list[Tensor]) -> None:
-    """Take gradients: of what is one number, or of everything, weighted so that a norm's are not zero."""
+    """Backpropagate from the scalar results, else from all, weighted: the gradient of a plain sum of a norm's output is 0."""
     losses = [t for t in wanted if t.numel() == 1] or wanted
     if losses:
         torch.autograd.backward(losses, [_weights(t) for t in losses])
@@ -104,7 +104,7 @@ def _weights(result: Tensor) -> Tensor:
 
 
 def _leaves(step: Subject) -> Iterator[tuple[str, Tensor]]:
-    """What a step may leave gradients in, by name: parameters of modules it knows and inputs that want one."""
+    """The leaf tensors of a step that may get gradients, by name: parameters of its modules, and inputs that require grad."""
     seen: set[int] = set()
     for name, value in (*_known(step.call), *((f"input {k}", a) for k, a in enumerate(step.args)), *step.kwargs.items()):
         value = uncompiled(value) if callable(value) else value
@@ -116,7 +116,7 @@ def _leaves(step: Subject) -> Iterator[tuple[str, Tensor]]:
 
 
 def _known(call: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """What a step itself holds: its parameters if it is a module, else what its code refers to by name."""
+    """The values a step refers to, by name: the module itself, or attributes, closure variables and globals of a function."""
     call = uncompiled(call)
     if isinstance(call, nn.Module):
         return [("", call)]
@@ -133,7 +133,7 @@ def _known(call: Callable[..., Any]) -> list[tuple[str, Any]]:
 
 
 class Float64(TorchFunctionMode):
-    """Where a step asks for fp32 by name, it gets float64."""
+    """Replaces explicit conversions to fp32 by conversions to float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func = Tensor.double if func is Tensor.float else func
@@ -143,12 +143,13 @@ class Float64(TorchFunctionMode):
 
 
 def to_float64(step: Subject) -> Subject:
-    """The same step of float64 tensors."""
+    """The step with float64 tensors."""
     call = uncompiled(step.call)
     if isinstance(call, nn.Module):
         call = copy.deepcopy(call).double()
     elif any(isinstance(value, Tensor | nn.Module) for _, value in _known(call)):
-        raise TypeError("its code holds tensors of its own; return (module, inputs) or (step, inputs) of functions alone")
+        raise TypeError("its code refers to tensors that are not inputs; return (module, inputs), or (step, inputs) with a step "
+                        "that refers to none")
     return Subject(call, tuple(map(_wide, step.args)), {name: _wide(value) for name, value in step.kwargs.items()})
 
 
@@ -163,11 +164,11 @@ def _wide_tensor(leaf: Any) -> Any:
     return leaf.detach().double().requires_grad_(leaf.requires_grad)
 
 
-# ---- how far apart -----------------------------------------------------------------------------------------------------------
+# ---- differences -------------------------------------------------------------------------------------------------------------
 
 
 def relative_rms(one: Tensor, other: Tensor) -> float:
-    """The RMS difference of two tensors over the RMS of the second; infinite where they cannot be compared."""
+    """The RMS difference of two tensors divided by the RMS of the second; infinite if they cannot be compared."""
     if one.shape != other.shape:
         return math.inf
     a, b = (_comparable(t) for t in (one, other))
@@ -177,8 +178,8 @@ def relative_rms(one: Tensor, other: Tensor) -> float:
         return math.inf
     finite = b.isfinite()
     scale = float(b[finite].square().mean().sqrt())
-    apart = float((a - b)[finite].square().mean().sqrt())
-    return apart / scale if scale else math.inf
+    difference = float((a - b)[finite].square().mean().sqrt())
+    return difference / scale if scale else math.inf
 
 
 def _comparable(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What `onepass bench` measures: lists of workloads at sizes, by the name of a suite."""
+"""The suites of `onepass bench`: named lists of workloads and sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """How its row is called."""
+        """The id of its row."""
         return row_id(self.workload, self.shape, self.dtype)
 
     @property
@@ -38,12 +38,12 @@ class Job:
         return workload(self.workload)
 
     def inputs(self, device: "str | torch.device" = "meta") -> tuple[Tensor, ...]:
-        """The arguments of its function."""
+        """The arguments of the workload's function."""
         return self.subject.inputs(self.shape, parse_dtype(self.dtype), device)
 
     @cached_property
     def floor_bytes(self) -> int:
-        """The fewest bytes it can move: every input once, every output once."""
+        """Least DRAM traffic: every input read once, every output written once."""
         args = self.inputs()
         captured = capture(self.subject.function, args)
         return floor_bytes(pipeline.optimize(captured.program), captured.bind(args) or {})
@@ -63,7 +63,8 @@ def _over(shapes: Iterable[Shape], *names: str, dtype: str = "bf16") -> tuple[Jo
 
 
 _BACKWARD_SHAPES = ((4096, 8192), (8192, 8192), (8192, 16384), (32768, 2048), (16384, 4096), (65536, 1024), (98304, 512))
-_FORWARD_SHAPES = ((131072, 512), (32768, 2048), (16384, 4096), (32768, 4096), (8192, 8192), (16384, 8192), (16384, 16384), (8192, 32768))
+_FORWARD_SHAPES = ((131072, 512), (32768, 2048), (16384, 4096), (32768, 4096), (8192, 8192), (16384, 8192), (16384, 16384),
+                   (8192, 32768))
 _LAYER_NORM_SHAPES = ((8192, 8192), (32768, 2048), (16384, 5120))
 _NORM_SHAPES = (*_LAYER_NORM_SHAPES, (98304, 768))
 _LOGITS_SHAPES = ((8192, 50264), (8192, 128256))
@@ -83,25 +84,25 @@ _TABLE = (
 
 _OUTER_SIDES = (256, 4096, 65536)
 _SEEDS = (
-    # backward of a norm where rows and columns are nearly as many
+    # backward of a norm with similar numbers of rows and columns
     *_over(((4096, 8192), (8192, 8192)), "rms_norm_backward"),
-    # a narrow transformer: many rows, and much that wants to be fused with a norm's backward
+    # a narrow transformer: many rows, and many ops to fuse with a norm's backward
     *_over(((98304, 512),), "rms_norm", "rms_norm_backward", "add_rms_norm_backward", "rms_norm_backward_4", "rms_norm_backward_8",
            "rms_norm_backward_16", "block_backward", "three_norms_shared_weight_backward"),
     *_over(((32, 2048, 8, 64),), "qk_norm"),
-    # sums down the columns, of one input and of several
+    # column sums of one input and of several
     *_over(tuple((r, c) for r in _OUTER_SIDES for c in _OUTER_SIDES), "outer_sum_1", dtype="f32"),
     *_over(((4096, 1024),), "outer_sum_2", "outer_sum_3", "outer_sum_5", dtype="f32"),
     *_over(((4096, 1024),), "outer_sum_2", "outer_sum_3", "outer_sum_5", dtype="f16"),
-    # rows that are needed twice, from those that fit in registers to a vocabulary
+    # rows that are read twice, from rows that fit in registers to a vocabulary
     *_over(((8192, 8192), (16384, 4096), (32768, 2048), (32768, 4096), (16384, 8192), (32768, 8192), (32768, 32768),
             (16384, 16384)), "rms_norm"),
     *_over(((32768, 50257),), "softmax"),
 )
 
 _NORMS = (
-    *_over(_NORM_SHAPES, "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "add_rms_norm", "add_rms_norm_backward",
-           "add_layer_norm", "add_layer_norm_backward"),
+    *_over(_NORM_SHAPES, "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "add_rms_norm",
+           "add_rms_norm_backward", "add_layer_norm", "add_layer_norm_backward"),
     *_over(((8192, 8192), (32768, 2048)), "rms_norm_fp8", "l2_normalize"),
     *_over(((98304, 512),), "rms_norm_backward_4", "block_backward"),
     *_over(((32768, 768),), "three_norms_shared_weight_backward"),
@@ -146,31 +147,32 @@ _WIDE = (256, 512, 768, 1024, 1536, 2048, 2304, 2880, 4096, 5120, 7168, 8192, 12
 
 
 def rows_at(width: int, elements: int = 1 << 26) -> int:
-    """So many rows that about as many elements are in a tensor of any width: a power of two."""
+    """A power-of-two row count with which a tensor of this width has about `elements` elements."""
     return 1 << (elements // width).bit_length() - 1
 
 
 _WIDTHS = _over(tuple((rows_at(n), n) for n in _WIDE), *_SWEEP_WORKLOADS)
 
 _SUITES = (
-    Suite("table", "the shapes whose times are kept an eye on", _TABLE),
-    Suite("seeds", "shapes where other compilers were seen to fall behind", _SEEDS),
-    Suite("norms", "norms, forward and backward, with what surrounds them", _NORMS),
+    Suite("table", "the main shapes, tracked over time", _TABLE),
+    Suite("seeds", "shapes where other compilers are slow", _SEEDS),
+    Suite("norms", "norms, forward and backward, with adjacent ops", _NORMS),
     Suite("softmax", "softmax, its backward, log-softmax and log-sum-exp", _SOFTMAX),
     Suite("losses", "cross-entropy over vocabularies", _LOSSES),
-    Suite("outer", "sums down the columns", _OUTER),
-    Suite("long", "what shared memory is for: long rows that are needed twice, sums of many inputs", _LONG),
+    Suite("outer", "column sums", _OUTER),
+    Suite("long", "shapes that need shared memory: long rows read twice, many inputs", _LONG),
     Suite("rows", "one width, from 1 row to 131072", _ROWS),
-    Suite("widths", "about as many elements, from 256 columns to 131072", _WIDTHS),
+    Suite("widths", "similar element counts, from 256 columns to 131072", _WIDTHS),
 )
-_ALL = Suite("all", "all of the above, each workload once", tuple({job.id: job for found in _SUITES for job in found.jobs}.values()))
+_ALL = Suite("all", "all of the above, each workload once",
+             tuple({job.id: job for found in _SUITES for job in found.jobs}.values()))
 
 SUITES = {s.name: s for s in (*_SUITES, _ALL)}
-MODELS = "models"  # whole training steps; measured by bench/models.py
+MODELS = "models"  # whole training steps, measured by bench/models.py
 
 
 def suite(name: str) -> Suite:
-    """The suite of that name."""
+    """The suite with a name."""
     found = SUITES.get(name)
     if found is None:
         raise BadSpec(what="The suite", text=name, detail=f"known are {', '.join((*SUITES, MODELS))}")

@@ -1,4 +1,4 @@
-"""How reports look: tables, sizes and times as text. One width, no colour where nobody sees it."""
+"""Formatting of reports: tables, sizes and times as text, with a fixed width and no color outside a terminal."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from io import StringIO
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-WIDTH = 118  # of a report where no terminal sets one
+WIDTH = 118  # characters, if there is no terminal
 
 
 def console() -> Console:
-    """Where the command line prints: as wide as the terminal, or as a report where there is none."""
+    """The console of the command line: as wide as the terminal, or WIDTH if there is none."""
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
 def as_text(*parts: RenderableType) -> str:
-    """What rich would print, without colour."""
+    """What rich would print, without color."""
     page = StringIO()
     printer = Console(file=page, width=WIDTH, color_system=None, highlight=False)
     for part in parts:
@@ -27,7 +27,7 @@ def as_text(*parts: RenderableType) -> str:
 
 
 def table(title: str, *columns: tuple[str, str]) -> Table:
-    """An empty table. A column is a name and how it is set: "left", "right", or "name", which is never broken."""
+    """An empty table. A column is a name and an alignment: "left", "right", or "name" (left, without line breaks)."""
     made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, align in columns:
         made.add_column(name, justify="right" if align == "right" else "left", overflow="fold", no_wrap=align == "name")
@@ -35,7 +35,7 @@ def table(title: str, *columns: tuple[str, str]) -> Table:
 
 
 def human_bytes(n: float) -> str:
-    """Bytes with three figures: 402 MB."""
+    """Bytes with three significant digits: 402 MB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if n >= size:
             return f"{n / size:.3g} {unit}"
@@ -43,22 +43,22 @@ def human_bytes(n: float) -> str:
 
 
 def us(cost: float | None) -> str:
-    """A time; None is that of something that cannot be."""
+    """A time in microseconds; None means impossible."""
     return "impossible" if cost is None else f"{cost:.1f} us"
 
 
 def ratio(a: float, b: float) -> str:
-    """How many times b is in a."""
+    """a / b with three decimals, or a dash if b is 0."""
     return f"{a / b:.3f}" if b else "-"
 
 
 def counted(n: int, noun: str) -> str:
-    """1 kernel, 2 kernels."""
+    """A count with its noun: 1 kernel, 2 kernels."""
     return f"{n} {noun}{'s' * (n != 1)}"
 
 
 def places(lines: Sequence[str], most: int = 3) -> str:
-    """Lines of user code without their text: `model.py:12, model.py:15 and 2 more`."""
+    """Source locations without their text: `model.py:12, model.py:15 and 2 more`."""
     named = list(dict.fromkeys(line.split(" ")[0] for line in lines))
     shown = ", ".join(named[:most]) or "unknown"
     return shown + (f" and {len(named) - most} more" if len(named) > most else "")

@@ -1,8 +1,8 @@
-"""Kernel times of calls, each with a cold cache, from the profiler; and what a call costs the host.
+"""Measures kernel times with the profiler and a cold cache, and the host time of calls.
 
-Before each call 256 MB are written and another 256 MB read, so that L2 holds clean lines of neither inputs nor outputs: a
-write alone would leave dirty lines that the timed kernels must evict. A kernel with a name of its own marks where a call begins and
-ends, so which kernels belong to it is read off the recorded order and guessed from nothing.
+Before each call, 256 MB are written and another 256 MB read, so that L2 holds clean lines of other data: a write alone would leave
+dirty lines, which the timed kernels would have to evict. A marker kernel runs before and after each call, so the recorded order
+shows which kernels belong to which call.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ..ir.expr import DTYPES
 from ..runtime.launch import Launcher, prepare
 from ..runtime.stopwatch import Flush, spread
 
-RUNS = 20  # of each call
-MIN_RUNS = 5  # of one that takes long
-CALL_BUDGET_US = 100e3  # of device time for all runs of one call
-HOST_BUDGET_US = 20e3  # of device time for a round of calls that times the host
-QUEUE_DEPTH = 400  # launches that a driver takes without making the host wait
-MAX_SESSIONS = 3  # a profiler may lose events; then all calls are repeated
+RUNS = 20  # per call
+MIN_RUNS = 5  # of a slow call
+CALL_BUDGET_US = 100e3  # device time for all runs of one call
+HOST_BUDGET_US = 20e3  # device time per round when timing the host
+QUEUE_DEPTH = 400  # launches that the driver queues before the host blocks
+MAX_SESSIONS = 3  # the profiler may lose events; then all calls are repeated
 MARKER = "onepass_bench_mark"
-_NO_WORK = ("Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event")  # recorded beside kernels, and no work of a call
+_NO_WORK = ("Context Sync", "Stream Sync", "Event Sync", "Stream Wait Event")  # recorded like kernels, but not work of a call
 
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something the card did. Times are microseconds."""
+    """A kernel or copy recorded by the profiler. Times are in microseconds."""
 
     name: str
     start: float
@@ -48,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What the runs of one call took."""
+    """The measured time of one call."""
 
     us: float  # the median
     spread: float  # between the 20th and 80th percentile, relative to the median
@@ -56,21 +56,21 @@ class Timed:
     kernels: int
 
 
-# ---- from events to times: plain functions of lists
+# ---- from events to times
 
 
 def split_at_markers(events: Iterable[Event], launched: int) -> list[tuple[Event, ...]]:
-    """What ran in each call, in the order of the calls: all between a mark before it and a mark after it."""
+    """The events of each call, in call order: everything between the marker before it and the marker after it."""
     ordered = sorted(events, key=lambda e: e.start)
     marks = [k for k, e in enumerate(ordered) if MARKER in e.name]
     if len(marks) != 2 * launched:
-        raise NotMeasured(detail=f"{launched} calls were launched between marks, and {len(marks)} marks were recorded instead "
-                                 f"of {2 * launched}")
+        raise NotMeasured(detail=f"{launched} calls were launched, but the profiler recorded {len(marks)} markers instead of "
+                                 f"{2 * launched}")
     return [tuple(ordered[a + 1:b]) for a, b in zip(marks[::2], marks[1::2], strict=True)]
 
 
 def busy_us(events: Sequence[Event]) -> float:
-    """How long the card worked on some events: the sum of their durations, where two overlap counted once."""
+    """The time the GPU was busy with some events: the sum of their durations, counting overlaps once."""
     total, until = 0.0, -math.inf
     for event in sorted(events, key=lambda e: e.start):
         end = event.start + event.us
@@ -80,7 +80,7 @@ def busy_us(events: Sequence[Event]) -> float:
 
 
 def calls_by_name(events: Iterable[Event], launched: Sequence[str]) -> dict[str, list[tuple[Event, ...]]]:
-    """The calls of each name; `launched` names every call in the order it was made."""
+    """The events of each call, by name. `launched` lists the names of all calls in order."""
     found: dict[str, list[tuple[Event, ...]]] = {name: [] for name in launched}
     for name, ran in zip(launched, split_at_markers(events, len(launched)), strict=True):
         found[name].append(ran)
@@ -88,11 +88,11 @@ def calls_by_name(events: Iterable[Event], launched: Sequence[str]) -> dict[str,
 
 
 def summarize_runs(calls: Sequence[Sequence[Event]]) -> Timed:
-    """The time of a call from several of its runs. Runs that ran other kernels than most are left out; few may."""
+    """The time of a call from several runs. Runs with an unusual kernel sequence are excluded; at most 20 % may be."""
     counts = Counter(tuple(e.name for e in ran) for ran in calls)
     usual, often = counts.most_common(1)[0]
     if not usual:
-        raise NotMeasured(detail="a call ran nothing on the card")
+        raise NotMeasured(detail="a call ran nothing on the GPU")
     if often < 0.8 * len(calls):
         raise NotMeasured(detail=f"a call does not always run the same kernels: {len(counts)} sequences in {len(calls)} runs")
     times = [busy_us(ran) for ran in calls if tuple(e.name for e in ran) == usual]
@@ -108,12 +108,12 @@ def _summary_or_error(calls: Sequence[Sequence[Event]]) -> "Timed | NotMeasured"
 
 
 def run_count(us: float, budget_us: float = CALL_BUDGET_US) -> int:
-    """How often to run a call that takes about so long."""
+    """How often to run a call that takes about `us`."""
     return max(MIN_RUNS, min(RUNS, int(budget_us / max(us, 1.0))))
 
 
 def interleaved_order(runs: Mapping[str, int]) -> tuple[str, ...]:
-    """Every name as often as asked, in rounds, each round beginning with another: no call always follows the same one."""
+    """An order of all runs in rounds. Each round starts with another name, so that no call always follows the same one."""
     names = list(runs)
     order = []
     for k in range(max(runs.values(), default=0)):
@@ -122,7 +122,7 @@ def interleaved_order(runs: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(order)
 
 
-# ---- on the card
+# ---- on the GPU
 
 _MARKER_SOURCE = Source(
     MARKER, f'import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef {MARKER}(out):\n    tl.store(out, 0.0)\n',
@@ -130,17 +130,17 @@ _MARKER_SOURCE = Source(
 
 
 def reserve_memory(wanted: int, where: torch.device) -> None:
-    """Take so many bytes from the driver, or half of what is free, and leave them to torch's allocator for good.
+    """Allocate `wanted` bytes, or half of the free memory, and keep them in torch's caching allocator.
 
-    What is given back to the driver and taken again may be slower for every kernel: H200, `torch.neg` of 0.8 GB takes 424 us
-    instead of 381 then, at the same addresses. A program that trains or serves gives nothing back either.
+    Memory that is returned to the driver and allocated again can be slower (H200: `torch.neg` of 0.8 GB takes 424 us instead of
+    381 us at the same addresses). Programs that train or serve return nothing to the driver either.
     """
     free, _ = torch.cuda.mem_get_info(where)
     torch.empty(min(wanted, free // 2), dtype=torch.uint8, device=where)
 
 
 class Clock:
-    """What timing needs on a card: two buffers to flush L2 with, and the marks."""
+    """Times calls on one GPU. Holds the buffers that flush L2, and the marker kernel."""
 
     def __init__(self, index: int = 0) -> None:
         self.device = torch.device("cuda", index)
@@ -149,15 +149,17 @@ class Clock:
         self._marker: Launcher = prepare(_MARKER_SOURCE, index, frozenset({"out"}))
 
     def record_marker(self) -> None:
-        """Leave a mark in the order of kernels."""
+        """Launch the marker kernel."""
         self._marker(1, (self._marker_target.data_ptr(),), torch.cuda.current_stream(self.device).cuda_stream)
 
     def synchronize(self) -> None:
-        """Wait for the card. After a fault of the card nothing more can be measured, and this raises."""
+        """Wait for the GPU. Raises after a device fault, since nothing can be measured then."""
         torch.cuda.synchronize(self.device)
 
     def times(self, calls: Mapping[str, Call], most: int = RUNS) -> dict[str, "Timed | NotMeasured"]:
-        """The kernel time of each call, measured in turn in one profiler session, or why it has none. Calls must have run before.
+        """The kernel time of each call, or the reason why it has none, from interleaved runs in one profiler session.
+
+        Every call must have run once before.
         """
         runs = {name: min(most, run_count(self._rough_us(call))) for name, call in calls.items()}
         order = interleaved_order(runs)
@@ -172,7 +174,7 @@ class Clock:
     def _recorded(self, calls: Mapping[str, Call], order: Sequence[str]) -> list[Event]:
         self.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-            self.flush()  # whatever a session loses at its beginning, it is not a call
+            self.flush()  # if the session loses its first events, they are not those of a call
             for name in order:
                 self.flush()
                 self.record_marker()
@@ -184,7 +186,7 @@ class Clock:
                 and not getattr(e, "is_user_annotation", False)]
 
     def _rough_us(self, call: Call) -> float:
-        """The time of a call, to decide how often to run it; what the host takes may be in it."""
+        """A rough time of a call, to choose the number of runs. May include host time."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         call()
         begin.record()
@@ -194,7 +196,7 @@ class Clock:
         return 1e3 * begin.elapsed_time(end)
 
     def host_us(self, call: Call, of: Timed) -> float:
-        """What a call takes the host: the best of a few rounds, none so long that a full queue makes the host wait."""
+        """Host time of a call: the best of a few rounds, each short enough that the launch queue does not fill up."""
         calls = max(5, min(200, int(HOST_BUDGET_US / of.us), QUEUE_DEPTH // of.kernels))
         best = math.inf
         for _ in range(3):
@@ -207,9 +209,9 @@ class Clock:
         return best
 
     def graph_us(self, function: Callable[..., Any], inputs: Sequence[Tensor], copies: int, replays: int = 10) -> float:
-        """The time of a call replayed from a CUDA graph over several sets of buffers, gaps between kernels included.
+        """Time of a call replayed from a CUDA graph over several sets of buffers, including gaps between kernels.
 
-        Inputs and outputs of all sets together exceed L2, so each call finds a cold cache, though one with dirty lines.
+        All sets together exceed L2, so each call starts with a cold cache, although one with dirty lines.
         """
         sets = [tuple(inputs), *(tuple(t.clone() for t in inputs) for _ in range(copies - 1))]
         for given in sets[:2]:
@@ -218,7 +220,7 @@ class Clock:
         graph, kept = torch.cuda.CUDAGraph(), []
         with torch.cuda.graph(graph):
             for given in sets:
-                kept.append(function(*given))  # noqa: PERF401, held so that no two calls share memory for outputs
+                kept.append(function(*given))  # noqa: PERF401, kept so that no two calls share output memory
         times = []
         for _ in range(replays + 1):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -231,16 +233,16 @@ class Clock:
 
 
 def copies_for(moved: int, l2_bytes: int, most: int = 64) -> int | None:
-    """How many sets of buffers a graph needs for a cold cache; None where it would be too many."""
+    """How many sets of buffers a graph needs for a cold cache; None if that exceeds `most`."""
     wanted = max(2, math.ceil(4 * l2_bytes / max(moved, 1)))
     return wanted if wanted <= most else None
 
 
-# ---- anchors: what the card gives to kernels that do nothing but move bytes
+# ---- anchors: plain reads, copies and adds
 
 
 def anchor_bytes(floors: Iterable[int]) -> tuple[int, ...]:
-    """The amounts to measure anchors at: every other power of two around the floors of a suite, 1 MiB to 4 GiB."""
+    """The sizes at which to measure anchors: every other power of two around the floors of a suite, 1 MiB to 4 GiB."""
     exact = list(floors)
     if not exact:
         return ()
@@ -249,11 +251,11 @@ def anchor_bytes(floors: Iterable[int]) -> tuple[int, ...]:
 
 
 def anchor_calls(moved: int, device: torch.device) -> dict[str, Call]:
-    """A read, a copy and an add that move so many bytes in all."""
+    """A read, a copy and an add that move `moved` bytes each."""
     def bf16(share: int) -> Tensor:
         return torch.zeros(moved // share // 2, dtype=torch.bfloat16, device=device)
 
-    whole = bf16(1).view(torch.float32)  # sums of fp32 are torch's fastest reads
+    whole = bf16(1).view(torch.float32)  # torch reads fastest in sums of fp32
     source, target = bf16(2), bf16(2)
     a, b, c = bf16(3), bf16(3), bf16(3)
     return {"read": lambda: whole.sum(), "copy": lambda: target.copy_(source), "add": lambda: torch.add(a, b, out=c)}

@@ -1,7 +1,7 @@
-"""A model -> what onepass would claim of it, forward and backward, without running it.
+"""Traces a model and claims regions in its graphs, forward and backward, without running it.
 
-Every tensor is replaced by one that has a shape only, so a model of any size can be looked at on any machine. torch.compile
-traces it as it always would, up to the place where the graph pass of onepass runs; there a copy of the graph is claimed.
+Every tensor is replaced by a fake tensor, so a model of any size can be explained on any machine. torch.compile traces the model as
+usual, up to the point where the graph pass of onepass runs; there a copy of the graph is claimed.
 """
 
 from __future__ import annotations
@@ -26,34 +26,36 @@ from ..integration.split import split
 
 
 def uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
-    """What was given to torch.compile; anything else is itself."""
+    """The original of a compiled module or function; anything else unchanged."""
     return getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None) or model
 
 
 def is_model(model: object) -> bool:
-    """Whether something is explained as a model, and not as one function to fuse: a module, or what torch.compile returned."""
+    """Whether to explain something as a model, not as one function: true for a module and for what torch.compile returned."""
     return isinstance(model, nn.Module) or uncompiled(model) is not model  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """What becomes of a model's graphs, and what its backward computes again instead of having it saved."""
+    """The claimed graphs of a model, and the values its backward recomputes instead of loading."""
 
     graphs: tuple[Claimed, ...]
     recomputed: tuple[Recomputed, ...]
 
 
 def trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], device: Device) -> Traced:
-    """The outcome for every graph of a model, in the order they were traced. The backward is that of its loss: of the
-    results that are one number if there are any, and of all results otherwise. Without gradients there is none."""
+    """Trace a model and claim regions in each of its graphs, in trace order.
+
+    The backward starts from the scalar results if there are any, else from all results. Without gradients there is no backward.
+    """
     name = name_of(model)
     try:
-        copies = _ShapeOnlyCopy.of(model, args, kwargs)
-        shape_only = copies.model(uncompiled(model))
-        shape_only_args, shape_only_kwargs = copies.tree((args, dict(kwargs)))
+        fakes = _FakeInputs.of(model, args, kwargs)
+        fake_model = fakes.model(uncompiled(model))
+        fake_args, fake_kwargs = fakes.tree((args, dict(kwargs)))
         recorder = _Recorder(device)
-        with copies.mode:
-            results = torch.compile(_with_own_code(shape_only), backend=recorder, dynamic=False)(*shape_only_args, **shape_only_kwargs)
+        with fakes.mode:
+            results = torch.compile(_with_own_code(fake_model), backend=recorder, dynamic=False)(*fake_args, **fake_kwargs)
             _backward(results)
     except OnepassError:
         raise
@@ -63,23 +65,23 @@ def trace(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def name_of(model: Callable[..., Any]) -> str:
-    """What a model is called."""
+    """The class name of a module, or the name of a function."""
     inner = uncompiled(model)
     return type(inner).__name__ if isinstance(inner, nn.Module) else getattr(inner, "__name__", type(inner).__name__)
 
 
 def _with_own_code(model: Callable[..., Any]) -> Callable[..., Any]:
-    """A caller with code of its own: torch counts compilations by code, and those here must not count against the model's."""
+    """A wrapper with its own code object: Dynamo limits recompilations per code object; these must not count for the model."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
 
-    code = call.__code__.replace(co_filename="<explained>")  # nobody's line
+    code = call.__code__.replace(co_filename="<explained>")  # belongs to no file
     return FunctionType(code, globals(), "call", None, call.__closure__)
 
 
 class _Recorder:
-    """A backend that claims a copy of every graph Inductor would lower, and runs the graph as it is."""
+    """A torch.compile backend that claims regions in a copy of every graph Inductor would lower, and runs the graph unchanged."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -95,12 +97,12 @@ class _Recorder:
         return compat.compile_by_inductor(module, inputs, patches, _run_as_is)
 
     def record(self, graph: fx.Graph, is_inference: bool | None) -> None:
-        """Claim a copy: the graph itself goes on without onepass."""
+        """Claim regions in a copy of the graph; the graph itself runs without onepass."""
         copied, made = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in graph.nodes:
             made[node] = copied.node_copy(node, made.__getitem__)
-        deciding = ClaimOptions(self.device, interpret=True, max_autotune=compat.max_autotune(), phase=phase_of(graph, is_inference))
-        self.graphs.append(claim(copied, deciding))
+        options = ClaimOptions(self.device, interpret=True, max_autotune=compat.max_autotune(), phase=phase_of(graph, is_inference))
+        self.graphs.append(claim(copied, options))
 
 
 def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool = False, **_: Any) -> Any:
@@ -108,38 +110,38 @@ def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: b
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """What went wrong, behind torch's words about it."""
+    """The exception behind torch's wrapper exceptions."""
     if not type(error).__module__.startswith("torch."):
         return error
     inner = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
     return error if inner is None else root_cause(inner)
 
 
-# ---- tensors without contents ------------------------------------------------------------------------------------------------
+# ---- fake tensors ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class _ShapeOnlyCopy:
-    """A mode for shape-only tensors and what takes whose place in it, by identity."""
+class _FakeInputs:
+    """A fake tensor mode, and the fake tensor that replaces each real tensor, by id."""
 
     mode: Any
     replacements: dict[int, Tensor]
 
     @staticmethod
-    def of(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _ShapeOnlyCopy:
-        """The world of a model that has shape-only tensors already, or a new one."""
+    def of(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _FakeInputs:
+        """Fake tensors for a model and its arguments. Uses the mode of existing fake tensors, if there are any."""
         tensors = [*_module_tensors(uncompiled(model)), *tensors_in((args, dict(kwargs)))]
         modes = [t.fake_mode for t in tensors if compat.is_fake(t)]  # type: ignore[attr-defined]
         mode = modes[0] if modes else compat.fake_mode()
-        mode.allow_non_fake_inputs = True  # tensors a function closes over
+        mode.allow_non_fake_inputs = True  # for tensors in closures
         replacements: dict[int, Tensor] = {}
         for tensor in tensors:
             if id(tensor) not in replacements:
-                replacements[id(tensor)] = _shape_only(tensor, mode)
-        return _ShapeOnlyCopy(mode, replacements)
+                replacements[id(tensor)] = _to_fake(tensor, mode)
+        return _FakeInputs(mode, replacements)
 
     def model(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        """The same model around shape-only tensors; nothing of the original changes."""
+        """A copy of the model with fake tensors; the original is unchanged."""
         return copy.deepcopy(model, dict(self.replacements)) if isinstance(model, nn.Module) else model
 
     def tree(self, values: Any) -> Any:
@@ -148,8 +150,8 @@ class _ShapeOnlyCopy:
         return compat.pytree_unflatten([self.replacements.get(id(leaf), leaf) for leaf in leaves], spec)
 
 
-def _shape_only(tensor: Tensor, mode: Any) -> Tensor:
-    """The shape of a tensor. One on "meta" counts as on a card, or as on the CPU where there is none: meta ops are others."""
+def _to_fake(tensor: Tensor, mode: Any) -> Tensor:
+    """A fake copy of a tensor. A meta tensor becomes a fake CUDA tensor (CPU without a GPU), because meta traces to other ops."""
     if compat.is_fake(tensor):
         return tensor
     if tensor.device.type != "meta":
@@ -163,7 +165,7 @@ def _shape_only(tensor: Tensor, mode: Any) -> Tensor:
 
 
 def _module_tensors(model: object) -> Iterator[Tensor]:
-    """Every tensor a module holds, registered or not."""
+    """Every tensor in a module's attributes, registered or not."""
     for module in model.modules() if isinstance(model, nn.Module) else ():
         yield from tensors_in(vars(module))
 
@@ -178,7 +180,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def _backward(results: Any) -> None:
-    """Let the backward be traced."""
+    """Run the backward, so that it is traced."""
     wanted = [t for t in tensors_in(results) if t.requires_grad]
     losses = [t for t in wanted if t.numel() == 1] or wanted
     if losses:

@@ -1,7 +1,7 @@
-"""Whether a provider's answer is right, held against float64 before it is timed.
+"""Checks a provider's results against float64 before they are timed.
 
-onepass must keep the criterion (ir/criterion.py). Other providers get a multiple of its bounds: some round between steps where a
-user of theirs would not mind, and a comparison that left them out for it would flatter.
+onepass must meet the accuracy criterion (ir/criterion.py). Other providers get a multiple of its bounds: some round intermediate
+values, which their users accept, and excluding them for that would make the comparison unfair.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 from ..ir.criterion import judge
 from .check import as_tuple, in_float64
 
-SLACK = 4.0  # times the criterion's bounds, for other providers
-WHOLE_ELEMENTS = 1 << 28  # elements up to which float64 is computed at once
-PART_ELEMENTS = 1 << 27  # elements of a part where it is not
+SLACK = 4.0  # multiple of the criterion's bounds, for other providers
+WHOLE_ELEMENTS = 1 << 28  # up to this size, all rows are checked at once
+PART_ELEMENTS = 1 << 27  # per part, for larger inputs
 
-# Workloads each of whose rows stands alone, and the least number of dims of an input that has rows.
+# Workloads with independent rows, and the minimum rank of the inputs that are split by rows.
 _ROW_WISE = {"rms_norm": 2, "layer_norm": 2, "add_rms_norm": 2, "add_layer_norm": 2, "softmax": 1, "log_softmax": 1,
              "softmax_backward": 1, "logsumexp": 1, "cross_entropy": 1, "cross_entropy_backward": 1}
 
 
 def parts(name: str, inputs: Sequence[Tensor]) -> Iterator[slice | None]:
-    """The rows to judge at a time; None: all of them, the only way where rows are summed over."""
+    """Row ranges to check one at a time. None means all rows, as workloads that reduce over rows require."""
     largest = max(inputs, key=Tensor.numel)
     rows = largest.shape[0]
     if name not in _ROW_WISE or largest.numel() <= WHOLE_ELEMENTS:
@@ -36,16 +36,16 @@ def parts(name: str, inputs: Sequence[Tensor]) -> Iterator[slice | None]:
 
 
 class Judge:
-    """Judges answers to one call by the criterion, in parts that leave memory free."""
+    """Checks results of one call by the criterion, in parts that limit memory use."""
 
     def __init__(self, name: str, function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
         self._function, self._inputs, self._min_dims = function, tuple(inputs), _ROW_WISE.get(name, 1)
         self._parts = tuple(parts(name, inputs))
-        # Where all is judged at once, the truth is computed once for all providers.
+        # If all rows are checked at once, the reference is computed once for all providers.
         self._known = self._truth(None) if self._parts == (None,) else None
 
     def wrong(self, answer: Any, slack: float) -> str | None:
-        """What is wrong with an answer; None if nothing is."""
+        """Describe what is wrong with an answer; None if it is right."""
         results = as_tuple(answer)
         for part in self._parts:
             eager, reference = self._known or self._truth(part)
@@ -65,5 +65,5 @@ class Judge:
 def _wrong(answer: Tensor, eager: Tensor, reference: Tensor, slack: float) -> str | None:
     if answer.shape != eager.shape:
         return f"its shape is {tuple(answer.shape)} where {tuple(eager.shape)} is expected"
-    exact = reference.double() if reference.is_floating_point() else reference  # what is fp8 in any case knows no arithmetic
+    exact = reference.double() if reference.is_floating_point() else reference  # fp8 has no arithmetic
     return judge(answer, eager, exact, slack)

@@ -1,8 +1,8 @@
-"""Inductor's kernels of a suite, compiled beforehand by several processes.
+"""Compiles Inductor's kernels of a suite in advance, in several processes.
 
-Inductor compiles one graph after another, some seconds each. Here worker processes compile what a run is going to ask for, into the
-caches on disk that the measuring process then reads. Which configuration of a kernel a worker found fastest is not kept: it found
-that out in company, and the measuring process does it again, alone.
+Inductor compiles graphs one by one, some seconds each. Here worker processes fill the disk caches that the measuring process then
+reads. Autotuning results of the workers are not cached, because other workers use the GPU at the same time; the measuring process
+tunes again, alone.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ import torch
 from .providers import MAX_AUTOTUNE, make_provider
 from .suites import Job
 
-WORKERS = 8  # each holds the tensors of a workload on the card
+WORKERS = 8  # each holds the tensors of a workload on the GPU
 WORKER_ENVIRONMENT = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_AUTOTUNE_LOCAL_CACHE": "0"}
 
 
 def compiles_slowly(provider: str) -> bool:
-    """Whether a provider compiles for seconds what a cache can hold."""
+    """Whether a provider compiles for seconds, with results that can be cached."""
     return provider.startswith("inductor") and provider != MAX_AUTOTUNE
 
 
 @contextmanager
 def prewarm_inductor(jobs: Sequence[Job], providers: Sequence[str], where: torch.device, workers: int = WORKERS,
             limit: float | None = None) -> Iterator[None]:
-    """Have what `providers` will need for some jobs compiled meanwhile; at the end, wait for it until `limit` seconds have passed.
+    """Compile the kernels that `providers` need for some jobs in the background; on exit, wait until `limit` seconds have passed.
 
-    What fails will fail again, and be told. No process is left behind, however this is left.
+    Errors are ignored: they occur again, and are reported, in the measurement. All processes are ended on every exit path.
     """
     names = [name for name in providers if compiles_slowly(name)]
     count = min(workers, len(jobs)) if names else 0
@@ -56,7 +56,7 @@ def prewarm_inductor(jobs: Sequence[Job], providers: Sequence[str], where: torch
 
 
 def _start_worker(jobs: Sequence[Job], names: Sequence[str], where: torch.device) -> subprocess.Popen[bytes]:
-    """A process that is given jobs in a file: a pipe would have to be filled while that process starts."""
+    """Start a worker. It reads its jobs from a file, because writing to a pipe could block until the worker has started."""
     with tempfile.TemporaryFile() as given:
         given.write(json.dumps([astuple(job) for job in jobs]).encode())
         given.seek(0)
@@ -66,7 +66,7 @@ def _start_worker(jobs: Sequence[Job], names: Sequence[str], where: torch.device
 
 
 def main(where: str, providers: str) -> None:
-    """What a worker does: read jobs, and call each once."""
+    """Entry point of a worker: read jobs and call each once."""
     for workload, shape, dtype in json.load(sys.stdin):
         job = Job(workload, tuple(shape), dtype)
         for name in providers.split(","):

@@ -1,4 +1,4 @@
-"""The named workloads: a function, the tensors it takes, a usual size, and what must cross DRAM at least."""
+"""The named workloads: a function, its input tensors, a default size, and the least DRAM traffic."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ HEADS = ("batch", "tokens", "heads", "head width")
 
 @dataclass(frozen=True)
 class InputMaker:
-    """Makes input tensors: shapes alone on "meta", seeded random numbers elsewhere."""
+    """Makes input tensors: seeded random values, or no data on "meta"."""
 
     dtype: torch.dtype
     device: torch.device
     generator: torch.Generator | None
 
     def data(self, *shape: int) -> Tensor:
-        """Standard normal numbers."""
+        """Standard normal values."""
         return torch.randn(shape, dtype=self.dtype, device=self.device, generator=self.generator)
 
     def vector(self, n: int) -> Tensor:
-        """Numbers near one: a weight or a scale."""
+        """Values near one, for a weight or a scale."""
         return (1.0 + 0.1 * self.data(n).float()).to(self.dtype)
 
     def f32(self, *shape: int) -> Tensor:
-        """Standard normal numbers that stay fp32 whatever the workload's dtype."""
+        """Standard normal values in fp32, whatever the workload's dtype."""
         return self.data(*shape).float()
 
     def classes(self, rows: int, below: int) -> Tensor:
-        """Class indices, one row in sixteen ignored."""
+        """Class indices; one row in sixteen is ignored."""
         made = torch.randint(0, below, (rows,), device=self.device, generator=self.generator)
         return torch.where(torch.arange(rows, device=self.device) % 16 == 15, f.IGNORED, made)
 
 
 def input_maker(dtype: torch.dtype, device: "str | torch.device", seed: int = 0) -> InputMaker:
-    """A Maker whose numbers depend on the seed alone (and on the kind of device)."""
+    """An InputMaker whose values depend only on the seed and the device type."""
     where = torch.device(device)
     generator = None if where.type == "meta" else torch.Generator(where).manual_seed(seed)
     return InputMaker(dtype, where, generator)
@@ -55,19 +55,19 @@ Inputs = Callable[..., tuple[Tensor, ...]]  # (maker, *shape) -> the function's 
 
 @dataclass(frozen=True)
 class Workload:
-    """One named function with all that is needed to call it at any size."""
+    """A named function, and how to make its inputs at any size."""
 
     name: str
     title: str
     function: Callable[..., Any]
     make: Inputs
     default_shape: tuple[int, ...]
-    floor: str  # what crosses DRAM at least, in words
+    floor: str  # least DRAM traffic, in words
     dims: tuple[str, ...] = ROWS_COLS
 
     def inputs(self, shape: tuple[int, ...] | None = None, dtype: torch.dtype = torch.bfloat16,
                device: "str | torch.device" = "meta", seed: int = 0) -> tuple[Tensor, ...]:
-        """The function's arguments at a shape (the default one if none is given)."""
+        """The function's arguments at a shape; None means the default shape."""
         shape = shape or self.default_shape
         if len(shape) != len(self.dims):
             raise BadArgument(detail=f"{self.name} takes a shape of {len(self.dims)} numbers ({' x '.join(self.dims)}), "
@@ -77,12 +77,12 @@ class Workload:
 
 def make_inputs(name: "str | Workload", shape: tuple[int, ...] | None = None, dtype: torch.dtype = torch.bfloat16,
                 device: "str | torch.device" = "cpu", seed: int = 0) -> tuple[Tensor, ...]:
-    """Random arguments of a workload, the saved statistics among them computed from the data they belong to."""
+    """Random arguments of a workload. Saved statistics are computed from the data they belong to."""
     return workload(name).inputs(shape, dtype, device, seed)
 
 
 def workload(name: "str | Workload") -> Workload:
-    """The workload of that name; a Workload is itself."""
+    """The workload with a name; a Workload is returned unchanged."""
     if isinstance(name, Workload):
         return name
     found = WORKLOADS.get(name)
@@ -91,7 +91,7 @@ def workload(name: "str | Workload") -> Workload:
     return found
 
 
-# What the functions take
+# Inputs of the functions
 
 
 def _x(n: int) -> Inputs:
@@ -143,7 +143,7 @@ def _image(make: InputMaker, batch: int, channels: int, positions: int) -> tuple
 
 
 def _heads(make: InputMaker, batch: int, tokens: int, heads: int, width: int) -> tuple[Tensor, ...]:
-    """[batch, heads, tokens, width] seen through a transpose, as attention gets it."""
+    """[batch, heads, tokens, width] as transposed views, as attention gets them."""
     q, k = (make.data(batch, tokens, heads, width).transpose(1, 2) for _ in range(2))
     return q, k, make.vector(width), make.vector(width)
 
@@ -183,20 +183,20 @@ _FIXED = (
     _named(f.softmax_dim0, "softmax over the first dim", _x(1), (4096, 4096), "x in, y out"),
     _named(f.log_softmax, "log-softmax", _x(1), _VOCABULARY, "x in, y out"),
     _named(f.logsumexp, "log-sum-exp", _x(1), _VOCABULARY, "x in"),
-    _named(f.cross_entropy, "cross-entropy, a loss a row", _loss, _VOCABULARY, "logits in"),
+    _named(f.cross_entropy, "cross-entropy, one loss per row", _loss, _VOCABULARY, "logits in"),
     _named(f.cross_entropy_mean, "cross-entropy, mean loss", _loss, _VOCABULARY, "logits in"),
     _named(f.cross_entropy_backward, "cross-entropy backward", _loss_backward, _VOCABULARY, "logits in, their gradient out"),
-    _named(f.group_norm, "GroupNorm of 32 groups", _image, _PICTURES, "x in, y out", IMAGE),
+    _named(f.group_norm, "GroupNorm with 32 groups", _image, _PICTURES, "x in, y out", IMAGE),
     _named(f.batch_norm_stats, "BatchNorm statistics", _x(1), _PICTURES, "x in", IMAGE),
     _named(f.gelu_backward_bias, "GELU backward + bias gradient", _bias_backward, _WIDE_MLP, "x, dy in, dx out"),
     _named(f.silu_backward_bias, "SiLU backward + bias gradient", _bias_backward, _WIDE_MLP, "x, dy in, dx out"),
     _named(f.swiglu_backward_bias, "SwiGLU backward + bias gradients", _x(3), _WIDE_MLP, "gate, up, dy in, two gradients out"),
     _named(f.qk_norm, "QK-norm of transposed heads", _heads, (8, 2048, 32, 128), "q, k in and out", HEADS),
-    _named(f.l2_normalize, "L2 normalisation", _x(1), _SQUARE, "x in, y out"),
+    _named(f.l2_normalize, "L2 normalization", _x(1), _SQUARE, "x in, y out"),
     _named(f.var_mean, "variance and mean of rows", _x(1), _SQUARE, "x in"),
     _named(f.sum_rows, "row sums", _x(1), _SQUARE, "x in"),
     _named(f.sum_cols, "column sums", _x(1), _SQUARE, "x in"),
-    _named(f.sum_all, "one sum", _x(1), _SQUARE, "x in"),
+    _named(f.sum_all, "sum of all elements", _x(1), _SQUARE, "x in"),
     _named(f.sum_both, "row sums and column sums", _x(1), _SQUARE, "x in"),
     _named(f.rms_norm_fp8, "RMSNorm to fp8 with scales", _x_and_vectors(1, 1), _SQUARE, "x in, y out in fp8"),
     _named(f.three_norms_shared_weight_backward, "backward of three RMSNorms sharing a weight", _three_norms, (32768, 768),

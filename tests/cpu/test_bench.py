@@ -152,8 +152,8 @@ def test_a_library_runs_forward_and_backward_beside_onepass(library: None) -> No
 
 
 def test_large_row_wise_workloads_are_judged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "WHOLE", 100)
-    monkeypatch.setattr(verdict, "PART", 48)
+    monkeypatch.setattr(verdict, "WHOLE_ELEMENTS", 100)
+    monkeypatch.setattr(verdict, "PART_ELEMENTS", 48)
     job = Job("cross_entropy_backward", (8, 16), "f32")
     inputs = job.inputs("cpu")
     assert list(verdict.parts(job.workload, inputs)) == [slice(0, 3), slice(3, 6), slice(6, 8)]
@@ -201,7 +201,7 @@ def test_wrong_and_failing_providers_are_shown_and_not_timed(monkeypatch: pytest
         made = good("eager", job, inputs)
         return replace(made, call=lambda: made.call() * 2) if name == "onepass" else made
 
-    monkeypatch.setattr(benches, "provide", broken)
+    monkeypatch.setattr(benches, "make_provider", broken)
     clock = FakeClock()
     run = measured(Options(replace(SMALL, jobs=SMALL.jobs[:1]), ("onepass", "eager", "inductor")), clock)
     (row,) = run.rows
@@ -274,7 +274,8 @@ def test_only_some_workloads() -> None:
 
 
 def test_failures_are_one_line() -> None:
-    assert one_line_error(ValueError("\n  first\nsecond")) == "ValueError: first" and one_line_error(KeyError()) == "KeyError: no message"
+    assert one_line_error(ValueError("\n  first\nsecond")) == "ValueError: first"
+    assert one_line_error(KeyError()) == "KeyError: no message"
     assert len(one_line_error(ValueError("x" * 9999))) == benches.MAX_ERROR_LENGTH
 
 
@@ -291,13 +292,14 @@ def test_regret_is_the_pick_over_the_best() -> None:
     plans = ours.plans(PLACE.device, 4)
     picked = Compiled(plans[0], (), tuple(Binary(80, 0, 0, 0, 0, {}, {}) for _ in plans[0].kernels)).artifact
     found = regret.regret_from_times(job.id, 100.0, picked, [tried(ours, p, 8 * (k == 3)) for k, p in enumerate(plans)],
-                            {"picked": 110.0, "0": 110.0, "1": 100.0, "2": 130.0})
+                                     {"picked": 110.0, "0": 110.0, "1": 100.0, "2": 130.0})
     assert found.regret == pytest.approx(0.1) and len(found.candidates) == 4
     assert [c.us for c in found.candidates] == [110.0, 100.0, 130.0, None]
     assert (found.candidates[0].registers, found.candidates[3].spill_bytes) == (80, 8 * len(plans[3].kernels))
-    with_register_cap = regret.verdict([found, replace(found, id="other", picked_us=101.0)])
-    assert with_register_cap.good == 0.5 and with_register_cap.worst == (job.id, pytest.approx(0.1)) and with_register_cap.pick_error == pytest.approx(1 / 22, rel=0.2)
-    assert regret.verdict([]).worst is None
+    summary = regret.summarize_regret([found, replace(found, id="other", picked_us=101.0)])
+    assert summary.good == 0.5 and summary.worst == (job.id, pytest.approx(0.1))
+    assert summary.pick_error == pytest.approx(1 / 22, rel=0.2)
+    assert regret.summarize_regret([]).worst is None
 
 
 def test_plans_that_spill_or_do_not_fit_are_not_run() -> None:
@@ -333,7 +335,8 @@ def test_candidates_are_measured_beside_the_pick() -> None:
 
 def test_plans_that_disagree_are_noticed() -> None:
     a = {"y": torch.tensor([1.0, 100.0])}
-    assert regret.same_results({"y": torch.tensor([1.5, 100.0])}, a) and not regret.same_results({"y": torch.tensor([1.0, 110.0])}, a)
+    assert regret.same_results({"y": torch.tensor([1.5, 100.0])}, a)
+    assert not regret.same_results({"y": torch.tensor([1.0, 110.0])}, a)
     assert not regret.same_results({"y": torch.tensor([1.0, float("nan")])}, a)
 
 
@@ -410,7 +413,8 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 def test_workers_compile_what_inductor_is_asked_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    with prewarm_inductor([Job("rms_norm", (8, 64), "f32"), Job("rms_norm", (8, 96), "f32")], ("eager", "inductor"), torch.device("cpu")):
+    jobs = [Job("rms_norm", (8, 64), "f32"), Job("rms_norm", (8, 96), "f32")]
+    with prewarm_inductor(jobs, ("eager", "inductor"), torch.device("cpu")):
         pass
     done = run_python(COUNTED)
     assert done.stdout.split() == ["2", "0"], done.stderr

@@ -115,7 +115,8 @@ class Pretended:
 
     overrides: dict[str, Any] = {"skip": ("left out by hand",)}  # noqa: RUF012
 
-    def __init__(self, count: int, bad_groups: Sequence[Collection[str]], fickle: bool = False, diverges_without_regions: bool = False) -> None:
+    def __init__(self, count: int, bad_groups: Sequence[Collection[str]], fickle: bool = False,
+                 diverges_without_regions: bool = False) -> None:
         self.regions = [f"r{k}" for k in range(count)]
         self.guilty_groups, self.fickle, self.diverges_without_regions, self.runs = bad_groups, fickle, diverges_without_regions, 0
 

@@ -69,7 +69,8 @@ def test_answers_that_break_and_mend() -> None:
     broken = replace(BASE, rows=(*BASE.rows[:4], replace(BASE.rows[4], results={
         **BASE.rows[4].results, "onepass": Result(us=1.0, wrong="[dx] is off")}), BASE.rows[5]))
     found = compare(BASE, broken)
-    assert [(t.provider, t.before, t.after, t.broke) for t in found.status_changes] == [("onepass", "right", "wrong: [dx] is off", True)]
+    changes = [(t.provider, t.before, t.after, t.broke) for t in found.status_changes]
+    assert changes == [("onepass", "right", "wrong: [dx] is off", True)]
     assert found.got_slower and not found.shown
     assert "wrong: [dx] is off" in str(found)
     mended = compare(broken, BASE)
@@ -90,7 +91,7 @@ def test_what_makes_runs_hard_to_compare_is_said() -> None:
         "the suites differ: rows, then widths", "the cards differ: NVIDIA H200, then NVIDIA A100",
         "quack differs: absent, then 0.6", "torch differs: 2.11.0, then 2.13.0")
     hot = replace(BASE, anchors=tuple(Anchor(a.kind, a.bytes, a.us * 1.08) for a in BASE.anchors))
-    assert compare(BASE, hot).warnings == ("the card itself was 8.0% slower (plain reads, copies and adds)",)
+    assert compare(BASE, hot).warnings == ("the GPU itself was 8.0% slower (plain reads, copies and adds)",)
     fewer = replace(BASE, rows=tuple(replace(r, results={p: v for p, v in r.results.items() if p != "eager"}) for r in BASE.rows))
     assert compare(BASE, fewer).warnings == ("this provider is lost: eager",)
 

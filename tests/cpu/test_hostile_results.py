@@ -47,7 +47,7 @@ REFUSED = {
     "many rows": (changed(lambda j: j.update(rows=[0] * 20_000)), "20000 items"),
     "many versions": (changed(lambda j: j["versions"].update({str(k): "1" for k in range(6000)})), "60.. items"),
     "many values": (b"[" + b",".join([b"[" + b"0," * 4000 + b"0]"] * 150) + b"]", "values"),
-    "a NaN": (changed(lambda j: first(j).update(floor_us=float("nan"))), "is nan where a number"),
+    "a NaN": (changed(lambda j: first(j).update(floor_us=float("nan"))), "is nan, expected a number"),
     "an infinity": (changed(lambda j: first(j).update(floor_us=float("inf"))), "too large"),
     "1e999": (changed(lambda j: first(j).update(floor_us=1234.5)).replace(b"1234.5", b"1e999"), "too large"),
     "a denormal": (changed(lambda j: first(j)["results"]["onepass"].update(us=5e-324)), "too small"),
@@ -58,7 +58,7 @@ REFUSED = {
     "a huge size": (changed(lambda j: first(j).update(shape=[10**30, 1])), "too large"),
     "schema true": (changed(lambda j: j.update(schema=True)), "schema is True"),
     "schema 1.0": (changed(lambda j: j.update(schema=1.0)), "schema is 1.0"),
-    "a date of another kind": (changed(lambda j: j.update(date=[5])), "a list where a text"),
+    "a date of another kind": (changed(lambda j: j.update(date=[5])), "a list, expected a text"),
     "an escape in a name": (changed(lambda j: j.update({"\x1b[2J": 1})), r"\\x1b\[2J"),
     "an escape in a provider": (changed(lambda j: first(j)["results"].update({"\x1b]0;x\x07": {"us": 1.0}})), r"\\x1b\]0;x\\x07"),
 }
@@ -137,14 +137,14 @@ def test_a_flood_of_charts_is_refused(tmp_path: Path) -> None:
     rows = tuple(row("softmax", (8192, 1024 + k), {"onepass": 1.1}) for k in range(2000))
     file = tmp_path / "r.json"
     file.write_text(json.dumps(to_json(replace(norms(), rows=rows, regret=()))))
-    with pytest.raises(TooManyCharts, match=r"ONEPASS-820.*74 charts, and at most 64"):
+    with pytest.raises(TooManyCharts, match=r"ONEPASS-820.*74 charts; at most 64"):
         plot.plot([file], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_sizes_that_cannot_be_fitted_are_left_out() -> None:
     rows = tuple(row("softmax", (m, 512), {"onepass": 1.1}) for m in (8192, 16384, 32768))
-    assert "time over rows" in as_text(*tables(replace(norms(), rows=rows)))
+    assert "linear fit over row counts" in as_text(*tables(replace(norms(), rows=rows)))
     for other in ([replace(r, floor_us=0.0, floor_bytes=0) for r in rows],
                   [replace(r, shape=(10**17 + k, 512), id=str(k)) for k, r in enumerate(rows)]):
         as_text(*tables(replace(norms(), rows=tuple(other))))

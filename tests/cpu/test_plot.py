@@ -92,14 +92,14 @@ def test_bars_from_worst_to_best() -> None:
     assert own == sorted(own, reverse=True) and len(own) == 15
     assert found.bars[0].label == "RMSNorm backward  4096×16384"
     assert found.bars[0].against_best_peer == pytest.approx(1.4 / 1.12, rel=1e-3)
-    assert found.subtitle == "bf16; lower is better; no mark: refused, failed or wrong"
+    assert found.subtitle == "bf16; lower is better; no mark: unsupported, failed or wrong"
 
 
 def test_bars_of_tiny_work_are_left_out_and_counted() -> None:
     found = named(rows_suite())["floor-rows"]
     assert isinstance(found, BarChart)
     assert len(found.bars) == 3
-    assert found.subtitle.endswith("left out: 3 with a floor under 2 µs")
+    assert found.subtitle.endswith("omitted: 3 with a floor under 2 µs")
 
 
 def test_many_bars_take_several_charts() -> None:
@@ -137,7 +137,7 @@ def test_the_footer_names_all_versions() -> None:
 
 
 def test_one_card_at_a_time() -> None:
-    with pytest.raises(BadSpec, match="one card"):
+    with pytest.raises(BadSpec, match="one GPU"):
         charts([norms(), replace(norms(), card="NVIDIA A100")])
 
 
@@ -243,7 +243,7 @@ def test_mistakes_of_the_command(files: list[Path], tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps({"rows": []}))
     for arguments, error, said in (
-            ([str(wrong)], BadResults, "wrong.json is not a result"),
+            ([str(wrong)], BadResults, "wrong.json is not a readable result"),
             ([str(files[0]), "--theme", "blue"], BadSpec, "light, dark and both"),
             ([str(files[0]), "--format", "gif"], BadSpec, "png, svg and both"),
             ([str(files[0]), "--metric", "x"], BadSpec, "gbps")):

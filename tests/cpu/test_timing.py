@@ -53,11 +53,11 @@ def test_kernels_between_marks_are_a_call() -> None:
     assert split_at_markers(reversed(events), 3) == split_at_markers(events, 3)  # a profiler promises no order
 
 
-@pytest.record_marker.parametrize("lost", [1, -1])
+@pytest.mark.parametrize("lost", [1, -1])
 def test_a_lost_mark_is_an_error_and_no_guess(lost: int) -> None:
     events = recorded((10.0,), (20.0,))
     marks = [k for k, e in enumerate(events) if e.name == MARKER]
-    with pytest.raises(NotMeasured, match="3 marks were recorded instead of 4"):
+    with pytest.raises(NotMeasured, match="3 markers instead of 4"):
         split_at_markers(events[:marks[lost]] + events[marks[lost] + 1:], 2)
     with pytest.raises(NotMeasured, match="instead of 6"):
         split_at_markers(events, 3)
@@ -143,7 +143,7 @@ def test_a_session_that_lost_events_is_repeated() -> None:
     clock = ScriptedClock(WHOLE[4:], WHOLE)
     found = clock.times(CALLS)
     assert found == {"a": Timed(10.0, 0.0, 5, 1), "b": Timed(7.0, 0.0, 5, 2)} and not clock.sessions
-    with pytest.raises(NotMeasured, match="marks"):
+    with pytest.raises(NotMeasured, match="markers"):
         ScriptedClock(*[WHOLE[4:]] * timing.MAX_SESSIONS).times(CALLS)
 
 
