@@ -272,8 +272,8 @@ class CompilerUnavailable(CompileFailed):
 class CompilerExited(CompilerUnavailable):
     code = "ONEPASS-331"
     message = ("Kernel {kernel} could not be compiled for {device}: the compiler process {how}, and the same happened to its "
-               "replacement. The failure is not cached: call again. If memory is short, lower ONEPASS_COMPILE_WORKERS. If it happens "
-               "every time, please report it with `onepass doctor`.")
+               "replacement. The failure is not cached: call again. If memory is short, lower ONEPASS_COMPILE_WORKERS. If it "
+               "happens every time, please report it with `onepass doctor`.")
 
 
 class CompilerTimedOut(CompilerUnavailable):

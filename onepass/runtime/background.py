@@ -1,4 +1,4 @@
-"""Daemon threads that run calls. A process can end whatever they are doing; threads of concurrent.futures are waited for."""
+"""An executor with daemon threads. The process can exit while they work; threads of concurrent.futures would block the exit."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _Call = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonExecutor(Executor):
-    """At most `most` threads, started as calls come in, that run the calls in order.
+    """At most `max_threads` threads, started on demand, that run calls in order.
 
-    Take results before it is closed: calls that still wait then are dropped. So Ctrl-C does not have to wait for them.
+    Collect results before closing: calls that are still queued are dropped, so Ctrl-C does not have to wait for them.
     """
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name, self._process = most, name, os.getpid()
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._max_threads, self._name, self._process = max_threads, name, os.getpid()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # of the three below
+        self._lock = threading.Lock()  # guards the three fields below
         self._threads: list[threading.Thread] = []
-        self._unfinished = 0  # calls that wait or run
+        self._unfinished = 0  # calls queued or running
         self._closed = False
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have it called; RuntimeError if this is closed, or where there is no thread and none can be started."""
+        """Queue a call. RuntimeError if the executor is closed, or if no thread exists and none can be started."""
         return self._put(Future(), lambda: call(*args, **kwargs))
 
     def start(self, call: Callable[..., Any], /, *args: Any, dropped: Callable[[], Any]) -> None:
-        """The same; `dropped` is called if it is never begun, because this is closed."""
+        """Queue a call without a result. `dropped` runs instead if the executor closes before the call starts."""
         future: Future[Any] = Future()
         future.add_done_callback(lambda done: dropped() if done.cancelled() else None)
         self._put(future, lambda: call(*args))
@@ -41,19 +41,19 @@ class DaemonExecutor(Executor):
     def _put(self, future: Future[Any], call: Callable[[], Any]) -> Future[Any]:
         with self._lock:
             if self._closed:
-                raise RuntimeError("no more calls are taken")
+                raise RuntimeError("the executor is closed")
             self._grow(self._unfinished + 1)
             self._unfinished += 1
             self._calls.put((future, call))
         return future
 
     def close(self, seconds: float = 0.0) -> None:
-        """Drop calls that wait, and let threads end with what they are doing; wait for that at most so many seconds."""
+        """Drop queued calls and stop the threads after their current call. Wait at most `seconds` for them."""
         if os.getpid() != self._process:
-            return  # a forked child has none of the threads, and may have copied a lock while it was held
+            return  # a forked child has none of the threads, and may have a copy of the lock that stays held
         with self._lock:
             self._closed = True
-            dropped = list(self._waiting())
+            dropped = list(self._queued())
             for _ in self._threads:
                 self._calls.put(None)
         for future in dropped:
@@ -63,24 +63,24 @@ class DaemonExecutor(Executor):
             thread.join(max(0.0, end - monotonic()))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What executors call closing; calls that wait are dropped in any case."""
+        """Close, as the Executor interface names it. Queued calls are always dropped."""
         self.close()
 
-    def _waiting(self) -> Iterator[Future[Any]]:
-        """Take the calls that no thread has begun."""
+    def _queued(self) -> Iterator[Future[Any]]:
+        """Remove and yield the calls that no thread has started."""
         with suppress(queue.Empty):
             while call := self._calls.get_nowait():
                 yield call[0]
 
     def _grow(self, calls: int) -> None:
-        """Start a thread if all are busy. One that never ran, because Ctrl-C came between, does not count."""
+        """Start a thread if all are busy. A thread that Ctrl-C kept from starting does not count."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if len(self._threads) >= min(self._most, calls):
+        if len(self._threads) >= min(self._max_threads, calls):
             return
         thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the system has no more threads to give, or the interpreter is ending
+        except RuntimeError:  # the system has no more threads, or the interpreter is shutting down
             if not self._threads:
                 raise
         else:
@@ -97,6 +97,6 @@ class DaemonExecutor(Executor):
                 else:
                     future.set_result(result)
                     del result
-            del work, future, call  # what was asked for is not kept until something else is
+            del work, future, call  # free the call and its result now, not when the next call arrives
             with self._lock:
                 self._unfinished -= 1

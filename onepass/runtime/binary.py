@@ -1,4 +1,4 @@
-"""What a compiled kernel costs, read from what the compiler left: the ptxas log, PTX and SASS. Text in, numbers out."""
+"""Resource use of a compiled kernel, parsed from the ptxas log, PTX and SASS. Text in, numbers out."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A compiled kernel's use of the machine. Per thread: registers, spills, stack; per CTA: shared memory.
+    """A compiled kernel's resource use: registers, spills and stack per thread, shared memory per CTA.
 
-    `spill_bytes` is what ptxas says it stores and loads to make up for missing registers. `stack_bytes` also holds arrays
-    that are no spills (the slow path of sin and cos has one).
+    `spill_bytes` is the spill stores plus spill loads that ptxas reports. `stack_bytes` also counts local arrays that are not
+    spills (the slow path of sin and cos has one).
     """
 
     registers: int
     spill_bytes: int
     stack_bytes: int
     smem_bytes: int
-    barriers: int  # CTA-wide barriers in the text of the kernel
-    loads: Mapping[int, int] = field(hash=False)  # bytes of one global load -> how many such instructions
+    barriers: int  # CTA-wide barrier instructions in the PTX
+    loads: Mapping[int, int] = field(hash=False)  # bytes per global load instruction -> number of such instructions
     stores: Mapping[int, int] = field(hash=False)
     spills_in_loop: bool = False
-    tma_copies: int = 0  # copies to shared memory by TMA in the text of the kernel
-    mbarriers: int = 0  # instructions on barriers that such copies signal
+    tma_copies: int = 0  # TMA copy instructions in the PTX
+    mbarriers: int = 0  # mbarrier instructions in the PTX
 
     @property
     def wide_loads(self) -> int:
@@ -40,7 +40,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What ptxas -v says of one kernel."""
+    """The resource use that ptxas -v prints for one kernel."""
 
     registers: int
     stack_bytes: int
@@ -60,7 +60,7 @@ _LOCAL = re.compile(r"\b(?:LDL|STL)\b")
 
 
 def parse_log(log: str) -> Usage | None:
-    """What ptxas -v printed about the kernel, if it printed anything."""
+    """Parse the output of ptxas -v; None if it does not report resource use."""
     spills, registers = _LOG_SPILLS.search(log), _LOG_REGISTERS.search(log)
     if not spills or not registers:
         return None
@@ -69,13 +69,13 @@ def parse_log(log: str) -> Usage | None:
 
 
 def parse_resources(text: str) -> tuple[int, int] | None:
-    """(registers, stack bytes) from cuobjdump --dump-resource-usage."""
+    """Parse (registers, stack bytes) from cuobjdump --dump-resource-usage."""
     registers, stack = re.search(r"REG:(\d+)", text), re.search(r"STACK:(\d+)", text)
     return (int(registers[1]), int(stack[1])) if registers and stack else None
 
 
 def count_access(ptx: str) -> tuple[dict[int, int], dict[int, int]]:
-    """Global loads and stores in PTX, by the bytes one instruction moves."""
+    """Count global loads and stores in PTX, by the number of bytes each instruction moves."""
     loads: Counter[int] = Counter()
     stores: Counter[int] = Counter()
     for kind, vector, bits in _GLOBAL_ACCESS.findall(ptx):
@@ -86,16 +86,16 @@ def count_access(ptx: str) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def spills_in_loop(sass: str) -> bool:
-    """Whether local memory is touched between a backward branch and its target, in cuobjdump -sass text."""
+    """Whether the SASS accesses local memory inside a loop, that is, between a backward branch and its target."""
     code = [(int(address, 16), text) for address, text in _INSTRUCTION.findall(sass)]
     local = [address for address, text in code if _LOCAL.search(text)]
     loops = [(int(target[1], 16), address) for address, text in code if (target := _BRANCH.search(text))]
-    # The branch to itself that ends every kernel is no loop.
+    # The branch to itself that ends every kernel is not a loop.
     return any(start <= address <= end for start, end in loops if start < end for address in local)
 
 
 def summarize(usage: Usage, smem_bytes: int, ptx: str, sass: str = "") -> Binary:
-    """A Binary from its parts; `sass` is only needed of a kernel that spills."""
+    """Build a Binary from its parts. `sass` is needed only for a kernel that spills."""
     loads, stores = count_access(ptx)
     in_loop = usage.spill_bytes > 0 and spills_in_loop(sass)
     barriers = len(_BARRIER.findall(ptx))

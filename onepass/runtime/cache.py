@@ -1,14 +1,14 @@
-"""The store: what planning and compiling found out, on disk, so that the next process need not find it out again.
+"""The store: a disk cache of plans, generated kernels and GPU measurements, shared by all processes of a user.
 
-    <folder>/entries/<key>.json     one Made each, sealed with a checksum
-    <folder>/cards/<key>.json       what was measured on a card (measured.py), sealed the same way
-    <folder>/triton/                Triton's own cache of the binaries these entries speak of, sealed too (compat/sealed.py)
-    <folder>/quarantine/            entries that were not fit to be used
+    <folder>/entries/<key>.json     one Artifact per file, with a checksum
+    <folder>/cards/<key>.json       measurements of a GPU (measured.py), with a checksum
+    <folder>/triton/                Triton's own cache of compiled binaries, with checksums (compat/checksums.py)
+    <folder>/quarantine/            invalid entries, moved out of the way
 
-A key names everything an entry follows from, so an entry is never out of date. Entries hold code, so nobody else may be able to
-write to the store (files.py has the rule, SECURITY.md the reasons): whenever it is used, every folder from the root down is
-checked, and every file once it is open. A folder that fails is refused as it is; an entry that fails is moved away and made anew.
-A store that cannot be used costs time and one warning, never a result.
+A key covers everything an entry depends on, so entries never go stale. Entries hold code, so other users must not be able to
+write to the store (files.py has the rule, SECURITY.md the reasons). Every access checks all folders from the root down, and every
+file after it is opened. A folder that fails the check is not used; an entry that fails is quarantined and built again.
+An unusable store costs time and one warning, never a result.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from .compiled import Artifact
 from .counters import count
 from .serialize import CorruptEntry, pack, unpack
 
-MAX_BYTES = 512 << 20  # of the whole folder; the least recently used goes first
-KEPT_FRACTION = 0.75  # of MOST_BYTES, after something had to go
-SWEEP_EVERY = 64  # entries written by a process; the first is one of them
-MAX_ENTRY_BYTES = 64 << 20  # bytes: nothing that was written here is longer
-SETTLED_SECONDS = 3600.0  # seconds after which nobody is still writing a file, or reading it for the first time
-TEMPORARY_SUFFIX = ".tmp"  # the end of the name of a file that is being written
-PROBE_BYTES = 1 << 16  # a disk without room for them has none for a kernel
+MAX_BYTES = 512 << 20  # for the whole folder; the least recently used entries are removed first
+KEPT_FRACTION = 0.75  # of MAX_BYTES, kept when a sweep removes entries
+SWEEP_EVERY = 64  # entries that a process writes between sweeps; the first write also sweeps
+MAX_ENTRY_BYTES = 64 << 20  # longer files were not written by onepass
+SETTLED_SECONDS = 3600.0  # after this time, no process is still writing a file or about to read it for the first time
+TEMPORARY_SUFFIX = ".tmp"  # of files that are being written
+PROBE_BYTES = 1 << 16  # written as a test: a disk without this much space cannot hold a kernel
 
 ENTRIES, CARDS, QUARANTINE, TRITON = "entries", "cards", "quarantine", "triton"
-# Say something about this process or this moment, and nothing about the file.
+# Errors of this process or this moment, not of the file.
 TRANSIENT_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
 
 # ---- keys ------------------------------------------------------------------------------------------------------------------
 
 
 def key(facts: Mapping[str, object]) -> str:
-    """The name of an entry: a digest of what it follows from, of all versions, and of settings that change generated code."""
+    """The name of an entry: a digest of `facts`, all versions, and the settings that change generated code."""
     settings = {s.variable: s.now for s in describe() if s.in_cache_key}
     everything = {"facts": facts, "versions": versions(), "settings": settings}
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()
@@ -64,13 +64,13 @@ def key(facts: Mapping[str, object]) -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """The releases that decide what is planned, written and compiled; onepass itself down to the last byte."""
+    """The versions that determine plans, generated code and binaries. onepass counts with a digest of all its sources."""
     return {"onepass": f"{__version__} {sources_digest(Path(__file__).resolve().parents[1])}",
             "torch": str(torch.__version__), "triton": _triton_version(), "python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
 
 
 def _triton_version() -> str:
-    """Of the package that is imported as triton, whatever wheel it came in."""
+    """The version of the package that is imported as triton, whatever its wheel is called."""
     try:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:
@@ -78,7 +78,7 @@ def _triton_version() -> str:
 
 
 def sources_digest(package: Path) -> str:
-    """A digest of all Python files of a package."""
+    """A digest of all Python files in a package."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + b"\0")
@@ -90,7 +90,7 @@ def sources_digest(package: Path) -> str:
 
 
 def store() -> Store | None:
-    """The store as the settings have it now; None where it is turned off or cannot be used."""
+    """The store that the current settings name; None if it is turned off or unusable."""
     settings = knobs()
     found = _opened(settings.cache_dir) if settings.cache else None
     return found if found is not None and found.usable else None
@@ -104,20 +104,20 @@ def _opened(folder: Path) -> Store:
 
 
 class Store:
-    """Entries by key. Any number of processes and threads may read and write the same folder."""
+    """Cache entries by key. Any number of processes and threads may read and write the same folder."""
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
         self.folder, self.max_bytes = folder.absolute(), max_bytes
-        self.usable = True  # nothing is read or written any more once it was refused
+        self.usable = True  # False after a failed check: nothing is read or written any more
         self._lock = threading.Lock()
         self._written = 0
-        self._read_only = False  # or read-only: nothing more is written by this process
-        self._warned = threading.Lock()  # taken by the one warning there is
+        self._read_only = False  # True after a failed write: this process writes nothing more
+        self._warned = threading.Lock()  # never released: the thread that acquires it gives the only warning
         self._probed = False
         self._private_kernels: files.PrivateFolder | None = None
 
     def check(self) -> bool:
-        """Create the folder, or see whether it is fit to be used; says so once where it is not."""
+        """Create the folder, or check that it is safe to use. Warns once if it is not."""
         try:
             with files.open_folder(self.folder, create=True):
                 return True
@@ -126,14 +126,14 @@ class Store:
             return False
 
     def load(self, key: str) -> Artifact | None:
-        """The entry of that key, if there is one fit to be used."""
-        made: Artifact | None = self._load(ENTRIES, key, Artifact)
-        count(hits=made is not None, misses=made is None)
-        return made
+        """The entry of a key; None if there is no valid one."""
+        artifact: Artifact | None = self._load(ENTRIES, key, Artifact)
+        count(hits=artifact is not None, misses=artifact is None)
+        return artifact
 
-    def save(self, key: str, made: Artifact) -> None:
-        """Keep an entry. Readers see all of it or nothing."""
-        if not self._save(ENTRIES, key, made):
+    def save(self, key: str, artifact: Artifact) -> None:
+        """Write an entry atomically."""
+        if not self._save(ENTRIES, key, artifact):
             return
         with self._lock:
             self._written += 1
@@ -142,15 +142,15 @@ class Store:
             self.sweep()
 
     def load_measurement(self, key: str, declared: type[Any]) -> Any:
-        """What was measured on a card, as the dataclass it was kept as; None where there is nothing fit to be used."""
+        """A measurement of a GPU, as an instance of the dataclass `declared`; None if there is no valid one."""
         return self._load(CARDS, key, declared)
 
     def save_measurement(self, key: str, measured: Any) -> bool:
-        """Keep what was measured on a card until it is forgotten; whether that could be done."""
+        """Write a measurement of a GPU. Sweeps never remove it. False if it could not be written."""
         return self._save(CARDS, key, measured)
 
     def delete_measurement(self, key: str) -> bool:
-        """Remove what was measured on a card; whether there was anything."""
+        """Delete a measurement of a GPU. False if there was none."""
         try:
             with self._subfolder(CARDS) as subfolder:
                 os.unlink(f"{key}.json", dir_fd=subfolder)
@@ -163,7 +163,7 @@ class Store:
 
     @contextmanager
     def _subfolder(self, name: str, create: bool = False) -> Iterator[int]:
-        """One of the folders in the store, with everything above it checked anew: whatever it was, it is all right now."""
+        """Open a folder in the store, after checking it and every folder above it."""
         with files.open_folder(self.folder / name, own=2, create=create) as handle:
             yield handle
 
@@ -180,7 +180,7 @@ class Store:
             return None
 
     def _read_entry(self, subfolder: int, name: str, key: str, declared: type[Any]) -> Any:
-        """What a file holds, which is set aside where it is not fit to be used."""
+        """The content of an entry file; None, and the file is quarantined, if it is invalid."""
         try:
             found = unpack(key, files.read(subfolder, name, MAX_ENTRY_BYTES), declared)
         except FileNotFoundError:
@@ -190,7 +190,7 @@ class Store:
                 self._quarantine(subfolder, name, error)
             return None
         with suppress(OSError):
-            os.utime(name, dir_fd=subfolder, follow_symlinks=False)  # used just now
+            os.utime(name, dir_fd=subfolder, follow_symlinks=False)  # mark as recently used
         return found
 
     def _save(self, subfolder: str, key: str, kept: Any) -> bool:
@@ -206,7 +206,7 @@ class Store:
 
     @property
     def kernels(self) -> Path:
-        """Where Triton keeps binaries: in the store, or where that cannot be written, in a folder of this process alone."""
+        """The folder for Triton's cache: in the store, or, if that cannot be written, a temporary folder of this process."""
         with self._lock:
             if self._private_kernels is None:
                 try:
@@ -226,14 +226,14 @@ class Store:
             self._probed = True
 
     def sweep(self) -> None:
-        """Remove what was not used for longest, if the folder has grown too large, and what dead processes left."""
+        """Remove the least recently used entries if the folder is too large, and temporary files of dead processes."""
         now = time.time()
         found = sorted(self._contents(), key=lambda item: item.used)
         excess = sum(item.size for item in found)
         excess = excess - int(KEPT_FRACTION * self.max_bytes) if excess > self.max_bytes else 0
         for item in found:
-            leftover = item.name.endswith(TEMPORARY_SUFFIX)
-            if (excess <= 0 and not leftover) or (now - item.used < SETTLED_SECONDS and (leftover or item.is_folder)):
+            stale = item.name.endswith(TEMPORARY_SUFFIX)
+            if (excess <= 0 and not stale) or (now - item.used < SETTLED_SECONDS and (stale or item.is_folder)):
                 continue
             with suppress(OSError), self._subfolder(item.subfolder) as subfolder:
                 if item.is_folder:
@@ -251,20 +251,20 @@ class Store:
                 yield from [_item(name, entry, handle) for entry in os.listdir(handle)]
 
     def _quarantine(self, subfolder: int, name: str, error: Exception) -> None:
-        """Move an entry out of the way; where that cannot be done it is only passed over."""
+        """Move an invalid entry to the quarantine folder. If that fails, the entry stays and is only ignored."""
         with suppress(OSError), self._subfolder(QUARANTINE, create=True) as quarantine:
             os.replace(name, f"{name}.{secrets.token_hex(4)}", src_dir_fd=subfolder, dst_dir_fd=quarantine)
         warn(EntryQuarantined(entry=name, folder=self.folder, detail=_reason(error)))
 
     def _stop_writing(self, error: OSError) -> None:
-        """Write nothing more; a folder that is not ours alone is not read either."""
+        """Stop writing to the store. If the folder is unsafe, stop reading as well."""
         if isinstance(error, files.UnsafePath):
             self._disable(error)
         self._read_only = True
         self._warn_once("written to", error)
 
     def _disable(self, error: OSError) -> None:
-        """Leave the store alone from now on, unless the trouble is this process's and may pass."""
+        """Stop using the store, unless the error is transient."""
         if error.errno not in TRANSIENT_ERRNOS:
             self.usable = False
             self._warn_once("used", error)
@@ -284,7 +284,7 @@ class _Item:
 
 
 def _item(subfolder: str, name: str, handle: int) -> _Item:
-    """What lies on a shelf, with the sizes of what lies in it; of what is gone meanwhile, nothing."""
+    """An entry of a subfolder, with its size; a folder's size is that of its files. Zero if it was deleted meanwhile."""
     used, size, is_folder = time.time(), 0, False
     with suppress(OSError):
         status = os.stat(name, dir_fd=handle, follow_symlinks=False)
@@ -299,12 +299,14 @@ def _item(subfolder: str, name: str, handle: int) -> _Item:
 
 
 def _remove_stale_drafts(subfolder: int, name: str, now: float) -> None:
-    """Remove what dead processes left in a folder on a shelf."""
+    """Remove temporary files of dead processes from a folder."""
     inside = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=subfolder)
     try:
         for draft in os.listdir(inside):
             with suppress(OSError):
-                if draft.endswith(TEMPORARY_SUFFIX) and now - os.stat(draft, dir_fd=inside, follow_symlinks=False).st_mtime >= SETTLED_SECONDS:
+                if not draft.endswith(TEMPORARY_SUFFIX):
+                    continue
+                if now - os.stat(draft, dir_fd=inside, follow_symlinks=False).st_mtime >= SETTLED_SECONDS:
                     os.unlink(draft, dir_fd=inside)
     finally:
         os.close(inside)

@@ -1,4 +1,4 @@
-"""The card in this machine: its facts for planning, and what of onepass can be used here, for `onepass doctor`."""
+"""The GPU in this machine: its Device record for planning, and what onepass can do here, for `onepass doctor`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..device import DEVICES, Device, device
 from ..errors import NoGpu, OnepassError
 from .measured import card_of, with_measurements
 
-MIN_CAPABILITY = (8, 0)  # compute capability the kernels are written for
+MIN_CAPABILITY = (8, 0)  # the lowest compute capability that kernels support
 
 
 @cache
 def local_device(index: int = 0) -> Device | None:
-    """The facts of a CUDA card here: a listed device, else what the driver says, each with what was measured on this card;
-    None without a card. They stay the same as long as the process lives, whatever is measured meanwhile."""
+    """The Device record of a local GPU: a listed device or one from driver queries, plus measurements of this GPU; None without
+    a GPU. The record stays the same for the life of the process, even if new measurements are saved meanwhile."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(index)
@@ -29,7 +29,7 @@ def local_device(index: int = 0) -> Device | None:
 
 
 def resolve_device(name: "str | Device") -> Device:
-    """The device of a name; `here` is the card of this machine, with all that was measured on it."""
+    """The device of a name. `here` is the GPU of this machine, with its measurements."""
     if name != "here":
         return device(name)
     found = local_device()
@@ -39,21 +39,21 @@ def resolve_device(name: "str | Device") -> Device:
 
 
 def identify(properties: Any) -> Device:
-    """The listed device these properties belong to, or one made from them."""
+    """The listed device with these properties, or a new Device made from them."""
     for name, listed in DEVICES.items():
-        # A slice of a card, or the same chip in a smaller build, has its name but not its multiprocessors.
+        # A MIG slice, or a cut-down build of the same chip, has the same name but fewer SMs.
         if re.search(rf"\b{name}\b", properties.name, re.IGNORECASE) and properties.multi_processor_count == listed.sms:
             return listed
     return _from_driver(properties)
 
 
 def _from_driver(properties: Any) -> Device:
-    """A Device from a driver query; what a driver does not tell is scaled from the listed device of the nearest generation."""
+    """A Device from driver queries. Values the driver does not report are scaled from the listed device nearest in generation."""
     capability, sms = (properties.major, properties.minor), properties.multi_processor_count
     like = min(DEVICES.values(), key=lambda d: (abs(d.capability[0] - capability[0]), abs(d.sms - sms)))
     share = sms / like.sms
     clock_khz, bus_bits = getattr(properties, "memory_clock_rate", 0), getattr(properties, "memory_bus_width", 0)
-    # Two transfers a clock; a simple kernel sustains 0.93 of it on the listed devices.
+    # Two transfers per clock; a simple kernel reaches 0.93 of the peak on the listed devices.
     bandwidth = 0.93 * 2 * clock_khz * 1e3 * bus_bits / 8 / 1e6 or like.bandwidth * share
     return Device(
         name=re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-"), title=properties.name,
@@ -68,8 +68,8 @@ def _from_driver(properties: Any) -> Device:
 
 
 def doctor_facts() -> dict[str, Any]:
-    """Versions, card, driver and what is usable, with reasons: plain values, fit for JSON and for a bug report."""
-    pair = compat.triton_pair(torch.__version__)
+    """Versions, GPU, driver, and what is usable (with reasons), as JSON-compatible values for a bug report."""
+    pair, launch = compat.triton_pair(torch.__version__), _verdict(launch_unavailable_reason())
     return {
         "platform": platform.platform(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
@@ -79,7 +79,7 @@ def doctor_facts() -> dict[str, Any]:
         "driver_cuda": compat.cuda_driver_level(),
         "card": _card(),
         "ptxas": _ptxas(),
-        "usable": {"interpret": _interpreter_usable(), "offline": _offline_usable(), "launch": _verdict(launch_unavailable_reason())},
+        "usable": {"interpret": _interpreter_usable(), "offline": _offline_usable(), "launch": launch},
     }
 
 
@@ -130,9 +130,9 @@ def _offline_usable() -> dict[str, Any]:
 
 
 def launch_unavailable_reason() -> str | None:
-    """Why kernels cannot be launched here; None where they can."""
+    """Why kernels cannot be launched here; None if they can."""
     if not torch.cuda.is_available():
-        return "torch finds no CUDA card (is the driver new enough?)" if torch.version.cuda else "this torch is a CPU build"
+        return "torch finds no CUDA GPU (is the driver new enough?)" if torch.version.cuda else "this torch is a CPU build"
     capability = torch.cuda.get_device_capability(0)
     if capability < MIN_CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]} is older than {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}"

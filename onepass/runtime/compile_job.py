@@ -1,4 +1,4 @@
-"""Source and GPU -> the job Triton is given. Offline compilation and launching ask for exactly the same binary."""
+"""Source and GPU -> compile job. Offline compilation and launching build the same job, so they get the same binary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .module import Job
 
 
 def job(source: Source, target: int, aligned: frozenset[str] | None = None) -> Job:
-    """The job of compiling `source` for sm_`target`. `aligned` names the buffers that start on 16 bytes (None: all do)."""
+    """The job that compiles `source` for sm_`target`. `aligned` names the buffers that are 16-byte aligned (None: all)."""
     divisible = tuple(
         i for i, p in enumerate(source.params)
         if p.kind is ParamKind.POINTER and (aligned is None or p.name in aligned)
@@ -18,7 +18,7 @@ def job(source: Source, target: int, aligned: frozenset[str] | None = None) -> J
 
 
 def _type(param: Param, wide: bool) -> str:
-    """A parameter's type in Triton's signature language. Sizes are never specialised on their values."""
+    """A parameter's type in Triton's signature language. Kernels are never specialized on the values of sizes."""
     match param:
         case Param(kind=ParamKind.POINTER, dtype=DType() as dtype):
             return "*" + _pointee(dtype)
@@ -30,7 +30,7 @@ def _type(param: Param, wide: bool) -> str:
         case Param(kind=ParamKind.SIZE | ParamKind.ZERO):
             return "i32"
         case _:
-            raise ValueError(f"parameter {param.text_name} does not say what it points to")
+            raise ValueError(f"parameter {param.text_name} has no pointee dtype")
 
 
 def _pointee(dtype: DType) -> str:

@@ -1,7 +1,7 @@
-"""What is known of a Program on a device once its kernels are written and compiled: with its plan, and without.
+"""The result of compiling a Program for a device.
 
-`Compiled` holds the plan itself, for `explain`. `Made` is what outlives planning: kernels that can run, and a summary. It
-goes to the store and comes back equal, so that nobody can tell whether it was planned in this process or in another.
+`Compiled` includes the plan, for `explain`. `Artifact` is the part that is cached and run: kernels and a summary of the plan. An
+artifact read back from the store equals the one written, so it does not matter which process planned it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .binary import Binary
 
 @dataclass(frozen=True)
 class Rejected:
-    """A plan that was compiled, spilled or did not fit, and was thrown away."""
+    """A schedule that was compiled and rejected because it spilled or did not fit."""
 
     kernel: str
     schedule: Schedule
@@ -31,7 +31,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class KernelSummary:
-    """One kernel as a report shows it."""
+    """Summary of one kernel, for reports."""
 
     name: str
     family: str
@@ -41,26 +41,26 @@ class KernelSummary:
     dram_bytes: int
     predicted_us: float
     ops: tuple[str, ...]
-    ctas_per_sm: int  # that the prediction counts on
+    ctas_per_sm: int  # assumed by the prediction
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A plan that was timed on the card."""
+    """A plan that tuning timed on the GPU."""
 
     plan: str
-    family: str  # of the kernel predicted to take longest
+    family: str  # of the kernel with the longest predicted time
     predicted_us: float
     us: float
     spread: float  # of single runs: (80th - 20th percentile) / median
-    registers: int  # of the heaviest kernel
+    registers: int  # of the kernel that uses the most
     spill_bytes: int
     taken: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A plan as a report shows it. Bytes and times hold for `sizes`, which a class of row counts is planned for."""
+    """Summary of a plan, for reports. Bytes and times are for `sizes`, the sizes that the row class is planned for."""
 
     sizes: tuple[tuple[str, int], ...]
     floor_bytes: int
@@ -70,21 +70,21 @@ class Summary:
 
     @property
     def dram_bytes(self) -> int:
-        """What all kernels together move to and from DRAM."""
+        """DRAM traffic of all kernels together."""
         return sum(k.dram_bytes for k in self.kernels)
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """Kernels ready to run: their text, what the compiler made of it (nothing, where it is only interpreted), and a summary."""
+    """Kernels ready to run: sources, resource use of the binaries (empty if only interpreted), and a summary of the plan."""
 
-    buffers: tuple[Buffer, ...]  # the Program's own, in its order, then temporaries
+    buffers: tuple[Buffer, ...]  # the Program's buffers in order, then temporaries
     sources: tuple[Source, ...]
     binaries: tuple[Binary, ...]
     rejected: tuple[Rejected, ...]
     summary: Summary
-    in_place: tuple[tuple[str, str], ...]  # (output, input) that may be one piece of memory
-    trials: tuple[Trial, ...] = ()  # what was timed before these kernels were taken, the default first
+    in_place: tuple[tuple[str, str], ...]  # (output, input) pairs that may alias
+    trials: tuple[Trial, ...] = ()  # plans that tuning timed, the default first
 
     @cached_property
     def inputs(self) -> tuple[Buffer, ...]:
@@ -101,7 +101,7 @@ class Artifact:
 
     @cached_property
     def cleared(self) -> tuple[Buffer, ...]:
-        """Memory of single kernels that must be 0 when they start."""
+        """Buffers that must be zero when a kernel starts."""
         return tuple(b for source in self.sources for b in source.cleared)
 
     def _of(self, role: str) -> tuple[Buffer, ...]:
@@ -110,7 +110,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A plan, its kernels' text, and what the compiler made of them (nothing, where they are only interpreted)."""
+    """A plan, its kernel sources, and the resource use of their binaries (empty if only interpreted)."""
 
     plan: Plan
     sources: tuple[Source, ...]
@@ -119,7 +119,7 @@ class Compiled:
 
     @cached_property
     def artifact(self) -> Artifact:
-        """All of it but the plan, which is summed up."""
+        """The part without the plan, which is replaced by a summary."""
         plan = self.plan
         summary = Summary(tuple(plan.bindings.items()), plan.floor_bytes, plan.predicted_us,
                           tuple(_summary(k) for k in plan.kernels), plan.refusals)

@@ -1,4 +1,4 @@
-"""How much work this process did, and how much it was spared: for reports, and for tests that forbid work."""
+"""Counters of plans, compilations and cache hits in this process, for reports and for tests that forbid recompilation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Work since the process started (or since `reset`), compiling processes included."""
+    """Work since the process started (or since `reset`), including work in compile workers."""
 
-    plans: int = 0  # Programs planned and written as kernels
-    compilations: int = 0  # kernels that went through Triton, not counting those its cache had
+    plans: int = 0  # Programs that were planned and generated
+    compilations: int = 0  # kernels that Triton compiled (misses in its cache)
     found: int = 0  # kernels that Triton's cache had
-    hits: int = 0  # entries of the store that were used
-    misses: int = 0  # entries that were not there, or not fit to be used
+    hits: int = 0  # store entries that were used
+    misses: int = 0  # store entries that were missing or invalid
 
     def __sub__(self, before: Counts) -> Counts:
         return Counts(self.plans - before.plans, self.compilations - before.compilations, self.found - before.found,
@@ -26,12 +26,12 @@ _now = Counts()
 
 
 def counts() -> Counts:
-    """The counts so far."""
+    """The current counts."""
     return _now
 
 
 def reset() -> None:
-    """Count from nothing again."""
+    """Set all counts to zero."""
     global _now
     with _lock:
         _now = Counts()
@@ -46,5 +46,5 @@ def count(*, plans: int = 0, compilations: int = 0, found: int = 0, hits: int = 
 
 
 def count_triton_lookup(in_cache: bool) -> None:
-    """Triton was asked for a kernel."""
+    """Count one kernel requested from Triton: a cache hit or a compilation."""
     count(found=1) if in_cache else count(compilations=1)

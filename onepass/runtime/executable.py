@@ -1,7 +1,8 @@
-"""Executable: kernels bound to a device. Allocates, computes grids, launches; decides nothing.
+"""Executable: kernels bound to a device. It allocates, computes grids and launches; it makes no decisions.
 
-What depends on sizes alone is computed once for each set of sizes (`bound`); a call then takes addresses, memory for
-temporaries and the current stream, and launches. No synchronisation, no host reads: safe in graphs and on several streams.
+Everything that depends only on sizes is computed once per set of sizes (`bound`). A call then collects addresses, allocates
+temporaries, reads the current stream, and launches. It never synchronizes or reads from the device, so it is safe in CUDA graphs
+and on several streams.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from .launch import Launcher, TensorMap, prepare
 Tensors = Mapping[str, Tensor]
 Bound = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (outputs, inputs), in the order of the Program's buffers
 
-ALIGNMENT = 256  # bytes: every temporary starts on such a boundary of the block they share
-MAX_BOUND_SIZES = 1024  # sets of sizes whose launches are remembered
+ALIGNMENT = 256  # bytes, of every temporary within the block they share
+MAX_BOUND_SIZES = 1024  # sets of sizes whose launches are cached
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An uninitialised tensor to be."""
+    """Shape, strides and dtype of a tensor to allocate."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -44,7 +45,7 @@ class Executable:
 
     artifact: Artifact
     device: torch.device
-    launchers: tuple[Launcher, ...]  # none on CPU: there the text is interpreted
+    launchers: tuple[Launcher, ...]  # empty on CPU, where kernels are interpreted
     _bound: dict[tuple[int, ...], Bound] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, inputs: Tensors, bindings: Bindings) -> dict[str, Tensor]:
@@ -54,11 +55,11 @@ class Executable:
         return dict(zip(self._output_names, outputs))
 
     def run_into(self, tensors: Tensors, bindings: Bindings) -> None:
-        """Compute into outputs that the caller allocated; an output may share memory with an input only if plans allow it."""
+        """Compute into outputs that the caller allocated. An output may alias an input only if `Artifact.in_place` allows it."""
         self.bound(bindings)([tensors[n] for n in self._output_names], [tensors[n] for n in self._input_names])
 
     def bound(self, bindings: Bindings) -> Bound:
-        """The kernels for given sizes, with all that follows from sizes computed beforehand."""
+        """A function that launches the kernels for the given sizes. Cached per set of sizes."""
         key = tuple([bindings[name] for name in self._symbols])
         found = self._bound.get(key)
         if found is None:
@@ -70,7 +71,7 @@ class Executable:
 
     @cached_property
     def _symbols(self) -> tuple[str, ...]:
-        """What kernels, grids and layouts depend on."""
+        """The size symbols that kernels, grids and layouts depend on."""
         sizes = [s for b in (*self.artifact.buffers, *self.artifact.cleared) for s in (*b.shape, *b.strides)]
         sizes += [dim.extent for source in self.artifact.sources for dim in source.grid]
         arguments = {p.name for s in self.artifact.sources for p in s.params if p.kind is ParamKind.SIZE}
@@ -86,18 +87,18 @@ class Executable:
 
 
 def layout(buffer: Buffer, bindings: Bindings) -> Layout:
-    """A buffer's layout once its symbols are bound."""
+    """A buffer's layout for given values of its symbols."""
     shape, strides = (tuple(value(s, bindings) for s in sizes) for sizes in (buffer.shape, buffer.strides))
     return Layout(shape, strides, buffer.dtype.torch)
 
 
-def allocate(wanted: Layout, device: torch.device) -> Tensor:
-    """An uninitialised tensor. All memory that kernels write and callers did not bring comes from here."""
-    return torch.empty_strided(wanted.shape, wanted.strides, dtype=wanted.dtype, device=device)
+def allocate(layout: Layout, device: torch.device) -> Tensor:
+    """An uninitialized tensor. All memory that kernels write is allocated here, unless the caller allocated it."""
+    return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=device)
 
 
 def assemble(artifact: Artifact, device: torch.device, aligned: frozenset[str]) -> Executable:
-    """Bind kernels to a device: loaded on a GPU, interpreted on CPU. `aligned` names the inputs and outputs that are."""
+    """Bind kernels to a device: loaded on a GPU, interpreted on CPU. `aligned` names the 16-byte aligned inputs and outputs."""
     if device.type != "cuda":
         return Executable(artifact, device, ())
     index = device.index if device.index is not None else torch.cuda.current_device()
@@ -107,9 +108,9 @@ def assemble(artifact: Artifact, device: torch.device, aligned: frozenset[str]) 
 
 
 def aligned_of(source: Source, aligned: frozenset[str], caller_allocated: frozenset[str] = frozenset()) -> frozenset[str]:
-    """The pointers of a kernel that start on 16 bytes.
+    """The pointer parameters of a kernel that are 16-byte aligned.
 
-    Memory from here always does; inputs, and outputs that are `brought` by the caller, only where `aligned` names them.
+    Memory allocated here always is; inputs and `caller_allocated` outputs only if `aligned` names them.
     """
     pointers = {p.name for p in source.params if p.kind in (ParamKind.POINTER, ParamKind.TENSOR_MAP)}
     return frozenset(pointers & (aligned | (source.fresh - caller_allocated)))
@@ -121,12 +122,13 @@ def aligned_of(source: Source, aligned: frozenset[str], caller_allocated: frozen
 def _bind_interpreter(executable: Executable, bindings: Bindings) -> Bound:
     artifact, device = executable.artifact, executable.device
     names = (*executable._output_names, *executable._input_names)
-    temporaries, cleared = ([(b.name, layout(b, bindings)) for b in some] for some in (artifact.temporaries, artifact.cleared))
+    temporaries, cleared = (
+        [(b.name, layout(b, bindings)) for b in buffers] for buffers in (artifact.temporaries, artifact.cleared))
 
     def run(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         tensors = dict(zip(names, (*outputs, *inputs), strict=True))
-        tensors.update((name, allocate(wanted, device)) for name, wanted in temporaries)
-        tensors.update((name, allocate(wanted, device).zero_()) for name, wanted in cleared)
+        tensors.update((name, allocate(shape, device)) for name, shape in temporaries)
+        tensors.update((name, allocate(shape, device).zero_()) for name, shape in cleared)
         for source in artifact.sources:
             if source.gluon:
                 gluon_model.run_source(source, tensors, bindings)
@@ -140,10 +142,10 @@ def _bind_interpreter(executable: Executable, bindings: Bindings) -> Bound:
 
 
 def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
-    """Launches with grids and size arguments computed; a call only adds addresses and the stream.
+    """Compute grids and size arguments ahead of time, so that a call only adds addresses and the stream.
 
-    Every argument is picked from one list: addresses of outputs, inputs and temporaries, then sizes and the unknown zero. Memory
-    that must be 0 comes first among the temporaries, so that one small kernel clears all of it.
+    Every kernel argument is picked from one list of values: addresses of outputs, inputs and temporaries, then sizes, then the
+    run-time zero argument. Buffers that must be zero come first among the temporaries, so that one small kernel clears all of them.
     """
     artifact, device, index = executable.artifact, executable.device, executable.device.index
     temporaries = (*artifact.cleared, *artifact.temporaries)
@@ -151,11 +153,11 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
     zeros, _ = _pack(artifact.cleared, bindings)
     block = Layout((words,), (1,), torch.float32)  # partial results are fp32
     constants = [*bindings.values(), 0]
-    positions = {name: i for i, name in enumerate((*executable._output_names, *executable._input_names))}
-    positions |= {b.name: len(positions) + i for i, b in enumerate(temporaries)}
-    positions |= {f"size {name}": len(positions) + i for i, name in enumerate((*bindings, ""))}
+    places = {name: i for i, name in enumerate((*executable._output_names, *executable._input_names))}
+    places |= {b.name: len(places) + i for i, b in enumerate(temporaries)}
+    places |= {f"size {name}": len(places) + i for i, name in enumerate((*bindings, ""))}
     launches = tuple(
-        (launcher.launch, source.programs(bindings), _argument_picker(source, positions, bindings))
+        (launcher.launch, source.programs(bindings), _picker(source, places, bindings))
         for source, launcher in zip(artifact.sources, executable.launchers, strict=True) if source.programs(bindings))
     stream_of, current_device = compat.raw_stream(), torch.cuda.current_device
 
@@ -163,7 +165,7 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
         values = [t.data_ptr() for t in outputs]
         values += [t.data_ptr() for t in inputs]
         if words:
-            memory = allocate(block, device)  # given back at the end: the stream's later users wait for these kernels
+            memory = allocate(block, device)  # freed on return: later users of the memory are on this stream, behind the kernels
             if zeros:
                 memory[:zeros].zero_()
             start = memory.data_ptr()
@@ -184,26 +186,26 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
 
 
 def _pack(temporaries: Sequence[Buffer], bindings: Bindings) -> tuple[int, tuple[int, ...]]:
-    """One block for all temporaries: its length in 4-byte words, and where each starts, in bytes."""
+    """Pack all temporaries into one block: its length in 4-byte words, and the byte offset of each buffer."""
     offsets, end = [], 0
     for buffer in temporaries:
         offsets.append(end)
-        wanted = layout(buffer, bindings)
-        last = sum((n - 1) * step for n, step in zip(wanted.shape, wanted.strides)) + 1 if 0 not in wanted.shape else 0
-        end += -(-last * buffer.dtype.size // ALIGNMENT) * ALIGNMENT
+        place = layout(buffer, bindings)
+        length = sum((n - 1) * step for n, step in zip(place.shape, place.strides)) + 1 if 0 not in place.shape else 0
+        end += -(-length * buffer.dtype.size // ALIGNMENT) * ALIGNMENT
     return end // 4, tuple(offsets)
 
 
-def _argument_picker(source: Source, positions: Mapping[str, int], bindings: Bindings) -> Callable[[list[int]], Sequence[int | TensorMap]]:
-    """From the list of all values, a kernel's arguments in parameter order."""
-    zero = positions["size "]
+def _picker(source: Source, places: Mapping[str, int], bindings: Bindings) -> Callable[[list[int]], Sequence[int | TensorMap]]:
+    """A function that picks a kernel's arguments, in parameter order, from the list of all values."""
+    zero = places["size "]
     positions = []
     for param in source.params:
         match param.kind:
             case ParamKind.POINTER | ParamKind.TENSOR_MAP:
-                positions.append(positions[param.name])
+                positions.append(places[param.name])
             case ParamKind.SIZE:
-                positions.append(positions[f"size {param.name}"])
+                positions.append(places[f"size {param.name}"])
             case ParamKind.ZERO:
                 positions.append(zero)
     if source.gluon:

@@ -1,6 +1,6 @@
-"""Messages between a process and its compile workers: JSON in frames with a mark and a length, over a socket of their own.
+"""Wire format between a process and its compile workers: JSON messages with a magic number and a length, over a socket.
 
-Worker processes import this module too, so it needs nothing but the standard library.
+Worker processes import this module too, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ import socket
 import struct
 from typing import Any
 
-_HEAD = struct.Struct("!4sI")  # a mark, and how many bytes follow
-_MARK = b"1pas"
-LONGEST = 64 << 20  # bytes: no job and no answer is longer
+_HEADER = struct.Struct("!4sI")  # magic number, length of the body in bytes
+_MAGIC = b"1pas"
+MAX_MESSAGE_BYTES = 64 << 20  # no valid request or reply is longer
 CHUNK = 1 << 16
 
 
 class MalformedMessage(Exception):
-    """Bytes that are no message. Never reaches a user."""
+    """Received bytes that are not a valid message. Users see a coded error instead."""
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """The frame of a message."""
+    """Encode a message."""
     body = json.dumps(message).encode()
-    if len(body) > LONGEST:
+    if len(body) > MAX_MESSAGE_BYTES:
         raise MalformedMessage(f"a message of {len(body)} bytes is too long")
-    return _HEAD.pack(_MARK, len(body)) + body
+    return _HEADER.pack(_MAGIC, len(body)) + body
 
 
 def unpack(received: bytes | bytearray) -> dict[str, Any] | None:
-    """The message that `received` holds, None while bytes are missing; Garbled if it can never be one message and nothing more."""
-    mark, length = _HEAD.unpack(received[:_HEAD.size]) if len(received) >= _HEAD.size else (bytes(received[:4]), 0)
-    if not _MARK.startswith(mark):
+    """Decode a message. None while bytes are missing; MalformedMessage if the bytes can never become exactly one message."""
+    magic, length = _HEADER.unpack(received[:_HEADER.size]) if len(received) >= _HEADER.size else (bytes(received[:4]), 0)
+    if not _MAGIC.startswith(magic):
         raise MalformedMessage(f"it begins with {bytes(received[:16])!r}")
-    if length > LONGEST:
-        raise MalformedMessage(f"it is said to have {length} bytes")
-    end = _HEAD.size + length
+    if length > MAX_MESSAGE_BYTES:
+        raise MalformedMessage(f"its header gives a length of {length} bytes")
+    end = _HEADER.size + length
     if len(received) < end:
         return None
     if len(received) > end:
         raise MalformedMessage(f"{len(received) - end} bytes follow it")
     try:
-        message = json.loads(received[_HEAD.size:])
+        message = json.loads(received[_HEADER.size:])
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"it is not JSON ({error})") from None
     if not isinstance(message, dict):
@@ -50,18 +50,18 @@ def unpack(received: bytes | bytearray) -> dict[str, Any] | None:
 
 
 def receive(channel: socket.socket) -> dict[str, Any] | None:
-    """The next message, however long it takes; None once the other side has gone."""
+    """Wait for the next message, without a timeout; None if the other side closed the connection."""
     received = bytearray()
     while True:
-        more = channel.recv(CHUNK)
-        if not more:
+        chunk = channel.recv(CHUNK)
+        if not chunk:
             return None
-        received += more
+        received += chunk
         message = unpack(received)
         if message is not None:
             return message
 
 
 def send(channel: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message, however long it takes."""
+    """Send a message, without a timeout."""
     channel.sendall(pack(message))

@@ -1,7 +1,7 @@
-"""Compile a kernel for the card it will run on and bind everything but its arguments.
+"""Compile a kernel for a local GPU, load it there, and bind everything but its arguments.
 
-A call does no signature binding, no allocation, no synchronisation and reads nothing from the device, so it can be captured
-into a CUDA graph and used from several streams and threads at once.
+A call does no signature binding, allocation or synchronization and reads nothing from the device, so it can be captured in a
+CUDA graph and used from several streams and threads at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .module import Job, build
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """What Triton's launchers ask of a tensor that TMA reads: an address, and how it is seen. They encode it for the hardware."""
+    """A tensor that TMA reads: address, shape and strides. Triton's launchers encode it as a hardware tensor map."""
 
     address: int
     shape: tuple[int, ...]
@@ -38,11 +38,11 @@ class TensorMap:
 
     @property
     def base(self) -> TensorMap:
-        """The tensor; launchers want nothing of it but its address."""
+        """The tensor, as Triton's launchers ask for it. They use only its address."""
         return self
 
     def data_ptr(self) -> int:
-        """Where it starts."""
+        """The address of the first element."""
         return self.address
 
 
@@ -52,8 +52,8 @@ class Launcher:
 
     work: Job
     device: int
-    launch: Callable[..., None]  # called with (grid, stream, *args) while this device is the current one
-    _kernel: Any = field(compare=False)  # kept: from Triton 3.9 on, a kernel nobody holds is unloaded
+    launch: Callable[..., None]  # called with (grid, stream, *args) while this device is current
+    _kernel: Any = field(compare=False)  # keeps the kernel alive: Triton 3.9 and later unload unreferenced kernels
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class Launcher:
 
     @property
     def binary(self) -> Binary:
-        """What the kernel takes."""
+        """The kernel's resource use."""
         return _binary(self.work, self.device)
 
     def __call__(self, grid: int, args: tuple[int | TensorMap, ...], stream: int) -> None:
@@ -76,16 +76,16 @@ class Launcher:
 
 
 def prepare(source: Source, device: int, aligned: frozenset[str]) -> Launcher:
-    """Compile `source` for CUDA device `device` and load it there. `aligned` names the buffers that start on 16 bytes.
+    """Compile `source` for CUDA device `device` and load it there. `aligned` names the buffers that are 16-byte aligned.
 
-    Loading synchronises, so a kernel must be prepared before a graph capture that uses it.
+    Loading synchronizes, so a kernel must be prepared before a graph capture that uses it.
     """
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         raise UnsupportedDevice(device=f"cuda:{device} (compute capability {capability[0]}.{capability[1]})")
-    crooked = sorted({p.name for p in source.params if p.kind is ParamKind.TENSOR_MAP} - aligned)
-    if crooked:
-        detail = f"TMA cannot read {', '.join(crooked)}, which does not start on 16 bytes"
+    misaligned = sorted({p.name for p in source.params if p.kind is ParamKind.TENSOR_MAP} - aligned)
+    if misaligned:
+        detail = f"TMA cannot read {', '.join(misaligned)}, which is not 16-byte aligned"
         raise CompileFailed(kernel=source.name, device=f"cuda:{device}", detail=detail)
     return _prepared(job(source, capability[0] * 10 + capability[1], aligned), device)
 
@@ -97,7 +97,7 @@ def _prepared(work: Job, device: int) -> Launcher:
         with torch.cuda.device(device), compat.triton_cache_folder(str(store.kernels) if store else None, count_triton_lookup):
             kernel = build(work)
             launch = compat.triton_launcher(kernel)
-    except Exception as error:  # Triton raises many unrelated types; all mean that this kernel cannot run
+    except Exception as error:  # Triton raises many unrelated types; each means that this kernel cannot run
         failure = DoesNotFit if compat.is_out_of_resources(error) else CompileFailed
         raise failure(kernel=work.name, device=f"cuda:{device}", detail=_last_line(error)) from error
     compat.touch_triton_cache(kernel)
@@ -107,11 +107,11 @@ def _prepared(work: Job, device: int) -> Launcher:
 @cache
 def _binary(work: Job, device: int) -> Binary:
     kernel = _prepared(work, device)._kernel
-    registers, local_bytes, shared_bytes = compat.triton_usage(kernel)
-    if local_bytes:  # the driver does not tell spills from other uses of local memory
-        with suppress(OSError, RuntimeError):  # a full disk, say: then all of it counts as spills
-            return read_spills(kernel.asm["cubin"], kernel.asm["ptx"], shared_bytes, work.target)
-    return summarize(Usage(registers, local_bytes, local_bytes), shared_bytes, kernel.asm["ptx"])
+    registers, local_bytes, smem_bytes = compat.triton_usage(kernel)
+    if local_bytes:  # the driver does not separate spills from other uses of local memory
+        with suppress(OSError, RuntimeError):  # for example a full disk: then all local memory counts as spills
+            return read_spills(kernel.asm["cubin"], kernel.asm["ptx"], smem_bytes, work.target)
+    return summarize(Usage(registers, local_bytes, local_bytes), smem_bytes, kernel.asm["ptx"])
 
 
 def _last_line(error: Exception) -> str:

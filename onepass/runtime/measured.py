@@ -1,8 +1,8 @@
-"""What was measured on a card and is kept in the store: its rates and latencies, and how long its kernels really take.
+"""Measurements of a GPU, kept in the store: its bandwidths and latencies, and the run times of its kernels.
 
-Rates replace those of the listed Device from then on. Times of kernels, each divided by its prediction, become corrections of
-the cost model: one factor for every family of kernels on which enough Programs agree. Both reach planning only as fields of a
-Device, so that plans stay functions of their arguments and every key names what it follows from.
+Measured rates replace those of the listed Device. Run times, divided by their predictions, become corrections of the cost model:
+one factor per kernel family on which enough Programs agree. Both reach planning only as fields of a Device, so plans remain
+functions of their arguments, and cache keys cover the measurements.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from . import cache as disk
 from .binary import Binary
 from .compiled import Artifact, KernelSummary
 
-PROBES_VERSION = 1  # which probes measured a Calibration; others would not mean the same
-MIN_PROGRAMS = 8  # Programs that must agree on a family before it is corrected
-MAX_LOG_IQR = 0.2  # between the quartiles of the logarithms of their ratios
-MIN_CORRECTION, MAX_CORRECTION = 0.7, 1.4  # a correction beyond these would say that the model does not describe the family at all
-CORRECTION_STEP = 0.05  # corrections are rounded, so that plans and keys do not change with every measurement
-MAX_OBSERVATIONS = 512  # observations that are kept, the latest
-MIN_KERNEL_US = 10.0  # us: of shorter kernels most is launching
-MIN_OCCUPANCY_MATCH = 0.74  # CTAs on an SM, real over predicted, for a prediction to be about the kernel that ran
-MAIN_KERNEL_SHARE = 0.7  # of a plan's time that one kernel must take for the plan's time to be about that kernel
+PROBES_VERSION = 1  # version of the probes that measure a Calibration; results of other versions are not comparable
+MIN_PROGRAMS = 8  # Programs needed to correct a family
+MAX_LOG_IQR = 0.2  # largest interquartile range of the log ratios of those Programs
+MIN_CORRECTION, MAX_CORRECTION = 0.7, 1.4  # a ratio outside this range means that the model does not fit the family at all
+CORRECTION_STEP = 0.05  # corrections are rounded, so that plans and cache keys do not change with every measurement
+MAX_OBSERVATIONS = 512  # the latest observations are kept
+MIN_KERNEL_US = 10.0  # shorter kernels are mostly launch overhead
+MIN_OCCUPANCY_MATCH = 0.74  # real CTAs per SM over predicted ones, for the prediction to apply to the kernel that ran
+MAIN_KERNEL_SHARE = 0.7  # smallest share of a plan's time that its main kernel must take for the plan's time to measure it
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Whose measurements they are."""
+    """Identifies the GPU that measurements belong to."""
 
     name: str
     sms: int
@@ -44,7 +44,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Facts of a card that `onepass calibrate` measured; in the units of a Device."""
+    """Rates and latencies of a GPU that `onepass calibrate` measured, in the units of a Device."""
 
     bandwidth: float
     l2_bandwidth: float
@@ -56,11 +56,11 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """How the fastest kernel of a family did on one Program."""
+    """The run time of the fastest kernel of a family on one Program, relative to its prediction."""
 
     program: str  # a digest
     family: str
-    ratio: float  # measured / predicted by the uncorrected model
+    ratio: float  # measured time / time predicted by the uncorrected model
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class _Observations:
 
 
 def card_of(properties: Any) -> Card:
-    """The card that some properties, as torch gives them, belong to."""
+    """The Card with these torch device properties."""
     return Card(properties.name, properties.multi_processor_count, compat.cuda_driver_level() or "")
 
 
 def with_measurements(listed: Device, card: Card) -> Device:
-    """A Device with all that was measured on the card; itself where nothing was."""
+    """A Device with the measurements of a GPU; unchanged if there are none."""
     store = disk.store()
     if store is None:
         return listed
@@ -87,80 +87,85 @@ def with_measurements(listed: Device, card: Card) -> Device:
 
 
 def save_calibration(card: Card, calibration: Calibration) -> bool:
-    """Remember a calibration; whether the store could."""
+    """Save a calibration. False if the store cannot be written."""
     store = disk.store()
     return store is not None and store.save_measurement(_facts_key(card), calibration)
 
 
 def delete_measurements(card: Card) -> bool:
-    """Forget all that was measured on a card; whether there was anything."""
+    """Delete all measurements of a GPU. False if there were none."""
     store = disk.store()
-    return store is not None and any([store.delete_measurement(_facts_key(card)), store.delete_measurement(_observations_key(card))])
+    if store is None:
+        return False
+    deleted = [store.delete_measurement(key) for key in (_facts_key(card), _observations_key(card))]
+    return any(deleted)
 
 
 # ---- times of kernels ------------------------------------------------------------------------------------------------------
 
 
 def observations(card: Card) -> tuple[Observation, ...]:
-    """What was seen of kernels on a card by the present cost model."""
+    """The observations of kernels on a GPU, as compared with the current cost model."""
     store = disk.store()
     found: _Observations | None = store.load_measurement(_observations_key(card), _Observations) if store else None
     return found.seen if found else ()
 
 
 def observe(card: Card, new: Iterable[Observation]) -> None:
-    """Add observations; of one Program and family the latest counts. What another process adds meanwhile may be lost."""
+    """Add observations. The latest one per Program and family counts. A concurrent update by another process may be lost."""
     store = disk.store()
     new = tuple(new)
     if store is None or not new:
         return
     known = {(o.program, o.family): o for o in observations(card)}
     for each in new:
-        known.pop((each.program, each.family), None)  # the latest last
+        known.pop((each.program, each.family), None)  # reinsert, so that the latest is last
         known[each.program, each.family] = each
     store.save_measurement(_observations_key(card), _Observations(tuple(known.values())[-MAX_OBSERVATIONS:]))
 
 
 def observations_from(program: str, timed: Sequence[tuple[Artifact, float]], device: Device) -> tuple[Observation, ...]:
-    """What timed plans of one Program (`program` is a digest) say about families: of each the fastest plan."""
+    """Observations from the timed plans of one Program (`program` is a digest): one per family, from its fastest plan."""
     fastest: dict[str, float] = {}
-    for made, us in sorted(timed, key=lambda pair: pair[1]):
-        main, ratio = _main(made), _ratio(made, us, device)
+    for artifact, us in sorted(timed, key=lambda pair: pair[1]):
+        main, ratio = _main(artifact), _ratio(artifact, us, device)
         if ratio is not None:
             fastest.setdefault(main.family, ratio)
     return tuple(Observation(program, family, ratio) for family, ratio in fastest.items())
 
 
-def _main(made: Artifact) -> KernelSummary:
-    return max(made.summary.kernels, key=lambda k: k.predicted_us)
+def _main(artifact: Artifact) -> KernelSummary:
+    return max(artifact.summary.kernels, key=lambda k: k.predicted_us)
 
 
-def _ratio(made: Artifact, us: float, device: Device) -> float | None:
-    """Measured over modelled time of a plan's main kernel; None where the prediction is about something else.
+def _ratio(artifact: Artifact, us: float, device: Device) -> float | None:
+    """Measured over predicted time of a plan's main kernel; None if the two are not comparable.
 
-    It is if the kernel is but a part of the plan, too short, or was predicted with quite another number of CTAs on an SM than
-    its real registers allow: that error is the register estimate's.
+    They are not if the kernel takes too small a share of the plan, is too short, or runs with an occupancy far from the predicted
+    one: that error comes from the register estimate, not from the cost model.
     """
-    main = _main(made)
-    beside = made.summary.predicted_us - main.predicted_us
-    binary = made.binaries[made.summary.kernels.index(main)]
-    if main.predicted_us < max(MIN_KERNEL_US, MAIN_KERNEL_SHARE * made.summary.predicted_us) or not _as_predicted(main, binary, device):
+    main = _main(artifact)
+    others_us = artifact.summary.predicted_us - main.predicted_us
+    binary = artifact.binaries[artifact.summary.kernels.index(main)]
+    shortest_us = max(MIN_KERNEL_US, MAIN_KERNEL_SHARE * artifact.summary.predicted_us)
+    if main.predicted_us < shortest_us or not _as_predicted(main, binary, device):
         return None
-    ratio = (us - beside) / (main.predicted_us / device.correction(main.family))
+    ratio = (us - others_us) / (main.predicted_us / device.correction(main.family))
     return ratio if isfinite(ratio) and ratio > 0 else None
 
 
 def _as_predicted(kernel: KernelSummary, binary: Binary, device: Device) -> bool:
+    """Whether the compiled kernel has about the predicted occupancy and no spills."""
     fit = ctas_per_sm(binary.registers, binary.smem_bytes, kernel.schedule.warps, device)
     if binary.spill_bytes or not fit:
         return False
-    if kernel.family.startswith("mix-order"):  # as many as the grid has, if they fit
+    if kernel.family.startswith("mix-order"):  # persistent grid: only needs all CTAs resident
         return fit * device.sms >= kernel.schedule.splits * kernel.schedule.ctas_per_row
     return MIN_OCCUPANCY_MATCH <= fit / max(kernel.ctas_per_sm, 1) <= 1 / MIN_OCCUPANCY_MATCH
 
 
 def corrections(seen: Iterable[Observation]) -> tuple[tuple[str, float], ...]:
-    """A factor for every family that enough Programs agree on: the geometric mean of their ratios, within bounds."""
+    """A correction factor for every family that enough Programs agree on: the geometric mean of their ratios, clamped."""
     logs: dict[str, list[float]] = {}
     for each in seen:
         if isfinite(each.ratio) and each.ratio > 0:
@@ -182,10 +187,10 @@ def corrections(seen: Iterable[Observation]) -> tuple[tuple[str, float], ...]:
 
 
 def _facts_key(card: Card) -> str:
-    """A card's rates do not depend on the release of anything above its driver."""
+    """Key of a calibration. It has no package versions: rates depend only on the GPU and its driver."""
     return hashlib.sha256(json.dumps({"calibration": PROBES_VERSION, **asdict(card)}, sort_keys=True).encode()).hexdigest()
 
 
 def _observations_key(card: Card) -> str:
-    """Ratios belong to the cost model they were taken with, so to this very version of the package."""
+    """Key of observations. It includes all versions: ratios are relative to the cost model of this exact package."""
     return disk.key({"observations": asdict(card)})

@@ -1,6 +1,6 @@
 """Kernel text -> a @triton.jit function, and that function compiled for one GPU.
 
-Worker processes import this module alone, so it needs nothing but Triton.
+Worker processes import this module by itself, so it needs only Triton.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All that decides a binary: equal jobs give equal binaries."""
+    """Everything that determines a binary: equal jobs give equal binaries."""
 
     name: str
     text: str
     signature: tuple[tuple[str, str], ...]  # (parameter, Triton type)
-    aligned: tuple[int, ...]  # positions of pointers known to be divisible by 16
+    aligned: tuple[int, ...]  # positions of pointers that are 16-byte aligned
     warps: int
     stages: int
     max_registers: int | None
@@ -32,7 +32,7 @@ class Job:
 
 
 def load(source: Source) -> Any:
-    """The @triton.jit function of generated text. Nothing is written to disk; equal text gives the same function."""
+    """The @triton.jit function of a Source. Nothing is written to disk, and equal text gives the same function."""
     return load_text(source.name, source.text)
 
 
@@ -40,7 +40,7 @@ def load(source: Source) -> Any:
 def load_text(name: str, text: str) -> Any:
     """The function called `name` that `text` defines."""
     compat.triton("build kernels")
-    # Triton reads a kernel's source back through `inspect`, which looks up such file names in linecache.
+    # Triton reads a kernel's source with `inspect`, which looks up such file names in linecache.
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     filename = f"<onepass:{name}-{digest}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
@@ -50,7 +50,7 @@ def load_text(name: str, text: str) -> Any:
 
 
 def build(job: Job) -> Any:
-    """Triton's compiled kernel for a job. No GPU is needed."""
+    """Compile a job with Triton. No GPU is needed."""
     options = {"num_warps": job.warps, "num_stages": job.stages, "enable_fp_fusion": True}
     if job.max_registers is not None:
         options["maxnreg"] = job.max_registers

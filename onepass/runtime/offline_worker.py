@@ -1,8 +1,8 @@
-"""The process that compiles: questions come and answers go through a socket it is given. Started by `offline`, by path.
+"""The compile worker process: reads requests from a socket and sends replies. `offline` starts it by path.
 
-It runs apart because interpreting and compiling kernels want Triton imported differently, and it imports neither torch nor
-the package's front door, so that it is ready in the time Triton takes to import. Whatever compilers print goes to a file of the
-parent's and never between answers.
+It is a separate process because interpreting and compiling kernels need Triton imported differently. It imports neither torch nor
+the package's __init__, so it starts as fast as Triton can be imported. Compiler output goes to a file of the parent, so it never
+mixes with replies.
 """
 
 from __future__ import annotations
@@ -22,68 +22,68 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-OUTPUT_TAIL_BYTES = 1 << 20  # bytes at the end of what was printed in which to look for a complaint
+OUTPUT_TAIL_BYTES = 1 << 20  # the end of the compiler's output, searched for an error message
 
 
 class KernelRejected(Exception):
-    """The compiler does not take this kernel, today or tomorrow."""
+    """The compiler rejects this kernel. Retrying cannot help."""
 
 
-def shells() -> None:
-    """Stand-ins for the packages above this file: their modules can be imported without running their __init__."""
+def stub_packages() -> None:
+    """Register empty stand-ins for the parent packages, so that their modules can be imported without running __init__."""
     root = Path(__file__).resolve().parent.parent
     for name, path in (("onepass", root), ("onepass.runtime", root / "runtime"), ("onepass.codegen", root / "codegen")):
-        shell = ModuleType(name)
-        shell.__path__ = [str(path)]
-        sys.modules[name] = shell
+        package = ModuleType(name)
+        package.__path__ = [str(path)]
+        sys.modules[name] = package
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What a kernel takes, why the compiler refuses it, or what kept us from finding out; of each kernel, whether Triton had it."""
-    heard: list[bool] = []
+    """The reply to a request: resource use, the compiler's error message, or a failure of the machine; and Triton's cache hits."""
+    lookups: list[bool] = []
     try:
-        found: dict[str, Any] = {"binary": dataclasses.asdict(measure(request, heard.append))}
-    except KernelRejected as refused:
-        found = {"failure": str(refused)}
-    except Exception as error:  # whatever befalls one job, the next one must find this process alive
-        found = {"trouble": f"{type(error).__name__}: {_said(error)}"}
-    return {**found, "heard": heard}
+        found: dict[str, Any] = {"binary": dataclasses.asdict(measure(request, lookups.append))}
+    except KernelRejected as rejected:
+        found = {"failure": str(rejected)}
+    except Exception as error:  # no job may end this process
+        found = {"trouble": f"{type(error).__name__}: {_message(error)}"}
+    return {**found, "heard": lookups}
 
 
-def measure(request: dict[str, Any], heard: Callable[[bool], None]) -> Any:
-    """Compile a job and read what it costs."""
-    from onepass import compat  # after `shells`
-    from onepass.runtime.cubin_info import read  # after `shells`
-    from onepass.runtime.module import Job, build  # after `shells`
+def measure(request: dict[str, Any], on_lookup: Callable[[bool], None]) -> Any:
+    """Compile a job and read the kernel's resource use."""
+    from onepass import compat  # after `stub_packages`
+    from onepass.runtime.cubin_info import read  # after `stub_packages`
+    from onepass.runtime.module import Job, build  # after `stub_packages`
 
     fields = request["job"]
     job = Job(**{**fields, "signature": tuple(map(tuple, fields["signature"])), "aligned": tuple(fields["aligned"])})
     compat.use_toolchain(**request["tools"])
-    with compat.triton_cache_folder(request["folder"], heard):
+    with compat.triton_cache_folder(request["folder"], on_lookup):
         try:
             kernel = build(job)
         except Exception as error:
-            if of_the_system(error):
+            if is_system_error(error):
                 raise
-            raise KernelRejected(_said(error)) from error
+            raise KernelRejected(_message(error)) from error
         compat.compile_launcher_stub(kernel)
         return read(kernel.asm["cubin"], kernel.asm["ptx"], kernel.metadata.shared, job.target)
 
 
-def of_the_system(error: BaseException | None) -> bool:
-    """Whether an error says something about this machine at this moment, and nothing about a kernel."""
+def is_system_error(error: BaseException | None) -> bool:
+    """Whether an error comes from the state of this machine, not from the kernel."""
     while error is not None:
         if isinstance(error, OSError | MemoryError | ImportError):
             return True
-        if isinstance(error, subprocess.CalledProcessError) and error.returncode < 0:  # an assembler that somebody killed
+        if isinstance(error, subprocess.CalledProcessError) and error.returncode < 0:  # ptxas was killed by a signal
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 
-def _said(error: Exception) -> str:
-    """The line of a failure that says most."""
-    from onepass.runtime.compiler_message import error_line  # after `shells`
+def _message(error: Exception) -> str:
+    """The most informative line about a failure, from the compiler's output or the exception."""
+    from onepass.runtime.compiler_message import error_line  # after `stub_packages`
 
     with suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -93,8 +93,8 @@ def _said(error: Exception) -> str:
 
 
 def serve(channel: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer questions until the parent has gone."""
-    from onepass.runtime import frames  # after `shells`
+    """Answer requests until the parent closes the connection."""
+    from onepass.runtime import frames  # after `stub_packages`
 
     while (request := frames.receive(channel)) is not None:
         os.ftruncate(2, 0)
@@ -102,20 +102,20 @@ def serve(channel: socket.socket, answer: Callable[[dict[str, Any]], dict[str, A
 
 
 def prepare(handle: int) -> socket.socket:
-    """Make this process one that obeys its parent alone and ends with it; `handle` is its end of their socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which kills us if it wants to
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it hands that on, and assemblers would seem to succeed
+    """Set up this process so that only its parent controls it and it ends with the parent. `handle` is its end of the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which kills this process if needed
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, exit codes are lost and every ptxas seems to succeed
     faulthandler.enable()
     os.set_inheritable(handle, False)
     threading.Thread(target=_end_with_parent, args=(handle,), daemon=True).start()
-    shells()
+    stub_packages()
     return socket.socket(fileno=handle)
 
 
 def _end_with_parent(handle: int) -> None:
-    """End as soon as the parent has gone, also in the middle of a job, and take the assembler along."""
+    """Exit as soon as the parent is gone, even in the middle of a job, and kill ptxas too."""
     poll = select.poll()
-    poll.register(handle, getattr(select, "POLLRDHUP", 0))  # that it was closed is reported unasked
+    poll.register(handle, getattr(select, "POLLRDHUP", 0))  # POLLHUP is always reported
     poll.poll()
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

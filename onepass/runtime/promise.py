@@ -1,4 +1,4 @@
-"""Results that several threads wait for while one makes them, or gives up making them."""
+"""Promise: a result that one thread computes while others wait for it, safe against Ctrl-C at any point."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ import threading
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-POLL_SECONDS = 0.1  # seconds between looks at whether a result is there, should nobody say so
+POLL_SECONDS = 0.1  # interval at which waiters check for a result, in case a wakeup is lost
 
 Result = TypeVar("Result")
 
 
 class Promise(Generic[Result]):
-    """A result to be. Ctrl-C may reach the main thread at any moment of any method: nobody waits for ever for that.
+    """A future result. Ctrl-C may interrupt the main thread anywhere in any method, and still no thread waits forever.
 
-    Futures have a lock made in Python, which stays held if Ctrl-C comes between taking and leaving it.
+    concurrent.futures.Future is not safe here: its lock is Python code and stays held if Ctrl-C arrives while it is held.
     """
 
     def __init__(self) -> None:
         self._outcome: tuple[Result | None, BaseException | None] | None = None
-        self._gate = threading.Lock()  # open once there is an outcome; held for ever by whom Ctrl-C reached inside it
+        self._gate = threading.Lock()  # released once there is an outcome; may stay held if Ctrl-C hits a waiter
         self._gate.acquire()
-        self.abandoned = False  # whoever was to make it stopped for a reason that is no failure of it
+        self.abandoned = False  # the producer stopped for a reason other than a failure of the computation
 
-    def fulfill(self, made: Result) -> None:
-        """Let it be had. The first outcome holds."""
-        self._end(made, None)
+    def fulfill(self, result: Result) -> None:
+        """Set the result. Only the first outcome counts."""
+        self._end(result, None)
 
     def fail(self, error: BaseException) -> None:
-        """Have that raised instead."""
+        """Set an error, which waiters raise."""
         self._end(None, error)
 
     def abandon(self, error: BaseException) -> None:
-        """Say that nobody makes it any more, unless it was made; whoever waits may make it, or have that raised."""
+        """Give up producing the result, unless there is an outcome. A waiter may produce it instead, or raise `error`."""
         if self._outcome is None:
             self.abandoned = True
             self.fail(error)
 
     def result(self) -> Result:
-        """The result, as soon as there is one; raises the error where there is none."""
+        """Wait for the outcome; return the result or raise the error."""
         while self._outcome is None:
             if self._gate.acquire(timeout=POLL_SECONDS):
                 self._open()
-        made, error = self._outcome
+        result, error = self._outcome
         if error is not None:
             raise error
-        return made  # type: ignore[return-value]  # which may be None itself
+        return result  # type: ignore[return-value]  # None may be the result
 
     def exception(self) -> BaseException | None:
-        """The error, or None where there is a result; waits until it is known."""
+        """Wait for the outcome; return the error, or None if there is a result."""
         try:
             self.result()
         except BaseException as error:
             if self._outcome is None or self._outcome[1] is not error:
-                raise  # of somebody who interrupted the waiting
+                raise  # an interruption of the wait, such as Ctrl-C
             return error
         return None
 
@@ -64,14 +64,14 @@ class Promise(Generic[Result]):
 
     @property
     def failed(self) -> bool:
-        """Whether there is an error."""
+        """Whether the outcome is an error."""
         return self._outcome is not None and self._outcome[1] is not None
 
-    def _end(self, made: Result | None, error: BaseException | None) -> None:
+    def _end(self, result: Result | None, error: BaseException | None) -> None:
         if self._outcome is None:
-            self._outcome = made, error
+            self._outcome = result, error
             self._open()
 
     def _open(self) -> None:
-        with suppress(RuntimeError):  # it is open: two threads came to an outcome at the same time
+        with suppress(RuntimeError):  # already open: two threads set an outcome at the same time
             self._gate.release()

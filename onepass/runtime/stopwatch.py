@@ -1,8 +1,8 @@
-"""Kernel times by CUDA events, each run with a cold and clean L2. The only thing here that touches a card is the Stopwatch.
+"""Kernel times by CUDA events, with a cold and clean L2 before each run. Only Flush and Stopwatch use the GPU.
 
-Before every run 256 MB are written and another 256 MB read: a write alone leaves dirty lines in L2 that the timed kernels would
-have to evict. The flush also keeps the card busy while the host queues the run, so that the host's share does not count; what
-two events and one launch take in themselves is measured and subtracted.
+Before every run, 256 MiB are written and another 256 MiB are read: a write alone leaves dirty lines in L2 that the timed kernels
+would have to evict. The flush also keeps the GPU busy while the host queues the run, so host time does not count. The overhead of
+two events and one launch is measured and subtracted.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 
 Work: TypeAlias = Callable[[], object]  # queues kernels on the current stream
 
-FLUSH_BYTES = 256 << 20  # bytes
-SMALLEST_KERNEL_US = 1.2  # us that the smallest kernel takes from its first instruction to its last; H200
-MAX_OVERHEAD_US = 6.0  # us; more would be a hiccup, not what events cost
+FLUSH_BYTES = 256 << 20
+SMALLEST_KERNEL_US = 1.2  # run time of the smallest kernel, from its first instruction to its last (H200)
+MAX_OVERHEAD_US = 6.0  # a larger measured overhead is an outlier, not the cost of events
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Several runs of the same work."""
+    """Summary of several timed runs of the same work."""
 
     us: float  # the median
     spread: float  # (80th - 20th percentile) / median
@@ -31,12 +31,12 @@ class Timing:
 
 
 def timing(each_us: Sequence[float]) -> Timing:
-    """Runs, summed up."""
+    """Summarize the times of several runs."""
     return Timing(median(each_us), spread(each_us), len(each_us))
 
 
 def spread(times: Sequence[float]) -> float:
-    """How far the 20th and 80th percentile are apart, relative to the median."""
+    """The distance between the 20th and 80th percentile, relative to the median."""
     middle = median(times)
     if len(times) < 2 or middle <= 0:
         return 0.0
@@ -45,14 +45,14 @@ def spread(times: Sequence[float]) -> float:
 
 
 class Flush:
-    """Leaves nothing of earlier work in L2, and no dirty line: as many bytes are written, and as many others read."""
+    """Evicts earlier data from L2 and leaves no dirty lines: writes FLUSH_BYTES, then reads as many other bytes."""
 
     def __init__(self, where: torch.device) -> None:
         self._written, self._read = (torch.zeros(FLUSH_BYTES // 4, dtype=torch.float32, device=where) for _ in range(2))
         self._one = torch.zeros((1,), dtype=torch.float32, device=where)
 
     def __call__(self) -> None:
-        """Queue both."""
+        """Queue the write and the read."""
         self._written.zero_()
         torch.sum(self._read, 0, keepdim=True, out=self._one)
 
@@ -65,26 +65,26 @@ class Stopwatch:
         self._flush = Flush(where)
         one = torch.zeros((1,), dtype=torch.float32, device=where)
         self._overhead = 0.0
-        torch.cuda.synchronize(where)  # what others queued before is not to run beside what is timed
+        torch.cuda.synchronize(where)  # earlier work must not overlap the timed runs
         (smallest,) = self([one.zero_], 20)
         self._overhead = min(max(smallest.us - SMALLEST_KERNEL_US, 0.0), MAX_OVERHEAD_US)
 
     def __call__(self, works: Sequence[Work], runs: int) -> tuple[Timing, ...]:
-        """Time each work, all in turn, `runs` times: what drifts meanwhile drifts for all of them."""
-        pairs: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in works]
+        """Time every work `runs` times, round-robin, so that drift affects all of them alike."""
+        events_per_work: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in works]
         with torch.no_grad(), torch.cuda.device(self.where):
-            for work in works:  # load, allocate, compile
+            for work in works:  # warm up: load, allocate, compile
                 work()
             for _ in range(runs):
-                for work, mine in zip(works, pairs, strict=True):
+                for work, events in zip(works, events_per_work, strict=True):
                     self._flush()
                     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                     begin.record()
                     work()
                     end.record()
-                    mine.append((begin, end))
+                    events.append((begin, end))
             torch.cuda.current_stream().synchronize()
-        return tuple(timing([self._us(begin, end) for begin, end in mine]) for mine in pairs)
+        return tuple(timing([self._us(begin, end) for begin, end in events]) for events in events_per_work)
 
     def _us(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return max(1e3 * begin.elapsed_time(end) - self._overhead, 0.0)

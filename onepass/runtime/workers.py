@@ -1,8 +1,8 @@
-"""Processes that compile, and how this one asks them: one question at a time each, with a deadline.
+"""A pool of compile worker processes. Each handles one request at a time, with a deadline.
 
-No failure of a worker outlives it. An answer is used only if it is whole and bears its question's number; a worker that is late,
-dies, or says anything else is killed, and the question goes once to a fresh one. Daemon threads do the asking, because signals
-interrupt only the main thread: Ctrl-C leaves a question behind, and the worker at work on it is killed.
+A worker's failure does not affect later requests. A reply counts only if it is complete and carries its request's number. A
+worker that times out, dies or replies with anything else is killed, and the request is retried once in a new process. Daemon
+threads talk to the workers, because signals interrupt only the main thread: Ctrl-C cancels the request, and its worker is killed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from . import frames
 from .background import DaemonExecutor
 from .compiler_message import error_line
 
-POLL_SECONDS = 0.1  # seconds between looks at whether an answer is still wanted
-EXIT_SECONDS = 5.0  # for an answer once the main thread has ended: the process must be able to end
-STOPPED_SECONDS = 10.0  # for a worker that a signal stopped to be let go on, as when a scheduler stops and continues all of a job
-REAPING_SECONDS = 5.0  # for a killed process to be gone; one that is stuck in the system is left alone
-OUTPUT_TAIL_BYTES = 4096  # bytes at the end of what a worker printed in which to look for a reason
+POLL_SECONDS = 0.1  # interval of checks whether a request was canceled or its worker died
+EXIT_SECONDS = 5.0  # wait for a reply after the main thread has ended, so that the process can exit
+STOPPED_SECONDS = 10.0  # wait for a stopped worker (SIGSTOP) to continue, as when a scheduler suspends and resumes a job
+REAPING_SECONDS = 5.0  # wait for a killed process to be gone; one that is stuck in the kernel is abandoned
+OUTPUT_TAIL_BYTES = 4096  # the end of a worker's output, searched for an error message
 
-_numbers = itertools.count(1)  # of questions
+_numbers = itertools.count(1)  # request numbers
 
 
 class WorkerFailure(Exception):
-    """There is no answer, which says nothing about the question. `failure` is what a user gets to see of it."""
+    """A worker gave no valid reply, for a reason unrelated to the request. `failure` is the error class that users see."""
 
     def __init__(self, failure: type[errors.CompilerUnavailable], **fields: object) -> None:
         super().__init__(failure.__name__, fields)
@@ -49,44 +49,44 @@ class WorkerFailure(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker is asked, how long it may take, and whether the answer is not wanted any more."""
+    """A message for a worker, its time limit, and whether the request was canceled."""
 
-    request: dict[str, Any]
+    message: dict[str, Any]
     seconds: float
-    left: Callable[[], bool]
+    is_canceled: Callable[[], bool]
 
 
 class Pool:
-    """Workers, started as questions come in; a question takes whichever is free."""
+    """Workers, started on demand. A request goes to any free worker."""
 
     def __init__(self, size: int, command: Sequence[str]) -> None:
-        """`command` starts a worker; the number of its socket is appended."""
+        """`command` starts a worker; the file descriptor of its socket is appended."""
         self._command, self._owner = tuple(command), os.getpid()
         self._threads = DaemonExecutor(size, "onepass-worker")
         self._lock = threading.Lock()
         self._all: list[Worker] = []
         self._free: list[Worker] = []
         self._ended = False
-        atexit.register(_if_alive, weakref.WeakMethod(self.end))
-        os.register_at_fork(after_in_child=partial(_if_alive, weakref.WeakMethod(self.disown)))
+        atexit.register(_call_if_alive, weakref.WeakMethod(self.end))
+        os.register_at_fork(after_in_child=partial(_call_if_alive, weakref.WeakMethod(self.disown)))
 
-    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """A worker's answer, or Trouble. However this is left, nobody else gets the answer."""
-        answers: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()  # Ctrl-C leaves no lock of it held
-        left = threading.Event()
-        question = Request(request, seconds, lambda: self._ended or left.is_set())
+    def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Send a message to a worker and return its reply. WorkerFailure if there is none; any exception cancels the request."""
+        replies: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()  # Ctrl-C cannot leave it locked
+        canceled = threading.Event()
+        request = Request(message, seconds, lambda: self._ended or canceled.is_set())
         try:
-            self._begin(lambda: answers.put(self._served(question)))
-            answer = _awaited(answers)
+            self._submit(lambda: replies.put(self._serve(request)))
+            reply = _first(replies)
         except BaseException:
-            left.set()
+            canceled.set()
             raise
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
 
     def close(self) -> None:
-        """End all workers. Questions that are being answered now, or come later, get fresh ones."""
+        """Stop all workers. Requests in progress, and later ones, get new workers."""
         if os.getpid() != self._owner:
             return
         for worker in self._all:
@@ -98,113 +98,113 @@ class Pool:
             worker.stop()
 
     def end(self) -> None:
-        """End all workers, and answer nothing more: this process is about to end."""
+        """Stop all workers and fail all further requests: this process is about to exit."""
         self._ended = True
         self.close()
 
     def disown(self) -> None:
-        """In a forked child: let go of the parent's workers."""
+        """In a forked child: close the child's copies of the connections to the parent's workers."""
         for worker in self._all:
             worker.disown()
 
-    def _begin(self, call: Callable[[], None]) -> None:
+    def _submit(self, call: Callable[[], None]) -> None:
         try:
             self._threads.submit(call)
         except RuntimeError as error:
             raise WorkerFailure(errors.CompilerNotStarted, detail=str(error)) from None
 
-    def _served(self, question: Request) -> dict[str, Any] | BaseException:
-        """What a thread finds out. No signal interrupts it."""
+    def _serve(self, request: Request) -> dict[str, Any] | BaseException:
+        """The reply to a request, or the exception. Runs on a pool thread, which signals do not interrupt."""
         worker: Worker | None = None
         try:
-            worker = self._taken()
-            return worker.ask(question)
-        except BaseException as error:  # whoever asked waits for this
+            worker = self._free_worker()
+            return worker.ask(request)
+        except BaseException as error:  # the caller waits for this, so pass it on
             return error
         finally:
             if worker is not None:
                 with self._lock:
                     self._free.append(worker)
 
-    def _taken(self) -> Worker:
+    def _free_worker(self) -> Worker:
         with self._lock:
             for idle in self._free:
                 idle.reap()
             if self._free:
-                return self._free.pop()  # the last used, so that one caller starts one process
+                return self._free.pop()  # the last used one, so that a single caller starts a single process
             worker = Worker(self._command)
             self._all.append(worker)
             return worker
 
 
-def _awaited(answers: queue.SimpleQueue[Any]) -> Any:
-    """The first answer. A signal that comes just before the waiting begins does not end it: so it ends now and then by itself."""
+def _first(replies: queue.SimpleQueue[Any]) -> Any:
+    """Wait for the first reply. Polls, because a signal that arrives just before `get` blocks would not interrupt it."""
     while True:
         with suppress(queue.Empty):
-            return answers.get(timeout=POLL_SECONDS)
+            return replies.get(timeout=POLL_SECONDS)
 
 
 class Worker:
-    """One process, started at its first question and again after anything went wrong. One thread at a time asks it."""
+    """One worker process, started at its first request and restarted after any failure. Used by one thread at a time."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._printed: IO[bytes] | None = None  # all that the process and those it starts print
+        self._printed: IO[bytes] | None = None  # output of the process and its children
 
-    def ask(self, question: Request) -> dict[str, Any]:
-        """The answer: of this process, or if it comes to grief, of a fresh one."""
+    def ask(self, request: Request) -> dict[str, Any]:
+        """The reply to a request. If the process fails, the request is retried once in a new process."""
         try:
-            return self._once(question)
-        except WorkerFailure as trouble:
-            if trouble.failure in (errors.CompilerNotStarted, errors.ProcessExiting):
+            return self._once(request)
+        except WorkerFailure as first:
+            if first.failure in (errors.CompilerNotStarted, errors.ProcessExiting):
                 raise
-            return self._once(question)
+            return self._once(request)
 
     def reap(self) -> None:
-        """Leave no zombie of a process that died while it had nothing to do."""
+        """Reap the process if it died while idle, so that it does not stay a zombie."""
         if self._process is not None:
             self._process.poll()
 
     def kill(self) -> None:
-        """Kill the process and all it started; another thread may be waiting for its answer."""
+        """Kill the process and its children. Another thread may be waiting for its reply."""
         process = self._process
         if process is not None and process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Kill the process, and keep nothing of it."""
+        """Kill the process and release its resources."""
         self.kill()
         process, self._process = self._process, None
         if process is not None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(REAPING_SECONDS)
-        self._let_go()
+        self._close_files()
 
     def disown(self) -> None:
-        """In a forked child: close what would keep the parent's worker from noticing that the parent has gone."""
+        """In a forked child: close the socket, which would keep the worker from noticing that the parent is gone."""
         self._process = None
-        self._let_go()
+        self._close_files()
 
-    def _let_go(self) -> None:
+    def _close_files(self) -> None:
         channel, self._channel, printed, self._printed = self._channel, None, self._printed, None
         for each in (channel, printed):
             if each is not None:
                 each.close()
 
-    def _once(self, question: Request) -> dict[str, Any]:
-        """Ask the process as it is. Whatever is raised meanwhile, it is not asked again."""
-        patience, done = _Patience(question), False
-        patience.check()
+    def _once(self, request: Request) -> dict[str, Any]:
+        """Send a request and wait for the reply, starting the process if needed. Any exception stops the process."""
+        deadline, done = _Deadline(request), False
+        deadline.check()
         try:
             if self._process is None or self._process.poll() is not None:
                 self.stop()
                 self._start()
-            answer = self._exchange(question.request, patience)
+            reply = self._exchange(request.message, deadline)
             done = True
-            return answer
+            return reply
         finally:
             if not done:
                 self.stop()
@@ -225,63 +225,63 @@ class Worker:
 
     def _spawn(self, printed: IO[bytes], theirs: socket.socket) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        handed = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # the first three are taken in the child, if they were free here
+        handed = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # 3 or above: the child replaces descriptors 0 to 2
         try:
-            # A process group of its own: Ctrl-C in a terminal is not for it, and it can be killed with all it started.
+            # A new process group: Ctrl-C in a terminal does not reach it, and it can be killed together with its children.
             return subprocess.Popen([*self._command, str(handed)], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
                                     pass_fds=(handed,), process_group=0, env=environment)
         finally:
             os.close(handed)
 
-    def _exchange(self, request: dict[str, Any], patience: _Patience) -> dict[str, Any]:
+    def _exchange(self, message: dict[str, Any], deadline: _Deadline) -> dict[str, Any]:
         number = next(_numbers)
         try:
-            self._send(frames.pack({**request, "id": number}), patience)
-            answer = self._receive(patience)
-        except frames.MalformedMessage as garbled:
-            raise WorkerFailure(errors.CompilerProtocolError, detail=str(garbled)) from None
+            self._send(frames.pack({**message, "id": number}), deadline)
+            reply = self._receive(deadline)
+        except frames.MalformedMessage as error:
+            raise WorkerFailure(errors.CompilerProtocolError, detail=str(error)) from None
         except ConnectionError:
             raise self._ended() from None
-        if answer.get("id") != number:
-            raise WorkerFailure(errors.CompilerProtocolError, detail=f"question {number} got the answer to {answer.get('id')!r}")
-        return answer
+        if reply.get("id") != number:
+            raise WorkerFailure(errors.CompilerProtocolError, detail=f"request {number} got the reply to {reply.get('id')!r}")
+        return reply
 
-    def _send(self, frame: bytes, patience: _Patience) -> None:
+    def _send(self, frame: bytes, deadline: _Deadline) -> None:
         rest = memoryview(frame)
         while rest:
             assert self._channel is not None
             try:
-                # Without the flag, a process that asked for the signal's default would be ended by a worker's death.
+                # MSG_NOSIGNAL: in a process that restored the default SIGPIPE action, a dead worker would otherwise kill it.
                 rest = rest[self._channel.send(rest, socket.MSG_NOSIGNAL):]
             except TimeoutError:
-                self._glance(patience)
+                self._check(deadline)
 
-    def _receive(self, patience: _Patience) -> dict[str, Any]:
+    def _receive(self, deadline: _Deadline) -> dict[str, Any]:
         received = bytearray()
         while True:
             assert self._channel is not None
             try:
-                more = self._channel.recv(frames.CHUNK)
+                chunk = self._channel.recv(frames.CHUNK)
             except TimeoutError:
-                self._glance(patience)
+                self._check(deadline)
                 continue
-            if not more:
+            if not chunk:
                 raise self._ended()
-            received += more
-            answer = frames.unpack(received)
-            if answer is not None:
-                return answer
-            patience.check()
+            received += chunk
+            reply = frames.unpack(received)
+            if reply is not None:
+                return reply
+            deadline.check()
 
-    def _glance(self, patience: _Patience) -> None:
-        """What to do while nothing comes: see to it that something still can, and is waited for."""
+    def _check(self, deadline: _Deadline) -> None:
+        """While no data arrives: raise if the request is canceled or late, or the process is dead or stopped."""
         assert self._process is not None
-        patience.check(_is_stopped(self._process.pid))
+        deadline.check(_is_stopped(self._process.pid))
         if self._process.poll() is not None:
-            raise self._ended()  # and some other process, forked from here, holds the socket
+            raise self._ended()  # the socket is still open because another process, forked from this one, holds it
 
     def _ended(self) -> WorkerFailure:
-        """What became of the process."""
+        """A WorkerFailure that says how the process ended."""
         assert self._process is not None and self._printed is not None
         try:
             status = self._process.wait(REAPING_SECONDS)
@@ -291,44 +291,45 @@ class Worker:
             how = f"ended with status {status}" if status >= 0 else f"was killed by {_signal_name(-status)}"
         size = os.fstat(self._printed.fileno()).st_size
         tail = os.pread(self._printed.fileno(), OUTPUT_TAIL_BYTES, max(0, size - OUTPUT_TAIL_BYTES)).decode(errors="replace")
-        said = error_line(tail)
-        return WorkerFailure(errors.CompilerExited, how=how + (f" after printing {said!r}" if said else ""))
+        line = error_line(tail)
+        return WorkerFailure(errors.CompilerExited, how=how + (f" after printing {line!r}" if line else ""))
 
 
-class _Patience:
-    """How long an answer is waited for."""
+class _Deadline:
+    """Limits the wait for a reply: by the request's time limit, cancellation, process exit, and stopped workers."""
 
-    def __init__(self, question: Request) -> None:
-        self._question = question
-        self._end = monotonic() + question.seconds
-        self._last: float | None = None  # the end, once the main thread has ended
-        self._stopped: float | None = None  # since when the worker is
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._end = monotonic() + request.seconds
+        self._exit_end: float | None = None  # the deadline after the main thread has ended
+        self._stopped_since: float | None = None
 
     def check(self, stopped: bool = False) -> None:
-        """Raise if the answer is not wanted any more, late, or not to be expected."""
-        if self._question.left():
+        """Raise if the request is canceled or late, or if the worker stays stopped."""
+        if self._request.is_canceled():
             raise WorkerFailure(errors.ProcessExiting)
         now = monotonic()
-        if self._last is None and not threading.main_thread().is_alive():
-            self._last = now + EXIT_SECONDS
-        if self._last is not None and now > self._last:
+        if self._exit_end is None and not threading.main_thread().is_alive():
+            self._exit_end = now + EXIT_SECONDS
+        if self._exit_end is not None and now > self._exit_end:
             raise WorkerFailure(errors.ProcessExiting)
         if now > self._end:
-            raise WorkerFailure(errors.CompilerTimedOut, seconds=f"{self._question.seconds:g}")
-        self._stopped = (self._stopped or now) if stopped else None
-        if self._stopped is not None and now > self._stopped + STOPPED_SECONDS:
+            raise WorkerFailure(errors.CompilerTimedOut, seconds=f"{self._request.seconds:g}")
+        self._stopped_since = (self._stopped_since or now) if stopped else None
+        if self._stopped_since is not None and now > self._stopped_since + STOPPED_SECONDS:
             raise WorkerFailure(errors.CompilerExited, how=f"was stopped by a signal for {STOPPED_SECONDS:g} s")
 
 
 def _is_stopped(process_id: int) -> bool:
-    """Whether a signal stopped a child. It stays as it is, and as much to be waited for as it was."""
+    """Whether a signal stopped a child process. WNOWAIT leaves its status for other waits."""
     try:
         return os.waitid(os.P_PID, process_id, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
 
 
-def _if_alive(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+def _call_if_alive(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    """Call a weakly referenced method if its object still exists."""
     call = method()
     if call is not None:
         call()

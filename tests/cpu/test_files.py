@@ -293,7 +293,8 @@ def test_a_sealed_file_is_used_as_it_was_written_or_not_at_all(tmp_path: Path, m
 
 def test_sealed_files_do_not_lie_behind_a_link(tmp_path: Path) -> None:
     made(tmp_path / "store", tmp_path / "moved")
-    checksums.write_checksummed(tmp_path / "moved" / "KEY", "f.cubin", b"1")  # the folder of Triton's files, as it was before it became a link
+    checksums.write_checksummed(tmp_path / "moved" / "KEY", "f.cubin",
+                                b"1")  # the folder of Triton's files, as it was before it became a link
     (tmp_path / "store" / "triton").symlink_to(tmp_path / "moved")
     with pytest.warns(OnepassWarning, match="symbolic link"):
         assert checksums.read_checksummed(tmp_path / "store" / "triton" / "KEY", "f.cubin") is None

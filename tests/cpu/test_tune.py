@@ -128,7 +128,7 @@ def test_only_those_near_the_best_are_timed_at_length() -> None:
 def test_the_outcome_in_a_sentence() -> None:
     plans = [made(str(k)) for k in range(3)]
     won, _ = tune.choose(plans[0], plans[1:], Clock(100.0, 70.0, 80.0))
-    assert "70.0 us instead of the default's 100.0" in tune.describe_outcome(won) and "3 plans" in tune.describe_outcome(won)
+    assert "70.0 us instead of 100.0 us for the default" in tune.describe_outcome(won) and "3 plans" in tune.describe_outcome(won)
     stayed, _ = tune.choose(plans[0], plans[1:], Clock(70.0, 71.0, 80.0))
     assert "default plan stays, 70.0 us" in tune.describe_outcome(stayed)
 
@@ -419,7 +419,8 @@ def test_a_device_is_what_was_measured() -> None:
     found = measured.with_measurements(H200, HERE)
     assert found == replace(H200, corrections=(("inner", 1.2),))
     assert (found.correction("inner"), found.correction("outer")) == (1.2, 1.0)
-    assert measured.delete_measurements(HERE) and not measured.delete_measurements(HERE) and measured.with_measurements(H200, HERE) is H200
+    assert measured.delete_measurements(HERE) and not measured.delete_measurements(HERE)
+    assert measured.with_measurements(H200, HERE) is H200
     assert measured.save_calibration(HERE, measured.Calibration(1.0, 2.0, 3.0, 4.0, 5.0, "2026-01-31"))
     measured.observe(HERE, seen("inner", *(1.2,) * 8))
     assert measured.delete_measurements(HERE) and measured.with_measurements(H200, HERE) is H200, "both are forgotten at once"

@@ -202,8 +202,8 @@ def test_ctrl_c_just_before_the_waiting_begins_is_not_lost(pool: Pool) -> None:
         _thread.interrupt_main()
 
     ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    served = pool._served
-    pool._served = lambda question: (found := served(question), ends.put(found))[0]  # type: ignore[method-assign]
+    serve = pool._serve
+    pool._serve = lambda request: (found := serve(request), ends.put(found))[0]  # type: ignore[method-assign]
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         value(pool, ("sleep", 3600), seconds=20.0)
@@ -287,7 +287,7 @@ SCRIPT = """
 import os, signal, sys, threading, time
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/onepass/runtime"]
 import offline_worker
-offline_worker.shells()
+offline_worker.stub_packages()
 from onepass.runtime import workers
 from onepass.runtime.background import Background
 from tests.fake_worker import COMMAND, request
@@ -493,5 +493,5 @@ def chained(cause: Exception, implicit: bool) -> Exception:
     (subprocess.CalledProcessError(255, "ptxas"), False), (TypeError("no such argument"), False)])
 @pytest.mark.parametrize("implicit", [False, True])
 def test_what_speaks_of_the_machine_and_what_of_the_kernel(cause: Exception, ours: bool, implicit: bool) -> None:
-    assert offline_worker.of_the_system(chained(cause, implicit)) is ours
-    assert offline_worker.of_the_system(cause) is ours
+    assert offline_worker.is_system_error(chained(cause, implicit)) is ours
+    assert offline_worker.is_system_error(cause) is ours
