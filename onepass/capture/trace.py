@@ -220,7 +220,7 @@ def _refuse_data() -> None:
     raise Mutation(op="Setting .data", what="a tensor", where=user_line(user_frame()))
 
 
-@stage("watching the ops of a function")
+@stage("checking the ops of a function")
 def _check_op(op: Any, args: tuple, kwargs: dict) -> str:
     """Refuse ops whose result a trace would freeze. Returns the line of user code otherwise."""
     frame = user_frame()

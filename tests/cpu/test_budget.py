@@ -54,7 +54,7 @@ def test_steps_are_counted_and_scaled() -> None:
     assert not steps.exhausted
     steps.spend()
     assert steps.exhausted
-    with pytest.raises(TooManySteps, match=r"ONEPASS-202.*Counting took more than 5 steps"):
+    with pytest.raises(TooManySteps, match=r"ONEPASS-202.*Counting stopped after its limit of 5 steps"):
         steps.spend()
 
 
@@ -62,14 +62,14 @@ def test_steps_are_counted_and_scaled() -> None:
 
 
 def test_a_program_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft, "DRAFT_BUDGET", replace(draft.DRAFT_BUDGET, most=20))
+    monkeypatch.setattr(draft, "DRAFT_BUDGET", replace(draft.DRAFT_BUDGET, base=20))
     with pytest.raises(CaptureTooLong, match="ONEPASS-125"):
         program_of(lambda x: reduce(operator.add, [x * k for k in range(1, 20)]), (4, 16))
 
 
 def test_a_region_that_is_refused_by_its_budget_is_left(monkeypatch: pytest.MonkeyPatch, nothing_compiled: None) -> None:
     """And nothing else: the other norm is claimed."""
-    monkeypatch.setattr(partition, "SIZE", replace(partition.SIZE, most=40))
+    monkeypatch.setattr(partition, "SIZE", replace(partition.SIZE, base=40))
 
     def two(x: Tensor, y: Tensor) -> Any:
         return reduce(operator.add, [F.layer_norm(x * k, (16,)) for k in range(1, 6)]), F.layer_norm(y, (32,))
@@ -190,11 +190,11 @@ def test_searches_score_in_proportion_to_what_is_to_be_merged(function: Callable
     search = Search(program_of(function, shape), {}, H200, {})
     search.run()
     assert len(search.seeds) > 18
-    assert len(search._memo) <= partition.SCORINGS.steps(len(search.seeds)).most + len(search.seeds)
+    assert len(search._memo) <= partition.SCORINGS.steps(len(search.seeds)).max_steps + len(search.seeds)
 
 
 def test_a_search_that_is_spent_gives_the_plan_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "THOROUGH", replace(partition.THOROUGH, most=0))
+    monkeypatch.setattr(partition, "THOROUGH", replace(partition.THOROUGH, base=0))
     monkeypatch.setattr(partition, "SCORINGS", replace(partition.SCORINGS, base=0, per_item=0))
     program = program_of(many_sums, (64, 256))
     search = Search(program, {}, H200, {})
@@ -203,7 +203,7 @@ def test_a_search_that_is_spent_gives_the_plan_it_has(monkeypatch: pytest.Monkey
 
 
 def test_a_search_scores_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "THOROUGH", replace(partition.THOROUGH, most=0))
+    monkeypatch.setattr(partition, "THOROUGH", replace(partition.THOROUGH, base=0))
     monkeypatch.setattr(partition, "SCORINGS", replace(partition.SCORINGS, base=24, per_item=0))
     search = Search(program_of(many_sums, (64, 256)), {}, H200, {})
     search.run()

@@ -41,8 +41,8 @@ from onepass.tools.check import as_tuple
 # Overloads that some release between 2.11 and 2.15 lacks.
 SOME_LACK = {"prims.fma.default", "aten.mm.dtype", "aten.bmm.dtype", "aten.addmm.dtype", "aten.baddbmm.dtype",
              "aten._grouped_mm.default"}
-CLAIMS = {*node_kinds._COPIES, *node_kinds._CASTS, *node_kinds._CONSTANTS, *node_kinds._DECLINED, *node_kinds._INLINED, *node_kinds.OTHER_REDUCTIONS, *node_kinds.MATMULS,
-          *reuse._OWN_RESULTS, *reuse._CASTS}
+CLAIMS = {*node_kinds._COPIES, *node_kinds._CASTS, *node_kinds._CONSTANTS, *node_kinds._DECLINED, *node_kinds._INLINED,
+          *node_kinds.OTHER_REDUCTIONS, *node_kinds.MATMULS, *reuse._FRESH_RESULTS, *reuse._CASTS}
 OPS = sorted(name for name in LOWERINGS if name.startswith(("aten.", "prims.")))
 
 

@@ -17,7 +17,7 @@ from tests.support import randoms
 
 WITHIN = {  # what is broken, and what onepass then says it was doing
     "arguments": ("onepass.capture.trace.flatten", "capturing a function"),
-    "ops": ("onepass.capture.trace._needs_values", "watching the ops of a function"),
+    "ops": ("onepass.capture.trace._needs_values", "checking the ops of a function"),
     "lowering": ("onepass.capture.trace.lower", "capturing a function"),
     "outputs": ("onepass.capture.trace.plan_outputs", "capturing a function"),
     "rewrites": ("onepass.pipeline.simplify", "simplifying a Program"),
@@ -49,7 +49,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of an earlier test answers instead of the stage that is broken."""
     from onepass.integration import engine
 
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     monkeypatch.setenv("ONEPASS_CACHE", "0")
 
 
