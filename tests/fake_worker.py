@@ -71,17 +71,17 @@ def main() -> None:
     from onepass.runtime import frames
 
     while (asked := frames.receive(channel)) is not None:
-        with_register_cap = json.loads(asked["job"]["text"])
-        mark, number = with_register_cap["mark"] and Path(with_register_cap["mark"]), asked["id"]
+        script = json.loads(asked["job"]["text"])
+        mark, number = script["mark"] and Path(script["mark"]), asked["id"]
         if not (mark and mark.exists()):
-            if with_register_cap["leave"]:
+            if script["leave"]:
                 mark.touch()
-            for order, argument in with_register_cap["do"]:
+            for order, argument in script["do"]:
                 if order == "number":
                     number += argument
                 else:
                     act(order, argument, channel)
-        reply = {"binary": binary(with_register_cap["value"])} if with_register_cap["reply"] is None else with_register_cap["reply"]
+        reply = {"binary": binary(script["value"])} if script["reply"] is None else script["reply"]
         frames.send(channel, {**reply, "heard": [], "id": number})
 
 

@@ -68,15 +68,15 @@ def crowd(folder: Path, wave: int, count: int) -> list[list[str]]:
     found = []
     for child, reading in zip(alive, pipes, strict=True):
         with open(reading) as pipe:
-            with_register_cap = pipe.read()
+            report = pipe.read()
         _, status = os.waitpid(child, 0)
-        found.append(json.loads(with_register_cap) if with_register_cap and not status else [f"a process ended with {os.waitstatus_to_exitcode(status)}"])
+        found.append(json.loads(report) if report and not status else [f"a process ended with {os.waitstatus_to_exitcode(status)}"])
     return found
 
 
 def waves(count: int, number: int) -> list[dict[str, Any]]:
     """A round: two waves over one set of folders."""
-    with_register_cap = []
+    report = []
     with tempfile.TemporaryDirectory(prefix="onepass-one-") as alone, tempfile.TemporaryDirectory(prefix="onepass-crowd-") as place:
         for folder in (alone, place):
             for scenario in TOGETHER:
@@ -89,9 +89,9 @@ def waves(count: int, number: int) -> list[dict[str, Any]]:
             left = writes.tree(Path(place))
             wrong += writes.same(left, whole) + [f"{name} is missing" for name in whole.keys() - left.keys()]
             wrong += [f"{draft} is left" for draft in writes.drafts(Path(place))]
-            with_register_cap.append({"round": number, "wave": wave, "processes": count, "wrong": wrong,
+            report.append({"round": number, "wave": wave, "processes": count, "wrong": wrong,
                          "seconds": round(time.monotonic() - began, 1)})
-    return with_register_cap
+    return report
 
 
 def run(count: int, rounds: int, log: Path) -> list[dict[str, Any]]:
@@ -99,10 +99,10 @@ def run(count: int, rounds: int, log: Path) -> list[dict[str, Any]]:
     done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     with tempfile.TemporaryDirectory(prefix="onepass-known-") as place, log.open("a") as file:
         writes.learn(Path(place) / "store")
-        for number in sorted(set(range(rounds)) - {with_register_cap["round"] for with_register_cap in done}):
-            with_register_cap = waves(count, number)
-            done += with_register_cap
-            file.writelines(json.dumps(each) + "\n" for each in with_register_cap)
+        for number in sorted(set(range(rounds)) - {report["round"] for report in done}):
+            report = waves(count, number)
+            done += report
+            file.writelines(json.dumps(each) + "\n" for each in report)
             file.flush()
     return done
 
@@ -118,10 +118,10 @@ def main() -> int:
     os.environ["ONEPASS_CACHE_DIR"] = tempfile.mkdtemp(prefix="onepass-campaign-")
     onepass.fuse(writes.store.FUNCTIONS[0])(writes.store.X)  # says once that it interprets
     found = run(given.count, given.rounds, given.log)
-    for with_register_cap in found:
-        print(f"round {with_register_cap['round']}, wave {with_register_cap['wave']}: {with_register_cap['processes']} processes, {with_register_cap['seconds']} s, "
-              f"{'WRONG: ' + '; '.join(with_register_cap['wrong'][:3]) if with_register_cap['wrong'] else 'all right'}")
-    return int(any(with_register_cap["wrong"] for with_register_cap in found))
+    for report in found:
+        print(f"round {report['round']}, wave {report['wave']}: {report['processes']} processes, {report['seconds']} s, "
+              f"{'WRONG: ' + '; '.join(report['wrong'][:3]) if report['wrong'] else 'all right'}")
+    return int(any(report["wrong"] for report in found))
 
 
 if __name__ == "__main__":

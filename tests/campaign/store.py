@@ -52,7 +52,7 @@ KINDS = (*faults.DAMAGES, *["failing"] * 8, *["killing"] * 6, *["swapping"] * 2,
 
 
 @dataclass
-class Told:
+class Record:
     """One line of the log."""
 
     seed: int
@@ -91,7 +91,7 @@ def template(folder: Path) -> Template:
 def result(function: Callable[..., Any], folder: Path) -> torch.Tensor:
     """What a new process would compute that finds only the store."""
     os.environ["ONEPASS_CACHE_DIR"] = str(folder)
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     cache._opened.cache_clear()
     found: torch.Tensor = onepass.fuse(function, dynamic=False)(X)
     return found
@@ -107,7 +107,7 @@ def manager(kernels: Path, key: str) -> Iterator[Any]:
 # ---- use ------------------------------------------------------------------------------------------------------------------
 
 
-def use(folder: Path, known: Template, with_register_cap: Told, steady: bool = True) -> str:
+def use(folder: Path, known: Template, record: Record, steady: bool = True) -> str:
     """Load and save everything; what was loaded is compared with what was written.
 
     Binaries are handed to Triton by their paths. Unless the store is `steady`, somebody may damage them after they were checked.
@@ -118,31 +118,31 @@ def use(folder: Path, known: Template, with_register_cap: Told, steady: bool = T
         found = store.load(key)
         seen["found" if found is not None else "missing"] += 1
         if found is not None and found != kept:
-            with_register_cap.wrong.append(f"entry {key[:8]} is not as it was written")
+            record.wrong.append(f"entry {key[:8]} is not as it was written")
         store.save(key, kept)
     card = store.load_measurement(CARD_KEY, Calibration)
     if card is not None and card != CARD:
-        with_register_cap.wrong.append("the card's facts are not as they were written")
+        record.wrong.append("the card's facts are not as they were written")
     store.save_measurement(CARD_KEY, CARD)
     for key, group in BINARIES.items():
-        seen["found" if binaries_found(store.kernels, key, group, with_register_cap if steady else Told(0, 0, "")) else "missing"] += 1
+        seen["found" if binaries_found(store.kernels, key, group, record if steady else Record(0, 0, "")) else "missing"] += 1
     store.sweep()
     return "refused" if not store.usable else "made anew" if seen["missing"] else "found"
 
 
-def binaries_found(kernels: Path, key: str, group: dict[str, bytes], with_register_cap: Told) -> bool:
+def binaries_found(kernels: Path, key: str, group: dict[str, bytes], record: Record) -> bool:
     """Whether Triton was handed its files; made again where not."""
     with manager(kernels, key) as made:
         found = made.get_group("k.json")
         for name, path in (found or {}).items():
             if Path(path).parent != kernels / key or Path(path).read_bytes() != group[name]:
-                with_register_cap.wrong.append(f"{key}/{name} is not as it was written")
+                record.wrong.append(f"{key}/{name} is not as it was written")
         if found is None:
             try:
                 again = {name: made.put(content, name) for name, content in group.items()}
             except OSError as error:  # nothing can be written anywhere: compiling fails, and Inductor takes the region
                 raise Unmet from error
-            with_register_cap.wrong += [f"{name} was not kept" for name, path in again.items() if Path(path).read_bytes() != group[name]]
+            record.wrong += [f"{name} was not kept" for name, path in again.items() if Path(path).read_bytes() != group[name]]
             with suppress(OSError):
                 made.put_group("k.json", again)
     return found is not None and found.keys() == group.keys()
@@ -154,39 +154,39 @@ def exposed(folder: Path) -> dict[str, int]:
     return {str(p): mode for p in found if (mode := stat.S_IMODE(p.stat().st_mode)) & faults.OTHERS}
 
 
-def judged(folder: Path, known: Template, with_register_cap: Told, hook: Callable[[str], None] | None) -> None:
+def judged(folder: Path, known: Template, record: Record, hook: Callable[[str], None] | None) -> None:
     """Use the store under a fault, then as a next process does; and look at what is left."""
     open_before, handles = exposed(folder), len(os.listdir("/proc/self/fd"))
     with suppress(faults.Killed, Unmet), faults.hooked(hook) if hook else nullcontext():
-        with_register_cap.outcome = use(folder, known, with_register_cap)
-    with_register_cap.outcome = with_register_cap.outcome or ("killed" if with_register_cap.kind == "killing" else "no file for Triton")
+        record.outcome = use(folder, known, record)
+    record.outcome = record.outcome or ("killed" if record.kind == "killing" else "no file for Triton")
     for mode in open_before.items():
         if mode not in exposed(folder).items() and Path(mode[0]).exists():
-            with_register_cap.wrong.append(f"the mode of {mode[0]} was changed")
+            record.wrong.append(f"the mode of {mode[0]} was changed")
     used = {str(folder / name) for name in ("", "entries", "cards", "triton")} | {str(folder.parent)}
-    if used & open_before.keys() and with_register_cap.outcome != "refused":
-        with_register_cap.wrong.append(f"{sorted(open_before)} can be written by others, but the store was {with_register_cap.outcome}")
+    if used & open_before.keys() and record.outcome != "refused":
+        record.wrong.append(f"{sorted(open_before)} can be written by others, but the store was {record.outcome}")
     if (theirs := folder.parent / "theirs").exists() and any(theirs.iterdir()):
-        with_register_cap.wrong.append("something was written where a link led")
+        record.wrong.append("something was written where a link led")
     for function, right in zip(FUNCTIONS, known.right, strict=True):
         if not torch.equal(result(function, folder), right):
-            with_register_cap.wrong.append("a result is wrong")
-    use(folder, known, with_register_cap)
+            record.wrong.append("a result is wrong")
+    use(folder, known, record)
     if len(os.listdir("/proc/self/fd")) != handles:
-        with_register_cap.wrong.append("descriptors are left open")
+        record.wrong.append("descriptors are left open")
 
 
 class Unmet(Exception):
     """A fault that must reach whoever uses Triton's cache."""
 
 
-def children(folder: Path, known: Template, chance: Random, with_register_cap: Told) -> None:
+def children(folder: Path, known: Template, chance: Random, record: Record) -> None:
     """Processes write and read the same store; all are killed, or some of them damage it."""
-    damaging = with_register_cap.kind == "many processes" and chance.random() < 0.6
+    damaging = record.kind == "many processes" and chance.random() < 0.6
 
     def work(seed: int) -> None:
-        mine, nothing = Random(seed), Told(0, 0, "")
-        for _ in range(3 if with_register_cap.kind == "many processes" else 1000):
+        mine, nothing = Random(seed), Record(0, 0, "")
+        for _ in range(3 if record.kind == "many processes" else 1000):
             use(folder, known, nothing, steady=not damaging)
             if damaging and mine.random() < 0.4:
                 with suppress(OSError, IndexError, ValueError):
@@ -196,18 +196,18 @@ def children(folder: Path, known: Template, chance: Random, with_register_cap: T
 
     count = chance.randrange(2, 5)
     alive = [faults.forked(partial(work, chance.randrange(1 << 30))) for _ in range(count)]
-    faults.ended(alive, chance.random() / 10 if with_register_cap.kind == "children killed" else None)
-    with_register_cap.detail = f"{count} processes" + (" that damage files" if damaging else "")
-    with_register_cap.wrong += [p.read_text() for p in folder.parent.glob("wrong-*")]
+    faults.ended(alive, chance.random() / 10 if record.kind == "children killed" else None)
+    record.detail = f"{count} processes" + (" that damage files" if damaging else "")
+    record.wrong += [p.read_text() for p in folder.parent.glob("wrong-*")]
 
 
 # ---- faults one after another ---------------------------------------------------------------------------------------------
 
 
-def fault(seed: int, index: int, known: Template) -> Told:
+def fault(seed: int, index: int, known: Template) -> Record:
     """One fault, all of whose chance follows from its number."""
     chance = Random(f"{seed}:{index}")
-    with_register_cap = Told(seed, index, KINDS[index % len(KINDS)])
+    record = Record(seed, index, KINDS[index % len(KINDS)])
     place = Path(tempfile.mkdtemp(prefix="onepass-fault-"))
     folder, began = place / "store", time.monotonic()
     shutil.copytree(known.folder, folder)
@@ -215,40 +215,40 @@ def fault(seed: int, index: int, known: Template) -> Told:
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            judged(folder, known, with_register_cap, _prepared(folder, known, chance, with_register_cap))
+            judged(folder, known, record, _prepared(folder, known, chance, record))
         texts = [str(w.message) for w in said]
-        with_register_cap.wrong += [f"not coded: {t[:200]}" for w, t in zip(said, texts) if not issubclass(w.category, OnepassWarning)]
-        with_register_cap.wrong += [f"another code: {t[:200]}" for t in texts if t.startswith("[") and not t.startswith(CODES)]
-        with_register_cap.codes = sorted({t[1:12] for t in texts if t.startswith("[")})
+        record.wrong += [f"not coded: {t[:200]}" for w, t in zip(said, texts) if not issubclass(w.category, OnepassWarning)]
+        record.wrong += [f"another code: {t[:200]}" for t in texts if t.startswith("[") and not t.startswith(CODES)]
+        record.codes = sorted({t[1:12] for t in texts if t.startswith("[")})
     except BaseException as error:
-        with_register_cap.wrong.append(f"{type(error).__name__}: {error}")
+        record.wrong.append(f"{type(error).__name__}: {error}")
         if not isinstance(error, (Exception, faults.Killed)):
             raise
     finally:
         signal.alarm(0)
         _removed(place)
-    with_register_cap.ms = round(1e3 * (time.monotonic() - began), 1)
-    return with_register_cap
+    record.ms = round(1e3 * (time.monotonic() - began), 1)
+    return record
 
 
-def _prepared(folder: Path, known: Template, chance: Random, with_register_cap: Told) -> Callable[[str], None] | None:
+def _prepared(folder: Path, known: Template, chance: Random, record: Record) -> Callable[[str], None] | None:
     """Damage the store, or say what is to happen while it is used."""
-    match with_register_cap.kind:
+    match record.kind:
         case "failing" | "killing":
-            with_register_cap.detail, hook = (faults.failing if with_register_cap.kind == "failing" else faults.killing)(chance)
+            record.detail, hook = (faults.failing if record.kind == "failing" else faults.killing)(chance)
             if chance.random() < 0.5:  # also while what is damaged is set aside
-                with_register_cap.detail += f", {chance.choice((faults.flip, faults.cut, faults.remove))(folder, chance)}"
+                record.detail += f", {chance.choice((faults.flip, faults.cut, faults.remove))(folder, chance)}"
             return hook
         case "swapping":
-            with_register_cap.detail, hook = faults.swapping(folder, chance)
+            record.detail, hook = faults.swapping(folder, chance)
             return hook
         case "children killed" | "many processes":
-            children(folder, known, chance, with_register_cap)
+            children(folder, known, chance, record)
         case kind:
-            with_register_cap.detail = faults.DAMAGES[kind](folder, chance)
+            record.detail = faults.DAMAGES[kind](folder, chance)
             if chance.random() < 0.25:
                 with suppress(OSError, IndexError, ValueError):  # the first may have left nothing for the second
-                    with_register_cap.detail += f", {chance.choice(list(faults.DAMAGES.values()))(folder, chance)}"
+                    record.detail += f", {chance.choice(list(faults.DAMAGES.values()))(folder, chance)}"
     return None
 
 
@@ -267,16 +267,16 @@ def _hangs(*_: object) -> None:
 def run(count: int, seed: int, log: Path) -> Counter[str]:
     """All faults that are not in the log yet; how often each outcome came."""
     lines = log.read_text().splitlines() if log.exists() else []
-    done = [with_register_cap for with_register_cap in map(json.loads, lines) if with_register_cap["seed"] == seed]
-    begun = {with_register_cap["index"] for with_register_cap in done}
+    done = [record for record in map(json.loads, lines) if record["seed"] == seed]
+    begun = {record["index"] for record in done}
     signal.signal(signal.SIGALRM, _hangs)
     with tempfile.TemporaryDirectory(prefix="onepass-template-") as folder, log.open("a") as file:
         known = template(Path(folder) / "store")
         for index in range(count):
             if index not in begun:
-                with_register_cap = asdict(fault(seed, index, known))
-                done.append(with_register_cap)
-                file.write(json.dumps(with_register_cap) + "\n")
+                record = asdict(fault(seed, index, known))
+                done.append(record)
+                file.write(json.dumps(record) + "\n")
                 file.flush()
     return Counter(f"{t['kind']}: {'WRONG' if t['wrong'] else t['outcome']}" for t in done if t["index"] < count)
 

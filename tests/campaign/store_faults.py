@@ -256,15 +256,15 @@ def _opener(before: Callable[[str], None]) -> Callable[..., Any]:
 def failing(chance: Random) -> tuple[str, Callable[[str], None]]:
     """One call fails, or all of a kind do."""
     number, name, at = chance.choice(NUMBERS), chance.choice((*CALLS, "write", "write", "open", "replace")), chance.randrange(12)
-    l2_evict_last, seen = chance.random() < 0.4, [0]
+    persistent, seen = chance.random() < 0.4, [0]
 
     def before(called: str) -> None:
         if called == name and name != "close":
             seen[0] += 1
-            if seen[0] == at + 1 or (l2_evict_last and seen[0] > at):
+            if seen[0] == at + 1 or (persistent and seen[0] > at):
                 raise OSError(number, os.strerror(number))
 
-    return f"{errno.errorcode[number]} at {name} {at}{' and after' if l2_evict_last else ''}", before
+    return f"{errno.errorcode[number]} at {name} {at}{' and after' if persistent else ''}", before
 
 
 def killing(chance: Random) -> tuple[str, Callable[[str], None]]:

@@ -46,7 +46,7 @@ from . import store
 
 NUMBERS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 CALLS = ("open", "mkdir", "replace", "unlink", "fsync", "close")
-FAULTS = (*((number, l2_evict_last) for number in NUMBERS for l2_evict_last in (False, True)), "kill")
+FAULTS = (*((number, persistent) for number in NUMBERS for persistent in (False, True)), "kill")
 LOOKING = ((errno.EIO, False), (errno.EIO, True))
 LONGEST = 600  # seconds a fault may take before it counts as hanging: the machine may be busy
 LONG_AGO = (0, 0)
@@ -263,9 +263,9 @@ def apart(work: Callable[[], list[str]]) -> tuple[int, list[str]]:
         os._exit(0)
     os.close(writing)
     with open(reading) as pipe:
-        with_register_cap = pipe.read()
+        report = pipe.read()
     _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), json.loads(with_register_cap) if with_register_cap else []
+    return os.waitstatus_to_exitcode(status), json.loads(report) if report else []
 
 
 def judged(scenario: Scenario, fault: Fault, at: int, whole: dict[str, bytes]) -> list[str]:
@@ -332,16 +332,16 @@ def faults(step: int = 1) -> Iterator[tuple[Scenario, Fault, int, dict[str, byte
 def run(log: Path, step: int = 1) -> Counter[str]:
     """All faults that are not in the log yet; how often each outcome came."""
     lines = log.read_text().splitlines() if log.exists() else []
-    done = {(with_register_cap["scenario"], with_register_cap["fault"], with_register_cap["call"]): with_register_cap for with_register_cap in map(json.loads, lines)}
+    done = {(report["scenario"], report["fault"], report["call"]): report for report in map(json.loads, lines)}
     with tempfile.TemporaryDirectory(prefix="onepass-known-") as place, log.open("a") as file:
         learn(Path(place) / "store")
         for scenario, fault, at, whole in faults(step):
             name = fault if isinstance(fault, str) else errno.errorcode[fault[0]] + (" from then on" if fault[1] else "")
             if (scenario.name, name, at) not in done:
                 began = time.monotonic()
-                with_register_cap = {"scenario": scenario.name, "fault": name, "call": at, "wrong": judged(scenario, fault, at, whole)}
-                done[scenario.name, name, at] = with_register_cap
-                file.write(json.dumps(with_register_cap | {"ms": round(1e3 * (time.monotonic() - began), 1)}) + "\n")
+                report = {"scenario": scenario.name, "fault": name, "call": at, "wrong": judged(scenario, fault, at, whole)}
+                done[scenario.name, name, at] = report
+                file.write(json.dumps(report | {"ms": round(1e3 * (time.monotonic() - began), 1)}) + "\n")
                 file.flush()
     return Counter(f"{t['scenario']}, {t['fault']}: {'WRONG' if t['wrong'] else 'right'}" for t in done.values())
 

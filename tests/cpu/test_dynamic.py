@@ -243,17 +243,17 @@ def test_factors_of_a_size() -> None:
     mode = compat.fake_mode()
     s, t = compat.fake_symbol(mode, 12), compat.fake_symbol(mode, 5)
 
-    def with_register_cap(size: Any, nonempty: bool = False) -> Any:
+    def factors_of(size: Any, nonempty: bool = False) -> Any:
         coefficient, factors = compat.factored_size(size, nonempty) or (0, ())
         return coefficient, sorted(f.hint for f in factors)
 
-    assert with_register_cap(7) == (7, [])
-    assert with_register_cap(4 * s * t) == (4, [5, 12])
-    assert with_register_cap(32 * s - 32) == (32, [11])
-    assert with_register_cap(s * t - t) == (1, [5, 11])
-    assert with_register_cap((s - 20) * (t - 7)) == (1, [16])  # apart, the factors would be negative
-    assert with_register_cap(16 * torch.sym_max(s - 1, 1), nonempty=True) == (16, [11])
-    assert with_register_cap(16 * torch.sym_max(s - 1, 1)) == (16, [11])
+    assert factors_of(7) == (7, [])
+    assert factors_of(4 * s * t) == (4, [5, 12])
+    assert factors_of(32 * s - 32) == (32, [11])
+    assert factors_of(s * t - t) == (1, [5, 11])
+    assert factors_of((s - 20) * (t - 7)) == (1, [16])  # apart, the factors would be negative
+    assert factors_of(16 * torch.sym_max(s - 1, 1), nonempty=True) == (16, [11])
+    assert factors_of(16 * torch.sym_max(s - 1, 1)) == (16, [11])
     bases = [str(f) for f in (compat.factored_size(16 * torch.sym_max(s - 1, 1), nonempty=True) or (0, ()))[1]]
     assert len(bases) == 1 and "Max" not in bases[0]
 

@@ -256,7 +256,7 @@ def test_unsupported_views() -> None:
 def test_tensors_from_outside() -> None:
     outside = torch.ones(8)
     text = refused(errors.ClosureTensor, lambda x: x * outside, X)
-    assert "[8]" in text and "pass it as an argument" in text
+    assert "[8]" in text and "Pass it as an argument" in text
     refused(errors.ClosureTensor, lambda x: x * outside.sum(), X)
     refused(errors.ClosureTensor, lambda x: (x * 2, outside), X)
     refused(errors.ClosureTensor, lambda x: x * torch.tensor([1.0] * 8), X)

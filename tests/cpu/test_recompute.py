@@ -252,9 +252,9 @@ def test_a_split_of_the_users_comes_first() -> None:
 def test_reports_say_what_is_no_longer_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "MIN_BYTES", 1)
     module, inputs = example()
-    with_register_cap = onepass.explain(module)(**inputs)
-    assert len(with_register_cap.recomputed) == 5 and len(with_register_cap.to_json()["recomputed"]) == 5
-    assert "5 values (" in str(with_register_cap) and "computed again in the backward instead of saved" in str(with_register_cap)
+    report = onepass.explain(module)(**inputs)
+    assert len(report.recomputed) == 5 and len(report.to_json()["recomputed"]) == 5
+    assert "5 values (" in str(report) and "computed again in the backward instead of saved" in str(report)
     journal.reset()
     gradients(module, inputs)
     assert len(onepass.report().recomputed) == 5 and "5 values (" in str(onepass.report())

@@ -444,7 +444,7 @@ def test_where_the_assembler_cannot_run_all_local_memory_counts_as_spills(monkey
     monkeypatch.setattr(compat, "ptxas", lambda target: "false")
     found = launch._binary.__wrapped__(SimpleNamespace(target=90), 0)
     assert (found.registers, found.spill_bytes, found.smem_bytes) == (64, 48, 128)
-    with pytest.raises(RuntimeError, match="ptxas said nothing"):
+    with pytest.raises(RuntimeError, match="ptxas reported no register count"):
         cubin_info.read_spills(b"", ".target sm_90a\n", 0, 90)
 
 

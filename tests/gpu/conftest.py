@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted((item for item in items if id(item) not in left), key=lambda item: id(item) not in long)
     if not torch.cuda.is_available():
         for item in here:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA card"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
 def _is_smoke(item: pytest.Item) -> bool:

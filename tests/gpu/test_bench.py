@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 from onepass.tools.bench import Options, bench  # noqa: E402
 from onepass.tools.bench_tables import tables  # noqa: E402

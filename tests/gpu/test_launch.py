@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"), pytest.mark.smoke]
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"), pytest.mark.smoke]
 
 from onepass.codegen.source import GridDim, Param, ParamKind, Source  # noqa: E402
 from onepass.device import DEVICES  # noqa: E402

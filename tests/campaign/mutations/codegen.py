@@ -6,7 +6,7 @@ from . import Mutant
 
 CODEGEN, NUMBERS, RUNTIME = "tests/cpu/test_codegen.py", "tests/cpu/test_numbers.py", "tests/cpu/test_runtime.py"
 FLOAT8, MOMENTS, OUTSIDE = "tests/cpu/test_float8.py", "tests/cpu/test_moments.py", "tests/cpu/test_out_of_range.py"
-ROWS = "tests/cpu/test_gluon.py::test_every_reduction_is_right_over_parked_rows"
+ROWS = "tests/cpu/test_gluon.py::test_every_reduction_is_right_over_staged_rows"
 LITERALS = (f"{NUMBERS}::test_literals_keep_their_sign_and_their_smallest_digits",)
 BF16_SPLIT = f"{CODEGEN}::test_every_kind_of_schedule[inner split, tail-bf16]"
 NEGATIVE = ("tests/cpu/test_gluon_tiles.py::test_nothing_but_the_rows_inside_counts",)

@@ -6,7 +6,7 @@ from . import Mutant
 
 GLUON, MODEL, RUNTIME = "tests/cpu/test_gluon.py", "tests/cpu/test_gluon_model.py", "tests/cpu/test_runtime.py"
 SHARED, TILES, MIXED = "tests/cpu/test_gluon_shared.py", "tests/cpu/test_gluon_tiles.py", "tests/cpu/test_gluon_mixed.py"
-ROWS = f"{GLUON}::test_every_reduction_is_right_over_parked_rows"
+ROWS = f"{GLUON}::test_every_reduction_is_right_over_staged_rows"
 COPIES = (f"{GLUON}::test_copies_take_places_in_turn",)
 ODD = (f"{GLUON}::test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read",)
 TURNS = (f"{SHARED}::test_turns_are_taken_in_order_and_what_fails_ends_all",)
@@ -24,7 +24,7 @@ MUTANTS: list[Mutant] = [
            "return gl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)", "return gl.minimum(a, b)",
            "the least of what holds a NaN is NaN", (f"{GLUON}::test_helpers_are_the_same_as_in_triton",)),
     Mutant("codegen-gluon-two-sums-cross", "onepass/codegen/gluon_helpers.py", "return a + more_a, b + more_b",
-           "return a + more_b, b + more_a", "sums folded together are with_register_cap apart",
+           "return a + more_b, b + more_a", "sums folded together stay apart",
            (f"{SHARED}::test_any_ring_any_number_of_groups_and_turns[7-3-3-False]",)),
     Mutant("codegen-gluon-e5m2-border", "onepass/codegen/gluon_helpers.py", "gl.abs(x) >= 61440.0", "gl.abs(x) > 61440.0",
            "what lies halfway to infinity becomes infinite", (f"{GLUON}::test_helpers_are_the_same_as_in_triton",)),
@@ -177,9 +177,9 @@ MUTANTS: list[Mutant] = [
            (f"{MODEL}::test_wider_views_of_a_drained_ring",)),
     Mutant("codegen-model-multicast", "onepass/runtime/gluon_model.py", "if _unwrapped(multicast):",
            "if _unwrapped(multicast) is None:",
-           "what is not modelled is refused", (f"{MODEL}::test_what_is_not_modelled_is_refused",)),
+           "what is not modelled is refused", (f"{MODEL}::test_what_is_not_modeled_is_refused",)),
     Mutant("codegen-model-slices-of-many-rows", "onepass/runtime/gluon_model.py", "if any(n != 1 for n in",
-           "if any(n < 1 for n in", "what is not modelled is refused", (f"{MODEL}::test_what_is_not_modelled_is_refused",)),
+           "if any(n < 1 for n in", "what is not modelled is refused", (f"{MODEL}::test_what_is_not_modeled_is_refused",)),
     # ---- gluon_memory ------------------------------------------------------------------------------------------------------
     Mutant("codegen-memory-read-unwritten", "onepass/runtime/gluon_memory.py", "if not slot.memory.filled[slot.bytes].all():",
            "if not slot.memory.filled[slot.bytes].any():", "the model refuses a read of what nothing was written to",
@@ -198,7 +198,7 @@ MUTANTS: list[Mutant] = [
     Mutant("codegen-memory-copy-over-read", "onepass/runtime/gluon_memory.py",
            'self._check_barrier_between(slot, "copy", [*self.reads, *self.writes]',
            'self._check_barrier_between(slot, "copy", self.writes',
-           "the model wants a barrier between a read and a copy", (f"{MODEL}::test_barriers_that_a_kernel_promises_to_say",)),
+           "the model wants a barrier between a read and a copy", (f"{MODEL}::test_barriers_that_a_kernel_must_place_itself",)),
     Mutant("codegen-memory-starts-at-the-end", "onepass/runtime/gluon_memory.py", "if any(not 0 <= c < n for",
            "if any(not 0 <= c <= n for", "the model refuses a copy that starts outside",
            (f"{MODEL}::test_wrong_reads_of_tiles_are_caught",)),

@@ -220,7 +220,7 @@ MUTANTS: list[Mutant] = [
            ("tests/cpu/test_ir.py::test_every_symbol_that_a_program_mentions_is_listed",)),
     Mutant("ir-text-alignment-unsaid", "onepass/ir/text.py", "{'' if b.aligned else UNALIGNED}", "",
            "the text of a Program, by which it is stored, tells aligned buffers from others",
-           ("tests/cpu/test_gluon.py::test_what_does_not_start_on_16_bytes_is_not_parked",)),
+           ("tests/cpu/test_gluon.py::test_rows_that_do_not_start_at_16_bytes_are_not_staged",)),
     Mutant("ir-verify-reads-itself", "onepass/ir/verify.py", "if not 0 <= operand < i:", "if not 0 <= operand <= i:",
            "a node reads earlier nodes", RULES),
     Mutant("ir-verify-result-past-the-last", "onepass/ir/verify.py", "elif not 0 <= node.k < len(",

@@ -13,9 +13,9 @@ WRITERS = ("tests/cpu/test_inplace.py::test_refused", "tests/cpu/test_inplace.py
            "tests/cpu/test_inplace.py::test_every_family_can_write_over_its_data",
            "tests/cpu/test_inplace.py::test_a_row_of_odd_length_that_is_kept_can_be_overwritten")
 TMA = tuple(f"tests/cpu/test_gluon.py::{name}" for name in (
-    "test_what_starts_inside_a_tensor_is_not_parked", "test_as_many_ctas_fit_as_are_told_their_registers",
-    "test_other_covers_are_refused", "test_chunks_of_a_flat_view_have_room_for_the_shift", "test_rows_are_parked_where_they_can_be",
-    "test_what_does_not_start_on_16_bytes_is_not_parked", "test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read"))
+    "test_views_that_start_inside_a_tensor_are_not_staged", "test_as_many_ctas_fit_as_the_register_cap_allows",
+    "test_other_covers_are_refused", "test_chunks_of_a_flat_view_have_room_for_the_shift", "test_rows_are_staged_where_they_can_be",
+    "test_rows_that_do_not_start_at_16_bytes_are_not_staged", "test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read"))
 BYTES = ("tests/cpu/test_gluon.py::test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring",)
 TILES = tuple(f"tests/cpu/test_gluon_tiles.py::{name}" for name in (
     "test_tiles_are_offered_where_tma_can_bring_all", "test_kernels_of_other_shapes_are_not_tiled",
@@ -128,8 +128,8 @@ MUTANTS: list[Mutant] = [
     Mutant("plan-schedule-groups", "onepass/plan/schedule.py",
            "case Loop(), Cover() if self.staged and not self.accumulates_columns:",
            "case Loop(), Cover() if self.staged:", "partial column results are joined",
-           ("tests/cpu/test_gluon_mixed.py::test_rows_are_parked_where_they_can_be",
-            "tests/cpu/test_gluon_mixed.py::test_a_backward_pass_is_parked_and_joined_and_compiles")),
+           ("tests/cpu/test_gluon_mixed.py::test_rows_are_staged_where_they_can_be",
+            "tests/cpu/test_gluon_mixed.py::test_a_backward_pass_is_staged_and_joined_and_compiles")),
     Mutant("plan-candidates-split-though-reused", "onepass/plan/candidates.py", "splits = may_split(kernel, Family.INNER)",
            "splits = True", "a reduction whose result is used on the data is not split", PLAN),
     Mutant("plan-candidates-no-tma", "onepass/plan/candidates.py",
