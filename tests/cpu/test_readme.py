@@ -12,16 +12,18 @@ import onepass
 from onepass.integration.settings import NAMES
 from onepass.tools.check import check, in_float64
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+FUSE = (ROOT / "docs/fuse.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def example() -> str:
-    """A function, fused and explained; the other block is a model."""
-    block, _ = blocks("python")
+    """The function that docs/fuse.md fuses and explains."""
+    (block,) = blocks("python", FUSE)
     return block
 
 
@@ -37,7 +39,7 @@ def test_the_example_runs_and_is_right(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_model_is_explained_compiled_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    _, block = blocks("python")
+    (block,) = blocks("python")
     on_a_cpu = block.replace('backend="onepass"', 'backend=onepass.backend, options={"interpret": True, "rest": "eager"}')
     assert on_a_cpu != block
     exec(compile(on_a_cpu, "README.md", "exec"), {})
@@ -46,7 +48,12 @@ def test_the_model_is_explained_compiled_and_reported(capsys: pytest.CaptureFixt
 
 
 def test_every_setting_of_the_backend_is_there() -> None:
-    assert not [name for name in NAMES if f"| `{name}` |" not in README]
+    settings = (ROOT / "docs/settings.md").read_text()
+    assert not [name for name in NAMES if f"| `{name}` |" not in settings]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= 900
 
 
 def test_the_example_is_short() -> None:
@@ -57,6 +64,6 @@ def test_the_readme_names_the_commands_there_are() -> None:
     from onepass.__main__ import app
 
     commands = {c.callback.__name__ for c in app.registered_commands if c.callback}
-    named = {word for block in blocks("bash") for word in re.findall(r"^onepass (\w+)", block, re.MULTILINE)}
+    named = {word for block in (*blocks("bash"), *blocks("bash", FUSE)) for word in re.findall(r"^onepass (\w+)", block, re.MULTILINE)}
     assert named and named <= commands
     assert all(d.upper() in README for d in onepass.DEVICES)
