@@ -13,8 +13,8 @@ the next row or the one after.
 
 The generated text uses only this part of Gluon, and `gluon_model` has to model all of it:
 
-- `gl.program_id`, `range`, `gl.static_range`, arithmetic, comparisons, `&`, `|`, `^`, `~`, scalars beside tensors, `.to`, also with
-  `bitcast=True`
+- `gl.program_id`, `range`, `gl.static_range`, arithmetic, comparisons, `&`, `|`, `^`, `~`, scalars mixed with tensors, `.to`, also
+  with `bitcast=True`
 - `gl.BlockedLayout`, `gl.SliceLayout`; every tensor is [1, width] or [1, 1] in layout `TILE`, except one piece of a flat view,
   [1, 64], in layout `PIECE`
 - `gl.arange(0, n, layout=)` with `[None, :]` or `[:, None]`, `gl.full`, `.broadcast_to`, `gl.where`, `gl.abs`, `gl.maximum`,

@@ -75,8 +75,8 @@ class RingEmitter(ABC):
                       ctas_per_group=self.schedule.ctas_per_row)
 
     def _params(self) -> tuple[Param, ...]:
-        parked = self.schedule.staged
-        used = {n.buffer for i, n in enumerate(self.program.nodes) if isinstance(n, (Load, Store)) and i not in parked}
+        staged = self.schedule.staged
+        used = {n.buffer for i, n in enumerate(self.program.nodes) if isinstance(n, (Load, Store)) and i not in staged}
         pointers = [Param(b.name, ParamKind.POINTER, f"{b.name}_ptr", b.dtype) for b in self.program.buffers if b.name in used]
         pointers += [Param(b.name, ParamKind.POINTER, self.mailboxes, b.dtype) for b in self._cleared()]
         sizes = [Param(s, ParamKind.SIZE, s) for s in self.program.symbols]

@@ -73,18 +73,18 @@ def test_any_program_under_any_schedule(case: Case, seed: int) -> None:
 
 def program_of(function: Callable[..., Any], *inputs: torch.Tensor,
                dynamic: bool | None = None) -> tuple[Program, dict[str, torch.Tensor], Bindings]:
-    """What planning sees of a function."""
+    """The Program of a function, its inputs and sizes."""
     captured = capture(function, inputs, dynamic=dynamic)
     return optimize(captured.program), captured.tensors(inputs), captured.bind(inputs)
 
 
 def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A mean and a variance of each row, used on the row."""
+    """A mean and a variance of each row, applied to the row."""
     return layer_norm(x, w, w)
 
 
 def row_sums(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Reductions along rows whose results are not used on them."""
+    """Reductions along rows whose results are not applied to the rows."""
     return (x * w).sum(-1), x.logsumexp(-1), x.argmax(-1)
 
 
@@ -98,7 +98,7 @@ def column_softmax(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A normalised row, a sum of it, and sums down its columns, f(0) != 0."""
+    """A normalized row, its sum, and sums down its columns, f(0) != 0."""
     y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1) + w
     return y, (y + 1).sum(0), torch.exp(y).sum(0)
 
@@ -108,7 +108,7 @@ def elementwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def blocks(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The greatest of every 32 columns, used on them, within a normalised row."""
+    """The maximum of every 32 columns, applied to them, within a normalized row."""
     y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1) * w
     parts = y.view(y.shape[0], -1, 32)
     top = parts.abs().amax(-1, keepdim=True)
@@ -120,13 +120,13 @@ def variance(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def of_shared(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Down the columns of what all rows share, beside others."""
+    """Column reductions of a row vector and of full-size values."""
     y = (w * 2).expand(x.shape)
     return (*torch.var_mean(y, 0), (x + y).sum(0))
 
 
 def of_rows(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Reductions over rows of what every row has one of, beside a sum down the columns."""
+    """Reductions over rows of per-row scalars, and a sum down the columns."""
     rows = (x * x).mean(-1, keepdim=True)
     return x * rows * w, rows.amax(), (x * rows).sum(0)
 
@@ -136,12 +136,12 @@ def full(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def spread(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A variance over rows and columns at once, beside sums of each."""
+    """A variance over rows and columns at once, and sums of each."""
     return torch.var(x * w), x.sum(0), x.sum(1)
 
 
 def finished(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums of rows, and sums of columns that meet a vector once they are complete."""
+    """Sums of rows, and sums of columns that are multiplied by a vector after the loop."""
     return (x * x).sum(1), x.sum(0) * w
 
 
@@ -151,13 +151,13 @@ def ahead(count: int, most: int) -> torch.Tensor:
 
 
 def looked_up(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A normalised row, and a vector that all rows share, each read where an index says."""
+    """A normalized row and a row vector, both with indexed loads."""
     at = ahead(w.shape[0], w.shape[0])
     return norm(x.gather(1, at.expand(x.shape)), w.gather(0, at))
 
 
 def looked_up_down(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A normalised column, read where an index says."""
+    """A normalized column with an indexed load."""
     y = x.gather(0, ahead(x.shape[0], x.shape[0])[:, None].expand(x.shape)) * w
     return torch.softmax(y, 0)
 
@@ -236,7 +236,7 @@ MARGIN, MARK = 4096, 0x5A  # bytes on either side of what is allocated, and what
                                   "inner looped, odd rows", "inner looped, rows a tile", "mix-order, overhanging",
                                   "blocks, overhanging"])
 def test_nothing_around_an_output_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lane that stores where the next row begins is overwritten there: only behind the last row does it show."""
+    """A stray store into the next row is overwritten there, so it shows only after the last row."""
     function, family, (rows, cols), schedule = KINDS[kind]
     allocate, kept = executable.allocate, []
 
@@ -258,7 +258,7 @@ def shared_sum(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def test_one_row_stores_what_all_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that start elsewhere in a sector add it up in another order, and nobody knows which CTA comes last."""
+    """Rows at other offsets in a sector sum in another order, and the CTA that stores last is not determined."""
     program, tensors, bindings = program_of(shared_sum, torch.randn(4, 1027), torch.randn(1027))
     schedule = Schedule(Block(1), Cover((256,) * 4), 1, sector_elems=8)
     plan = planned(program, bindings, chosen(program, bindings, Family.INNER, schedule))
@@ -311,7 +311,7 @@ STORES = {"y": "y [m:48, b:8, n:1] = %9", "z": "z [m:6, b:1] = %8", "p": "p [m:1
 @pytest.mark.parametrize("rows", [3, 64])
 @pytest.mark.parametrize("stored", ["yzs", "zp", "yq", "rt", "yzpq"])
 def test_values_of_blocks_are_met_and_folded_as_columns(stored: str, rows: int) -> None:
-    """What varies by block of columns, by row as well or not, is repeated for the columns of a block where those are asked for."""
+    """A value that varies by block of columns is repeated for the columns of its block where a use needs them."""
     made = parse(BLOCKS + "".join(f"  store {STORES[name]}\n" for name in stored))
     program = prune(replace(made, buffers=tuple(b for b in made.buffers if b.role == "input" or b.name in stored)))
     inputs = {b.name: torch.randn([value(s, {"s0": rows}) for s in b.shape]) for b in program.buffers if b.role == "input"}
@@ -438,7 +438,7 @@ def test_axes_of_symbolic_extents_are_told_apart() -> None:
 
 
 def test_blocks_of_columns_whose_number_varies() -> None:
-    """A CTA's number is taken apart into its columns, of which there are as many as a call has rows, and its rows."""
+    """A CTA's index is split into its columns, of which there are as many as a call has rows, and its rows."""
     fn = lambda x: (x.t() + 1).contiguous()  # noqa: E731
     for rows in (1, 70, 64, 200):
         x = torch.randn(rows, 33)
@@ -465,7 +465,7 @@ def test_positions_are_64_bits_wide() -> None:
 
 
 def test_only_memory_of_the_plan_is_called_aligned() -> None:
-    """An input may start anywhere; the compiler is told otherwise of what the plan allocates alone."""
+    """An input may start anywhere. Only buffers that the plan allocates are declared aligned."""
     for fn in (both, row_sums, column_softmax):
         program, _, bindings = program_of(fn, torch.randn(600, 96), torch.randn(96))
         inputs = {b.name for b in program.buffers if b.role == "input"}
@@ -490,7 +490,7 @@ print("there")
 
 
 def test_far_elements_are_counted_in_64_bits() -> None:
-    """Columns and batches 2 ** 30 bytes apart, of which the system gives what is written: a wrong address ends the process."""
+    """Columns and batches 2 ** 30 bytes apart, in sparsely mapped memory: a wrong address ends the process."""
     done = run_python(FAR)
     assert done.returncode == 0 and "there" in done.stdout, done.stderr[-2000:]
 
@@ -516,7 +516,7 @@ def test_positions_along_an_axis_the_values_do_not_vary_along(fold: Callable[...
 
 @pytest.mark.parametrize("shape", [(70, 13), (3, 1027), (2, 5, 1001)], ids=str)
 def test_lanes_inside_are_counted_without_a_fold(shape: tuple[int, ...]) -> None:
-    """A mask that is summed would be computed anew in the layout of its sum, whole in every thread (Triton 3.6)."""
+    """Triton 3.6 would recompute a summed mask in the layout of its sum, in full in every thread."""
     x = torch.randn(shape)
     for dims in ((-1,), (0,), tuple(range(len(shape)))):
         fn = lambda x, dims=dims: torch.var_mean(x, dims, correction=0)  # noqa: E731

@@ -22,7 +22,7 @@ from onepass.runtime import offline
 from onepass.runtime.builder import _narrow
 from onepass.tools.check import as_tuple
 from tests.cpu.test_codegen import assert_as_oracle, program_of
-from tests.cpu.test_gluon import H200, kernel_of, parked
+from tests.cpu.test_gluon import H200, kernel_of, staged_schedule
 from tests.forced import chosen, planned
 from tests.support import randoms
 
@@ -77,14 +77,14 @@ def test_masked_kernels_compile(dtype: torch.dtype) -> None:
 
 
 @FLOAT8
-def test_masked_loads_beside_parked_rows(dtype: torch.dtype) -> None:
+def test_masked_loads_beside_staged_rows(dtype: torch.dtype) -> None:
     def scaled(x: Tensor, y: Tensor) -> Tensor:
         return (x.float().softmax(-1) * y.float()).to(x.dtype)
 
     args = randoms(0, (3, 2056)).bfloat16(), randoms(1, (3, 2056)).to(dtype)
     kernel, _ = kernel_of(scaled, args)
     program, tensors, bindings = program_of(scaled, *args)
-    plan = planned(program, bindings, chosen(program, bindings, Family.INNER, parked(kernel, warps=4, vectors=1)))
+    plan = planned(program, bindings, chosen(program, bindings, Family.INNER, staged_schedule(kernel, warps=4, vectors=1)))
     assert_as_oracle(plan, tensors, bindings, "beside parked rows")
     (source,) = generate(plan)
     assert source.gluon and "mask=" in source.text and offline.compile(source, H200).spill_bytes == 0

@@ -1,4 +1,4 @@
-"""Rows parked in shared memory: the text, what the compiler makes of it for sm_90, and what it computes by the model."""
+"""Rows staged in shared memory: the generated text, its compilation for sm_90, and its results in the model."""
 
 from __future__ import annotations
 
@@ -55,12 +55,13 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 
 
 def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str, int]]:
-    """A function as one kernel whose rows are held, and the sizes of a call."""
+    """A function as one kernel that keeps rows on chip, and the sizes of a call."""
     return as_kernel(fn, args, Family.INNER, held=True)
 
 
-def parked(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132, prefetch: int = 0) -> Schedule:
-    """A schedule that parks all that TMA can bring; a split of 0 is one row a CTA."""
+def staged_schedule(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132,
+                    prefetch: int = 0) -> Schedule:
+    """A schedule that stages every load TMA can describe. A split of 0 is one row per CTA."""
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     least = 32 * warps * vector(kernel)
@@ -82,11 +83,11 @@ def norm_inputs(fn: Callable, cols: int, dtype: torch.dtype, rows: int = 4096) -
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("cols", [16384, 32768, 65536])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, layer_norm])
-def test_parked_rows_compile_without_spills_and_take_the_shared_memory_accounted_for(fn: Callable, cols: int,
+def test_staged_rows_compile_without_spills_and_take_the_shared_memory_accounted_for(fn: Callable, cols: int,
                                                                                       dtype: torch.dtype) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, cols, dtype))
     two = cols * dtype.itemsize <= 65536
-    schedule = parked(kernel, slots=2 if two else 1)
+    schedule = staged_schedule(kernel, slots=2 if two else 1)
     expected = estimate(demand(kernel), schedule, H200)
     if cols * dtype.itemsize > H200.smem_per_cta:
         assert expected.ctas_per_sm == 0, "what no CTA has room for is never built"
@@ -103,7 +104,7 @@ def test_parked_rows_compile_without_spills_and_take_the_shared_memory_accounted
 @pytest.mark.parametrize("warps", [4, 16])
 def test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring(warps: int, slots: int) -> None:
     kernel, bindings = kernel_of(softmax_backward, (meta(64, 10008), meta(64, 10008)))
-    schedule = parked(kernel, warps, 1, slots)
+    schedule = staged_schedule(kernel, warps, 1, slots)
     binary = offline.compile(gluon.emit(kernel, schedule, bindings, "backward"), H200)
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes
     assert binary.spill_bytes == 0 and set(binary.stores) == {16}
@@ -112,17 +113,17 @@ def test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring(warps: int
 @pytest.mark.parametrize(("fn", "cols"), [(layer_norm, 1024), (softmax, 16384), (rms_norm, 32768)])
 def test_nothing_takes_the_memory_of_barriers_where_a_cta_has_one_row(fn: Callable, cols: int) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, cols, F32))
-    schedule = parked(kernel, 4, 1, 1, split=0)
+    schedule = staged_schedule(kernel, 4, 1, 1, split=0)
     binary = offline.compile(gluon.emit(kernel, schedule, bindings, "norm"), H200)
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes, "beside the barriers, what warps exchange"
 
 
 def test_one_copy_brings_a_row_where_boxes_allow() -> None:
     kernel, bindings = kernel_of(softmax, (meta(64, 32768),))
-    source = gluon.emit(kernel, parked(kernel), bindings, "softmax")
+    source = gluon.emit(kernel, staged_schedule(kernel), bindings, "softmax")
     assert [p.view.box for p in source.params if p.view] == [(1, 128, 256)]
     assert "for j in" not in source.text
-    source = gluon.emit(kernel, parked(kernel, slots=1), bindings, "softmax")
+    source = gluon.emit(kernel, staged_schedule(kernel, slots=1), bindings, "softmax")
     assert [p.view.box for p in source.params if p.view] == [(1, 32, 256)]
     assert "for j in" in source.text, "a row that is alone in its ring leaves it in parts"
 
@@ -163,10 +164,10 @@ def inputs_of(fn: Callable, rows: int, cols: int, dtype: torch.dtype) -> tuple[T
     return few.get(fn, (x,))
 
 
-def run_parked(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how: int) -> None:
-    """Run by the model and compare with the oracle."""
+def run_staged(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how: int) -> None:
+    """Run in the model and compare with the oracle."""
     kernel, bindings = kernel_of(fn, args)
-    schedule = parked(kernel, **how)
+    schedule = staged_schedule(kernel, **how)
     source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row", wide)
     program = kernel.program
     names = [b.name for b in program.buffers if b.role == "input"]
@@ -187,9 +188,9 @@ def run_parked(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how
 @pytest.mark.parametrize("cols", [4096, 5000, 6144, 4501])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, layer_norm, softmax_backward, layer_norm_dx, first_of_the_greatest,
                                 product_and_least, log_softmax, less_variance])
-def test_every_reduction_is_right_over_parked_rows(fn: Callable, cols: int, dtype: torch.dtype) -> None:
-    run_parked(fn, inputs_of(fn, 5, cols, dtype), warps=4, vectors=1, split=2)
-    run_parked(fn, inputs_of(fn, 3, cols, dtype), warps=4, vectors=1, slots=1, split=0)
+def test_every_reduction_is_right_over_staged_rows(fn: Callable, cols: int, dtype: torch.dtype) -> None:
+    run_staged(fn, inputs_of(fn, 5, cols, dtype), warps=4, vectors=1, split=2)
+    run_staged(fn, inputs_of(fn, 3, cols, dtype), warps=4, vectors=1, slots=1, split=0)
 
 
 def squashed(x: Tensor) -> Tensor:
@@ -199,9 +200,9 @@ def squashed(x: Tensor) -> Tensor:
 
 def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
     args = inputs_of(squashed, 3, 2048, BF16)
-    run_parked(squashed, args, warps=4, vectors=1, split=2)
+    run_staged(squashed, args, warps=4, vectors=1, split=2)
     kernel, bindings = kernel_of(squashed, args)
-    source = gluon.emit(kernel, parked(kernel, 4, 1), bindings, "squashed")
+    source = gluon.emit(kernel, staged_schedule(kernel, 4, 1), bindings, "squashed")
     brought = [name for name in FUNCTIONS if f"def {name}(" in source.text]
     assert brought == ["_larger", "widen", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_max"]
     assert offline.compile(source, H200).spill_bytes == 0
@@ -210,7 +211,7 @@ def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
 @pytest.mark.parametrize("name", ["to_e5m2", "widen", "fast_exp", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_prod", "fold_max",
                                   "fold_min"])
 def test_helpers_are_the_same_as_in_triton(name: str) -> None:
-    """The functions that kernels bring along give the same bits as those that Triton's import."""
+    """The helpers in the text of Gluon kernels give the same bits as those that Triton kernels import."""
     given, gives = DTYPES["bf16" if name == "widen" else "f32"], DTYPES["f8e5m2" if name == "to_e5m2" else "f32"]
     odd = [math.nan, math.inf, -math.inf, 0.0, -0.0, 61439.0, 61440.0, -61440.0, 61441.0, 1e-40, 0.04, -0.04, 3.0]
     x = torch.cat([torch.tensor(odd), torch.linspace(-6, 6, 1024 - len(odd))]).to(given.torch)
@@ -230,7 +231,7 @@ def test_helpers_are_the_same_as_in_triton(name: str) -> None:
 @pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 3, 2), (7, 4, 1), (3, 2, 3), (2, 4, 8), (1, 1, 0),
                                                       (7, 1, 0)])
 def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, cols: int) -> None:
-    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=slots, split=split)
+    run_staged(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=slots, split=split)
 
 
 def scaled_twice(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,19 +240,19 @@ def scaled_twice(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("split", [0, 2])
 def test_what_no_row_changes_is_stored_too(split: int) -> None:
-    run_parked(scaled_twice, (torch.randn(5, 4096), torch.randn(4096)), warps=4, vectors=1, slots=1, split=split)
+    run_staged(scaled_twice, (torch.randn(5, 4096), torch.randn(4096)), warps=4, vectors=1, slots=1, split=split)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, softmax_backward, layer_norm_dx, first_of_the_greatest, less_variance])
 def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, dtype: torch.dtype) -> None:
-    run_parked(fn, inputs_of(fn, 5, 4096, dtype), warps=4, vectors=1, slots=1, split=2, prefetch=2)
+    run_staged(fn, inputs_of(fn, 5, 4096, dtype), warps=4, vectors=1, slots=1, split=2, prefetch=2)
 
 
 @pytest.mark.parametrize("cols", [4096, 5120, 8192])
 @pytest.mark.parametrize(("rows", "split", "prefetch"), [(7, 1, 1), (8, 1, 3), (7, 3, 2), (2, 8, 3), (9, 2, 7)])
 def test_copies_take_places_in_turn(rows: int, split: int, prefetch: int, cols: int) -> None:
-    run_parked(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=1, split=split, prefetch=prefetch)
+    run_staged(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=1, split=split, prefetch=prefetch)
 
 
 @pytest.mark.parametrize("cols", [4096, 8192])
@@ -266,7 +267,7 @@ def test_a_ring_of_copies_that_forgets_something_is_caught(cols: int, pattern: s
     emit = gluon.emit
     monkeypatch.setattr(gluon, "emit", lambda *args: changed(emit(*args), pattern, instead))
     with pytest.raises(caught):
-        run_parked(softmax, inputs_of(softmax, 9, cols, BF16), warps=4, vectors=1, slots=1, split=2, prefetch=3)
+        run_staged(softmax, inputs_of(softmax, 9, cols, BF16), warps=4, vectors=1, slots=1, split=2, prefetch=3)
 
 
 def changed(source: Source, pattern: str, instead: str) -> Source:
@@ -279,7 +280,7 @@ def changed(source: Source, pattern: str, instead: str) -> Source:
 def test_a_ring_of_copies_compiles_without_spills(fn: Callable, dtype: torch.dtype) -> None:
     args = norm_inputs(fn, 32768, dtype) if fn is not softmax_backward else (meta(64, 32768), meta(64, 32768))
     kernel, bindings = kernel_of(fn, args)
-    schedule = parked(kernel, 8, 1, 1, prefetch=3)
+    schedule = staged_schedule(kernel, 8, 1, 1, prefetch=3)
     binary = offline.compile(gluon.emit(kernel, schedule, bindings, "norm"), H200)
     assert binary.spill_bytes == 0 and binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes
 
@@ -290,15 +291,15 @@ def test_a_ring_of_copies_compiles_without_spills(fn: Callable, dtype: torch.dty
 @pytest.mark.parametrize("rows", range(2, 10))
 @pytest.mark.parametrize("cols", [1089, 1131, 1151, 9281])  # of three rows of 1131, one element is left
 def test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read(cols: int, rows: int) -> None:
-    """None, one, few, many or all but one of a piece may be left, and nothing is read from what follows the tensor."""
+    """0, 1, few, many or 63 elements may be left over, and nothing past the end of the tensor is read."""
     (x,) = inputs_of(softmax, rows, cols, BF16)
     x[-1, -1] = 4.0  # which differs from 0 where it is the only one
-    run_parked(softmax, (x,), warps=4, vectors=1, slots=2 - rows % 2, split=2)
+    run_staged(softmax, (x,), warps=4, vectors=1, slots=2 - rows % 2, split=2)
 
 
 @pytest.mark.parametrize(("rows", "cols", "stride"), [(64, 65, 65), (4, 96, 96), (3, 50, 51), (2, 127, 129), (1, 64, 64)])
 def test_a_flat_view_has_every_whole_piece(rows: int, cols: int, stride: int) -> None:
-    """And nothing of what follows its tensor."""
+    """And nothing past the end of its tensor."""
     shape, strides = TensorView((rows, cols), (stride, 1), (1, 1, PIECE_ELEMS), piece_elems=PIECE_ELEMS).resolved({})
     pieces = ((rows - 1) * stride + cols) // PIECE_ELEMS
     assert shape == (1, pieces, PIECE_ELEMS) and strides == (pieces * PIECE_ELEMS, PIECE_ELEMS, 1)
@@ -310,10 +311,10 @@ def own_sum(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("split", [0, 2, 5])
 def test_one_row_stores_what_no_row_changes(split: int) -> None:
-    """Rows that start elsewhere in a piece add up in another order: what was stored would hang on which CTA comes last."""
+    """Rows at other offsets in a piece sum in another order, so the stored value would depend on which CTA stores last."""
     args = torch.randn(5, 4501), torch.randn(4501)
     kernel, bindings = kernel_of(own_sum, args)
-    schedule = parked(kernel, warps=4, vectors=1, slots=1, split=split)
+    schedule = staged_schedule(kernel, warps=4, vectors=1, slots=1, split=split)
     source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row")
     names = [b.name for b in kernel.program.buffers]
     sums = []
@@ -325,10 +326,10 @@ def test_one_row_stores_what_no_row_changes(split: int) -> None:
 
 
 def test_far_rows_are_counted_in_64_bits() -> None:
-    """The piece that a row begins in, of rows more than 2 ** 31 elements from the first."""
+    """The first piece of rows more than 2 ** 31 elements after the first row."""
     (x,) = inputs_of(softmax, 3, 1089, BF16)
     kernel, bindings = kernel_of(softmax, (x,))
-    schedule = parked(kernel, 4, 1, 1, 2)
+    schedule = staged_schedule(kernel, 4, 1, 1, 2)
     text = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row", True).text
     pieces = re.findall(r"(\w+)_piece = \((.*)\)\.to\(gl\.int32\)", text)
     assert {name for name, _ in pieces} == {"early", "ahead"}
@@ -336,10 +337,10 @@ def test_far_rows_are_counted_in_64_bits() -> None:
 
 
 def odd_source(rows: int, slots: int) -> tuple[Source, dict[str, Tensor], dict[str, int]]:
-    """A softmax over rows that start anywhere, of which the last ends within a piece; and what it reads and writes."""
+    """A softmax over unaligned rows, of which the last ends within a piece, with its buffers and sizes."""
     (x,) = inputs_of(softmax, rows, 1089, BF16)
     kernel, bindings = kernel_of(softmax, (x,))
-    schedule = parked(kernel, 4, 1, slots, 2)
+    schedule = staged_schedule(kernel, 4, 1, slots, 2)
     source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row")
     return source, {"x": x, "out0": torch.empty_like(x)}, bindings
 
@@ -379,7 +380,7 @@ def test_chunks_of_a_flat_view_have_room_for_the_shift() -> None:
 @pytest.mark.parametrize(("slots", "split"), [(1, 132), (2, 132), (1, 0)])
 def test_odd_rows_compile_without_spills(fn: Callable, slots: int, split: int) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
-    schedule = parked(kernel, 16, 1, slots, split)
+    schedule = staged_schedule(kernel, 16, 1, slots, split)
     binary = offline.compile(pipeline.emitter(schedule).emit(kernel, schedule, bindings, "norm"), H200)
     assert binary.spill_bytes == 0 and binary.tma_copies and binary.mbarriers
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes <= H200.smem_per_cta
@@ -388,9 +389,9 @@ def test_odd_rows_compile_without_spills(fn: Callable, slots: int, split: int) -
 
 @pytest.mark.parametrize("fn", [softmax, rms_norm])
 def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable) -> None:
-    """What is left out at a tensor's end and the masks of a row's ends must not be held while a row is walked."""
+    """Elements outside the flat view and the masks of a row's ends must not stay in registers during a walk."""
     kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
-    schedule = replace(parked(kernel, 16, 1, 1), registers=64)
+    schedule = replace(staged_schedule(kernel, 16, 1, 1), registers=64)
     assert offline.compile(pipeline.emitter(schedule).emit(kernel, schedule, bindings, "norm"), H200).spill_bytes == 0
 
 
@@ -399,7 +400,7 @@ def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable) -> None
 def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, instead: str, caught: type[Exception]) -> None:
     args = inputs_of(softmax, 7, 5000, BF16)
     kernel, bindings = kernel_of(softmax, args)
-    source = gluon.emit(kernel, parked(kernel, 4, 1, slots, 2), bindings, "row")
+    source = gluon.emit(kernel, staged_schedule(kernel, 4, 1, slots, 2), bindings, "row")
     text, changes = re.subn(pattern, instead, source.text)
     assert changes
     buffers = {"x": args[0], "out0": torch.empty_like(args[0])}
@@ -410,7 +411,7 @@ def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, ins
 @pytest.mark.parametrize("cols", [4096, 4501])
 @pytest.mark.parametrize("split", [2, 0])
 def test_elements_may_be_counted_in_64_bits(split: int, cols: int) -> None:
-    run_parked(rms_norm, inputs_of(rms_norm, 5, cols, BF16), wide=True, warps=4, vectors=1, slots=1, split=split)
+    run_staged(rms_norm, inputs_of(rms_norm, 5, cols, BF16), wide=True, warps=4, vectors=1, slots=1, split=split)
 
 
 # ---- the text --------------------------------------------------------------------------------------------------------------
@@ -466,7 +467,7 @@ def less_greatest(x: Tensor) -> Tensor:
 
 def test_the_text() -> None:
     kernel, bindings = kernel_of(less_greatest, (meta(16, 2056),))
-    text = gluon.emit(kernel, parked(kernel, 4, 1, 2, 2), bindings, "less").text
+    text = gluon.emit(kernel, staged_schedule(kernel, 4, 1, 2, 2), bindings, "less").text
     rows = text[text.index("    turn = 0"):]
     assert re.sub("  # .*", "", rows) == GOLDEN
 
@@ -483,7 +484,7 @@ def test_the_text() -> None:
     ("h200", (8192, 65536), F32, False),  # more than a CTA has room for
     ("h200", (8192, 32768), torch.float64, False),
 ])
-def test_rows_are_parked_where_they_can_be(on: str, shape: tuple[int, int], dtype: torch.dtype, offered: bool) -> None:
+def test_rows_are_staged_where_they_can_be(on: str, shape: tuple[int, int], dtype: torch.dtype, offered: bool) -> None:
     where = device(on)
     kernel, bindings = kernel_of(softmax, (meta(*shape, dtype=dtype),))
     found = [s.plan for s in scores(kernel.program, bindings, where, {}) if s.plan.schedule.staged]
@@ -494,7 +495,7 @@ def test_rows_are_parked_where_they_can_be(on: str, shape: tuple[int, int], dtyp
     assert plan(kernel.program, bindings, where).kernels, "what cannot be parked has another plan"
 
 
-def test_a_long_softmax_is_parked_and_compiles() -> None:
+def test_a_long_softmax_is_staged_and_compiles() -> None:
     kernel, bindings = kernel_of(softmax, (meta(32768, 50264),))
     made = pipeline.compile(kernel.program, bindings, H200, lambda source: offline.compile(source, H200))
     (chosen,) = made.plan.kernels
@@ -503,7 +504,7 @@ def test_a_long_softmax_is_parked_and_compiles() -> None:
     assert made.binaries[0].smem_bytes <= chosen.resources.smem_bytes and made.binaries[0].spill_bytes == 0
 
 
-def test_a_parked_plan_runs_where_kernels_are_interpreted() -> None:
+def test_a_staged_plan_runs_where_kernels_are_interpreted() -> None:
     x = inputs_of(softmax, 5, 2048, BF16)
     kernel, bindings = kernel_of(softmax, x)
     best = min((s for s in scores(kernel.program, bindings, H200, {}) if s.plan.schedule.staged), key=lambda s: s.us)
@@ -533,7 +534,7 @@ def test_other_covers_are_refused(tiles: tuple[int, ...], extent: int) -> None:
 
 def short_source() -> tuple[Source, dict[str, int]]:
     kernel, bindings = kernel_of(rms_norm, (meta(16, 4096), meta(4096)))
-    return gluon.emit(kernel, parked(kernel, 4, 1), bindings, "rms"), bindings
+    return gluon.emit(kernel, staged_schedule(kernel, 4, 1), bindings, "rms"), bindings
 
 
 def test_a_launch_is_given_an_address_and_how_it_is_seen() -> None:
@@ -552,7 +553,7 @@ def test_a_source_with_tensor_maps_is_kept_as_it_is() -> None:
     assert unpack("key", pack("key", made)) == made
 
 
-def test_what_does_not_start_on_16_bytes_is_not_parked() -> None:
+def test_rows_that_do_not_start_at_16_bytes_are_not_staged() -> None:
     kernel, bindings = kernel_of(softmax, (meta(8192, 32768),))
     crooked = replace(kernel.program, buffers=tuple(replace(b, aligned=b.role == "output") for b in kernel.program.buffers))
     assert parse(str(crooked)) == crooked
@@ -560,15 +561,15 @@ def test_what_does_not_start_on_16_bytes_is_not_parked() -> None:
     assert not any(s.plan.schedule.staged for s in scores(crooked, bindings, H200, {}))
 
 
-def test_what_starts_inside_a_tensor_is_not_parked() -> None:
-    """A map of a tensor has no offset."""
+def test_views_that_start_inside_a_tensor_are_not_staged() -> None:
+    """A tensor map has no offset."""
     whole, _ = kernel_of(softmax, (meta(8192, 32768),))
     part, _ = kernel_of(lambda x: torch.softmax(x[:, 4096:], -1), (meta(8192, 36864),))
     assert tma_stageable(whole) and not tma_stageable(part) and not tma_stageable_unaligned(part)
 
 
 @pytest.mark.parametrize("warps", [1, 4, 8, 16])
-def test_as_many_ctas_fit_as_are_told_their_registers(warps: int) -> None:
+def test_as_many_ctas_fit_as_the_register_cap_allows(warps: int) -> None:
     for here in (n for n in (1, 2, 3, 4, 8) if 32 * warps * n <= H200.threads_per_sm):
         limit = register_limit(warps, here, H200)
         assert limit <= H200.registers_per_thread and ctas_per_sm(limit, 0, warps, H200) >= here

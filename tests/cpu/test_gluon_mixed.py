@@ -1,4 +1,4 @@
-"""Parked rows that are reduced along and down: what kernels compute by the model, what the compiler makes of them, the plan."""
+"""Mix-order kernels with staged rows: their results in the model, their compilation, and the plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.forced import FORGOTTEN, chosen, planned, run
 
 
 def mixed_kernel(fn: Callable, args: tuple[Tensor, ...]) -> Kernel:
-    """A function as one kernel that walks rows and gathers over them."""
+    """A function as one kernel that walks rows and accumulates over them."""
     program, _, bindings = program_of(fn, *args)
     space = space_of(program, bindings)
     assert not isinstance(space, Illegal)
@@ -37,7 +37,7 @@ def mixed_kernel(fn: Callable, args: tuple[Tensor, ...]) -> Kernel:
 
 def mixed(fn: Callable, args: tuple[Tensor, ...], warps: int = 4, vectors: int = 1, slots: int = 2, split: int = 2,
           hoisted: bool = False, registers: int = 0, least: bool = False, prefetch: int = 0) -> Plan:
-    """A plan that parks all that TMA can bring, or as little of it as it may, and joins partial results."""
+    """A plan that stages every load TMA can describe, or with `least` only those it must, and joins partial results."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
     cols = kernel.program.extent(kernel.space.cols)
@@ -50,7 +50,7 @@ def mixed(fn: Callable, args: tuple[Tensor, ...], warps: int = 4, vectors: int =
 
 
 def check(fn: Callable, args: tuple[Tensor, ...], **how: int) -> None:
-    """Run by the model and compare with the oracle."""
+    """Run in the model and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
     assert_as_oracle(mixed(fn, args, **how), tensors, bindings, f"{how}")
 
@@ -73,25 +73,25 @@ def all_else(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def totals(x: Tensor) -> tuple[Tensor, ...]:
-    """Reductions over rows and columns at once, and of what every row has one of."""
+    """Reductions over rows and columns at once, and of per-row scalars."""
     y = x.float()
     rows = (y * y).mean(-1, keepdim=True)
     return torch.var(y), y.sum(0), rows.amax(), (y * rows).to(x.dtype)
 
 
 def finished(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Column sums of a normalised row that meet a vector once they are complete."""
+    """Column sums of a normalized row that are multiplied by a vector after the loop."""
     y = x.float() * row_rstd(x) + w
     return y.to(x.dtype), (y + 1).sum(0) * w
 
 
 def stored_early(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the first walk could gather and store, beside a result of the second that needs no row."""
+    """Values that the first walk could accumulate and store, and a result of the second walk that needs no row."""
     return (x.float() + 1).to(x.dtype), x.float().sum(0), x.float().sum(-1, keepdim=True) * w
 
 
 def looked_up(x: Tensor, w: Tensor, rstd: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """A row vector that is read where an index says."""
+    """A row vector with an indexed load."""
     at = (torch.arange(w.shape[0]) + 3).clamp(max=w.shape[0] - 1)
     return rms_norm_backward(x, w.gather(0, at), rstd, dy)
 
@@ -114,13 +114,13 @@ FUNCTIONS = [rms_norm_backward, layer_norm_backward, add_rms_norm_backward, spre
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("cols", [2048, 2568])
 @pytest.mark.parametrize("fn", FUNCTIONS)
-def test_every_reduction_is_right_over_parked_rows(fn: Callable, cols: int, dtype: torch.dtype) -> None:
+def test_every_reduction_is_right_over_staged_rows(fn: Callable, cols: int, dtype: torch.dtype) -> None:
     check(fn, inputs_of(fn, 7, cols, dtype))
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_totals_of_values_far_from_zero(dtype: torch.dtype) -> None:
-    """A mean of 0 is the same of however many elements."""
+    """A mean of 0 would not show a wrong count."""
     check(totals, (inputs_of(totals, 7, 2568, dtype)[0] + 3,))
 
 
@@ -295,7 +295,7 @@ def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounte
 @pytest.mark.parametrize(("warps", "vectors", "prefetch", "spilled"), [(8, 1, 3, 0), (8, 1, 1, 0), (16, 1, 3, 24), (16, 2, 3, 20)])
 def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_accounted_for(warps: int, vectors: int, prefetch: int,
                                                                                        spilled: int) -> None:
-    """States take half of the registers. 16 warps spill a few words, fewer with Triton 3.6 than with 3.7."""
+    """Accumulators take half of the registers. 16 warps spill a few words, fewer with Triton 3.6 than with 3.7."""
     most = min(248, 65536 // (32 * warps))
     plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, prefetch=prefetch)
     binary = offline.compile(pipeline.generate(plan)[0], H200)
@@ -312,8 +312,8 @@ def test_every_reduction_compiles(fn: Callable, dtype: torch.dtype) -> None:
     assert binary.smem_bytes == plan.kernels[0].resources.smem_bytes and binary.spill_bytes == 0
 
 
-def test_additions_to_what_is_gathered_are_not_put_off() -> None:
-    """A loop between the last walk and the next row would have them wait behind it, and their operands with them."""
+def test_additions_to_accumulators_are_not_delayed() -> None:
+    """A loop between the last walk and the next row would delay them, and keep their operands in registers."""
     for slots, prefetch, counter in ((1, 0, "turn"), (2, 0, "turn"), (1, 2, "number")):
         text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots, prefetch=prefetch))[0].text
         loop, after = text[text.index(f"{counter} = 0"):].split(f"{counter} += ")
@@ -324,7 +324,7 @@ def test_additions_to_what_is_gathered_are_not_put_off() -> None:
 # ---- the plan --------------------------------------------------------------------------------------------------------------
 
 
-def parked_plans(fn: Callable, args: tuple[Tensor, ...]) -> list[Schedule]:
+def staged_plans(fn: Callable, args: tuple[Tensor, ...]) -> list[Schedule]:
     program, _, bindings = program_of(fn, *args)
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
@@ -339,8 +339,8 @@ def parked_plans(fn: Callable, args: tuple[Tensor, ...]) -> list[Schedule]:
     (rms_norm_backward, 8188, F32, True),
     (rms_norm_backward, 65536, BF16, False),  # more than a CTA has room for
 ])
-def test_rows_are_parked_where_they_can_be(fn: Callable, cols: int, dtype: torch.dtype, offered: bool) -> None:
-    found = parked_plans(fn, given(fn, cols, dtype))
+def test_rows_are_staged_where_they_can_be(fn: Callable, cols: int, dtype: torch.dtype, offered: bool) -> None:
+    found = staged_plans(fn, given(fn, cols, dtype))
     assert bool(found) is offered
     for each in found:
         assert each.family == "mix-order staged" and isinstance(each.rows, Loop) and each.splits == each.rows.split
@@ -351,9 +351,9 @@ def test_rows_are_parked_where_they_can_be(fn: Callable, cols: int, dtype: torch
     (16384, {1, 3}),  # where two CTAs share an SM; alone, one has room for three rows
     (32776, set()),  # a row with a rest
 ])
-def test_what_is_left_of_shared_memory_holds_copies_of_the_next_row(cols: int, ahead: set[int]) -> None:
-    found = parked_plans(rms_norm_backward, given(rms_norm_backward, cols))
-    assert {s.prefetch for s in found} - {0} == ahead
+def test_what_is_left_of_shared_memory_holds_copies_of_the_next_row(cols: int, prefetch: set[int]) -> None:
+    found = staged_plans(rms_norm_backward, given(rms_norm_backward, cols))
+    assert {s.prefetch for s in found} - {0} == prefetch
     assert all(s.stages == 1 for s in found if s.prefetch)
     assert all(f"prefetch {s.prefetch}" in str(s) for s in found if s.prefetch)
 
@@ -369,14 +369,14 @@ def test_a_part_of_the_next_row_is_worth_its_room() -> None:
 
 
 @pytest.mark.parametrize(("spilled", "heavy"), [(16, False), (400, True)])
-def test_few_words_spilled_by_a_kernel_told_its_most_do_not_rule_heavier_ones_out(spilled: int, heavy: bool) -> None:
-    """ptxas takes all it is told it may: that it did says nothing of how much it needs."""
+def test_few_words_spilled_under_a_register_cap_do_not_rule_heavier_ones_out(spilled: int, heavy: bool) -> None:
+    """ptxas uses every register up to the cap, so the count does not show how many it needs."""
     kernel = mixed(rms_norm_backward, given(rms_norm_backward, 32768), 16, 1, 1, 132, registers=128).kernels[0]
     learned = pipeline._compile_outcome(kernel, Binary(128, spilled, 0, kernel.resources.smem_bytes, 0, {}, {}), H200)
     assert learned.registers == (kernel.resources.registers if heavy else REGISTERS_UNBOUNDED)
 
 
-def test_a_backward_pass_is_parked_and_joined_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backward_pass_is_staged_and_joined_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "_mix_order", lambda *_: iter(()))
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 8192, rows=8192))
     made = pipeline.compile(program, bindings, H200, lambda source: offline.compile(source, H200))

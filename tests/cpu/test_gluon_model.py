@@ -134,7 +134,7 @@ def outer_sum(a_desc, b_desc, out, rows, stages: gl.constexpr):
 
 @dataclass
 class Case:
-    """A kernel with its arguments and what it must write."""
+    """A kernel with its arguments and expected output."""
 
     name: str
     text: str
@@ -231,7 +231,7 @@ def test_a_trace_counts() -> None:
 
 @dataclass(frozen=True)
 class Mutation:
-    """A small change to a kernel's text, and the error it must bring."""
+    """A small change to a kernel's text, and the error it must raise."""
 
     what: str
     kernel: str
@@ -322,13 +322,13 @@ def test_an_error_names_the_line_and_the_slot() -> None:
 BARRIER = "gl.barrier" if hasattr(gl, "barrier") else "gl.thread_barrier"
 
 
-def test_barriers_that_a_kernel_promises_to_say() -> None:
+def test_barriers_that_a_kernel_must_place_itself() -> None:
     refilled = SOFTMAX.replace(REFILL, f"        {BARRIER}()\n{REFILL}")
     said = refilled.replace("fence_async_shared()\n", f"fence_async_shared()\n        {BARRIER}()\n")
     softmax().run(said, explicit_barriers=True)
     with pytest.raises(errors.RefillBeforeDrain, match="no CTA barrier"):
         softmax().run(explicit_barriers=True)
-    with pytest.raises(errors.UseBeforeArrival, match="no CTA barrier"):  # what threads wrote, TMA takes away
+    with pytest.raises(errors.UseBeforeArrival, match="no CTA barrier"):  # a TMA copy out of what threads wrote
         softmax().run(refilled, explicit_barriers=True)
 
 
@@ -397,7 +397,7 @@ def test_a_source_says_how_it_is_run(wide: bool) -> None:
 
 
 def test_a_source_may_overhang_only_where_it_masks() -> None:
-    """A generated kernel masks the axes that its boxes do not divide, and no others."""
+    """A generated kernel masks the axes whose extent is not a multiple of the box, and no others."""
     view = TensorView((sym("n"), 4, 256), (1024, 256, 1), (1, 4, 256))
     params = (Param("x", ParamKind.TENSOR_MAP, "x_desc", DTYPES["bf16"], view), Param("out", ParamKind.POINTER, "y", DTYPES["f32"]),
               Param("n", ParamKind.SIZE, "rows"))
@@ -440,7 +440,7 @@ def test_what_threads_write_in_parts_is_read_whole() -> None:
 
 
 def barred() -> tuple[Cta, Descriptor, Slot, Slot]:
-    """A CTA with a barrier of one arrival, a tensor, and room for one of its rows."""
+    """A CTA with an mbarrier of one arrival, a tensor, and a slot for one of its rows."""
     cta = Cta(1 << 16, lambda: "here")
     bar, slot = cta.allocate("bar", (1,), np.dtype(np.int64)), cta.allocate("slot", (1, 64), np.dtype(np.float32))
     cta.init(bar, 1)
@@ -542,7 +542,7 @@ def down(x_desc, y, rows):
 
 
 def down(masked: frozenset[int] = frozenset({0, 1})) -> tuple[dict[str, Argument], torch.Tensor, torch.Tensor]:
-    """The last of two tiles, of which rows and columns overhang, as ones where rows do; and its column sums, negative."""
+    """The last of two tiles, which overhangs in rows and columns, ones in the overhanging rows, and its negative column sums."""
     x, y = torch.randn(100, 24), torch.empty(32)
     inside = torch.nn.functional.pad(x[64:], (0, 8))
     expected = -(inside.double().sum(0) + 28).float()
@@ -586,7 +586,7 @@ def test_folds_of_what_threads_hold_are_real_gluon() -> None:
     assert "shfl" not in ptx[:ptx.rindex("ld.shared.v4")], "within threads nothing is exchanged"
 
 
-def test_what_is_not_modelled_is_refused() -> None:
+def test_what_is_not_modeled_is_refused() -> None:
     text = ROW_SUM.replace("    turn = 0\n", "    turn = 0\n    gl.warp_specialize([], [])\n")
     with pytest.raises(errors.NotModeled, match="warp_specialize"):
         row_sum().run(text)

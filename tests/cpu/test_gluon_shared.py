@@ -1,4 +1,4 @@
-"""Rows that several CTAs share: what kernels compute by the model, what the compiler makes of them, when they are offered."""
+"""Several CTAs per row: results of the kernels in the model, their compilation, and when the planner offers them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onepass.runtime import gluon_model, offline
 from onepass.runtime.compile_job import job
 from onepass.runtime.compiled import Artifact, Compiled
 from onepass.runtime.coroutines import MAX_IDLE_ROUNDS, RoundRobin
-from onepass.runtime.executable import _share, assemble
+from onepass.runtime.executable import _pack, assemble
 from onepass.runtime.module import build
 from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward
@@ -49,7 +49,7 @@ from tests.support import once
 
 def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 4, vectors: float = 1, slots: int = 3,
            groups: int = 2, hoisted: bool = False, registers: int = 0, beside: bool = False, on: Device = H200) -> Plan:
-    """A plan in which so many CTAs take a row together."""
+    """A plan with `share` CTAs per row."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
     cols = kernel.program.extent(kernel.space.cols)
@@ -62,7 +62,7 @@ def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 
 
 
 def check(fn: Callable, args: tuple[Tensor, ...], **how: Any) -> None:
-    """Run by the model and compare with the oracle."""
+    """Run in the model and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
     assert_as_oracle(shared(fn, args, **how), tensors, bindings, f"{how}")
 
@@ -103,18 +103,18 @@ def test_eight_ctas_may_share_a_row() -> None:
     check(rms_norm_backward, inputs_of(rms_norm_backward, 5, 8192, BF16), share=8)
 
 
-def named_alike(boxes: Tensor, mine: Tensor, word0: Tensor) -> tuple[Tensor, Tensor]:
-    """Names that kernels have uses of their own for."""
-    publish = boxes.float() * mine
-    return (publish * publish.sum(-1, keepdim=True) + word0).to(boxes.dtype), publish.sum(0)
+def named_alike(mailboxes: Tensor, cta_rank: Tensor, word0: Tensor) -> tuple[Tensor, Tensor]:
+    """Names that generated kernels use themselves."""
+    publish = mailboxes.float() * cta_rank
+    return (publish * publish.sum(-1, keepdim=True) + word0).to(mailboxes.dtype), publish.sum(0)
 
 
-def named_as_helpers(boxes: Tensor, mine: Tensor, word0: Tensor) -> tuple[Tensor, Tensor]:
-    """Names of functions that kernels bring along."""
-    sum_two = boxes * mine
-    widen = word0.float() + mine
+def named_as_helpers(mailboxes: Tensor, cta_rank: Tensor, word0: Tensor) -> tuple[Tensor, Tensor]:
+    """Names of the helper functions in a kernel's text."""
+    sum_two = mailboxes * cta_rank
+    widen = word0.float() + cta_rank
     total, other = sum_two.float().sum(-1, keepdim=True), widen.sum(-1, keepdim=True)
-    return (sum_two * total + widen * other).to(boxes.dtype), sum_two.float().sum(0)
+    return (sum_two * total + widen * other).to(mailboxes.dtype), sum_two.float().sum(0)
 
 
 @pytest.mark.parametrize("vectors", [1, 2])  # in one chunk, names are as they are given
@@ -125,7 +125,7 @@ def test_users_may_call_things_as_kernels_do(fn: Callable, vectors: int) -> None
 
 
 def test_a_single_row_is_right() -> None:
-    """A program of one row is another program, so the kernel of more is given one."""
+    """A program of one row is a different program, so the kernel for more rows gets one row."""
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     alone = {name: x[:1] if len(x) == 7 else x for name, x in tensors.items()}
@@ -141,7 +141,7 @@ def test_elements_may_be_counted_in_64_bits(fn: Callable, monkeypatch: pytest.Mo
 
 
 def test_words_are_cleared_before_every_launch() -> None:
-    """Memory is full of what is no 0: a word that was not cleared would be taken for a state."""
+    """Memory starts nonzero: a word that was not cleared would be taken for a state."""
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     plan = shared(rms_norm_backward, args)
@@ -173,7 +173,7 @@ def test_an_output_may_take_the_memory_of_an_input() -> None:
 
 
 def run_changed(pattern: str, instead: str, monkeypatch: pytest.MonkeyPatch, slots: int = 2) -> None:
-    """Run a kernel whose text was tampered with, and compare with the oracle."""
+    """Run a kernel with changed text, and compare with the oracle."""
     args = inputs_of(rms_norm_backward, 9, 8192, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     plan = shared(rms_norm_backward, args, slots=slots)
@@ -218,13 +218,13 @@ def test_other_changes_are_wrong(pattern: str, instead: str, monkeypatch: pytest
         run_changed(pattern, instead, monkeypatch)
 
 
-def test_a_wait_for_ever_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlock_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.NeverPublished, match=r"line \d+ \(word[01] = gl\.load\(.*group of 2"):
         run_changed(r"publish\(mailboxes_ptr, r_next.*", "pass", monkeypatch)
 
 
 def test_a_row_of_zeros_is_published() -> None:
-    """A word of no bits would be waited for for ever."""
+    """Without the flag, a word of zeros would be polled forever."""
     x, w, rstd, dy = inputs_of(rms_norm_backward, 5, 4096, BF16)
     check(rms_norm_backward, (x, w, rstd, torch.zeros_like(dy)))
 
@@ -331,7 +331,7 @@ def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounte
 
 
 def test_half_vectors_leave_registers_for_a_second_cta() -> None:
-    """Two states a column, and a CTA may have half the registers: with whole vectors a few words are spilled."""
+    """Two states per column and half of the registers for a CTA: with whole vectors a few words are spilled."""
     plan = shared(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128)
     source = pipeline.generate(plan)[0]
     binary = offline.compile(source, H200)
@@ -340,7 +340,7 @@ def test_half_vectors_leave_registers_for_a_second_cta() -> None:
     assert plan.kernels[0].resources.ctas_per_sm == 2
 
 
-def test_row_vectors_beside_the_ring_are_read_once_and_cost_no_registers() -> None:
+def test_row_vectors_in_shared_memory_are_read_once_and_cost_no_registers() -> None:
     plan = shared(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128, beside=True)
     source, kernel = pipeline.generate(plan)[0], plan.kernels[0]
     binary = offline.compile(source, H200)
@@ -386,7 +386,7 @@ def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares
 @pytest.mark.parametrize(("fn", "dtype", "halves"), [
     (rms_norm_backward, BF16, True), (rms_norm_backward, F32, False), (add_rms_norm_backward, BF16, True),
 ])
-def test_half_vectors_are_for_16_bits_that_are_all_parked(fn: Callable, dtype: torch.dtype, halves: bool) -> None:
+def test_half_vectors_are_for_16_bits_that_are_all_staged(fn: Callable, dtype: torch.dtype, halves: bool) -> None:
     found = offered(fn, given(fn, 32768, dtype, 8192))
     loads = max(len(s.staged) for s in found)
     half = [s for s in found if isinstance(s.cols, Cover) and s.cols.tiles[0] < 32 * s.warps * (8 if dtype is BF16 else 4)]
@@ -398,13 +398,13 @@ def test_cards_without_tma_share_no_rows() -> None:
 
 
 def late_sum(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A reduction along rows that needs another first."""
+    """A reduction along rows that depends on another one."""
     y = x.float()
     return (y - y.mean(-1, keepdim=True)).square().sum(-1, keepdim=True).mul(y).to(x.dtype), y.sum(0)
 
 
 def in_64_bits(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A state that no word has room for."""
+    """A state of 64 bits, which does not fit a mailbox word."""
     return (x * x.double().sum(-1, keepdim=True)).to(x.dtype), x.float().sum(0)
 
 
@@ -469,8 +469,8 @@ def test_what_must_be_cleared_is_kept_and_comes_first_in_memory() -> None:
     made = Compiled(plan, pipeline.generate(plan), ()).artifact
     back = unpack("key", pack("key", made))
     assert isinstance(back, Artifact) and back == made and back.cleared == made.cleared and back.sources[0].ctas_per_group == 2
-    words_there, (first, *_) = _share((*made.cleared, *made.temporaries), {"s0": 100})
-    cleared, _ = _share(made.cleared, {"s0": 100})
+    words_there, (first, *_) = _pack((*made.cleared, *made.temporaries), {"s0": 100})
+    cleared, _ = _pack(made.cleared, {"s0": 100})
     assert first == 0 and 100 * 2 * 2 <= cleared < words_there
 
 
@@ -482,7 +482,7 @@ def test_results_do_not_depend_on_how_a_row_is_shared_out_in_time() -> None:
 
 
 def test_of_equal_plans_one_that_keeps_row_vectors() -> None:
-    """Where registers cannot, shared memory does, though plans that load them anew are predicted as fast and need less."""
+    """If registers have no room, shared memory is used, though plans that reload vectors need less and are predicted as fast."""
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 49152, rows=32 * 132))
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)

@@ -1,4 +1,4 @@
-"""Tiles of columns through shared memory: what they compute by the model, what the compiler makes of them, who is offered them."""
+"""Column tiles staged in shared memory: results in the model, compilation, and when the planner offers them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str,
 
 
 def tiles(kernel: Kernel, warps: int = 4, width: int = 64, deep: int = 2, stages: int = 2, split: int = 1) -> Schedule:
-    """A schedule whose tiles give every thread `deep` vectors."""
+    """A schedule whose tiles have `deep` vectors per thread."""
     able, vector = tile_stageable(kernel), explicit_vector(kernel)
     one = Schedule(Loop(rows_at_once(width, vector, warps) * deep, split), Block(width), warps, stages, staged=frozenset(able))
     smem = smem_bytes(one, vector, sum(kernel.program.dtypes[i].size for i in able), exchange_bytes(kernel))
@@ -114,7 +114,7 @@ def inputs(count: int, rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor
 
 
 def run_tiles(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how: int) -> None:
-    """Run by the model, joined where rows are split, and compare with the oracle."""
+    """Run in the model, join if rows are split, and compare with the oracle."""
     kernel, bindings = kernel_of(fn, args)
     schedule, program = tiles(kernel, **how), kernel.program
     assert schedule.staged
@@ -180,7 +180,7 @@ def test_vectors_of_either_side_come_as_they_always_do(deep: int, split: int) ->
 
 
 def test_variances_of_many_rows_keep_their_digits() -> None:
-    """A mean that moves a little with every row is rounded at every row: states of threads remember what that takes."""
+    """A mean that changes a little with every row is rounded at every row. Per-thread states compensate for that."""
     x = (torch.linspace(1, 2, 16384)[:, None] + torch.zeros(32)).half()
     kernel, bindings = kernel_of(spread, (x,))
     var, mean = torch.empty(32), torch.empty(32)
@@ -200,7 +200,7 @@ def test_elements_may_be_counted_in_64_bits() -> None:
 
 
 def test_nothing_but_the_rows_inside_counts() -> None:
-    """Zeros that TMA fills in would be the greatest of negative numbers, and would make a product 0."""
+    """Zeros filled in by TMA would be the maximum of negative numbers, and would make a product 0."""
     x = -1 - torch.rand(33, 72)
     run_tiles(greatest, (x,), deep=4)
     run_tiles(positions, (x,), deep=4, split=2)
@@ -340,7 +340,7 @@ def test_threads_read_16_bytes_at_a_time(dtype: torch.dtype, deep: int) -> None:
 
 
 def test_strips_of_a_tile_need_no_barriers_between_them() -> None:
-    """One behind the wait, one before the refill, one that the compiler adds before each copy: none for a strip."""
+    """One after the wait, one before the refill, one that the compiler adds before each copy, none per strip."""
     few, _, low = compiled(outer_sum, (meta(8192, 1024),), deep=8)
     many, kernel, tall = compiled(outer_sum, (meta(8192, 1024),), deep=16)
     assert strips(tall, explicit_vector(kernel), 2).count == 2 * strips(low, explicit_vector(kernel), 2).count == 4
@@ -361,7 +361,7 @@ def test_threads_meet_once_behind_the_last_tile(fn: Callable) -> None:
 
 
 def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[Schedule]:
-    """The parked schedules of a function."""
+    """The staged schedules of a function."""
     kernel, bindings = kernel_of(fn, args)
     found = scores(kernel.program, bindings, on, {})
     assert not isinstance(found, Illegal)
@@ -373,7 +373,7 @@ def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[S
 
 
 def vectors_of(schedule: Schedule, of: int) -> int:
-    """Vectors of one input's tile that a thread reads."""
+    """Vectors that a thread reads of one input's tile."""
     assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
     return schedule.rows.step // rows_at_once(schedule.cols.size, of, schedule.warps)
 
@@ -392,7 +392,7 @@ def test_tiles_shrink_to_the_budget_and_never_below_a_vector(count: int, warps: 
 
 @pytest.mark.parametrize("dtype", [F32, F16])
 def test_the_least_tile_at_the_edge_of_the_budget_compiles(dtype: torch.dtype) -> None:
-    """28 inputs of 8 warps fill shared memory but for 2944 bytes: what warps exchange must not come on top."""
+    """28 inputs with 8 warps fill shared memory up to 2944 bytes: scratch for exchanges must not add to that."""
     binary, kernel, schedule = compiled(outer_sum, tuple(meta(4096, 1024, dtype) for _ in range(28)), warps=8, deep=1)
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes == 28 * 2 * 4096 + 128
     assert H200.smem_per_cta - binary.smem_bytes == 2944 and binary.spill_bytes == 0
@@ -481,7 +481,7 @@ def test_a_plan_with_tiles_is_written_compiled_and_joined() -> None:
 
 @pytest.mark.parametrize("mode", ["", "consan"])
 def test_kernels_are_instrumented_where_triton_is_told_to(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its concurrency sanitizer keeps what it remembers in memory of the launch, and asserts."""
+    """Triton's concurrency sanitizer keeps its state in memory of the launch, and asserts."""
     kernel, bindings = kernel_of(greatest, (meta(2100, 256),))
     source = gluon_tiles.emit(kernel, tiles(kernel), bindings, "greatest")
     monkeypatch.setattr(triton.knobs.compilation, "instrumentation_mode", mode)

@@ -93,7 +93,7 @@ MUTANTS: list[Mutant] = [
            "exchanges do not take the memory of a live barrier", (f"{ROWS}[softmax-4096-dtype2]",)),
     Mutant("codegen-view-of-other-rows", "onepass/codegen/gluon_ring.py", "TensorView((self.rows, self.extent // last, last)",
            "TensorView((self.rows, self.extent // last - 1, last)", "TMA sees all of a row", (f"{ROWS}[softmax-4096-dtype2]",)),
-    # ---- gluon_flat: rows that start anywhere ------------------------------------------------------------------------------
+    # ---- gluon_unaligned: unaligned rows --------------------------------------------------------------------------------------
     Mutant("codegen-flat-read-behind-the-end", "onepass/codegen/gluon_unaligned.py", "mask=at_end < left_out",
            "mask=at_end <= left_out", "nothing behind a tensor is read", ODD),
     Mutant("codegen-flat-first-element-is-lost", "onepass/codegen/gluon_unaligned.py", "first_in = lanes >= shift",
@@ -108,7 +108,7 @@ MUTANTS: list[Mutant] = [
     Mutant("codegen-flat-rows-in-32-bits", "onepass/codegen/gluon_unaligned.py",
            """'.to(gl.int64)' if self.wide else ''} * {self._stride} //""", """'' if self.wide else ''} * {self._stride} //""",
            "addresses beyond 2 ** 31 do not wrap around", (f"{GLUON}::test_far_rows_are_counted_in_64_bits",)),
-    # ---- gluon_mixed: sums down the columns too ----------------------------------------------------------------------------
+    # ---- gluon_mix_order: column reductions too -----------------------------------------------------------------------------
     Mutant("codegen-ctas-without-rows-leave-no-state", "onepass/codegen/gluon_mix_order.py", "return (GridDim(self.split),)",
            "return (GridDim(self.rows, most=self.split),)", "a join reads only what was written",
            (f"{MIXED}::test_any_ring_any_grid_any_number_of_turns[3-2-5-False]",)),
@@ -118,7 +118,7 @@ MUTANTS: list[Mutant] = [
     Mutant("codegen-chunks-are-numbered-alike", "onepass/codegen/gluon_mix_order.py", "= str(k)\n        return found",
            '= "0"\n        return found', "a chunk is read from its own place",
            (f"{MIXED}::test_any_ring_any_grid_any_number_of_turns[7-2-2-False]",)),
-    # ---- gluon_shared: rows of several CTAs --------------------------------------------------------------------------------
+    # ---- gluon_multi_cta: several CTAs per row ------------------------------------------------------------------------------
     Mutant("codegen-one-word-is-enough", "onepass/codegen/gluon_multi_cta.py", '"while " + " | ".join(', '"while " + " & ".join(',
            "a CTA waits for the states of all others", (f"{SHARED}::test_other_changes_are_wrong", *GROUPS)),
     Mutant("codegen-all-parts-are-the-first", "onepass/codegen/gluon_multi_cta.py", "here = seen[p * self.state_words + first:]",
