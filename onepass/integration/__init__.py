@@ -1,1 +1,1 @@
-"""Where users come in: onepass.fuse."""
+"""The user-facing entry points: `onepass.fuse` and the torch.compile backend."""

@@ -1,4 +1,4 @@
-"""Calls of a region whose outputs lie where inputs are: which of them the kernels in hand cannot fill there, and what then."""
+"""Aliasing between the outputs and inputs of a region call: detect what kernels cannot write in place, and copy instead."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .fallback import Fill
 
 
 def alias_mask(address: int, addresses: Sequence[int]) -> int:
-    """A bit for each of `addresses` that is this one."""
+    """A bit mask of the entries of `addresses` that equal `address`."""
     return sum(1 << k for k, each in enumerate(addresses) if each == address)
 
 
 def unsafe_outputs(outs: Sequence[Tensor], ins: Sequence[Tensor], allowed: Collection[tuple[int, int]]) -> tuple[int, ...]:
-    """The outputs that kernels must not write where they are; `allowed` are (output, input) that may be one piece of memory."""
+    """The outputs that kernels must not write in place. `allowed` are the (output, input) pairs that may share memory."""
     return tuple(k for k, out in enumerate(outs) if not _is_safe(k, outs, ins, allowed))
 
 
 def overwrites(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> bool:
-    """Whether an output lies where an input is."""
+    """Whether an output overlaps an input in memory."""
     return any(_overlap(out, taken) for out in outs for taken in ins)
 
 
@@ -38,14 +38,14 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _coincide(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same elements in the same places. Dims may differ where there are no gaps."""
+    """Whether two tensors have the same elements in the same order. Shapes may differ if both are contiguous."""
     if a.data_ptr() != b.data_ptr() or a.dtype != b.dtype:
         return False
     return (a.shape, a.stride()) == (b.shape, b.stride()) or a.numel() == b.numel() and a.is_contiguous() and b.is_contiguous()
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """The first address of a tensor and the first behind it."""
+    """The first address of a tensor, and the first address after its end."""
     start = tensor.data_ptr()
     if not tensor.numel():
         return start, start
@@ -54,14 +54,14 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def via_scratch(fill: Fill, chosen: Sequence[int]) -> Fill:
-    """The same with some outputs computed elsewhere and copied to their places at the end."""
+    """Wrap `fill` so that the chosen outputs are computed in scratch memory and copied to their place at the end."""
     if not chosen:
         return fill
 
     def filled(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
-        apart = {k: torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for k in chosen for o in (outs[k],)}
-        fill([apart.get(k, out) for k, out in enumerate(outs)], ins)
-        for k, made in apart.items():
+        scratch = {k: torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for k in chosen for o in (outs[k],)}
+        fill([scratch.get(k, out) for k, out in enumerate(outs)], ins)
+        for k, made in scratch.items():
             outs[k].copy_(made)
 
     return filled

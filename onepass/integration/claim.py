@@ -1,7 +1,8 @@
-"""Which regions of a post-grad graph onepass takes, and which it leaves to Inductor and why; the graph is rewritten.
+"""Decide which regions of a post-grad graph onepass compiles, and replace them by calls of its op.
 
-A region is claimed if its kernels are predicted to be no slower than leaving it, with everything that only the claim makes
-cross memory charged to it. What is left is recorded with its reason, so that a report can show it.
+A region is claimed if its kernels are predicted to be no slower than Inductor's. The prediction includes the memory traffic of
+values that Inductor would keep on chip by fusing across the region's boundary. Every reduction that stays with Inductor is recorded
+with the reason, for reports.
 """
 
 from __future__ import annotations
@@ -36,35 +37,35 @@ from .rewrite import Rewriter, cyclic_regions
 
 _LOG = logging.getLogger(__name__)
 
-# Predictions this close are equal, by their ratio or by their difference in us: the cost model is no better than that.
+# Predictions whose ratio or difference (in us) is at most this count as equal, because the cost model is not more accurate.
 EQUAL_RATIO, EQUAL_US = 1.05, 0.25
-MAX_ROUNDS = 64  # of finding regions again without a node that turned out to have no place in a Program
+MAX_ROUNDS = 64  # of finding regions; each round excludes the nodes that could not be lowered in the one before
 
 
 @dataclass(frozen=True)
 class ClaimOptions:
-    """What decides claims."""
+    """The options that decide which regions are claimed."""
 
     device: Device
-    interpret: bool = False  # CPU tensors count as on the device
-    skip: frozenset[str] = frozenset()  # ids, or lines such as model.py:12
-    max_autotune: bool = False  # matmuls take a following op into themselves
+    interpret: bool = False  # also claim regions of CPU tensors
+    skip: frozenset[str] = frozenset()  # regions to decline: ids, or lines such as model.py:12
+    max_autotune: bool = False  # Inductor may fuse a following op into a matmul
     phase: str = "forward"
-    in_place: bool = True  # outputs may take the memory of inputs that nobody reads again
-    functional: bool = False
+    in_place: bool = True  # outputs may reuse the memory of dead inputs
+    functional: bool = False  # regions return new tensors instead of filling allocated ones
     by_cost: bool = True  # False: claim whatever can be computed
-    donated_inputs: frozenset[int] = frozenset()  # positions of inputs of the graph that it may overwrite
+    donated_inputs: frozenset[int] = frozenset()  # positions of graph inputs that the graph may overwrite
 
 
 @dataclass(frozen=True)
 class ClaimedRegion:
-    """A region that onepass computes."""
+    """A region that onepass compiles."""
 
     part: RegionProgram = field(repr=False)
-    plan: Plan = field(repr=False)  # for the sizes of the trace
+    plan: Plan = field(repr=False)  # for the sizes at trace time
     inductor_us: float
-    charged_us: float  # for what only the claim makes cross memory
-    in_place: int = 0  # outputs that take the memory of an input
+    charged_us: float  # time for values that Inductor would keep on chip
+    in_place: int = 0  # outputs that reuse the memory of an input
 
     @property
     def id(self) -> str:
@@ -106,16 +107,16 @@ class Declined:
     reason: str
     lines: tuple[str, ...]
     ops: tuple[str, ...]
-    id: str = ""  # of the region, where it came to be one
+    id: str = ""  # of the region, if the reductions formed one
     predicted_us: float | None = None
     inductor_us: float | None = None
-    error: Exception | None = None  # where something failed, as opposed to being decided
+    error: Exception | None = None  # set if something failed; None if the region was declined by decision
     part: RegionProgram | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class Claimed:
-    """The outcome for one graph."""
+    """The outcome of claiming for one graph."""
 
     phase: str
     regions: tuple[ClaimedRegion, ...]
@@ -123,56 +124,56 @@ class Claimed:
 
 
 def claim(graph: fx.Graph, options: ClaimOptions) -> Claimed:
-    """Rewrite a graph so that onepass computes the regions worth options."""
+    """Rewrite a graph so that onepass computes the regions worth claiming."""
     _drop_dead(graph)
     claims: list[ClaimedRegion] = []
-    left: list[Declined] = []
+    declined: list[Declined] = []
     plans: dict[str, Plan] = {}
     for device in _devices(graph, options.interpret):
         parts, failures, blocked = _parts(graph, device, options)
-        verdicts = [_decide(part, options, plans) for part in parts]
-        claims += [v for v in verdicts if isinstance(v, ClaimedRegion)]
-        left += [*failures, *(v for v in verdicts if isinstance(v, Declined)), *_outside_regions(graph, device, parts, blocked)]
+        outcomes = [_decide(part, options, plans) for part in parts]
+        claims += [v for v in outcomes if isinstance(v, ClaimedRegion)]
+        declined += [*failures, *(v for v in outcomes if isinstance(v, Declined)), *_outside_regions(graph, device, parts, blocked)]
     claims, unwritten = _rewritten(graph, claims, options)
-    return Claimed(options.phase, tuple(claims), (*left, *unwritten))
+    return Claimed(options.phase, tuple(claims), (*declined, *unwritten))
 
 
 def _rewritten(graph: fx.Graph, claims: list[ClaimedRegion], options: ClaimOptions) -> tuple[list[ClaimedRegion], list[Declined]]:
-    """Put calls into a graph in the place of regions. One that cannot be replaced stays as it is; the others are replaced."""
+    """Replace regions of a graph by calls. A region that cannot be replaced stays as it is."""
     rewriter = Rewriter(graph)
     circular = cyclic_regions(graph, [claimed.part for claimed in claims])
     calls: dict[fx.Node, ClaimedRegion] = {}
-    left: list[Declined] = []
+    declined: list[Declined] = []
     for k, claimed in enumerate(claims):
         try:
             if k in circular:
-                raise RewriteFailed(detail="a region lies both before and after one of its users")
+                raise RewriteFailed(detail="a region would have to run both before and after one of its users")
             calls[rewriter.replace(claimed.part, options.functional)] = claimed
         except Exception as error:
-            left.append(_declined(claimed.part.region.reductions, "it could not be rewritten", error, claimed.part))
+            declined.append(_declined(claimed.part.region.reductions, "it could not be rewritten", error, claimed.part))
     done = list(calls.values())
     if options.in_place and not options.functional:
         memory = GraphMemory(graph, calls, options.donated_inputs)
         done = [_in_place(rewriter, call, claimed, memory) for call, claimed in calls.items()]
     if calls:
         rewriter.tidy()
-    return done, left
+    return done, declined
 
 
 def _in_place(rewriter: Rewriter, call: fx.Node, claimed: ClaimedRegion, memory: GraphMemory) -> ClaimedRegion:
-    """Let outputs take the memory of inputs that nobody reads again, where the region's kernels allow it."""
+    """Let outputs reuse the memory of dead inputs, if the region's kernels allow it."""
     inputs: tuple[fx.Node, ...] = tuple(call.kwargs["ins"])  # type: ignore[arg-type]
     taken = reusable(claimed.part, call, inputs, safe_inplace_pairs(claimed.plan), memory)
     try:
         rewriter.reuse(claimed.part, call, taken)
-    except RewriteFailed as error:  # fresh memory will do as well
+    except RewriteFailed as error:  # new memory works too
         _LOG.debug("region %s does not reuse memory: %s", claimed.id, error)
         return claimed
     return replace(claimed, in_place=sum(node is not None for node in taken))
 
 
 def _drop_dead(graph: fx.Graph) -> None:
-    """Erase arithmetic that nobody uses: a dead user would have a region write what nobody reads. Other ops may have effects."""
+    """Erase unused nodes that have no effects. Otherwise a region would write an output that only a dead node reads."""
     for node in reversed(list(graph.nodes)):
         known = node.op == "call_function" and (op_name(node.target) in LOWERINGS or node.target is operator.getitem)
         if known and not node.users and not is_ordered(node):
@@ -180,14 +181,15 @@ def _drop_dead(graph: fx.Graph) -> None:
 
 
 def _devices(graph: fx.Graph, interpret: bool) -> tuple[torch.device, ...]:
-    """Where regions may be."""
+    """The devices of the graph on which regions can run."""
     allowed = ("cuda", "cpu") if interpret else ("cuda",)
     found = dict.fromkeys(t.device for n in graph.nodes for t in tensors_of(n))
     return tuple(d for d in found if d.type in allowed)
 
 
-def _parts(graph: fx.Graph, device: torch.device, options: ClaimOptions) -> tuple[list[RegionProgram], list[Declined], dict[fx.Node, str]]:
-    """All regions on a device as Programs. Finding starts over without each node that has no place in one."""
+def _parts(graph: fx.Graph, device: torch.device,
+           options: ClaimOptions) -> tuple[list[RegionProgram], list[Declined], dict[fx.Node, str]]:
+    """Find the regions on a device and lower them. Nodes that cannot be lowered are excluded, and regions are found again."""
     blocked: dict[fx.Node, str] = {}
     known: dict[Region, RegionProgram] = {}
     for _ in range(MAX_ROUNDS):
@@ -201,19 +203,20 @@ def _parts(graph: fx.Graph, device: torch.device, options: ClaimOptions) -> tupl
                     known[region] = lower_region(graph, region)
                 parts.append(known[region])
             except Blocked as refusal:
-                if refusal.node in before:  # it is needed where it stands: the region goes, not the node
+                if refusal.node in before:  # already excluded, but the region needs it: drop the region
                     failures.append(_declined(region.reductions, str(refusal.error)))
                     blocked |= dict.fromkeys(region.nodes, str(refusal.error))
                 blocked[refusal.node] = str(refusal.error)
             except Exception as error:
-                failures.append(_declined(region.reductions, "it could not be captured", to_coded_error(error, "capturing a region")))
+                coded = to_coded_error(error, "capturing a region")
+                failures.append(_declined(region.reductions, "it could not be captured", coded))
         if len(blocked) == len(before):
             break
     return parts, failures, blocked
 
 
 def _decide(part: RegionProgram, options: ClaimOptions, plans: dict[str, Plan]) -> ClaimedRegion | Declined:
-    """Whether a region is worth options. Equal regions of a graph share a plan, by key."""
+    """Claim or decline a region. Equal regions of a graph share a plan, by key."""
     reductions = part.region.reductions
     if named := options.skip & {part.id, part.key, *(line.split(" ")[0] for line in part.lines)}:
         return _declined(reductions, f"skipped by name ({', '.join(sorted(named))})", part=part)
@@ -228,20 +231,21 @@ def _decide(part: RegionProgram, options: ClaimOptions, plans: dict[str, Plan]) 
         return _declined(reductions, "it could not be planned", to_coded_error(error, "deciding on a region"), part)
     charged = part.region.lost_fusion_bytes / options.device.bandwidth
     if options.by_cost and chosen.predicted_us + charged > max(EQUAL_RATIO * inductor, inductor + EQUAL_US):
-        detail = f"{chosen.predicted_us:.1f} us" + (f" and {charged:.1f} us for values Inductor keeps on chip" if charged else "")
-        reason = f"no gain: {detail}, against {inductor:.1f} us"
+        detail = f"{chosen.predicted_us:.1f} us" + (f" plus {charged:.1f} us for values Inductor keeps on chip" if charged else "")
+        reason = f"no gain: {detail}, Inductor {inductor:.1f} us"
         return _declined(reductions, reason, None, part, chosen.predicted_us + charged, inductor)
     return ClaimedRegion(part, chosen, inductor, charged)
 
 
-def _outside_regions(graph: fx.Graph, device: torch.device, parts: list[RegionProgram], blocked: Mapping[fx.Node, str]) -> list[Declined]:
-    """Reductions on a device that are in no region."""
+def _outside_regions(graph: fx.Graph, device: torch.device, parts: list[RegionProgram],
+                     blocked: Mapping[fx.Node, str]) -> list[Declined]:
+    """The reductions on a device that are in no region, with reasons."""
     inside = {n for part in parts for n in part.region.nodes}
     found = []
     for node in graph.nodes:
         if is_reduction(node) and node not in inside and any(t.device == device for t in tensors_of(node)):
             name = op_name(node.target)
-            missing = "" if name in REDUCTIONS else f"{name} is not something onepass fuses"
+            missing = "" if name in REDUCTIONS else f"onepass does not support {name}"
             reason = missing or blocked.get(node) or why_unsupported(node, device) or "its operands cannot be part of a Program"
             found.append(_declined((node,), reason))
     return found

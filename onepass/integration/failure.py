@@ -1,4 +1,4 @@
-"""What happens to an error: raised, or worked around with one warning, a reproducer and a line in the journal."""
+"""Error handling: raise, or fall back with one warning, a reproducer and a journal entry."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _lock = threading.Lock()
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether an error must reach the user whatever the settings: working around it would hide a wrong answer or a broken card."""
+    """Whether an error must be raised regardless of settings, because a fallback would hide a wrong answer or a broken GPU."""
     if isinstance(error, (WrongAnswer, NotWarmedUp, torch.OutOfMemoryError)) or not isinstance(error, Exception):
         return True
     return is_device_error(error)
 
 
 def describe_error(error: BaseException) -> str:
-    """An error as part of a message: its code or type, and its first line."""
+    """One line for messages: the error's code or type, and the first line of its text."""
     text = printable((text_of(error).strip().splitlines() or [""])[0])
     text = text if isinstance(error, OnepassError) else f"{type(error).__name__}: {text}"
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
 def format_lines(lines: Sequence[str]) -> str:
-    """Lines of user code as part of a message."""
+    """Lines of user code for messages: at most three, then a count."""
     named = [line.split(" ")[0] for line in lines]
     if not named:
         return "lines unknown"
@@ -41,20 +41,20 @@ def format_lines(lines: Sequence[str]) -> str:
 
 def report_fallback(region: str, lines: Sequence[str], stage: str, error: BaseException, repro: Callable[[], str],
                 runs_as: str = "inductor") -> None:
-    """Note that a region is computed without onepass; says so once for each region and stage.
+    """Record that a region runs without onepass kernels, and warn once per region and stage.
 
-    `stage` completes "could not be ...": claimed, planned, planned and compiled, launched.
+    `stage` completes the phrase "could not be ...": claimed, planned, planned and compiled, launched.
     """
     where = reproducer(repro)
     happened = RegionFallback(region=region, lines=format_lines(lines), stage=stage, error=describe_error(error), repro=where)
     code = error.code if isinstance(error, OnepassError) else RegionFallback.code
     journal.fallback(journal.Fallback(region, code, stage, describe_error(error), where, runs_as))
     warn_once((region, stage), happened)
-    _LOG.debug("region %s was left", region, exc_info=error)
+    _LOG.debug("region %s uses a fallback", region, exc_info=error)
 
 
 def reproducer(write: Callable[[], str]) -> str:
-    """Where a reproducer was written to, or why it could not be: a failure of reporting must not become one of its own."""
+    """Write a reproducer; returns its path, or why it could not be written. Never raises, so that reporting cannot fail."""
     try:
         return write()
     except Exception as error:
@@ -63,7 +63,7 @@ def reproducer(write: Callable[[], str]) -> str:
 
 
 def warn_once(about: tuple[str, str], happened: OnepassError) -> None:
-    """Warn, unless the same was said before."""
+    """Warn, unless this process already warned about the same."""
     with _lock:
         fresh = about not in _warned
         _warned.add(about)
@@ -72,6 +72,6 @@ def warn_once(about: tuple[str, str], happened: OnepassError) -> None:
 
 
 def reset_warnings() -> None:
-    """Say everything again when it happens again."""
+    """Forget which warnings were given, so that they can appear again."""
     with _lock:
         _warned.clear()

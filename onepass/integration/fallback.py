@@ -1,4 +1,4 @@
-"""A region computed without kernels of onepass: as Inductor compiles its Program, or by torch op by op."""
+"""Fallbacks: compute a region without onepass kernels, with Inductor or with torch op by op."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..ir.program import Program
 from ..ir.size import Bindings
 
 Fill = Callable[[Sequence[Tensor], Sequence[Tensor]], None]  # (outputs, inputs), in the order of the Program's buffers
-MAX_INDUCTOR_FALLBACKS = 8  # sets of sizes of one region that Inductor is asked to compile; more are computed op by op
+MAX_INDUCTOR_FALLBACKS = 8  # fallbacks of one region that Inductor compiles; later ones run op by op
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """What fills the outputs of a region whose kernels failed. Nothing takes its place if it fails as well."""
+    """Fills the outputs of a region whose kernels failed. If it fails too, the error is raised."""
 
     fill: Fill
 
@@ -29,7 +29,7 @@ class Fallback:
 
 
 def torch_fallback(program: Program, bindings: Bindings) -> Fill:
-    """Op by op, in the types eager would use. Right for empty axes too: a reduction over nothing is its identity."""
+    """Compute op by op with torch, in the types eager would use. Also handles empty axes."""
 
     def fill(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
         with torch.no_grad():
@@ -40,20 +40,20 @@ def torch_fallback(program: Program, bindings: Bindings) -> Fill:
 
 
 def fresh_results(program: Program, bindings: Bindings, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs in memory of their own, with the layout of `outs`, so that an output may have taken an input's memory."""
+    """Compute the outputs into new memory with the layout of `outs`, because an output may alias an input."""
     results = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for o in outs]
     evaluate_into(program, tensors_by_name(program, results, ins), bindings)
     return results
 
 
 def tensors_by_name(program: Program, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The tensors of a call by the names of the Program's buffers."""
+    """Map buffer names of the Program to the tensors of a call."""
     tensors = {"input": iter(ins), "output": iter(outs)}
     return {b.name: next(tensors[b.role]) for b in program.buffers if b.role != "temp"}
 
 
 def inductor_fallback(program: Program, bindings: Bindings, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> Fill:
-    """As Inductor compiles it for these very sizes; raises whatever it raises."""
+    """Compile the Program with Inductor for these exact sizes. Errors of Inductor propagate."""
     layouts = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device="meta") for o in outs]
     device = outs[0].device
 
@@ -64,7 +64,7 @@ def inductor_fallback(program: Program, bindings: Bindings, outs: Sequence[Tenso
 
     with torch.no_grad():
         at_start = [at_storage_start(t) for t in ins]
-        # The graph is traced on the tensors themselves: numbers of the Program become constants of the graph.
+        # Tracing on real tensors turns the Program's sizes into constants of the graph.
         compiled = torch.compile(compat.trace_graph(compute, at_start, nullcontext()), dynamic=False)
         compiled(*at_start)
 
@@ -77,19 +77,19 @@ def inductor_fallback(program: Program, bindings: Bindings, outs: Sequence[Tenso
 
 
 def at_storage_start(tensor: Tensor) -> Tensor:
-    """The same tensor at the start of its memory: addresses in a traced graph count from there."""
+    """The tensor, copied if it does not start at its storage's beginning: a traced graph assumes storage offset 0."""
     return tensor if tensor.storage_offset() == 0 else clone_strided(tensor)
 
 
 def clone_strided(tensor: Tensor) -> Tensor:
-    """A copy with the same strides, gaps and repeats included."""
+    """A copy with the same strides, including gaps and overlapping elements."""
     if not tensor.numel():
         return tensor
-    reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((reach,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
+    extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def shares_storage(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> list[bool]:
-    """For each input, whether an output is written to its memory."""
+    """For each input, whether an output shares its storage."""
     written = {o.untyped_storage().data_ptr() for o in outs if o.numel()}
     return [t.numel() > 0 and t.untyped_storage().data_ptr() in written for t in ins]

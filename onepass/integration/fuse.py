@@ -1,8 +1,8 @@
-"""What `onepass.fuse` returns: a function that answers from kernels, and never from a stale trace.
+"""`onepass.fuse`: wraps a function so that calls run fused kernels, and never use a stale trace.
 
-A call first compares the state that the function reads besides its arguments, then looks its arguments up. What is in no trace
-is traced, by one thread at a time. One trace serves all row counts, with at most seven plans, made when a class of row
-counts is first met.
+A call first checks that the state which the function reads besides its arguments is unchanged, then looks up a trace for its
+arguments. Without a matching trace, the function is traced, by one thread at a time. One trace serves all row counts, with at most
+seven plans. Each plan is made when its class of row counts first occurs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .engine import Kernels
 from .settings import current_overrides, resolve, validated
 from .traces import Call, Trace, Traces, flatten
 
-MAX_STATES = 16  # of one function whose traces are kept: training and evaluation, with and without gradients...
+MAX_STATES = 16  # states of one function whose traces are kept: train and eval, with and without gradients...
 
-_TRACING = threading.RLock()  # torch traces one function at a time; that function may itself call fused ones
+_TRACING = threading.RLock()  # torch traces one function at a time; reentrant, because a traced function may call fused functions
 
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """What is known of a function while it reads the same."""
+    """The traces of a function for one state of what it reads besides its arguments."""
 
     state: State
     signature: inspect.Signature
@@ -41,17 +41,17 @@ class _Known:
 
 
 def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None, tune: str | None = None) -> "Fused":
-    """`fn` as fused kernels: on a GPU compiled, on CPU tensors interpreted. Forward only.
+    """Run `fn` as fused kernels: compiled on a GPU, interpreted on CPU tensors. Forward only.
 
-    `dynamic=False` makes kernels for every size by itself; `dynamic=True` insists that row counts may vary. `tune="on"` times the
-    few best plans on the GPU at first use and takes the fastest, `"full"` many; None leaves it to `onepass.settings` and the
-    environment.
+    `dynamic=False` makes separate kernels for every size; `dynamic=True` requires that row counts may vary. `tune="on"` times the
+    few best plans on the GPU at first use and takes the fastest; `tune="full"` times many. None leaves the choice to
+    `onepass.settings` and the environment.
     """
     return Fused(fn, dynamic, tune)
 
 
 class Fused(TransparentWrapper):
-    """Callable like the function it was made from."""
+    """A fused function, with the signature of the original."""
 
     def __init__(self, fn: Callable[..., Any], dynamic: bool | None = None, tune: str | None = None) -> None:
         if not callable(fn):
@@ -60,12 +60,12 @@ class Fused(TransparentWrapper):
         self.fn, self.dynamic = fn, dynamic
         self._overrides = {} if tune is None else validated({"tune": tune})
         _signature(fn)
-        self._known: tuple[_Known, ...] = ()  # the one used last is first
+        self._known: tuple[_Known, ...] = ()  # most recently used first
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute, tracing and compiling first where no earlier call did."""
+        """Compute the result. Traces and compiles first if no earlier call did."""
         if compat.active_modes() and any(map(compat.is_fake, (*args, *kwargs.values()))):
-            return self.fn(*args, **kwargs)  # within the function that is traced now, it is part of that
+            return self.fn(*args, **kwargs)  # inside a function that is being traced: inline
         known = self._now()
         args = self._positional(known.signature, args, kwargs)
         leaves, key = flatten(args)
@@ -74,7 +74,7 @@ class Fused(TransparentWrapper):
         if call is None or not call.is_valid(known.state):
             call = self._new_call(known, args, key)
         if call.is_empty:
-            with torch.no_grad():  # no elements, nothing to fuse: the function's own answer for an empty axis is the right one
+            with torch.no_grad():  # an empty axis: run the original function, nothing to fuse
                 return self.fn(*args)
         trace = call.trace
         tensors = trace.captured.buffers(leaves)
@@ -84,7 +84,7 @@ class Fused(TransparentWrapper):
 
     @property
     def _traces(self) -> tuple[Trace, ...]:
-        """All of them, for tests."""
+        """All traces, for tests."""
         return tuple(trace for known in self._known for trace in known.traces)
 
     def _positional(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -98,11 +98,11 @@ class Fused(TransparentWrapper):
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise BadArgument(detail=f"{getattr(self.fn, '__name__', 'the function')}: {error}.") from None
-        bound.apply_defaults()  # keyword-only defaults are the function's own business
+        bound.apply_defaults()  # a keyword-only argument keeps the function's default
         return bound.args
 
     def _now(self) -> _Known:
-        """What is known of the function as it is now."""
+        """The traces for the function's current state."""
         latest = self._known[:1]
         if latest and latest[0].state.unchanged():
             return latest[0]
@@ -115,15 +115,16 @@ class Fused(TransparentWrapper):
         return known
 
     def _new_call(self, known: _Known, args: tuple[Any, ...], key: Hashable) -> Call:
-        """A call of a new kind: answered by a trace that fits, or by one made now."""
+        """Handle a new kind of call: use a trace that fits, or make one."""
         with _TRACING:
             call = known.traces.find(key) or known.traces.fit(args)
             if call is None or not call.is_valid(known.state):
                 captured = capture(self.fn, args, dynamic=self.dynamic, state=known.state)
-                if not known.state.unchanged():  # it was traced again, in the state that its first run left
+                if not known.state.unchanged():  # the first run changed the state, and it was traced again in the new state
                     known = self._keep(_Known(captured.state, known.signature))
                 program = optimize(captured.program)
-                kernels = Kernels(program, getattr(self.fn, "__name__", "the function"), resolve(current_overrides(self._overrides)).tune)
+                tune = resolve(current_overrides(self._overrides)).tune
+                kernels = Kernels(program, getattr(self.fn, "__name__", "the function"), tune)
                 bindings = captured.bind(args)
                 assert bindings is not None, "a capture applies to the arguments it was made from"
                 call = Call(Trace(captured, program, kernels), bindings)
@@ -135,7 +136,7 @@ def _signature(fn: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(fn)
     except ValueError:
-        raise BadArgument(detail=f"{fn} does not say what arguments it takes; wrap it in a lambda that does.") from None
+        raise BadArgument(detail=f"{fn} has no signature; wrap it in a lambda or function that has one.") from None
 
 
 def _forward_only(leaves: Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
-"""torch.compile(model, backend="onepass"): Inductor, with a pass that claims regions.
+"""The torch.compile backend "onepass": Inductor with a graph pass that claims regions.
 
-Installed, the backend is known by name; from a checkout it is `onepass.backend`. `enable` puts the same pass into Inductor's
-own config, for those who keep backend="inductor".
+When the package is installed, torch finds the backend by name. From a checkout, pass `onepass.backend`. `enable` adds the same
+graph pass to Inductor's config, for users who keep backend="inductor".
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .settings import current_overrides, resolve, split, validated
 
 
 class Backend:
-    """What torch.compile calls with every graph it captures."""
+    """The callable that torch.compile invokes with every captured graph."""
 
-    __name__ = "onepass"  # torch names a backend by it
+    __name__ = "onepass"  # the name torch shows for the backend
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None,
                  options: dict[str, Any] | None = None, **unknown: Any) -> Any:
-        """Compile a graph. `options` may hold settings of onepass beside Inductor's."""
+        """Compile a graph. `options` may contain settings of onepass and of Inductor."""
         ours, theirs = split({**(options or {}), **unknown})
         patches = compat.inductor_options(mode, theirs)
         overrides = current_overrides(ours)
@@ -44,7 +44,7 @@ class Backend:
         return compat.compile_by_inductor(module, inputs, {**patches, **_OP_BY_OP}, _run_as_is)
 
     def reset(self) -> None:
-        """Called by torch.compiler.reset."""
+        """Reset the backend; torch.compiler.reset calls this."""
         failure.reset_warnings()
         compat.reset_cuda_graphs()
 
@@ -54,9 +54,9 @@ class Backend:
 
 backend = Backend()
 
-# Where nothing is left to Inductor: its caches hold what it compiled, and here it compiles nothing. Its own random numbers follow
-# from seeds that only its code generation reads; torch's ops draw eager's, and AOTAutograd sees to it that a backward that draws
-# them again draws the same.
+# Inductor options for rest="eager", where the rest of the graph runs op by op. Inductor's caches are useless, because it compiles
+# nothing. Its seeded random ops need its code generation, so torch's own random ops replace them; AOTAutograd makes a backward that
+# recomputes them draw the same numbers.
 _OP_BY_OP = {"force_disable_caches": True, "fallback_random": True}
 
 
@@ -69,7 +69,7 @@ def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: b
 
 
 def _graph_pass(overrides: dict[str, Any]) -> Any:
-    from .passes import RegionPass  # all of the compiler, wanted only where something is compiled
+    from .passes import RegionPass  # imports the whole compiler, so only when compiling
 
     claims = RegionPass(overrides)
     return compat.graph_pass(claims, claims.uuid)
@@ -83,7 +83,7 @@ def _split(overrides: dict[str, Any], patches: dict[str, Any]) -> dict[str, Any]
 
 
 def _usable() -> bool:
-    """Whether this torch can host the pass; says so once if not."""
+    """Whether this version of torch supports the pass. Warns once if not."""
     trouble = compat.inductor_incompatibility()
     if trouble is None:
         return True
@@ -93,7 +93,7 @@ def _usable() -> bool:
 
 
 def _has_supported_tensor(module: fx.GraphModule, inputs: Sequence[Any], interpret: bool) -> bool:
-    """Whether any tensor of a captured graph is where kernels can run. A graph that has none goes to Inductor untouched."""
+    """Whether a captured graph has a tensor on a supported device. Other graphs go to Inductor unchanged."""
     from .passes import is_supported  # as above
 
     tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
@@ -101,13 +101,13 @@ def _has_supported_tensor(module: fx.GraphModule, inputs: Sequence[Any], interpr
     return any(is_supported(where, interpret) for where in dict.fromkeys(t.device for t in tensors))
 
 
-# ---- for those who keep backend="inductor" -----------------------------------------------------------------------------------
+# ---- enable and disable, for backend="inductor" ------------------------------------------------------------------------------
 
 _enabling = threading.Lock()
 
 
 def enable(**changes: Any) -> None:
-    """From now on every graph Inductor compiles goes through onepass, with these settings; `disable` undoes it."""
+    """Run the pass, with these settings, on every graph that Inductor compiles from now on. `disable` undoes this."""
     overrides = current_overrides(validated(changes))
     if resolve(overrides).disable or not _usable():
         return
@@ -117,7 +117,7 @@ def enable(**changes: Any) -> None:
 
 
 def disable() -> None:
-    """Undo `enable`; passes of others stay."""
+    """Undo `enable`. Other custom passes stay."""
     if compat.inductor_incompatibility() is None:
         with _enabling:
             others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))

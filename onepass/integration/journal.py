@@ -1,6 +1,6 @@
-"""What happened in this process: graphs seen, regions claimed and left, calls, fallbacks.
+"""The journal of this process: graphs compiled, regions claimed and declined, calls, fallbacks.
 
-Everything that works appends here and nothing that works reads it, so that reports need no run of their own.
+The backend only appends to it, and only reports read it. So a report needs no run of its own.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ..runtime.compiled import Artifact
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One graph that went through the pass. `regions` and `left` are what claiming returned."""
+    """One graph that went through the pass, with its claimed regions and declined reductions."""
 
     phase: str  # "forward" | "backward" | "inference"
     device: str
     regions: tuple[Any, ...]
     declined: tuple[Any, ...]
     seconds: float
-    error: str | None = None  # why nothing was claimed
+    error: str | None = None  # the error, if the pass failed on this graph
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """A region that is computed by Inductor or by torch after all."""
+    """A claimed region that fell back to Inductor or torch."""
 
     region: str
     code: str
-    stage: str  # what could not be done: "planned and compiled" | "launched"
+    stage: str  # what failed: "planned and compiled" | "launched"
     error: str
     repro: str
     runs_as: str = "inductor"
@@ -42,23 +42,23 @@ class Fallback:
 
 @dataclass(frozen=True)
 class RegionRecord:
-    """A region that was called: how often, with which sizes, and what the kernels of the latest are."""
+    """Calls of one region: their number, their sizes, and the latest kernels."""
 
     region: str
     calls: int
-    artifact: Artifact | None  # None where a fallback or torch computes
-    sizes: tuple[tuple[int, ...], ...]  # sizes met so far
-    copied: int = 0  # outputs that kernels could not write over an input, for all sizes together
+    artifact: Artifact | None  # None if a fallback computes the region
+    sizes: tuple[tuple[int, ...], ...]  # distinct sizes so far
+    copied: int = 0  # outputs computed in scratch memory because they alias an input, over all sizes
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All of it, as it stood when asked."""
+    """The journal at one point in time."""
 
     graphs: tuple[GraphRecord, ...]
     regions: tuple[RegionRecord, ...]
     fallbacks: tuple[Fallback, ...]
-    recomputed: tuple[Recomputed, ...] = ()  # what backward graphs compute again instead of having it saved
+    recomputed: tuple[Recomputed, ...] = ()  # values that backward graphs recompute instead of saving
 
     @property
     def fallbacks_by_code(self) -> Mapping[str, int]:
@@ -71,7 +71,7 @@ class Snapshot:
 
 @dataclass
 class Tally:
-    """The running counts of one region. Its owner counts calls; a lost count under two threads would be a wrong report."""
+    """The running counts of one region. Locked, so that no call is lost when threads count at the same time."""
 
     region: str
     artifact: Artifact | None = None
@@ -85,11 +85,11 @@ class Tally:
             self.calls += 1
 
 
-MAX_SIZES = 64  # remembered a region
+MAX_SIZES = 64  # distinct sizes recorded per region
 
 
 class _Journal:
-    """The process's only one."""
+    """The journal's state; one instance per process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -100,7 +100,7 @@ class _Journal:
 
     def clear(self) -> None:
         self.graphs, self.fallbacks, self.recomputed = [], [], []
-        for tally in self.tallies:  # their regions live on, and go on counting
+        for tally in self.tallies:  # the regions still exist and keep counting
             with tally.lock:
                 tally.calls = 0
 
@@ -109,25 +109,25 @@ _JOURNAL = _Journal()
 
 
 def graph(seen: GraphRecord) -> None:
-    """Note a graph."""
+    """Record a graph."""
     with _JOURNAL.lock:
         _JOURNAL.graphs.append(seen)
 
 
 def fallback(happened: Fallback) -> None:
-    """Note a fallback."""
+    """Record a fallback."""
     with _JOURNAL.lock:
         _JOURNAL.fallbacks.append(happened)
 
 
 def recomputed(values: tuple[Recomputed, ...]) -> None:
-    """Note what a training graph no longer saves."""
+    """Record values that a training graph recomputes instead of saving."""
     with _JOURNAL.lock:
         _JOURNAL.recomputed += values
 
 
 def tally(region: str) -> Tally:
-    """A counter for a region that is about to be called."""
+    """A new call counter for a region."""
     made = Tally(region)
     with _JOURNAL.lock:
         _JOURNAL.tallies.append(made)
@@ -135,13 +135,13 @@ def tally(region: str) -> Tally:
 
 
 def drop(counter: Tally) -> None:
-    """The region is gone; what was counted of it goes with it."""
+    """Remove the counts of a region that no longer exists."""
     with _JOURNAL.lock:
         _JOURNAL.tallies = [each for each in _JOURNAL.tallies if each is not counter]
 
 
 def bound(counter: Tally, sizes: tuple[int, ...], made: Artifact | None, copied: int = 0) -> None:
-    """Note that a region met new sizes, what computes them, and how many outputs have to be copied to their places."""
+    """Record kernels for new sizes of a region, and how many outputs are computed in scratch memory."""
     with counter.lock:
         counter.artifact = made
         counter.copied += copied
@@ -150,7 +150,7 @@ def bound(counter: Tally, sizes: tuple[int, ...], made: Artifact | None, copied:
 
 
 def snapshot() -> Snapshot:
-    """Everything so far."""
+    """A copy of everything recorded so far."""
     with _JOURNAL.lock:
         counted: dict[str, RegionRecord] = {}
         for each in _JOURNAL.tallies:
@@ -166,6 +166,6 @@ def snapshot() -> Snapshot:
 
 
 def reset() -> None:
-    """Forget all of it; regions count from zero."""
+    """Clear the journal. Regions count their calls from zero."""
     with _JOURNAL.lock:
         _JOURNAL.clear()

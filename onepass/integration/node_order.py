@@ -1,4 +1,4 @@
-"""The order of a rewritten graph: users behind what they use, ordered ops as they were, and nothing moved across a write."""
+"""Topological sort of a rewritten graph that keeps the order of ordered ops, and moves nothing across a write."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..errors import RewriteFailed
 
 
 def sort_nodes(graph: fx.Graph) -> None:
-    """Put users behind what they use, otherwise leaving the order as it is."""
+    """Move users after their inputs, and otherwise keep the order."""
     nodes = list(graph.nodes)
     done: set[fx.Node] = set()
     last: fx.Node | None = None
-    for stretch in _between_writes(nodes):
-        for node in _sorted(stretch, done):
+    for segment in _between_writes(nodes):
+        for node in _sorted(segment, done):
             if last is not None:
                 last.append(node)
             last = node
@@ -26,44 +26,44 @@ def sort_nodes(graph: fx.Graph) -> None:
 
 
 def _between_writes(nodes: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
-    """The nodes in stretches that nothing leaves: a write alone, or all that stand between two."""
-    stretch: list[fx.Node] = []
+    """Split the nodes into segments that no node may leave: a single write, or all nodes between two writes."""
+    segment: list[fx.Node] = []
     for node in nodes:
         if writes(node):
-            yield stretch
+            yield segment
             yield [node]
-            stretch = []
+            segment = []
         else:
-            stretch.append(node)
-    yield stretch
+            segment.append(node)
+    yield segment
 
 
-def _sorted(stretch: Sequence[fx.Node], done: set[fx.Node]) -> list[fx.Node]:
-    """A stretch in an order that works, the earliest node first; `done` are those before it, and then those in it as well."""
-    at = {node: i for i, node in enumerate(stretch)}
-    follows = _following(stretch)
-    missing = [sum(source not in done for source in node.all_input_nodes) for node in stretch]
-    for nexts in follows.values():
-        missing[nexts] += 1
+def _sorted(segment: Sequence[fx.Node], done: set[fx.Node]) -> list[fx.Node]:
+    """A segment in topological order, earliest node first. `done` holds the nodes before it; the segment's nodes are added."""
+    at = {node: i for i, node in enumerate(segment)}
+    follows = _following(segment)
+    missing = [sum(source not in done for source in node.all_input_nodes) for node in segment]
+    for following in follows.values():
+        missing[following] += 1
     ready = [i for i, count in enumerate(missing) if count == 0]
     heapq.heapify(ready)
     found: list[fx.Node] = []
     while ready:
         place = heapq.heappop(ready)
-        node = stretch[place]
+        node = segment[place]
         found.append(node)
         freed = [at[user] for user in node.users if user in at] + ([follows[place]] if place in follows else [])
         for k in freed:
             missing[k] -= 1
             if missing[k] == 0:
                 heapq.heappush(ready, k)
-    if len(found) < len(stretch):
-        raise RewriteFailed(detail="a region lies both before and after one of its users, or of two ops whose order counts")
+    if len(found) < len(segment):
+        raise RewriteFailed(detail="a region would have to run both before and after one of its users, or after a later ordered op")
     done.update(found)
     return found
 
 
-def _following(stretch: Sequence[fx.Node]) -> dict[int, int]:
-    """Which ordered op comes next after each, by their places."""
-    ordered = [i for i, node in enumerate(stretch) if is_ordered(node)]
+def _following(segment: Sequence[fx.Node]) -> dict[int, int]:
+    """Map the position of each ordered op to the position of the next one."""
+    ordered = [i for i, node in enumerate(segment) if is_ordered(node)]
     return dict(pairwise(ordered))

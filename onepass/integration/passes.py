@@ -1,4 +1,4 @@
-"""The graph pass: claims regions of a post-grad graph, and leaves the graph as it was where that fails."""
+"""The graph pass: claims regions of a post-grad graph, and restores the graph if that fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RegionPass:
-    """What was said about settings, as a pass over graphs."""
+    """The pass over graphs, with the settings given to it (beyond the environment)."""
 
     overrides: Mapping[str, Any]
 
@@ -41,29 +41,29 @@ class RegionPass:
         return resolve(self.overrides)
 
     def __call__(self, graph: fx.Graph, is_inference: bool | None) -> None:
-        """Claim regions, with everything that can go wrong caught."""
+        """Claim regions of a graph. Unless on_error="raise", errors that are not fatal are reported and the graph is restored."""
         phase = phase_of(graph, is_inference)
         before, started = copy_graph(graph), time.perf_counter()
         try:
             where = device_of(graph, self.settings.interpret)
-            if where is None or self._declined(graph, phase, where):
+            if where is None or self._needs_python_wrapper(graph, phase, where):
                 return
             claimed = claim_all(graph, claim_options(graph, self.overrides, phase))
             self._report_failures(claimed.declined, graph, phase)
-            _mark_keys(graph, claimed.regions, self.overrides)
+            _extend_keys(graph, claimed.regions, self.overrides)
         except Exception as error:
             if self.settings.on_error == "raise" or is_fatal(error):
                 raise
             _restore(graph, before)
-            self._give_up(graph, phase, error, time.perf_counter() - started)
+            self._report_graph_failure(graph, phase, error, time.perf_counter() - started)
             return
         took = time.perf_counter() - started
         journal.graph(journal.GraphRecord(phase, str(where), claimed.regions, claimed.declined, took))
-        _show(claimed, took)
+        _log_outcome(claimed, took)
         _prepare(claimed.regions)
 
-    def _declined(self, graph: fx.Graph, phase: str, where: torch.device) -> bool:
-        """Whether a graph is left as it is because its regions could not be called."""
+    def _needs_python_wrapper(self, graph: fx.Graph, phase: str, where: torch.device) -> bool:
+        """Whether to decline the whole graph, because Inductor generates a wrapper that cannot call regions (such as C++)."""
         by = compat.non_python_wrapper()
         if by is not None:
             happened = PythonWrapperRequired(phase=phase, lines=format_lines(lines_of(graph)), by=by)
@@ -71,17 +71,18 @@ class RegionPass:
             journal.graph(journal.GraphRecord(phase, str(where), (), (), 0.0, describe_error(happened)))
         return by is not None
 
-    def _give_up(self, graph: fx.Graph, phase: str, error: Exception, took: float) -> None:
+    def _report_graph_failure(self, graph: fx.Graph, phase: str, error: Exception, took: float) -> None:
         name = "graph_" + hashlib.sha256(str(graph).encode()).hexdigest()[:10]
         where = reproducer(partial(repro.write_graph, graph, text_of(error), phase, name, self.overrides))
         lines = lines_of(graph)
-        warn_once((name, "claimed"), GraphFallback(phase=phase, lines=format_lines(lines), error=describe_error(error), repro=where))
+        happened = GraphFallback(phase=phase, lines=format_lines(lines), error=describe_error(error), repro=where)
+        warn_once((name, "claimed"), happened)
         journal.graph(journal.GraphRecord(phase, "", (), (), took, describe_error(error)))
-        _LOG.debug("a %s graph was left", phase, exc_info=error)
+        _LOG.debug("no regions of a %s graph were claimed", phase, exc_info=error)
 
-    def _report_failures(self, left: tuple[Declined, ...], graph: fx.Graph, phase: str) -> None:
-        """Regions that were left because something failed, not because it was decided."""
-        for each in left:
+    def _report_failures(self, declined: tuple[Declined, ...], graph: fx.Graph, phase: str) -> None:
+        """Report the regions that were declined because of an error."""
+        for each in declined:
             if each.error is None:
                 continue
             if self.settings.on_error == "raise" or is_fatal(each.error):
@@ -90,25 +91,25 @@ class RegionPass:
             stage = each.reason.removeprefix("it could not be ")
             report_fallback(name, each.lines, stage, each.error, partial(self._write_repro, each, name, graph, phase))
 
-    def _write_repro(self, left: Declined, name: str, graph: fx.Graph, phase: str) -> str:
-        what = text_of(left.error) if left.error else left.reason
-        if left.part is None:
+    def _write_repro(self, declined: Declined, name: str, graph: fx.Graph, phase: str) -> str:
+        what = text_of(declined.error) if declined.error else declined.reason
+        if declined.part is None:
             return repro.write_graph(graph, what, phase, name, self.overrides)
-        where = repro.Layout(str(left.part.outputs[0].meta["val"].device))
-        return repro.write_region(name, what, left.part.program, left.part.hints, where)
+        where = repro.Layout(str(declined.part.outputs[0].meta["val"].device))
+        return repro.write_region(name, what, declined.part.program, declined.part.hints, where)
 
     def uuid(self) -> str:
-        """Everything the rewritten graph follows from, beside the graph: this package, its settings, the card."""
+        """The cache key of the pass: everything besides the graph that the rewritten graph depends on."""
         settings = self.settings
         card = device(INTERPRETER_DEVICE) if settings.interpret else None
         cards = [local_device(i) for i in range(torch.cuda.device_count())]
-        # Torch does not tell apart backward graphs that may overwrite other inputs.
+        # Torch's own key does not include which inputs a backward graph may overwrite.
         facts = (versions(), settings.graph_key, encode_key(self.overrides), card, cards, sorted(compat.donated_inputs()))
         return "onepass " + hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def phase_of(graph: fx.Graph, is_inference: bool | None) -> str:
-    """Which graph of a model this is. Only a backward graph takes gradients of outputs, which AOTAutograd calls tangents."""
+    """The phase of a graph: forward, backward or inference. Only backward graphs have inputs that AOTAutograd names tangents."""
     if any(node.op == "placeholder" and str(node.target).startswith("tangents") for node in graph.nodes):
         return "backward"
     return "inference" if is_inference else "forward"
@@ -122,7 +123,7 @@ def device_of(graph: fx.Graph, interpret: bool) -> torch.device | None:
 
 
 def is_supported(where: torch.device, interpret: bool) -> bool:
-    """Whether kernels can run there: on CUDA cards of compute capability 8.0 on, and interpreted on CPU if that was asked for."""
+    """Whether kernels can run on a device: GPUs of compute capability 8.0 or later, and CPUs if `interpret` is set."""
     if where.type == "cuda":
         facts = local_device(where.index or 0)
         return facts is not None and facts.capability >= MIN_CAPABILITY
@@ -130,45 +131,47 @@ def is_supported(where: torch.device, interpret: bool) -> bool:
 
 
 def claim_options(graph: fx.Graph, overrides: Mapping[str, Any], phase: str) -> ClaimOptions:
-    """What decides claims in this graph."""
+    """The options for claiming regions of a graph."""
     settings = resolve(overrides)
     where = device_of(graph, settings.interpret)
     facts: Device | None = local_device(where.index or 0) if where is not None and where.type == "cuda" else None
-    functional = settings.functional or not _can_fill()
-    # A graph inside another has its inputs from there, where others may read them.
+    functional = settings.functional or not _can_fill_planned_memory()
+    # The inputs of a nested graph belong to the outer graph, which may still read them.
     owns_inputs = phase == "backward" and settings.rest == "inductor" and compat.is_outermost(graph)
-    return ClaimOptions(facts or device(INTERPRETER_DEVICE), settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
+    target = facts or device(INTERPRETER_DEVICE)
+    return ClaimOptions(target, settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
                     settings.in_place and not functional, functional, settings.by_cost,
                     compat.donated_inputs() if owns_inputs else frozenset())
 
 
-def _can_fill() -> bool:
-    """Whether this torch lets an op fill memory that Inductor plans."""
+def _can_fill_planned_memory() -> bool:
+    """Whether this version of torch lets an op fill memory that Inductor plans."""
     try:
         compat.auto_functionalized_call("outs", [])
     except ImportError:
-        _LOG.warning("regions return fresh tensors, which takes more memory: in this torch no op can fill what Inductor plans")
+        _LOG.warning("regions return new tensors and need more memory: in this version of torch no op can fill memory that "
+                     "Inductor plans")
         return False
     return True
 
 
 @stage("claiming regions of a graph")
 def claim_all(graph: fx.Graph, deciding: ClaimOptions) -> Claimed:
-    """Claim, and make sure that what came out is a graph."""
+    """Claim regions, and check that the rewritten graph is valid."""
     claimed = claim(graph, deciding)
     graph.lint()
     return claimed
 
 
 def lines_of(graph: fx.Graph) -> tuple[str, ...]:
-    """The lines of user code a graph came from."""
+    """The lines of user code that a graph came from."""
     found = dict.fromkeys(user_line(node.stack_trace) for node in graph.nodes if node.op == "call_function")
     found.pop(UNKNOWN, None)
     return tuple(found)
 
 
-def _mark_keys(graph: fx.Graph, regions: tuple[ClaimedRegion, ...], overrides: Mapping[str, Any]) -> None:
-    """Let every call of a region know where the region came from and what was set about it."""
+def _extend_keys(graph: fx.Graph, regions: tuple[ClaimedRegion, ...], overrides: Mapping[str, Any]) -> None:
+    """Append source lines and per-call settings to the key of every region call."""
     lines: dict[str, tuple[str, ...]] = {}
     for region in regions:
         lines.setdefault(region.part.key, region.lines)
@@ -179,7 +182,7 @@ def _mark_keys(graph: fx.Graph, regions: tuple[ClaimedRegion, ...], overrides: M
 
 
 def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
-    """Begin to compile while Inductor is still at work on the rest. Interpreted kernels need no head start."""
+    """Start compiling regions in the background while Inductor compiles the rest. Interpreted kernels do not need it."""
     for region in {r.part.key: r for r in regions}.values():
         where = region.part.outputs[0].meta["val"].device
         if where.type != "cuda":
@@ -188,35 +191,35 @@ def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
         try:
             Kernels(optimize(region.program), f"region {region.id}").prepare(region.bindings, where, buffers)
         except Exception as error:
-            _LOG.debug("region %s has no head start", region.id, exc_info=error)
+            _LOG.debug("region %s could not be compiled ahead", region.id, exc_info=error)
 
 
-def _show(claimed: Claimed, took: float) -> None:
-    """To the log, and to torch's structured trace with Programs and kernels."""
-    rows = [f"{claimed.phase} graph: {len(claimed.regions)} regions claimed, {len(claimed.declined)} left, {took:.2f} s"]
-    rows += [f"  {r.id}: {r.predicted_us:.1f} us, as Inductor has it {r.inductor_us:.1f} us, at {format_lines(r.lines)}"
+def _log_outcome(claimed: Claimed, took: float) -> None:
+    """Write the outcome to the log, and to torch's structured trace together with Programs and kernels."""
+    rows = [f"{claimed.phase} graph: {len(claimed.regions)} regions claimed, {len(claimed.declined)} declined, {took:.2f} s"]
+    rows += [f"  {r.id}: {r.predicted_us:.1f} us, Inductor {r.inductor_us:.1f} us, at {format_lines(r.lines)}"
              for r in claimed.regions]
-    rows += [f"  left: {', '.join(left.ops)} at {format_lines(left.lines)}: {left.reason}" for left in claimed.declined]
+    rows += [f"  declined: {', '.join(each.ops)} at {format_lines(each.lines)}: {each.reason}" for each in claimed.declined]
     _LOG.info("%s", "\n".join(rows))
     compat.trace_artifact(f"onepass_{claimed.phase}_regions", lambda: "\n".join(rows) + "\n")
     for region in {r.id: r for r in claimed.regions}.values():
-        compat.trace_artifact(f"onepass_region_{region.id}", partial(_in_full, region))
+        compat.trace_artifact(f"onepass_region_{region.id}", partial(_full_text, region))
 
 
-def _in_full(region: ClaimedRegion) -> str:
-    """A region's Program, and its kernels for the sizes of the trace."""
+def _full_text(region: ClaimedRegion) -> str:
+    """A region's Program, and its kernels for the sizes at trace time."""
     try:
         texts = [source.text for source in generate(region.plan)]
-    except OnepassError as error:  # the region's first call meets it too, and is computed by Inductor
+    except OnepassError as error:  # the region's first call has the same error and falls back to Inductor
         texts = [str(error)]
     return "\n\n".join([str(region.program), *texts])
 
 
-# ---- all or nothing ----------------------------------------------------------------------------------------------------------
+# ---- copying and restoring graphs --------------------------------------------------------------------------------------------
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """The same graph, of nodes of its own."""
+    """A copy of a graph with its own nodes."""
     copy = fx.Graph(tracer_cls=getattr(graph, "_tracer_cls", None))
     made: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -225,7 +228,7 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 
 
 def _restore(graph: fx.Graph, before: fx.Graph) -> None:
-    """Make a graph what its copy is, with new nodes."""
+    """Restore a graph from its copy, with new nodes."""
     for node in reversed(list(graph.nodes)):
         graph.erase_node(node)
     made: dict[fx.Node, fx.Node] = {}

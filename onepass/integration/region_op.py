@@ -1,8 +1,8 @@
-"""The op a claimed region becomes: `onepass::region`, and the `onepass::region_out` that allocates its results itself.
+"""The ops that claimed regions become: `onepass::region` fills given tensors, `onepass::region_out` allocates its results.
 
-A call carries the region's whole Program as text, because the process that runs a cached graph is not the one that claimed
-its regions. Its key names the region and what was set about its calls. What follows from key and text is made at the first
-call and remembered; later calls with the same sizes are two lookups and the launches.
+A call carries the region's whole Program as text, because a cached graph may run in another process than the one that claimed its
+regions. Its key names the region and the settings for its calls. The first call parses the text and compiles; later calls with the
+same sizes take two lookups and the launches.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from .fallback import (
 from .settings import decode_key
 
 _LOG = logging.getLogger(__name__)
-MAX_CACHED_SIZES = 4096  # sets of sizes of one region
-MAX_REGIONS = 2048  # that are kept, the ones called latest
+MAX_CACHED_SIZES = 4096  # distinct calls (sizes, alignment, aliasing) cached per region
+MAX_REGIONS = 2048  # regions cached per process; those not called recently are evicted
 NAMESPACE = "onepass"
 
-Key = tuple[int, ...]  # of a kind of call: device, alignment, which outputs lie over inputs, sizes
+Key = tuple[int, ...]  # of a call: device, alignment, which outputs alias which inputs, sizes
 
 
 class _Region:
-    """One region of this process: its Program, and what fills its outputs for every set of sizes met so far."""
+    """A region in this process: its Program, and a function that fills its outputs for each key of calls so far."""
 
     def __init__(self, key: str, text: str) -> None:
-        marked = decode_key(key)
-        self.id, self.settings, self.lines = marked.region, marked.settings, marked.lines
+        region = decode_key(key)
+        self.id, self.settings, self.lines = region.region, region.settings, region.lines
         self.program = parse(text)
         self.inputs = tuple(b for b in self.program.buffers if b.role == "input")
         self.outputs = tuple(b for b in self.program.buffers if b.role == "output")
@@ -63,23 +63,23 @@ class _Region:
         self._fills: dict[Key, Fill] = {}
         self._kernels: Kernels | None = None
         self._fallbacks = 0
-        self._lock = threading.RLock()  # held while something is made
-        self.called = True  # since it was last considered for being forgotten
+        self._lock = threading.RLock()  # held while compiling
+        self.called = True  # called since the last eviction pass
 
     def __call__(self, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
-        """Fill `outs`. What does it depends on sizes, device, which tensors start on 16 bytes and which outputs lie over inputs."""
+        """Fill `outs`, with kernels for the call's sizes, device, alignment (16 bytes) and aliasing."""
         self.tally.count()
         self.called = True
-        read = [tensor.data_ptr() for tensor in ins]
-        aligned = taken = 0
+        input_addresses = [tensor.data_ptr() for tensor in ins]
+        aligned = aliased = 0
         for k, tensor in enumerate(outs):
             at = tensor.data_ptr()
             aligned += aligned + (not at & 15)
-            if at in read:
-                taken |= alias_mask(at, read) << k * len(read)
-        for at in read:
+            if at in input_addresses:
+                aliased |= alias_mask(at, input_addresses) << k * len(input_addresses)
+        for at in input_addresses:
             aligned += aligned + (not at & 15)
-        key = (outs[0].get_device(), aligned, taken, *sizes)
+        key = (outs[0].get_device(), aligned, aliased, *sizes)
         fill = self._fills.get(key)
         due = self.checks is not None and self.checks.due()
         if fill is None or due:
@@ -91,33 +91,33 @@ class _Region:
             self._recover(error, key, fill, outs, ins, sizes)
 
     def _slow_path(self, key: Key, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
-        """A first call with some sizes, or one that is verified. Of inputs that are overwritten a copy is kept."""
+        """Handle the first call for a key, or a verified call. Copies the inputs that the call overwrites."""
         bindings = self._bindings(sizes)
-        kept = [clone_strided(t) if taken else t for t, taken in zip(ins, shares_storage(outs, ins), strict=True)]
+        originals = [clone_strided(t) if taken else t for t, taken in zip(ins, shares_storage(outs, ins), strict=True)]
         with self._lock:
             fill = self._fills.get(key)
             if fill is None:
-                self._remember(key, self._first_run(outs, ins, kept, bindings))
+                self._remember(key, self._first_run(outs, ins, originals, bindings))
             else:
-                self._rerun(key, fill, outs, ins, kept, bindings)
+                self._rerun(key, fill, outs, ins, originals, bindings)
             if self.checks is not None and self.checks.waits and not _capturing(outs[0]):
                 self.checks.made()
-                self._verify(outs, ins, kept, bindings)
+                self._verify(outs, ins, originals, bindings)
 
-    def _rerun(self, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor],
+    def _rerun(self, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor], originals: Sequence[Tensor],
                bindings: Bindings) -> None:
-        """A later call, of whose inputs there are copies."""
+        """Run a later call that is verified. The inputs it overwrites were copied, so a failure can fall back."""
         try:
             fill(outs, ins)
         except Exception as error:
             self._raise_unless_recoverable(fill, error, outs)
-            self._remember(key, self._fall_back("launched", to_coded_error(error, "computing a region"), outs, kept, bindings))
+            self._remember(key, self._fall_back("launched", to_coded_error(error, "computing a region"), outs, originals, bindings))
 
     def _recover(self, error: Exception, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor],
                       sizes: Sequence[int]) -> None:
-        """Answer a call whose kernels failed though they had run before; they are not used for these sizes any more.
+        """Fall back after a failure of kernels that ran before. They are not used for this key any more.
 
-        Raises where kernels that were queued before the failure may have written over an input: nothing can be computed from it.
+        Raises if kernels queued before the failure may have overwritten an input, because the result cannot be recomputed then.
         """
         self._raise_unless_recoverable(fill, error, outs)
         if overwrites(outs, ins):
@@ -127,11 +127,11 @@ class _Region:
             if now is fill:
                 coded = to_coded_error(error, "computing a region")
                 self._remember(key, self._fall_back("launched", coded, outs, ins, self._bindings(sizes)))
-            else:  # another thread met the same, and was first
+            else:  # another thread had the same failure and already replaced the kernels
                 now(outs, ins)
 
     def _raise_unless_recoverable(self, fill: Fill, error: Exception, outs: Sequence[Tensor]) -> None:
-        """Raise an error of a later call, where nothing else may compute the region."""
+        """Re-raise the error of a later call if no fallback may be used."""
         if isinstance(fill, Fallback) or is_fatal(error) or self.settings.on_error == "raise" or _capturing(outs[0]):
             raise error
 
@@ -143,10 +143,10 @@ class _Region:
             self._fills.clear()
         self._fills[key] = fill
 
-    def _first_run(self, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor], bindings: Bindings) -> Fill:
-        """What fills outputs of these sizes, after its first run."""
+    def _first_run(self, outs: Sequence[Tensor], ins: Sequence[Tensor], originals: Sequence[Tensor], bindings: Bindings) -> Fill:
+        """Compile for these sizes and run once. Returns the function that fills the outputs."""
         if any(self.program.points((axis.name,), bindings) == 0 for axis in self.program.axes):
-            fill = torch_fallback(self.program, bindings)  # nothing to launch, but reductions over nothing have results
+            fill = torch_fallback(self.program, bindings)  # nothing to launch, but empty reductions still have results
             fill(outs, ins)
             return fill
         stage = "planned and compiled"
@@ -157,26 +157,27 @@ class _Region:
         except Exception as error:
             if is_fatal(error) or self.settings.on_error == "raise":
                 raise
-            return self._fall_back(stage, to_coded_error(error, "computing a region"), outs, kept, bindings)
+            return self._fall_back(stage, to_coded_error(error, "computing a region"), outs, originals, bindings)
         return fill
 
     def _bind_kernels(self, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
-        """Kernels of onepass."""
+        """Compile the kernels for a call and bind them to its sizes."""
         if self._kernels is None:
             self._kernels = Kernels(optimize(self.program), f"region {self.id}", self.settings.tune)
         pairs = [*zip(self.outputs, outs, strict=True), *zip(self.inputs, ins, strict=True)]
         aligned = frozenset(b.name for b, tensor in pairs if tensor.data_ptr() % 16 == 0)
         executable = self._kernels.executable(bindings, outs[0].device, aligned)
         place = {b.name: k for each in (self.outputs, self.inputs) for k, b in enumerate(each)}
-        apart = unsafe_outputs(outs, ins, {(place[out], place[taken]) for out, taken in executable.artifact.in_place})
-        if apart:
-            names = ", ".join(self.outputs[k].name for k in apart)
-            _LOG.info("region %s: its kernels cannot write %s over an input; copied at %s", self.id, names, dict(bindings))
-        journal.bound(self.tally, tuple(bindings.values()), executable.artifact, len(apart))
-        return via_scratch(executable.bound(bindings), apart)
+        scratch = unsafe_outputs(outs, ins, {(place[out], place[taken]) for out, taken in executable.artifact.in_place})
+        if scratch:
+            names = ", ".join(self.outputs[k].name for k in scratch)
+            _LOG.info("region %s: its kernels cannot write %s in place over an input; using a copy for sizes %s",
+                      self.id, names, dict(bindings))
+        journal.bound(self.tally, tuple(bindings.values()), executable.artifact, len(scratch))
+        return via_scratch(executable.bound(bindings), scratch)
 
     def _fall_back(self, stage: str, error: Exception, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
-        """What Inductor makes of the region, or torch op by op where Inductor cannot; the call is answered with it."""
+        """Fall back to Inductor, or to torch op by op if Inductor fails too, and run the call with it."""
         self._fallbacks += 1
         fill, runs_as = torch_fallback(self.program, bindings), "torch, op by op"
         if self._fallbacks <= MAX_INDUCTOR_FALLBACKS:
@@ -191,13 +192,13 @@ class _Region:
         fill(outs, ins)
         return Fallback(fill)
 
-    def _verify(self, outs: Sequence[Tensor], ins: Sequence[Tensor], kept: Sequence[Tensor], bindings: Bindings) -> None:
-        """Hold the results of a call against float64."""
+    def _verify(self, outs: Sequence[Tensor], ins: Sequence[Tensor], originals: Sequence[Tensor], bindings: Bindings) -> None:
+        """Compare the results of a call with float64."""
         with torch.no_grad():
-            exact = evaluate(self.program, tensors_by_name(self.program, outs, kept), bindings)
-            eager = fresh_results(self.program, bindings, outs, kept)
-            for buffer, mine, theirs in zip(self.outputs, outs, eager, strict=True):
-                wrong = judge(mine, theirs, exact[buffer.name])
+            exact = evaluate(self.program, tensors_by_name(self.program, outs, originals), bindings)
+            eager = fresh_results(self.program, bindings, outs, originals)
+            for buffer, ours, theirs in zip(self.outputs, outs, eager, strict=True):
+                wrong = judge(ours, theirs, exact[buffer.name])
                 if wrong:
                     where = reproducer(partial(self._repro, f"{buffer.name}: {wrong}", outs, ins, bindings))
                     raise WrongAnswer(region=self.id, output=buffer.name, detail=wrong, repro=where)
@@ -217,38 +218,38 @@ _REGIONS_LOCK = threading.Lock()
 
 
 def run(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int], key: str, program: str) -> None:
-    """Fill `outs`. Inputs, outputs and sizes are in the order of the Program's buffers and symbols."""
+    """Run a region: fill `outs`. Inputs, outputs and sizes are in the order of the Program's buffers and symbols."""
     region = _REGIONS.get(key)
     if region is None:
         with _REGIONS_LOCK:
             region = _REGIONS.get(key)
             if region is None:
-                _make_room()
+                _evict()
                 region = _REGIONS[key] = _Region(key, program)
     region(outs, ins, sizes)
 
 
-def _make_room() -> None:
-    """Forget the oldest region that was not called since it was last passed over here; if all were, the oldest."""
+def _evict() -> None:
+    """Evict the oldest region that was not called since the last pass (second-chance eviction)."""
     while len(_REGIONS) >= MAX_REGIONS:
         key, region = next(iter(_REGIONS.items()))
         del _REGIONS[key]
         if region.called:
             region.called = False
-            _REGIONS[key] = region  # it is the youngest now
+            _REGIONS[key] = region  # moved to the end
         else:
             journal.drop(region.tally)
 
 
 def run_fresh(ins: Sequence[Tensor], sizes: Sequence[int], key: str, program: str) -> list[Tensor]:
-    """The same into fresh tensors."""
+    """Run a region into newly allocated tensors."""
     outs = _empties(ins, sizes, program)
     run(outs, ins, sizes, key, program)
     return outs
 
 
 def forget() -> None:
-    """Forget every region; those that are called again are made again."""
+    """Drop all cached regions. They are rebuilt when called again."""
     with _REGIONS_LOCK:
         for region in _REGIONS.values():
             journal.drop(region.tally)
@@ -262,7 +263,7 @@ def _outputs(program: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def _empties(ins: Sequence[Tensor], sizes: Sequence[Any], program: str) -> list[Tensor]:
-    """Uninitialised outputs, with the very strides the Program promises; sizes may be symbolic."""
+    """Uninitialized outputs with the strides that the Program specifies. Sizes may be symbolic."""
     outputs, symbols = _outputs(program)
     bindings = dict(zip(symbols, sizes, strict=True))
     return [ins[0].new_empty_strided([value(s, bindings) for s in b.shape], [value(s, bindings) for s in b.strides],
@@ -270,7 +271,7 @@ def _empties(ins: Sequence[Tensor], sizes: Sequence[Any], program: str) -> list[
 
 
 def _fake(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[Any], key: str, program: str) -> None:
-    """What torch is told of `region` without running it: nothing but that `outs` are written."""
+    """The fake (shape-only) implementation of `region`: it only writes `outs`."""
 
 
 def _fake_fresh(ins: Sequence[Tensor], sizes: Sequence[Any], key: str, program: str) -> list[Tensor]:
@@ -278,7 +279,7 @@ def _fake_fresh(ins: Sequence[Tensor], sizes: Sequence[Any], key: str, program: 
 
 
 def _define() -> torch.library.Library:
-    """Both ops, for CUDA tensors and for CPU tensors, which are interpreted. Torch forgets them with the value returned."""
+    """Register both ops for CUDA and for CPU (interpreted). They exist as long as the returned library does."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
     library.define("region(Tensor(a!)[] outs, Tensor[] ins, SymInt[] sizes, str key, str program) -> ()", tags=tags)

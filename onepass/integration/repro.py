@@ -1,7 +1,7 @@
-"""Reproducers: a Python file for every failure, which needs nothing but onepass.
+"""Reproducers: a standalone Python file for every failure; it needs only onepass.
 
-A region's file holds its Program, sizes and how its tensors lay in memory; running it plans, compiles and runs the region on
-seeded inputs and holds the results against float64. A graph's file holds the graph's code; running it claims the graph again.
+A region's file holds its Program, sizes and memory layout. Running it plans, compiles and runs the region on seeded inputs, and
+compares the results with float64. A graph's file holds the graph's code. Running it claims the graph's regions again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ..runtime.cache import versions
 
 DEFAULT_FOLDER = "onepass_repros"
 
-# Nothing is put into these texts but Python literals, identifiers and comments of one line, all in ASCII: what a program or an
-# error says cannot become code of the file.
+# Only Python literals, identifiers and one-line comments, all in ASCII, are inserted into these templates, so that the text of a
+# program or an error cannot become code.
 _REGION = '''# Region {region}: {what}
 #
-# Plans, compiles and runs the region on seeded inputs and compares with float64. Written by onepass on {machine}.
+# Plans, compiles and runs the region on seeded inputs, and compares with float64. Written by onepass on {machine}.
 
 from onepass.integration.repro import replay
 
@@ -46,8 +46,8 @@ replay(
     region={name},
     sizes={sizes},
     device={device},
-    unaligned={unaligned},  # tensors that did not start on 16 bytes
-    in_place={in_place},  # outputs that took an input's memory
+    unaligned={unaligned},  # tensors that did not start at a multiple of 16 bytes
+    in_place={in_place},  # (output, input) pairs that shared memory
     seed=0,
     versions={versions},
 )
@@ -55,7 +55,7 @@ replay(
 
 _GRAPH = '''# A graph: {what}
 #
-# Traces the graph anew and claims its regions. Written by onepass on {machine}.
+# Traces the graph again and claims its regions. Written by onepass on {machine}.
 
 import torch
 from torch import device, inf, nan  # noqa: F401, the code below may use them
@@ -75,15 +75,15 @@ replay_graph(Graph(), INPUTS, phase={phase}, settings={settings}, versions={vers
 
 @dataclass(frozen=True)
 class Layout:
-    """How the tensors of a call lay in memory."""
+    """The memory layout of the tensors of a call."""
 
     device: str
     unaligned: tuple[str, ...] = ()
-    in_place: tuple[tuple[str, str], ...] = ()  # (output, the input whose memory it took)
+    in_place: tuple[tuple[str, str], ...] = ()  # (output, input) pairs that share memory
 
 
 def write_region(region: str, what: str, program: Program, bindings: Bindings, layout: Layout) -> str:
-    """Write a region's reproducer; where it is, or why it could not be written."""
+    """Write a region's reproducer. Returns its path, or why it could not be written."""
     lines = "".join(f"    {line!a}\n" for line in show(program).splitlines(keepends=True))
     text = _REGION.format(region=_comment(region), what=_comment(what), machine=_comment(platform.platform()), program=lines,
                           name=ascii(region), sizes=ascii(dict(bindings)), device=ascii(layout.device),
@@ -92,7 +92,7 @@ def write_region(region: str, what: str, program: Program, bindings: Bindings, l
 
 
 def write_graph(graph: fx.Graph, what: str, phase: str, name: str, settings: Mapping[str, Any]) -> str:
-    """Write a graph's reproducer; where it is, or why it could not be written."""
+    """Write a graph's reproducer. Returns its path, or why it could not be written."""
     code = graph.python_code("self").src.strip()
     inputs = [_described(node.meta.get("val")) for node in graph.nodes if node.op == "placeholder"]
     text = _GRAPH.format(phase=ascii(phase), what=_comment(what), machine=_comment(platform.platform()),
@@ -103,7 +103,7 @@ def write_graph(graph: fx.Graph, what: str, phase: str, name: str, settings: Map
 
 
 def _described(val: Any) -> Any:
-    """An input of a graph as plain values: shape, strides, dtype and device of a tensor, the number of a size."""
+    """Describe a graph input by plain values: (shape, strides, dtype, device) of a tensor, or the value of a size."""
     if isinstance(val, torch.Tensor):
         shape, strides = ([_hint(n) for n in sizes] for sizes in (val.shape, val.stride()))
         return shape, strides, str(val.dtype).removeprefix("torch."), str(val.device)
@@ -111,12 +111,12 @@ def _described(val: Any) -> Any:
 
 
 def _hint(size: Any) -> Any:
-    """A symbolic size's present value; 1 where it has none."""
+    """The value of a size at trace time; 1 if it is unknown."""
     return size if isinstance(size, int) or size is None else getattr(size.node, "hint", None) or 1
 
 
 def _write(name: str, text: str) -> str:
-    """Write a file that a user may be told to run, where nobody else can put another in its place."""
+    """Write a file that the user may run, in a folder where no other user can replace it."""
     asked = knobs().repro_dir
     try:
         return _written(asked or Path(DEFAULT_FOLDER), name, text)
@@ -124,7 +124,7 @@ def _write(name: str, text: str) -> str:
         folder, trouble = asked, error
     if asked is None:
         try:
-            folder = _fresh(os.getpid())
+            folder = _temporary_folder(os.getpid())
             return _written(folder, name, text)
         except OSError as error:
             trouble = error
@@ -138,82 +138,82 @@ def _written(folder: Path, name: str, text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _fresh(process: int) -> Path:
-    """A folder of this process in the temporary one, with a name nobody can foresee; it stays."""
+def _temporary_folder(process: int) -> Path:
+    """A new folder with an unpredictable name in the temporary folder. It is not deleted at exit."""
     return Path(tempfile.mkdtemp(prefix=f"{DEFAULT_FOLDER}-"))
 
 
 def _comment(text: str) -> str:
-    """The first line of a message in ASCII, fit for a comment."""
+    """The first line of a message in ASCII, safe to use in a comment."""
     return (text.strip().splitlines() or [""])[0].encode("unicode_escape").decode()
 
 
-# ---- run by the files --------------------------------------------------------------------------------------------------------
+# ---- called by reproducers ---------------------------------------------------------------------------------------------------
 
 
 def replay(text: str, *, region: str, sizes: Bindings, device: str, unaligned: Sequence[str] = (),
            in_place: Sequence[tuple[str, str]] = (), seed: int = 0, versions: Mapping[str, str] | None = None) -> None:
-    """Plan, compile, run and check a region; raises what fails."""
-    from . import region_op  # which writes reproducers, and so imports this module
+    """Plan, compile, run and check a region. Raises if anything fails."""
+    from . import region_op  # imports this module
 
     _say_versions(versions)
     if device.startswith("cuda") and not torch.cuda.is_available():
-        _say(f"no CUDA card here: {device} is interpreted on the CPU")
+        _say(f"no CUDA device: {device} is interpreted on the CPU")
         device = "cpu"
     program = parse(text)
     tensors = make_inputs(program, sizes, torch.device(device), frozenset(unaligned), seed)
     ins = [tensors[b.name] for b in program.buffers if b.role == "input"]
     taken = dict(in_place)
-    outs = [_over(tensors[taken[b.name]], b, sizes) if b.name in taken else
+    outs = [_output_over(tensors[taken[b.name]], b, sizes) if b.name in taken else
             _empty(b, sizes, torch.device(device), b.name in unaligned) for b in program.buffers if b.role == "output"]
     region_op.run(outs, ins, [sizes[s] for s in program.symbols], f"{region}?on_error=raise?verify=1", text)
-    _say(f"region {region} is right on these inputs")
+    _say(f"region {region} is correct on these inputs")
 
 
 def make_inputs(program: Program, sizes: Bindings, device: torch.device, unaligned: frozenset[str],
                 seed: int) -> dict[str, torch.Tensor]:
-    """Seeded tensors with the layout of a Program's inputs; integers are small enough for every lookup."""
+    """Random inputs with the layout that a Program expects. Integers are small enough to be valid indices."""
     generator = torch.Generator().manual_seed(seed)
     extents = [value(g.extent, sizes) for i in program.of(Load) for g in program.nodes[i].indexed]  # type: ignore[union-attr]
-    most = max(1, min([*extents, 128]))
+    limit = max(1, min([*extents, 128]))
     made = {}
     for buffer in program.buffers:
         if buffer.role != "input":
             continue
         tensor = _empty(buffer, sizes, device, buffer.name in unaligned)
-        reach = _reach(tensor)
+        span = _span(tensor)
         if buffer.dtype.is_float:
-            drawn = torch.randn(reach, generator=generator, dtype=torch.float32)
+            drawn = torch.randn(span, generator=generator, dtype=torch.float32)
         else:
-            drawn = torch.randint(0, 2 if buffer.dtype.kind == "bool" else most, (reach,), generator=generator)
-        tensor.as_strided((reach,), (1,)).copy_(drawn)
+            drawn = torch.randint(0, 2 if buffer.dtype.kind == "bool" else limit, (span,), generator=generator)
+        tensor.as_strided((span,), (1,)).copy_(drawn)
         made[buffer.name] = tensor
     return made
 
 
 def _empty(buffer: Buffer, sizes: Bindings, device: torch.device, unaligned: bool) -> torch.Tensor:
     shape, strides = ([value(s, sizes) for s in each] for each in (buffer.shape, buffer.strides))
-    reach = 0 if 0 in shape else 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-    flat = torch.empty(reach + unaligned, dtype=buffer.dtype.torch, device=device)
+    span = 0 if 0 in shape else 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    flat = torch.empty(span + unaligned, dtype=buffer.dtype.torch, device=device)
     return flat.as_strided(shape, strides, int(unaligned))
 
 
-def _over(tensor: torch.Tensor, buffer: Buffer, sizes: Bindings) -> torch.Tensor:
-    """An output in the memory of an input, which may have other dims."""
+def _output_over(tensor: torch.Tensor, buffer: Buffer, sizes: Bindings) -> torch.Tensor:
+    """An output in the memory of an input, which may have another shape."""
     shape, strides = ([value(s, sizes) for s in each] for each in (buffer.shape, buffer.strides))
     return tensor.as_strided(shape, strides)
 
 
-def _reach(tensor: torch.Tensor) -> int:
-    """How many elements lie between a tensor's first and last, both counted."""
+def _span(tensor: torch.Tensor) -> int:
+    """The number of elements from a tensor's first to its last, including gaps."""
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
 
 
 def replay_graph(module: torch.nn.Module, inputs: Sequence[Any], *, phase: str, settings: Mapping[str, Any],
                  versions: Mapping[str, str] | None = None) -> None:
-    """Trace a graph's code on shape-only tensors and claim its regions; raises what fails."""
-    from .. import compat  # only here is a graph traced
-    from . import passes  # which writes reproducers, and so imports this module
+    """Trace a graph's code on fake tensors and claim its regions. Raises if anything fails."""
+    from .. import compat  # only needed for graphs
+    from . import passes  # imports this module
 
     _say_versions(versions)
     mode = compat.fake_mode()
@@ -225,14 +225,14 @@ def replay_graph(module: torch.nn.Module, inputs: Sequence[Any], *, phase: str, 
     for each in claimed.declined:
         if each.error is not None:
             raise each.error
-    _say(f"{len(claimed.regions)} regions claimed, {len(claimed.declined)} left")
+    _say(f"{len(claimed.regions)} regions claimed, {len(claimed.declined)} declined")
 
 
 def _say_versions(then: Mapping[str, str] | None) -> None:
     now = versions()
     for name, version in (then or {}).items():
         if now.get(name) != version:
-            _say(f"{name} was {version}, here it is {now.get(name)}")
+            _say(f"{name} was {version} and is {now.get(name)} here")
 
 
 def _say(sentence: str) -> None:
@@ -240,7 +240,7 @@ def _say(sentence: str) -> None:
 
 
 def layout_of(program: Program, outs: Sequence[torch.Tensor], ins: Sequence[torch.Tensor]) -> Layout:
-    """How the tensors of a call lie in memory, as a reproducer says it."""
+    """The memory layout of the tensors of a call, for a reproducer."""
     outputs = [b.name for b in program.buffers if b.role == "output"]
     inputs = [b.name for b in program.buffers if b.role == "input"]
     named = [*zip(outputs, outs, strict=True), *zip(inputs, ins, strict=True)]

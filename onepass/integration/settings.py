@@ -1,8 +1,8 @@
-"""Settings of torch.compile(backend="onepass"), and where they come from.
+"""Settings of torch.compile(backend="onepass"), and how their sources combine.
 
-Three sources, the later the stronger: environment variables (knobs), `with onepass.settings(...)`, and the `options` of
-torch.compile. What is given in the last two is in force while a graph is compiled; of it, what concerns calls of a region
-travels in the region's key, because a process that starts from a cached graph claims nothing.
+There are three sources, in increasing priority: environment variables (knobs), `with onepass.settings(...)`, and the `options` of
+torch.compile. The last two, called overrides here, apply while a graph is compiled. Those that affect calls of a region are encoded
+in the region's key, because a process that loads a cached graph does not run the pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import BadSetting, UnknownSetting
-from ..knobs import VERIFIED, knobs, share
+from ..knobs import VERIFY_HELP, knobs, verify_fraction
 
 
 def _switch(given: Any) -> bool:
@@ -41,9 +41,9 @@ def _names(given: Any) -> tuple[str, ...]:
 
 def _verify(given: Any) -> int | str:
     if isinstance(given, str):
-        return share(given)
+        return verify_fraction(given)
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise ValueError(VERIFIED)
+        raise ValueError(VERIFY_HELP)
     return given
 
 
@@ -53,39 +53,39 @@ def _setting(default: Any, read: Callable[[Any], Any], *, per_call: bool = False
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All of them, as they hold for one graph or one region."""
+    """All settings in effect for one graph or one region."""
 
-    disable: bool = _setting(False, _switch)  # everything to Inductor
-    interpret: bool = _setting(False, _switch)  # claim regions of CPU tensors too, and run them under Triton's interpreter
-    skip: tuple[str, ...] = _setting((), _names)  # regions to leave out, by id or by a line they came from
-    rest: str = _setting("inductor", _choice("inductor", "eager"))  # who runs what is not claimed
-    functional: bool = _setting(False, _switch)  # regions return fresh tensors instead of filling those Inductor allocates
-    in_place: bool = _setting(True, _switch)  # an output may take the memory of an input that nobody reads again
-    recompute: bool = _setting(True, _switch)  # the backward computes again what it can have without reading more
-    by_cost: bool = _setting(True, _switch)  # False: claim whatever can be computed, however small
-    verify: int | str = _setting(0, _verify, per_call=True)  # how many calls of each region are compared with float64, or 1/1000
+    disable: bool = _setting(False, _switch)  # compile everything with Inductor
+    interpret: bool = _setting(False, _switch)  # also claim regions of CPU tensors, and run them in Triton's interpreter
+    skip: tuple[str, ...] = _setting((), _names)  # regions to decline, by id or by source line
+    rest: str = _setting("inductor", _choice("inductor", "eager"))  # what runs the rest of the graph
+    functional: bool = _setting(False, _switch)  # regions return new tensors instead of filling tensors that Inductor allocates
+    in_place: bool = _setting(True, _switch)  # outputs may reuse the memory of dead inputs
+    recompute: bool = _setting(True, _switch)  # the backward recomputes saved values where that reads no more memory
+    by_cost: bool = _setting(True, _switch)  # False: claim every supported region, even if predicted to be slower
+    verify: int | str = _setting(0, _verify, per_call=True)  # how many calls of each region to compare with float64; or 1/1000
     on_error: str = _setting("warn", _choice("warn", "raise"), per_call=True)
     tune: str = _setting("off", _choice("off", "on", "full"), per_call=True)  # whether plans are timed at a region's first call
 
     @property
     def graph_key(self) -> str:
-        """What changes the graph that is compiled, as text for cache keys."""
+        """The settings that affect the compiled graph, as text for cache keys."""
         return repr([(f.name, getattr(self, f.name)) for f in fields(self) if not f.metadata["per_call"]])
 
 
-MAX_LINES = 3  # of user code that a region's key names
+MAX_LINES = 3  # lines of user code in a region's key
 ID_DIGITS = 10
 NAMES = frozenset(f.name for f in fields(Settings))
-_CONTEXT: ContextVar[Mapping[str, Any]] = ContextVar("onepass settings", default={})  # noqa: B039, never changed in place
+_CONTEXT: ContextVar[Mapping[str, Any]] = ContextVar("onepass settings", default={})  # noqa: B039, never mutated
 
 
 @contextmanager
 def settings(**changes: Any) -> Iterator[None]:
-    """Settings for all that this thread or task compiles while the context lasts; contexts nest.
+    """Use these settings for everything that the current thread or task compiles inside the context. Contexts nest.
 
-    torch.compile compiles at the first call. A backward graph, which autograd may compile in another thread and later, has the
-    settings of its forward graph. Threads started inside do not take settings over, as with every context variable, unless they
-    run in `contextvars.copy_context()`, or Python is told to (`thread_inherit_context`, the default of free-threaded builds).
+    torch.compile compiles at the first call. A backward graph, which autograd may compile later in another thread, has the settings
+    of its forward graph. Like any context variable, settings do not carry over to threads started inside, unless they run
+    in `contextvars.copy_context()` or Python's `thread_inherit_context` is on (the default of free-threaded builds).
     """
     token = _CONTEXT.set({**_CONTEXT.get(), **validated(changes)})
     try:
@@ -95,7 +95,7 @@ def settings(**changes: Any) -> Iterator[None]:
 
 
 def validated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings in their own types; a name or value that means nothing is an error."""
+    """Check settings and convert them to their types. Raises on unknown names and invalid values."""
     rows = {f.name: f for f in fields(Settings)}
     found = {}
     for name, value in given.items():
@@ -109,29 +109,28 @@ def validated(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """torch.compile's options: ours, checked, and those meant for Inductor, which knows its own names."""
+    """Split the options of torch.compile into settings of onepass, validated, and options for Inductor."""
     options = options or {}
     ours = validated({name: value for name, value in options.items() if name in NAMES})
     return ours, {name: value for name, value in options.items() if name not in NAMES}
 
 
 def current_overrides(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What the contexts and `options` (ours, checked) say, the environment left out."""
+    """The settings of the current contexts and of `options` (validated), without the environment."""
     return {**_CONTEXT.get(), **(options or {})}
 
 
 def resolve(overrides: Mapping[str, Any]) -> Settings:
-    """The settings in force, given what was said beyond the environment."""
+    """The settings in effect: overrides on top of the environment."""
     now = knobs()
     return Settings(**{"disable": now.disable, "verify": now.verify, "on_error": now.on_error, "tune": now.tune, **overrides})
 
 
-# ---- what travels with a region ----------------------------------------------------------------------------------------------
+# ---- region keys -------------------------------------------------------------------------------------------------------------
 
 
 def encode_key(overrides: Mapping[str, Any], lines: Sequence[str] = ()) -> str:
-    """The suffix of a region's key: where it came from, and what was said about its calls where the environment is not to
-    decide."""
+    """The suffix of a region's key: its source lines, and the overrides that affect its calls."""
     per_call = sorted(f.name for f in fields(Settings) if f.metadata["per_call"] and f.name in overrides)
     places = [re.sub("[@?]", "_", line.split(" ")[0]) for line in lines[:MAX_LINES]]
     return "".join(f"@{place}" for place in places) + "".join(f"?{name}={overrides[name]}" for name in per_call)
@@ -139,7 +138,7 @@ def encode_key(overrides: Mapping[str, Any], lines: Sequence[str] = ()) -> str:
 
 @dataclass(frozen=True)
 class RegionKey:
-    """A region's key, read."""
+    """A decoded region key."""
 
     region: str  # its id
     lines: tuple[str, ...]
@@ -147,7 +146,7 @@ class RegionKey:
 
 
 def decode_key(key: str) -> RegionKey:
-    """What a key says; the environment decides the rest."""
+    """Decode a region's key. Settings that are not in the key come from the environment."""
     named, *pairs = key.split("?")
     region, *lines = named.split("@")
     overrides: dict[str, Any] = {}

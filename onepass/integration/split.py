@@ -1,4 +1,4 @@
-"""The split of a training graph into forward and backward: Inductor's, less what the backward can have for nothing."""
+"""Partition a training graph into forward and backward: Inductor's partition, with cheap values recomputed instead of saved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Listener: TypeAlias = Callable[[tuple[Recomputed, ...]], None]
 
 @dataclass(frozen=True)
 class SplitPass:
-    """What was said about settings, as a change to the two graphs a training graph was split into. Who `hears` is told what."""
+    """The change to the partitioned graphs, with its settings. Calls `on_recomputed` with the values that are recomputed."""
 
     overrides: Mapping[str, Any]
     on_recomputed: Listener = journal.recomputed
@@ -36,7 +36,7 @@ class SplitPass:
         return resolve(self.overrides)
 
     def __call__(self, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
-        """Save less, with everything that can go wrong caught: the modules get new graphs only if both are whole."""
+        """Save fewer values. The modules get new graphs only if both succeed; errors that are not fatal are reported."""
         settings = self.settings
         try:
             where = device_of(forward.graph, settings.interpret)
@@ -57,19 +57,19 @@ class SplitPass:
         _show(made, where)
 
     def uuid(self) -> str:
-        """Everything the split follows from, beside the graph."""
+        """The cache key: everything besides the graph that the partition depends on."""
         return "onepass " + hashlib.sha256(repr((versions(), self.settings.graph_key)).encode()).hexdigest()
 
 
 def _show(made: tuple[Recomputed, ...], where: torch.device) -> None:
-    rows = [f"{len(made)} values of a forward graph on {where} are computed again in the backward instead of saved"]
-    rows += [f"  {each.name}: {each.nbytes / 1e6:.1f} MB, {each.traffic_saved / 1e6:.1f} MB less to move" for each in made]
+    rows = [f"{len(made)} values of a forward graph on {where} are recomputed in the backward instead of saved"]
+    rows += [f"  {each.name}: {each.nbytes / 1e6:.1f} MB, {each.traffic_saved / 1e6:.1f} MB less memory traffic" for each in made]
     _LOG.info("%s", "\n".join(rows))
     compat.trace_artifact("onepass_saved", lambda: "\n".join(rows) + "\n")
 
 
 def split(overrides: Mapping[str, Any], patches: dict[str, Any], on_recomputed: Listener = journal.recomputed) -> Any:
-    """The split to configure: ours around the user's, or the user's alone (None for Inductor's) where ours is not wanted."""
+    """The partitioner to configure: ours around the user's, or just the user's (None for Inductor's) if recomputation is off."""
     theirs = compat.configured_partitioner(patches)
     change = SplitPass(overrides, on_recomputed)
     ours = compat.partitioner(change, change.uuid, theirs) if change.settings.recompute else None

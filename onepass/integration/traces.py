@@ -1,8 +1,7 @@
-"""The traces of one function, found by a key of what they are guarded by.
+"""The trace cache of one function, keyed by everything that a trace is guarded on.
 
-A call is looked up by everything its arguments show: types, sizes, strides, values. A kind of call not met before is answered by
-a trace with symbols, if one fits: traces with the same dims fixed are found by the sizes of those dims. The kinds of calls
-used latest are kept, and with them their traces.
+A call's key consists of the types, sizes, strides and values of its arguments. A new key may match an existing trace with symbolic
+sizes; such traces are indexed by their static dims. The cache is LRU over keys, and a trace lives as long as a key uses it.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from ..ir.program import Program
 from ..ir.size import Bindings
 from .engine import Kernels
 
-MAX_CALL_KINDS = 1024  # kinds of calls of one function in one state that are kept
-_LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype})  # never trees
+MAX_CALL_KINDS = 1024  # call keys cached per function and state
+_LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype})  # never pytrees
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A capture, its Program and the kernels made for it so far."""
+    """A captured function, its optimized Program and its kernels."""
 
     captured: Captured
     program: Program
@@ -37,13 +36,13 @@ class Trace:
 
     @cached_property
     def outputs(self) -> frozenset[str]:
-        """The buffers that calls allocate, which makes them aligned."""
+        """The output buffers. They are aligned, because calls allocate them."""
         return frozenset(b.name for b in self.program.buffers if b.role == "output")
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A kind of call: the trace that answers it, and the values of its symbols."""
+    """The answer to a call key: a trace, and the values of its symbols."""
 
     trace: Trace
     bindings: Bindings
@@ -55,13 +54,13 @@ class Call:
         return any(program.points((axis.name,), self.bindings) == 0 for axis in program.axes)
 
     def is_valid(self, state: State) -> bool:
-        """Whether it answers while `state` is unchanged: what functions among the arguments read is compared here."""
+        """Whether the trace is valid in `state`. Also checks the state that functions among the arguments read."""
         own = self.trace.captured.state
         return own is state or own.unchanged()
 
 
 def flatten(args: tuple[Any, ...]) -> tuple[Sequence[Any], Hashable]:
-    """The leaves of some arguments, and a key for everything about them that a trace may depend on."""
+    """The pytree leaves of arguments, and a key of everything about them that a trace may depend on."""
     if all(type(arg) in _LEAVES for arg in args):
         return args, tuple(map(_key, args))
     leaves, spec = compat.pytree_flatten(args)
@@ -72,17 +71,17 @@ def _key(leaf: Any) -> Hashable:
     if not isinstance(leaf, torch.Tensor):
         return exact_key(leaf)
     if leaf.layout is not torch.strided:
-        return Identity(leaf)  # is refused in any case
+        return Identity(leaf)  # rejected later in any case
     return type(leaf), leaf.dtype, leaf.device, leaf.shape, leaf.stride(), leaf.requires_grad, leaf.is_neg()
 
 
 class Traces:
-    """The traces of one function in one state. Threads may use it at the same time."""
+    """The traces of one function in one state. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: OrderedDict[Hashable, Call] = OrderedDict()  # the one used last is last
-        self._uses: Counter[Trace] = Counter()  # by how many kinds of calls
+        self._calls: OrderedDict[Hashable, Call] = OrderedDict()  # most recently used last
+        self._uses: Counter[Trace] = Counter()  # number of call keys per trace
         self._by_pattern: dict[Pattern, dict[Hashable, tuple[Trace, ...]]] = {}
         self._fixed: dict[Trace, Hashable] = {}
 
@@ -91,7 +90,7 @@ class Traces:
             return iter(tuple(self._uses))
 
     def find(self, key: Hashable) -> Call | None:
-        """What answered such a call before."""
+        """The cached answer for a call key."""
         call = self._calls.get(key)
         if call is not None:
             with self._lock:
@@ -100,7 +99,7 @@ class Traces:
         return call
 
     def fit(self, args: tuple[Any, ...]) -> Call | None:
-        """A call that a trace made for other sizes answers."""
+        """Find a trace made for other sizes that fits these arguments."""
         leaves, spec = compat.pytree_flatten(args)
         for pattern, traces in tuple(self._by_pattern.items()):
             for trace in traces.get(pattern_key(pattern, leaves, spec), ()):
@@ -110,7 +109,7 @@ class Traces:
         return None
 
     def add(self, key: Hashable, args: tuple[Any, ...], call: Call) -> None:
-        """Remember what answers a kind of call; forget the kind that was not asked for longest."""
+        """Cache the answer for a call key; evict the least recently used key if there are too many."""
         with self._lock:
             self._forget(key)
             self._calls[key] = call

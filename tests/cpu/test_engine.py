@@ -43,9 +43,9 @@ NOTHING: frozenset[str] = frozenset()
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store of a test's own, and nothing in memory."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     yield
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
 
 
 def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,7 +164,7 @@ def test_after_a_failure_the_next_call_tries_again(monkeypatch: pytest.MonkeyPat
 
 def test_a_kept_entry_still_leaves_its_sources_where_the_user_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for turn in range(2):
-        engine._remembered.cache_clear()
+        engine._shared_cached.cache_clear()
         monkeypatch.setenv("ONEPASS_KEEP_SOURCES", str(tmp_path / f"kept{turn}"))
         Kernels(program(), "it").executable({"s0": 12}, CPU, NOTHING)
     first, second = (sorted(p.read_text() for p in (tmp_path / f"kept{k}").iterdir()) for k in range(2))
@@ -346,15 +346,15 @@ def interrupted_at(line: int, action: Any) -> bool:
 def test_after_ctrl_c_at_any_line_nobody_waits_for_what_nobody_makes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     captured, threads = program(), DaemonExecutor(1, "it")
     made = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).artifact
-    monkeypatch.setattr(engine, "_made", lambda *_: made)
+    monkeypatch.setattr(engine, "_load_or_compile", lambda *_: made)
     monkeypatch.setattr(engine, "_background", lambda process_id: threads)
     line, goes_on = 1, True
     while goes_on:
-        engine._remembered.cache_clear()
+        engine._shared_cached.cache_clear()
         kernels = Kernels(captured, "it")
         goes_on = interrupted_at(line, lambda kernels=kernels: getattr(kernels, way)({"s0": 12}, CPU, NOTHING))
         threads.submit(print).result()  # all that was begun has ended
-        assert all(promised.done for promised in kernels._shared._made.values()), line
+        assert all(promised.done for promised in kernels._shared._promises.values()), line
         assert kernels.prepare({"s0": 12}, CPU, NOTHING).result() is made, line
         assert kernels.executable({"s0": 12}, CPU, NOTHING).artifact is made, line
         line += 1
@@ -374,8 +374,8 @@ def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch
             raise KeyboardInterrupt
         return made
 
-    monkeypatch.setattr(engine, "_made", making)
-    engine._remembered.cache_clear()
+    monkeypatch.setattr(engine, "_load_or_compile", making)
+    engine._shared_cached.cache_clear()
     kernels = Kernels(captured, "it")
     claimed = kernels._shared._claimed
 
@@ -493,7 +493,7 @@ def test_the_assembler_of_inductor_is_passed_over(card: list[bool], tmp_path: Pa
 
 def test_a_second_process_neither_plans_nor_compiles(card: list[bool]) -> None:
     cold = made_by(lambda: Kernels(program(cols=48), "it").executable({"s0": 12}, CARD, NOTHING))
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     offline._measured.cache_clear()
     warm = made_by(lambda: Kernels(program(cols=48), "it").executable({"s0": 12}, CARD, NOTHING))
     assert cold.plans == 1 and cold.compilations > 0

@@ -57,7 +57,7 @@ def test_a_region_that_cannot_be_planned_runs_as_inductor_compiles_it(monkeypatc
     assert seen.fallbacks_by_code == {"ONEPASS-201": 2} and seen.calls == {"0123456789": 3}
     done = replay(seen.fallbacks[0].repro)
     assert done.returncode == 0, done.stderr
-    assert "is right" in done.stdout
+    assert "is correct" in done.stdout
 
 
 def test_op_by_op_where_inductor_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:

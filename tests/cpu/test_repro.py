@@ -34,7 +34,7 @@ BREAKOUTS = ['""" ; boom() ; r"""', "''' ; boom() ; '''", "\nboom()\n", "\rboom(
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path / "repros"))
-    repro._fresh.cache_clear()
+    repro._temporary_folder.cache_clear()
     region_op.forget()
     journal.reset()
     failure.reset_warnings()
@@ -79,7 +79,7 @@ def test_a_regions_name_is_no_path(region: str, tmp_path: Path) -> None:
 def test_a_reproducer_runs(capsys: pytest.CaptureFixture[str]) -> None:
     where = repro.write_region("abc", "boom", program(), {}, repro.Layout("cpu"))
     exec(compile(Path(where).read_text(), where, "exec"), {"__name__": "it"})
-    assert "region abc is right" in capsys.readouterr().out
+    assert "region abc is correct" in capsys.readouterr().out
 
 
 # ---- where they lie --------------------------------------------------------------------------------------------------------

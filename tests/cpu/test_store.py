@@ -53,7 +53,7 @@ def made(name: str, rows: int = 48, cols: int = 130) -> Artifact:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of a test's own, and no kernels in memory."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     return tmp_path / "store"
 
 
@@ -66,7 +66,7 @@ X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
 
 def again() -> Any:
     """softmax of X as a process would compute it that finds only the store; and what it had to do."""
-    engine._remembered.cache_clear()
+    engine._shared_cached.cache_clear()
     cache._opened.cache_clear()
     before = counts()
     return onepass.fuse(softmax)(X), counts() - before
@@ -135,7 +135,7 @@ def test_a_sealed_file_of_another_form_is_damaged(body: bytes) -> None:
     from onepass.runtime import serialize
 
     with pytest.raises(CorruptEntry):
-        unpack(KEY, serialize._sealed(KEY, body))
+        unpack(KEY, serialize._with_checksum(KEY, body))
 
 
 def test_values_must_be_of_their_declared_types() -> None:
@@ -152,7 +152,7 @@ def test_values_must_be_of_their_declared_types() -> None:
             at = at[step]
         at[path[-1]] = wrong
         with pytest.raises(CorruptEntry):
-            unpack(KEY, serialize._sealed(KEY, json.dumps(changed).encode()))
+            unpack(KEY, serialize._with_checksum(KEY, json.dumps(changed).encode()))
 
 
 def truncated(path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_opened_just_now_is_used_later(folder: Path, mon
 
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("error")
-        patch.setattr(files, "opened", none_left)
+        patch.setattr(files, "open_folder", none_left)
         assert store is not None and store.load(KEY) is None
     assert cache.store() is store and again()[1].hits == 1
 
@@ -263,7 +263,7 @@ def works_with_one_warning(match: str) -> None:
         warnings.simplefilter("always")
         cache._opened.cache_clear()
         for k in range(3):
-            engine._remembered.cache_clear()
+            engine._shared_cached.cache_clear()
             assert torch.equal(onepass.fuse(softmax)(X + k), onepass.fuse(softmax)(X + k))
             assert torch.allclose(onepass.fuse(lambda x: x.sum(-1))(X), X.sum(-1))
     coded = [str(w.message) for w in said if issubclass(w.category, OnepassWarning)]
@@ -320,7 +320,7 @@ def test_a_store_is_checked_at_every_use(folder: Path) -> None:
     assert store is not None and store.kernels == folder / "triton"
     folder.chmod(0o777)
     with pytest.warns(OnepassWarning, match="ONEPASS-501") as said:
-        engine._remembered.cache_clear()
+        engine._shared_cached.cache_clear()
         assert torch.equal(onepass.fuse(softmax)(X), right)
         assert not store.kernels.is_relative_to(folder) and not store.save_measurement(KEY, made("softmax-last"))
     assert len(said) == 1 and cache.store() is None
@@ -352,9 +352,9 @@ def test_a_store_that_was_removed_meanwhile_is_made_again(folder: Path) -> None:
 def test_a_file_where_the_parent_folder_should_be(folder: Path) -> None:
     folder.parent.joinpath("file").write_text("")
     os.environ["ONEPASS_CACHE_DIR"] = str(folder.parent / "file" / "store")  # the fixture puts it back
-    works_with_one_warning("no folder")
+    works_with_one_warning("not a folder")
     os.environ["ONEPASS_CACHE_DIR"] = str(folder.parent / "file")
-    works_with_one_warning("no folder")
+    works_with_one_warning("not a folder")
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
@@ -417,7 +417,7 @@ def test_what_is_created_is_its_users_alone(umask: int, folder: Path) -> None:
         again()
         store = cache.store()
         assert store is not None
-        checksums.seal(store.kernels / "KEY", "f.cubin", b"1")
+        checksums.write_checksummed(store.kernels / "KEY", "f.cubin", b"1")
     finally:
         os.umask(before)
     found = {p.relative_to(folder).parts[0]: p.stat().st_mode & 0o777 for p in [folder, *folder.rglob("*")] if p != folder}
