@@ -16,13 +16,13 @@ from .. import compat
 from ..errors import BadArgument, MixedDevices, NeedsGrad, UnsupportedDevice, UnsupportedDtype, UnsupportedLayout
 from ..ir.expr import BY_TORCH, DTYPES
 from ..ir.size import Size, mul, sym, value
-from .known_functions import is_atom
+from .known_functions import is_immutable
 from .outputs import check_shape
 
 DEVICES = ("cpu", "cuda", "meta")
 # Accepted non-tensor arguments. Functions, types and enum members are compared by identity, and their state is guarded.
-_PLAIN = (bool, int, float, str, bytes, complex, NoneType, slice, torch.dtype, torch.device, torch.memory_format, enum.Enum,
-          type, FunctionType, BuiltinFunctionType)
+_ACCEPTED_TYPES = (bool, int, float, str, bytes, complex, NoneType, slice, torch.dtype, torch.device, torch.memory_format,
+                   enum.Enum, type, FunctionType, BuiltinFunctionType)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Arguments:
     @property
     def objects(self) -> tuple[Any, ...]:
         """The leaves that can refer to Python state: functions, classes, enum members."""
-        return tuple(leaf for leaf in self.leaves if not isinstance(leaf, torch.Tensor) and not is_atom(leaf))
+        return tuple(leaf for leaf in self.leaves if not isinstance(leaf, torch.Tensor) and not is_immutable(leaf))
 
 
 def flatten(fn: Callable[..., Any], args: tuple[Any, ...]) -> Arguments:
@@ -80,7 +80,7 @@ def check(arguments: Arguments) -> None:
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         if isinstance(leaf, torch.Tensor):
             _check_tensor(name, leaf)
-        elif not isinstance(leaf, _PLAIN):
+        elif not isinstance(leaf, _ACCEPTED_TYPES):
             raise BadArgument(detail=f"Argument {name} is a {type(leaf).__name__}, and onepass cannot detect when it changes. "
                                      "Pass tensors, numbers, strings, or tuples, lists and dicts of them.")
     devices = {leaf.device for _, leaf in arguments.tensors}
@@ -124,23 +124,23 @@ def candidate_layouts(tensors: Sequence[torch.Tensor]) -> tuple[Layouts, ...]:
     """Layouts to try, from most to fewest symbols: all dims but the last, the first dim only, none."""
     rows, leading = _symbolic(tensors, None), _symbolic(tensors, 1)
     fixed = Layouts(tuple(Layout(tuple(t.shape), tuple(t.stride())) for t in tensors), {})
-    tried = [rows, leading] if leading != rows else [rows]
-    return (*(layouts for layouts in tried if layouts.hints), fixed)
+    symbolic = [rows, leading] if leading != rows else [rows]
+    return (*(layouts for layouts in symbolic if layouts.hints), fixed)
 
 
-def _symbolic(tensors: Sequence[torch.Tensor], most: int | None) -> Layouts:
+def _symbolic(tensors: Sequence[torch.Tensor], max_dims: int | None) -> Layouts:
     """Make the first `most` dims of each tensor symbolic (None: all), but never the last dim.
 
     Equal sizes share one symbol. Sizes 0 and 1 stay fixed, because torch specializes on them. A vector's size becomes a symbol
     if it equals some row count and no column count.
     """
-    rows = dict.fromkeys(s for t in tensors if t.dim() > 1 for s in t.shape[:-1][:most] if s > 1)
-    columns = {s for t in tensors if t.dim() > 1 for s in (t.shape[-1:] if most is None else t.shape[most:])}
+    rows = dict.fromkeys(s for t in tensors if t.dim() > 1 for s in t.shape[:-1][:max_dims] if s > 1)
+    columns = {s for t in tensors if t.dim() > 1 for s in (t.shape[-1:] if max_dims is None else t.shape[max_dims:])}
     symbols = {size: sym(f"s{k}") for k, size in enumerate(rows)}
     hints = {f"s{k}": size for k, size in enumerate(rows)}
     layouts = []
     for tensor in tensors:
-        vary = tensor.dim() - 1 if most is None else min(most, tensor.dim() - 1)
+        vary = tensor.dim() - 1 if max_dims is None else min(max_dims, tensor.dim() - 1)
         if tensor.dim() == 1 and tensor.shape[0] not in columns:
             vary = 1
         shape = tuple(symbols.get(s, s) if d < vary else s for d, s in enumerate(tensor.shape))

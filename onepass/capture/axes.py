@@ -149,12 +149,12 @@ class Atoms:
 
     def _split(self, atom: str, sizes: Sequence[Size]) -> Dim:
         parts = tuple(self.fresh(size) for size in sizes)
-        neighbours = self._distinct.pop(atom)
-        for other in neighbours:
+        neighbors = self._distinct.pop(atom)
+        for other in neighbors:
             self._distinct[other].remove(atom)
         self._replaced_by[atom] = parts
         for part in parts:
-            self.keep_distinct((part, *neighbours), only=part)
+            self.keep_distinct((part, *neighbors), only=part)
         self.keep_distinct(parts)
         return parts
 
@@ -176,11 +176,11 @@ class Atoms:
         assert self._extents[a] == self._extents[b] and not self.are_distinct(a, b)
         if a == b:
             return
-        neighbours = self._distinct.pop(b)
-        for other in neighbours:
+        neighbors = self._distinct.pop(b)
+        for other in neighbors:
             self._distinct[other].remove(b)
         self._replaced_by[b] = (a,)
-        self.keep_distinct((a, *neighbours), only=a)
+        self.keep_distinct((a, *neighbors), only=a)
 
 
 def _runs(sizes: Sequence[Size], factors: Sequence[Size]) -> list[Sequence[Size]]:

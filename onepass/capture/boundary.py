@@ -60,14 +60,14 @@ class Boundary:
 
     def _source_gain(self, node: int, members: set[int]) -> int:
         """Change in bytes moved if a kernel before the region computes the region's first op."""
-        dataflow, bases = self.dataflow, self.dataflow.producers[node]
-        before = [b for b in bases if dataflow.inductor_fuses(b, self.region_of)]
+        dataflow, producers = self.dataflow, self.dataflow.producers[node]
+        before = [b for b in producers if dataflow.inductor_fuses(b, self.region_of)]
         if not before:
             return 0
         kernel = self._inductor_kernel(before)
         exported = any(u not in members for u in dataflow.users[node])
         change = dataflow.bytes[node] * (1 if exported else 2)
-        for producer in bases:
+        for producer in producers:
             still_read = any(u in members and u != node for u in dataflow.users[producer])
             change -= (not still_read) * dataflow.bytes[producer]
             if producer in kernel:
@@ -80,13 +80,13 @@ class Boundary:
 
     def _inductor_kernel(self, start: Iterable[int]) -> set[int]:
         """The nodes outside all regions that Inductor would fuse with `start`."""
-        found, waiting = set[int](), list(start)
-        while waiting and len(found) < MAX_KERNEL_NODES:
-            node = waiting.pop()
+        found, worklist = set[int](), list(start)
+        while worklist and len(found) < MAX_KERNEL_NODES:
+            node = worklist.pop()
             if node in found or not self.dataflow.inductor_fuses(node, self.region_of):
                 continue
             found.add(node)
-            waiting += [*self.dataflow.producers[node], *self.dataflow.users[node]]
+            worklist += [*self.dataflow.producers[node], *self.dataflow.users[node]]
         return found
 
 
@@ -121,8 +121,9 @@ class ExpandedRegions:
         cone, best = {value}, None
         for _ in range(MAX_DUPLICATED_NODES):
             inputs = {b for c in cone for b in self.dataflow.producers[c]} - cone - expanded
-            fresh = sum(self.dataflow.bytes[b] for b in inputs - read)
-            if fresh <= self.dataflow.bytes[value] * (1 + 1 / SMALL_RATIO) and not self._adds_outputs(inputs - expanded, value):
+            extra_bytes = sum(self.dataflow.bytes[b] for b in inputs - read)
+            is_cheap = extra_bytes <= self.dataflow.bytes[value] * (1 + 1 / SMALL_RATIO)
+            if is_cheap and not self._adds_outputs(inputs - expanded, value):
                 best = set(cone)
             deeper = [b for b in inputs if self._is_arithmetic(b) and self.dataflow.epoch[b] == self.dataflow.epoch[value]]
             if not deeper:
@@ -191,10 +192,10 @@ class ExpandedRegions:
         """Nodes that depend on a region through another kernel. No compiler can put them into one kernel with the region."""
         after, found = set(members), set[int]()
         for node in range(min(members), len(self.dataflow.nodes)):
-            behind = [b for b in self.dataflow.producers[node] if b in after]
-            if node in members or not behind:
+            dependencies = [b for b in self.dataflow.producers[node] if b in after]
+            if node in members or not dependencies:
                 continue
             after.add(node)
-            if any(b in found or b not in members and not self.dataflow.inductor_fuses(b, self.region_of) for b in behind):
+            if any(b in found or b not in members and not self.dataflow.inductor_fuses(b, self.region_of) for b in dependencies):
                 found.add(node)
         return found

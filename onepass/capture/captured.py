@@ -90,7 +90,7 @@ class Captured:
     @cached_property
     def pattern(self) -> Pattern:
         """For each tensor argument, the dims whose sizes and strides are fixed. None for other arguments."""
-        return tuple((_numbers(leaf.shape), _numbers(leaf.strides)) if isinstance(leaf, TensorLeaf) else None
+        return tuple((_fixed_positions(leaf.shape), _fixed_positions(leaf.strides)) if isinstance(leaf, TensorLeaf) else None
                      for leaf in self.leaves)
 
     def bind(self, args: tuple[Any, ...]) -> Bindings | None:
@@ -144,14 +144,14 @@ class Captured:
 
     def build_result(self, outputs: Mapping[str, torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
         """`result` for flattened arguments and known symbol values."""
-        return self._built([_made(recipe, outputs, leaves, bindings) for recipe in self.recipes])
+        return self._build_tree([_build_leaf(recipe, outputs, leaves, bindings) for recipe in self.recipes])
 
     @cached_property
-    def _built(self) -> Callable[[list[Any]], Any]:
+    def _build_tree(self) -> Callable[[list[Any]], Any]:
         return compat.tree_builder(self.result_spec)
 
 
-def _numbers(sizes: tuple[Size, ...]) -> tuple[int, ...]:
+def _fixed_positions(sizes: tuple[Size, ...]) -> tuple[int, ...]:
     """The positions of sizes that are plain ints."""
     return tuple(d for d, size in enumerate(sizes) if isinstance(size, int))
 
@@ -171,17 +171,17 @@ def _compiled(text: str) -> Callable[[dict[str, int]], bool]:
     return lambda bindings: bool(eval(code, {"math": math, "__builtins__": {"min": min, "max": max, "abs": abs}}, bindings))
 
 
-def _made(recipe: Recipe, outputs: Mapping[str, torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
+def _build_leaf(recipe: Recipe, outputs: Mapping[str, torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
     match recipe:
         case Stored(buffer=name):
             return outputs[name]
         case PassThrough(leaf=position):
             return leaves[position]
         case View(base=base, read_as=dtype, shape=shape, strides=strides, offset=offset):
-            tensor = _made(base, outputs, leaves, bindings)
+            tensor = _build_leaf(base, outputs, leaves, bindings)
             start = tensor.storage_offset() + value(offset, bindings)
-            shown = tensor.as_strided([value(s, bindings) for s in shape], [value(s, bindings) for s in strides], start)
-            return shown if dtype is None else shown.view(dtype)
+            view = tensor.as_strided([value(s, bindings) for s in shape], [value(s, bindings) for s in strides], start)
+            return view if dtype is None else view.view(dtype)
         case Number(size=size):
             return value(size, bindings)
         case Literal(value=plain):

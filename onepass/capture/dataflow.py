@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from .effects import epochs, is_ordered
-from .node_kinds import MATMULS, NodeKind, is_reduction, kinds, nbytes
+from .node_kinds import MATMULS, NodeKind, classify_nodes, is_reduction, nbytes
 from .schema import op_name
 
 
@@ -18,14 +18,14 @@ class Dataflow:
     """The computing nodes of a graph, numbered in order, with their producers, users and sizes in bytes."""
 
     def __init__(self, graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str], epilogues: bool) -> None:
-        self.kind = kinds(graph, device, blocked)
+        self.kind = classify_nodes(graph, device, blocked)
         self.nodes = [n for n in graph.nodes if self.kind[n] is not NodeKind.FREE]
         self.position_of = {n: i for i, n in enumerate(self.nodes)}
         self.epilogues = epilogues
-        self._seen: dict[fx.Node, tuple[int, ...]] = {}
+        self._behind_views: dict[fx.Node, tuple[int, ...]] = {}
         for node in graph.nodes:  # in order, so that a chain of views needs no recursion
             if self.kind[node] is NodeKind.FREE:
-                self._seen[node] = self._through(node.all_input_nodes)
+                self._behind_views[node] = self._through(node.all_input_nodes)
         self.producers = [self._through(n.all_input_nodes) for n in self.nodes]
         self.users: list[list[int]] = [[] for _ in self.nodes]
         for user, bases in enumerate(self.producers):
@@ -42,11 +42,11 @@ class Dataflow:
             if self.kind[source] is not NodeKind.FREE:
                 found[self.position_of[source]] = None
                 continue
-            found |= dict.fromkeys(self._seen[source])
+            found |= dict.fromkeys(self._behind_views[source])
         return tuple(found)
 
     @cached_property
-    def following(self) -> list[list[int]]:
+    def successors(self) -> list[list[int]]:
         """For each node the nodes that must come after it: its users, and for an ordered op the next ordered op."""
         found = [list(users) for users in self.users]
         ordered = [i for i, node in enumerate(self.nodes) if is_ordered(node)]
@@ -78,12 +78,12 @@ class Dataflow:
 
     def users_of(self, value: fx.Node) -> set[int]:
         """The computing nodes that use a value, directly or through views."""
-        found, waiting, seen = set[int](), [value], {value}
-        while waiting:
-            for user in waiting.pop().users:
+        found, worklist, seen = set[int](), [value], {value}
+        while worklist:
+            for user in worklist.pop().users:
                 if self.kind[user] is not NodeKind.FREE:
                     found.add(self.position_of[user])
                 elif user not in seen:
                     seen.add(user)
-                    waiting.append(user)
+                    worklist.append(user)
         return found

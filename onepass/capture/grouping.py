@@ -48,10 +48,10 @@ class Groups:
         a, b = sorted((self.find(a), self.find(b)), key=self._position.__getitem__)
         if a == b:
             return True
-        later = self._successors_between(a, b)
-        if later is None:
+        dependents = self._successors_between(a, b)
+        if dependents is None:
             return False
-        self._reorder(a, b, later)
+        self._reorder(a, b, dependents)
         self._root[b] = a
         self._members[a] += self._members[b]
         self._next[a] |= self._next[b]
@@ -61,9 +61,9 @@ class Groups:
     def _successors_between(self, a: int, b: int) -> set[int] | None:
         """The groups after a and before b that depend on a; None if b depends on one of them."""
         last, found = self._position[b], set[int]()
-        waiting = [u for u in self.users(a) if u != b and self._position[u] < last]
-        while waiting:
-            group = waiting.pop()
+        worklist = [u for u in self.users(a) if u != b and self._position[u] < last]
+        while worklist:
+            group = worklist.pop()
             if group in found:
                 continue
             found.add(group)
@@ -71,14 +71,14 @@ class Groups:
                 if user == b:
                     return None
                 if self._position[user] < last:
-                    waiting.append(user)
+                    worklist.append(user)
         return found
 
-    def _reorder(self, a: int, b: int, later: set[int]) -> None:
+    def _reorder(self, a: int, b: int, dependents: set[int]) -> None:
         """Move a and b to one position: groups between them that depend on a go behind it, the others go before it."""
         first, last = self._position[a], self._position[b]
-        storage_root = [g for g in self._order[first:last + 1] if g not in (a, b, EMPTY)]
-        reordered = [g for g in storage_root if g not in later] + [a] + [g for g in storage_root if g in later]
+        span = [g for g in self._order[first:last + 1] if g not in (a, b, EMPTY)]
+        reordered = [g for g in span if g not in dependents] + [a] + [g for g in span if g in dependents]
         reordered += [EMPTY] * (last + 1 - first - len(reordered))
         self._order[first:last + 1] = reordered
         for position, group in enumerate(reordered, first):

@@ -14,7 +14,7 @@ from .call import Call, Concat, Handler, for_overloads, normalize_dim, with_shap
 from .draft import Draft, Tensor
 from .pointwise import checked_literal, literal
 from .substitute import Lookup, substitute
-from .views import from_front, moved, sliced
+from .views import moved, normalize_position, sliced
 
 
 def _cat(call: Call) -> Concat | Tensor:
@@ -109,14 +109,14 @@ def _extended(call: Call, piece: Tensor, dim: int, begin: int, position: int, al
 
 def _reduces_along(draft: Draft, node: int, atoms: frozenset[str]) -> bool:
     """Whether a value contains a reduction that varies over any of the atoms."""
-    waiting, seen = [node], {node}
-    while waiting:
-        at = waiting.pop()
+    worklist, seen = [node], {node}
+    while worklist:
+        at = worklist.pop()
         if draft.free(at) & atoms:
             if isinstance(draft.nodes[at], Reduce):
                 return True
-            waiting += [o for o in operands(draft.nodes[at]) if o not in seen]
-            seen.update(waiting)
+            worklist += [o for o in operands(draft.nodes[at]) if o not in seen]
+            seen.update(worklist)
     return False
 
 
@@ -227,8 +227,8 @@ def _overwrite(call: Call, old: Tensor, new: Tensor, dim: int, start: Any, end: 
     if len(new.dims) != len(old.dims) or any(a != b for d, (a, b) in enumerate(zip(*shapes, strict=True)) if d != dim):
         call.unsupported("the new values do not have the shape of those they replace")
     length, total = (call.static_size(_length(call.draft, t, dim)) for t in (new, old))
-    start = call.static_size(from_front(call, old, dim, start or 0))
-    end = total if end is None else call.static_size(from_front(call, old, dim, end))
+    start = call.static_size(normalize_position(call, old, dim, start or 0))
+    end = total if end is None else call.static_size(normalize_position(call, old, dim, end))
     if end - start != length:
         call.unsupported("the new values do not have the shape of those they replace")
     before, after = sliced(call, old, dim, 0, start), sliced(call, old, dim, end, total - end)
@@ -270,7 +270,7 @@ def _select_backward(call: Call) -> Concat | Tensor:
 
 def _overwrite_position(call: Call, old: Tensor, row: Tensor, dim: int) -> Concat | Tensor:
     """Replace the position `index` of a dim."""
-    at = call.static_size(from_front(call, old, dim, call.arg("index")))
+    at = call.static_size(normalize_position(call, old, dim, call.arg("index")))
     return _overwrite(call, old, row, dim, at, at + 1)
 
 

@@ -19,13 +19,13 @@ from typing import Any, Generic
 
 import torch
 
-from .state import ATOMS
+from .state import IMMUTABLE_TYPES
 
 # C functions of these modules are pure, except for those in _IMPURE.
 _PURE = frozenset({"builtins", "math", "cmath", "operator", "_operator", "itertools", "_functools", "functools", "collections",
                    "_collections", "_abc", "_warnings", "_typing", "types"})
 _IMPURE = frozenset({"eval", "exec", "compile", "open", "input", "globals", "__import__", "breakpoint", "id"})
-_NOT_FROM_ARGUMENTS = frozenset({"empty", "empty_like", "loadtxt", "genfromtxt"})  # numpy functions
+_IMPURE_NUMPY = frozenset({"empty", "empty_like", "loadtxt", "genfromtxt"})  # numpy functions
 _BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars", "dir"})
 # Python code of these modules only calls its arguments.
 _HELPERS = frozenset({"functools", "contextlib", "dataclasses", "enum", "typing", "abc", "_py_abc", "_collections_abc",
@@ -43,17 +43,17 @@ _STATEFUL = ("torch.cuda", "torch.random", "torch.distributed", "torch.backends"
 _STATELESS = ("torch.cuda.amp", "torch.cpu.amp", "torch.cuda.nvtx", "torch._dynamo.decorators")
 # torch functions that read guarded state: in compat's guard on torch's modes, or by calling them again.
 _COMPARED_MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_num_threads",
-                       "is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_cache_enabled",
-                       "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
-                       "get_deterministic_debug_mode"})
+                             "is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_cache_enabled",
+                             "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
+                             "get_deterministic_debug_mode"})
 _READABLE = frozenset({"get_default_device", "get_float32_matmul_precision", "get_num_interop_threads", "is_available",
                        "device_count", "current_device", "is_initialized"})
 _STATEFUL_PREFIXES = ("set_", "use_", "get_", "compile", "manual_seed", "seed", "initial_seed", "load", "save")
 
 
-def is_atom(value: Any) -> bool:
+def is_immutable(value: Any) -> bool:
     """Whether a value is immutable and refers to no other object."""
-    return type(value) in ATOMS or type(value) is torch.Size or _is_numpy(value, "generic")
+    return type(value) in IMMUTABLE_TYPES or type(value) is torch.Size or _is_numpy(value, "generic")
 
 
 def is_torch(module: str | None) -> bool:
@@ -105,7 +105,7 @@ def looks_up_by_name(function: Any) -> bool:
 def is_pure_in_c(function: Any) -> bool:
     """Whether a C function or descriptor computes from its arguments alone."""
     if _is_numpy(function, "ufunc") or type(function).__name__ == "_ArrayFunctionDispatcher":
-        return function.__name__ not in _NOT_FROM_ARGUMENTS
+        return function.__name__ not in _IMPURE_NUMPY
     kind = getattr(function, "__objclass__", None)
     if kind is not None:
         return is_known_in_c(kind) or is_torch(kind.__module__) or not is_in_c(kind)

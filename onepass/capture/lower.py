@@ -59,7 +59,7 @@ def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs:
 
 
 def lower_subgraph(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...],
-               to_size: ToSize) -> Program:
+                   to_size: ToSize) -> Program:
     """`lower` for part of a larger graph. Raises Blocked with the node that cannot be lowered; the caller can leave it out."""
     walk = _Walk(graph, inputs, to_size)
     try:
@@ -87,14 +87,14 @@ class _Walk:
 
     def value(self, target: fx.Node) -> Any:
         """The lowered value of a node. The nodes it depends on are lowered first, in graph order."""
-        needed, waiting = set[fx.Node](), [target]
-        while waiting:
-            node = waiting.pop()
-            if node not in self.env and node not in needed:
-                needed.add(node)
+        required, worklist = set[fx.Node](), [target]
+        while worklist:
+            node = worklist.pop()
+            if node not in self.env and node not in required:
+                required.add(node)
                 if self._size(node) is None:
-                    waiting += node.all_input_nodes
-        for node in sorted(needed, key=self.order.__getitem__):
+                    worklist += node.all_input_nodes
+        for node in sorted(required, key=self.order.__getitem__):
             self.env[node] = self._lower(node)
         return self.env[target]
 
@@ -120,7 +120,7 @@ class _Walk:
         fakes = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
         torch_args = bind_arguments(node.target, *fakes).values
         call = Call(self.draft, name, str(node.target), where, given, input_fake, result_fake, self.to_size, torch_args)
-        result = _applied(handler, call)
+        result = _apply(handler, call)
         _check_arguments(call)
         _check_form(call, result)
         return result
@@ -163,11 +163,11 @@ class _Walk:
         draft.add(Store(buffer.name, draft.cast(tensor.node, buffer.dtype), strides, offset), buffer.dtype)
 
 
-def _applied(handler: Handler, call: Call) -> Any:
+def _apply(handler: Handler, call: Call) -> Any:
     """Call the handler. Values that cannot be written at the coordinates they need are refused."""
     try:
         if _is_piecewise(call):
-            return _by_pieces(handler, call)
+            return _apply_to_pieces(handler, call)
         return handler(replace(call, args=call.args.mapped(lambda a: materialized(call, a) if isinstance(a, Concat) else a)))
     except Inexpressible:
         raise UnsupportedView(op=call.op, where=call.where, detail="it groups axes that are not contiguous in memory") from None
@@ -220,7 +220,7 @@ def _is_piecewise(call: Call) -> bool:
     return alone and (call.name in POINTWISE or call.name in _COPIES)
 
 
-def _by_pieces(handler: Handler, call: Call) -> Lowered:
+def _apply_to_pieces(handler: Handler, call: Call) -> Lowered:
     concat = next(a for a in call.args.values.values() if isinstance(a, Concat))
 
     def of(piece: Tensor) -> Tensor:

@@ -37,8 +37,8 @@ _CONSTANTS = frozenset({
     *(f"aten.{way}.default" for name in ("full", "zeros", "ones") for way in (name, f"{name}_like", f"new_{name}"))})
 # Left to Inductor, which writes the pieces of a concatenation in place.
 _DECLINED = frozenset({"aten.cat.default", "aten.stack.default", "aten.constant_pad_nd.default", "aten.slice_scatter.default",
-                   "aten.select_scatter.default", "aten.slice_backward.default", "aten.select_backward.default",
-                   "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"})
+                       "aten.select_scatter.default", "aten.slice_backward.default", "aten.select_backward.default",
+                       "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"})
 _INLINED = frozenset({"aten.embedding.default", "aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.bucketize.Tensor",
                       "aten._unsafe_masked_index.default", "prims.inductor_random.default", "prims.inductor_randint.default",
                       "prims.inductor_lookup_seed.default", "aten.rand.default", "aten.bernoulli.default", "aten.bernoulli.p",
@@ -108,7 +108,7 @@ def why_unsupported(node: fx.Node, device: torch.device) -> str | None:
     return next((f"it reads {dtype}" for dtype in read if dtype not in BY_TORCH), None)
 
 
-def kinds(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str]) -> dict[fx.Node, NodeKind]:
+def classify_nodes(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str]) -> dict[fx.Node, NodeKind]:
     """The kind of every node. `blocked` nodes have a handler but could not be lowered."""
     found: dict[fx.Node, NodeKind] = {}
     epoch = dict(zip(graph.nodes, epochs(graph.nodes), strict=True))

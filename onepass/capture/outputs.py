@@ -120,7 +120,7 @@ class _Planner:
     inputs: Mapping[fx.Node, int]
     reserved: frozenset[str]
     to_size: ToSize
-    leaves_of: Counter[fx.Node]  # number of result leaves that are views of each node
+    leaf_count: Counter[fx.Node]  # number of result leaves that are views of each node
     device: torch.device  # the device of the arguments
     stored: dict[fx.Node, Output] = field(default_factory=dict)
 
@@ -141,7 +141,7 @@ class _Planner:
         buffer cannot have stride 0."""
         fewer = product(list(self.shape(leaf))) != product(list(self.shape(root)))
         repeats = any(stride == 0 and size != 1 for size, stride in zip(self.shape(leaf), self.strides(leaf), strict=True))
-        return fewer and not repeats and self.leaves_of[root] == 1 and not shares_elements(leaf.meta["val"])
+        return fewer and not repeats and self.leaf_count[root] == 1 and not shares_elements(leaf.meta["val"])
 
     def view(self, leaf: fx.Node, root: fx.Node, base: Stored | PassThrough) -> Recipe:
         if leaf is root:

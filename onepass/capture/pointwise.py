@@ -65,8 +65,8 @@ def elementwise(call: Call, emit: Emit, operands: Any, types: OperandTypes = Ope
     tensors = [a if isinstance(a, Tensor) else Tensor(number(call, a, common), ()) for a in operands]
     nodes, dims = broadcast(draft, tensors)
     rounded = [isinstance(a, Tensor) and (types is OperandTypes.OPERANDS or bool(a.dims)) for a in operands]
-    met = [converted(draft, n, common) if first else n for n, first in zip(nodes, rounded, strict=True)]
-    result = emit(draft, *(draft.cast(n, compute_dtype(common)) for n in met))
+    operand_nodes = [converted(draft, n, common) if first else n for n, first in zip(nodes, rounded, strict=True)]
+    result = emit(draft, *(draft.cast(n, compute_dtype(common)) for n in operand_nodes))
     return draft.tensor(draft.cast(result, call.dtype), dims)
 
 
@@ -114,11 +114,11 @@ def _common_dtype(call: Call, operands: Any, types: OperandTypes) -> DType:
 def promoted(call: Call, operands: Any) -> DType:
     """torch's promoted dtype. A 0-dim tensor has lower priority than other tensors, and a number has the lowest."""
     tensors = [_promotion_proxy(call.draft, a) for a in operands if isinstance(a, Tensor)]
-    met = reduce(lambda a, b: torch.empty((1,) * max(a.dim(), b.dim()), dtype=torch.result_type(a, b)), tensors)
+    result = reduce(lambda a, b: torch.empty((1,) * max(a.dim(), b.dim()), dtype=torch.result_type(a, b)), tensors)
     for number in (a for a in operands if not isinstance(a, Tensor)):
         kind = 1.0 if isinstance(number, float) else isinstance(number, bool) or 1
-        met = met.to(torch.result_type(met, kind))
-    return BY_TORCH[met.dtype]
+        result = result.to(torch.result_type(result, kind))
+    return BY_TORCH[result.dtype]
 
 
 def _promotion_proxy(draft: Draft, operand: Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .node_kinds import NodeKind, kinds, nbytes, tensors_of
+from .node_kinds import NodeKind, classify_nodes, nbytes, tensors_of
 from .pointwise import POINTWISE
 from .schema import op_name
 from .views import VIEWS
@@ -78,10 +78,10 @@ class _Rewriter:
         self.in_backward = dict(saved)  # forward node -> backward node: an input, or recomputed
         # forward values that the backward reads to obtain each value
         self.origins: dict[fx.Node, tuple[fx.Node, ...]] = {node: (node,) for node in saved}
-        self.kinds = kinds(forward, device, {})
+        self.kinds = classify_nodes(forward, device, {})
         self.level = _levels(forward, self.kinds)
         self.rank = {node: i for i, node in enumerate(forward.nodes)}
-        of_inputs = _readers(backward, kinds(backward, device, {}))
+        of_inputs = _readers(backward, classify_nodes(backward, device, {}))
         self.reads = {node: of_inputs[given] for node, given in saved.items()}
         self.order = {node: i for i, node in enumerate(backward.nodes)}
 

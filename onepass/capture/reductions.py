@@ -73,11 +73,11 @@ class _Reduction:
         """Whether unrolling duplicates few nodes. Only nodes that vary over the reduced atoms are duplicated."""
         assert isinstance(self.count, int)
         draft, over = self.draft, set(self.over)
-        found, waiting = {value}, [value]
-        while waiting:
-            fresh = [o for o in operands(draft.nodes[waiting.pop()]) if o not in found and not over.isdisjoint(draft.free(o))]
+        found, worklist = {value}, [value]
+        while worklist:
+            fresh = [o for o in operands(draft.nodes[worklist.pop()]) if o not in found and not over.isdisjoint(draft.free(o))]
             found.update(fresh)
-            waiting += fresh
+            worklist += fresh
         reductions = sum(isinstance(draft.nodes[at], Reduce) for at in found)
         return self.count * len(found) <= MAX_NODES and self.count * reductions <= MAX_REDUCTIONS
 

@@ -76,7 +76,7 @@ def lower_region(graph: fx.Graph, region: Region) -> RegionProgram:
     program = _renamed(program, names)
     free = {name: sizes.factors[name] for name in program.symbols}
     return RegionProgram(region, program, inputs_read, region.outputs, {name: f.expression for name, f in free.items()},
-                {name: f.hint for name, f in free.items()})
+                         {name: f.hint for name, f in free.items()})
 
 
 class _Sizes:

@@ -42,7 +42,7 @@ def find_regions(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node
                  epilogues: bool = False) -> tuple[Region, ...]:
     """Find all regions of a graph, without `blocked` nodes. `epilogues`: Inductor fuses a single following op into matmuls."""
     dataflow = Dataflow(graph, device, blocked, epilogues)
-    groups = Groups(dataflow.following)
+    groups = Groups(dataflow.successors)
     grower = _RegionGrower(dataflow, groups)
     for node in dataflow.fusible:
         grower.grow(node)
@@ -82,11 +82,11 @@ class _RegionGrower:
         a, b = self.groups.find(producer), self.groups.find(node)
         if a == b or self.dataflow.epoch[producer] != self.dataflow.epoch[node]:
             return False
-        enough = min(self.largest_value[a], self.largest_value[b]) / SMALL_RATIO
-        return self.dataflow.bytes[producer] >= enough or self._share_large(a, b, enough)
+        min_bytes = min(self.largest_value[a], self.largest_value[b]) / SMALL_RATIO
+        return self.dataflow.bytes[producer] >= min_bytes or self._share_large(a, b, min_bytes)
 
-    def _share_large(self, a: int, b: int, enough: float) -> bool:
-        return any(self.dataflow.bytes[t] >= enough for t in self.touched[a] & self.touched[b])
+    def _share_large(self, a: int, b: int, min_bytes: float) -> bool:
+        return any(self.dataflow.bytes[t] >= min_bytes for t in self.touched[a] & self.touched[b])
 
     def _merge(self, x: int, y: int) -> bool:
         a, b = self.groups.find(x), self.groups.find(y)
@@ -114,9 +114,9 @@ class _RegionGrower:
     def _share_most(self, a: int, b: int) -> bool:
         """Whether the data both read is a large part of either's traffic. Batching unrelated small work is no reason to merge."""
         shared = sum(self.dataflow.bytes[t] for t in self.touched[a] & self.touched[b])
-        return shared * SHARED_DATA_RATIO >= min(self._moved(a), self._moved(b))
+        return shared * SHARED_DATA_RATIO >= min(self._traffic(a), self._traffic(b))
 
-    def _moved(self, group: int) -> int:
+    def _traffic(self, group: int) -> int:
         own = set(self.groups.members(group))
         reads = self.touched[group] - own
         writes = {i for i in own if any(u not in own for u in self.dataflow.users[i])}

@@ -22,7 +22,7 @@ MIN_BYTES = 1 << 16  # smaller buffers are not reused
 
 # Besides elementwise ops: ops whose results always have memory of their own, in any compiler. A view, or an op that may return
 # its argument, would let a region overwrite a value that others read under another name.
-_ATTENTION = frozenset(f"aten._scaled_dot_product_{kind}{way}.default" for way in ("", "_backward") for kind in (
+_ATTENTION = frozenset(f"aten._scaled_dot_product_{kind}{suffix}.default" for suffix in ("", "_backward") for kind in (
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"))
 _FRESH_RESULTS = MATMULS | _ATTENTION | {
     "aten._scaled_mm.default", "aten._int_mm.default", "aten._grouped_mm.default", "aten.convolution.default",
@@ -74,15 +74,15 @@ class GraphMemory:
         """The value and its views, by storage and by the schemas of ops."""
         source = _source(node)
         found = {node}
-        waiting = [node]
-        while waiting:
-            at = waiting.pop()
+        worklist = [node]
+        while worklist:
+            at = worklist.pop()
             neighbors = [other for tensor in tensors_of(at) for other in self._by_storage.get(_storage(tensor), ())]
-            neighbors += [user for user in at.users if _gives_view(user)]
+            neighbors += [user for user in at.users if _is_view(user)]
             for other in neighbors:
                 if other not in found and other is not source and not _is_base_of(other, source):
                     found.add(other)
-                    waiting.append(other)
+                    worklist.append(other)
         return found
 
 
@@ -94,19 +94,19 @@ def reusable(region: RegionProgram, call: fx.Node, inputs: tuple[fx.Node, ...], 
     """
     buffers = region.program.buffers
     node_of = dict(zip((b.name for b in buffers if b.role == "input"), inputs, strict=True))
-    given: dict[fx.Node, None] = {}
+    used: dict[fx.Node, None] = {}
     taken: list[fx.Node | None] = []
     for output in (b.name for b in buffers if b.role == "output"):
-        fitting = (node_of[name] for out, name in pairs if out == output)
+        candidates = (node_of[name] for out, name in pairs if out == output)
         # A graph input is overwritten without a view in between: torch does not track views of it.
-        fitting = (n for n in fitting if n.op != "placeholder" or _same_form(n, region.outputs[len(taken)]))
-        found = next((n for n in fitting if n not in given and _is_reusable(n) and memory.is_dead_after(call, n)), None)
+        candidates = (n for n in candidates if n.op != "placeholder" or _same_layout(n, region.outputs[len(taken)]))
+        found = next((n for n in candidates if n not in used and _is_reusable(n) and memory.is_dead_after(call, n)), None)
         taken.append(found)
-        given |= {found: None} if found is not None else {}
+        used |= {found: None} if found is not None else {}
     return tuple(taken)
 
 
-def _same_form(one: fx.Node, other: fx.Node) -> bool:
+def _same_layout(one: fx.Node, other: fx.Node) -> bool:
     (a,), (b,) = tensors_of(one), tensors_of(other)
     return [*map(str, (*a.shape, *a.stride()))] == [*map(str, (*b.shape, *b.stride()))] and a.dtype == b.dtype
 
@@ -127,10 +127,10 @@ def _source(node: fx.Node) -> fx.Node:
     return source
 
 
-def _gives_view(node: fx.Node) -> bool:
+def _is_view(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
-    listed = node.op == "call_function" and op_name(node.target) in VIEWS or node.target is operator.getitem
-    return listed or schema is not None and any(result.alias_info is not None for result in schema.returns)
+    known_view = node.op == "call_function" and op_name(node.target) in VIEWS or node.target is operator.getitem
+    return known_view or schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
 def _is_base_of(node: fx.Node, source: fx.Node) -> bool:

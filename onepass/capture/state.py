@@ -21,13 +21,13 @@ from .. import compat
 from ..errors import UnsupportedTorchMode
 
 # Types whose values never change while they are the same object.
-ATOMS = (bool, int, float, complex, str, bytes, NoneType, type(...), type(NotImplemented), range, torch.dtype, torch.device,
-         torch.memory_format, torch.layout)
+IMMUTABLE_TYPES = (bool, int, float, complex, str, bytes, NoneType, type(...), type(NotImplemented), range, torch.dtype,
+                   torch.device, torch.memory_format, torch.layout)
 ABSENT = type("Absent", (), {"__repr__": lambda self: "nothing"})()
 
 
 @dataclass(frozen=True, slots=True)
-class TensorFacts:
+class TensorMetadata:
     """What a function can read of a non-argument tensor without reading its elements."""
 
     kind: type
@@ -43,8 +43,8 @@ def snapshot(value: Any) -> Any:
     """What a Read stores of a value. For a tensor only its facts, because a guard must not keep its memory alive."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or vars(value):
         return value
-    return TensorFacts(type(value), tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype, value.device,
-                       value.requires_grad)
+    return TensorMetadata(type(value), tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype, value.device,
+                          value.requires_grad)
 
 
 def same_value(now: Any, then: Any) -> bool:
@@ -63,9 +63,9 @@ def exact_key(value: Any) -> Any:
             return type(value), tuple(map(exact_key, value))
         case slice():
             return slice, exact_key(value.start), exact_key(value.stop), exact_key(value.step)
-        case TensorFacts():
+        case TensorMetadata():
             return value
-        case _ if type(value) in ATOMS:
+        case _ if type(value) in IMMUTABLE_TYPES:
             return type(value), value
         case MethodType() | BuiltinFunctionType():
             return value  # equal if bound to the same object, although each attribute access makes a new one
@@ -108,7 +108,7 @@ class Read:
         """Whether the read still gives the same value."""
         try:
             now = evaluate(self.owner, self.expression)
-        except _GONE:
+        except _READ_ERRORS:
             return False
         if self.kind != "each":
             return same_value(snapshot(now), self.value)
@@ -118,10 +118,10 @@ class Read:
         """Source of a fast check, given the names of owner and value. If it succeeds, so does `holds`."""
         given = self.expression.replace("{o}", owner)
         if self.kind != "each":
-            by_identity = self.kind == "one" and not isinstance(self.value, TensorFacts)
+            by_identity = self.kind == "one" and not isinstance(self.value, TensorMetadata)
             return f"{given} is {value}" if by_identity else f"same_value(snapshot({given}), {value})"
         length = f"len({given}) == {len(self.value)}"
-        if any(isinstance(v, TensorFacts) for v in self.value):
+        if any(isinstance(v, TensorMetadata) for v in self.value):
             return f"{length} and all(map(same_value, map(snapshot, {given}), {value}))"
         return f"{length} and all(map(is_, {given}, {value}))" if self.value else length
 
@@ -144,14 +144,14 @@ def call_or_error_type(function: Callable[[], Any]) -> Any:
 
 
 # Names that the expressions of Reads and their checks use.
-_USED = {"ABSENT": ABSENT, "call_or_error_type": call_or_error_type, "autocast_dtype": torch.get_autocast_dtype,
-         "cell_content": cell_content, "deque": deque, "is_": is_, "same_value": same_value, "snapshot": snapshot}
-_GONE = (AttributeError, ValueError, TypeError)  # raised by a Read whose target no longer exists
+_EXPRESSION_NAMES = {"ABSENT": ABSENT, "call_or_error_type": call_or_error_type, "autocast_dtype": torch.get_autocast_dtype,
+                     "cell_content": cell_content, "deque": deque, "is_": is_, "same_value": same_value, "snapshot": snapshot}
+_READ_ERRORS = (AttributeError, ValueError, TypeError)  # raised by a Read whose target no longer exists
 
 
 def evaluate(owner: Any, expression: str) -> Any:
     """Evaluate an expression over `{o}`."""
-    return eval(_compiled(expression), {**_USED, "o": owner})
+    return eval(_compiled(expression), {**_EXPRESSION_NAMES, "o": owner})
 
 
 @lru_cache(maxsize=1024)
@@ -186,7 +186,7 @@ class State:
 
     @cached_property
     def _test(self) -> Callable[[], bool]:
-        names = dict(_USED)
+        names = dict(_EXPRESSION_NAMES)
         for k, each in enumerate(self.reads):
             names |= {f"o{k}": each.owner, f"v{k}": each.value}
         tests = [each.test(f"o{k}", f"v{k}") for k, each in enumerate(self.reads)]
@@ -195,7 +195,7 @@ class State:
         def holds() -> bool:
             try:
                 return bool(test())
-            except _GONE:
+            except _READ_ERRORS:
                 return False
 
         return holds

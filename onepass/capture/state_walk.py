@@ -55,7 +55,7 @@ _PASSIVE = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__ann
                       "__copy__", "__deepcopy__", "__dir__", "__sizeof__", "__dataclass_fields__", *_AS_TEXT, *_CONSTRUCT})
 _BY_NAME = frozenset({"__dict__", "__getattribute__", "__getattr__", "__setattr__"})
 _UNTRACKABLE = frozenset({"__globals__", "__subclasses__", "__builtins__", "f_globals", "f_locals", "f_back", "gi_frame",
-                           "tb_frame", "__loader__", "__spec__", "_version"})
+                          "tb_frame", "__loader__", "__spec__", "_version"})
 # These read a tensor's memory without dispatching an op.
 _READ_MEMORY = frozenset({"tolist", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__", "grad"})
 _NOT_FOLLOWED = object()
@@ -163,7 +163,7 @@ class _Walk:
 
     def visit(self, value: Any, where: str) -> None:
         """Follow a value that code may use in any way."""
-        if value is ABSENT or known_functions.is_atom(value) or id(value) in self.seen:
+        if value is ABSENT or known_functions.is_immutable(value) or id(value) in self.seen:
             return
         self.seen[id(value)] = value
         kind = type(value)

@@ -47,14 +47,14 @@ def substitute(draft: Draft, node: int, moves: Moves) -> int:
     return _Substitution(draft, dict(moves), {}).at(node)
 
 
-Within: TypeAlias = tuple[Dim, frozenset[tuple[Dim, Coordinate]]]  # the atoms a reduction folds, and the moves inside it
+ReductionKey: TypeAlias = tuple[Dim, frozenset[tuple[Dim, Coordinate]]]  # the atoms a reduction folds, and the moves inside it
 
 
 class _Substitution:
     """Rewrites values under some moves. `inner` holds the substitutions inside reductions, keyed by folded atoms and moves: without
     sharing, a chain of dependent reductions would be rewritten once per path through it."""
 
-    def __init__(self, draft: Draft, moves: dict[Dim, Coordinate], inner: dict[Within, tuple[Dim, _Substitution]]) -> None:
+    def __init__(self, draft: Draft, moves: dict[Dim, Coordinate], inner: dict[ReductionKey, tuple[Dim, _Substitution]]) -> None:
         self.draft = draft
         self.moves = moves
         self.inner = inner
@@ -66,22 +66,22 @@ class _Substitution:
         if not self._moves(node):
             return node
         if node not in self.done:
-            for each in self._behind(node):
+            for each in self._to_rewrite(node):
                 self.done[each] = self._rewrite(each)
         return self.done[node]
 
     def _moves(self, node: int) -> bool:
         return not self.traffic_saved.isdisjoint(self.draft.free(node))
 
-    def _behind(self, node: int) -> list[int]:
+    def _to_rewrite(self, node: int) -> list[int]:
         """The node and its operands that still have to be rewritten, operands first. Stops at reductions."""
-        found, waiting = {node}, [node]
-        while waiting:
-            at = self.draft.nodes[waiting.pop()]
-            fresh = [] if isinstance(at, Reduce) else [o for o in operands(at) if o not in found and o not in self.done]
-            moving = [o for o in fresh if self._moves(o)]
+        found, worklist = {node}, [node]
+        while worklist:
+            at = self.draft.nodes[worklist.pop()]
+            unvisited = [] if isinstance(at, Reduce) else [o for o in operands(at) if o not in found and o not in self.done]
+            moving = [o for o in unvisited if self._moves(o)]
             found.update(moving)
-            waiting += moving
+            worklist += moving
         return sorted(found)
 
     def _rewrite(self, position: int) -> int:
@@ -163,12 +163,12 @@ class _Substitution:
     def _inside(self, folded: Dim) -> tuple[Dim, _Substitution]:
         """The atoms that a reduction folds after the moves, and the substitution for its operands."""
         moves = {dim: c for dim, c in self.moves.items() if not set(dim) & set(folded)}
-        within = folded, frozenset(moves.items())
-        if within not in self.inner:
-            atoms, images = self.draft.atoms, frozenset().union(*(_atoms_of(self.draft, c) for c in moves.values()))
-            new = tuple(atoms.fresh(atoms.extent(a)) if a in images else a for a in folded)
-            self.inner[within] = new, _Substitution(self.draft, moves | rename(folded, new), self.inner)
-        return self.inner[within]
+        key = folded, frozenset(moves.items())
+        if key not in self.inner:
+            atoms, new_atoms = self.draft.atoms, frozenset().union(*(_atoms_of(self.draft, c) for c in moves.values()))
+            new = tuple(atoms.fresh(atoms.extent(a)) if a in new_atoms else a for a in folded)
+            self.inner[key] = new, _Substitution(self.draft, moves | rename(folded, new), self.inner)
+        return self.inner[key]
 
 
 def _atoms_of(draft: Draft, coordinate: Coordinate) -> frozenset[str]:

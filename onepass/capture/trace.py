@@ -27,7 +27,7 @@ from ..stages import external_code, stage
 from .arguments import Arguments, Layout, Layouts, candidate_layouts, check, flatten
 from .captured import Captured, Leaf, PlainLeaf, TensorLeaf
 from .foreach import per_tensor_calls
-from .known_functions import is_atom
+from .known_functions import is_immutable
 from .lower import lower
 from .outputs import plan_outputs
 from .source import user_frame, user_line
@@ -192,7 +192,7 @@ class _Traced:
         for leaf in self.leaves:
             if isinstance(leaf, torch.Tensor) and not compat.is_fake(leaf):
                 raise ClosureTensor(shape=list(leaf.shape))
-            if not _is_traced(leaf) and not is_atom(leaf) and not isinstance(leaf, _RETURNABLE):
+            if not _is_traced(leaf) and not is_immutable(leaf) and not isinstance(leaf, _RETURNABLE):
                 raise UnsupportedReturn(kind=type(leaf).__name__)
         return [leaf for leaf in self.leaves if _is_traced(leaf)]
 

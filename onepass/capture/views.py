@@ -43,7 +43,7 @@ def _view(call: Call) -> Tensor:
     return reshape(call.draft, call.args[0], shape)
 
 
-def _same(call: Call) -> Tensor:
+def _identity(call: Call) -> Tensor:
     return call.args[0]
 
 
@@ -60,7 +60,7 @@ def _permute(call: Call) -> Tensor:
     return Tensor(tensor.node, tuple(tensor.dims[normalize_dim(d, len(tensor.dims))] for d in order))
 
 
-def _swap(call: Call) -> Tensor:
+def _transpose(call: Call) -> Tensor:
     """transpose and t; the dims default to 0 and 1."""
     tensor, swapped = call.args[0], [call.arg(f"dim{k}", k) for k in (0, 1)]
     dims, rank = list(tensor.dims), len(tensor.dims)
@@ -80,8 +80,8 @@ def _squeeze(call: Call) -> Tensor:
     tensor, *rest = call.args
     rank, given = len(tensor.dims), rest[0] if rest else None
     chosen = range(rank) if given is None else given if isinstance(given, (list, tuple)) else (given,)
-    gone = {normalize_dim(d, rank) for d in chosen} if rank else set()
-    return Tensor(tensor.node, tuple(dim for d, dim in enumerate(tensor.dims) if dim or d not in gone))
+    removed = {normalize_dim(d, rank) for d in chosen} if rank else set()
+    return Tensor(tensor.node, tuple(dim for d, dim in enumerate(tensor.dims) if dim or d not in removed))
 
 
 def _expand(call: Call) -> Tensor:
@@ -118,7 +118,7 @@ def _select(call: Call) -> Tensor:
     return picked(call, tensor, dim, _position(call, dim, "index"))
 
 
-def from_front(call: Call, tensor: Tensor, dim: int, position: Any) -> Size:
+def normalize_position(call: Call, tensor: Tensor, dim: int, position: Any) -> Size:
     """A position counted from the front. Negative positions count from the end, and out-of-range ones are clamped, as in Python."""
     start = call.size(position)
     if not isinstance(start, int) or start == 0:
@@ -141,7 +141,7 @@ def _position(call: Call, dim: int, name: str) -> Size:
     return call.size(0 if hint < 0 else position if hint <= most else extent)
 
 
-def _pieces(call: Call) -> tuple[Tensor, ...]:
+def _split(call: Call) -> tuple[Tensor, ...]:
     """split, split_with_sizes and chunk: adjacent slices, with lengths from torch's result."""
     dim = normalize_dim(call.arg("dim"), len(call.args[0].dims))
     return consecutive(call, call.args[0], dim, [call.shape_of(piece)[dim] for piece in call.result_fake])
@@ -166,12 +166,12 @@ def _as_strided(call: Call) -> Tensor:
     """Refuse arbitrary strides, but accept those of a reshape: decompositions write reshapes of new tensors this way."""
     before, after = call.input_fake, call.result_fake
     dense = before.is_contiguous() and after.is_contiguous() and before.numel() == after.numel()
-    if not dense or not _starts_where(call, before, call.arg("storage_offset")):
-        _refused(call)
+    if not dense or not _is_own_offset(call, before, call.arg("storage_offset")):
+        _refuse_strides(call)
     return _view(call)
 
 
-def _starts_where(call: Call, tensor: Any, offset: Any) -> bool:
+def _is_own_offset(call: Call, tensor: Any, offset: Any) -> bool:
     """Whether a storage offset is that of a tensor. None stands for the tensor's own offset."""
     return offset is None or call.size(offset) == call.size(tensor.storage_offset())
 
@@ -180,10 +180,10 @@ def _view_as_type(call: Call) -> Tensor:
     """A view as the same dtype is a no-op. As another dtype it reinterprets bits, which is refused."""
     if call.arg("dtype") is not call.input_fake.dtype:
         call.refuse_bitcast()
-    return _same(call)
+    return _identity(call)
 
 
-def _refused(call: Call) -> Tensor:
+def _refuse_strides(call: Call) -> Tensor:
     call.unsupported_view("it sets arbitrary strides")
 
 
@@ -195,12 +195,12 @@ VIEWS: dict[str, Handler] = {
     "aten.view.dtype": _view_as_type,
     **dict.fromkeys(("aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default",
                      "aten.lift_fresh.default", "aten.lift_fresh_copy.default", "aten.positive.default", "prims.clone.default",
-                     "prims.view_of.default"), _same),
+                     "prims.view_of.default"), _identity),
     "aten.copy.default": with_shape_args(_copy, "self"),
     "aten.permute.default": _permute,
     "prims.transpose.default": _permute,
-    "aten.transpose.int": _swap,
-    "aten.t.default": _swap,
+    "aten.transpose.int": _transpose,
+    "aten.t.default": _transpose,
     "aten.unsqueeze.default": _unsqueeze,
     **for_overloads("aten.squeeze", "default dim dims", _squeeze),
     "prims.squeeze.default": _squeeze,
@@ -209,13 +209,13 @@ VIEWS: dict[str, Handler] = {
     "aten.repeat.default": _repeat,
     "aten.slice.Tensor": with_shape_args(_slice, "end"),
     "aten.select.int": _select,
-    **for_overloads("aten.split", "Tensor sizes", with_shape_args(_pieces, "split_size")),
-    "aten.unsafe_split.Tensor": with_shape_args(_pieces, "split_size"),
+    **for_overloads("aten.split", "Tensor sizes", with_shape_args(_split, "split_size")),
+    "aten.unsafe_split.Tensor": with_shape_args(_split, "split_size"),
     **dict.fromkeys(("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default"),
-                    with_shape_args(_pieces, "split_sizes")),
-    "aten.chunk.default": with_shape_args(_pieces, "chunks"),
+                    with_shape_args(_split, "split_sizes")),
+    "aten.chunk.default": with_shape_args(_split, "chunks"),
     "aten.unbind.int": _unbind,
     "aten.as_strided.default": with_shape_args(_as_strided, "size", "stride"),
-    "aten.unfold.default": _refused,
-    "aten.diagonal.default": _refused,
+    "aten.unfold.default": _refuse_strides,
+    "aten.diagonal.default": _refuse_strides,
 }

@@ -142,9 +142,9 @@ def test_a_long_chain_of_views_is_seen_through_without_recursion() -> None:
     total.meta["val"] = torch.empty(16)
     graph.output(total)
     monkey = {n: node_kinds.NodeKind.FREE if n.op == "call_function" and n is not total else k
-              for n, k in node_kinds.kinds(graph, torch.device("cpu"), {}).items()}
+              for n, k in node_kinds.classify_nodes(graph, torch.device("cpu"), {}).items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onepass.capture.dataflow.kinds", lambda *_: monkey)
+        patch.setattr("onepass.capture.dataflow.classify_nodes", lambda *_: monkey)
         dataflow = Dataflow(graph, torch.device("cpu"), {}, False)
     assert dataflow.producers[dataflow.position_of[total]] == (dataflow.position_of[x],)
 
