@@ -48,8 +48,8 @@ def explain(
 ) -> None:
     """Show the kernels of a function or model: bytes relative to the floor, registers, and what was not fused and why."""
     from .tools import explain as reports  # imported late: --help and --version must not load torch
-    from .tools.sources import listing, write_sources
-    from .tools.spec import resolve
+    from .tools.sources import listing, write_sources  # for the same reason
+    from .tools.spec import resolve  # for the same reason
 
     subject = resolve(what, shape, dtype, inputs)
     report = reports.explain(subject.call, device=device, compile=compile)(*subject.args, **subject.kwargs)
@@ -78,9 +78,9 @@ def bisect(
 ) -> None:
     """Find the regions that make a loss or gradient diverge; exit with 1 if anything diverges."""
     from .tools import bisect as search  # imported late: --help and --version must not load torch
-    from .tools.spec import parse_options
+    from .tools.spec import parse_options  # for the same reason
 
-    found = search.bisect(what, inputs, parse_options(option or []), slack, seed, say=lambda line: typer.echo(line, err=True))
+    found = search.bisect(what, inputs, parse_options(option or []), slack, seed, log=lambda line: typer.echo(line, err=True))
     typer.echo(json.dumps(found.to_json(), indent=2) if as_json else found)
     if found.diverges:
         raise typer.Exit(1)
@@ -99,7 +99,7 @@ def workloads() -> None:
 def demo() -> None:
     """Plan, compile and check RMSNorm backward; with a GPU, also time it."""
     from .tools.demo import demo as show  # imported late: --help and --version must not load torch
-    from .tools.explain import console
+    from .tools.explain import console  # for the same reason
 
     if not show(console()):
         raise typer.Exit(1)
@@ -109,7 +109,7 @@ def demo() -> None:
 def doctor(as_json: Json = False) -> None:
     """Report versions, GPU, driver and available features, for bug reports."""
     from .tools.doctor import facts, table  # imported late: --help and --version must not load torch
-    from .tools.explain import console
+    from .tools.explain import console  # for the same reason
 
     found = facts()
     if as_json:
@@ -129,8 +129,8 @@ def compare(
 ) -> None:
     """Show what changed beyond noise between two bench results."""
     from .tools import compare as runs  # imported late: --help and --version must not load torch
-    from .tools.results import load
-    from .tools.tables import console
+    from .tools.results import load  # for the same reason
+    from .tools.tables import console  # for the same reason
 
     found = runs.compare(load(before), load(after), (str(before), str(after)), every)
     if as_json:
@@ -151,7 +151,7 @@ def plot(
 ) -> None:
     """Draw bench results: rates by width and row count, times relative to the floor, predicted and measured time."""
     from .tools import plot as charts  # imported late: --help and --version must not load torch
-    from .tools.workloads import WORKLOADS
+    from .tools.workloads import WORKLOADS  # for the same reason
 
     for path in charts.plot(files, out, themes=charts.expand_both("The theme", theme, charts.THEME_NAMES),
                               formats=charts.expand_both("The format", format, charts.FORMATS), metric=metric,
@@ -192,7 +192,7 @@ def calibrate(
 ) -> None:
     """Measure this machine's GPU (rates, latency, launches) and use the results for planning from then on."""
     from .tools import calibrate as measuring  # imported late: --help and --version must not load torch
-    from .tools.tables import console
+    from .tools.tables import console  # for the same reason
 
     if forget:
         typer.echo("deleted" if measuring.forget_card() else "nothing was stored for this GPU")

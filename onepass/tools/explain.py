@@ -41,7 +41,7 @@ from .rows import (
 from .tables import as_text, console, counted, human_bytes, ratio, table, us
 
 if TYPE_CHECKING:
-    from .model_report import ModelReport
+    from .model_report import ModelReport  # for the same reason
 
 __all__ = ["KernelRow", "RefusalRow", "RejectedRow", "Report", "as_text", "console", "explain", "explain_function",
            "human_bytes", "report"]
@@ -108,7 +108,7 @@ def explain(fn: Callable[..., Any], *, device: "str | Device" = "h200",
     registers.
     """
     from .model_report import explain_model  # imported late: a plain function does not need torch.compile
-    from .trace_model import is_model
+    from .trace_model import is_model  # for the same reason
 
     return explain_model(fn, device=device, compile=compile) if is_model(fn) else explain_function(fn, device=device)
 

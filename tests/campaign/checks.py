@@ -309,7 +309,7 @@ class NotOneKernel(OnepassError):
 def by_backend(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     """Forward and backward through torch.compile, with everything claimed that can be."""
     torch._dynamo.reset()
-    for forget in (journal.reset, failure.forget):
+    for forget in (journal.reset, failure.reset_warnings):
         forget()
     options = {"interpret": True, "by_cost": False, "rest": "eager", "on_error": "raise"}
     compiled = torch.compile(graph.function(), backend=onepass.backend, options=options)

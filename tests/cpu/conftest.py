@@ -70,7 +70,7 @@ def nothing_compiled() -> Iterator[None]:
     from onepass.integration import failure, journal, region_op
 
     torch._dynamo.reset()
-    for remembering in (region_op.forget, journal.reset, failure.forget):
+    for remembering in (region_op.forget, journal.reset, failure.reset_warnings):
         remembering()
     with torch._inductor.config.patch(force_disable_caches=True):
         yield

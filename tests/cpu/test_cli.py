@@ -92,7 +92,7 @@ def test_report_as_text_shows_bytes_refusals_and_thrown_away_plans() -> None:
     assert "dx + dw: [dw] would leave one CTA an SM" in text and "120.0 us" in text and "99.5 us" in text
     assert "impossible" in text  # a merge with no cost
     assert "rows loop 4, cols cover 4096+1024, 8 warps" in text and "312 B" in text
-    assert "0, but too few fit" in text
+    assert "0, but too few CTAs fit" in text
     assert max(map(len, text.splitlines())) <= 118 and "\x1b" not in text
 
 
