@@ -103,7 +103,7 @@ def reseal(folder: Path, chance: Random) -> str:
             break
         spot = spot[at]
     with mock.patch.object(serialize, "SCHEMA", serialize.SCHEMA + chance.randrange(2)):
-        path.write_bytes(serialize._sealed(path.stem, json.dumps(body).encode()))
+        path.write_bytes(serialize._with_checksum(path.stem, json.dumps(body).encode()))
     return path.name
 
 

@@ -289,7 +289,7 @@ sys.path[:0] = [sys.argv[1], sys.argv[1] + "/onepass/runtime"]
 import offline_worker
 offline_worker.stub_packages()
 from onepass.runtime import workers
-from onepass.runtime.background import Background
+from onepass.runtime.background import DaemonExecutor
 from tests.fake_worker import COMMAND, request
 def ask(pool, *do, seconds=600.0):
     got = pool.ask(request(7, *do), seconds)["binary"]
@@ -306,7 +306,7 @@ def script(lines: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("thread", [
     "threading.Thread(target=ask, args=(pool, *hang), daemon=True).start()",
     "threading.Thread(target=ask, args=(pool, *hang)).start()",
-    "Background(1, 'it').submit(ask, pool, *hang); Background(1, 'it').submit(time.sleep, 3600)",
+    "DaemonExecutor(1, 'it').submit(ask, pool, *hang); DaemonExecutor(1, 'it').submit(time.sleep, 3600)",
 ])
 @pytest.mark.parametrize("hang", ["('sleep', 3600)", "('signal', signal.SIGSTOP)"])
 def test_a_process_ends_though_a_worker_never_answers(thread: str, hang: str, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_process_ends_though_a_worker_never_answers(thread: str, hang: str, tm
     done = script(f"workers.EXIT_SECONDS = 0.2\nhang = ('hold', {str(pipe)!r}), {hang}\n{thread}\n"
                   f"os.open({str(pipe)!r}, os.O_RDONLY)\nprint('end')")  # opened once the worker has got so far
     assert done.returncode == 0 and done.stdout == "end\n", done.stderr
-    assert "Traceback" not in done.stderr or "CompilersStopped" in done.stderr
+    assert "Traceback" not in done.stderr or "ProcessExiting" in done.stderr
 
 
 KILLED = """
@@ -461,7 +461,7 @@ def test_numbers_that_are_none_are_told() -> None:
     good = {**counts, "loads": {"16": 1}, "stores": {}}
     assert offline._binary(good).loads == {16: 1}
     for bad in ({"registers": "18"}, {"loads": {"16": None}}, {"loads": {"wide": 1}}, {"loads": 3}, {"more": 1}):
-        with pytest.raises(WorkerFailure, match="CompilerGarbled"):
+        with pytest.raises(WorkerFailure, match="CompilerProtocolError"):
             offline._binary({**good, **bad})
 
 
