@@ -135,11 +135,11 @@ def previous_run(options: Options, place: Machine) -> Run:
     found = load(options.out)
     trouble = None
     if found.suite != options.suite.name:
-        trouble = f"they belong to the suite {found.suite}"
+        trouble = f"it belongs to the suite {found.suite}"
     elif found.card != place.card:
-        trouble = f"they were measured on {found.card}, and this is {place.card}"
+        trouble = f"it was measured on {found.card}, and this is {place.card}"
     elif other := [f"{k} {v} (here {place.versions[k]})" for k, v in found.versions.items() if place.versions.get(k, v) != v]:
-        trouble = f"they were measured with {', '.join(other)}"
+        trouble = f"it was measured with {', '.join(other)}"
     if trouble:
         raise CannotResume(file=options.out, detail=trouble)
     return replace(found, versions={**found.versions, **place.versions})
