@@ -295,8 +295,8 @@ def test_outputs_that_a_caller_brings_may_be_misaligned() -> None:
     source = case("layer_norm-wb")[0].artifact.sources[0]
     outputs = frozenset(n for n in source.fresh if n.startswith("out"))
     assert outputs and outputs <= aligned_of(source, NOTHING)
-    assert not outputs & aligned_of(source, NOTHING, brought=outputs)
-    assert outputs <= aligned_of(source, outputs, brought=outputs)
+    assert not outputs & aligned_of(source, NOTHING, caller_allocated=outputs)
+    assert outputs <= aligned_of(source, outputs, caller_allocated=outputs)
 
 
 def test_what_is_not_begun_in_the_background_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,7 +228,7 @@ def test_the_good_program_is_legal() -> None:
 def test_broken_programs_are_refused_by_their_rule(rule: str, broken: Program) -> None:
     first = next(r.__name__ for r in RULES if any(True for _ in r(broken)))
     assert first == rule
-    with pytest.raises(IllegalProgram, match="not legal after breaking: small: "):
+    with pytest.raises(IllegalProgram, match="invalid after breaking: small: "):
         verify(broken, "breaking")
 
 
