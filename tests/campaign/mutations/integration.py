@@ -433,7 +433,7 @@ _TOOLS = [
            "[(a, b) for a, b in both if a.floor_bytes == b.floor_bytes]", "both", "rows that do other work are not compared",
            (f"{COMPARE}::test_rows_that_do_other_work_are_left_out",)),
     Mutant("integration-compare-broken-answers", "onepass/tools/compare.py",
-           "or any(t.broke for t in self.status_changes if t.provider in OURS))", ")", "an answer that broke is a loss",
+           "or any(t.broke for t in self.status_changes if t.provider in ONEPASS_PROVIDERS))", ")", "an answer that broke is a loss",
            (f"{COMPARE}::test_answers_that_break_and_mend",)),
     Mutant("integration-verdict-the-last-rows", "onepass/tools/verdict.py", "for start in range(0, rows, height):",
            "for start in range(0, rows - height, height):", "every row is judged",
