@@ -377,7 +377,7 @@ def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch
     monkeypatch.setattr(engine, "_load_or_compile", making)
     engine._shared_cached.cache_clear()
     kernels = Kernels(captured, "it")
-    claimed = kernels._shared._claimed
+    claimed = kernels._shared._claim_promise
 
     def claiming(variant: Any, mine: Any) -> Any:
         try:
