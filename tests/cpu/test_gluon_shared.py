@@ -187,7 +187,7 @@ def run_changed(pattern: str, instead: str, monkeypatch: pytest.MonkeyPatch, slo
 @pytest.mark.parametrize(("pattern", "instead", "caught"), [
     *FORGOTTEN[:2],
     (r"publish\(mailboxes_ptr, r_next.*", "pass", errors.NeverPublished),
-    (r"mine \* 1 \+ 0", "0", errors.NeverPublished),  # into another's box
+    (r"cta_rank \* 1 \+ 0", "0", errors.NeverPublished),  # into another's box
     (r"publish\(mailboxes_ptr, r_next \* 2", "publish(mailboxes_ptr, part * 2", errors.NeverPublished),  # of another row
     (r"if row \+ 2 < row_count", "if row + 4 < row_count", errors.NeverPublished),  # not the last row
     (r"\(turn \+ 1\) % 2", "turn % 2", errors.WrongPhase),  # the next row has no place of its own
@@ -206,8 +206,8 @@ def test_a_kernel_that_forgets_something_is_caught(pattern: str, instead: str, c
     (r"for k in range\(0, 4\)", "for k in range(0, 3)"),  # published before the walk ends
     (r"while \(word0 == 0\) \| \(word1 == 0\)", "while word0 == 0"),  # used before they are there
     (r"published\(word1,", "published(word0,"),  # one's own for the other's
-    (r"mine \* 4096 \+", "0 +"),  # columns of another part
-    (r"mine \* 16, 0\]", "0, 0]"),
+    (r"cta_rank \* 4096 \+", "0 +"),  # columns of another part
+    (r"cta_rank \* 16, 0\]", "0, 0]"),
     (r"row_later = row \+ 4", "row_later = row + 2"),  # what is read once a row, of another row
     (r"rstd = rstd_1", "pass"),
     (r"rstd_1 = rstd_2", "pass"),
@@ -297,7 +297,7 @@ def test_a_row_is_waited_for_after_the_next_was_walked() -> None:
     source = pipeline.generate(shared(rms_norm_backward, given(rms_norm_backward, 8192), warps=8, groups=66))[0]
     loop = source.text[source.text.index("for row in range(part, row_count, 66)"):]
     order = ["word0 = gl.load(mailboxes_ptr + (r * 2 + 0), volatile=True)", "if row + 66 < row_count:",
-             "mbarrier.wait(ready.index(slot_next), (turn + 1) // 3 & 1)", "publish(mailboxes_ptr, r_next * 2 + (mine * 1 + 0), ",
+             "mbarrier.wait(ready.index(slot_next), (turn + 1) // 3 & 1)", "publish(mailboxes_ptr, r_next * 2 + (cta_rank * 1 + 0), ",
              "while (word0 == 0) | (word1 == 0):", "row_later = row + 132", "= published(word0, gl.float32)", "gl.store(out0_ptr",
              "fence_async_shared()", "ahead = row + 198", "rstd = rstd_1", "turn += 1"]
     assert [loop.index(line) for line in order] == sorted(loop.index(line) for line in order)

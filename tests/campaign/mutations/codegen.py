@@ -204,7 +204,7 @@ MUTANTS: list[Mutant] = [
     Mutant("codegen-block-mask-of-blocks-off-by-one", "onepass/codegen/values.py", "< {size_text(blocks)})",
            "<= {size_text(blocks)})", "no block behind the last is read or stored",
            (f"{CODEGEN}::test_nothing_around_an_output_is_written",)),
-    Mutant("codegen-parts-store-in-one-place", "onepass/codegen/values.py", "((PART,) if mine else (), PART)", "((), PART)",
+    Mutant("codegen-parts-store-in-one-place", "onepass/codegen/values.py", "((PART,) if split else (), PART)", "((), PART)",
            "every CTA of a split reduction leaves a state of its own", kinds("inner split")),
     Mutant("codegen-lookups-forget-strides", "onepass/codegen/values.py", '"" if gather.stride == 1 else',
            '"" if gather.stride != 0 else', "an index is taken in steps of its dimension", kinds("looked up, column")),

@@ -151,7 +151,7 @@ MUTANTS: list[Mutant] = [
            "the last tile is one CTA's", STRIPS),
     Mutant("codegen-last-tile-is-forgotten", "onepass/codegen/gluon_tiles.py", "(row_count + {self.tall - 1}) // {self.tall}",
            "row_count // {self.tall}", "every row enters", STRIPS),
-    Mutant("codegen-threads-count-one", "onepass/codegen/gluon_tiles.py", 'return value * self.each if kind == "sum" else value',
+    Mutant("codegen-threads-count-one", "onepass/codegen/gluon_tiles.py", 'return value * self.rows_per_thread if kind == "sum" else value',
            "return value", "a mean divides by the elements there are", STRIPS),
     Mutant("codegen-many-rows-lose-digits", "onepass/codegen/gluon_tiles.py", "compensated=found.compensated or often",
            "compensated=found.compensated", "variances that are joined for every row have fp32's digits",
