@@ -71,14 +71,13 @@ VECTOR_SHARE = 0.016  # fraction of repeated row vector reads that reach L2; the
 REREAD_ALL_HITS, REREAD_NO_HITS = 0.5, 0.8
 TILES_IN_FLIGHT = {1: 0.62, 2: 0.65, 3: 2.1, 4: 2.2}  # tiles in flight of a row loop, by pipeline stages; H200, RMSNorm backward
 # Prefetched bytes per SM beyond which requests delay each other, and the slowdown per further such amount. H200, norm
-# backward: 147 KB (four stages) 2.5-4 % slower than 98 KB (three), 197 KB 1.5-3 % slower than 131 KB, 98 KB as fast as 65 KB.
-# Same for one staged row per CTA: dx of RMSNorm backward 8192x8192 97.7 us with 192 KB, 93.6 with 128 KB.
+# backward: 147 KB (four stages) 2.5-4 % slower than 98 KB (three), 98 KB as fast as 65 KB; one staged row per CTA: 192 KB
+# 97.7 us, 128 KB 93.6 us.
 CONGESTION_FROM, CONGESTION = 98304, 0.045
 # Slowdown of walks down columns whose tiles are narrower than a cache line, presumably because two CTAs read each line and
 # drift apart (more so if rows are split among CTAs) and because lines are written in halves. It only shows if tensors are
-# much larger than L2, so it is scaled by 1 - 2 L2 / bytes. H200, tiles of 64 bytes vs wider: sums of 65536x4096, one fp32
-# input: 255-275 us (334 split) vs 242; three bf16: 365 (415-446 split) vs 361; five fp16: 614 (739-755 split) vs 601. With a
-# gradient written too: SiLU 8192x16384 237 us, floor 179; GELU 16384x4096 113-120, 128 bytes 110, 256 bytes 105.
+# much larger than L2, so it is scaled by 1 - 2 L2 / bytes. H200, tiles of 64 bytes vs wider: sum of fp32 65536x4096 255-275
+# us (334 split) vs 242. Fitted: docs/decisions/0018.
 LINE = 128
 NARROW_READ, NARROW_READ_SPLIT, NARROW_WRITE, ONE_LINE_WRITE = 0.06, 0.2, 0.3, 0.05
 # Slowdown of whole rows that are read and written, per doubling of the bytes a thread has outstanding, between these limits,
@@ -94,8 +93,7 @@ LAST_STORES_US = 0.1  # until a CTA's last stores are issued
 WARP_FOLD_US = 0.19
 RING_SLOT_US = 0.15  # us per slot of a tile ring; H200, sums over rows of one input: 8 slots 0.5-0.8 us slower than 4
 # us a CTA spends between walked rows, only partly hidden by other CTAs; more if lanes hold states to merge, and if rows start
-# inside a sector. H200, cross-entropy over 50264 and 128256 columns with 3, 6, 12 CTAs per SM: 1.35, 1.16, 1.09 and 1.10,
-# 1.04, 1.01 of the DRAM time; RMSNorm looped over 8192 and 16384 columns: 1.2, 1.13.
+# inside a sector. H200, cross-entropy over 50264 columns with 3, 6, 12 CTAs per SM: 1.35, 1.16, 1.09 of the DRAM time.
 ROW_TURNAROUND_US, MERGE_TURNAROUND_US, UNALIGNED_EDGE_US = 0.4, 0.5, 1.0
 AFTER_REDUCTION_WAIT = 0.35  # fraction of the latency that a CTA waits for loads issued after a reduction
 UNPIPELINED_WAIT = 0.3  # fraction of the latency that an unpipelined walk waits in each step but the first
@@ -293,8 +291,7 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
 # Constants for staged rows with column accumulation, fitted together to 368 schedules of norm backward passes (H200, 2026-11;
 # docs/decisions/0023). us per row for every row vector element a thread reloads: LayerNorm 8192x16384, 8 warps, 201 us with
 # the weight in registers vs 276. If CTAs share rows: warps at which an SM issues 63 % of its rate, and us per row that CTAs
-# wait for each other, per warp and ctas_per_row^1.5; the rest is hidden by the walk over the next row. RMSNorm 4096x65536:
-# four CTAs per row 385 us, eight (two per SM) 425; 256x65536 by four CTAs: 8 warps 32.7, 16 warps 38.7.
+# wait for each other, per warp and ctas_per_row^1.5; the rest is hidden by the walk over the next row.
 VECTOR_RELOAD_US, WARPS_TO_ISSUE_UNROLLED, CTA_EXCHANGE_US = 0.04, 4.0, 0.0015
 # us per row and tile that such CTAs wait for full-size tensors that are not staged. H200, residual + RMSNorm backward
 # 8192x32768, two CTAs per row in 2, 4, 8 tiles: 580, 657, 825 us; four CTAs in 2, 4 tiles: 548, 613; all staged: 505.
@@ -489,9 +486,8 @@ def extra_kernel_us(device: Device) -> float:
 
 
 # us per partial row of a sum down the columns: the join reads them one after another. H200, sums of fp32 4096x256: a join of
-# 33 parts 1.1 us, of 528 parts 2.3. Not charged if rows are reduced as well, because there many small CTAs gain more over few
-# large ones than this, which the model does not predict (RMSNorm backward 131072x512: 528 CTAs of 2 warps 95.7 us, 132 CTAs
-# of 16 warps 100.4 to 102.3).
+# 33 parts 1.1 us, of 528 parts 2.3. Not charged if rows are reduced as well: there many small CTAs gain more than this, which
+# the model does not predict.
 JOIN_PART_US = 0.0025
 # us per partial row if staged tiles compute the sums. H200, sums of five fp16 inputs of 4096x1024 in 4, 16, 33 parts: 13.0,
 # 13.5, 14.8; of fp32 65536x256 in 16, 66, 132: 17.8, 18.0, 18.5.
