@@ -297,7 +297,8 @@ def test_a_row_is_waited_for_after_the_next_was_walked() -> None:
     source = pipeline.generate(shared(rms_norm_backward, given(rms_norm_backward, 8192), warps=8, groups=66))[0]
     loop = source.text[source.text.index("for row in range(part, row_count, 66)"):]
     order = ["word0 = gl.load(mailboxes_ptr + (r * 2 + 0), volatile=True)", "if row + 66 < row_count:",
-             "mbarrier.wait(ready.index(slot_next), (turn + 1) // 3 & 1)", "publish(mailboxes_ptr, r_next * 2 + (cta_rank * 1 + 0), ",
+             "mbarrier.wait(ready.index(slot_next), (turn + 1) // 3 & 1)",
+             "publish(mailboxes_ptr, r_next * 2 + (cta_rank * 1 + 0), ",
              "while (word0 == 0) | (word1 == 0):", "row_later = row + 132", "= published(word0, gl.float32)", "gl.store(out0_ptr",
              "fence_async_shared()", "ahead = row + 198", "rstd = rstd_1", "turn += 1"]
     assert [loop.index(line) for line in order] == sorted(loop.index(line) for line in order)
