@@ -89,7 +89,7 @@ def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int,
     package = triton("compile kernels")
     instrumented = package.knobs.compilation.instrumentation_mode
     options = {**options, "instrumentation_mode": instrumented} if instrumented else options
-    if not hasattr(function, "cache_key"):
+    if not hasattr(type(function), "cache_key"):  # on the class: the property of an instance parses, outside of retry_parse
         raise RuntimeError("TRITON_INTERPRET is set, so this process cannot compile kernels; unset it and start again")
     gpu_target = importlib.import_module("triton.backends.compiler").GPUTarget
     module, name = _GLUON if getattr(function, "is_gluon", bool)() else ("triton.compiler", "ASTSource")
