@@ -81,8 +81,8 @@ CONGESTION_FROM, CONGESTION = 98304, 0.045
 LINE = 128
 NARROW_READ, NARROW_READ_SPLIT, NARROW_WRITE, ONE_LINE_WRITE = 0.06, 0.2, 0.3, 0.05
 # Slowdown of whole rows that are read and written, per doubling of the bytes a thread has outstanding, between these limits,
-# in tensors much larger than L2: scaled by 1 - 4 L2 / bytes. H200, RMSNorm 65536x4096 with 32, 64, 128, 256 bytes: 246.7,
-# 249.0-249.8, 250.4-252.0, 252.5 us; 32768x8192 with 64, 128, 256: 249.5, 252.4, 253.2.
+# in tensors much larger than L2: scaled by 1 - 4 L2 / bytes. H200, RMSNorm 65536x4096 with 32, 64, 128, 256 bytes: 246.7 to
+# 252.5 us.
 OUTSTANDING_PENALTY, OUTSTANDING_FROM, OUTSTANDING_UP_TO = 0.014, 32, 256
 # Exponent of the soft maximum between DRAM time and the serial time of CTAs for whole rows. H200, RMSNorm 65536x4096, DRAM
 # 239 us: 254 us with CTAs that serially need 191 us, the same with 104 us. Fitted with the rest (docs/decisions/0021).
@@ -121,7 +121,7 @@ ISSUE_ONE_WARP, ISSUE_FEW_WARPS, ISSUE_FEW_WARPS_STAGED = 0.6, 0.8, 3.0
 UNALIGNED_SLOTS = 12.0  # issue slots per element that is read or written element-wise
 # Issue slots per element of the first and last chunk of an unaligned staged row, where every walk masks every element.
 # Includes wide chunks taking more registers than predicted. H200, RMSNorm 8192x50257, 16 warps, chunks of 4096, 8192, 16384:
-# 473, 580, 619 us; 438 us if 8192-wide chunks are capped at 64 registers and a second CTA fits.
+# 473, 580, 619 us.
 UNALIGNED_EDGE_SLOTS = 40.0
 # Issue slots per row vector element if rows are unaligned and row vectors are aligned. H200, 8192x50257: LayerNorm 633 us,
 # RMSNorm 438, softmax 400.
@@ -130,8 +130,8 @@ SMEM_VECTOR_SLOTS = 0.75  # issue slots to read a row vector element from shared
 TILE_SLOTS = 17.0  # issue slots per thread and tile of any size: addresses, waits, barriers
 MERGE_SLOTS = 35.0  # issue slots per thread to merge a walked tile's states; H200, cross-entropy: 8 elements per thread cost 12 %
 # us that a walk over a staged row waits for each chunk's row vectors: its loop is not unrolled, and shared memory leaves L1
-# no room for them. H200, RMSNorm 4096x65536, one CTA of 8 warps per SM, 8, 16, 32 chunks: 371, 453, 599 us. In unaligned
-# rows, row vectors are loaded element-wise: RMSNorm 8192x50257, 7, 13, 25 chunks: 447, 474, 707 us.
+# no room for them. H200, RMSNorm 4096x65536, 8, 16, 32 chunks: 371, 453, 599 us; unaligned 8192x50257, 7, 13, 25 chunks: 447,
+# 474, 707 us.
 VECTOR_CHUNK_US, UNALIGNED_VECTOR_CHUNK_US = 0.33, 0.4
 # Slowdown of statically assigned rows if all traffic were stores: SMs are not equally fast. H200, softmax, half stores, as
 # many CTAs as fit vs one per row: 284 vs 258 us. Sums of rows show no such loss.
@@ -419,8 +419,7 @@ def _looped(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, device
     length = t.cols if over_rows else t.rows
     partials = 8.0 * max(t.outer_states, t.inner_folds) * schedule.splits * length if schedule.splits > 1 else 0.0
     vectors = VECTOR_SHARE * t.vectors * (row_blocks if over_cols else 0)
-    # TMA loads 64-byte rows at full rate as long as CTAs stay together (`_narrow_tile_penalty`); other loads need whole
-    # lines.
+    # TMA loads 64-byte rows at full rate (but see `_narrow_tile_penalty`); other loads need whole lines.
     full_line = (64 if schedule.staged else 128) * kernel.full_loads
     narrow = min(1.0, tile.width * t.input_bytes_per_elem / full_line) if isinstance(schedule.cols, Block) else 1.0
     rate = _sustained_rate(in_flight, device) * narrow * min(1.0, 1.15 * sms / device.sms)
