@@ -178,8 +178,8 @@ def _join_welford(alg: Algebra, a: State, b: State) -> State:
     total = alg.op("add", n_a, n_b)
     share = alg.op("div", n_b, alg.op("maximum", total, 1.0))
     off = alg.op("sub", mean_b, mean_a)
-    spread = alg.op("add", m2_b, _m2_between_means(alg, off, n_a, share))
-    return total, Accumulated(mean_a, alg.op("mul", off, share)), Accumulated(m2_a, spread)
+    step = alg.op("mul", off, share)
+    return total, Accumulated(mean_a, step), Accumulated(m2_a, alg.op("add", m2_b, _m2_between_means(alg, off, n_a, share)))
 
 
 def _join_moments(alg: Algebra, a: State, b: State) -> State:
