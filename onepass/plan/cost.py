@@ -102,21 +102,18 @@ PIPELINE_START_US = 0.3
 # us from launch until TMA delivers the first row: mbarriers, fence, descriptor. H200, softmax 16x4096 and 256x4096: 2.4 and
 # 3.1 us staged, 2.0 and 2.7 us in registers.
 TMA_START_US = 0.4
-# Fraction of a CTA's math still to do when its last tile arrives, for several tiles of several tensors. H200, dx of RMSNorm
-# backward 8192x16384 in eight, four, two tiles: 183.3, 186.5, 194.8 us.
+# Fraction of a CTA's math still to do when its last tile arrives (fitted: docs/decisions/0011).
 UNOVERLAPPED_MATH = 0.6
 # us that each tile of a resident row delays its CTA. H200, RMSNorm 4096x65536, one CTA of 16 warps per SM, in 4, 8, 16 tiles:
 # 264, 281, 348 us.
 TILE_US = 0.15
 # Bytes per cycle from L2 to one SM. While some SMs reduce, others load at up to this rate, 3.4 times their share of DRAM, so
-# only all SMs together are DRAM-bound. H200, one CTA per SM: RMSNorm 4096x65536 1.09 of the DRAM time, softmax backward
-# 8192x32768 1.02; at its DRAM share a CTA alone would take 1.44 and 1.5. Fitted: 57.
+# only all SMs together are DRAM-bound. Fitted: 57.
 FILL_RATE = 64.0
 ISSUE_RATE = 3.5  # warp instructions per cycle that an SM full of warps sustains
 WARPS_TO_ISSUE = 8.0  # warps at which an SM issues 63 % of that
 # Warp instructions per cycle: the most one warp issues with much instruction-level parallelism, and the most a single CTA
-# issues. Walks over staged rows hold few registers, wait for nothing and issue many more. H200, softmax 8192x32768, one CTA
-# of 4, 8, 16 warps per SM: 463, 418, 407 us.
+# issues. Walks over staged rows hold few registers, wait for nothing and issue many more.
 ISSUE_ONE_WARP, ISSUE_FEW_WARPS, ISSUE_FEW_WARPS_STAGED = 0.6, 0.8, 3.0
 UNALIGNED_SLOTS = 12.0  # issue slots per element that is read or written element-wise
 # Issue slots per element of the first and last chunk of an unaligned staged row, where every walk masks every element.
