@@ -9,16 +9,17 @@ import random
 from .graph import Graph, Input, Step
 
 # Columns that threads of one CTA share evenly or not, and that two CTAs may share; rows that start on 16 bytes or anywhere.
-SHAPES = ((6, 1024), (9, 2048), (5, 8192), (12, 4096), (7, 1027), (5, 4099), (130, 32), (70, 64), (300, 16), (12, 40), (2, 20000))
+SHAPES = ((6, 1024), (9, 2048), (5, 8192), (6, 8192), (4, 16384), (12, 4096), (7, 1027), (5, 4099), (130, 32), (70, 64), (300, 16),
+          (12, 40), (2, 20000))
 KINDS = (("f32",), ("f32",), ("bf16",), ("f16",), ("f32", "bf16"), ("f64",), ("i64",), ("e4m3", "f32"))
 ALONE = ("{0} * 0.5", "{0}.abs()", "-{0}", "{0} * {0}", "torch.relu({0})", "torch.sigmoid({0}.float())", "torch.tanh({0}.float())",
          "torch.exp({0}.float().clamp(-4, 4))", "torch.where({0} > 0, {0}, {0} * 2)", "{0}.float()")
 TOGETHER = ("{0} + {1}", "{0} * {1}", "{0} - {1}", "torch.maximum({0}.float(), {1}.float())")
 ALONG = ("{0}.sum(-1, keepdim=True)", "{0}.float().mean(-1, keepdim=True)", "{0}.amax(-1, keepdim=True)",
          "{0}.float().var(-1, correction=0, keepdim=True)", "{0}.float().logsumexp(-1, keepdim=True)",
-         "{0}.float().square().mean(-1, keepdim=True).add(1e-5).rsqrt()", "{0}.argmax(-1, keepdim=True)")
+         "{0}.float().square().mean(-1, keepdim=True).add(1e-5).rsqrt()", "{0}.float().mul(8).round().argmax(-1, keepdim=True)")
 DOWN = ("{0}.sum(0)", "{0}.float().mean(0)", "{0}.amax(0)", "{0}.float().var(0, correction=0)", "{0}.float().logsumexp(0)",
-        "({0} > 0).any(0)", "{0}.argmin(0)")
+        "({0} > 0).any(0)", "{0}.float().mul(8).round().argmin(0)")  # rounded: the last digit of a tanh decides nothing
 
 
 def row_graph(seed: int) -> Graph:
