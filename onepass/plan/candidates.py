@@ -176,7 +176,7 @@ def _mixed_shared(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
                 fit = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0
                 for here in range(1, min(2, fit) + 1):
                     groups = here * device.sms // share
-                    if t.rows >= LEAST_TURNS * groups:
+                    if groups and t.rows >= LEAST_TURNS * groups:  # a card may have fewer SMs than CTAs share a row
                         yield Schedule(Loop(1, groups), covered, warps, slots, parked=parked, gathers=True, shared=share,
                                        hoisted=hoisted, beside=beside > 0,
                                        registers=register_limit(warps, here, device) // 8 * 8)
