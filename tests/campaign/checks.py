@@ -251,7 +251,9 @@ def by_fuse(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
 
 
 # A card so small that few rows are shared out, split and taken together as many are on a large one.
-FEW_SMS = replace(forced.H200, name="h200 of 2 SMs", sms=2)
+SMS = 2
+FEW_SMS = replace(forced.H200, name="h200 of 2 SMs", sms=SMS, bandwidth=forced.H200.bandwidth * SMS / forced.H200.sms,
+                  l2_bandwidth=forced.H200.l2_bandwidth * SMS / forced.H200.sms)
 
 
 def by_family(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
