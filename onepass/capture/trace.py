@@ -253,6 +253,8 @@ def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.Graph
         return compat.trace_graph(traced, fakes, mode)
     except compat.data_dependent_errors() as error:
         raise DataDependent(detail=str(error).splitlines()[0]) from error
+    except RecursionError:  # eager would recurse as well, and trace again at every level
+        raise
     except (RuntimeError, IndexError, ValueError) as error:
         runs_eagerly = traced.runs_in_eager()
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__

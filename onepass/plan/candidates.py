@@ -175,7 +175,7 @@ def _mix_order_multi_cta(kernel: Kernel, t: Traffic, device: Device) -> Iterator
                 fitting = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0
                 for ctas_per_sm in range(1, min(2, fitting) + 1):
                     groups = ctas_per_sm * device.sms // ctas_per_row
-                    if t.rows >= MIN_ROWS_PER_GROUP * groups:
+                    if groups and t.rows >= MIN_ROWS_PER_GROUP * groups:  # a card may have fewer SMs than CTAs share a row
                         yield Schedule(Loop(1, groups), covered, warps, stages, staged=staged, accumulates_columns=True,
                                        ctas_per_row=ctas_per_row, hoisted=hoisted, beside=vector_bytes > 0,
                                        registers=register_limit(warps, ctas_per_sm, device) // 8 * 8)

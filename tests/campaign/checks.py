@@ -40,7 +40,8 @@ from .rows import row_graph
 
 # Codes that say onepass itself is at fault.
 INTERNAL = ("ONEPASS-9", "ONEPASS-113", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")
-COMMON = ("pointwise", "inner", "inner looped", "mix-order", "outer")  # families that many graphs may run by
+# How likely a family is to be taken where a graph may run by it; others, which fewer graphs may run by, 8.
+COMMON = {"pointwise": 1, "inner": 1, "inner looped": 1, "mix-order": 1, "outer": 2, "inner staged": 4, "mix-order multi-CTA": 40}
 COARSE = 2.0**-12  # by which simplification may change a value: 1/33 is rounded, and what cancels later shows it
 TOO_LONG = 20.0  # CPU seconds for one graph
 
@@ -250,7 +251,9 @@ def by_fuse(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
 
 
 # A card so small that few rows are shared out, split and taken together as many are on a large one.
-FEW_SMS = replace(forced.H200, name="h200 of 2 SMs", sms=2)
+SMS = 2
+FEW_SMS = replace(forced.H200, name="h200 of 2 SMs", sms=SMS, bandwidth=forced.H200.bandwidth * SMS / forced.H200.sms,
+                  l2_bandwidth=forced.H200.l2_bandwidth * SMS / forced.H200.sms)
 
 
 def by_family(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
@@ -281,7 +284,7 @@ def _drawn(graph: Graph, program: Program, sizes: Bindings, on: Device = forced.
     if not offered:
         raise NotOneKernel(detail="more than one kernel, or none")
     rng, names = random.Random(graph.seed), sorted(offered)
-    family = rng.choices(names, [1 if name in COMMON else 4 for name in names])[0]
+    family = rng.choices(names, [COMMON.get(name, 8) for name in names])[0]
     return rng.choice(offered[family])
 
 

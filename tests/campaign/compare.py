@@ -25,9 +25,10 @@ Results = tuple[Any, ...]
 class Truth:
     """What results are held against. `reference` computes in float64 from arguments moved by `step`, None for the arguments
     themselves. `exactly`: the results are float64 too. `overlaps`: strides are not compared, because shape-only tensors that
-    overlap themselves give other strides than real ones. `traced` gives shape-only results: torch lays out those of its
-    decompositions otherwise than eager's at times, and every compiler gets them so. `loses_infinities`: a mean that is found beside
-    a variance is infinite in eager if the infinity comes last, else NaN; here it is NaN."""
+    overlap themselves give other strides than real ones. `traced` gives shape-only results: torch gives those of its
+    decompositions another layout than eager's at times, or another type (huber_loss of two), and every compiler gets them so.
+    `loses_infinities`: a mean that is found beside a variance is infinite in eager if the infinity comes last, else NaN; here it is
+    NaN."""
 
     eager: Results
     reference: Callable[[float | None, int], Results]
@@ -43,7 +44,7 @@ def compared(mine: Results, truth: Truth) -> tuple[str, str, int]:
     if len(mine) != len(truth.eager):
         return "form", f"{len(mine)} results, not {len(truth.eager)}", 0
     for k, (one, other) in enumerate(zip(mine, truth.eager, strict=True)):
-        if (wrong := _form(one, other, truth)) and not (wrong.startswith("strides") and _as_traced(one, k, truth)):
+        if (wrong := _form(one, other, truth)) and not (wrong.startswith(("strides", "dtype")) and _as_traced(one, k, truth)):
             return "form", wrong, k
     try:
         exact = truth.reference(None, 0)
@@ -105,8 +106,9 @@ def _form(mine: Any, eager: Any, truth: Truth) -> str:
 
 
 def _as_traced(mine: torch.Tensor, k: int, truth: Truth) -> bool:
-    """Whether a result is laid out as torch's shape-only one."""
-    return truth.traced is not None and _steps(truth.traced()[k]) == _steps(mine)
+    """Whether a result has the type and layout of torch's shape-only one."""
+    theirs = truth.traced()[k] if truth.traced is not None else None
+    return theirs is not None and (truth.exactly or theirs.dtype == mine.dtype) and _steps(theirs) == _steps(mine)
 
 
 def _steps(t: torch.Tensor) -> list[int]:

@@ -9,16 +9,18 @@ import random
 from .graph import Graph, Input, Step
 
 # Columns that threads of one CTA share evenly or not, and that two CTAs may share; rows that start on 16 bytes or anywhere.
-SHAPES = ((6, 1024), (9, 2048), (5, 8192), (12, 4096), (7, 1027), (5, 4099), (130, 32), (70, 64), (300, 16), (12, 40), (2, 20000))
+SHAPES = ((6, 1024), (9, 2048), (5, 8192), (6, 8192), (4, 16384), (12, 4096), (7, 1027), (5, 4099), (130, 32), (70, 64), (300, 16),
+          (12, 40), (2, 20000))
 KINDS = (("f32",), ("f32",), ("bf16",), ("f16",), ("f32", "bf16"), ("f64",), ("i64",), ("e4m3", "f32"))
+FLOATS, WIDE = (("f32",), ("bf16",), ("f16",), ("f32", "bf16")), 8192
 ALONE = ("{0} * 0.5", "{0}.abs()", "-{0}", "{0} * {0}", "torch.relu({0})", "torch.sigmoid({0}.float())", "torch.tanh({0}.float())",
          "torch.exp({0}.float().clamp(-4, 4))", "torch.where({0} > 0, {0}, {0} * 2)", "{0}.float()")
 TOGETHER = ("{0} + {1}", "{0} * {1}", "{0} - {1}", "torch.maximum({0}.float(), {1}.float())")
 ALONG = ("{0}.sum(-1, keepdim=True)", "{0}.float().mean(-1, keepdim=True)", "{0}.amax(-1, keepdim=True)",
          "{0}.float().var(-1, correction=0, keepdim=True)", "{0}.float().logsumexp(-1, keepdim=True)",
-         "{0}.float().square().mean(-1, keepdim=True).add(1e-5).rsqrt()", "{0}.argmax(-1, keepdim=True)")
+         "{0}.float().square().mean(-1, keepdim=True).add(1e-5).rsqrt()", "{0}.float().mul(8).round().argmax(-1, keepdim=True)")
 DOWN = ("{0}.sum(0)", "{0}.float().mean(0)", "{0}.amax(0)", "{0}.float().var(0, correction=0)", "{0}.float().logsumexp(0)",
-        "({0} > 0).any(0)", "{0}.argmin(0)")
+        "({0} > 0).any(0)", "{0}.float().mul(8).round().argmin(0)")  # rounded: the last digit of a tanh decides nothing
 
 
 def row_graph(seed: int) -> Graph:
@@ -37,16 +39,18 @@ class _Drawing:
     def graph(self, seed: int) -> Graph:
         """Draw it all."""
         rng, shape, kinds = self.rng, self.rng.choice(SHAPES), self.rng.choice(KINDS)
+        spans = shape[0] > 2 and shape[1] >= WIDE and rng.random() < 0.8  # of a form that several CTAs may take rows of together
+        kinds = rng.choice(FLOATS) if spans else kinds
         full = [self.input(shape, kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
         thin = [self.input(size, kinds) for size in ((1, shape[1]), (shape[0], 1)) if rng.random() < 0.4]
         value = self.chain(full[0], [*full[1:], *thin])
         ends: list[str] = []
-        for _ in range(rng.choice((0, 1, 1, 2))):
-            row = self.line("along", rng.choice(ALONG), value)
-            ends += [row] if rng.random() < 0.3 else []
+        for _ in range(1 if spans else rng.choice((0, 1, 1, 2))):
+            row = self.line("along", rng.choice(ALONG[:3] if spans else ALONG), value)
+            ends += [row] if rng.random() < 0.3 and not spans else []
             value = self.chain(self.line("meet", rng.choice(TOGETHER), value, row), thin)
-        downs = [self.line("down", rng.choice(DOWN), value) for _ in range(rng.choice((0, 0, 1, 1, 2)))]
-        ends += downs + ([value] if not (downs or ends) or rng.random() < 0.6 else [])
+        downs = [self.line("down", rng.choice(DOWN), value) for _ in range(rng.choice((1, 2) if spans else (0, 0, 1, 1, 2)))]
+        ends += downs + ([value] if not (downs or ends) or spans or rng.random() < 0.6 else [])
         return self.made(seed, ends)
 
     def input(self, shape: tuple[int, ...], kinds: tuple[str, ...]) -> str:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 
 from onepass.errors import BadArgument, IllegalProgram, ParseError
 from onepass.ir.expr import DTYPES, F32, I64
-from onepass.ir.specialize import substitute
 from onepass.ir.oracle import evaluate, evaluate_into
 from onepass.ir.program import Axis, Buffer, Const, Gather, Index, Load, Node, Op, Program, Reduce, Result, Store
 from onepass.ir.size import mul, sym
+from onepass.ir.specialize import substitute
 from onepass.ir.text import parse, show
 from onepass.ir.verify import RULES, verify
 from tests.programs import Case, programs, small, small_inputs

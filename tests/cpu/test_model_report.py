@@ -201,7 +201,8 @@ def test_the_process_report_counts_calls(fresh: None) -> None:
     assert text.startswith(f"onepass in this process: 2 graphs, {found.calls} region calls, 0 fallbacks")
     assert "test_model_report.py:" in text and max(map(len, text.splitlines())) <= 118
     format_lines = found.to_json()
-    assert list(format_lines) == ["graphs", "regions", "left", "fallbacks", "fallbacks_by_code", "totals", "calls", "work", "recomputed"]
+    assert list(format_lines) == ["graphs", "regions", "left", "fallbacks", "fallbacks_by_code", "totals", "calls", "work",
+                "recomputed"]
     assert json.loads(json.dumps(format_lines)) == format_lines
 
 

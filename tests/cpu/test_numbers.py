@@ -338,7 +338,8 @@ def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
         return x[:, 0] / x[:, 1], (h.float() / h.float().sum(1, keepdim=True)).to(torch.bfloat16)
 
     inputs = torch.empty(64, 2), torch.empty(64, 96, dtype=torch.bfloat16)
-    text = "".join(s.text for s in plan_for_interpreter(optimize(capture(function, inputs).program), {"s0": 64}, device("h200")).sources)
+    text = "".join(s.text for s in plan_for_interpreter(optimize(capture(function, inputs).program), {"s0": 64},
+                   device("h200")).sources)
     assert text.count("libdevice.div_rn(") == 1 and text.count(" / ") >= 1
 
 

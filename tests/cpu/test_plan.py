@@ -626,3 +626,15 @@ def test_the_floor_counts_no_element_twice(extent: int, one: str, other: str, el
     program = parse(f"program p; axis n = {extent}; input x: f32 [16] strides [1]; output y: f32 [{extent}] strides [1]; "
                     f"%0 = load x {one}; %1 = load x {other}; %2 = add %0 %1; store y [n:1] = %2")
     assert floor_bytes(program, {}) == 4 * (elements + extent)
+
+
+@pytest.mark.parametrize("sms", [1, 2, 3])
+def test_cards_of_very_few_sms_have_plans(sms: int) -> None:
+    """Fewer than CTAs would share a row, and fewer than any default counts on."""
+    def scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * x.sum(-1, keepdim=True)
+        return y, y.amax(0)
+
+    whole = planned(scaled, meta(5, 16384))
+    found = scores(whole.program, whole.bindings, replace(H200, sms=sms), {})
+    assert isinstance(found, list) and all(math.isfinite(s.us) and s.plan.schedule.splits >= 1 for s in found)

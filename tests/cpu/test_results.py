@@ -90,7 +90,8 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
      r"rows\[0\].results.quack.us is the text 'fast', expected a number"),
     (lambda j: j["rows"][0]["results"]["quack"].update(us=float("nan")), r"rows\[0\].results.quack.us is nan, expected a number"),
     (lambda j: j["rows"][0]["results"]["quack"].update(us=0), r"rows\[0\].results.quack: a time is above 0"),
-    (lambda j: j["rows"][0]["results"]["quack"].update(us=None), r"rows\[0\].results.quack: a result without a time needs a reason"),
+    (lambda j: j["rows"][0]["results"]["quack"].update(us=None),
+     r"rows\[0\].results.quack: a result without a time needs a reason"),
     (lambda j: j["rows"][0]["results"].update(mine={"us": 1.0}), r"rows\[0\]: providers are onepass, .* not mine"),
     (lambda j: j["rows"].append(j["rows"][0]), "the run: several rows have the same id"),
     (lambda j: j["anchors"][0].update(kind="write"), r"anchors\[0\]: an anchor's kind is one of read, copy, add"),
@@ -109,7 +110,8 @@ def test_older_files_may_lack_optional_fields() -> None:
 
 
 @pytest.mark.parametrize(("content", "said"), [(b"", "it is not JSON"), (b"\xff\xfe{", "it is not JSON"),
-                                               (b"[1]", "it contains a list, but a run is an object"), (b"null", "it contains null")])
+                                               (b"[1]", "it contains a list, but a run is an object"), (b"null",
+                                                "it contains null")])
 def test_files_of_something_else(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "x.json"
     file.write_bytes(content)

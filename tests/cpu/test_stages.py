@@ -121,7 +121,8 @@ def test_explain_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fresh", "nothing_compiled")
-@pytest.mark.parametrize("broken", ["onepass.capture.region_program._renamed", "onepass.plan.partition.score", "onepass.codegen.triton.emit",
+@pytest.mark.parametrize("broken", ["onepass.capture.region_program._renamed", "onepass.plan.partition.score",
+    "onepass.codegen.triton.emit",
                                     "onepass.runtime.interpret.load", "onepass.integration.claim.find_regions"])
 def test_a_region_that_fails_so_is_left_with_the_code_named(broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(broken, raising(KeyError("7")))
