@@ -207,7 +207,7 @@ def test_dims_of_different_symbols_that_meet_become_one() -> None:
 
 def test_lining_up_dims_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a step of it does."""
-    monkeypatch.setattr(align, "_closer", lambda draft, tensor, position, onto: tensor)
+    monkeypatch.setattr(align, "_refined_once", lambda draft, tensor, position, onto: tensor)
     draft = Draft()
     tensors = [draft.tensor(draft.index(dim), (dim,)) for dim in (draft.atoms.dim(6), draft.atoms.dim(sym("b")))]
     with pytest.raises(CaptureTooLong, match="ONEPASS-125"):

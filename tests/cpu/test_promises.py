@@ -162,7 +162,7 @@ def test_a_plan_that_does_not_fit_is_not_taken_though_all_others_spill() -> None
     def never_fits(source: Source) -> Binary:
         return Binary(32, 0, 0, H200.smem_per_cta + 1, 0, {}, {})
 
-    with pytest.raises(NoPlan, match="do not fit"):
+    with pytest.raises(NoPlan, match="more shared memory than a CTA can have"):
         compile(optimize(captured.program), {"s0": 64}, H200, never_fits)
 
 

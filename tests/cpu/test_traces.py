@@ -68,7 +68,7 @@ def test_a_trace_is_found_for_other_rows_without_asking_each(monkeypatch: pytest
     for columns in range(8, 14):
         fused(torch.zeros(4, columns))
     real = traces.Captured.bind_leaves
-    monkeypatch.setattr(traces.Captured, "fits", lambda self, *a: asked.append(self) or real(self, *a))
+    monkeypatch.setattr(traces.Captured, "bind_leaves", lambda self, *a: asked.append(self) or real(self, *a))
     right(fused, 7, 10)
     assert len(asked) == 1
     right(fused, 7, 10)
@@ -215,7 +215,7 @@ def test_regions_called_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_symbols_of_different_sizes_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region_program, "LEAST_DIGITS", 1)
+    monkeypatch.setattr(region_program, "MIN_DIGITS", 1)
     sizes = region_program._Sizes()
     factors = [compat.SizeFactor(sympy.Symbol("s0", integer=True) + k, 8) for k in range(1, 41)]
     names = [sizes._name(factor) for factor in factors]
