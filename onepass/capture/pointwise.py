@@ -375,7 +375,7 @@ def size_arithmetic(name: str) -> Handler:
 
 
 _UNARY = ("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid",
-          "erf")
+          "erf", "atan")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _TENSOR_OR_SCALAR = "Tensor Scalar"
 _SCALAR_EITHER_SIDE = "Tensor Scalar Scalar_Tensor"

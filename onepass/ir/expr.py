@@ -243,6 +243,7 @@ OPS = _table(
     _row("sigmoid", 1, torch.sigmoid, "fast_sigmoid({0})", Takes.FLOATS, issue_slots=5, mufu=2,
          exact="libdevice.rcp_rn(1.0 + libdevice.exp(-{0}))"),
     _row("erf", 1, torch.erf, "fast_erf({0})", Takes.FLOATS, issue_slots=18, mufu=2, exact="{L}.erf({0})"),
+    _function("atan", 1, torch.atan, np.arctan, issue_slots=25),
     _row("floor", 1, torch.floor, "{L}.floor({0})", Takes.FLOATS, discontinuous=True),
     _row("ceil", 1, torch.ceil, "{L}.ceil({0})", Takes.FLOATS, discontinuous=True),
     _row("trunc", 1, torch.trunc, "libdevice.trunc({0})", Takes.FLOATS, discontinuous=True, libdevice={"trunc": np.trunc}),
