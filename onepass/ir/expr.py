@@ -243,7 +243,19 @@ OPS = _table(
     _row("sigmoid", 1, torch.sigmoid, "fast_sigmoid({0})", Takes.FLOATS, issue_slots=5, mufu=2,
          exact="libdevice.rcp_rn(1.0 + libdevice.exp(-{0}))"),
     _row("erf", 1, torch.erf, "fast_erf({0})", Takes.FLOATS, issue_slots=18, mufu=2, exact="{L}.erf({0})"),
+    _function("erfc", 1, torch.erfc, np.vectorize(math.erfc, otypes=[np.float64]), issue_slots=30, mufu=1),
+    _function("tan", 1, torch.tan, np.tan, issue_slots=30),
+    _function("asin", 1, torch.asin, np.arcsin, issue_slots=25, mufu=1),
+    _function("acos", 1, torch.acos, np.arccos, issue_slots=25, mufu=1),
     _function("atan", 1, torch.atan, np.arctan, issue_slots=25),
+    _function("sinh", 1, torch.sinh, np.sinh, issue_slots=25, mufu=2),
+    _function("cosh", 1, torch.cosh, np.cosh, issue_slots=12, mufu=2),
+    _function("asinh", 1, torch.asinh, np.arcsinh, issue_slots=30, mufu=2),
+    _function("acosh", 1, torch.acosh, np.arccosh, issue_slots=30, mufu=2),
+    _function("atanh", 1, torch.atanh, np.arctanh, issue_slots=30, mufu=1),
+    _function("atan2", 2, torch.atan2, np.arctan2, issue_slots=35, mufu=1, discontinuous=True),  # where the first changes its sign
+    _function("hypot", 2, torch.hypot, np.hypot, issue_slots=20, mufu=1),
+    _function("copysign", 2, torch.copysign, np.copysign, issue_slots=1, discontinuous=True),
     _row("floor", 1, torch.floor, "{L}.floor({0})", Takes.FLOATS, discontinuous=True),
     _row("ceil", 1, torch.ceil, "{L}.ceil({0})", Takes.FLOATS, discontinuous=True),
     _row("trunc", 1, torch.trunc, "libdevice.trunc({0})", Takes.FLOATS, discontinuous=True, libdevice={"trunc": np.trunc}),
@@ -252,6 +264,8 @@ OPS = _table(
          libdevice={"pow": np.power}),
     _row("maximum", 2, torch.maximum, f"{{L}}.maximum({{0}}, {{1}}, {_NAN})", Takes.NUMBERS, takes_literals=False),
     _row("minimum", 2, torch.minimum, f"{{L}}.minimum({{0}}, {{1}}, {_NAN})", Takes.NUMBERS, takes_literals=False),
+    _row("fmax", 2, torch.fmax, "{L}.maximum({0}, {1})", Takes.NUMBERS, takes_literals=False),  # of NaN and a number, the number
+    _row("fmin", 2, torch.fmin, "{L}.minimum({0}, {1})", Takes.NUMBERS, takes_literals=False),
     _row("rem", 2, torch.fmod, "({0} % {1})", Takes.INTEGERS, issue_slots=20, divides=True),
     _row("fmod", 2, torch.fmod, "libdevice.fmod({0}, {1})", Takes.FLOATS, issue_slots=40, discontinuous=True,
          libdevice={"fmod": np.fmod}),
@@ -260,6 +274,8 @@ OPS = _table(
     _row("or", 2, torch.bitwise_or, "({0} | {1})", Takes.BITS),
     _row("xor", 2, torch.bitwise_xor, "({0} ^ {1})", Takes.BITS),
     _row("not", 1, torch.bitwise_not, "(~{0})", Takes.BITS),
+    _row("shl", 2, torch.bitwise_left_shift, "({0} << {1})", Takes.INTEGERS),
+    _row("shr", 2, torch.bitwise_right_shift, "({0} >> {1})", Takes.INTEGERS),
     _compare("eq", torch.eq, "=="),
     _compare("ne", torch.ne, "!="),
     _compare("lt", torch.lt, "<"),
@@ -272,7 +288,8 @@ OPS = _table(
 )
 # `rem` and `floordiv` are for integers and truncate toward zero, as the hardware and Triton do. Capture builds Python's flooring
 # versions from them and guards against a zero divisor, which is undefined behavior in the compiler. `fmod` is the exact remainder
-# of floats; `%` is not.
+# of floats; `%` is not. The kernel text of `shl` and `shr` is undefined for counts that are negative or not below the type's
+# width: capture guards against them. `shr` keeps the sign of a signed type.
 
 
 def result_dtype(spec: OpSpec, args: tuple[DType, ...], named: DType | None = None) -> DType:

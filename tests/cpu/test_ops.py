@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 
 import onepass
+from onepass.capture.trace import capture
+from onepass.errors import OnepassError
 from onepass.ir.criterion import judge
 from onepass.ir.expr import BY_TORCH, OPS, OpSpec
+from onepass.ir.program import Op
+from tests.support import assert_right, randoms
 
 SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.5, 1e-7, -1e-7, 20.0, -41.0, 1e4, -2.5)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 # The references of these are no functions of torch's own that could be traced.
 BY_TORCH_FUNCTION: dict[str, Callable[..., Tensor]] = {"cast": lambda a: a.to(torch.float32) * 1, "fma": lambda a, b, c: a * b + c}
@@ -21,7 +26,9 @@ FLOAT_OPS = sorted(name for name, spec in OPS.items() if spec.takes.accepts(BY_T
 
 
 def function_of(spec: OpSpec) -> Callable[..., Tensor]:
-    return BY_TORCH_FUNCTION.get(spec.name, lambda *args: spec.reference(*args))
+    """The reference alone: a fused function guards all that it can reach."""
+    reference = spec.reference
+    return BY_TORCH_FUNCTION.get(spec.name, lambda *args: reference(*args))
 
 
 def spread(spec: OpSpec, dtype: torch.dtype, position: int) -> Tensor:
@@ -64,3 +71,101 @@ def test_floats(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", FLOAT_OPS)
 def test_special_values(name: str, dtype: torch.dtype) -> None:
     assert judged(OPS[name], special(dtype, OPS[name].arity)) is None
+
+
+# ---- integers -------------------------------------------------------------------------------------------------------------------
+
+
+def grid(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Numbers at the ends of a type, around 0 and around the widths of all types, in all pairs."""
+    info = torch.iinfo(dtype)
+    near = (*range(-9, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, -32, -64, info.max // 3, info.min, info.max, info.max - 1)
+    values = torch.tensor(sorted({v for v in near if info.min <= v <= info.max}), dtype=dtype)
+    return tuple(t.contiguous() for t in torch.meshgrid(values, values, indexing="ij"))  # type: ignore[return-value]
+
+
+WITH_INTEGERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "left": torch.bitwise_left_shift, "right": torch.bitwise_right_shift, "<<": lambda a, b: a << b, ">>": lambda a, b: a >> b,
+    "<< 3": lambda a, b: a << 3, ">> 1": lambda a, b: a >> 1, "<< 70": lambda a, b: a << 70, ">> 70": lambda a, b: a >> 70,
+    "<< -1": lambda a, b: a << -1, ">> -1": lambda a, b: a >> -1, "3 <<": lambda a, b: 3 << b, "-3 >>": lambda a, b: -3 >> b,
+    "**": torch.pow, "** 9": lambda a, b: a**9, "** 100": lambda a, b: a**100, "2 **": lambda a, b: 2**b,
+    "-1 **": lambda a, b: (-1)**b,
+    "fmax": torch.fmax, "fmin": torch.fmin, "signbit": lambda a, b: torch.signbit(a), "copysign": torch.copysign,
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("name", WITH_INTEGERS)
+def test_integers(name: str, dtype: torch.dtype) -> None:
+    """Bit for bit what torch gives: shifts by counts out of range, and powers that are negative or wrap around."""
+    function, args = WITH_INTEGERS[name], grid(dtype)
+    if name == "-3 >>" and dtype is torch.uint8:
+        pytest.skip("torch refuses it")
+    mine, eager = onepass.fuse(lambda a, b: function(a, b))(*args), function(*args)
+    assert mine.dtype == eager.dtype and torch.equal(mine, eager)
+
+
+@pytest.mark.parametrize("name", ["shl", "shr"])
+def test_no_count_out_of_range_reaches_a_shift(name: str) -> None:
+    """There a kernel's result is undefined, whatever an interpreter's is."""
+    a, b = grid(torch.int32)
+    program = capture(lambda a, b: a << b if name == "shl" else a >> b, (a, b)).program
+    (shift,) = [n for n in program.nodes if isinstance(n, Op) and n.name == name]
+    count = program.nodes[shift.args[1]]
+    assert isinstance(count, Op) and count.name == "where"
+
+
+# ---- special functions of few arguments -----------------------------------------------------------------------------------------
+
+WITH_NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "xlogy(2, x)": lambda x: torch.xlogy(2.0, x), "xlogy(x, 2)": lambda x: torch.xlogy(x, 2.0), "frac": torch.frac,
+    "copysign(x, -1)": lambda x: torch.copysign(x, -1.0), "copysign(x, -0)": lambda x: torch.copysign(x, -0.0),
+    "deg2rad": torch.deg2rad, "rad2deg": torch.rad2deg, "log10": torch.log10, "softplus": torch.nn.functional.softplus,
+    "mish": torch.nn.functional.mish, "silu": torch.nn.functional.silu, "logaddexp": lambda x: torch.logaddexp(x, x * 2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_composed(name: str, dtype: torch.dtype) -> None:
+    function = WITH_NUMBERS[name]
+    for x in (*special(dtype, 1), spread(OPS["exp"], dtype, 0)):
+        assert judge(onepass.fuse(lambda x: function(x))(x), function(x), function(x.double())) is None
+
+
+def test_the_sign_of_zeros_and_nans() -> None:
+    x = torch.tensor([[0.0, -0.0, math.nan, -math.nan, -1.0, math.inf, -math.inf]])
+    assert torch.equal(onepass.fuse(lambda x: torch.signbit(x))(x), torch.signbit(x))
+    mine = onepass.fuse(lambda x: torch.copysign(torch.ones_like(x), x))(x)
+    assert torch.equal(mine, torch.copysign(torch.ones_like(x), x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64], ids=str)
+@pytest.mark.parametrize("name", ["atan", "asinh", "erfc", "atan2", "copysign", "fmax", "fmin", "signbit", "hypot"])
+def test_other_types_are_as_eager_or_refused(name: str, dtype: torch.dtype) -> None:
+    function, x = getattr(torch, name), torch.tensor([[1, 0, 1, 1, 0]]).to(dtype)
+    args = (x, x.flip(1)) if name in ("atan2", "copysign", "fmax", "fmin", "hypot") else (x,)
+    try:
+        expected = function(*args)
+    except NotImplementedError:
+        with pytest.raises(OnepassError, match="ONEPASS-101"):
+            onepass.fuse(lambda *a: function(*a))(*args)
+        return
+    torch.testing.assert_close(onepass.fuse(lambda *a: function(*a))(*args), expected)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_of_images(reduction: str) -> None:
+    """Classes along the second of four dims, with targets to leave out, weights, and its gradient."""
+    def loss(x: Tensor, at: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x, at, weight, ignore_index=2, reduction=reduction)
+
+    def make(seed: int) -> list[Tensor]:
+        at = torch.randint(0, 7, (3, 5, 9), generator=torch.Generator().manual_seed(seed))
+        return [randoms(seed, (3, 7, 5, 9)), at, randoms(seed + 50, (7,)).abs() + 0.1]
+
+    assert_right(onepass.fuse(loss), loss, make)
+    if reduction != "none":
+        gradient = torch.func.grad(loss)
+        mine = onepass.fuse(lambda x, at, weight: torch.func.grad(loss)(x, at, weight))(*make(0))
+        torch.testing.assert_close(mine, gradient(*make(0)))
