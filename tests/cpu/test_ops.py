@@ -169,3 +169,35 @@ def test_cross_entropy_of_images(reduction: str) -> None:
         gradient = torch.func.grad(loss)
         mine = onepass.fuse(lambda x, at, weight: torch.func.grad(loss)(x, at, weight))(*make(0))
         torch.testing.assert_close(mine, gradient(*make(0)))
+
+
+# ---- torch's own functions ----------------------------------------------------------------------------------------------------
+
+DIRECTLY: dict[str, tuple[Callable[..., Tensor], tuple[object, ...], dict[str, object]]] = {
+    "gelu": (torch.nn.functional.gelu, (), {}), "gelu by name": (torch.nn.functional.gelu, (), {"approximate": "tanh"}),
+    "softmax": (torch.softmax, (-1,), {}), "softmax by name": (torch.softmax, (), {"dim": -1}),
+    "softmax by two names": (torch.softmax, (), {"dtype": torch.float64, "dim": 0}), "sum": (torch.sum, (), {"dim": (0, 1)}),
+    "exp": (torch.exp, (), {}), "layer_norm": (torch.layer_norm, ([37],), {}), "aten": (torch.ops.aten.exp.default, (), {}),
+}
+
+
+@pytest.mark.parametrize("name", DIRECTLY)
+def test_functions_of_torch_are_fused_directly(name: str) -> None:
+    """Also those written in C, which do not tell the names of their arguments."""
+    function, more, named = DIRECTLY[name]
+    x, fused = randoms(0, (5, 37)), onepass.fuse(function)
+    for _ in range(2):
+        torch.testing.assert_close(fused(x, *more, **named), function(x, *more, **named))
+
+
+def test_values_given_by_name_are_told_apart() -> None:
+    x, fused = randoms(0, (5, 37)), onepass.fuse(torch.softmax)
+    for dim in (0, 1, 0):
+        torch.testing.assert_close(fused(x, dim=dim), torch.softmax(x, dim=dim))
+    assert fused._named.keys() == {("dim",)}
+
+
+@pytest.mark.parametrize("function", [max, torch._C._get_default_device, torch.rand_like, torch.relu_])
+def test_functions_in_c_that_are_not_torchs_or_not_pure_are_refused(function: Callable[..., Tensor]) -> None:
+    with pytest.raises(OnepassError):
+        onepass.fuse(function)(randoms(0, (5, 37)))
