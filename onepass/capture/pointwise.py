@@ -271,7 +271,9 @@ def _pow(call: Call) -> Tensor:
     base, exponent = call.args[:2]
     if isinstance(exponent, (int, float)) and not isinstance(base, (int, float)):
         return pointwise(lambda d, a: _power(call, d, a, exponent), arity=1)(call)
-    return numeric_only(op("pow") if call.dtype.is_float else power_of_integers, arity=2)(call)
+    if promoted(call, (base, exponent)) is BOOL:  # although torch tells a result type
+        call.unsupported("on bools")
+    return pointwise(op("pow") if call.dtype.is_float else power_of_integers, arity=2)(call)
 
 
 def _power(call: Call, d: Draft, a: int, exponent: float) -> int:
