@@ -315,4 +315,5 @@ INDEXING_OPS: dict[str, Handler] = {
     **for_overloads("aten.fill", "Scalar Tensor", with_shape_args(lambda call: _full(call, call.arg("value")), "self")),
     "aten.zero.default": with_shape_args(_fill_with(0), "self"),
     "aten.scalar_tensor.default": with_shape_args(lambda call: _full(call, call.arg("s")), "dtype"),
+    "prims.scalar_tensor.default": with_shape_args(lambda call: _full(call, call.arg("s")), "dtype"),
 }

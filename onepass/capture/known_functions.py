@@ -61,6 +61,13 @@ def is_torch(module: str | None) -> bool:
     return module is not None and (module == "torch" or module.startswith("torch."))
 
 
+def is_torch_in_c(function: Any) -> bool:
+    """Whether a function is one of torch's own, written in C: `torch.softmax`, `F.gelu`."""
+    owner = getattr(function, "__self__", None)
+    return isinstance(function, BuiltinFunctionType) and (
+        is_torch(function.__module__) or isinstance(owner, type) and is_torch(owner.__module__))
+
+
 def is_helper(module: str | None) -> bool:
     """Whether the walk can skip the Python code of a module."""
     return module in _HELPERS or is_torch(module)

@@ -10,17 +10,18 @@ import math
 import operator
 from collections.abc import Callable
 from enum import Enum
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import torch
 
 from ..errors import IntegerDivisionByZero, NumberOutOfRange
-from ..ir.expr import BOOL, BY_TORCH, F64, I64, DType, as_dtype, can_fill, compute_dtype
+from ..ir.expr import BOOL, BY_TORCH, F64, I64, DType, as_dtype, can_fill, compute_dtype, max_value
 from ..ir.size import Sym
 from .align import broadcast
 from .call import Call, Handler, for_overloads, with_shape_args
 from .draft import Draft, Tensor
+from .integers import power_of_integers, shift
 from .schema import op_name
 
 Emit: TypeAlias = Callable[..., int]  # (draft, *nodes of one dtype) -> node
@@ -48,6 +49,17 @@ def numeric_only(emit: Emit, arity: int | None = None) -> Handler:
         if call.dtype is BOOL:
             call.unsupported("on bools")
         return pointwise(emit, arity=arity)(call)
+
+    return handle
+
+
+def floats_only(emit: Emit) -> Handler:
+    """`pointwise` for ops that torch only defines on floats, although it tells the result type of others."""
+
+    def handle(call: Call) -> Tensor:
+        if not call.dtype.is_float:
+            call.unsupported(f"on {call.dtype}")
+        return pointwise(emit)(call)
 
     return handle
 
@@ -259,14 +271,15 @@ def _pow(call: Call) -> Tensor:
     base, exponent = call.args[:2]
     if isinstance(exponent, (int, float)) and not isinstance(base, (int, float)):
         return pointwise(lambda d, a: _power(call, d, a, exponent), arity=1)(call)
-    if not call.dtype.is_float:
-        call.unsupported("an integer result with a tensor exponent")
-    return pointwise(op("pow"), arity=2)(call)
+    if promoted(call, (base, exponent)) is BOOL:  # although torch tells a result type
+        call.unsupported("on bools")
+    return pointwise(op("pow") if call.dtype.is_float else power_of_integers, arity=2)(call)
 
 
 def _power(call: Call, d: Draft, a: int, exponent: float) -> int:
     """A constant power, computed the cheapest way."""
-    power = int(abs(exponent)) if abs(exponent) <= 8 and exponent == int(exponent) else None
+    most = 8 if d.dtype(a).is_float else max_value(I64)
+    power = int(abs(exponent)) if abs(exponent) <= most and exponent == int(exponent) else None
     if exponent == 0:
         return const_like(d, a, 1)
     if power is not None and exponent > 0:
@@ -286,6 +299,17 @@ def _integer_power(d: Draft, a: int, power: int) -> int:
     half = _integer_power(d, a, power // 2)
     square = d.op("mul", half, half)
     return d.op("mul", square, a) if power % 2 else square
+
+
+def _shift(name: str) -> Handler:
+    """A shift of integers."""
+
+    def handle(call: Call) -> Tensor:
+        if call.dtype.kind != "int":
+            call.unsupported(f"on {call.dtype}")
+        return pointwise(partial(shift, name))(call)
+
+    return handle
 
 
 def _clamp(call: Call) -> Tensor:
@@ -348,6 +372,18 @@ def _isfinite(d: Draft, a: int) -> int:
     return d.op("lt", d.op("abs", a), const_like(d, a, math.inf)) if d.dtype(a).is_float else d.const(True, BOOL)
 
 
+def _signbit(d: Draft, a: int) -> int:
+    """Whether the sign is negative, that of -0.0 and of a NaN too."""
+    if d.dtype(a) is BOOL:
+        return d.const(False, BOOL)
+    signed = d.op("copysign", const_like(d, a, 1), a) if d.dtype(a).is_float else a
+    return d.op("lt", signed, const_like(d, a, 0))
+
+
+def _times(factor: float) -> Handler:
+    return pointwise(lambda d, a: d.op("mul", a, const_like(d, a, factor)))
+
+
 def _where(call: Call) -> Tensor:
     condition, *branches = call.args
     draft, dtype = call.draft, compute_dtype(call.dtype)
@@ -374,14 +410,15 @@ def size_arithmetic(name: str) -> Handler:
     return handle
 
 
-_UNARY = ("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid",
-          "erf")
+_FUNCTIONS = ("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid",
+          "erf", "erfc", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "atan2")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _TENSOR_OR_SCALAR = "Tensor Scalar"
+_SHIFTS = "Tensor Tensor_Scalar Scalar_Tensor"
 _SCALAR_EITHER_SIDE = "Tensor Scalar Scalar_Tensor"
 
 POINTWISE: dict[str, Handler] = {
-    **{f"aten.{name}.default": pointwise(op(name)) for name in _UNARY},
+    **{f"aten.{name}.default": pointwise(op(name)) for name in _FUNCTIONS},
     **{f"aten.{name}.{overload}": pointwise(op(name), OperandTypes.OPERANDS)
        for name in _COMPARE for overload in _TENSOR_OR_SCALAR.split()},
     **for_overloads("aten.add", _TENSOR_OR_SCALAR, _add),
@@ -402,6 +439,10 @@ POINTWISE: dict[str, Handler] = {
     "aten.sgn.default": pointwise(_sign),
     "aten.relu.default": numeric_only(_relu),
     "aten.log10.default": pointwise(lambda d, a: d.op("mul", d.op("log", a), const_like(d, a, 1 / math.log(10)))),
+    "aten.deg2rad.default": _times(math.pi / 180),
+    "aten.rad2deg.default": _times(180 / math.pi),
+    "aten.signbit.default": pointwise(_signbit, OperandTypes.OPERANDS),
+    **for_overloads("aten.copysign", _TENSOR_OR_SCALAR, pointwise(op("copysign"))),
     "aten.floor.default": numeric_only(_rounding("floor")),
     "aten.ceil.default": numeric_only(_rounding("ceil")),
     "aten.trunc.default": numeric_only(_rounding("trunc")),
@@ -410,6 +451,9 @@ POINTWISE: dict[str, Handler] = {
     "aten.max.other": pointwise(numeric_or_bool("maximum", "or")),
     "aten.minimum.default": pointwise(numeric_or_bool("minimum", "and")),
     "aten.min.other": pointwise(numeric_or_bool("minimum", "and")),
+    "aten.hypot.default": floats_only(op("hypot")),
+    "aten.fmax.default": pointwise(numeric_or_bool("fmax", "or")),
+    "aten.fmin.default": pointwise(numeric_or_bool("fmin", "and")),
     **for_overloads("aten.clamp", "default Tensor", _clamp),
     **for_overloads("aten.clamp_min", "default Tensor", lambda call: clamped(call, [call.args[0]], call.args[1], None)),
     **for_overloads("aten.clamp_max", "default Tensor", lambda call: clamped(call, [call.args[0]], None, call.args[1])),
@@ -425,6 +469,10 @@ POINTWISE: dict[str, Handler] = {
     **for_overloads("aten.bitwise_or", _SCALAR_EITHER_SIDE, pointwise(op("or"))),
     **for_overloads("aten.bitwise_xor", _SCALAR_EITHER_SIDE, pointwise(op("xor"))),
     "aten.bitwise_not.default": pointwise(op("not")),
+    **for_overloads("aten.bitwise_left_shift", _SHIFTS, _shift("shl")),
+    **for_overloads("aten.bitwise_right_shift", _SHIFTS, _shift("shr")),
+    **for_overloads("aten.__lshift__", _TENSOR_OR_SCALAR, _shift("shl")),
+    **for_overloads("aten.__rshift__", _TENSOR_OR_SCALAR, _shift("shr")),
     **for_overloads("aten.where", "self ScalarOther ScalarSelf Scalar", _where),
     "aten._to_copy.default": with_shape_args(_convert, "dtype"),
     "prims.convert_element_type.default": with_shape_args(_convert, "dtype"),

@@ -26,8 +26,6 @@ from .tile_refs import TileRef
 from .writer import Writer
 
 Env = dict[int, str]  # the name of each value in scope
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-TAKES_TENSORS = frozenset({"maximum", "minimum", "pow", "where"})  # ops that do not accept bare literals
 
 
 class Values:
@@ -138,7 +136,7 @@ class Values:
         nodes, phase = self.program.nodes, self.kernel.phase
         readers = [node for j, node in enumerate(nodes) if i in operands(node) and phase[j] == 0]
         return self.walk == 0 and not self.in_row_loop and bool(readers) and all(
-            isinstance(node, Reduce) and node.monoid in ("max", "min") for node in readers)
+            isinstance(node, Reduce) and MONOIDS[node.monoid].fold in ("max", "min") for node in readers)
 
     # ---- one node ----------------------------------------------------------------------------------------------------
 
@@ -173,7 +171,7 @@ class Values:
             args = [f"{args[0]}.to({self.language.prefix}.float32)"]  # as torch converts it; Triton has no direct conversion
         if self._widens(i) and not self._only_compared(i):
             return f"widen({args[0]})"
-        if node.name in TAKES_TENSORS or all(isinstance(self.program.nodes[a], Const) for a in node.args):
+        if not OPS[node.name].takes_literals or all(isinstance(self.program.nodes[a], Const) for a in node.args):
             args = [self.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
         exact = self.is_exact(i)
         if node.name == "div" and not exact and (count := self._count(node.args[1])) is not None:
@@ -212,7 +210,7 @@ class Values:
         text = " + ".join(self._offsets(strides, ref, i)) or self._zeros(1)
         users = [self.program.nodes[u] for u in self.program.users[i]]
         # Indices that are only compared keep 32 bits, because a tile of 64-bit indices costs registers.
-        compared = all(isinstance(u, Op) and u.name in COMPARISONS for u in users)
+        compared = all(isinstance(u, Op) and OPS[u.name].compares for u in users)
         return f"({text})" + (f".to({self.language.prefix}.int64)" if node.dtype is I64 and not compared else "")
 
     # ---- memory ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .. import compat
+from ..capture.known_functions import is_torch_in_c
 from ..capture.state import State, TransparentWrapper
 from ..capture.state_walk import state_of
 from ..capture.trace import capture
@@ -60,6 +61,7 @@ class Fused(TransparentWrapper):
         self.fn, self.dynamic = fn, dynamic
         self._overrides = {} if tune is None else validated({"tune": tune})
         _signature(fn)
+        self._named: dict[tuple[str, ...], Fused] = {}
         self._known: tuple[_Known, ...] = ()  # most recently used first
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,6 +69,8 @@ class Fused(TransparentWrapper):
         if compat.active_modes() and any(map(compat.is_fake, (*args, *kwargs.values()))):
             return self.fn(*args, **kwargs)  # inside a function that is being traced: inline
         known = self._now()
+        if kwargs and known.signature is _UNKNOWN_NAMES:
+            return self._by_name(tuple(kwargs))(*args, *kwargs.values())
         args = self._positional(known.signature, args, kwargs)
         leaves, key = flatten(args)
         _forward_only(leaves)
@@ -101,6 +105,18 @@ class Fused(TransparentWrapper):
         bound.apply_defaults()  # a keyword-only argument keeps the function's default
         return bound.args
 
+    def _by_name(self, names: tuple[str, ...]) -> "Fused":
+        """The function with its last arguments given by name. torch's C functions do not tell the names of their arguments."""
+        if names not in self._named:
+            fn, count = self.fn, len(names)
+
+            def by_name(*args: Any) -> Any:
+                return fn(*args[:-count], **dict(zip(names, args[-count:])))
+
+            by_name.__name__ = fn.__name__
+            self._named[names] = Fused(by_name, self.dynamic, self._overrides.get("tune"))
+        return self._named[names]
+
     def _now(self) -> _Known:
         """The traces for the function's current state."""
         latest = self._known[:1]
@@ -132,10 +148,15 @@ class Fused(TransparentWrapper):
         return call
 
 
+_UNKNOWN_NAMES = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+
+
 def _signature(fn: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(fn)
     except ValueError:
+        if is_torch_in_c(fn):
+            return _UNKNOWN_NAMES
         raise BadArgument(detail=f"{fn} has no signature; wrap it in a lambda or function that has one.") from None
 
 

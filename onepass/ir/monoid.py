@@ -7,7 +7,7 @@ written as passes of primitive folds (sum, prod, max, min), and serves every for
 - over two states, it joins tiles (Chan's merge for variance);
 - over partial results, it is the final step of a split reduction.
 The oracle, the planner and the kernels share this one definition, because it is written against an abstract Algebra instead of
-torch or Triton. To add a reduction, add a record.
+torch or Triton. To add a reduction, add a record: no other code asks for its name, only for its fields.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from math import inf, nan
 from typing import Any, TypeAlias
 
-from .expr import BOOL, I32, I64, DType, max_value, min_value
+from .expr import BOOL, I32, I64, DType, Takes, max_value, min_value
 
 Value: TypeAlias = Any  # a value of the algebra, or a Python number known at code generation
 State: TypeAlias = tuple[Value, ...]
@@ -57,12 +58,21 @@ class Accumulated:
     scale: Value = 1
 
 
+class Stage(Enum):
+    """Which part of a reduction a record is."""
+
+    WHOLE = "elements in, results out"
+    PARTIAL = "the first half of a split reduction: elements in, state out"
+    MERGE = "the second half: states in, results out"
+
+
 @dataclass(frozen=True)
 class Monoid:
     """One reduction. `lift`, `merge` and `finalize` are written against an Algebra."""
 
     name: str
     inputs: int
+    takes: Takes  # types of the first input
     state: tuple[str, ...]
     identity: Callable[[DType], State]
     lift: Callable[..., State]  # (algebra, *inputs) -> state
@@ -74,6 +84,19 @@ class Monoid:
     join: Callable[[Algebra, State, State], State] | None = None  # of two states, by accumulation: less rounding error than `merge`
     accumulating: tuple[int, ...] = ()  # indices of the state components that accumulate in `join`
     tracks_count: bool = False  # whether the state includes the element count
+    mufu: float = 0.0  # special-function operations per element
+    discontinuous: bool = False  # whether a difference in an element's last bit may change the result by any amount
+    stage: Stage = Stage.WHOLE
+
+    @property
+    def takes_states(self) -> bool:
+        """Whether the inputs are states already, each of its component's type."""
+        return self.lift is _through
+
+    @property
+    def fold(self) -> str | None:
+        """The primitive fold of elements that this reduction is; None if it is more than that, or half of a split one."""
+        return self.primitive if self.stage is Stage.WHOLE and self.takes_states else None
 
     @property
     def passes(self) -> int:
@@ -85,10 +108,10 @@ def _through(_: Algebra, *state: Value) -> State:
     return state
 
 
-def _primitive(name: str, identity: Callable[[DType], float | int]) -> Monoid:
+def _primitive(name: str, identity: Callable[[DType], float | int], takes: Takes = Takes.NUMBERS) -> Monoid:
     adds = name == "sum"
     return Monoid(
-        name, 1, (name,),
+        name, 1, takes, (name,),
         identity=lambda dtype: (identity(dtype),),
         lift=_through,
         merge=lambda alg, x: (alg.fold(name, x),),
@@ -104,7 +127,7 @@ def _primitive(name: str, identity: Callable[[DType], float | int]) -> Monoid:
 def _truth(name: str, fold: str, start: int) -> Monoid:
     """any and all: the max or min of 0s and 1s."""
     return Monoid(
-        name, 1, (name,),
+        name, 1, Takes.ANY, (name,),
         identity=lambda _: (start,),
         lift=lambda alg, x: (alg.op("where", alg.op("ne", x, 0), 1, 0),),
         merge=lambda alg, x: (alg.fold(fold, x),),
@@ -127,13 +150,14 @@ def _arg(name: str, fold: str, start: Callable[[DType], float | int]) -> Monoid:
         return best, alg.fold("min", alg.op("where", hit, at, _NO_POSITION))
 
     return Monoid(
-        name, 2, ("best", "at"),
+        name, 2, Takes.ANY, ("best", "at"),
         identity=lambda dtype: (start(dtype), _NO_POSITION),
         lift=_through,
         merge=merge,
         finalize=lambda alg, _, at: (at,),
         state_dtypes=lambda dtype: (dtype, I64),
         result_dtypes=lambda _: (I64,),
+        discontinuous=True,
     )
 
 
@@ -225,14 +249,14 @@ def _join_logsumexp(alg: Algebra, a: State, b: State) -> State:
 _BASE = (
     _primitive("sum", lambda dtype: 0.0 if dtype.is_float else 0),
     _primitive("prod", lambda dtype: 1.0 if dtype.is_float else 1),
-    _primitive("max", min_value),
-    _primitive("min", max_value),
+    _primitive("max", min_value, Takes.ANY),
+    _primitive("min", max_value, Takes.ANY),
     _truth("any", "max", 0),
     _truth("all", "min", 1),
     _arg("argmax", "max", min_value),
     _arg("argmin", "min", max_value),
     Monoid(  # for 16-bit data: rounding of the fp32 mean is below the precision of the data
-        "welford", 1, ("n", "mean", "m2"),
+        "welford", 1, Takes.FLOATS, ("n", "mean", "m2"),
         identity=lambda _: (0.0, 0.0, 0.0),
         lift=lambda alg, x: (1.0, x, 0.0),
         merge=_merge_welford,
@@ -244,7 +268,7 @@ _BASE = (
         tracks_count=True,
     ),
     Monoid(
-        "moments", 1, ("n", "mean", "low", "m2"),
+        "moments", 1, Takes.FLOATS, ("n", "mean", "low", "m2"),
         identity=lambda _: (0.0, 0.0, 0.0, 0.0),
         lift=lambda alg, x: (1.0, x, 0.0, 0.0),
         merge=_merge_moments,
@@ -256,7 +280,7 @@ _BASE = (
         tracks_count=True,
     ),
     Monoid(
-        "logsumexp", 1, ("top", "total"),
+        "logsumexp", 1, Takes.FLOATS, ("top", "total"),
         identity=lambda _: (-inf, 0.0),
         lift=lambda alg, x: (x, 1.0),
         merge=_merge_logsumexp,
@@ -266,18 +290,19 @@ _BASE = (
         result_dtypes=lambda dtype: (dtype,) * 2,
         join=_join_logsumexp,
         accumulating=(1,),
+        mufu=1,
     ),
 )
 
 
 def _partial(monoid: Monoid) -> Monoid:
-    """The first stage of a split reduction: elements in, state out."""
-    return replace(monoid, name=f"{monoid.name}.partial", finalize=_through, result_dtypes=monoid.state_dtypes)
+    """The first half of a split reduction: elements in, state out."""
+    return replace(monoid, name=f"{monoid.name}.partial", stage=Stage.PARTIAL, finalize=_through, result_dtypes=monoid.state_dtypes)
 
 
 def _merging(monoid: Monoid) -> Monoid:
-    """The second stage of a split reduction: states in, results out."""
-    return replace(monoid, name=f"{monoid.name}.merge", inputs=len(monoid.state), lift=_through)
+    """The second half of a split reduction: states in, results out. The states' own types are all that it takes."""
+    return replace(monoid, name=f"{monoid.name}.merge", stage=Stage.MERGE, inputs=len(monoid.state), lift=_through)
 
 
 MONOIDS: dict[str, Monoid] = {

@@ -5,9 +5,9 @@ The decision depends only on the data that a value is computed from, not on what
 
 from __future__ import annotations
 
+from .expr import OPS
+from .monoid import MONOIDS
 from .program import Load, Op, Program, Reduce, Store, operands
-
-_DISCONTINUOUS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round", "fmod"))
 
 
 def feeds_discontinuity(program: Program) -> tuple[bool, ...]:
@@ -29,9 +29,9 @@ def _is_discontinuous(program: Program, i: int) -> bool:
         case Op(name="cast", args=(arg,), dtype=dtype):
             return program.dtypes[arg].is_float and not dtype.is_float
         case Op(name=name):
-            return name in _DISCONTINUOUS
+            return OPS[name].discontinuous
         case Reduce(monoid=monoid):
-            return monoid.startswith(("argmax", "argmin"))
+            return MONOIDS[monoid].discontinuous
     return False
 
 

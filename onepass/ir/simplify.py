@@ -18,7 +18,7 @@ import torch
 from ..errors import SimplifyTooLong
 from .budget import Budget
 from .expr import BOOL, F32, I32, OPS, DType, result_dtype
-from .monoid import MONOIDS, Algebra, State, Value
+from .monoid import MONOIDS, Algebra, Stage, State, Value
 from .precision import feeds_discontinuity, may_be_approximate
 from .program import Builder, Const, Index, Load, Node, Op, Program, Reduce, Result, Store, operands, prune, with_operands
 from .size import Size
@@ -69,7 +69,7 @@ def _softmax_pairs(program: Program) -> Iterator[tuple[int, int]]:
     for i in program.of(Reduce):
         total = nodes[i]
         assert isinstance(total, Reduce)
-        match total.monoid, nodes[total.args[0]]:
+        match MONOIDS[total.monoid].fold, nodes[total.args[0]]:
             case "sum", Op(name="exp", args=(shifted,)):
                 match nodes[shifted]:
                     case Op(name="sub", args=(x, m)) if (top := _maximum_of(program, x, m, total.axes)) is not None:
@@ -81,8 +81,8 @@ def _maximum_of(program: Program, x: int, m: int, axes: tuple[str, ...]) -> int 
     match program.nodes[m]:
         case Result(reduce=top):
             match program.nodes[top]:
-                case Reduce(monoid="max", args=(arg,), axes=over) if arg == x and set(over) == set(axes):
-                    return top
+                case Reduce(monoid=name, args=(arg,), axes=over) if arg == x and set(over) == set(axes):
+                    return top if MONOIDS[name].fold == "max" else None
     return None
 
 
@@ -293,9 +293,9 @@ def _is_softmax_sum(draft: Draft, at: int) -> bool:
     match draft.nodes[at]:
         case Result(reduce=owner, k=k):
             match draft.nodes[owner]:
-                case Reduce(monoid="logsumexp"):
-                    return k == 1
-                case Reduce(monoid="sum", args=(arg,)) if e := draft.op(arg, "exp"):
+                case Reduce(monoid=name) if MONOIDS[name].mufu:
+                    return k == 1  # of (maximum, sum of exponentials)
+                case Reduce(monoid=name, args=(arg,)) if MONOIDS[name].fold == "sum" and (e := draft.op(arg, "exp")):
                     shifted = draft.op(e.args[0], "sub")
                     return shifted is not None and isinstance(draft.nodes[shifted.args[1]], Result)
     return False
@@ -306,7 +306,7 @@ def fold_constants(draft: Draft, node: Node) -> Node | None:
     match node:
         case Op(name=name, args=args, dtype=dtype) if not dtype.is_narrow_float:
             consts = tuple(c for c in (draft.nodes[a] for a in args) if isinstance(c, Const) and c.scale == 1)
-            undefined = name in ("rem", "floordiv") and consts and consts[-1].value == 0
+            undefined = OPS[name].divides and consts and consts[-1].value == 0
             if len(consts) == len(args) and not undefined:
                 return Const(_computed(name, consts, dtype), dtype, src=node.src)
     return None
@@ -329,7 +329,7 @@ def sum_of_one_hot(draft: Draft, node: Node) -> int | None:
     match node:
         case Result(reduce=owner):
             match draft.nodes[owner]:
-                case Reduce(monoid="sum", args=(summed,), axes=axes):
+                case Reduce(monoid=name, args=(summed,), axes=axes) if MONOIDS[name].fold == "sum":
                     total = _hit_total(draft, summed, axes, node.src)
                     return _hit_and_constant(draft, summed, axes, node.src) if total is None else total
     return None
@@ -422,7 +422,7 @@ def expand_two_pass(draft: Draft, node: Node) -> int | None:
     match node:
         case Result(reduce=owner, k=k):
             match draft.nodes[owner]:
-                case Reduce(monoid=name) as reduce if MONOIDS[name].passes > 1 and "." not in name:
+                case Reduce(monoid=name) as reduce if MONOIDS[name].passes > 1 and MONOIDS[name].stage is Stage.WHOLE:
                     return _expand(draft, reduce)[k]
     return None
 

@@ -12,21 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from ..errors import IllegalProgram
-from .expr import BOOL, OPS, DType, ResultKind, result_dtype
-from .monoid import MONOIDS
+from .expr import BOOL, OPS, DType, OpSpec, ResultKind, result_dtype
+from .monoid import MONOIDS, Monoid
 from .program import Const, Index, Load, Op, Program, Reduce, Result, Store, operands
 from .size import Size
 
 Violations: TypeAlias = Iterator[str]
-
-_FLOAT_OPS = frozenset((
-    "div", "reciprocal", "sqrt", "rsqrt", "pow", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh",
-    "sigmoid", "erf", "floor", "ceil", "trunc", "round", "fmod",
-))
-_BIT_OPS = frozenset(("and", "or", "xor", "not"))
-_ANY_TYPE_OPS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "where", "cast"))
-_FLOAT_MONOIDS = frozenset(("welford", "moments", "logsumexp"))
-_NUMBER_MONOIDS = frozenset(("sum", "prod"))
 
 
 def verify(program: Program, stage: str) -> Program:
@@ -148,31 +139,24 @@ def op_types_agree(program: Program) -> Violations:
     for i, node in enumerate(program.nodes):
         if isinstance(node, Op):
             args = tuple(program.dtypes[a] for a in node.args)
-            wrong = _bad_arguments(node.name, args)
+            wrong = _bad_arguments(OPS[node.name], args)
             if wrong:
                 yield f"%{i}: {node.name} of {', '.join(d.name for d in args)}: {wrong}"
             elif node.dtype != result_dtype(OPS[node.name], args, node.dtype):
                 yield f"%{i}: {node.name} of {args[-1]} does not give {node.dtype}"
 
 
-def _bad_arguments(name: str, args: tuple[DType, ...]) -> str:
+def _bad_arguments(spec: OpSpec, args: tuple[DType, ...]) -> str:
     """What is wrong with an op's argument types; empty if they are valid."""
-    alike = args[1:] if name == "where" else args
-    if name == "where" and args[0] != BOOL:
+    conditional = spec.result_kind is ResultKind.LAST
+    alike = args[1:] if conditional else args
+    if conditional and args[0] != BOOL:
         return "the condition is not bool"
     if len(set(alike)) > 1:
         return "the types differ"
-    if OPS[name].result_kind is not ResultKind.CAST and any(d.is_narrow_float for d in args):
+    if spec.result_kind is not ResultKind.CAST and any(d.is_narrow_float for d in args):
         return "narrow floats are cast to f32 first"
-    if name in _FLOAT_OPS and not alike[0].is_float:
-        return "only floats"
-    if name in _BIT_OPS and alike[0].is_float:
-        return "only bool and integers"
-    if name in ("floordiv", "rem") and alike[0].kind != "int":
-        return "only integers"
-    if alike[0] == BOOL and name not in _BIT_OPS | _ANY_TYPE_OPS:
-        return "bool is cast to an integer first"
-    return ""
+    return spec.takes.error(alike[0])
 
 
 def reduction_types_agree(program: Program) -> Violations:
@@ -180,24 +164,18 @@ def reduction_types_agree(program: Program) -> Violations:
     for i, node in enumerate(program.nodes):
         if isinstance(node, Reduce):
             args = tuple(program.dtypes[a] for a in node.args)
-            wrong = _bad_reduction(node.monoid, args)
+            wrong = _bad_reduction(MONOIDS[node.monoid], args)
             if wrong:
                 yield f"%{i}: {node.monoid} of {', '.join(d.name for d in args)}: {wrong}"
 
 
-def _bad_reduction(name: str, args: tuple[DType, ...]) -> str:
+def _bad_reduction(monoid: Monoid, args: tuple[DType, ...]) -> str:
     """What is wrong with a reduction's argument types; empty if they are valid."""
-    monoid, base = MONOIDS[name], name.partition(".")[0]
     if any(d.is_narrow_float for d in args):
         return "narrow floats are cast to f32 first"
-    takes_states = monoid.inputs == len(monoid.state) and (monoid.inputs > 1 or name.endswith(".merge"))
-    if takes_states and args != monoid.state_dtypes(args[0]):
+    if monoid.takes_states and args != monoid.state_dtypes(args[0]):
         return f"its values are {', '.join(d.name for d in monoid.state_dtypes(args[0]))}"
-    if base in _FLOAT_MONOIDS and not args[0].is_float:
-        return "only floats"
-    if base in _NUMBER_MONOIDS and args[0] == BOOL:
-        return "bool is cast to an integer first"
-    return ""
+    return monoid.takes.error(args[0])
 
 
 def stores_have_the_buffers_type(program: Program) -> Violations:

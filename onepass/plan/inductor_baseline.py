@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..device import Device
+from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Op, Program, Reduce, Store, operands
 from ..ir.size import Bindings
 from .footprint import buffer_bytes, floor_bytes
@@ -158,10 +159,11 @@ def _reads_again(program: Program, bindings: Bindings, direction: _Direction) ->
 def _slowdown(program: Program, bindings: Bindings, direction: _Direction) -> float:
     if program.points(direction.axes, bindings) <= RESIDENT_COLS:
         return SHORT
-    monoids = {n.monoid for i in direction.folds if isinstance(n := program.nodes[i], Reduce)}
-    if "logsumexp" in monoids or "max" in monoids and "sum" in monoids:
+    monoids = [MONOIDS[n.monoid] for i in direction.folds if isinstance(n := program.nodes[i], Reduce)]
+    folds = {m.fold for m in monoids}
+    if any(m.mufu for m in monoids) or {"max", "sum"} <= folds:
         return EXPONENTIALS
-    return LONG if monoids.isdisjoint(("welford", "moments")) else MOMENTS
+    return MOMENTS if any(m.tracks_count for m in monoids) else LONG
 
 
 def _splits(program: Program, bindings: Bindings, direction: _Direction, device: Device) -> bool:

@@ -10,6 +10,7 @@ from enum import Enum
 
 from ..device import Device
 from ..errors import UnsupportedOnDevice
+from ..ir.monoid import MONOIDS, Stage
 from ..ir.program import Const, Op, Program, Reduce, operands
 from ..ir.size import Bindings
 from .access import PART
@@ -190,7 +191,7 @@ def _needs_past_rows(kernel: Kernel) -> bool:
 
 def may_split(kernel: Kernel, family: Family) -> bool:
     """Whether several CTAs may share each reduction and leave partial states for a second kernel to join."""
-    if any(n.monoid.endswith(".merge") for n in kernel.program.nodes if isinstance(n, Reduce)):
+    if any(MONOIDS[n.monoid].stage is Stage.MERGE for n in kernel.program.nodes if isinstance(n, Reduce)):
         return False  # a join is never split again
     roots = frozenset(f.node for f in kernel.folds if not f.block and (f.rows or family is Family.INNER))
     return bool(roots) and not reused(kernel, roots, along_rows=family is not Family.INNER)

@@ -142,7 +142,7 @@ def _operations(kernel: Kernel) -> tuple[float, float, float]:
         monoid = monoid_of(kernel, fold)
         recomputed += 1 if monoid.primitive else 4
         kept += 1 if monoid.primitive else 4
-        mufu += 0 if monoid.primitive or "exp" not in monoid.name else 1
+        mufu += monoid.mufu
     return recomputed, kept, mufu
 
 

@@ -24,6 +24,7 @@ import torch
 
 from .. import compat
 from ..codegen.source import Param, ParamKind, Source
+from ..ir.expr import OPS
 from ..stages import stage
 from . import ptx
 from .builder import make_builder
@@ -183,11 +184,9 @@ class _Engine:
 
 
 _ABSENT = object()
-_LIBDEVICE: dict[str, Callable] = {  # the functions in the op table
-    "expm1": np.expm1, "log1p": np.log1p, "tanh": np.tanh, "trunc": np.trunc, "rint": np.rint, "pow": np.power,
-    "sqrt_rn": np.sqrt, "fmod": np.fmod, "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2,
-    "div_rn": np.divide, "rcp_rn": np.reciprocal, "fast_dividef": np.divide,
-}
+_LIBDEVICE: dict[str, Callable] = {"fast_dividef": np.divide}  # called by helpers only
+for _row in OPS.values():
+    _LIBDEVICE.update(_row.libdevice)
 
 
 class _Interpreted:

@@ -96,13 +96,21 @@ for _name in ("neg", "abs", "sign", "sgn", "square", "positive", "relu", "isfini
 
     row(_name)(_unary)
 
-for _name in ("exp", "exp2", "expm1", "tanh", "sigmoid", "sin", "cos", "erf", "reciprocal"):
+for _name in ("exp", "exp2", "expm1", "tanh", "sigmoid", "sin", "cos", "erf", "erfc", "atan", "asinh", "sinh", "cosh",
+              "reciprocal"):
     def _smooth(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         return f"torch.{name}({{0}})", (v.tensor(),)
 
     row(_name)(_smooth)
 
-for _name in ("sqrt", "rsqrt", "log", "log2", "log10", "log1p"):
+for _name in ("asin", "acos", "atanh", "tan"):
+    def _bounded(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
+        inner = "{0}" if v.rng.random() < 0.3 else "(0.9 * torch.tanh({0}))"  # away from poles and the ends of the domain
+        return f"torch.{name}({inner})", (v.tensor(),)
+
+    row(_name, 0.3)(_bounded)
+
+for _name in ("sqrt", "rsqrt", "acosh", "log", "log2", "log10", "log1p"):
     def _positive(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         inner = "{0}" if v.rng.random() < 0.3 else "({0}.abs() + 0.5)"
         return f"torch.{name}({inner})", (v.tensor(),)
@@ -144,6 +152,14 @@ for _name in ("remainder", "fmod", "floor_divide"):
     row(_name, 0.7)(_modulo)
 
 
+@row("signs", 0.3)
+def _(v: Values) -> tuple[str, tuple[int, ...]]:
+    """Of numbers: which sign a NaN has is nobody's promise."""
+    a = v.tensor()
+    b = v.like(a)
+    return v.rng.choice(["torch.signbit(torch.nan_to_num({1}))", "torch.copysign({0}, torch.nan_to_num({1}))"]), (a, b)
+
+
 @row("div rounded", 0.5)
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
     a = v.tensor()
@@ -152,7 +168,7 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
     return f"torch.div({{0}}, {safe}, rounding_mode={v.rng.choice(['None', repr('trunc'), repr('floor')])})", (a, b)
 
 
-for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"):
     def _bits(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         a = v.tensor(is_whole)
         b = v.like(a)
@@ -161,6 +177,15 @@ for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
         return f"torch.{name}({{0}}, {{1}})", (a, b)
 
     row(_name, 0.5)(_bits)
+
+
+@row("pow of integers", 0.3)
+def _(v: Values) -> tuple[str, tuple[int, ...]]:
+    a = v.tensor(is_whole)
+    b = v.like(a)
+    if v.value(b).is_floating_point():
+        raise Unfit
+    return v.rng.choice(["torch.pow({0}, {1})", "{0} ** 11", "2 ** {1}"]), (a, b)
 
 
 @row("bitwise_not", 0.5)

@@ -15,7 +15,8 @@ KINDS = (("f32",), ("f32",), ("bf16",), ("f16",), ("f32", "bf16"), ("f64",), ("i
 FLOATS, WIDE = (("f32",), ("bf16",), ("f16",), ("f32", "bf16")), 8192
 # Scaled, or a tanh comes so close to 1 that its last digit decides what a variance of it is.
 ALONE = ("{0} * 0.5", "{0}.abs()", "-{0}", "{0} * {0}", "torch.relu({0})", "torch.sigmoid({0}.float() * 0.125)",
-         "torch.tanh({0}.float() * 0.125)", "torch.exp({0}.float().clamp(-4, 4))", "torch.where({0} > 0, {0}, {0} * 2)", "{0}.float()")
+         "torch.tanh({0}.float() * 0.125)", "torch.exp({0}.float().clamp(-4, 4))", "torch.where({0} > 0, {0}, {0} * 2)",
+         "{0}.float()")
 TOGETHER = ("{0} + {1}", "{0} * {1}", "{0} - {1}", "torch.maximum({0}.float(), {1}.float())")
 ALONG = ("{0}.sum(-1, keepdim=True)", "{0}.float().mean(-1, keepdim=True)", "{0}.amax(-1, keepdim=True)",
          "{0}.float().var(-1, correction=0, keepdim=True)", "{0}.float().logsumexp(-1, keepdim=True)",

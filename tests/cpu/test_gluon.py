@@ -17,7 +17,7 @@ from onepass.codegen.gluon_helpers import FUNCTIONS, called_definitions
 from onepass.codegen.gluon_ring import HEADER
 from onepass.codegen.source import GridDim, ParamKind, Source, TensorView
 from onepass.device import device
-from onepass.ir.expr import DTYPES
+from onepass.ir.expr import BY_TORCH, DTYPES, OPS
 from onepass.ir.oracle import evaluate
 from onepass.ir.text import parse
 from onepass.plan.kernel import Kernel
@@ -206,6 +206,26 @@ def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
     brought = [name for name in FUNCTIONS if f"def {name}(" in source.text]
     assert brought == ["_larger", "widen", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_max"]
     assert offline.compile(source, H200).spill_bytes == 0
+
+
+def test_every_op_on_floats_compiles_in_gluon() -> None:
+    """All rows of the op table in one kernel, by the same text as in Triton."""
+    rows = [spec for name, spec in OPS.items() if spec.takes.accepts(BY_TORCH[F32]) and name not in ("cast", "where", "fma")]
+    unary, binary = ([spec.reference for spec in rows if spec.arity == k] for k in (1, 2))
+
+    def all_of_them(x: Tensor) -> Tensor:
+        y = x - x.amax(-1, keepdim=True)
+        found = y
+        for op in unary:
+            found = found + op(y)
+        for two in binary:
+            found = found + two(y, x)
+        return found
+
+    kernel, bindings = kernel_of(all_of_them, inputs_of(all_of_them, 3, 2048, F32))
+    text = gluon.emit(kernel, staged_schedule(kernel, 4, 1), bindings, "all_of_them")
+    assert all(f"libdevice.{name}(" in text.text for spec in rows for name in spec.libdevice if not spec.exact)
+    assert offline.compile(text, H200).registers > 0
 
 
 @pytest.mark.parametrize("name", ["to_e5m2", "widen", "fast_exp", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_prod", "fold_max",

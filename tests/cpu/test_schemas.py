@@ -112,6 +112,11 @@ CALLS: dict[str, dict[str, Any]] = {
     **{f"aten.bitwise_{op}.{kind}": ({"self": INTS, "other": 5} if kind == "Scalar" else {"self": 5, "other": MORE_INTS}
                                      if kind == "Scalar_Tensor" else INT) for op in ("and", "or", "xor")
        for kind in ("Tensor", "Scalar", "Scalar_Tensor")},
+    **{f"aten.bitwise_{way}_shift.{kind}": ({"self": INTS, "other": 5} if kind == "Tensor_Scalar" else
+                                            {"self": 5, "other": MORE_INTS} if kind == "Scalar_Tensor" else INT)
+       for way in ("left", "right") for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
+    **{f"aten.__{way}shift__.{kind}": {"self": INTS, "other": 5} if kind == "Scalar" else INT
+       for way in "lr" for kind in ("Tensor", "Scalar")},
     "aten.bitwise_not.default": {"self": INTS},
     "aten.unsqueeze.default": {"dim": 1},
     "aten.squeeze.default": {"self": X[:, None]},
@@ -131,6 +136,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "aten.as_strided.default": {"self": X[1:3], "size": [2, 6], "stride": [6, 1]},
     "aten.unfold.default": {"size": 2, "step": 2},
     "aten.lift_fresh.default": {"self": torch.tensor(2.0)},
+    "prims.scalar_tensor.default": {"dtype": torch.float64, "device": torch.device("cpu")},
     "prims.iota.default": {"dtype": torch.int64},
 }
 REFUSED = {"aten.unfold.default", "aten.diagonal.default"}

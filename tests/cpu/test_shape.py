@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from onepass.ir.expr import OPS
+from onepass.ir.monoid import MONOIDS
 from onepass.knobs import Knobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,6 +136,55 @@ def test_imports_inside_functions_say_why() -> None:
         inside = {s for f, _ in functions(path) for s in ast.walk(f) if isinstance(s, ast.Import | ast.ImportFrom)}
         silent += [f"{name(path)}:{s.lineno}" for s in inside if "#" not in text[(s.end_lineno or s.lineno) - 1]]
     assert not silent
+
+
+def texts(node: ast.AST) -> set[str]:
+    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+def asks_for_names(code: ast.Module) -> Iterator[ast.expr]:
+    """Where code tells reductions apart by name: comparisons, patterns, prefixes. Names of primitive folds are traits."""
+    for node in ast.walk(code):
+        if isinstance(node, ast.Compare):
+            sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+            if any("monoid" in side and not side.endswith((".fold", ".primitive", ".stage")) for side in sides) and texts(node):
+                yield node
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            about = "monoid" in ast.unparse(node.func.value)
+            if about and node.func.attr in ("startswith", "endswith", "isdisjoint", "partition", "split") and texts(node):
+                yield node
+        elif isinstance(node, ast.MatchClass):
+            yield from (v.value for k, v in zip(node.kwd_attrs, node.kwd_patterns, strict=True)
+                        if k == "monoid" and isinstance(v, ast.MatchValue))
+        elif isinstance(node, ast.Match) and ast.unparse(node.subject).endswith(("monoid", "monoid.name")):
+            yield node.subject
+
+
+def test_reductions_are_told_apart_by_traits() -> None:
+    """A new reduction is one record: no code but the records themselves and capture, which chooses among them, knows a name."""
+    knowing = {p for p in MODULES if stage(p) == "capture"} | {PACKAGE / "ir/monoid.py"}
+    assert not [f"{name(p)}:{n.lineno} {ast.unparse(n)}" for p in MODULES if p not in knowing for n in asks_for_names(tree(p))]
+
+
+@pytest.mark.parametrize("text", [
+    'node.monoid in ("max", "min")', '"exp" not in monoid.name', 'monoid.startswith(("argmax", "argmin"))', '"." in monoid',
+    'n.monoid.endswith(".merge")', 'monoids.isdisjoint(("welford",))', 'monoid.name == "sum"',
+    'match node:\n    case Reduce(monoid="sum"):\n        pass', 'match node.monoid:\n    case "sum":\n        pass'])
+def test_a_reduction_told_apart_by_its_name_is_seen(text: str) -> None:
+    assert [*asks_for_names(ast.parse(text))]
+    assert not [*asks_for_names(ast.parse('MONOIDS[node.monoid].fold == "sum" or monoid.stage is Stage.MERGE or monoid.mufu'))]
+
+
+def test_ops_and_reductions_are_listed_in_their_tables_alone() -> None:
+    """No module but the table, and capture, which chooses from it, holds a set of ops or reductions."""
+    listed = []
+    for path in (p for p in MODULES if stage(p) in ("ir", "plan", "codegen", "runtime") and p.name not in ("expr.py", "monoid.py")):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set):
+                names = [e.value for e in node.elts if isinstance(e, ast.Constant)]
+                if len(names) > 1 and ({*names} <= set(OPS) or {*names} <= set(MONOIDS) - {"max", "min", "sum", "prod"}):
+                    listed.append(f"{name(path)}:{node.lineno} {ast.unparse(node)}")
+    assert not listed
 
 
 def private(target: str) -> bool:

@@ -254,7 +254,7 @@ MUTANTS: list[Mutant] = [
            "delattr(owner, name) if member is _ABSENT else setattr(owner, name, member)",
            "delattr(owner, name) if member is _ABSENT else None", "Triton is left as it was",
            (f"{RUNTIME}::test_works_whatever_was_imported_first_and_leaves_triton_alone[False]",)),
-    Mutant("codegen-interpreter-remainders-are-floored", "onepass/runtime/interpret.py", '"fmod": np.fmod', '"fmod": np.mod',
+    Mutant("codegen-interpreter-remainders-are-floored", "onepass/ir/expr.py", '"fmod": np.fmod', '"fmod": np.mod',
            "a remainder has the sign of its dividend", (f"{RUNTIME}::test_op_row_interpreted",)),
     Mutant("codegen-interpreter-runs-one-program-short", "onepass/runtime/interpret.py", "return range(programs)",
            "return range(max(1, programs - 1))", "all of a grid runs", (f"{RUNTIME}::test_loops_sizes_and_grid",)),
