@@ -11,7 +11,7 @@ from onepass.ir.program import Load
 from onepass.ir.size import Bindings, value
 from onepass.plan.kernel import Kernel
 from onepass.plan.schedule import Block, Cover, Loop, Role, Schedule, cover
-from onepass.plan.staged_rows import chunk_cover, must_stage, tma_stageable, tma_stageable_unaligned
+from onepass.plan.staged_rows import chunk_cover, chunk_cover_unaligned, must_stage, tma_stageable, tma_stageable_unaligned
 from onepass.plan.staged_tiles import tile_stageable
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -84,7 +84,11 @@ class Draw:
                        accumulates_columns=accumulates, sector_elems=64 if unaligned else 0)
         tiles = replace(one, rows=Loop(self._size("rows"), split), cols=Block(self._size("cols")), accumulates_columns=False,
                         staged=frozenset(tile_stageable(self.kernel)), sector_elems=0)
-        return self.changed(one if self.rng.random() < 0.7 else tiles, self.rng.choice((0, 0, 1, 2)))
+        shared = replace(one, cols=Cover((256,) * max(1, self.extents["cols"] // 512)), warps=1, stages=2, ctas_per_row=2)
+        rest = chunk_cover_unaligned(self.extents["cols"], 256, 64) if unaligned else None
+        found = replace(one, cols=rest, warps=self.rng.choice((1, 2)), accumulates_columns=False) if rest else one
+        found = self.rng.choices((found, tiles, shared if accumulates else found), (4, 3, 3))[0]
+        return self.changed(found, self.rng.choice((0, 0, 1, 2)))
 
     def changed(self, schedule: Schedule, count: int) -> Schedule:
         """A schedule with some fields changed."""

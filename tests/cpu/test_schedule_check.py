@@ -85,7 +85,7 @@ def blocks(x: Tensor, w: Tensor) -> Tensor:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (
     softmax, row_sums, column_sums, column_softmax, column_spread, norm_backward, spread, all_sums, pointwise, blocks)}
-SHAPES = ((5, 256), (7, 512), (6, 1024), (4, 131), (4, 1027), (9, 64), (33, 48))
+SHAPES = ((5, 256), (7, 512), (6, 1024), (4, 131), (4, 1027), (9, 64), (33, 48), (6, 700))
 
 
 @dataclass(frozen=True)
