@@ -69,9 +69,15 @@ def chosen(program: Program, bindings: Bindings, family: Family, schedule: Sched
     kernel = next((f.kernel for f in written if f.held == held), written[0].kernel)
     kept = held and not schedule.staged
     schedule = replace(schedule, resident=frozenset(kernel.multi_phase) if kept else frozenset())
+    return under(kernel, schedule, bindings, on)
+
+
+def under(kernel: Kernel, schedule: Schedule, bindings: Bindings, on: Device = H200) -> KernelPlan:
+    """A kernel under a schedule, costed as the planner's candidates are, even where it is predicted to spill."""
     resources = estimate(demand(kernel), schedule, on)
+    resources = replace(resources, ctas_per_sm=max(1, resources.ctas_per_sm))
     price = cost(kernel, schedule, resources, traffic(kernel, bindings), on)
-    return KernelPlan(program.name, kernel, schedule, resources, price, kernel.program)
+    return KernelPlan(kernel.program.name, kernel, schedule, resources, price, (kernel.program, schedule))
 
 
 def planned(program: Program, bindings: Bindings, kernel: KernelPlan, on: Device = H200) -> Plan:

@@ -44,7 +44,7 @@ from ..ir.program import Load
 from ..ir.size import Bindings
 from ..plan.kernel import Across, Kernel
 from ..plan.schedule import Block, Cover, Loop, Schedule
-from ..plan.staged_rows import BARRIERS, MIN_COPIES, TMA_BOX, chunks, tma_box_shape, tma_stageable, tma_stageable_unaligned
+from ..plan.staged_rows import MIN_COPIES, TMA_BOX, chunks, tma_box_shape
 from ..plan.thread_layout import chunk_vector
 from .expr import GLUON, size_text
 from .folds import Folds, Running
@@ -59,7 +59,6 @@ OWN_NAMES = ("row", "j", "c_at", "c_rest", "c_rest_in", "r", "j_early", "number"
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that stages rows. `wide` selects 64-bit element indices."""
-    assert not schedule.accumulates_columns and not any(f.rows for f in kernel.folds)
     return Emitter(kernel, schedule, bindings, name, wide).source()
 
 
@@ -134,19 +133,15 @@ class Emitter(RingEmitter):
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         assert isinstance(schedule.cols, Cover)
         self.one_row = isinstance(schedule.rows, Block)  # one row per CTA
-        able = set(tma_stageable_unaligned(kernel) if self.unaligned else tma_stageable(kernel))
-        assert schedule.staged and schedule.staged <= able, "only loads that TMA can describe are staged"
         super().__init__(kernel, schedule, name, wide, (*OWN_NAMES, *self.own_names))
         self.split = schedule.rows.split if isinstance(schedule.rows, Loop) else 1
         self.cols = chunks(schedule.cols, self.extent // schedule.ctas_per_row)
         # With one slot the last walk refills what it has read. With more slots the next row is already staged.
         self.refills_in_walk = self.slots == 1 and not self.one_row
         self.copy_ring = schedule.prefetch > 0  # each copy has its own slot and mbarrier
-        assert not self.copy_ring or (self.refills_in_walk and not self.unaligned and self.cols.copies)
         self.chunks_per_copy = self.cols.chunks_per_box(self.box_elems, MIN_COPIES if self.refills_in_walk else 1)
         self.copies_per_row = self.cols.count // self.chunks_per_copy
         self.copy_slots = self.slots * self.copies_per_row + schedule.prefetch
-        assert not self.copy_ring or self.copy_slots <= BARRIERS
         self.steps: Steps = steps(kernel, schedule)
         self.rings = {i: self._ring(i) for i in sorted(schedule.staged)}
         self.values = self.values_type(kernel, schedule, bindings, self.w, GLUON)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from ..ir.size import Bindings
 from ..plan.kernel import Kernel
 from ..plan.schedule import Schedule
-from ..plan.staged_rows import must_stage
 from .gluon import Emitter
 from .row_loop import RowLoop
 from .source import GridDim, Source
@@ -24,7 +23,6 @@ from .values import Env
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that stages rows and accumulates over them. `wide` selects 64-bit element indices."""
-    assert schedule.accumulates_columns and must_stage(kernel) <= schedule.staged
     return MixOrderEmitter(kernel, schedule, bindings, name, wide).source()
 
 
@@ -57,7 +55,6 @@ class MixOrderEmitter(Emitter):
     def _load_vectors_to_smem(self, tile_refs: list[TileRef], known: Env) -> None:
         """Load row vectors into shared memory. Each thread reads only what it stored itself, so no barrier is needed."""
         for i in self.steps.vectors_in_smem:
-            assert not self.cols.rest
             memory, dtype = self.w.fresh(f"{self._load_of(i).buffer}_beside"), self.program.dtypes[i].kernel
             shape, layout = [self.cols.count, 1, self.cols.width], "gl.SwizzledSharedLayout(1, 1, 1, [1, 0])"
             self.w.line(f"{memory} = gl.allocate_shared_memory(gl.{dtype}, {shape}, {layout})")

@@ -26,7 +26,7 @@ from ..ir.program import Buffer, Load
 from ..ir.size import Bindings, mul
 from ..plan.kernel import Kernel
 from ..plan.schedule import Schedule
-from ..plan.staged_rows import must_stage, state_words
+from ..plan.staged_rows import state_words
 from .folds import Running
 from .gluon import REFILL, FillNames
 from .gluon_mix_order import MixOrderEmitter
@@ -38,7 +38,6 @@ from .values import Env
 
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel with several CTAs per row. `wide` selects 64-bit element indices."""
-    assert schedule.accumulates_columns and must_stage(kernel) <= schedule.staged and schedule.ctas_per_row > 1
     return _MultiCtaEmitter(kernel, schedule, bindings, name, wide).source()
 
 
@@ -50,9 +49,6 @@ class _MultiCtaEmitter(MixOrderEmitter):
 
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         super().__init__(kernel, schedule, bindings, name, wide)
-        assert self.slots > 1, "two rows are staged at once"
-        assert not self.cols.rest and self.extent == schedule.ctas_per_row * self.cols.width * self.cols.count
-        assert len(self.steps.walks) == 2 and not self.steps.row_folds and not self.steps.trailing
         self.state_words = state_words(kernel)  # per CTA and row
         self.running: dict[int, Running] = {}  # reductions along rows
         uniform = [i for walk in self.steps.walks for i in walk.uniform]
@@ -75,7 +71,6 @@ class _MultiCtaEmitter(MixOrderEmitter):
         return f"cta_rank * {self.extent // self.schedule.ctas_per_row} + "
 
     def _coordinates(self, names: FillNames, taken: tuple[int, ...], along: str) -> str:
-        assert len(taken) == 3
         before = f"cta_rank * {self.extent // self.schedule.ctas_per_row // taken[-1]}"
         return super()._coordinates(names, taken, before if along == "0" else f"{before} + {along}")
 

@@ -31,7 +31,6 @@ class RingEmitter(ABC):
     """Emits a kernel around its body. Subclasses give the tensor maps, the grid and the body."""
 
     def __init__(self, kernel: Kernel, schedule: Schedule, name: str, wide: bool, own_names: Iterable[str]) -> None:
-        assert schedule.stages <= BARRIERS
         self.kernel, self.schedule, self.name, self.wide = kernel, schedule, name, wide
         self.program, self.slots = kernel.program, schedule.stages
         self.rows, extent = self.program.extent(kernel.space.rows), self.program.extent(kernel.space.cols)

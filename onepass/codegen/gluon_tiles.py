@@ -23,7 +23,7 @@ from ..ir.program import Load
 from ..ir.size import Bindings
 from ..plan.kernel import Across, Fold, Kernel
 from ..plan.schedule import Block, Loop, Schedule
-from ..plan.staged_tiles import Strips, strips, tile_stageable
+from ..plan.staged_tiles import Strips, strips
 from ..plan.thread_layout import explicit_vector
 from .expr import GLUON, TileAlgebra, size_text
 from .folds import Folds, Running
@@ -113,13 +113,11 @@ class _ThreadFolds(Folds):
 class _Emitter(RingEmitter):
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
-        assert schedule.staged and schedule.staged == set(tile_stageable(kernel)), "every full-size input is staged"
         super().__init__(kernel, schedule, name, wide, OWN_NAMES)
         self.tall, self.split, self.width = schedule.rows.step, schedule.rows.split, schedule.cols.size
         self.element_bytes = sum(self.program.dtypes[i].size for i in schedule.staged)
         self.strips = strips(schedule, explicit_vector(kernel), self.element_bytes)
         self.steps: Steps = steps(kernel, schedule)
-        assert len(self.steps.walks) == 1
         named = {i: self._load_of(i).buffer for i in sorted(schedule.staged)}
         self.maps = {i: self.w.fresh(f"{name}_tiles") for i, name in named.items()}
         self.rings = {i: self.w.fresh(f"{name}_ring") for i, name in named.items()}

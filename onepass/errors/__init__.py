@@ -29,6 +29,7 @@ from .kernel import (
     WaitsForever,
     WrongPhase,
 )
+from .plan import CyclicKernels, IllegalSchedule, NoPlan
 
 __all__ = [
     "AccessOutOfBounds", "BadArgument", "BadResults", "BadSetting", "BadSpec", "BarrierInitTwice", "BarrierLeftBehind",
@@ -36,17 +37,18 @@ __all__ = [
     "ChangesState", "ClosureTensor", "CompileFailed", "CompilerExited", "CompilerNotStarted", "CompilerProtocolError",
     "CompilerTimedOut", "CompilerUnavailable", "CopyLeftBehind", "CopyOutOfBounds", "CyclicKernels", "DataDependent",
     "DoesNotFit", "EntryQuarantined", "ExpectedBytesDiffer", "GpuRequired", "GraphFallback", "IgnoredArgument",
-    "IllegalProgram", "ImplausibleMeasurement", "InputsOverwritten", "IntegerDivisionByZero", "InternalError", "InvalidShape",
-    "KernelFault", "MetadataMismatch", "MissingFence", "MixedDevices", "ModelNotTraced", "Mutation", "NeedsGrad",
-    "NeverPublished", "NoGpu", "NoPlan", "NoReproducer", "NotDeterministic", "NotForTma", "NotMeasured", "NotModeled",
-    "NotTraceable", "NotWarmedUp", "NothingToCompare", "NumberOutOfRange", "OnepassError", "OnepassWarning",
-    "OutsideAllocation", "OverlappingElements", "ParseError", "PlanTooLong", "PlotsNeedMatplotlib", "ProcessExiting",
-    "PythonWrapperRequired", "Randomness", "RecomputeSkipped", "RefillBeforeDrain", "RegionFallback", "ResultOnOtherDevice",
-    "RewriteFailed", "SeededRandom", "SharedMemoryExceeded", "SimplifyTooLong", "SourcesNotKept", "StagingReused", "StepFailed",
-    "StoreUnusable", "SymbolicAxis", "TooManyCharts", "TooManySteps", "TritonMissing", "UnguardedState", "UnknownDevice",
-    "UnknownSetting", "UnknownWorkload", "UnsupportedDevice", "UnsupportedDtype", "UnsupportedLayout", "UnsupportedOnDevice",
-    "UnsupportedOp", "UnsupportedReturn", "UnsupportedTorchMode", "UnsupportedView", "UntestedTorch", "UseBeforeArrival",
-    "WaitsForever", "WrongAnswer", "WrongPhase", "printable", "text_of", "warn",
+    "IllegalProgram", "IllegalSchedule", "ImplausibleMeasurement", "InputsOverwritten", "IntegerDivisionByZero",
+    "InternalError", "InvalidShape", "KernelFault", "MetadataMismatch", "MissingFence", "MixedDevices", "ModelNotTraced",
+    "Mutation", "NeedsGrad", "NeverPublished", "NoGpu", "NoPlan", "NoReproducer", "NotDeterministic", "NotForTma",
+    "NotMeasured", "NotModeled", "NotTraceable", "NotWarmedUp", "NothingToCompare", "NumberOutOfRange", "OnepassError",
+    "OnepassWarning", "OutsideAllocation", "OverlappingElements", "ParseError", "PlanTooLong", "PlotsNeedMatplotlib",
+    "ProcessExiting", "PythonWrapperRequired", "Randomness", "RecomputeSkipped", "RefillBeforeDrain", "RegionFallback",
+    "ResultOnOtherDevice", "RewriteFailed", "SeededRandom", "SharedMemoryExceeded", "SimplifyTooLong", "SourcesNotKept",
+    "StagingReused", "StepFailed", "StoreUnusable", "SymbolicAxis", "TooManyCharts", "TooManySteps", "TritonMissing",
+    "UnguardedState", "UnknownDevice", "UnknownSetting", "UnknownWorkload", "UnsupportedDevice", "UnsupportedDtype",
+    "UnsupportedLayout", "UnsupportedOnDevice", "UnsupportedOp", "UnsupportedReturn", "UnsupportedTorchMode",
+    "UnsupportedView", "UntestedTorch", "UseBeforeArrival", "WaitsForever", "WrongAnswer", "WrongPhase", "printable",
+    "text_of", "warn",
 ]
 
 
@@ -216,23 +218,12 @@ class UnsupportedTorchMode(OnepassError):
                "the original function.")
 
 
-class NoPlan(OnepassError):
-    code = "ONEPASS-201"
-    message = "No kernel can compute {what} on {device}: {detail}."
-
-
 class PlanTooLong(TooManySteps):
     code = "ONEPASS-202"
 
 
 class SimplifyTooLong(TooManySteps):
     code = "ONEPASS-203"
-
-
-class CyclicKernels(OnepassError):
-    code = "ONEPASS-204"
-    message = ("The kernels of {what} depend on each other in a cycle, so they have no valid order. This is a bug in onepass; "
-               "please report it with `onepass doctor`.")
 
 
 class CompileFailed(OnepassError):

@@ -27,7 +27,7 @@ class Family(Enum):
 
 
 class Reason(Enum):
-    """Why a merge was refused."""
+    """Why a merge or a schedule was refused."""
 
     AXES = "the reductions do not fold the same rows or columns"
     WALKS = "no value varies over all axes, so one kernel would recompute each result for every position of the others"
@@ -35,6 +35,12 @@ class Reason(Enum):
     CYCLE = "a third kernel depends on one of the two and feeds the other"
     SLOWER = "one kernel is predicted to be slower than two"
     NO_SCHEDULE = "no schedule fits the registers and shared memory of an SM"
+    ROLES = "the roles of the schedule do not fit the reductions"
+    SIZES = "the sizes of the schedule do not fit each other or the data"
+    FIELDS = "a field of the schedule has no meaning in its family"
+    STORAGE = "inputs cannot wait where the schedule puts them"
+    SPLIT = "partial results of the schedule cannot be joined"
+    DEVICE = "the schedule exceeds a limit of the device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +143,17 @@ def families(kernel: Kernel, walked: Kernel) -> tuple[Family, ...] | Illegal:
         found.append(Family.INNER)
     if not over_cols and not space.block:
         found.append(Family.OUTER)
-    accumulated = frozenset(f.node for f in walked.folds if f.rows)
-    if over_rows and not reused(walked, accumulated, along_rows=True) and not _needs_past_rows(walked):
+    if accumulates_rows(walked):
         found.append(Family.MIX)
     if not found:
         return Illegal(Reason.ORDER, "reductions over rows and over columns both feed values that vary by row")
     return tuple(found)
+
+
+def accumulates_rows(walked: Kernel) -> bool:
+    """Whether a loop over rows can accumulate all reductions over rows: there are some, and nothing in the loop reads them."""
+    accumulated = frozenset(f.node for f in walked.folds if f.rows)
+    return bool(accumulated) and not reused(walked, accumulated, along_rows=True) and not _needs_past_rows(walked)
 
 
 def reused(kernel: Kernel, roots: frozenset[int], along_rows: bool) -> bool:

@@ -60,7 +60,7 @@ def strips(schedule: Schedule, vector: int, element_bytes: int) -> Strips:
     """The thread layout of a schedule's tiles. `element_bytes` is the size of one element of all staged inputs together."""
     assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
     tall, width, warps = schedule.rows.step, schedule.cols.size, schedule.warps
-    lanes = min(32, width // vector)
+    lanes = max(1, min(32, width // vector))
     across = min(warps, width // (lanes * vector))
     least = rows_at_once(width, vector, warps)
     if width > TMA_BOX or tall > TMA_BOX or tall % least or lanes * across * vector != width:

@@ -29,7 +29,9 @@ from onepass.ir.program import Program
 from onepass.ir.size import Bindings
 from onepass.pipeline import optimize, specialize
 from onepass.plan.plan import KernelPlan
+from onepass.plan.schedule_check import check as check_schedule
 from tests import forced
+from tests.schedules import Draw
 from tests.support import twice
 
 from .compare import Results, Truth, compared, differ_exactly, moved, precision_of
@@ -39,10 +41,11 @@ from .integers import integers, integral
 from .rows import row_graph
 
 # Codes that say onepass itself is at fault.
-INTERNAL = ("ONEPASS-9", "ONEPASS-113", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")
+INTERNAL = ("ONEPASS-205", "ONEPASS-9", "ONEPASS-113", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")
 # How likely a family is to be taken where a graph may run by it; others, which fewer graphs may run by, 8.
 COMMON = {"pointwise": 1, "inner": 1, "inner looped": 1, "mix-order": 1, "outer": 2, "inner staged": 4, "mix-order multi-CTA": 40}
 COARSE = 2.0**-12  # by which simplification may change a value: 1/33 is rounded, and what cancels later shows it
+DRAWS = 12  # of other schedules, until one is legal
 TOO_LONG = 20.0  # CPU seconds for one graph
 
 
@@ -257,12 +260,12 @@ FEW_SMS = replace(forced.H200, name="h200 of 2 SMs", sms=SMS, bandwidth=forced.H
 
 
 def by_family(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
-    """As one kernel, under a schedule drawn from all that the planner would weigh for a card of few SMs."""
+    """As one kernel, under a schedule drawn from all that are legal on a card of few SMs."""
     return by_schedule(graph, inputs, FEW_SMS)
 
 
 def by_schedule(graph: Graph, inputs: list[Any], on: Device = forced.H200) -> tuple[Results, str]:
-    """As one kernel, under a schedule drawn from all that the planner would weigh."""
+    """As one kernel, under a schedule drawn from all that are legal."""
     captured = capture(graph.function(), tuple(inputs))
     bindings = captured.bind(tuple(inputs))
     assert bindings is not None
@@ -276,7 +279,10 @@ def by_schedule(graph: Graph, inputs: list[Any], on: Device = forced.H200) -> tu
 
 
 def _drawn(graph: Graph, program: Program, sizes: Bindings, on: Device = forced.H200) -> KernelPlan:
-    """A random kernel and schedule out of all that the planner would weigh: families that few graphs may run by come first."""
+    """A random kernel and schedule out of all that are legal: one that the planner would weigh, with some fields changed.
+
+    Families that few graphs may run by come first.
+    """
     offered: dict[str, list[KernelPlan]] = {}
     for _, plans in () if _is_empty(program, sizes) else forced.candidates(program, sizes, on):
         for plan in plans:
@@ -285,7 +291,17 @@ def _drawn(graph: Graph, program: Program, sizes: Bindings, on: Device = forced.
         raise NotOneKernel(detail="more than one kernel, or none")
     rng, names = random.Random(graph.seed), sorted(offered)
     family = rng.choices(names, [COMMON.get(name, 8) for name in names])[0]
-    return rng.choice(offered[family])
+    return _changed(rng, rng.choice(offered[family]), sizes, on)
+
+
+def _changed(rng: random.Random, one: KernelPlan, sizes: Bindings, on: Device) -> KernelPlan:
+    """A kernel whose schedule has one or two other fields, if a few draws find any that are legal; half of all stay as they are."""
+    draw = Draw(rng, one.kernel, sizes)
+    for _ in range(rng.choice((0, DRAWS))):
+        schedule = draw.changed(one.schedule, rng.choice((1, 2)))
+        if schedule != one.schedule and check_schedule(one.kernel, schedule, on) is None:
+            return forced.under(one.kernel, schedule, sizes, on)
+    return one
 
 
 def by_integers(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:

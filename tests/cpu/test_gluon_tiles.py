@@ -416,7 +416,7 @@ def test_a_ring_that_does_not_fit_has_no_place_on_an_sm() -> None:
     assert smem_bytes(over, 8, 16, 4) > H200.smem_per_cta >= smem_bytes(fits, 8, 16, 4)
 
 
-@pytest.mark.parametrize(("tall", "width", "warps"), [(16, 512, 4), (512, 64, 4), (8, 64, 4), (24, 64, 4)])
+@pytest.mark.parametrize(("tall", "width", "warps"), [(16, 512, 4), (512, 64, 4), (8, 64, 4), (24, 64, 4), (256, 4, 1)])
 def test_tiles_that_threads_or_boxes_cannot_have(tall: int, width: int, warps: int) -> None:
     with pytest.raises(ValueError, match="cannot read tiles"):
         strips(Schedule(Loop(tall), Block(width), warps, 2), 8, 2)

@@ -55,7 +55,7 @@ MUTANTS: list[Mutant] = [
     Mutant("plan-legality-reused-data", "onepass/plan/legality.py", "            if varies or isinstance(node, Reduce):\n",
            "            if isinstance(node, Reduce):\n", "a result used on the data is not left to a second kernel",
            PLAN),
-    Mutant("plan-legality-past-rows", "onepass/plan/legality.py", " and not _needs_past_rows(walked):", ":",
+    Mutant("plan-legality-past-rows", "onepass/plan/legality.py", " and not _needs_past_rows(walked)\n", "\n",
            "nothing held per row is read after the loop over rows", PLAN),
     Mutant("plan-legality-odd-blocks", "onepass/plan/legality.py", "if not isinstance(size, int) or size & (size - 1):",
            "if not isinstance(size, int):", "blocks tile a kernel", PLAN),
