@@ -221,6 +221,7 @@ ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reaso
     "sectors of several rows": (softmax, UNALIGNED, Schedule(Block(2), Loop(256), 4, sector_elems=16), Reason.FIELDS, "sectors"),
     "a row kept while it is walked": (softmax, ROW, Schedule(Block(1), Loop(256), 4, resident=KEPT), Reason.STORAGE, "covered"),
     "a row kept that is used once": (row_sums, ROW, Schedule(Block(1), Cover((4096,)), 4, resident=ROWS), Reason.STORAGE, "phases"),
+    "a row kept and staged": (softmax, ROW, replace(STAGED, resident=KEPT), Reason.STORAGE, "some are staged"),
     "staged rows in a block of two": (softmax, ROW, replace(STAGED, rows=Loop(2)), Reason.STORAGE, "one at a time"),
     "a ring of seventeen rows": (softmax, ROW, replace(STAGED, stages=17), Reason.STORAGE, "mbarriers"),
     "chunks narrower than the threads": (softmax, ROW, replace(STAGED, cols=Cover((256,) * 16), warps=16), Reason.SIZES, "threads"),
