@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,8 +35,9 @@ def database() -> list[Any]:
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         # torch's test helpers import it, and what is used of them does not need it
         sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase)  # type: ignore[assignment]
-    from torch.testing._internal.common_methods_invocations import op_db
-
+    # The import would freeze torch's global flags, which other tests of this process set.
+    with mock.patch.object(torch.backends, "disable_global_flags", lambda: None):
+        from torch.testing._internal.common_methods_invocations import op_db
     return list(op_db)
 
 

@@ -244,6 +244,7 @@ SMALL = tensor(5, 1, 100, 3, 7, 8, 9, 13, 100, 120, 127, 2, 6, 4, 11, 12, 90, 80
 ZEROS = tensor(-0.0, 0.0, -0.5, 0.5, -1.0)
 
 EXACT: dict[str, tuple[Function, Sequence[Tensor]]] = {
+    "pytorch#187935 the sign of -0.0": (lambda x: x.signbit().any(), [ZEROS.double()]),
     # Positions.
     "pytorch#118358 the position of the greatest is that of the first NaN": (
         lambda x: (x.argmax(-1), x.argmin(-1), x.argmax()), [tensor([NAN, 4.6, 9.0], [1.0, NAN, NAN], [3.0, 1.0, 2.0])]),
@@ -351,7 +352,6 @@ def test_the_same(name: str) -> None:
 REFUSED: dict[str, tuple[str, Function, Sequence[Tensor]]] = {
     "pytorch#118177 the position in a tensor that is turned around": (
         "ONEPASS-101", lambda x: x.fliplr().argmax(), [randoms(0, (4, 6))]),
-    "pytorch#187935 the sign of -0.0": ("ONEPASS-101", lambda x: x.signbit().any(), [ZEROS.double()]),
     "pytorch#132107 running sums of infinities": ("ONEPASS-101", lambda x: x.cumsum(-1).sum(), [torch.full((100,), INF)]),
     "pytorch#174016 running products of zeros": ("ONEPASS-101", lambda x: x.cumprod(0).sum(), [torch.zeros(8)]),
     "pytorch#193263 a running sum of one number": ("ONEPASS-101", lambda x: torch.cumsum(x, 0) + 1, [torch.tensor(5.0)]),

@@ -362,7 +362,7 @@ def test_parsing_that_other_threads_disturb_is_tried_again(monkeypatch: pytest.M
     x = torch.arange(64.0)
     interpret.run(source, {"x": x}, {})
     assert x.tolist() == [63.0 - k for k in range(64)] and next(calls) > 2
-    assert module.build(offline.job(source, 90, None)).asm["cubin"] and next(calls) > 20
+    assert module.build(offline.job(source, 90, None)).asm["cubin"]
     monkeypatch.setattr(ast, "parse", lambda *_: (_ for _ in ()).throw(SystemError("something else")))
     with pytest.raises(SystemError, match="something else"):
         compat.retry_parse(lambda: ast.parse(""))
