@@ -33,8 +33,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import onepass
+from bench.zoo import ZOO, Example
 from onepass.tools.timing import reserve_memory
-from tests.models import ZOO, Example
 
 ROUNDS = 6
 REST_SECONDS = 0.5  # seconds
@@ -46,7 +46,7 @@ EXCLUDED_KERNELS = ("nvjet", "gemm", "cutlass", "cublas", "flash", "fmha", "sdpa
 
 @dataclass(frozen=True)
 class Setup:
-    """A model of the test zoo and the size to measure it at."""
+    """A model of the zoo and the size to measure it at."""
 
     model: str
     tokens: int

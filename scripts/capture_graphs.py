@@ -32,8 +32,8 @@ import torch._dynamo
 import torch._functorch.config
 from torch import fx
 
-from tests.graphs import dump, packed
-from tests.models import ZOO, Example
+from bench.zoo import ZOO, Example
+from tests.support.stored_graphs import dump, packed
 
 LAYERS = 2  # enough to include what lies between layers
 MAX_WORKERS = 4  # several models are on the GPU at once

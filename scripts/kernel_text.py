@@ -28,7 +28,7 @@ from onepass.ir.size import Bindings
 from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
 from onepass.tools.suites import Job, suite
-from tests.graphs import load, read, stored
+from tests.support.stored_graphs import load, read, stored
 
 MAIN_DEVICE, OTHER_DEVICES = "h200", ("a100", "b200")
 Entry = tuple[str, tuple[Source, ...]]

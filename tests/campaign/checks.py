@@ -30,9 +30,9 @@ from onepass.ir.size import Bindings
 from onepass.pipeline import optimize, specialize
 from onepass.plan.plan import KernelPlan
 from onepass.plan.schedule_check import check as check_schedule
-from tests import forced
-from tests.schedules import Draw
-from tests.support import twice
+from tests.support import forced_schedules as forced
+from tests.support.correctness import twice
+from tests.support.random_schedules import Draw
 
 from .compare import Results, Truth, compared, differ_exactly, moved, precision_of
 from .draw import graph as any_graph

@@ -30,7 +30,7 @@ from typing import Any
 
 from onepass.errors import OnepassError
 from onepass.tools import results
-from tests.support import FOREVER, ROOT
+from tests.support.processes import FOREVER, ROOT
 
 from . import sessions, workers, writes
 

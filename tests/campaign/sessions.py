@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import onepass
 from onepass.tools import bench
 from onepass.tools.results import load, to_json
-from tests.bench_runs import PLACE, SMALL, FakeClock
+from tests.support.fake_bench import PLACE, SMALL, FakeClock
 
 STEPS = 4
 RESULTS = Path("bench.json")  # where a session is started

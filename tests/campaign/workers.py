@@ -31,7 +31,7 @@ from onepass.errors import CompilerUnavailable
 from onepass.runtime import frames, offline, workers
 from onepass.runtime.module import Job
 from onepass.runtime.workers import Pool
-from tests.fake_worker import COMMAND, text
+from tests.support.fake_worker import COMMAND, text
 
 AGES = 600.0  # seconds that a question without a fault may take
 SHORT = 0.7  # and one whose worker hangs, at each of its two tries

@@ -15,7 +15,7 @@ from onepass.plan.partition import plan
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import Executable, assemble
 from onepass.tools.workloads import workload
-from tests.support import assert_right
+from tests.support.correctness import assert_right
 
 H200 = device("h200")
 CPU = torch.device("cpu")

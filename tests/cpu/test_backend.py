@@ -22,7 +22,7 @@ from onepass.errors import BadSetting
 from onepass.integration import journal, passes
 from onepass.integration.inductor import Backend
 from onepass.runtime import card
-from tests.support import run_python
+from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 EAGER = {"interpret": True, "rest": "eager", "by_cost": False, "verify": 4, "on_error": "raise"}

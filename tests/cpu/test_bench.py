@@ -36,9 +36,9 @@ from onepass.tools.results import PROVIDERS, Result, Row, Run, load, to_json
 from onepass.tools.suites import SUITES, Job, rows_at, suite
 from onepass.tools.tables import as_text
 from onepass.tools.warm import compiles_slowly, prewarm_inductor
-from tests import bench_runs
-from tests.bench_runs import PLACE, SMALL, FakeClock
-from tests.support import run_python
+from tests.support import fake_bench
+from tests.support.fake_bench import PLACE, SMALL, FakeClock
+from tests.support.processes import run_python
 
 QUIET = Console(file=io.StringIO())
 
@@ -344,7 +344,7 @@ def test_plans_that_disagree_are_noticed() -> None:
 
 
 def test_tables_show_everything_within_their_width() -> None:
-    text = as_text(*tables(bench_runs.norms()))
+    text = as_text(*tables(fake_bench.norms()))
     assert all(len(row) <= 118 for row in text.splitlines())
     for said in ("rms_norm_backward 8192x8192 bf16", "x floor", "wrong: dw is off by 3", "N must be even", "plain reads",
                  "speedup over best peer", "within 5 % of the best candidate", "prediction: median error"):
@@ -354,7 +354,7 @@ def test_tables_show_everything_within_their_width() -> None:
 def test_time_over_rows_is_fitted_by_a_line() -> None:
     rows = []
     for m in (1, 8192, 16384, 65536, 131072):
-        base = bench_runs.row("softmax", (m, 4096), {"onepass": 1.0}, tensors=2)
+        base = fake_bench.row("softmax", (m, 4096), {"onepass": 1.0}, tensors=2)
         rows.append(replace(base, results={"onepass": Result(us=2.0 + 1.05 * base.floor_us)}))
     (fit,) = fits(rows)
     assert fit.what == "softmax 4096 bf16" and fit.start_us == pytest.approx(2.0, rel=0.05) and fit.worst < 0.001

@@ -30,7 +30,7 @@ from onepass.runtime import cache, card, measured
 from onepass.runtime.measured import Calibration
 from onepass.tools import calibrate as tool
 from onepass.tools.calibrate import Anchor, InFlightRate, ProbeResults, calibrate, derive, fit_latency, forget_card
-from tests.support import run_python
+from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = device("h200")

@@ -18,10 +18,10 @@ from onepass.integration.claim import Claimed, ClaimedRegion, ClaimOptions, clai
 from onepass.pipeline import compile, optimize, specialize
 from onepass.runtime import offline
 from onepass.runtime.compiled import Compiled
-from tests import graphs
+from tests.support import stored_graphs
 
 H200 = device("h200")
-GRAPHS = dict(graphs.stored())
+GRAPHS = dict(stored_graphs.stored())
 SHARE = 0.95  # of all reductions that onepass has a Monoid for
 
 # What is left, model by model, beside sorting, cumulative sums and the like. The norms of queries and keys are rotated by
@@ -33,7 +33,7 @@ LEFT = {"qwen3_forward": 4, "qwen3_backward": 8, "gemma3_forward": 4, "deepseek_
 
 @cache
 def outcome(name: str) -> Claimed:
-    graph = graphs.load(graphs.read(GRAPHS[name]))
+    graph = stored_graphs.load(stored_graphs.read(GRAPHS[name]))
     ordered = [node for node in graph.nodes if is_ordered(node)]
     found = claim(graph, ClaimOptions(H200, phase=name.rsplit("_", 1)[-1]))
     assert [node for node in graph.nodes if is_ordered(node)] == ordered, "random ops, attention and writes stay in their order"
@@ -83,7 +83,7 @@ SAVING = ["seed_transformer_learnable", "seed_transformer_learnable_bf16"]  # th
 @cache
 def saving(model: str) -> tuple[Claimed, ...]:
     """Both graphs of a model, after what need not be saved is computed again."""
-    forward, backward = (graphs.load(graphs.read(GRAPHS[f"{model}_{phase}"])) for phase in ("forward", "backward"))
+    forward, backward = (stored_graphs.load(stored_graphs.read(GRAPHS[f"{model}_{phase}"])) for phase in ("forward", "backward"))
     assert recompute(forward, backward, 1, torch.device("cuda", 0))
     return claim(forward, ClaimOptions(H200, phase="forward")), claim(backward, ClaimOptions(H200, phase="backward"))
 

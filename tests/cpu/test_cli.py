@@ -23,7 +23,7 @@ from onepass.runtime.compiled import Rejected
 from onepass.tools import spec
 from onepass.tools.doctor import table
 from onepass.tools.explain import Report, as_text, human_bytes, report
-from tests.support import run_python
+from tests.support.processes import run_python
 
 KERNEL = SimpleNamespace(
     name="rms_norm_backward_rows", family="mix-order", dram_bytes=403_000_000, predicted_us=95.25,

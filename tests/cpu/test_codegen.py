@@ -30,10 +30,11 @@ from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
 from onepass.runtime import executable, interpret
-from tests.cases import layer_norm
-from tests.forced import H200, candidates, chosen, planned, run
-from tests.programs import Case, programs
-from tests.support import poison, run_python
+from tests.support.correctness import poison
+from tests.support.forced_schedules import H200, candidates, chosen, planned, run
+from tests.support.function_cases import layer_norm
+from tests.support.processes import run_python
+from tests.support.random_programs import Case, programs
 
 EACH = 3  # schedules of a family that one example tries
 SLACK = 2.0**-13  # of values of order one, after a few dozen fp32 operations and sums of up to 4096

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from onepass.__main__ import app
 from onepass.tools.compare import Change, Comparison, compare
 from onepass.tools.results import Anchor, Result, Run, save
-from tests.bench_runs import norms, rows_suite
+from tests.support.fake_bench import norms, rows_suite
 
 BASE = rows_suite()
 FIRST, SECOND = BASE.rows[4].id, BASE.rows[5].id

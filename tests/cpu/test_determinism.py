@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onepass.tools.suites import Job
-from tests.determinism import Machine, bits, calling, changing, digest, digests_elsewhere, same
+from tests.support.determinism import Machine, bits, calling, changing, digest, digests_elsewhere, same
 
 HERE = torch.device("cpu")
 JOBS = (Job("rms_norm", (6, 96)), Job("rms_norm_backward", (9, 64)), Job("outer_sum_1", (130, 32), "f32"), Job("softmax", (3, 50)))

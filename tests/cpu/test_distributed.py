@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import onepass
+from bench.zoo import ZOO
 from onepass.integration import journal
-from tests.models import ZOO
-from tests.support import compared
-from tests.training import in_float64
+from tests.support.correctness import compared
+from tests.support.training_step import in_float64
 
 RANKS = 2
 WIDTH = 192  # 3.6 MB of weights

@@ -18,7 +18,7 @@ from onepass.capture.draft import Draft
 from onepass.errors import CaptureTooLong, RewriteFailed, UnsupportedOp
 from onepass.integration import claim, journal, rewrite
 from onepass.ir.size import sym
-from tests.support import assert_right, randoms
+from tests.support.correctness import assert_right, randoms
 
 OPTIONS = {"interpret": True, "rest": "eager", "by_cost": False, "on_error": "raise"}
 Shapes = tuple[tuple[int, ...], ...]

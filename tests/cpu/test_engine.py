@@ -33,7 +33,7 @@ from onepass.runtime.background import DaemonExecutor
 from onepass.runtime.compile_job import job
 from onepass.runtime.counters import count_triton_lookup
 from onepass.runtime.executable import Executable, aligned_of
-from tests.cases import CASES
+from tests.support.function_cases import CASES
 
 CPU, CARD, H200 = torch.device("cpu"), torch.device("cuda", 0), device("h200")
 NOTHING: frozenset[str] = frozenset()

@@ -17,7 +17,7 @@ from onepass.integration import engine, failure, fallback, journal, passes, regi
 from onepass.runtime.executable import Executable
 from tests.cpu.test_region_op import ROWS, assert_filled, inputs, outputs
 from tests.cpu.test_regions import graph_of
-from tests.support import run_python
+from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 

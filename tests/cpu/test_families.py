@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.families import CLASSES, FAMILIES, IN_REGISTERS, cells, members, weighed
-from tests.support import assert_right, twice
+from tests.support.correctness import assert_right, twice
+from tests.support.family_cells import CLASSES, FAMILIES, IN_REGISTERS, cells, members, weighed
 
 
 def test_every_family_the_planner_weighs_is_listed() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import run_python
+from tests.support.processes import run_python
 
 # In a process of its own: they fork, which a process with threads had better not do.
 CAMPAIGN = """

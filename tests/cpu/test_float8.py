@@ -23,8 +23,8 @@ from onepass.runtime.builder import _narrow
 from onepass.tools.check import as_tuple
 from tests.cpu.test_codegen import assert_as_oracle, program_of
 from tests.cpu.test_gluon import H200, kernel_of, staged_schedule
-from tests.forced import chosen, planned
-from tests.support import randoms
+from tests.support.correctness import randoms
+from tests.support.forced_schedules import chosen, planned
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FLOAT8 = pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])

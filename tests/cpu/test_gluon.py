@@ -44,7 +44,7 @@ from onepass.runtime.launch import TensorMap
 from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward
 from tests.cpu.test_runtime import kernel as by_hand
-from tests.forced import FORGOTTEN, as_kernel
+from tests.support.forced_schedules import FORGOTTEN, as_kernel
 
 H200 = device("h200")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32

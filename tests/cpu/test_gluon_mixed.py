@@ -24,7 +24,7 @@ from onepass.runtime.binary import Binary
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward, row_moments, row_rstd
 from tests.cpu.test_codegen import assert_as_oracle, program_of
 from tests.cpu.test_gluon import BF16, F32, H200, meta
-from tests.forced import FORGOTTEN, chosen, planned, run
+from tests.support.forced_schedules import FORGOTTEN, chosen, planned, run
 
 
 def mixed_kernel(fn: Callable, args: tuple[Tensor, ...]) -> Kernel:
@@ -151,7 +151,7 @@ def test_what_is_read_once_need_not_be_parked(hoisted: bool) -> None:
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, all_else])
 def test_elements_may_be_counted_in_64_bits(fn: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.forced.generate", lambda plan: pipeline.generate(plan, wide=True))
+    monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 2056, BF16), hoisted=True)
     check(fn, inputs_of(fn, 5, 2048, BF16), slots=1, prefetch=1)
     source = pipeline.generate(mixed(fn, inputs_of(fn, 5, 2056, BF16), 8, hoisted=True), wide=True)[0]
@@ -179,7 +179,7 @@ def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, ins
     first, *rest = pipeline.generate(plan)
     text, changes = re.subn(pattern, instead, first.text)
     assert changes
-    monkeypatch.setattr("tests.forced.generate", lambda _: (replace(first, text=text), *rest))
+    monkeypatch.setattr("tests.support.forced_schedules.generate", lambda _: (replace(first, text=text), *rest))
     with pytest.raises(caught):
         run(plan, tensors, bindings)
 
@@ -244,7 +244,7 @@ def run_changed(fn: Callable, args: tuple[Tensor, ...], pattern: str, instead: s
     first, *rest = pipeline.generate(plan)
     text, changes = re.subn(pattern, instead, first.text)
     assert changes
-    monkeypatch.setattr("tests.forced.generate", lambda _: (replace(first, text=text), *rest))
+    monkeypatch.setattr("tests.support.forced_schedules.generate", lambda _: (replace(first, text=text), *rest))
     assert_as_oracle(plan, tensors, bindings, instead)
 
 

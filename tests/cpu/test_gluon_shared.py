@@ -43,8 +43,8 @@ from tests.cpu.test_gluon_mixed import (
     stored_early,
     totals,
 )
-from tests.forced import FORGOTTEN, chosen, planned, run
-from tests.support import once
+from tests.support.correctness import once
+from tests.support.forced_schedules import FORGOTTEN, chosen, planned, run
 
 
 def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 4, vectors: float = 1, slots: int = 3,
@@ -135,7 +135,7 @@ def test_a_single_row_is_right() -> None:
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, spread_and_top])
 def test_elements_may_be_counted_in_64_bits(fn: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.forced.generate", lambda plan: pipeline.generate(plan, wide=True))
+    monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 4096, BF16), hoisted=True)
     source = pipeline.generate(shared(fn, inputs_of(fn, 5, 8192, BF16), warps=8, hoisted=True), wide=True)[0]
     assert offline.compile(source, H200).spill_bytes == 0
@@ -181,7 +181,7 @@ def run_changed(pattern: str, instead: str, monkeypatch: pytest.MonkeyPatch, slo
     first, *rest = pipeline.generate(plan)
     text, changes = re.subn(pattern, instead, first.text)
     assert changes
-    monkeypatch.setattr("tests.forced.generate", lambda _: (replace(first, text=text), *rest))
+    monkeypatch.setattr("tests.support.forced_schedules.generate", lambda _: (replace(first, text=text), *rest))
     assert_as_oracle(plan, tensors, bindings, instead)
 
 

@@ -33,7 +33,7 @@ from onepass.runtime.compile_job import job
 from onepass.runtime.executable import allocate, assemble, layout
 from onepass.runtime.module import build
 from onepass.tools.functions import outer_sum
-from tests.forced import as_kernel
+from tests.support.forced_schedules import as_kernel
 
 H200 = device("h200")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32

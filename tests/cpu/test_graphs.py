@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from scripts.capture_graphs import Job, capture
-from tests.graphs import FORM, dump, load, mode_of, packed, read, stored, target_of
+from tests.support.stored_graphs import FORM, dump, load, mode_of, packed, read, stored, target_of
 
 
 def written(*nodes: dict[str, Any], **symbols: int) -> dict[str, Any]:

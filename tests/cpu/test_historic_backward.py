@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import onepass
 from onepass.integration import journal
 from onepass.tools.check import as_tuple
-from tests.support import DRAWS, Judged, compared, pooled, randoms
+from tests.support.correctness import DRAWS, Judged, compared, pooled, randoms
 
 Function: TypeAlias = Callable[..., Any]
 OPTIONS = {"interpret": True, "rest": "eager", "by_cost": False, "on_error": "raise"}

@@ -22,7 +22,7 @@ from torch import Tensor
 import onepass
 from onepass.errors import OnepassError
 from onepass.tools.check import as_tuple
-from tests.support import assert_right, once, randoms
+from tests.support.correctness import assert_right, once, randoms
 
 Function: TypeAlias = Callable[..., Any]
 Make: TypeAlias = Callable[[int], Sequence[Tensor]]

@@ -21,7 +21,7 @@ from onepass.tools.charts import charts
 from onepass.tools.compare import compare
 from onepass.tools.results import Run, load, parse, to_json
 from onepass.tools.tables import as_text
-from tests.bench_runs import norms, row
+from tests.support.fake_bench import norms, row
 
 Change = Callable[[dict[str, Any]], object]
 

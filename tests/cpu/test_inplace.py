@@ -39,8 +39,8 @@ from onepass.runtime import interpret, offline
 from onepass.runtime.executable import allocate, assemble, layout
 from tests.cpu.test_codegen import KINDS, program_of
 from tests.cpu.test_regions import claimed, graph_of, norm
-from tests.forced import H200, candidates, chosen, planned
-from tests.programs import EXTENTS, INPUT_BOUND, MOST_POINTS, Axis, Case, Maker, Val
+from tests.support.forced_schedules import H200, candidates, chosen, planned
+from tests.support.random_programs import EXTENTS, INPUT_BOUND, MOST_POINTS, Axis, Case, Maker, Val
 
 EACH = 2  # schedules of a family that one example tries
 
@@ -151,7 +151,7 @@ class Overwriting(Maker):
 
 @st.composite
 def overwriting(draw: st.DrawFn) -> Case:
-    """Programs like those of tests.programs, with outputs that could take the place of an input."""
+    """Programs like those of tests.support.random_programs, with outputs that could take the place of an input."""
     extents = draw(st.lists(st.sampled_from(EXTENTS), min_size=1, max_size=3))
     extents = extents if draw(st.booleans()) else extents[:1] * len(extents)
     while torch.Size(extents).numel() > MOST_POINTS:

@@ -17,7 +17,7 @@ from onepass.ir.size import mul, sym
 from onepass.ir.specialize import substitute
 from onepass.ir.text import parse, show
 from onepass.ir.verify import RULES, verify
-from tests.programs import Case, programs, small, small_inputs
+from tests.support.random_programs import Case, programs, small, small_inputs
 
 BF16 = DTYPES["bf16"]
 ROWS = sym("s0")

@@ -12,9 +12,9 @@ from onepass.pipeline import optimize
 from onepass.plan.legality import Family
 from onepass.plan.schedule import Cover, Loop, Schedule, cover
 from onepass.tools.check import as_tuple
-from tests.forced import chosen, planned, run
-from tests.mix_order import concatenated, modulated_backward, one_more, poison_row, row_and_column_sums
-from tests.support import assert_right, randoms
+from tests.support.correctness import assert_right, randoms
+from tests.support.forced_schedules import chosen, planned, run
+from tests.support.mix_order_functions import concatenated, modulated_backward, one_more, poison_row, row_and_column_sums
 
 
 @pytest.mark.parametrize("rows", [129, 130, 131])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import onepass
-from tests.mix_order import LIST, row_and_column_sums
-from tests.support import assert_right, randoms
+from tests.support.correctness import assert_right, randoms
+from tests.support.mix_order_functions import LIST, row_and_column_sums
 
 ALL = [pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
        for name, listed in LIST.items() for dtype in listed.dtypes]

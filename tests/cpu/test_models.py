@@ -6,7 +6,7 @@ Sizes are tiny and kernels interpreted; what no region claims runs op by op, or 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -15,10 +15,9 @@ import torch._dynamo
 from torch import nn
 
 import onepass
+from bench.zoo import ZOO, Example
 from onepass.integration import journal
-from tests.models import ZOO, Example
-from tests.support import marked
-from tests.training import assert_as_right_as_eager
+from tests.support.training_step import assert_as_right_as_eager
 
 # Models that pick by comparing values may pick otherwise in bf16, and are then as right as eager but not near it.
 AUTOCAST = ("seed_transformer", "seed_transformer_learnable", "prenorm_layernorm_block", "masked_softmax_attention",
@@ -27,6 +26,11 @@ AUTOCAST = ("seed_transformer", "seed_transformer_learnable", "prenorm_layernorm
 LONG = {"bert", "vit", "qwen3", "deepseek_v3", "gemma3", "mixtral", "t5"}
 LONG_UNDER_AUTOCAST = {"seed_transformer_learnable", "gpt2"}
 THROUGH_INDUCTOR = ("llama", "seed_transformer_learnable")
+
+
+def marked(names: Iterable[str], long: Collection[str]) -> list[Any]:
+    """Parameters of a test of which some take so long that only `make test-all` runs them."""
+    return [pytest.param(name, marks=pytest.mark.long) if name in long else name for name in names]
 
 
 @pytest.fixture(autouse=True)

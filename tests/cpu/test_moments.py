@@ -14,7 +14,7 @@ from onepass.ir.criterion import judge
 from onepass.ir.program import Reduce
 from onepass.ir.simplify import two_pass
 from onepass.pipeline import optimize
-from tests.support import randoms
+from tests.support.correctness import randoms
 
 # One of each form: a row in registers, a looped row, rows shared by CTAs and joined, columns in tiles and in loops.
 FORMS = (((16, 1000), -1), ((2, 40000), -1), ((16, 300), 0), ((1000, 40), 0), ((9000, 3), 0), ((6, 7, 40), (0, 2)))

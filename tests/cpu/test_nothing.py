@@ -13,7 +13,7 @@ import onepass
 from onepass.capture.trace import capture
 from onepass.ir.oracle import evaluate
 from onepass.tools.check import as_tuple
-from tests.support import randoms
+from tests.support.correctness import randoms
 
 NOTHING: dict[str, Callable[[Tensor], Any]] = {
     "itself": lambda x: x, "a view": lambda x: x.t(), "a part, and itself": lambda x: (x[1:], x), "none": lambda x: None,

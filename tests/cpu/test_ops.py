@@ -15,7 +15,7 @@ from onepass.errors import OnepassError
 from onepass.ir.criterion import judge
 from onepass.ir.expr import BY_TORCH, OPS, OpSpec
 from onepass.ir.program import Op
-from tests.support import assert_right, randoms
+from tests.support.correctness import assert_right, randoms
 
 SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.5, 1e-7, -1e-7, 20.0, -41.0, 1e4, -2.5)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)

@@ -11,7 +11,7 @@ import onepass
 from onepass.capture.trace import capture
 from onepass.errors import BadArgument
 from onepass.ir.oracle import evaluate
-from tests.support import randoms
+from tests.support.correctness import randoms
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 

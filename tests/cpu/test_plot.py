@@ -15,7 +15,7 @@ from onepass.errors import BadResults, BadSpec, PlotsNeedMatplotlib
 from onepass.tools import plot as pictures
 from onepass.tools.charts import BarChart, LineChart, ScatterChart, charts, footer
 from onepass.tools.results import PROVIDERS, Result, Run, load, save
-from tests.bench_runs import norms, row, rows_suite
+from tests.support.fake_bench import norms, row, rows_suite
 
 TITLES = {"rms_norm_backward": "RMSNorm backward", "softmax": "softmax"}
 

@@ -14,11 +14,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 import onepass
+from bench.zoo import transformer
 from onepass.capture import recompute as rule
 from onepass.capture.recompute import recompute
 from onepass.errors import OnepassWarning
 from onepass.integration import journal, split
-from tests.models import transformer
 
 ROWS, DIM = 8, 32
 NBYTES = ROWS * DIM * 4

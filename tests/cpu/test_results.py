@@ -14,7 +14,7 @@ import pytest
 from onepass.errors import BadResults, BadSpec
 from onepass.tools import results
 from onepass.tools.results import Result, Run, load, parse, row_id, save, summarize, to_json
-from tests.bench_runs import norms, row, rows_suite
+from tests.support.fake_bench import norms, row, rows_suite
 
 
 @pytest.mark.parametrize("run", [norms(), rows_suite(), replace(norms(), rows=(), anchors=(), regret=())])

@@ -12,8 +12,8 @@ import torch
 import onepass
 from onepass.runtime import interpret
 from onepass.tools.check import as_tuple
-from tests.cases import CASES, LAYOUTS, Case, shapes, with_specials
-from tests.support import assert_right, twice
+from tests.support.correctness import assert_right, twice
+from tests.support.function_cases import CASES, LAYOUTS, Case, shapes, with_specials
 
 MOST = 1 << 16
 MOST_ROWS = 2100  # interpreted one at a time at worst; a few cases are tried on more

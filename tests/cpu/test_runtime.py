@@ -31,7 +31,7 @@ from onepass.ir.size import sym
 from onepass.runtime import card, cubin_info, interpret, launch, module, offline, ptx
 from onepass.runtime.binary import count_access, parse_log, spills_in_loop
 from onepass.runtime.compile_job import job
-from tests.support import run_python
+from tests.support.processes import run_python
 
 pytest.importorskip("triton")
 

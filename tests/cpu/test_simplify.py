@@ -16,7 +16,7 @@ from onepass.ir.program import Program, Reduce
 from onepass.ir.simplify import EXACT, elide_rounding, online_softmax, simplify, two_pass
 from onepass.ir.text import parse, show
 from onepass.ir.verify import verify
-from tests.programs import Case, programs, small, small_inputs
+from tests.support.random_programs import Case, programs, small, small_inputs
 
 
 def nodes_of(program: Program) -> list[str]:

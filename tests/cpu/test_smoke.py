@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 
 from tests.campaign import checks
-from tests.families import cells
 from tests.gpu import test_campaign as campaign
-from tests.support import ROOT, run_python
+from tests.support.family_cells import cells
+from tests.support.processes import ROOT, run_python
 
 COLLECT = "import sys, pytest; sys.exit(pytest.main(['tests/gpu', '--collect-only', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import onepass
 from onepass import errors
 from onepass.stages import external_code, stage, to_coded_error
-from tests.support import randoms
+from tests.support.correctness import randoms
 
 WITHIN = {  # what is broken, and what onepass then says it was doing
     "arguments": ("onepass.capture.trace.flatten", "capturing a function"),

@@ -31,9 +31,9 @@ from onepass.runtime.compiled import Artifact
 from onepass.runtime.counters import counts
 from onepass.runtime.measured import Calibration
 from onepass.runtime.serialize import CorruptEntry, pack, unpack
-from tests.cases import CASES
 from tests.cpu.conftest import Anothers
-from tests.support import run_python
+from tests.support.function_cases import CASES
+from tests.support.processes import run_python
 
 H200 = device("h200")
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ from onepass.compat import uninterrupted
 from onepass.integration import fuse, region_op, traces
 from onepass.integration.engine import counts
 from onepass.integration.fuse import Fused
-from tests.support import run_python
+from tests.support.processes import run_python
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from onepass.runtime.compiled import Artifact
 from onepass.runtime.measured import Card, Observation
 from onepass.runtime.stopwatch import Timing, timing
 from onepass.tools.explain import explain_function
-from tests.cases import CASES
+from tests.support.function_cases import CASES
 
 CARD, H200 = torch.device("cuda", 0), device("h200")
 INNER = ("inner", "inner looped", "inner split", "inner staged")

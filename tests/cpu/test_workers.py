@@ -35,8 +35,8 @@ from onepass.runtime import frames, offline, offline_worker, workers
 from onepass.runtime.background import DaemonExecutor
 from onepass.runtime.module import Job
 from onepass.runtime.workers import Pool, WorkerFailure
-from tests.fake_worker import COMMAND, request, text
-from tests.support import run_python
+from tests.support.fake_worker import COMMAND, request, text
+from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 AGES = 600.0  # seconds: a deadline nothing in these tests comes near
@@ -290,7 +290,7 @@ import offline_worker
 offline_worker.stub_packages()
 from onepass.runtime import workers
 from onepass.runtime.background import DaemonExecutor
-from tests.fake_worker import COMMAND, request
+from tests.support.fake_worker import COMMAND, request
 def ask(pool, *do, seconds=600.0):
     got = pool.ask(request(7, *do), seconds)["binary"]
     assert got["registers"] == 7

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from onepass.tools.suites import SUITES, Job
-from tests.determinism import Machine, calling, changing, digest, digests_elsewhere
 from tests.gpu.conftest import Room
+from tests.support.determinism import Machine, calling, changing, digest, digests_elsewhere
 
 JOBS = SUITES["all"].jobs
 FEW = JOBS[::-(-len(JOBS) // 10)]  # ten of them, across all suites

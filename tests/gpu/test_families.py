@@ -9,9 +9,9 @@ import torch
 
 from onepass.knobs import knobs
 from onepass.runtime.card import local_device
-from tests.families import cells, members
-from tests.forced import H200
-from tests.support import assert_right, twice
+from tests.support.correctness import assert_right, twice
+from tests.support.family_cells import cells, members
+from tests.support.forced_schedules import H200
 
 pytestmark = pytest.mark.smoke
 

@@ -16,8 +16,8 @@ from onepass.plan.inplace import safe_inplace_pairs
 from onepass.plan.plan import Plan
 from onepass.runtime.executable import allocate, assemble, layout
 from tests.cpu.test_codegen import blocks, both, column_softmax, elementwise, norm
-from tests.forced import candidates, planned
-from tests.support import randoms
+from tests.support.correctness import randoms
+from tests.support.forced_schedules import candidates, planned
 
 CARD = "cuda:0"
 EACH = 4  # schedules of a family

@@ -7,10 +7,10 @@ import torch
 import torch._dynamo
 
 import onepass
+from bench.zoo import ZOO, Example
 from onepass.integration import journal
 from tests.gpu.conftest import Room
-from tests.models import ZOO, Example
-from tests.training import assert_as_right_as_eager
+from tests.support.training_step import assert_as_right_as_eager
 
 # Routing picks by comparing values, and another rounding may pick otherwise.
 NAMES = [name for name, maker in ZOO.items() if not maker.routed]

@@ -36,7 +36,7 @@ from onepass.tools.functions import (
 )
 from onepass.tools.workloads import workload
 from tests.gpu.conftest import Room
-from tests.support import assert_right, randoms, twice
+from tests.support.correctness import assert_right, randoms, twice
 
 H200, CARD = device("h200"), torch.device("cuda", 0)
 MOST = 1 << 28  # elements of all inputs

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import onepass
 from onepass.tools.check import as_tuple
-from tests.cases import CASES, DIMS, LAYOUTS, REDUCTIONS, SIZES, Case, with_specials
-from tests.mix_order import LIST, concatenated, modulated_backward, one_more, poison_row, row_and_column_sums
-from tests.support import assert_right, randoms, twice
+from tests.support.correctness import assert_right, randoms, twice
+from tests.support.function_cases import CASES, DIMS, LAYOUTS, REDUCTIONS, SIZES, Case, with_specials
+from tests.support.mix_order_functions import LIST, concatenated, modulated_backward, one_more, poison_row, row_and_column_sums
 
 MOST = 1 << 26  # elements of all arguments together
 PLAIN = {f"{name}-{dims}" for name in REDUCTIONS for dims in DIMS}

@@ -20,8 +20,8 @@ from onepass.runtime.card import local_device
 from onepass.runtime.executable import aligned_of, assemble
 from onepass.runtime.launch import prepare
 from onepass.tools.check import as_tuple
-from tests.cases import CASES, Case, rms_norm
-from tests.support import assert_right, once, randoms, twice
+from tests.support.correctness import assert_right, once, randoms, twice
+from tests.support.function_cases import CASES, Case, rms_norm
 
 HUGE = (600_000, 4096)  # more than 2**31 elements
 NAMES = ("rms_norm-w-backward", "layer_norm-wb", "softmax-last", "sum-both", "cross_entropy-mean")

@@ -13,8 +13,9 @@ import onepass
 from onepass.integration import engine
 from onepass.integration.engine import counts
 from onepass.tools.calibrate import calibrate
-from tests.cases import CASES
-from tests.support import assert_right, run_python
+from tests.support.correctness import assert_right
+from tests.support.function_cases import CASES
+from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (1200, 1024)  # small, and in the class of row counts around 3168
@@ -23,7 +24,7 @@ SECOND = """
 import sys, torch, onepass
 from onepass.integration.engine import counts
 from onepass.runtime import tune
-from tests.cases import CASES
+from tests.support.function_cases import CASES
 
 tune.choose = lambda *_: sys.exit("timed again")
 case = CASES["rms_norm-w-backward"]

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -21,9 +20,8 @@ from torch import Tensor
 import onepass
 from onepass.tools.check import as_tuple
 from onepass.tools.suites import Job
-from tests.support import run_python
+from tests.support.processes import ROOT, run_python
 
-ROOT = Path(__file__).resolve().parents[1]
 Call: TypeAlias = Callable[[], tuple[Tensor, ...]]
 STREAMS = 3
 DIRT = 1 << 26  # fp32 numbers that are written to make the caches dirty: several times what L2 holds
@@ -143,7 +141,7 @@ def calling(job: Job, device: torch.device) -> Call:
 ELSEWHERE = """
 import sys, torch
 from onepass.tools.suites import Job
-from tests.determinism import calling, digest
+from tests.support.determinism import calling, digest
 
 device, *jobs = sys.argv[1:]
 for text in jobs:

@@ -26,7 +26,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-FOLDER = Path(__file__).parent / "fixtures" / "graphs"
+FOLDER = Path(__file__).parents[1] / "fixtures" / "graphs"
 FORM = 1  # raised when files written before can no longer be read
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')

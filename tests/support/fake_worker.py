@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = (sys.executable, "-S", "-P", str(Path(__file__).resolve()))
-REAL = Path(__file__).resolve().parents[1] / "onepass" / "runtime" / "offline_worker.py"
+REAL = Path(__file__).resolve().parents[2] / "onepass" / "runtime" / "offline_worker.py"
 
 
 def text(value: int, *do: Any, once: Path | None = None, unless: Path | None = None, reply: dict[str, Any] | None = None) -> str:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.cases import BF16, F32, backward, layer_norm, rms_norm, three_norms
-from tests.support import randoms
+from tests.support.correctness import randoms
+from tests.support.function_cases import BF16, F32, backward, layer_norm, rms_norm, three_norms
 
 
 def one_more(x: Tensor) -> tuple[Tensor, Tensor]:

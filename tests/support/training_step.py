@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from tests.models import Example
-from tests.support import Judged, compared, pooled
+from bench.zoo import Example
+from tests.support.correctness import Judged, compared, pooled
 
 Run = Callable[..., Any]
 NOISE = 4  # times eager's noise

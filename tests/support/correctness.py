@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,17 +16,10 @@ from onepass.ir.criterion import Check, check, slice_scale
 from onepass.runtime import executable
 from onepass.tools.check import as_tuple, in_float64
 
-ROOT = Path(__file__).resolve().parents[1]
-FOREVER = 3600  # seconds after which another process is taken for stuck: no machine is so busy
 Run = Callable[..., tuple[Tensor, ...]]
 DRAWS, MOST_POOLED = 16, 1 << 16
 FEW = 16  # elements of which it takes more draws to tell an error's size
 GARBAGE = 0x7F  # in every byte: a large float, a large integer
-
-
-def marked(names: Iterable[str], long: Collection[str]) -> list[Any]:
-    """Parameters of a test of which some take so long that only `make test-all` runs them."""
-    return [pytest.param(name, marks=pytest.mark.long) if name in long else name for name in names]
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, garbage: bool) -> None:
@@ -144,26 +130,3 @@ def randoms(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.floa
     generator = torch.Generator(device).manual_seed(seed)
     made = tuple(torch.randn(shape, generator=generator, dtype=dtype, device=device) for shape in shapes)
     return made if len(made) > 1 else made[0]
-
-
-def run_python(code: str | Path, *arguments: str, env: Mapping[str, str] | None = None,
-               cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run Python code, or a file of it, in another process until that ends; then end what it left behind.
-
-    What is printed goes to files: somebody it started, who lives on, would keep a pipe open. Inductor compiles by this one process:
-    it would otherwise start more, and at its end wait minutes for them if they are still starting.
-    """
-    start = [str(code)] if isinstance(code, Path) else ["-c", code]
-    environment = {**(os.environ if env is None else env), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen([sys.executable, *start, *arguments], env=environment, cwd=cwd, stdin=subprocess.DEVNULL,
-                                   stdout=out, stderr=errors, start_new_session=True)
-        try:
-            process.wait(FOREVER)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        out.seek(0)
-        errors.seek(0)
-        return subprocess.CompletedProcess(process.args, process.returncode, out.read(), errors.read())

@@ -25,7 +25,7 @@ from onepass.runtime import offline
 from onepass.runtime.compiled import Artifact
 from onepass.runtime.executable import aligned_of, assemble
 from onepass.tools.check import as_tuple
-from tests import forced
+from tests.support import forced_schedules as forced
 
 Function: TypeAlias = Callable[[Tensor], Any]
 CLASSES: dict[str, tuple[torch.dtype, ...]] = {

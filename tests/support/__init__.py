@@ -1,0 +1,1 @@
+"""What several test modules need: functions and Programs to try, schedules to force, and how results are judged."""
