@@ -19,7 +19,7 @@ from ..errors import IntegerDivisionByZero, NumberOutOfRange
 from ..ir.expr import BOOL, BY_TORCH, F64, I64, DType, as_dtype, can_fill, compute_dtype, max_value
 from ..ir.size import Sym
 from .align import broadcast
-from .call import Call, Handler, for_overloads, with_shape_args
+from .call import Call, Handler, TensorHandler, for_overloads, with_shape_args
 from .draft import Draft, Tensor
 from .integers import power_of_integers, shift
 from .schema import op_name
@@ -36,13 +36,13 @@ class OperandTypes(Enum):
     TRUTH = "bool"
 
 
-def pointwise(emit: Emit, types: OperandTypes = OperandTypes.RESULT, arity: int | None = None) -> Handler:
+def pointwise(emit: Emit, types: OperandTypes = OperandTypes.RESULT, arity: int | None = None) -> TensorHandler:
     """A handler that broadcasts and converts the first `arity` arguments (None: all), then emits the op."""
 
     return lambda call: elementwise(call, emit, call.args[:arity], types)
 
 
-def numeric_only(emit: Emit, arity: int | None = None) -> Handler:
+def numeric_only(emit: Emit, arity: int | None = None) -> TensorHandler:
     """`pointwise` for ops that torch does not define on bools."""
 
     def handle(call: Call) -> Tensor:
@@ -53,7 +53,7 @@ def numeric_only(emit: Emit, arity: int | None = None) -> Handler:
     return handle
 
 
-def floats_only(emit: Emit) -> Handler:
+def floats_only(emit: Emit) -> TensorHandler:
     """`pointwise` for ops that torch only defines on floats, although it tells the result type of others."""
 
     def handle(call: Call) -> Tensor:
@@ -195,7 +195,7 @@ def _div(call: Call) -> Tensor:
     return by_mode[mode](call)
 
 
-def _division(emit: Emit) -> Handler:
+def _division(emit: Emit) -> TensorHandler:
     """A handler for divisions that are also defined on integers."""
 
     def handle(call: Call) -> Tensor:
@@ -301,7 +301,7 @@ def _integer_power(d: Draft, a: int, power: int) -> int:
     return d.op("mul", square, a) if power % 2 else square
 
 
-def _shift(name: str) -> Handler:
+def _shift(name: str) -> TensorHandler:
     """A shift of integers."""
 
     def handle(call: Call) -> Tensor:
@@ -380,7 +380,7 @@ def _signbit(d: Draft, a: int) -> int:
     return d.op("lt", signed, const_like(d, a, 0))
 
 
-def _times(factor: float) -> Handler:
+def _times(factor: float) -> TensorHandler:
     return pointwise(lambda d, a: d.op("mul", a, const_like(d, a, factor)))
 
 
