@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from onepass import compat
-from onepass.capture.region_program import RegionProgram, lower_region
-from onepass.capture.regions import find_regions
+from onepass.capture.graph.region_program import RegionProgram, lower_region
+from onepass.capture.graph.regions import find_regions
 from onepass.integration import region_op  # noqa: F401, defines the op
 from onepass.ir.text import one_line
 

@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import onepass
 from bench.zoo import ZOO, Example
-from onepass.tools.timing import reserve_memory
+from onepass.measure.timing import reserve_memory
 
 ROUNDS = 6
 REST_SECONDS = 0.5  # seconds

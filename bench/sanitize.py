@@ -25,13 +25,13 @@ from onepass.device import device
 from onepass.errors import CompileFailed
 from onepass.ir.oracle import evaluate
 from onepass.knobs import knobs
+from onepass.measure.captured_function import ALL_PLANS, CapturedFunction
 from onepass.pipeline import generate
 from onepass.plan.plan import Plan
 from onepass.runtime import offline
 from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import aligned_of, assemble
-from onepass.tools.captured_function import ALL_PLANS, CapturedFunction
 from onepass.tools.workloads import workload
 
 CARD = torch.device("cuda", 0)

@@ -128,8 +128,8 @@ def compare(
                                                  "wrong.")] = False,
 ) -> None:
     """Show what changed beyond noise between two bench results."""
-    from .tools import compare as runs  # imported late: --help and --version must not load torch
-    from .tools.results import load  # for the same reason
+    from .measure import compare as runs  # imported late: --help and --version must not load torch
+    from .measure.results import load  # for the same reason
     from .tools.tables import console  # for the same reason
 
     found = runs.compare(load(before), load(after), (str(before), str(after)), every)
@@ -150,7 +150,7 @@ def plot(
     metric: Annotated[str, typer.Option(help="Quantity in charts over widths: gbps, us, or floor (times the floor).")] = "gbps",
 ) -> None:
     """Draw bench results: rates by width and row count, times relative to the floor, predicted and measured time."""
-    from .tools import plot as charts  # imported late: --help and --version must not load torch
+    from .measure import plot as charts  # imported late: --help and --version must not load torch
     from .tools.workloads import WORKLOADS  # for the same reason
 
     for path in charts.plot(files, out, themes=charts.expand_both("The theme", theme, charts.THEME_NAMES),
@@ -175,7 +175,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure kernel times of onepass and other providers on this machine's GPU, relative to the memory floor."""
-    from .tools import bench_command  # imported late: --help and --version must not load torch
+    from .measure import bench_command  # imported late: --help and --version must not load torch
 
     arguments = bench_command.BenchArguments(suite, out, fresh, time_limit, only, providers, regret, most, graphs, as_json)
     if show:
@@ -191,7 +191,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine's GPU (rates, latency, launches) and use the results for planning from then on."""
-    from .tools import calibrate as measuring  # imported late: --help and --version must not load torch
+    from .measure import calibrate as measuring  # imported late: --help and --version must not load torch
     from .tools.tables import console  # for the same reason
 
     if forget:

@@ -25,9 +25,9 @@ from onepass.integration import region_op  # noqa: F401, defines the op that rew
 from onepass.integration.claim import ClaimOptions, claim
 from onepass.ir.program import Program
 from onepass.ir.size import Bindings
+from onepass.measure.suites import Job, suite
 from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
-from onepass.tools.suites import Job, suite
 from tests.support.stored_graphs import load, read, stored
 
 MAIN_DEVICE, OTHER_DEVICES = "h200", ("a100", "b200")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .captured import Captured
-from .trace import capture
+from .function.captured import Captured
+from .function.trace import capture
 
 __all__ = ["Captured", "capture"]

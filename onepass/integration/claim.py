@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import fx
 
-from ..capture.effects import is_ordered
-from ..capture.lower import LOWERINGS, Blocked
-from ..capture.node_kinds import is_reduction, tensors_of, why_unsupported
-from ..capture.reductions import REDUCTIONS
-from ..capture.region_program import RegionProgram, lower_region
-from ..capture.regions import Region, find_regions
-from ..capture.reuse import GraphMemory, reusable
-from ..capture.schema import op_name, short_name
-from ..capture.source import UNKNOWN, user_line
+from ..capture.graph.effects import is_ordered
+from ..capture.graph.node_kinds import is_reduction, tensors_of, why_unsupported
+from ..capture.graph.region_program import RegionProgram, lower_region
+from ..capture.graph.regions import Region, find_regions
+from ..capture.graph.reuse import GraphMemory, reusable
+from ..capture.lowering.lower import LOWERINGS, Blocked
+from ..capture.lowering.reductions import REDUCTIONS
+from ..capture.lowering.schema import op_name, short_name
+from ..capture.lowering.source import UNKNOWN, user_line
 from ..device import Device
 from ..errors import RewriteFailed, UnsupportedOnDevice
 from ..ir.program import Program

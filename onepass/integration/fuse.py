@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..capture.known_functions import is_torch_in_c
-from ..capture.state import State, TransparentWrapper
-from ..capture.state_walk import state_of
-from ..capture.trace import capture
+from ..capture.function.known_functions import is_torch_in_c
+from ..capture.function.state import State, TransparentWrapper
+from ..capture.function.state_walk import state_of
+from ..capture.function.trace import capture
 from ..errors import BadArgument, NeedsGrad
 from ..pipeline import optimize
 from .engine import Kernels

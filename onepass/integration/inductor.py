@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..capture.effects import is_seeded
-from ..capture.source import user_line
+from ..capture.graph.effects import is_seeded
+from ..capture.lowering.source import user_line
 from ..errors import SeededRandom, UntestedTorch
 from . import failure
 from .failure import format_lines

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from ..capture.recompute import Recomputed
+from ..capture.graph.recompute import Recomputed
 from ..runtime.compiled import Artifact
 
 

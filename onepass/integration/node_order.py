@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import fx
 
-from ..capture.effects import is_ordered, writes
+from ..capture.graph.effects import is_ordered, writes
 from ..errors import RewriteFailed
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..capture.source import UNKNOWN, user_line
+from ..capture.lowering.source import UNKNOWN, user_line
 from ..device import Device, device
 from ..errors import GraphFallback, OnepassError, PythonWrapperRequired, text_of
 from ..pipeline import generate, optimize

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..capture.effects import is_ordered
-from ..capture.region_program import RegionProgram
+from ..capture.graph.effects import is_ordered
+from ..capture.graph.region_program import RegionProgram
 from ..errors import RewriteFailed
 from ..ir.text import one_line
 from .node_order import sort_nodes

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..capture.recompute import MIN_BYTES, Recomputed, recompute
+from ..capture.graph.recompute import MIN_BYTES, Recomputed, recompute
 from ..errors import RecomputeSkipped
 from ..runtime.cache import versions
 from . import journal

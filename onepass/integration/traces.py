@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..capture.captured import Captured, Pattern, pattern_key
-from ..capture.state import Identity, State, exact_key
+from ..capture.function.captured import Captured, Pattern, pattern_key
+from ..capture.function.state import Identity, State, exact_key
 from ..ir.program import Program
 from ..ir.size import Bindings
 from .engine import Kernels

@@ -2,7 +2,7 @@
 
 Each row of OPS holds everything the compiler knows of one op: arity, argument and result types, torch reference (for the oracle),
 kernel text (shared by Triton and Gluon), what the interpreter computes for it, and cost. No other module lists ops by such facts.
-To add an op, add a row here, and the aten ops that it serves in `capture/pointwise.py`.
+To add an op, add a row here, and the aten ops that it serves in `capture/lowering/pointwise.py`.
 """
 
 from __future__ import annotations

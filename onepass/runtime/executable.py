@@ -19,8 +19,8 @@ from .. import compat
 from ..codegen.source import ParamKind, Source
 from ..ir.program import Buffer
 from ..ir.size import Bindings, symbols, value
-from . import gluon_model, interpret
 from .compiled import Artifact
+from .interpreter import gluon_model, interpret
 from .launch import Launcher, TensorMap, prepare
 
 Tensors = Mapping[str, Tensor]

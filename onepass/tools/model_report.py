@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import pipeline
-from ..capture.recompute import Recomputed
+from ..capture.graph.recompute import Recomputed
 from ..device import Device
 from ..integration.claim import ClaimedRegion, Declined
 from ..integration.failure import describe_error

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..capture.recompute import Recomputed
+from ..capture.graph.recompute import Recomputed
 from ..integration import journal
 from ..integration.engine import counts
 from ..integration.journal import Fallback, GraphRecord, RegionRecord, Snapshot

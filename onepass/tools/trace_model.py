@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .. import compat
-from ..capture.recompute import Recomputed
+from ..capture.graph.recompute import Recomputed
 from ..device import Device
 from ..errors import ModelNotTraced, OnepassError
 from ..integration.claim import Claimed, ClaimOptions, claim

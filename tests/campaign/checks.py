@@ -18,8 +18,8 @@ import torch
 
 import onepass
 from onepass import compat
-from onepass.capture.captured import Captured
-from onepass.capture.trace import capture
+from onepass.capture.function.captured import Captured
+from onepass.capture.function.trace import capture
 from onepass.device import Device
 from onepass.errors import OnepassError
 from onepass.integration import failure, journal

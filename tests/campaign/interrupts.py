@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from onepass.errors import OnepassError
-from onepass.tools import results
+from onepass.measure import results
 from tests.support.processes import FOREVER, ROOT
 
 from . import sessions, workers, writes

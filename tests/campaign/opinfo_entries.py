@@ -20,8 +20,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onepass import compat
-from onepass.capture.lower import LOWERINGS
-from onepass.capture.schema import op_name
+from onepass.capture.lowering.lower import LOWERINGS
+from onepass.capture.lowering.schema import op_name
 
 # Ops that are refused although others that look alike are computed: every sample must say so.
 REFUSED = frozenset({"index_select", "nn.functional.pad", "norm", "scatter_add", "scatter_reduce", "zero_"})

@@ -19,8 +19,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import onepass
-from onepass.tools import bench
-from onepass.tools.results import load, to_json
+from onepass.measure import bench
+from onepass.measure.results import load, to_json
 from tests.support.fake_bench import PLACE, SMALL, FakeClock
 
 STEPS = 4

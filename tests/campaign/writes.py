@@ -34,13 +34,13 @@ import torch
 
 import onepass
 from onepass import files, pipeline
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.device import device
 from onepass.errors import OnepassError, OnepassWarning
 from onepass.integration import repro
+from onepass.measure import results
+from onepass.measure.results import Result, Row, Run
 from onepass.runtime import cache
-from onepass.tools import results
-from onepass.tools.results import Result, Row, Run
 
 from . import store
 

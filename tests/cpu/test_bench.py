@@ -22,20 +22,20 @@ from torch import Tensor
 
 from onepass.__main__ import main
 from onepass.errors import BadArgument, BadResults, BadSpec, CannotResume
+from onepass.measure import bench as benches
+from onepass.measure import peers, regret, verdict
+from onepass.measure.bench import Options, bench, is_unfinished, one_line_error, previous_run
+from onepass.measure.bench_tables import fits, line, tables
+from onepass.measure.captured_function import CapturedFunction, schedules
+from onepass.measure.providers import copy_function, default_providers, make_provider, parse_providers, supported_providers
+from onepass.measure.results import PROVIDERS, Result, Row, Run, load, to_json
+from onepass.measure.suites import SUITES, Job, rows_at, suite
+from onepass.measure.warm import compiles_slowly, prewarm_inductor
 from onepass.plan.plan import Plan
 from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
-from onepass.tools import bench as benches
 from onepass.tools import functions as f
-from onepass.tools import peers, regret, verdict
-from onepass.tools.bench import Options, bench, is_unfinished, one_line_error, previous_run
-from onepass.tools.bench_tables import fits, line, tables
-from onepass.tools.captured_function import CapturedFunction, schedules
-from onepass.tools.providers import copy_function, default_providers, make_provider, parse_providers, supported_providers
-from onepass.tools.results import PROVIDERS, Result, Row, Run, load, to_json
-from onepass.tools.suites import SUITES, Job, rows_at, suite
 from onepass.tools.tables import as_text
-from onepass.tools.warm import compiles_slowly, prewarm_inductor
 from tests.support import fake_bench
 from tests.support.fake_bench import PLACE, SMALL, FakeClock
 from tests.support.processes import run_python
@@ -398,8 +398,8 @@ def test_suites_are_listed_without_a_card(monkeypatch: pytest.MonkeyPatch, capsy
 COUNTED = """
 import torch
 from torch._dynamo.utils import counters
-from onepass.tools.providers import provide
-from onepass.tools.suites import Job
+from onepass.measure.providers import provide
+from onepass.measure.suites import Job
 for shape in ((8, 64), (8, 96)):
     job = Job("rms_norm", shape, "f32")
     with torch.no_grad():

@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import onepass
-from onepass.capture import capture, draft, node_kinds
-from onepass.capture.dataflow import Dataflow
-from onepass.capture.draft import Draft
-from onepass.capture.substitute import Affine, _Substitution, substitute
+from onepass.capture import capture
+from onepass.capture.graph import node_kinds
+from onepass.capture.graph.dataflow import Dataflow
+from onepass.capture.lowering import draft
+from onepass.capture.lowering.draft import Draft
+from onepass.capture.lowering.substitute import Affine, _Substitution, substitute
 from onepass.device import device
 from onepass.errors import CaptureTooLong, CyclicKernels, PlanTooLong, SimplifyTooLong, TooManySteps
 from onepass.integration import journal
@@ -144,7 +146,7 @@ def test_a_long_chain_of_views_is_seen_through_without_recursion() -> None:
     monkey = {n: node_kinds.NodeKind.FREE if n.op == "call_function" and n is not total else k
               for n, k in node_kinds.classify_nodes(graph, torch.device("cpu"), {}).items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onepass.capture.dataflow.classify_nodes", lambda *_: monkey)
+        patch.setattr("onepass.capture.graph.dataflow.classify_nodes", lambda *_: monkey)
         dataflow = Dataflow(graph, torch.device("cpu"), {}, False)
     assert dataflow.producers[dataflow.position_of[total]] == (dataflow.position_of[x],)
 

@@ -20,16 +20,16 @@ from typer.testing import CliRunner
 
 from onepass import compat
 from onepass.__main__ import app
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.device import Device, device
 from onepass.errors import CalibrationNotSaved, ImplausibleMeasurement, NoGpu, OnepassError, OnepassWarning
 from onepass.integration import engine
+from onepass.measure import calibrate as tool
+from onepass.measure.calibrate import Anchor, InFlightRate, ProbeResults, calibrate, derive, fit_latency, forget_card
 from onepass.pipeline import optimize
 from onepass.plan.cost import _sustained_rate
 from onepass.runtime import cache, card, measured
 from onepass.runtime.measured import Calibration
-from onepass.tools import calibrate as tool
-from onepass.tools.calibrate import Anchor, InFlightRate, ProbeResults, calibrate, derive, fit_latency, forget_card
 from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -288,7 +288,7 @@ def test_the_command(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def kernels() -> Any:
-    from onepass.tools import probe_kernels
+    from onepass.measure import probe_kernels
 
     return probe_kernels
 
@@ -308,7 +308,7 @@ def compiled(function: Any, pointers: dict[str, str], warps: int, **constants: i
 
 @pytest.mark.parametrize("warps", [1, 4, 8, 16, 32])
 def test_a_walk_has_as_many_loads_in_flight_as_it_says(kernels: Any, warps: int) -> None:
-    from onepass.tools.probes import LOADS
+    from onepass.measure.probes import LOADS
 
     ptx = compiled(kernels.walk, {"data": "*fp32", "sums": "*fp32"}, warps, HEIGHT=LOADS, WIDTH=128 * warps)
     assert len(re.findall(r"ld\.global\S*\.v4", ptx)) == LOADS == len(re.findall(r"ld\.global", ptx)), "wide, and not unrolled"
@@ -325,7 +325,7 @@ def test_the_other_kernels_compile(kernels: Any) -> None:
 
 
 def test_shapes_of_walks_are_ones_that_triton_takes() -> None:
-    from onepass.tools import probes
+    from onepass.measure import probes
 
     assert all(warps & (warps - 1) == 0 and warps <= 32 for _, warps in (*probes.IN_FLIGHT_SHAPES, probes.SATURATING_SHAPE))
     assert probes.MAX_TENSOR_BYTES // 4 < 2**31
@@ -334,7 +334,7 @@ def test_shapes_of_walks_are_ones_that_triton_takes() -> None:
 
 INTERPRETED = """
 import torch
-from onepass.tools import probe_kernels as k
+from onepass.measure import probe_kernels as k
 
 data = torch.arange(5 * 512, dtype=torch.float32)
 sums = torch.zeros(8)
@@ -374,8 +374,8 @@ class Card:
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
+    from onepass.measure import probes
     from onepass.runtime import stopwatch
-    from onepass.tools import probes
 
     card = Card()
 
@@ -441,7 +441,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
 
 
 def test_the_probes_find_what_the_card_has(pretended: Card) -> None:
-    from onepass.tools.probes import measure
+    from onepass.measure.probes import measure
 
     found = measure(torch.device("cpu"), H200)
     assert found.launch_us == pytest.approx(1.9) and found.join_us == pytest.approx(2.9) and found.join_bytes == JOIN_BYTES

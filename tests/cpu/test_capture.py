@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from onepass.capture import Captured, capture
-from onepass.capture.axes import Atoms, common_factors, cut, segments
+from onepass.capture.lowering.axes import Atoms, common_factors, cut, segments
 from onepass.errors import NotTraceable, OnepassError, OverlappingElements
 from onepass.ir.expr import DTYPES
 from onepass.ir.oracle import evaluate

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from onepass.capture.effects import is_ordered
-from onepass.capture.node_kinds import OTHER_REDUCTIONS
-from onepass.capture.recompute import recompute
+from onepass.capture.graph.effects import is_ordered
+from onepass.capture.graph.node_kinds import OTHER_REDUCTIONS
+from onepass.capture.graph.recompute import recompute
 from onepass.device import device
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
 from onepass.integration.claim import Claimed, ClaimedRegion, ClaimOptions, claim

@@ -16,7 +16,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import onepass
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.codegen.source import ParamKind
 from onepass.codegen.triton import HEADER, RESERVED
 from onepass.codegen.writer import Writer
@@ -29,7 +29,8 @@ from onepass.plan.legality import Family
 from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
-from onepass.runtime import executable, interpret
+from onepass.runtime import executable
+from onepass.runtime.interpreter import interpret
 from tests.support.correctness import poison
 from tests.support.forced_schedules import H200, candidates, chosen, planned, run
 from tests.support.function_cases import layer_norm

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from onepass.__main__ import app
-from onepass.tools.compare import Change, Comparison, compare
-from onepass.tools.results import Anchor, Result, Run, save
+from onepass.measure.compare import Change, Comparison, compare
+from onepass.measure.results import Anchor, Result, Run, save
 from tests.support.fake_bench import norms, rows_suite
 
 BASE = rows_suite()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onepass.tools.suites import Job
+from onepass.measure.suites import Job
 from tests.support.determinism import Machine, bits, calling, changing, digest, digests_elsewhere, same
 
 HERE = torch.device("cpu")

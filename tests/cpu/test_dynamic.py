@@ -12,9 +12,9 @@ from torch import Tensor, fx
 
 import onepass
 from onepass import compat
-from onepass.capture import align, lower
-from onepass.capture.axes import Atoms, Inexpressible, cut, segments
-from onepass.capture.draft import Draft
+from onepass.capture.lowering import align, lower
+from onepass.capture.lowering.axes import Atoms, Inexpressible, cut, segments
+from onepass.capture.lowering.draft import Draft
 from onepass.errors import CaptureTooLong, RewriteFailed, UnsupportedOp
 from onepass.integration import claim, journal, rewrite
 from onepass.ir.size import sym

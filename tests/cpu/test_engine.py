@@ -19,7 +19,7 @@ import torch
 import triton
 
 from onepass import compat
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.codegen.source import Param, ParamKind, Source
 from onepass.device import device
 from onepass.errors import CompilerNotStarted, NoPlan, NotWarmedUp, ProcessExiting
@@ -28,11 +28,12 @@ from onepass.integration.engine import Kernels, counts
 from onepass.ir.expr import DTYPES
 from onepass.ir.program import Buffer, Program
 from onepass.pipeline import optimize
-from onepass.runtime import background, cache, executable, interpret, module, offline, promise
+from onepass.runtime import background, cache, executable, module, offline, promise
 from onepass.runtime.background import DaemonExecutor
 from onepass.runtime.compile_job import job
 from onepass.runtime.counters import count_triton_lookup
 from onepass.runtime.executable import Executable, aligned_of
+from onepass.runtime.interpreter import interpret
 from tests.support.function_cases import CASES
 
 CPU, CARD, H200 = torch.device("cpu"), torch.device("cuda", 0), device("h200")

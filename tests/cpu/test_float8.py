@@ -19,7 +19,7 @@ from onepass.integration.claim import ClaimOptions, claim
 from onepass.pipeline import generate
 from onepass.plan.legality import Family
 from onepass.runtime import offline
-from onepass.runtime.builder import _narrow
+from onepass.runtime.interpreter.builder import _narrow
 from onepass.tools.check import as_tuple
 from tests.cpu.test_codegen import assert_as_oracle, program_of
 from tests.cpu.test_gluon import H200, kernel_of, staged_schedule

@@ -304,7 +304,7 @@ def test_devices() -> None:
 
 
 def test_devices_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onepass.capture.arguments.DEVICES", ("cuda",))  # no other device can be had on every machine
+    monkeypatch.setattr("onepass.capture.function.arguments.DEVICES", ("cuda",))  # no other device can be had on every machine
     assert "CUDA device" in refused(errors.UnsupportedDevice, lambda x: x, X)
 
 

@@ -37,9 +37,10 @@ from onepass.plan.staged_rows import (
     tma_stageable_unaligned,
 )
 from onepass.plan.thread_layout import vector
-from onepass.runtime import gluon_model, interpret, offline
+from onepass.runtime import offline
 from onepass.runtime.compiled import Artifact, Summary
 from onepass.runtime.executable import _picker, allocate, assemble, layout
+from onepass.runtime.interpreter import gluon_model, interpret
 from onepass.runtime.launch import TensorMap
 from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward

@@ -22,11 +22,12 @@ from onepass.plan.schedule import Cover, Loop, Schedule
 from onepass.plan.scoring import score, scores
 from onepass.plan.staged_rows import may_span_ctas, state_words, tma_stageable
 from onepass.plan.thread_layout import vector
-from onepass.runtime import gluon_model, offline
+from onepass.runtime import offline
 from onepass.runtime.compile_job import job
 from onepass.runtime.compiled import Artifact, Compiled
-from onepass.runtime.coroutines import MAX_IDLE_ROUNDS, RoundRobin
 from onepass.runtime.executable import _pack, assemble
+from onepass.runtime.interpreter import gluon_model
+from onepass.runtime.interpreter.coroutines import MAX_IDLE_ROUNDS, RoundRobin
 from onepass.runtime.module import build
 from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward

@@ -28,9 +28,10 @@ from onepass.plan.split import halves
 from onepass.plan.staged_rows import exchange_bytes
 from onepass.plan.staged_tiles import rows_at_once, smem_bytes, strips, tile_stageable, with_register_cap
 from onepass.plan.thread_layout import explicit_vector
-from onepass.runtime import gluon_model, offline
+from onepass.runtime import offline
 from onepass.runtime.compile_job import job
 from onepass.runtime.executable import allocate, assemble, layout
+from onepass.runtime.interpreter import gluon_model
 from onepass.runtime.module import build
 from onepass.tools.functions import outer_sum
 from tests.support.forced_schedules import as_kernel

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from onepass import __main__ as cli
 from onepass.errors import BadResults, BadSpec, OnepassError, TooManyCharts
-from onepass.tools import bounded, plot
-from onepass.tools.bench_tables import tables
-from onepass.tools.charts import charts
-from onepass.tools.compare import compare
-from onepass.tools.results import Run, load, parse, to_json
+from onepass.measure import bounded, plot
+from onepass.measure.bench_tables import tables
+from onepass.measure.charts import charts
+from onepass.measure.compare import compare
+from onepass.measure.results import Run, load, parse, to_json
 from onepass.tools.tables import as_text
 from tests.support.fake_bench import norms, row
 

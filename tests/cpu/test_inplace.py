@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from torch._inductor.utils import run_and_get_code
 
 import onepass
-from onepass.capture.reuse import GraphMemory
+from onepass.capture.graph.reuse import GraphMemory
 from onepass.integration import journal, region_op
 from onepass.integration.aliasing import unsafe_outputs
 from onepass.ir.expr import F32
@@ -35,8 +35,9 @@ from onepass.plan.legality import Family
 from onepass.plan.partition import plan
 from onepass.plan.plan import KernelPlan, Plan
 from onepass.plan.schedule import Block, Cover, Loop, Role, Schedule
-from onepass.runtime import interpret, offline
+from onepass.runtime import offline
 from onepass.runtime.executable import allocate, assemble, layout
+from onepass.runtime.interpreter import interpret
 from tests.cpu.test_codegen import KINDS, program_of
 from tests.cpu.test_regions import claimed, graph_of, norm
 from tests.support.forced_schedules import H200, candidates, chosen, planned

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import onepass
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.pipeline import optimize
 from onepass.plan.legality import Family
 from onepass.plan.schedule import Cover, Loop, Schedule, cover

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import onepass
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.ir.criterion import judge
 from onepass.ir.program import Reduce
 from onepass.ir.simplify import two_pass

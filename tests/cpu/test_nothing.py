@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import onepass
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.ir.oracle import evaluate
 from onepass.tools.check import as_tuple
 from tests.support.correctness import randoms

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import onepass
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.device import device
 from onepass.errors import IntegerDivisionByZero, NumberOutOfRange, UnsupportedOp
 from onepass.ir.criterion import judge

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import onepass
-from onepass.capture.lower import LOWERINGS
+from onepass.capture.lowering.lower import LOWERINGS
 from tests.campaign import opinfo
 from tests.campaign.opinfo_entries import REFUSED, database, is_captured, title
 

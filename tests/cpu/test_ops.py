@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import onepass
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.errors import OnepassError
 from onepass.ir.criterion import judge
 from onepass.ir.expr import BY_TORCH, OPS, OpSpec

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import onepass
 from onepass import compat
-from onepass.capture.effects import is_ordered, writes
+from onepass.capture.graph.effects import is_ordered, writes
 from onepass.device import device
 from onepass.errors import RewriteFailed, SeededRandom
 from onepass.integration import inductor, region_op  # noqa: F401, the latter defines the op that rewritten graphs call

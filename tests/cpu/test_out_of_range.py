@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import onepass
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.errors import BadArgument
 from onepass.ir.oracle import evaluate
 from tests.support.correctness import randoms

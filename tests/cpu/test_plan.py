@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onepass import pipeline
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.codegen.source import Source
 from onepass.device import DEVICES, device
 from onepass.errors import NoPlan

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from onepass.__main__ import app
 from onepass.errors import BadResults, BadSpec, PlotsNeedMatplotlib
-from onepass.tools import plot as pictures
-from onepass.tools.charts import BarChart, LineChart, ScatterChart, charts, footer
-from onepass.tools.results import PROVIDERS, Result, Run, load, save
+from onepass.measure import plot as pictures
+from onepass.measure.charts import BarChart, LineChart, ScatterChart, charts, footer
+from onepass.measure.results import PROVIDERS, Result, Run, load, save
 from tests.support.fake_bench import norms, row, rows_suite
 
 TITLES = {"rms_norm_backward": "RMSNorm backward", "softmax": "softmax"}
@@ -187,7 +187,7 @@ def test_nothing_is_clipped() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 
-    from onepass.tools import drawing
+    from onepass.measure import drawing
 
     every = {p: 1.0 + i / 3 for i, p in enumerate(PROVIDERS)}
     sizes = (256, 512, 1536, 2048, 2304, 2880, 4096, 5120, 7168, 12288, 50257, 131072)
@@ -208,20 +208,20 @@ def test_nothing_is_clipped() -> None:
     ([], []), ([5], [5]), ([1, 5], [1, 5]), ([5, 5], [4.5, 5.5]), ([5.2, 5, 9.9], [5.6, 4.6, 9.9]),
     ([0, 0, 0], [0, 1, 2]), ([10, 10], [9, 10])])
 def test_labels_are_spread_out(wished: list[float], found: list[float]) -> None:
-    drawing = pytest.importorskip("onepass.tools.drawing", reason="pictures are drawn with matplotlib", exc_type=ImportError)
+    drawing = pytest.importorskip("onepass.measure.drawing", reason="pictures are drawn with matplotlib", exc_type=ImportError)
     assert drawing.spread_out(wished, 1, 0, 10) == pytest.approx(found)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.3), (0.01, 2000), (3, 4000), (0.7, 6), (40, 210)])
 def test_ticks_are_few_and_round(low: float, high: float) -> None:
-    drawing = pytest.importorskip("onepass.tools.drawing", reason="pictures are drawn with matplotlib", exc_type=ImportError)
+    drawing = pytest.importorskip("onepass.measure.drawing", reason="pictures are drawn with matplotlib", exc_type=ImportError)
     ticks = drawing.nice_ticks(low, high)
     assert 3 <= len(ticks) <= 10 and ticks == sorted(ticks)
     assert all(low <= t <= high and math.isclose(t, float(f"{t:.3g}")) for t in ticks)
 
 
 def test_numbers_that_would_overlap_are_left_out() -> None:
-    drawing = pytest.importorskip("onepass.tools.drawing", reason="pictures are drawn with matplotlib", exc_type=ImportError)
+    drawing = pytest.importorskip("onepass.measure.drawing", reason="pictures are drawn with matplotlib", exc_type=ImportError)
     assert drawing.labeled_ticks((256, 512, 768, 1024, 50257, 65536), 0.6) == [256, 512, 1024, 65536]
     assert drawing.labeled_ticks((1, 2, 4, 8), 9.0) == [1, 2, 4, 8]
 

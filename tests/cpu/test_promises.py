@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import onepass
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.codegen.source import Source
 from onepass.device import DEVICES, device
 from onepass.errors import NoPlan

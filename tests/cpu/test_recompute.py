@@ -15,8 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import onepass
 from bench.zoo import transformer
-from onepass.capture import recompute as rule
-from onepass.capture.recompute import recompute
+from onepass.capture.graph import recompute as rule
+from onepass.capture.graph.recompute import recompute
 from onepass.errors import OnepassWarning
 from onepass.integration import journal, split
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from onepass import compat
-from onepass.capture import regions
-from onepass.capture.boundary import MAX_DUPLICATED_NODES
-from onepass.capture.grouping import Groups
-from onepass.capture.region_program import lower_region
-from onepass.capture.regions import Region, find_regions
+from onepass.capture.graph import regions
+from onepass.capture.graph.boundary import MAX_DUPLICATED_NODES
+from onepass.capture.graph.grouping import Groups
+from onepass.capture.graph.region_program import lower_region
+from onepass.capture.graph.regions import Region, find_regions
 from onepass.device import device
 from onepass.errors import RewriteFailed
 from onepass.integration import claim as claims

@@ -18,7 +18,7 @@ import torch
 
 import onepass
 from onepass import files
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.errors import NoReproducer, OnepassWarning
 from onepass.integration import engine, failure, journal, region_op, repro
 from onepass.ir.text import show

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from onepass.errors import BadResults, BadSpec
-from onepass.tools import results
-from onepass.tools.results import Result, Run, load, parse, row_id, save, summarize, to_json
+from onepass.measure import results
+from onepass.measure.results import Result, Run, load, parse, row_id, save, summarize, to_json
 from tests.support.fake_bench import norms, row, rows_suite
 
 

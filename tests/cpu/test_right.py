@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import onepass
-from onepass.runtime import interpret
+from onepass.runtime.interpreter import interpret
 from onepass.tools.check import as_tuple
 from tests.support.correctness import assert_right, twice
 from tests.support.function_cases import CASES, LAYOUTS, Case, shapes, with_specials

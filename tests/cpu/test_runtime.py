@@ -28,9 +28,10 @@ from onepass.errors import CompileFailed, CompilerUnavailable
 from onepass.ir import expr
 from onepass.ir.expr import BOOL, DTYPES, OPS, DType, compute_dtype
 from onepass.ir.size import sym
-from onepass.runtime import card, cubin_info, interpret, launch, module, offline, ptx
+from onepass.runtime import card, cubin_info, launch, module, offline
 from onepass.runtime.binary import count_access, parse_log, spills_in_loop
 from onepass.runtime.compile_job import job
+from onepass.runtime.interpreter import interpret, ptx
 from tests.support.processes import run_python
 
 pytest.importorskip("triton")

@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 
 import onepass
 from onepass import compat
-from onepass.capture import capture, node_kinds, reuse
-from onepass.capture.call import Call, Handler
-from onepass.capture.lower import LOWERINGS, Output, lower
-from onepass.capture.reductions import REDUCTIONS
-from onepass.capture.schema import PLACEMENT, op_name
+from onepass.capture import capture
+from onepass.capture.graph import node_kinds, reuse
+from onepass.capture.lowering.call import Call, Handler
+from onepass.capture.lowering.lower import LOWERINGS, Output, lower
+from onepass.capture.lowering.reductions import REDUCTIONS
+from onepass.capture.lowering.schema import PLACEMENT, op_name
 from onepass.device import device
 from onepass.errors import (
     BitReinterpretation,

@@ -19,16 +19,26 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 MODULE_LINES = 500
 FUNCTION_LINES = 60
-PACKAGE_LINES = 31_500  # a compiler of 14,000, guards, the backend with its store, workers and reports, and what measures them
+# The most lines of each package. These numbers only go down: what needs more room asks for a simpler design first.
+PACKAGE_LINES = {
+    "errors": 700, "compat": 1150, "ir": 2750,
+    "capture/lowering": 2650, "capture/function": 1705, "capture/graph": 1300,
+    "plan": 4250, "codegen": 3100, "runtime": 2650, "runtime/interpreter": 1300,
+    "integration": 2900, "tools": 2750, "measure": 3450,
+    ".": 1100,  # modules outside of packages, and the __init__ modules of packages of packages
+}
 TERSE_METHOD = 6  # lines a method may have without a docstring: its name and class say it
 
 # Data passes through the stages in this order, and imports go the other way only.
 ORDER = ["errors", "knobs", "files", "device", "stages", "compat", "ir", "capture", "plan", "codegen", "runtime", "pipeline",
-         "integration", "tools"]
+         "integration", "tools", "measure"]
 # Stages that do not see each other though the order would allow it.
-BANNED = {("plan", "capture"), ("codegen", "capture"), ("plan", "compat"), ("codegen", "compat")}
+BANNED = {("plan", "capture"), ("codegen", "capture"), ("plan", "compat"), ("codegen", "compat"),
+          ("capture/function", "capture/graph"), ("capture/graph", "capture/function"),
+          ("capture/lowering", "capture/function"), ("capture/lowering", "capture/graph"),
+          ("runtime/interpreter", "runtime/executable")}
 # Read the environment: settings, and the environment handed on to a worker process.
-READS_ENVIRONMENT = {"knobs.py", "runtime/workers.py", "tools/warm.py"}  # the last two hand it to worker processes
+READS_ENVIRONMENT = {"knobs.py", "runtime/workers.py", "measure/warm.py"}  # the last two hand it to worker processes
 
 
 def name(path: Path) -> str:
@@ -37,6 +47,12 @@ def name(path: Path) -> str:
 
 def stage(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def package(path: Path) -> str:
+    """The innermost package of a module that has a budget."""
+    folders = [f.as_posix() for f in path.relative_to(PACKAGE).parents]  # the innermost first, "." last
+    return next(folder for folder in folders if folder in PACKAGE_LINES)
 
 
 def tree(path: Path) -> ast.Module:
@@ -79,7 +95,8 @@ def test_imports_go_one_way() -> None:
         for target, node in imported(path):
             parts = target.split(".")
             there = parts[1] if parts[0] == "onepass" and len(parts) > 1 else None
-            if there and (rank.get(there, -1) > rank[stage(path)] or (stage(path), there) in BANNED):
+            inside = "/".join(parts[1:3])
+            if there and (rank.get(there, -1) > rank[stage(path)] or {(stage(path), there), (package(path), inside)} & BANNED):
                 wrong.append(f"{name(path)}:{node.lineno} imports {target}")
     assert not wrong
 
@@ -97,8 +114,16 @@ def test_functions_are_short() -> None:
     assert not [f"{name(p)}:{f.lineno} {f.name}: {lines(f)}" for p, f in long]
 
 
-def test_the_package_is_small() -> None:
-    assert sum(len(p.read_text().splitlines()) for p in MODULES) <= PACKAGE_LINES
+def test_packages_are_small() -> None:
+    found = dict.fromkeys(PACKAGE_LINES, 0)
+    for path in MODULES:
+        found[package(path)] += len(path.read_text().splitlines())
+    assert not {at: f"{lines} of {PACKAGE_LINES[at]}" for at, lines in found.items() if lines > PACKAGE_LINES[at]}
+
+
+def test_only_the_command_line_measures() -> None:
+    users = {name(p) for p in MODULES for target, _ in imported(p) if target.startswith("onepass.measure")}
+    assert {u for u in users if not u.startswith("measure/")} == {"__main__.py"}
 
 
 def test_modules_say_what_they_are() -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 import onepass
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Program, Reduce
 from onepass.ir.simplify import EXACT, elide_rounding, online_softmax, simplify, two_pass

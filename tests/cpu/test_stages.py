@@ -16,16 +16,16 @@ from onepass.stages import external_code, stage, to_coded_error
 from tests.support.correctness import randoms
 
 WITHIN = {  # what is broken, and what onepass then says it was doing
-    "arguments": ("onepass.capture.trace.flatten", "capturing a function"),
-    "ops": ("onepass.capture.trace._needs_values", "checking the ops of a function"),
-    "lowering": ("onepass.capture.trace.lower", "capturing a function"),
-    "outputs": ("onepass.capture.trace.plan_outputs", "capturing a function"),
+    "arguments": ("onepass.capture.function.trace.flatten", "capturing a function"),
+    "ops": ("onepass.capture.function.trace._needs_values", "checking the ops of a function"),
+    "lowering": ("onepass.capture.function.trace.lower", "capturing a function"),
+    "outputs": ("onepass.capture.function.trace.plan_outputs", "capturing a function"),
     "rewrites": ("onepass.pipeline.simplify", "simplifying a Program"),
     "classes": ("onepass.integration.engine.representative_sizes", "choosing kernels"),
     "planning": ("onepass.plan.partition.score", "planning kernels"),
     "text": ("onepass.codegen.triton.emit", "writing kernels"),
     "kernels": ("onepass.integration.engine.assemble", "making kernels"),
-    "interpreter": ("onepass.runtime.interpret.load", "running a kernel under Triton's interpreter"),
+    "interpreter": ("onepass.runtime.interpreter.interpret.load", "running a kernel under Triton's interpreter"),
 }
 UNFORESEEN = (KeyError("7"), AssertionError(), ValueError("one {brace}"), IndexError("two\nlines"), TypeError(),
               RecursionError("deep"), RuntimeError("anything"), StopIteration())
@@ -121,9 +121,9 @@ def test_explain_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fresh", "nothing_compiled")
-@pytest.mark.parametrize("broken", ["onepass.capture.region_program._renamed", "onepass.plan.partition.score",
+@pytest.mark.parametrize("broken", ["onepass.capture.graph.region_program._renamed", "onepass.plan.partition.score",
     "onepass.codegen.triton.emit",
-                                    "onepass.runtime.interpret.load", "onepass.integration.claim.find_regions"])
+                                    "onepass.runtime.interpreter.interpret.load", "onepass.integration.claim.find_regions"])
 def test_a_region_that_fails_so_is_left_with_the_code_named(broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(broken, raising(KeyError("7")))
     monkeypatch.setattr("onepass.integration.region_op.inductor_fallback", raising(RuntimeError("it takes long")))

@@ -28,9 +28,10 @@ from torch import nn
 
 import onepass
 from onepass import errors
-from onepass.capture import capture, state_walk
-from onepass.capture.state import exact_key, same_value
-from onepass.capture.state_walk import state_of
+from onepass.capture import capture
+from onepass.capture.function import state_walk
+from onepass.capture.function.state import exact_key, same_value
+from onepass.capture.function.state_walk import state_of
 
 X = torch.full((2, 3), 2.0)
 THIS = sys.modules[__name__]

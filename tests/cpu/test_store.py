@@ -19,7 +19,7 @@ import torch
 
 import onepass
 from onepass import compat, files
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.compat import checksums, kernels
 from onepass.device import device
 from onepass.errors import BadSpec, OnepassWarning

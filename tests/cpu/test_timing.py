@@ -9,9 +9,8 @@ import torch
 
 from onepass.device import device
 from onepass.errors import NotMeasured
-from onepass.runtime import offline
-from onepass.tools import timing
-from onepass.tools.timing import (
+from onepass.measure import timing
+from onepass.measure.timing import (
     MARKER,
     Event,
     Timed,
@@ -24,7 +23,8 @@ from onepass.tools.timing import (
     split_at_markers,
     summarize_runs,
 )
-from onepass.tools.timing import spread as spread_of
+from onepass.measure.timing import spread as spread_of
+from onepass.runtime import offline
 
 
 def recorded(*calls: tuple[float, ...], flush: float = 60.0) -> list[Event]:

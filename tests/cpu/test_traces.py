@@ -17,7 +17,7 @@ import torch
 
 import onepass
 from onepass import compat, errors
-from onepass.capture import region_program
+from onepass.capture.graph import region_program
 from onepass.compat import uninterrupted
 from onepass.integration import fuse, region_op, traces
 from onepass.integration.engine import counts
@@ -224,7 +224,7 @@ def test_symbols_of_different_sizes_have_different_names(monkeypatch: pytest.Mon
 
 INTERRUPTED = """
 import os, signal, sys
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 import torch
 
 class Interrupting:

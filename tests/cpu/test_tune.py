@@ -15,7 +15,7 @@ import torch
 
 import onepass
 from onepass import compat
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.codegen.source import Source
 from onepass.device import device
 from onepass.errors import BadSetting, BadSpec, CompileFailed, CompilerExited, NotWarmedUp, OnepassError, OnepassWarning

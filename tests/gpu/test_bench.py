@@ -11,12 +11,12 @@ from rich.console import Console
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
-from onepass.tools.bench import Options, bench  # noqa: E402
-from onepass.tools.bench_tables import tables  # noqa: E402
-from onepass.tools.results import load  # noqa: E402
-from onepass.tools.suites import Job, Suite  # noqa: E402
+from onepass.measure.bench import Options, bench  # noqa: E402
+from onepass.measure.bench_tables import tables  # noqa: E402
+from onepass.measure.results import load  # noqa: E402
+from onepass.measure.suites import Job, Suite  # noqa: E402
+from onepass.measure.timing import Clock, Timed, anchor_calls  # noqa: E402
 from onepass.tools.tables import as_text  # noqa: E402
-from onepass.tools.timing import Clock, Timed, anchor_calls  # noqa: E402
 
 SMALL = Suite("small", "two of a kind", (Job("rms_norm", (2048, 2048)), Job("rms_norm_backward", (4096, 1024))))
 

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from onepass.tools.suites import SUITES, Job
+from onepass.measure.suites import SUITES, Job
 from tests.gpu.conftest import Room
 from tests.support.determinism import Machine, calling, changing, digest, digests_elsewhere
 

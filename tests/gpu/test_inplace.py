@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.pipeline import Compiled, generate, optimize
 from onepass.plan.inplace import safe_inplace_pairs
 from onepass.plan.plan import Plan

@@ -14,6 +14,7 @@ import onepass
 from onepass.device import device
 from onepass.integration.engine import Kernels
 from onepass.ir.program import Reduce, Store
+from onepass.measure.captured_function import CapturedFunction
 from onepass.pipeline import generate, specialize
 from onepass.plan import candidates
 from onepass.plan.partition import Search
@@ -22,7 +23,6 @@ from onepass.plan.schedule import Block
 from onepass.runtime import offline
 from onepass.runtime.compiled import Artifact, Compiled
 from onepass.runtime.executable import aligned_of, assemble
-from onepass.tools.captured_function import CapturedFunction
 from onepass.tools.check import as_tuple
 from onepass.tools.functions import (
     cross_entropy,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import onepass
 from onepass import pipeline
-from onepass.capture.trace import capture
+from onepass.capture.function.trace import capture
 from onepass.codegen.source import Source
 from onepass.errors import NotWarmedUp
 from onepass.runtime.binary import Binary

@@ -12,7 +12,7 @@ import torch._dynamo
 import onepass
 from onepass.integration import engine
 from onepass.integration.engine import counts
-from onepass.tools.calibrate import calibrate
+from onepass.measure.calibrate import calibrate
 from tests.support.correctness import assert_right
 from tests.support.function_cases import CASES
 from tests.support.processes import run_python

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import onepass
+from onepass.measure.suites import Job
 from onepass.tools.check import as_tuple
-from onepass.tools.suites import Job
 from tests.support.processes import ROOT, run_python
 
 Call: TypeAlias = Callable[[], tuple[Tensor, ...]]
@@ -140,7 +140,7 @@ def calling(job: Job, device: torch.device) -> Call:
 
 ELSEWHERE = """
 import sys, torch
-from onepass.tools.suites import Job
+from onepass.measure.suites import Job
 from tests.support.determinism import calling, digest
 
 device, *jobs = sys.argv[1:]

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from onepass.device import device
 from onepass.errors import NotMeasured
-from onepass.tools.bench import Machine
-from onepass.tools.results import Anchor, Candidate, Regret, Result, Row, Run, row_id
-from onepass.tools.suites import Job, Suite
-from onepass.tools.timing import Call, Timed
+from onepass.measure.bench import Machine
+from onepass.measure.results import Anchor, Candidate, Regret, Result, Row, Run, row_id
+from onepass.measure.suites import Job, Suite
+from onepass.measure.timing import Call, Timed
 
 BANDWIDTH = 4500.0  # GB/s
 VERSIONS = {"torch": "2.11.0", "triton": "3.6.0", "onepass": "0.1.0", "python": "3.12.3"}

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from onepass.capture.captured import Captured
-from onepass.capture.trace import capture
+from onepass.capture.function.captured import Captured
+from onepass.capture.function.trace import capture
 from onepass.device import Device
 from onepass.ir.program import Program
 from onepass.ir.size import Bindings

@@ -1,0 +1,1 @@
+"""Benchmarks, calibration and their charts. Only the command line imports this package."""
