@@ -7,15 +7,15 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from onepass import files
+from tests.support.fixture_types import Anothers
 
-Anothers = Callable[[Path], None]
 CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache"
 
 

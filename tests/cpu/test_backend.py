@@ -22,13 +22,10 @@ from onepass.errors import BadSetting
 from onepass.integration import journal, passes
 from onepass.integration.inductor import Backend
 from onepass.runtime import card
+from tests.support.backend_options import EAGER, INDUCTOR, RESTS, needs_compiler
 from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
-EAGER = {"interpret": True, "rest": "eager", "by_cost": False, "verify": 4, "on_error": "raise"}
-INDUCTOR = {**EAGER, "rest": "inductor"}
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++ to compile for CPU tensors")
-RESTS = [pytest.param(EAGER, id="eager"), pytest.param(INDUCTOR, id="inductor", marks=needs_compiler)]
 
 
 @pytest.fixture(autouse=True)

@@ -20,41 +20,27 @@ from onepass.capture.function.trace import capture
 from onepass.codegen.source import ParamKind
 from onepass.codegen.triton import HEADER, RESERVED
 from onepass.codegen.writer import Writer
-from onepass.ir.oracle import evaluate
-from onepass.ir.program import Op, Program, Reduce, prune
-from onepass.ir.size import Bindings, value
+from onepass.ir.program import Op, Reduce, prune
+from onepass.ir.size import value
 from onepass.ir.text import parse
 from onepass.pipeline import generate, optimize
 from onepass.plan.legality import Family
 from onepass.plan.partition import plan
-from onepass.plan.plan import Plan
 from onepass.plan.schedule import Block, Cover, Loop, Schedule
 from onepass.runtime import executable
 from onepass.runtime.interpreter import interpret
-from tests.support.correctness import poison
-from tests.support.forced_schedules import H200, candidates, chosen, planned, run
-from tests.support.function_cases import layer_norm
+from tests.support.forced_schedules import H200, assert_as_oracle, candidates, chosen, planned, program_of, run
 from tests.support.processes import run_python
 from tests.support.random_programs import Case, programs
+from tests.support.schedule_kinds import (
+    KINDS,
+    both,
+    column_softmax,
+    norm,
+    row_sums,
+)
 
 EACH = 3  # schedules of a family that one example tries
-SLACK = 2.0**-13  # of values of order one, after a few dozen fp32 operations and sums of up to 4096
-
-
-def assert_as_oracle(plan: Plan, inputs: dict[str, torch.Tensor], bindings: Bindings, what: str) -> None:
-    """Every output: integers equal; floats within their own rounding and the slack of fp32 arithmetic."""
-    exact = evaluate(plan.program, inputs, bindings)
-    with pytest.MonkeyPatch.context() as patch:
-        poison(patch, garbage=False)
-        outputs = run(plan, inputs, bindings)
-    for name, mine in outputs.items():
-        if mine.is_floating_point():
-            scale = max(1.0, float(exact[name].abs().max())) if mine.numel() else 1.0
-            relative = torch.finfo(mine.dtype).eps
-            said = lambda m, name=name: f"{what}, {name}: {m}"  # noqa: E731
-            torch.testing.assert_close(mine.double(), exact[name], rtol=relative, atol=SLACK * scale, msg=said)
-        else:
-            assert torch.equal(mine, exact[name]), f"{what}, {name}"
 
 
 @given(programs(), st.integers(0, 2**32))
@@ -71,149 +57,6 @@ def test_any_program_under_any_schedule(case: Case, seed: int) -> None:
 
 
 # ---- every kind of schedule, by name ---------------------------------------------------------------------------------------
-
-
-def program_of(function: Callable[..., Any], *inputs: torch.Tensor,
-               dynamic: bool | None = None) -> tuple[Program, dict[str, torch.Tensor], Bindings]:
-    """The Program of a function, its inputs and sizes."""
-    captured = capture(function, inputs, dynamic=dynamic)
-    return optimize(captured.program), captured.tensors(inputs), captured.bind(inputs)
-
-
-def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A mean and a variance of each row, applied to the row."""
-    return layer_norm(x, w, w)
-
-
-def row_sums(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Reductions along rows whose results are not applied to the rows."""
-    return (x * w).sum(-1), x.logsumexp(-1), x.argmax(-1)
-
-
-def column_sums(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Reductions down columns, f(0) != 0."""
-    return (x * w + 1).sum(0), x.var(0), x.amax(0)
-
-
-def column_softmax(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x * w, 0)
-
-
-def both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A normalized row, its sum, and sums down its columns, f(0) != 0."""
-    y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1) + w
-    return y, (y + 1).sum(0), torch.exp(y).sum(0)
-
-
-def elementwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return torch.sigmoid(x) * w
-
-
-def blocks(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The maximum of every 32 columns, applied to them, within a normalized row."""
-    y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1) * w
-    parts = y.view(y.shape[0], -1, 32)
-    top = parts.abs().amax(-1, keepdim=True)
-    return (parts / (top + 1)).view(y.shape), top.squeeze(-1)
-
-
-def variance(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return (x * w).var(-1)
-
-
-def of_shared(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Column reductions of a row vector and of full-size values."""
-    y = (w * 2).expand(x.shape)
-    return (*torch.var_mean(y, 0), (x + y).sum(0))
-
-
-def of_rows(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Reductions over rows of per-row scalars, and a sum down the columns."""
-    rows = (x * x).mean(-1, keepdim=True)
-    return x * rows * w, rows.amax(), (x * rows).sum(0)
-
-
-def full(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return (x * w).sum(), x.amax()
-
-
-def spread(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A variance over rows and columns at once, and sums of each."""
-    return torch.var(x * w), x.sum(0), x.sum(1)
-
-
-def finished(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums of rows, and sums of columns that are multiplied by a vector after the loop."""
-    return (x * x).sum(1), x.sum(0) * w
-
-
-def ahead(count: int, most: int) -> torch.Tensor:
-    """Positions three further on."""
-    return (torch.arange(count) + 3).clamp(max=most - 1)
-
-
-def looked_up(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A normalized row and a row vector, both with indexed loads."""
-    at = ahead(w.shape[0], w.shape[0])
-    return norm(x.gather(1, at.expand(x.shape)), w.gather(0, at))
-
-
-def looked_up_down(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A normalized column with an indexed load."""
-    y = x.gather(0, ahead(x.shape[0], x.shape[0])[:, None].expand(x.shape)) * w
-    return torch.softmax(y, 0)
-
-
-def looked_up_both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    at = ahead(w.shape[0], w.shape[0])
-    return both(x.gather(1, at.expand(x.shape)), w.gather(0, at))
-
-
-KINDS = {
-    "inner": (norm, Family.INNER, (37, 192), Schedule(Block(1), Cover((128, 64)), 1)),
-    "inner, overhanging": (norm, Family.INNER, (37, 190), Schedule(Block(1), Cover((128, 64)), 1)),
-    "inner, rows a tile": (norm, Family.INNER, (37, 65), Schedule(Block(8), Cover((64, 1)), 1)),
-    "inner, odd rows": (norm, Family.INNER, (4, 1027), Schedule(Block(1), Cover((256,) * 4), 1, sector_elems=8)),
-    "inner looped": (norm, Family.INNER, (5, 1024), Schedule(Block(1), Loop(256), 2)),
-    "inner looped, tail": (norm, Family.INNER, (5, 1000), Schedule(Block(1), Loop(256), 2, stages=2)),
-    "inner looped, odd rows": (norm, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, sector_elems=8)),
-    "inner looped, long odd rows": (norm, Family.INNER, (4, 50257), Schedule(Block(1), Loop(4096), 16, sector_elems=8)),
-    "inner looped, rows a tile": (norm, Family.INNER, (13, 100), Schedule(Block(8), Loop(32), 4)),
-    "inner split": (row_sums, Family.INNER, (3, 2048), Schedule(Block(1), Loop(128, 4), 2)),
-    "inner split, tail": (row_sums, Family.INNER, (3, 2001), Schedule(Block(1), Loop(128, 5), 2)),
-    "inner split of all": (full, Family.INNER, (5, 401), Schedule(Block(1), Loop(128, 4), 2)),
-    "column": (column_softmax, Family.OUTER, (48, 40), Schedule(Cover((32, 16)), Block(16), 1)),
-    "column, overhanging": (column_softmax, Family.OUTER, (47, 37), Schedule(Cover((32, 16)), Block(8), 1)),
-    "outer": (column_sums, Family.OUTER, (64, 64), Schedule(Loop(8), Block(32), 4)),
-    "outer, tail": (column_sums, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
-    "outer split": (column_sums, Family.OUTER, (64, 64), Schedule(Loop(4, 4), Block(32), 4)),
-    "outer split, tail": (column_sums, Family.OUTER, (131, 33), Schedule(Loop(4, 5), Block(32), 4)),
-    "outer, two passes": (column_softmax, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
-    "mix-order": (both, Family.MIX, (40, 96), Schedule(Loop(1, 4), Cover((64, 32)), 2)),
-    "mix-order, rows a step": (both, Family.MIX, (129, 64), Schedule(Loop(4, 5), Cover((64,)), 2)),
-    "mix-order, overhanging": (both, Family.MIX, (41, 61), Schedule(Loop(2, 4), Cover((32, 32)), 2, stages=2, hoisted=True)),
-    "mix-order, more programs than rows": (both, Family.MIX, (3, 64), Schedule(Loop(4, 7), Cover((64,)), 2)),
-    "mix-order, one program": (both, Family.MIX, (9, 64), Schedule(Loop(2, 1), Cover((64,)), 2)),
-    "mix-order, vectors after the loop": (finished, Family.MIX, (41, 64), Schedule(Loop(2, 1), Cover((64,)), 2)),
-    "mix-order, vectors held for after the loop": (finished, Family.MIX, (41, 64),
-                                                   Schedule(Loop(2, 1), Cover((64,)), 2, stages=2, hoisted=True)),
-    "mix-order, all at once": (spread, Family.MIX, (41, 61), Schedule(Loop(4, 3), Cover((32, 32)), 2)),
-    "mix-order, all at once, even": (spread, Family.MIX, (40, 64), Schedule(Loop(4, 5), Cover((64,)), 2)),
-    "pointwise": (elementwise, Family.POINTWISE, (37, 70), Schedule(Block(4), Block(32), 4)),
-    "blocks, inner": (blocks, Family.INNER, (5, 192), Schedule(Block(1), Cover((128, 64)), 1)),
-    "blocks, inner looped": (blocks, Family.INNER, (5, 224), Schedule(Block(1), Loop(64), 1)),
-    "mix-order, of row results": (of_rows, Family.MIX, (41, 64), Schedule(Loop(2, 3), Cover((64,)), 2)),
-    "outer, of what rows share": (of_shared, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
-    "blocks, overhanging": (blocks, Family.INNER, (5, 160), Schedule(Block(1), Cover((128, 64)), 1)),
-    "variance, odd rows": (variance, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, sector_elems=8)),
-    "looked up, inner": (looked_up, Family.INNER, (5, 190), Schedule(Block(1), Cover((128, 64)), 1)),
-    "looked up, rows a tile": (looked_up, Family.INNER, (37, 65), Schedule(Block(8), Cover((64, 1)), 1)),
-    "looked up, inner looped": (looked_up, Family.INNER, (5, 1000), Schedule(Block(1), Loop(256), 2)),
-    "looked up, column": (looked_up_down, Family.OUTER, (47, 37), Schedule(Cover((32, 16)), Block(8), 1)),
-    "looked up, mix-order": (looked_up_both, Family.MIX, (41, 61), Schedule(Loop(2, 4), Cover((32, 32)), 2)),
-    "looked up, vectors held": (looked_up_both, Family.MIX, (41, 61),
-                                Schedule(Loop(2, 4), Cover((32, 32)), 2, stages=2, hoisted=True)),
-}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
@@ -354,9 +197,9 @@ GUARDED = """
 import ctypes, mmap, sys
 import torch
 import onepass
-from tests.cpu.test_codegen import GUARDED_FUNCTIONS
 
 PAGE, UNTOUCHABLE = mmap.PAGESIZE, 0
+FUNCTIONS = (lambda x: torch.softmax(x, -1), lambda x: x.sum(-1), lambda x: (x.sum(-1), x.sum(0)), lambda x: x.logsumexp(0))
 libc = ctypes.CDLL(None, use_errno=True)
 
 def guarded(values, at_end):
@@ -376,16 +219,10 @@ for dtype in (torch.float32, torch.bfloat16):
     for cols in (1027, 515):
         for at_end in (False, True):
             x = guarded(torch.randn(4, cols).to(dtype), at_end)
-            for function in GUARDED_FUNCTIONS:
+            for function in FUNCTIONS:
                 onepass.fuse(function)(x)
 print("untouched")
 """
-GUARDED_FUNCTIONS = (
-    lambda x: torch.softmax(x, -1),
-    lambda x: x.sum(-1),
-    lambda x: (x.sum(-1), x.sum(0)),
-    lambda x: x.logsumexp(0),
-)
 
 
 def test_no_address_outside_a_tensor_is_touched() -> None:

@@ -388,6 +388,7 @@ def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch
                 go.set()  # the other thread waits from now on
 
     monkeypatch.setattr(kernels._shared, "_claim_promise", claiming)
+
     def interrupted() -> None:
         with suppress(KeyboardInterrupt):
             kernels.executable({"s0": 12}, CPU, NOTHING)

@@ -15,9 +15,9 @@ import onepass
 from onepass.errors import InputsOverwritten, NoPlan, NotWarmedUp, OnepassWarning, WrongAnswer
 from onepass.integration import engine, failure, fallback, journal, passes, region_op
 from onepass.runtime.executable import Executable
-from tests.cpu.test_region_op import ROWS, assert_filled, inputs, outputs
-from tests.cpu.test_regions import graph_of
 from tests.support.processes import run_python
+from tests.support.region_calls import ROWS, assert_filled, inputs, outputs
+from tests.support.region_graphs import graph_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

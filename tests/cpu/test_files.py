@@ -16,7 +16,7 @@ import pytest
 from onepass import compat, files
 from onepass.compat import checksums
 from onepass.errors import EntryQuarantined, OnepassWarning, printable, text_of, warn
-from tests.cpu.conftest import Anothers
+from tests.support.fixture_types import Anothers
 
 
 def passes(folder: Path) -> bool:

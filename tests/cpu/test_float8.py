@@ -21,10 +21,9 @@ from onepass.plan.legality import Family
 from onepass.runtime import offline
 from onepass.runtime.interpreter.builder import _narrow
 from onepass.tools.check import as_tuple
-from tests.cpu.test_codegen import assert_as_oracle, program_of
-from tests.cpu.test_gluon import H200, kernel_of, staged_schedule
 from tests.support.correctness import randoms
-from tests.support.forced_schedules import chosen, planned
+from tests.support.forced_schedules import H200, assert_as_oracle, chosen, planned, program_of
+from tests.support.staged_kernels import kernel_of, staged_schedule
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FLOAT8 = pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])

@@ -20,23 +20,19 @@ from onepass.device import device
 from onepass.ir.expr import BY_TORCH, DTYPES, OPS
 from onepass.ir.oracle import evaluate
 from onepass.ir.text import parse
-from onepass.plan.kernel import Kernel
-from onepass.plan.legality import Family
 from onepass.plan.partition import plan
 from onepass.plan.resources import ctas_per_sm, demand, estimate
-from onepass.plan.schedule import Block, Cover, Loop, Schedule
+from onepass.plan.schedule import Cover
 from onepass.plan.scoring import scores
 from onepass.plan.staged_rows import (
     PIECE_ELEMS,
     Chunks,
-    chunk_cover,
     chunk_cover_unaligned,
     chunks,
     register_limit,
     tma_stageable,
     tma_stageable_unaligned,
 )
-from onepass.plan.thread_layout import vector
 from onepass.runtime import offline
 from onepass.runtime.compiled import Artifact, Summary
 from onepass.runtime.executable import _picker, allocate, assemble, layout
@@ -44,33 +40,11 @@ from onepass.runtime.interpreter import gluon_model, interpret
 from onepass.runtime.launch import TensorMap
 from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward
-from tests.cpu.test_runtime import kernel as by_hand
-from tests.support.forced_schedules import FORGOTTEN, as_kernel
+from tests.support.forced_schedules import FORGOTTEN
+from tests.support.handwritten_kernels import kernel as by_hand
+from tests.support.staged_kernels import BF16, F16, F32, kernel_of, meta, staged_schedule
 
 H200 = device("h200")
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-
-
-def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(*shape, dtype=dtype, device="meta")
-
-
-def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str, int]]:
-    """A function as one kernel that keeps rows on chip, and the sizes of a call."""
-    return as_kernel(fn, args, Family.INNER, held=True)
-
-
-def staged_schedule(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132,
-                    prefetch: int = 0) -> Schedule:
-    """A schedule that stages every load TMA can describe. A split of 0 is one row per CTA."""
-    cols = kernel.program.extent(kernel.space.cols)
-    assert isinstance(cols, int)
-    least = 32 * warps * vector(kernel)
-    able, flat = tma_stageable(kernel), tma_stageable_unaligned(kernel)
-    covered = chunk_cover_unaligned(cols, least * vectors, least) if flat else chunk_cover(cols, least * vectors, least)
-    assert covered is not None
-    return Schedule(Loop(1, split) if split else Block(1), covered, warps, slots, sector_elems=PIECE_ELEMS if flat else 0,
-                    staged=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)), prefetch=prefetch)
 
 
 def norm_inputs(fn: Callable, cols: int, dtype: torch.dtype, rows: int = 4096) -> tuple[Tensor, ...]:

@@ -31,9 +31,9 @@ from onepass.runtime.interpreter.coroutines import MAX_IDLE_ROUNDS, RoundRobin
 from onepass.runtime.module import build
 from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward
-from tests.cpu.test_codegen import assert_as_oracle, program_of
-from tests.cpu.test_gluon import BF16, F32, H200
-from tests.cpu.test_gluon_mixed import (
+from tests.support.correctness import once
+from tests.support.forced_schedules import FORGOTTEN, H200, assert_as_oracle, chosen, planned, program_of, run
+from tests.support.mix_order_kernels import (
     all_else,
     finished,
     given,
@@ -44,8 +44,7 @@ from tests.cpu.test_gluon_mixed import (
     stored_early,
     totals,
 )
-from tests.support.correctness import once
-from tests.support.forced_schedules import FORGOTTEN, chosen, planned, run
+from tests.support.staged_kernels import BF16, F32
 
 
 def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 4, vectors: float = 1, slots: int = 3,

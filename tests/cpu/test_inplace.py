@@ -38,10 +38,10 @@ from onepass.plan.schedule import Block, Cover, Loop, Role, Schedule
 from onepass.runtime import offline
 from onepass.runtime.executable import allocate, assemble, layout
 from onepass.runtime.interpreter import interpret
-from tests.cpu.test_codegen import KINDS, program_of
-from tests.cpu.test_regions import claimed, graph_of, norm
-from tests.support.forced_schedules import H200, candidates, chosen, planned
+from tests.support.forced_schedules import H200, candidates, chosen, planned, program_of
 from tests.support.random_programs import EXTENTS, INPUT_BOUND, MOST_POINTS, Axis, Case, Maker, Val
+from tests.support.region_graphs import claimed, graph_of, norm
+from tests.support.schedule_kinds import KINDS
 
 EACH = 2  # schedules of a family that one example tries
 

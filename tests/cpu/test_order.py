@@ -22,8 +22,8 @@ from onepass.errors import RewriteFailed, SeededRandom
 from onepass.integration import inductor, region_op  # noqa: F401, the latter defines the op that rewritten graphs call
 from onepass.integration.claim import ClaimOptions, claim
 from onepass.integration.node_order import sort_nodes
-from tests.cpu.test_backend import EAGER, RESTS
-from tests.cpu.test_regions import graph_of
+from tests.support.backend_options import EAGER, RESTS
+from tests.support.region_graphs import graph_of
 
 COLS = 256
 

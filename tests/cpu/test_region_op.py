@@ -13,36 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from onepass.errors import BadSetting, BadSpec, OnepassWarning, UnknownSetting, WrongAnswer
 from onepass.integration import failure, journal, region_op, settings
 from onepass.runtime.executable import Executable
+from tests.support.region_calls import ROWS, assert_filled, inputs, outputs
 
 BAD_SHARES = ["1/0", "0/5", "2/3", "1/x", "1/-3", "1/1.5", "1/", "/3", "0.001", "-1", "often"]
-
-ROWS = """program rows
-  axis m = s0
-  axis n = 24
-  input in0: bf16 [s0, 24] strides [24, 1]
-  input in1: f32 [24] strides [1]
-  output out0: bf16 [s0, 24] strides [24, 1]
-  output out1: f32 [s0] strides [1]
-  %0 = load in0 [m:24, n:1]
-  %1 = cast f32 %0
-  %2 = mul %1 %1
-  %3 = reduce sum(%2) over n
-  %4 = result %3.0
-  %5 = const 1.0 : f32
-  %6 = add %4 %5
-  %7 = rsqrt %6
-  %8 = load in1 [n:1]
-  %9 = mul %1 %7
-  %10 = mul %9 %8
-  %11 = cast bf16 %10
-  store out0 [m:24, n:1] = %11
-  store out1 [m:1] = %7
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -52,25 +29,6 @@ def fresh() -> Iterator[None]:
     failure.reset_warnings()
     yield
     region_op.forget()
-
-
-def inputs(rows: int, seed: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(rows, 24, generator=generator).bfloat16(), torch.randn(24, generator=generator)]
-
-
-def outputs(rows: int) -> list[Tensor]:
-    return [torch.empty(rows, 24, dtype=torch.bfloat16), torch.empty(rows)]
-
-
-def expected(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    scale = (x.float().square().sum(-1) + 1).rsqrt()
-    return (x.float() * scale[:, None] * w).bfloat16(), scale
-
-
-def assert_filled(outs: list[Tensor], ins: list[Tensor]) -> None:
-    for mine, theirs in zip(outs, expected(*ins), strict=True):
-        torch.testing.assert_close(mine, theirs)
 
 
 def test_one_region_serves_many_sizes_and_counts_its_calls() -> None:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from onepass import compat
 from onepass.capture.graph import regions
 from onepass.capture.graph.boundary import MAX_DUPLICATED_NODES
 from onepass.capture.graph.grouping import Groups
@@ -22,18 +21,11 @@ from onepass.device import device
 from onepass.errors import RewriteFailed
 from onepass.integration import claim as claims
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
-from onepass.integration.claim import Claimed, ClaimOptions, claim
+from onepass.integration.claim import ClaimOptions, claim
+from tests.support.region_graphs import claimed, graph_of, norm
 
 CPU = torch.device("cpu")
 H200 = device("h200")
-
-
-def graph_of(fn: Callable[..., object], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> fx.Graph:
-    """The graph of a function over shape-only tensors, decomposed."""
-    mode = compat.fake_mode()
-    with mode:
-        fakes = [torch.empty(shape, dtype=dtype) for shape in shapes]
-    return compat.trace_graph(fn, fakes, mode).graph
 
 
 def regions_of(fn: Callable[..., object], *shapes: tuple[int, ...], epilogues: bool = False) -> tuple[Region, ...]:
@@ -42,10 +34,6 @@ def regions_of(fn: Callable[..., object], *shapes: tuple[int, ...], epilogues: b
 
 def ops(region: Region) -> list[str]:
     return [str(node.target).removeprefix("aten.").split(".")[0] for node in region.nodes]
-
-
-def claimed(graph: fx.Graph, **changes: object) -> Claimed:
-    return claim(graph, ClaimOptions(H200, interpret=True, by_cost=False, **changes))  # type: ignore[arg-type]
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------------
@@ -69,10 +57,6 @@ def test_groups_merge_exactly_where_no_cycle_arises(data: st.DataObject) -> None
 
 
 # ---- growing ---------------------------------------------------------------------------------------------------------------
-
-
-def norm(x: Tensor, w: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w
 
 
 def test_a_norm_absorbs_the_residual_add_before_it() -> None:

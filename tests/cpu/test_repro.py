@@ -23,9 +23,9 @@ from onepass.errors import NoReproducer, OnepassWarning
 from onepass.integration import engine, failure, journal, region_op, repro
 from onepass.ir.text import show
 from onepass.pipeline import keep_sources
-from tests.cpu.conftest import Anothers
-from tests.cpu.test_region_op import ROWS, assert_filled, inputs, outputs
-from tests.cpu.test_store import made as kernels_of
+from tests.support.artifacts import artifact_of
+from tests.support.fixture_types import Anothers
+from tests.support.region_calls import ROWS, assert_filled, inputs, outputs
 
 BREAKOUTS = ['""" ; boom() ; r"""', "''' ; boom() ; '''", "\nboom()\n", "\rboom()\r", "\x0cboom()", "\\", "\\\nboom()", "{boom()}",
              "{0!r}", "\ud800boom()", "\u2028boom()\u2028", "\x85boom()", "é", "\x1b[2J", "# coding: utf-7", "\0boom()"]
@@ -193,7 +193,7 @@ def test_a_stream_that_cannot_encode_a_warning_does_not_fail_the_call(monkeypatc
 
 
 def test_sources_that_cannot_be_kept_cost_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = kernels_of("softmax-last").sources
+    sources = artifact_of("softmax-last").sources
     x = torch.randn(4, 16)
     for folder in ("/proc/nowhere", str(tmp_path / ("x" * 300))):
         monkeypatch.setenv("ONEPASS_KEEP_SOURCES", folder)
@@ -204,14 +204,14 @@ def test_sources_that_cannot_be_kept_cost_one_warning(tmp_path: Path, monkeypatc
 
 
 def test_kept_sources_stay_in_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (source, *_) = kernels_of("softmax-last").sources
+    (source, *_) = artifact_of("softmax-last").sources
     monkeypatch.setenv("ONEPASS_KEEP_SOURCES", str(tmp_path / "here"))
     keep_sources((replace(source, name="../up"), replace(source, name=str(tmp_path / "elsewhere"))))
     assert len(os.listdir(tmp_path / "here")) == 2 and os.listdir(tmp_path) == ["here"]
 
 
 def test_kept_sources_follow_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (source, *_) = kernels_of("softmax-last").sources
+    (source, *_) = artifact_of("softmax-last").sources
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / f"{source.name}.py").symlink_to(victim)

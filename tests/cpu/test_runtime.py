@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onepass import compat
-from onepass.codegen.source import GridDim, Param, ParamKind, Source
+from onepass.codegen.source import GridDim, Source
 from onepass.device import DEVICES
 from onepass.errors import CompileFailed, CompilerUnavailable
 from onepass.ir import expr
@@ -32,31 +32,13 @@ from onepass.runtime import card, cubin_info, launch, module, offline
 from onepass.runtime.binary import count_access, parse_log, spills_in_loop
 from onepass.runtime.compile_job import job
 from onepass.runtime.interpreter import interpret, ptx
+from tests.support.handwritten_kernels import kernel
 from tests.support.processes import run_python
 
 pytest.importorskip("triton")
 
-HEAD = """import triton
-import triton.language as tl
-from triton.language.extra import libdevice
-from onepass.codegen.helpers import fast_erf, fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod, fold_sum
-from onepass.codegen.helpers import to_e5m2, widen
-
-
-@triton.jit(do_not_specialize=["zero"])
-"""
 F32, F64, I32 = DTYPES["f32"], DTYPES["f64"], DTYPES["i32"]
 N = 32
-
-
-def kernel(name: str, pointers: dict[str, DType], body: list[str], grid: tuple[GridDim, ...] = (GridDim(1),),
-           warps: int = 4, sizes: tuple[str, ...] = ()) -> Source:
-    """A Source by hand: pointers, then sizes, then zero."""
-    params = [Param(p, ParamKind.POINTER, p, dtype) for p, dtype in pointers.items()]
-    params += [Param(s, ParamKind.SIZE, s) for s in sizes] + [Param("zero", ParamKind.ZERO, "zero")]
-    signature = ", ".join(p.text_name for p in params)
-    text = HEAD + f"def {name}({signature}):\n" + "".join(f"    {line}\n" for line in body)
-    return Source(name, text, tuple(params), grid, warps)
 
 
 # ------------------------------------------------------------------------------------------------------------- op table

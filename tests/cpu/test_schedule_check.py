@@ -32,8 +32,7 @@ from onepass.plan.scoring import forms
 from onepass.plan.staged_rows import tma_stageable
 from onepass.plan.staged_tiles import tile_stageable
 from onepass.tools.workloads import WORKLOADS
-from tests.cpu.test_codegen import assert_as_oracle
-from tests.support.forced_schedules import H200, candidates, planned, under
+from tests.support.forced_schedules import H200, assert_as_oracle, candidates, planned, under
 from tests.support.random_schedules import Draw
 
 BF16, F32 = torch.bfloat16, torch.float32

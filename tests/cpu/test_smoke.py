@@ -6,8 +6,7 @@ from functools import cache
 
 import pytest
 
-from tests.campaign import checks
-from tests.gpu import test_campaign as campaign
+from tests.campaign import checks, defects
 from tests.support.family_cells import cells
 from tests.support.processes import ROOT, run_python
 
@@ -46,11 +45,11 @@ def test_without_the_option_all_is_run() -> None:
 
 
 def test_random_functions_are_checked() -> None:
-    assert campaign.defects("interpret", range(campaign.FIRST, campaign.FIRST + 3)) == []
+    assert defects.defects("interpret", range(defects.FIRST, defects.FIRST + 3)) == []
 
 
 def test_a_random_function_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = checks.Finding(7, "wrong", "output 0: all of it")
-    monkeypatch.setattr(campaign, "check", lambda graph, stage: wrong if graph.seed == 7 else checks.Finding(graph.seed, "slow"))
-    (defect,) = campaign.defects("card", range(6, 9))
+    monkeypatch.setattr(defects, "check", lambda graph, stage: wrong if graph.seed == 7 else checks.Finding(graph.seed, "slow"))
+    (defect,) = defects.defects("card", range(6, 9))
     assert "output 0: all of it" in defect and "def f(" in defect

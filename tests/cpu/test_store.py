@@ -25,13 +25,13 @@ from onepass.device import device
 from onepass.errors import BadSpec, OnepassWarning
 from onepass.integration import engine
 from onepass.knobs import Knobs, Setting, knobs
-from onepass.pipeline import compile, optimize, plan_for_interpreter, representative_sizes, specialize
+from onepass.pipeline import compile, optimize
 from onepass.runtime import cache, offline
-from onepass.runtime.compiled import Artifact
 from onepass.runtime.counters import counts
 from onepass.runtime.measured import Calibration
 from onepass.runtime.serialize import CorruptEntry, pack, unpack
-from tests.cpu.conftest import Anothers
+from tests.support.artifacts import artifact_of
+from tests.support.fixture_types import Anothers
 from tests.support.function_cases import CASES
 from tests.support.processes import run_python
 
@@ -39,14 +39,6 @@ H200 = device("h200")
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("rms_norm-w-backward", "layer_norm-wb", "softmax-last", "sum-both", "cross_entropy-mean")
 KEY = "0" * 64
-
-
-def made(name: str, rows: int = 48, cols: int = 130) -> Artifact:
-    """The kernels of a case, not compiled."""
-    inputs = CASES[name].inputs(rows, cols, torch.bfloat16, "cpu")
-    captured = capture(CASES[name].function, inputs)
-    program, free = specialize(optimize(captured.program), captured.bind(inputs) or {})
-    return plan_for_interpreter(program, representative_sizes(program, free, H200), H200).artifact
 
 
 @pytest.fixture
@@ -81,7 +73,7 @@ def entries(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_field_comes_back(name: str) -> None:
-    kept = made(name)
+    kept = artifact_of(name)
     assert unpack(KEY, pack(KEY, kept)) == kept
     assert kept.summary.kernels and kept.summary.floor_bytes and kept.summary.predicted_us and kept.sources
 
@@ -104,7 +96,7 @@ def test_what_the_compiler_said_comes_back() -> None:
 
 
 def test_refused_merges_and_temporaries_come_back() -> None:
-    several = [made(name, 4096, 4096) for name in ("rms_norm-w-backward", "sum-both")]
+    several = [artifact_of(name, 4096, 4096) for name in ("rms_norm-w-backward", "sum-both")]
     assert any(m.temporaries for m in several)
     assert all(unpack(KEY, pack(KEY, m)) == m for m in several)
 
@@ -113,7 +105,7 @@ def test_refused_merges_and_temporaries_come_back() -> None:
 
 
 def test_no_byte_can_change_unnoticed() -> None:
-    content = pack(KEY, made("softmax-last"))
+    content = pack(KEY, artifact_of("softmax-last"))
     for at in range(0, len(content), 7):
         for bit in (0, 5):
             flipped = bytearray(content)
@@ -141,7 +133,7 @@ def test_a_sealed_file_of_another_form_is_damaged(body: bytes) -> None:
 def test_values_must_be_of_their_declared_types() -> None:
     from onepass.runtime import serialize
 
-    content = json.loads(pack(KEY, made("softmax-last")).partition(b"\n")[2])
+    content = json.loads(pack(KEY, artifact_of("softmax-last")).partition(b"\n")[2])
     for path, wrong in ((("sources", 0, "warps"), True), (("sources", 0, "text"), 3), (("buffers", 0, "dtype"), "f99"),
                         (("sources", 0, "params", 0, "kind"), "__class__"), (("summary", "floor_bytes"), "9"),
                         (("summary", "sizes"), [["s0", 1, 2]]), (("buffers", 0, "shape"), {}), (("rejected",), None),
@@ -322,7 +314,7 @@ def test_a_store_is_checked_at_every_use(folder: Path) -> None:
     with pytest.warns(OnepassWarning, match="ONEPASS-501") as said:
         engine._shared_cached.cache_clear()
         assert torch.equal(onepass.fuse(softmax)(X), right)
-        assert not store.kernels.is_relative_to(folder) and not store.save_measurement(KEY, made("softmax-last"))
+        assert not store.kernels.is_relative_to(folder) and not store.save_measurement(KEY, artifact_of("softmax-last"))
     assert len(said) == 1 and cache.store() is None
 
 
@@ -344,7 +336,7 @@ def test_a_store_that_was_removed_meanwhile_is_made_again(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert store.load(KEY) is None
-        store.save(KEY, made("softmax-last"))
+        store.save(KEY, artifact_of("softmax-last"))
         assert store.load(KEY) is not None and store.kernels.is_dir()
     assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -406,7 +398,7 @@ def test_binaries_go_elsewhere_where_the_store_cannot_be_written(folder: Path, m
         assert full.kernels != folder / "triton" and full.kernels.is_dir()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        full.save(KEY, made("softmax-last"))
+        full.save(KEY, artifact_of("softmax-last"))
         assert full.kernels.is_dir()
 
 
@@ -575,7 +567,7 @@ def test_a_second_process_plans_nothing_and_other_sources_plan_anew(folder: Path
 
 def test_writers_and_readers_at_once(folder: Path) -> None:
     folder.mkdir()
-    store, kept = cache.Store(folder), [made(name) for name in NAMES]
+    store, kept = cache.Store(folder), [artifact_of(name) for name in NAMES]
     keys = [f"{k:064x}" for k in range(len(kept))]
     wrong: list[object] = []
 
@@ -603,7 +595,7 @@ def test_writers_and_readers_at_once(folder: Path) -> None:
 
 def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
     folder.mkdir()
-    kept = made("softmax-last")
+    kept = artifact_of("softmax-last")
     size = len(pack(KEY, kept))
     store = cache.Store(folder, max_bytes=10 * size)
     keys = [f"{k:064x}" for k in range(12)]
@@ -619,7 +611,7 @@ def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
 def test_binaries_alone_can_be_too_much(folder: Path) -> None:
     folder.mkdir()
     store = cache.Store(folder, max_bytes=1 << 20)
-    store.save(KEY, made("softmax-last"))
+    store.save(KEY, artifact_of("softmax-last"))
     binary = store.kernels / "OLD"
     binary.mkdir()
     (binary / "kernel.cubin").write_bytes(bytes(2 << 20))
@@ -630,7 +622,7 @@ def test_binaries_alone_can_be_too_much(folder: Path) -> None:
 
 def test_a_process_that_writes_little_sweeps_too(folder: Path) -> None:
     folder.mkdir()
-    kept = made("softmax-last")
+    kept = artifact_of("softmax-last")
     cache.Store(folder).save("0" * 64, kept)
     os.utime(folder / "entries" / f"{'0' * 64}.json", times=(0, 0))
     cache.Store(folder, max_bytes=len(pack(KEY, kept))).save("1" * 64, kept)
@@ -640,7 +632,7 @@ def test_a_process_that_writes_little_sweeps_too(folder: Path) -> None:
 def test_binaries_count_and_dead_drafts_go(folder: Path) -> None:
     folder.mkdir()
     store = cache.Store(folder, max_bytes=10_000)
-    store.save(KEY, made("softmax-last"))
+    store.save(KEY, artifact_of("softmax-last"))
     old, young = (store.kernels / name for name in ("OLD", "YOUNG"))
     for binary in (old, young):
         binary.mkdir()

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import onepass
 from onepass import compat
 from onepass.integration import journal, passes
-from tests.cpu.test_backend import EAGER, INDUCTOR, needs_compiler
+from tests.support.backend_options import EAGER, INDUCTOR, needs_compiler
 
 SIDE = 128  # 64 KiB of fp32: worth writing over
 

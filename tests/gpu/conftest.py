@@ -7,17 +7,18 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO
 
 import pytest
 import torch
 
+from tests.support.fixture_types import Room
+
 FREE = 1  # GiB that every process may have on the card unasked, about
 PLACE, PLACES = 8, 11  # GiB that are asked for at a time, and how many of them there are
-Room: TypeAlias = Callable[[float], AbstractContextManager[None]]
 # Of many kernels: begun last, they would run alone at the end.
 LONG = ("three_norms", "moments-256-", "moments-1024-", "block_backward", "training_step", "group_norm", "qk_norm-backward",
         "small_suite", "many_steps")

@@ -5,21 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.campaign.checks import check
-from tests.campaign.draw import graph
+from tests.campaign.defects import FIRST, defects
 
 GRAPHS, SMOKE_GRAPHS, BATCH = 4000, 100, 25
-FIRST = 2 * 10**6  # seeds that no other stage draws
-
-
-def defects(stage: str, seeds: range) -> list[str]:
-    """What is wrong with the graphs of these seeds. One that is merely slow is not: the machine may be busy."""
-    found = []
-    for seed in seeds:
-        what = check(graph(seed), stage)
-        if what.is_bad and what.kind != "slow":
-            found.append(f"{what}\n{graph(seed).inputs}\n{graph(seed).source()}")
-    return found
 
 
 def batches() -> list:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from onepass.measure.suites import SUITES, Job
-from tests.gpu.conftest import Room
 from tests.support.determinism import Machine, calling, changing, digest, digests_elsewhere
+from tests.support.fixture_types import Room
 
 JOBS = SUITES["all"].jobs
 FEW = JOBS[::-(-len(JOBS) // 10)]  # ten of them, across all suites

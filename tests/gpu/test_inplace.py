@@ -15,9 +15,9 @@ from onepass.pipeline import Compiled, generate, optimize
 from onepass.plan.inplace import safe_inplace_pairs
 from onepass.plan.plan import Plan
 from onepass.runtime.executable import allocate, assemble, layout
-from tests.cpu.test_codegen import blocks, both, column_softmax, elementwise, norm
 from tests.support.correctness import randoms
 from tests.support.forced_schedules import candidates, planned
+from tests.support.schedule_kinds import blocks, both, column_softmax, elementwise, norm
 
 CARD = "cuda:0"
 EACH = 4  # schedules of a family

@@ -9,7 +9,7 @@ import torch._dynamo
 import onepass
 from bench.zoo import ZOO, Example
 from onepass.integration import journal
-from tests.gpu.conftest import Room
+from tests.support.fixture_types import Room
 from tests.support.training_step import assert_as_right_as_eager
 
 # Routing picks by comparing values, and another rounding may pick otherwise.

@@ -35,8 +35,8 @@ from onepass.tools.functions import (
     softmax_backward,
 )
 from onepass.tools.workloads import workload
-from tests.gpu.conftest import Room
 from tests.support.correctness import assert_right, randoms, twice
+from tests.support.fixture_types import Room
 
 H200, CARD = device("h200"), torch.device("cuda", 0)
 MOST = 1 << 28  # elements of all inputs

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from onepass import errors
 from onepass.capture import capture
 from onepass.device import Device, device
+from onepass.ir.oracle import evaluate
 from onepass.ir.program import Program
 from onepass.ir.simplify import online_softmax
 from onepass.ir.size import Bindings
@@ -24,6 +27,7 @@ from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Cover, Schedule
 from onepass.plan.scoring import _scored, forms
 from onepass.runtime.executable import assemble
+from tests.support.correctness import poison
 
 H200 = device("h200")
 # What a kernel with a ring may forget, as changes to its text, and how its model notices.
@@ -92,3 +96,29 @@ def run(plan: Plan, inputs: Mapping[str, torch.Tensor], bindings: Bindings) -> d
     """A plan's kernels in the interpreter, at any sizes (which need not be those it was made for)."""
     compiled = Compiled(plan, generate(plan), ())
     return assemble(compiled.artifact, torch.device("cpu"), frozenset())(inputs, bindings)
+
+
+SLACK = 2.0**-13  # of values of order one, after a few dozen fp32 operations and sums of up to 4096
+
+
+def assert_as_oracle(plan: Plan, inputs: dict[str, torch.Tensor], bindings: Bindings, what: str) -> None:
+    """Every output: integers equal; floats within their own rounding and the slack of fp32 arithmetic."""
+    exact = evaluate(plan.program, inputs, bindings)
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch, garbage=False)
+        outputs = run(plan, inputs, bindings)
+    for name, mine in outputs.items():
+        if mine.is_floating_point():
+            scale = max(1.0, float(exact[name].abs().max())) if mine.numel() else 1.0
+            relative = torch.finfo(mine.dtype).eps
+            said = lambda m, name=name: f"{what}, {name}: {m}"  # noqa: E731
+            torch.testing.assert_close(mine.double(), exact[name], rtol=relative, atol=SLACK * scale, msg=said)
+        else:
+            assert torch.equal(mine, exact[name]), f"{what}, {name}"
+
+
+def program_of(function: Callable[..., Any], *inputs: torch.Tensor,
+               dynamic: bool | None = None) -> tuple[Program, dict[str, torch.Tensor], Bindings]:
+    """The Program of a function, its inputs and sizes."""
+    captured = capture(function, inputs, dynamic=dynamic)
+    return optimize(captured.program), captured.tensors(inputs), captured.bind(inputs)

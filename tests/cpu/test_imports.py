@@ -1,0 +1,71 @@
+"""What tests, scripts and benchmarks may import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+Rule: TypeAlias = Callable[[str], bool]  # of a dotted name: whether it must not be imported
+ROOT = Path(__file__).resolve().parents[2]
+TESTS, BENCH, SCRIPTS = (sorted((ROOT / folder).rglob("*.py")) for folder in ("tests", "bench", "scripts"))
+
+
+def imports(text: str) -> Iterator[tuple[int, str]]:
+    """Dotted names that code imports, with the line; also those of code it holds as text, to be run by another process."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.ImportFrom(module=module, names=names, level=level):
+                yield from ((node.lineno, f"{'.' * level}{module or ''}.{alias.name}") for alias in names)
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.Constant(value=str(held)) if "import " in held:
+                try:
+                    yield from ((node.lineno, name) for _, name in imports(held))
+                except SyntaxError:
+                    pass  # prose
+
+
+def of_a_test_module(name: str) -> bool:
+    """Whether a name is in a module that pytest collects, or in what pytest itself loads; a second copy would set up twice."""
+    return name.startswith("tests.") and any(part.startswith("test_") or part == "conftest" for part in name.split(".")[:-1])
+
+
+def private(name: str) -> bool:
+    """Whether a name of onepass or of the tests is not for others."""
+    parts = name.split(".")
+    return parts[0] in ("onepass", "tests", "bench", "") and any(p.startswith("_") and not p.startswith("__") for p in parts)
+
+
+def found(files: list[Path], wrong: Rule) -> list[str]:
+    return [f"{path.relative_to(ROOT)}:{line} imports {name}"
+            for path in files for line, name in imports(path.read_text()) if wrong(name)]
+
+
+def test_no_module_imports_a_test_module() -> None:
+    """What two of them need is in tests/support."""
+    assert not found([*TESTS, *BENCH, *SCRIPTS], of_a_test_module)
+
+
+def test_nobody_imports_a_private_name() -> None:
+    assert not found([*TESTS, *BENCH, *SCRIPTS], private)
+
+
+def test_benchmarks_import_no_tests() -> None:
+    assert not found(BENCH, lambda name: name.split(".")[0] == "tests")
+
+
+@pytest.mark.parametrize(("text", "rule"), [
+    ("from tests.cpu.test_plan import planned", of_a_test_module), ("from tests.cpu.conftest import Anothers", of_a_test_module),
+    ("code = '''\nfrom tests.cpu.test_codegen import KINDS\n'''", of_a_test_module),
+    ("def f():\n    import tests.gpu.test_tune.x", of_a_test_module),
+    ("from onepass.plan.cost import _rate", private), ("from tests.support._hidden import x", private),
+    ("from .graph import _made", private),
+])
+def test_a_wrong_import_is_seen(text: str, rule: Rule) -> None:
+    assert any(rule(name) for _, name in imports(text))
+    allowed = "from tests.support.processes import run_python\nfrom onepass.plan import cost\nimport torch._dynamo"
+    assert not any(rule(name) for _, name in imports(allowed))

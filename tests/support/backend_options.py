@@ -1,0 +1,12 @@
+"""Options under which the backend claims all it can, on a CPU, with the rest of a graph run as it is or by Inductor."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+EAGER = {"interpret": True, "rest": "eager", "by_cost": False, "verify": 4, "on_error": "raise"}
+INDUCTOR = {**EAGER, "rest": "inductor"}
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++ to compile for CPU tensors")
+RESTS = [pytest.param(EAGER, id="eager"), pytest.param(INDUCTOR, id="inductor", marks=needs_compiler)]

@@ -1,0 +1,11 @@
+"""What the fixtures of tests/cpu/conftest.py and tests/gpu/conftest.py give, for annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeAlias
+
+Anothers: TypeAlias = Callable[[Path], None]
+Room: TypeAlias = Callable[[float], AbstractContextManager[None]]

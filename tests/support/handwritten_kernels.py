@@ -1,0 +1,26 @@
+"""Sources of kernels written by hand."""
+
+from __future__ import annotations
+
+from onepass.codegen.source import GridDim, Param, ParamKind, Source
+from onepass.ir.expr import DType
+
+HEAD = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+from onepass.codegen.helpers import fast_erf, fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod, fold_sum
+from onepass.codegen.helpers import to_e5m2, widen
+
+
+@triton.jit(do_not_specialize=["zero"])
+"""
+
+
+def kernel(name: str, pointers: dict[str, DType], body: list[str], grid: tuple[GridDim, ...] = (GridDim(1),),
+           warps: int = 4, sizes: tuple[str, ...] = ()) -> Source:
+    """A Source by hand: pointers, then sizes, then zero."""
+    params = [Param(p, ParamKind.POINTER, p, dtype) for p, dtype in pointers.items()]
+    params += [Param(s, ParamKind.SIZE, s) for s in sizes] + [Param("zero", ParamKind.ZERO, "zero")]
+    signature = ", ".join(p.text_name for p in params)
+    text = HEAD + f"def {name}({signature}):\n" + "".join(f"    {line}\n" for line in body)
+    return Source(name, text, tuple(params), grid, warps)

@@ -1,0 +1,48 @@
+"""A region's Program, with tensors to call its op on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROWS = """program rows
+  axis m = s0
+  axis n = 24
+  input in0: bf16 [s0, 24] strides [24, 1]
+  input in1: f32 [24] strides [1]
+  output out0: bf16 [s0, 24] strides [24, 1]
+  output out1: f32 [s0] strides [1]
+  %0 = load in0 [m:24, n:1]
+  %1 = cast f32 %0
+  %2 = mul %1 %1
+  %3 = reduce sum(%2) over n
+  %4 = result %3.0
+  %5 = const 1.0 : f32
+  %6 = add %4 %5
+  %7 = rsqrt %6
+  %8 = load in1 [n:1]
+  %9 = mul %1 %7
+  %10 = mul %9 %8
+  %11 = cast bf16 %10
+  store out0 [m:24, n:1] = %11
+  store out1 [m:1] = %7
+"""
+
+
+def inputs(rows: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(rows, 24, generator=generator).bfloat16(), torch.randn(24, generator=generator)]
+
+
+def outputs(rows: int) -> list[Tensor]:
+    return [torch.empty(rows, 24, dtype=torch.bfloat16), torch.empty(rows)]
+
+
+def expected(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    scale = (x.float().square().sum(-1) + 1).rsqrt()
+    return (x.float() * scale[:, None] * w).bfloat16(), scale
+
+
+def assert_filled(outs: list[Tensor], ins: list[Tensor]) -> None:
+    for mine, theirs in zip(outs, expected(*ins), strict=True):
+        torch.testing.assert_close(mine, theirs)
