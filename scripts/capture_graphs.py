@@ -90,11 +90,12 @@ class Recorder:
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         from torch._inductor.compile_fx import compile_fx
 
-        return compile_fx(module, list(inputs), inner_compile=self.instead_of_lowering)
+        compiled: Callable[..., Any] = compile_fx(module, list(inputs), inner_compile=self.instead_of_lowering)
+        return compiled
 
     def instead_of_lowering(self, module: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[..., Any]:
         """Run Inductor's passes before lowering on a copy, record the result, and return the unchanged graph."""
-        from torch._functorch.aot_autograd import make_boxed_func
+        from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
         from torch._inductor import compile_fx, config
         from torch._inductor.custom_graph_pass import CustomGraphPass
         from torch._inductor.virtualized import V
@@ -102,7 +103,7 @@ class Recorder:
         phase = "backward" if how.get("is_backward") else "inference" if how.get("is_inference") else "forward"
         record = self.record
 
-        class Record(CustomGraphPass):
+        class Record(CustomGraphPass):  # type: ignore[misc]  # Inductor's types are not followed
             def __call__(self, graph: fx.Graph) -> None:
                 record(phase, graph)
 
@@ -115,7 +116,8 @@ class Recorder:
             mode = compile_fx.fake_tensor_prop(module, inputs)
             with V.set_fake_mode(mode):
                 compile_fx._recursive_post_grad_passes(module, is_inference=phase == "inference")
-        return make_boxed_func(runnable.forward)
+        boxed: Callable[..., Any] = make_boxed_func(runnable.forward)
+        return boxed
 
     def record(self, phase: str, graph: fx.Graph) -> None:
         """Record the current state of a graph."""

@@ -29,7 +29,8 @@ class LayerNormBlock(nn.Module):
         query, key, value = packed.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(query, key, value)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, dim))
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
+        result: Tensor = x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
+        return result
 
 
 def layernorm_block(*, dim: int, heads: int, batch: int, length: int) -> Parts:
@@ -48,7 +49,8 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.conv1(F.silu(self.norm1(x)))
-        return x + self.conv2(F.silu(self.norm2(inner)))
+        result: Tensor = x + self.conv2(F.silu(self.norm2(inner)))
+        return result
 
 
 def conv_block(*, channels: int, groups: int, batch: int, side: int) -> Parts:
@@ -72,7 +74,8 @@ class MaskedAttention(nn.Module):
         scores = query @ key.transpose(2, 3) / math.sqrt(dim // self.heads)
         scores = scores.masked_fill(~visible, -torch.inf)
         mixed = torch.softmax(scores, dim=-1) @ value
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, dim))
+        result: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, dim))
+        return result
 
 
 def masked_attention(*, dim: int, heads: int, batch: int, length: int) -> Parts:

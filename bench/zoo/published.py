@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ def _library() -> Any:
         import transformers
     except Exception:  # a broken installation is as good as none
         return None
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     return transformers
 
 
@@ -43,16 +43,17 @@ def _made(config: str, model: str, attention: str, experts: str | None, settings
     described = getattr(library, config)(**settings)
     described.use_cache = False
     described._attn_implementation = attention
-    made = getattr(library, model)(described)
+    made: Any = getattr(library, model)(described)
     if experts and hasattr(made, "set_experts_implementation"):
         made.set_experts_implementation(experts)
     if loss:
         made.loss_type = loss  # where the library finds none it warns from inside the model, which breaks the graph
-    return made
+    return cast(nn.Module, made)
 
 
 def _loss_of(result: Any) -> Tensor:
-    return result.loss
+    loss: Tensor = result.loss
+    return loss
 
 
 def _causal(generator: torch.Generator, batch: int, length: int, vocabulary: int) -> dict[str, Tensor]:

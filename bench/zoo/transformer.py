@@ -48,7 +48,8 @@ class Attention(nn.Module):
         shared = self.heads // self.kv_heads
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, dim))
+        result: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, dim))
+        return result
 
 
 class MLP(nn.Module):
@@ -60,7 +61,8 @@ class MLP(nn.Module):
         self.down = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.leaky_relu(self.up(x), SLOPE).square())
+        result: Tensor = self.down(F.leaky_relu(self.up(x), SLOPE).square())
+        return result
 
 
 class Block(nn.Module):
@@ -74,7 +76,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, first: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
+        result: Tensor = x + self.mlp(self.mlp_norm(x))
+        return result
 
 
 class ScaledBlock(Block):
@@ -88,7 +91,8 @@ class ScaledBlock(Block):
     def forward(self, x: Tensor, first: Tensor) -> Tensor:
         x = self.mix[0] * x + self.mix[1] * first
         x = x + self.attention_scale * self.attention(self.attention_norm(x))
-        return x + self.mlp_scale * self.mlp(self.mlp_norm(x))
+        result: Tensor = x + self.mlp_scale * self.mlp(self.mlp_norm(x))
+        return result
 
 
 class Transformer(nn.Module):

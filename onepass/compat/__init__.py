@@ -4,7 +4,6 @@ Functions import lazily, so that importing onepass stays cheap. Tested pairs: to
 2.14 with 3.8, 2.15 with 3.9.
 """
 
-# ruff: noqa: F401, these imports are this package's public names
 from .graphs import (
     SizeFactor,
     active_modes,
@@ -79,3 +78,18 @@ from .kernels import (
     triton_version,
     use_toolchain,
 )
+
+__all__ = [
+    "SizeFactor", "active_modes", "auto_functionalized_call", "constant_tensor", "data_dependent_errors", "decompositions",
+    "emit_size", "factored_size", "fake_mode", "fake_symbol", "forbid_data_assignment", "functionalized", "intercept_ops",
+    "is_fake", "pytree_flatten", "pytree_unflatten", "raw_stream", "shape_guards", "size_expression", "size_factors", "size_hint",
+    "storage_key", "structure_key", "torch_state_guard", "trace_graph", "tree_builder", "warm_up_tracing",
+    "NEWEST_TORCH", "OLDEST_TORCH", "combined_passes", "compile_by_inductor", "configure", "configured_partitioner",
+    "configured_passes", "donated_inputs", "graph_pass", "inductor_config", "inductor_incompatibility", "inductor_options",
+    "is_our_pass", "is_outermost", "max_autotune", "non_python_wrapper", "partitioner", "reset_cuda_graphs", "run_without_codegen",
+    "trace_artifact",
+    "TRITON_PAIRS", "InterpreterParts", "compile_launcher_stub", "cuda_driver_level", "cuobjdump", "gluon_language",
+    "is_out_of_resources", "ptxas", "retry_parse", "touch_triton_cache", "triton", "triton_cache_folder", "triton_compile",
+    "triton_interpreter", "triton_launcher", "triton_pair", "triton_toolchain", "triton_toolchain_key", "triton_usage",
+    "triton_version", "use_toolchain",
+]

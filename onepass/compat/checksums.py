@@ -41,8 +41,10 @@ def checksummed_cache_manager() -> type[Any]:
 
         def get_file(self, filename: str) -> str | None:
             if not self.own:
-                return super().get_file(filename)
-            return self._make_path(filename) if read_checksummed(Path(self.cache_dir), filename) is not None else None
+                theirs: str | None = super().get_file(filename)
+                return theirs
+            found = read_checksummed(Path(self.cache_dir), filename) is not None
+            return str(self._make_path(filename)) if found else None
 
         def has_file(self, filename: str) -> bool:
             return self.get_file(filename) is not None if self.own else super().has_file(filename)
@@ -50,7 +52,8 @@ def checksummed_cache_manager() -> type[Any]:
         def get_group(self, filename: str) -> dict[str, str] | None:
             """All files of a kernel; None if any is missing, because Triton would fail on a partial group."""
             if not self.own:
-                return super().get_group(filename)
+                theirs: dict[str, str] | None = super().get_group(filename)
+                return theirs
             names = group_members(Path(self.cache_dir), f"__grp__{filename}")
             found = {name: path for name in names if (path := self.get_file(name)) is not None}
             return found if names and len(found) == len(names) else None
@@ -58,11 +61,11 @@ def checksummed_cache_manager() -> type[Any]:
         def put(self, data: Any, filename: str, binary: bool = True) -> str:
             """Write a file and return its path."""
             if not self.own:
-                return super().put(data, filename, binary)
+                return str(super().put(data, filename, binary))
             content = data if isinstance(data, bytes) else str(data).encode()
             try:
                 write_checksummed(Path(self.cache_dir), filename, content)
-                return self._make_path(filename)
+                return str(self._make_path(filename))
             except OSError:  # a full disk or an unsafe folder: Triton still needs the file
                 return write_private(self.key, filename, content)
 

@@ -43,7 +43,7 @@ def compile_by_inductor(module: Any, inputs: Any, patches: dict[str, Any], inner
 def run_without_codegen(module: Any, inputs: Any, is_inference: bool) -> Callable[..., Any]:
     """Run Inductor's passes on a graph, custom ones included, but skip its code generation: the graph then runs op by op."""
     import torch
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
     from torch._inductor import compile_fx
 
     compile_fx.view_to_reshape(module)
@@ -52,7 +52,8 @@ def run_without_codegen(module: Any, inputs: Any, is_inference: bool) -> Callabl
     with compile_fx.V.set_fake_mode(mode):
         compile_fx._recursive_post_grad_passes(module, is_inference=is_inference)
     module.recompile()
-    return make_boxed_func(module.forward)
+    boxed: Callable[..., Any] = make_boxed_func(module.forward)
+    return boxed
 
 
 def graph_pass(run: Callable[[Any, bool | None], None], uuid: Callable[[], Any], parts: tuple[Any, ...] = ()) -> Any:
@@ -61,7 +62,7 @@ def graph_pass(run: Callable[[Any, bool | None], None], uuid: Callable[[], Any],
 
     base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
 
-    class Pass(base):
+    class Pass(base):  # type: ignore[misc]  # Inductor's class is known at run time alone
         onepass_parts = parts  # empty for onepass's own pass
 
         def __call__(self, graph: Any, is_inference: bool | None = None) -> None:
@@ -127,7 +128,7 @@ def partitioner(change: Callable[[Any, Any, int], None], uuid: Callable[[], Any]
         return None
     base: Any = custom_graph_pass.CustomPartitionerFn
 
-    class Partitioner(base):
+    class Partitioner(base):  # type: ignore[misc]  # as above
         onepass_inner = inner
 
         def __call__(self, module: Any, inputs: Any, **how: Any) -> tuple[Any, Any]:
@@ -222,6 +223,6 @@ def reset_cuda_graphs() -> None:
 
 def trace_artifact(name: str, text: Callable[[], str]) -> None:
     """Add a text to torch's structured trace, for tlparse. `text` is called only if a trace is written."""
-    from torch._logging import trace_structured
+    from torch._logging import trace_structured  # type: ignore[attr-defined]
 
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=text)

@@ -65,7 +65,7 @@ def inductor_fallback(program: Program, bindings: Bindings, outs: Sequence[Tenso
     with torch.no_grad():
         at_start = [at_storage_start(t) for t in ins]
         # Tracing on real tensors turns the Program's sizes into constants of the graph.
-        compiled = torch.compile(compat.trace_graph(compute, at_start, nullcontext()), dynamic=False)
+        compiled: Callable[..., list[Tensor]] = torch.compile(compat.trace_graph(compute, at_start, nullcontext()), dynamic=False)
         compiled(*at_start)
 
     def fill(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:

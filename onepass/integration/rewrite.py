@@ -208,6 +208,7 @@ class _NodeInserter:
     def _find(self, expression: str) -> fx.Node | None:
         """A graph input that is this size, or a dim of an input tensor of the region or the graph."""
         placeholders = self.graph.find_nodes(op="placeholder")
+        node: fx.Node
         for node in placeholders:
             val = node.meta.get("val")
             if isinstance(val, torch.SymInt) and compat.size_expression(val) == expression:
@@ -219,7 +220,7 @@ class _NodeInserter:
                     return self.add(torch.ops.aten.sym_size.int, (tensor, dim), {}, size)
         return None
 
-    def add(self, target: Callable[..., Any], args: tuple, kwargs: dict[str, Any], val: Any) -> fx.Node:
+    def add(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> fx.Node:
         """Insert a call after the last added node."""
         with self.graph.inserting_after(self.last):
             node = self.graph.call_function(target, args, kwargs)

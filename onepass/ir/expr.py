@@ -30,7 +30,8 @@ class DType:
 
     @property
     def torch(self) -> torch.dtype:
-        return getattr(torch, self.torch_name)
+        found: torch.dtype = getattr(torch, self.torch_name)
+        return found
 
     @property
     def is_float(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
+from typing import Any
 
 import torch
 
@@ -128,7 +129,7 @@ class _Run:
     device: torch.device
     memory: Mapping[str, torch.Tensor]
 
-    def node(self, i: int, values: list) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def node(self, i: int, values: list[Any]) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """The value of node `i`; a tuple for a Reduce."""
         match self.program.nodes[i]:
             case Load() as load:
@@ -146,7 +147,8 @@ class _Run:
             case Reduce() as node:
                 return self.reduce(node, values)
             case Result(reduce=owner, k=k):
-                return values[owner][k]
+                results: tuple[torch.Tensor, ...] = values[owner]
+                return results[k]
             case Store(buffer=name, value=stored, strides=strides, offset=offset):
                 target = self.window(self.memory[name], strides, value(offset, self.bindings))
                 return target.copy_(values[stored])
@@ -171,7 +173,7 @@ class _Run:
         steps = [value(step.get(a.name, 0), self.bindings) for a in self.program.axes]
         return torch.as_strided(tensor, self.sizes(frozenset(step)), steps, tensor.storage_offset() + offset)
 
-    def load(self, load: Load, values: list) -> torch.Tensor:
+    def load(self, load: Load, values: list[Any]) -> torch.Tensor:
         """The value of a Load, including loads with looked-up coordinates."""
         tensor, offset = self.memory[load.buffer], value(load.offset, self.bindings)
         exact = self.held(self.program.buffer[load.buffer].dtype)
@@ -203,7 +205,7 @@ class _Run:
         order = [a.name for a in self.program.axes if a.name in axes]
         return count.permute([axes.index(a) for a in order]).reshape(self.sizes(frozenset(axes)))
 
-    def reduce(self, node: Reduce, values: list) -> tuple[torch.Tensor, ...]:
+    def reduce(self, node: Reduce, values: list[Any]) -> tuple[torch.Tensor, ...]:
         """All results of a Reduce. Arguments that do not vary over a reduced axis are broadcast along it."""
         varied = frozenset(node.axes).union(*(self.program.dims[a] for a in node.args))
         args = tuple(values[a].expand(self.sizes(varied)) for a in node.args)

@@ -57,15 +57,18 @@ def _through_autograd(forward: Callable[..., Any], inputs: Sequence[Tensor], gra
 
 
 def _liger(module: str, function: str) -> Callable[..., Any]:
-    return getattr(importlib.import_module(f"liger_kernel.ops.{module}"), function).apply
+    apply: Callable[..., Any] = getattr(importlib.import_module(f"liger_kernel.ops.{module}"), function).apply
+    return apply
 
 
 def _liger_rms(x: Tensor, w: Tensor) -> Tensor:
-    return _liger("rms_norm", "LigerRMSNormFunction")(x, w, EPS, 0.0, "llama", False)  # False: do not overwrite dy
+    y: Tensor = _liger("rms_norm", "LigerRMSNormFunction")(x, w, EPS, 0.0, "llama", False)  # False: do not overwrite dy
+    return y
 
 
 def _liger_layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return _liger("layer_norm", "LigerLayerNormFunction")(x, w, b, EPS)
+    y: Tensor = _liger("layer_norm", "LigerLayerNormFunction")(x, w, b, EPS)
+    return y
 
 
 def _liger_add_rms(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +89,8 @@ def _liger_layer_backward(x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dy: 
 
 
 def _quack_rms(x: Tensor, w: Tensor) -> Tensor:
-    return importlib.import_module("quack.rmsnorm").rmsnorm(x, w, eps=EPS)
+    y: Tensor = importlib.import_module("quack.rmsnorm").rmsnorm(x, w, eps=EPS)
+    return y
 
 
 def _quack_add_rms(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +130,8 @@ def _quack_softmax_backward(y: Tensor, dy: Tensor) -> Call:
 
 
 def _quack_loss(logits: Tensor, target: Tensor) -> Tensor:
-    return importlib.import_module("quack.cross_entropy").cross_entropy(logits, target, reduction="none")
+    losses: Tensor = importlib.import_module("quack.cross_entropy").cross_entropy(logits, target, reduction="none")
+    return losses
 
 
 def _add_rms_backward(forward: Callable[..., Any], h: Tensor, w: Tensor, dy: Tensor, dh: Tensor) -> Call:

@@ -301,7 +301,8 @@ def parse(value: object, file: str = "the run") -> Run:
         _require("schema" in value, "it has no field schema, which the JSON of `onepass bench` has")
         schema = value["schema"]
         _require(type(schema) is int and schema == SCHEMA, f"its schema is {_kind(schema)}, but this onepass reads {SCHEMA}")
-        return _decode(Run, value, "")
+        run: Run = _decode(Run, value, "")
+        return run
     except _Mismatch as error:
         raise BadResults(file=printable(file), detail=truncated(str(error))) from None
 
@@ -318,10 +319,10 @@ def _decode(kind: Any, value: object, at: str) -> Any:
         return None if value is None else _decode(arguments[0], value, at)
     if origin is tuple:
         _require(isinstance(value, list), f"{at} is {_kind(value)}, expected a list")
-        return tuple(_decode(arguments[0], v, f"{at}[{i}]") for i, v in enumerate(typing.cast(list, value)))
+        return tuple(_decode(arguments[0], v, f"{at}[{i}]") for i, v in enumerate(typing.cast(list[object], value)))
     if origin is Mapping:
         _require(isinstance(value, dict), f"{at} is {_kind(value)} where an object belongs")
-        return {printable(k): _decode(arguments[1], v, f"{at}.{k}") for k, v in typing.cast(dict, value).items()}
+        return {printable(k): _decode(arguments[1], v, f"{at}.{k}") for k, v in typing.cast(dict[str, object], value).items()}
     if is_dataclass(kind):
         return _decode_record(typing.cast(type, kind), value, at)
     _require(_fits(kind, value), f"{at} is {_kind(value)}, expected {_NOUNS[kind]}")
@@ -330,7 +331,7 @@ def _decode(kind: Any, value: object, at: str) -> Any:
 
 def _decode_record(kind: type[T], value: object, at: str) -> T:
     _require(isinstance(value, dict), f"{at} is {_kind(value)} where an object belongs")
-    given = typing.cast(dict, value)
+    given = typing.cast(dict[str, object], value)
     hints = typing.get_type_hints(kind)
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]  # always a dataclass
     unknown = sorted(given.keys() - known.keys() - _DERIVED.get(kind, frozenset()))

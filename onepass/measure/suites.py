@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import pipeline
 from ..capture import capture
 from ..errors import BadSpec
-from ..plan.plan import floor_bytes
+from ..plan.footprint import floor_bytes
 from ..tools.spec import parse_dtype
 from ..tools.workloads import Workload, workload
 from .results import row_id

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from ..codegen.source import GridDim, Param, ParamKind, Source
@@ -182,7 +183,7 @@ class Clock:
                 self.record_marker()
             self.synchronize()
         return [Event(e.name, e.time_range.start, e.time_range.elapsed_us()) for e in profiled.events() or ()
-                if e.device_type == torch.autograd.DeviceType.CUDA and e.name not in _NO_WORK
+                if e.device_type == DeviceType.CUDA and e.name not in _NO_WORK
                 and not getattr(e, "is_user_annotation", False)]
 
     def _rough_us(self, call: Call) -> float:
@@ -193,7 +194,7 @@ class Clock:
         call()
         end.record()
         end.synchronize()
-        return 1e3 * begin.elapsed_time(end)
+        return 1e3 * float(begin.elapsed_time(end))
 
     def host_us(self, call: Call, of: Timed) -> float:
         """Host time of a call: the best of a few rounds, each short enough that the launch queue does not fill up."""
@@ -221,14 +222,14 @@ class Clock:
         with torch.cuda.graph(graph):
             for given in sets:
                 kept.append(function(*given))  # noqa: PERF401, kept so that no two calls share output memory
-        times = []
+        times: list[float] = []
         for _ in range(replays + 1):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             graph.replay()
             end.record()
             end.synchronize()
-            times.append(1e3 * begin.elapsed_time(end) / copies)
+            times.append(1e3 * float(begin.elapsed_time(end)) / copies)
         return statistics.median(times[1:])
 
 

@@ -5,6 +5,7 @@ Legality never weighs cost. See `cost` and `partition` for that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -112,7 +113,9 @@ def _fast_side(kept: frozenset[str], rows: frozenset[str], order: dict[str, int]
 
 def _checked(sets: set[frozenset[str]], everything: frozenset[str], rows: frozenset[str], cols: frozenset[str],
              order: dict[str, int]) -> Space | Illegal:
-    by_order = lambda axes: tuple(sorted(axes, key=order.__getitem__))  # noqa: E731
+    def by_order(axes: Iterable[str]) -> tuple[str, ...]:
+        return tuple(sorted(axes, key=order.__getitem__))
+
     ordered = by_order(cols)
     blocks = {s for s in sets if s not in (rows, cols, rows | cols)}
     if len(blocks) > 1 or any(frozenset(ordered[len(ordered) - len(s) :]) != s for s in blocks):

@@ -46,4 +46,4 @@ def _dumped(cubin: bytes, option: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([compat.cuobjdump(), option, file.name], capture_output=True, text=True, check=True).stdout
+        return str(subprocess.run([compat.cuobjdump(), option, file.name], capture_output=True, text=True, check=True).stdout)

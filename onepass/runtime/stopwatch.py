@@ -87,4 +87,4 @@ class Stopwatch:
         return tuple(timing([self._us(begin, end) for begin, end in events]) for events in events_per_work)
 
     def _us(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return max(1e3 * begin.elapsed_time(end) - self._overhead, 0.0)
+        return max(1e3 * float(begin.elapsed_time(end)) - self._overhead, 0.0)

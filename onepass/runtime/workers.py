@@ -24,12 +24,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from .. import errors
 from . import frames
 from .background import DaemonExecutor
 from .compiler_message import error_line
+
+T = TypeVar("T")
 
 POLL_SECONDS = 0.1  # interval of checks whether a request was canceled or its worker died
 EXIT_SECONDS = 5.0  # wait for a reply after the main thread has ended, so that the process can exit
@@ -138,7 +140,7 @@ class Pool:
             return worker
 
 
-def _first(replies: queue.SimpleQueue[Any]) -> Any:
+def _first(replies: queue.SimpleQueue[T]) -> T:
     """Wait for the first reply. Polls, because a signal that arrives just before `get` blocks would not interrupt it."""
     while True:
         with suppress(queue.Empty):

@@ -100,7 +100,7 @@ def _time_us(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], run
     with torch.cuda.graph(graph):
         function(*inputs)
     written, read = (torch.zeros(1 << 26, device="cuda") for _ in range(2))
-    times = []
+    times: list[float] = []
     for _ in range(runs):
         written.zero_()
         read.sum()
@@ -109,5 +109,5 @@ def _time_us(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], run
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end))
+        times.append(1e3 * float(begin.elapsed_time(end)))
     return median(times)

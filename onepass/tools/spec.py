@@ -75,7 +75,7 @@ def is_file_spec(text: str) -> bool:
 def load(text: str) -> Callable[..., Any]:
     """Import the callable that `file.py:name` names."""
     path, _, name = text.rpartition(":")
-    found = getattr(_module(Path(path), text), name, None)
+    found: Callable[..., Any] | None = getattr(_module(Path(path), text), name, None)
     if not callable(found):
         raise BadSpec(what="The function", text=text, detail=f"{path} defines no function {name}")
     return found

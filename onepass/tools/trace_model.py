@@ -155,7 +155,8 @@ def _to_fake(tensor: Tensor, mode: Any) -> Tensor:
     if compat.is_fake(tensor):
         return tensor
     if tensor.device.type != "meta":
-        return mode.from_tensor(tensor, static_shapes=True)
+        fake: Tensor = mode.from_tensor(tensor, static_shapes=True)
+        return fake
     with mode:
         where = "cuda" if torch.cuda.is_available() else "cpu"
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=where)

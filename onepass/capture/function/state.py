@@ -8,7 +8,7 @@ is no change.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import is_
@@ -52,7 +52,7 @@ def same_value(now: Any, then: Any) -> bool:
     return now is then or type(now) is type(then) and exact_key(now) == exact_key(then)
 
 
-def exact_key(value: Any) -> Any:
+def exact_key(value: Any) -> Hashable:
     """A key that tells plain values apart exactly: 0.0 from -0.0, True from 1. NaN equals itself. Other objects: by identity."""
     match value:
         case float():

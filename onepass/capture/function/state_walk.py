@@ -401,7 +401,8 @@ class _Walk:
 def own_names(value: Any) -> dict[str, Any] | None:
     """An object's `__dict__`, None if it has none."""
     try:
-        return object.__getattribute__(value, "__dict__")
+        names: dict[str, Any] = object.__getattribute__(value, "__dict__")
+        return names
     except AttributeError:
         return None
 

@@ -230,7 +230,7 @@ def _refuse_data() -> None:
 
 
 @stage("checking the ops of a function")
-def _check_op(op: Any, args: tuple, kwargs: dict) -> str:
+def _check_op(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Refuse ops whose result a trace would freeze. Returns the line of user code otherwise."""
     frame = user_frame()
     if torch.Tag.nondeterministic_seeded in op.tags:
@@ -259,7 +259,8 @@ _NO_VALUES = ("not supported for tensor subclasses", "data is not allocated yet"
 
 def _graph_of(traced: _Traced, fakes: list[torch.Tensor], mode: Any) -> fx.GraphModule:
     try:
-        return compat.trace_graph(traced, fakes, mode)
+        graph: fx.GraphModule = compat.trace_graph(traced, fakes, mode)
+        return graph
     except compat.data_dependent_errors() as error:
         raise DataDependent(detail=str(error).splitlines()[0]) from error
     except RecursionError:  # eager would recurse as well, and trace again at every level

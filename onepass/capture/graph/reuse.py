@@ -117,7 +117,7 @@ def _is_reusable(node: fx.Node) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return StorageWeakRef(tensor.untyped_storage()).cdata
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)
 
 
 def _source(node: fx.Node) -> fx.Node:

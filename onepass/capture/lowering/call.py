@@ -100,6 +100,7 @@ class Concat:
 
 Lowered: TypeAlias = Tensor | Concat
 Handler: TypeAlias = Callable[[Call], Any]  # returns a Lowered, or a tuple of them for an op with several results
+TensorHandler: TypeAlias = Callable[[Call], Tensor]
 
 
 def for_overloads(op: str, overloads: str, handler: Handler) -> dict[str, Handler]:

@@ -13,7 +13,7 @@ from ...errors import NumberOutOfRange
 from ...ir.expr import BOOL, BY_TORCH, DType, can_fill, compute_dtype
 from ...ir.size import Sym
 from .align import broadcast
-from .call import Call, Handler
+from .call import Call, TensorHandler
 from .draft import Draft, Tensor
 
 Literal: TypeAlias = Callable[[Call, Any, DType], int]  # (call, number, dtype) -> node
@@ -28,13 +28,13 @@ class OperandTypes(Enum):
     TRUTH = "bool"
 
 
-def pointwise(emit: Emit, types: OperandTypes = OperandTypes.RESULT, arity: int | None = None) -> Handler:
+def pointwise(emit: Emit, types: OperandTypes = OperandTypes.RESULT, arity: int | None = None) -> TensorHandler:
     """A handler that broadcasts and converts the first `arity` arguments (None: all), then emits the op."""
 
     return lambda call: elementwise(call, emit, call.args[:arity], types)
 
 
-def numeric_only(emit: Emit, arity: int | None = None) -> Handler:
+def numeric_only(emit: Emit, arity: int | None = None) -> TensorHandler:
     """`pointwise` for ops that torch does not define on bools."""
 
     def handle(call: Call) -> Tensor:
@@ -45,7 +45,7 @@ def numeric_only(emit: Emit, arity: int | None = None) -> Handler:
     return handle
 
 
-def floats_only(emit: Emit) -> Handler:
+def floats_only(emit: Emit) -> TensorHandler:
     """`pointwise` for ops that torch only defines on floats, although it tells the result type of others."""
 
     def handle(call: Call) -> Tensor:

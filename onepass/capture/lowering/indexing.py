@@ -164,6 +164,7 @@ def _align_index(call: Call, source: Tensor, index: Tensor, dim: int) -> tuple[T
 
 def _scatter(call: Call) -> Tensor:
     """Scatter to one position per row: where(position == index, new, old)."""
+    given: Tensor
     given, dim, places, new = call.args
     old, index = map(_at_least_1d, (given, places))
     draft, dim = call.draft, normalize_dim(dim, len(old.dims))

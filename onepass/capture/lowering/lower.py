@@ -20,6 +20,7 @@ from ...errors import ClosureTensor, IgnoredArgument, MetadataMismatch, OnepassE
 from ...ir.expr import BY_TORCH
 from ...ir.program import Buffer, Program, Store
 from ...ir.size import Size, Sym, mul
+from .axes import Inexpressible
 from .call import Call, Concat, Handler, Lowered, ToSize
 from .draft import Draft, Tensor
 from .indexing import INDEXING_OPS, materialized, piece_offsets
@@ -27,7 +28,6 @@ from .pointwise import POINTWISE
 from .reductions import REDUCTIONS
 from .schema import BoundArguments, bind_arguments, op_name
 from .source import UNKNOWN, user_line
-from .substitute import Inexpressible
 from .views import VIEWS
 
 LOWERINGS: Mapping[str, Handler] = {**POINTWISE, **REDUCTIONS, **VIEWS, **INDEXING_OPS}

@@ -17,7 +17,7 @@ from ...errors import IntegerDivisionByZero
 from ...ir.expr import BOOL, F64, I64, as_dtype, compute_dtype, max_value
 from ...ir.size import Sym
 from .align import broadcast
-from .call import Call, Handler, for_overloads, with_shape_args
+from .call import Call, Handler, TensorHandler, for_overloads, with_shape_args
 from .draft import Draft, Tensor
 from .elementwise import (
     Emit,
@@ -80,7 +80,7 @@ def _div(call: Call) -> Tensor:
     return by_mode[mode](call)
 
 
-def _division(emit: Emit) -> Handler:
+def _division(emit: Emit) -> TensorHandler:
     """A handler for divisions that are also defined on integers."""
 
     def handle(call: Call) -> Tensor:
@@ -186,7 +186,7 @@ def _integer_power(d: Draft, a: int, power: int) -> int:
     return d.op("mul", square, a) if power % 2 else square
 
 
-def _shift(name: str) -> Handler:
+def _shift(name: str) -> TensorHandler:
     """A shift of integers."""
 
     def handle(call: Call) -> Tensor:
@@ -265,7 +265,7 @@ def _signbit(d: Draft, a: int) -> int:
     return d.op("lt", signed, const_like(d, a, 0))
 
 
-def _times(factor: float) -> Handler:
+def _times(factor: float) -> TensorHandler:
     return pointwise(lambda d, a: d.op("mul", a, const_like(d, a, factor)))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from ...ir.expr import BOOL, I32, I64, DType, compute_dtype
 from ...ir.program import Op, Reduce, operands
 from ...ir.size import Size, Sym
-from .axes import Dim, Dims
+from .axes import Dim, Dims, Inexpressible
 from .call import Call, Handler, for_overloads, normalize_dim, with_shape_args
 from .draft import Draft, Tensor
-from .substitute import Affine, Inexpressible, substitute
+from .substitute import Affine, substitute
 
 MIN_REDUCTION_SIZE = 8  # fewest elements of a reduction; smaller ones are unrolled into arithmetic
 # Limits for unrolling: nodes and nested reductions after duplication. Without them, nested sums would grow exponentially.

@@ -18,7 +18,7 @@ def make_builder(parts: compat.InterpreterParts) -> Any:
     # Types that numpy lacks are stored as raw bits and converted by torch (round to nearest even, NaN kept).
     narrow = {getattr(tl, d.kernel): d.torch for d in DTYPES.values() if d.is_narrow_float and d.name != "f16"}
 
-    class Builder(parts.runtime.InterpreterBuilder):  # type: ignore[name-defined]
+    class Builder(parts.runtime.InterpreterBuilder):  # type: ignore[misc, name-defined]  # Triton has no types
         def __init__(self) -> None:
             super().__init__()
             # Integers wrap, as on a GPU.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -132,7 +132,7 @@ class _GluonEngine(_Engine):
         tensors = [a for a in arguments.values() if isinstance(a, torch.Tensor)]
         self.buffers = [(t.data_ptr(), t.data_ptr() + _extent(t)) for t in tensors]
 
-    def run_cta(self, kernel: Callable, bound: Mapping[str, Any], program: int, cta: Cta) -> None:
+    def run_cta(self, kernel: Callable[..., Any], bound: Mapping[str, Any], program: int, cta: Cta) -> None:
         """Run one CTA from start to end."""
         self.switch_to(program, cta)
         with np.errstate(all="ignore"):
@@ -172,9 +172,10 @@ class _GluonEngine(_Engine):
         named = {torch.bool: "int1", torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5"}
         return getattr(self.language, named.get(of, str(of).removeprefix("torch.")))
 
-    def numpy_type(self, dtype: Any) -> np.dtype:
+    def numpy_type(self, dtype: Any) -> np.dtype[Any]:
         """The numpy type that stores values of a type. Narrow floats are stored as bits."""
-        return np.dtype(self.parts.runtime._get_np_dtype(dtype))
+        found: np.dtype[Any] = np.dtype(self.parts.runtime._get_np_dtype(dtype))
+        return found
 
     def line(self) -> int:
         """The current line number of the kernel's text."""
@@ -202,7 +203,7 @@ class _GluonEngine(_Engine):
             return getattr(self.namespace(self.language), value.__name__, partial(self.refuse, value.__name__))
         return super().bound(value)
 
-    def refuse(self, what: str, *_: Any, **__: Any) -> Any:
+    def refuse(self, what: str, *_: Any, **__: Any) -> NoReturn:
         """Raise the error for a part of Gluon that is not modeled."""
         raise errors.NotModeled(where=self.where(), what=what)
 
@@ -219,18 +220,18 @@ class _GluonEngine(_Engine):
                 setattr(namespace, key, triton[key] if forwarded else self.bound(value))
         return namespace
 
-    def _modeled(self) -> list[tuple[Any, dict[str, Callable]]]:
+    def _modeled(self) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
         """The modeled functions by module. Names that the installed release lacks are skipped by the caller."""
-        language: dict[str, Callable] = {
+        language: dict[str, Callable[..., Any]] = {
             "allocate_shared_memory": self.allocate, "arange": self.arange, "full": self.full, "zeros": self.zeros,
             "convert_layout": _passed_through, "set_auto_layout": _passed_through, "static_assert": _static_assert,
             "barrier": self.barrier, "thread_barrier": self.barrier, "num_warps": lambda: self.warps, "num_ctas": lambda: 1,
         }
-        mbarrier: dict[str, Callable] = {
+        mbarrier: dict[str, Callable[..., Any]] = {
             "init": self.init, "invalidate": lambda mbarrier: self.cta.invalidate(mbarrier.slot), "expect": self.expect,
             "arrive": self.arrive, "wait": self.wait, "allocate_mbarrier": self.allocate_mbarrier,
         }
-        tma: dict[str, Callable] = {
+        tma: dict[str, Callable[..., Any]] = {
             "async_copy_global_to_shared": self.copy_in, "async_copy_shared_to_global": self.copy_out,
             "store_wait": lambda pendings: self.cta.store_wait(_integer(pendings)),
         }

@@ -72,10 +72,10 @@ class _Engine:
         self.language = parts.language
         self.builder = make_builder(parts)
         self.semantic = parts.semantic(self.builder)
-        self._functions: dict[Callable, _Interpreted] = {}
+        self._functions: dict[Callable[..., Any], _Interpreted] = {}
         self._namespaces: dict[str, SimpleNamespace] = {}
 
-    def interpreted(self, fn: Callable) -> _Interpreted:
+    def interpreted(self, fn: Callable[..., Any]) -> _Interpreted:
         """The interpreted form of a kernel's or helper's Python function."""
         return self._functions.setdefault(fn, _Interpreted(fn, self))
 
@@ -123,13 +123,13 @@ class _Engine:
                 vars(namespace).update({k: v for k, v in self._overrides().items() if hasattr(namespace, k)})
         return self._namespaces[name]
 
-    def _overrides(self) -> dict[str, Callable]:
+    def _overrides(self) -> dict[str, Callable[..., Any]]:
         """Functions of the language that need another implementation in an interpreter."""
         return {"range": self.dynamic_range, "static_range": range, "reduce": self.reduce, "static_assert": _static_assert,
                 "inline_asm_elementwise": self.assembly,
                 **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy", "assume"), _passed_through)}
 
-    def elementwise(self, ufunc: Callable, *args: Any) -> Any:
+    def elementwise(self, ufunc: Callable[..., Any], *args: Any) -> Any:
         """A libdevice function, computed by numpy."""
         tensors = [self.semantic.to_tensor(a) for a in args]
         like = next((t for t in tensors if t.type.is_block()), tensors[0])
@@ -148,7 +148,7 @@ class _Engine:
         for i in range(*map(_integer, bounds)):
             yield self.tensor(np.array(i, dtype=numpy_type), dtype)
 
-    def reduce(self, values: Any, axis: int | None, combine: Callable, keep_dims: bool = False) -> Any:
+    def reduce(self, values: Any, axis: int | None, combine: Callable[..., Any], keep_dims: bool = False) -> Any:
         """tl.reduce by halving: neighboring elements are combined until one is left."""
         if not isinstance(values, tuple):
             return self.reduce((values,), axis, combine, keep_dims)[0]
@@ -184,7 +184,7 @@ class _Engine:
 
 
 _ABSENT = object()
-_LIBDEVICE: dict[str, Callable] = {"fast_dividef": np.divide}  # called by helpers only
+_LIBDEVICE: dict[str, Callable[..., Any]] = {"fast_dividef": np.divide}  # called by helpers only
 for _row in OPS.values():
     _LIBDEVICE.update(_row.libdevice)
 
@@ -192,15 +192,15 @@ for _row in OPS.values():
 class _Interpreted:
     """A function of a kernel module, rebuilt on its first call with interpreted names."""
 
-    def __init__(self, fn: Callable, engine: _Engine) -> None:
+    def __init__(self, fn: Callable[..., Any], engine: _Engine) -> None:
         self._original, self._engine = fn, engine
-        self._rebuilt: Callable | None = None
+        self._rebuilt: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._rebuilt = self._rebuilt or self._rebuild()
         return self._rebuilt(*args, **kwargs)
 
-    def _rebuild(self) -> Callable:
+    def _rebuild(self) -> Callable[..., Any]:
         fn, engine = self._original, self._engine
         text = textwrap.dedent(inspect.getsource(fn))
         tree = compat.retry_parse(lambda: ast.parse(text))
@@ -211,7 +211,8 @@ class _Interpreted:
         names = {name: engine.bound(value) for name, value in fn.__globals__.items()}
         names |= {"range": engine.dynamic_range, _AS_TENSOR: partial(engine.semantic.to_tensor, check_type=False)}
         exec(compile(tree, fn.__code__.co_filename, "exec", dont_inherit=True), names)
-        return names[fn.__name__]
+        rebuilt: Callable[..., Any] = names[fn.__name__]
+        return rebuilt
 
 
 _AS_TENSOR = "__as_tensor"
@@ -225,7 +226,7 @@ class _Assignments(ast.NodeTransformer):
         return node
 
 
-def _with_default_semantic(member: Callable, semantic: Any) -> Callable:
+def _with_default_semantic(member: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
     """A tensor's operator with the semantics a compiler passes, else with the interpreter's."""
     def operator(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
         return member(*args, _semantic=_semantic or semantic, **kwargs)
@@ -233,7 +234,7 @@ def _with_default_semantic(member: Callable, semantic: Any) -> Callable:
     return operator
 
 
-def _identity_types(original: Callable, builder_type: type) -> Callable:
+def _identity_types(original: Callable[..., Any], builder_type: type) -> Callable[..., Any]:
     """dtype.to_ir that returns the type itself for the interpreter's builder (a compiler's types lose the sign of integers)."""
     return lambda self, builder: self if isinstance(builder, builder_type) else original(self, builder)
 
