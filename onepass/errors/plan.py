@@ -1,8 +1,8 @@
-"""Errors of planning: ONEPASS-201 and 204 to 209. Budgets of steps are next to their base class."""
+"""Errors of planning: ONEPASS-201 to 209."""
 
 from __future__ import annotations
 
-from .base import OnepassError
+from .base import OnepassError, TooManySteps
 
 
 class NoPlan(OnepassError):
@@ -20,3 +20,11 @@ class IllegalSchedule(OnepassError):
     code = "ONEPASS-205"
     message = ("The schedule of kernel {kernel} ({schedule}) cannot run on {device}: {reason}: {detail}. This is a bug in onepass; "
                "please report it with `onepass doctor`.")
+
+
+class PlanTooLong(TooManySteps):
+    code = "ONEPASS-202"
+
+
+class SimplifyTooLong(TooManySteps):
+    code = "ONEPASS-203"

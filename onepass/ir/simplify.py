@@ -8,28 +8,24 @@ picks the cheaper one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import TypeAlias
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
-from ..errors import SimplifyTooLong
-from .budget import Budget
-from .expr import BOOL, F32, I32, OPS, DType, result_dtype
-from .monoid import MONOIDS, Algebra, Stage, State, Value
-from .precision import feeds_discontinuity, may_be_approximate
-from .program import Builder, Const, Index, Load, Node, Op, Program, Reduce, Result, Store, operands, prune, with_operands
-from .size import Size
-
-REWRITE_BUDGET = Budget("Rewriting a Program by rules", SimplifyTooLong, base=256, per_item=16)  # items: nodes
+from .expand import expand_two_pass, inline_single_element
+from .expr import F32, OPS, DType
+from .monoid import MONOIDS
+from .one_hot import sum_of_one_hot
+from .program import Builder, Const, Node, Op, Program, Reduce, Result, prune, with_operands
+from .rewrite import Draft, Rule, sweep
 
 
 def simplify(program: Program) -> Program:
     """Simplify a Program. Roundings to 16 bits remain only where a stored value or a discontinuous op needs them."""
     # Exact rules run first, because they reveal which rounded values are equal to a stored value.
-    return prune(_sweep(prune(_sweep(prune(program), EXACT)), (*EXACT, elide_rounding, div_to_reciprocal)))
+    return prune(sweep(prune(sweep(prune(program), EXACT)), (*EXACT, elide_rounding, div_to_reciprocal)))
 
 
 def two_pass(program: Program, over: frozenset[str] | None = None) -> Program:
@@ -42,7 +38,7 @@ def two_pass(program: Program, over: frozenset[str] | None = None) -> Program:
                 return None
         return expand_two_pass(draft, node)
 
-    return prune(_sweep(program, (expand, fold_constants)))
+    return prune(sweep(program, (expand, fold_constants)))
 
 
 def online_softmax(program: Program) -> Program:
@@ -84,108 +80,6 @@ def _maximum_of(program: Program, x: int, m: int, axes: tuple[str, ...]) -> int 
                 case Reduce(monoid=name, args=(arg,), axes=over) if arg == x and set(over) == set(axes):
                     return top if MONOIDS[name].fold == "max" else None
     return None
-
-
-class Draft:
-    """A Program being rewritten: the nodes rewritten so far."""
-
-    def __init__(self, program: Program, rules: "tuple[Rule, ...]") -> None:
-        self.program, self.rules = program, rules
-        self.source = 0  # position of the node being rewritten in the original Program
-        self.stored: set[int] = set()  # values that are stored to memory
-        self._builder = Builder()
-        self._dims: list[frozenset[str]] = []
-        self._steps = REWRITE_BUDGET.steps(len(program.nodes))
-
-    @property
-    def nodes(self) -> list[Node]:
-        return self._builder.nodes
-
-    @cached_property
-    def feeds_discontinuity(self) -> tuple[bool, ...]:
-        """For each value of the original Program, whether it reaches a discontinuous op elementwise."""
-        return feeds_discontinuity(self.program)
-
-    @cached_property
-    def may_be_approximate(self) -> tuple[bool, ...]:
-        """For each value of the original Program, whether it may be approximate."""
-        return may_be_approximate(self.program)
-
-    def add(self, node: Node) -> int:
-        """The position of `node` after applying the rules to it."""
-        better = self._apply_rules(node)
-        while better is not None:
-            if isinstance(better, int):
-                return better
-            self._steps.spend()
-            node, better = better, self._apply_rules(better)
-        at = self._builder.add(node)
-        if at == len(self._dims):
-            self._dims.append(self._varies(node))
-        return at
-
-    def _apply_rules(self, node: Node) -> Node | int | None:
-        """The result of the first rule that applies to a node."""
-        return next((better for rule in self.rules if (better := rule(self, node)) is not None), None)
-
-    def _varies(self, node: Node) -> frozenset[str]:
-        own = frozenset[str]().union(*(self._dims[o] for o in operands(node)))
-        match node:
-            case Load(strides=strides):
-                return own | {axis for axis, _ in strides}
-            case Index(axes=axes):
-                return own | set(axes)
-            case Reduce(axes=axes):
-                return own - set(axes)
-            case _:
-                return own
-
-    def varies(self, at: int, axes: tuple[str, ...]) -> bool:
-        """Whether a value varies over any of `axes`."""
-        return not self._dims[at].isdisjoint(axes)
-
-    def dtype(self, at: int) -> DType:
-        """The type of a value."""
-        match self.nodes[at]:
-            case Load(buffer=name):
-                return self.program.buffer[name].dtype
-            case Const(dtype=dtype) | Index(dtype=dtype) | Op(dtype=dtype):
-                return dtype
-            case Reduce(args=args):
-                return self.dtype(args[0])
-            case Result(reduce=owner, k=k):
-                node = self.nodes[owner]
-                assert isinstance(node, Reduce)
-                return MONOIDS[node.monoid].result_dtypes(self.dtype(owner))[k]
-            case Store(value=stored):
-                return self.dtype(stored)
-
-    def op(self, at: int, *names: str) -> Op | None:
-        """The op at a position, if it has one of these names."""
-        node = self.nodes[at]
-        return node if isinstance(node, Op) and node.name in names else None
-
-    def number(self, at: int) -> float | int | bool | None:
-        """The literal at a position, if it is one."""
-        match self.nodes[at]:
-            case Const(value=number, scale=1):
-                return number
-        return None
-
-
-Rule: TypeAlias = Callable[[Draft, Node], "Node | int | None"]
-
-
-def _sweep(program: Program, rules: tuple[Rule, ...]) -> Program:
-    """Apply the rules to all nodes in order. Nodes that a rule adds are rewritten too."""
-    draft, new = Draft(program, rules), dict[int, int]()
-    stored = {node.value for node in program.nodes if isinstance(node, Store)}
-    for i, node in enumerate(program.nodes):
-        draft.source = i
-        new[i] = draft.add(with_operands(node, new))
-        if i in stored:
-            draft.stored.add(new[i])
-    return replace(program, nodes=tuple(draft.nodes))
 
 
 def drop_cast(draft: Draft, node: Node) -> int | None:
@@ -321,162 +215,9 @@ def _computed(name: str, consts: tuple[Const, ...], dtype: DType) -> float | int
     return math.nan if number != number else number
 
 
-def sum_of_one_hot(draft: Draft, node: Node) -> int | None:
-    """sum over n of where(index(n) == t, a, 0) * r + c -> where(0 <= t < N, a, 0) * r + 0 * r + N * c: only the index varies over n
-
-    All other positions contribute 0 * r, which is NaN if r is infinite or NaN. The rule needs N >= 2, so that they exist.
-    """
-    match node:
-        case Result(reduce=owner):
-            match draft.nodes[owner]:
-                case Reduce(monoid=name, args=(summed,), axes=axes) if MONOIDS[name].fold == "sum":
-                    total = _hit_total(draft, summed, axes, node.src)
-                    return _hit_and_constant(draft, summed, axes, node.src) if total is None else total
-    return None
-
-
-def _hit_and_constant(draft: Draft, summed: int, axes: tuple[str, ...], src: str) -> int | None:
-    """The sum of a one-hot term and an invariant. Other sums are not split: their terms might cancel."""
-    added = draft.op(summed, "add")
-    for hit, constant in (added.args, added.args[::-1]) if added else ():
-        if not draft.varies(constant, axes):
-            total = _hit_total(draft, hit, axes, src)
-            if total is not None:
-                dtype = draft.dtype(summed)
-                count = draft.add(_times(1.0 if dtype.is_float else 1, draft.program.extent(axes), dtype, src))
-                every = draft.add(Op("mul", (constant, count), dtype, src))
-                return draft.add(Op("add", (total, every), dtype, src))
-    return None
-
-
-def _hit_total(draft: Draft, picked: int, axes: tuple[str, ...], src: str) -> int | None:
-    """The sum of a one-hot term where(index == t, a, 0), or of its product with an invariant."""
-    if not draft.varies(picked, axes):  # it holds no index; so at most one factor of a product is searched
-        return None
-    if where := draft.op(picked, "where"):
-        hit, a, zero = where.args
-        t = _compared_to_index(draft, hit, axes)
-        if t is not None and draft.number(zero) == 0 and not draft.varies(a, axes):
-            inside = _in_range(draft, t, draft.program.extent(axes), src)
-            return draft.add(Op("where", (inside, a, zero), where.dtype, src))
-    scaled = draft.op(picked, "mul")
-    for hit, scale in (scaled.args, scaled.args[::-1]) if scaled else ():
-        if not draft.varies(scale, axes):
-            total = _hit_total(draft, hit, axes, src) if _at_least_two(draft.program.extent(axes)) else None
-            if total is not None:
-                return _scaled_total(draft, total, scale, src)
-    return None
-
-
-def _at_least_two(extent: Size) -> bool:
-    return not isinstance(extent, int) or extent > 1  # symbolic sizes are at least 2
-
-
-def _scaled_total(draft: Draft, total: int, scale: int, src: str) -> int:
-    """total * scale, plus 0 * scale for the positions that do not match"""
-    dtype, number = draft.dtype(scale), draft.number(scale)
-    scaled = draft.add(Op("mul", (total, scale), dtype, src))
-    if not dtype.is_float or number is not None and math.isfinite(number):
-        return scaled
-    missed = draft.add(Op("mul", (scale, draft.add(Const(0.0, dtype, src=src))), dtype, src))
-    return draft.add(Op("add", (scaled, missed), dtype, src))
-
-
-def _compared_to_index(draft: Draft, hit: int, axes: tuple[str, ...]) -> int | None:
-    """The t of `index(axes) == t`, if t does not vary over these axes."""
-    compared = draft.op(hit, "eq")
-    for at, t in (compared.args, compared.args[::-1]) if compared else ():
-        match draft.nodes[at]:
-            case Index(axes=own, dtype=dtype) if set(own) == set(axes) and dtype.kind == "int" and not draft.varies(t, axes):
-                return t
-    return None
-
-
-def _in_range(draft: Draft, t: int, extent: Size, src: str) -> int:
-    """0 <= t < extent"""
-    dtype = draft.dtype(t)
-    low = draft.add(Const(0, dtype, src=src))
-    high = draft.add(_times(1, extent, dtype, src))
-    above = draft.add(Op("ge", (t, low), BOOL, src))
-    below = draft.add(Op("lt", (t, high), BOOL, src))
-    return draft.add(Op("and", (above, below), BOOL, src))
-
-
-def _times(number: float | int, extent: Size, dtype: DType, src: str) -> Const:
-    """number * extent as one constant"""
-    return Const(number * extent, dtype, src=src) if isinstance(extent, int) else Const(number, dtype, extent, src)
-
-
-def inline_single_element(draft: Draft, node: Node) -> int | None:
-    """a reduction over no axes -> its monoid expanded on a single element"""
-    match node:
-        case Result(reduce=owner, k=k):
-            match draft.nodes[owner]:
-                case Reduce(axes=()) as reduce:
-                    return _expand(draft, reduce)[k]
-    return None
-
-
-def expand_two_pass(draft: Draft, node: Node) -> int | None:
-    """a reduction that reads its input twice -> its monoid expanded into primitive folds"""
-    match node:
-        case Result(reduce=owner, k=k):
-            match draft.nodes[owner]:
-                case Reduce(monoid=name) as reduce if MONOIDS[name].passes > 1 and MONOIDS[name].stage is Stage.WHOLE:
-                    return _expand(draft, reduce)[k]
-    return None
-
-
 EXACT: tuple[Rule, ...] = (
     drop_cast, drop_widening, drop_one, drop_zero, drop_negations, drop_choice, fold_constants, sum_of_one_hot,
     inline_single_element,
 )
 
 
-def _expand(draft: Draft, reduce: Reduce) -> tuple[int, ...]:
-    """Expand a reduction's monoid into nodes; returns its results."""
-    monoid = MONOIDS[reduce.monoid]
-    algebra = _NodeAlgebra(draft, reduce.axes, draft.dtype(reduce.args[0]), reduce.src)
-    state: State = monoid.lift(algebra, *(_Ref(a) for a in reduce.args))
-    results = monoid.finalize(algebra, *monoid.merge(algebra, *state))
-    return tuple(algebra.place(r, algebra.dtype) for r in results)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ref:
-    """A value of the draft. The class distinguishes it from a Python number."""
-
-    at: int
-
-
-@dataclass(frozen=True)
-class _NodeAlgebra(Algebra):
-    """Expands a monoid into nodes of a draft."""
-
-    draft: Draft
-    axes: tuple[str, ...]
-    dtype: DType  # of the reduction's first argument
-    src: str
-
-    def emit(self, op: str, *args: Value) -> _Ref:
-        typed = [a for a in (args[1:] if op == "where" else args) if isinstance(a, _Ref)]
-        numbers = I32 if any(isinstance(a, int) for a in args) else self.dtype
-        dtype = self.draft.dtype(typed[-1].at) if typed else numbers
-        positions = tuple(self.place(a, dtype) for a in args)
-        gives = result_dtype(OPS[op], tuple(self.draft.dtype(p) for p in positions))
-        return _Ref(self.draft.add(Op(op, positions, gives, self.src)))
-
-    def fold(self, kind: str, value: Value) -> Value:
-        if not self.axes:
-            return value
-        if kind == "sum" and not isinstance(value, _Ref):
-            return _Ref(self.draft.add(_times(value, self.draft.program.extent(self.axes), self.dtype, self.src)))
-        folded = self.draft.add(Reduce(kind, (self.place(value, self.dtype),), self.axes, self.src))
-        return _Ref(self.draft.add(Result(folded, 0, self.src)))
-
-    def place(self, value: Value, dtype: DType) -> int:
-        """The position of a value. A Python number becomes a constant."""
-        if isinstance(value, _Ref):
-            return value.at
-        typed = {"bool": bool, "int": int, "float": float}[dtype.kind](value)
-        return self.draft.add(Const(typed, dtype, src=self.src))

@@ -11,6 +11,7 @@ import dataclasses
 import faulthandler
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,26 +102,30 @@ def serve(channel: socket.socket, answer: Callable[[dict[str, Any]], dict[str, A
         frames.send(channel, {**answer(request), "id": request["id"]})
 
 
-def prepare(handle: int) -> socket.socket:
-    """Set up this process so that only its parent controls it and it ends with the parent. `handle` is its end of the socket."""
+def prepare(handle: int, scratch: str) -> socket.socket:
+    """Set up this process so that only its parent controls it and it ends with the parent.
+
+    `handle` is its end of the socket, `scratch` the folder for its temporary files.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which kills this process if needed
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, exit codes are lost and every ptxas seems to succeed
     faulthandler.enable()
     os.set_inheritable(handle, False)
-    threading.Thread(target=_end_with_parent, args=(handle,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(handle, scratch), daemon=True).start()
     stub_packages()
     return socket.socket(fileno=handle)
 
 
-def _end_with_parent(handle: int) -> None:
-    """Exit as soon as the parent is gone, even in the middle of a job, and kill ptxas too."""
+def _end_with_parent(handle: int, scratch: str) -> None:
+    """Exit as soon as the parent is gone, even in the middle of a job. Kill ptxas too, and leave no temporary files."""
     poll = select.poll()
     poll.register(handle, getattr(select, "POLLRDHUP", 0))  # POLLHUP is always reported
     poll.poll()
+    shutil.rmtree(scratch, ignore_errors=True)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    serve(prepare(int(sys.argv[1])), answer)
+    serve(prepare(int(sys.argv[1]), sys.argv[2]), answer)

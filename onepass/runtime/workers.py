@@ -12,6 +12,7 @@ import fcntl
 import itertools
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -154,6 +155,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._printed: IO[bytes] | None = None  # output of the process and its children
+        self._scratch: str | None = None  # the folder for temporary files of the process and its children
 
     def ask(self, request: Request) -> dict[str, Any]:
         """The reply to a request. If the process fails, the request is retried once in a new process."""
@@ -184,10 +186,13 @@ class Worker:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(REAPING_SECONDS)
         self._close_files()
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:  # a killed compiler leaves its files behind
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def disown(self) -> None:
         """In a forked child: close the socket, which would keep the worker from noticing that the parent is gone."""
-        self._process = None
+        self._process = self._scratch = None
         self._close_files()
 
     def _close_files(self) -> None:
@@ -217,7 +222,8 @@ class Worker:
                 printed = opened.enter_context(tempfile.TemporaryFile(buffering=0))
                 fcntl.fcntl(printed, fcntl.F_SETFL, fcntl.fcntl(printed, fcntl.F_GETFL) | os.O_APPEND)
                 ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
-                self._process = self._spawn(printed, theirs)
+                self._scratch = tempfile.mkdtemp(prefix="onepass-compiler-")
+                self._process = self._spawn(printed, theirs, self._scratch)
                 theirs.close()
                 opened.pop_all()
         except (OSError, ValueError, TypeError, RuntimeError, subprocess.SubprocessError) as error:
@@ -225,12 +231,13 @@ class Worker:
         ours.settimeout(POLL_SECONDS)
         self._channel, self._printed = ours, printed
 
-    def _spawn(self, printed: IO[bytes], theirs: socket.socket) -> subprocess.Popen[bytes]:
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    def _spawn(self, printed: IO[bytes], theirs: socket.socket, scratch: str) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"TMPDIR": scratch}
         handed = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)  # 3 or above: the child replaces descriptors 0 to 2
         try:
             # A new process group: Ctrl-C in a terminal does not reach it, and it can be killed together with its children.
-            return subprocess.Popen([*self._command, str(handed)], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+            command = (*self._command, str(handed), scratch)
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
                                     pass_fds=(handed,), process_group=0, env=environment)
         finally:
             os.close(handed)

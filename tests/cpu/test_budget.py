@@ -23,7 +23,7 @@ from onepass.capture.lowering.substitute import Affine, _Substitution, substitut
 from onepass.device import device
 from onepass.errors import CaptureTooLong, CyclicKernels, PlanTooLong, SimplifyTooLong, TooManySteps
 from onepass.integration import journal
-from onepass.ir import simplify
+from onepass.ir import rewrite
 from onepass.ir.budget import Budget
 from onepass.ir.expr import F32
 from onepass.ir.program import Axis, Buffer, Const, Load, Node, Op, Program, Reduce, Result, Store
@@ -155,14 +155,14 @@ def test_a_long_chain_of_views_is_seen_through_without_recursion() -> None:
 
 
 def test_rules_that_undo_each_other_end() -> None:
-    def there(made: simplify.Draft, node: Node) -> Node | None:
+    def there(made: rewrite.Draft, node: Node) -> Node | None:
         return replace(node, name="sub") if isinstance(node, Op) and node.name == "add" else None
 
-    def back(made: simplify.Draft, node: Node) -> Node | None:
+    def back(made: rewrite.Draft, node: Node) -> Node | None:
         return replace(node, name="add") if isinstance(node, Op) and node.name == "sub" else None
 
     with pytest.raises(SimplifyTooLong, match="ONEPASS-203"):
-        simplify._sweep(chain(400), (there, back))
+        rewrite.sweep(chain(400), (there, back))
 
 
 def test_powers_are_not_taken_apart_to_find_a_hit() -> None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -103,6 +104,20 @@ def test_what_fails_twice_is_told(pool: Pool, fault: str) -> None:
     assert raised.value.failure is expected
     assert handles() == before, "nothing of a worker is kept"
     value(pool)
+
+
+@pytest.mark.parametrize("fault", ["killed", "ended", "another answer", "none"])
+def test_temporary_files_of_a_compiler_end_with_it(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pool = Pool(1, COMMAND)
+    if fault == "none":
+        value(pool, ("litter", "tmp.ptx"))
+        assert [file.name for file in tmp_path.glob("*/*")] == ["tmp.ptx"], "in a folder of the process's own"
+        pool.end()
+    else:
+        with pytest.raises(WorkerFailure):
+            value(pool, ("litter", "tmp.ptx"), FAULTS[fault])
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_worker_printed_last_is_told(pool: Pool) -> None:
@@ -342,8 +357,12 @@ assert os.read(reader, 1) == b""  # once nobody can write any more
 def test_workers_end_with_a_process_that_is_killed(state: str, forked: bool, tmp_path: Path) -> None:
     """Idle, at work or stopped; also if a fork of the process lives on."""
     os.mkfifo(tmp_path / "pipe")
-    done = script(f"STOP = (('signal', signal.SIGSTOP),)\nSTATE = {state}\nFORKED = {forked}\n{KILLED}", str(tmp_path / "pipe"))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    head = f"import tempfile\ntempfile.tempdir = {str(temporary)!r}\nSTOP = (('signal', signal.SIGSTOP),)\n"
+    done = script(f"{head}STATE = {state}\nFORKED = {forked}\n{KILLED}", str(tmp_path / "pipe"))
     assert done.returncode == 0, done.stderr
+    assert state == "STOP" or not list(temporary.iterdir()), "a stopped process cannot clean up"
 
 
 def test_a_forked_child_has_workers_of_its_own() -> None:

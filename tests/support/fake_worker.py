@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ def act(order: str, argument: Any, channel: socket.socket) -> None:
         case "close":
             channel.shutdown(socket.SHUT_RDWR)
             time.sleep(argument)
+        case "litter":  # as a compiler does that is killed
+            Path(tempfile.gettempdir(), argument).touch()
         case "hold":  # whoever reads from that pipe learns when this process ends
             os.open(argument, os.O_WRONLY)
         case _:
@@ -67,7 +70,7 @@ def main() -> None:
     spec = importlib.util.spec_from_file_location("offline_worker", REAL)
     worker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(worker)
-    channel = worker.prepare(int(sys.argv[1]))
+    channel = worker.prepare(int(sys.argv[1]), sys.argv[2])
     from onepass.runtime import frames
 
     while (asked := frames.receive(channel)) is not None:

@@ -12,7 +12,7 @@ from ...ir.size import Size
 from .align import broadcast, join
 from .call import Call, Concat, Handler, for_overloads, normalize_dim, with_shape_args
 from .draft import Draft, Tensor
-from .pointwise import checked_literal, literal
+from .elementwise import checked_literal, literal
 from .substitute import Lookup, substitute
 from .views import moved, normalize_position, sliced
 
