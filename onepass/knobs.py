@@ -83,7 +83,7 @@ def _tune(text: str) -> str:
     return text
 
 
-def _user_cache(environ: Mapping[str, str]) -> Path:
+def default_cache_folder(environ: Mapping[str, str]) -> Path:
     """The default cache folder, by the XDG rules; a folder in the temporary directory for a user without a home."""
     xdg = Path(environ.get("XDG_CACHE_HOME", "").strip())
     if xdg.is_absolute():  # XDG says to ignore relative paths: they would depend on the working directory
@@ -114,7 +114,7 @@ class Knobs:
         "ONEPASS_CACHE", True, _switch,
         "0 turns the disk cache off: each process plans and compiles again.")
     cache_dir: Path = _knob(
-        "ONEPASS_CACHE_DIR", _user_cache(os.environ), _expanded,  # the store checks it and reports problems
+        "ONEPASS_CACHE_DIR", default_cache_folder(os.environ), _expanded,  # the store checks it and reports problems
         "The cache folder for plans and compiled kernels. Other users must not be able to write to it or to any folder above it.")
     disable: bool = _knob(
         "ONEPASS_DISABLE", False, _switch,

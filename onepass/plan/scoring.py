@@ -55,7 +55,7 @@ def scores(program: Program, bindings: Bindings, device: Device, feedback: Compi
         return kinds
     for family in kinds:
         for form in forms(program, space, family):
-            found.extend(_scored(form, family, bindings, device, feedback))
+            found.extend(scored_forms(form, family, bindings, device, feedback))
     return found
 
 
@@ -113,7 +113,7 @@ def forms(program: Program, space: Space, family: Family) -> tuple[Form, ...]:
             return (Form(Kernel(two_pass(online_softmax(blocks), cols), space), held=True),)
 
 
-def _scored(form: Form, family: Family, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored]:
+def scored_forms(form: Form, family: Family, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored]:
     """Every candidate of a form that fits, with its time. Candidates known to spill stay if they can run at all."""
     kernel = form.kernel
     t, need = traffic(kernel, bindings), demand(kernel)

@@ -149,15 +149,15 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
     """
     artifact, device, index = executable.artifact, executable.device, executable.device.index
     temporaries = (*artifact.cleared, *artifact.temporaries)
-    words, offsets = _pack(temporaries, bindings)
-    zeros, _ = _pack(artifact.cleared, bindings)
+    words, offsets = pack_temporaries(temporaries, bindings)
+    zeros, _ = pack_temporaries(artifact.cleared, bindings)
     block = Layout((words,), (1,), torch.float32)  # partial results are fp32
     constants = [*bindings.values(), 0]
     places = {name: i for i, name in enumerate((*executable._output_names, *executable._input_names))}
     places |= {b.name: len(places) + i for i, b in enumerate(temporaries)}
     places |= {f"size {name}": len(places) + i for i, name in enumerate((*bindings, ""))}
     launches = tuple(
-        (launcher.launch, source.programs(bindings), _picker(source, places, bindings))
+        (launcher.launch, source.programs(bindings), argument_picker(source, places, bindings))
         for source, launcher in zip(artifact.sources, executable.launchers, strict=True) if source.programs(bindings))
     stream_of, current_device = compat.raw_stream(), torch.cuda.current_device
 
@@ -185,7 +185,7 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
     return run
 
 
-def _pack(temporaries: Sequence[Buffer], bindings: Bindings) -> tuple[int, tuple[int, ...]]:
+def pack_temporaries(temporaries: Sequence[Buffer], bindings: Bindings) -> tuple[int, tuple[int, ...]]:
     """Pack all temporaries into one block: its length in 4-byte words, and the byte offset of each buffer."""
     offsets, end = [], 0
     for buffer in temporaries:
@@ -196,7 +196,8 @@ def _pack(temporaries: Sequence[Buffer], bindings: Bindings) -> tuple[int, tuple
     return end // 4, tuple(offsets)
 
 
-def _picker(source: Source, places: Mapping[str, int], bindings: Bindings) -> Callable[[list[int]], Sequence[int | TensorMap]]:
+def argument_picker(source: Source, places: Mapping[str, int],
+                    bindings: Bindings) -> Callable[[list[int]], Sequence[int | TensorMap]]:
     """A function that picks a kernel's arguments, in parameter order, from the list of all values."""
     zero = places["size "]
     positions = []

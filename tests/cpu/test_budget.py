@@ -19,13 +19,13 @@ from onepass.capture.graph import node_kinds
 from onepass.capture.graph.dataflow import Dataflow
 from onepass.capture.lowering import draft
 from onepass.capture.lowering.draft import Draft
-from onepass.capture.lowering.substitute import Affine, _Substitution, substitute
+from onepass.capture.lowering.substitute import Affine, substitute
 from onepass.device import device
 from onepass.errors import CaptureTooLong, CyclicKernels, PlanTooLong, SimplifyTooLong, TooManySteps
 from onepass.integration import journal
 from onepass.ir import rewrite
 from onepass.ir.budget import Budget
-from onepass.ir.expr import F32
+from onepass.ir.expr import F32, DType
 from onepass.ir.program import Axis, Buffer, Const, Load, Node, Op, Program, Reduce, Result, Store
 from onepass.pipeline import optimize
 from onepass.plan import footprint, partition
@@ -100,11 +100,11 @@ def test_sums_of_few_of_sums_of_few_do_not_multiply() -> None:
 @pytest.mark.parametrize("turn", [lambda x: x[1:], lambda x: x + x.t()], ids=("slice", "transpose"))
 def test_reductions_that_read_each_other_move_together(turn: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """x + norm(x), again and again, then moved: every further norm takes as much as the one before, not twice as much."""
-    rewritten, rewrite = [0], _Substitution._rewrite
+    added, add = [0], Draft.add
 
-    def counted(self: _Substitution, position: int) -> int:
-        rewritten[0] += 1
-        return rewrite(self, position)
+    def counted(self: Draft, node: Node, dtype: DType) -> int:
+        added[0] += 1
+        return add(self, node, dtype)
 
     def deep(levels: int) -> int:
         def function(x: Tensor) -> Tensor:
@@ -112,11 +112,11 @@ def test_reductions_that_read_each_other_move_together(turn: Callable[[Tensor], 
                 x = x + F.rms_norm(x, (16,))
             return turn(x)
 
-        rewritten[0] = 0
+        added[0] = 0
         capture(function, (torch.empty(16, 16),), dynamic=False)
-        return rewritten[0]
+        return added[0]
 
-    monkeypatch.setattr(_Substitution, "_rewrite", counted)
+    monkeypatch.setattr(Draft, "add", counted)
     sizes = [deep(n) for n in (3, 5, 7)]
     assert 0 < sizes[2] - sizes[1] == sizes[1] - sizes[0]
 

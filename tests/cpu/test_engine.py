@@ -234,13 +234,13 @@ def test_launches_get_the_right_arguments(name: str, monkeypatch: pytest.MonkeyP
 def test_temporaries_share_one_aligned_block() -> None:
     made = next(m for m in (case(n, rows=3000, cols=8)[0].artifact for n in ("sum-both", "rms_norm-w-backward")) if m.temporaries)
     doubled = (*made.temporaries, *made.temporaries)
-    words, offsets = executable._pack(doubled, {"s0": 3000})
+    words, offsets = executable.pack_temporaries(doubled, {"s0": 3000})
     assert offsets[0] == 0 and all(o % 256 == 0 for o in offsets) and list(offsets) == sorted(set(offsets))
     sizes = [t.untyped_storage().nbytes() for b in doubled for t in [executable.allocate(executable.layout(b, {"s0": 3000}), CPU)]]
     ends = [o + n for o, n in zip(offsets, sizes)]
     assert all(end <= start for end, start in zip(ends, (*offsets[1:], 4 * words)))
     odd = Buffer("odd", DTYPES["f32"], "temp", (65,), (1,))  # its last element alone is beyond a boundary
-    assert executable._pack((odd, odd), {}) == (256, (0, 512))
+    assert executable.pack_temporaries((odd, odd), {}) == (256, (0, 512))
 
 
 def test_launches_of_the_latest_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

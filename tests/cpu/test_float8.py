@@ -19,7 +19,7 @@ from onepass.integration.claim import ClaimOptions, claim
 from onepass.pipeline import generate
 from onepass.plan.legality import Family
 from onepass.runtime import offline
-from onepass.runtime.interpreter.builder import _narrow
+from onepass.runtime.interpreter.builder import narrowed
 from onepass.tools.check import as_tuple
 from tests.support.correctness import randoms
 from tests.support.forced_schedules import H200, assert_as_oracle, chosen, planned, program_of
@@ -110,7 +110,7 @@ def test_every_type_is_rounded_as_torch_does(source: torch.dtype, dtype: torch.d
 @FLOAT8
 def test_the_interpreter_converts_as_the_hardware_does(dtype: torch.dtype) -> None:
     """cvt.rn.satfinite stops at the greatest number of either type, so a kernel that wants infinity has to see to it."""
-    codes = torch.from_numpy(_narrow(np.array([1e9, -np.inf, np.nan, 1.0], np.float32), dtype)).view(dtype)
+    codes = torch.from_numpy(narrowed(np.array([1e9, -np.inf, np.nan, 1.0], np.float32), dtype)).view(dtype)
     most = torch.finfo(dtype).max
     assert_same(codes.float(), torch.tensor([most, -most, float("nan"), 1.0]))
 

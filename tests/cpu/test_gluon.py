@@ -35,7 +35,7 @@ from onepass.plan.staged_rows import (
 )
 from onepass.runtime import offline
 from onepass.runtime.compiled import Artifact, Summary
-from onepass.runtime.executable import _picker, allocate, assemble, layout
+from onepass.runtime.executable import allocate, argument_picker, assemble, layout
 from onepass.runtime.interpreter import gluon_model, interpret
 from onepass.runtime.launch import TensorMap
 from onepass.runtime.serialize import pack, unpack
@@ -538,7 +538,7 @@ def test_a_launch_is_given_an_address_and_how_it_is_seen() -> None:
     assert kinds == [ParamKind.POINTER, ParamKind.POINTER, ParamKind.TENSOR_MAP, ParamKind.SIZE, ParamKind.ZERO]
     places = {p.name: i for i, p in enumerate(source.params) if p.kind in (ParamKind.POINTER, ParamKind.TENSOR_MAP)}
     places |= {f"size {name}": 3 for name in bindings} | {"size ": 4}
-    args = _picker(source, places, bindings)([64, 128, 256, 16, 0])
+    args = argument_picker(source, places, bindings)([64, 128, 256, 16, 0])
     assert list(args) == [64, 128, TensorMap(256, (16, 16, 256), (4096, 256, 1)), 16, 0]
 
 

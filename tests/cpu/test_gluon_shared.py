@@ -25,7 +25,7 @@ from onepass.plan.thread_layout import vector
 from onepass.runtime import offline
 from onepass.runtime.compile_job import job
 from onepass.runtime.compiled import Artifact, Compiled
-from onepass.runtime.executable import _pack, assemble
+from onepass.runtime.executable import assemble, pack_temporaries
 from onepass.runtime.interpreter import gluon_model
 from onepass.runtime.interpreter.coroutines import MAX_IDLE_ROUNDS, RoundRobin
 from onepass.runtime.module import build
@@ -471,8 +471,8 @@ def test_what_must_be_cleared_is_kept_and_comes_first_in_memory() -> None:
     made = Compiled(plan, pipeline.generate(plan), ()).artifact
     back = unpack("key", pack("key", made))
     assert isinstance(back, Artifact) and back == made and back.cleared == made.cleared and back.sources[0].ctas_per_group == 2
-    words_there, (first, *_) = _pack((*made.cleared, *made.temporaries), {"s0": 100})
-    cleared, _ = _pack(made.cleared, {"s0": 100})
+    words_there, (first, *_) = pack_temporaries((*made.cleared, *made.temporaries), {"s0": 100})
+    cleared, _ = pack_temporaries(made.cleared, {"s0": 100})
     assert first == 0 and 100 * 2 * 2 <= cleared < words_there
 
 

@@ -160,7 +160,7 @@ def count(first: int, last: int) -> Counter[str]:
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_everything_scored_is_legal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, found, scored = WORKLOADS[name], [0], scoring._scored
+    one, found, scored = WORKLOADS[name], [0], scoring.scored_forms
 
     def checked(*args: Any) -> list[scoring.Scored]:
         made = scored(*args)
@@ -169,7 +169,7 @@ def test_everything_scored_is_legal(name: str, monkeypatch: pytest.MonkeyPatch) 
         found[0] += len(made)
         return made
 
-    monkeypatch.setattr(scoring, "_scored", checked)
+    monkeypatch.setattr(scoring, "scored_forms", checked)
     inputs = one.inputs()
     captured = capture(one.function, inputs)
     program, sizes = specialize(optimize(captured.program), captured.bind(inputs) or {})

@@ -425,14 +425,14 @@ def test_turned_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_the_store_is() -> None:
     assert knobs({"ONEPASS_CACHE_DIR": "/somewhere"}).cache_dir == Path("/somewhere")
-    from onepass.knobs import _user_cache
+    from onepass.knobs import default_cache_folder
 
-    assert _user_cache({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/onepass")
-    assert _user_cache({"XDG_CACHE_HOME": "caches"}) == _user_cache({})  # the rules have relative ones ignored
+    assert default_cache_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/onepass")
+    assert default_cache_folder({"XDG_CACHE_HOME": "caches"}) == default_cache_folder({})  # the rules have relative ones ignored
     with pytest.raises(BadSpec, match=r"ONEPASS_CACHE_DIR.*home"):
         knobs({"ONEPASS_CACHE_DIR": "~nobody-is-called-this/x"})
     assert knobs({"ONEPASS_KEEP_SOURCES": "/" + "x" * 5000}).keep_sources  # cannot even be looked at: whoever writes there tells
-    assert _user_cache({}).is_absolute() and knobs({}).cache
+    assert default_cache_folder({}).is_absolute() and knobs({}).cache
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------------

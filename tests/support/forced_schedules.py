@@ -25,7 +25,7 @@ from onepass.plan.partition import with_join
 from onepass.plan.plan import KernelPlan, Plan
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Cover, Schedule
-from onepass.plan.scoring import _scored, forms
+from onepass.plan.scoring import forms, scored_forms
 from onepass.runtime.executable import assemble
 from tests.support.correctness import poison
 
@@ -61,7 +61,7 @@ def candidates(program: Program, bindings: Bindings, on: Device = H200) -> Itera
         return
     for family in kinds:
         written = forms(program, space, family)
-        yield family, [scored.plan for form in written for scored in _scored(form, family, bindings, on, {})]
+        yield family, [scored.plan for form in written for scored in scored_forms(form, family, bindings, on, {})]
 
 
 def chosen(program: Program, bindings: Bindings, family: Family, schedule: Schedule, on: Device = H200) -> KernelPlan:

@@ -30,7 +30,7 @@ def make_builder(parts: compat.InterpreterParts) -> Any:
             data = src.data
             if source in narrow and data.dtype.kind == "u":  # the result of a comparison still has its operands' type
                 data = _widen(data, narrow[source])
-            data = _narrow(data, narrow[target]) if target in narrow else data.astype(parts.runtime._get_np_dtype(target))
+            data = narrowed(data, narrow[target]) if target in narrow else data.astype(parts.runtime._get_np_dtype(target))
             return handle_type(data, target)
 
         def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Any:
@@ -63,7 +63,8 @@ def _widen(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     return torch.tensor(bits.view(_signed(bits.dtype))).view(dtype).to(torch.float32).numpy()
 
 
-def _narrow(data: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+def narrowed(data: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The bits of floats rounded to a type that numpy lacks."""
     value = torch.tensor(data.astype(np.float32))
     if dtype.itemsize == 1:  # the hardware saturates at the largest finite number and keeps NaN
         value = value.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
