@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 import onepass
@@ -161,7 +162,7 @@ def _kernels(step: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
         torch.cuda.synchronize()
     calls, spent = Counter[str](), Counter[str]()
     for event in profiled.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type == DeviceType.CUDA:
             calls[event.name] += 1
             spent[event.name] += event.device_time / 1e3
     return calls, spent

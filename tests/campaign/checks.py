@@ -330,7 +330,7 @@ def by_backend(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     torch._dynamo.reset()
     for forget in (journal.reset, failure.reset_warnings):
         forget()
-    options = {"interpret": True, "by_cost": False, "rest": "eager", "on_error": "raise"}
+    options: dict[str, Any] = {"interpret": True, "by_cost": False, "rest": "eager", "on_error": "raise"}
     compiled = torch.compile(graph.function(), backend=onepass.backend, options=options)
     return with_gradients(compiled, inputs), f"{sum(len(g.regions) for g in journal.snapshot().graphs)} regions"
 

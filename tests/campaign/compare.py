@@ -52,10 +52,10 @@ def compared(mine: Results, truth: Truth) -> tuple[str, str, int]:
         return "skipped", f"no float64 reference: {error}", 0
     kind = "right"
     for k, (one, other, reference) in enumerate(zip(mine, truth.eager, exact, strict=True)):
-        wrong = _wrong(one, other, reference, truth.exactly) if isinstance(other, torch.Tensor) and other.numel() else None
-        if wrong:
+        judged = isinstance(other, torch.Tensor) and other.numel()
+        if judged and (differs := _wrong(one, other, reference, truth.exactly)):
             if odd := _undecided(k, one, other, reference, truth):
-                return "wrong", f"{odd}; {wrong}", k
+                return "wrong", f"{odd}; {differs}", k
             kind = "noise"
     return kind, "", 0
 

@@ -24,7 +24,7 @@ import torch
 import onepass
 from onepass.runtime.counters import counts
 
-from . import writes
+from . import store, writes
 
 WAVES = 2
 TOGETHER = writes.SCENARIOS[:3]  # the last writes two states of one file in turns
@@ -116,7 +116,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["ONEPASS_CACHE_DIR"] = tempfile.mkdtemp(prefix="onepass-campaign-")
-    onepass.fuse(writes.store.FUNCTIONS[0])(writes.store.X)  # says once that it interprets
+    onepass.fuse(store.FUNCTIONS[0])(store.X)  # says once that it interprets
     found = run(given.count, given.rounds, given.log)
     for report in found:
         print(f"round {report['round']}, wave {report['wave']}: {report['processes']} processes, {report['seconds']} s, "

@@ -55,8 +55,8 @@ def _through_processes(stage: str, out: TextIO, seeds: list[int]) -> None:
             errors.seek(0)
             if seeds:
                 why = f"the process ended with {child.returncode}: {errors.read()[-300:]}"
-                line = {"seed": seeds[0], "kind": "crash", "where": str(child.returncode), "detail": why, "ops": [], "dtypes": []}
-                out.write(json.dumps(line) + "\n")
+                crash = {"seed": seeds[0], "kind": "crash", "where": str(child.returncode), "detail": why, "ops": [], "dtypes": []}
+                out.write(json.dumps(crash) + "\n")
                 seeds = seeds[1:]
 
 

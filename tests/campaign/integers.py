@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from onepass.ir.expr import BOOL, I64, DType
-from onepass.ir.program import Buffer, Builder, Const, Node, Op, Program, Reduce, Result, Store, with_operands
+from onepass.ir.program import Buffer, Builder, Const, Node, Op, Program, Reduce, Result, Store, operands, with_operands
 
 KEPT = {"add", "sub", "mul", "fma", "neg", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt", "ge"}
 FOLDS = {"sum", "prod", "max", "min", "any", "all", "argmax", "argmin"}
@@ -41,8 +41,9 @@ def _added(builder: Builder, program: Program, at: int, node: Node, new: dict[in
     match node:
         case Const(value=number) if program.dtypes[at].is_float:
             return builder.add(Const(1 + hash(repr(number)) % 97, I64))
-        case Op(name="cast", dtype=to) if _int(to) == I64 and _int(program.dtypes[program.nodes[at].args[0]]) == I64:
-            return node.args[0]
+        case Op(name="cast", dtype=to, args=(source, *_)) if (
+                _int(to) == I64 == _int(program.dtypes[operands(program.nodes[at])[0]])):
+            return source
         case Op(name="cast", dtype=to):
             return builder.add(replace(node, dtype=_int(to)))
         case Op(name=name) if name in KEPT:

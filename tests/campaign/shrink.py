@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from .graph import Graph, Input
 
@@ -57,7 +58,8 @@ def _shorter(graph: Graph) -> Iterator[Graph]:
 def _plainer(spec: Input) -> Iterator[Input]:
     for field, plain in (("layout", "contiguous"), ("content", "normal"), ("dtype", "f32")):
         if spec.is_tensor and getattr(spec, field) != plain:
-            yield replace(spec, **{field: plain})
+            changes: dict[str, Any] = {field: plain}
+            yield replace(spec, **changes)
 
 
 def _smaller(graph: Graph) -> Iterator[Graph]:

@@ -95,7 +95,8 @@ def reseal(folder: Path, chance: Random) -> str:
     """A file with a right checksum over something else: of another version, or of values that fit no declaration."""
     path = chance.choice(sorted((folder / "entries").iterdir()))
     body = json.loads(path.read_bytes().partition(b"\n")[2])
-    spot, wrong = body, chance.choice(({}, [], [[]], {"a": 1}, "\ud800", "x" * 9, -1.5, [None] * 3))
+    nothings: tuple[Any, ...] = ({}, [], [[]], {"a": 1}, "\ud800", "x" * 9, -1.5, [None] * 3)
+    spot, wrong = body, chance.choice(nothings)
     while isinstance(spot, (dict, list)) and spot:
         at = chance.choice(list(spot) if isinstance(spot, dict) else range(len(spot)))
         if chance.random() < 0.4 or not isinstance(spot[at], (dict, list)) or not spot[at]:

@@ -27,8 +27,10 @@ from typing import Any
 
 os.environ.setdefault("ONEPASS_CACHE_DIR", tempfile.mkdtemp(prefix="onepass-campaign-"))
 
+import socket
+
 from onepass.errors import CompilerUnavailable
-from onepass.runtime import frames, offline, workers
+from onepass.runtime import frames, offline
 from onepass.runtime.module import Job
 from onepass.runtime.workers import Pool
 from tests.support.fake_worker import COMMAND, text
@@ -212,7 +214,7 @@ class Campaign:
 
     def interrupt(self, asked: Asked, delay: float) -> str:
         """Ask while Ctrl-C reaches the main thread after so many seconds."""
-        main = threading.main_thread().ident
+        main = threading.main_thread().ident or 0
         thread = self.soon(delay, lambda: signal.pthread_kill(main, signal.SIGINT))
         try:
             self.armed = True
@@ -278,17 +280,17 @@ class Campaign:
     def starved(self, rng: random.Random) -> str:
         """Nothing more can be opened when a worker is to be started."""
         self.pools[self.kind].close()
-        real = workers.socket.socketpair
+        real = socket.socketpair
 
         def full() -> Any:
             raise OSError(errno.EMFILE, "Too many open files")
 
-        workers.socket.socketpair = full  # type: ignore[assignment]
+        socket.socketpair = full  # type: ignore[assignment]
         asked = self.question()
         try:
             outcome = self.ask(asked)
         finally:
-            workers.socket.socketpair = real
+            socket.socketpair = real
         if outcome != "ONEPASS-333":
             raise Wrong(outcome)
         self.certainly(asked)

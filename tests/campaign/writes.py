@@ -46,8 +46,8 @@ from . import store
 
 NUMBERS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 CALLS = ("open", "mkdir", "replace", "unlink", "fsync", "close")
-FAULTS = (*((number, persistent) for number in NUMBERS for persistent in (False, True)), "kill")
-LOOKING = ((errno.EIO, False), (errno.EIO, True))
+FAULTS: tuple[Fault, ...] = (*((number, persistent) for number in NUMBERS for persistent in (False, True)), "kill")
+LOOKING: tuple[Fault, ...] = ((errno.EIO, False), (errno.EIO, True))
 LONGEST = 600  # seconds a fault may take before it counts as hanging: the machine may be busy
 LONG_AGO = (0, 0)
 Fault = tuple[int, bool] | str

@@ -57,7 +57,7 @@ def anothers(monkeypatch: pytest.MonkeyPatch) -> Anothers:
         status = path.lstat()
         theirs.add((status.st_dev, status.st_ino))
 
-    monkeypatch.setattr(files.os, "fstat", seen)
+    monkeypatch.setattr(os, "fstat", seen)
     return give
 
 

@@ -35,7 +35,7 @@ SUBJECTS = [
 ]
 
 
-def plans_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, most: int) -> tuple:
+def plans_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, most: int) -> tuple[Any, ...]:
     args = workload(name).inputs(shape, dtype, "cpu")
     captured = capture(workload(name).function, args, dynamic=False)
     program, bindings = optimize(captured.program), captured.bind(args)

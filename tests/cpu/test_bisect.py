@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 from onepass.__main__ import app
 from onepass.errors import BadSetting, BadSpec, NotDeterministic, NothingToCompare, StepFailed
-from onepass.integration import region_op
+from onepass.integration import region_op, repro
 from onepass.tools import bisect, spec, step
 from onepass.tools.bisect import RECOMPUTE, minimal
 from onepass.tools.reference import Reference, worst_excess
+from onepass.tools.runner import Runner
 
 STEPS = '''
 import torch
@@ -143,7 +144,7 @@ class Pretended:
 def searched(runner: Pretended) -> tuple[list[set[str]], bool, Any]:
     right = {"loss": torch.full((64,), 1.0)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bisect.repro, "write_region", lambda *args: "file.py")
+        patch.setattr(repro, "write_region", lambda *args: "file.py")
         search = bisect._Search(runner, Reference(right, right, "float64", ()), 8.0, lambda line: None)  # type: ignore[arg-type]
         bad_groups, diverges_without_regions = search.bad_groups()
     return [{s.region for s in group.suspects} for group in bad_groups], diverges_without_regions, search
@@ -226,7 +227,7 @@ def test_options_are_python_values_or_names() -> None:
     with pytest.raises(BadSpec, match="name=value"):
         spec.parse_options(["by_cost"])
     with pytest.raises(BadSetting):
-        bisect.Runner.of(step.StepFactory("", None, 0, True), {"rest": "nobody"})
+        Runner.of(step.StepFactory("", None, 0, True), {"rest": "nobody"})
 
 
 # ---- the whole ---------------------------------------------------------------------------------------------------------------

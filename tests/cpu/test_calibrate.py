@@ -18,7 +18,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from onepass import compat
+from onepass import compat, files
 from onepass.__main__ import app
 from onepass.capture.function.trace import capture
 from onepass.device import Device, device
@@ -30,6 +30,7 @@ from onepass.pipeline import optimize
 from onepass.plan.cost import _sustained_rate
 from onepass.runtime import cache, card, measured
 from onepass.runtime.measured import Calibration
+from onepass.runtime.serialize import pack
 from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +116,7 @@ def test_a_card_is_known_by_how_it_differs_from_the_one_the_model_was_fitted_on(
     probed = tool.PROBED_H200
     found = derive(figures(4.5e6, probed["latency"], l2_rate=2 * probed["l2_bandwidth"], clock=probed["clock"] / 2), H200, "")
     assert found.latency == pytest.approx(H200.latency) and found.bandwidth == pytest.approx(4.5e6)
-    assert (found.l2_bandwidth, found.clock) == (pytest.approx(2 * H200.l2_bandwidth), pytest.approx(H200.clock / 2))
+    assert (found.l2_bandwidth, found.clock) == pytest.approx((2 * H200.l2_bandwidth, H200.clock / 2))
 
 
 @pytest.mark.parametrize("changes, what", [
@@ -157,7 +158,7 @@ def test_facts_are_kept_used_and_forgotten(here: None, folder: Path) -> None:
 
 def test_a_second_calibration_replaces_the_first(here: None) -> None:
     for rate in (4.3e6, 4.6e6):
-        found = calibrate(probe=lambda where, facts, rate=rate: figures(rate))
+        found = calibrate(probe=lambda where, facts, rate=rate: figures(rate))  # type: ignore[misc]  # no lambda with a default is inferred
     assert found.before.bandwidth == 4.3e6 and again().bandwidth == 4.6e6
 
 
@@ -199,7 +200,7 @@ def _open_to_others(path: Path) -> None:
 
 def _other_kind(path: Path) -> None:
     key = path.name.removesuffix(".json")
-    path.write_bytes(cache.pack(key, measured.Card("it", 1, "")))
+    path.write_bytes(pack(key, measured.Card("it", 1, "")))
 
 
 @pytest.mark.parametrize("damage", [_cut, _changed, _open_to_others, _other_kind])
@@ -222,7 +223,7 @@ def test_a_full_disk_is_an_error(here: None, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.files, "write", full)
+    monkeypatch.setattr(files, "write", full)
     with pytest.warns(OnepassWarning), pytest.raises(CalibrationNotSaved):
         calibrate(probe=lambda where, facts: figures())
 
@@ -445,7 +446,7 @@ def test_the_probes_find_what_the_card_has(pretended: Card) -> None:
 
     found = measure(torch.device("cpu"), H200)
     assert found.launch_us == pytest.approx(1.9) and found.join_us == pytest.approx(2.9) and found.join_bytes == JOIN_BYTES
-    assert (found.l2_rate, found.clock) == (pytest.approx(5.5e6), pytest.approx(1830.0))
+    assert (found.l2_rate, found.clock) == pytest.approx((5.5e6, 1830.0))
     facts = derive(found, H200, "2026-01-01")
     assert facts.bandwidth == pytest.approx(4.5e6, rel=0.02) and facts.latency == pytest.approx(1.25 * SCALED, rel=0.05)
     assert {a.kind for a in found.anchors} == {"read", "copy", "add"} and len(found.anchors) == 6

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ SAMPLES = [("oracle", 25, 24), ("interpret", 6, 12), ("schedules", 6, 12), ("fam
            ("compile", 2, 10)]
 
 
-def sampled() -> list:
+def sampled() -> list[Any]:
     """Small batches, so that processes share them."""
     return [pytest.param(stage, 10**6 + 100 * k, size, id=f"{stage}-{k}") for stage, size, many in SAMPLES for k in range(many)]
 
@@ -117,7 +118,7 @@ for seed in json.load(sys.stdin):
     print(json.dumps({"seed": seed, "kind": "right", "where": "", "detail": "", "ops": [], "dtypes": []}), flush=True)
 """)
     python.chmod(0o700)
-    monkeypatch.setattr(graphs.sys, "executable", str(python))
+    monkeypatch.setattr(sys, "executable", str(python))
     counts = graphs.run("oracle", range(4, 10), tmp_path / "log.jsonl", 1)
     assert counts["kinds"] == {"right": 5, "crash": 1}
     assert [line["seed"] for line in graphs.read(tmp_path / "log.jsonl")] == [4, 5, 6, 7, 8, 9]

@@ -397,7 +397,7 @@ def vjp(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda dy, *args: torch.func.vjp(fn, *args)[1](dy)
 
 
-FORWARD = {
+FORWARD: dict[str, Any] = {
     "rms_norm": (lambda x, w: F.rms_norm(x, (16,), w), rand(6, 16), rand(16)),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (16,), w, b), rand(6, 16), rand(16), rand(16) * 2),
     "layer_norm_plain": (lambda x: F.layer_norm(x, (16,)), rand(6, 16)),
@@ -443,7 +443,7 @@ def test_cross_entropy(options: dict[str, Any]) -> None:
     logits, target = rand(6, 10), torch.tensor([1, 2, 9, 0, 2, 5])
 
     def loss_and_gradient(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        loss, back = torch.func.vjp(lambda x: F.cross_entropy(x, target, **options), x)
+        loss, back = torch.func.vjp(lambda x: F.cross_entropy(x, target, **options), x)  # type: ignore[misc]
         return loss, *back(torch.ones_like(loss))
 
     check(loss_and_gradient, logits, target)
@@ -465,7 +465,7 @@ def test_fused_norms_of_cuda_graphs() -> None:
 
     x, w, dy = rand(6, 16), rand(16), rand(6, 16) * 2
     rstd = (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
-    y, back = torch.func.vjp(lambda x, w: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w, x, w)
+    y, back = torch.func.vjp(lambda x, w: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w, x, w)  # type: ignore[misc]
     agree(answer(capture(norms, (x, w, dy)), (x, w, dy)), (y, rstd, back(dy)))
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ REFUSALS = (
 )
 
 
-def compiled() -> SimpleNamespace:
+def compiled() -> Any:
     """What the pipeline hands to a report."""
     plan = SimpleNamespace(program=SimpleNamespace(name="rms_norm_backward"), device=DEVICES["h200"], floor_bytes=402_700_000,
                            floor_us=89.5, predicted_us=98.75, kernels=(KERNEL, JOIN), refusals=REFUSALS)

@@ -242,7 +242,7 @@ def test_inputs_may_be_called_what_indices_are_called() -> None:
 
 def test_values_may_be_called_what_kernels_import() -> None:
     imported = {name.asname or name.name for line in HEADER for node in ast.parse(line).body
-                for name in node.names if isinstance(node, (ast.Import, ast.ImportFrom))}
+                if isinstance(node, (ast.Import, ast.ImportFrom)) for name in node.names}
     assert imported <= set(RESERVED)
 
     def named(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import onepass
@@ -26,13 +28,13 @@ from tests.support.training_step import in_float64
 
 RANKS = 2
 WIDTH = 192  # 3.6 MB of weights
-OPTIONS = {"interpret": True, "rest": "eager", "on_error": "raise", "by_cost": False}
+OPTIONS: dict[str, Any] = {"interpret": True, "rest": "eager", "on_error": "raise", "by_cost": False}
 Wrap = Callable[[nn.Module, bool], nn.Module]
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo")
 
 
-def sharded(model: nn.Module, fused: bool) -> nn.Module:
+def sharded(model: Any, fused: bool) -> Any:
     """FSDP2 around every block and the whole; every block recomputes its forward, and is compiled by itself."""
     mesh = init_device_mesh("cpu", (RANKS,))
     for name, block in list(model.blocks.named_children()):
@@ -44,7 +46,7 @@ def sharded(model: nn.Module, fused: bool) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def replicated(model: nn.Module, fused: bool) -> nn.Module:
+def replicated(model: nn.Module, fused: bool) -> Any:
     """DDP, with buckets of which the model fills several: Dynamo cuts the graph where one is full."""
     parallel = DistributedDataParallel(model, bucket_cap_mb=1)
     return torch.compile(parallel, backend=onepass.backend, options=OPTIONS) if fused else parallel
@@ -88,4 +90,4 @@ def train(rank: int, wrap: Wrap, meeting_point: str) -> None:
 
 @pytest.mark.parametrize("wrap", [pytest.param(sharded, marks=pytest.mark.long), replicated])
 def test_two_ranks_train_as_eager_does(wrap: Wrap, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(train, (wrap, str(tmp_path / "meet")), nprocs=RANKS)
+    spawn(train, (wrap, str(tmp_path / "meet")), nprocs=RANKS)

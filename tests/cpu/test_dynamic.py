@@ -12,15 +12,16 @@ from torch import Tensor, fx
 
 import onepass
 from onepass import compat
+from onepass.capture.graph import region_program
 from onepass.capture.lowering import align, lower
 from onepass.capture.lowering.axes import Atoms, Inexpressible, cut, segments
 from onepass.capture.lowering.draft import Draft
 from onepass.errors import CaptureTooLong, RewriteFailed, UnsupportedOp
 from onepass.integration import claim, journal, rewrite
-from onepass.ir.size import sym
+from onepass.ir.size import product, sym
 from tests.support.correctness import assert_right, randoms
 
-OPTIONS = {"interpret": True, "rest": "eager", "by_cost": False, "on_error": "raise"}
+OPTIONS: dict[str, Any] = {"interpret": True, "rest": "eager", "by_cost": False, "on_error": "raise"}
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -168,7 +169,7 @@ def test_strides_of_a_tensor_of_symbolic_size_follow_its_sizes() -> None:
     run(torch.randn(3, 8, 16))
     (region,) = journal.snapshot().graphs[-1].regions
     (out,) = (b for b in region.program.buffers if b.role == "output")
-    assert out.strides[0] == align.product([out.shape[1], *out.shape[2:]])
+    assert out.strides[0] == product([out.shape[1], *out.shape[2:]])
 
 
 def test_a_size_that_a_view_names_is_known() -> None:
@@ -316,7 +317,7 @@ def test_regions_in_a_circle_lose_one() -> None:
 def test_a_region_is_lowered_once_however_often_regions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that has no place in a Program starts the search over; regions elsewhere in the graph do not change."""
     seen: list[str] = []
-    lower_region = claim.lower_region
+    lower_region = region_program.lower_region
 
     def counted(graph: fx.Graph, region: Any) -> Any:
         seen.append(str([n.name for n in region.nodes]))

@@ -315,7 +315,7 @@ def test_what_is_not_begun_in_the_background_is_not_waited_for(monkeypatch: pyte
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------------
 
-INTERRUPTED = {Path(module.__file__).name for module in (engine, promise, background)}  # whose lines Ctrl-C comes at
+INTERRUPTED = {Path(str(module.__file__)).name for module in (engine, promise, background)}  # whose lines Ctrl-C comes at
 
 
 def interrupted_at(line: int, action: Any) -> bool:

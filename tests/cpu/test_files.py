@@ -220,7 +220,7 @@ def test_a_failed_write_leaves_what_was_there(fails: str, number: int, tmp_path:
         if fails == "write":
             patch.setattr(files, "open", Full, raising=False)
         else:
-            patch.setattr(files.os, fails, failing)
+            patch.setattr(os, fails, failing)
         files.write(handle, "f", b"new", sync=True)
     assert (tmp_path / "f").read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["f"]
 

@@ -71,7 +71,7 @@ def test_loads_and_stores_that_need_a_mask(name: str, dtype: torch.dtype) -> Non
 @FLOAT8
 def test_masked_kernels_compile(dtype: torch.dtype) -> None:
     for name in ("softmax", "to its own type", "transposed"):
-        report = onepass.explain(MASKED[name], device="h200")(torch.empty(256, 33, dtype=dtype, device="meta"))
+        report: Any = onepass.explain(MASKED[name], device="h200")(torch.empty(256, 33, dtype=dtype, device="meta"))
         assert "mask" in report.sources[0].text
 
 
@@ -103,7 +103,7 @@ def test_every_code_is_read(dtype: torch.dtype, to: torch.dtype) -> None:
 def test_every_type_is_rounded_as_torch_does(source: torch.dtype, dtype: torch.dtype) -> None:
     x = numbers().to(source) if source.is_floating_point else torch.arange(-600, 600).to(source)
     assert_same(onepass.fuse(lambda x: x.to(dtype))(x), rounded(x, dtype))
-    compiled = onepass.explain(lambda x: x.to(dtype), device="h200")(torch.empty(512, 33, dtype=source, device="meta"))
+    compiled: Any = onepass.explain(lambda x: x.to(dtype), device="h200")(torch.empty(512, 33, dtype=source, device="meta"))
     assert compiled.kernels
 
 
@@ -140,7 +140,8 @@ def test_cards_without_conversions_refuse_them(name: str) -> None:
 
 @pytest.mark.parametrize("fn", [lambda x: x.float().softmax(-1), lambda x: x.t().contiguous()])
 def test_reading_and_copying_e5m2_is_exact_on_any_card(fn: Callable[[Tensor], Tensor]) -> None:
-    assert onepass.explain(fn, device="a100")(torch.empty(64, 33, dtype=E5M2, device="meta")).kernels
+    report: Any = onepass.explain(fn, device="a100")(torch.empty(64, 33, dtype=E5M2, device="meta"))
+    assert report.kernels
 
 
 def test_a_region_that_a_card_cannot_convert_is_left_quietly() -> None:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,6 @@ from onepass.ir.text import parse
 from onepass.plan.partition import plan
 from onepass.plan.resources import ctas_per_sm, demand, estimate
 from onepass.plan.schedule import Cover
-from onepass.plan.scoring import scores
 from onepass.plan.staged_rows import (
     PIECE_ELEMS,
     Chunks,
@@ -34,20 +34,20 @@ from onepass.plan.staged_rows import (
     tma_stageable_unaligned,
 )
 from onepass.runtime import offline
-from onepass.runtime.compiled import Artifact, Summary
+from onepass.runtime.compiled import Artifact, Compiled, Summary
 from onepass.runtime.executable import allocate, argument_picker, assemble, layout
 from onepass.runtime.interpreter import gluon_model, interpret
 from onepass.runtime.launch import TensorMap
 from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward
-from tests.support.forced_schedules import FORGOTTEN
+from tests.support.forced_schedules import FORGOTTEN, scored
 from tests.support.handwritten_kernels import kernel as by_hand
 from tests.support.staged_kernels import BF16, F16, F32, kernel_of, meta, staged_schedule
 
 H200 = device("h200")
 
 
-def norm_inputs(fn: Callable, cols: int, dtype: torch.dtype, rows: int = 4096) -> tuple[Tensor, ...]:
+def norm_inputs(fn: Callable[..., Any], cols: int, dtype: torch.dtype, rows: int = 4096) -> tuple[Tensor, ...]:
     vectors = {softmax: 0, rms_norm: 1, layer_norm: 2}[fn]
     return meta(rows, cols, dtype=dtype), *(meta(cols, dtype=dtype) for _ in range(vectors))
 
@@ -58,7 +58,7 @@ def norm_inputs(fn: Callable, cols: int, dtype: torch.dtype, rows: int = 4096) -
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("cols", [16384, 32768, 65536])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, layer_norm])
-def test_staged_rows_compile_without_spills_and_take_the_shared_memory_accounted_for(fn: Callable, cols: int,
+def test_staged_rows_compile_without_spills_and_take_the_shared_memory_accounted_for(fn: Callable[..., Any], cols: int,
                                                                                       dtype: torch.dtype) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, cols, dtype))
     two = cols * dtype.itemsize <= 65536
@@ -86,7 +86,7 @@ def test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring(warps: int
 
 
 @pytest.mark.parametrize(("fn", "cols"), [(layer_norm, 1024), (softmax, 16384), (rms_norm, 32768)])
-def test_nothing_takes_the_memory_of_barriers_where_a_cta_has_one_row(fn: Callable, cols: int) -> None:
+def test_nothing_takes_the_memory_of_barriers_where_a_cta_has_one_row(fn: Callable[..., Any], cols: int) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, cols, F32))
     schedule = staged_schedule(kernel, 4, 1, 1, split=0)
     binary = offline.compile(gluon.emit(kernel, schedule, bindings, "norm"), H200)
@@ -128,18 +128,18 @@ def layer_norm_dx(x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, dy: Tensor) 
     return (rstd * (g - g.mean(-1, keepdim=True) - xhat * (g * xhat).mean(-1, keepdim=True))).to(x.dtype)
 
 
-def inputs_of(fn: Callable, rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def inputs_of(fn: Callable[..., Any], rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     torch.manual_seed(cols)
     x, dy = torch.randn(rows, cols).to(dtype), torch.randn(rows, cols).to(dtype)
     w, b = torch.randn(cols).to(dtype), torch.randn(cols).to(dtype)
     row, spread = torch.randn(rows, 1), torch.rand(rows, 1) + 0.5
-    few: dict[Callable, tuple[Tensor, ...]] = {
+    few: dict[Callable[..., Any], tuple[Tensor, ...]] = {
         rms_norm: (x, w), layer_norm: (x, w, b), softmax_backward: (x.float().softmax(-1).to(dtype), dy),
         layer_norm_dx: (x, w, row, spread, dy)}
     return few.get(fn, (x,))
 
 
-def run_staged(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how: int) -> None:
+def run_staged(fn: Callable[..., Any], args: tuple[Tensor, ...], wide: bool = False, **how: int) -> None:
     """Run in the model and compare with the oracle."""
     kernel, bindings = kernel_of(fn, args)
     schedule = staged_schedule(kernel, **how)
@@ -163,7 +163,7 @@ def run_staged(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how
 @pytest.mark.parametrize("cols", [4096, 5000, 6144, 4501])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, layer_norm, softmax_backward, layer_norm_dx, first_of_the_greatest,
                                 product_and_least, log_softmax, less_variance])
-def test_every_reduction_is_right_over_staged_rows(fn: Callable, cols: int, dtype: torch.dtype) -> None:
+def test_every_reduction_is_right_over_staged_rows(fn: Callable[..., Any], cols: int, dtype: torch.dtype) -> None:
     run_staged(fn, inputs_of(fn, 5, cols, dtype), warps=4, vectors=1, split=2)
     run_staged(fn, inputs_of(fn, 3, cols, dtype), warps=4, vectors=1, slots=1, split=0)
 
@@ -240,7 +240,7 @@ def test_what_no_row_changes_is_stored_too(split: int) -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, softmax_backward, layer_norm_dx, first_of_the_greatest, less_variance])
-def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, dtype: torch.dtype) -> None:
+def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable[..., Any], dtype: torch.dtype) -> None:
     run_staged(fn, inputs_of(fn, 5, 4096, dtype), warps=4, vectors=1, slots=1, split=2, prefetch=2)
 
 
@@ -272,7 +272,7 @@ def changed(source: Source, pattern: str, instead: str) -> Source:
 
 
 @pytest.mark.parametrize(("fn", "dtype"), [(softmax, F32), (rms_norm, F32), (softmax_backward, BF16)])
-def test_a_ring_of_copies_compiles_without_spills(fn: Callable, dtype: torch.dtype) -> None:
+def test_a_ring_of_copies_compiles_without_spills(fn: Callable[..., Any], dtype: torch.dtype) -> None:
     args = norm_inputs(fn, 32768, dtype) if fn is not softmax_backward else (meta(64, 32768), meta(64, 32768))
     kernel, bindings = kernel_of(fn, args)
     schedule = staged_schedule(kernel, 8, 1, 1, prefetch=3)
@@ -373,7 +373,7 @@ def test_chunks_of_a_flat_view_have_room_for_the_shift() -> None:
 
 @pytest.mark.parametrize("fn", [softmax, rms_norm])
 @pytest.mark.parametrize(("slots", "split"), [(1, 132), (2, 132), (1, 0)])
-def test_odd_rows_compile_without_spills(fn: Callable, slots: int, split: int) -> None:
+def test_odd_rows_compile_without_spills(fn: Callable[..., Any], slots: int, split: int) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
     schedule = staged_schedule(kernel, 16, 1, slots, split)
     binary = offline.compile(pipeline.emitter(schedule).emit(kernel, schedule, bindings, "norm"), H200)
@@ -383,7 +383,7 @@ def test_odd_rows_compile_without_spills(fn: Callable, slots: int, split: int) -
 
 
 @pytest.mark.parametrize("fn", [softmax, rms_norm])
-def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable) -> None:
+def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable[..., Any]) -> None:
     """Elements outside the flat view and the masks of a row's ends must not stay in registers during a walk."""
     kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
     schedule = replace(staged_schedule(kernel, 16, 1, 1), registers=64)
@@ -482,7 +482,7 @@ def test_the_text() -> None:
 def test_rows_are_staged_where_they_can_be(on: str, shape: tuple[int, int], dtype: torch.dtype, offered: bool) -> None:
     where = device(on)
     kernel, bindings = kernel_of(softmax, (meta(*shape, dtype=dtype),))
-    found = [s.plan for s in scores(kernel.program, bindings, where, {}) if s.plan.schedule.staged]
+    found = [s.plan for s in scored(kernel.program, bindings, where) if s.plan.schedule.staged]
     assert bool(found) is offered
     for each in found:
         assert each.resources.smem_bytes <= where.smem_per_cta and each.schedule.splits == 1
@@ -502,9 +502,9 @@ def test_a_long_softmax_is_staged_and_compiles() -> None:
 def test_a_staged_plan_runs_where_kernels_are_interpreted() -> None:
     x = inputs_of(softmax, 5, 2048, BF16)
     kernel, bindings = kernel_of(softmax, x)
-    best = min((s for s in scores(kernel.program, bindings, H200, {}) if s.plan.schedule.staged), key=lambda s: s.us)
+    best = min((s for s in scored(kernel.program, bindings) if s.plan.schedule.staged), key=lambda s: s.us)
     chosen = replace(plan(kernel.program, bindings, H200), kernels=(replace(best.plan, name="row"),))
-    made = pipeline.Compiled(chosen, pipeline.generate(chosen), ()).artifact
+    made = Compiled(chosen, pipeline.generate(chosen), ()).artifact
     (out,) = assemble(made, torch.device("cpu"), frozenset())({"x": x[0]}, bindings).values()
     torch.testing.assert_close(out.float(), x[0].float().softmax(-1), rtol=2**-7, atol=1e-6)
 
@@ -552,8 +552,8 @@ def test_rows_that_do_not_start_at_16_bytes_are_not_staged() -> None:
     kernel, bindings = kernel_of(softmax, (meta(8192, 32768),))
     crooked = replace(kernel.program, buffers=tuple(replace(b, aligned=b.role == "output") for b in kernel.program.buffers))
     assert parse(str(crooked)) == crooked
-    assert any(s.plan.schedule.staged for s in scores(kernel.program, bindings, H200, {}))
-    assert not any(s.plan.schedule.staged for s in scores(crooked, bindings, H200, {}))
+    assert any(s.plan.schedule.staged for s in scored(kernel.program, bindings))
+    assert not any(s.plan.schedule.staged for s in scored(crooked, bindings))
 
 
 def test_views_that_start_inside_a_tensor_are_not_staged() -> None:

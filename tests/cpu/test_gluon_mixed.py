@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from onepass.plan.thread_layout import vector
 from onepass.runtime import offline
 from onepass.runtime.binary import Binary
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward
-from tests.support.forced_schedules import FORGOTTEN, H200, assert_as_oracle, chosen, planned, program_of, run
+from tests.support.forced_schedules import FORGOTTEN, H200, assert_as_oracle, chosen, planned, program_of, run, scored
 from tests.support.mix_order_kernels import (
     all_else,
     finished,
@@ -36,7 +37,7 @@ from tests.support.mix_order_kernels import (
 from tests.support.staged_kernels import BF16, F32
 
 
-def mixed(fn: Callable, args: tuple[Tensor, ...], warps: int = 4, vectors: int = 1, slots: int = 2, split: int = 2,
+def mixed(fn: Callable[..., Any], args: tuple[Tensor, ...], warps: int = 4, vectors: int = 1, slots: int = 2, split: int = 2,
           hoisted: bool = False, registers: int = 0, least: bool = False, prefetch: int = 0) -> Plan:
     """A plan that stages every load TMA can describe, or with `least` only those it must, and joins partial results."""
     program, _, bindings = program_of(fn, *args)
@@ -50,7 +51,7 @@ def mixed(fn: Callable, args: tuple[Tensor, ...], warps: int = 4, vectors: int =
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule))
 
 
-def check(fn: Callable, args: tuple[Tensor, ...], **how: int) -> None:
+def check(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: Any) -> None:
     """Run in the model and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
     assert_as_oracle(mixed(fn, args, **how), tensors, bindings, f"{how}")
@@ -66,7 +67,7 @@ FUNCTIONS = [rms_norm_backward, layer_norm_backward, add_rms_norm_backward, spre
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("cols", [2048, 2568])
 @pytest.mark.parametrize("fn", FUNCTIONS)
-def test_every_reduction_is_right_over_staged_rows(fn: Callable, cols: int, dtype: torch.dtype) -> None:
+def test_every_reduction_is_right_over_staged_rows(fn: Callable[..., Any], cols: int, dtype: torch.dtype) -> None:
     check(fn, inputs_of(fn, 7, cols, dtype))
 
 
@@ -102,7 +103,7 @@ def test_what_is_read_once_need_not_be_parked(hoisted: bool) -> None:
 
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, all_else])
-def test_elements_may_be_counted_in_64_bits(fn: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_may_be_counted_in_64_bits(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 2056, BF16), hoisted=True)
     check(fn, inputs_of(fn, 5, 2048, BF16), slots=1, prefetch=1)
@@ -146,7 +147,7 @@ def rows_and_columns(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("hoisted", [False, True])
 @pytest.mark.parametrize("fn", [*FUNCTIONS, rows_and_columns])
-def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable, hoisted: bool) -> None:
+def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable[..., Any], hoisted: bool) -> None:
     check(fn, inputs_of(fn, 7, 4096, BF16), slots=1, prefetch=3, hoisted=hoisted)
 
 
@@ -183,13 +184,14 @@ def test_any_number_of_chunks_comes_in_copies(cols: int, vectors: int) -> None:
     (r"ready\.index\(at\), (\d+), pred=inside", r"ready.index(first), \1, pred=inside", errors.WrongPhase),
     (r"ahead = row \+ \d", "ahead = row + 1", errors.CopyLeftBehind),
 ])
-def test_a_ring_of_copies_that_forgets_something_is_caught(fn: Callable, cols: int, pattern: str, instead: str,
+def test_a_ring_of_copies_that_forgets_something_is_caught(fn: Callable[..., Any], cols: int, pattern: str, instead: str,
                                                            caught: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(caught):
         run_changed(fn, inputs_of(fn, 9, cols, BF16), pattern, instead, monkeypatch)
 
 
-def run_changed(fn: Callable, args: tuple[Tensor, ...], pattern: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_changed(fn: Callable[..., Any], args: tuple[Tensor, ...], pattern: str, instead: str,
+                monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a ring of copies whose text was tampered with, and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
     plan = mixed(fn, args, slots=1, prefetch=3)
@@ -226,7 +228,7 @@ def test_a_refill_of_the_wrong_part_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
     (add_rms_norm_backward, 8192, BF16, 16, 3, False),
 ])
 def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounted_for(
-        fn: Callable, cols: int, dtype: torch.dtype, warps: int, slots: int, hoisted: bool) -> None:
+        fn: Callable[..., Any], cols: int, dtype: torch.dtype, warps: int, slots: int, hoisted: bool) -> None:
     most = min(248, 65536 // (32 * warps))
     plan = mixed(fn, given(fn, cols, dtype), warps, 1, slots, 132, hoisted, registers=most)
     binary = offline.compile(pipeline.generate(plan)[0], H200)
@@ -252,7 +254,7 @@ def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_account
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("fn", FUNCTIONS)
-def test_every_reduction_compiles(fn: Callable, dtype: torch.dtype) -> None:
+def test_every_reduction_compiles(fn: Callable[..., Any], dtype: torch.dtype) -> None:
     plan = mixed(fn, inputs_of(fn, 7, 2056, dtype), 8, slots=3, registers=248)
     binary = offline.compile(pipeline.generate(plan)[0], H200)
     assert binary.smem_bytes == plan.kernels[0].resources.smem_bytes and binary.spill_bytes == 0
@@ -270,7 +272,7 @@ def test_additions_to_accumulators_are_not_delayed() -> None:
 # ---- the plan --------------------------------------------------------------------------------------------------------------
 
 
-def staged_plans(fn: Callable, args: tuple[Tensor, ...]) -> list[Schedule]:
+def staged_plans(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> list[Schedule]:
     program, _, bindings = program_of(fn, *args)
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
@@ -285,7 +287,7 @@ def staged_plans(fn: Callable, args: tuple[Tensor, ...]) -> list[Schedule]:
     (rms_norm_backward, 8188, F32, True),
     (rms_norm_backward, 65536, BF16, False),  # more than a CTA has room for
 ])
-def test_rows_are_staged_where_they_can_be(fn: Callable, cols: int, dtype: torch.dtype, offered: bool) -> None:
+def test_rows_are_staged_where_they_can_be(fn: Callable[..., Any], cols: int, dtype: torch.dtype, offered: bool) -> None:
     found = staged_plans(fn, given(fn, cols, dtype))
     assert bool(found) is offered
     for each in found:
@@ -306,7 +308,7 @@ def test_what_is_left_of_shared_memory_holds_copies_of_the_next_row(cols: int, p
 
 def test_a_part_of_the_next_row_is_worth_its_room() -> None:
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 32768, rows=8192))
-    found = [s for s in scores(program, bindings, H200, {})
+    found = [s for s in scored(program, bindings)
              if s.plan.schedule.family == "mix-order staged" and s.plan.schedule.warps == 16]
     best = {ahead: min(s.us for s in found if s.plan.schedule.prefetch == ahead) for ahead in (0, 1, 3)}
     assert best[3] < best[1] < best[0]

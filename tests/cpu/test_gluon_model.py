@@ -17,8 +17,8 @@ from onepass import errors
 from onepass.codegen.source import GridDim, Param, ParamKind, Source, TensorView
 from onepass.ir.expr import DTYPES
 from onepass.ir.size import sym
-from onepass.runtime.interpreter.gluon_memory import Cta, Slot
-from onepass.runtime.interpreter.gluon_model import Argument, Descriptor, Trace, run, run_source
+from onepass.runtime.interpreter.gluon_memory import Cta, Descriptor, Slot
+from onepass.runtime.interpreter.gluon_model import Argument, Trace, run, run_source
 from onepass.runtime.module import load_text
 
 triton = pytest.importorskip("triton")

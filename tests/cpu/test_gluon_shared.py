@@ -47,7 +47,7 @@ from tests.support.mix_order_kernels import (
 from tests.support.staged_kernels import BF16, F32
 
 
-def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 4, vectors: float = 1, slots: int = 3,
+def shared(fn: Callable[..., Any], args: tuple[Tensor, ...], share: int = 2, warps: int = 4, vectors: float = 1, slots: int = 3,
            groups: int = 2, hoisted: bool = False, registers: int = 0, beside: bool = False, on: Device = H200) -> Plan:
     """A plan with `share` CTAs per row."""
     program, _, bindings = program_of(fn, *args)
@@ -61,7 +61,7 @@ def shared(fn: Callable, args: tuple[Tensor, ...], share: int = 2, warps: int = 
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule, on), on)
 
 
-def check(fn: Callable, args: tuple[Tensor, ...], **how: Any) -> None:
+def check(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: Any) -> None:
     """Run in the model and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
     assert_as_oracle(shared(fn, args, **how), tensors, bindings, f"{how}")
@@ -75,7 +75,7 @@ FUNCTIONS = [rms_norm_backward, layer_norm_backward, add_rms_norm_backward, spre
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("share", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("fn", FUNCTIONS)
-def test_every_kind_of_kernel_is_right(fn: Callable, share: int, dtype: torch.dtype) -> None:
+def test_every_kind_of_kernel_is_right(fn: Callable[..., Any], share: int, dtype: torch.dtype) -> None:
     cols = share * (2048 if dtype is BF16 else 1024)
     check(fn, inputs_of(fn, 7, cols, dtype), share=share)
     check(fn, inputs_of(fn, 5, cols, dtype), share=share, slots=2, hoisted=True)
@@ -120,7 +120,7 @@ def named_as_helpers(mailboxes: Tensor, cta_rank: Tensor, word0: Tensor) -> tupl
 
 @pytest.mark.parametrize("vectors", [1, 2])  # in one chunk, names are as they are given
 @pytest.mark.parametrize("fn", [named_alike, named_as_helpers])
-def test_users_may_call_things_as_kernels_do(fn: Callable, vectors: int) -> None:
+def test_users_may_call_things_as_kernels_do(fn: Callable[..., Any], vectors: int) -> None:
     x, w, _, dy = inputs_of(rms_norm_backward, 5, 4096, BF16)
     check(fn, (x, w, dy), hoisted=True, vectors=vectors)
 
@@ -134,7 +134,7 @@ def test_a_single_row_is_right() -> None:
 
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, spread_and_top])
-def test_elements_may_be_counted_in_64_bits(fn: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_may_be_counted_in_64_bits(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 4096, BF16), hoisted=True)
     source = pipeline.generate(shared(fn, inputs_of(fn, 5, 8192, BF16), warps=8, hoisted=True), wide=True)[0]
@@ -241,15 +241,19 @@ def test_turns_go_on_while_something_happens() -> None:
     round_robin.run([work, work])
 
 
+def divides_by_zero() -> None:
+    _ = 1 // 0
+
+
 def test_nothing_goes_on_after_a_failure() -> None:
-    round_robin, seen = RoundRobin(3, RuntimeError), []
+    round_robin, seen = RoundRobin(3, RuntimeError), list[str]()
 
     def waits() -> None:
         round_robin.yield_turn()
         seen.append("went on")
 
     with pytest.raises(ZeroDivisionError):
-        round_robin.run([waits, lambda: 1 // 0, lambda: seen.append("began")])
+        round_robin.run([waits, divides_by_zero, lambda: seen.append("began")])
     assert not seen
 
 
@@ -266,7 +270,7 @@ def test_turns_are_taken_in_order_and_what_fails_ends_all() -> None:
     assert seen == [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1), (2, 2)]
     failing = RoundRobin(2, RuntimeError)
     with pytest.raises(ZeroDivisionError):
-        failing.run([failing.yield_turn, lambda: 1 // 0])
+        failing.run([failing.yield_turn, divides_by_zero])
 
 
 def test_ctas_of_a_group_exchange_words_in_the_model() -> None:
@@ -320,7 +324,8 @@ def test_a_row_is_waited_for_after_the_next_was_walked() -> None:
     (add_rms_norm_backward, 32768, BF16, 2, 8, 1, 2, False),
 ])
 def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounted_for(
-        fn: Callable, cols: int, dtype: torch.dtype, share: int, warps: int, vectors: int, slots: int, hoisted: bool) -> None:
+        fn: Callable[..., Any], cols: int, dtype: torch.dtype, share: int, warps: int, vectors: int, slots: int,
+        hoisted: bool) -> None:
     most = min(248, 65536 // (32 * warps))
     plan = shared(fn, given(fn, cols, dtype), share, warps, vectors, slots, 132 // share, hoisted, most)
     source = pipeline.generate(plan)[0]
@@ -358,7 +363,7 @@ def test_row_vectors_in_shared_memory_are_read_once_and_cost_no_registers() -> N
 # ---- the plan --------------------------------------------------------------------------------------------------------------
 
 
-def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[Schedule]:
+def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200) -> list[Schedule]:
     program, _, bindings = program_of(fn, *args)
     found = scores(program, bindings, on, {})
     assert not isinstance(found, Illegal)
@@ -388,7 +393,7 @@ def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares
 @pytest.mark.parametrize(("fn", "dtype", "halves"), [
     (rms_norm_backward, BF16, True), (rms_norm_backward, F32, False), (add_rms_norm_backward, BF16, True),
 ])
-def test_half_vectors_are_for_16_bits_that_are_all_staged(fn: Callable, dtype: torch.dtype, halves: bool) -> None:
+def test_half_vectors_are_for_16_bits_that_are_all_staged(fn: Callable[..., Any], dtype: torch.dtype, halves: bool) -> None:
     found = offered(fn, given(fn, 32768, dtype, 8192))
     loads = max(len(s.staged) for s in found)
     half = [s for s in found if isinstance(s.cols, Cover) and s.cols.tiles[0] < 32 * s.warps * (8 if dtype is BF16 else 4)]
@@ -414,7 +419,7 @@ def in_64_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     (rms_norm_backward, True), (layer_norm_backward, True), (spread_and_top, True), (late_sum, False), (in_64_bits, False),
     (all_else, False), (totals, False), (stored_early, False),
 ])
-def test_what_can_be_shared(fn: Callable, may: bool) -> None:
+def test_what_can_be_shared(fn: Callable[..., Any], may: bool) -> None:
     kernel: Kernel = mixed_kernel(fn, inputs_of(fn, 7, 4096, BF16))
     assert may_span_ctas(kernel) is may
 
@@ -425,7 +430,7 @@ def test_what_can_be_shared(fn: Callable, may: bool) -> None:
     (rms_norm_backward, 8192, 16384, 1, 1), (layer_norm_backward, 8192, 8192, 1, 1),
     (layer_norm_backward, 8192, 16384, 2, 2),  # two states a column: alone, a CTA has no registers left for a second one on its SM
 ])
-def test_default_plans(fn: Callable, rows: int, cols: int, share: int, here: int) -> None:
+def test_default_plans(fn: Callable[..., Any], rows: int, cols: int, share: int, here: int) -> None:
     program, _, bindings = program_of(fn, *given(fn, cols, rows=rows))
     chosen_plan = best_plan(program, bindings, H200)
     first = chosen_plan.kernels[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,9 @@ from onepass.plan.staged_rows import exchange_bytes
 from onepass.plan.staged_tiles import rows_at_once, smem_bytes, strips, tile_stageable, with_register_cap
 from onepass.plan.thread_layout import explicit_vector
 from onepass.runtime import offline
+from onepass.runtime.binary import Binary
 from onepass.runtime.compile_job import job
+from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import allocate, assemble, layout
 from onepass.runtime.interpreter import gluon_model
 from onepass.runtime.module import build
@@ -96,7 +99,7 @@ def meta(rows: int, cols: int, dtype: torch.dtype = F16) -> Tensor:
     return torch.empty(rows, cols, dtype=dtype, device="meta")
 
 
-def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str, int]]:
+def kernel_of(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str, int]]:
     """A function as one kernel that walks rows, and the sizes of a call."""
     return as_kernel(fn, args, Family.OUTER, held=False)
 
@@ -114,7 +117,7 @@ def inputs(count: int, rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor
     return tuple(torch.randn(rows, cols).to(dtype) for _ in range(count))
 
 
-def run_tiles(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how: int) -> None:
+def run_tiles(fn: Callable[..., Any], args: tuple[Tensor, ...], wide: bool = False, **how: int) -> None:
     """Run in the model, join if rows are split, and compare with the oracle."""
     kernel, bindings = kernel_of(fn, args)
     schedule, program = tiles(kernel, **how), kernel.program
@@ -124,7 +127,7 @@ def run_tiles(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how:
     order = (*kernel.space.rows, *kernel.space.cols)
     kernels = tuple(replace(k, name=f"tiles_{i}") for i, k in enumerate(with_join(one, bindings, H200, order, {})))
     chosen = Plan(program, H200, bindings, kernels, ())
-    made = pipeline.Compiled(chosen, pipeline.generate(chosen, wide), ()).artifact
+    made = Compiled(chosen, pipeline.generate(chosen, wide), ()).artifact
     assert made.sources[0].gluon and len(made.sources) == (1 if schedule.splits == 1 else 2)
     names = [b.name for b in program.buffers if b.role == "input"]
     given = dict(zip(names, args, strict=True))
@@ -144,7 +147,7 @@ def run_tiles(fn: Callable, args: tuple[Tensor, ...], wide: bool = False, **how:
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("fn", [outer_sum, greatest, spread])
-def test_reductions_of_many_inputs_are_right(fn: Callable, count: int, dtype: torch.dtype) -> None:
+def test_reductions_of_many_inputs_are_right(fn: Callable[..., Any], count: int, dtype: torch.dtype) -> None:
     run_tiles(fn, inputs(count, 256, 256, dtype), width=128, deep=2, stages=2 + count % 3, split=1 + count % 4)
     run_tiles(fn, inputs(count, 100, 72, dtype), width=64, deep=1 + count % 2, stages=2 + count % 2, split=1 + count % 3)
 
@@ -152,7 +155,7 @@ def test_reductions_of_many_inputs_are_right(fn: Callable, count: int, dtype: to
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("how", [{"deep": 1}, {"deep": 4, "split": 3, "stages": 3}, {"deep": 4, "width": 32, "warps": 8}])
 @pytest.mark.parametrize("fn", [product_and_least, log_sum, positions, signs])
-def test_every_reduction_is_right(fn: Callable, how: dict[str, int], dtype: torch.dtype) -> None:
+def test_every_reduction_is_right(fn: Callable[..., Any], how: dict[str, Any], dtype: torch.dtype) -> None:
     run_tiles(fn, inputs(1, 300, 72, dtype), **how)
 
 
@@ -170,7 +173,7 @@ def test_any_number_of_columns(cols: int, width: int) -> None:
 
 @pytest.mark.parametrize("split", [1, 3])
 @pytest.mark.parametrize("fn", [gradient_and_bias, wide_gradient])
-def test_full_size_results_are_stored_beside(fn: Callable, split: int) -> None:
+def test_full_size_results_are_stored_beside(fn: Callable[..., Any], split: int) -> None:
     run_tiles(fn, inputs(2, 100, 72, BF16), split=split)
 
 
@@ -295,7 +298,7 @@ def test_the_text() -> None:
 # ---- what the compiler makes of it -----------------------------------------------------------------------------------------
 
 
-def compiled(fn: Callable, args: tuple[Tensor, ...], **how: int) -> tuple[offline.Binary, Kernel, Schedule]:
+def compiled(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: int) -> tuple[Binary, Kernel, Schedule]:
     kernel, bindings = kernel_of(fn, args)
     schedule = tiles(kernel, **how)
     return offline.compile(gluon_tiles.emit(kernel, schedule, bindings, "tiles"), H200), kernel, schedule
@@ -305,7 +308,7 @@ def compiled(fn: Callable, args: tuple[Tensor, ...], **how: int) -> tuple[offlin
 @pytest.mark.parametrize("how", [{"width": 128, "deep": 4, "stages": 4}, {"width": 32, "deep": 8, "stages": 3},
                                  {"width": 256, "deep": 2, "warps": 8}])
 @pytest.mark.parametrize("fn", [outer_sum, greatest, spread, product_and_least, log_sum, positions])
-def test_tiles_compile_without_spills_and_take_the_shared_memory_accounted_for(fn: Callable, how: dict[str, int],
+def test_tiles_compile_without_spills_and_take_the_shared_memory_accounted_for(fn: Callable[..., Any], how: dict[str, int],
                                                                                dtype: torch.dtype) -> None:
     binary, kernel, schedule = compiled(fn, (meta(8192, 1024, dtype),), **how)
     expected = estimate(demand(kernel), schedule, H200)
@@ -349,7 +352,7 @@ def test_strips_of_a_tile_need_no_barriers_between_them() -> None:
 
 
 @pytest.mark.parametrize("fn", [spread, log_sum, positions])
-def test_threads_meet_once_behind_the_last_tile(fn: Callable) -> None:
+def test_threads_meet_once_behind_the_last_tile(fn: Callable[..., Any]) -> None:
     kernel, bindings = kernel_of(fn, (meta(8192, 1024),))
     source = gluon_tiles.emit(kernel, tiles(kernel, deep=4), bindings, "tiles")
     assert "assert_trivial=True" in source.text
@@ -361,7 +364,7 @@ def test_threads_meet_once_behind_the_last_tile(fn: Callable) -> None:
 # ---- the budget ------------------------------------------------------------------------------------------------------------
 
 
-def offered(fn: Callable, args: tuple[Tensor, ...], on: Device = H200) -> list[Schedule]:
+def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200) -> list[Schedule]:
     """The staged schedules of a function."""
     kernel, bindings = kernel_of(fn, args)
     found = scores(kernel.program, bindings, on, {})

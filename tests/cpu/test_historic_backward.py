@@ -22,7 +22,7 @@ from onepass.tools.check import as_tuple
 from tests.support.correctness import DRAWS, Judged, compared, pooled, randoms
 
 Function: TypeAlias = Callable[..., Any]
-OPTIONS = {"interpret": True, "rest": "eager", "by_cost": False, "on_error": "raise"}
+OPTIONS: dict[str, Any] = {"interpret": True, "rest": "eager", "by_cost": False, "on_error": "raise"}
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 

@@ -397,4 +397,4 @@ def test_a_loss_by_weight_smoothing_and_ignored_classes_at_once() -> None:
             return F.cross_entropy(x, t, w, label_smoothing=0.1, reduction=reduction)
 
         make = logits(9, 4, -100, 1, -100)
-        assert_right(onepass.fuse(loss), loss, lambda seed, make=make: (*make(seed), tensor(0.2, 0.3, 1.5, 0.7)))
+        assert_right(onepass.fuse(loss), loss, lambda seed, make=make: (*make(seed), tensor(0.2, 0.3, 1.5, 0.7)))  # type: ignore[misc]

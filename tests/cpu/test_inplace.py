@@ -25,10 +25,10 @@ from onepass.capture.graph.reuse import GraphMemory
 from onepass.integration import journal, region_op
 from onepass.integration.aliasing import unsafe_outputs
 from onepass.ir.expr import F32
-from onepass.ir.program import Buffer, Load, Program, Store
+from onepass.ir.program import Axis, Buffer, Load, Program, Store
 from onepass.ir.size import Bindings
 from onepass.ir.text import parse
-from onepass.pipeline import Compiled, generate, optimize
+from onepass.pipeline import generate, optimize
 from onepass.plan import inplace
 from onepass.plan.inplace import safe_inplace_pairs
 from onepass.plan.legality import Family
@@ -36,10 +36,11 @@ from onepass.plan.partition import plan
 from onepass.plan.plan import KernelPlan, Plan
 from onepass.plan.schedule import Block, Cover, Loop, Role, Schedule
 from onepass.runtime import offline
+from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import allocate, assemble, layout
 from onepass.runtime.interpreter import interpret
 from tests.support.forced_schedules import H200, candidates, chosen, planned, program_of
-from tests.support.random_programs import EXTENTS, INPUT_BOUND, MOST_POINTS, Axis, Case, Maker, Val
+from tests.support.random_programs import EXTENTS, INPUT_BOUND, MOST_POINTS, Case, Maker, Val
 from tests.support.region_graphs import claimed, graph_of, norm
 from tests.support.schedule_kinds import KINDS
 
@@ -520,11 +521,11 @@ def test_only_the_very_same_elements_are_safe() -> None:
 
 # ---- through Inductor --------------------------------------------------------------------------------------------------------
 
-OPTIONS = {"interpret": True, "by_cost": False, "verify": 1, "on_error": "raise"}
+OPTIONS: dict[str, Any] = {"interpret": True, "by_cost": False, "verify": 1, "on_error": "raise"}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++ to compile for CPU tensors")
 
 
-def compiled(fn: Callable[..., Any], *args: Tensor, **options: object) -> str:
+def compiled(fn: Callable[..., Any], *args: Tensor, **options: Any) -> str:
     """The code Inductor writes for a function, once its results are found to be eager's."""
 
     with torch.no_grad():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,6 +27,7 @@ def test_rows_past_the_end_add_nothing(rows: int, height: int) -> None:
     x = randoms(0, (rows, 64))
     captured = capture(one_more, (x,))
     program, bindings = optimize(captured.program), captured.bind((x,))
+    assert bindings is not None
     schedule = Schedule(Loop(height, 5), Cover(cover(64, 64)), 2)
     plan = planned(program, bindings, chosen(program, bindings, Family.MIX, schedule))
 
@@ -61,7 +65,7 @@ def test_chained_modulated_layer_norms_that_share_scale_and_shift(dtype: torch.d
     lambda x: torch.var_mean(x, 0), lambda x: x.var(), lambda x: (x.sum(0), x.sum(1), x.mean(0)), lambda x: x.logsumexp(0),
 ], ids=["var_mean", "var", "sums", "logsumexp"])
 @pytest.mark.parametrize("rows", [0, 1])
-def test_reductions_of_nothing_and_of_one(function, rows: int) -> None:
+def test_reductions_of_nothing_and_of_one(function: Callable[..., Any], rows: int) -> None:
     x = randoms(0, (rows, 5))
     for mine, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
         torch.testing.assert_close(mine, eager, rtol=1e-6, atol=1e-6, equal_nan=True)

@@ -22,5 +22,5 @@ def test_listed(name: str, dtype: torch.dtype) -> None:
 def test_one_capture_for_every_number_of_rows() -> None:
     fused = onepass.fuse(row_and_column_sums)
     for rows in (20, 40, 512):
-        assert_right(fused, row_and_column_sums, lambda seed, rows=rows: (randoms(seed, (rows, 64)),))
+        assert_right(fused, row_and_column_sums, lambda seed, rows=rows: (randoms(seed, (rows, 64)),))  # type: ignore[misc]
     assert len(fused._traces) == 1

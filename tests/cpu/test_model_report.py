@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_forward_and_backward_of_a_meta_model(shown: ModelReport) -> None:
 def test_equal_regions_are_one_row(shown: ModelReport) -> None:
     assert all(len({r.id for r in rows}) == len(rows) for phase in ("forward", "backward")
                if (rows := [r for r in shown.regions if r.phase == phase]))
-    everything = [*shown.regions, *shown.declined]
+    everything: list[Any] = [*shown.regions, *shown.declined]
     assert max(r.count for r in everything) >= LAYERS - 1, "layers inside the stack are alike"
     *each, all_of_it = shown.totals
     assert all_of_it.regions == sum(r.count for r in shown.regions) == sum(t.regions for t in each)
@@ -185,7 +186,7 @@ def fresh() -> Iterator[None]:
     journal.reset()
 
 
-OPTIONS = {"interpret": True, "rest": "eager", "by_cost": False}
+OPTIONS: dict[str, Any] = {"interpret": True, "rest": "eager", "by_cost": False}
 
 
 def test_the_process_report_counts_calls(fresh: None) -> None:

@@ -43,7 +43,7 @@ def test_a_16_bit_tensor_beside_it_takes_no_digits_from_a_variance() -> None:
 
 @pytest.mark.parametrize("shape,dim", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_equal_values_have_no_spread(dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
+def test_equal_values_have_no_spread(dtype: torch.dtype, shape: tuple[int, ...], dim: int | tuple[int, ...]) -> None:
     values = torch.tensor([1000.0, 0.1, -777.7, 0.0])[:, None].expand(4, math.prod(shape)).reshape(4, *shape).to(dtype)
     axes = tuple(d if d < 0 else d + 1 for d in (dim if isinstance(dim, tuple) else (dim,)))
     assert not onepass.fuse(lambda x: x.float().var(axes, correction=0))(values).any()

@@ -179,8 +179,8 @@ def test_a_join_of_two_is_their_merge(name: str) -> None:
     assert monoid.accumulating == tuple(k for k, part in enumerate(joined) if isinstance(part, Accumulated))
     grown = tuple(part.before * part.scale + part.by if isinstance(part, Accumulated) else part for part in joined)
     if "low" in monoid.state:  # two ways to write one number
-        merged, grown = (dict(zip(monoid.state, parts, strict=True)) for parts in (merged, grown))
-        merged, grown = ((s["n"], s["mean"] + s["low"], s["m2"]) for s in (merged, grown))
+        states = (dict(zip(monoid.state, parts, strict=True)) for parts in (merged, grown))
+        merged, grown = ((s["n"], s["mean"] + s["low"], s["m2"]) for s in states)
     for one, two in zip(merged, grown, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def check_same(function: Callable[..., tuple[Tensor, ...]], *args: Tensor) -> No
 # ---- division of integers --------------------------------------------------------------------------------------------------------
 
 
-def divisions(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+def divisions(a: Tensor, b: Tensor | int) -> tuple[Tensor, ...]:
     return a // b, a % b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc"), torch.div(a, b, rounding_mode="floor")
 
 
@@ -218,7 +219,7 @@ def test_comparisons_are_made_in_the_common_type(dtype: torch.dtype, wide: torch
     singles = torch.tensor([0.1, 257.0, 16777217.0, 300.0], dtype=torch.float64).to(wide)
 
     def function(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        pairs = [pair for one in others for pair in ((x, one), (one, x), (x[3], one))]
+        pairs: list[tuple[Any, Any]] = [pair for one in others for pair in ((x, one), (one, x), (x[3], one))]
         pairs += [(y, n) for n in (0.1, 1.00000001, 300) for y in (x, x.amin(), others[0])]
         return tuple(found for pair in pairs for found in comparisons(*pair))
 

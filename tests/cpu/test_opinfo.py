@@ -13,6 +13,7 @@ import torch
 import onepass
 from onepass.capture.lowering.lower import LOWERINGS
 from tests.campaign import opinfo
+from tests.campaign.checks import Finding
 from tests.campaign.opinfo_entries import REFUSED, database, is_captured, title
 
 
@@ -62,7 +63,7 @@ def test_samples_are_right_or_refused(name: str) -> None:
 @pytest.mark.parametrize("answer,kind", [
     (lambda f: lambda *a: tuple(r * 1.001 for r in f(*a)), "wrong"),
     (lambda f: lambda *a: tuple(r.double() for r in f(*a)), "form"),
-    (lambda f: lambda *a: {}["none"], "uncoded"),
+    (lambda f: lambda *a: dict[str, int]()["none"], "uncoded"),
 ], ids=["off", "dtype", "error"])
 def test_what_is_wrong_is_seen(answer: Callable[..., Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onepass, "fuse", answer)
@@ -81,7 +82,7 @@ def test_a_log_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     log, ran = tmp_path / "log.jsonl", list[tuple[str, bool]]()
     monkeypatch.setattr(opinfo, "entries", lambda: [info("sum"), info("neg")])
     line = opinfo._line
-    monkeypatch.setattr(opinfo, "one", lambda op, dtype, sample, k: opinfo.Finding(k, "right"))
+    monkeypatch.setattr(opinfo, "one", lambda op, dtype, sample, k: Finding(k, "right"))
     monkeypatch.setattr(opinfo, "_line", lambda op, dtype, *how: ran.append((title(op), how[-1])) or line(op, dtype, *how))
     opinfo.run(log)
     first = [json.loads(text) for text in log.read_text().splitlines()]

@@ -58,7 +58,8 @@ def seeded_integers(x: Tensor) -> Tensor:
 
 
 def filled(x: Tensor) -> Tensor:
-    return auto_functionalized(torch.ops.onepass_tests.fill.default, x=x)[1]
+    results: Any = auto_functionalized(torch.ops.onepass_tests.fill.default, x=x)
+    return results[1]
 
 
 def saved_state(x: Tensor) -> Tensor:

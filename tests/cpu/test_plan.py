@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -39,12 +41,13 @@ from onepass.plan.schedule import Block, Cover, Loop, Schedule, cover, sector_sp
 from onepass.plan.scoring import Scored, fits_one_wave, score, scores
 from onepass.plan.split import halves
 from onepass.runtime.binary import Binary
+from onepass.runtime.compiled import Compiled
 from onepass.tools.workloads import workload
 
 H200 = device("h200")
 
 
-def planned(fn, *inputs: torch.Tensor) -> Plan:
+def planned(fn: Callable[..., Any], *inputs: torch.Tensor) -> Plan:
     captured = capture(fn, inputs)
     bindings = captured.bind(inputs)
     assert bindings is not None
@@ -69,7 +72,7 @@ def families(chosen: Plan) -> list[str]:
     (lambda x: (x.float().sum(0), x.float().sum(1)), (32768, 768), ["mix-order", "column"]),
     (lambda x: (x.float() + 1).sum(), (8192, 8192), ["inner split", "inner"]),
 ])
-def test_the_family_fits_the_work(fn, shape: tuple[int, ...], expected: list[str]) -> None:
+def test_the_family_fits_the_work(fn: Callable[..., Any], shape: tuple[int, ...], expected: list[str]) -> None:
     found = families(planned(fn, meta(*shape)))
     assert [f.split()[0] for f in found] == [e.split()[0] for e in expected]
     assert found[0] == expected[0]
@@ -237,7 +240,7 @@ def test_after_a_loop_over_rows_nothing_that_it_held_is_read() -> None:
     (lambda x: x.sum(0), False), (lambda x: x.sum(0) * 2 + 1, False), (lambda x: torch.softmax(x, 0), True),
     (lambda x: x.sum(0).amax(), True), (lambda x: (x * 2 - x.amax(0)).sum(1), True)],
     ids=["sum", "scaled", "softmax", "extreme", "rows"])
-def test_what_is_made_of_a_reduction_over_rows(fn, is_reused: bool) -> None:
+def test_what_is_made_of_a_reduction_over_rows(fn: Callable[..., Any], is_reused: bool) -> None:
     program = optimize(capture(fn, (meta(64, 256, dtype=torch.float32),), dynamic=False).program)
     rows = program.nodes[next(program.of(Reduce))].axes  # type: ignore[union-attr]
     cols = tuple(a.name for a in program.axes if a.name not in rows)
@@ -398,7 +401,7 @@ def binary(registers: int = 64, spilled: int = 0, smem: int = 0, in_loop: bool =
     return Binary(registers, spilled, spilled // 2, smem, 0, {}, {}, in_loop)
 
 
-def ruled(inputs: tuple[torch.Tensor, ...], fn, measure):
+def ruled(inputs: tuple[torch.Tensor, ...], fn: Callable[..., Any], measure: Callable[[Source], Binary]) -> Compiled:
     captured = capture(fn, inputs)
     return compile(*specialize(optimize(captured.program), captured.bind(inputs) or {}), H200, measure)
 
@@ -411,12 +414,14 @@ NORMS = [
 
 @pytest.mark.parametrize(("fn", "inputs"), NORMS)
 @pytest.mark.parametrize("registers", [32, 255])
-def test_where_everything_spills_the_least_spilling_plan_is_taken(fn, inputs: tuple[torch.Tensor, ...], registers: int,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    spills = lambda source: 64 + zlib.crc32(source.text.encode()) % 512  # noqa: E731
+def test_where_everything_spills_the_least_spilling_plan_is_taken(
+        fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...], registers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spills(source: Source) -> int:
+        return 64 + zlib.crc32(source.text.encode()) % 512
+
     totals: list[int] = []
 
-    def written(chosen: Plan, wide: bool):
+    def written(chosen: Plan, wide: bool) -> tuple[Source, ...]:
         sources = generate(chosen, wide)
         totals.append(sum(map(spills, sources)))
         return sources
@@ -431,7 +436,7 @@ def test_a_spill_in_a_loop_is_worse_than_a_larger_one_outside() -> None:
     fn, inputs = NORMS[0]
     seen: list[str] = []
 
-    def measure(source) -> Binary:
+    def measure(source: Source) -> Binary:
         seen.append(source.text)
         return binary(255, 512) if len(seen) == 1 else binary(255, 8, in_loop=True)
 
@@ -442,7 +447,7 @@ def test_a_small_spill_with_registers_to_spare_rules_out_one_schedule_and_no_hea
     fn, inputs = NORMS[0]
     seen: list[int] = []
 
-    def measure(source) -> Binary:
+    def measure(source: Source) -> Binary:
         seen.append(0)
         return binary(72, 48) if len(seen) < 5 else binary()
 
@@ -525,7 +530,7 @@ def test_reductions_that_share_nothing_share_launches() -> None:
 
 def test_a_kernel_that_spills_rules_out_heavier_ones_of_its_family_alone() -> None:
     """Rows of 131072 held whole are estimated to take less than a walk over them, which does not spill."""
-    def measure(source) -> Binary:
+    def measure(source: Source) -> Binary:
         return binary(64, 556) if '"""inner: ' in source.text else binary()
 
     made = ruled((meta(396, 131072),), lambda x: x.float().sum(-1), measure)

@@ -54,7 +54,7 @@ def test_rates_by_width() -> None:
 def test_other_metrics(metric: str, quantity: str, value: float, floor: float) -> None:
     panel, = lines(named(norms(), metric=metric)[f"{metric}-by-width-rms_norm_backward-bf16"]).panels
     assert panel.quantity == quantity
-    assert (panel.lines[0].values[0], panel.floor[0]) == (pytest.approx(value, rel=1e-3), pytest.approx(floor, rel=1e-3))
+    assert (panel.lines[0].values[0], panel.floor[0]) == pytest.approx((value, floor), rel=1e-3)
 
 
 def test_of_several_sizes_of_a_width_the_usual_one_counts() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 import onepass
 from onepass.capture.function.trace import capture
 from onepass.codegen.source import Source
-from onepass.device import DEVICES, device
+from onepass.device import DEVICES, Device, device
 from onepass.errors import NoPlan
 from onepass.ir.program import Load
 from onepass.pipeline import compile, optimize
@@ -28,7 +30,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def compiled(fn, inputs: tuple[torch.Tensor, ...], on=H200) -> Compiled:
+def compiled(fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...], on: Device = H200) -> Compiled:
     captured = capture(fn, inputs)
     bindings = captured.bind(inputs)
     assert bindings is not None
@@ -133,7 +135,7 @@ def test_a_spilling_plan_is_thrown_away_and_shown() -> None:
     captured = capture(chosen.function, inputs)
     spilled: list[str] = []
 
-    def pretend(source):  # the first plan's main kernel "spills"
+    def pretend(source: Source) -> Binary:  # the first plan's main kernel "spills"
         binary = offline.compile(source, H200)
         if not spilled and "mix_order" in source.name:
             spilled.append(source.text)

@@ -29,7 +29,8 @@ def graphs(forward: Callable[..., Any], backward: Callable[..., Any], outputs: i
     x, y, scale, tangent = torch.randn(ROWS, DIM), torch.randn(ROWS, DIM), torch.randn(DIM), torch.randn(ROWS, DIM)
     saved = forward(x, y, scale)[outputs:]
     first, second = make_fx(forward, tracing_mode="fake")(x, y, scale), make_fx(backward, tracing_mode="fake")(*saved, tangent)
-    names = [node.name for node in first.graph.output_node().args[0][outputs:]] + ["tangents_1"]  # type: ignore[index]
+    results: Any = first.graph.output_node().args[0]
+    names = [node.name for node in results[outputs:]] + ["tangents_1"]
     for node, name in zip([n for n in second.graph.nodes if n.op == "placeholder"], names, strict=True):
         node._rename(name)
         node.target = node.name
@@ -181,7 +182,7 @@ def example() -> tuple[nn.Module, dict[str, Tensor]]:
 def gradients(module: nn.Module, inputs: dict[str, Tensor], **options: Any) -> list[Tensor]:
     torch._dynamo.reset()
     module.zero_grad()
-    options = {"interpret": True, "rest": "eager", "by_cost": False, "on_error": "raise"} | options
+    options = {"interpret": True, "rest": "eager", "by_cost": False, "on_error": "raise", **options}
     torch.compile(module, backend=onepass.backend, options=options)(**inputs).backward()
     return [p.grad.clone() for p in module.parameters()]  # type: ignore[union-attr]
 
@@ -222,7 +223,7 @@ def test_graphs_are_changed_both_or_not_at_all(monkeypatch: pytest.MonkeyPatch) 
     before = [str(m.graph) for m in modules]
     monkeypatch.setattr(split, "recompute", half_way)
     with pytest.warns(OnepassWarning, match="half way"):
-        split.SplitPass({"interpret": True, "on_error": "warn"})(*modules, 1)
+        split.SplitPass({"interpret": True, "on_error": "warn"})(modules[0], modules[1], 1)
     assert [str(m.graph) for m in modules] == before
 
 
@@ -235,7 +236,7 @@ def test_the_id_of_a_split_follows_from_settings_and_sources(monkeypatch: pytest
 def test_a_split_of_the_users_comes_first() -> None:
     calls = []
 
-    class Theirs(CustomPartitionerFn):
+    class Theirs(CustomPartitionerFn):  # type: ignore[misc]  # Inductor's types are not followed
         def __call__(self, gm: Any, joint_inputs: Any, **how: Any) -> Any:
             calls.append(how["num_fwd_outputs"])
             return min_cut_rematerialization_partition(gm, joint_inputs, **how)
@@ -252,7 +253,7 @@ def test_a_split_of_the_users_comes_first() -> None:
 def test_reports_say_what_is_no_longer_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "MIN_BYTES", 1)
     module, inputs = example()
-    report = onepass.explain(module)(**inputs)
+    report: Any = onepass.explain(module)(**inputs)
     assert len(report.recomputed) == 5 and len(report.to_json()["recomputed"]) == 5
     assert "5 values (" in str(report) and "computed again in the backward instead of saved" in str(report)
     journal.reset()

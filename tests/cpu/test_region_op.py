@@ -16,6 +16,7 @@ import torch
 
 from onepass.errors import BadSetting, BadSpec, OnepassWarning, UnknownSetting, WrongAnswer
 from onepass.integration import failure, journal, region_op, settings
+from onepass.integration.engine import Kernels
 from onepass.runtime.executable import Executable
 from tests.support.region_calls import ROWS, assert_filled, inputs, outputs
 
@@ -69,8 +70,8 @@ def test_unaligned_tensors_get_kernels_of_their_own() -> None:
 def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
     asked: list[frozenset[str]] = []
-    executable = region_op.Kernels.executable
-    monkeypatch.setattr(region_op.Kernels, "executable",
+    executable = Kernels.executable
+    monkeypatch.setattr(Kernels, "executable",
                         lambda self, bindings, where, aligned: asked.append(aligned) or executable(self, bindings, where, aligned))
     ins, outs = inputs(4), outputs(4)
     for k in (0, elements):
@@ -97,7 +98,7 @@ def test_torch_is_to_keep_strides() -> None:
 
 
 def test_no_rows_nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(region_op.Kernels, "executable")
+    monkeypatch.delattr(Kernels, "executable")
     ins, outs = inputs(0), outputs(0)
     region_op.run(outs, ins, [0], "d?verify=1?on_error=raise", ROWS)
     column_sums = ROWS.replace("over n", "over m").replace("output out1: f32 [s0] strides [1]", "output out1: f32 [24] strides [1]")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import platform
 import sys
 import tempfile
 import warnings
@@ -52,7 +53,7 @@ def calls(text: str) -> set[str]:
 def test_what_is_said_is_not_code(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = show(program()).replace("\n", f"  # {text}\n", 1)
     monkeypatch.setattr(repro, "show", lambda program: shown)
-    monkeypatch.setattr(repro.platform, "platform", lambda: text)
+    monkeypatch.setattr(platform, "platform", lambda: text)
     layout = repro.Layout(text, (text,), ((text, text),))
     content = Path(repro.write_region("abc", text, program(), {text: 3}, layout)).read_text(encoding="ascii")
     assert calls(content) == {"replay"}

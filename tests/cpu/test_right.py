@@ -6,6 +6,8 @@ every shape, and each meets long, short and odd rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ def thinned(case: Case) -> list[tuple[int, int]]:
     return fitting[case.number() % STRIDE :: STRIDE]
 
 
-def sized() -> list:
+def sized() -> list[Any]:
     """(case, rows, cols, dtype) of the thinned product, dtypes in turn."""
     found = []
     for case in CASES.values():
@@ -75,7 +77,7 @@ def test_no_rows(case: Case) -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
 
 
-def laid_out() -> list:
+def laid_out() -> list[Any]:
     """Every case in two of the layouts, in turn."""
     found = []
     for case in CASES.values():

@@ -158,7 +158,7 @@ def test_folds(kind: str, axis: int, dtype: DType) -> None:
     body = [f"r = tl.arange(0, {rows})[:, None]", f"c = tl.arange(0, {columns})[None, :]",
             f"y = fold_{kind}(tl.load(x + r * {columns} + c), {axis})", f"tl.store(out + {'c' if axis == 0 else 'r'}, y)"]
     interpret.run(kernel("fold", {"x": dtype, "out": dtype}, body), {"x": x, "out": out}, {})
-    reference = {"sum": torch.sum, "prod": torch.prod, "max": torch.amax, "min": torch.amin}[kind]
+    reference: Any = {"sum": torch.sum, "prod": torch.prod, "max": torch.amax, "min": torch.amin}[kind]
     torch.testing.assert_close(out, reference(x, axis, keepdim=True).to(dtype.torch), equal_nan=True)
 
 
@@ -293,7 +293,7 @@ def test_compiling_in_another_thread_while_interpreting() -> None:
     thread.start()
     built = 0
     while thread.is_alive():
-        work = offline.job(replace(source, warps=1 << built % 3), 90, frozenset() if built % 2 else None)
+        work = job(replace(source, warps=1 << built % 3), 90, frozenset() if built % 2 else None)
         assert module.build(work).asm["cubin"]
         built += 1
     thread.join()
@@ -345,7 +345,7 @@ def test_parsing_that_other_threads_disturb_is_tried_again(monkeypatch: pytest.M
     x = torch.arange(64.0)
     interpret.run(source, {"x": x}, {})
     assert x.tolist() == [63.0 - k for k in range(64)] and next(calls) > 2
-    assert module.build(offline.job(source, 90, None)).asm["cubin"]
+    assert module.build(job(source, 90, None)).asm["cubin"]
     monkeypatch.setattr(ast, "parse", lambda *_: (_ for _ in ()).throw(SystemError("something else")))
     with pytest.raises(SystemError, match="something else"):
         compat.retry_parse(lambda: ast.parse(""))
@@ -447,7 +447,7 @@ def test_a_stack_that_is_no_spill_is_not_called_one() -> None:
 
 def test_wide_sizes_and_fold_instructions() -> None:
     source = row_kernel(loop=True)
-    ptx = module.build(offline.job(replace(source, wide_index=True), 90)).asm["ptx"]
+    ptx = module.build(job(replace(source, wide_index=True), 90)).asm["ptx"]
     assert "max.NaN.f32" in ptx
     assert ".param .u64 row_max_param_2" in ptx and ".param .u32 row_max_param_3" in ptx
 

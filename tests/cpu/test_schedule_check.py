@@ -19,6 +19,7 @@ from onepass.capture import capture
 from onepass.device import device
 from onepass.errors import IllegalSchedule
 from onepass.ir.program import Program
+from onepass.ir.simplify import online_softmax
 from onepass.ir.size import Bindings
 from onepass.pipeline import generate, optimize, specialize
 from onepass.plan import scoring
@@ -110,7 +111,7 @@ def subject(name: str, shape: tuple[int, int], dtype: torch.dtype, dynamic: bool
     program, sizes = specialize(optimize(captured.program), captured.bind(inputs) or {})
     space = space_of(program, sizes)
     assert not isinstance(space, Illegal)
-    kinds = families(Kernel(program, space), Kernel(scoring.online_softmax(program), space))
+    kinds = families(Kernel(program, space), Kernel(online_softmax(program), space))
     assert not isinstance(kinds, Illegal)
     kernels = tuple(form.kernel for family in kinds for form in forms(program, space, family))
     plans = tuple(one for _, found in candidates(program, sizes) for one in found)

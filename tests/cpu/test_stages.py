@@ -100,7 +100,7 @@ def deep(x: Tensor) -> Tensor:
 
 OWN: tuple[tuple[Callable[..., Any], type[Exception]], ...] = (
     (lookup, KeyError), (deep, RecursionError), (lambda x: x + x[:, :2], RuntimeError), (lambda x: x.sum(nope=1), TypeError),
-    (lambda x: x.sum(7), IndexError), (lambda x: (x, x)[2], IndexError), (lambda x: x.view(5), RuntimeError))
+    (lambda x: x.sum(7), IndexError), (lambda x: [x, x][2], IndexError), (lambda x: x.view(5), RuntimeError))
 
 
 @pytest.mark.parametrize(("function", "kind"), OWN)

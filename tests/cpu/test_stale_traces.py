@@ -55,7 +55,7 @@ def as_before() -> Iterator[None]:
         del sys.modules[name]
     TABLE.update(s=2.0, deep={"list": [1.0, 2.0]})
     Config.scale = 2.0
-    F.gelu, torch.Tensor.relu, math.sqrt = torch_state_guard
+    F.gelu, torch.Tensor.relu, math.sqrt = torch_state_guard  # type: ignore[method-assign]
     for undo in (lambda: torch.set_default_dtype(torch.float32), lambda: torch.set_grad_enabled(True),
                  lambda: torch.use_deterministic_algorithms(False), lambda: torch.set_default_device(None)):
         undo()
@@ -398,8 +398,8 @@ def a_class_pattern() -> Case:
 
     def function(x: Any) -> Any:
         match mine:
-            case kind(value):
-                return x * value
+            case kind(value):  # type: ignore[misc]
+                return x * value  # type: ignore[unreachable]
 
     return function, lambda: setattr(mine, "a_field", 3.0)
 
@@ -472,7 +472,7 @@ def what_a_pattern_reads() -> Case:
 
     def mine(x: Any) -> Any:
         match thing:
-            case Pair(first):
+            case Pair(first):  # type: ignore[misc]
                 return x * first
 
     return mine, lambda: setattr(thing, "hidden", 3.0)
@@ -561,7 +561,7 @@ class Layer(nn.Module):
         self.register_buffer("table", torch.ones(2))
 
     def forward(self, x: Any) -> Any:
-        return x * self.scale * self.table.shape[0] if self.training else x * 3
+        return x * self.scale * self.table.shape[0] if self.training else x * 3  # type: ignore[index]
 
 
 HOOKS: list[Any] = []  # of all modules, to be removed
@@ -744,7 +744,7 @@ def hidden() -> dict[str, Callable[..., Any]]:
         "iterator": lambda x: x * next(COUNTER), "random": lambda x: x * random.random(), "clock": lambda x: x * time.time(),
         "own generator": lambda x: x * random.Random(1).random(), "globals": lambda x: x * globals()["SCALE"],
         "eval": lambda x: x * eval("SCALE"), "environment": lambda x: x * len(os.environ), "identity": lambda x: x * id(x),
-        "modules": lambda x: x * sys.modules[__name__].SCALE, "weak reference": lambda x: x * reference().s,
+        "modules": lambda x: x * sys.modules[__name__].SCALE, "weak reference": lambda x: x * reference().s,  # type: ignore[union-attr]
         "thread": lambda x: x * local.s, "getter": lambda x: x * getter(thing),
         "its globals": lambda x: x * helper.__globals__["SCALE"],
         "frame": lambda x: x * sys._getframe().f_globals["SCALE"], "memory of a tensor": lambda x: x * tensor.tolist()[0],

@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from dataclasses import fields, replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -359,7 +360,7 @@ def test_a_disk_that_cannot_be_written(number: int, folder: Path, monkeypatch: p
             raise OSError(number, os.strerror(number))
         return opened(path, flags, *rest, **more)
 
-    monkeypatch.setattr(files.os, "open", refusing)
+    monkeypatch.setattr(os, "open", refusing)
     works_with_one_warning(os.strerror(number))
     assert not entries(folder)
 
@@ -370,7 +371,7 @@ def test_a_disk_that_fills_up_while_writing(folder: Path, monkeypatch: pytest.Mo
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cache.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     works_with_one_warning(os.strerror(errno.ENOSPC))
     assert not entries(folder)  # no draft is left
 
@@ -383,7 +384,7 @@ def test_a_warm_store_can_be_read_from_a_read_only_disk(folder: Path, monkeypatc
 
     folder.chmod(0o755)
     for name in ("utime", "chmod", "replace"):
-        monkeypatch.setattr(files.os, name, refused)
+        monkeypatch.setattr(os, name, refused)
     result, work = again()
     assert torch.equal(result, right) and (work.plans, work.hits) == (0, 1)
 
@@ -488,12 +489,12 @@ def test_every_version_is_in_the_key(part: str, monkeypatch: pytest.MonkeyPatch)
 def test_versions_are_those_of_what_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where Triton came in a wheel of another name."""
     def none(name: str) -> str:
-        raise cache.metadata.PackageNotFoundError(name)
+        raise metadata.PackageNotFoundError(name)
 
     versions = cache.versions()
     assert versions["torch"] == str(torch.__version__)
     assert versions["python"] == ".".join(map(str, sys.version_info[:2]))
-    monkeypatch.setattr(cache.metadata, "version", none)
+    monkeypatch.setattr(metadata, "version", none)
     assert cache._triton_version() == compat.triton_version() != ""
 
 

@@ -23,8 +23,8 @@ from onepass.measure.timing import (
     split_at_markers,
     summarize_runs,
 )
-from onepass.measure.timing import spread as spread_of
 from onepass.runtime import offline
+from onepass.runtime.stopwatch import spread as spread_of
 
 
 def recorded(*calls: tuple[float, ...], flush: float = 60.0) -> list[Event]:

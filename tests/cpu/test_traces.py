@@ -17,6 +17,7 @@ import torch
 
 import onepass
 from onepass import compat, errors
+from onepass.capture.function.captured import Captured
 from onepass.capture.graph import region_program
 from onepass.compat import uninterrupted
 from onepass.integration import fuse, region_op, traces
@@ -67,8 +68,8 @@ def test_a_trace_is_found_for_other_rows_without_asking_each(monkeypatch: pytest
     fused, asked = onepass.fuse(softmax), []
     for columns in range(8, 14):
         fused(torch.zeros(4, columns))
-    real = traces.Captured.bind_leaves
-    monkeypatch.setattr(traces.Captured, "bind_leaves", lambda self, *a: asked.append(self) or real(self, *a))
+    real = Captured.bind_leaves
+    monkeypatch.setattr(Captured, "bind_leaves", lambda self, *a: asked.append(self) or real(self, *a))
     right(fused, 7, 10)
     assert len(asked) == 1
     right(fused, 7, 10)
@@ -264,7 +265,7 @@ def test_what_a_process_does_once_goes_on_when_the_waiting_is_interrupted(monkey
     def work() -> None:
         began.append(threading.current_thread())
         waiting.wait()
-        signal.pthread_kill(main.ident, signal.SIGINT)
+        signal.pthread_kill(main.ident or 0, signal.SIGINT)
         go.wait()
         ended.append(1)
 

@@ -25,6 +25,7 @@ from onepass.ir.program import Program
 from onepass.knobs import knobs
 from onepass.pipeline import compile, optimize, representative_sizes
 from onepass.plan.partition import plan
+from onepass.plan.resources import ctas_per_sm
 from onepass.runtime import cache, executable, measured, offline, tune
 from onepass.runtime.compiled import Artifact
 from onepass.runtime.measured import Card, Observation
@@ -445,7 +446,7 @@ def test_of_a_family_the_fastest_counts_and_only_what_was_predicted_as_it_is() -
     one = on_h200(program(8192))
     [kernel], [binary] = one.summary.kernels, one.binaries
     fit = replace(one, binaries=(replace(binary, spill_bytes=0),))
-    as_is = replace(fit, summary=replace(one.summary, kernels=(replace(kernel, ctas_per_sm=measured.ctas_per_sm(
+    as_is = replace(fit, summary=replace(one.summary, kernels=(replace(kernel, ctas_per_sm=ctas_per_sm(
         binary.registers, binary.smem_bytes, kernel.schedule.warps, H200)),)))
     us = kernel.predicted_us
     assert [o.ratio for o in measured.observations_from("p", [(as_is, 2 * us), (as_is, us)], H200)] == [pytest.approx(1.0)]

@@ -160,7 +160,7 @@ def test_a_worker_that_died_idle_is_replaced_and_leaves_no_zombie() -> None:
 
 def leaping(monkeypatch: pytest.MonkeyPatch, mark: Path) -> None:
     """Let an hour pass as soon as a worker has left its mark."""
-    clock = workers.monotonic
+    clock = time.monotonic
     monkeypatch.setattr(workers, "monotonic", lambda: clock() + 3600 * mark.exists())
 
 
@@ -232,7 +232,7 @@ def test_ctrl_c_is_not_for_workers(pool: Pool) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_threads_that_ask_at_once_get_their_own_answers(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, pids, wrong = Pool(size, COMMAND), set(), []
+    pool, pids, wrong = Pool(size, COMMAND), set[int](), list[BaseException]()
 
     def work() -> None:
         try:

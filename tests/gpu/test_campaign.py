@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from tests.campaign.defects import FIRST, defects
 GRAPHS, SMOKE_GRAPHS, BATCH = 4000, 100, 25
 
 
-def batches() -> list:
+def batches() -> list[Any]:
     """The first of them are part of --smoke."""
     firsts = range(FIRST, FIRST + GRAPHS, BATCH)
     smoke = firsts[:SMOKE_GRAPHS // BATCH]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ RUNS, SMOKE_RUNS, PROCESSES = 1000, 20, 3
 CARD = torch.device("cuda", 0)
 
 
-def params() -> list:
+def params() -> list[Any]:
     return [pytest.param(job, id=job.id, marks=pytest.mark.smoke if job in FEW else ()) for job in JOBS]
 
 

@@ -22,4 +22,4 @@ def test_right_under_schedules_of_each_family(family: str, kind: str, is_smoke: 
     with ThreadPoolExecutor(knobs().compile_workers) as threads:
         list(threads.map(lambda one: one.compile(local_device() or H200), found))
     for one in found:
-        assert_right(one.call(card), one.function, lambda seed, one=one: one.inputs(seed, card), run=twice)
+        assert_right(one.call(card), one.function, lambda seed, one=one: one.inputs(seed, card), run=twice)  # type: ignore[misc]

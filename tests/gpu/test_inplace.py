@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from onepass.capture.function.trace import capture
-from onepass.pipeline import Compiled, generate, optimize
+from onepass.pipeline import generate, optimize
 from onepass.plan.inplace import safe_inplace_pairs
 from onepass.plan.plan import Plan
+from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import allocate, assemble, layout
 from tests.support.correctness import randoms
 from tests.support.forced_schedules import candidates, planned

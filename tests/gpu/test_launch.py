@@ -126,7 +126,9 @@ def test_loading_what_a_worker_compiled_starts_no_compiler(tmp_path: Path, monke
     launch.prepare(vector_add(), 0, ALL)  # the first in a process has Triton compile what it asks the driver with
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
     source = replace(vector_add(), name="added", text=TEXT.replace("vector_add", "added"))
-    offline.compile(source, card.local_device(), ALL)
+    device = card.local_device()
+    assert device is not None
+    offline.compile(source, device, ALL)
     monkeypatch.setattr(subprocess, "Popen", _no_compiler)
     launcher = launch.prepare(source, 0, ALL)
     monkeypatch.undo()

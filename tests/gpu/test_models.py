@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch._dynamo
@@ -71,11 +73,11 @@ def test_twenty_lengths_need_one_more_compilation() -> None:
 
 
 def test_the_loss_over_many_steps_is_inductors(sizeable: None) -> None:
-    def losses(backend: object) -> torch.Tensor:
+    def losses(backend: Any) -> torch.Tensor:
         torch._dynamo.reset()
         torch.manual_seed(0)
         example, _ = made("seed_transformer_learnable", batch=4, length=256)
-        run = torch.compile(example.module, backend=backend)  # type: ignore[arg-type]
+        run = torch.compile(example.module, backend=backend)
         optimiser = torch.optim.AdamW(example.module.parameters(), lr=1e-3)
         found = []
         for k in range(200):

@@ -31,7 +31,7 @@ def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def widths() -> list:
+def widths() -> list[Any]:
     """(case, columns, dtype): every width, the dtypes in turn."""
     found = []
     for case in CASES.values():
@@ -56,7 +56,7 @@ def test_sizes(case: Case, cols: int, dtype: torch.dtype) -> None:
         if elements(case, rows, cols) > MOST:
             continue
         try:
-            right(fused, case.function, lambda seed, rows=rows: case.inputs(rows, cols, dtype, "cuda", seed))
+            right(fused, case.function, lambda seed, rows=rows: case.inputs(rows, cols, dtype, "cuda", seed))  # type: ignore[misc]
         except AssertionError as error:
             failed.append(f"{rows} rows: {error}")
     assert not failed, "\n".join(failed)

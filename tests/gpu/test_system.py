@@ -48,7 +48,7 @@ def test_rms_norm_of_more_elements_than_an_int_counts() -> None:
     assert not any(bool(part.isnan().any()) for part in y.split(rows // 8))
     for middle in (2, 2**30 // cols, 2**31 // cols, rows - 3):
         part = slice(middle - 2, middle + 3)
-        assert_right(lambda *_, part=part: y[part], rms_norm, lambda _, part=part: (x[part], w))
+        assert_right(lambda *_, part=part: y[part], rms_norm, lambda _, part=part: (x[part], w))  # type: ignore[misc]
 
 
 @pytest.mark.usefixtures("large")
@@ -166,8 +166,8 @@ def test_addresses_that_are_not_aligned(name: str, cols: int) -> None:
 def test_one_capture_serves_every_class_of_row_counts() -> None:
     case, fused = fused_case("formula-rms_norm_backward")
     for rows in (3, 64, 500, 2000, 5000, 20_000, 50_000, 16, 100, 300, 1500, 6000, 30_000, 60_000):
-        assert_right(fused, case.function, lambda seed, rows=rows: case.inputs(rows, 512, torch.bfloat16, "cuda", seed))
-    assert len(fused._traces) == 1 and len(fused._traces[0].kernels.variants) == 7
+        assert_right(fused, case.function, lambda seed, rows=rows: case.inputs(rows, 512, torch.bfloat16, "cuda", seed))  # type: ignore[misc]
+    assert len(fused._traces) == 1 and len(fused._traces[0].kernels.variants) == 7  # type: ignore[attr-defined]
 
 
 # ---- a kernel that spills --------------------------------------------------------------------------------------------------

@@ -100,7 +100,8 @@ class Judged:
 
 def pooled(draws: list[Judged]) -> Judged:
     """Several draws of one output as one output."""
-    return Judged(*(torch.cat(parts) for parts in zip(*((d.mine, d.eager, d.reference, d.scale) for d in draws))), draws[0].bands)
+    mine, eager, reference, scale = (torch.cat(parts) for parts in zip(*((d.mine, d.eager, d.reference, d.scale) for d in draws)))
+    return Judged(mine, eager, reference, scale, draws[0].bands)
 
 
 def _judged(results: tuple[Tensor, ...], function: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Judged]:

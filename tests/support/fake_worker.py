@@ -68,6 +68,7 @@ def act(order: str, argument: Any, channel: socket.socket) -> None:
 def main() -> None:
     """Serve as the real worker does."""
     spec = importlib.util.spec_from_file_location("offline_worker", REAL)
+    assert spec is not None and spec.loader is not None
     worker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(worker)
     channel = worker.prepare(int(sys.argv[1]), sys.argv[2])

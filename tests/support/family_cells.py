@@ -19,10 +19,10 @@ from onepass.capture.function.trace import capture
 from onepass.device import Device
 from onepass.ir.program import Program
 from onepass.ir.size import Bindings
-from onepass.pipeline import Compiled, generate, optimize, specialize
+from onepass.pipeline import generate, optimize, specialize
 from onepass.plan.plan import KernelPlan
 from onepass.runtime import offline
-from onepass.runtime.compiled import Artifact
+from onepass.runtime.compiled import Artifact, Compiled
 from onepass.runtime.executable import aligned_of, assemble
 from onepass.tools.check import as_tuple
 from tests.support import forced_schedules as forced

@@ -17,7 +17,7 @@ from onepass.ir.oracle import evaluate
 from onepass.ir.program import Program
 from onepass.ir.simplify import online_softmax
 from onepass.ir.size import Bindings
-from onepass.pipeline import Compiled, generate, optimize, specialize
+from onepass.pipeline import generate, optimize, specialize
 from onepass.plan.cost import cost, traffic
 from onepass.plan.kernel import Kernel, memory_order
 from onepass.plan.legality import Family, Illegal, families, space_of
@@ -25,7 +25,8 @@ from onepass.plan.partition import with_join
 from onepass.plan.plan import KernelPlan, Plan
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Cover, Schedule
-from onepass.plan.scoring import forms, scored_forms
+from onepass.plan.scoring import Scored, forms, scored_forms, scores
+from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import assemble
 from tests.support.correctness import poison
 
@@ -40,7 +41,7 @@ FORGOTTEN = [
 ]
 
 
-def as_kernel(function: Callable, args: tuple[Tensor, ...], family: Family, held: bool) -> tuple[Kernel, dict[str, int]]:
+def as_kernel(function: Callable[..., Any], args: tuple[Tensor, ...], family: Family, held: bool) -> tuple[Kernel, dict[str, int]]:
     """A function as one kernel, written to hold the folded side or to walk it, and the sizes of a call."""
     captured = capture(function, args)
     bindings = captured.bind(args)
@@ -62,6 +63,13 @@ def candidates(program: Program, bindings: Bindings, on: Device = H200) -> Itera
     for family in kinds:
         written = forms(program, space, family)
         yield family, [scored.plan for form in written for scored in scored_forms(form, family, bindings, on, {})]
+
+
+def scored(program: Program, bindings: Bindings, on: Device = H200) -> list[Scored]:
+    """Every candidate of the planner for a Program that can be one kernel, with its predicted time."""
+    found = scores(program, bindings, on, {})
+    assert not isinstance(found, Illegal), found.detail
+    return found
 
 
 def chosen(program: Program, bindings: Bindings, family: Family, schedule: Schedule, on: Device = H200) -> KernelPlan:
@@ -121,4 +129,6 @@ def program_of(function: Callable[..., Any], *inputs: torch.Tensor,
                dynamic: bool | None = None) -> tuple[Program, dict[str, torch.Tensor], Bindings]:
     """The Program of a function, its inputs and sizes."""
     captured = capture(function, inputs, dynamic=dynamic)
-    return optimize(captured.program), captured.tensors(inputs), captured.bind(inputs)
+    bindings = captured.bind(inputs)
+    assert bindings is not None
+    return optimize(captured.program), captured.tensors(inputs), bindings

@@ -128,7 +128,7 @@ def backward(function: Callable[..., Any], incoming: int = 1, fixed: int = 0) ->
     def gradients(*args: Tensor) -> Any:
         given, rest = args[:incoming], args[incoming:]
         free, held = rest[: len(rest) - fixed], rest[len(rest) - fixed :]
-        _, pull = torch.func.vjp(lambda *xs: function(*xs, *held), *free)
+        _, pull = torch.func.vjp(lambda *xs: function(*xs, *held), *free)  # type: ignore[misc]
         return pull(given[0] if incoming == 1 else given)
 
     return gradients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from tests.support.forced_schedules import program_of
 from tests.support.staged_kernels import BF16, F32, meta
 
 
-def mixed_kernel(fn: Callable, args: tuple[Tensor, ...]) -> Kernel:
+def mixed_kernel(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> Kernel:
     """A function as one kernel that walks rows and accumulates over them."""
     program, _, bindings = program_of(fn, *args)
     space = space_of(program, bindings)
@@ -61,18 +62,18 @@ def looked_up(x: Tensor, w: Tensor, rstd: Tensor, dy: Tensor) -> tuple[Tensor, T
     return rms_norm_backward(x, w.gather(0, at), rstd, dy)
 
 
-def inputs_of(fn: Callable, rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def inputs_of(fn: Callable[..., Any], rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     torch.manual_seed(cols)
     x, dy, dh = (torch.randn(rows, cols).to(dtype) for _ in range(3))
     w = torch.randn(cols).to(dtype)
-    few: dict[Callable, tuple[Tensor, ...]] = {
+    few: dict[Callable[..., Any], tuple[Tensor, ...]] = {
         rms_norm_backward: (x, w, row_rstd(x), dy), looked_up: (x, w, row_rstd(x), dy),
         layer_norm_backward: (x, w, *row_moments(x), dy),
         add_rms_norm_backward: (x, w, row_rstd(x), dy, dh), finished: (x, w), stored_early: (x, w)}
     return few.get(fn, (x,))
 
 
-def given(fn: Callable, cols: int, dtype: torch.dtype = BF16, rows: int = 4096) -> tuple[Tensor, ...]:
+def given(fn: Callable[..., Any], cols: int, dtype: torch.dtype = BF16, rows: int = 4096) -> tuple[Tensor, ...]:
     x, w, row = meta(rows, cols, dtype=dtype), meta(cols, dtype=dtype), meta(rows, 1, dtype=F32)
     rowwise = (row, row) if fn is layer_norm_backward else (row,)
     return x, w, *rowwise, *([meta(rows, cols, dtype=dtype)] * (2 if fn is add_rms_norm_backward else 1))

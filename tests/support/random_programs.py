@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -109,7 +109,7 @@ class Maker:
 
     # Drawing
 
-    def one(self, *options):
+    def one(self, *options: Any) -> Any:
         return self.draw(st.sampled_from(options))
 
     def pick(self, accept: Callable[[Val], bool]) -> Val | None:
@@ -125,9 +125,12 @@ class Maker:
 
     def layout(self, order: list[str], pad: int) -> tuple[dict[str, Size], dict[str, Size]]:
         """Shape and strides per axis, for memory that runs through `order` with its fastest axis padded."""
-        shape, strides, step = {}, {}, 1
+        shape: dict[str, Size] = {}
+        strides: dict[str, Size] = {}
+        step: Size = 1
         for i, axis in enumerate(reversed(order)):
-            shape[axis] = self.extent[axis] + pad if i == 0 and pad else self.extent[axis]
+            extent = self.extent[axis]
+            shape[axis] = extent + pad if i == 0 and isinstance(extent, int) else extent
             strides[axis], step = step, mul(step, shape[axis])
         return shape, strides
 
@@ -151,7 +154,7 @@ class Maker:
         """Store what was reduced and then not used, so that no reduction is dropped."""
         unread = {v.at for v in self.values} - {o for n in self.builder.nodes for o in operands(n)}
         for at in sorted(unread & self.reduced):
-            self.output(lambda v, at=at: v.at == at)
+            self.output(lambda v, at=at: v.at == at)  # type: ignore[misc]  # of a lambda with a default
 
     def output(self, accept: Callable[[Val], bool]) -> None:
         """Store some value that no output holds yet, narrowed or repeated along an axis at times."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def kernel_of(fn: Callable, args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str, int]]:
+def kernel_of(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> tuple[Kernel, dict[str, int]]:
     """A function as one kernel that keeps rows on chip, and the sizes of a call."""
     return as_kernel(fn, args, Family.INNER, held=True)
 
