@@ -155,6 +155,18 @@ def drop_negations(draft: Draft, node: Node) -> int | None:
     return None
 
 
+def difference_from_itself(draft: Draft, node: Node) -> Node | None:
+    """x - x -> x * 0 + 0, for floats: zero, or NaN if x is infinite or NaN
+
+    If x is a product, a GPU would compute x - x as one fused multiply-add: the rounding error of the product, not zero.
+    """
+    match node:
+        case Op(name="sub", args=(x, same), dtype=dtype) if x == same and dtype.is_float and dtype.size >= 4:
+            zero = draft.add(Const(0.0, dtype, src=node.src))
+            return replace(node, name="add", args=(draft.add(replace(node, name="mul", args=(x, zero))), zero))
+    return None
+
+
 def drop_choice(draft: Draft, node: Node) -> int | None:
     """where(c, a, a) -> a;  where(True, a, b) -> a;  where(False, a, b) -> b"""
     match node:
@@ -216,8 +228,8 @@ def _computed(name: str, consts: tuple[Const, ...], dtype: DType) -> float | int
 
 
 EXACT: tuple[Rule, ...] = (
-    drop_cast, drop_widening, drop_one, drop_zero, drop_negations, drop_choice, fold_constants, sum_of_one_hot,
-    inline_single_element,
+    drop_cast, drop_widening, drop_one, drop_zero, difference_from_itself, drop_negations, drop_choice, fold_constants,
+    sum_of_one_hot, inline_single_element,
 )
 
 

@@ -63,6 +63,14 @@ GOLDEN = {
         "%1 = const 0.0 : f32\n%2 = sub %0 %1\nstore y [m:8, n:1] = %2",
         "store y [m:8, n:1] = %0",
     ),
+    "difference_from_itself": (
+        "%1 = mul %0 %0\n%2 = sub %1 %1\nstore y [m:8, n:1] = %2",
+        """%1 = mul %0 %0
+           %2 = const 0.0 : f32
+           %3 = mul %1 %2
+           %4 = add %3 %2
+           store y [m:8, n:1] = %4""",
+    ),
     "drop_negations": ("%1 = neg %0\n%2 = neg %1\nstore y [m:8, n:1] = %2", "store y [m:8, n:1] = %0"),
     "drop_choice": (
         """%1 = isnan %0
