@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 OUTPUT_TAIL_BYTES = 1 << 20  # the end of the compiler's output, searched for an error message
 
@@ -121,6 +121,11 @@ def _end_with_parent(handle: int, scratch: str) -> None:
     poll = select.poll()
     poll.register(handle, getattr(select, "POLLRDHUP", 0))  # POLLHUP is always reported
     poll.poll()
+    leave(scratch)
+
+
+def leave(scratch: str) -> NoReturn:
+    """End this process and ptxas without temporary files. Threads are not waited for."""
     shutil.rmtree(scratch, ignore_errors=True)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
@@ -129,3 +134,4 @@ def _end_with_parent(handle: int, scratch: str) -> None:
 
 if __name__ == "__main__":
     serve(prepare(int(sys.argv[1]), sys.argv[2]), answer)
+    leave(sys.argv[2])  # the thread that ends this process with its parent may not get to it before the interpreter exits

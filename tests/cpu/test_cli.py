@@ -220,9 +220,9 @@ def test_importing_onepass_imports_no_compiler() -> None:
 
 
 def test_importing_onepass_is_cheap() -> None:
-    """It reads few files; what it takes long for, the planner, is read when it is first needed."""
+    """It reads few files, the errors and the devices; the planner is read when it is first needed."""
     code = "import torch, sys; had = len(sys.modules); import onepass; print(len(sys.modules) - had)"
-    assert int(python(code)) < 10
+    assert int(python(code)) < 15
 
 
 def test_public_names() -> None:

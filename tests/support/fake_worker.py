@@ -87,6 +87,7 @@ def main() -> None:
                     act(order, argument, channel)
         reply = {"binary": binary(script["value"])} if script["reply"] is None else script["reply"]
         frames.send(channel, {**reply, "heard": [], "id": number})
+    worker.leave(sys.argv[2])
 
 
 if __name__ == "__main__":
