@@ -156,11 +156,8 @@ def drop_negations(draft: Draft, node: Node) -> int | None:
 
 
 def difference_from_itself(draft: Draft, node: Node) -> Node | None:
-    """x - x -> x * 0 + 0, for floats: zero, or NaN if x is infinite or NaN
-
-    If x is a product, a GPU would compute x - x as one fused multiply-add: the rounding error of the product, not zero.
-    """
-    match node:
+    """x - x -> x * 0 + 0, for floats: zero, or NaN if x is infinite or NaN"""
+    match node:  # if x is a product, a fused multiply-add would leave its rounding error instead of zero
         case Op(name="sub", args=(x, same), dtype=dtype) if x == same and dtype.is_float and dtype.size >= 4:
             zero = draft.add(Const(0.0, dtype, src=node.src))
             return replace(node, name="add", args=(draft.add(replace(node, name="mul", args=(x, zero))), zero))
