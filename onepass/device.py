@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from .errors import UnknownDevice
@@ -53,20 +54,52 @@ DEVICES = {
     for d in (
         # 2026-11, torch 2.11, Triton 3.6: `add` of two 128 MiB tensors sustains 4.50 TB/s after a clean L2 flush; a second
         # kernel that sums 132 partial rows costs 2.9 us.
-        Device("h200", "NVIDIA H200 SXM", (9, 0), 132, 4.50e6, 5.5e6, 60 << 20, 1.25, 1830.0, 2.5, "measured"),
-        Device("h100", "NVIDIA H100 SXM", (9, 0), 132, 3.12e6, 5.5e6, 50 << 20, 1.25, 1755.0, 2.5, _DATASHEET),
-        Device("b200", "NVIDIA B200", (10, 0), 148, 7.60e6, 10.0e6, 126 << 20, 1.25, 1920.0, 2.5, _DATASHEET),
-        Device("a100", "NVIDIA A100 SXM 80GB", (8, 0), 108, 1.90e6, 4.0e6, 40 << 20, 1.25, 1410.0, 2.5, _DATASHEET,
+        Device(name="h200", title="NVIDIA H200 SXM", capability=(9, 0), sms=132, bandwidth=4.50e6, l2_bandwidth=5.5e6,
+               l2_bytes=60 << 20, latency=1.25, clock=1830.0, launch=2.5, source="measured"),
+        Device(name="h100", title="NVIDIA H100 SXM", capability=(9, 0), sms=132, bandwidth=3.12e6, l2_bandwidth=5.5e6,
+               l2_bytes=50 << 20, latency=1.25, clock=1755.0, launch=2.5, source=_DATASHEET),
+        Device(name="b200", title="NVIDIA B200", capability=(10, 0), sms=148, bandwidth=7.60e6, l2_bandwidth=10.0e6,
+               l2_bytes=126 << 20, latency=1.25, clock=1920.0, launch=2.5, source=_DATASHEET),
+        Device(name="a100", title="NVIDIA A100 SXM 80GB", capability=(8, 0), sms=108, bandwidth=1.90e6, l2_bandwidth=4.0e6,
+               l2_bytes=40 << 20, latency=1.25, clock=1410.0, launch=2.5, source=_DATASHEET,
                smem_per_sm=167936, smem_per_cta=166912),
+        Device(name="l40s", title="NVIDIA L40S", capability=(8, 9), sms=142, bandwidth=0.80e6, l2_bandwidth=5.9e6,
+               l2_bytes=96 << 20, latency=1.25, clock=2520.0, launch=2.5, source=_DATASHEET,
+               threads_per_sm=1536, ctas_per_sm=24, smem_per_sm=102400, smem_per_cta=101376),
+        Device(name="rtx4090", title="NVIDIA GeForce RTX 4090", capability=(8, 9), sms=128, bandwidth=0.94e6, l2_bandwidth=5.3e6,
+               l2_bytes=72 << 20, latency=1.25, clock=2520.0, launch=2.5, source=_DATASHEET,
+               threads_per_sm=1536, ctas_per_sm=24, smem_per_sm=102400, smem_per_cta=101376),
+        Device(name="rtx5090", title="NVIDIA GeForce RTX 5090", capability=(12, 0), sms=170, bandwidth=1.67e6, l2_bandwidth=7.1e6,
+               l2_bytes=96 << 20, latency=1.25, clock=2407.0, launch=2.5, source=_DATASHEET,
+               threads_per_sm=1536, ctas_per_sm=24, smem_per_sm=102400, smem_per_cta=101376),
     )
 }
+_BRANDS = re.compile(r"nvidia|geforce|[^a-z0-9]+")
 
 
 def device(name: "str | Device") -> Device:
-    """Look up a device by name, case-insensitively. A Device is returned as is."""
+    """Look up a device by its name or title, whatever the case and spacing: "h200", "RTX 5090", "NVIDIA A100 SXM 80GB".
+
+    A Device is returned as is.
+    """
     if isinstance(name, Device):
         return name
-    found = DEVICES.get(name.lower())
+    plain = _plain(name)
+    found = next((d for d in DEVICES.values() if plain in (d.name, _plain(d.title))), None)
     if found is None:
         raise UnknownDevice(name=name, known=", ".join(sorted(DEVICES)))
     return found
+
+
+def listed_as(title: str, sms: int) -> Device | None:
+    """The listed device that a driver reports under this title with this many SMs.
+
+    The title alone does not tell: a MIG slice, or a cut-down build of the same chip, has the same name but fewer SMs.
+    """
+    words = _BRANDS.sub(" ", title.lower()).split()
+    spelled = {"".join(words[i:j]) for i in range(len(words)) for j in (i + 1, i + 2)}
+    return next((d for d in DEVICES.values() if d.name in spelled and d.sms == sms), None)
+
+
+def _plain(name: str) -> str:
+    return _BRANDS.sub("", name.lower())

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..device import DEVICES, Device, device
+from ..device import DEVICES, Device, device, listed_as
 from ..errors import NoGpu, OnepassError
 from .measured import card_of, with_measurements
 
@@ -40,11 +40,7 @@ def resolve_device(name: "str | Device") -> Device:
 
 def identify(properties: Any) -> Device:
     """The listed device with these properties, or a new Device made from them."""
-    for name, listed in DEVICES.items():
-        # A MIG slice, or a cut-down build of the same chip, has the same name but fewer SMs.
-        if re.search(rf"\b{name}\b", properties.name, re.IGNORECASE) and properties.multi_processor_count == listed.sms:
-            return listed
-    return _from_driver(properties)
+    return listed_as(properties.name, properties.multi_processor_count) or _from_driver(properties)
 
 
 def _from_driver(properties: Any) -> Device:

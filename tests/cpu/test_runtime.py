@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from onepass import compat
 from onepass.codegen.source import GridDim, Source
-from onepass.device import DEVICES
-from onepass.errors import CompileFailed, CompilerUnavailable
+from onepass.device import DEVICES, device
+from onepass.errors import CompileFailed, CompilerUnavailable, UnknownDevice
 from onepass.ir import expr
 from onepass.ir.expr import BOOL, DTYPES, OPS, DType, compute_dtype
 from onepass.ir.size import sym
@@ -383,7 +383,7 @@ def row_kernel(columns: int = 4096, loop: bool = False) -> Source:
 
 
 def test_offline_binary_on_several_devices() -> None:
-    devices = [DEVICES[name] for name in ("a100", "h200", "b200")]
+    devices = [DEVICES[name] for name in ("a100", "rtx4090", "h200", "b200", "rtx5090")]
     for binary in offline.compile_many([(row_kernel(), d) for d in devices]):
         assert 16 < binary.registers <= 255
         assert (binary.spill_bytes, binary.stack_bytes, binary.spills_in_loop) == (0, 0, False)
@@ -520,15 +520,31 @@ def test_cards_are_known_by_name_and_size() -> None:
     assert card.identify(properties()) is DEVICES["h200"]
     assert card.identify(properties(name="NVIDIA H100 80GB HBM3")) is DEVICES["h100"]
     assert card.identify(properties(name="NVIDIA A100-SXM4-80GB", major=8, multi_processor_count=108)) is DEVICES["a100"]
-    for other in (properties(name="NVIDIA GH200 480GB"), properties(name="NVIDIA H100 PCIe", multi_processor_count=114)):
+    assert card.identify(properties(name="NVIDIA GeForce RTX 5090", major=12, multi_processor_count=170)) is DEVICES["rtx5090"]
+    assert card.identify(properties(name="NVIDIA L40S", minor=9, major=8, multi_processor_count=142)) is DEVICES["l40s"]
+    for other in (properties(name="NVIDIA GH200 480GB"), properties(name="NVIDIA H100 PCIe", multi_processor_count=114),
+                  properties(name="NVIDIA GeForce RTX 4090 Laptop GPU", major=8, minor=9, multi_processor_count=76)):
         assert card.identify(other) not in DEVICES.values()
 
 
 def test_an_unlisted_card_is_described_by_its_driver() -> None:
-    found = card.identify(properties(name="NVIDIA L40S", minor=9, major=8, multi_processor_count=142, memory_clock_rate=9001000,
+    found = card.identify(properties(name="NVIDIA L40", minor=9, major=8, multi_processor_count=142, memory_clock_rate=9001000,
                                      memory_bus_width=384, shared_memory_per_block_optin=101376))
-    assert (found.name, found.capability, found.sms, found.smem_per_cta) == ("nvidia-l40s", (8, 9), 142, 101376)
+    assert (found.name, found.capability, found.sms, found.smem_per_cta) == ("nvidia-l40", (8, 9), 142, 101376)
     assert found.bandwidth == pytest.approx(0.93 * 864e3, rel=0.01) and found.source.startswith("driver query")
+
+
+@pytest.mark.parametrize(("said", "name"), [
+    ("h200", "h200"), ("H200", "h200"), ("NVIDIA H200 SXM", "h200"), ("RTX 5090", "rtx5090"), ("rtx-4090", "rtx4090"),
+    ("GeForce RTX 4090", "rtx4090"), ("nvidia l40s", "l40s"), ("A100", "a100"), ("NVIDIA A100 SXM 80GB", "a100")])
+def test_a_device_is_found_however_its_name_is_written(said: str, name: str) -> None:
+    assert device(said) is DEVICES[name]
+
+
+@pytest.mark.parametrize("said", ["", "5090", "rtx", "h200s", "nvidia", "GH200", "RTX 5090 Ti"])
+def test_no_device_is_found_by_a_part_of_its_name_or_more(said: str) -> None:
+    with pytest.raises(UnknownDevice):
+        device(said)
 
 
 def test_doctor_facts_are_plain_and_complete() -> None:
