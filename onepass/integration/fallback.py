@@ -83,10 +83,15 @@ def at_storage_start(tensor: Tensor) -> Tensor:
 
 def clone_strided(tensor: Tensor) -> Tensor:
     """A copy with the same strides, including gaps and overlapping elements."""
+    return map_storage(tensor, Tensor.clone)
+
+
+def map_storage(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """A tensor with the same strides over changed memory. `change` gets the memory between the first and last element, flat."""
     if not tensor.numel():
         return tensor
     extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
+    return change(tensor.as_strided((extent,), (1,))).as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def shares_storage(outs: Sequence[Tensor], ins: Sequence[Tensor]) -> list[bool]:

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 from ..errors import InputsOverwritten, WrongAnswer, text_of
-from ..ir.criterion import judge
-from ..ir.oracle import evaluate
 from ..ir.size import Bindings, value
 from ..ir.text import parse
 from ..pipeline import optimize
@@ -33,13 +31,12 @@ from .fallback import (
     Fallback,
     Fill,
     clone_strided,
-    fresh_results,
     inductor_fallback,
     shares_storage,
-    tensors_by_name,
     torch_fallback,
 )
 from .settings import decode_key
+from .verification import find_mistake
 
 _LOG = logging.getLogger(__name__)
 MAX_CACHED_SIZES = 4096  # distinct calls (sizes, alignment, aliasing) cached per region
@@ -194,14 +191,10 @@ class _Region:
 
     def _verify(self, outs: Sequence[Tensor], ins: Sequence[Tensor], originals: Sequence[Tensor], bindings: Bindings) -> None:
         """Compare the results of a call with float64."""
-        with torch.no_grad():
-            exact = evaluate(self.program, tensors_by_name(self.program, outs, originals), bindings)
-            eager = fresh_results(self.program, bindings, outs, originals)
-            for buffer, ours, theirs in zip(self.outputs, outs, eager, strict=True):
-                wrong = judge(ours, theirs, exact[buffer.name])
-                if wrong:
-                    where = reproducer(partial(self._repro, f"{buffer.name}: {wrong}", outs, ins, bindings))
-                    raise WrongAnswer(region=self.id, output=buffer.name, detail=wrong, repro=where)
+        if found := find_mistake(self.program, bindings, outs, originals):
+            output, wrong = found
+            where = reproducer(partial(self._repro, f"{output}: {wrong}", outs, ins, bindings))
+            raise WrongAnswer(region=self.id, output=output, detail=wrong, repro=where)
 
     def _repro(self, what: str, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> str:
         return repro.write_region(self.id, what, self.program, bindings, repro.layout_of(self.program, outs, ins))
