@@ -23,7 +23,8 @@ from onepass import compat
 from onepass.capture.graph.region_program import RegionProgram, lower_region
 from onepass.capture.graph.regions import find_regions
 from onepass.integration import region_op  # noqa: F401, defines the op
-from onepass.ir.text import one_line
+from onepass.integration.region_spec import RegionSpec, encode
+from onepass.pipeline import optimize
 
 CALLS = 2000
 
@@ -72,7 +73,8 @@ def main() -> None:
                 for n in part.outputs]
         named = dict(zip(inspect.signature(function).parameters, args, strict=True))
         ins = [named[str(n.target).rsplit("_", 1)[0]] for n in part.inputs]
-        call = partial(torch.ops.onepass.region.default, outs, ins, [], part.key, one_line(part.text))
+        text = encode(RegionSpec(part.id, part.program, optimize(part.program)))
+        call = partial(torch.ops.onepass.region.default, outs, ins, [], text)
         call()
         times[f"region, {name}"] = microseconds(call)
     ratio = {name: round(us / times["eager add"], 2) for name, us in times.items()}

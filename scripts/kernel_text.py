@@ -28,6 +28,7 @@ from onepass.ir.size import Bindings
 from onepass.measure.suites import Job, suite
 from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
+from onepass.plan.variant import ROW_CLASSES, specialize
 from tests.support.stored_graphs import load, read, stored
 
 MAIN_DEVICE, OTHER_DEVICES = "h200", ("a100", "b200")
@@ -49,9 +50,9 @@ def row_classes() -> Iterator[Entry]:
     card = device(MAIN_DEVICE)
     for job in one_each.values():
         program, bindings = _captured(job, dynamic=None)
-        fixed, free = pipeline.specialize(program, bindings)
+        fixed, free = specialize(program, bindings)
         if len(fixed.symbols) == 1:
-            for k, (_, rows) in enumerate(pipeline.ROW_CLASSES):
+            for k, (_, rows) in enumerate(ROW_CLASSES):
                 sizes = {name: max(2, round(rows * card.sms)) for name in free}
                 yield f"{job.id} class {k}", _texts(fixed, sizes, card)
 

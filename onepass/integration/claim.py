@@ -17,7 +17,7 @@ from torch import fx
 
 from ..capture.graph.effects import is_ordered
 from ..capture.graph.node_kinds import is_reduction, tensors_of, why_unsupported
-from ..capture.graph.region_program import RegionProgram, lower_region
+from ..capture.graph.region_program import RegionProgram
 from ..capture.graph.regions import Region, find_regions
 from ..capture.graph.reuse import GraphMemory, reusable
 from ..capture.lowering.lower import LOWERINGS, Blocked
@@ -27,13 +27,17 @@ from ..capture.lowering.source import UNKNOWN, user_line
 from ..device import Device
 from ..errors import RewriteFailed, UnsupportedOnDevice
 from ..ir.program import Program
-from ..pipeline import optimize, specialize
+from ..pipeline import lower_region, variant_of
 from ..plan.inductor_baseline import inductor_us
 from ..plan.inplace import safe_inplace_pairs
-from ..plan.partition import plan
 from ..plan.plan import Plan
+from ..plan.recost import at_sizes
+from ..plan.variant import Variant
 from ..stages import to_coded_error
+from .plans import Plans
+from .region_spec import RegionSpec, encode, places
 from .rewrite import Rewriter, cyclic_regions
+from .settings import CallSettings
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ class ClaimOptions:
     functional: bool = False  # regions return new tensors instead of filling allocated ones
     by_cost: bool = True  # False: claim whatever can be computed
     donated_inputs: frozenset[int] = frozenset()  # positions of graph inputs that the graph may overwrite
+    for_calls: CallSettings = CallSettings()  # settings that the regions carry
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,10 @@ class ClaimedRegion:
     """A region that onepass compiles."""
 
     part: RegionProgram = field(repr=False)
-    plan: Plan = field(repr=False)  # for the sizes at trace time
+    optimized: Program = field(repr=False)
+    variant: Variant = field(repr=False)  # of calls like the traced one, if all tensors are aligned
+    plan: Plan = field(repr=False)  # of the variant: what the first call runs
+    at_trace: Plan = field(repr=False)  # the same kernels, with times and bytes at the sizes at trace time
     inductor_us: float
     charged_us: float  # time for values that Inductor would keep on chip
     in_place: int = 0  # outputs that reuse the memory of an input
@@ -70,10 +78,6 @@ class ClaimedRegion:
     @property
     def id(self) -> str:
         return self.part.id
-
-    @property
-    def text(self) -> str:
-        return self.part.text
 
     @property
     def program(self) -> Program:
@@ -89,11 +93,11 @@ class ClaimedRegion:
 
     @property
     def predicted_us(self) -> float:
-        return self.plan.predicted_us
+        return self.at_trace.predicted_us
 
     @property
     def floor_bytes(self) -> int:
-        return self.plan.floor_bytes
+        return self.at_trace.floor_bytes
 
     @property
     def reductions(self) -> int:
@@ -123,12 +127,15 @@ class Claimed:
     declined: tuple[Declined, ...]
 
 
-def claim(graph: fx.Graph, options: ClaimOptions) -> Claimed:
-    """Rewrite a graph so that onepass computes the regions worth claiming."""
+def claim(graph: fx.Graph, options: ClaimOptions, plans: Plans | None = None) -> Claimed:
+    """Rewrite a graph so that onepass computes the regions worth claiming.
+
+    `plans` holds what was planned before and receives what is planned now. Without it, the graph is planned by itself.
+    """
     _drop_dead(graph)
     claims: list[ClaimedRegion] = []
     declined: list[Declined] = []
-    plans: dict[str, Plan] = {}
+    plans = Plans() if plans is None else plans
     for device in _devices(graph, options.interpret):
         parts, failures, blocked = _parts(graph, device, options)
         outcomes = [_decide(part, options, plans) for part in parts]
@@ -140,7 +147,7 @@ def claim(graph: fx.Graph, options: ClaimOptions) -> Claimed:
 
 def _rewritten(graph: fx.Graph, claims: list[ClaimedRegion], options: ClaimOptions) -> tuple[list[ClaimedRegion], list[Declined]]:
     """Replace regions of a graph by calls. A region that cannot be replaced stays as it is."""
-    rewriter = Rewriter(graph)
+    rewriter, texts = Rewriter(graph), _texts(claims, options)
     circular = cyclic_regions(graph, [claimed.part for claimed in claims])
     calls: dict[fx.Node, ClaimedRegion] = {}
     declined: list[Declined] = []
@@ -148,7 +155,7 @@ def _rewritten(graph: fx.Graph, claims: list[ClaimedRegion], options: ClaimOptio
         try:
             if k in circular:
                 raise RewriteFailed(detail="a region would have to run both before and after one of its users")
-            calls[rewriter.replace(claimed.part, options.functional)] = claimed
+            calls[rewriter.replace(claimed.part, texts[claimed.part.key], options.functional)] = claimed
         except Exception as error:
             declined.append(_declined(claimed.part.region.reductions, "it could not be rewritten", error, claimed.part))
     done = list(calls.values())
@@ -158,6 +165,12 @@ def _rewritten(graph: fx.Graph, claims: list[ClaimedRegion], options: ClaimOptio
     if calls:
         rewriter.tidy()
     return done, declined
+
+
+def _texts(claims: list[ClaimedRegion], options: ClaimOptions) -> dict[str, str]:
+    """The text of each region, by key. Equal regions share it, with the lines of the first, so that a process sees one region."""
+    first = {claimed.part.key: claimed for claimed in reversed(claims)}
+    return {key: encode(RegionSpec(c.id, c.program, c.optimized, places(c.lines), options.for_calls)) for key, c in first.items()}
 
 
 def _in_place(rewriter: Rewriter, call: fx.Node, claimed: ClaimedRegion, memory: GraphMemory) -> ClaimedRegion:
@@ -215,26 +228,27 @@ def _parts(graph: fx.Graph, device: torch.device,
     return parts, failures, blocked
 
 
-def _decide(part: RegionProgram, options: ClaimOptions, plans: dict[str, Plan]) -> ClaimedRegion | Declined:
-    """Claim or decline a region. Equal regions of a graph share a plan, by key."""
+def _decide(part: RegionProgram, options: ClaimOptions, plans: Plans) -> ClaimedRegion | Declined:
+    """Claim or decline a region by the plan that its first call will run. Times are those at the sizes at trace time."""
     reductions = part.region.reductions
     if named := options.skip & {part.id, part.key, *(line.split(" ")[0] for line in part.lines)}:
         return _declined(reductions, f"skipped by name ({', '.join(sorted(named))})", part=part)
     try:
-        if part.key not in plans:
-            plans[part.key] = plan(*specialize(optimize(part.program), part.hints), options.device)
-        chosen = plans[part.key]
-        inductor = inductor_us(part.program, part.hints, options.device, chosen.predicted_us)
+        program = plans.optimized(part.program)
+        variant = variant_of(program, part.hints, options.device)
+        chosen = plans.plan(program, variant)
+        here = at_sizes(chosen, part.hints)
+        inductor = inductor_us(part.program, part.hints, options.device, here.predicted_us)
     except UnsupportedOnDevice as refusal:
         return _declined(reductions, str(refusal), None, part)
     except Exception as error:
         return _declined(reductions, "it could not be planned", to_coded_error(error, "deciding on a region"), part)
     charged = part.region.lost_fusion_bytes / options.device.bandwidth
-    if options.by_cost and chosen.predicted_us + charged > max(EQUAL_RATIO * inductor, inductor + EQUAL_US):
-        detail = f"{chosen.predicted_us:.1f} us" + (f" plus {charged:.1f} us for values Inductor keeps on chip" if charged else "")
+    if options.by_cost and here.predicted_us + charged > max(EQUAL_RATIO * inductor, inductor + EQUAL_US):
+        detail = f"{here.predicted_us:.1f} us" + (f" plus {charged:.1f} us for values Inductor keeps on chip" if charged else "")
         reason = f"no gain: {detail}, Inductor {inductor:.1f} us"
-        return _declined(reductions, reason, None, part, chosen.predicted_us + charged, inductor)
-    return ClaimedRegion(part, chosen, inductor, charged)
+        return _declined(reductions, reason, None, part, here.predicted_us + charged, inductor)
+    return ClaimedRegion(part, program, variant, chosen, here, inductor, charged)
 
 
 def _outside_regions(graph: fx.Graph, device: torch.device, parts: list[RegionProgram],

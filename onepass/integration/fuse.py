@@ -20,11 +20,10 @@ from .. import compat
 from ..capture.function.known_functions import is_torch_in_c
 from ..capture.function.state import State, TransparentWrapper
 from ..capture.function.state_walk import state_of
-from ..capture.function.trace import capture
 from ..errors import BadArgument, NeedsGrad
-from ..pipeline import optimize
+from ..pipeline import capture, optimize
 from .engine import Kernels
-from .settings import current_overrides, resolve, validated
+from .settings import Settings, resolved, validated
 from .traces import Call, Trace, Traces, flatten
 
 MAX_STATES = 16  # states of one function whose traces are kept: train and eval, with and without gradients...
@@ -59,7 +58,7 @@ class Fused(TransparentWrapper):
             raise BadArgument(detail=f"onepass.fuse takes a function, not {type(fn).__name__}.")
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.dynamic = fn, dynamic
-        self._overrides = {} if tune is None else validated({"tune": tune})
+        self._given = {} if tune is None else validated({"tune": tune})
         _signature(fn)
         self._named: dict[tuple[str, ...], Fused] = {}
         self._known: tuple[_Known, ...] = ()  # most recently used first
@@ -76,7 +75,7 @@ class Fused(TransparentWrapper):
         _forward_only(leaves)
         call = known.traces.find(key)
         if call is None or not call.is_valid(known.state):
-            call = self._new_call(known, args, key)
+            call = self._new_call(known, args, key, resolved(self._given))
         if call.is_empty:
             with torch.no_grad():  # an empty axis: run the original function, nothing to fuse
                 return self.fn(*args)
@@ -114,7 +113,7 @@ class Fused(TransparentWrapper):
                 return fn(*args[:-count], **dict(zip(names, args[-count:])))
 
             by_name.__name__ = fn.__name__
-            self._named[names] = Fused(by_name, self.dynamic, self._overrides.get("tune"))
+            self._named[names] = Fused(by_name, self.dynamic, self._given.get("tune"))
         return self._named[names]
 
     def _now(self) -> _Known:
@@ -130,8 +129,8 @@ class Fused(TransparentWrapper):
         self._known = (known, *(each for each in self._known if each is not known))[:MAX_STATES]
         return known
 
-    def _new_call(self, known: _Known, args: tuple[Any, ...], key: Hashable) -> Call:
-        """Handle a new kind of call: use a trace that fits, or make one."""
+    def _new_call(self, known: _Known, args: tuple[Any, ...], key: Hashable, settings: Settings) -> Call:
+        """Handle a new kind of call: use a trace that fits, or make one with these settings."""
         with _TRACING:
             call = known.traces.find(key) or known.traces.fit(args)
             if call is None or not call.is_valid(known.state):
@@ -139,8 +138,7 @@ class Fused(TransparentWrapper):
                 if not known.state.unchanged():  # the first run changed the state, and it was traced again in the new state
                     known = self._keep(_Known(captured.state, known.signature))
                 program = optimize(captured.program)
-                tune = resolve(current_overrides(self._overrides)).tune
-                kernels = Kernels(program, getattr(self.fn, "__name__", "the function"), tune)
+                kernels = Kernels(program, getattr(self.fn, "__name__", "the function"), settings.tune)
                 bindings = captured.bind(args)
                 assert bindings is not None, "a capture applies to the arguments it was made from"
                 call = Call(Trace(captured, program, kernels), bindings)

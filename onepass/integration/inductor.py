@@ -19,7 +19,7 @@ from ..capture.lowering.source import user_line
 from ..errors import SeededRandom, UntestedTorch
 from . import failure
 from .failure import format_lines
-from .settings import current_overrides, resolve, split, validated
+from .settings import Settings, resolved, split, validated
 
 
 class Backend:
@@ -32,13 +32,12 @@ class Backend:
         """Compile a graph. `options` may contain settings of onepass and of Inductor."""
         ours, theirs = split({**(options or {}), **unknown})
         patches = compat.inductor_options(mode, theirs)
-        overrides = current_overrides(ours)
-        settings = resolve(overrides)
+        settings = resolved(ours)
         if settings.disable or not _usable() or not _has_supported_tensor(module, inputs, settings.interpret):
             return compat.compile_by_inductor(module, inputs, patches)
         others = tuple(p for p in compat.configured_passes(patches) if not compat.is_our_pass(p))
-        patches["post_grad_custom_post_pass"] = compat.combined_passes((*others, _graph_pass(overrides)))
-        patches |= _split(overrides, patches)
+        patches["post_grad_custom_post_pass"] = compat.combined_passes((*others, _graph_pass(settings)))
+        patches |= _split(settings, patches)
         if settings.rest == "inductor":
             return compat.compile_by_inductor(module, inputs, patches)
         return compat.compile_by_inductor(module, inputs, {**patches, **_OP_BY_OP}, _run_as_is)
@@ -68,17 +67,17 @@ def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: b
     return run
 
 
-def _graph_pass(overrides: dict[str, Any]) -> Any:
+def _graph_pass(settings: Settings) -> Any:
     from .passes import RegionPass  # imports the whole compiler, so only when compiling
 
-    claims = RegionPass(overrides)
+    claims = RegionPass(settings)
     return compat.graph_pass(claims, claims.uuid)
 
 
-def _split(overrides: dict[str, Any], patches: dict[str, Any]) -> dict[str, Any]:
+def _split(settings: Settings, patches: dict[str, Any]) -> dict[str, Any]:
     from .split import split  # as above
 
-    chosen = split(overrides, patches)
+    chosen = split(settings, patches)
     return {} if chosen is None else {"custom_partitioner_fn": chosen}
 
 
@@ -108,12 +107,12 @@ _enabling = threading.Lock()
 
 def enable(**changes: Any) -> None:
     """Run the pass, with these settings, on every graph that Inductor compiles from now on. `disable` undoes this."""
-    overrides = current_overrides(validated(changes))
-    if resolve(overrides).disable or not _usable():
+    settings = resolved(validated(changes))
+    if settings.disable or not _usable():
         return
     with _enabling:
         others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
-        compat.configure((*others, _graph_pass(overrides)), _split(overrides, {}).get("custom_partitioner_fn"))
+        compat.configure((*others, _graph_pass(settings)), _split(settings, {}).get("custom_partitioner_fn"))
 
 
 def disable() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
 
 import torch
 from torch import fx
@@ -17,7 +15,7 @@ from .. import compat
 from ..capture.lowering.source import UNKNOWN, user_line
 from ..device import Device, device
 from ..errors import GraphFallback, OnepassError, PythonWrapperRequired, text_of
-from ..pipeline import generate, optimize
+from ..pipeline import generate
 from ..runtime.cache import versions
 from ..runtime.card import MIN_CAPABILITY, local_device
 from ..stages import stage
@@ -25,20 +23,17 @@ from . import journal, region_op, repro  # noqa: F401, region_op defines the op 
 from .claim import Claimed, ClaimedRegion, ClaimOptions, Declined, claim
 from .engine import INTERPRETER_DEVICE, Kernels
 from .failure import describe_error, format_lines, is_fatal, report_fallback, reproducer, warn_once
-from .settings import Settings, encode_key, resolve
+from .plans import PLANS, Plans
+from .settings import Settings
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RegionPass:
-    """The pass over graphs, with the settings given to it (beyond the environment)."""
+    """The pass over graphs, with its settings."""
 
-    overrides: Mapping[str, Any]
-
-    @cached_property
-    def settings(self) -> Settings:
-        return resolve(self.overrides)
+    settings: Settings
 
     def __call__(self, graph: fx.Graph, is_inference: bool | None) -> None:
         """Claim regions of a graph. Unless on_error="raise", errors that are not fatal are reported and the graph is restored."""
@@ -48,9 +43,8 @@ class RegionPass:
             where = device_of(graph, self.settings.interpret)
             if where is None or self._needs_python_wrapper(graph, phase, where):
                 return
-            claimed = claim_all(graph, claim_options(graph, self.overrides, phase))
+            claimed = claim_all(graph, claim_options(graph, self.settings, phase), PLANS)
             self._report_failures(claimed.declined, graph, phase)
-            _extend_keys(graph, claimed.regions, self.overrides)
         except Exception as error:
             if self.settings.on_error == "raise" or is_fatal(error):
                 raise
@@ -73,7 +67,7 @@ class RegionPass:
 
     def _report_graph_failure(self, graph: fx.Graph, phase: str, error: Exception, took: float) -> None:
         name = "graph_" + hashlib.sha256(str(graph).encode()).hexdigest()[:10]
-        where = reproducer(partial(repro.write_graph, graph, text_of(error), phase, name, self.overrides))
+        where = reproducer(partial(repro.write_graph, graph, text_of(error), phase, name, self.settings))
         lines = lines_of(graph)
         happened = GraphFallback(phase=phase, lines=format_lines(lines), error=describe_error(error), repro=where)
         warn_once((name, "claimed"), happened)
@@ -94,7 +88,7 @@ class RegionPass:
     def _write_repro(self, declined: Declined, name: str, graph: fx.Graph, phase: str) -> str:
         what = text_of(declined.error) if declined.error else declined.reason
         if declined.part is None:
-            return repro.write_graph(graph, what, phase, name, self.overrides)
+            return repro.write_graph(graph, what, phase, name, self.settings)
         where = repro.Layout(str(declined.part.outputs[0].meta["val"].device))
         return repro.write_region(name, what, declined.part.program, declined.part.hints, where)
 
@@ -104,7 +98,7 @@ class RegionPass:
         card = device(INTERPRETER_DEVICE) if settings.interpret else None
         cards = [local_device(i) for i in range(torch.cuda.device_count())]
         # Torch's own key does not include which inputs a backward graph may overwrite.
-        facts = (versions(), settings.graph_key, encode_key(self.overrides), card, cards, sorted(compat.donated_inputs()))
+        facts = (versions(), settings.graph_key, card, cards, sorted(compat.donated_inputs()))
         return "onepass " + hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -130,9 +124,8 @@ def is_supported(where: torch.device, interpret: bool) -> bool:
     return where.type == "cpu" and interpret
 
 
-def claim_options(graph: fx.Graph, overrides: Mapping[str, Any], phase: str) -> ClaimOptions:
+def claim_options(graph: fx.Graph, settings: Settings, phase: str) -> ClaimOptions:
     """The options for claiming regions of a graph."""
-    settings = resolve(overrides)
     where = device_of(graph, settings.interpret)
     facts: Device | None = local_device(where.index or 0) if where is not None and where.type == "cuda" else None
     functional = settings.functional or not _can_fill_planned_memory()
@@ -141,7 +134,7 @@ def claim_options(graph: fx.Graph, overrides: Mapping[str, Any], phase: str) -> 
     target = facts or device(INTERPRETER_DEVICE)
     return ClaimOptions(target, settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
                     settings.in_place and not functional, functional, settings.by_cost,
-                    compat.donated_inputs() if owns_inputs else frozenset())
+                    compat.donated_inputs() if owns_inputs else frozenset(), settings.for_calls)
 
 
 def _can_fill_planned_memory() -> bool:
@@ -156,9 +149,9 @@ def _can_fill_planned_memory() -> bool:
 
 
 @stage("claiming regions of a graph")
-def claim_all(graph: fx.Graph, deciding: ClaimOptions) -> Claimed:
+def claim_all(graph: fx.Graph, options: ClaimOptions, plans: Plans | None = None) -> Claimed:
     """Claim regions, and check that the rewritten graph is valid."""
-    claimed = claim(graph, deciding)
+    claimed = claim(graph, options, plans)
     graph.lint()
     return claimed
 
@@ -170,17 +163,6 @@ def lines_of(graph: fx.Graph) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _extend_keys(graph: fx.Graph, regions: tuple[ClaimedRegion, ...], overrides: Mapping[str, Any]) -> None:
-    """Append source lines and per-call settings to the key of every region call."""
-    lines: dict[str, tuple[str, ...]] = {}
-    for region in regions:
-        lines.setdefault(region.part.key, region.lines)
-    for node in graph.nodes:
-        key = node.kwargs.get("key") if node.op == "call_function" else None
-        if isinstance(key, str) and key in lines and "program" in node.kwargs:
-            node.kwargs = {**node.kwargs, "key": key + encode_key(overrides, lines[key])}
-
-
 def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
     """Start compiling regions in the background while Inductor compiles the rest. Interpreted kernels do not need it."""
     for region in {r.part.key: r for r in regions}.values():
@@ -189,7 +171,7 @@ def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
             continue
         buffers = frozenset(b.name for b in region.program.buffers)
         try:
-            Kernels(optimize(region.program), f"region {region.id}").prepare(region.bindings, where, buffers)
+            Kernels(region.optimized, f"region {region.id}").prepare(region.bindings, where, buffers)
         except Exception as error:
             _LOG.debug("region %s could not be compiled ahead", region.id, exc_info=error)
 
@@ -207,7 +189,7 @@ def _log_outcome(claimed: Claimed, took: float) -> None:
 
 
 def _full_text(region: ClaimedRegion) -> str:
-    """A region's Program, and its kernels for the sizes at trace time."""
+    """A region's Program, and the kernels that calls like the traced one run."""
     try:
         texts = [source.text for source in generate(region.plan)]
     except OnepassError as error:  # the region's first call has the same error and falls back to Inductor

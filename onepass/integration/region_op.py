@@ -1,8 +1,7 @@
 """The ops that claimed regions become: `onepass::region` fills given tensors, `onepass::region_out` allocates its results.
 
-A call carries the region's whole Program as text, because a cached graph may run in another process than the one that claimed its
-regions. Its key names the region and the settings for its calls. The first call parses the text and compiles; later calls with the
-same sizes take two lookups and the launches.
+A call carries the region as one text (region_spec.py), because a cached graph may run in another process than the one that claimed
+its regions. The first call parses the text and compiles; later calls with the same sizes take two lookups and the launches.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from torch import Tensor
 
 from ..errors import InputsOverwritten, WrongAnswer, text_of
 from ..ir.size import Bindings, value
-from ..ir.text import parse
-from ..pipeline import optimize
 from ..stages import to_coded_error
 from . import journal, repro
 from .aliasing import alias_mask, overwrites, unsafe_outputs, via_scratch
@@ -35,7 +32,8 @@ from .fallback import (
     shares_storage,
     torch_fallback,
 )
-from .settings import decode_key
+from .region_spec import decode, digest_of
+from .settings import resolve
 from .verification import find_mistake
 
 _LOG = logging.getLogger(__name__)
@@ -47,12 +45,12 @@ Key = tuple[int, ...]  # of a call: device, alignment, which outputs alias which
 
 
 class _Region:
-    """A region in this process: its Program, and a function that fills its outputs for each key of calls so far."""
+    """A region in this process: its Programs, and a function that fills its outputs for each key of calls so far."""
 
-    def __init__(self, key: str, text: str) -> None:
-        region = decode_key(key)
-        self.id, self.settings, self.lines = region.region, region.settings, region.lines
-        self.program = parse(text)
+    def __init__(self, text: str) -> None:
+        spec = decode(text)
+        self.id, self.lines, self.settings = spec.id, spec.lines, resolve(spec.settings.given)
+        self.program, self.optimized = spec.captured, spec.program
         self.inputs = tuple(b for b in self.program.buffers if b.role == "input")
         self.outputs = tuple(b for b in self.program.buffers if b.role == "output")
         self.tally = journal.tally(self.id)
@@ -160,7 +158,7 @@ class _Region:
     def _bind_kernels(self, outs: Sequence[Tensor], ins: Sequence[Tensor], bindings: Bindings) -> Fill:
         """Compile the kernels for a call and bind them to its sizes."""
         if self._kernels is None:
-            self._kernels = Kernels(optimize(self.program), f"region {self.id}", self.settings.tune)
+            self._kernels = Kernels(self.optimized, f"region {self.id}", self.settings.tune)
         pairs = [*zip(self.outputs, outs, strict=True), *zip(self.inputs, ins, strict=True)]
         aligned = frozenset(b.name for b, tensor in pairs if tensor.data_ptr() % 16 == 0)
         executable = self._kernels.executable(bindings, outs[0].device, aligned)
@@ -206,20 +204,21 @@ def _capturing(tensor: Tensor) -> bool:
 
 # ---- the op ------------------------------------------------------------------------------------------------------------------
 
-_REGIONS: dict[str, _Region] = {}
+_REGIONS: dict[str, _Region] = {}  # by the digest of their text
 _REGIONS_LOCK = threading.Lock()
 
 
-def run(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int], key: str, program: str) -> None:
-    """Run a region: fill `outs`. Inputs, outputs and sizes are in the order of the Program's buffers and symbols."""
-    region = _REGIONS.get(key)
-    if region is None:
+def run(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int], region: str) -> None:
+    """Run a region: fill `outs`. Inputs, outputs and sizes are in the order of the captured Program's buffers and symbols."""
+    key = digest_of(region)
+    found = _REGIONS.get(key)
+    if found is None:
         with _REGIONS_LOCK:
-            region = _REGIONS.get(key)
-            if region is None:
+            found = _REGIONS.get(key)
+            if found is None:
                 _evict()
-                region = _REGIONS[key] = _Region(key, program)
-    region(outs, ins, sizes)
+                found = _REGIONS[key] = _Region(region)
+    found(outs, ins, sizes)
 
 
 def _evict() -> None:
@@ -234,10 +233,10 @@ def _evict() -> None:
             journal.drop(region.tally)
 
 
-def run_fresh(ins: Sequence[Tensor], sizes: Sequence[int], key: str, program: str) -> list[Tensor]:
+def run_fresh(ins: Sequence[Tensor], sizes: Sequence[int], region: str) -> list[Tensor]:
     """Run a region into newly allocated tensors."""
-    outs = _empties(ins, sizes, program)
-    run(outs, ins, sizes, key, program)
+    outs = _empties(ins, sizes, region)
+    run(outs, ins, sizes, region)
     return outs
 
 
@@ -249,34 +248,28 @@ def forget() -> None:
         _REGIONS.clear()
 
 
-@lru_cache(maxsize=1024)
-def _outputs(program: str) -> tuple[Any, tuple[str, ...]]:
-    parsed = parse(program)
-    return tuple(b for b in parsed.buffers if b.role == "output"), parsed.symbols
-
-
-def _empties(ins: Sequence[Tensor], sizes: Sequence[Any], program: str) -> list[Tensor]:
+def _empties(ins: Sequence[Tensor], sizes: Sequence[Any], region: str) -> list[Tensor]:
     """Uninitialized outputs with the strides that the Program specifies. Sizes may be symbolic."""
-    outputs, symbols = _outputs(program)
-    bindings = dict(zip(symbols, sizes, strict=True))
+    program = decode(region).captured
+    bindings = dict(zip(program.symbols, sizes, strict=True))
     return [ins[0].new_empty_strided([value(s, bindings) for s in b.shape], [value(s, bindings) for s in b.strides],
-                                     dtype=b.dtype.torch) for b in outputs]
+                                     dtype=b.dtype.torch) for b in program.buffers if b.role == "output"]
 
 
-def _fake(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[Any], key: str, program: str) -> None:
+def _fake(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[Any], region: str) -> None:
     """The fake (shape-only) implementation of `region`: it only writes `outs`."""
 
 
-def _fake_fresh(ins: Sequence[Tensor], sizes: Sequence[Any], key: str, program: str) -> list[Tensor]:
-    return _empties(ins, sizes, program)
+def _fake_fresh(ins: Sequence[Tensor], sizes: Sequence[Any], region: str) -> list[Tensor]:
+    return _empties(ins, sizes, region)
 
 
 def _define() -> torch.library.Library:
     """Register both ops for CUDA and for CPU (interpreted). They exist as long as the returned library does."""
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-    library.define("region(Tensor(a!)[] outs, Tensor[] ins, SymInt[] sizes, str key, str program) -> ()", tags=tags)
-    library.define("region_out(Tensor[] ins, SymInt[] sizes, str key, str program) -> Tensor[]", tags=tags)
+    library.define("region(Tensor(a!)[] outs, Tensor[] ins, SymInt[] sizes, str region) -> ()", tags=tags)
+    library.define("region_out(Tensor[] ins, SymInt[] sizes, str region) -> Tensor[]", tags=tags)
     for device in ("CPU", "CUDA"):
         library.impl("region", run, device)
         library.impl("region_out", run_fresh, device)

@@ -26,7 +26,10 @@ from ..ir.program import Buffer, Load, Program
 from ..ir.size import Bindings, value
 from ..ir.text import parse, show
 from ..knobs import knobs
+from ..pipeline import optimize
 from ..runtime.cache import versions
+from .region_spec import RegionSpec, encode
+from .settings import CallSettings, Settings, resolve
 
 DEFAULT_FOLDER = "onepass_repros"
 
@@ -91,14 +94,14 @@ def write_region(region: str, what: str, program: Program, bindings: Bindings, l
     return _write(files.slug(f"repro_{region}") + ".py", text)
 
 
-def write_graph(graph: fx.Graph, what: str, phase: str, name: str, settings: Mapping[str, Any]) -> str:
+def write_graph(graph: fx.Graph, what: str, phase: str, name: str, settings: Settings) -> str:
     """Write a graph's reproducer. Returns its path, or why it could not be written."""
     code = graph.python_code("self").src.strip()
     inputs = [_described(node.meta.get("val")) for node in graph.nodes if node.op == "placeholder"]
     text = _GRAPH.format(phase=ascii(phase), what=_comment(what), machine=_comment(platform.platform()),
                          code="\n".join(f"    {line}" for line in code.split("\n")),
                          inputs="[\n" + "".join(f"    {each!a},\n" for each in inputs) + "]",
-                         settings=ascii(dict(settings)), versions=ascii(versions()))
+                         settings=ascii(settings.changed), versions=ascii(versions()))
     return _write(files.slug(f"repro_{name}") + ".py", text)
 
 
@@ -166,7 +169,8 @@ def replay(text: str, *, region: str, sizes: Bindings, device: str, unaligned: S
     taken = dict(in_place)
     outs = [_output_over(tensors[taken[b.name]], b, sizes) if b.name in taken else
             _empty(b, sizes, torch.device(device), b.name in unaligned) for b in program.buffers if b.role == "output"]
-    region_op.run(outs, ins, [sizes[s] for s in program.symbols], f"{region}?on_error=raise?verify=1", text)
+    spec = RegionSpec(region, program, optimize(program), settings=CallSettings(verify=1, on_error="raise"))
+    region_op.run(outs, ins, [sizes[s] for s in program.symbols], encode(spec))
     _say(f"region {region} is correct on these inputs")
 
 
@@ -221,7 +225,7 @@ def replay_graph(module: torch.nn.Module, inputs: Sequence[Any], *, phase: str, 
         fakes = [torch.empty_strided(each[0], each[1], dtype=getattr(torch, each[2]), device=each[3])
                  if isinstance(each, tuple) else each for each in inputs]
     traced = compat.trace_graph(module, fakes, mode)
-    claimed = passes.claim_all(traced.graph, passes.claim_options(traced.graph, settings, phase))
+    claimed = passes.claim_all(traced.graph, passes.claim_options(traced.graph, resolve(settings), phase))
     for each in claimed.declined:
         if each.error is not None:
             raise each.error

@@ -14,7 +14,6 @@ from .. import compat
 from ..capture.graph.effects import is_ordered
 from ..capture.graph.region_program import RegionProgram
 from ..errors import RewriteFailed
-from ..ir.text import one_line
 from .node_order import sort_nodes
 
 
@@ -27,14 +26,14 @@ class Rewriter:
         self._erased: set[fx.Node] = set()
         self._old = set(graph.nodes)
 
-    def replace(self, part: RegionProgram, functional: bool = False) -> fx.Node:
+    def replace(self, part: RegionProgram, text: str, functional: bool = False) -> fx.Node:
         """Insert a call of the region op after the last node of a region, and replace the region's outputs by its results.
 
-        If that fails, the graph is unchanged.
+        `text` is the encoded region (region_spec.py). If this fails, the graph is unchanged.
         """
         inserter = _NodeInserter(self.graph, part, tuple(self._moved.get(node, node) for node in part.inputs))
         with inserter.all_or_nothing():
-            call, results = inserter.functional() if functional else inserter.filling()
+            call, results = inserter.functional(text) if functional else inserter.filling(text)
         for old, new in zip(part.outputs, results, strict=True):
             new.meta = dict(old.meta)
             old.replace_all_uses_with(new)
@@ -146,26 +145,25 @@ class _NodeInserter:
             found.append(node)
         return found
 
-    def filling(self) -> tuple[fx.Node, list[fx.Node]]:
+    def filling(self, text: str) -> tuple[fx.Node, list[fx.Node]]:
         """Call an auto-functionalized op that fills empty tensors, so that Inductor plans their memory."""
         op = torch.ops.onepass.region.default
         bases = [self.empty(node.meta["val"]) for node in self.part.outputs]
         vals = tuple(node.meta["val"] for node in self.part.outputs)
         target, kwargs = compat.auto_functionalized_call("outs", bases)
-        call = self.add(target, (op,), {**kwargs, **self.arguments()}, (None, *vals))
+        call = self.add(target, (op,), {**kwargs, **self.arguments(text)}, (None, *vals))
         return call, [self.add(operator.getitem, (call, k + 1), {}, val) for k, val in enumerate(vals)]
 
-    def functional(self) -> tuple[fx.Node, list[fx.Node]]:
+    def functional(self, text: str) -> tuple[fx.Node, list[fx.Node]]:
         """Call an op that returns new tensors."""
         vals = [node.meta["val"] for node in self.part.outputs]
-        call = self.add(torch.ops.onepass.region_out.default, (), self.arguments(), vals)
+        call = self.add(torch.ops.onepass.region_out.default, (), self.arguments(text), vals)
         return call, [self.add(operator.getitem, (call, k), {}, val) for k, val in enumerate(vals)]
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self, text: str) -> dict[str, Any]:
         """The arguments of the call, except the outputs."""
-        part = self.part
-        sizes = [self.size(part.expressions[name]) for name in part.program.symbols]
-        return {"ins": list(self.inputs), "sizes": sizes, "key": part.key, "program": one_line(part.text)}
+        sizes = [self.size(self.part.expressions[name]) for name in self.part.program.symbols]
+        return {"ins": list(self.inputs), "sizes": sizes, "region": text}
 
     def empty(self, val: torch.Tensor) -> fx.Node:
         """Allocate an output in the layout that the graph specifies."""

@@ -1,14 +1,14 @@
 """Settings of torch.compile(backend="onepass"), and how their sources combine.
 
 There are three sources, in increasing priority: environment variables (knobs), `with onepass.settings(...)`, and the `options` of
-torch.compile. The last two, called overrides here, apply while a graph is compiled. Those that affect calls of a region are encoded
-in the region's key, because a process that loads a cached graph does not run the pass.
+torch.compile. They are combined once, where a graph or a function enters the compiler (`resolved`), and handed on as one value.
+What was given for the calls of regions travels with each region (CallSettings), because a process that loads a cached graph does
+not compile it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
@@ -52,6 +52,20 @@ def _setting(default: Any, read: Callable[[Any], Any], *, per_call: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class CallSettings:
+    """The settings that were given for calls of a region. None: the environment of the calling process decides."""
+
+    verify: int | str | None = None
+    on_error: str | None = None
+    tune: str | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that are not left to the environment."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings in effect for one graph or one region."""
 
@@ -66,16 +80,23 @@ class Settings:
     verify: int | str = _setting(0, _verify, per_call=True)  # how many calls of each region to compare with float64; or 1/1000
     on_error: str = _setting("warn", _choice("warn", "raise"), per_call=True)
     tune: str = _setting("off", _choice("off", "on", "full"), per_call=True)  # whether plans are timed at a region's first call
+    for_calls: CallSettings = CallSettings()  # what was given of the last three, without the environment
 
     @property
     def graph_key(self) -> str:
         """The settings that affect the compiled graph, as text for cache keys."""
-        return repr([(f.name, getattr(self, f.name)) for f in fields(self) if not f.metadata["per_call"]])
+        own = [(name, getattr(self, name)) for name, row in _ROWS.items() if not row["per_call"]]
+        return repr((own, self.for_calls))
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from their defaults."""
+        return {name: now for name in _ROWS if (now := getattr(self, name)) != getattr(_DEFAULTS, name)}
 
 
-MAX_LINES = 3  # lines of user code in a region's key
-ID_DIGITS = 10
-NAMES = frozenset(f.name for f in fields(Settings))
+_ROWS: Mapping[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(Settings) if f.metadata}
+_DEFAULTS = Settings()
+NAMES = frozenset(_ROWS)
 _CONTEXT: ContextVar[Mapping[str, Any]] = ContextVar("onepass settings", default={})  # noqa: B039, never mutated
 
 
@@ -96,13 +117,12 @@ def settings(**changes: Any) -> Iterator[None]:
 
 def validated(given: Mapping[str, Any]) -> dict[str, Any]:
     """Check settings and convert them to their types. Raises on unknown names and invalid values."""
-    rows = {f.name: f for f in fields(Settings)}
     found = {}
     for name, value in given.items():
-        if name not in rows:
-            raise UnknownSetting(name=name, known=", ".join(sorted(rows)))
+        if name not in _ROWS:
+            raise UnknownSetting(name=name, known=", ".join(sorted(_ROWS)))
         try:
-            found[name] = rows[name].metadata["read"](value)
+            found[name] = _ROWS[name]["read"](value)
         except (ValueError, TypeError) as error:
             raise BadSetting(name=name, given=value, detail=error) from None
     return found
@@ -115,41 +135,14 @@ def split(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, 
     return ours, {name: value for name, value in options.items() if name not in NAMES}
 
 
-def current_overrides(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings of the current contexts and of `options` (validated), without the environment."""
-    return {**_CONTEXT.get(), **(options or {})}
+def resolved(options: Mapping[str, Any] | None = None) -> Settings:
+    """The settings in effect here and now: `options` (validated) over the current contexts over the environment."""
+    return resolve({**_CONTEXT.get(), **(options or {})})
 
 
-def resolve(overrides: Mapping[str, Any]) -> Settings:
-    """The settings in effect: overrides on top of the environment."""
+def resolve(given: Mapping[str, Any]) -> Settings:
+    """Settings given explicitly (validated), on top of the environment."""
     now = knobs()
-    return Settings(**{"disable": now.disable, "verify": now.verify, "on_error": now.on_error, "tune": now.tune, **overrides})
-
-
-# ---- region keys -------------------------------------------------------------------------------------------------------------
-
-
-def encode_key(overrides: Mapping[str, Any], lines: Sequence[str] = ()) -> str:
-    """The suffix of a region's key: its source lines, and the overrides that affect its calls."""
-    per_call = sorted(f.name for f in fields(Settings) if f.metadata["per_call"] and f.name in overrides)
-    places = [re.sub("[@?]", "_", line.split(" ")[0]) for line in lines[:MAX_LINES]]
-    return "".join(f"@{place}" for place in places) + "".join(f"?{name}={overrides[name]}" for name in per_call)
-
-
-@dataclass(frozen=True)
-class RegionKey:
-    """A decoded region key."""
-
-    region: str  # its id
-    lines: tuple[str, ...]
-    settings: Settings
-
-
-def decode_key(key: str) -> RegionKey:
-    """Decode a region's key. Settings that are not in the key come from the environment."""
-    named, *pairs = key.split("?")
-    region, *lines = named.split("@")
-    overrides: dict[str, Any] = {}
-    for name, _, text in (pair.partition("=") for pair in pairs):
-        overrides[name] = int(text) if text.isdigit() else text
-    return RegionKey(region[:ID_DIGITS], tuple(lines), resolve(validated(overrides)))
+    calls = CallSettings(**{f.name: given[f.name] for f in fields(CallSettings) if f.name in given})
+    environment = {"disable": now.disable, "verify": now.verify, "on_error": now.on_error, "tune": now.tune}
+    return Settings(**{**environment, **given}, for_calls=calls)

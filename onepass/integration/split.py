@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ from ..runtime.cache import versions
 from . import journal
 from .failure import describe_error, is_fatal, warn_once
 from .passes import copy_graph, device_of
-from .settings import Settings, resolve
+from .settings import Settings
 
 _LOG = logging.getLogger(__name__)
 Listener: TypeAlias = Callable[[tuple[Recomputed, ...]], None]
@@ -28,12 +28,8 @@ Listener: TypeAlias = Callable[[tuple[Recomputed, ...]], None]
 class SplitPass:
     """The change to the partitioned graphs, with its settings. Calls `on_recomputed` with the values that are recomputed."""
 
-    overrides: Mapping[str, Any]
+    settings: Settings
     on_recomputed: Listener = journal.recomputed
-
-    @property
-    def settings(self) -> Settings:
-        return resolve(self.overrides)
 
     def __call__(self, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
         """Save fewer values. The modules get new graphs only if both succeed; errors that are not fatal are reported."""
@@ -68,9 +64,9 @@ def _show(made: tuple[Recomputed, ...], where: torch.device) -> None:
     compat.trace_artifact("onepass_saved", lambda: "\n".join(rows) + "\n")
 
 
-def split(overrides: Mapping[str, Any], patches: dict[str, Any], on_recomputed: Listener = journal.recomputed) -> Any:
+def split(settings: Settings, patches: dict[str, Any], on_recomputed: Listener = journal.recomputed) -> Any:
     """The partitioner to configure: ours around the user's, or just the user's (None for Inductor's) if recomputation is off."""
     theirs = compat.configured_partitioner(patches)
-    change = SplitPass(overrides, on_recomputed)
-    ours = compat.partitioner(change, change.uuid, theirs) if change.settings.recompute else None
+    change = SplitPass(settings, on_recomputed)
+    ours = compat.partitioner(change, change.uuid, theirs) if settings.recompute else None
     return ours if ours is not None else theirs

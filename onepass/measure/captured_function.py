@@ -20,6 +20,7 @@ from ..plan.alternatives import alternatives
 from ..plan.footprint import floor_bytes as least_bytes
 from ..plan.plan import Plan
 from ..plan.schedule import Schedule
+from ..plan.variant import specialize
 from ..runtime.compiled import Artifact
 from ..runtime.executable import Executable
 from ..runtime.promise import Promise
@@ -76,8 +77,7 @@ class CapturedFunction:
 
     def plans(self, device: Device, most: int) -> tuple[Plan, ...]:
         """Different plans for exactly these sizes, sorted by predicted time."""
-        fixed, free = pipeline.specialize(self.program, self.bindings)
-        return alternatives(fixed, free, device, most)
+        return alternatives(*specialize(self.program, self.bindings), device, most)
 
     def predicted_us(self, made: Artifact, device: Device) -> float:
         """Predicted time at these sizes of kernels that were planned for a class of row counts."""

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Work since the process started (or since `reset`), including work in compile workers."""
 
-    plans: int = 0  # Programs that were planned and generated
+    optimized: int = 0  # Programs that were simplified
+    plans: int = 0  # plans made, one for each Program and Variant
+    replans: int = 0  # plans made again because compiled kernels spilled or reached too low an occupancy
     compilations: int = 0  # kernels that Triton compiled (misses in its cache)
     found: int = 0  # kernels that Triton's cache had
     hits: int = 0  # store entries that were used
     misses: int = 0  # store entries that were missing or invalid
 
     def __sub__(self, before: Counts) -> Counts:
-        return Counts(self.plans - before.plans, self.compilations - before.compilations, self.found - before.found,
-                      self.hits - before.hits, self.misses - before.misses)
+        return Counts(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
 
 
 _lock = threading.Lock()
@@ -37,12 +38,11 @@ def reset() -> None:
         _now = Counts()
 
 
-def count(*, plans: int = 0, compilations: int = 0, found: int = 0, hits: int = 0, misses: int = 0) -> None:
-    """Add to the counts."""
+def count(**more: int) -> None:
+    """Add to the counts, by field."""
     global _now
     with _lock:
-        _now = replace(_now, plans=_now.plans + plans, compilations=_now.compilations + compilations, found=_now.found + found,
-                       hits=_now.hits + hits, misses=_now.misses + misses)
+        _now = replace(_now, **{name: getattr(_now, name) + number for name, number in more.items()})
 
 
 def count_triton_lookup(in_cache: bool) -> None:

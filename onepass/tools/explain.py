@@ -16,11 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import pipeline
-from ..capture import capture
 from ..codegen.source import Source
 from ..device import Device
 from ..errors import UnsupportedOp
+from ..integration.fuse import Fused
 from ..plan.plan import Plan
+from ..plan.recost import at_sizes
+from ..plan.variant import Validity, validity
 from ..runtime import offline
 from ..runtime.binary import Binary
 from ..runtime.card import resolve_device
@@ -49,10 +51,11 @@ __all__ = ["KernelRow", "RefusalRow", "RejectedRow", "Report", "as_text", "conso
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report on one function at one size on one device."""
+    """The report on one function at one size on one device: the plan that runs, with times and bytes at that size."""
 
     workload: str
     device: Device
+    holds: Validity  # the sizes for which this plan runs
     floor_bytes: int
     floor_us: float
     predicted_us: float
@@ -76,6 +79,7 @@ class Report:
         found = {
             "workload": self.workload,
             "device": self.device.name,
+            "holds": as_json(self.holds),
             "floor_bytes": self.floor_bytes,
             "floor_us": round(self.floor_us, 3),
             "kernels": [as_json(k) for k in self.kernels],
@@ -114,33 +118,35 @@ def explain(fn: Callable[..., Any], *, device: "str | Device" = "h200",
 
 
 def explain_function(fn: Callable[..., Any], *, device: "str | Device" = "h200") -> Callable[..., Report]:
-    """Explains the kernels that `fuse` would generate for a function: call the result with example inputs."""
+    """Explains the kernels that `fuse` runs for a function: call the result with example inputs.
+
+    The plan is that of the inputs' row class, for tensors that start at a multiple of 16 bytes.
+    """
     target = resolve_device(device)
+    subject, dynamic = (fn.fn, fn.dynamic) if isinstance(fn, Fused) else (fn, None)
 
     def measure(source: Source) -> Binary:
         return offline.compile(source, target)
 
     def explained(*args: Any) -> Report:
         try:
-            captured = capture(fn, args)
+            made = pipeline.compile_function(subject, args, target, measure, dynamic)
         except UnsupportedOp as error:
             error.add_note("To see which parts onepass can compile, explain torch.compile(f) instead of f.")
             raise
         with stage("explaining a function"):
-            program, bindings = pipeline.specialize(pipeline.optimize(captured.program), captured.bind(args) or {})
-            if program.is_empty(bindings):  # torch computes such a call
-                return report(Compiled(Plan(program, target, bindings, (), ()), (), ()))
-            return report(pipeline.compile(program, bindings, target, measure))
+            plan = at_sizes(made.compiled.plan, made.bindings)
+            return report(made.compiled, plan, validity(made.program, made.variant, made.bindings))
 
     return explained
 
 
-def report(compiled: Compiled, workload: str | None = None) -> Report:
-    """The report on a compiled function."""
-    plan = compiled.plan
+def report(compiled: Compiled, plan: Plan, holds: Validity) -> Report:
+    """The report on a compiled function. `plan` is its plan with times and bytes at the sizes of the report."""
     return Report(
-        workload=workload or plan.program.name,
+        workload=plan.program.name,
         device=plan.device,
+        holds=holds,
         floor_bytes=plan.floor_bytes,
         floor_us=plan.floor_us,
         predicted_us=plan.predicted_us,
@@ -159,7 +165,7 @@ def _header(r: Report) -> Text:
         f"  floor      {human_bytes(r.floor_bytes):>8} {r.floor_us:9.1f} us  each input read once, each output written once\n",
         f"  predicted  {human_bytes(r.dram_bytes):>8} {r.predicted_us:9.1f} us  {ratios}\n",
         f"  corrected  {corrected}, from kernels timed on this GPU\n" if corrected else "",
-        "" if r.kernels else "  no kernel: the outputs need no arithmetic, or have no elements\n",
+        f"  {r.holds}\n" if r.kernels else "  no kernel: the outputs need no arithmetic, or have no elements\n",
     )
 
 

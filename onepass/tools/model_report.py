@@ -1,6 +1,7 @@
 """`onepass explain` for a whole model: every claimed region with its kernels, bytes and times, and what is left to Inductor.
 
-Identical regions share a row with a count. Times are predictions for one device and the sizes of the example inputs.
+Identical regions share a row with a count. Each region shows the plan that runs. Times are predictions for one
+device and the sizes of the example inputs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from ..integration.claim import ClaimedRegion, Declined
 from ..integration.failure import describe_error
 from ..knobs import knobs
 from ..plan.plan import Plan
+from ..plan.recost import at_sizes
+from ..plan.variant import Validity, validity
 from ..runtime import offline
 from ..runtime.background import DaemonExecutor
 from ..runtime.card import resolve_device
@@ -64,7 +67,8 @@ class RegionRow:
     inductor_us: float  # predicted time of the same region under Inductor
     charged_us: float  # for values that cross memory only because of the claim
     in_place: int  # outputs that reuse the memory of an input, summed over all occurrences
-    plan: Plan = field(repr=False, compare=False)
+    holds: Validity  # the sizes for which this plan runs
+    plan: Plan = field(repr=False, compare=False)  # what runs
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON-ready values."""
@@ -72,6 +76,7 @@ class RegionRow:
             "id", "phase", "count", "lines", "name", "reductions", "floor_bytes", "dram_bytes", "floor_us", "predicted_us",
             "inductor_us", "charged_us", "in_place")}
         nested = {"kernels": self.kernels, "refusals": self.refusals, "rejected": self.rejected}
+        plain["holds"] = as_json(self.holds)
         return plain | {name: [as_json(row) for row in rows] for name, rows in nested.items()}
 
 
@@ -139,7 +144,7 @@ class ModelReport:
         claimed = counted(sum(r.count for r in self.regions), "region")
         yield Text.assemble((self.model, "bold"), f" on {self.device.title}: {claimed} claimed in "
                             f"{counted(len(self.graphs), 'graph')}, {len({r.id for r in self.regions})} of them distinct\n",
-                            saved_text(self.recomputed))
+                            saved_text(self.recomputed), holds_text(self.regions))
         yield total_table(self.totals)
         if self.regions:
             yield region_table(self.regions)
@@ -160,6 +165,15 @@ def saved_text(recomputed: Sequence[Recomputed]) -> str:
     total, moved = (sum(each) for each in zip(*((r.nbytes, r.traffic_saved) for r in recomputed), strict=True))
     return (f"{counted(len(recomputed), 'value')} ({human_bytes(total)}) recomputed in the backward instead of saved: "
             f"{human_bytes(moved)} less traffic\n")
+
+
+def holds_text(regions: Sequence[RegionRow]) -> str:
+    """The sizes that plans hold for: one line if all hold for the same, else one for each region that differs."""
+    by_text: dict[str, list[str]] = {}
+    for region in regions:
+        by_text.setdefault(str(region.holds), []).append(region.id)
+    who = {text: "every" if len(by_text) == 1 else ", ".join(dict.fromkeys(ids)) + ":" for text, ids in by_text.items()}
+    return "".join(f"{name} {text}\n" for text, name in who.items())
 
 
 def explain_model(model: Callable[..., Any], *, device: "str | Device" = "h200",
@@ -186,8 +200,7 @@ def _compiled(regions: Iterable[ClaimedRegion], target: Device) -> dict[str, Com
     distinct = {r.id: r for r in regions}
 
     def compile(region: ClaimedRegion) -> Compiled:
-        program, sizes = pipeline.specialize(pipeline.optimize(region.program), region.bindings)
-        return pipeline.compile(program, sizes, target, lambda source: offline.compile(source, target))
+        return pipeline.compile(region.plan, lambda source: offline.compile(source, target))
 
     with DaemonExecutor(knobs().compile_workers, "onepass-report") as threads:
         return dict(zip(distinct, threads.map(compile, distinct.values()), strict=True))
@@ -207,7 +220,8 @@ def region_rows(graphs: Sequence[Graph], compiled: Mapping[str, Compiled]) -> tu
 
 def _region_row(phase: str, same: list[ClaimedRegion], compiled: Compiled | None) -> RegionRow:
     first = same[0]
-    plan = compiled.plan if compiled else first.plan
+    chosen = compiled.plan if compiled else first.plan
+    plan = at_sizes(chosen, first.bindings)
     return RegionRow(
         id=first.id, phase=phase, count=len(same), lines=tuple(dict.fromkeys(line for r in same for line in r.lines)),
         name=first.program.name, reductions=first.reductions,
@@ -216,7 +230,7 @@ def _region_row(phase: str, same: list[ClaimedRegion], compiled: Compiled | None
         rejected=tuple(map(rejected_row, compiled.rejected)) if compiled else (),
         floor_bytes=plan.floor_bytes, dram_bytes=plan.dram_bytes, floor_us=plan.floor_us, predicted_us=plan.predicted_us,
         inductor_us=first.inductor_us, charged_us=max(r.charged_us for r in same), in_place=sum(r.in_place for r in same),
-        plan=plan)
+        holds=validity(first.optimized, first.variant, first.bindings), plan=chosen)
 
 
 def declined_rows(graphs: Sequence[Graph]) -> tuple[DeclinedRow, ...]:

@@ -22,6 +22,8 @@ from ..errors import ModelNotTraced, OnepassError
 from ..integration.claim import Claimed, ClaimOptions, claim
 from ..integration.failure import describe_error
 from ..integration.passes import phase_of
+from ..integration.plans import Plans
+from ..integration.settings import resolve
 from ..integration.split import split
 
 
@@ -84,7 +86,7 @@ class _Recorder:
     """A torch.compile backend that claims regions in a copy of every graph Inductor would lower, and runs the graph unchanged."""
 
     def __init__(self, device: Device) -> None:
-        self.device = device
+        self.device, self.plans = device, Plans()  # plans that name the lines of this model
         self.graphs: list[Claimed] = []
         self.recomputed: list[Recomputed] = []
 
@@ -92,7 +94,7 @@ class _Recorder:
         others = tuple(p for p in compat.configured_passes({}) if not compat.is_our_pass(p))
         passes = compat.combined_passes((*others, compat.graph_pass(self.record, lambda: None)))
         patches = {"force_disable_caches": True, "post_grad_custom_post_pass": passes}
-        if (chosen := split({"interpret": True}, {}, self.recomputed.extend)) is not None:
+        if (chosen := split(resolve({"interpret": True}), {}, self.recomputed.extend)) is not None:
             patches["custom_partitioner_fn"] = chosen
         return compat.compile_by_inductor(module, inputs, patches, _run_as_is)
 
@@ -102,7 +104,7 @@ class _Recorder:
         for node in graph.nodes:
             made[node] = copied.node_copy(node, made.__getitem__)
         options = ClaimOptions(self.device, interpret=True, max_autotune=compat.max_autotune(), phase=phase_of(graph, is_inference))
-        self.graphs.append(claim(copied, options))
+        self.graphs.append(claim(copied, options, self.plans))
 
 
 def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool = False, **_: Any) -> Any:

@@ -91,7 +91,7 @@ def template(folder: Path) -> Template:
 def result(function: Callable[..., Any], folder: Path) -> torch.Tensor:
     """What a new process would compute that finds only the store."""
     os.environ["ONEPASS_CACHE_DIR"] = str(folder)
-    engine._shared_cached.cache_clear()
+    engine.forget()
     cache._opened.cache_clear()
     found: torch.Tensor = onepass.fuse(function, dynamic=False)(X)
     return found

@@ -40,7 +40,8 @@ from onepass.errors import OnepassError, OnepassWarning
 from onepass.integration import repro
 from onepass.measure import results
 from onepass.measure.results import Result, Row, Run
-from onepass.runtime import cache
+from onepass.plan.partition import plan
+from onepass.runtime import cache, keep_sources
 
 from . import store
 
@@ -88,7 +89,7 @@ def keeping(folder: Path) -> object:
 def computing(folder: Path) -> object:
     """A function is fused and called, with a store and a folder for its sources."""
     os.environ["ONEPASS_KEEP_SOURCES"] = str(folder / "sources")
-    pipeline._warn_not_kept.cache_clear()
+    keep_sources._warn_not_kept.cache_clear()
     try:
         return bool(torch.equal(store.result(store.FUNCTIONS[0], folder / "store"), KNOWN["right"]))
     finally:
@@ -121,7 +122,7 @@ def learn(folder: Path) -> None:
     """What is right, found out before anything fails."""
     captured = capture(store.FUNCTIONS[0], (store.X,))
     KNOWN["program"] = pipeline.optimize(captured.program)
-    KNOWN["entry"] = pipeline.plan_for_interpreter(KNOWN["program"], {"s0": 6}, device("h200")).artifact
+    KNOWN["entry"] = pipeline.interpret(plan(KNOWN["program"], {"s0": 6}, device("h200"))).artifact
     KNOWN["right"] = store.result(store.FUNCTIONS[0], folder)
     for scenario in SCENARIOS:  # what is imported or compiled late is there from now on, and no call of what follows
         assert scenario.run(folder / scenario.name) is True, scenario.name

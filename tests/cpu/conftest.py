@@ -67,10 +67,10 @@ def nothing_compiled() -> Iterator[None]:
     import torch._dynamo
     import torch._inductor.config
 
-    from onepass.integration import failure, journal, region_op
+    from onepass.integration import engine, failure, journal, region_op
 
     torch._dynamo.reset()
-    for remembering in (region_op.forget, journal.reset, failure.reset_warnings):
+    for remembering in (region_op.forget, engine.forget, journal.reset, failure.reset_warnings):
         remembering()
     with torch._inductor.config.patch(force_disable_caches=True):
         yield

@@ -21,6 +21,7 @@ from onepass.device import device
 from onepass.errors import BadSetting
 from onepass.integration import journal, passes
 from onepass.integration.inductor import Backend
+from onepass.integration.settings import resolve
 from onepass.runtime import card
 from tests.support.backend_options import EAGER, INDUCTOR, RESTS, needs_compiler
 from tests.support.processes import run_python
@@ -270,7 +271,7 @@ def test_reset_is_heard() -> None:
 
 def test_ids_follow_from_settings_sources_and_card(monkeypatch: pytest.MonkeyPatch) -> None:
     def uuid(**said: Any) -> str:
-        return passes.RegionPass(said).uuid()
+        return passes.RegionPass(resolve(said)).uuid()
 
     base = uuid()
     assert base == uuid() and base == uuid(in_place=True)
@@ -287,7 +288,7 @@ def test_ids_follow_from_the_cards_here(monkeypatch: pytest.MonkeyPatch) -> None
     found = set()
     for facts in (device("h200"), device("h100"), replace(device("h200"), corrections=(("inner", 1.1),))):
         monkeypatch.setattr(passes, "local_device", lambda index, facts=facts: facts)
-        found.add(passes.RegionPass({}).uuid())
+        found.add(passes.RegionPass(resolve({})).uuid())
     assert len(found) == 3
 
 

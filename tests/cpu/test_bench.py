@@ -31,7 +31,9 @@ from onepass.measure.providers import copy_function, default_providers, make_pro
 from onepass.measure.results import PROVIDERS, Result, Row, Run, load, to_json
 from onepass.measure.suites import SUITES, Job, rows_at, suite
 from onepass.measure.warm import compiles_slowly, prewarm_inductor
+from onepass.plan.partition import plan
 from onepass.plan.plan import Plan
+from onepass.plan.variant import representative_sizes, specialize
 from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
 from onepass.tools import functions as f
@@ -318,8 +320,8 @@ def test_a_prediction_for_a_class_of_row_counts_is_made_for_the_sizes_at_hand() 
 
     job = Job("rms_norm_backward", (32768, 2048))
     ours = CapturedFunction.of(job.subject.function, job.inputs())
-    fixed, free = pipeline.specialize(ours.program, ours.bindings)
-    made = pipeline.plan_for_interpreter(fixed, pipeline.representative_sizes(fixed, free, PLACE.device), PLACE.device).artifact
+    fixed, free = specialize(ours.program, ours.bindings)
+    made = pipeline.interpret(plan(fixed, representative_sizes(fixed, free, PLACE.device), PLACE.device)).artifact
     same = next(p for p in ours.plans(PLACE.device, 10_000) if schedules(p) == schedules(made))
     assert made.summary.predicted_us != same.predicted_us == ours.predicted_us(made, PLACE.device)
 

@@ -23,11 +23,12 @@ from onepass.__main__ import app
 from onepass.capture.function.trace import capture
 from onepass.device import Device, device
 from onepass.errors import CalibrationNotSaved, ImplausibleMeasurement, NoGpu, OnepassError, OnepassWarning
-from onepass.integration import engine
+from onepass.integration.build import KernelKey, store_key
 from onepass.measure import calibrate as tool
 from onepass.measure.calibrate import Anchor, InFlightRate, ProbeResults, calibrate, derive, fit_latency, forget_card
 from onepass.pipeline import optimize
 from onepass.plan.cost import _sustained_rate
+from onepass.plan.variant import Variant
 from onepass.runtime import cache, card, measured
 from onepass.runtime.measured import Calibration
 from onepass.runtime.serialize import pack
@@ -246,12 +247,14 @@ def test_an_old_card(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plans_are_kept_apart_by_facts() -> None:
     program = optimize(capture(lambda x: x.softmax(-1), (torch.zeros(6, 40),)).program)
-    variant = engine.Variant((), (("s0", 66),), False, frozenset(), H200, False)
+    base = Variant((), (("s0", 66),), frozenset(), H200)
+    key = KernelKey(base, False, False)
     known = replace(H200, **{k: v for k, v in asdict(derive(figures(), H200, "")).items() if k != "date"})
-    assert engine._key(program, variant) != engine._key(program, replace(variant, device=known))
-    kept = replace(variant, tune="on")
-    assert engine._key(program, kept) == engine._key(program, replace(kept, device=known)), "measured on the card itself"
-    assert engine._key(program, kept) != engine._key(program, replace(kept, device=replace(known, sms=78)))
+    same_card, other_card = (replace(base, device=each) for each in (known, replace(known, sms=78)))
+    assert store_key(program, key) != store_key(program, replace(key, variant=same_card))
+    kept = replace(key, tune="on")
+    assert store_key(program, kept) == store_key(program, replace(kept, variant=same_card)), "measured on the card itself"
+    assert store_key(program, kept) != store_key(program, replace(kept, variant=other_card))
 
 
 def test_the_card_of_this_machine_by_name(here: None) -> None:

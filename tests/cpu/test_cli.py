@@ -20,6 +20,7 @@ from onepass.errors import BadArgument, BadSpec, OnepassError
 from onepass.knobs import describe, knobs
 from onepass.plan.legality import Reason, Refusal
 from onepass.plan.schedule import Cover, Loop, Schedule
+from onepass.plan.variant import Validity
 from onepass.runtime.compiled import Rejected
 from onepass.tools import spec
 from onepass.tools.doctor import table
@@ -49,6 +50,11 @@ def compiled() -> Any:
     return SimpleNamespace(plan=plan, sources=sources, binaries=binaries, rejected=rejected)
 
 
+def reported(made: Any = None) -> Report:
+    made = made or compiled()
+    return report(made, made.plan, Validity("rows", 8449, 33792, (("s0", 16896),)))
+
+
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """A pipeline that notes what it is asked and always answers with the same report."""
@@ -57,7 +63,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     def explain(function: object, device: str, compile: bool) -> object:
         def call(*arguments: torch.Tensor) -> Report:
             asked.append((function, device, *arguments))
-            return report(compiled())  # type: ignore[arg-type]
+            return reported()
         return call
 
     monkeypatch.setattr("onepass.tools.explain.explain", explain)
@@ -72,8 +78,8 @@ def run(*arguments: str) -> str:
 
 
 def test_report_as_json_has_exactly_the_promised_keys() -> None:
-    found = report(compiled()).to_json()
-    assert list(found) == ["workload", "device", "floor_bytes", "floor_us", "kernels", "refusals", "predicted_us"]
+    found = reported().to_json()
+    assert list(found) == ["workload", "device", "holds", "floor_bytes", "floor_us", "kernels", "refusals", "predicted_us"]
     assert list(found["kernels"][0]) == ["name", "family", "loads", "stores", "dram_bytes", "registers", "spill_bytes",
                                          "smem_bytes", "ctas_per_sm", "predicted_us", "ops"]
     assert list(found["refusals"][0]) == ["reason", "cost_fused_us", "cost_apart_us", "detail"]
@@ -81,14 +87,15 @@ def test_report_as_json_has_exactly_the_promised_keys() -> None:
 
 
 def test_report_takes_plan_and_binary_of_the_same_kernel() -> None:
-    rows, join = report(compiled()).to_json()["kernels"]
+    rows, join = reported().to_json()["kernels"]
     assert (rows["name"], rows["registers"], rows["smem_bytes"], rows["ctas_per_sm"]) == ("rms_norm_backward_rows", 127, 64, 2)
     assert (join["name"], join["registers"], join["loads"]) == ("rms_norm_backward_join", 32, ["partial dw f32 once"])
 
 
 def test_report_as_text_shows_bytes_refusals_and_thrown_away_plans() -> None:
-    text = str(report(compiled()))
+    text = str(reported())
     assert "rms_norm_backward on NVIDIA H200 SXM: 2 kernels" in text
+    assert "plan holds for 8,449 to 33,792 rows; made for s0 = 16,896" in text
     assert "1.001 x the bytes, 1.103 x the time" in text
     assert "dx + dw: [dw] would leave one CTA an SM" in text and "120.0 us" in text and "99.5 us" in text
     assert "impossible" in text  # a merge with no cost
@@ -100,7 +107,7 @@ def test_report_as_text_shows_bytes_refusals_and_thrown_away_plans() -> None:
 def test_report_of_a_function_with_nothing_refused_has_no_such_table() -> None:
     one = compiled()
     one.plan.refusals, one.rejected = (), ()
-    text = str(report(one))
+    text = str(reported(one))
     assert "not merged" not in text and "rejected" not in text
 
 

@@ -286,7 +286,7 @@ def test_a_size_without_nodes_costs_one_region(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_error_in_rewriting_is_raised_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: rewrite.Rewriter, part: Any, functional: bool = False) -> fx.Node:
+    def fails(self: rewrite.Rewriter, part: Any, text: str, functional: bool = False) -> fx.Node:
         raise RewriteFailed(detail="because")
 
     monkeypatch.setattr(rewrite.Rewriter, "replace", fails)

@@ -23,11 +23,12 @@ from onepass.capture.function.trace import capture
 from onepass.codegen.source import Param, ParamKind, Source
 from onepass.device import device
 from onepass.errors import CompilerNotStarted, NoPlan, NotWarmedUp, ProcessExiting
-from onepass.integration import engine
+from onepass.integration import build, engine
 from onepass.integration.engine import Kernels, counts
 from onepass.ir.expr import DTYPES
 from onepass.ir.program import Buffer, Program
 from onepass.pipeline import optimize
+from onepass.plan.variant import specialized
 from onepass.runtime import background, cache, executable, module, offline, promise
 from onepass.runtime.background import DaemonExecutor
 from onepass.runtime.compile_job import job
@@ -44,9 +45,9 @@ NOTHING: frozenset[str] = frozenset()
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store of a test's own, and nothing in memory."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
-    engine._shared_cached.cache_clear()
+    engine.forget()
     yield
-    engine._shared_cached.cache_clear()
+    engine.forget()
 
 
 def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,17 +84,17 @@ def test_lines_of_user_code_do_not_make_programs_differ() -> None:
 def test_one_set_of_kernels_for_a_class_of_row_counts() -> None:
     kernels = Kernels(program(), "it")
     few = [kernels.executable({"s0": rows}, CPU, NOTHING) for rows in (40, 50, 100)]
-    assert len({id(e) for e in few}) == 1 and len(kernels.variants) == 1
+    assert len({id(e) for e in few}) == 1 and len(kernels.keys) == 1
     for rows in (500, 5000, 50_000):
         kernels.executable({"s0": rows}, CPU, NOTHING)
-    assert len(kernels.variants) == 4
+    assert len(kernels.keys) == 4
 
 
 def test_sizes_a_kernel_had_better_know_get_kernels_of_their_own() -> None:
     columns = optimize(capture(lambda x: x.softmax(0), (torch.zeros(12, 40),)).program)
     kernels = Kernels(columns, "it")
     assert kernels.executable({"s0": 12}, CPU, NOTHING) is not kernels.executable({"s0": 13}, CPU, NOTHING)
-    assert [v.fixed for v in kernels.variants] == [(("s0", 12),), (("s0", 13),)]
+    assert [key.variant.fixed for key in kernels.keys] == [(("s0", 12),), (("s0", 13),)]
 
 
 def test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_of_its_own() -> None:
@@ -101,12 +102,12 @@ def test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_
     for rows in (100_000_000, 90_000):
         kernels.executable({"s0": rows}, CPU, frozenset({"x"}))
     kernels.executable({"s0": 90_000}, CPU, NOTHING)
-    assert [(v.wide, v.aligned) for v in kernels.variants] == [(True, {"x"}), (False, {"x"}), (False, NOTHING)]
+    assert [(key.wide, key.variant.aligned) for key in kernels.keys] == [(True, {"x"}), (False, {"x"}), (False, NOTHING)]
 
 
 def test_what_does_not_start_on_16_bytes_is_planned_for_as_that() -> None:
-    variant = Kernels(program(), "it")._shared.variant({"s0": 12}, CPU, frozenset({"x"}))
-    laid_out = engine._specialized(program(), variant)
+    key = Kernels(program(), "it")._shared.key({"s0": 12}, CPU, frozenset({"x"}))
+    laid_out = specialized(program(), key.variant)
     assert {b.name for b in laid_out.buffers if b.aligned} == {"x"}
 
 
@@ -130,11 +131,11 @@ def test_threads_make_it_once() -> None:
     assert len(found) == 8 and len({id(e) for e in found}) == 1
 
 
-def test_the_latest_variants_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MAX_VARIANTS", 2)
+def test_the_latest_keys_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MAX_KEYS", 2)
     kernels = Kernels(optimize(capture(lambda x: x.softmax(0), (torch.zeros(12, 8),)).program), "it")
     made = [kernels.executable({"s0": rows}, CPU, NOTHING) for rows in (3, 4, 5)]
-    assert [v.fixed for v in kernels.variants] == [(("s0", 4),), (("s0", 5),)]
+    assert [key.variant.fixed for key in kernels.keys] == [(("s0", 4),), (("s0", 5),)]
     assert kernels.executable({"s0": 5}, CPU, NOTHING) is made[2]
     assert len(kernels._shared._executables) == 2 and set(kernels._shared._by_call.values()) <= set(made[1:])
     assert kernels.executable({"s0": 3}, CPU, NOTHING) is not made[0]
@@ -155,7 +156,7 @@ def test_after_a_failure_the_next_call_tries_again(monkeypatch: pytest.MonkeyPat
 
     kernels = Kernels(program(), "it")
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "plan_for_interpreter", failing)
+        patch.setattr(build, "interpret", failing)
         with pytest.raises(NoPlan):
             kernels.executable({"s0": 12}, CPU, NOTHING)
         with pytest.raises(NoPlan):
@@ -165,7 +166,7 @@ def test_after_a_failure_the_next_call_tries_again(monkeypatch: pytest.MonkeyPat
 
 def test_a_kept_entry_still_leaves_its_sources_where_the_user_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for turn in range(2):
-        engine._shared_cached.cache_clear()
+        engine.forget()
         monkeypatch.setenv("ONEPASS_KEEP_SOURCES", str(tmp_path / f"kept{turn}"))
         Kernels(program(), "it").executable({"s0": 12}, CPU, NOTHING)
     first, second = (sorted(p.read_text() for p in (tmp_path / f"kept{k}").iterdir()) for k in range(2))
@@ -347,11 +348,11 @@ def interrupted_at(line: int, action: Any) -> bool:
 def test_after_ctrl_c_at_any_line_nobody_waits_for_what_nobody_makes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     captured, threads = program(), DaemonExecutor(1, "it")
     made = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).artifact
-    monkeypatch.setattr(engine, "_load_or_compile", lambda *_: made)
+    monkeypatch.setattr(build, "load_or_compile", lambda *_: made)
     monkeypatch.setattr(engine, "_background", lambda process_id: threads)
     line, goes_on = 1, True
     while goes_on:
-        engine._shared_cached.cache_clear()
+        engine.forget()
         kernels = Kernels(captured, "it")
         goes_on = interrupted_at(line, lambda kernels=kernels: getattr(kernels, way)({"s0": 12}, CPU, NOTHING))
         threads.submit(print).result()  # all that was begun has ended
@@ -375,8 +376,8 @@ def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch
             raise KeyboardInterrupt
         return made
 
-    monkeypatch.setattr(engine, "_load_or_compile", making)
-    engine._shared_cached.cache_clear()
+    monkeypatch.setattr(build, "load_or_compile", making)
+    engine.forget()
     kernels = Kernels(captured, "it")
     claimed = kernels._shared._claim_promise
 
@@ -433,7 +434,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return SimpleNamespace(binary=offline.compile(source, H200, aligned), launch=None)
 
     monkeypatch.setattr(engine, "local_device", lambda index: H200)
-    monkeypatch.setattr(engine, "prepare", prepare)
+    monkeypatch.setattr(build, "prepare", prepare)
     monkeypatch.setattr(executable, "prepare", prepare)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     offline._measured.cache_clear()
@@ -495,7 +496,7 @@ def test_the_assembler_of_inductor_is_passed_over(card: list[bool], tmp_path: Pa
 
 def test_a_second_process_neither_plans_nor_compiles(card: list[bool]) -> None:
     cold = made_by(lambda: Kernels(program(cols=48), "it").executable({"s0": 12}, CARD, NOTHING))
-    engine._shared_cached.cache_clear()
+    engine.forget()
     offline._measured.cache_clear()
     warm = made_by(lambda: Kernels(program(cols=48), "it").executable({"s0": 12}, CARD, NOTHING))
     assert cold.plans == 1 and cold.compilations > 0
@@ -506,7 +507,7 @@ def test_alignment_makes_kernels_differ_on_a_card(card: list[bool]) -> None:
     kernels = Kernels(program(), "it")
     for aligned in (frozenset({"x", "out0", "out1"}), frozenset({"x"}), frozenset({"x", "not a buffer"})):
         kernels.executable({"s0": 12}, CARD, aligned)
-    assert len(kernels.variants) == 2
+    assert len(kernels.keys) == 2
 
 
 def test_nothing_is_made_while_a_graph_is_captured(card: list[bool]) -> None:

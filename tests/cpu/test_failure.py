@@ -12,11 +12,12 @@ import torch
 import torch._inductor.config
 
 import onepass
+from onepass import pipeline
 from onepass.errors import InputsOverwritten, NoPlan, NotWarmedUp, OnepassWarning, WrongAnswer
-from onepass.integration import engine, failure, fallback, journal, passes, region_op
+from onepass.integration import engine, failure, fallback, journal, passes, region_op, settings
 from onepass.runtime.executable import Executable
 from tests.support.processes import run_python
-from tests.support.region_calls import ROWS, assert_filled, inputs, outputs
+from tests.support.region_calls import ROWS, assert_filled, inputs, outputs, region
 from tests.support.region_graphs import graph_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,11 +46,11 @@ def replay(path: str) -> subprocess.CompletedProcess[str]:
 def test_a_region_that_cannot_be_planned_runs_as_inductor_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
     monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 1)  # of two sizes the second is computed op by op
-    key = "0123456789abcdef@model.py:12@model.py:13"
+    text = region("0123456789", lines=("model.py:12", "model.py:13"))
     with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12, model\.py:13.*ONEPASS-201.*repro_0123456789") as said:
         for rows in (4, 4, 6):
             ins, outs = inputs(rows), outputs(rows)
-            region_op.run(outs, ins, [rows], key, ROWS)
+            region_op.run(outs, ins, [rows], text)
             assert_filled(outs, ins)
     assert len([w for w in said if w.category is OnepassWarning]) == 1
     seen = journal.snapshot()
@@ -65,7 +66,7 @@ def test_op_by_op_where_inductor_fails_too(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch, "compile", no_plan)
     ins, outs = inputs(4), outputs(4)
     with pytest.warns(OnepassWarning):
-        region_op.run(outs, ins, [4], "a", ROWS)
+        region_op.run(outs, ins, [4], region("a"))
     assert_filled(outs, ins)
     assert journal.snapshot().fallbacks[0].runs_as == "torch, op by op"
 
@@ -73,10 +74,10 @@ def test_op_by_op_where_inductor_fails_too(monkeypatch: pytest.MonkeyPatch) -> N
 def test_raise_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
     with pytest.raises(NoPlan):
-        region_op.run(outputs(4), inputs(4), [4], "a?on_error=raise", ROWS)
+        region_op.run(outputs(4), inputs(4), [4], region("a", on_error="raise"))
     monkeypatch.setenv("ONEPASS_ON_ERROR", "raise")
     with pytest.raises(NoPlan):
-        region_op.run(outputs(4), inputs(4), [4], "b", ROWS)
+        region_op.run(outputs(4), inputs(4), [4], region("b"))
 
 
 def failing(error: Exception, damage: bool = False) -> Any:
@@ -97,7 +98,7 @@ def test_a_failed_launch_does_not_cost_an_input(monkeypatch: pytest.MonkeyPatch)
     kept = [t.clone() for t in ins]
     outs = [ins[0], torch.empty(5)]
     with pytest.warns(OnepassWarning, match="could not be launched"):
-        region_op.run(outs, ins, [5], "c", ROWS)
+        region_op.run(outs, ins, [5], region("c"))
     assert_filled(outs, kept)
 
 
@@ -107,7 +108,7 @@ def test_a_failed_launch_does_not_cost_an_input_that_starts_anywhere(monkeypatch
     x = torch.zeros(16 + 5 * 24, dtype=torch.bfloat16)[16:].view(5, 24).copy_(given[0])
     outs = [x, torch.empty(5)]
     with pytest.warns(OnepassWarning, match="could not be launched"):
-        region_op.run(outs, [x, given[1]], [5], "c", ROWS)
+        region_op.run(outs, [x, given[1]], [5], region("c"))
     assert_filled(outs, given)
 
 
@@ -117,7 +118,7 @@ def test_inductor_is_given_tensors_wherever_they_start(monkeypatch: pytest.Monke
         for start in (16, 0, 32):
             given, outs = inputs(5, start), outputs(5)
             x = torch.zeros(start + 5 * 24, dtype=torch.bfloat16)[start:].view(5, 24).copy_(given[0])
-            region_op.run(outs, [x, given[1]], [5], "c", ROWS)
+            region_op.run(outs, [x, given[1]], [5], region("c"))
             assert_filled(outs, given)
     assert [f.runs_as for f in journal.snapshot().fallbacks] == ["inductor"]
 
@@ -126,7 +127,7 @@ def test_inductor_is_given_tensors_wherever_they_start(monkeypatch: pytest.Monke
 def test_what_would_hide_something_is_never_worked_around(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", lambda *_, **__: (_ for _ in ()).throw(error))
     with pytest.raises(type(error)):
-        region_op.run(outputs(4), inputs(4), [4], "d", ROWS)
+        region_op.run(outputs(4), inputs(4), [4], region("d"))
     assert not journal.snapshot().fallbacks
 
 
@@ -162,7 +163,7 @@ def test_a_launch_that_fails_later_is_worked_around_too(monkeypatch: pytest.Monk
     with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12.*could not be launched.*later.*repro_") as said:
         for seed in range(5):
             ins, outs = inputs(6, seed), outputs(6)
-            region_op.run(outs, ins, [6], "c@model.py:12", ROWS)
+            region_op.run(outs, ins, [6], region("c", lines=("model.py:12",)))
             assert_filled(outs, ins)
     assert len([w for w in said if w.category is OnepassWarning]) == 1
     [seen] = journal.snapshot().fallbacks
@@ -172,10 +173,10 @@ def test_a_launch_that_fails_later_is_worked_around_too(monkeypatch: pytest.Monk
 def test_a_launch_that_fails_later_over_an_input_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(2))
     ins = inputs(5)
-    region_op.run([ins[0], torch.empty(5)], ins, [5], "0123456789@model.py:12", ROWS)
+    region_op.run([ins[0], torch.empty(5)], ins, [5], region("0123456789", lines=("model.py:12",)))
     ins = inputs(5)
     with pytest.raises(InputsOverwritten, match=r"ONEPASS-715.*0123456789 \(model\.py:12\).*later.*in_place"):
-        region_op.run([ins[0], torch.empty(5)], ins, [5], "0123456789@model.py:12", ROWS)
+        region_op.run([ins[0], torch.empty(5)], ins, [5], region("0123456789", lines=("model.py:12",)))
 
 
 def test_a_later_failure_over_an_input_is_worked_around_where_a_copy_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,35 +186,36 @@ def test_a_later_failure_over_an_input_is_worked_around_where_a_copy_was_kept(mo
         for seed in range(3):
             ins = inputs(5, seed)
             outs = [ins[0], torch.empty(5)]
-            region_op.run(outs, ins, [5], "d", ROWS)
+            region_op.run(outs, ins, [5], region("d"))
             assert_filled(outs, inputs(5, seed))
 
 
-@pytest.mark.parametrize(("error", "key"), [
-    (RuntimeError("CUDA error: an illegal memory access was encountered"), "e"),
-    (torch.OutOfMemoryError("CUDA out of memory"), "e"),
-    (RuntimeError("any"), "e?on_error=raise"),
-    (RuntimeError("any"), "e?on_error=raise?verify=9"),
+@pytest.mark.parametrize(("error", "said"), [
+    (RuntimeError("CUDA error: an illegal memory access was encountered"), {}),
+    (torch.OutOfMemoryError("CUDA out of memory"), {}),
+    (RuntimeError("any"), {"on_error": "raise"}),
+    (RuntimeError("any"), {"on_error": "raise", "verify": 9}),
 ])
-def test_what_must_be_raised_is_raised_at_a_later_call_too(monkeypatch: pytest.MonkeyPatch, error: Exception, key: str) -> None:
+def test_what_must_be_raised_is_raised_at_a_later_call_too(monkeypatch: pytest.MonkeyPatch, error: Exception,
+                                                           said: dict[str, Any]) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(2, error))
-    region_op.run(outputs(4), inputs(4), [4], key, ROWS)
+    region_op.run(outputs(4), inputs(4), [4], region("e", **said))
     with pytest.raises(type(error), match=str(error)):
-        region_op.run(outputs(4), inputs(4), [4], key, ROWS)
+        region_op.run(outputs(4), inputs(4), [4], region("e", **said))
     assert not journal.snapshot().fallbacks
 
 
 def test_nothing_takes_the_place_of_a_fallback_or_of_a_call_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(2))
-    region_op.run(outputs(4), inputs(4), [4], "f", ROWS)
+    region_op.run(outputs(4), inputs(4), [4], region("f"))
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="later"):
         patch.setattr(region_op, "_capturing", lambda tensor: True)
-        region_op.run(outputs(4), inputs(4), [4], "f", ROWS)
+        region_op.run(outputs(4), inputs(4), [4], region("f"))
     with pytest.warns(OnepassWarning):
-        region_op.run(outputs(4), inputs(4), [4], "f", ROWS)
+        region_op.run(outputs(4), inputs(4), [4], region("f"))
     monkeypatch.setattr(fallback.Fallback, "__call__", lambda self, outs, ins: (_ for _ in ()).throw(RuntimeError("as well")))
     with pytest.raises(RuntimeError, match="as well"):
-        region_op.run(outputs(4), inputs(4), [4], "f", ROWS)
+        region_op.run(outputs(4), inputs(4), [4], region("f"))
     assert len(journal.snapshot().fallbacks) == 1
 
 
@@ -225,7 +227,7 @@ def test_nothing_takes_the_place_of_a_fallback_or_of_a_call_that_is_captured(mon
 def test_a_broken_card_is_never_worked_around(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(Executable, "bound", failing(error))
     with pytest.raises(type(error)):
-        region_op.run(outputs(4), inputs(4), [4], "d", ROWS)
+        region_op.run(outputs(4), inputs(4), [4], region("d"))
     assert not journal.snapshot().fallbacks
 
 
@@ -244,7 +246,7 @@ def test_verifying_catches_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Executable, "bound", wrong)
     monkeypatch.setenv("ONEPASS_VERIFY", "2")
     with pytest.raises(WrongAnswer, match=r"ONEPASS-703.*out1.*float64") as caught:
-        region_op.run(outputs(4), inputs(4), [4], "0123456789abcdef", ROWS)
+        region_op.run(outputs(4), inputs(4), [4], region("0123456789"))
     assert Path(str(caught.value.fields["repro"])).exists()
     monkeypatch.setattr(Executable, "bound", right)
     assert replay(str(caught.value.fields["repro"])).returncode == 0
@@ -254,7 +256,7 @@ def test_a_reproducer_fails_where_the_region_does(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
     unknown = ROWS.replace("rsqrt %6", "log %6")
     with pytest.warns(OnepassWarning):
-        region_op.run(outputs(4), inputs(4), [4], "e", unknown)
+        region_op.run(outputs(4), inputs(4), [4], region("e", unknown))
     path = Path(journal.snapshot().fallbacks[0].repro)
     path.write_text(path.read_text().replace("log %6", "nothing %6"))
     done = replay(str(path))
@@ -266,7 +268,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_reproducer(monkeypatch: 
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
     ins, outs = inputs(4), outputs(4)
     with pytest.warns(OnepassWarning, match="ONEPASS-707"):
-        region_op.run(outs, ins, [4], "f", ROWS)
+        region_op.run(outs, ins, [4], region("f"))
     assert_filled(outs, ins)
 
 
@@ -282,7 +284,7 @@ def compiled() -> Any:
 
 
 def test_a_graph_that_cannot_be_claimed_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def half_way(graph: torch.fx.Graph, deciding: Any) -> Any:
+    def half_way(graph: torch.fx.Graph, *_: Any) -> Any:
         last = [n for n in graph.nodes if n.op == "call_function"][-1]
         last.replace_all_uses_with(last.args[0])
         graph.erase_node(last)
@@ -307,9 +309,8 @@ def test_a_graphs_reproducer_claims_it_again(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_region_that_cannot_be_planned_while_claiming_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onepass.integration import claim
-
-    monkeypatch.setattr(claim, "plan", no_plan)
+    engine.forget()
+    monkeypatch.setattr(pipeline, "make_plan", no_plan)
     x = torch.randn(4, 16)
     with pytest.warns(OnepassWarning, match="could not be planned"):
         torch.testing.assert_close(compiled()(x), norm(x))
@@ -354,7 +355,7 @@ def ahead_of_time() -> Any:
     (lambda: torch._inductor.config.patch(fx_wrapper=True), "FX wrapper"),
 ])
 def test_what_runs_without_python_gets_no_regions(compiling: Callable[[], Any], by: str) -> None:
-    said = {"interpret": True, "by_cost": False}
+    said = settings.resolve({"interpret": True, "by_cost": False})
     graph = graph_of(norm, (64, 16))
     before = str(graph)
     with pytest.warns(OnepassWarning, match=f"ONEPASS-711.*inference graph.*{by}") as warned, compiling():
@@ -371,7 +372,7 @@ def test_nor_is_anything_else_changed_for_it(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(split, "recompute", no_plan)
     module = torch.fx.GraphModule({}, graph_of(norm, (64, 16)))
-    change = split.SplitPass({"interpret": True, "on_error": "raise"})
+    change = split.SplitPass(settings.resolve({"interpret": True, "on_error": "raise"}))
     with ahead_of_time():
         change(module, module, 1)
     with pytest.raises(NoPlan):

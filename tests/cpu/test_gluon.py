@@ -492,7 +492,7 @@ def test_rows_are_staged_where_they_can_be(on: str, shape: tuple[int, int], dtyp
 
 def test_a_long_softmax_is_staged_and_compiles() -> None:
     kernel, bindings = kernel_of(softmax, (meta(32768, 50264),))
-    made = pipeline.compile(kernel.program, bindings, H200, lambda source: offline.compile(source, H200))
+    made = pipeline.compile(plan(kernel.program, bindings, H200), lambda source: offline.compile(source, H200))
     (chosen,) = made.plan.kernels
     assert chosen.family == "inner staged" and made.sources[0].gluon
     assert "staged in shared memory" in chosen.loads[0]

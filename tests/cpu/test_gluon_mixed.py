@@ -14,12 +14,13 @@ from torch import Tensor
 from onepass import errors, pipeline
 from onepass.plan import candidates
 from onepass.plan.legality import Family, Illegal
+from onepass.plan.partition import plan
 from onepass.plan.plan import REGISTERS_UNBOUNDED, Plan
 from onepass.plan.schedule import Loop, Schedule
 from onepass.plan.scoring import scores
 from onepass.plan.staged_rows import chunk_cover, must_stage, tma_stageable
 from onepass.plan.thread_layout import vector
-from onepass.runtime import offline
+from onepass.runtime import feedback, offline
 from onepass.runtime.binary import Binary
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward
 from tests.support.forced_schedules import FORGOTTEN, H200, assert_as_oracle, chosen, planned, program_of, run, scored
@@ -320,14 +321,14 @@ def test_a_part_of_the_next_row_is_worth_its_room() -> None:
 def test_few_words_spilled_under_a_register_cap_do_not_rule_heavier_ones_out(spilled: int, heavy: bool) -> None:
     """ptxas uses every register up to the cap, so the count does not show how many it needs."""
     kernel = mixed(rms_norm_backward, given(rms_norm_backward, 32768), 16, 1, 1, 132, registers=128).kernels[0]
-    learned = pipeline._compile_outcome(kernel, Binary(128, spilled, 0, kernel.resources.smem_bytes, 0, {}, {}), H200)
+    learned = feedback.compile_outcome(kernel, Binary(128, spilled, 0, kernel.resources.smem_bytes, 0, {}, {}), H200)
     assert learned.registers == (kernel.resources.registers if heavy else REGISTERS_UNBOUNDED)
 
 
 def test_a_backward_pass_is_staged_and_joined_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "_mix_order", lambda *_: iter(()))
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 8192, rows=8192))
-    made = pipeline.compile(program, bindings, H200, lambda source: offline.compile(source, H200))
+    made = pipeline.compile(plan(program, bindings, H200), lambda source: offline.compile(source, H200))
     first, _ = made.plan.kernels
     assert first.family == "mix-order staged" and made.sources[0].gluon
     assert sum("staged in shared memory" in load for load in first.loads) == 2

@@ -476,7 +476,7 @@ def test_splits_are_any_number() -> None:
 
 def test_a_plan_with_tiles_is_written_compiled_and_joined() -> None:
     kernel, bindings = kernel_of(outer_sum, tuple(meta(4096, 1024) for _ in range(5)))
-    made = pipeline.compile(kernel.program, bindings, H200, lambda source: offline.compile(source, H200))
+    made = pipeline.compile(plan(kernel.program, bindings, H200), lambda source: offline.compile(source, H200))
     first, _ = made.plan.kernels
     assert first.family == "outer staged split" and made.sources[0].gluon and not made.sources[1].gluon
     assert all("staged in shared memory" in text for text in first.loads)

@@ -41,6 +41,7 @@ from onepass.runtime.executable import allocate, assemble, layout
 from onepass.runtime.interpreter import interpret
 from tests.support.forced_schedules import H200, candidates, chosen, planned, program_of
 from tests.support.random_programs import EXTENTS, INPUT_BOUND, MOST_POINTS, Case, Maker, Val
+from tests.support.region_calls import region
 from tests.support.region_graphs import claimed, graph_of, norm
 from tests.support.schedule_kinds import KINDS
 
@@ -475,7 +476,7 @@ def test_what_kernels_cannot_do_in_place_is_done_apart(shift: int) -> None:
     before = x.clone()
     out = flat[5 + shift:5 + shift + 576].as_strided((24, 24), (1, 24))
     sums = torch.empty(24)
-    region_op.run([out, sums], [x], [], "t?on_error=raise", TRANSPOSED)
+    region_op.run([out, sums], [x], [], region("t", TRANSPOSED, on_error="raise"))
     torch.testing.assert_close(out, before - before.sum(-1, keepdim=True))
     (seen,) = journal.snapshot().regions
     assert seen.copied == 1 and not journal.snapshot().fallbacks
@@ -486,7 +487,7 @@ def test_calls_in_place_and_apart_are_told_from_each_other() -> None:
         x = torch.randn(24, 24)
         before, sums = x.clone(), torch.empty(24)
         out = x.as_strided((24, 24), (1, 24)) if shared else torch.empty(24, 24).t()
-        region_op.run([out, sums], [x], [], "u?on_error=raise", TRANSPOSED)
+        region_op.run([out, sums], [x], [], region("u", TRANSPOSED, on_error="raise"))
         torch.testing.assert_close(out, before - before.sum(-1, keepdim=True))
         assert shared or torch.equal(x, before)
 
@@ -497,7 +498,7 @@ def test_calls_are_told_apart_by_which_output_lies_over_an_input() -> None:
         before = x.clone()
         out = x.as_strided((24, 24), (1, 24)) if over == 0 else torch.empty(24, 24).t()
         sums = x.view(-1)[:24] if over == 1 else torch.empty(24)
-        region_op.run([out, sums], [x], [], "u?on_error=raise", TRANSPOSED)
+        region_op.run([out, sums], [x], [], region("u", TRANSPOSED, on_error="raise"))
         torch.testing.assert_close(out, before - before.sum(-1, keepdim=True))
         torch.testing.assert_close(sums, before.sum(-1))
 

@@ -87,6 +87,7 @@ def test_the_text_is_a_table_of_regions(shown: ModelReport) -> None:
     text = str(shown)
     first, *_ = text.splitlines()
     assert first.startswith("Stack on NVIDIA H200 SXM: ") and "in 2 graphs" in first
+    assert "every plan holds for these sizes only" in text
     for title in ("claimed", "regions", "lines of code", "left to Inductor"):
         assert f"\n{title}" in text
     assert "return x + self.linear(self.norm(x))" in text
@@ -99,7 +100,7 @@ def test_json_has_exactly_the_promised_keys(shown: ModelReport) -> None:
     assert list(found) == ["model", "device", "graphs", "regions", "left", "recomputed", "totals"]
     assert set(found["regions"][0]) == {
         "id", "phase", "count", "lines", "name", "reductions", "kernels", "refusals", "rejected", "floor_bytes", "dram_bytes",
-        "floor_us", "predicted_us", "left_us", "charged_us", "in_place"}
+        "floor_us", "predicted_us", "left_us", "charged_us", "in_place", "holds"}
     assert list(found["regions"][0]["kernels"][0]) == ["name", "family", "loads", "stores", "dram_bytes", "predicted_us", "ops"]
     assert set(found["left"][0]) == {"phase", "count", "ops", "lines", "reason", "id", "predicted_us", "left_us"}
     assert list(found["totals"]) == ["forward", "backward", "all"]

@@ -18,7 +18,8 @@ from onepass.ir.criterion import judge
 from onepass.ir.oracle import evaluate
 from onepass.ir.program import Op
 from onepass.ir.text import parse, show
-from onepass.pipeline import optimize, plan_for_interpreter
+from onepass.pipeline import interpret, optimize
+from onepass.plan.partition import plan
 
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -339,8 +340,8 @@ def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
         return x[:, 0] / x[:, 1], (h.float() / h.float().sum(1, keepdim=True)).to(torch.bfloat16)
 
     inputs = torch.empty(64, 2), torch.empty(64, 96, dtype=torch.bfloat16)
-    text = "".join(s.text for s in plan_for_interpreter(optimize(capture(function, inputs).program), {"s0": 64},
-                   device("h200")).sources)
+    text = "".join(s.text for s in interpret(plan(optimize(capture(function, inputs).program), {"s0": 64},
+                   device("h200"))).sources)
     assert text.count("libdevice.div_rn(") == 1 and text.count(" / ") >= 1
 
 
@@ -348,7 +349,7 @@ def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
 def test_sums_of_exponentials_of_fp32_data_have_all_digits(dtype: torch.dtype) -> None:
     """The approximate exponential errs to one side, which a long sum shows; not one of 16-bit results."""
     program = optimize(capture(lambda x: x.logsumexp(-1), (torch.empty(64, 200000, dtype=dtype),)).program)
-    text = "".join(s.text for s in plan_for_interpreter(program, {"s0": 64}, device("h200")).sources)
+    text = "".join(s.text for s in interpret(plan(program, {"s0": 64}, device("h200"))).sources)
     assert "logsumexp" in text and ("fast_exp(" in text) is (dtype is torch.bfloat16)
 
 
@@ -356,7 +357,7 @@ def test_quotients_of_16_bit_data_that_decide_are_exact() -> None:
     """Beside others, which stay approximate."""
     x, y = torch.empty(2, 64, 96, dtype=torch.bfloat16).unbind()
     fn = lambda x, y: ((x.float() / y.float()).floor().to(torch.int32), torch.softmax(x.float(), -1).to(x.dtype))  # noqa: E731
-    text = "".join(s.text for s in plan_for_interpreter(optimize(capture(fn, (x, y)).program), {"s0": 64}, device("h200")).sources)
+    text = "".join(s.text for s in interpret(plan(optimize(capture(fn, (x, y)).program), {"s0": 64}, device("h200"))).sources)
     assert text.count("libdevice.div_rn(") == 1 and "fast_exp(" in text
 
 
@@ -378,14 +379,14 @@ def test_functions_of_fp32_data_have_all_digits_and_those_of_16_bit_data_the_fas
     function, exactly = EXACTLY[name]
     for dtype in (torch.float32, torch.bfloat16):
         program = optimize(capture(function, (torch.empty(64, 96, dtype=dtype),)).program)
-        text = "".join(s.text for s in plan_for_interpreter(program, {"s0": 64}, device("h200")).sources)
+        text = "".join(s.text for s in interpret(plan(program, {"s0": 64}, device("h200"))).sources)
         assert (exactly in text) == (dtype is torch.float32)
 
 
 def test_the_card_is_told_that_nan_goes_through_extremes() -> None:
     """An interpreter's do in any case."""
     program = optimize(capture(lambda x: (x.clamp(-1, 1), x.amax(-1), x.amin(-1)), (torch.empty(64, 96),)).program)
-    text = "".join(s.text for s in plan_for_interpreter(program, {"s0": 64}, device("h200")).sources)
+    text = "".join(s.text for s in interpret(plan(program, {"s0": 64}, device("h200"))).sources)
     extremes = [line for line in text.splitlines() if "maximum(" in line or "minimum(" in line]
     assert extremes and all(line.count("propagate_nan=tl.PropagateNan.ALL") == line.count("imum(") for line in extremes)
 

@@ -26,7 +26,7 @@ from onepass.ir.oracle import evaluate
 from onepass.ir.program import Load, Program, Reduce, Store
 from onepass.ir.simplify import simplify, two_pass
 from onepass.ir.text import parse
-from onepass.pipeline import compile, generate, optimize, representative_sizes, row_class, row_class_bounds, specialize
+from onepass.pipeline import compile, generate, optimize
 from onepass.plan import footprint
 from onepass.plan.access import contiguous_row_stride, needs_wide_index, runs, single_stride
 from onepass.plan.footprint import floor_bytes
@@ -40,6 +40,8 @@ from onepass.plan.resources import ctas_per_sm, demand, estimate
 from onepass.plan.schedule import Block, Cover, Loop, Schedule, cover, sector_span
 from onepass.plan.scoring import Scored, fits_one_wave, score, scores
 from onepass.plan.split import halves
+from onepass.plan.variant import representative_sizes, row_class, row_class_bounds, specialize
+from onepass.runtime import feedback
 from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
 from onepass.tools.workloads import workload
@@ -403,7 +405,7 @@ def binary(registers: int = 64, spilled: int = 0, smem: int = 0, in_loop: bool =
 
 def ruled(inputs: tuple[torch.Tensor, ...], fn: Callable[..., Any], measure: Callable[[Source], Binary]) -> Compiled:
     captured = capture(fn, inputs)
-    return compile(*specialize(optimize(captured.program), captured.bind(inputs) or {}), H200, measure)
+    return compile(plan(*specialize(optimize(captured.program), captured.bind(inputs) or {}), H200), measure)
 
 
 NORMS = [
@@ -488,7 +490,7 @@ def test_of_plans_that_do_not_spill_the_one_whose_ctas_fit_is_taken() -> None:
     """Whichever was tried first."""
     chosen = workload("rms_norm_backward")
     made = ruled(chosen.inputs((98304, 512)), chosen.function, lambda source: binary(255))
-    assert made.rejected and pipeline._defects(made, made.plan.bindings, H200) == (False, 0, False)
+    assert made.rejected and feedback.defects(made) == (False, 0, False)
 
 
 def test_a_kernel_of_which_half_as_many_ctas_fit_as_foreseen_is_scored_again() -> None:
@@ -514,7 +516,7 @@ def test_where_fewer_ctas_of_all_kernels_fit_the_best_of_them_is_taken_as_it_is(
 
     made = ruled(chosen.inputs((8192, 32768)), chosen.function, measure)
     kernel, = made.plan.kernels
-    assert pipeline._defects(made, made.plan.bindings, H200) == (False, 0, False)
+    assert feedback.defects(made) == (False, 0, False)
     assert made.rejected and kernel.schedule not in [r.schedule for r in made.rejected]
     assert len(tried) <= pipeline.MAX_ATTEMPTS and made.sources[0].text == tried[-1]
 

@@ -18,6 +18,7 @@ from onepass.errors import NoPlan
 from onepass.ir.program import Load
 from onepass.pipeline import compile, optimize
 from onepass.plan.legality import Reason
+from onepass.plan.partition import plan
 from onepass.runtime import offline
 from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
@@ -34,7 +35,7 @@ def compiled(fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...], on: Devic
     captured = capture(fn, inputs)
     bindings = captured.bind(inputs)
     assert bindings is not None
-    return compile(optimize(captured.program), bindings, on, lambda source: offline.compile(source, on))
+    return compile(plan(optimize(captured.program), bindings, on), lambda source: offline.compile(source, on))
 
 
 def of_workload(name: str, shape: tuple[int, ...] | None = None) -> Compiled:
@@ -142,7 +143,7 @@ def test_a_spilling_plan_is_thrown_away_and_shown() -> None:
             return type(binary)(**{**{f: getattr(binary, f) for f in binary.__slots__}, "spill_bytes": 64})
         return binary
 
-    made = compile(optimize(captured.program), captured.bind(inputs) or {}, H200, pretend)
+    made = compile(plan(optimize(captured.program), captured.bind(inputs) or {}, H200), pretend)
     assert [r.spill_bytes for r in made.rejected] == [64]
     assert made.rejected[0].schedule != made.plan.kernels[0].schedule
     assert all(source.text != spilled[0] for source in made.sources)
@@ -157,7 +158,7 @@ def test_a_plan_that_does_not_fit_is_not_taken_though_all_others_spill() -> None
         fits = source.text != seen[0]
         return Binary(32, 64 * fits, 0, 1024 if fits else H200.smem_per_cta + 1, 0, {}, {})
 
-    made = compile(optimize(captured.program), {"s0": 64}, H200, pretend)
+    made = compile(plan(optimize(captured.program), {"s0": 64}, H200), pretend)
     assert all(b.smem_bytes <= H200.smem_per_cta for b in made.binaries)
     assert [r.smem_bytes > H200.smem_per_cta for r in made.rejected].count(True) == 1
 
@@ -165,7 +166,7 @@ def test_a_plan_that_does_not_fit_is_not_taken_though_all_others_spill() -> None
         return Binary(32, 0, 0, H200.smem_per_cta + 1, 0, {}, {})
 
     with pytest.raises(NoPlan, match="more shared memory than a CTA can have"):
-        compile(optimize(captured.program), {"s0": 64}, H200, never_fits)
+        compile(plan(optimize(captured.program), {"s0": 64}, H200), never_fits)
 
 
 def test_a_load_of_every_input_stands_in_some_kernel() -> None:

@@ -19,6 +19,7 @@ from onepass.capture.graph import recompute as rule
 from onepass.capture.graph.recompute import recompute
 from onepass.errors import OnepassWarning
 from onepass.integration import journal, split
+from onepass.integration.settings import resolve
 
 ROWS, DIM = 8, 32
 NBYTES = ROWS * DIM * 4
@@ -223,14 +224,14 @@ def test_graphs_are_changed_both_or_not_at_all(monkeypatch: pytest.MonkeyPatch) 
     before = [str(m.graph) for m in modules]
     monkeypatch.setattr(split, "recompute", half_way)
     with pytest.warns(OnepassWarning, match="half way"):
-        split.SplitPass({"interpret": True, "on_error": "warn"})(modules[0], modules[1], 1)
+        split.SplitPass(resolve({"interpret": True, "on_error": "warn"}))(modules[0], modules[1], 1)
     assert [str(m.graph) for m in modules] == before
 
 
 def test_the_id_of_a_split_follows_from_settings_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {split.SplitPass({}).uuid(), split.SplitPass({"by_cost": False}).uuid()}
+    found = {split.SplitPass(resolve(given)).uuid() for given in ({}, {"by_cost": False})}
     monkeypatch.setattr(split, "versions", lambda: {"onepass": "other sources"})
-    assert len(found | {split.SplitPass({}).uuid()}) == 3
+    assert len(found | {split.SplitPass(resolve({})).uuid()}) == 3
 
 
 def test_a_split_of_the_users_comes_first() -> None:

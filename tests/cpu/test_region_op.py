@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from onepass.errors import BadSetting, BadSpec, OnepassWarning, UnknownSetting, WrongAnswer
+from onepass.errors import BadSetting, BadSpec, InternalError, OnepassWarning, UnknownSetting, WrongAnswer
 from onepass.integration import failure, journal, region_op, settings
 from onepass.integration.engine import Kernels
+from onepass.integration.region_spec import RegionSpec, decode, digest_of, encode
+from onepass.ir.text import parse
+from onepass.pipeline import optimize
 from onepass.runtime.executable import Executable
-from tests.support.region_calls import ROWS, assert_filled, inputs, outputs
+from tests.support.region_calls import ROWS, assert_filled, inputs, outputs, region
 
 BAD_SHARES = ["1/0", "0/5", "2/3", "1/x", "1/-3", "1/1.5", "1/", "/3", "0.001", "-1", "often"]
 
@@ -35,7 +39,7 @@ def fresh() -> Iterator[None]:
 def test_one_region_serves_many_sizes_and_counts_its_calls() -> None:
     for rows in (1, 5, 5, 40):
         ins, outs = inputs(rows), outputs(rows)
-        torch.ops.onepass.region(outs, ins, [rows], "0123456789abcdef?verify=9", ROWS)
+        torch.ops.onepass.region(outs, ins, [rows], region("0123456789", verify=9))
         assert_filled(outs, ins)
     seen = journal.snapshot()
     assert seen.calls == {"0123456789": 4}
@@ -45,24 +49,24 @@ def test_one_region_serves_many_sizes_and_counts_its_calls() -> None:
 
 def test_the_functional_form_allocates_what_the_fake_promises() -> None:
     ins = inputs(6)
-    outs = torch.ops.onepass.region_out(ins, [6], "a", ROWS)
+    outs = torch.ops.onepass.region_out(ins, [6], region("a"))
     assert_filled(outs, ins)
     with torch._subclasses.FakeTensorMode() as mode:
-        fakes = torch.ops.onepass.region_out([mode.from_tensor(t) for t in ins], [6], "a", ROWS)
+        fakes = torch.ops.onepass.region_out([mode.from_tensor(t) for t in ins], [6], region("a"))
     assert [(f.shape, f.stride(), f.dtype) for f in fakes] == [(o.shape, o.stride(), o.dtype) for o in outs]
 
 
 def test_torch_finds_nothing_wrong_with_the_op() -> None:
     ins = inputs(3)
-    torch.library.opcheck(torch.ops.onepass.region_out.default, (ins, [3], "b", ROWS))
-    torch.library.opcheck(torch.ops.onepass.region.default, (outputs(3), ins, [3], "b", ROWS))
+    torch.library.opcheck(torch.ops.onepass.region_out.default, (ins, [3], region("b")))
+    torch.library.opcheck(torch.ops.onepass.region.default, (outputs(3), ins, [3], region("b")))
 
 
 def test_unaligned_tensors_get_kernels_of_their_own() -> None:
     ins, outs = inputs(4), outputs(4)
-    region_op.run(outs, ins, [4], "c?verify=2", ROWS)
+    region_op.run(outs, ins, [4], region("c", verify=2))
     shifted = torch.empty(4 * 24 + 1, dtype=torch.bfloat16)[1:].view(4, 24).copy_(ins[0])
-    region_op.run(outs, [shifted, ins[1]], [4], "c?verify=2", ROWS)
+    region_op.run(outs, [shifted, ins[1]], [4], region("c", verify=2))
     assert_filled(outs, ins)
 
 
@@ -76,8 +80,8 @@ def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, monkeypatch
     ins, outs = inputs(4), outputs(4)
     for k in (0, elements):
         shifted = torch.empty(4 * 24 + k, dtype=torch.bfloat16)[k:].view(4, 24).copy_(ins[0])
-        region_op.run(outs, [shifted, ins[1]], [4], "c", ROWS)
-        region_op.run([outs[0], torch.empty(4 + k)[k:]], ins, [4], "c", ROWS)
+        region_op.run(outs, [shifted, ins[1]], [4], region("c"))
+        region_op.run([outs[0], torch.empty(4 + k)[k:]], ins, [4], region("c"))
     every = frozenset({"in0", "in1", "out0", "out1"})
     expected = {1: [every, every - {"in0"}, every - {"out1"}], 4: [every, every - {"in0"}], 8: [every]}[elements]
     assert asked == expected
@@ -87,9 +91,9 @@ def test_what_is_remembered_of_a_region_is_bounded(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(region_op, "MAX_CACHED_SIZES", 2)
     for rows in range(1, 6):
         ins, outs = inputs(rows), outputs(rows)
-        region_op.run(outs, ins, [rows], "c", ROWS)
+        region_op.run(outs, ins, [rows], region("c"))
         assert_filled(outs, ins)
-        assert len(region_op._REGIONS["c"]._fills) <= 2
+        assert len(region_op._REGIONS[digest_of(region("c"))]._fills) <= 2
 
 
 def test_torch_is_to_keep_strides() -> None:
@@ -100,11 +104,11 @@ def test_torch_is_to_keep_strides() -> None:
 def test_no_rows_nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Kernels, "executable")
     ins, outs = inputs(0), outputs(0)
-    region_op.run(outs, ins, [0], "d?verify=1?on_error=raise", ROWS)
+    region_op.run(outs, ins, [0], region("d", verify=1, on_error="raise"))
     column_sums = ROWS.replace("over n", "over m").replace("output out1: f32 [s0] strides [1]", "output out1: f32 [24] strides [1]")
     column_sums = column_sums.replace("store out1 [m:1]", "store out1 [n:1]")
     outs = [torch.empty(0, 24, dtype=torch.bfloat16), torch.empty(24)]
-    region_op.run(outs, ins, [0], "e?on_error=raise", column_sums)
+    region_op.run(outs, ins, [0], region("e", column_sums, on_error="raise"))
     assert torch.equal(outs[1], torch.ones(24)), "a sum over nothing is zero"
 
 
@@ -112,7 +116,7 @@ def test_an_output_may_take_an_inputs_memory_even_while_verified() -> None:
     ins = inputs(5)
     kept = [t.clone() for t in ins]
     outs = [ins[0], torch.empty(5)]
-    region_op.run(outs, ins, [5], "f?verify=1", ROWS)
+    region_op.run(outs, ins, [5], region("f", verify=1))
     assert_filled(outs, kept)
 
 
@@ -123,7 +127,7 @@ def test_threads_share_a_region() -> None:
         try:
             for rows in (2, 3):
                 ins, outs = inputs(rows, seed), outputs(rows)
-                region_op.run(outs, ins, [rows], "g", ROWS)
+                region_op.run(outs, ins, [rows], region("g"))
                 assert_filled(outs, ins)
         except BaseException as error:
             wrong.append(error)
@@ -137,30 +141,30 @@ def test_threads_share_a_region() -> None:
     assert journal.snapshot().calls == {"g": 8}
 
 
-def checked_calls(monkeypatch: pytest.MonkeyPatch, key: str, sizes: list[int]) -> list[int]:
+def checked_calls(monkeypatch: pytest.MonkeyPatch, text: str, sizes: list[int]) -> list[int]:
     """Which of these calls were compared with float64."""
     found: list[int] = []
     made: list[int] = []
     monkeypatch.setattr(region_op._Region, "_verify", lambda self, outs, ins, kept, bindings: found.append(len(made)))
     for rows in sizes:
-        region_op.run(outputs(rows), inputs(rows), [rows], key, ROWS)
+        region_op.run(outputs(rows), inputs(rows), [rows], text)
         made.append(rows)
     return found
 
 
 @pytest.mark.parametrize(("verify", "expected"), [
-    ("0", []), ("2", [0, 1]), ("1/1", [0, 1, 2, 3, 4, 5, 6]), ("1/3", [0, 3, 6]), ("1/5", [0, 5]), ("1/1000", [0]),
+    (0, []), (2, [0, 1]), ("1/1", [0, 1, 2, 3, 4, 5, 6]), ("1/3", [0, 3, 6]), ("1/5", [0, 5]), ("1/1000", [0]),
 ])
-def test_which_calls_are_checked(monkeypatch: pytest.MonkeyPatch, verify: str, expected: list[int]) -> None:
-    assert checked_calls(monkeypatch, f"h?verify={verify}", [4, 4, 5, 4, 4, 5, 6]) == expected, "new sizes count like others"
-    monkeypatch.setenv("ONEPASS_VERIFY", verify)
-    assert checked_calls(monkeypatch, "i", [4] * 7) == expected, "so says the environment, and regions count for themselves"
+def test_which_calls_are_checked(monkeypatch: pytest.MonkeyPatch, verify: int | str, expected: list[int]) -> None:
+    assert checked_calls(monkeypatch, region("h", verify=verify), [4, 4, 5, 4, 4, 5, 6]) == expected, "new sizes count like others"
+    monkeypatch.setenv("ONEPASS_VERIFY", str(verify))
+    assert checked_calls(monkeypatch, region("i"), [4] * 7) == expected, "so says the environment, and regions count for themselves"
 
 
 def test_a_check_that_cannot_be_made_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = iter([True, True, False, False])
     monkeypatch.setattr(region_op, "_capturing", lambda tensor: next(capturing, False))
-    assert checked_calls(monkeypatch, "j?verify=1/3", [4] * 7) == [2, 5]
+    assert checked_calls(monkeypatch, region("j", verify="1/3"), [4] * 7) == [2, 5]
 
 
 def test_a_sampled_call_that_is_wrong_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -173,7 +177,7 @@ def test_a_sampled_call_that_is_wrong_raises(monkeypatch: pytest.MonkeyPatch, tm
         return lambda outs, ins: (fill(outs, ins), outs[1].mul_(1.01) if wrong else None)
 
     monkeypatch.setattr(Executable, "bound", sometimes_wrong)
-    call = lambda: region_op.run(outputs(4), inputs(4), [4], "k?verify=1/3", ROWS)  # noqa: E731
+    call = lambda: region_op.run(outputs(4), inputs(4), [4], region("k", verify="1/3"))  # noqa: E731
     call()
     wrong.append(True)
     call()
@@ -194,7 +198,7 @@ def test_a_checked_call_that_is_wrong_raises_over_an_input_too(monkeypatch: pyte
     monkeypatch.setattr(Executable, "bound", wrong)
     ins = inputs(4)
     with pytest.raises(WrongAnswer, match="ONEPASS-703"):
-        region_op.run([ins[0], torch.empty(4)], ins, [4], "k?verify=1", ROWS)
+        region_op.run([ins[0], torch.empty(4)], ins, [4], region("k", verify=1))
 
 
 def test_bad_shares_in_the_environment_are_coded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,29 +214,43 @@ def test_bad_shares_in_the_environment_are_coded(monkeypatch: pytest.MonkeyPatch
 def test_later_sources_of_settings_are_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_VERIFY", "3")
     monkeypatch.setenv("ONEPASS_ON_ERROR", "raise")
-    assert settings.resolve(settings.current_overrides()).verify == 3
+    assert settings.resolved().verify == 3
     with settings.settings(verify=2, skip=["model.py:4"]):
         with settings.settings(interpret=True):
-            now = settings.resolve(settings.current_overrides({"verify": 1}))
+            now = settings.resolved({"verify": 1})
         assert (now.verify, now.on_error, now.interpret, now.skip) == (1, "raise", True, ("model.py:4",))
-        assert not settings.resolve(settings.current_overrides()).interpret
-    assert not settings.current_overrides()
+        assert not settings.resolved().interpret
+    assert settings.resolved() == settings.resolve({})
 
 
-def test_what_is_said_of_calls_travels_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_given_for_calls_travels_with_the_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = settings.resolve({"on_error": "raise", "interpret": True}).for_calls
+    assert given.given == {"on_error": "raise"}
     monkeypatch.setenv("ONEPASS_VERIFY", "7")
-    key = "0123456789abcdef" + settings.encode_key({"on_error": "raise", "interpret": True}, ["a.py:3 x = y", "b.py:4"])
-    assert key == "0123456789abcdef@a.py:3@b.py:4?on_error=raise"
-    read = settings.decode_key(key)
-    assert (read.region, read.lines) == ("0123456789", ("a.py:3", "b.py:4"))
-    assert (read.settings.on_error, read.settings.verify) == ("raise", 7), "the environment decides what was not said"
+    assert settings.resolve({"on_error": "raise"}).for_calls == given, "the environment is that of the process that calls"
+    found = region_op._Region(region("a", on_error="raise"))
+    assert (found.settings.on_error, found.settings.verify) == ("raise", 7), "it decides what was not given"
 
 
-def test_a_files_name_says_nothing_of_settings() -> None:
-    said = {"verify": 2}
-    key = "0123456789" + settings.encode_key(said, ["a@b?on_error=raise.py:3 x = y"])
-    assert settings.decode_key(key).settings == settings.resolve(said)
-    assert settings.decode_key(key).lines == ("a_b_on_error=raise.py:3",)
+def test_settings_that_differ_from_their_defaults() -> None:
+    given = {"skip": ("a.py:3",), "in_place": False, "verify": "1/3"}
+    assert settings.resolve({**given, "rest": "inductor"}).changed == given
+    assert settings.resolve(settings.resolve(given).changed) == settings.resolve(given)
+
+
+@pytest.mark.parametrize("verify", [None, 0, 2, "1/1000"])
+def test_the_text_of_a_region_is_all_of_it(verify: int | str | None) -> None:
+    captured = parse(ROWS.replace("const 1.0", "const nan"))
+    for lines in ((), ("a@b?on_error=raise.py:3", 'ä"; x.py:4')):
+        spec = RegionSpec("0123456789", captured, optimize(captured), lines, settings.CallSettings(verify=verify, tune="on"))
+        text = encode(spec)
+        assert decode(text) == spec and text.isascii() and "\n" not in text
+        assert digest_of(text) != digest_of(encode(replace(spec, lines=(*lines, "c.py:5"))))
+
+
+def test_a_text_that_is_no_region_is_refused() -> None:
+    with pytest.raises(InternalError, match=r"ONEPASS-900.*reading a region"):
+        region_op.run(outputs(4), inputs(4), [4], "0123456789")
 
 
 @pytest.mark.parametrize(("name", "value", "says"), [
@@ -270,7 +288,7 @@ def test_warnings_are_said_once(recwarn: pytest.WarningsRecorder) -> None:
 def seen_by(run: Callable[[Callable[[], None]], None]) -> dict[str, object]:
     """The settings in force where `run` has something done."""
     found: dict[str, object] = {}
-    run(lambda: found.update(settings.current_overrides()))
+    run(lambda: found.update(settings.resolved().changed))
     return found
 
 
@@ -295,7 +313,7 @@ def test_settings_of_two_threads_do_not_mix() -> None:
     def work(k: int) -> None:
         with settings.settings(verify=k):
             inside.wait()
-            found[k] = settings.current_overrides()["verify"]
+            found[k] = settings.resolved().verify
             inside.wait()
 
     threads = [threading.Thread(target=work, args=(k,)) for k in (1, 2)]
@@ -303,4 +321,4 @@ def test_settings_of_two_threads_do_not_mix() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {1: 1, 2: 2} and settings.current_overrides() == {}
+    assert found == {1: 1, 2: 2} and settings.resolved() == settings.resolve({})

@@ -22,11 +22,12 @@ from onepass import files
 from onepass.capture.function.trace import capture
 from onepass.errors import NoReproducer, OnepassWarning
 from onepass.integration import engine, failure, journal, region_op, repro
+from onepass.integration.settings import Settings
 from onepass.ir.text import show
-from onepass.pipeline import keep_sources
+from onepass.runtime.keep_sources import keep_sources
 from tests.support.artifacts import artifact_of
 from tests.support.fixture_types import Anothers
-from tests.support.region_calls import ROWS, assert_filled, inputs, outputs
+from tests.support.region_calls import assert_filled, inputs, outputs, region
 
 BREAKOUTS = ['""" ; boom() ; r"""', "''' ; boom() ; '''", "\nboom()\n", "\rboom()\r", "\x0cboom()", "\\", "\\\nboom()", "{boom()}",
              "{0!r}", "\ud800boom()", "\u2028boom()\u2028", "\x85boom()", "é", "\x1b[2J", "# coding: utf-7", "\0boom()"]
@@ -67,7 +68,7 @@ def test_what_is_said_is_not_code(text: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("text", BREAKOUTS)
 def test_what_is_said_of_a_graph_is_not_code(text: str) -> None:
     graph = torch.fx.symbolic_trace(lambda x: x + 1).graph
-    content = Path(repro.write_graph(graph, text, text, "abc", {"skip": (text,)})).read_text(encoding="ascii")
+    content = Path(repro.write_graph(graph, text, text, "abc", Settings(skip=(text,)))).read_text(encoding="ascii")
     assert calls(content) == {"Graph", "replay_graph"}
 
 
@@ -153,7 +154,7 @@ def test_an_error_that_cannot_be_told_does_not_fail_the_call(error: Any, monkeyp
     monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 0)
     ins, outs = inputs(4), outputs(4)
     with pytest.warns(OnepassWarning, match="ONEPASS-701") as said:
-        region_op.run(outs, ins, [4], "a", ROWS)
+        region_op.run(outs, ins, [4], region("a"))
     assert_filled(outs, ins)
     assert [str(w.message).isprintable() for w in said if w.category is OnepassWarning] == [True]
     assert Path(journal.snapshot().fallbacks[0].repro).is_file() and "ONEPASS" in str(onepass.report())
@@ -173,7 +174,7 @@ def test_a_report_that_fails_does_not_fail_the_call(what: str, monkeypatch: pyte
             monkeypatch.setattr(warnings, "showwarning", failing)
         else:
             monkeypatch.setattr(repro, what, failing, raising=False)
-        region_op.run(outs, ins, [4], "a", ROWS)
+        region_op.run(outs, ins, [4], region("a"))
     assert_filled(outs, ins)
     assert sum(journal.snapshot().fallbacks_by_code.values()) == 1
 
@@ -186,7 +187,7 @@ def test_a_stream_that_cannot_encode_a_warning_does_not_fail_the_call(monkeypatc
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", lambda m, *_, **__: stream.write(str(m)))
         monkeypatch.setattr(sys, "stderr", stream)
-        region_op.run(outs, ins, [4], "a", ROWS)
+        region_op.run(outs, ins, [4], region("a"))
     assert_filled(outs, ins)
 
 

@@ -21,7 +21,7 @@ from onepass.errors import IllegalSchedule
 from onepass.ir.program import Program
 from onepass.ir.simplify import online_softmax
 from onepass.ir.size import Bindings
-from onepass.pipeline import generate, optimize, specialize
+from onepass.pipeline import generate, optimize
 from onepass.plan import scoring
 from onepass.plan.kernel import Kernel
 from onepass.plan.legality import Illegal, Reason, families, space_of
@@ -32,6 +32,7 @@ from onepass.plan.schedule_check import check
 from onepass.plan.scoring import forms
 from onepass.plan.staged_rows import tma_stageable
 from onepass.plan.staged_tiles import tile_stageable
+from onepass.plan.variant import specialize
 from onepass.tools.workloads import WORKLOADS
 from tests.support.forced_schedules import H200, assert_as_oracle, candidates, planned, under
 from tests.support.random_schedules import Draw

@@ -23,9 +23,11 @@ FUNCTION_LINES = 60
 PACKAGE_LINES = {
     "errors": 770, "compat": 1150, "ir": 2760,
     "capture/lowering": 2665, "capture/function": 1705, "capture/graph": 1300,
-    "plan": 4250, "codegen": 3100, "runtime": 2665, "runtime/interpreter": 1300,
-    "integration": 2940, "tools": 2750, "measure": 3450,
-    ".": 1100,  # modules outside of packages, and the __init__ modules of packages of packages
+    # Plan, runtime and integration grew when a region came to be planned once: row classes and what compiled kernels tell the
+    # planner left the pipeline's page, and plans are kept, costed at other sizes, and carried by a graph as a value.
+    "plan": 4375, "codegen": 3100, "runtime": 2775, "runtime/interpreter": 1300,
+    "integration": 3090, "tools": 2750, "measure": 3450,
+    ".": 1040,  # modules outside of packages, and the __init__ modules of packages of packages
 }
 TERSE_METHOD = 6  # lines a method may have without a docstring: its name and class say it
 

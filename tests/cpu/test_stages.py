@@ -21,7 +21,7 @@ WITHIN = {  # what is broken, and what onepass then says it was doing
     "lowering": ("onepass.capture.function.trace.lower", "capturing a function"),
     "outputs": ("onepass.capture.function.trace.plan_outputs", "capturing a function"),
     "rewrites": ("onepass.pipeline.simplify", "simplifying a Program"),
-    "classes": ("onepass.integration.engine.representative_sizes", "choosing kernels"),
+    "classes": ("onepass.plan.variant.representative_sizes", "choosing kernels"),
     "planning": ("onepass.plan.partition.score", "planning kernels"),
     "text": ("onepass.codegen.triton.emit", "writing kernels"),
     "kernels": ("onepass.integration.engine.assemble", "making kernels"),
@@ -49,7 +49,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of an earlier test answers instead of the stage that is broken."""
     from onepass.integration import engine
 
-    engine._shared_cached.cache_clear()
+    engine.forget()
     monkeypatch.setenv("ONEPASS_CACHE", "0")
 
 

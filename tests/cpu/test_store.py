@@ -25,8 +25,11 @@ from onepass.compat import checksums, kernels
 from onepass.device import device
 from onepass.errors import BadSpec, OnepassWarning
 from onepass.integration import engine
+from onepass.integration.build import KernelKey, key_fields, store_key
 from onepass.knobs import Knobs, Setting, knobs
 from onepass.pipeline import compile, optimize
+from onepass.plan.partition import plan
+from onepass.plan.variant import Variant
 from onepass.runtime import cache, offline
 from onepass.runtime.counters import counts
 from onepass.runtime.measured import Calibration
@@ -46,7 +49,7 @@ KEY = "0" * 64
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of a test's own, and no kernels in memory."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
-    engine._shared_cached.cache_clear()
+    engine.forget()
     return tmp_path / "store"
 
 
@@ -59,7 +62,7 @@ X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
 
 def again() -> Any:
     """softmax of X as a process would compute it that finds only the store; and what it had to do."""
-    engine._shared_cached.cache_clear()
+    engine.forget()
     cache._opened.cache_clear()
     before = counts()
     return onepass.fuse(softmax)(X), counts() - before
@@ -90,7 +93,7 @@ def test_what_the_compiler_said_comes_back() -> None:
         binary = offline.compile(source, H200)
         return replace(binary, spill_bytes=64, spills_in_loop=True) if source.text == seen[0] else binary
 
-    kept = compile(optimize(captured.program), captured.bind(inputs) or {}, H200, measure).artifact
+    kept = compile(plan(optimize(captured.program), captured.bind(inputs) or {}, H200), measure).artifact
     assert kept.rejected and kept.binaries and kept.binaries[0].loads
     back = unpack(KEY, pack(KEY, kept))
     assert back == kept and back.binaries[0].loads == kept.binaries[0].loads
@@ -256,7 +259,7 @@ def works_with_one_warning(match: str) -> None:
         warnings.simplefilter("always")
         cache._opened.cache_clear()
         for k in range(3):
-            engine._shared_cached.cache_clear()
+            engine.forget()
             assert torch.equal(onepass.fuse(softmax)(X + k), onepass.fuse(softmax)(X + k))
             assert torch.allclose(onepass.fuse(lambda x: x.sum(-1))(X), X.sum(-1))
     coded = [str(w.message) for w in said if issubclass(w.category, OnepassWarning)]
@@ -313,7 +316,7 @@ def test_a_store_is_checked_at_every_use(folder: Path) -> None:
     assert store is not None and store.kernels == folder / "triton"
     folder.chmod(0o777)
     with pytest.warns(OnepassWarning, match="ONEPASS-501") as said:
-        engine._shared_cached.cache_clear()
+        engine.forget()
         assert torch.equal(onepass.fuse(softmax)(X), right)
         assert not store.kernels.is_relative_to(folder) and not store.save_measurement(KEY, artifact_of("softmax-last"))
     assert len(said) == 1 and cache.store() is None
@@ -461,21 +464,24 @@ def test_settings_that_change_code_say_so() -> None:
 
 def test_every_part_of_a_variant_is_in_the_key() -> None:
     program = optimize(capture(softmax, (X,)).program)
-    base = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, False)
-    others = [replace(base, fixed=(("s1", 3),)), replace(base, sizes=(("s0", 67),)), replace(base, wide=True),
-              replace(base, aligned=frozenset()), replace(base, device=device("h100")),
-              replace(base, device=replace(H200, sms=131)), replace(base, interpreted=True), replace(base, tune="on"),
-              replace(base, device=replace(H200, corrections=(("inner", 1.1),)))]
-    assert {f.name for f in fields(engine.Variant)} == {"fixed", "sizes", "wide", "aligned", "device", "interpreted", "tune"}
-    keys = [cache.key(engine._key_fields(program, v)) for v in (base, *others)]
-    keys.append(cache.key(engine._key_fields(replace(program, name="other"), base)))
+    variant = Variant((), (("s0", 66),), frozenset({"x"}), H200)
+    variants = [replace(variant, fixed=(("s1", 3),)), replace(variant, sizes=(("s0", 67),)), replace(variant, aligned=frozenset()),
+                replace(variant, device=device("h100")), replace(variant, device=replace(H200, sms=131)),
+                replace(variant, device=replace(H200, corrections=(("inner", 1.1),)))]
+    base = KernelKey(variant, False, False)
+    others = [*(replace(base, variant=v) for v in variants), replace(base, wide=True), replace(base, interpreted=True),
+              replace(base, tune="on")]
+    assert {f.name for f in fields(Variant)} == {"fixed", "sizes", "aligned", "device"}
+    assert {f.name for f in fields(KernelKey)} == {"variant", "wide", "interpreted", "tune"}
+    keys = [cache.key(key_fields(program, k)) for k in (base, *others)]
+    keys.append(cache.key(key_fields(replace(program, name="other"), base)))
     assert len(set(keys)) == len(keys)
 
 
 def test_programs_of_one_name_have_keys_of_their_own() -> None:
     first, second = (optimize(capture(f, (X,)).program) for f in (softmax, lambda x: x.log_softmax(-1)))
-    variant = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, True)
-    assert engine._key(first, variant) != engine._key(replace(second, name=first.name), variant)
+    key = KernelKey(Variant((), (("s0", 66),), frozenset({"x"}), H200), False, True)
+    assert store_key(first, key) != store_key(replace(second, name=first.name), key)
 
 
 @pytest.mark.parametrize("part", ["onepass", "torch", "triton", "python"])
@@ -505,8 +511,8 @@ TOOLCHAIN = {"the assembler's path": ("ptxas", lambda target: "/elsewhere/ptxas"
 @pytest.mark.parametrize("what", [*TOOLCHAIN, "what Triton heeds", "instrumentation"])
 def test_the_toolchain_is_in_the_key_of_what_was_compiled(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = optimize(capture(softmax, (X,)).program)
-    variant = engine.Variant((), (("s0", 66),), False, frozenset({"x"}), H200, False)
-    before = engine._key(program, variant), engine._key(program, replace(variant, interpreted=True))
+    key = KernelKey(Variant((), (("s0", 66),), frozenset({"x"}), H200), False, False)
+    before = store_key(program, key), store_key(program, replace(key, interpreted=True))
     if what in TOOLCHAIN:
         name, other = TOOLCHAIN[what]
         version = kernels._version(kernels.ptxas(90))
@@ -516,7 +522,7 @@ def test_the_toolchain_is_in_the_key_of_what_was_compiled(what: str, monkeypatch
         monkeypatch.setitem(vars(compat.triton("test").knobs.compilation), "instrumentation_mode", "consan")
     else:
         monkeypatch.setattr("triton._C.libtriton.get_cache_invalidating_env_vars", lambda: {"TRITON_X": "1"})
-    now = engine._key(program, variant), engine._key(program, replace(variant, interpreted=True))
+    now = store_key(program, key), store_key(program, replace(key, interpreted=True))
     assert now[0] != before[0] and now[1] == before[1]
 
 

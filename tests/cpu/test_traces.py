@@ -24,6 +24,7 @@ from onepass.integration import fuse, region_op, traces
 from onepass.integration.engine import counts
 from onepass.integration.fuse import Fused
 from tests.support.processes import run_python
+from tests.support.region_calls import region
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -156,8 +157,8 @@ def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, fine: bool)
     """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
     fused, cols = onepass.fuse(softmax), 8 * (elements + 1)  # equal Programs would share kernels
     fused(torch.zeros(8 * cols + elements)[elements:].view(8, cols))
-    (variant,) = fused._traces[0].kernels.variants
-    assert ("x" in variant.aligned) is fine
+    (key,) = fused._traces[0].kernels.keys
+    assert ("x" in key.variant.aligned) is fine
 
 
 def test_nested_arguments() -> None:
@@ -202,15 +203,15 @@ def test_regions_called_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
     def call(name: str) -> None:
         out, x = torch.empty(4), torch.randn(4)
-        region_op.run([out], [x], [], name, text)
+        region_op.run([out], [x], [], region(name, text))
         torch.testing.assert_close(out, x * x)
 
     for name in ("a", "b", "c", "d"):
         call(name)
-    assert list(region_op._REGIONS) == ["b", "c", "d"]  # all had been called, and the oldest went
+    assert [known.id for known in region_op._REGIONS.values()] == ["b", "c", "d"]  # all had been called, and the oldest went
     call("b")
     call("e")
-    assert set(region_op._REGIONS) == {"b", "d", "e"}
+    assert {known.id for known in region_op._REGIONS.values()} == {"b", "d", "e"}
     call("a")
     region_op.forget()
 

@@ -19,19 +19,21 @@ from onepass.capture.function.trace import capture
 from onepass.codegen.source import Source
 from onepass.device import device
 from onepass.errors import BadSetting, BadSpec, CompileFailed, CompilerExited, NotWarmedUp, OnepassError, OnepassWarning
-from onepass.integration import engine, region_op, settings
+from onepass.integration import build, engine, region_op
 from onepass.integration.engine import Kernels, counts
 from onepass.ir.program import Program
 from onepass.knobs import knobs
-from onepass.pipeline import compile, optimize, representative_sizes
+from onepass.pipeline import compile, optimize
 from onepass.plan.partition import plan
 from onepass.plan.resources import ctas_per_sm
+from onepass.plan.variant import representative_sizes
 from onepass.runtime import cache, executable, measured, offline, tune
 from onepass.runtime.compiled import Artifact
 from onepass.runtime.measured import Card, Observation
 from onepass.runtime.stopwatch import Timing, timing
 from onepass.tools.explain import explain_function
 from tests.support.function_cases import CASES
+from tests.support.region_calls import region
 
 CARD, H200 = torch.device("cuda", 0), device("h200")
 INNER = ("inner", "inner looped", "inner split", "inner staged")
@@ -45,9 +47,9 @@ SIZES = {"s0": 8000}
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store of a test's own, and nothing in memory."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
-    engine._shared_cached.cache_clear()
+    engine.forget()
     yield
-    engine._shared_cached.cache_clear()
+    engine.forget()
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -199,7 +201,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return SimpleNamespace(binary=offline.compile(source, H200, aligned), launch=None)
 
     monkeypatch.setattr(engine, "local_device", lambda index: H200)
-    monkeypatch.setattr(engine, "prepare", prepare)
+    monkeypatch.setattr(build, "prepare", prepare)
     monkeypatch.setattr(executable, "prepare", prepare)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: PROPERTIES)
@@ -218,7 +220,7 @@ def test_the_winner_is_remembered_apart_from_the_default(card: list[bool]) -> No
     assert not default.trials and winner.trials and winner.sources != default.sources
     assert OnNoCard.seen[0] > 2 and len(OnNoCard.seen) == 2
     for level, expected in (("off", default), ("on", winner)):
-        engine._shared_cached.cache_clear()
+        engine.forget()
         before = counts()
         again = tuned(level)
         assert again == expected and counts().plans == before.plans
@@ -229,19 +231,19 @@ def test_tuning_lasts_though_the_card_was_calibrated_or_corrected(card: list[boo
     winner = tuned("on")
     known = replace(H200, bandwidth=4.4e6, source="calibrated 2026-01-01", corrections=(("inner", 1.1),))
     monkeypatch.setattr(engine, "local_device", lambda index: known)
-    engine._shared_cached.cache_clear()
+    engine.forget()
     assert tuned("on") == winner and len(OnNoCard.seen) == 2
 
 
 def test_another_card_or_version_is_tuned_anew(card: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     tuned("on")
-    engine._shared_cached.cache_clear()
+    engine.forget()
     with monkeypatch.context() as patch:
         patch.setattr(cache, "versions", lambda: {"onepass": "other"})
         tuned("on")
     assert len(OnNoCard.seen) == 4
     monkeypatch.setattr(engine, "local_device", lambda index: replace(H200, title="another H200"))
-    engine._shared_cached.cache_clear()
+    engine.forget()
     tuned("on")
     assert len(OnNoCard.seen) == 6
 
@@ -249,10 +251,10 @@ def test_another_card_or_version_is_tuned_anew(card: list[bool], monkeypatch: py
 def test_a_full_search_serves_a_short_one_and_not_the_other_way(card: list[bool]) -> None:
     tuned("on")
     few = OnNoCard.seen[0]
-    engine._shared_cached.cache_clear()
+    engine.forget()
     full = tuned("full")
     assert OnNoCard.seen[2] > few
-    engine._shared_cached.cache_clear()
+    engine.forget()
     assert tuned("on") == full and len(OnNoCard.seen) == 4
 
 
@@ -260,7 +262,7 @@ def test_a_damaged_winner_is_found_anew(card: list[bool], tmp_path: Path) -> Non
     tuned("on")
     for path in (tmp_path / "store" / "entries").iterdir():
         path.write_bytes(path.read_bytes()[:-3])
-    engine._shared_cached.cache_clear()
+    engine.forget()
     with pytest.warns(OnepassWarning, match="ONEPASS-502"):
         again = tuned("on")
     assert again.trials and len(OnNoCard.seen) == 4
@@ -269,7 +271,7 @@ def test_a_damaged_winner_is_found_anew(card: list[bool], tmp_path: Path) -> Non
 def test_without_a_store_it_is_timed_in_every_process(card: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_CACHE", "0")
     assert tuned("on") == tuned("on") and len(OnNoCard.seen) == 2
-    engine._shared_cached.cache_clear()
+    engine.forget()
     assert tuned("on").trials and len(OnNoCard.seen) == 4
 
 
@@ -286,7 +288,7 @@ def test_where_nothing_can_be_timed_the_default_is_used(card: list[bool], error:
         assert tuned("on") == tuned("off")
     assert "using the default plan" in caplog.text
     OnNoCard.error = None
-    engine._shared_cached.cache_clear()
+    engine.forget()
     assert tuned("on").trials, "it was not remembered as tuned"
 
 
@@ -304,7 +306,7 @@ def test_a_winner_is_kept_if_no_plan_was_missed_but_by_refusal(card: list[bool],
     with monkeypatch.context() as patch:
         patch.setattr(offline, "compile", failing)
         assert tuned("on").sources == default.sources
-    engine._shared_cached.cache_clear()
+    engine.forget()
     timed = len(OnNoCard.seen)
     tuned("on")
     assert (len(OnNoCard.seen) == timed) is kept
@@ -352,15 +354,13 @@ def test_where_the_setting_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_region_knows_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_TUNE", "on")
-    said = settings.encode_key({"tune": "full", "interpret": True})
-    assert said == "?tune=full"
-    assert settings.decode_key("0" * 10 + said).settings.tune == "full"
-    assert settings.decode_key("0" * 10).settings.tune == "on", "the environment decides what was not said"
     x = torch.randn(6, 40)
-    region = region_op._Region("f" * 10 + said, str(capture(softmax, (x,)).program))
+    text = str(capture(softmax, (x,)).program)
+    assert region_op._Region(region("f", text)).settings.tune == "on", "the environment decides what was not said"
+    told = region_op._Region(region("f", text, tune="full"))
     out = torch.empty_like(x)
-    region([out], [x], [6])
-    assert region._kernels is not None and region._kernels.tune == "full"
+    told([out], [x], [6])
+    assert told._kernels is not None and told._kernels.tune == "full"
     torch.testing.assert_close(out, x.softmax(-1))
 
 
@@ -429,7 +429,7 @@ def test_a_device_is_what_was_measured() -> None:
 
 def on_h200(program: Program, facts: Any = H200) -> Artifact:
     sizes = representative_sizes(program, SIZES, H200)
-    return compile(program, sizes, facts, lambda source: offline.compile(source, H200)).artifact
+    return compile(plan(program, sizes, facts), lambda source: offline.compile(source, H200)).artifact
 
 
 def test_ratios_are_of_the_uncorrected_model() -> None:

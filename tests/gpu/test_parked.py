@@ -15,11 +15,12 @@ from onepass.device import device
 from onepass.integration.engine import Kernels
 from onepass.ir.program import Reduce, Store
 from onepass.measure.captured_function import CapturedFunction
-from onepass.pipeline import generate, specialize
+from onepass.pipeline import generate
 from onepass.plan import candidates
 from onepass.plan.partition import Search
 from onepass.plan.plan import Plan
 from onepass.plan.schedule import Block
+from onepass.plan.variant import specialize
 from onepass.runtime import offline
 from onepass.runtime.compiled import Artifact, Compiled
 from onepass.runtime.executable import aligned_of, assemble

@@ -15,6 +15,7 @@ from onepass import pipeline
 from onepass.capture.function.trace import capture
 from onepass.codegen.source import Source
 from onepass.errors import NotWarmedUp
+from onepass.plan.partition import plan
 from onepass.runtime.binary import Binary
 from onepass.runtime.card import local_device
 from onepass.runtime.executable import aligned_of, assemble
@@ -188,7 +189,7 @@ def test_a_plan_that_spills_is_replaced_and_the_next_is_right() -> None:
         binary = prepare(source, 0, aligned_of(source, everything)).binary
         return replace(binary, spill_bytes=64, spills_in_loop=True) if source.text == measured[0] else binary
 
-    compiled = pipeline.compile(program, bindings, device, measure)
+    compiled = pipeline.compile(plan(program, bindings, device), measure)
     assert compiled.rejected and all(b.spill_bytes == 0 for b in compiled.binaries)
     outputs = frozenset(b.name for b in compiled.artifact.outputs)
     executable = assemble(compiled.artifact, torch.device("cuda", 0), everything | outputs)

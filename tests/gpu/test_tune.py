@@ -39,7 +39,7 @@ print(counts().plans, counts().compilations)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizeable: None) -> None:
     """A store of a test's own, nothing in memory, and room on the card: where there is none, nothing is timed."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
-    engine._shared_cached.cache_clear()
+    engine.forget()
     torch._dynamo.reset()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from onepass.capture.function.trace import capture
-from onepass.pipeline import optimize, plan_for_interpreter, representative_sizes, specialize
+from onepass.pipeline import interpret, optimize
+from onepass.plan.partition import plan
+from onepass.plan.variant import representative_sizes, specialize
 from onepass.runtime.compiled import Artifact
 from tests.support.forced_schedules import H200
 from tests.support.function_cases import CASES
@@ -16,4 +18,4 @@ def artifact_of(name: str, rows: int = 48, cols: int = 130) -> Artifact:
     inputs = CASES[name].inputs(rows, cols, torch.bfloat16, "cpu")
     captured = capture(CASES[name].function, inputs)
     program, free = specialize(optimize(captured.program), captured.bind(inputs) or {})
-    return plan_for_interpreter(program, representative_sizes(program, free, H200), H200).artifact
+    return interpret(plan(program, representative_sizes(program, free, H200), H200)).artifact

@@ -19,8 +19,9 @@ from onepass.capture.function.trace import capture
 from onepass.device import Device
 from onepass.ir.program import Program
 from onepass.ir.size import Bindings
-from onepass.pipeline import generate, optimize, specialize
+from onepass.pipeline import generate, optimize
 from onepass.plan.plan import KernelPlan
+from onepass.plan.variant import specialize
 from onepass.runtime import offline
 from onepass.runtime.compiled import Artifact, Compiled
 from onepass.runtime.executable import aligned_of, assemble

@@ -17,7 +17,7 @@ from onepass.ir.oracle import evaluate
 from onepass.ir.program import Program
 from onepass.ir.simplify import online_softmax
 from onepass.ir.size import Bindings
-from onepass.pipeline import generate, optimize, specialize
+from onepass.pipeline import generate, optimize
 from onepass.plan.cost import cost, traffic
 from onepass.plan.kernel import Kernel, memory_order
 from onepass.plan.legality import Family, Illegal, families, space_of
@@ -26,6 +26,7 @@ from onepass.plan.plan import KernelPlan, Plan
 from onepass.plan.resources import demand, estimate
 from onepass.plan.schedule import Cover, Schedule
 from onepass.plan.scoring import Scored, forms, scored_forms, scores
+from onepass.plan.variant import specialize
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import assemble
 from tests.support.correctness import poison

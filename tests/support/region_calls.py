@@ -1,9 +1,16 @@
-"""A region's Program, with tensors to call its op on."""
+"""A region's Program, as the text its op takes, with tensors to call the op on."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from onepass.integration.region_spec import RegionSpec, encode
+from onepass.integration.settings import CallSettings
+from onepass.ir.text import parse
+from onepass.pipeline import optimize
 
 ROWS = """program rows
   axis m = s0
@@ -27,6 +34,12 @@ ROWS = """program rows
   store out0 [m:24, n:1] = %11
   store out1 [m:1] = %7
 """
+
+
+def region(name: str, program: str = ROWS, lines: tuple[str, ...] = (), **settings: Any) -> str:
+    """The text of a region, as a graph carries it."""
+    captured = parse(program)
+    return encode(RegionSpec(name, captured, optimize(captured), lines, CallSettings(**settings)))
 
 
 def inputs(rows: int, seed: int = 0) -> list[Tensor]:

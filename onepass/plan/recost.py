@@ -1,0 +1,34 @@
+"""Times and bytes of a plan at other sizes than those it was made for.
+
+A row class has one plan. Reports and claims ask what it takes at the sizes of a call: the kernels and their schedules stay, and the
+cost model is evaluated again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.size import Bindings
+from .cost import cost, traffic
+from .kernel import Kernel
+from .legality import Illegal, space_of
+from .plan import KernelPlan, Plan
+
+
+def at_sizes(plan: Plan, bindings: Bindings) -> Plan:
+    """The same kernels with their times and bytes at the sizes of a call. Their code is still that of `plan`."""
+    sizes = {name: bindings[name] for name in plan.bindings}
+    if sizes == dict(plan.bindings):
+        return plan
+    return replace(plan, bindings=sizes, kernels=tuple(_at(kernel, sizes, plan) for kernel in plan.kernels))
+
+
+def _at(kernel: KernelPlan, sizes: Bindings, plan: Plan) -> KernelPlan:
+    program, schedule = kernel.scored_as
+    space = kernel.kernel.space
+    if program != kernel.program:  # one half of a split reduction, which was scored as a whole
+        whole = space_of(program, plan.bindings)
+        assert not isinstance(whole, Illegal), "the kernel was scored in this space"
+        space = whole
+    scored = Kernel(program, space)
+    return replace(kernel, cost=cost(scored, schedule, kernel.resources, traffic(scored, sizes), plan.device))
