@@ -16,13 +16,12 @@ from dataclasses import replace
 from functools import cache
 from math import inf, prod
 from pathlib import Path
-from types import ModuleType
 
 from . import files
-from .codegen import gluon, gluon_mix_order, gluon_multi_cta, gluon_tiles, gluon_unaligned, triton
+from .codegen.emit import emit
 from .codegen.source import Source
 from .device import Device
-from .errors import IllegalSchedule, NoPlan, SourcesNotKept, text_of, warn
+from .errors import NoPlan, SourcesNotKept, text_of, warn
 from .ir.axes import unify_axes
 from .ir.program import Program
 from .ir.simplify import simplify
@@ -34,8 +33,7 @@ from .plan.cost import cost, traffic
 from .plan.partition import plan
 from .plan.plan import REGISTERS_UNBOUNDED, CompileOutcome, KernelPlan, Plan
 from .plan.resources import ctas_per_sm
-from .plan.schedule import Block, Schedule
-from .plan.schedule_check import check
+from .plan.schedule import Schedule
 from .plan.scoring import fits_one_wave
 from .runtime.binary import Binary
 from .runtime.compiled import Compiled, Rejected
@@ -66,25 +64,7 @@ def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
     """The source text of every kernel of a plan. `wide` uses 64-bit indices for tensors that need them."""
     for kernel in chosen.kernels:
         verify(kernel.program, "plan")
-        _verify_schedule(kernel, chosen.device)
-    return tuple(emitter(k.schedule).emit(k.kernel, k.schedule, chosen.bindings, k.name, wide) for k in chosen.kernels)
-
-
-def _verify_schedule(kernel: KernelPlan, device: Device) -> None:
-    if refused := check(kernel.kernel, kernel.schedule, device, emitted=True):
-        raise IllegalSchedule(kernel=kernel.name, schedule=kernel.schedule, device=device.title, reason=refused.reason.value,
-                              detail=refused.detail)
-
-
-def emitter(schedule: Schedule) -> ModuleType:
-    """The code generator for a schedule: Triton, unless it stages inputs in shared memory."""
-    if not schedule.staged:
-        return triton
-    if isinstance(schedule.cols, Block):
-        return gluon_tiles
-    if schedule.accumulates_columns:
-        return gluon_multi_cta if schedule.ctas_per_row > 1 else gluon_mix_order
-    return gluon_unaligned if schedule.sector_elems else gluon
+    return tuple(emit(k.kernel, k.schedule, chosen.bindings, k.name, chosen.device, wide) for k in chosen.kernels)
 
 
 @stage("planning and writing kernels")
