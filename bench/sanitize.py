@@ -28,6 +28,7 @@ from onepass.knobs import knobs
 from onepass.measure.captured_function import ALL_PLANS, CapturedFunction
 from onepass.pipeline import generate
 from onepass.plan.plan import Plan
+from onepass.plan.schedule import RowVectors
 from onepass.runtime import offline
 from onepass.runtime.binary import Binary
 from onepass.runtime.compiled import Compiled
@@ -49,12 +50,12 @@ MAX_STAGES = 3 if INSTRUMENTED else 8  # code size grows with the ring
 
 def plans(ours: CapturedFunction) -> Iterator[Plan]:
     """A few plans of every kind that stages something in shared memory."""
-    taken: dict[tuple[str, int, bool], int] = {}
+    taken: dict[tuple[str, int, RowVectors], int] = {}
     for plan in ours.plans(device("h200"), ALL_PLANS):
         staged = [k.schedule for k in plan.kernels if k.schedule.staged]
         if any(s.stages > MAX_STAGES or INSTRUMENTED and s.sector_elems for s in staged):
             continue
-        kinds = [(s.family, s.stages, s.beside) for s in staged]
+        kinds = [(s.family, s.stages, s.row_vectors) for s in staged]
         if kinds and all(taken.get(kind, 0) < PLANS_PER_KIND for kind in kinds):
             taken |= {kind: taken.get(kind, 0) + 1 for kind in kinds}
             yield plan

@@ -16,24 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 from .capture import Captured, capture
 from .capture.graph.region_program import lower_region
-from .codegen import gluon, gluon_mix_order, gluon_multi_cta, gluon_tiles, gluon_unaligned, triton
+from .codegen.emit import emit
 from .codegen.source import Source
 from .device import Device
-from .errors import IllegalSchedule, NoPlan
+from .errors import NoPlan
 from .ir.axes import unify_axes
 from .ir.program import Program
 from .ir.simplify import simplify
 from .ir.size import Bindings
 from .ir.verify import verify
 from .plan.partition import plan as search
-from .plan.plan import CompileOutcome, KernelPlan, Plan
-from .plan.schedule import Block, Schedule
-from .plan.schedule_check import check
+from .plan.plan import CompileOutcome, Plan
+from .plan.schedule import Schedule
 from .plan.variant import Variant, specialized, variant_of
 from .runtime.binary import Binary
 from .runtime.compiled import Compiled
@@ -43,7 +41,7 @@ from .runtime.feedback import compile_outcome, defects, misfits, rejected
 from .runtime.keep_sources import keep_sources
 from .stages import stage
 
-__all__ = ["Compilation", "CompileKernel", "assemble", "capture", "compile", "compile_function", "emitter", "generate", "interpret",
+__all__ = ["Compilation", "CompileKernel", "assemble", "capture", "compile", "compile_function", "generate", "interpret",
            "lower_region", "make_plan", "optimize", "variant_of"]
 
 CompileKernel = Callable[[Source], Binary]  # returns the binary with its registers, spills and shared memory
@@ -107,25 +105,7 @@ def generate(chosen: Plan, wide: bool = False) -> tuple[Source, ...]:
     """The source text of every kernel of a plan. `wide` uses 64-bit indices for tensors that need them."""
     for kernel in chosen.kernels:
         verify(kernel.program, "plan")
-        _verify_schedule(kernel, chosen.device)
-    return tuple(emitter(k.schedule).emit(k.kernel, k.schedule, chosen.bindings, k.name, wide) for k in chosen.kernels)
-
-
-def _verify_schedule(kernel: KernelPlan, device: Device) -> None:
-    if refused := check(kernel.kernel, kernel.schedule, device, emitted=True):
-        raise IllegalSchedule(kernel=kernel.name, schedule=kernel.schedule, device=device.title, reason=refused.reason.value,
-                              detail=refused.detail)
-
-
-def emitter(schedule: Schedule) -> ModuleType:
-    """The code generator for a schedule: Triton, unless it stages inputs in shared memory."""
-    if not schedule.staged:
-        return triton
-    if isinstance(schedule.cols, Block):
-        return gluon_tiles
-    if schedule.accumulates_columns:
-        return gluon_multi_cta if schedule.ctas_per_row > 1 else gluon_mix_order
-    return gluon_unaligned if schedule.sector_elems else gluon
+    return tuple(emit(k.kernel, k.schedule, chosen.bindings, k.name, chosen.device, wide) for k in chosen.kernels)
 
 
 # ---- Plan -> Compiled: sources and binaries ----------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from ..ir.expr import F32, DType
 from ..ir.monoid import MONOIDS, Accumulated, Monoid, State, Value
 from ..ir.program import Const, Reduce
 from ..plan.kernel import Across, Fold, Kernel
-from ..plan.staged_rows import folds_two_sums
-from ..plan.thread_layout import private_state_columns, vector
+from ..plan.schedule import MultiCtaMixOrder
+from ..plan.thread_layout import access_vector, allows_private_states, private_state_columns
 from .expr import COMBINE, TileAlgebra, growth, join, literal, op_text
 from .tile_refs import TileRef
 from .values import Env, Values, fold_text
@@ -111,7 +111,8 @@ class Folds:
         Two sums are folded in one exchange between threads. H200, LayerNorm backward 8192x32768, 2 CTAs per row: 413 us, 421 us
         with an exchange for each sum.
         """
-        if not folds_two_sums(self.kernel):
+        schedule = self.values.schedule
+        if not (isinstance(schedule, MultiCtaMixOrder) and schedule.folds_two_sums):
             return [self.total(state, ref) for state in running]
         held: list[Value] = []
         for state in running:
@@ -204,12 +205,13 @@ class Folds:
 
     def _lane_shape(self, running: Running, ref: TileRef) -> tuple[int, int, int, int] | None:
         """A tile's columns as [1, repeats, threads, vector elements], where each thread keeps its own state."""
-        along_row = running.axes == (1,) and ref.height == 1
-        held = private_state_columns(self.kernel, self.values.schedule, running.monoid) if along_row else None
-        threads = 32 * self.values.schedule.warps
-        if held is None or ref.width != held * threads:
+        schedule = self.values.schedule
+        if not schedule.private_states or not allows_private_states(running.monoid) or running.axes != (1,) or ref.height != 1:
             return None
-        side_by_side = vector(self.kernel)
+        held, threads = private_state_columns(self.kernel, schedule), 32 * schedule.warps
+        if ref.width != held * threads:
+            return None
+        side_by_side = access_vector(self.kernel, schedule)
         return 1, held // side_by_side, threads, side_by_side
 
     def _within_threads(self, running: Running) -> TileAlgebra:

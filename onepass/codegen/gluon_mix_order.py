@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..ir.size import Bindings
 from ..plan.kernel import Kernel
-from ..plan.schedule import Schedule
+from ..plan.schedule import Schedule, StagedMixOrder
 from .gluon import Emitter
 from .row_loop import RowLoop
 from .source import GridDim, Source
@@ -24,9 +24,6 @@ from .values import Env
 def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
     """The source of one kernel that stages rows and accumulates over them. `wide` selects 64-bit element indices."""
     return MixOrderEmitter(kernel, schedule, bindings, name, wide).source()
-
-
-MANY_WARPS = 16  # 128 registers per thread
 
 
 class MixOrderEmitter(Emitter):
@@ -44,9 +41,8 @@ class MixOrderEmitter(Emitter):
         row_loop.load_row_vectors(tile_refs, env)
         self._load_vectors_to_smem(tile_refs, env)
         self.accumulated = row_loop.start(tile_refs)
-        # The compiler unrolls a loop with a known trip count. With many warps the unrolled loop needs more registers than the
-        # accumulators leave.
-        self.walk_from = "zero" if self.schedule.warps >= MANY_WARPS else "0"
+        # The compiler unrolls a loop with a known trip count.
+        self.walk_from = "0" if isinstance(self.schedule, StagedMixOrder) and self.schedule.unroll_copies else "zero"
         self.values.in_row_loop = True
         super()._rows(env)
         self.values.in_row_loop = False

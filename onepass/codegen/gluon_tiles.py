@@ -22,9 +22,9 @@ from ..ir.monoid import State, Value
 from ..ir.program import Load
 from ..ir.size import Bindings
 from ..plan.kernel import Across, Fold, Kernel
-from ..plan.schedule import Block, Loop, Schedule
+from ..plan.schedule import Schedule, StagedTiles
 from ..plan.staged_tiles import Strips, strips
-from ..plan.thread_layout import explicit_vector
+from ..plan.thread_layout import access_vector
 from .expr import GLUON, TileAlgebra, size_text
 from .folds import Folds, Running
 from .gluon_ring import RingEmitter
@@ -112,11 +112,11 @@ class _ThreadFolds(Folds):
 
 class _Emitter(RingEmitter):
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
-        assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
+        assert isinstance(schedule, StagedTiles)
         super().__init__(kernel, schedule, name, wide, OWN_NAMES)
-        self.tall, self.split, self.width = schedule.rows.step, schedule.rows.split, schedule.cols.size
+        self.tall, self.split, self.width = schedule.step, schedule.split, schedule.width
         self.element_bytes = sum(self.program.dtypes[i].size for i in schedule.staged)
-        self.strips = strips(schedule, explicit_vector(kernel), self.element_bytes)
+        self.strips = strips(schedule, access_vector(kernel, schedule))
         self.steps: Steps = steps(kernel, schedule)
         named = {i: self._load_of(i).buffer for i in sorted(schedule.staged)}
         self.maps = {i: self.w.fresh(f"{name}_tiles") for i, name in named.items()}

@@ -16,8 +16,7 @@ from functools import partial
 from ..ir.program import Load, Store
 from ..ir.size import Bindings
 from ..plan.kernel import Kernel
-from ..plan.schedule import Schedule
-from ..plan.staged_rows import PIECE_ELEMS
+from ..plan.schedule import PIECE_ELEMS, Schedule
 from .expr import size_text
 from .gluon import REFILL, REST, Emitter, FillNames, StagedValues
 from .source import Param, ParamKind, Source, TensorView

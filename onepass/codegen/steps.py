@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..ir.program import Load, Reduce, Result, Store, operands
 from ..plan.kernel import Across, Fold, Kernel
-from ..plan.schedule import Block, Cover, Loop, Schedule
+from ..plan.schedule import Block, Cover, Loop, RowVectors, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ def steps(kernel: Kernel, schedule: Schedule) -> Steps:
     trailing = tuple(i for i in uniform if i not in done)
     row_folds = tuple(f for f in kernel.folds if f.node in accumulated and not f.cols and not tiled[f.node])
     vectors = tuple(i for i in live if row_loop and isinstance(program.nodes[i], Load) and tiled[i] and not kernel.by_row[i])
-    in_registers, in_smem = vectors if schedule.hoisted else (), vectors if schedule.beside else ()
+    in_registers = vectors if schedule.row_vectors is RowVectors.REGISTERS else ()
+    in_smem = vectors if schedule.row_vectors is RowVectors.SMEM else ()
     return Steps(over_cols, row_loop, tuple(constants), in_registers, in_smem, tuple(walks), trailing, row_folds,
                  tuple(sorted(epilogue)))
 

@@ -9,9 +9,7 @@ from ..ir.program import Load, Node, Store
 from ..ir.size import Bindings
 from ..plan.access import PART
 from ..plan.kernel import Kernel
-from ..plan.resources import loads_after_reduction, prefetched_loads
 from ..plan.schedule import Block, Cover, Loop, Schedule
-from ..plan.thread_layout import max_contiguous
 from . import tile_refs
 from .expr import size_text
 from .folds import Folds, Running
@@ -55,7 +53,7 @@ class _Emitter:
         self.row_loop = RowLoop(self.steps, self.values, self.folds)
         far_cols = wide and any(_strided_cols(kernel, n) for n in self.program.nodes)
         self.rows = Side("r", self.program.extent(kernel.space.rows), schedule.rows, wide)
-        self.cols = Side("c", self.program.extent(kernel.space.cols), schedule.cols, far_cols, max_contiguous(kernel))
+        self.cols = Side("c", self.program.extent(kernel.space.cols), schedule.cols, far_cols, schedule.vector_limit or None)
         self.part = PART if schedule.splits > 1 else None
 
     # ---- the whole kernel ----------------------------------------------------------------------------------------------
@@ -170,8 +168,8 @@ class _Emitter:
             self.folds.finish(state, tiles[0].ref)
 
     def _prefetch_late_loads(self, tiles: list[Segment], env: Env) -> None:
-        """Issue the loads that only later walks need, if registers allow."""
-        for i, _ in prefetched_loads(loads_after_reduction(self.kernel), self.schedule):
+        """Issue the loads that only later walks need and that the schedule has early."""
+        for i in (i for i in self.kernel.after_reduction if i in self.schedule.early_loads):
             for tile in tiles:
                 self.values.preload(i, tile.ref, env)
 

@@ -17,8 +17,6 @@ from ..ir.program import Const, Index, Load, Op, Program, Reduce, Result, Store,
 from ..ir.size import Bindings, Size, product
 from ..plan.access import PART, contiguous_row_stride, row_stride, runs
 from ..plan.kernel import Across, Kernel
-from ..plan.l2_hints import l2_evict_last
-from ..plan.resources import keeps_packed
 from ..plan.schedule import Block, Schedule
 from ..plan.thread_layout import matches_tile_layout
 from .expr import TRITON, Language, TileAlgebra, op_text, run_text, scaled_literal, size_text
@@ -42,11 +40,8 @@ class Values:
         self.exact = wide_results or kernel.wide_data or F64 in self.program.dtypes
         self._tolerant = may_be_approximate(self.program)
         self.sector_row_stride = row_stride(kernel, bindings) if schedule.sector_elems else None
-        self.l2_evict_last = l2_evict_last(kernel, schedule, bindings)
         self.held: dict[tuple[int, str], str] = {}  # loads kept in registers, by node and tile
         self.results: dict[int, State] = {}  # results of finished reductions
-        resident = [self.program.dtypes[i] for i in schedule.resident]
-        self.keeps_packed = keeps_packed(schedule, sum(max(1, d.size // 4) for d in resident))
         self.walk = 0  # index of the current walk
         self.in_row_loop = False  # inside a row loop, values loaded before the loop count as held
 
@@ -101,7 +96,7 @@ class Values:
 
     def _narrow(self, i: int) -> bool:
         """Whether a held value is narrower than a register, so that a widened copy would cost more. (A bool cannot be widened.)"""
-        if i in self.schedule.resident and not self.keeps_packed:
+        if i in self.schedule.resident and not self.schedule.packed:
             return False
         return self.program.dtypes[i].size <= 2 and self.program.dtypes[i].kind != "bool"
 
@@ -224,7 +219,7 @@ class Values:
             where = f"{where} + {at}{step}" if where else f"{at}{step}"
             masks.append(f"({at} >= 0) & ({at} < {size_text(gather.extent)})")
         if full and not self.kernel.by_row[i] and ref.height > 1 \
-                and not matches_tile_layout(self.kernel, i, ref.width, self.schedule.warps):
+                and not matches_tile_layout(self.kernel, i, ref.width, self.schedule.warps, self.schedule.vector_limit):
             # Give it the shape of a full tile: a [1, width] load would get narrow accesses and a layout conversion.
             where = f"{where} + {self._zeros(ref.height)}"
         pointer = f"{node.buffer}_ptr" + (f" + ({where})" if where else "")
@@ -259,8 +254,8 @@ class Values:
         self.writer.line(f"{self.language.prefix}.store({node.buffer}_ptr + ({where}), {stored}{options})", node.src)
 
     def _eviction_policy(self, i: int) -> str:
-        """The argument that makes L2 evict the lines of a load or store last, if the plan says so."""
-        return ', eviction_policy="evict_last"' if i in self.l2_evict_last else ""
+        """The argument that makes L2 evict the lines of a load or store last, if the schedule says so."""
+        return ', eviction_policy="evict_last"' if i in self.schedule.evict_last else ""
 
     def _zeros(self, height: int) -> str:
         """A column of zero indices."""

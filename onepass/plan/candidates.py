@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import product
 
 from ..device import Device
@@ -11,19 +11,19 @@ from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
 from ..ir.size import Bindings, value
 from .access import contiguous_row_stride, row_stride
+from .choices import Choices, choices
 from .cost import Traffic
 from .kernel import Kernel
 from .legality import Family, may_split
-from .schedule import SECTOR, Block, Cover, Loop, Schedule, cover, power_of_two, sector_span
+from .schedule import SECTOR, Cover, Ring, RowVectors, Schedule, cover, power_of_two, sector_span
 from .staged_rows import (
     BARRIERS,
-    PIECE_ELEMS,
     TMA_BOX,
     chunk_cover,
     chunk_cover_unaligned,
     chunks,
     exchange_bytes,
-    exchange_bytes_multi_cta,
+    has_two_sums,
     may_span_ctas,
     must_stage,
     prefetched_columns,
@@ -33,7 +33,7 @@ from .staged_rows import (
     tma_stageable,
     tma_stageable_unaligned,
 )
-from .staged_tiles import MAX_STAGES, MIN_LINE_BYTES, MIN_STAGES, rows_at_once, tile_stageable, with_register_cap
+from .staged_tiles import MAX_STAGES, MIN_LINE_BYTES, MIN_STAGES, register_cap, rows_at_once, tile_stageable
 from .staged_tiles import smem_bytes as tile_bytes
 from .thread_layout import explicit_vector, vector
 
@@ -50,23 +50,24 @@ MIN_ROWS_PER_GROUP = 4  # rows per group of CTAs that share rows; nothing overla
 
 def schedules(kernel: Kernel, family: Family, held: bool, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
     """All candidates of one family. `held`: the reduced side is held on chip; otherwise it is walked."""
+    make = choices(kernel, t, bindings)
     match family, held:
         case Family.POINTWISE, _:
-            yield from _pointwise(kernel, t, bindings)
+            yield from _pointwise(make, kernel, t, bindings)
         case Family.INNER, True:
-            yield from _inner_resident(kernel, t, bindings, device)
-            yield from _inner_staged(kernel, t, device)
+            yield from _inner_resident(make, kernel, t, bindings, device)
+            yield from _inner_staged(make, kernel, t, device)
         case Family.INNER, False:
-            yield from _inner_looped(kernel, t, bindings, device)
+            yield from _inner_looped(make, kernel, t, bindings, device)
         case Family.OUTER, True:
-            yield from _column_resident(kernel, t)
+            yield from _column_resident(make, kernel, t)
         case Family.OUTER, False:
-            yield from _outer(kernel, t, device)
-            yield from _outer_staged(kernel, t, device)
+            yield from _outer(make, kernel, t, device)
+            yield from _outer_staged(make, kernel, t, device)
         case Family.MIX, _:
-            yield from _mix_order(kernel, t, device)
-            yield from _mix_order_staged(kernel, t, device)
-            yield from _mix_order_multi_cta(kernel, t, device)
+            yield from _mix_order(make, kernel, t, device)
+            yield from _mix_order_staged(make, kernel, t, device)
+            yield from _mix_order_multi_cta(make, kernel, t, device)
 
 
 def sector_elems_of(kernel: Kernel, bindings: Bindings) -> int:
@@ -104,7 +105,7 @@ def _heights(cols: int, rows: int, warps: int) -> list[int]:
     return found
 
 
-def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
+def _inner_resident(make: Choices, kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
     cols = _static_cols(kernel)
     if cols is None or _underfills(kernel, t, device):
         return
@@ -121,36 +122,34 @@ def _inner_resident(kernel: Kernel, t: Traffic, bindings: Bindings, device: Devi
                 least = 32 * warps * vec // height
                 tiles = _sector_cover(cols, sector, min(widest, power_of_two(cols) // 4), least) if sector else cover(cols, widest)
                 if len(tiles) <= MAX_UNROLLED_TILES and _fits_blocks(kernel, tiles) and _every_thread_has_vector(tiles, least):
-                    yield Schedule(Block(height), Cover(tiles), warps, sector_elems=sector, resident=frozenset(kernel.multi_phase))
+                    yield make.resident_rows(height, tiles, warps, sector)
 
 
-def _inner_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _inner_staged(make: Choices, kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Inner reductions over staged rows: one row per CTA, or a loop over rows.
 
     With one row per CTA the load is balanced dynamically, because SMs are not equally fast. H200, softmax 8192x32768: 258 us;
     132 to 396 CTAs that loop over rows 275 to 290 us.
     """
-    for candidate in _staged_rows(kernel, t, device):
-        assert isinstance(candidate.cols, Cover)
-        if 2 * candidate.cols.tiles[0] <= t.cols:  # registers hold what is shorter
-            yield candidate
-            if candidate.stages == 1 and not candidate.prefetch:
-                yield replace(candidate, rows=Block(1))
+    for one in _staged_rows(kernel, t, device):
+        if 2 * one.tiles[0] <= t.cols:  # registers hold what is shorter
+            yield make.staged_rows(one.tiles, one.warps, one.ring, one.unaligned, one.staged, one.registers)
+            if one.ring.stages == 1 and not one.ring.prefetch:
+                yield make.staged_rows(one.tiles, one.warps, None, one.unaligned, one.staged, one.registers)
 
 
-def _mix_order_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _mix_order_staged(make: Choices, kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Inner and outer reductions over staged rows; registers accumulate the column states."""
     if not may_split(kernel, Family.MIX):
         return
-    for candidate in _staged_rows(kernel, t, device):
-        assert isinstance(candidate.cols, Cover)
-        if len(candidate.cols.tiles) <= MAX_UNROLLED_TILES:
-            # Multiples of eight: with a cap of 255 ptxas spills a few words that it does not spill with 248.
-            accumulating = replace(candidate, accumulates_columns=True, registers=candidate.registers // 8 * 8)
-            yield from (replace(accumulating, hoisted=hoisted) for hoisted in ((False, True) if t.vectors else (False,)))
+    for one in _staged_rows(kernel, t, device):
+        if len(one.tiles) <= MAX_UNROLLED_TILES:
+            for where in (RowVectors.RELOAD, RowVectors.REGISTERS) if t.vectors else (RowVectors.RELOAD,):
+                # Multiples of eight: with a cap of 255 ptxas spills a few words that it does not spill with 248.
+                yield make.staged_mix_order(one.tiles, one.warps, one.ring, where, one.staged, one.registers // 8 * 8)
 
 
-def _mix_order_multi_cta(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _mix_order_multi_cta(make: Choices, kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Inner and outer reductions over staged rows, with several CTAs per row.
 
     If all inputs are staged 16-bit rows, half vectors are tried too: they need fewer registers and take as long. H200,
@@ -161,7 +160,7 @@ def _mix_order_multi_cta(kernel: Kernel, t: Traffic, device: Device) -> Iterator
         return
     if not may_split(kernel, Family.MIX) or not may_span_ctas(kernel):
         return
-    vec, exchange = vector(kernel), exchange_bytes_multi_cta(kernel)
+    vec, exchange = vector(kernel), exchange_bytes(kernel) * (2 if has_two_sums(kernel) else 1)
     for staged in (required,) if required == stageable else (required, stageable):
         element = sum(kernel.program.dtypes[i].size for i in staged)
         half_vectors = (vec // 2,) if vec > 4 and len(staged) == kernel.full_loads else ()
@@ -170,27 +169,38 @@ def _mix_order_multi_cta(kernel: Kernel, t: Traffic, device: Device) -> Iterator
             if part_cols < MIN_COLS_PER_CTA or cols % ctas_per_row or part_cols % width or part_cols // width > MAX_UNROLLED_TILES:
                 continue
             covered = Cover((width,) * (part_cols // width))
-            for stages, (hoisted, vector_bytes) in product(range(2, MAX_RING_ROWS + 1), _row_vector_placements(kernel)):
+            for stages, (where, vector_bytes) in product(range(2, MAX_RING_ROWS + 1), _row_vector_placements(kernel)):
                 smem = smem_bytes(element, covered, stages, exchange, warps) + vector_bytes * part_cols
                 fitting = device.smem_per_sm // (smem + device.smem_reserve) if smem <= device.smem_per_cta else 0
                 for ctas_per_sm in range(1, min(2, fitting) + 1):
                     groups = ctas_per_sm * device.sms // ctas_per_row
                     if groups and t.rows >= MIN_ROWS_PER_GROUP * groups:  # a card may have fewer SMs than CTAs share a row
-                        yield Schedule(Loop(1, groups), covered, warps, stages, staged=staged, accumulates_columns=True,
-                                       ctas_per_row=ctas_per_row, hoisted=hoisted, beside=vector_bytes > 0,
-                                       registers=register_limit(warps, ctas_per_sm, device) // 8 * 8)
+                        yield make.multi_cta_mix_order(covered.tiles, ctas_per_row, groups, warps, stages, where, staged,
+                                                       register_limit(warps, ctas_per_sm, device) // 8 * 8)
 
 
-def _row_vector_placements(kernel: Kernel) -> Iterator[tuple[bool, int]]:
-    """Placements of row vectors, as (in registers, bytes per column in shared memory); (False, 0) reloads them."""
-    yield False, 0
+def _row_vector_placements(kernel: Kernel) -> Iterator[tuple[RowVectors, int]]:
+    """Placements of row vectors, each with its bytes per column in shared memory."""
+    yield RowVectors.RELOAD, 0
     if kernel.row_vectors:
-        yield True, 0
+        yield RowVectors.REGISTERS, 0
     if smem_bytes_per_col := row_vector_smem_bytes(kernel):
-        yield False, smem_bytes_per_col
+        yield RowVectors.SMEM, smem_bytes_per_col
 
 
-def _staged_rows(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows in a ring buffer, before a family is chosen for them."""
+
+    tiles: tuple[int, ...]
+    warps: int
+    ring: Ring
+    unaligned: bool
+    staged: frozenset[int]
+    registers: int
+
+
+def _staged_rows(kernel: Kernel, t: Traffic, device: Device) -> Iterator[_Rows]:
     """Staged rows, if some load is needed twice and TMA can stage all such loads within a CTA's shared memory."""
     cols, required = _static_cols(kernel), must_stage(kernel)
     unaligned = not required <= frozenset(tma_stageable(kernel))
@@ -215,23 +225,21 @@ def _staged_rows(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedul
                     for ctas_per_sm in sorted({1, min(2, max_ctas), max_ctas}):
                         split = max(1, min(ctas_per_sm * device.sms, t.rows))
                         registers = register_limit(warps, ctas_per_sm, device)
-                        schedule = Schedule(Loop(1, split), covered, warps, stages, sector_elems=PIECE_ELEMS if unaligned else 0,
-                                            staged=staged, registers=registers)
-                        yield schedule
                         room = min(device.smem_per_cta, device.smem_per_sm // ctas_per_sm - device.smem_reserve) - smem
-                        yield from (replace(schedule, prefetch=n) for n in _prefetch_depths(schedule, cols, room // element))
+                        depths = [] if unaligned or stages > 1 else _prefetch_depths(covered, cols, room // element)
+                        for prefetch in (0, *depths):
+                            yield _Rows(covered.tiles, warps, Ring(split, stages, prefetch), unaligned, staged, registers)
 
 
-def _prefetch_depths(schedule: Schedule, cols: int, room: int) -> list[int]:
+def _prefetch_depths(covered: Cover, cols: int, room: int) -> list[int]:
     """Copies of the next row to prefetch into a single-row ring: as many as fit, and half as many.
 
     If a whole row fits, another schedule gives it a slot.
     """
-    assert isinstance(schedule.cols, Cover)
-    copies = 0 if schedule.sector_elems or schedule.stages > 1 else chunks(schedule.cols, cols).copies
+    copies = chunks(covered, cols).copies
     if not copies or room >= cols:
         return []
-    deepest = min(room // prefetched_columns(schedule.cols, 1), BARRIERS - copies)
+    deepest = min(room // prefetched_columns(covered, 1), BARRIERS - copies)
     return [n for n in sorted({deepest, deepest // 2}) if n]
 
 
@@ -252,7 +260,7 @@ def _every_thread_has_vector(tiles: tuple[int, ...], least: int) -> bool:
     return len(tiles) == 1 or min(tiles) >= least
 
 
-def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
+def _inner_looped(make: Choices, kernel: Kernel, t: Traffic, bindings: Bindings, device: Device) -> Iterator[Schedule]:
     sector, vec = sector_elems_of(kernel, bindings), vector(kernel)
     splits = may_split(kernel, Family.INNER)
     for warps in (4, 8, 16):
@@ -261,21 +269,21 @@ def _inner_looped(kernel: Kernel, t: Traffic, bindings: Bindings, device: Device
             if width > power_of_two(t.cols) or not _fits_blocks(kernel, (width,)):
                 continue
             for stages in (1, 2, 4):
-                yield Schedule(Block(1), Loop(width), warps, stages, sector_elems=sector)
+                yield make.looped_rows(1, width, warps, stages, sector)
             if splits and not sector:
                 blocks = t.cols // width
                 for target in (1, 2, 4):
                     split = min(blocks, -(-target * device.sms // max(t.rows, 1)))
                     pipelines = (1,) if split == blocks else (1, 4)  # a single step leaves nothing to overlap
-                    yield from (Schedule(Block(1), Loop(width, split), warps, stages) for stages in pipelines if split > 1)
+                    yield from (make.split_rows(1, width, split, warps, stages) for stages in pipelines if split > 1)
     if t.cols <= 32 * 4 * vec:  # short rows that cannot be held on chip
         width = max(16, power_of_two(t.cols))
         for height in (8, 4, 2, 1) if _fits_blocks(kernel, (width,)) else ():
             if height * width <= max(width, 4096):
-                yield Schedule(Block(height), Loop(width), 4)
+                yield make.looped_rows(height, width, 4)
 
 
-def _column_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
+def _column_resident(make: Choices, kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
     rows = kernel.program.extent(kernel.space.rows)
     if not isinstance(rows, int):
         return
@@ -288,10 +296,10 @@ def _column_resident(kernel: Kernel, t: Traffic) -> Iterator[Schedule]:
                 continue
             tiles = cover(rows, max(16, min(power_of_two(rows), 32 * warps * 16 // width)))
             if len(tiles) <= MAX_UNROLLED_TILES:
-                yield Schedule(Cover(tiles), Block(width), warps, resident=frozenset(kernel.multi_phase))
+                yield make.whole_columns(tiles, width, warps)
 
 
-def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _outer(make: Choices, kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     vec = vector(kernel)
     splits = may_split(kernel, Family.OUTER)
     min_rows = 1 if all(MONOIDS[_monoid(kernel, f.node)].primitive for f in kernel.folds) else min(64, power_of_two(t.rows))
@@ -307,17 +315,17 @@ def _outer(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
             for step in sorted({min(rows * d, power_of_two(t.rows)) for d in depths}):
                 if warps == 2 and step < t.rows:
                     continue
-                yield Schedule(Loop(step), Block(width), warps)
+                yield make.outer(step, width, warps)
                 if splits:
                     col_blocks = -(-t.cols // width) * t.batch
                     steps = max(1, t.rows // step)
                     for target in (1, 2, 4):
                         split = min(steps, max(1, round(target * device.sms / col_blocks)))
                         if split > 1:
-                            yield Schedule(Loop(step, split), Block(width), warps)
+                            yield make.outer(step, width, warps, split)
 
 
-def _outer_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _outer_staged(make: Choices, kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     """Outer reductions over staged tiles of columns, if TMA can stage all full-size inputs.
 
     Tiles get shorter, down to one vector per thread, until two fit; if even those do not fit, there is no such schedule.
@@ -338,13 +346,15 @@ def _outer_staged(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedu
                 if height > min(TMA_BOX, max(min_height, power_of_two(t.rows))):
                     break
                 for stages in (MIN_STAGES, 3, 4, MAX_STAGES):
-                    schedule = Schedule(Loop(height), Block(width), warps, stages, staged=stageable)
-                    smem = tile_bytes(schedule, vec, sum(sizes), exchange)
+                    smem = tile_bytes(make.staged_tiles(height, width, warps, stages, 1, stageable), vec, sum(sizes), exchange)
                     if smem > device.smem_per_cta:
                         break
                     max_ctas = min(MAX_RINGS_PER_SM, device.smem_per_sm // (smem + device.smem_reserve))
-                    if max_ctas * smem >= device.bytes_in_flight:  # otherwise staging gains nothing
-                        yield from _row_splits(schedule, sorted({1, min(2, max_ctas), max_ctas}), splits, t, device)
+                    if max_ctas * smem < device.bytes_in_flight:  # staging gains nothing
+                        continue
+                    for split, ctas in _row_splits(height, width, sorted({1, min(2, max_ctas), max_ctas}), splits, t, device):
+                        cap = register_cap(len(stageable), warps, ctas, device)
+                        yield make.staged_tiles(height, width, warps, stages, split, stageable, cap)
 
 
 def _reads_only_partials(kernel: Kernel) -> bool:
@@ -353,16 +363,15 @@ def _reads_only_partials(kernel: Kernel) -> bool:
                if isinstance(n, Load) and kernel.is_full[i])
 
 
-def _row_splits(schedule: Schedule, ctas_per_sm: list[int], may_split_rows: bool, t: Traffic, device: Device) -> Iterator[Schedule]:
-    """The schedule with its rows split among as many CTAs as give each SM one of `ctas_per_sm`, if allowed; and unsplit."""
-    assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
-    blocks, tiles = -(-t.cols // schedule.cols.size), -(-t.rows // schedule.rows.step)
+def _row_splits(height: int, width: int, ctas_per_sm: list[int], may_split_rows: bool, t: Traffic,
+                device: Device) -> list[tuple[int, int]]:
+    """How many CTAs share the rows of a column, each with its CTAs per SM: one, and where allowed as many as fill the SMs."""
+    blocks, tiles = -(-t.cols // width), -(-t.rows // height)
     splits = {1: min(ctas_per_sm[-1], -(-blocks // device.sms))}
     for ctas in reversed(ctas_per_sm) if may_split_rows else ():
         if (split := min(tiles, round(ctas * device.sms / blocks))) > 1:
             splits[split] = ctas
-    for split, ctas in sorted(splits.items()):
-        yield with_register_cap(replace(schedule, rows=replace(schedule.rows, split=split)), ctas, device)
+    return sorted(splits.items())
 
 
 def _monoid(kernel: Kernel, i: int) -> str:
@@ -371,12 +380,11 @@ def _monoid(kernel: Kernel, i: int) -> str:
     return node.monoid
 
 
-def _mix_order(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
+def _mix_order(make: Choices, kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]:
     cols = _static_cols(kernel)
     if cols is None or not may_split(kernel, Family.MIX):
         return
     vec = vector(kernel)
-    resident = frozenset(kernel.multi_phase)
     for warps in (2, 4, 8, 16):
         for height in (1, 2, 4, 8, 16, 32, 64, 128):
             held = height * cols / (32 * warps)
@@ -394,21 +402,22 @@ def _mix_order(kernel: Kernel, t: Traffic, device: Device) -> Iterator[Schedule]
                     continue
                 for stages, per_sm in ((1, 1), (1, 2), (1, 4), (2, 2), (3, 1), (3, 2), (3, 4), (4, 1)):
                     split = max(1, min(per_sm * device.sms // t.batch, -(-t.rows // height)))
-                    for hoisted in (True,) if stages > 1 else (False, True):  # a pipeline would copy them for every row
-                        yield Schedule(Loop(height, split), Cover(tiles), warps, stages, resident=resident, hoisted=hoisted)
+                    if stages == 1:  # a pipeline would copy them for every row
+                        yield make.mix_order(height, split, tiles, warps, stages)
+                    yield make.mix_order(height, split, tiles, warps, stages, RowVectors.REGISTERS)
 
 
-def _pointwise(kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[Schedule]:
+def _pointwise(make: Choices, kernel: Kernel, t: Traffic, bindings: Bindings) -> Iterator[Schedule]:
     vec = vector(kernel)
     if sector := sector_elems_of(kernel, bindings):
         for warps in (4, 8):
             for per_thread in (vec, 2 * vec):
-                yield Schedule(Block(1), Loop(32 * warps * per_thread), warps, sector_elems=sector)
+                yield make.looped_rows(1, 32 * warps * per_thread, warps, sector_elems=sector)
     for warps in (4, 8):
         for area in (32 * warps * vec, 64 * warps * vec):
             width = power_of_two(min(t.cols, area))
             if _fits_blocks(kernel, (width,)):
-                yield Schedule(Block(max(1, min(area // width, power_of_two(t.rows)))), Block(width), warps)
+                yield make.pointwise(max(1, min(area // width, power_of_two(t.rows))), width, warps)
     if kernel.space.block:
         size = value(kernel.program.extent(kernel.space.block), bindings)
-        yield Schedule(Block(4), Block(max(size, 512)), 4)
+        yield make.pointwise(4, max(size, 512), 4)

@@ -13,10 +13,10 @@ from math import ceil, exp, log2
 from ..device import Device
 from ..ir.program import Load
 from .kernel import Kernel
-from .resources import Resources, keeps_packed, prefetched_loads, tile_of
-from .schedule import SECTOR, Block, Cover, Loop, Schedule
+from .resources import Resources, tile_of
+from .schedule import SECTOR, Block, Cover, Loop, RowVectors, Schedule
 from .staged_rows import TMA_BOX, Chunks, prefetched_columns
-from .thread_layout import private_state_columns
+from .thread_layout import allows_private_states
 from .traffic import Traffic as Traffic
 from .traffic import monoid_of
 from .traffic import traffic as traffic
@@ -186,13 +186,13 @@ def _issue_slots(t: Traffic, schedule: Schedule) -> float:
     tile = tile_of(schedule)
     per_thread = tile.height * tile.width / (32 * schedule.warps)
     walks = not schedule.staged and (isinstance(schedule.rows, Loop) or isinstance(schedule.cols, Loop))
-    kept = bool(schedule.resident) and not keeps_packed(schedule, t.resident_registers)
+    kept = bool(schedule.resident) and not schedule.packed
     issue_slots = t.issue_slots_resident if kept else t.issue_slots
     per_tile = TILE_SLOTS if walks else TILE_SLOTS / 4
     per_tile += MERGE_SLOTS * t.composite_folds if isinstance(schedule.cols, Loop) else 0.0
     if schedule.ctas_per_row == 1:  # if CTAs share a row, tiles of 4 to 32 elements per thread cost the same
         issue_slots += per_tile / max(per_thread, 1.0) * (1 if tile.count == 1 else 1.3)
-    issue_slots += SMEM_VECTOR_SLOTS * t.vector_loads_per_elem if schedule.beside else 0.0
+    issue_slots += SMEM_VECTOR_SLOTS * t.vector_loads_per_elem if schedule.row_vectors is RowVectors.SMEM else 0.0
     if not schedule.sector_elems:
         return issue_slots + UNALIGNED_SLOTS * t.unaligned
     if schedule.staged and isinstance(schedule.cols, Cover):
@@ -215,7 +215,7 @@ def _issue_rate_one_cta(schedule: Schedule) -> float:
 
 def _row_vector_waits(kernel: Kernel, schedule: Schedule) -> float:
     """Time that walks over a staged row wait for row vectors. Column-accumulating walks are unrolled and do not wait."""
-    if schedule.hoisted or schedule.accumulates_columns:
+    if schedule.accumulates_columns:
         return 0.0
     wait = UNALIGNED_VECTOR_CHUNK_US if schedule.sector_elems else VECTOR_CHUNK_US
     return wait * len({p for i in kernel.row_vectors for p in kernel.use_phases(i)}) * tile_of(schedule).count
@@ -231,7 +231,7 @@ def _l1(t: Traffic, schedule: Schedule, device: Device, sms: float) -> float:
         covers = t.after_reduction and min(schedule.cols.tiles) >= t.after_reduction[-1].once_from_cols * schedule.warps
         rows = float(schedule.rows.size) if covers else 1.0
     full = (t.full_in + t.full_out) / max(t.elements, 1.0)
-    vectors = 0.0 if schedule.hoisted else t.vector_bytes_per_elem / rows
+    vectors = 0.0 if schedule.row_vectors is RowVectors.REGISTERS else t.vector_bytes_per_elem / rows
     return t.elements * (full + vectors) / (L1_RATE * sms * device.clock)
 
 
@@ -265,7 +265,7 @@ def _resident(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, devi
     # Exponentials favor small tiles, with fewer live values. Rows of a resident column are loaded all at once.
     tiles = tile_of(schedule).count if t.mufu == 0 and across_rows else 1
     math = block * length / 32 * _issue_slots(t, schedule) / (_issue_rate_one_cta(schedule) * device.clock)
-    prefetches_all = len(prefetched_loads(t.after_reduction, schedule)) == len(t.after_reduction)
+    prefetches_all = len(schedule.early_loads) == len(t.after_reduction)
     wait = 0.0 if prefetches_all else AFTER_REDUCTION_WAIT * device.latency
     wait = _row_vector_waits(kernel, schedule) if schedule.staged else wait + TILE_US * tiles
     first = device.latency if t.full_in else device.latency / 2  # partial results are in L2
@@ -304,7 +304,7 @@ def _unrolled_walk_us(schedule: Schedule, t: Traffic, cols: int, co_resident: fl
     """Time per row of the CTAs on an SM for walks that accumulate columns, including reloads of row vectors."""
     full = WARPS_TO_ISSUE_UNROLLED if schedule.ctas_per_row > 1 else WARPS_TO_ISSUE
     issue_rate = ISSUE_RATE * (1 - exp(-co_resident * schedule.warps / full))
-    reload = VECTOR_RELOAD_US * cols / (32 * schedule.warps) if t.vectors and not (schedule.hoisted or schedule.beside) else 0.0
+    reload = VECTOR_RELOAD_US * cols / (32 * schedule.warps) if t.vectors and schedule.reloads_vectors else 0.0
     return co_resident * cols / 32 * _issue_slots(t, schedule) / (issue_rate * device.clock) + reload
 
 
@@ -343,7 +343,7 @@ def _staged_rows(kernel: Kernel, schedule: Schedule, t: Traffic, device: Device)
     cycle = _soft_max(transfer * static_penalty, row_us, (device.latency + row / (FILL_RATE * device.clock) + row_us) / ring_rows)
     partials = 4.0 * schedule.rows.split * t.cols * t.outer_states
     spilled = partials if partials > device.l2_bytes / 2 else 0.0
-    l2 = reread + 2 * partials + t.temps + (1.0 if schedule.hoisted or schedule.beside else VECTOR_SHARE * t.rows) * t.vectors
+    l2 = reread + 2 * partials + t.temps + (VECTOR_SHARE * t.rows if schedule.reloads_vectors else 1.0) * t.vectors
     memory = max(rows_per_cta * cycle + l2 / device.l2_bandwidth, t.once / device.bandwidth * static_penalty)
     issue, special = _compute(t, schedule, co_resident * schedule.warps, device, sms)
     if schedule.accumulates_columns:
@@ -369,7 +369,7 @@ def _mix_order(kernel: Kernel, schedule: Schedule, r: Resources, t: Traffic, dev
     in_flight = co_resident * height * t.cols * t.input_bytes_per_elem * TILES_IN_FLIGHT[min(schedule.stages, 4)]
     imbalance = iterations * schedule.rows.split * height / max(t.rows, 1)
     partials = 4.0 * ctas * t.cols * t.outer_states
-    vector_loads = 1.0 if schedule.hoisted else VECTOR_SHARE * t.rows / height
+    vector_loads = 1.0 if schedule.row_vectors is RowVectors.REGISTERS else VECTOR_SHARE * t.rows / height
     l2 = 2 * partials + t.temps + vector_loads * t.vectors
     congestion = _congestion(co_resident * height * t.cols * t.input_bytes_per_elem * (schedule.stages - 1))
     memory = t.once / _sustained_rate(in_flight, device) * imbalance * congestion + l2 / device.l2_bandwidth
@@ -468,7 +468,7 @@ def _merges_per_tile(kernel: Kernel, schedule: Schedule) -> int:
     if schedule.staged:
         return 0  # every thread keeps its own states
     monoids = [monoid_of(kernel, f) for f in kernel.folds if not f.block]
-    return sum(2 for m in monoids if not m.primitive and private_state_columns(kernel, schedule, m) is None)
+    return sum(2 for m in monoids if not m.primitive and not (schedule.private_states and allows_private_states(m)))
 
 
 def _limit(memory: float, issue: float, special: float, chain: float) -> str:

@@ -8,11 +8,11 @@ help large tensors too: softmax 131072x4096 takes 518 us unmarked, 514 us with m
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..ir.program import Load, Store
 from ..ir.size import Bindings
 from .kernel import Kernel
-from .resources import tile_of
-from .schedule import Block, Cover, Loop, Schedule
 
 # Bytes moved by a kernel from which marked loads pay off. In smaller kernels they evict results that the next kernel would
 # have found in L2. H200, RMSNorm of 8192 columns, marked stores vs both: 256 MB 60.8 vs 64.0 us, 512 MB 125.9 vs 126.1, 1 GB
@@ -27,28 +27,37 @@ MAX_ROW_BYTES = 113 * 1024
 NARROW_ELEMENT = 1  # element bytes of stores that are never marked; H200, RMSNorm to fp8 32768x8192: 193 us, marked 195
 
 
-def l2_evict_last(kernel: Kernel, schedule: Schedule, bindings: Bindings) -> frozenset[int]:
-    """The loads and stores to mark evict_last."""
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The full-size tensors that a kernel reads and writes, and what they weigh."""
+
+    loads: frozenset[int]
+    stores: frozenset[int]  # none if one of them is never marked
+    read: int  # bytes per element of all loads
+    moved: float  # bytes of all loads and stores
+
+    def evict_last(self, elements: int, warps: int) -> frozenset[int]:
+        """The loads and stores to mark in a kernel whose CTAs take so many elements at once."""
+        if self.stores and self.moved >= MARK_LOADS_FROM and elements * self.read <= MAX_LOAD_PER_THREAD * 32 * warps:
+            return self.stores | self.loads
+        return self.evict_last_stores(elements)
+
+    def evict_last_stores(self, elements: int) -> frozenset[int]:
+        """The stores to mark in a kernel that marks no loads, because its CTAs walk down the rows.
+
+        Loops over rows that TMA prefetches into shared memory mark nothing. Reads and writes alternate less there, and marked
+        stores take as long or 1 % longer (H200, norm backward, 32768 and 65536 columns).
+        """
+        return self.stores if elements * self.read <= MAX_ROW_BYTES else frozenset()
+
+
+def streams(kernel: Kernel, bindings: Bindings) -> Streams:
+    """The full-size tensors of a kernel."""
     program = kernel.program
-    streams = (i for i, n in enumerate(program.nodes) if isinstance(n, Store) or isinstance(n, Load) and not n.indexed)
-    sizes = {i: program.dtypes[i].size for i in streams if kernel.is_full[i]}
+    found = (i for i, n in enumerate(program.nodes) if isinstance(n, Store) or isinstance(n, Load) and not n.indexed)
+    sizes = {i: program.dtypes[i].size for i in found if kernel.is_full[i]}
     stores = frozenset(i for i in sizes if isinstance(program.nodes[i], Store))
-    if not stores or any(sizes[i] <= NARROW_ELEMENT for i in stores) or _rows_come_by_tma(schedule):
-        return frozenset()
     loads = frozenset(sizes) - stores
     batch, rows, cols = kernel.counts(bindings)
-    tile, read = tile_of(schedule), sum(sizes[i] for i in loads)
-    held = tile.resident_height * tile.resident_width * read
-    if isinstance(schedule.rows, Block) and sum(sizes.values()) * batch * rows * cols >= MARK_LOADS_FROM \
-            and held <= MAX_LOAD_PER_THREAD * 32 * schedule.warps:
-        return stores | loads
-    return stores if held <= MAX_ROW_BYTES else frozenset()
-
-
-def _rows_come_by_tma(schedule: Schedule) -> bool:
-    """Whether CTAs loop over rows that TMA prefetches into shared memory.
-
-    Reads and writes alternate less there. Marked stores take as long or 1 % longer (H200, norm backward, 32768 and 65536
-    columns).
-    """
-    return bool(schedule.staged) and isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)
+    marked = frozenset[int]() if any(sizes[i] <= NARROW_ELEMENT for i in stores) else stores
+    return Streams(loads, marked, sum(sizes[i] for i in loads), sum(sizes.values()) * batch * rows * cols)

@@ -36,7 +36,7 @@ class Reason(Enum):
     CYCLE = "a third kernel depends on one of the two and feeds the other"
     SLOWER = "one kernel is predicted to be slower than two"
     NO_SCHEDULE = "no schedule fits the registers and shared memory of an SM"
-    ROLES = "the roles of the schedule do not fit the reductions"
+    FAMILY = "the family of the schedule does not compute the reductions"
     SIZES = "the sizes of the schedule do not fit each other or the data"
     FIELDS = "a field of the schedule has no meaning in its family"
     STORAGE = "inputs cannot wait where the schedule puts them"

@@ -24,7 +24,7 @@ from .footprint import buffer_bytes
 from .kernel import Kernel, Space, memory_order
 from .legality import Illegal, Reason, Refusal, check_types
 from .plan import CompileFeedback, KernelPlan, Plan
-from .schedule import Loop
+from .schedule import Loop, renumbered
 from .scoring import Scored, score, scores
 from .split import Cut, halves
 
@@ -352,12 +352,10 @@ def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tup
     """Split a kernel with split reductions into one that computes partial states and the plan of their join."""
     if chosen.schedule.splits <= 1:
         return [chosen]
-    first, rest = halves(chosen.kernel, chosen.schedule.splits, order)
-    kernel = Kernel(first, _remaining(chosen.kernel.space, first))
-    held = frozenset(kernel.multi_phase) if chosen.schedule.resident else frozenset[int]()
-    staged = frozenset(first.nodes.index(chosen.program.nodes[i]) for i in chosen.schedule.staged)
-    main = replace(chosen, kernel=kernel, schedule=replace(chosen.schedule, resident=held, staged=staged))
-    joined = plan(rest, bindings, device, feedback)
+    split = halves(chosen.kernel, chosen.schedule.splits, order)
+    kernel = Kernel(split.first, _remaining(chosen.kernel.space, split.first))
+    main = replace(chosen, kernel=kernel, schedule=renumbered(chosen.schedule, split.moved))
+    joined = plan(split.join, bindings, device, feedback)
     return [main, *joined.kernels]
 
 

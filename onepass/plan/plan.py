@@ -17,7 +17,7 @@ from .footprint import floor_bytes
 from .kernel import Across, Kernel
 from .legality import Refusal
 from .resources import Resources, tile_of
-from .schedule import Cover, Schedule
+from .schedule import Cover, RowVectors, Schedule
 from .staged_rows import prefetched_columns, state_words
 
 REGISTERS_UNBOUNDED = 1024  # above any register estimate
@@ -64,13 +64,15 @@ class KernelPlan:
 
     @cached_property
     def loads(self) -> tuple[str, ...]:
-        """Each tensor read, how often, and where it is kept."""
-        found = (self._described(i, n) for i, n in enumerate(self.program.nodes) if isinstance(n, Load))
+        """Each tensor read, how often, where it is kept, and what is special about its loads."""
+        found = (self._described(i, n) + self._hints(i) for i, n in enumerate(self.program.nodes) if isinstance(n, Load))
         return (*found, *self._exchanged)
 
     @cached_property
     def stores(self) -> tuple[str, ...]:
-        return tuple(f"{n.buffer} {self.program.buffer[n.buffer].dtype}" for n in self.program.nodes if isinstance(n, Store))
+        """Each tensor written, and what is special about its stores."""
+        return tuple(f"{n.buffer} {self.program.buffer[n.buffer].dtype}{self._hints(i)}"
+                     for i, n in enumerate(self.program.nodes) if isinstance(n, Store))
 
     @cached_property
     def ops(self) -> tuple[str, ...]:
@@ -80,6 +82,11 @@ class KernelPlan:
             return tuple(lines)
         return tuple(dict.fromkeys(n.monoid if isinstance(n, Reduce) else n.name
                                    for n in self.program.nodes if isinstance(n, (Op, Reduce))))
+
+    def _hints(self, i: int) -> str:
+        """The schedule's choices about one load or store."""
+        early = ", loaded early" if i in self.schedule.early_loads else ""
+        return early + (", evicted last" if i in self.schedule.evict_last else "")
 
     @property
     def _exchanged(self) -> tuple[str, ...]:
@@ -95,7 +102,8 @@ class KernelPlan:
         if not self.kernel.is_full[i]:
             if self.kernel.by_col[i] is Across.FULL:
                 kept = self.schedule.cols.width * self.program.dtypes[i].size if isinstance(self.schedule.cols, Cover) else 0
-                return f"{text} per column" + (f", kept in shared memory ({kept / 1024:.1f} KiB)" if self.schedule.beside else "")
+                in_smem = self.schedule.row_vectors is RowVectors.SMEM
+                return f"{text} per column" + (f", kept in shared memory ({kept / 1024:.1f} KiB)" if in_smem else "")
             return f"{text} per row" if self.kernel.by_row[i] else f"{text} once"
         tile, size = tile_of(self.schedule), self.program.dtypes[i].size
         if i in self.schedule.resident:

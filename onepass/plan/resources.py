@@ -16,8 +16,8 @@ from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
 from . import staged_rows, staged_tiles
 from .kernel import Across, Kernel
-from .schedule import Block, Cover, Loop, Role, Schedule
-from .thread_layout import explicit_vector, matches_tile_layout, vector
+from .schedule import Block, Cover, Loop, MultiCtaMixOrder, ResidentRows, Role, RowVectors, Schedule, StagedTiles
+from .thread_layout import explicit_vector, matches_tile_layout, max_contiguous, vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def loads_after_reduction(kernel: Kernel) -> tuple[PostReductionLoad, ...]:
     """A kernel's loads that are used after a reduction and are not resident anyway."""
     own, found = vector(kernel), []
     for i in kernel.after_reduction:
-        alike = not kernel.is_full[i] and matches_tile_layout(kernel, i, 32 * own, 1)
+        alike = not kernel.is_full[i] and matches_tile_layout(kernel, i, 32 * own, 1, max_contiguous(kernel) or 0)
         found.append(PostReductionLoad(i, kernel.program.dtypes[i].size, 32 * own if alike else NEVER))
     return tuple(found)
 
@@ -99,7 +99,6 @@ class Demand:
     registers_per_value: int
     tma_stageable: tuple[tuple[int, int], ...]  # (load, bytes per element) of loads that can be staged
     exchange_bytes: int  # per warp, in the largest reduction along rows
-    exchange_bytes_multi_cta: int  # the same if several CTAs share a row
     exchange_bytes_down: int  # per warp, in the largest reduction along columns
     explicit_vector: int  # adjacent elements per thread of a staged tile
     state_registers: int  # all states of one column
@@ -152,7 +151,6 @@ def demand(kernel: Kernel) -> Demand:
         registers_per_value=max(1, max((program.dtypes[i].size for i in loads), default=4) // 4),
         tma_stageable=tuple((i, program.dtypes[i].size) for i in _stageable(kernel)),
         exchange_bytes=staged_rows.exchange_bytes(kernel),
-        exchange_bytes_multi_cta=staged_rows.exchange_bytes_multi_cta(kernel),
         exchange_bytes_down=staged_rows.exchange_bytes(kernel, down=True),
         explicit_vector=explicit_vector(kernel),
         state_registers=own,
@@ -226,38 +224,12 @@ STAGED_STATE_SHARE = 0.33  # factor on it for chunks read from shared memory, wh
 # 3.6, sm_90): variances and logsumexps of 1, 3 and 5 inputs, 16 to 128 elements per thread.
 MERGED_TILE_SHARE, MERGE_REGISTERS = 1.1, 10
 MAX_ELEMS_IN_FLIGHT = 32  # elements a thread computes at once, if it can process a tile piecewise
-MAX_WIDENED_REGISTERS = 32  # registers per thread for widened copies of resident values; beyond, they are kept packed
 
 
-def keeps_packed(schedule: Schedule, widened: float) -> bool:
-    """Whether resident values stay in their 16-bit storage type and are widened again in each walk.
-
-    Widening takes two or three instructions per value, and short rows with many inputs are bound by instructions, so a few
-    values stay widened. `widened` is registers per element.
-    """
-    tile = tile_of(schedule)
-    most = MAX_WIDENED_REGISTERS if isinstance(schedule.rows, Loop) else MAX_WIDENED_REGISTERS // 2
-    return widened * tile.resident_height * tile.resident_width > most * 32 * schedule.warps
-
-
-MAX_PREFETCH_REGISTERS = 16  # registers per thread for loads issued before a reduction but used only after it
-
-
-def prefetched_loads(loads: Sequence[PostReductionLoad], schedule: Schedule) -> list[tuple[int, float]]:
-    """The post-reduction loads that are issued with the first loads, so that they arrive with the row; registers of each.
-
-    H200, norm of 65536x512 with four row vectors: a CTA that issues them after its reduction lives 0.8 us longer.
-    """
-    if schedule.staged or not (isinstance(schedule.rows, Block) and isinstance(schedule.cols, Cover)):
-        return []
-    found, spent = [], 0.0
-    for load in loads:
-        rows = 1 if min(schedule.cols.tiles) >= load.once_from_cols * schedule.warps else schedule.rows.size
-        registers = rows * sum(schedule.cols.tiles) / (32 * schedule.warps) * load.size / 4
-        spent += registers
-        if spent <= MAX_PREFETCH_REGISTERS:
-            found.append((load.node, registers))
-    return found
+def early_load_registers(load: PostReductionLoad, height: int, tiles: Sequence[int], warps: int) -> float:
+    """Registers per thread of a load that only later walks need, if it is issued with the first loads of a resident row."""
+    rows = 1 if min(tiles) >= load.once_from_cols * warps else height
+    return rows * sum(tiles) / (32 * warps) * load.size / 4
 
 
 def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
@@ -269,13 +241,16 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
     registers = fit.base + fit.access * need.accesses
     registers += fit.live * min(once, MAX_ELEMS_IN_FLIGHT) * need.live * need.registers_per_value
     if schedule.resident:
-        per_element = need.resident_bytes / 4 if keeps_packed(schedule, need.resident_registers) else need.resident_registers
+        per_element = need.resident_bytes / 4 if schedule.packed else need.resident_registers
         registers += max(1.0, fit.resident * held * per_element)
-    registers += sum(r for _, r in prefetched_loads(need.after_reduction, schedule))
+    if isinstance(schedule, ResidentRows) and schedule.early_loads:
+        early = (load for load in need.after_reduction if load.node in schedule.early_loads)
+        registers += sum(early_load_registers(load, schedule.height, schedule.tiles, schedule.warps) for load in early)
     if fit in (FIT_MIX_ORDER, FIT_STAGED_MIX_ORDER):
         registers += fit.accumulated * need.accumulated * held
-        registers += fit.resident * need.vectors * held if schedule.hoisted and fit is FIT_STAGED_MIX_ORDER else 0.0
-    elif fit is FIT_STAGED_TILES:
+        kept = schedule.row_vectors is RowVectors.REGISTERS and fit is FIT_STAGED_MIX_ORDER
+        registers += fit.resident * need.vectors * held if kept else 0.0
+    elif isinstance(schedule, StagedTiles):
         registers += _staged_tile_registers(need, schedule)
     elif fit in (FIT_LOOP_COLS, FIT_LOOP_ROWS, FIT_STAGED_ROWS):
         states = max(0.0, need.looped_elementwise_registers - 1)
@@ -301,24 +276,27 @@ STRIP_SHARE, ENTERING_SHARE = 0.6, 0.5
 MERGED_STATE_SHARE = 0.7
 
 
-def _staged_tile_registers(need: Demand, schedule: Schedule) -> float:
+def _staged_tile_registers(need: Demand, schedule: StagedTiles) -> float:
     """Registers for the states of a thread's columns and for its part of a strip."""
     element = need.staged_bytes(schedule)
-    elements = need.explicit_vector * staged_tiles.strips(schedule, need.explicit_vector, element).rows_per_thread
-    states = need.explicit_vector * (need.state_registers + MERGED_STATE_SHARE * need.merged_registers)
+    vector = schedule.vector_limit or need.explicit_vector
+    elements = vector * staged_tiles.strips(schedule, vector).rows_per_thread
+    states = vector * (need.state_registers + MERGED_STATE_SHARE * need.merged_registers)
     return states + elements * (STRIP_SHARE * element / 4 + ENTERING_SHARE * need.entering_registers)
 
 
 def _smem_bytes(need: Demand, schedule: Schedule) -> int:
     """Shared memory of a CTA: exact for staged rows and tiles, otherwise the compiler's likely use."""
-    if schedule.staged and isinstance(schedule.cols, Block):
-        return staged_tiles.smem_bytes(schedule, need.explicit_vector, need.staged_bytes(schedule), need.exchange_bytes_down)
-    if schedule.staged:
-        assert isinstance(schedule.cols, Cover)
-        row_vectors = int(4 * need.vectors) * schedule.cols.width if schedule.beside else 0
-        exchange_bytes = need.exchange_bytes_multi_cta if schedule.ctas_per_row > 1 else need.exchange_bytes
-        return row_vectors + staged_rows.smem_bytes(need.staged_bytes(schedule), schedule.cols, schedule.stages, exchange_bytes,
-                                            schedule.warps, schedule.prefetch)
+    match schedule:
+        case StagedTiles(vector_limit=limit):
+            vector = limit or need.explicit_vector
+            return staged_tiles.smem_bytes(schedule, vector, need.staged_bytes(schedule), need.exchange_bytes_down)
+        case _ if schedule.staged:
+            assert isinstance(schedule.cols, Cover)
+            row_vectors = int(4 * need.vectors) * schedule.cols.width if schedule.row_vectors is RowVectors.SMEM else 0
+            two = isinstance(schedule, MultiCtaMixOrder) and schedule.folds_two_sums
+            return row_vectors + staged_rows.smem_bytes(need.staged_bytes(schedule), schedule.cols, schedule.stages,
+                                                        need.exchange_bytes * (2 if two else 1), schedule.warps, schedule.prefetch)
     tile = tile_of(schedule)
     pipelined = (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
     return 1024 + schedule.warps * tile.height * 8 + pipelined

@@ -71,7 +71,7 @@ def _reloads_row_vectors(chosen: KernelPlan) -> bool:
     in shared memory.
     """
     one = chosen.schedule
-    return one.accumulates_columns and not (one.hoisted or one.beside)
+    return one.accumulates_columns and one.reloads_vectors
 
 
 def _register_weight(chosen: KernelPlan) -> int:

@@ -101,7 +101,16 @@ class Cut:
         return False
 
 
-def halves(kernel: Kernel, splits: int, order: tuple[str, ...]) -> tuple[Program, Program]:
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A split kernel: the Program of partial states, the Program that joins them, and where the first has the kernel's nodes."""
+
+    first: Program
+    join: Program
+    moved: dict[int, int]  # from nodes of the kernel to nodes of `first`, for nodes that are there
+
+
+def halves(kernel: Kernel, splits: int, order: tuple[str, ...]) -> Halves:
     """Split a kernel whose reductions several CTAs share into partial states and the Program that joins them and finishes.
 
         before: y = f(reduce sum(x) over m)
@@ -136,7 +145,19 @@ def halves(kernel: Kernel, splits: int, order: tuple[str, ...]) -> tuple[Program
             new_first[i] = first.add(with_operands(node, new_first))
             if not isinstance(node, Store):
                 new_second[i] = second.add(with_operands(node, new_second)) if _portable(node, new_second) else -1
-    return _program(program.name, widened, temps, first.nodes), _program(f"{program.name}_join", widened, temps, second.nodes)
+    partial = _program(program.name, widened, temps, first.nodes)
+    kept = _kept(first.nodes, partial.nodes)
+    moved = {i: kept[j] for i, j in new_first.items() if j in kept}
+    return Halves(partial, _program(f"{program.name}_join", widened, temps, second.nodes), moved)
+
+
+def _kept(nodes: list[Node], pruned: tuple[Node, ...]) -> dict[int, int]:
+    """Where each node is after dead nodes were removed. The others keep their order, and no two nodes are equal."""
+    new: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        if all(o in new for o in operands(node)) and len(new) < len(pruned) and with_operands(node, new) == pruned[len(new)]:
+            new[i] = len(new)
+    return new
 
 
 def _portable(node: Node, new: dict[int, int]) -> bool:

@@ -18,7 +18,7 @@ from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store, operands
 from .access import contiguous_row_stride
 from .kernel import Across, Kernel
-from .schedule import Cover, power_of_two
+from .schedule import PIECE_ELEMS, Cover, power_of_two
 
 TMA_BOX = 256  # largest side of a TMA box, in elements
 # mbarriers allocated per kernel, 8 bytes each, even if fewer are used. Together they take as many bytes as the alignment of a
@@ -27,8 +27,6 @@ BARRIERS = 16
 BARRIER_BYTES = 8
 MIN_COPIES = 4  # copies of a row in a single-row ring, if the row has as many chunks
 TMA_ALIGNMENT = 16  # bytes; TMA needs every row to start on a multiple
-# unaligned rows: TMA copies pieces of this many elements of the flat tensor, starting with the piece a row starts in
-PIECE_ELEMS = 64
 STAGED_DTYPES = frozenset({"f16", "bf16", "f32"})  # the types that can be staged
 STATE_BYTES = 4  # bytes of a state exchanged between CTAs; one store writes it together with its flag
 
@@ -204,12 +202,7 @@ def exchange_bytes(kernel: Kernel, down: bool = False) -> int:
     return max(found)
 
 
-def exchange_bytes_multi_cta(kernel: Kernel) -> int:
-    """Bytes each warp exchanges if several CTAs share a row; there, two sums are reduced together."""
-    return exchange_bytes(kernel) * (2 if folds_two_sums(kernel) else 1)
-
-
-def folds_two_sums(kernel: Kernel) -> bool:
+def has_two_sums(kernel: Kernel) -> bool:
     """Whether the reductions along rows are exactly two sums."""
     along = [kernel.program.nodes[f.node] for f in kernel.folds if not f.rows]
     return len(along) == 2 and all(isinstance(node, Reduce) and MONOIDS[node.monoid].primitive == "sum" for node in along)

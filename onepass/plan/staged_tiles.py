@@ -8,12 +8,12 @@ its memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..device import Device
 from ..ir.program import Load, Reduce, Store
 from .kernel import Kernel
-from .schedule import Block, Loop, Schedule
+from .schedule import StagedTiles
 from .staged_rows import BARRIER_BYTES, BARRIERS, TMA_BOX, register_limit, tma_describes
 
 MIN_LINE_BYTES = 64  # bytes per row of a tile; shorter runs waste half of a DRAM access
@@ -56,35 +56,42 @@ def rows_at_once(width: int, vector: int, warps: int) -> int:
     return max(1, 32 * warps * vector // width)
 
 
-def strips(schedule: Schedule, vector: int, element_bytes: int) -> Strips:
-    """The thread layout of a schedule's tiles. `element_bytes` is the size of one element of all staged inputs together."""
-    assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
-    tall, width, warps = schedule.rows.step, schedule.cols.size, schedule.warps
+def strip_rows(step: int, width: int, warps: int, vector: int, element_bytes: int) -> int:
+    """Rows of a tile to read at once: as many as leave a strip of all inputs in few registers, at least one vector per thread.
+
+    `element_bytes` is the size of one element of all staged inputs together.
+    """
+    least = rows_at_once(width, vector, warps)
+    height = least
+    while 2 * height <= step and 2 * height // least * vector * max(4, element_bytes) <= 4 * MAX_STRIP_REGISTERS:
+        height *= 2
+    return height
+
+
+def strips(schedule: StagedTiles, vector: int) -> Strips:
+    """The thread layout of a schedule's tiles. ValueError if the threads do not divide them evenly."""
+    tall, width, warps, height = schedule.step, schedule.width, schedule.warps, schedule.strip_rows
     lanes = max(1, min(32, width // vector))
     across = min(warps, width // (lanes * vector))
     least = rows_at_once(width, vector, warps)
     if width > TMA_BOX or tall > TMA_BOX or tall % least or lanes * across * vector != width:
         raise ValueError(f"{warps} warps cannot read tiles of {tall} x {width} in vectors of {vector}")
-    height = least
-    while 2 * height <= tall and 2 * height // least * vector * max(4, element_bytes) <= 4 * MAX_STRIP_REGISTERS:
-        height *= 2
+    if height % least or tall % height:
+        raise ValueError(f"{warps} warps cannot read tiles of {tall} x {width} in strips of {height} rows")
     return Strips(vector, lanes, across, warps // across, least, height, tall // height)
 
 
-def with_register_cap(schedule: Schedule, ctas_per_sm: int, device: Device) -> Schedule:
-    """Add the register cap that lets `ctas_per_sm` CTAs share an SM, unless there are very many staged inputs.
+def register_cap(inputs: int, warps: int, ctas_per_sm: int, device: Device) -> int:
+    """The register cap that lets `ctas_per_sm` CTAs share an SM; 0, none, if there are very many staged inputs.
 
     With a cap, ptxas issues as many loads as fit in registers before it adds anything. A capped sum of 32 inputs takes 237 of
     255 registers and one of 40 spills; uncapped, the latter takes 153.
     """
-    few = len(schedule.staged) <= MAX_CAPPED_INPUTS
-    return replace(schedule, registers=register_limit(schedule.warps, ctas_per_sm, device) if few else 0)
+    return register_limit(warps, ctas_per_sm, device) if inputs <= MAX_CAPPED_INPUTS else 0
 
 
-def smem_bytes(schedule: Schedule, vector: int, element_bytes: int, state_bytes: int) -> int:
+def smem_bytes(schedule: StagedTiles, vector: int, element_bytes: int, state_bytes: int) -> int:
     """Shared memory of a CTA: mbarriers, and the larger of the rings and the exchange that reuses them."""
-    assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
-    width = schedule.cols.size
-    rings = schedule.stages * schedule.rows.step * width * element_bytes
-    down = strips(schedule, vector, element_bytes).down
-    return max(rings, down * width * state_bytes if down > 1 else 0) + BARRIERS * BARRIER_BYTES
+    rings = schedule.stages * schedule.step * schedule.width * element_bytes
+    down = strips(schedule, vector).down
+    return max(rings, down * schedule.width * state_bytes if down > 1 else 0) + BARRIERS * BARRIER_BYTES

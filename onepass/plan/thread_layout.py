@@ -8,48 +8,56 @@ from __future__ import annotations
 from ..ir.monoid import Monoid
 from ..ir.program import Load, Store
 from .kernel import Kernel
-from .schedule import Block, Cover, Loop, Schedule
+from .schedule import Cover, LoopedRows, Schedule, SplitRows
 
 
 def vector(kernel: Kernel) -> int:
-    """Adjacent elements per thread: 16 bytes of the narrowest full-size tensor, at least 4 elements."""
+    """Adjacent elements per thread, as the planner chooses: 16 bytes of the narrowest full-size tensor, at least 4 elements."""
     return max_contiguous(kernel) or explicit_vector(kernel)
 
 
+def access_vector(kernel: Kernel, schedule: Schedule) -> int:
+    """Adjacent elements per thread under a schedule."""
+    return schedule.vector_limit or explicit_vector(kernel)
+
+
 def explicit_vector(kernel: Kernel) -> int:
-    """Vector width under an explicit layout, where Triton chooses none: fp32 stores do not limit it."""
+    """Vector width that the types allow. Under an explicit layout, where Triton chooses none, fp32 stores do not limit it."""
     return max(4, 16 // min(_full_sizes(kernel, Load, Store), default=4))
 
 
 def chunk_vector(kernel: Kernel, schedule: Schedule) -> int:
     """Vector width of a chunk of a staged row, which may be too narrow for `vector`."""
     assert isinstance(schedule.cols, Cover)
-    return min(vector(kernel), schedule.cols.tiles[0] // (32 * schedule.warps))
+    return min(access_vector(kernel, schedule), schedule.cols.tiles[0] // (32 * schedule.warps))
 
 
-def matches_tile_layout(kernel: Kernel, i: int, width: int, warps: int) -> bool:
+def matches_tile_layout(kernel: Kernel, i: int, width: int, warps: int, vector_limit: int) -> bool:
     """Whether a row vector's columns lie on the same threads as those of the tiles of this width.
 
     If so, each thread loads its columns once for all its rows. This needs the same vector width for both, and tiles at least
     one vector per thread wide.
     """
-    own = min(16 // kernel.program.dtypes[i].size, max_contiguous(kernel) or 16)
-    return own == vector(kernel) and width >= 32 * warps * own
+    own = min(16 // kernel.program.dtypes[i].size, vector_limit or 16)
+    return own == (vector_limit or explicit_vector(kernel)) and width >= 32 * warps * own
 
 
-def private_state_columns(kernel: Kernel, schedule: Schedule, monoid: Monoid) -> int | None:
-    """Columns of a walked tile per thread, if each thread keeps its own running state; otherwise None.
+def allows_private_states(monoid: Monoid) -> bool:
+    """Whether each thread can keep its own state of a walk. Not if the monoid counts elements: each state would need a count.
 
-    Merging a tile across threads takes two exchanges through shared memory. With its own state, a thread merges only the few
-    elements it holds, and threads exchange states once, at the end. Monoids that count elements are excluded, because each
-    state would need its own count.
+    A primitive fold keeps one value per lane anyway.
     """
-    match schedule.rows, schedule.cols:
-        case Block(1), Loop(step) if not monoid.primitive and not monoid.tracks_count:
-            held = step // (32 * schedule.warps)
-            return held if held >= vector(kernel) and held % vector(kernel) == 0 else None
+    return not monoid.primitive and not monoid.tracks_count
+
+
+def private_state_columns(kernel: Kernel, schedule: Schedule) -> int:
+    """Columns of a walked tile per thread, where each thread keeps its own states; 0 if a thread has no whole vectors of a tile."""
+    match schedule:
+        case LoopedRows(height=1) | SplitRows(height=1):
+            held, least = schedule.step // (32 * schedule.warps), access_vector(kernel, schedule)
+            return held if held >= least and held % least == 0 else 0
         case _:
-            return None
+            return 0
 
 
 def max_contiguous(kernel: Kernel) -> int | None:

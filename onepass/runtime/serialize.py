@@ -1,7 +1,8 @@
 """Serialization of artifacts and GPU measurements: JSON with a checksum, read back strictly.
 
 Values are written by their run-time type and read by the type their dataclass declares. Data that does not match the declaration
-exactly is rejected. Names in a file are never resolved to code: classes come only from the declarations.
+exactly is rejected. A dataclass is written with its name, which tells the alternatives of a union apart. Names in a file are never
+resolved to code: classes come only from the declarations.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from ..ir.expr import DTYPES, DType
 from ..ir.size import Sym, parse_size
 from .compiled import Artifact
 
-SCHEMA = 2  # version of the file format; the meaning of the data is covered by the key, which includes the package's sources
+SCHEMA = 3  # version of the file format; the meaning of the data is covered by the key, which includes the package's sources
+
+CLASS = "class"  # key of a dataclass's name, which no field can have
 
 
 class CorruptEntry(Exception):
@@ -66,7 +69,7 @@ def _to_json(value: Any) -> Any:
         case Mapping():
             return [[_to_json(k), _to_json(v)] for k, v in value.items()]
         case _ if is_dataclass(value):
-            return {f.name: _to_json(getattr(value, f.name)) for f in fields(value)}
+            return {CLASS: type(value).__name__} | {f.name: _to_json(getattr(value, f.name)) for f in fields(value) if f.init}
     raise TypeError(f"{type(value).__name__} cannot be stored")
 
 
@@ -96,10 +99,10 @@ def _from_plain(declared: Any, data: Any) -> Any:
         return data
     if isinstance(declared, type) and issubclass(declared, Enum) and isinstance(data, str) and data in declared.__members__:
         return declared[data]
-    if is_dataclass(declared) and declared not in (DType, Sym) and isinstance(data, dict):
-        hints = _declarations(declared)  # type: ignore[arg-type]
-        if data.keys() == hints.keys():
-            return declared(**{name: _from_json(hint, data[name]) for name, hint in hints.items()})  # type: ignore[operator]
+    if isinstance(declared, type) and is_dataclass(declared) and declared not in (DType, Sym) and isinstance(data, dict):
+        hints = _declarations(declared)
+        if data.keys() == {CLASS, *hints} and data[CLASS] == declared.__name__:
+            return declared(**{name: _from_json(hint, data[name]) for name, hint in hints.items()})
     raise ValueError(f"not a {getattr(declared, '__name__', declared)}: {str(data)[:40]!r}")
 
 
@@ -129,4 +132,4 @@ def _list(data: Any) -> list[Any]:
 @cache
 def _declarations(declared: type) -> dict[str, Any]:
     hints = get_type_hints(declared)
-    return {f.name: hints[f.name] for f in fields(declared)}
+    return {f.name: hints[f.name] for f in fields(declared) if f.init}

@@ -29,7 +29,7 @@ from onepass.ir.program import Program
 from onepass.ir.size import Bindings
 from onepass.pipeline import optimize
 from onepass.plan.plan import KernelPlan
-from onepass.plan.schedule_check import check as check_schedule
+from onepass.plan.schedule.check import check as check_schedule
 from onepass.plan.variant import specialize
 from tests.support import forced_schedules as forced
 from tests.support.correctness import twice

@@ -19,7 +19,7 @@ from onepass.device import DEVICES
 from onepass.errors import BadArgument, BadSpec, OnepassError
 from onepass.knobs import describe, knobs
 from onepass.plan.legality import Reason, Refusal
-from onepass.plan.schedule import Cover, Loop, Schedule
+from onepass.plan.schedule import MixOrder
 from onepass.plan.variant import Validity
 from onepass.runtime.compiled import Rejected
 from onepass.tools import spec
@@ -45,8 +45,8 @@ def compiled() -> Any:
                            floor_us=89.5, predicted_us=98.75, kernels=(KERNEL, JOIN), refusals=REFUSALS)
     sources = tuple(Source(k.name, f"# text of {k.name}\n", (), (), warps=8) for k in plan.kernels)
     binaries = tuple(SimpleNamespace(registers=r, spill_bytes=0, smem_bytes=s) for r, s in ((127, 64), (32, 0)))
-    rejected = (Rejected(KERNEL.name, Schedule(Loop(4), Cover((4096, 1024)), warps=8), 255, 312),
-                Rejected(KERNEL.name, Schedule(Loop(8), Cover((4096, 1024)), warps=8), 148, 0))
+    rejected = (Rejected(KERNEL.name, MixOrder(4, 1, (4096, 1024), 8), 255, 312),
+                Rejected(KERNEL.name, MixOrder(8, 1, (4096, 1024), 8), 148, 0))
     return SimpleNamespace(plan=plan, sources=sources, binaries=binaries, rejected=rejected)
 
 

@@ -26,7 +26,7 @@ from onepass.ir.text import parse
 from onepass.pipeline import generate, optimize
 from onepass.plan.legality import Family
 from onepass.plan.partition import plan
-from onepass.plan.schedule import Block, Cover, Loop, Schedule
+from onepass.plan.schedule import Cover, LoopedRows, ResidentRows
 from onepass.runtime import executable
 from onepass.runtime.interpreter import interpret
 from tests.support.forced_schedules import H200, assert_as_oracle, candidates, chosen, planned, program_of, run
@@ -63,7 +63,7 @@ def test_any_program_under_any_schedule(case: Case, seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_schedule(kind: str, dtype: torch.dtype) -> None:
     function, family, (rows, cols), schedule = KINDS[kind]
-    if schedule.sector_elems:
+    if isinstance(schedule, (ResidentRows, LoopedRows)) and schedule.sector_elems:
         schedule = replace(schedule, sector_elems=32 // dtype.itemsize)
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, cols, generator=generator).to(dtype)
@@ -105,7 +105,7 @@ def shared_sum(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def test_one_row_stores_what_all_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows at other offsets in a sector sum in another order, and the CTA that stores last is not determined."""
     program, tensors, bindings = program_of(shared_sum, torch.randn(4, 1027), torch.randn(1027))
-    schedule = Schedule(Block(1), Cover((256,) * 4), 1, sector_elems=8)
+    schedule = ResidentRows(1, (256,) * 4, 1, sector_elems=8)
     plan = planned(program, bindings, chosen(program, bindings, Family.INNER, schedule))
     forwards = run(plan, tensors, bindings)
     monkeypatch.setattr(interpret, "program_order", lambda programs: reversed(range(programs)))
@@ -291,7 +291,7 @@ def test_parts_of_odd_rows_begin_at_their_offsets(first: int) -> None:
     """In whole sectors from the row's start, or not."""
     x = torch.randn(5, 1027)
     program, tensors, bindings = program_of(lambda x: torch.softmax(x[:, first:first + 1001] * x[:, :1001], -1), x)
-    for schedule in (Schedule(Block(1), Cover((256,) * 4), 1, sector_elems=8), Schedule(Block(1), Loop(256), 2, sector_elems=8)):
+    for schedule in (ResidentRows(1, (256,) * 4, 1, sector_elems=8), LoopedRows(1, 256, 2, sector_elems=8)):
         assert_as_oracle(planned(program, bindings, chosen(program, bindings, Family.INNER, schedule)), tensors, bindings, "parts")
 
 

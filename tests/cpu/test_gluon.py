@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onepass import errors, pipeline
 from onepass.codegen import gluon
+from onepass.codegen.emit import emit
 from onepass.codegen.gluon_helpers import FUNCTIONS, called_definitions
 from onepass.codegen.gluon_ring import HEADER
 from onepass.codegen.source import GridDim, ParamKind, Source, TensorView
@@ -23,9 +24,8 @@ from onepass.ir.oracle import evaluate
 from onepass.ir.text import parse
 from onepass.plan.partition import plan
 from onepass.plan.resources import ctas_per_sm, demand, estimate
-from onepass.plan.schedule import Cover
+from onepass.plan.schedule import PIECE_ELEMS, Cover
 from onepass.plan.staged_rows import (
-    PIECE_ELEMS,
     Chunks,
     chunk_cover_unaligned,
     chunks,
@@ -143,7 +143,7 @@ def run_staged(fn: Callable[..., Any], args: tuple[Tensor, ...], wide: bool = Fa
     """Run in the model and compare with the oracle."""
     kernel, bindings = kernel_of(fn, args)
     schedule = staged_schedule(kernel, **how)
-    source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row", wide)
+    source = emit(kernel, schedule, bindings, "row", H200, wide)
     program = kernel.program
     names = [b.name for b in program.buffers if b.role == "input"]
     buffers = dict(zip(names, args, strict=True))
@@ -310,7 +310,7 @@ def test_one_row_stores_what_no_row_changes(split: int) -> None:
     args = torch.randn(5, 4501), torch.randn(4501)
     kernel, bindings = kernel_of(own_sum, args)
     schedule = staged_schedule(kernel, warps=4, vectors=1, slots=1, split=split)
-    source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row")
+    source = emit(kernel, schedule, bindings, "row", H200)
     names = [b.name for b in kernel.program.buffers]
     sums = []
     for count in (split or 5, 1):  # all CTAs, or the first one alone
@@ -325,7 +325,7 @@ def test_far_rows_are_counted_in_64_bits() -> None:
     (x,) = inputs_of(softmax, 3, 1089, BF16)
     kernel, bindings = kernel_of(softmax, (x,))
     schedule = staged_schedule(kernel, 4, 1, 1, 2)
-    text = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row", True).text
+    text = emit(kernel, schedule, bindings, "row", H200, True).text
     pieces = re.findall(r"(\w+)_piece = \((.*)\)\.to\(gl\.int32\)", text)
     assert {name for name, _ in pieces} == {"early", "ahead"}
     assert all(counted.startswith(f"{name}.to(gl.int64) * ") for name, counted in pieces)
@@ -336,7 +336,7 @@ def odd_source(rows: int, slots: int) -> tuple[Source, dict[str, Tensor], dict[s
     (x,) = inputs_of(softmax, rows, 1089, BF16)
     kernel, bindings = kernel_of(softmax, (x,))
     schedule = staged_schedule(kernel, 4, 1, slots, 2)
-    source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row")
+    source = emit(kernel, schedule, bindings, "row", H200)
     return source, {"x": x, "out0": torch.empty_like(x)}, bindings
 
 
@@ -376,7 +376,7 @@ def test_chunks_of_a_flat_view_have_room_for_the_shift() -> None:
 def test_odd_rows_compile_without_spills(fn: Callable[..., Any], slots: int, split: int) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
     schedule = staged_schedule(kernel, 16, 1, slots, split)
-    binary = offline.compile(pipeline.emitter(schedule).emit(kernel, schedule, bindings, "norm"), H200)
+    binary = offline.compile(emit(kernel, schedule, bindings, "norm", H200), H200)
     assert binary.spill_bytes == 0 and binary.tma_copies and binary.mbarriers
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes <= H200.smem_per_cta
     assert 16 in binary.stores, "whole pieces are stored by vectors"
@@ -387,7 +387,7 @@ def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable[..., Any
     """Elements outside the flat view and the masks of a row's ends must not stay in registers during a walk."""
     kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
     schedule = replace(staged_schedule(kernel, 16, 1, 1), registers=64)
-    assert offline.compile(pipeline.emitter(schedule).emit(kernel, schedule, bindings, "norm"), H200).spill_bytes == 0
+    assert offline.compile(emit(kernel, schedule, bindings, "norm", H200), H200).spill_bytes == 0
 
 
 @pytest.mark.parametrize("slots", [1, 2])

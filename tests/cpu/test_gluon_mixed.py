@@ -16,7 +16,7 @@ from onepass.plan import candidates
 from onepass.plan.legality import Family, Illegal
 from onepass.plan.partition import plan
 from onepass.plan.plan import REGISTERS_UNBOUNDED, Plan
-from onepass.plan.schedule import Loop, Schedule
+from onepass.plan.schedule import Loop, Ring, RowVectors, Schedule, StagedMixOrder
 from onepass.plan.scoring import scores
 from onepass.plan.staged_rows import chunk_cover, must_stage, tma_stageable
 from onepass.plan.thread_layout import vector
@@ -37,18 +37,18 @@ from tests.support.mix_order_kernels import (
 )
 from tests.support.staged_kernels import BF16, F32
 
+RELOAD, REGISTERS = RowVectors.RELOAD, RowVectors.REGISTERS
 
 def mixed(fn: Callable[..., Any], args: tuple[Tensor, ...], warps: int = 4, vectors: int = 1, slots: int = 2, split: int = 2,
-          hoisted: bool = False, registers: int = 0, least: bool = False, prefetch: int = 0) -> Plan:
+          row_vectors: RowVectors = RELOAD, registers: int = 0, least: bool = False, prefetch: int = 0) -> Plan:
     """A plan that stages every load TMA can describe, or with `least` only those it must, and joins partial results."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     width = 32 * warps * vector(kernel)
-    schedule = Schedule(Loop(1, split), chunk_cover(cols, width * vectors, width), warps, slots, hoisted=hoisted,
-                        accumulates_columns=True, staged=must_stage(kernel) if least else frozenset(tma_stageable(kernel)),
-                        registers=registers, prefetch=prefetch)
+    schedule = StagedMixOrder(chunk_cover(cols, width * vectors, width).tiles, warps, Ring(split, slots, prefetch), row_vectors,
+                              staged=must_stage(kernel) if least else frozenset(tma_stageable(kernel)), registers=registers)
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule))
 
 
@@ -78,10 +78,10 @@ def test_totals_of_values_far_from_zero(dtype: torch.dtype) -> None:
     check(totals, (inputs_of(totals, 7, 2568, dtype)[0] + 3,))
 
 
-@pytest.mark.parametrize("hoisted", [False, True])
+@pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
 @pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 2, 2), (7, 3, 2), (3, 2, 5), (2, 3, 4)])
-def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, hoisted: bool) -> None:
-    check(layer_norm_backward, inputs_of(layer_norm_backward, rows, 3080, BF16), slots=slots, split=split, hoisted=hoisted)
+def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, row_vectors: RowVectors) -> None:
+    check(layer_norm_backward, inputs_of(layer_norm_backward, rows, 3080, BF16), slots=slots, split=split, row_vectors=row_vectors)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -90,25 +90,25 @@ def test_any_number_of_chunks_and_of_copies(cols: int, vectors: int, slots: int)
     check(rms_norm_backward, inputs_of(rms_norm_backward, 5, cols, BF16), vectors=vectors, slots=slots)
 
 
-@pytest.mark.parametrize("hoisted", [False, True])
-def test_row_vectors_may_be_looked_up(hoisted: bool) -> None:
-    check(looked_up, inputs_of(looked_up, 3, 2056, BF16), hoisted=hoisted)
+@pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
+def test_row_vectors_may_be_looked_up(row_vectors: RowVectors) -> None:
+    check(looked_up, inputs_of(looked_up, 3, 2056, BF16), row_vectors=row_vectors)
 
 
-@pytest.mark.parametrize("hoisted", [False, True])
-def test_what_is_read_once_need_not_be_parked(hoisted: bool) -> None:
+@pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
+def test_what_is_read_once_need_not_be_parked(row_vectors: RowVectors) -> None:
     args = inputs_of(add_rms_norm_backward, 5, 2056, BF16)
     plan = mixed(add_rms_norm_backward, args, least=True)
     assert len(plan.kernels[0].schedule.staged) == 2 and len(tma_stageable(mixed_kernel(add_rms_norm_backward, args))) == 3
-    check(add_rms_norm_backward, args, least=True, hoisted=hoisted)
+    check(add_rms_norm_backward, args, least=True, row_vectors=row_vectors)
 
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, all_else])
 def test_elements_may_be_counted_in_64_bits(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
-    check(fn, inputs_of(fn, 5, 2056, BF16), hoisted=True)
+    check(fn, inputs_of(fn, 5, 2056, BF16), row_vectors=REGISTERS)
     check(fn, inputs_of(fn, 5, 2048, BF16), slots=1, prefetch=1)
-    source = pipeline.generate(mixed(fn, inputs_of(fn, 5, 2056, BF16), 8, hoisted=True), wide=True)[0]
+    source = pipeline.generate(mixed(fn, inputs_of(fn, 5, 2056, BF16), 8, row_vectors=REGISTERS), wide=True)[0]
     assert offline.compile(source, H200).spill_bytes == 0
 
 
@@ -146,10 +146,10 @@ def rows_and_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.float().sum(-1), x.float().sum(0)
 
 
-@pytest.mark.parametrize("hoisted", [False, True])
+@pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
 @pytest.mark.parametrize("fn", [*FUNCTIONS, rows_and_columns])
-def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable[..., Any], hoisted: bool) -> None:
-    check(fn, inputs_of(fn, 7, 4096, BF16), slots=1, prefetch=3, hoisted=hoisted)
+def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable[..., Any], row_vectors: RowVectors) -> None:
+    check(fn, inputs_of(fn, 7, 4096, BF16), slots=1, prefetch=3, row_vectors=row_vectors)
 
 
 @pytest.mark.parametrize("warps", [4, 16])  # of many warps the compiler does not know how long a walk is
@@ -213,25 +213,25 @@ def test_a_refill_of_the_wrong_part_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
 # ---- what the compiler makes of it -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fn", "cols", "dtype", "warps", "slots", "hoisted"), [
-    (rms_norm_backward, 4096, BF16, 8, 3, True),
-    (rms_norm_backward, 8192, BF16, 8, 3, True),
-    (rms_norm_backward, 8192, BF16, 16, 3, False),
-    (rms_norm_backward, 8192, F32, 16, 3, False),
-    (rms_norm_backward, 10008, BF16, 8, 2, False),
-    (rms_norm_backward, 10240, BF16, 8, 2, False),  # five copies a row
-    (rms_norm_backward, 10240, BF16, 8, 1, True),
-    (rms_norm_backward, 16384, BF16, 16, 3, True),
-    (rms_norm_backward, 16384, BF16, 8, 2, False),
-    (rms_norm_backward, 32768, BF16, 8, 1, False),
-    (layer_norm_backward, 8192, BF16, 8, 3, True),
-    (layer_norm_backward, 8192, BF16, 16, 3, False),
-    (add_rms_norm_backward, 8192, BF16, 16, 3, False),
+@pytest.mark.parametrize(("fn", "cols", "dtype", "warps", "slots", "row_vectors"), [
+    (rms_norm_backward, 4096, BF16, 8, 3, REGISTERS),
+    (rms_norm_backward, 8192, BF16, 8, 3, REGISTERS),
+    (rms_norm_backward, 8192, BF16, 16, 3, RELOAD),
+    (rms_norm_backward, 8192, F32, 16, 3, RELOAD),
+    (rms_norm_backward, 10008, BF16, 8, 2, RELOAD),
+    (rms_norm_backward, 10240, BF16, 8, 2, RELOAD),  # five copies a row
+    (rms_norm_backward, 10240, BF16, 8, 1, REGISTERS),
+    (rms_norm_backward, 16384, BF16, 16, 3, REGISTERS),
+    (rms_norm_backward, 16384, BF16, 8, 2, RELOAD),
+    (rms_norm_backward, 32768, BF16, 8, 1, RELOAD),
+    (layer_norm_backward, 8192, BF16, 8, 3, REGISTERS),
+    (layer_norm_backward, 8192, BF16, 16, 3, RELOAD),
+    (add_rms_norm_backward, 8192, BF16, 16, 3, RELOAD),
 ])
 def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounted_for(
-        fn: Callable[..., Any], cols: int, dtype: torch.dtype, warps: int, slots: int, hoisted: bool) -> None:
+        fn: Callable[..., Any], cols: int, dtype: torch.dtype, warps: int, slots: int, row_vectors: RowVectors) -> None:
     most = min(248, 65536 // (32 * warps))
-    plan = mixed(fn, given(fn, cols, dtype), warps, 1, slots, 132, hoisted, registers=most)
+    plan = mixed(fn, given(fn, cols, dtype), warps, 1, slots, 132, row_vectors, registers=most)
     binary = offline.compile(pipeline.generate(plan)[0], H200)
     expected = plan.kernels[0].resources
     assert binary.spill_bytes == 0 and binary.registers <= most

@@ -18,7 +18,7 @@ from onepass.plan.kernel import Kernel
 from onepass.plan.legality import Family, Illegal
 from onepass.plan.partition import plan as best_plan
 from onepass.plan.plan import CompileOutcome, Plan
-from onepass.plan.schedule import Cover, Loop, Schedule
+from onepass.plan.schedule import Cover, Loop, MultiCtaMixOrder, RowVectors, Schedule
 from onepass.plan.scoring import score, scores
 from onepass.plan.staged_rows import may_span_ctas, state_words, tma_stageable
 from onepass.plan.thread_layout import vector
@@ -46,18 +46,18 @@ from tests.support.mix_order_kernels import (
 )
 from tests.support.staged_kernels import BF16, F32
 
+RELOAD, REGISTERS, SMEM = RowVectors.RELOAD, RowVectors.REGISTERS, RowVectors.SMEM
 
 def shared(fn: Callable[..., Any], args: tuple[Tensor, ...], share: int = 2, warps: int = 4, vectors: float = 1, slots: int = 3,
-           groups: int = 2, hoisted: bool = False, registers: int = 0, beside: bool = False, on: Device = H200) -> Plan:
+           groups: int = 2, row_vectors: RowVectors = RELOAD, registers: int = 0, on: Device = H200) -> Plan:
     """A plan with `share` CTAs per row."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     width = int(32 * warps * vector(kernel) * vectors)
-    schedule = Schedule(Loop(1, groups), Cover((width,) * (cols // share // width)), warps, slots, hoisted=hoisted,
-                        accumulates_columns=True,
-                        beside=beside, staged=frozenset(tma_stageable(kernel)), registers=registers, ctas_per_row=share)
+    schedule = MultiCtaMixOrder((width,) * (cols // share // width), share, groups, warps, slots, row_vectors,
+                                staged=frozenset(tma_stageable(kernel)), registers=registers)
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule, on), on)
 
 
@@ -78,16 +78,17 @@ FUNCTIONS = [rms_norm_backward, layer_norm_backward, add_rms_norm_backward, spre
 def test_every_kind_of_kernel_is_right(fn: Callable[..., Any], share: int, dtype: torch.dtype) -> None:
     cols = share * (2048 if dtype is BF16 else 1024)
     check(fn, inputs_of(fn, 7, cols, dtype), share=share)
-    check(fn, inputs_of(fn, 5, cols, dtype), share=share, slots=2, hoisted=True)
-    check(fn, inputs_of(fn, 5, cols, dtype), share=share, vectors=0.5, hoisted=True)
+    check(fn, inputs_of(fn, 5, cols, dtype), share=share, slots=2, row_vectors=REGISTERS)
+    check(fn, inputs_of(fn, 5, cols, dtype), share=share, vectors=0.5, row_vectors=REGISTERS)
     if fn is not spread_and_top:  # which has no row vectors
-        check(fn, inputs_of(fn, 5, cols, dtype), share=share, vectors=0.5, beside=True)
+        check(fn, inputs_of(fn, 5, cols, dtype), share=share, vectors=0.5, row_vectors=SMEM)
 
 
-@pytest.mark.parametrize("hoisted", [False, True])
+@pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
 @pytest.mark.parametrize(("rows", "slots", "groups"), [(7, 2, 1), (7, 3, 3), (8, 3, 2), (3, 2, 5), (2, 4, 4), (19, 3, 2)])
-def test_any_ring_any_number_of_groups_and_turns(rows: int, slots: int, groups: int, hoisted: bool) -> None:
-    check(layer_norm_backward, inputs_of(layer_norm_backward, rows, 4096, BF16), slots=slots, groups=groups, hoisted=hoisted)
+def test_any_ring_any_number_of_groups_and_turns(rows: int, slots: int, groups: int, row_vectors: RowVectors) -> None:
+    args = inputs_of(layer_norm_backward, rows, 4096, BF16)
+    check(layer_norm_backward, args, slots=slots, groups=groups, row_vectors=row_vectors)
 
 
 @pytest.mark.parametrize(("cols", "vectors"), [(2048, 1), (6144, 1), (16384, 1), (16384, 2), (16384, 8)])
@@ -95,9 +96,9 @@ def test_any_number_of_chunks(cols: int, vectors: int) -> None:
     check(rms_norm_backward, inputs_of(rms_norm_backward, 5, cols, BF16), vectors=vectors)
 
 
-@pytest.mark.parametrize("kept", ["hoisted", "beside"])
-def test_row_vectors_may_be_looked_up(kept: str) -> None:
-    check(looked_up, inputs_of(looked_up, 3, 4096, BF16), **{kept: True})
+@pytest.mark.parametrize("row_vectors", [REGISTERS, SMEM], ids=["registers", "smem"])
+def test_row_vectors_may_be_looked_up(row_vectors: RowVectors) -> None:
+    check(looked_up, inputs_of(looked_up, 3, 4096, BF16), row_vectors=row_vectors)
 
 
 def test_eight_ctas_may_share_a_row() -> None:
@@ -122,7 +123,7 @@ def named_as_helpers(mailboxes: Tensor, cta_rank: Tensor, word0: Tensor) -> tupl
 @pytest.mark.parametrize("fn", [named_alike, named_as_helpers])
 def test_users_may_call_things_as_kernels_do(fn: Callable[..., Any], vectors: int) -> None:
     x, w, _, dy = inputs_of(rms_norm_backward, 5, 4096, BF16)
-    check(fn, (x, w, dy), hoisted=True, vectors=vectors)
+    check(fn, (x, w, dy), row_vectors=REGISTERS, vectors=vectors)
 
 
 def test_a_single_row_is_right() -> None:
@@ -136,8 +137,8 @@ def test_a_single_row_is_right() -> None:
 @pytest.mark.parametrize("fn", [layer_norm_backward, spread_and_top])
 def test_elements_may_be_counted_in_64_bits(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
-    check(fn, inputs_of(fn, 5, 4096, BF16), hoisted=True)
-    source = pipeline.generate(shared(fn, inputs_of(fn, 5, 8192, BF16), warps=8, hoisted=True), wide=True)[0]
+    check(fn, inputs_of(fn, 5, 4096, BF16), row_vectors=REGISTERS)
+    source = pipeline.generate(shared(fn, inputs_of(fn, 5, 8192, BF16), warps=8, row_vectors=REGISTERS), wide=True)[0]
     assert offline.compile(source, H200).spill_bytes == 0
 
 
@@ -312,22 +313,22 @@ def test_a_row_is_waited_for_after_the_next_was_walked() -> None:
     assert boxes.dtype.name == "i64" and str(boxes.shape[0]) == "2*s0" and boxes.name in source.fresh
 
 
-@pytest.mark.parametrize(("fn", "cols", "dtype", "share", "warps", "vectors", "slots", "hoisted"), [
-    (rms_norm_backward, 32768, BF16, 2, 8, 4, 3, True),
-    (rms_norm_backward, 32768, BF16, 2, 16, 1, 3, True),
-    (rms_norm_backward, 32768, BF16, 2, 8, 1, 2, False),
-    (rms_norm_backward, 32768, BF16, 4, 8, 1, 4, True),
-    (rms_norm_backward, 65536, BF16, 4, 8, 4, 3, True),
-    (rms_norm_backward, 32768, F32, 4, 8, 1, 3, True),
-    (layer_norm_backward, 32768, BF16, 2, 8, 1, 3, True),
-    (layer_norm_backward, 32768, BF16, 2, 8, 4, 3, False),
-    (add_rms_norm_backward, 32768, BF16, 2, 8, 1, 2, False),
+@pytest.mark.parametrize(("fn", "cols", "dtype", "share", "warps", "vectors", "slots", "row_vectors"), [
+    (rms_norm_backward, 32768, BF16, 2, 8, 4, 3, REGISTERS),
+    (rms_norm_backward, 32768, BF16, 2, 16, 1, 3, REGISTERS),
+    (rms_norm_backward, 32768, BF16, 2, 8, 1, 2, RELOAD),
+    (rms_norm_backward, 32768, BF16, 4, 8, 1, 4, REGISTERS),
+    (rms_norm_backward, 65536, BF16, 4, 8, 4, 3, REGISTERS),
+    (rms_norm_backward, 32768, F32, 4, 8, 1, 3, REGISTERS),
+    (layer_norm_backward, 32768, BF16, 2, 8, 1, 3, REGISTERS),
+    (layer_norm_backward, 32768, BF16, 2, 8, 4, 3, RELOAD),
+    (add_rms_norm_backward, 32768, BF16, 2, 8, 1, 2, RELOAD),
 ])
 def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounted_for(
         fn: Callable[..., Any], cols: int, dtype: torch.dtype, share: int, warps: int, vectors: int, slots: int,
-        hoisted: bool) -> None:
+        row_vectors: RowVectors) -> None:
     most = min(248, 65536 // (32 * warps))
-    plan = shared(fn, given(fn, cols, dtype), share, warps, vectors, slots, 132 // share, hoisted, most)
+    plan = shared(fn, given(fn, cols, dtype), share, warps, vectors, slots, 132 // share, row_vectors, most)
     source = pipeline.generate(plan)[0]
     binary, expected = offline.compile(source, H200), plan.kernels[0].resources
     assert binary.spill_bytes == 0 and binary.registers <= most
@@ -348,7 +349,7 @@ def test_half_vectors_leave_registers_for_a_second_cta() -> None:
 
 
 def test_row_vectors_in_shared_memory_are_read_once_and_cost_no_registers() -> None:
-    plan = shared(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128, beside=True)
+    plan = shared(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128, row_vectors=SMEM)
     source, kernel = pipeline.generate(plan)[0], plan.kernels[0]
     binary = offline.compile(source, H200)
     assert binary.spill_bytes == 0 and binary.smem_bytes == kernel.resources.smem_bytes == 3 * 2 * 16384 + 16384 + 192
@@ -450,15 +451,16 @@ def test_of_equal_plans_the_one_that_shares_no_rows() -> None:
     assert together < alone < 1.03 * together and best_plan(program, bindings, H200).kernels[0].schedule.ctas_per_row == 1
 
 
-@pytest.mark.parametrize(("rows", "cols", "share", "warps", "vectors", "here", "hoisted", "us"), [
-    (8192, 32768, 2, 8, 4, 1, True, 408), (8192, 32768, 2, 16, 0.5, 1, True, 412), (8192, 32768, 4, 8, 0.5, 2, True, 390),
-    (8192, 32768, 4, 8, 0.5, 2, False, 441), (4096, 65536, 4, 8, 0.5, 1, True, 408), (4096, 65536, 4, 16, 0.5, 1, True, 442),
+@pytest.mark.parametrize(("rows", "cols", "share", "warps", "vectors", "here", "row_vectors", "us"), [
+    (8192, 32768, 2, 8, 4, 1, REGISTERS, 408), (8192, 32768, 2, 16, 0.5, 1, REGISTERS, 412),
+    (8192, 32768, 4, 8, 0.5, 2, REGISTERS, 390), (8192, 32768, 4, 8, 0.5, 2, RELOAD, 441),
+    (4096, 65536, 4, 8, 0.5, 1, REGISTERS, 408), (4096, 65536, 4, 16, 0.5, 1, REGISTERS, 442),
 ])
 def test_predictions_are_near_what_was_measured(rows: int, cols: int, share: int, warps: int, vectors: float, here: int,
-                                                hoisted: bool, us: float) -> None:
+                                                row_vectors: RowVectors, us: float) -> None:
     """H200, Triton 3.6.0; bench/results/h200/trials.json."""
     plan = shared(rms_norm_backward, given(rms_norm_backward, cols, rows=rows), share, warps, vectors, 3, 132 * here // share,
-                  hoisted)
+                  row_vectors)
     assert abs(plan.predicted_us / us - 1) < 0.05
 
 
@@ -493,10 +495,10 @@ def test_of_equal_plans_one_that_keeps_row_vectors() -> None:
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 49152, rows=32 * 132))
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
-    spilling = {s.plan.scored_as: CompileOutcome(1000, (True, 100)) for s in found if s.plan.schedule.hoisted}
-    left = [s for s in found if not s.plan.schedule.hoisted]
-    anew = min((s for s in left if not s.plan.schedule.beside), key=lambda s: s.us)
+    spilling = {s.plan.scored_as: CompileOutcome(1000, (True, 100)) for s in found if s.plan.schedule.row_vectors is REGISTERS}
+    left = [s for s in found if s.plan.schedule.row_vectors is not REGISTERS]
+    anew = min((s for s in left if s.plan.schedule.row_vectors is RELOAD), key=lambda s: s.us)
     taken = score(program, bindings, H200, spilling)
     assert not isinstance(taken, Illegal)
-    assert taken.plan.schedule.beside and anew.us < 1.03 * min(s.us for s in left)
+    assert taken.plan.schedule.row_vectors is SMEM and anew.us < 1.03 * min(s.us for s in left)
     assert anew.plan.schedule.registers * anew.plan.schedule.warps < taken.plan.schedule.registers * taken.plan.schedule.warps

@@ -23,11 +23,11 @@ from onepass.plan.legality import Family, Illegal
 from onepass.plan.partition import plan, with_join
 from onepass.plan.plan import KernelPlan, Plan
 from onepass.plan.resources import demand, estimate
-from onepass.plan.schedule import Block, Loop, Schedule
+from onepass.plan.schedule import StagedTiles
 from onepass.plan.scoring import scores
 from onepass.plan.split import halves
 from onepass.plan.staged_rows import exchange_bytes
-from onepass.plan.staged_tiles import rows_at_once, smem_bytes, strips, tile_stageable, with_register_cap
+from onepass.plan.staged_tiles import register_cap, rows_at_once, smem_bytes, strip_rows, strips, tile_stageable
 from onepass.plan.thread_layout import explicit_vector
 from onepass.runtime import offline
 from onepass.runtime.binary import Binary
@@ -104,12 +104,14 @@ def kernel_of(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> tuple[Kernel,
     return as_kernel(fn, args, Family.OUTER, held=False)
 
 
-def tiles(kernel: Kernel, warps: int = 4, width: int = 64, deep: int = 2, stages: int = 2, split: int = 1) -> Schedule:
+def tiles(kernel: Kernel, warps: int = 4, width: int = 64, deep: int = 2, stages: int = 2, split: int = 1) -> StagedTiles:
     """A schedule whose tiles have `deep` vectors per thread."""
     able, vector = tile_stageable(kernel), explicit_vector(kernel)
-    one = Schedule(Loop(rows_at_once(width, vector, warps) * deep, split), Block(width), warps, stages, staged=frozenset(able))
-    smem = smem_bytes(one, vector, sum(kernel.program.dtypes[i].size for i in able), exchange_bytes(kernel))
-    return with_register_cap(one, 2 if 2 * (smem + H200.smem_reserve) <= H200.smem_per_sm else 1, H200)
+    tall, size = rows_at_once(width, vector, warps) * deep, sum(kernel.program.dtypes[i].size for i in able)
+    one = StagedTiles(tall, width, warps, stages, split, strip_rows(tall, width, warps, vector, size), frozenset(able))
+    smem = smem_bytes(one, vector, size, exchange_bytes(kernel))
+    ctas_per_sm = 2 if 2 * (smem + H200.smem_reserve) <= H200.smem_per_sm else 1
+    return replace(one, registers=register_cap(len(able), warps, ctas_per_sm, H200))
 
 
 def inputs(count: int, rows: int, cols: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -288,7 +290,7 @@ def greatest_of_one(x: Tensor) -> Tensor:
 def test_the_text() -> None:
     kernel, bindings = kernel_of(greatest_of_one, (meta(500, 256),))
     schedule = tiles(kernel, deep=8, split=3)
-    first = halves(kernel, 3, (*kernel.space.rows, *kernel.space.cols))[0]
+    first = halves(kernel, 3, (*kernel.space.rows, *kernel.space.cols)).first
     half = Kernel(first, kernel.space)
     text = gluon_tiles.emit(half, replace(schedule, staged=frozenset(tile_stageable(half))), bindings, "greatest").text
     turns = text[text.index("    turn = 0"):]
@@ -298,7 +300,7 @@ def test_the_text() -> None:
 # ---- what the compiler makes of it -----------------------------------------------------------------------------------------
 
 
-def compiled(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: int) -> tuple[Binary, Kernel, Schedule]:
+def compiled(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: int) -> tuple[Binary, Kernel, StagedTiles]:
     kernel, bindings = kernel_of(fn, args)
     schedule = tiles(kernel, **how)
     return offline.compile(gluon_tiles.emit(kernel, schedule, bindings, "tiles"), H200), kernel, schedule
@@ -347,7 +349,7 @@ def test_strips_of_a_tile_need_no_barriers_between_them() -> None:
     """One after the wait, one before the refill, one that the compiler adds before each copy, none per strip."""
     few, _, low = compiled(outer_sum, (meta(8192, 1024),), deep=8)
     many, kernel, tall = compiled(outer_sum, (meta(8192, 1024),), deep=16)
-    assert strips(tall, explicit_vector(kernel), 2).count == 2 * strips(low, explicit_vector(kernel), 2).count == 4
+    assert strips(tall, explicit_vector(kernel)).count == 2 * strips(low, explicit_vector(kernel)).count == 4
     assert many.barriers == few.barriers
 
 
@@ -364,7 +366,7 @@ def test_threads_meet_once_behind_the_last_tile(fn: Callable[..., Any]) -> None:
 # ---- the budget ------------------------------------------------------------------------------------------------------------
 
 
-def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200) -> list[Schedule]:
+def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200) -> list[StagedTiles]:
     """The staged schedules of a function."""
     kernel, bindings = kernel_of(fn, args)
     found = scores(kernel.program, bindings, on, {})
@@ -373,13 +375,12 @@ def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200)
     for each in mine:
         assert each.resources.smem_bytes <= on.smem_per_cta
         assert each.resources.ctas_per_sm * (each.resources.smem_bytes + on.smem_reserve) <= on.smem_per_sm
-    return [each.schedule for each in mine]
+    return [each.schedule for each in mine if isinstance(each.schedule, StagedTiles)]
 
 
-def vectors_of(schedule: Schedule, of: int) -> int:
+def vectors_of(schedule: StagedTiles, of: int) -> int:
     """Vectors that a thread reads of one input's tile."""
-    assert isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Block)
-    return schedule.rows.step // rows_at_once(schedule.cols.size, of, schedule.warps)
+    return schedule.step // rows_at_once(schedule.width, of, schedule.warps)
 
 
 @pytest.mark.parametrize(("count", "warps", "deepest"), [
@@ -423,7 +424,7 @@ def test_a_ring_that_does_not_fit_has_no_place_on_an_sm() -> None:
 @pytest.mark.parametrize(("tall", "width", "warps"), [(16, 512, 4), (512, 64, 4), (8, 64, 4), (24, 64, 4), (256, 4, 1)])
 def test_tiles_that_threads_or_boxes_cannot_have(tall: int, width: int, warps: int) -> None:
     with pytest.raises(ValueError, match="cannot read tiles"):
-        strips(Schedule(Loop(tall), Block(width), warps, 2), 8, 2)
+        strips(StagedTiles(tall, width, warps), 8)
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------------

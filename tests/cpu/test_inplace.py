@@ -34,7 +34,7 @@ from onepass.plan.inplace import safe_inplace_pairs
 from onepass.plan.legality import Family
 from onepass.plan.partition import plan
 from onepass.plan.plan import KernelPlan, Plan
-from onepass.plan.schedule import Block, Cover, Loop, Role, Schedule
+from onepass.plan.schedule import Cover, LoopedRows, MixOrder, Outer, Pointwise, ResidentRows, Schedule, SplitRows
 from onepass.runtime import offline
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import allocate, assemble, layout
@@ -104,18 +104,26 @@ def cut_small(plan: Plan, seed: int) -> Plan:
     """The same with one warp a CTA and with smaller tiles, so that small data has several on each side."""
     chance = random.Random(seed)
 
-    def smaller(role: Role) -> Role:
-        match role:
-            case Block(size):
-                return Block(max(1, size >> chance.randrange(5)))
-            case Loop(step, split):
-                return Loop(max(1, step >> chance.randrange(4)), split)
-            case _:
-                return role
+    def smaller(size: int) -> int:
+        return max(1, size >> chance.randrange(5))
 
     def cut(kernel: KernelPlan) -> KernelPlan:
-        schedule = replace(kernel.schedule, warps=1, rows=smaller(kernel.schedule.rows))
-        return replace(kernel, schedule=schedule if kernel.kernel.space.block else replace(schedule, cols=smaller(schedule.cols)))
+        blocks = bool(kernel.kernel.space.block)
+        match one := kernel.schedule:
+            case Pointwise():
+                width = one.width if blocks else smaller(one.width)
+                return replace(kernel, schedule=replace(one, warps=1, height=smaller(one.height), width=width))
+            case LoopedRows() | SplitRows():
+                step = one.step if blocks else smaller(one.step)
+                return replace(kernel, schedule=replace(one, warps=1, height=smaller(one.height), step=step, private_states=False))
+            case ResidentRows():
+                return replace(kernel, schedule=replace(one, warps=1, height=smaller(one.height)))
+            case Outer():
+                return replace(kernel, schedule=replace(one, warps=1, step=smaller(one.step), width=smaller(one.width)))
+            case MixOrder():
+                return replace(kernel, schedule=replace(one, warps=1, step=smaller(one.step)))
+            case _:
+                return replace(kernel, schedule=replace(one, warps=1))
 
     return replace(plan, kernels=tuple(map(cut, plan.kernels)))
 
@@ -234,7 +242,7 @@ def forced(program: Program, family: Family, schedule: Schedule) -> Plan:
     return planned(program, {}, chosen(program, {}, family, schedule))
 
 
-ROW = Schedule(Block(1), Cover((64,)), 1)
+ROW = ResidentRows(1, (64,), 1)
 SUM = "  %0 = load x [m:64, n:1]\n  %1 = reduce sum(%0) over n\n  %2 = result %1.0\n"
 REFUSALS: dict[str, tuple[str, Schedule]] = {
     "the store is transposed": (SUM + "  %3 = mul %0 %2\n  store y [m:1, n:64] = %3\n  store r [m:1] = %2\n", ROW),
@@ -251,7 +259,7 @@ REFUSALS: dict[str, tuple[str, Schedule]] = {
     "the store is not in the last walk": (SUM + "  %3 = mul %0 %0\n  %4 = mul %0 %2\n"
                                           "  %5 = reduce sum(%4) over n\n  %6 = result %5.0\n  store r [m:1] = %6\n"
                                           "  store y [m:64, n:1] = %3\n",
-                                          Schedule(Block(1), Loop(32), 1)),
+                                          LoopedRows(1, 32, 1)),
     "the store waits for nothing": ("  %0 = load x [m:64, n:1]\n  %1 = index (m, n) : i64\n  %2 = cast f32 %1\n"
                                     "  %3 = reduce sum(%0) over n\n  %4 = result %3.0\n"
                                     "  store y [m:64, n:1] = %2\n  store r [m:1] = %4\n", ROW),
@@ -282,7 +290,7 @@ def test_other_ctas_must_not_read_it() -> None:
   store y [m:256, n:1] = %2
   store r [m:1] = %3
 """
-    pairs = safe_inplace_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(64), 1)))
+    pairs = safe_inplace_pairs(forced(parse(text), Family.POINTWISE, Pointwise(4, 64, 1)))
     assert ("r", "v") not in pairs and ("y", "x") in pairs
 
 
@@ -303,7 +311,7 @@ def test_ctas_of_other_rows_must_not_read_it() -> None:
   store y [k:16384, m:256, n:1] = %2
   store r [m:256, n:1] = %3
 """
-    pairs = safe_inplace_pairs(forced(parse(text), Family.POINTWISE, Schedule(Block(4), Block(256), 1)))
+    pairs = safe_inplace_pairs(forced(parse(text), Family.POINTWISE, Pointwise(4, 256, 1)))
     assert ("r", "v") not in pairs and ("y", "x") in pairs
 
 
@@ -313,7 +321,7 @@ def test_memory_is_taken_of_the_same_type(dtype: str) -> None:
         "%0 = load x [m:64, n:1]; %1 = neg %0; store y [m:64, n:1] = %1"
     program = parse(f"program p; axis m = 64; axis n = 64; input x: {dtype} [64, 64] strides [64, 1]; "
                     f"output y: f32 [64, 64] strides [64, 1]; {text}")
-    plan = forced(program, Family.POINTWISE, Schedule(Block(4), Block(64), 1))
+    plan = forced(program, Family.POINTWISE, Pointwise(4, 64, 1))
     assert (("y", "x") in safe_inplace_pairs(plan)) == (dtype == "f32")
 
 
@@ -329,9 +337,9 @@ def test_a_later_kernel_must_not_read_it() -> None:
 def test_a_row_of_odd_length_that_is_kept_can_be_overwritten() -> None:
     """The broken sectors at its ends are few elements, but a fold in which all warps meet lies between."""
     program, _, bindings = program_of(lambda x: torch.softmax(x, -1), torch.randn(4, 4099))
-    kept = Schedule(Block(1), Cover((1024,) * 4), 4, sector_elems=8)
+    kept = ResidentRows(1, (1024,) * 4, 4, sector_elems=8)
     assert ("out0", "x") in safe_inplace_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, kept)))
-    walked = Schedule(Block(1), Loop(1024), 4, sector_elems=8)
+    walked = LoopedRows(1, 1024, 4, sector_elems=8)
     assert ("out0", "x") not in safe_inplace_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, walked)))
 
 

@@ -13,7 +13,7 @@ import onepass
 from onepass.capture.function.trace import capture
 from onepass.pipeline import optimize
 from onepass.plan.legality import Family
-from onepass.plan.schedule import Cover, Loop, Schedule, cover
+from onepass.plan.schedule import MixOrder, cover
 from onepass.tools.check import as_tuple
 from tests.support.correctness import assert_right, randoms
 from tests.support.forced_schedules import chosen, planned, run
@@ -28,7 +28,7 @@ def test_rows_past_the_end_add_nothing(rows: int, height: int) -> None:
     captured = capture(one_more, (x,))
     program, bindings = optimize(captured.program), captured.bind((x,))
     assert bindings is not None
-    schedule = Schedule(Loop(height, 5), Cover(cover(64, 64)), 2)
+    schedule = MixOrder(height, 5, cover(64, 64), 2)
     plan = planned(program, bindings, chosen(program, bindings, Family.MIX, schedule))
 
     def as_forced(x: Tensor) -> tuple[Tensor, Tensor]:

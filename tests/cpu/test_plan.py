@@ -31,13 +31,12 @@ from onepass.plan import footprint
 from onepass.plan.access import contiguous_row_stride, needs_wide_index, runs, single_stride
 from onepass.plan.footprint import floor_bytes
 from onepass.plan.kernel import Kernel, Space
-from onepass.plan.l2_hints import l2_evict_last
 from onepass.plan.legality import Family, Illegal, Reason, reused, space_of
 from onepass.plan.legality import families as families_of
 from onepass.plan.partition import Search, plan
 from onepass.plan.plan import REGISTERS_UNBOUNDED, CompileOutcome, Plan
 from onepass.plan.resources import ctas_per_sm, demand, estimate
-from onepass.plan.schedule import Block, Cover, Loop, Schedule, cover, sector_span
+from onepass.plan.schedule import Cover, Loop, MixOrder, MultiCtaMixOrder, ResidentRows, Schedule, cover, sector_span
 from onepass.plan.scoring import Scored, fits_one_wave, score, scores
 from onepass.plan.split import halves
 from onepass.plan.variant import representative_sizes, row_class, row_class_bounds, specialize
@@ -133,11 +132,11 @@ def test_occupancy_follows_the_register_file() -> None:
 
 def test_ctas_that_wait_for_each_other_are_all_on_the_card() -> None:
     """A loop over rows shares them out beforehand, and CTAs that share a row exchange what they found."""
-    alone = Schedule(Loop(1, H200.sms), Cover((4096,)), 8)
-    assert fits_one_wave(alone, 1, H200) and not fits_one_wave(replace(alone, ctas_per_row=2), 1, H200)
-    assert fits_one_wave(replace(alone, ctas_per_row=2), 2, H200)
-    assert not fits_one_wave(replace(alone, rows=Loop(1, H200.sms + 1)), 1, H200)
-    assert fits_one_wave(replace(alone, rows=Block(1)), 1, H200)
+    alone = MixOrder(1, H200.sms, (4096,), 8)
+    two = MultiCtaMixOrder((2048,), 2, H200.sms, 8)
+    assert fits_one_wave(alone, 1, H200) and not fits_one_wave(two, 1, H200) and fits_one_wave(two, 2, H200)
+    assert not fits_one_wave(replace(alone, split=H200.sms + 1), 1, H200)
+    assert fits_one_wave(ResidentRows(1, (4096,), 8), 1, H200)
 
 
 def test_where_all_spill_the_least_spilling_is_taken_and_none_that_cannot_run() -> None:
@@ -157,7 +156,7 @@ def test_what_takes_more_registers_than_a_thread_has_does_not_fit() -> None:
     program = two_pass(optimize(capture(lambda x: torch.softmax(x, -1), (meta(64, 53248),), dynamic=False).program))
     kernel = Kernel(program, Space((), ("d0",), ("d1",)))
     for warps in (4, 8, 16, 32):
-        one = Schedule(Block(1), Cover((4096,) * 13), warps, resident=frozenset(kernel.multi_phase))
+        one = ResidentRows(1, (4096,) * 13, warps, resident=frozenset(kernel.multi_phase), packed=True)
         taken = estimate(demand(kernel), one, H200)
         assert (taken.ctas_per_sm > 0) == (taken.registers <= min(255, 65536 // (32 * warps)))
         assert warps > 4 or 255 < taken.registers < 512, "a few more than there are, which the file of an SM would have"
@@ -307,11 +306,13 @@ def test_partial_states_and_their_join_compute_what_the_whole_does(name: str) ->
     x = torch.randn(10, 9, generator=torch.Generator().manual_seed(0)) / 4
     program = optimize(capture(CUT[name], (x,), dynamic=False).program)
     rows, cols = (a.name for a in program.axes)
-    first, second = halves(Kernel(program, Space((), (rows,), (cols,))), 1, (rows, cols))
-    found = in_turn((first, second), {"x": x})
+    split = halves(Kernel(program, Space((), (rows,), (cols,))), 1, (rows, cols))
+    found = in_turn((split.first, split.join), {"x": x})
     for output, expected in evaluate(program, {"x": x}, {}).items():
         torch.testing.assert_close(found[output], expected)
-    assert not any(isinstance(n, Load) and n.buffer == "x" for n in second.nodes), "the data is read once"
+    assert not any(isinstance(n, Load) and n.buffer == "x" for n in split.join.nodes), "the data is read once"
+    kept = [i for i, node in enumerate(program.nodes) if isinstance(node, Load) and i in split.moved]
+    assert kept and all(split.first.nodes[split.moved[i]] == program.nodes[i] for i in kept)
 
 
 def test_a_kernel_whose_reductions_are_shared_parks_its_own_loads() -> None:
@@ -595,8 +596,7 @@ def test_what_is_marked_to_be_evicted_last(name: str, shape: tuple[int, ...], lo
 def test_nothing_but_full_size_streams_is_marked() -> None:
     made = planned(lambda x, w: torch.nn.functional.rms_norm(x, x.shape[-1:], w), meta(131072, 4096), meta(4096))
     kernel, = made.kernels
-    marked = l2_evict_last(kernel.kernel, kernel.schedule, made.bindings)
-    assert {kernel.program.nodes[i].buffer for i in marked} == {"x", "out0"}  # type: ignore[union-attr]
+    assert {kernel.program.nodes[i].buffer for i in kernel.schedule.evict_last} == {"x", "out0"}  # type: ignore[union-attr]
 
 
 # ---- the floor --------------------------------------------------------------------------------------------------------------

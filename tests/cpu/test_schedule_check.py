@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from onepass.capture import capture
 from onepass.device import device
 from onepass.errors import IllegalSchedule
-from onepass.ir.program import Program
+from onepass.ir.program import Load, Program, Store
 from onepass.ir.simplify import online_softmax
 from onepass.ir.size import Bindings
 from onepass.pipeline import generate, optimize
@@ -27,8 +27,24 @@ from onepass.plan.kernel import Kernel
 from onepass.plan.legality import Illegal, Reason, families, space_of
 from onepass.plan.partition import plan
 from onepass.plan.plan import KernelPlan
-from onepass.plan.schedule import Block, Cover, Loop, Schedule
-from onepass.plan.schedule_check import check
+from onepass.plan.schedule import (
+    Cover,
+    LoopedRows,
+    MixOrder,
+    MultiCtaMixOrder,
+    Outer,
+    Pointwise,
+    ResidentRows,
+    Ring,
+    RowVectors,
+    Schedule,
+    SplitRows,
+    StagedMixOrder,
+    StagedRows,
+    StagedTiles,
+)
+from onepass.plan.schedule.check import check
+from onepass.plan.schedule.families import NODE_FIELDS
 from onepass.plan.scoring import forms
 from onepass.plan.staged_rows import tma_stageable
 from onepass.plan.staged_tiles import tile_stageable
@@ -70,6 +86,16 @@ def spread(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return x.float().var(-1), torch.logsumexp(x.float() * w, -1)
 
 
+def variance(x: Tensor, w: Tensor) -> Tensor:
+    return (x.float() * w).var(-1)
+
+
+def no_vectors(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Both reductions of a norm's backward pass without a weight."""
+    y = x.float()
+    return (y - (y * y).mean(-1, keepdim=True)).to(x.dtype), (y * (y * y).mean(-1, keepdim=True)).sum(0)
+
+
 def all_sums(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     y = x.float() * w
     return y.sum(), y.sum(0), y.sum(-1)
@@ -85,7 +111,8 @@ def blocks(x: Tensor, w: Tensor) -> Tensor:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (
-    softmax, row_sums, column_sums, column_softmax, column_spread, norm_backward, spread, all_sums, pointwise, blocks)}
+    softmax, row_sums, column_sums, column_softmax, column_spread, norm_backward, no_vectors, spread,
+    variance, all_sums, pointwise, blocks)}
 SHAPES = ((5, 256), (7, 512), (6, 1024), (4, 131), (4, 1027), (9, 64), (33, 48), (6, 700))
 
 
@@ -181,74 +208,93 @@ def test_everything_scored_is_legal(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 # ---- schedules that nothing understands ----------------------------------------------------------------------------------------
 
-# (function, shape, dtype, schedule, reason, a word of the detail); `staged` and `resident` loads are filled in where all there are.
-ROWS, TILES, KEPT, FIRST = frozenset({-1}), frozenset({-2}), frozenset({-3}), frozenset({0})
-STAGED = Schedule(Loop(1, 2), Cover((1024,) * 4), 4, 2, staged=ROWS)
-ACCUMULATES = replace(STAGED, accumulates_columns=True)
-SHARED = replace(ACCUMULATES, cols=Cover((1024,) * 2), ctas_per_row=2)
+# (function, shape, schedule, reason, a word of the detail). A negative node stands for all nodes of a kind; `of` fills them in.
+ROWS, TILES, KEPT, COMPUTED, FIRST = (frozenset({i}) for i in (-1, -2, -3, -4, 0))
+STAGED = StagedRows((1024,) * 4, 4, Ring(2, 2), staged=ROWS)
+ACCUMULATES = StagedMixOrder((1024,) * 4, 4, Ring(2, 2), staged=ROWS)
+SHARED = MultiCtaMixOrder((1024,) * 2, 2, 2, 4, staged=ROWS)
+IN_TILES = StagedTiles(64, 64, 4, staged=TILES, strip_rows=16)
 ROW, UNALIGNED = (40, 4096), (40, 1027)
 A100 = device("a100")
 ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reason, str]] = {
-    "a row sum without a walk": (row_sums, ROW, Schedule(Block(1), Block(64), 4), Reason.ROLES, "covered or walked"),
-    "a row sum down the rows": (row_sums, ROW, Schedule(Loop(4), Block(64), 4), Reason.ROLES, "over columns"),
-    "a column sum along the columns": (column_sums, ROW, Schedule(Block(1), Loop(64), 4), Reason.ROLES, "over rows"),
-    "a column sum used in the loop": (column_softmax, ROW, Schedule(Loop(1), Cover((4096,)), 4), Reason.ROLES, "end with the loop"),
-    "both sides walked": (row_sums, ROW, Schedule(Loop(1), Loop(64), 4), Reason.ROLES, "no kernel family"),
-    "nothing to reduce": (pointwise, ROW, Schedule(Block(1), Cover((4096,)), 4), Reason.ROLES, "no reduction"),
-    "three warps": (softmax, ROW, Schedule(Block(1), Loop(256), 3), Reason.SIZES, "3 warps"),
-    "a tile of 96": (softmax, ROW, Schedule(Block(1), Loop(96), 4), Reason.SIZES, "power of two"),
-    "a cover that is too short": (softmax, ROW, Schedule(Block(1), Cover((1024,) * 3), 4), Reason.SIZES, "do not cover"),
-    "an empty tile": (softmax, ROW, Schedule(Block(1), Cover((4096, 64)), 4), Reason.SIZES, "empty"),
-    "no tile": (softmax, ROW, Schedule(Block(1), Cover(()), 4), Reason.SIZES, "no columns"),
-    "a tile of too many elements": (softmax, ROW, Schedule(Block(512), Cover((4096,)), 4), Reason.SIZES, "elements"),
-    "no CTA": (row_sums, ROW, Schedule(Block(1), Loop(64, 0), 4), Reason.SIZES, "at least one"),
-    "no stage": (softmax, ROW, Schedule(Block(1), Loop(64), 4, 0), Reason.SIZES, "at least 1"),
-    "a part of a block": (blocks, ROW, Schedule(Block(1), Loop(8), 1), Reason.SIZES, "blocks of 16"),
-    "a pipeline without a loop": (softmax, ROW, Schedule(Block(1), Cover((4096,)), 4, 2), Reason.FIELDS, "pipeline"),
-    "prefetch without a ring": (softmax, ROW, Schedule(Block(1), Cover((4096,)), 4, prefetch=1), Reason.FIELDS, "prefetch"),
-    "prefetch into a ring of two rows": (softmax, ROW, replace(STAGED, prefetch=1), Reason.FIELDS, "prefetch"),
-    "too much prefetched": (softmax, ROW, replace(STAGED, stages=1, prefetch=13), Reason.SIZES, "mbarriers"),
-    "a part of one copy prefetched": (softmax, (40, 1024), replace(STAGED, cols=Cover((1024,)), stages=1, prefetch=1),
-                                      Reason.SIZES, "several whole copies"),
-    "several CTAs a row in registers": (softmax, ROW, Schedule(Block(1), Cover((2048,)), 4, ctas_per_row=2), Reason.FIELDS, "CTAs"),
-    "several CTAs a row without a loop": (row_sums, ROW, Schedule(Block(1), Loop(64), 4, ctas_per_row=2), Reason.FIELDS, "CTAs"),
+    # families and sizes
+    "a row sum without a walk": (row_sums, ROW, Pointwise(1, 64, 4), Reason.FAMILY, "covered or walked"),
+    "a row sum down the rows": (row_sums, ROW, Outer(4, 64, 4), Reason.FAMILY, "over columns"),
+    "a column sum along the columns": (column_sums, ROW, LoopedRows(1, 64, 4), Reason.FAMILY, "over rows"),
+    "a column sum used in the loop": (column_softmax, ROW, MixOrder(1, 1, (4096,), 4), Reason.FAMILY, "end with the loop"),
+    "nothing to reduce": (pointwise, ROW, ResidentRows(1, (4096,), 4), Reason.FAMILY, "no reduction"),
+    "three warps": (softmax, ROW, LoopedRows(1, 256, 3), Reason.SIZES, "3 warps"),
+    "a tile of 96": (softmax, ROW, LoopedRows(1, 96, 4), Reason.SIZES, "power of two"),
+    "a cover that is too short": (softmax, ROW, ResidentRows(1, (1024,) * 3, 4), Reason.SIZES, "do not cover"),
+    "an empty tile": (softmax, ROW, ResidentRows(1, (4096, 64), 4), Reason.SIZES, "empty"),
+    "no tile": (softmax, ROW, ResidentRows(1, (), 4), Reason.SIZES, "no columns"),
+    "a tile of too many elements": (softmax, ROW, ResidentRows(512, (4096,), 4), Reason.SIZES, "elements"),
+    "no CTA": (row_sums, ROW, SplitRows(1, 64, 0, 4), Reason.SIZES, "at least one"),
+    "rows split among one CTA": (row_sums, ROW, SplitRows(1, 64, 1, 4), Reason.SIZES, "at least two"),
+    "rows shared by one CTA": (norm_backward, ROW, replace(SHARED, ctas_per_row=1), Reason.SIZES, "at least two"),
+    "no stage": (softmax, ROW, LoopedRows(1, 64, 4, stages=0), Reason.SIZES, "at least 1"),
+    "a part of a block": (blocks, ROW, LoopedRows(1, 8, 1), Reason.SIZES, "blocks of 16"),
+    "sectors of aligned rows": (softmax, ROW, LoopedRows(1, 256, 4, sector_elems=16), Reason.FIELDS, "no row starts"),
+    "sectors of several rows": (softmax, UNALIGNED, LoopedRows(2, 256, 4, sector_elems=16), Reason.FIELDS, "sectors"),
+    "a split softmax": (softmax, ROW, SplitRows(1, 256, 2, 4), Reason.SPLIT, "cannot be joined"),
+    # choices
+    "accesses of three": (softmax, ROW, LoopedRows(1, 256, 4, vector_limit=3), Reason.SIZES, "accesses of 3"),
+    "accesses of 32 bytes": (softmax, ROW, LoopedRows(1, 256, 4, vector_limit=16), Reason.SIZES, "up to 8"),
+    "a computed value to be evicted": (softmax, ROW, LoopedRows(1, 256, 4, evict_last=COMPUTED), Reason.STORAGE, "eviction"),
+    "a staged load to be evicted": (softmax, ROW, replace(STAGED, evict_last=ROWS), Reason.STORAGE, "eviction"),
+    "a row kept that is used once": (row_sums, ROW, ResidentRows(1, (4096,), 4, resident=ROWS), Reason.STORAGE, "phases"),
+    "nothing packed": (softmax, ROW, ResidentRows(1, (4096,), 4, packed=True), Reason.FIELDS, "packed"),
+    "an early computed value": (softmax, ROW, ResidentRows(1, (4096,), 4, early_loads=COMPUTED), Reason.STORAGE, "early"),
+    "an early load of the first walk": (row_sums, ROW, ResidentRows(1, (4096,), 4, early_loads=ROWS), Reason.STORAGE, "early"),
+    "private sums": (row_sums, ROW, LoopedRows(1, 1024, 4, private_states=True), Reason.FIELDS, "one fold"),
+    "private states that count": (variance, ROW, LoopedRows(1, 1024, 4, private_states=True), Reason.FIELDS, "counts"),
+    "private states of half a vector": (softmax, ROW, LoopedRows(1, 512, 4, private_states=True), Reason.SIZES, "whole vectors"),
+    "private states of two rows": (softmax, ROW, LoopedRows(2, 1024, 4, private_states=True), Reason.SIZES, "one row"),
+    "vectors in smem beside resident rows": (norm_backward, ROW, MixOrder(1, 2, (4096,), 4, row_vectors=RowVectors.SMEM),
+                                             Reason.STORAGE, "in registers"),
+    "vectors in smem beside a rest": (norm_backward, (40, 1280), replace(ACCUMULATES, tiles=(1024,) * 2,
+                                                                         row_vectors=RowVectors.SMEM),
+                                      Reason.STORAGE, "without a rest"),
+    "two sums where there is one": (norm_backward, ROW, replace(SHARED, folds_two_sums=True), Reason.FIELDS, "two sums"),
+    "a walk over no copies": (norm_backward, ROW, replace(ACCUMULATES, unroll_copies=True), Reason.FIELDS, "copies"),
+    # staged rows and tiles
+    "prefetch into a ring of two rows": (softmax, ROW, replace(STAGED, ring=Ring(2, 2, 1)), Reason.FIELDS, "prefetch"),
+    "prefetch of unaligned rows": (softmax, (40, 1089), StagedRows((512, 512, 256), 1, Ring(2, 1, 1), True, staged=FIRST),
+                                   Reason.FIELDS, "unaligned"),
+    "too much prefetched": (softmax, ROW, replace(STAGED, ring=Ring(2, 1, 13)), Reason.SIZES, "mbarriers"),
+    "a part of one copy prefetched": (softmax, (40, 1024), StagedRows((1024,), 4, Ring(2, 1, 1), staged=ROWS), Reason.SIZES,
+                                      "several whole copies"),
     "columns that CTAs cannot share": (norm_backward, ROW, replace(SHARED, ctas_per_row=3), Reason.SIZES, "divisible"),
     "one staged row for several CTAs": (norm_backward, ROW, replace(SHARED, stages=1), Reason.STORAGE, "two rows"),
-    "CTAs that cannot run at once": (norm_backward, ROW, replace(SHARED, rows=Loop(1, 600)), Reason.DEVICE, "at once"),
-    "vectors twice": (norm_backward, ROW, replace(ACCUMULATES, hoisted=True, beside=True), Reason.FIELDS, "both"),
-    "vectors without a loop": (softmax, ROW, Schedule(Block(1), Cover((4096,)), 4, hoisted=True), Reason.FIELDS, "row vectors"),
-    "accumulating in registers": (norm_backward, ROW, replace(ACCUMULATES, staged=frozenset()), Reason.FIELDS, "accumulates"),
-    "sectors of aligned rows": (softmax, ROW, Schedule(Block(1), Loop(256), 4, sector_elems=16), Reason.FIELDS, "no row starts"),
-    "sectors of several rows": (softmax, UNALIGNED, Schedule(Block(2), Loop(256), 4, sector_elems=16), Reason.FIELDS, "sectors"),
-    "a row kept while it is walked": (softmax, ROW, Schedule(Block(1), Loop(256), 4, resident=KEPT), Reason.STORAGE, "covered"),
-    "a row kept that is used once": (row_sums, ROW, Schedule(Block(1), Cover((4096,)), 4, resident=ROWS), Reason.STORAGE, "phases"),
-    "a row kept and staged": (softmax, ROW, replace(STAGED, resident=KEPT), Reason.STORAGE, "some are staged"),
-    "staged rows in a block of two": (softmax, ROW, replace(STAGED, rows=Loop(2)), Reason.STORAGE, "one at a time"),
-    "a ring of seventeen rows": (softmax, ROW, replace(STAGED, stages=17), Reason.STORAGE, "mbarriers"),
-    "chunks narrower than the threads": (softmax, ROW, replace(STAGED, cols=Cover((256,) * 16), warps=16), Reason.SIZES, "threads"),
-    "chunks of three widths": (softmax, ROW, replace(STAGED, cols=Cover((2048, 1024, 512, 512))), Reason.SIZES, "one width"),
-    "rows TMA cannot describe": (softmax, UNALIGNED, replace(STAGED, cols=Cover((512,) * 3), staged=FIRST), Reason.STORAGE, "TMA"),
+    "CTAs that cannot run at once": (norm_backward, ROW, replace(SHARED, groups=600), Reason.DEVICE, "at once"),
+    "nothing staged": (norm_backward, ROW, replace(ACCUMULATES, staged=frozenset()), Reason.STORAGE, "nothing is staged"),
+    "a ring of seventeen rows": (softmax, ROW, replace(STAGED, ring=Ring(2, 17)), Reason.STORAGE, "mbarriers"),
+    "chunks narrower than the threads": (softmax, ROW, replace(STAGED, tiles=(256,) * 16, warps=16), Reason.SIZES, "threads"),
+    "chunks of three widths": (softmax, ROW, replace(STAGED, tiles=(2048, 1024, 512, 512)), Reason.SIZES, "one width"),
+    "rows TMA cannot describe": (softmax, UNALIGNED, replace(STAGED, tiles=(512,) * 3, staged=FIRST), Reason.STORAGE, "TMA"),
     "staged rows without their inputs": (norm_backward, ROW, replace(ACCUMULATES, staged=frozenset({99})), Reason.STORAGE, "TMA"),
-    "a ring that no CTA has room for": (softmax, (40, 32768), replace(STAGED, cols=Cover((4096,) * 8), stages=4), Reason.DEVICE,
+    "a ring that no CTA has room for": (softmax, (40, 32768), replace(STAGED, tiles=(4096,) * 8, ring=Ring(2, 4)), Reason.DEVICE,
                                         "shared memory"),
-    "a tile narrower than a vector": (column_sums, ROW, Schedule(Loop(64), Block(4), 1, 2, staged=TILES), Reason.SIZES, "vectors"),
-    "staged tiles of what is needed twice": (column_softmax, ROW, Schedule(Loop(8), Block(64), 4, 2, staged=ROWS), Reason.STORAGE,
-                                             "one pass"),
-    "a split softmax": (softmax, ROW, Schedule(Block(1), Loop(256, 2), 4), Reason.SPLIT, "cannot be joined"),
-    "more registers than there are": (softmax, ROW, replace(STAGED, warps=4, registers=600), Reason.DEVICE, "registers"),
-    "a register cap that nothing heeds": (softmax, ROW, Schedule(Block(1), Loop(256), 4, registers=64), Reason.FIELDS, "cap"),
+    "a tile narrower than a vector": (column_sums, ROW, replace(IN_TILES, width=4, warps=1), Reason.SIZES, "vectors"),
+    "strips of three rows": (column_sums, ROW, replace(IN_TILES, strip_rows=3), Reason.SIZES, "strips of 3"),
+    "strips taller than their tile": (column_sums, ROW, replace(IN_TILES, strip_rows=128), Reason.SIZES, "strips of 128"),
+    "strips of a part of the threads": (column_sums, ROW, replace(IN_TILES, strip_rows=8), Reason.SIZES, "strips of 8"),
+    "staged tiles of what is needed twice": (column_softmax, ROW, replace(IN_TILES, staged=ROWS), Reason.STORAGE, "one pass"),
+    "more registers than there are": (softmax, ROW, replace(STAGED, registers=600), Reason.DEVICE, "registers"),
 }
 
 
 def of(function: Callable[..., Any], shape: tuple[int, int], schedule: Schedule) -> tuple[Subject, Kernel, Schedule]:
-    """A kernel of a function, and a schedule whose loads are its own."""
+    """A kernel of a function, and a schedule whose nodes are its own."""
     one = subject(function.__name__, shape, BF16, False)
     assert one
     held = isinstance(schedule.cols, Cover) or isinstance(schedule.rows, Cover)
     kernel = one.kernels[0 if held else -1]
-    meant = {ROWS: tma_stageable(kernel), TILES: tile_stageable(kernel), KEPT: kernel.multi_phase}
-    return one, kernel, replace(schedule, staged=frozenset(meant.get(schedule.staged, schedule.staged)),
-                                resident=frozenset(meant.get(schedule.resident, schedule.resident)))
+    computed = [i for i, node in enumerate(kernel.program.nodes) if not isinstance(node, (Load, Store))]
+    kinds = {ROWS: tma_stageable(kernel), TILES: tile_stageable(kernel), KEPT: kernel.multi_phase, COMPUTED: computed}
+    meant: dict[str, Any] = {f.name: frozenset(kinds[nodes]) for f in fields(schedule)
+                             if f.name in NODE_FIELDS and (nodes := getattr(schedule, f.name)) in kinds}
+    return one, kernel, replace(schedule, **meant)
 
 
 @pytest.mark.parametrize("what", ILL_FORMED)
@@ -259,7 +305,8 @@ def test_ill_formed_schedules_are_refused(what: str) -> None:
     assert refused and (refused.reason, words in refused.detail) == (reason, True), refused
 
 
-@pytest.mark.parametrize(("function", "schedule"), [(softmax, STAGED), (norm_backward, ACCUMULATES), (norm_backward, SHARED)])
+@pytest.mark.parametrize(("function", "schedule"), [(softmax, STAGED), (norm_backward, ACCUMULATES), (norm_backward, SHARED),
+                                                    (column_sums, IN_TILES)])
 def test_what_they_were_made_from_is_legal(function: Callable[..., Any], schedule: Schedule) -> None:
     _, kernel, schedule = of(function, ROW, schedule)
     assert check(kernel, schedule, H200) is None
@@ -268,19 +315,19 @@ def test_what_they_were_made_from_is_legal(function: Callable[..., Any], schedul
 
 
 def test_a_split_kernel_must_leave_as_many_partial_states_as_ctas() -> None:
-    one, kernel, schedule = of(row_sums, ROW, Schedule(Block(1), Loop(256, 2), 4))
+    one, kernel, schedule = of(row_sums, ROW, SplitRows(1, 256, 2, 4))
     assert check(kernel, schedule, H200) is None
     refused = check(kernel, schedule, H200, emitted=True)
     assert refused and refused.reason is Reason.SPLIT and "leaves no" in refused.detail
     made = planned(one.program, one.sizes, under(kernel, schedule, one.sizes)).kernels[0]
     assert check(made.kernel, made.schedule, H200, emitted=True) is None
-    for splits in (1, 3):
-        refused = check(made.kernel, replace(made.schedule, cols=Loop(256, splits)), H200, emitted=True)
+    for other in (LoopedRows(1, 256, 4), SplitRows(1, 256, 3, 4)):
+        refused = check(made.kernel, other, H200, emitted=True)
         assert refused and refused.reason is Reason.SPLIT and "leaves 2" in refused.detail
 
 
 def test_an_ill_formed_schedule_is_not_written() -> None:
-    one, kernel, schedule = of(softmax, ROW, Schedule(Block(1), Cover((1024,) * 3), 4))
+    one, kernel, schedule = of(softmax, ROW, ResidentRows(1, (1024,) * 3, 4))
     made = planned(one.program, one.sizes, under(kernel, schedule, one.sizes))
     with pytest.raises(IllegalSchedule, match=r"ONEPASS-205.*cover 1024\+1024\+1024.*do not cover 4096 columns.*bug in onepass"):
         generate(made)

@@ -29,11 +29,12 @@ from onepass.integration.build import KernelKey, key_fields, store_key
 from onepass.knobs import Knobs, Setting, knobs
 from onepass.pipeline import compile, optimize
 from onepass.plan.partition import plan
+from onepass.plan.schedule import LoopedRows, Outer, Pointwise, ResidentRows, Ring, Schedule, SplitRows, StagedRows, WholeColumns
 from onepass.plan.variant import Variant
 from onepass.runtime import cache, offline
 from onepass.runtime.counters import counts
 from onepass.runtime.measured import Calibration
-from onepass.runtime.serialize import CorruptEntry, pack, unpack
+from onepass.runtime.serialize import SCHEMA, CorruptEntry, pack, unpack
 from tests.support.artifacts import artifact_of
 from tests.support.fixture_types import Anothers
 from tests.support.function_cases import CASES
@@ -134,6 +135,14 @@ def test_a_sealed_file_of_another_form_is_damaged(body: bytes) -> None:
         unpack(KEY, serialize._with_checksum(KEY, body))
 
 
+def test_records_with_the_same_fields_are_told_apart() -> None:
+    for one in (ResidentRows(1, (64,), 2), WholeColumns((64,), 1, 2), Outer(2, 64, 1), Pointwise(2, 64, 1), SplitRows(1, 64, 2, 4),
+                StagedRows((64,), 1, Ring(2, 3)), StagedRows((64,), 1)):
+        assert unpack(KEY, pack(KEY, one), Schedule) == one  # type: ignore[arg-type]
+        with pytest.raises(CorruptEntry):
+            unpack(KEY, pack(KEY, one), LoopedRows)
+
+
 def test_values_must_be_of_their_declared_types() -> None:
     from onepass.runtime import serialize
 
@@ -170,7 +179,7 @@ def of_another_key(path: Path) -> None:
 
 
 def of_another_schema(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"schema": 2', b'"schema": 1'))
+    path.write_bytes(path.read_bytes().replace(f'"schema": {SCHEMA}'.encode(), b'"schema": 1'))
 
 
 def a_link(path: Path) -> None:

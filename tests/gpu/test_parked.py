@@ -19,7 +19,7 @@ from onepass.pipeline import generate
 from onepass.plan import candidates
 from onepass.plan.partition import Search
 from onepass.plan.plan import Plan
-from onepass.plan.schedule import Block
+from onepass.plan.schedule import Block, RowVectors
 from onepass.plan.variant import specialize
 from onepass.runtime import offline
 from onepass.runtime.compiled import Artifact, Compiled
@@ -57,7 +57,7 @@ def parked(ours: CapturedFunction, family: str, most: int, share: int | None = N
     program, sizes = specialize(ours.program, ours.bindings)
     search, whole = Search(program, sizes, H200, {}), frozenset(program.of(Reduce, Store))
     found = [s for s in search.others(whole) if s.plan.schedule.staged and s.plan.schedule.family.startswith(family)
-             and share in (None, s.plan.schedule.ctas_per_row) and beside in (None, s.plan.schedule.beside)]
+             and share in (None, s.plan.schedule.ctas_per_row) and beside in (None, s.plan.schedule.row_vectors is RowVectors.SMEM)]
     return [search.assemble([whole], {whole: s}) for s in sorted(found, key=lambda s: s.us)[:most]]
 
 

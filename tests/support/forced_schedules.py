@@ -30,6 +30,7 @@ from onepass.plan.variant import specialize
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import assemble
 from tests.support.correctness import poison
+from tests.support.default_choices import completed
 
 H200 = device("h200")
 # What a kernel with a ring may forget, as changes to its text, and how its model notices.
@@ -74,15 +75,13 @@ def scored(program: Program, bindings: Bindings, on: Device = H200) -> list[Scor
 
 
 def chosen(program: Program, bindings: Bindings, family: Family, schedule: Schedule, on: Device = H200) -> KernelPlan:
-    """A Program as one kernel under a given schedule; loads needed twice are kept wherever rows or columns are held."""
+    """A Program as one kernel under a given schedule; what a candidate chooses by itself is chosen so."""
     space = space_of(program, bindings)
     assert not isinstance(space, Illegal), space.detail
     held = isinstance(schedule.cols, Cover) or isinstance(schedule.rows, Cover)
     written = forms(program, space, family)
     kernel = next((f.kernel for f in written if f.held == held), written[0].kernel)
-    kept = held and not schedule.staged
-    schedule = replace(schedule, resident=frozenset(kernel.multi_phase) if kept else frozenset())
-    return under(kernel, schedule, bindings, on)
+    return under(kernel, completed(kernel, schedule, bindings), bindings, on)
 
 
 def under(kernel: Kernel, schedule: Schedule, bindings: Bindings, on: Device = H200) -> KernelPlan:

@@ -1,21 +1,37 @@
-"""Random schedules: candidates of the planner with some fields changed, and schedules of random fields."""
+"""Random schedules: candidates of the planner with some fields changed, and schedules of random fields in a random family."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import MISSING, Field, fields, replace
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
-from onepass.ir.program import Load
+from onepass.ir.program import Load, Store
 from onepass.ir.size import Bindings, value
 from onepass.plan.kernel import Kernel
-from onepass.plan.schedule import Block, Cover, Loop, Role, Schedule, cover
+from onepass.plan.schedule import (
+    MultiCtaMixOrder,
+    Ring,
+    RowVectors,
+    Schedule,
+    StagedMixOrder,
+    StagedRows,
+    StagedTiles,
+    WholeColumns,
+    cover,
+)
 from onepass.plan.staged_rows import chunk_cover, chunk_cover_unaligned, must_stage, tma_stageable, tma_stageable_unaligned
-from onepass.plan.staged_tiles import tile_stageable
+from onepass.plan.staged_tiles import rows_at_once, tile_stageable
+from onepass.plan.thread_layout import explicit_vector
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-FIELDS = tuple(field.name for field in fields(Schedule))
+FAMILIES: tuple[type[Any], ...] = get_args(Schedule)
+WALKS_ROWS = ("Outer", "MixOrder", "StagedTiles")  # families whose `step` is along the rows
+NUMBERS: dict[str, tuple[int, ...]] = {
+    "warps": (1, 1, 2, 4, 8, 3, 64), "stages": (1, 2, 3, 4, 17, 0), "split": (1, 1, 2, 3, 5, 0), "groups": (1, 2, 3, 0),
+    "sector_elems": (0, 4, 8, 16, 64, 3), "ctas_per_row": (2, 2, 3, 4, 1), "strip_rows": (1, 2, 4, 8, 16, 32, 3, 0),
+    "registers": (0, 64, 255, 4), "vector_limit": (0, 4, 8, 1, 2, 16, 3)}
 ODD = (0, 3, 12, 48)  # what no tile can have
 MOST_STEPS = 40  # of a drawn walk, or CTAs along a side, so that the interpreter is not slow
 MOST_TILES = 12  # of a drawn cover, so that the text stays short
@@ -33,64 +49,93 @@ class Draw:
         fitting = [size for size in SIZES if MOST_STEPS * size >= self.extents[side]] or SIZES[-1:]
         return self.rng.choice(fitting if self.rng.random() < 0.95 else ODD)
 
-    def _cover(self, side: str) -> Cover:
+    def _tiles(self, side: str) -> tuple[int, ...]:
         rng, extent = self.rng, self.extents[side]
         widest = max(rng.choice(SIZES), 1 << (max(1, extent // MOST_TILES) - 1).bit_length())
-        kinds: list[Callable[[], Cover]] = [
-            lambda: Cover(cover(extent, widest)), lambda: chunk_cover(extent, widest, rng.choice(SIZES)),
-            lambda: Cover((widest,) * max(1, -(-extent // widest) // rng.choice((1, 1, 1, 2, 4)))),
-            lambda: Cover(tuple(self._size(side) for _ in range(rng.randint(0, 4))))]
+        kinds: list[Callable[[], tuple[int, ...]]] = [
+            lambda: cover(extent, widest), lambda: chunk_cover(extent, widest, rng.choice(SIZES)).tiles,
+            lambda: (widest,) * max(1, -(-extent // widest) // rng.choice((1, 1, 1, 2, 4))),
+            lambda: tuple(self._size(side) for _ in range(rng.randint(0, 4)))]
         return rng.choices(kinds, (4, 4, 3, 1))[0]()
 
-    def role(self, side: str) -> Role:
-        """A role of a side."""
-        split = self.rng.choice((1, 1, 2, 3, 5, 0))
-        return self.rng.choice((Block(self._size(side)), self._cover(side), Loop(self._size(side), split), *(
-            (Block(1), Loop(1, split)) if side == "rows" else ())))
+    def _nodes(self, kinds: tuple[type[Any], ...], likely: "list[frozenset[int]]") -> frozenset[int]:
+        """Some nodes of these kinds, and more often than not likely ones."""
+        everything = [i for i, node in enumerate(self.kernel.program.nodes) if isinstance(node, kinds)]
+        return self.rng.choice([*likely, *likely, frozenset(i for i in everything if self.rng.random() < 0.5)])
 
-    def loads(self, more: "list[frozenset[int]]") -> frozenset[int]:
-        """Some loads."""
-        everything = [i for i, node in enumerate(self.kernel.program.nodes) if isinstance(node, Load)]
-        return self.rng.choice([*more, *more, frozenset(i for i in everything if self.rng.random() < 0.5)])
+    def _ring(self) -> Ring:
+        return Ring(self.rng.choice(NUMBERS["split"]), self.rng.choice(NUMBERS["stages"]), self.rng.choice((0, 0, 1, 2, 3, 9, 20)))
 
-    def field(self, name: str) -> Any:
+    def field(self, family: type[Any], name: str) -> Any:
         """A value of a field."""
         kernel, rng = self.kernel, self.rng
         match name:
-            case "rows" | "cols":
-                return self.role(name)
+            case "height" | "width":
+                return 1 if name == "height" and rng.random() < 0.3 else self._size("rows" if name == "height" else "cols")
+            case "step":
+                return self._size("rows" if family.__name__ in WALKS_ROWS else "cols")
+            case "tiles":
+                return self._tiles("rows" if family is WholeColumns else "cols")
+            case "ring":
+                return None if family is StagedRows and rng.random() < 0.3 else self._ring()
+            case "row_vectors":
+                return rng.choice(list(RowVectors))
             case "resident":
-                return self.loads([frozenset(), frozenset(kernel.multi_phase)])
+                return self._nodes((Load,), [frozenset(), frozenset(kernel.multi_phase)])
+            case "early_loads":
+                return self._nodes((Load,), [frozenset(), frozenset(kernel.after_reduction)])
+            case "evict_last":
+                return self._nodes((object,) if rng.random() < 0.1 else (Load, Store), [])
             case "staged":
-                return self.loads([must_stage(kernel), *(frozenset(able(kernel)) for able in (
+                return self._nodes((Load,), [must_stage(kernel), *(frozenset(able(kernel)) for able in (
                     tma_stageable, tma_stageable_unaligned, tile_stageable))])
-            case "hoisted" | "beside" | "accumulates_columns":
-                return rng.random() < 0.5
-        return rng.choice({"warps": (1, 1, 2, 4, 8, 3, 64), "stages": (1, 2, 3, 4, 17, 0), "prefetch": (0, 1, 2, 3, 9, 20),
-                           "sector_elems": (0, 4, 8, 16, 64, 3), "ctas_per_row": (1, 2, 3, 4), "registers": (0, 64, 255, 4)}[name])
+        if name in NUMBERS:
+            return rng.choice(NUMBERS[name])
+        default = next(f.default for f in own(family) if f.name == name)
+        return rng.random() < 0.5 if isinstance(default, bool) else rng.choice((1, 2, 4, 3, 0))
 
     def free(self) -> Schedule:
-        """Roles at random, and other fields at their default more often than not."""
-        others = {name: self.field(name) for name in FIELDS[3:] if self.rng.random() < 0.2}
-        return Schedule(self.role("rows"), self.role("cols"), self.field("warps"), **others)
+        """A random family with random sizes, and other fields at their default more often than not."""
+        return self._of(self.rng.choice(FAMILIES), 0.2)
+
+    def _of(self, family: type[Any], chance: float, **given: Any) -> Schedule:
+        """A schedule of a family, of which some fields are given; others have their default, but for a chance."""
+        drawn = {f.name: self.field(family, f.name) for f in own(family)
+                 if f.name not in given and (f.default is MISSING or self.rng.random() < chance)}
+        made: Schedule = family(**drawn, **given)
+        return made
 
     def staged(self) -> Schedule:
-        """What may well be a loop over staged rows, or over staged tiles."""
-        split = self.rng.choice((1, 2, 3))
-        accumulates, unaligned = self.rng.random() < 0.5, tma_stageable_unaligned(self.kernel)
-        staged = frozenset(unaligned or tma_stageable(self.kernel))
-        rows: Role = Loop(1, split) if accumulates or self.rng.random() < 0.7 else Block(1)
-        one = Schedule(rows, self._cover("cols"), self.rng.choice((1, 2, 4)), self.rng.choice((1, 2, 3)), staged=staged,
-                       accumulates_columns=accumulates, sector_elems=64 if unaligned else 0)
-        tiles = replace(one, rows=Loop(self._size("rows"), split), cols=Block(self._size("cols")), accumulates_columns=False,
-                        staged=frozenset(tile_stageable(self.kernel)), sector_elems=0)
-        shared = replace(one, cols=Cover((256,) * max(1, self.extents["cols"] // 512)), warps=1, stages=2, ctas_per_row=2)
-        rest = chunk_cover_unaligned(self.extents["cols"], 256, 64) if unaligned else None
-        found = replace(one, cols=rest, warps=self.rng.choice((1, 2)), accumulates_columns=False) if rest else one
-        found = self.rng.choices((found, tiles, shared if accumulates else found), (4, 3, 3))[0]
-        return self.changed(found, self.rng.choice((0, 0, 1, 2)))
+        """What may well be rows or tiles in shared memory."""
+        rng, kernel, cols = self.rng, self.kernel, self.extents["cols"]
+        ring, warps = Ring(rng.choice((1, 2, 3)), rng.choice((1, 2, 3))), rng.choice((1, 2, 4))
+        aligned, pieces = frozenset(tma_stageable(kernel)), frozenset(tma_stageable_unaligned(kernel))
+        given: dict[str, Any] = {"warps": warps, "staged": aligned}
+        family = rng.choice((StagedRows, StagedRows, StagedMixOrder, StagedTiles, StagedTiles, MultiCtaMixOrder))
+        if family is StagedTiles:
+            width = self._size("cols")
+            least = rows_at_once(max(1, width), explicit_vector(kernel), warps)
+            given |= {"step": least * rng.choice((1, 2, 4)), "width": width, "strip_rows": least, "split": ring.split,
+                      "staged": frozenset(tile_stageable(kernel))}
+        elif family is MultiCtaMixOrder:
+            given |= {"tiles": (256,) * max(1, cols // 512), "ctas_per_row": 2, "groups": ring.split, "warps": 1}
+        elif family is StagedMixOrder:
+            given |= {"tiles": self._tiles("cols"), "ring": ring}
+        elif pieces and (covered := chunk_cover_unaligned(cols, 256, 64)):
+            given |= {"tiles": covered.tiles, "warps": rng.choice((1, 2)), "ring": rng.choice((ring, ring, None)),
+                      "unaligned": True, "staged": pieces}
+        else:
+            given |= {"tiles": self._tiles("cols"), "ring": rng.choice((ring, ring, None))}
+        return self._of(family, 0.08, **given)
 
     def changed(self, schedule: Schedule, count: int) -> Schedule:
         """A schedule with some fields changed."""
-        names = self.rng.sample(FIELDS, count)
-        return replace(schedule, **{name: self.field(name) for name in names})
+        family = type(schedule)
+        names = self.rng.sample([f.name for f in own(family)], count)
+        new: dict[str, Any] = {name: self.field(family, name) for name in names}
+        return replace(schedule, **new)
+
+
+def own(family: type[Any]) -> list[Field[Any]]:
+    """The fields of a family that do not follow from others."""
+    return [f for f in fields(family) if f.init]

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from onepass.plan.legality import Family
-from onepass.plan.schedule import Block, Cover, Loop, Schedule
+from onepass.plan.schedule import (
+    LoopedRows,
+    MixOrder,
+    Outer,
+    Pointwise,
+    ResidentRows,
+    RowVectors,
+    Schedule,
+    SplitRows,
+    WholeColumns,
+)
 from tests.support.function_cases import layer_norm
 
 
@@ -98,48 +111,48 @@ def looked_up_both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torc
     return both(x.gather(1, at.expand(x.shape)), w.gather(0, at))
 
 
-KINDS = {
-    "inner": (norm, Family.INNER, (37, 192), Schedule(Block(1), Cover((128, 64)), 1)),
-    "inner, overhanging": (norm, Family.INNER, (37, 190), Schedule(Block(1), Cover((128, 64)), 1)),
-    "inner, rows a tile": (norm, Family.INNER, (37, 65), Schedule(Block(8), Cover((64, 1)), 1)),
-    "inner, odd rows": (norm, Family.INNER, (4, 1027), Schedule(Block(1), Cover((256,) * 4), 1, sector_elems=8)),
-    "inner looped": (norm, Family.INNER, (5, 1024), Schedule(Block(1), Loop(256), 2)),
-    "inner looped, tail": (norm, Family.INNER, (5, 1000), Schedule(Block(1), Loop(256), 2, stages=2)),
-    "inner looped, odd rows": (norm, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, sector_elems=8)),
-    "inner looped, long odd rows": (norm, Family.INNER, (4, 50257), Schedule(Block(1), Loop(4096), 16, sector_elems=8)),
-    "inner looped, rows a tile": (norm, Family.INNER, (13, 100), Schedule(Block(8), Loop(32), 4)),
-    "inner split": (row_sums, Family.INNER, (3, 2048), Schedule(Block(1), Loop(128, 4), 2)),
-    "inner split, tail": (row_sums, Family.INNER, (3, 2001), Schedule(Block(1), Loop(128, 5), 2)),
-    "inner split of all": (full, Family.INNER, (5, 401), Schedule(Block(1), Loop(128, 4), 2)),
-    "column": (column_softmax, Family.OUTER, (48, 40), Schedule(Cover((32, 16)), Block(16), 1)),
-    "column, overhanging": (column_softmax, Family.OUTER, (47, 37), Schedule(Cover((32, 16)), Block(8), 1)),
-    "outer": (column_sums, Family.OUTER, (64, 64), Schedule(Loop(8), Block(32), 4)),
-    "outer, tail": (column_sums, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
-    "outer split": (column_sums, Family.OUTER, (64, 64), Schedule(Loop(4, 4), Block(32), 4)),
-    "outer split, tail": (column_sums, Family.OUTER, (131, 33), Schedule(Loop(4, 5), Block(32), 4)),
-    "outer, two passes": (column_softmax, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
-    "mix-order": (both, Family.MIX, (40, 96), Schedule(Loop(1, 4), Cover((64, 32)), 2)),
-    "mix-order, rows a step": (both, Family.MIX, (129, 64), Schedule(Loop(4, 5), Cover((64,)), 2)),
-    "mix-order, overhanging": (both, Family.MIX, (41, 61), Schedule(Loop(2, 4), Cover((32, 32)), 2, stages=2, hoisted=True)),
-    "mix-order, more programs than rows": (both, Family.MIX, (3, 64), Schedule(Loop(4, 7), Cover((64,)), 2)),
-    "mix-order, one program": (both, Family.MIX, (9, 64), Schedule(Loop(2, 1), Cover((64,)), 2)),
-    "mix-order, vectors after the loop": (finished, Family.MIX, (41, 64), Schedule(Loop(2, 1), Cover((64,)), 2)),
+KINDS: dict[str, tuple[Callable[..., Any], Family, tuple[int, int], Schedule]] = {
+    "inner": (norm, Family.INNER, (37, 192), ResidentRows(1, (128, 64), 1)),
+    "inner, overhanging": (norm, Family.INNER, (37, 190), ResidentRows(1, (128, 64), 1)),
+    "inner, rows a tile": (norm, Family.INNER, (37, 65), ResidentRows(8, (64, 1), 1)),
+    "inner, odd rows": (norm, Family.INNER, (4, 1027), ResidentRows(1, (256,) * 4, 1, sector_elems=8)),
+    "inner looped": (norm, Family.INNER, (5, 1024), LoopedRows(1, 256, 2)),
+    "inner looped, tail": (norm, Family.INNER, (5, 1000), LoopedRows(1, 256, 2, stages=2)),
+    "inner looped, odd rows": (norm, Family.INNER, (4, 1027), LoopedRows(1, 256, 2, sector_elems=8)),
+    "inner looped, long odd rows": (norm, Family.INNER, (4, 50257), LoopedRows(1, 4096, 16, sector_elems=8)),
+    "inner looped, rows a tile": (norm, Family.INNER, (13, 100), LoopedRows(8, 32, 4)),
+    "inner split": (row_sums, Family.INNER, (3, 2048), SplitRows(1, 128, 4, 2)),
+    "inner split, tail": (row_sums, Family.INNER, (3, 2001), SplitRows(1, 128, 5, 2)),
+    "inner split of all": (full, Family.INNER, (5, 401), SplitRows(1, 128, 4, 2)),
+    "column": (column_softmax, Family.OUTER, (48, 40), WholeColumns((32, 16), 16, 1)),
+    "column, overhanging": (column_softmax, Family.OUTER, (47, 37), WholeColumns((32, 16), 8, 1)),
+    "outer": (column_sums, Family.OUTER, (64, 64), Outer(8, 32, 4)),
+    "outer, tail": (column_sums, Family.OUTER, (61, 70), Outer(8, 32, 4)),
+    "outer split": (column_sums, Family.OUTER, (64, 64), Outer(4, 32, 4, 4)),
+    "outer split, tail": (column_sums, Family.OUTER, (131, 33), Outer(4, 32, 4, 5)),
+    "outer, two passes": (column_softmax, Family.OUTER, (61, 70), Outer(8, 32, 4)),
+    "mix-order": (both, Family.MIX, (40, 96), MixOrder(1, 4, (64, 32), 2)),
+    "mix-order, rows a step": (both, Family.MIX, (129, 64), MixOrder(4, 5, (64,), 2)),
+    "mix-order, overhanging": (both, Family.MIX, (41, 61), MixOrder(2, 4, (32, 32), 2, stages=2, row_vectors=RowVectors.REGISTERS)),
+    "mix-order, more programs than rows": (both, Family.MIX, (3, 64), MixOrder(4, 7, (64,), 2)),
+    "mix-order, one program": (both, Family.MIX, (9, 64), MixOrder(2, 1, (64,), 2)),
+    "mix-order, vectors after the loop": (finished, Family.MIX, (41, 64), MixOrder(2, 1, (64,), 2)),
     "mix-order, vectors held for after the loop": (finished, Family.MIX, (41, 64),
-                                                   Schedule(Loop(2, 1), Cover((64,)), 2, stages=2, hoisted=True)),
-    "mix-order, all at once": (spread, Family.MIX, (41, 61), Schedule(Loop(4, 3), Cover((32, 32)), 2)),
-    "mix-order, all at once, even": (spread, Family.MIX, (40, 64), Schedule(Loop(4, 5), Cover((64,)), 2)),
-    "pointwise": (elementwise, Family.POINTWISE, (37, 70), Schedule(Block(4), Block(32), 4)),
-    "blocks, inner": (blocks, Family.INNER, (5, 192), Schedule(Block(1), Cover((128, 64)), 1)),
-    "blocks, inner looped": (blocks, Family.INNER, (5, 224), Schedule(Block(1), Loop(64), 1)),
-    "mix-order, of row results": (of_rows, Family.MIX, (41, 64), Schedule(Loop(2, 3), Cover((64,)), 2)),
-    "outer, of what rows share": (of_shared, Family.OUTER, (61, 70), Schedule(Loop(8), Block(32), 4)),
-    "blocks, overhanging": (blocks, Family.INNER, (5, 160), Schedule(Block(1), Cover((128, 64)), 1)),
-    "variance, odd rows": (variance, Family.INNER, (4, 1027), Schedule(Block(1), Loop(256), 2, sector_elems=8)),
-    "looked up, inner": (looked_up, Family.INNER, (5, 190), Schedule(Block(1), Cover((128, 64)), 1)),
-    "looked up, rows a tile": (looked_up, Family.INNER, (37, 65), Schedule(Block(8), Cover((64, 1)), 1)),
-    "looked up, inner looped": (looked_up, Family.INNER, (5, 1000), Schedule(Block(1), Loop(256), 2)),
-    "looked up, column": (looked_up_down, Family.OUTER, (47, 37), Schedule(Cover((32, 16)), Block(8), 1)),
-    "looked up, mix-order": (looked_up_both, Family.MIX, (41, 61), Schedule(Loop(2, 4), Cover((32, 32)), 2)),
+                                                   MixOrder(2, 1, (64,), 2, stages=2, row_vectors=RowVectors.REGISTERS)),
+    "mix-order, all at once": (spread, Family.MIX, (41, 61), MixOrder(4, 3, (32, 32), 2)),
+    "mix-order, all at once, even": (spread, Family.MIX, (40, 64), MixOrder(4, 5, (64,), 2)),
+    "pointwise": (elementwise, Family.POINTWISE, (37, 70), Pointwise(4, 32, 4)),
+    "blocks, inner": (blocks, Family.INNER, (5, 192), ResidentRows(1, (128, 64), 1)),
+    "blocks, inner looped": (blocks, Family.INNER, (5, 224), LoopedRows(1, 64, 1)),
+    "mix-order, of row results": (of_rows, Family.MIX, (41, 64), MixOrder(2, 3, (64,), 2)),
+    "outer, of what rows share": (of_shared, Family.OUTER, (61, 70), Outer(8, 32, 4)),
+    "blocks, overhanging": (blocks, Family.INNER, (5, 160), ResidentRows(1, (128, 64), 1)),
+    "variance, odd rows": (variance, Family.INNER, (4, 1027), LoopedRows(1, 256, 2, sector_elems=8)),
+    "looked up, inner": (looked_up, Family.INNER, (5, 190), ResidentRows(1, (128, 64), 1)),
+    "looked up, rows a tile": (looked_up, Family.INNER, (37, 65), ResidentRows(8, (64, 1), 1)),
+    "looked up, inner looped": (looked_up, Family.INNER, (5, 1000), LoopedRows(1, 256, 2)),
+    "looked up, column": (looked_up_down, Family.OUTER, (47, 37), WholeColumns((32, 16), 8, 1)),
+    "looked up, mix-order": (looked_up_both, Family.MIX, (41, 61), MixOrder(2, 4, (32, 32), 2)),
     "looked up, vectors held": (looked_up_both, Family.MIX, (41, 61),
-                                Schedule(Loop(2, 4), Cover((32, 32)), 2, stages=2, hoisted=True)),
+                                MixOrder(2, 4, (32, 32), 2, stages=2, row_vectors=RowVectors.REGISTERS)),
 }

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from onepass.plan.kernel import Kernel
 from onepass.plan.legality import Family
-from onepass.plan.schedule import Block, Loop, Schedule
+from onepass.plan.schedule import Ring, StagedRows
 from onepass.plan.staged_rows import (
-    PIECE_ELEMS,
     chunk_cover,
     chunk_cover_unaligned,
     tma_stageable,
     tma_stageable_unaligned,
 )
-from onepass.plan.thread_layout import vector
+from onepass.plan.thread_layout import max_contiguous, vector
 from tests.support.forced_schedules import as_kernel
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -34,7 +33,7 @@ def kernel_of(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> tuple[Kernel,
 
 
 def staged_schedule(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132,
-                    prefetch: int = 0) -> Schedule:
+                    prefetch: int = 0) -> StagedRows:
     """A schedule that stages every load TMA can describe. A split of 0 is one row per CTA."""
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
@@ -42,5 +41,6 @@ def staged_schedule(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int
     able, flat = tma_stageable(kernel), tma_stageable_unaligned(kernel)
     covered = chunk_cover_unaligned(cols, least * vectors, least) if flat else chunk_cover(cols, least * vectors, least)
     assert covered is not None
-    return Schedule(Loop(1, split) if split else Block(1), covered, warps, slots, sector_elems=PIECE_ELEMS if flat else 0,
-                    staged=frozenset(flat or able), registers=min(128, 65536 // (32 * warps)), prefetch=prefetch)
+    ring = Ring(split, slots, prefetch) if split else None
+    return StagedRows(covered.tiles, warps, ring, bool(flat), frozenset(flat or able), min(128, 65536 // (32 * warps)),
+                      vector_limit=max_contiguous(kernel) or 0)
