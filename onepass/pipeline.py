@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from . import files
-from .codegen import gluon, gluon_mix_order, gluon_multi_cta, gluon_tiles, gluon_unaligned, triton
+from .codegen import gluon, gluon_tiles, triton
 from .codegen.source import Source
 from .device import Device
 from .errors import IllegalSchedule, NoPlan, SourcesNotKept, text_of, warn
@@ -80,11 +80,7 @@ def emitter(schedule: Schedule) -> ModuleType:
     """The code generator for a schedule: Triton, unless it stages inputs in shared memory."""
     if not schedule.staged:
         return triton
-    if isinstance(schedule.cols, Block):
-        return gluon_tiles
-    if schedule.accumulates_columns:
-        return gluon_multi_cta if schedule.ctas_per_row > 1 else gluon_mix_order
-    return gluon_unaligned if schedule.sector_elems else gluon
+    return gluon_tiles if isinstance(schedule.cols, Block) else gluon
 
 
 @stage("planning and writing kernels")

@@ -5,8 +5,6 @@ Each kernel's text includes the functions it calls, so no module of the package 
 
 from __future__ import annotations
 
-import re
-
 # Synchronizes all threads of a CTA. Triton 3.6 has only `thread_barrier`.
 BARRIER = 'cta_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier'
 
@@ -126,13 +124,10 @@ def fold_min(x, axis: gl.constexpr):
 }
 
 
-def called_definitions(body: str) -> tuple[str, ...]:
-    """The helper definitions that a kernel's text needs, callees first."""
-    found: list[str] = []
-    todo = [body]
-    while todo:
-        text = todo.pop()
-        fresh = [n for n in FUNCTIONS if n not in found and re.search(rf"\b{n}\b", text)]
-        found += fresh
-        todo += [FUNCTIONS[n] for n in fresh]
-    return (BARRIER, *(FUNCTIONS[n].strip() for n in FUNCTIONS if n in found))
+CALLS = {"fold_prod": "_times", "fold_max": "_larger", "fold_min": "_smaller", "sum_two": "_plus"}  # between helpers
+
+
+def definitions(called: frozenset[str]) -> tuple[str, ...]:
+    """The definitions of helper functions, and of those that they call, callees first."""
+    needed = called | {CALLS[name] for name in called if name in CALLS}
+    return (BARRIER, *(FUNCTIONS[n].strip() for n in FUNCTIONS if n in needed))

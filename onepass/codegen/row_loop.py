@@ -11,9 +11,10 @@ from dataclasses import replace
 from ..ir.program import Reduce, operands
 from ..plan.kernel import Across
 from .folds import Folds, Running
+from .memory import Env
 from .steps import Steps
 from .tile_refs import TileRef
-from .values import Env, Values
+from .values import Values
 
 
 class RowLoop:

@@ -171,6 +171,7 @@ class OpSpec:
     exact: str = ""  # kernel text for full fp32 accuracy, if `text` is only accurate enough for 16-bit results
     libdevice: Mapping[str, Interpreted] = field(default_factory=dict)  # what the interpreter computes for functions the texts call
     discontinuous: bool = False  # whether a difference in an argument's last bit may change the result by any amount
+    helper: str = ""  # the function of codegen's table of helpers that `text` calls
     takes_literals: bool = True  # whether `text` accepts bare numbers as arguments
     compares: bool = False  # whether it is an order or equality of two numbers
     divides: bool = False  # whether it is undefined where the last argument is 0
@@ -229,7 +230,7 @@ OPS = _table(
          libdevice={"rcp_rn": np.reciprocal}),
     _row("sqrt", 1, torch.sqrt, "libdevice.sqrt_rn({0})", Takes.FLOATS, issue_slots=6, mufu=1, libdevice={"sqrt_rn": np.sqrt}),
     _row("rsqrt", 1, torch.rsqrt, "{L}.rsqrt({0})", Takes.FLOATS, issue_slots=2, mufu=1),
-    _row("exp", 1, torch.exp, "fast_exp({0})", Takes.FLOATS, issue_slots=2, mufu=1, exact="libdevice.exp({0})",
+    _row("exp", 1, torch.exp, "fast_exp({0})", Takes.FLOATS, helper="fast_exp", issue_slots=2, mufu=1, exact="libdevice.exp({0})",
          libdevice={"exp": np.exp}),
     _row("exp2", 1, torch.exp2, "{L}.exp2({0})", Takes.FLOATS, issue_slots=1, mufu=1, exact="libdevice.exp2({0})",
          libdevice={"exp2": np.exp2}),
@@ -239,11 +240,11 @@ OPS = _table(
     _row("log1p", 1, torch.log1p, "libdevice.log1p({0})", Takes.FLOATS, issue_slots=12, mufu=1, libdevice={"log1p": np.log1p}),
     _row("sin", 1, torch.sin, "{L}.sin({0})", Takes.FLOATS, issue_slots=16),
     _row("cos", 1, torch.cos, "{L}.cos({0})", Takes.FLOATS, issue_slots=16),
-    _row("tanh", 1, torch.tanh, "fast_tanh({0})", Takes.FLOATS, issue_slots=10, mufu=2, exact="libdevice.tanh({0})",
-         libdevice={"tanh": np.tanh}),
-    _row("sigmoid", 1, torch.sigmoid, "fast_sigmoid({0})", Takes.FLOATS, issue_slots=5, mufu=2,
+    _row("tanh", 1, torch.tanh, "fast_tanh({0})", Takes.FLOATS, helper="fast_tanh", issue_slots=10, mufu=2,
+         exact="libdevice.tanh({0})", libdevice={"tanh": np.tanh}),
+    _row("sigmoid", 1, torch.sigmoid, "fast_sigmoid({0})", Takes.FLOATS, helper="fast_sigmoid", issue_slots=5, mufu=2,
          exact="libdevice.rcp_rn(1.0 + libdevice.exp(-{0}))"),
-    _row("erf", 1, torch.erf, "fast_erf({0})", Takes.FLOATS, issue_slots=18, mufu=2, exact="{L}.erf({0})"),
+    _row("erf", 1, torch.erf, "fast_erf({0})", Takes.FLOATS, helper="fast_erf", issue_slots=18, mufu=2, exact="{L}.erf({0})"),
     _function("erfc", 1, torch.erfc, np.vectorize(math.erfc, otypes=[np.float64]), issue_slots=30, mufu=1),
     _function("tan", 1, torch.tan, np.tan, issue_slots=30),
     _function("asin", 1, torch.asin, np.arcsin, issue_slots=25, mufu=1),

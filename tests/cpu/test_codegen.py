@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 
 import onepass
 from onepass.capture.function.trace import capture
+from onepass.codegen import kernel_ir as ir
+from onepass.codegen.builder import Builder
+from onepass.codegen.expr import TRITON
+from onepass.codegen.names import TRITON_NAMES
+from onepass.codegen.printer import TRITON_HEADER, print_kernel
 from onepass.codegen.source import ParamKind
-from onepass.codegen.triton import HEADER, RESERVED
-from onepass.codegen.writer import Writer
 from onepass.ir.program import Op, Reduce, prune
 from onepass.ir.size import value
 from onepass.ir.text import parse
@@ -241,9 +244,9 @@ def test_inputs_may_be_called_what_indices_are_called() -> None:
 
 
 def test_values_may_be_called_what_kernels_import() -> None:
-    imported = {name.asname or name.name for line in HEADER for node in ast.parse(line).body
+    imported = {name.asname or name.name for line in TRITON_HEADER for node in ast.parse(line).body
                 if isinstance(node, (ast.Import, ast.ImportFrom)) for name in node.names}
-    assert imported <= set(RESERVED)
+    assert imported <= set(TRITON_NAMES)
 
     def named(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         widen = x.float() * w
@@ -255,9 +258,9 @@ def test_values_may_be_called_what_kernels_import() -> None:
 
 def test_a_numbered_name_is_given_once() -> None:
     """Tiles number their names too: of two loads of x, the second and the first's second tile would both be x_1."""
-    writer = Writer(("taken",))
+    builder = Builder(("taken",))
     hints = ("x", "x", "x_1", "x", "x_1", "x_2", "y_1", "y", "y", "taken", "taken_1", "taken")
-    assert len({writer.fresh(hint) for hint in hints}) == len(hints)
+    assert len({builder.fresh(hint) for hint in hints}) == len(hints)
 
     def two_loads(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.narrow(1, 4, 6) - 1, x.softmax(0).gather(1, at)
@@ -339,13 +342,10 @@ def test_what_is_written_is_python_whatever_other_threads_parse(monkeypatch: pyt
         raise SystemError("AST constructor recursion depth mismatch (before=69, after=48)")
 
     monkeypatch.setattr(ast, "parse", disturbed)
-    writer = Writer()
-    with writer.block("def f(x)"):
-        writer.line("return x")
-    assert writer.done() == "def f(x):\n    return x\n"
-    writer.line("return return")
+    right, wrong = (ir.Kernel("f", "a kernel", ("x",), (ir.Assign((ir.Name("y"),), value),), TRITON) for value in ("x", "return"))
+    assert print_kernel(right).endswith("def f(x):\n    \"\"\"a kernel\"\"\"\n    y = x\n")
     with pytest.raises(SyntaxError):
-        writer.done()
+        print_kernel(wrong)
 
 
 @pytest.mark.parametrize("fold", [torch.argmax, torch.argmin])

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from onepass import errors, pipeline
 from onepass.codegen import gluon
-from onepass.codegen.gluon_helpers import FUNCTIONS, called_definitions
-from onepass.codegen.gluon_ring import HEADER
+from onepass.codegen import kernel_ir as ir
+from onepass.codegen.gluon_helpers import FUNCTIONS, definitions
+from onepass.codegen.printer import GLUON_HEADER, Lowered
 from onepass.codegen.source import GridDim, ParamKind, Source, TensorView
 from onepass.device import device
 from onepass.ir.expr import BY_TORCH, DTYPES, OPS
@@ -40,8 +41,9 @@ from onepass.runtime.interpreter import gluon_model, interpret
 from onepass.runtime.launch import TensorMap
 from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward
-from tests.support.forced_schedules import FORGOTTEN, scored
+from tests.support.forced_schedules import scored
 from tests.support.handwritten_kernels import kernel as by_hand
+from tests.support.kernel_changes import FORGOTTEN, Change, behind, changed, fields, value_fields, without
 from tests.support.staged_kernels import BF16, F16, F32, kernel_of, meta, staged_schedule
 
 H200 = device("h200")
@@ -218,7 +220,7 @@ def test_helpers_are_the_same_as_in_triton(name: str) -> None:
              "    i = gl.arange(0, 1024, layout=gl.SliceLayout(0, TILE))[None, :]",
              f"    y = {call.format('gl.load(x + i)')}", "    gl.store(out + i, y)"]
     own = "\n".join(lines)
-    gluon_model.run("one", "\n\n".join((*HEADER, *called_definitions(own), own)) + "\n", {"x": x, "out": found[1]}, 1)
+    gluon_model.run("one", "\n\n".join((*GLUON_HEADER, *definitions(frozenset({name})), own)) + "\n", {"x": x, "out": found[1]}, 1)
     torch.testing.assert_close(found[1].float(), found[0].float(), rtol=0, atol=0, equal_nan=True)
 
 
@@ -251,24 +253,17 @@ def test_copies_take_places_in_turn(rows: int, split: int, prefetch: int, cols: 
 
 
 @pytest.mark.parametrize("cols", [4096, 8192])
-@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+@pytest.mark.parametrize(("change", "caught"), [
     *FORGOTTEN[:2],
-    (r"phase \^ over", "phase", errors.WrongPhase),
-    (r"later // 4", "1", errors.CopyLeftBehind),
-    (r"later % 4", "(later + 1) % 4", AssertionError),
+    (fields(ir.Wait, lambda wait: wait.phase == "phase ^ over", phase="phase"), errors.WrongPhase),
+    (fields(ir.Assign, lambda node: node.value == "row + later // 4 * 2", value="row + 1 * 2"), errors.CopyLeftBehind),
+    (fields(ir.CopyAsync, lambda copy: copy.barrier.index == "at", coordinates=("ahead", "0", "0")), AssertionError),
 ])
-def test_a_ring_of_copies_that_forgets_something_is_caught(cols: int, pattern: str, instead: str, caught: type[Exception],
+def test_a_ring_of_copies_that_forgets_something_is_caught(cols: int, change: Change, caught: type[Exception],
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    emit = gluon.emit
-    monkeypatch.setattr(gluon, "emit", lambda *args: changed(emit(*args), pattern, instead))
+    monkeypatch.setattr(gluon, "emit", lambda *args: changed(gluon.lower(*args), change))
     with pytest.raises(caught):
         run_staged(softmax, inputs_of(softmax, 9, cols, BF16), warps=4, vectors=1, slots=1, split=2, prefetch=3)
-
-
-def changed(source: Source, pattern: str, instead: str) -> Source:
-    text, changes = re.subn(pattern, instead, source.text)
-    assert changes
-    return replace(source, text=text)
 
 
 @pytest.mark.parametrize(("fn", "dtype"), [(softmax, F32), (rms_norm, F32), (softmax_backward, BF16)])
@@ -331,35 +326,32 @@ def test_far_rows_are_counted_in_64_bits() -> None:
     assert all(counted.startswith(f"{name}.to(gl.int64) * ") for name, counted in pieces)
 
 
-def odd_source(rows: int, slots: int) -> tuple[Source, dict[str, Tensor], dict[str, int]]:
+def odd_kernel(rows: int, slots: int) -> tuple[Lowered, dict[str, Tensor], dict[str, int]]:
     """A softmax over unaligned rows, of which the last ends within a piece, with its buffers and sizes."""
     (x,) = inputs_of(softmax, rows, 1089, BF16)
     kernel, bindings = kernel_of(softmax, (x,))
     schedule = staged_schedule(kernel, 4, 1, slots, 2)
-    source = pipeline.emitter(schedule).emit(kernel, schedule, bindings, "row")
-    return source, {"x": x, "out0": torch.empty_like(x)}, bindings
+    return gluon.lower(kernel, schedule, bindings, "row"), {"x": x, "out0": torch.empty_like(x)}, bindings
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(("pattern", "instead", "caught"), [
-    (r"(\.store\(.*\n) +cta_barrier\(\)\n", r"\1", errors.UseBeforeArrival),  # walks read what other threads put there
-    (r"( +mbarrier\.wait.*\n)((?:.*\n){5})", r"\2\1", errors.RefillBeforeDrain),  # TMA has not been there yet
-    (r"mask=at_end < left_out, other=0", "", errors.AccessOutOfBounds),  # behind the tensor
-    (r"end = slot", "end = 32 + slot", errors.OutsideAllocation),
+@pytest.mark.parametrize(("change", "caught"), [
+    (without(ir.CtaBarrier), errors.UseBeforeArrival),  # walks read what other threads put there
+    (behind(ir.Wait, ir.If), errors.RefillBeforeDrain),  # TMA has not been there yet
+    (value_fields(ir.Load, lambda load: load.offset == "covered + at_end", masks=()), errors.AccessOutOfBounds),  # behind it
+    (fields(ir.Assign, lambda node: node.targets == ("end",), value=lambda node: f"32 + {node.value}"), errors.OutsideAllocation),
 ])
-def test_what_is_left_out_is_put_into_place_in_time(slots: int, pattern: str, instead: str, caught: type[Exception]) -> None:
-    source, buffers, bindings = odd_source(5, slots)
-    text, changes = re.subn(pattern, instead, source.text)
-    assert changes == 1
+def test_what_is_left_out_is_put_into_place_in_time(slots: int, change: Change, caught: type[Exception]) -> None:
+    kernel, buffers, bindings = odd_kernel(5, slots)
     with pytest.raises(caught):
-        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+        gluon_model.run_source(changed(kernel, change), buffers, bindings)
 
 
 def test_what_is_left_out_matters() -> None:
-    source, buffers, bindings = odd_source(5, 1)
+    kernel, buffers, bindings = odd_kernel(5, 1)
     right = buffers["x"].float().softmax(-1)
-    for text, whole in ((source.text, True), (source.text.replace("left_out > 0", "left_out > 63"), False)):
-        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+    for source, whole in ((kernel.source(), True), (changed(kernel, fields(ir.If, condition="left_out > 63")), False)):
+        gluon_model.run_source(source, buffers, bindings)
         wrong = (buffers["out0"].float() / right - 1).abs().amax(-1) > 2**-7
         assert wrong.tolist() == [False] * 4 + [not whole], "it is in the last row only"
 
@@ -391,16 +383,14 @@ def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable[..., Any
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(("pattern", "instead", "caught"), FORGOTTEN)
-def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, instead: str, caught: type[Exception]) -> None:
+@pytest.mark.parametrize(("change", "caught"), FORGOTTEN)
+def test_a_kernel_that_forgets_something_is_caught(slots: int, change: Change, caught: type[Exception]) -> None:
     args = inputs_of(softmax, 7, 5000, BF16)
     kernel, bindings = kernel_of(softmax, args)
-    source = gluon.emit(kernel, staged_schedule(kernel, 4, 1, slots, 2), bindings, "row")
-    text, changes = re.subn(pattern, instead, source.text)
-    assert changes
+    source = changed(gluon.lower(kernel, staged_schedule(kernel, 4, 1, slots, 2), bindings, "row"), change)
     buffers = {"x": args[0], "out0": torch.empty_like(args[0])}
     with pytest.raises(caught):
-        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+        gluon_model.run_source(source, buffers, bindings)
 
 
 @pytest.mark.parametrize("cols", [4096, 4501])
