@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import copysign, isinf, isnan
 
@@ -10,12 +10,12 @@ import torch
 
 from ..ir.expr import BOOL, DType, as_dtype
 from ..ir.monoid import Accumulated, Algebra, Monoid, State, Value
-from ..ir.size import Size
+from ..ir.size import Size, Sym
 from ..plan.access import Run
 from .kernel_ir import Apply, Expr, Language, Name, RightSide
 
-TRITON = Language("tl")
-GLUON = Language("gl", "TILE")
+TRITON = Language("tl", "triton.jit")
+GLUON = Language("gl", "gluon.jit", "TILE")
 
 Assigner = Callable[[str, RightSide], Name]  # (hint, value) -> the name that the value is assigned to
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
@@ -25,7 +25,7 @@ def literal(value: float | int | bool) -> str:
     """A number as kernel text."""
     if isinstance(value, float) and (isinf(value) or isnan(value)):
         return f'float("{value}")'
-    return f"({value!r})" if value < 0 else repr(value)
+    return repr(value)
 
 
 def is_bare(value: float | int | bool, dtype: DType) -> bool:
@@ -61,7 +61,7 @@ def scaled_literal(value: float | int | bool, scale: Size, dtype: DType, languag
     text = typed_literal(value, dtype, language)
     if scale == 1:
         return text
-    product = f"({text} * {size_text(scale)})"
+    product = f"{text} * {size_text(scale)}"
     return language.full("[1, 1]", product, dtype.kernel) if dtype.kind == "int" and dtype.size < 8 else product
 
 
@@ -70,16 +70,28 @@ def size_text(size: Size) -> str:
     return str(size) if isinstance(size, int) else str(size).replace("*", " * ")
 
 
-def run_text(index: str, run: Run) -> str:
-    """What one run of axes contributes to an address."""
-    text = index if run.inner == 1 else f"({index} // {_factor(run.inner)})"
-    text = text if run.first else f"({text} % {_factor(run.size)})"
-    return text if run.stride == 1 else f"{text} * {_factor(run.stride)}"
-
-
-def _factor(size: Size) -> str:
+def size_factor(size: Size) -> str:
+    """A size as an operand of a product, a quotient or a method."""
     text = size_text(size)
-    return text if isinstance(size, int) or "*" not in text else f"({text})"
+    return f"({text})" if isinstance(size, Sym) and (size.coef != 1 or len(size.names) > 1) else text
+
+
+def run_text(index: Expr, run: Run, compound: bool = False) -> Expr:
+    """What one run of axes contributes to an address. A `compound` index is a sum."""
+    trivial = run.inner == 1 and run.first and run.stride == 1
+    text = f"({index})" if compound and not trivial else index
+    text = text if run.inner == 1 else f"{text} // {size_factor(run.inner)}"
+    text = text if run.first else f"{text} % {size_factor(run.size)}"
+    if run.stride != 1:
+        text = f"{text} * {size_factor(run.stride)}"
+    return Name(text) if trivial and not compound else text
+
+
+def conjunction(masks: Sequence[Expr]) -> Expr:
+    """All of several masks, which are names or comparisons."""
+    if len(masks) == 1:
+        return masks[0]
+    return " & ".join(mask if isinstance(mask, Name) else f"({mask})" for mask in masks)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..ir.program import Const, Reduce
 from ..plan.kernel import Across, Fold, Kernel
 from ..plan.staged_rows import folds_two_sums
 from ..plan.thread_layout import private_state_columns, vector
-from .expr import COMBINE, TileAlgebra, growth, join, literal
+from .expr import COMBINE, TileAlgebra, conjunction, growth, join, literal
 from .kernel_ir import Apply, Assign, Expr, Name, RightSide, TileFold, TwoSums
 from .memory import Env
 from .tile_refs import TileRef
@@ -169,12 +169,13 @@ class Folds:
             term = self.builder.assign("term", f"{part.by} - {owed}")
             raised = self.builder.assign("raised", f"{held} + {term}")
             of = self.language.prefix
-            lost = f'{of}.where({of}.abs({raised}) < float("inf"), ({raised} - {held}) - {term}, 0.0)'
+            lost = f'{of}.where({of}.abs({raised}) < float("inf"), {raised} - {held} - {term}, 0.0)'
             self.builder.set(compensation[k], lost)
             self.builder.set(str(name), raised)
 
     def _compensated(self, state: State, compensation: dict[int, str]) -> State:
-        return tuple(f"({x} - {compensation[k]})" if k in compensation else x for k, x in enumerate(state))
+        return tuple(self.builder.assign("total", f"{x} - {compensation[k]}") if k in compensation else x
+                     for k, x in enumerate(state))
 
     # ---- parts ---------------------------------------------------------------------------------------------------------
 
@@ -228,7 +229,7 @@ class Folds:
         lacks_cols = 1 in running.axes and self.kernel.by_col[i] is Across.NONE
         if lacks_rows or lacks_cols or isinstance(self.kernel.program.nodes[i], Const):
             height, width = self._entering_shape(running, ref)
-            text = self.values.memory.tensor(i, env[i])
+            text = self.values.operand(i, self.values.memory.tensor(i, env[i]))
             return self.builder.assign("spread", self.language.broadcast(text, f"[{height}, {width}]"))
         return env[i]
 
@@ -237,10 +238,10 @@ class Folds:
 
         `counted` records constants that were masked: their sum is known without a fold.
         """
-        masks = [m for m, axis in ((ref.row_mask, 0), (ref.col_mask, 1)) if m and axis in running.axes]
+        masks = [m for of_side, axis in ((ref.row_mask, 0), (ref.col_mask, 1)) if axis in running.axes for m in of_side]
         if not masks:
             return entered
-        inside = " & ".join(masks)
+        inside = conjunction(masks)
         height, width = self._entering_shape(running, ref)
         whole = self.language.broadcast(inside, f"[{height}, {width}]")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from ..plan.kernel import Fold
 from ..plan.schedule import Schedule
@@ -17,7 +18,7 @@ from .folds import Folds, Running
 from .kernel_ir import Alloc, Expr, Name, SharedStore, Slot
 from .memory import Env
 from .row_copies import Geometry
-from .row_loop import RowLoop
+from .row_loop import RowLoop, zero_of_row
 from .scope import Scope
 from .staged_values import StagedRows
 from .steps import Steps, Walk
@@ -57,7 +58,7 @@ class Accumulation:
 
     def zeros(self, walks: range, row: Name) -> None:
         """Make a zero for every walk over a row, so that row vectors in registers stay packed."""
-        self.values.opaque_zeros(f"zero & ({row} + {{}})", walks, self.steps.vectors_in_registers)
+        self.values.opaque_zeros(partial(zero_of_row, row), walks, self.steps.vectors_in_registers)
 
     def tiles_of(self, walk: Walk, tiles: list[Segment]) -> list[Segment]:
         """The tiles of a walk: unrolled if it reads or updates registers of each chunk."""

@@ -102,7 +102,7 @@ class RowGroups:
             self.builder.set("r_later", "row_later.to(gl.int64)" if self.scope.wide else "row_later")
             self.staging.names = LATER_ROW
             for i in self.scalars:
-                self.values.node(i, TileRef(row="r_later", row_mask="(row_later < row_count)"), env)
+                self.values.node(i, TileRef(row="r_later", row_mask=("row_later < row_count",)), env)
             self.staging.names = RowNames()
         return env
 
@@ -131,13 +131,14 @@ class RowGroups:
         states = [component for state in self.folds.totals(list(running.values()), ref) for component in state]
         assert len(states) == self.words
         for k, component in enumerate(states):
-            word = f"r_next * {self.ctas * self.words} + (cta_rank * {self.words} + {k})"
+            own = "cta_rank" if self.words == 1 else f"(cta_rank * {self.words} + {k})" if k else f"cta_rank * {self.words}"
+            word = f"r_next * {self.ctas * self.words} + {own}"
             self.builder.add(Publish(self.scope.mailboxes, word, component if isinstance(component, str) else literal(component)))
 
     def _read_mailboxes(self) -> list[tuple[Name, GlobalLoad]]:
         """Read the current row's mailboxes once: names, and the load that each is assigned from."""
         count = self.ctas * self.words
-        loads = [GlobalLoad(self.scope.mailboxes, f"r * {count} + {k}", volatile=True) for k in range(count)]
+        loads = [GlobalLoad(self.scope.mailboxes, (f"r * {count}", *([str(k)] if k else [])), volatile=True) for k in range(count)]
         return [(self.builder.assign(f"word{k}", load), load) for k, load in enumerate(loads)]
 
     def _read_out(self, words: list[Name], at: TileRef) -> None:

@@ -40,6 +40,7 @@ from .kernel_ir import Loop as LoopKind
 from .memory import Env, Memory
 from .printer import Lowered
 from .rings import end_barriers, make_barriers, parity
+from .row_access import columns
 from .row_copies import FIRST_FILL, READY, REFILL, FillNames
 from .scope import Scope
 from .source import GridDim, Source
@@ -188,13 +189,14 @@ class _StagedTiles:
 
     def _columns(self) -> TileRef:
         """This CTA's columns, without rows."""
-        wide, put, extent = ".to(gl.int64)" if self.scope.wide else "", self.builder.set, self.scope.extent
+        put, extent = self.builder.set, self.scope.extent
         put("lanes", f"gl.arange(0, {self.strips.height}, layout=gl.SliceLayout(1, TILE))[:, None]")
-        put("c", f"(first_col + gl.arange(0, {self.width}, layout=gl.SliceLayout(0, TILE))[None, :]){wide}")
+        cols = columns("first_col", self.width)
+        put("c", f"({cols}).to(gl.int64)" if self.scope.wide else cols)
         if extent % self.width == 0:
             return TileRef(col="c", width=self.width, col_start="first_col")
-        put("c_in", f"c < {extent}")
-        return TileRef(col="c", width=self.width, col_mask="c_in", col_start="first_col")
+        mask = put("c_in", f"c < {extent}")
+        return TileRef(col="c", width=self.width, col_mask=(mask,), col_start="first_col")
 
     # ---- tiles ---------------------------------------------------------------------------------------------------------
 
@@ -229,11 +231,10 @@ class _StagedTiles:
 
     def _strip(self, below: Expr, columns: TileRef, env: Env, running: dict[int, Running], masked: bool) -> None:
         """One strip of a tile: compute its values and update the reductions."""
-        walk, wide = self.steps.walks[0], ".to(gl.int64)" if self.scope.wide else ""
-        self.builder.set("r_at", f"(tile * {self.tall}{below} + lanes){wide}")
-        if masked:
-            self.builder.set("r_in", "r_at < row_count")
-        rows = TileRef(row="r_at", height=self.strips.height, row_mask="r_in" if masked else None)
+        walk, rows_at = self.steps.walks[0], f"tile * {self.tall}{below} + lanes"
+        self.builder.set("r_at", f"({rows_at}).to(gl.int64)" if self.scope.wide else rows_at)
+        mask = (self.builder.set("r_in", "r_at < row_count"),) if masked else ()
+        rows = TileRef(row="r_at", height=self.strips.height, row_mask=mask)
         ref = columns.at_rows(rows)
         for i in walk.body:
             self.values.node(i, ref, env)

@@ -12,8 +12,8 @@ also stage data in shared memory. They use this part of Gluon, and `runtime/inte
   Tensors of staged rows are [1, width] or [1, 1]; those of staged tiles also [height, width] and [height, 1]
 - `gl.arange(0, n, layout=)` with `[None, :]` or `[:, None]`, `gl.full`, `.broadcast_to`, `gl.where`, `gl.abs`, `gl.maximum`,
   `gl.minimum` and the other functions of one value in the op table, `libdevice`
-- `TileFold` and `TwoSums` along either axis: `gl.sum(x, axis=, keep_dims=True)`, or `gl.reduce` of one tile, or of two with
-  `keep_dims=True`, and `gl.expand_dims`; `gl.max` of one element, to convert it to a scalar
+- `TileFold` and `TwoSums` along either axis: `gl.sum(x, axis=, keep_dims=True)`, or `gl.reduce` of one tile or of two,
+  also with `keep_dims=True`; `gl.max` of one element, to convert it to a scalar
 - `.reshape(shape)` of a tensor to three axes and back, where each thread holds the whole first axis, and folds along that axis;
   `gl.convert_layout(x, TILE, assert_trivial=True)` of the result, which asserts that no data moves between threads
 - `Load` and `Store` with and without mask; a volatile `Load` of one word that other CTAs write, in a `Poll`
@@ -42,6 +42,7 @@ class Language:
     """How Triton and Gluon differ in the text of single values."""
 
     prefix: str  # module of the built-in functions
+    jit: str  # decorator of a function
     layout: str = ""  # layout of a new tensor, where the language wants one
 
     def full(self, shape: str, value: str, dtype: str) -> str:
@@ -84,10 +85,10 @@ class Widen:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A read of global memory, at `pointer + offset`."""
+    """A read of global memory, at a pointer plus the sum of `offset`. All of `masks` must hold: names or comparisons."""
 
     pointer: Name
-    offset: Expr = ""
+    offset: tuple[Expr, ...] = ()  # each at most a product
     masks: tuple[Expr, ...] = ()
     other: Expr = ""  # the value of masked-off lanes
     evict_last: bool = False
@@ -174,10 +175,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A write to global memory, at `pointer + offset`."""
+    """A write to global memory, where a Load would read."""
 
     pointer: Name
-    offset: Expr
+    offset: tuple[Expr, ...]
     value: Expr
     masks: tuple[Expr, ...] = ()
     evict_last: bool = False

@@ -30,24 +30,23 @@ class Memory:
 
     def load(self, i: int, node: Load, ref: TileRef, env: Env) -> ir.Load:
         """A load of a tile. Indexed loads are masked where an index is outside of its dimension."""
-        where = self.address(i, node, ref)
-        masks, full = self._masks(i, ref), self.kernel.by_col[i] is Across.FULL
+        where, masks, full = self.address(i, node, ref), self._masks(i, ref), self.kernel.by_col[i] is Across.FULL
         for gather in node.indexed:
             at = self.as_full(gather.index, ref, env) if full else self.tensor(gather.index, env[gather.index])
             step = "" if gather.stride == 1 else f" * {size_text(gather.stride)}"
-            where = f"{where} + {at}{step}" if where else f"{at}{step}"
-            masks.append(f"({at} >= 0) & ({at} < {size_text(gather.extent)})")
+            where.append(f"{at}{step}")
+            masks += [f"{at} >= 0", f"{at} < {size_text(gather.extent)}"]
         if full and not self.kernel.by_row[i] and ref.height > 1 \
                 and not matches_tile_layout(self.kernel, i, ref.width, self.schedule.warps):
             # Give it the shape of a full tile: a [1, width] load would get narrow accesses and a layout conversion.
-            where = f"{where} + {self._zeros(ref.height)}"
-        return ir.Load(pointer(node), where, tuple(masks), self._masked_value(i) if masks else "", i in self.evict_last)
+            where.append(self._zeros(ref.height))
+        return ir.Load(pointer(node), tuple(where), tuple(masks), self._masked_value(i) if masks else "", i in self.evict_last)
 
     def store(self, i: int, node: Store, ref: TileRef, env: Env, first_rows: Expr) -> ir.Store:
         """A store of a tile. `first_rows` is the condition that a CTA has the first rows."""
         where = self.address(i, node, ref)
         if not self.kernel.by_row[i] and (ref.height > 1 or self.kernel.by_col[i] is Across.NONE):
-            where = f"{where + ' + ' if where else ''}{self._zeros(ref.height)}"
+            where.append(self._zeros(ref.height))
         masks = self._masks(i, ref)
         row_per_cta = isinstance(self.schedule.rows, Block) or self.schedule.sector_elems
         if not self.kernel.by_row[i] and self.kernel.space.rows and row_per_cta:
@@ -55,17 +54,20 @@ class Memory:
             masks.append(first_rows)
         full = self.kernel.by_col[i] is Across.FULL
         stored = self.as_full(node.value, ref, env) if full else self.tensor(node.value, env[node.value])
-        return ir.Store(pointer(node), where, stored, tuple(masks), i in self.evict_last, node.src)
+        return ir.Store(pointer(node), tuple(where), stored, tuple(masks), i in self.evict_last, node.src)
 
     def index(self, i: int, node: Index, ref: TileRef) -> Expr:
         """The position of each element along some axes."""
         extents = [self.program.axis[a].extent for a in node.axes]
         strides = tuple((axis, product(extents[k + 1 :])) for k, axis in enumerate(node.axes))
-        text = " + ".join(self._offsets(strides, ref, i)) or self._zeros(1)
+        terms = self._offsets(strides, ref, i) or [self._zeros(1)]
+        text = " + ".join(terms)
         users = [self.program.nodes[u] for u in self.program.users[i]]
         # Indices that are only compared keep 32 bits, because a tile of 64-bit indices costs registers.
         compared = all(isinstance(u, Op) and OPS[u.name].compares for u in users)
-        return f"({text})" + (f".to({self.language.prefix}.int64)" if node.dtype is I64 and not compared else "")
+        if node.dtype is not I64 or compared:
+            return text
+        return f"{text if isinstance(terms[-1], Name) and len(terms) == 1 else f'({text})'}.to({self.language.prefix}.int64)"
 
     def _masked_value(self, i: int) -> Expr:
         """The value of masked-off lanes of a load: zero, or NaN for an indexed load of floats, so that an index out of range shows.
@@ -91,11 +93,11 @@ class Memory:
         starts_there = ref.aligned and isinstance(node.offset, int) and node.offset % self.schedule.sector_elems == 0
         return bool(starts_there) and contiguous_row_stride(self.kernel, node) == self.sector_row_stride
 
-    def address(self, i: int, node: Load | Store, ref: TileRef) -> Expr:
-        """The offset of each element from the start of its buffer; empty if there is none."""
+    def address(self, i: int, node: Load | Store, ref: TileRef) -> list[Expr]:
+        """The offset of each element from the start of its buffer, as terms of a sum."""
         follows = self.follows_sectors(node, ref)
         parts = ["sector", str(ref.aligned)] if follows else self._offsets(node.strides, ref, i)
-        return " + ".join(parts + ([size_text(node.offset)] if node.offset != 0 else []))
+        return parts + ([size_text(node.offset)] if node.offset != 0 else [])
 
     def _offsets(self, strides: tuple[tuple[str, Size], ...], ref: TileRef, i: int) -> list[Expr]:
         """The terms that each side adds to an address."""
@@ -105,16 +107,17 @@ class Memory:
         col = self._block_index(ref) if by_block else ref.col
         split = PART in self.program.axis and PART not in (*space.rows, *space.cols, *space.batch)
         sides = ((space.batch, "batch"), (space.rows, ref.row), (cols, col), ((PART,) if split else (), PART))
-        return [run_text(index, run) for side, index in sides for run in runs(self.program, side, strides)]
+        return [run_text(index, run, by_block and side is cols) for side, index in sides
+                for run in runs(self.program, side, strides)]
 
     def _masks(self, i: int, ref: TileRef) -> list[Expr]:
         cols = self.kernel.by_col[i]
-        found = [ref.row_mask] if self.kernel.by_row[i] and ref.row_mask else []
-        if cols is Across.FULL and ref.col_mask:
-            found.append(ref.col_mask)
+        found = [*ref.row_mask] if self.kernel.by_row[i] else []
+        if cols is Across.FULL:
+            found += ref.col_mask
         if cols is Across.BLOCK and ref.col_mask:
             blocks = self.program.extent(tuple(a for a in self.kernel.space.cols if a not in self.kernel.space.block))
-            found.append(f"({self._block_index(ref)} < {size_text(blocks)})")
+            found.append(f"{self._block_index(ref)} < {size_text(blocks)}")
         return found
 
     # ---- shapes --------------------------------------------------------------------------------------------------------
@@ -135,7 +138,7 @@ class Memory:
 
     def _block_index(self, ref: TileRef) -> Expr:
         count = ref.width // self.block_size
-        return f"({ref.col_start} // {self.block_size} + tl.arange(0, {count})[None, :])"
+        return f"{ref.col_start} // {self.block_size} + tl.arange(0, {count})[None, :]"
 
     def as_full(self, i: int, ref: TileRef, env: Mapping[int, Expr]) -> Expr:
         """A value repeated for every column of its block, if it varies by block."""

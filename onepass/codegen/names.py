@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 
 from ..ir.program import Load, Op, Program, Reduce
+from .helpers import FUNCTIONS
 
 # Names in the text of Triton kernels: what they import and call, indices, and values that a kernel has once.
 TRITON_NAMES = (
-    "tl", "triton", "libdevice", "fold_max", "fold_min", "fold_prod", "to_e5m2", "widen", "fast_erf", "fast_exp",
-    "fast_sigmoid", "fast_tanh", "float", "zero", "pid", "part", "batch", "row_block", "col_block", "r", "c", "r_in", "c_in",
-    "lane", "last", "whole", "before", "sector", "row_at", "u_edge", "c_edge", "edge_in", "u_start",
+    "tl", "triton", "libdevice", *FUNCTIONS, "float", "zero", "pid", "part", "batch", "row_block", "col_block", "r", "c", "r_in",
+    "c_in", "lane", "last", "whole", "before", "sector", "row_at", "u_edge", "c_edge", "edge_in", "u_start",
 )
 # More names in the text of Gluon kernels: language and barriers, rings, rows of a loop, rows of a flat view, groups of CTAs, tiles.
 GLUON_NAMES = (
-    *TRITON_NAMES, "_larger", "_smaller", "_times", "_plus", "publish", "published", "sum_two",
+    *TRITON_NAMES,
     "gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "range", "TILE", "PIECE", "ready", "row_count", "lanes",
     "slot", "place", "turn", "ahead", "inside", "k", "r_at", "slot_first", "slot_early", "early", "early_inside",
     "row", "j", "c_at", "c_rest", "c_rest_in", "j_early", "number", "first", "phase", "at", "over", "later",

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 from ..ir.expr import BOOL, OPS, DType
 from . import kernel_ir as ir
-from .expr import TRITON
-from .gluon_helpers import definitions
+from .expr import TRITON, conjunction
+from .helpers import FUNCTIONS, definitions, with_callees
 from .kernel_ir import Kernel, Language, RightSide, Slot, Statement
 from .source import Source
 
-TRITON_HEADER = (
-    "import triton",
-    "import triton.language as tl",
-    "from triton.language.extra import libdevice",
-    "",
-    "from onepass.codegen.helpers import fast_erf, fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod",
-    "from onepass.codegen.helpers import to_e5m2, widen",
-    "",
-    "",
-)
-GLUON_HEADER = (
-    "import triton.language as tl",
-    "from triton.experimental import gluon",
-    "from triton.experimental.gluon import language as gl",
-    "from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma",
-    "from triton.language.extra import libdevice",
-)
+GLUON_MODULE = "triton.experimental.gluon"
+# Synchronizes all threads of a CTA. Triton 3.6 has only `thread_barrier`.
+CTA_BARRIER = 'cta_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier'
 INDENT = "    "
 
 
@@ -47,14 +34,39 @@ class Lowered:
 
 def print_kernel(kernel: Kernel) -> str:
     """The module text of a kernel: imports, helper functions, and the kernel function."""
-    printer = Printer(kernel.language)
-    function = printer.function(kernel)
-    if kernel.language is TRITON:
-        text = "\n".join((*TRITON_HEADER, function))
-    else:
-        text = "\n\n\n".join(("\n".join(GLUON_HEADER), *definitions(helpers_of(kernel)), function))
+    helpers = helpers_of(kernel)
+    modules = modules_of(kernel, helpers)
+    barrier = () if kernel.language is TRITON else (CTA_BARRIER,)
+    parts = ("\n".join(imports(kernel.language, modules)), *barrier, *definitions(helpers, kernel.language),
+             Printer(kernel.language).function(kernel))
+    text = "\n\n\n".join(parts)
     compile(text, "<a kernel>", "exec", dont_inherit=True)  # not ast.parse: it is not thread-safe in Python 3.11
     return text
+
+
+def imports(language: Language, modules: frozenset[str]) -> tuple[str, ...]:
+    """The imports of a kernel's module. `modules` are those that not all kernels use."""
+    libdevice = ("from triton.language.extra import libdevice",) if "libdevice" in modules else ()
+    if language is TRITON:
+        return "import triton", "import triton.language as tl", *libdevice
+    tl = ("import triton.language as tl",) if "tl" in modules else ()
+    return (*tl, "from triton.experimental import gluon", f"from {GLUON_MODULE} import language as gl",
+            f"from {GLUON_MODULE}.language.nvidia.hopper import fence_async_shared, mbarrier, tma", *libdevice)
+
+
+def modules_of(kernel: Kernel, helpers: frozenset[str]) -> frozenset[str]:
+    """The modules that a kernel's ops and helpers name."""
+    named = [module for name in with_callees(helpers) for module in FUNCTIONS[name].modules]
+    forms = {_form(value.op, value.exact) for value in ir.values(kernel.body) if isinstance(value, ir.Apply)}
+    return frozenset(named).union(*(_MODULES.findall(form) for form in forms))
+
+
+_MODULES = re.compile(r"\b(libdevice|tl)\.")  # in rows of the op table
+
+
+def _form(name: str, exact: bool) -> str:
+    """The kernel text of a row of the op table."""
+    return OPS[name].exact if exact and OPS[name].exact else OPS[name].text
 
 
 def helpers_of(kernel: Kernel) -> frozenset[str]:
@@ -93,12 +105,11 @@ class Printer:
 
     def __init__(self, language: Language) -> None:
         self.language, self.lines = language, list[str]()
-        self._noted = ""  # the line of user code that was noted last
+        self._noted = set[str]()  # lines of user code
 
     def function(self, kernel: Kernel) -> str:
         """The kernel function."""
-        module = "triton" if kernel.language is TRITON else "gluon"
-        self._line(f'@{module}.jit(do_not_specialize=["zero"])', 0)
+        self._line(f'@{self.language.jit}(do_not_specialize=["zero"])', 0)
         self._line(f"def {kernel.name}({', '.join(kernel.params)}):", 0)
         self._line(f'"""{kernel.doc}"""', 1)
         for each in kernel.body:
@@ -132,9 +143,9 @@ class Printer:
                 self._line(self._simple(node), depth)
 
     def _line(self, text: str, depth: int, src: str = "") -> None:
-        """Write one line. `src` is noted once per run of lines from the same line of user code."""
-        note = f"  # {src}" if src and src != self._noted else ""
-        self._noted = src or self._noted
+        """Write one line, with a note where it is the first from a line of user code."""
+        note = f"  # {src}" if src and src not in self._noted else ""
+        self._noted.add(src)
         self.lines.append(f"{INDENT * depth}{text}{note}")
 
     def _range(self, node: ir.For) -> str:
@@ -152,7 +163,7 @@ class Printer:
 
     def _stored(self, node: ir.Store) -> str:
         options = _mask(node.masks) + _eviction(node.evict_last)
-        return f"{self.language.prefix}.store({node.pointer} + ({node.offset}), {node.value}{options})"
+        return f"{self.language.prefix}.store({_address(node)}, {node.value}{options})"
 
     def _simple(self, node: Statement) -> str:
         """A statement of one line that is no assignment of a value."""
@@ -183,10 +194,9 @@ class Printer:
             case ir.Widen():
                 return f"widen({value.value}{f', {value.zero}' if value.zero else ''})"
             case ir.Load():
-                where = f"{value.pointer} + ({value.offset})" if value.offset else value.pointer
                 mask = f"{_mask(value.masks)}, other={value.other}" if value.masks else ""
                 volatile = ", volatile=True" if value.volatile else ""
-                return f"{self.language.prefix}.load({where}{mask}{_eviction(value.evict_last)}{volatile})"
+                return f"{self.language.prefix}.load({_address(value)}{mask}{_eviction(value.evict_last)}{volatile})"
             case ir.SharedLoad():
                 return f"{_viewed(value.slot, value.shape)}.load(TILE)"
             case ir.TileFold():
@@ -210,13 +220,12 @@ class Printer:
 def op_text(name: str, args: tuple[str, ...], gives: DType, exact: bool, language: Language) -> str:
     """One op of the op table applied to expressions."""
     if name == "cast" and gives is BOOL:
-        return f"({args[0]} != 0)"
+        return f"{args[0]} != 0"
     if name == "cast" and gives.name == "f8e5m2":
         return f"to_e5m2({args[0]})"
     if name == "neg" and gives.is_float:
-        return f"({args[0]} * -1.0)"  # Triton computes -x as 0 - x, which turns 0.0 into 0.0
-    text = OPS[name].exact if exact and OPS[name].exact else OPS[name].text
-    return text.format(*args, L=language.prefix, T=f"{language.prefix}.{gives.kernel}")
+        return f"{args[0]} * -1.0"  # Triton computes -x as 0 - x, which turns 0.0 into 0.0
+    return _form(name, exact).format(*args, L=language.prefix, T=f"{language.prefix}.{gives.kernel}")
 
 
 def _synchronization(node: Statement) -> str:
@@ -248,8 +257,14 @@ def _viewed(slot: Slot, shape: tuple[int, ...]) -> str:
     return _place(slot) + (f".reshape({[*shape]})" if shape else "")
 
 
+def _address(access: ir.Load | ir.Store) -> str:
+    """The pointers of a load or store: its offset is added up first, and then to the pointer."""
+    offset = " + ".join(access.offset)
+    return " + ".join(filter(None, (access.pointer, f"({offset})" if len(access.offset) > 1 else offset)))
+
+
 def _mask(masks: tuple[str, ...]) -> str:
-    return f", mask={' & '.join(masks)}" if masks else ""
+    return f", mask={conjunction(masks)}" if masks else ""
 
 
 def _eviction(evict_last: bool) -> str:

@@ -68,7 +68,7 @@ class AlignedRows:
         self.builder.set("lanes", columns(f"cta_rank * {self._part}" if self._part else "", width))
         found = [Segment(TileRef(col="lanes", width=width, col_start="0"))]
         if count > 1:
-            whole = TileRef(col="c_at", width=width, col_start=f"(k * {width})")
+            whole = TileRef(col="c_at", width=width, col_start=f"k * {width}")
             found = [Segment(whole, (named("c_at", f"k * {width} + lanes"),), For(Name("k"), "0", str(count)))]
         if rest:
             start = width * count
@@ -76,7 +76,7 @@ class AlignedRows:
             ref = TileRef(col="c_rest", width=rest, col_start=str(start), tag=REST)
             if start + rest > self.scope.extent:
                 self.builder.set("c_rest_in", f"c_rest < {self.scope.extent}")
-                ref = replace(ref, col_mask="c_rest_in", col_count=str(self.scope.extent - start))
+                ref = replace(ref, col_mask=(Name("c_rest_in"),), col_count=str(self.scope.extent - start))
             found.append(Segment(ref))
         return found
 
@@ -103,8 +103,12 @@ class FlatRows:
         self.scope, self.builder, self.cols, self._memory = scope, scope.builder, cols, memory
         assert memory.sector_row_stride is not None
         self._stride = size_text(memory.sector_row_stride)
-        self._wide, self._narrow = (".to(gl.int64)", ".to(gl.int32)") if scope.wide else ("", "")
+        self._wide = ".to(gl.int64)" if scope.wide else ""
         self._ends: dict[int, Name] = {}  # memory of the tails, indexed by piece
+
+    def _narrowed(self, text: Expr) -> Expr:
+        """A small number in 32 bits."""
+        return f"({text}).to(gl.int32)" if self.scope.wide else text
 
     def mapped(self, param: Param, i: int) -> Param:
         """The map of pieces."""
@@ -119,7 +123,7 @@ class FlatRows:
 
     def expected(self, row: Name) -> None:
         """Name a row's first piece."""
-        self.builder.set(f"{row}_piece", f"({row}{self._wide} * {self._stride} // {PIECE_ELEMS}){self._narrow}")
+        self.builder.set(f"{row}_piece", self._narrowed(f"{row}{self._wide} * {self._stride} // {PIECE_ELEMS}"))
 
     def view_tails(self, memory: Mapping[int, RowMemory]) -> None:
         """See the memory of the tails as pieces."""
@@ -137,10 +141,10 @@ class FlatRows:
         self.builder.set("u_rest", columns(start, rest))
         last = f"(row_count{self._wide} - 1) * {self._stride}"
         self.builder.set("covered", f"({last} + {extent}) // {PIECE_ELEMS} * {PIECE_ELEMS}")
-        first = TileRef(col="c_first", width=width, col_mask="first_in", col_count=f"({width} - before)", aligned="lanes",
+        first = TileRef(col="c_first", width=width, col_mask=(Name("first_in"),), col_count=f"({width} - before)", aligned="lanes",
                         tag=FIRST)
-        whole = TileRef(col="c_at", width=width, col_start=f"(k * {width})", aligned="u_at")
-        behind = TileRef(col="c_rest", width=rest, col_start=str(start), col_mask="c_rest_in", aligned="u_rest", tag=REST,
+        whole = TileRef(col="c_at", width=width, col_start=f"k * {width}", aligned="u_at")
+        behind = TileRef(col="c_rest", width=rest, col_start=str(start), col_mask=(Name("c_rest_in"),), aligned="u_rest", tag=REST,
                          col_count=f"({extent - start} + before)")
         found = [Segment(first, (named("c_first", "lanes - shift"), named("first_in", "lanes >= shift")))]
         if count > 1:
@@ -152,7 +156,7 @@ class FlatRows:
     def enter_row(self) -> None:
         """Name the row's first element, its place in its first piece, and that piece's first element."""
         self.builder.set("row_at", f"r * {self._stride}")
-        self.builder.set("before", f"(row_at % {PIECE_ELEMS}){self._narrow}")
+        self.builder.set("before", self._narrowed(f"row_at % {PIECE_ELEMS}"))
         self.builder.set("sector", f"row_at // {PIECE_ELEMS} * {PIECE_ELEMS}")
 
     def patch_tail(self) -> None:
@@ -161,9 +165,9 @@ class FlatRows:
         self.builder.set("left_out", f"row_at + {self.scope.extent} - covered")
         with self.builder.block(If("left_out > 0")):
             self.builder.set("at_end", columns("", PIECE_ELEMS, "PIECE"))
-            self.builder.set("end", f"slot * {pieces} + ((covered - sector){self._narrow} - {start}) // {PIECE_ELEMS}")
+            self.builder.set("end", f"slot * {pieces} + ({self._narrowed('covered - sector')} - {start}) // {PIECE_ELEMS}")
             for i, name in self._ends.items():
-                there = Load(pointer(self.scope.load_of(i)), "covered + at_end", ("at_end < left_out",), "0")
+                there = Load(pointer(self.scope.load_of(i)), ("covered", "at_end"), ("at_end < left_out",), "0")
                 self.builder.add(SharedStore(Slot(name, "end"), there, (1, PIECE_ELEMS)))
 
     def enter_walk(self, walk: int) -> None:
@@ -180,8 +184,9 @@ class FlatRows:
         first, at = ref.tag == FIRST, ref.aligned
         reached = PIECE_ELEMS - 1 if first else self.scope.extent
         self.builder.set("border", f"(shift + {reached}) // {PIECE_ELEMS} * {PIECE_ELEMS}")
-        whole, broken = (f"({at} >= border)", f"({at} < border)") if first else (f"({at} < border)", f"({at} >= border)")
-        return replace(ref, col_mask=f"{ref.col_mask} & {broken}"), replace(ref, col_mask=whole)  # this order takes fewer registers
+        whole, broken = (f"{at} >= border", f"{at} < border") if first else (f"{at} < border", f"{at} >= border")
+        edge = replace(ref, col_mask=(*ref.col_mask, broken))
+        return edge, replace(ref, col_mask=(whole,))  # this order takes fewer registers
 
 
 RowAccess = AlignedRows | FlatRows

@@ -11,7 +11,7 @@ from ..plan.kernel import Kernel
 from ..plan.schedule import Schedule
 from . import kernel_ir as ir
 from .builder import Builder
-from .expr import GLUON, size_text
+from .expr import GLUON, size_factor, size_text
 from .names import GLUON_NAMES
 from .printer import Lowered
 from .source import GridDim, Param, ParamKind, Source, TensorView
@@ -44,9 +44,8 @@ class Scope:
 
     def count_rows(self) -> None:
         """Name the number of rows. TMA counts in 32 bits."""
-        count = size_text(self.rows)
         narrowed = self.wide and not isinstance(self.rows, int)
-        self.builder.set("row_count", f"({count}).to(gl.int32)" if narrowed else count)
+        self.builder.set("row_count", f"{size_factor(self.rows)}.to(gl.int32)" if narrowed else size_text(self.rows))
 
     def tensor_map(self, i: int, name: str, box: tuple[int, ...]) -> Param:
         """The parameter through which TMA copies boxes of a staged load."""

@@ -24,7 +24,7 @@ class RowNames:
 class StagedRows:
     """Reads staged loads from shared memory, of the row that `names` are about."""
 
-    first_rows = "(row == 0)"
+    first_rows = "row == 0"
 
     def __init__(self, memory: Mapping[int, RowMemory], access: RowAccess, chunk_count: int,
                  numbers: dict[str, int | Expr]) -> None:

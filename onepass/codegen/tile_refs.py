@@ -20,8 +20,8 @@ class TileRef:
     col: str = "0"  # column indices, shaped [1, width]
     height: int = 1
     width: int = 1
-    row_mask: str | None = None
-    col_mask: str | None = None
+    row_mask: tuple[Expr, ...] = ()  # names or comparisons, of which all must hold
+    col_mask: tuple[Expr, ...] = ()
     aligned: str | None = None  # columns counted from the start of the row's first sector, if rows are read by whole sectors
     row_count: str | None = None  # number of rows inside the mask, known without a reduction
     col_count: str | None = None
@@ -65,10 +65,10 @@ class Side:
             counted = f"tl.max_contiguous({counted}, {self.max_contiguous})"
         return counted + along + (".to(tl.int64)" if self.wide else "")
 
-    def place(self, ref: TileRef, index: str, start: str, width: int, inside: tuple[str, str] | None = None,
+    def place(self, ref: TileRef, index: str, start: str, width: int, inside: tuple[Name, str] | None = None,
               tag: str = "") -> TileRef:
         """`ref` with a tile of this side. `inside` is its mask and the number of lanes inside."""
-        mask, count = inside or (None, None)
+        mask, count = ((inside[0],), inside[1]) if inside else ((), None)
         if self.letter == "r":
             return replace(ref, row=index, height=width, row_mask=mask, row_count=count, tag=ref.tag + tag)
         return replace(ref, col=index, col_start=start, width=width, col_mask=mask, col_count=count, tag=ref.tag + tag)
@@ -86,10 +86,10 @@ def block(side: Side, ref: TileRef, builder: Builder, pid: str) -> TileRef:
     start = f"{pid} * {size}" if size > 1 else pid
     builder.set(letter, f"{start} + {side.lanes(size)}")
     if size == 1 or (isinstance(side.extent, int) and side.extent % size == 0):
-        return side.place(ref, letter, f"({start})", size)
+        return side.place(ref, letter, start, size)
     extent = size_text(side.extent)
-    builder.set(f"{letter}_in", f"{letter} < {extent}")
-    return side.place(ref, letter, f"({start})", size, (f"{letter}_in", f"tl.minimum({extent} - {start}, {size})"))
+    mask = builder.set(f"{letter}_in", f"{letter} < {extent}")
+    return side.place(ref, letter, start, size, (mask, f"tl.minimum({extent} - {start}, {size})"))
 
 
 def cover(side: Side, ref: TileRef, builder: Builder) -> list[Segment]:
@@ -176,7 +176,7 @@ def _edges(side: Side, ref: TileRef, sector_elems: int) -> Segment:
         named("c_edge", "u_edge - before"),
         named("edge_in", f"(c_edge >= 0) & (c_edge < {extent})"),
     )
-    inside = "edge_in", f"({extent} - (whole - {sector_elems}))"
+    inside = Name("edge_in"), f"({extent} - (whole - {sector_elems}))"
     return Segment(replace(side.place(ref, "c_edge", "0", 2 * sector_elems, inside, "_edge"), aligned="u_edge"), prepare)
 
 

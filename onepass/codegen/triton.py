@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ..ir.program import Load, Node, Store
 from ..ir.size import Bindings
@@ -15,12 +16,12 @@ from ..plan.thread_layout import max_contiguous
 from . import kernel_ir as ir
 from . import tile_refs
 from .builder import Builder
-from .expr import TRITON, size_text
+from .expr import TRITON, size_factor, size_text
 from .folds import Folds, Running
 from .memory import Env, Memory
 from .names import TRITON_NAMES
 from .printer import Lowered
-from .row_loop import RowLoop
+from .row_loop import RowLoop, zero_of_row
 from .source import GridDim, Param, ParamKind, Source
 from .steps import Steps, Walk, steps
 from .tile_refs import Segment, Side, TileRef
@@ -96,7 +97,7 @@ class _Tiles:
 
     def _body(self) -> None:
         if not self.steps.row_loop:
-            self.values.opaque_zeros("zero * {}", range(1, len(self.steps.walks)), tuple(self.schedule.resident))
+            self.values.opaque_zeros(lambda p: f"zero * {p}", range(1, len(self.steps.walks)), tuple(self.schedule.resident))
         ref = TileRef()
         if isinstance(self.schedule.rows, Block) and self.kernel.space.rows:
             ref = tile_refs.block(self.rows, ref, self.builder, "row_block")
@@ -210,7 +211,7 @@ class _Tiles:
         """One iteration of the row loop."""
         self.builder.add(*rows.prepare)
         held = (*self.schedule.resident, *self.steps.vectors_in_registers)
-        self.values.opaque_zeros(f"zero & ({rows.start} + {{}})", range(len(self.steps.walks)), held)
+        self.values.opaque_zeros(partial(zero_of_row, rows.start), range(len(self.steps.walks)), held)
         at = rows.ref
         inner = [replace(t, ref=t.ref.at_rows(at)) for t in tiles]
         self._walks(at, env, inner, accumulated)
@@ -221,7 +222,7 @@ class _Tiles:
 def _count_text(dim: GridDim) -> str:
     if isinstance(dim.extent, int):
         return str(-(-dim.extent // dim.step))
-    return size_text(dim.extent) if dim.step == 1 else f"tl.cdiv({size_text(dim.extent)}, {dim.step})"
+    return size_factor(dim.extent) if dim.step == 1 else f"tl.cdiv({size_text(dim.extent)}, {dim.step})"
 
 
 def _strided_cols(kernel: Kernel, node: Node) -> bool:

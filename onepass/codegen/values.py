@@ -7,6 +7,7 @@ only ever widened needs no xor, because `widen` takes the zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import frexp
 from typing import Protocol
 
@@ -42,7 +43,7 @@ class Staging(Protocol):
 class Unstaged:
     """Values are read and stored tile by tile, in global memory."""
 
-    first_rows = "(row_block == 0)"
+    first_rows = "row_block == 0"
 
     def read(self, i: int, ref: TileRef) -> SharedLoad | None:
         """No load is staged."""
@@ -77,11 +78,11 @@ class Values:
         self.walk = 0  # index of the current walk
         self.in_row_loop = False  # inside a row loop, values loaded before the loop count as held
 
-    def opaque_zeros(self, form: str, walks: range, held: tuple[int, ...]) -> None:
+    def opaque_zeros(self, zero: Callable[[int], Expr], walks: range, held: tuple[int, ...]) -> None:
         """Make a zero for every walk, each opaque to the compiler, so that it does not reuse the values of an earlier walk."""
         if any(map(self._narrow, held)):
             for p in walks:
-                self.builder.set(f"zero{p}", f"({form.format(p)}).to({self.language.prefix}.int32)")
+                self.builder.set(f"zero{p}", f"({zero(p)}).to({self.language.prefix}.int32)")
 
     # ---- residency ---------------------------------------------------------------------------------------------------
 
@@ -204,9 +205,15 @@ class Values:
         exact, row = self.is_exact(i), OPS[node.name]
         if not row.takes_literals or exact and row.exact or all(isinstance(self.program.nodes[a], Const) for a in node.args):
             args = [memory.tensor(a, text) for a, text in zip(node.args, args, strict=True)]
+        args = [self.operand(a, text) for a, text in zip(node.args, args, strict=True)]
         if node.name == "div" and not exact and (count := self._count(node.args[1])) is not None:
             return self._divided_by_count(args[0], count)
         return Apply(node.name, tuple(args), self.program.dtypes[i], exact)
+
+    def operand(self, i: int, text: Expr) -> Expr:
+        """A value to compute with. A number times a size gets a name, just before its use."""
+        node = self.program.nodes[i]
+        return self.builder.assign(self.names[i], text) if isinstance(node, Const) and node.scale != 1 else text
 
     def _count(self, i: int) -> float | None:
         """The divisor of a mean, if a node is one. Simplification leaves 16-bit data no other constant divisors."""
@@ -217,7 +224,7 @@ class Values:
         """total / count, correctly rounded: a product and one correction step. Else equal values would have a nonzero variance."""
         of, each = self.language.prefix, 1 / count
         if frexp(count)[0] == 0.5:
-            return f"({total} * {each!r})"
+            return f"{total} * {each!r}"
         first = self.builder.assign("first", f"{total} * {each!r}")
         return f"{of}.fma({of}.fma({first}, {-count!r}, {total}), {each!r}, {first})"
 

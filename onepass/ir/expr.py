@@ -182,7 +182,7 @@ def _row(name: str, arity: int, reference: Callable[..., torch.Tensor], text: st
 
 
 def _compare(name: str, reference: Callable[..., torch.Tensor], sign: str) -> OpSpec:
-    return _row(name, 2, reference, f"({{0}} {sign} {{1}})", Takes.ANY, result_kind=ResultKind.BOOL, discontinuous=True,
+    return _row(name, 2, reference, f"{{0}} {sign} {{1}}", Takes.ANY, result_kind=ResultKind.BOOL, discontinuous=True,
                 compares=True)
 
 
@@ -218,15 +218,15 @@ def _table(*rows: OpSpec) -> dict[str, OpSpec]:
 
 
 OPS = _table(
-    _row("add", 2, torch.add, "({0} + {1})", Takes.NUMBERS),
-    _row("sub", 2, torch.sub, "({0} - {1})", Takes.NUMBERS),
-    _row("mul", 2, torch.mul, "({0} * {1})", Takes.NUMBERS),
-    _row("div", 2, torch.true_divide, "({0} / {1})", Takes.FLOATS, issue_slots=4, mufu=1, exact="libdevice.div_rn({0}, {1})",
+    _row("add", 2, torch.add, "{0} + {1}", Takes.NUMBERS),
+    _row("sub", 2, torch.sub, "{0} - {1}", Takes.NUMBERS),
+    _row("mul", 2, torch.mul, "{0} * {1}", Takes.NUMBERS),
+    _row("div", 2, torch.true_divide, "{0} / {1}", Takes.FLOATS, issue_slots=4, mufu=1, exact="libdevice.div_rn({0}, {1})",
          libdevice={"div_rn": np.divide}),
-    _row("fma", 3, lambda a, b, c: a * b + c, "({0} * {1} + {2})", Takes.NUMBERS),
-    _row("neg", 1, torch.neg, "(-{0})", Takes.NUMBERS),
+    _row("fma", 3, lambda a, b, c: a * b + c, "{0} * {1} + {2}", Takes.NUMBERS),
+    _row("neg", 1, torch.neg, "-{0}", Takes.NUMBERS),
     _row("abs", 1, torch.abs, "{L}.abs({0})", Takes.NUMBERS),
-    _row("reciprocal", 1, torch.reciprocal, "(1.0 / {0})", Takes.FLOATS, issue_slots=4, mufu=1, exact="libdevice.rcp_rn({0})",
+    _row("reciprocal", 1, torch.reciprocal, "1.0 / {0}", Takes.FLOATS, issue_slots=4, mufu=1, exact="libdevice.rcp_rn({0})",
          libdevice={"rcp_rn": np.reciprocal}),
     _row("sqrt", 1, torch.sqrt, "libdevice.sqrt_rn({0})", Takes.FLOATS, issue_slots=6, mufu=1, libdevice={"sqrt_rn": np.sqrt}),
     _row("rsqrt", 1, torch.rsqrt, "{L}.rsqrt({0})", Takes.FLOATS, issue_slots=2, mufu=1),
@@ -268,23 +268,23 @@ OPS = _table(
     _row("minimum", 2, torch.minimum, f"{{L}}.minimum({{0}}, {{1}}, {_NAN})", Takes.NUMBERS, takes_literals=False),
     _row("fmax", 2, torch.fmax, "{L}.maximum({0}, {1})", Takes.NUMBERS, takes_literals=False),  # of NaN and a number, the number
     _row("fmin", 2, torch.fmin, "{L}.minimum({0}, {1})", Takes.NUMBERS, takes_literals=False),
-    _row("rem", 2, torch.fmod, "({0} % {1})", Takes.INTEGERS, issue_slots=20, divides=True),
+    _row("rem", 2, torch.fmod, "{0} % {1}", Takes.INTEGERS, issue_slots=20, divides=True),
     _row("fmod", 2, torch.fmod, "libdevice.fmod({0}, {1})", Takes.FLOATS, issue_slots=40, discontinuous=True,
          libdevice={"fmod": np.fmod}),
-    _row("floordiv", 2, _quotient, "({0} // {1})", Takes.INTEGERS, issue_slots=20, divides=True),
-    _row("and", 2, torch.bitwise_and, "({0} & {1})", Takes.BITS),
-    _row("or", 2, torch.bitwise_or, "({0} | {1})", Takes.BITS),
-    _row("xor", 2, torch.bitwise_xor, "({0} ^ {1})", Takes.BITS),
-    _row("not", 1, torch.bitwise_not, "(~{0})", Takes.BITS),
-    _row("shl", 2, torch.bitwise_left_shift, "({0} << {1})", Takes.INTEGERS),
-    _row("shr", 2, torch.bitwise_right_shift, "({0} >> {1})", Takes.INTEGERS),
+    _row("floordiv", 2, _quotient, "{0} // {1}", Takes.INTEGERS, issue_slots=20, divides=True),
+    _row("and", 2, torch.bitwise_and, "{0} & {1}", Takes.BITS),
+    _row("or", 2, torch.bitwise_or, "{0} | {1}", Takes.BITS),
+    _row("xor", 2, torch.bitwise_xor, "{0} ^ {1}", Takes.BITS),
+    _row("not", 1, torch.bitwise_not, "~{0}", Takes.BITS),
+    _row("shl", 2, torch.bitwise_left_shift, "{0} << {1}", Takes.INTEGERS),
+    _row("shr", 2, torch.bitwise_right_shift, "{0} >> {1}", Takes.INTEGERS),
     _compare("eq", torch.eq, "=="),
     _compare("ne", torch.ne, "!="),
     _compare("lt", torch.lt, "<"),
     _compare("le", torch.le, "<="),
     _compare("gt", torch.gt, ">"),
     _compare("ge", torch.ge, ">="),
-    _row("isnan", 1, torch.isnan, "({0} != {0})", Takes.ANY, result_kind=ResultKind.BOOL),
+    _row("isnan", 1, torch.isnan, "{0} != {0}", Takes.ANY, result_kind=ResultKind.BOOL),
     _row("where", 3, torch.where, "{L}.where({0}, {1}, {2})", Takes.ANY, result_kind=ResultKind.LAST, takes_literals=False),
     _row("cast", 1, lambda a: a, "{0}.to({T})", Takes.ANY, result_kind=ResultKind.CAST),
 )

@@ -15,8 +15,9 @@ from torch import Tensor
 from onepass import errors, pipeline
 from onepass.codegen import gluon
 from onepass.codegen import kernel_ir as ir
-from onepass.codegen.gluon_helpers import FUNCTIONS, definitions
-from onepass.codegen.printer import GLUON_HEADER, Lowered
+from onepass.codegen.expr import GLUON
+from onepass.codegen.helpers import FUNCTIONS, definitions
+from onepass.codegen.printer import Lowered, imports
 from onepass.codegen.source import GridDim, ParamKind, Source, TensorView
 from onepass.device import device
 from onepass.ir.expr import BY_TORCH, DTYPES, OPS
@@ -219,8 +220,8 @@ def test_helpers_are_the_same_as_in_triton(name: str) -> None:
     lines = ["@gluon.jit", "def one(x, out):", "    TILE: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 4], [1, 0])",
              "    i = gl.arange(0, 1024, layout=gl.SliceLayout(0, TILE))[None, :]",
              f"    y = {call.format('gl.load(x + i)')}", "    gl.store(out + i, y)"]
-    own = "\n".join(lines)
-    gluon_model.run("one", "\n\n".join((*GLUON_HEADER, *definitions(frozenset({name})), own)) + "\n", {"x": x, "out": found[1]}, 1)
+    parts = *imports(GLUON, frozenset({"tl", "libdevice"})), *definitions(frozenset({name}), GLUON), "\n".join(lines)
+    gluon_model.run("one", "\n\n".join(parts) + "\n", {"x": x, "out": found[1]}, 1)
     torch.testing.assert_close(found[1].float(), found[0].float(), rtol=0, atol=0, equal_nan=True)
 
 
@@ -338,7 +339,7 @@ def odd_kernel(rows: int, slots: int) -> tuple[Lowered, dict[str, Tensor], dict[
 @pytest.mark.parametrize(("change", "caught"), [
     (without(ir.CtaBarrier), errors.UseBeforeArrival),  # walks read what other threads put there
     (behind(ir.Wait, ir.If), errors.RefillBeforeDrain),  # TMA has not been there yet
-    (value_fields(ir.Load, lambda load: load.offset == "covered + at_end", masks=()), errors.AccessOutOfBounds),  # behind it
+    (value_fields(ir.Load, lambda load: load.offset == ("covered", "at_end"), masks=()), errors.AccessOutOfBounds),  # behind it
     (fields(ir.Assign, lambda node: node.targets == ("end",), value=lambda node: f"32 + {node.value}"), errors.OutsideAllocation),
 ])
 def test_what_is_left_out_is_put_into_place_in_time(slots: int, change: Change, caught: type[Exception]) -> None:
@@ -425,12 +426,12 @@ GOLDEN = '''\
             c_at = k * 1024 + lanes
             x_1 = x_chunks.index(place + k).load(TILE)
             cast1_1 = widen(x_1)
-            sub4 = (cast1_1 - all_max)
+            sub4 = cast1_1 - all_max
             cast5 = sub4.to(gl.bfloat16)
             gl.store(out0_ptr + (r_at * 2056 + c_at), cast5)
         x_rest_2 = x_rest.index(slot).load(TILE)
         cast1_rest_1 = widen(x_rest_2)
-        sub4_rest = (cast1_rest_1 - all_max)
+        sub4_rest = cast1_rest_1 - all_max
         cast5_rest = sub4_rest.to(gl.bfloat16)
         gl.store(out0_ptr + (r_at * 2056 + c_rest), cast5_rest, mask=c_rest_in)
         fence_async_shared()

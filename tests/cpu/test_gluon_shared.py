@@ -199,15 +199,15 @@ def waits_for_next(wait: ir.Wait) -> bool:
 @pytest.mark.parametrize(("change", "caught"), [
     *FORGOTTEN[:2],
     (without(ir.Publish), errors.NeverPublished),
-    (fields(ir.Publish, word="r_next * 2 + 0"), errors.NeverPublished),  # into another's box
-    (fields(ir.Publish, word="part * 2 + (cta_rank * 1 + 0)"), errors.NeverPublished),  # of another row
+    (fields(ir.Publish, word="r_next * 2"), errors.NeverPublished),  # into another's box
+    (fields(ir.Publish, word="part * 2 + cta_rank"), errors.NeverPublished),  # of another row
     (fields(ir.If, lambda node: node.condition == "row + 2 < row_count", condition="row + 4 < row_count"),
      errors.NeverPublished),  # not the last row
     (assigned("slot_next", "turn % 2"), errors.WrongPhase),  # the next row has no place of its own
     (fields(ir.Wait, waits_for_next, phase="turn // 2 & 1"), errors.WrongPhase),
     (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
     (without(ir.Invalidate), errors.BarrierLeftBehind),
-    (value_fields(ir.Load, lambda load: load.offset == "r_later", masks=()), errors.AccessOutOfBounds),
+    (value_fields(ir.Load, lambda load: load.offset == ("r_later",), masks=()), errors.AccessOutOfBounds),
 ])
 def test_a_kernel_that_forgets_something_is_caught(change: Change, caught: type[Exception],
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,9 +314,9 @@ def swap(box_ptr, out_ptr):
 def test_a_row_is_waited_for_after_the_next_was_walked() -> None:
     source = pipeline.generate(shared(rms_norm_backward, given(rms_norm_backward, 8192), warps=8, groups=66))[0]
     loop = source.text[source.text.index("for row in range(part, row_count, 66)"):]
-    order = ["word0 = gl.load(mailboxes_ptr + (r * 2 + 0), volatile=True)", "if row + 66 < row_count:",
+    order = ["word0 = gl.load(mailboxes_ptr + r * 2, volatile=True)", "if row + 66 < row_count:",
              "mbarrier.wait(ready.index(slot_next), (turn + 1) // 3 & 1)",
-             "publish(mailboxes_ptr, r_next * 2 + (cta_rank * 1 + 0), ",
+             "publish(mailboxes_ptr, r_next * 2 + cta_rank, ",
              "while (word0 == 0) | (word1 == 0):", "row_later = row + 132", "= published(word0, gl.float32)", "gl.store(out0_ptr",
              "fence_async_shared()", "ahead = row + 198", "rstd = rstd_1", "turn += 1"]
     assert [loop.index(line) for line in order] == sorted(loop.index(line) for line in order)

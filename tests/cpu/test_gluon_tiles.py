@@ -272,7 +272,7 @@ GOLDEN = '''\
         cta_barrier()
         place = slot * 2
         for k in range(0, 2 + zero):
-            r_at = (tile * 128 + k * 64 + lanes)
+            r_at = tile * 128 + k * 64 + lanes
             x = x_strips.index(place + k).load(TILE)
             cast1 = x.to(gl.float32)
             held = cast1.reshape([4, 16, 64])
