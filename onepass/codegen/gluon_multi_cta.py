@@ -50,7 +50,8 @@ class RowGroups:
     """Processes rows whose reductions several CTAs share."""
 
     def __init__(self, walks: RowWalks, staging: StagedRows) -> None:
-        self.walks, self.at, self.staging = walks, walks.at, staging
+        assert walks.accumulation is not None
+        self.walks, self.at, self.staging, self.accumulation = walks, walks.at, staging, walks.accumulation
         self.scope, self.builder, self.values, self.folds = walks.scope, walks.builder, walks.values, walks.folds
         self.words = state_words(self.scope.kernel)  # per CTA and row
         self.ctas = self.scope.schedule.ctas_per_row
@@ -68,7 +69,7 @@ class RowGroups:
     def row(self, outside: Env, tiles: list[Segment]) -> None:
         """The first walk over the next row, and the last walk over this one, once the states of all its CTAs are there."""
         walks, (first, last), env = self.walks, self.walks.steps.walks, {**outside, **self.current}
-        self._zeros(range(1, 2), Name("row"))
+        self.accumulation.zeros(range(1, 2), Name("row"))
         walks.ring.enter_row()
         at = walks.name_row("")
         walks.uniform(first, at, env)
@@ -85,10 +86,6 @@ class RowGroups:
             self.builder.set(self.current[i], self.next[i])
             self.builder.set(self.next[i], later[i])
         walks.ring.advance()
-
-    def _zeros(self, walks: range, row: Name) -> None:
-        assert self.walks.accumulation is not None
-        self.walks.accumulation.zeros(walks, row)
 
     def _prefetch_scalars(self, row: Expr) -> Env:
         """Load the scalars of a row, if the row exists.
@@ -112,7 +109,7 @@ class RowGroups:
         self.values.walk, self.staging.names = 0, NEXT_ROW
         with self.builder.block(If(f"{row} < row_count")):
             put("row_next", row)
-            self._zeros(range(1), Name("row_next"))
+            self.accumulation.zeros(range(1), Name("row_next"))
             put("slot_next", f"{turn} % {slots}")
             if self.at.cols.count > 1:
                 put("place_next", f"slot_next * {self.at.cols.count}")
