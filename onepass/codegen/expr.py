@@ -12,7 +12,7 @@ from ..ir.expr import BOOL, DType, as_dtype
 from ..ir.monoid import Accumulated, Algebra, Monoid, State, Value
 from ..ir.size import Size, Sym
 from ..plan.access import Run
-from .kernel_ir import Apply, Expr, Language, Name, RightSide
+from .kernel_ir import Apply, Expr, Language, Name, RightSide, Sum
 
 TRITON = Language("tl", "triton.jit")
 GLUON = Language("gl", "gluon.jit", "TILE")
@@ -104,7 +104,7 @@ class TileAlgebra(Algebra):
     exact: bool = False
 
     def emit(self, op: str, *args: Value) -> Name:
-        return self.assign(op, _on_state(op, args, self.exact))
+        return self.assign(op, _on_state(op, args, self.exact, self.assign))
 
     def fold(self, kind: str, value: Value) -> Value:
         """A reduction of the tile, or for a constant its multiple."""
@@ -138,16 +138,17 @@ class PairAlgebra(Algebra):
         return super().op(op, *args)
 
     def emit(self, op: str, *args: Value) -> Name:
-        return self._assign(op, _on_state(op, args, self._exact))
+        return self._assign(op, _on_state(op, args, self._exact, self._assign))
 
     def fold(self, kind: str, value: Value) -> Value:
         return self.op(COMBINE[kind], value.a, value.b) if isinstance(value, Pair) else value
 
 
-def _on_state(op: str, args: tuple[Value, ...], exact: bool) -> Apply:
+def _on_state(op: str, args: tuple[Value, ...], exact: bool, assign: Assigner) -> Apply:
     """An op on components of states. Counts are plain numbers, and exact forms of binary ops do not accept plain numbers."""
-    texts = tuple(a if isinstance(a, str) else literal(a) for a in args)
-    return Apply(op, texts, BOOL, exact and len(args) == 1)
+    texts = (a if isinstance(a, str) else literal(a) for a in args)
+    named = tuple(assign("total", text) if isinstance(text, Sum) else text for text in texts)
+    return Apply(op, named, BOOL, exact and len(args) == 1)
 
 
 def growth(monoid: Monoid, a: State, b: State, assign: Assigner, exact: bool) -> State:

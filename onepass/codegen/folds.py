@@ -12,7 +12,7 @@ from ..plan.kernel import Across, Fold, Kernel
 from ..plan.staged_rows import folds_two_sums
 from ..plan.thread_layout import private_state_columns, vector
 from .expr import COMBINE, TileAlgebra, conjunction, growth, join, literal
-from .kernel_ir import Apply, Assign, Expr, Name, RightSide, TileFold, TwoSums
+from .kernel_ir import Apply, Assign, Expr, Name, RightSide, Sum, TileFold, TwoSums
 from .memory import Env
 from .tile_refs import TileRef
 from .values import Values
@@ -174,8 +174,7 @@ class Folds:
             self.builder.set(str(name), raised)
 
     def _compensated(self, state: State, compensation: dict[int, str]) -> State:
-        return tuple(self.builder.assign("total", f"{x} - {compensation[k]}") if k in compensation else x
-                     for k, x in enumerate(state))
+        return tuple(Sum(f"{x} - {compensation[k]}") if k in compensation else x for k, x in enumerate(state))
 
     # ---- parts ---------------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,13 @@ class Name(str):
     __slots__ = ()
 
 
-Expr = str  # arithmetic as text, or a Name
+class Sum(str):
+    """A sum or difference, which is no operand of a product."""
+
+    __slots__ = ()
+
+
+Expr = str  # arithmetic as text, or more exactly a Name or a Sum
 
 # ---- values: the right-hand sides of assignments ---------------------------------------------------------------------------
 
