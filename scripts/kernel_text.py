@@ -19,8 +19,7 @@ from pathlib import Path
 
 from onepass import pipeline
 from onepass.capture import capture
-from onepass.codegen.source import Source
-from onepass.device import Device, device
+from onepass.device import device
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
 from onepass.integration.claim import ClaimOptions, claim
 from onepass.ir.program import Program
@@ -32,7 +31,7 @@ from onepass.plan.variant import ROW_CLASSES, specialize
 from tests.support.stored_graphs import load, read, stored
 
 MAIN_DEVICE, OTHER_DEVICES = "h200", ("a100", "b200")
-Entry = tuple[str, tuple[Source, ...]]
+Entry = tuple[str, Plan]
 
 
 def workloads() -> Iterator[Entry]:
@@ -41,7 +40,7 @@ def workloads() -> Iterator[Entry]:
     for job in suite("all").jobs:
         for name in (MAIN_DEVICE, *(OTHER_DEVICES if job.id in table_ids else ())):
             program, bindings = _captured(job, dynamic=False)
-            yield f"{job.id} on {name}", _texts(program, bindings, device(name))
+            yield f"{job.id} on {name}", plan(program, bindings, device(name))
 
 
 def row_classes() -> Iterator[Entry]:
@@ -54,7 +53,7 @@ def row_classes() -> Iterator[Entry]:
         if len(fixed.symbols) == 1:
             for k, (_, rows) in enumerate(ROW_CLASSES):
                 sizes = {name: max(2, round(rows * card.sms)) for name in free}
-                yield f"{job.id} class {k}", _texts(fixed, sizes, card)
+                yield f"{job.id} class {k}", plan(fixed, sizes, card)
 
 
 def models() -> Iterator[Entry]:
@@ -62,7 +61,7 @@ def models() -> Iterator[Entry]:
     for name, path in stored():
         claiming = ClaimOptions(device(MAIN_DEVICE), phase=name.rsplit("_", 1)[-1])
         for region in claim(load(read(path)), claiming).regions:
-            yield f"{name} {region.id}", _written(region.plan)
+            yield f"{name} {region.id}", region.plan
 
 
 def _captured(job: Job, dynamic: bool | None) -> tuple[Program, Bindings]:
@@ -71,20 +70,12 @@ def _captured(job: Job, dynamic: bool | None) -> tuple[Program, Bindings]:
     return pipeline.optimize(captured.program), captured.bind(args) or {}
 
 
-def _texts(program: Program, bindings: Bindings, card: Device) -> tuple[Source, ...]:
-    return _written(plan(program, bindings, card))
-
-
-def _written(chosen: Plan) -> tuple[Source, ...]:
-    return pipeline.generate(chosen)
-
-
 def dump(text: bool = False) -> dict[str, dict[str, str]]:
     """The digest of each entry's kernels, and optionally their text."""
     found: dict[str, dict[str, str]] = {}
     for entries in (workloads, row_classes, models):
-        for name, sources in entries():
-            whole = "\n".join(f"{s.text}\n# {s.params} {s.grid} warps={s.warps}" for s in sources)
+        for name, chosen in entries():
+            whole = "\n".join(f"{s.text}\n# {s.params} {s.grid} warps={s.warps}" for s in pipeline.generate(chosen))
             found[name] = {"digest": hashlib.sha256(whole.encode()).hexdigest()[:16]} | ({"text": whole} if text else {})
     return found
 

@@ -1,39 +1,23 @@
-"""Kernel text of single values: literals, ops, sizes, indices, and monoids applied to them.
-
-An emitted value is a name or a literal of known type. This module knows nothing of loops or tiles.
-"""
+"""Single values: literals, ops, sizes, indices, and monoids applied to them. This module knows nothing of loops or tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import copysign, isinf, isnan
 
-from ..ir.expr import BOOL, OPS, DType, as_dtype
+import torch
+
+from ..ir.expr import BOOL, DType, as_dtype
 from ..ir.monoid import Accumulated, Algebra, Monoid, State, Value
-from ..ir.size import Size
+from ..ir.size import Size, Sym
 from ..plan.access import Run
+from .kernel_ir import Apply, Expr, Language, Name, RightSide, Sum
 
+TRITON = Language("tl", "triton.jit")
+GLUON = Language("gl", "gluon.jit", "TILE")
 
-@dataclass(frozen=True, slots=True)
-class Language:
-    """How Triton and Gluon differ in the text of single values."""
-
-    prefix: str  # module of the built-in functions
-    layout: str = ""  # layout of a new tensor, where the language wants one
-
-    def full(self, shape: str, value: str, dtype: str) -> str:
-        """A tensor filled with one value."""
-        return f"{self.prefix}.full({shape}, {value}, {self.prefix}.{dtype}{', ' + self.layout if self.layout else ''})"
-
-    def broadcast(self, text: str, shape: str) -> str:
-        """A tensor broadcast along its axes of extent 1."""
-        return f"{text}.broadcast_to({shape})" if self.layout else f"{self.prefix}.broadcast_to({text}, {shape})"
-
-
-TRITON = Language("tl")
-GLUON = Language("gl", "TILE")
-
+Assigner = Callable[[str, RightSide], Name]  # (hint, value) -> the name that the value is assigned to
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
@@ -41,21 +25,35 @@ def literal(value: float | int | bool) -> str:
     """A number as kernel text."""
     if isinstance(value, float) and (isinf(value) or isnan(value)):
         return f'float("{value}")'
-    return f"({value!r})" if value < 0 else repr(value)
+    return repr(value)
+
+
+def is_bare(value: float | int | bool, dtype: DType) -> bool:
+    """Whether a number is written as a bare literal, which Triton gives the right type and bits.
+
+    Triton reads the bare literal 0.1 as fp32, 7 as int32, 1e-40 as fp64 and -0.0 as 0.0.
+    """
+    value = as_dtype(value, dtype)
+    negative_zero = dtype.is_float and value == 0 and copysign(1, value) < 0
+    subnormal = dtype.is_float and 0 < abs(value) < 2.0**-126
+    return not (negative_zero or subnormal or dtype.is_float8 or dtype.name in ("f64", "i64"))
 
 
 def typed_literal(value: float | int | bool, dtype: DType, language: Language = TRITON) -> str:
-    """A number of exactly this type. Triton reads the bare literal 0.1 as fp32, 7 as int32, 1e-40 as fp64 and -0.0 as 0.0."""
+    """A number of exactly this type: a bare literal, or a tensor of one element."""
     value = as_dtype(value, dtype)
+    if is_bare(value, dtype):
+        return literal(value)
     if dtype.is_float and value == 0 and copysign(1, value) < 0:
         bits = f"int{8 * dtype.size}"
         negative = language.full("[1, 1]", literal(-(1 << 8 * dtype.size - 1)), bits)
         return f"{negative}.to({language.prefix}.{dtype.kernel}, bitcast=True)"
+    if dtype.name == "f8e5m2":
+        as_int8 = int(torch.tensor(value, dtype=torch.float32).to(dtype.torch).view(torch.int8))
+        return f"{language.full('[1, 1]', literal(as_int8), 'int8')}.to({language.prefix}.{dtype.kernel}, bitcast=True)"
     if dtype.is_float8:
-        return op_text("cast", (language.full("[1, 1]", literal(value), "float32"),), dtype, language=language)
-    if dtype.name in ("f64", "i64") or dtype.is_float and 0 < abs(value) < 2.0**-126:
-        return language.full("[1, 1]", literal(value), dtype.kernel)
-    return literal(value)
+        return f"{language.full('[1, 1]', literal(value), 'float32')}.to({language.prefix}.{dtype.kernel})"
+    return language.full("[1, 1]", literal(value), dtype.kernel)
 
 
 def scaled_literal(value: float | int | bool, scale: Size, dtype: DType, language: Language = TRITON) -> str:
@@ -63,7 +61,7 @@ def scaled_literal(value: float | int | bool, scale: Size, dtype: DType, languag
     text = typed_literal(value, dtype, language)
     if scale == 1:
         return text
-    product = f"({text} * {size_text(scale)})"
+    product = f"{text} * {size_text(scale)}"
     return language.full("[1, 1]", product, dtype.kernel) if dtype.kind == "int" and dtype.size < 8 else product
 
 
@@ -72,48 +70,50 @@ def size_text(size: Size) -> str:
     return str(size) if isinstance(size, int) else str(size).replace("*", " * ")
 
 
-def op_text(name: str, args: tuple[str, ...], gives: DType, exact: bool = False, language: Language = TRITON) -> str:
-    """One op of the op table applied to names. `exact` selects the form that is accurate to the last bits of fp32."""
-    if name == "cast" and gives is BOOL:
-        return f"({args[0]} != 0)"
-    if name == "cast" and gives.name == "f8e5m2":
-        return f"to_e5m2({args[0]})"
-    if name == "neg" and gives.is_float:
-        return f"({args[0]} * -1.0)"  # Triton computes -x as 0 - x, which turns 0.0 into 0.0
-    text = OPS[name].exact if exact and OPS[name].exact else OPS[name].text
-    return text.format(*args, L=language.prefix, T=f"{language.prefix}.{gives.kernel}")
-
-
-def run_text(index: str, run: Run) -> str:
-    """What one run of axes contributes to an address."""
-    text = index if run.inner == 1 else f"({index} // {_factor(run.inner)})"
-    text = text if run.first else f"({text} % {_factor(run.size)})"
-    return text if run.stride == 1 else f"{text} * {_factor(run.stride)}"
-
-
-def _factor(size: Size) -> str:
+def size_factor(size: Size) -> str:
+    """A size as an operand of a product, a quotient or a method."""
     text = size_text(size)
-    return text if isinstance(size, int) or "*" not in text else f"({text})"
+    return f"({text})" if isinstance(size, Sym) and (size.coef != 1 or len(size.names) > 1) else text
+
+
+def run_text(index: Expr, run: Run, compound: bool = False) -> Expr:
+    """What one run of axes contributes to an address. A `compound` index is a sum."""
+    trivial = run.inner == 1 and run.first and run.stride == 1
+    text = f"({index})" if compound and not trivial else index
+    text = text if run.inner == 1 else f"{text} // {size_factor(run.inner)}"
+    text = text if run.first else f"{text} % {size_factor(run.size)}"
+    if run.stride != 1:
+        text = f"{text} * {size_factor(run.stride)}"
+    return Name(text) if trivial and not compound else text
+
+
+def conjunction(masks: Sequence[Expr]) -> Expr:
+    """All of several masks, which are names or comparisons."""
+    if len(masks) == 1:
+        return masks[0]
+    return " & ".join(mask if isinstance(mask, Name) else f"({mask})" for mask in masks)
 
 
 @dataclass(frozen=True)
 class TileAlgebra(Algebra):
     """Applies a monoid to a tile: ops become lines, folds become reductions of the tile."""
 
-    assign: Callable[[str, str], str]  # (hint, text) -> the assigned name
-    folded: Callable[[str, str], str]  # (kind, text) -> text of the fold
-    active: Callable[[], str]  # text of the number of folded elements
+    assign: Assigner
+    folded: Callable[[str, Expr], RightSide]  # (kind, operand) -> the fold
+    active: Callable[[], Expr] | int  # the number of folded elements: an expression, or known, so that constants stay literals
     exact: bool = False
-    language: Language = TRITON
 
-    def emit(self, op: str, *args: Value) -> str:
-        return self.assign(op, _state_text(op, args, self.exact, self.language))
+    def emit(self, op: str, *args: Value) -> Name:
+        return self.assign(op, _on_state(op, args, self.exact, self.assign))
 
     def fold(self, kind: str, value: Value) -> Value:
+        """A reduction of the tile, or for a constant its multiple."""
         if isinstance(value, str):
             return self.assign(f"all_{kind}", self.folded(kind, value))
         if kind != "sum" or value == 0:
             return value
+        if isinstance(self.active, int):
+            return value * self.active
         return self.assign("count", self.active() if value == 1 else f"{literal(value)} * {self.active()}")
 
 
@@ -128,8 +128,8 @@ class Pair:
 class PairAlgebra(Algebra):
     """Applies a monoid to two states: a fold of a pair is one binary op. Tiles are joined this way."""
 
-    def __init__(self, assign: Callable[[str, str], str], exact: bool, language: Language) -> None:
-        self._assign, self._exact, self._language = assign, exact, language
+    def __init__(self, assign: Assigner, exact: bool) -> None:
+        self._assign, self._exact = assign, exact
 
     def op(self, op: str, *args: Value) -> Value:
         if any(isinstance(x, Pair) for x in args):
@@ -137,31 +137,30 @@ class PairAlgebra(Algebra):
             return Pair(super().op(op, *a), super().op(op, *b))
         return super().op(op, *args)
 
-    def emit(self, op: str, *args: Value) -> str:
-        return self._assign(op, _state_text(op, args, self._exact, self._language))
+    def emit(self, op: str, *args: Value) -> Name:
+        return self._assign(op, _on_state(op, args, self._exact, self._assign))
 
     def fold(self, kind: str, value: Value) -> Value:
         return self.op(COMBINE[kind], value.a, value.b) if isinstance(value, Pair) else value
 
 
-def _state_text(op: str, args: tuple[Value, ...], exact: bool, language: Language) -> str:
+def _on_state(op: str, args: tuple[Value, ...], exact: bool, assign: Assigner) -> Apply:
     """An op on components of states. Counts are plain numbers, and exact forms of binary ops do not accept plain numbers."""
-    texts = tuple(a if isinstance(a, str) else literal(a) for a in args)
-    return op_text(op, texts, BOOL, exact and len(args) == 1, language)
+    texts = (a if isinstance(a, str) else literal(a) for a in args)
+    named = tuple(assign("total", text) if isinstance(text, Sum) else text for text in texts)
+    return Apply(op, named, BOOL, exact and len(args) == 1)
 
 
-def growth(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], exact: bool,
-           language: Language = TRITON) -> State:
+def growth(monoid: Monoid, a: State, b: State, assign: Assigner, exact: bool) -> State:
     """Two states merged into one. Components that only accumulate are returned as increments."""
-    algebra = PairAlgebra(assign, exact, language)
+    algebra = PairAlgebra(assign, exact)
     if monoid.join is not None:
         return monoid.join(algebra, a, b)
     return monoid.merge(algebra, *(Pair(x, y) for x, y in zip(a, b)))
 
 
-def join(monoid: Monoid, a: State, b: State, assign: Callable[[str, str], str], exact: bool,
-         language: Language = TRITON) -> State:
+def join(monoid: Monoid, a: State, b: State, assign: Assigner, exact: bool) -> State:
     """Two states merged into one."""
-    algebra = PairAlgebra(assign, exact, language)
+    algebra = PairAlgebra(assign, exact)
     return tuple(algebra.op("add", algebra.op("mul", x.before, x.scale), x.by) if isinstance(x, Accumulated) else x
-                 for x in growth(monoid, a, b, assign, exact, language))
+                 for x in growth(monoid, a, b, assign, exact))

@@ -1,4 +1,4 @@
-"""Kernel text of reductions across tiles: running states, how a tile updates them, and how the result is read out."""
+"""Reductions across tiles: running states, how a tile updates them, and how the result is read out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from ..ir.program import Const, Reduce
 from ..plan.kernel import Across, Fold, Kernel
 from ..plan.schedule import MultiCtaMixOrder
 from ..plan.thread_layout import access_vector, allows_private_states, private_state_columns
-from .expr import COMBINE, TileAlgebra, growth, join, literal, op_text
+from .expr import COMBINE, TileAlgebra, conjunction, growth, join, literal
+from .kernel_ir import Apply, Assign, Expr, Name, RightSide, Sum, TileFold, TwoSums
+from .memory import Env
 from .tile_refs import TileRef
-from .values import Env, Values, fold_text
+from .values import Values
 
 
 @dataclass
@@ -36,7 +38,8 @@ class Folds:
     """Emits reductions."""
 
     def __init__(self, kernel: Kernel, values: Values, row_loop: bool) -> None:
-        self.kernel, self.values, self.row_loop, self.language = kernel, values, row_loop, values.language
+        self.kernel, self.values, self.builder, self.row_loop = kernel, values, values.builder, row_loop
+        self.language = values.language
 
     def running(self, fold: Fold) -> Running:
         """A reduction before its first element."""
@@ -58,7 +61,7 @@ class Folds:
                 shape = self._running_shape(running, ref)
                 running.states[key] = self._identity(running, shape)
                 if running.compensated:
-                    running.compensation[key] = {k: self.values.assign("lost", self.language.full(shape, "0.0", "float32"))
+                    running.compensation[key] = {k: self.builder.assign("lost", self.language.full(shape, "0.0", "float32"))
                                          for k in running.monoid.accumulating}
 
     def key(self, running: Running, ref: TileRef) -> str:
@@ -81,18 +84,18 @@ class Folds:
         key = self.key(running, ref)
         before = running.states.get(key)
         if before is None:
-            running.states[key] = tuple(x if isinstance(x, str) else literal(x) for x in entered)
+            running.states[key] = tuple(map(_expr, entered))
             return
         if key in running.compensation:
             self._add_compensated(running, before, entered, running.compensation[key])
             return
-        merged = self._merged_text(running, before, entered)
+        merged = self._merged(running, before, entered)
         if unrolled:
             named = zip(self._hints(running), merged, strict=True)
-            running.states[key] = tuple(self.values.assign(hint, text) for hint, text in named)
+            running.states[key] = tuple(self.builder.assign(hint, value) for hint, value in named)
         else:
-            for name, text in zip(before, merged, strict=True):
-                self.values.writer.line(f"{name} = {text}")
+            for name, value in zip(before, merged, strict=True):
+                self.builder.set(str(name), value)
 
     def finish(self, running: Running, ref: TileRef) -> None:
         """Read out a reduction: fold its lanes and merge the states of its tiles."""
@@ -118,15 +121,16 @@ class Folds:
         for state in running:
             ((key, lanes),) = state.states.items()
             held += self._compensated(lanes, state.compensation.get(key, {}))
-        names = [self.values.writer.fresh("all_sum") for _ in held]
-        self.values.writer.line(f"{', '.join(names)} = sum_two({', '.join(map(str, held))}, 1)")
+        names = tuple(self.builder.fresh("all_sum") for _ in held)
+        first, second = map(_expr, held)
+        self.builder.add(Assign(names, TwoSums((first, second), 1)))
         return [(name,) for name in names]
 
     def join_states(self, running: Running, states: Sequence[State]) -> State:
         """Several states merged into one, in order."""
         total = states[0]
         for other in states[1:]:
-            total = join(running.monoid, total, other, self.values.assign, running.exact, self.language)
+            total = join(running.monoid, total, other, self.builder.assign, running.exact)
         return total
 
     def leave(self, running: Running, ref: TileRef, total: State) -> None:
@@ -134,13 +138,13 @@ class Folds:
         algebra = self._algebra(running, ref, {})
         hint = self.values.names[running.fold.node]
         self.values.results[running.fold.node] = tuple(
-            x if isinstance(x, str) and x.isidentifier() else self.values.assign(hint, x if isinstance(x, str) else literal(x))
+            x if isinstance(x, Name) else self.builder.assign(hint, _expr(x))
             for x in running.monoid.finalize(algebra, *total))
 
     def _tile_state(self, running: Running, entered: State, ref: TileRef, algebra: TileAlgebra) -> State:
         """What a tile merges into the running state: its elements where lanes are folded at the end, else one state of the tile."""
         if lanes := self._lane_shape(running, ref):
-            entered = tuple(self.values.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
+            entered = tuple(self.builder.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
                             for x in entered)
             running.by_lane[self.key(running, ref)] = lanes[2]
             return running.monoid.merge(self._within_threads(running), *entered)
@@ -149,29 +153,29 @@ class Folds:
     def _fold_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
         """Fold the per-lane states into one after the last tile."""
         if key in running.by_lane:
-            state = tuple(self.values.assign("lanes", f"tl.reshape({x}, [1, {running.by_lane[key]}])") for x in state)
+            state = tuple(self.builder.assign("lanes", f"tl.reshape({x}, [1, {running.by_lane[key]}])") for x in state)
         return running.monoid.merge(algebra, *state) if running.monoid.primitive or key in running.by_lane else state
 
     def _add_compensated(self, running: Running, before: State, entered: State, compensation: dict[int, str]) -> None:
         """Merge a state in place with compensated summation. An infinite sum has no compensation."""
-        line = self.values.writer.line
-        joined = growth(running.monoid, before, entered, self.values.assign, running.exact, self.language)
+        joined = growth(running.monoid, before, entered, self.builder.assign, running.exact)
         for k, (name, part) in enumerate(zip(before, joined, strict=True)):
             if not isinstance(part, Accumulated):
-                line(f"{name} = {part}")
+                self.builder.set(str(name), str(part))
                 continue
             held, owed = name, compensation[k]
             if part.scale != 1:
-                held, owed = (self.values.assign(hint, f"{x} * {part.scale}")
+                held, owed = (self.builder.assign(hint, f"{x} * {part.scale}")
                               for hint, x in (("held", name), ("owed", compensation[k])))
-            term = self.values.assign("term", f"{part.by} - {owed}")
-            raised = self.values.assign("raised", f"{held} + {term}")
+            term = self.builder.assign("term", f"{part.by} - {owed}")
+            raised = self.builder.assign("raised", f"{held} + {term}")
             of = self.language.prefix
-            line(f'{compensation[k]} = {of}.where({of}.abs({raised}) < float("inf"), ({raised} - {held}) - {term}, 0.0)')
-            line(f"{name} = {raised}")
+            lost = f'{of}.where({of}.abs({raised}) < float("inf"), {raised} - {held} - {term}, 0.0)'
+            self.builder.set(compensation[k], lost)
+            self.builder.set(str(name), raised)
 
     def _compensated(self, state: State, compensation: dict[int, str]) -> State:
-        return tuple(f"({x} - {compensation[k]})" if k in compensation else x for k, x in enumerate(state))
+        return tuple(Sum(f"{x} - {compensation[k]}") if k in compensation else x for k, x in enumerate(state))
 
     # ---- parts ---------------------------------------------------------------------------------------------------------
 
@@ -185,14 +189,14 @@ class Folds:
 
     def _identity(self, running: Running, shape: str) -> State:
         starts, dtypes = running.monoid.identity(running.dtype), running.monoid.state_dtypes(running.dtype)
-        return tuple(self.values.assign(hint, self.language.full(shape, literal(start), dtype.kernel))
+        return tuple(self.builder.assign(hint, self.language.full(shape, literal(start), dtype.kernel))
                      for hint, start, dtype in zip(self._hints(running), starts, dtypes, strict=True))
 
     def _entering_shape(self, running: Running, ref: TileRef) -> tuple[int, int]:
         """The shape of the operands of one tile."""
         if 1 in running.axes or running.across is Across.FULL:
             return ref.height, ref.width
-        return ref.height, ref.width // self.values.block_size if running.across is Across.BLOCK else 1
+        return ref.height, ref.width // self.values.memory.block_size if running.across is Across.BLOCK else 1
 
     def _running_shape(self, running: Running, ref: TileRef) -> str:
         """The shape of a running state: a whole tile where lanes are folded at the end, else one lane per result."""
@@ -216,20 +220,18 @@ class Folds:
 
     def _within_threads(self, running: Running) -> TileAlgebra:
         """An algebra that folds the elements each thread holds of a tile reshaped by threads."""
-        def folded(kind: str, text: str) -> str:
-            return fold_text(kind, fold_text(kind, text, 3), 1)
-
-        return TileAlgebra(self.values.assign, folded, lambda: "0", running.exact)
+        return TileAlgebra(self.builder.assign, lambda kind, value: TileFold(kind, value, (3, 1)), lambda: "0", running.exact)
 
     def _broadcast(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
         """A value broadcast along the reduced axes, and along the columns of the other operands."""
         if self.kernel.by_col[i] is Across.BLOCK and (1 in running.axes or running.across is Across.FULL):
-            return self.values.as_full(i, ref, env)
+            return self.values.memory.as_full(i, ref, env)
         lacks_rows = 0 in running.axes and ref.height > 1 and not self.kernel.by_row[i]
         lacks_cols = 1 in running.axes and self.kernel.by_col[i] is Across.NONE
         if lacks_rows or lacks_cols or isinstance(self.kernel.program.nodes[i], Const):
             height, width = self._entering_shape(running, ref)
-            return self.values.assign("spread", self.language.broadcast(self.values.tensor(i, env[i]), f"[{height}, {width}]"))
+            text = self.values.operand(i, self.values.memory.tensor(i, env[i]))
+            return self.builder.assign("spread", self.language.broadcast(text, f"[{height}, {width}]"))
         return env[i]
 
     def _masked_to_identity(self, running: Running, entered: State, ref: TileRef, counted: dict[str, Value]) -> State:
@@ -237,37 +239,34 @@ class Folds:
 
         `counted` records constants that were masked: their sum is known without a fold.
         """
-        masks = [m for m, axis in ((ref.row_mask, 0), (ref.col_mask, 1)) if m and axis in running.axes]
+        masks = [m for of_side, axis in ((ref.row_mask, 0), (ref.col_mask, 1)) if axis in running.axes for m in of_side]
         if not masks:
             return entered
-        inside = " & ".join(masks)
+        inside = conjunction(masks)
         height, width = self._entering_shape(running, ref)
         whole = self.language.broadcast(inside, f"[{height}, {width}]")
 
         def masked(x: Value, identity: Value) -> str:
             lanes, kept = (inside, x) if isinstance(x, str) else (whole, literal(x))
-            name = self.values.assign("inside", f"{self.language.prefix}.where({lanes}, {kept}, {literal(identity)})")
+            name = self.builder.assign("inside", f"{self.language.prefix}.where({lanes}, {kept}, {literal(identity)})")
             if not isinstance(x, str) and identity == 0:
                 counted[name] = x
             return name
 
         return tuple(x if x == e else masked(x, e) for x, e in zip(entered, running.monoid.identity(running.dtype), strict=True))
 
-    def _merged_text(self, running: Running, before: State, entered: State) -> State:
+    def _merged(self, running: Running, before: State, entered: State) -> tuple[RightSide, ...]:
         if running.monoid.primitive:
-            return (op_text(COMBINE[running.monoid.primitive], (before[0], entered[0]), running.dtype, language=self.language),)
-        return join(running.monoid, before, entered, self.values.assign, running.exact, self.language)
+            return (Apply(COMBINE[running.monoid.primitive], (_expr(before[0]), _expr(entered[0])), running.dtype),)
+        return tuple(map(_expr, join(running.monoid, before, entered, self.builder.assign, running.exact)))
 
     def _algebra(self, running: Running, ref: TileRef, counted: dict[str, Value]) -> TileAlgebra:
-        def folded(kind: str, text: str) -> str:
-            if kind == "sum" and text in counted:
-                return f"{literal(counted[text])} * {self._lane_count(running, ref, masked=True)}"
-            for axis in running.axes:
-                text = fold_text(kind, text, axis, self.language)
-            return text
+        def folded(kind: str, value: Expr) -> RightSide:
+            if kind == "sum" and value in counted:
+                return f"{literal(counted[value])} * {self._lane_count(running, ref, masked=True)}"
+            return TileFold(kind, value, running.axes)
 
-        return TileAlgebra(self.values.assign, folded, lambda: self._lane_count(running, ref, masked=False), running.exact,
-                           self.language)
+        return TileAlgebra(self.builder.assign, folded, lambda: self._lane_count(running, ref, masked=False), running.exact)
 
     def _lane_count(self, running: Running, ref: TileRef, masked: bool) -> str:
         """The number of lanes folded into one: all lanes, or those inside the mask.
@@ -278,3 +277,8 @@ class Folds:
         sizes = [(height, ref.row_count)] if 0 in running.axes else []
         sizes += [(width, ref.col_count)] if 1 in running.axes else []
         return " * ".join(count if masked and count else str(float(size)) for size, count in sizes)
+
+
+def _expr(value: Value) -> Expr:
+    """A component of a state as an expression."""
+    return value if isinstance(value, str) else literal(value)

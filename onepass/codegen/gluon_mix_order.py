@@ -1,84 +1,96 @@
-"""Steps -> Gluon source, for mix-order kernels: they stage rows in shared memory and reduce along rows and down columns.
+"""Column reductions of mix-order kernels: they stage rows in shared memory and reduce along rows and down columns.
 
-Rows are staged as in `gluon`. Column accumulators stay in registers from a CTA's first row to its last, one state per chunk. So the
-last walk, which updates them, is unrolled chunk by chunk, and so is any walk that reads row vectors held in registers. Other walks
-stay loops. No loop may follow the last walk: the compiler would delay all additions to the accumulators until after that loop, and
-keep their operands in registers as well. At the end every CTA writes its partial states for the join kernel, even if it had no row.
+Column accumulators stay in registers from a CTA's first row to its last, one state per chunk. So the last walk, which updates
+them, is unrolled chunk by chunk, and so is any walk that reads row vectors held in registers. Other walks stay loops. No loop may
+follow the last walk: the compiler would delay all additions to the accumulators until after that loop, and keep their operands in
+registers as well. At the end every CTA writes its partial states for the join kernel, even if it had no row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
-from ..ir.size import Bindings
-from ..plan.kernel import Kernel
+from ..plan.kernel import Fold
 from ..plan.schedule import Schedule, StagedMixOrder
-from .gluon import Emitter
-from .row_loop import RowLoop
-from .source import GridDim, Source
-from .steps import Walk
+from .folds import Folds, Running
+from .kernel_ir import Alloc, Expr, Name, SharedStore, Slot
+from .memory import Env
+from .row_copies import Geometry
+from .row_loop import RowLoop, zero_of_row
+from .scope import Scope
+from .staged_values import StagedRows
+from .steps import Steps, Walk
 from .tile_refs import Segment, TileRef
-from .values import Env
+from .values import Values
 
 
-def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
-    """The source of one kernel that stages rows and accumulates over them. `wide` selects 64-bit element indices."""
-    return MixOrderEmitter(kernel, schedule, bindings, name, wide).source()
+def walk_from(schedule: Schedule) -> Expr:
+    """The start of a loop over copies, as the compiler may see it: it unrolls a loop with a known trip count."""
+    return "zero" if isinstance(schedule, StagedMixOrder) and not schedule.unroll_copies else "0"
 
 
-class MixOrderEmitter(Emitter):
-    """Emits a kernel that stages rows, reduces along them, and accumulates over them."""
+class Accumulation:
+    """Builds the reductions that the loop over rows carries."""
 
-    counting = "gl.static_range"  # unrolled: no loop may follow the last walk
+    def __init__(self, scope: Scope, at: Geometry, order: Steps, values: Values, folds: Folds, staging: StagedRows,
+                 numbers: dict[str, int | Expr]) -> None:
+        self.scope, self.builder, self.at, self.steps, self.values, self.folds = scope, scope.builder, at, order, values, folds
+        self.staging, self.numbers = staging, numbers
+        self.row_loop = RowLoop(order, values, folds)
+        self.unrolled: list[Segment] = []  # the chunks of a row
+        self.running: dict[int, Running] = {}
 
-    def _grid(self) -> tuple[GridDim, ...]:
-        return (GridDim(self.split),)  # the join kernel reads the states of every CTA
+    def open(self, tiles: list[Segment], env: Env) -> None:
+        """Unroll the chunks, load row vectors, and start the reductions."""
+        self.unrolled = self._unroll(tiles)
+        refs = [t.ref for t in self.unrolled]
+        self.row_loop.load_row_vectors(refs, env)
+        self._load_vectors_to_smem(refs, env)
+        self.running = self.row_loop.start(refs)
 
-    def _rows(self, env: Env) -> None:
-        row_loop = RowLoop(self.steps, self.values, self.folds)
-        self.unrolled = self._unrolled()
-        tile_refs = [t.ref for t in self.unrolled]
-        row_loop.load_row_vectors(tile_refs, env)
-        self._load_vectors_to_smem(tile_refs, env)
-        self.accumulated = row_loop.start(tile_refs)
-        # The compiler unrolls a loop with a known trip count.
-        self.walk_from = "0" if isinstance(self.schedule, StagedMixOrder) and self.schedule.unroll_copies else "zero"
-        self.values.in_row_loop = True
-        super()._rows(env)
-        self.values.in_row_loop = False
-        row_loop.close(tile_refs, env, self.accumulated)
+    def zeros(self, walks: range, row: Name) -> None:
+        """Make a zero for every walk over a row, so that row vectors in registers stay packed."""
+        self.values.opaque_zeros(partial(zero_of_row, row), walks, self.steps.vectors_in_registers)
 
-    def _load_vectors_to_smem(self, tile_refs: list[TileRef], known: Env) -> None:
+    def tiles_of(self, walk: Walk, tiles: list[Segment]) -> list[Segment]:
+        """The tiles of a walk: unrolled if it reads or updates registers of each chunk."""
+        held = any(not f.cols for f in walk.accumulated) or not set(self.steps.vectors_in_registers).isdisjoint(walk.body)
+        return self.unrolled if held else tiles
+
+    def feed(self, folds: Iterable[Fold], ref: TileRef, env: Env) -> None:
+        """Add a tile, or a row, to the reductions."""
+        for fold in folds:
+            self.folds.feed(self.running[fold.node], ref, env, unrolled=False)
+
+    def close(self, env: Env) -> None:
+        """Read out the reductions."""
+        self.row_loop.close([t.ref for t in self.unrolled], env, self.running)
+
+    def _load_vectors_to_smem(self, refs: list[TileRef], known: Env) -> None:
         """Load row vectors into shared memory. Each thread reads only what it stored itself, so no barrier is needed."""
         for i in self.steps.vectors_in_smem:
-            memory, dtype = self.w.fresh(f"{self._load_of(i).buffer}_beside"), self.program.dtypes[i].kernel
-            shape, layout = [self.cols.count, 1, self.cols.width], "gl.SwizzledSharedLayout(1, 1, 1, [1, 0])"
-            self.w.line(f"{memory} = gl.allocate_shared_memory(gl.{dtype}, {shape}, {layout})")
-            found: list[Env] = [dict(known) for _ in tile_refs]
-            for env, ref in zip(found, tile_refs, strict=True):  # issue all loads before the first is used
+            memory, dtype = self.builder.fresh(f"{self.scope.load_of(i).buffer}_beside"), self.scope.program.dtypes[i].kernel
+            shape, layout = (self.at.cols.count, 1, self.at.cols.width), "gl.SwizzledSharedLayout(1, 1, 1, [1, 0])"
+            self.builder.add(Alloc(memory, dtype, shape, layout))
+            found: list[Env] = [dict(known) for _ in refs]
+            for env, ref in zip(found, refs, strict=True):  # issue all loads before the first is used
                 self.values.with_operands(i, ref, env)
             for k, env in enumerate(found):
-                self.w.line(f"{memory}.index({k}).store({env[i]})")
-            self.values.smem_vectors[i] = memory
+                self.builder.add(SharedStore(Slot(memory, str(k)), env[i]))
+            self.staging.vectors[i] = memory
 
-    def _unrolled(self) -> list[Segment]:
+    def _unroll(self, tiles: list[Segment]) -> list[Segment]:
         """The chunks of a row, unrolled."""
         found: list[Segment] = []
-        for tile in self.tiles:
+        for tile in tiles:
             if tile.loop is None:
                 found.append(tile)
                 continue
-            for k in range(self.cols.count):
-                col, start = self.w.fresh(f"c{k}"), k * self.cols.width
-                self.w.line(f"{col} = {start} + lanes")
+            for k in range(self.at.cols.count):
+                start = k * self.at.cols.width
+                col = self.builder.assign(f"c{k}", f"{start} + lanes")
                 found.append(Segment(replace(tile.ref, col=col, col_start=str(start), tag=f"_{k}")))
-                self.values.numbers[f"_{k}"] = str(k)
+                self.numbers[f"_{k}"] = k
         return found
-
-    def _row(self, outside: Env) -> None:
-        self.values.opaque_zeros("zero & (row + {})", range(len(self.steps.walks)), self.steps.vectors_in_registers)
-        super()._row(outside)
-
-    def _tiles_of(self, walk: Walk) -> list[Segment]:
-        held = any(not f.cols for f in walk.accumulated) or not set(self.steps.vectors_in_registers).isdisjoint(walk.body)
-        return self.unrolled if held else self.tiles

@@ -1,4 +1,4 @@
-"""Steps -> Gluon source, for mix-order kernels in which a group of several CTAs processes each row.
+"""Rows that a group of several CTAs processes together, in mix-order kernels.
 
 A CTA owns a part of the columns: of every row in its ring, and of the accumulators in its registers. The first walk over a row
 gives partial states, which the CTAs of a group exchange through mailboxes in global memory. A mailbox is a 64-bit word per state,
@@ -18,173 +18,134 @@ long as the GPU has room for one group, even next to other kernels. Co-residency
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..ir.expr import I64
 from ..ir.monoid import State
 from ..ir.program import Buffer, Load
-from ..ir.size import Bindings, mul
-from ..plan.kernel import Kernel
-from ..plan.schedule import Schedule
+from ..ir.size import mul
 from ..plan.staged_rows import state_words
+from .expr import literal
 from .folds import Running
-from .gluon import REFILL, FillNames
-from .gluon_mix_order import MixOrderEmitter
-from .source import GridDim, Source
-from .steps import Walk
-from .tile_refs import TileRef
-from .values import Env
-
-
-def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
-    """The source of one kernel with several CTAs per row. `wide` selects 64-bit element indices."""
-    return _MultiCtaEmitter(kernel, schedule, bindings, name, wide).source()
-
+from .kernel_ir import CtaBarrier, Expr, If, Name, Poll, Publish, Received, Slot, Wait
+from .kernel_ir import Load as GlobalLoad
+from .memory import Env
+from .rings import parity
+from .row_copies import READY
+from .row_walks import RowWalks
+from .scope import Scope
+from .staged_values import RowNames, StagedRows
+from .tile_refs import Segment, TileRef
 
 NEXT = "_next"  # suffix of the names of the row whose first walk runs one iteration early
+NEXT_ROW = RowNames("r_next", "slot_next", "place_next")
+LATER_ROW = RowNames("r_later")  # the row after the next, whose scalars are loaded
 
 
-class _MultiCtaEmitter(MixOrderEmitter):
-    own_names = ("cta_rank", "row_next", "r_next", "r_at_next", "slot_next", "place_next", "row_later", "r_later")
+def mailboxes(scope: Scope) -> Buffer:
+    """The mailboxes of a kernel."""
+    count = mul(scope.rows, scope.schedule.ctas_per_row * state_words(scope.kernel))
+    return Buffer(f"mailboxes of {scope.name}", I64, "temp", (count,), (1,))
 
-    def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
-        super().__init__(kernel, schedule, bindings, name, wide)
-        self.state_words = state_words(kernel)  # per CTA and row
+
+class RowGroups:
+    """Processes rows whose reductions several CTAs share."""
+
+    def __init__(self, walks: RowWalks, staging: StagedRows) -> None:
+        assert walks.accumulation is not None
+        self.walks, self.at, self.staging, self.accumulation = walks, walks.at, staging, walks.accumulation
+        self.scope, self.builder, self.values, self.folds = walks.scope, walks.builder, walks.values, walks.folds
+        self.words = state_words(self.scope.kernel)  # per CTA and row
+        self.ctas = self.scope.schedule.ctas_per_row
         self.running: dict[int, Running] = {}  # reductions along rows
-        uniform = [i for walk in self.steps.walks for i in walk.uniform]
-        self.scalar_loads = [i for i in uniform if isinstance(self.program.nodes[i], Load) and not self._load_of(i).indexed]
-        self.scalar_names: Env = {}  # names of the current row's scalars
-        self.next_scalar_names: Env = {}
+        uniform = [i for walk in walks.steps.walks for i in walk.uniform]
+        self.scalars = [i for i in uniform if isinstance(self.scope.program.nodes[i], Load) and not self.scope.load_of(i).indexed]
+        self.current: Env = {}  # names of the current row's scalars
+        self.next: Env = {}
 
-    def _cleared(self) -> tuple[Buffer, ...]:
-        count = mul(self.rows, self.schedule.ctas_per_row * state_words(self.kernel))
-        return (Buffer(f"mailboxes of {self.name}", I64, "temp", (count,), (1,)),)
+    def open(self, env: Env, tiles: list[Segment]) -> None:
+        """Load the scalars of two rows, and do the first walk over the first."""
+        self.current, self.next = self._prefetch_scalars("part"), self._prefetch_scalars(f"part + {self.at.split}")
+        self._first_walk("part", "turn", {**env, **self.current}, tiles)
 
-    def _grid(self) -> tuple[GridDim, ...]:
-        return (GridDim(self.split * self.schedule.ctas_per_row),)
+    def row(self, outside: Env, tiles: list[Segment]) -> None:
+        """The first walk over the next row, and the last walk over this one, once the states of all its CTAs are there."""
+        walks, (first, last), env = self.walks, self.walks.steps.walks, {**outside, **self.current}
+        self.accumulation.zeros(range(1, 2), Name("row"))
+        walks.ring.enter_row()
+        at = walks.name_row("")
+        walks.uniform(first, at, env)
+        words = self._read_mailboxes()
+        self._first_walk(f"row + {self.at.split}", "(turn + 1)", {**outside, **self.next}, tiles)
+        self.builder.add(Poll(tuple(name for name, _ in words), tuple(load for _, load in words)))
+        later = self._prefetch_scalars(f"row + {2 * self.at.split}")
+        self._read_out([name for name, _ in words], at)
+        self.values.walk = 1
+        walks.uniform(last, at, env)
+        walks.walk(last, env, at, tiles, first=False, last=True)
+        walks.ring.leave_row()
+        for i in self.scalars:
+            self.builder.set(self.current[i], self.next[i])
+            self.builder.set(self.next[i], later[i])
+        walks.ring.advance()
 
-    def _name_cta(self) -> None:
-        self.w.line(f"part = gl.program_id(0) // {self.schedule.ctas_per_row}")  # the group, which writes one partial result
-        self.w.line(f"cta_rank = gl.program_id(0) % {self.schedule.ctas_per_row}")
-
-    def _first_column(self) -> str:
-        return f"cta_rank * {self.extent // self.schedule.ctas_per_row} + "
-
-    def _coordinates(self, names: FillNames, taken: tuple[int, ...], along: str) -> str:
-        before = f"cta_rank * {self.extent // self.schedule.ctas_per_row // taken[-1]}"
-        return super()._coordinates(names, taken, before if along == "0" else f"{before} + {along}")
-
-    # ---- rows ----------------------------------------------------------------------------------------------------------
-
-    def _before_rows(self, env: Env) -> None:
-        self.scalar_names, self.next_scalar_names = self._prefetch_scalars("part"), self._prefetch_scalars(f"part + {self.split}")
-        self._first_walk("part", "turn", {**env, **self.scalar_names})
-
-    def _prefetch_scalars(self, row: str) -> Env:
+    def _prefetch_scalars(self, row: Expr) -> Env:
         """Load the scalars of a row, if the row exists.
 
         Loads at the start of an iteration would stall there, because the compiler moves uniform values to uniform registers before
         the branch. H200, LayerNorm backward 8192x32768: 421 us with the loads before the last walk, 450 us at the start.
         """
         env: Env = {}
-        if self.scalar_loads:
-            self.w.line(f"row_later = {row}")
-            self.w.line("r_later = row_later.to(gl.int64)" if self.wide else "r_later = row_later")
-            self.values.row = "r_later"
-            for i in self.scalar_loads:
-                self.values.node(i, TileRef(row="r_later", row_mask="(row_later < row_count)"), env)
-            self.values.row = "r"
+        if self.scalars:
+            self.builder.set("row_later", row)
+            self.builder.set("r_later", "row_later.to(gl.int64)" if self.scope.wide else "row_later")
+            self.staging.names = LATER_ROW
+            for i in self.scalars:
+                self.values.node(i, TileRef(row="r_later", row_mask=("row_later < row_count",)), env)
+            self.staging.names = RowNames()
         return env
 
-    def _first_walk(self, row: str, turn: str, outside: Env) -> None:
+    def _first_walk(self, row: Expr, turn: Expr, outside: Env, tiles: list[Segment]) -> None:
         """Do the first walk over a row, if the row exists, and publish its partial states. No other value outlives the walk."""
-        w, values, walk, env = self.w, self.values, self.steps.walks[0], dict(outside)
-        values.walk, values.row, values.slot, values.place = 0, "r_next", "slot_next", "place_next"
-        with w.block(f"if {row} < row_count"):
-            w.line(f"row_next = {row}")
-            values.opaque_zeros("zero & (row_next + {})", range(1), self.steps.vectors_in_registers)
-            w.line(f"slot_next = {turn} % {self.slots}")
-            if self.cols.count > 1:
-                w.line(f"place_next = slot_next * {self.cols.count}")
-            at = self._name_row(NEXT)
-            self._uniform(walk, at, env)
-            w.line(f"mbarrier.wait(ready.index(slot_next), {turn} // {self.slots} & 1)")
-            w.line("cta_barrier()")  # without this barrier Triton inserts one per chunk
-            self._walk(walk, env, [replace(t, ref=t.ref.at_rows(at)) for t in self._tiles_of(walk)], waits=True, refills=False)
-        values.row, values.slot, values.place = "r", "slot", "place"
-
-    def _uniform(self, walk: Walk, at: TileRef, env: Env) -> None:
-        """Emit the values that do not vary along a row, except those already loaded."""
-        for i in walk.uniform:
-            if i not in env:
-                self.values.node(i, at, env)
-
-    def _name_row(self, tag: str) -> TileRef:
-        """Name the index of a row."""
-        self.w.line(f"r{tag} = row{tag}.to(gl.int64)" if self.wide else f"r{tag} = row{tag}")
-        self.w.line(f"r_at{tag} = r{tag} + gl.arange(0, 1, layout=gl.SliceLayout(1, TILE))[:, None]")
-        return TileRef(row=f"r_at{tag}")
-
-    def _row(self, outside: Env) -> None:
-        w, (first, last), env = self.w, self.steps.walks, {**outside, **self.scalar_names}
-        self.values.opaque_zeros("zero & (row + {})", range(1, 2), self.steps.vectors_in_registers)
-        self._row_slot()
-        at = self._name_row("")
-        self._uniform(first, at, env)
-        seen = self._read_mailboxes()
-        self._first_walk(f"row + {self.split}", "(turn + 1)", {**outside, **self.next_scalar_names})
-        self._wait_for_mailboxes(seen)
-        later = self._prefetch_scalars(f"row + {2 * self.split}")
-        self._read_out_parts(seen, at)
-        self.values.walk = 1
-        self._uniform(last, at, env)
-        self._walk(last, env, [replace(t, ref=t.ref.at_rows(at)) for t in self._tiles_of(last)], waits=False, refills=False)
-        self._release()
-        self._fill(REFILL, f"row + {self.slots * self.split}")
-        for i in self.scalar_loads:
-            w.line(f"{self.scalar_names[i]} = {self.next_scalar_names[i]}")
-            w.line(f"{self.next_scalar_names[i]} = {later[i]}")
-        w.line("turn += 1")
+        walk, env, put, slots = self.walks.steps.walks[0], dict(outside), self.builder.set, self.at.slots
+        self.values.walk, self.staging.names = 0, NEXT_ROW
+        with self.builder.block(If(f"{row} < row_count")):
+            put("row_next", row)
+            self.accumulation.zeros(range(1), Name("row_next"))
+            put("slot_next", f"{turn} % {slots}")
+            if self.at.cols.count > 1:
+                put("place_next", f"slot_next * {self.at.cols.count}")
+            at = self.walks.name_row(NEXT)
+            self.walks.uniform(walk, at, env)
+            self.builder.add(Wait(Slot(READY, "slot_next"), parity(turn, slots)))
+            self.builder.add(CtaBarrier())  # without this barrier Triton inserts one per chunk
+            self.walks.walk(walk, env, at, tiles, first=True, last=False, finish=self._publish)
+        self.staging.names = RowNames()
 
     # ---- the exchange ---------------------------------------------------------------------------------------------------
 
-    def _finish(self, running: dict[int, Running], ref: TileRef) -> None:
-        """Publish the partial states after the first walk, or read out the reductions of a later walk."""
-        if self.values.walk:
-            super()._finish(running, ref)
-            return
+    def _publish(self, running: dict[int, Running], ref: TileRef) -> None:
+        """Publish the partial states after the first walk."""
         self.running = running
         states = [component for state in self.folds.totals(list(running.values()), ref) for component in state]
-        assert len(states) == self.state_words
+        assert len(states) == self.words
         for k, component in enumerate(states):
-            word = f"r_next * {self._words_per_row()} + (cta_rank * {self.state_words} + {k})"
-            self.w.line(f"publish({self.mailboxes}, {word}, {component})")
+            own = "cta_rank" if self.words == 1 else f"(cta_rank * {self.words} + {k})" if k else f"cta_rank * {self.words}"
+            word = f"r_next * {self.ctas * self.words} + {own}"
+            self.builder.add(Publish(self.scope.mailboxes, word, component if isinstance(component, str) else literal(component)))
 
-    def _words_per_row(self) -> int:
-        """Mailbox words of one row, of all its CTAs."""
-        return self.schedule.ctas_per_row * self.state_words
-
-    def _read_mailboxes(self) -> list[tuple[str, str]]:
+    def _read_mailboxes(self) -> list[tuple[Name, GlobalLoad]]:
         """Read the current row's mailboxes once: names, and the load that each is assigned from."""
-        count = self._words_per_row()
-        texts = [f"gl.load({self.mailboxes} + (r * {count} + {k}), volatile=True)" for k in range(count)]
-        return [(self.values.assign(f"word{k}", text), text) for k, text in enumerate(texts)]
+        count = self.ctas * self.words
+        loads = [GlobalLoad(self.scope.mailboxes, (f"r * {count}", *([str(k)] if k else [])), volatile=True) for k in range(count)]
+        return [(self.builder.assign(f"word{k}", load), load) for k, load in enumerate(loads)]
 
-    def _wait_for_mailboxes(self, seen: list[tuple[str, str]]) -> None:
-        """Poll the mailboxes until every word is there."""
-        with self.w.block("while " + " | ".join(f"({name} == 0)" for name, _ in seen)):
-            for name, text in seen:
-                self.w.line(f"{name} = {text}")
-
-    def _read_out_parts(self, seen: list[tuple[str, str]], at: TileRef) -> None:
+    def _read_out(self, words: list[Name], at: TileRef) -> None:
         """Merge the partial states of all CTAs of the row and read out the results."""
         first = 0
         for state in self.running.values():
             parts: list[State] = []
             dtypes = state.monoid.state_dtypes(state.dtype)
-            for p in range(self.schedule.ctas_per_row):
-                here = seen[p * self.state_words + first:]
-                parts.append(tuple(self.values.assign(f"part{p}", f"published({name}, gl.{dtype.kernel})")
-                                   for (name, _), dtype in zip(here, dtypes)))
+            for p in range(self.ctas):
+                here = words[p * self.words + first:]
+                parts.append(tuple(self.builder.assign(f"part{p}", Received(name, dtype)) for name, dtype in zip(here, dtypes)))
             self.folds.leave(state, at, self.folds.join_states(state, parts))
             first += len(dtypes)

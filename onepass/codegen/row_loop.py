@@ -11,9 +11,16 @@ from dataclasses import replace
 from ..ir.program import Reduce, operands
 from ..plan.kernel import Across
 from .folds import Folds, Running
+from .kernel_ir import Expr
+from .memory import Env
 from .steps import Steps
 from .tile_refs import TileRef
-from .values import Env, Values
+from .values import Values
+
+
+def zero_of_row(row: Expr, walk: int) -> Expr:
+    """A zero that differs by walk, and that the compiler cannot compute before it knows the row."""
+    return f"zero & ({row} + {walk})" if walk else f"zero & {row}"
 
 
 class RowLoop:

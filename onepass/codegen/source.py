@@ -65,7 +65,8 @@ class GridDim:
 class Source:
     """A kernel as text.
 
-    The text is a complete module: imports, then one `@triton.jit(do_not_specialize=["zero"])` or `@gluon.jit` function.
+    The text is a module that stands alone: imports, helper functions, and last the kernel, a function with
+    `@triton.jit(do_not_specialize=["zero"])` or `@gluon.jit` and the same argument.
     """
 
     name: str

@@ -1,54 +1,45 @@
-"""Steps -> Triton source. One emitter handles every schedule: the grid, the walks, and the loop over rows."""
+"""Steps -> Triton source, for schedules that stage nothing in shared memory: the grid, the walks, and the loop over rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ..ir.program import Load, Node, Store
 from ..ir.size import Bindings
 from ..plan.access import PART
 from ..plan.kernel import Kernel
 from ..plan.schedule import Block, Cover, Loop, Schedule
+from . import kernel_ir as ir
 from . import tile_refs
-from .expr import size_text
+from .builder import Builder
+from .expr import TRITON, size_factor, size_text
 from .folds import Folds, Running
-from .row_loop import RowLoop
+from .memory import Env, Memory
+from .names import TRITON_NAMES
+from .printer import Lowered
+from .row_loop import RowLoop, zero_of_row
 from .source import GridDim, Param, ParamKind, Source
 from .steps import Steps, Walk, steps
 from .tile_refs import Segment, Side, TileRef
-from .values import Env, Values
-from .writer import Writer
-
-HEADER = (
-    "import triton",
-    "import triton.language as tl",
-    "from triton.language.extra import libdevice",
-    "",
-    "from onepass.codegen.helpers import fast_erf, fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod",
-    "from onepass.codegen.helpers import to_e5m2, widen",
-    "",
-    "",
-)
-RESERVED = (
-    "tl", "triton", "libdevice", "fold_max", "fold_min", "fold_prod", "to_e5m2", "widen", "fast_erf", "fast_exp",
-    "fast_sigmoid", "fast_tanh", "float", "zero", "pid", "part", "batch", "row_block", "col_block", "r", "c", "r_in", "c_in",
-    "lane", "last", "whole", "before", "sector", "row_at", "u_edge", "c_edge", "edge_in", "u_start",
-)
+from .values import Values
 
 
-def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Source:
-    """The source of one kernel. `wide` selects 64-bit indices."""
-    return _Emitter(kernel, schedule, bindings, name, wide).source()
+def lower(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool = False) -> Lowered:
+    """One kernel whose tiles are all in registers."""
+    return _Tiles(kernel, schedule, bindings, name, wide).lowered()
 
 
-class _Emitter:
+class _Tiles:
+    """Builds a kernel whose tiles are all in registers."""
+
     def __init__(self, kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wide: bool) -> None:
         self.kernel, self.schedule, self.name, self.wide = kernel, schedule, name, wide
         self.program = kernel.program
         self.steps: Steps = steps(kernel, schedule)
-        self.w = Writer((*RESERVED, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
-        self.values = Values(kernel, schedule, bindings, self.w)
+        self.builder = Builder((*TRITON_NAMES, *self.program.symbols, *(f"{b.name}_ptr" for b in self.program.buffers)))
+        self.values = Values(Memory(kernel, schedule, bindings, TRITON), self.builder)
         self.folds = Folds(kernel, self.values, self.steps.row_loop)
         self.row_loop = RowLoop(self.steps, self.values, self.folds)
         far_cols = wide and any(_strided_cols(kernel, n) for n in self.program.nodes)
@@ -58,18 +49,15 @@ class _Emitter:
 
     # ---- the whole kernel ----------------------------------------------------------------------------------------------
 
-    def source(self) -> Source:
+    def lowered(self) -> Lowered:
+        """The whole kernel."""
         params = self._params()
-        for line in HEADER:
-            self.w.line(line)
-        self.w.line('@triton.jit(do_not_specialize=["zero"])')
-        with self.w.block(f"def {self.name}({', '.join(p.text_name for p in params)})"):
-            self.w.line(f'"""{self.schedule}"""')
-            grid = self._grid()
-            self._body()
+        grid = self._grid()
+        self._body()
         fresh = frozenset(b.name for b in self.program.buffers if b.role != "input")
-        return Source(self.name, self.w.done(), params, grid, self.schedule.warps, self.schedule.stages,
-                      wide_index=self.wide, fresh=fresh)
+        lowered = ir.Kernel(self.name, str(self.schedule), tuple(p.text_name for p in params), self.builder.done(), TRITON)
+        blank = Source(self.name, "", params, grid, self.schedule.warps, self.schedule.stages, wide_index=self.wide, fresh=fresh)
+        return Lowered(lowered, blank)
 
     def _params(self) -> tuple[Param, ...]:
         used = {n.buffer for n in self.program.nodes if isinstance(n, (Load, Store))}
@@ -90,24 +78,24 @@ class _Emitter:
             dims.append(("batch", GridDim(self.program.extent(self.kernel.space.batch))))
         rest = "tl.program_id(0)" + (".to(tl.int64)" if self.wide else "")
         if len(dims) > 1:
-            self.w.line(f"pid = {rest}")
+            self.builder.set("pid", rest)
             rest = "pid"
         for name, dim in dims[:-1]:
             count = _count_text(dim)
-            self.w.line(f"{name} = pid % {count}")
-            self.w.line(f"pid = pid // {count}")
+            self.builder.set(name, f"pid % {count}")
+            self.builder.set("pid", f"pid // {count}")
         if dims:
-            self.w.line(f"{dims[-1][0]} = {rest}")
+            self.builder.set(dims[-1][0], rest)
         return tuple(d for _, d in dims) or (GridDim(1),)
 
     def _body(self) -> None:
         if not self.steps.row_loop:
-            self.values.opaque_zeros("zero * {}", range(1, len(self.steps.walks)), tuple(self.schedule.resident))
+            self.values.opaque_zeros(lambda p: f"zero * {p}", range(1, len(self.steps.walks)), tuple(self.schedule.resident))
         ref = TileRef()
         if isinstance(self.schedule.rows, Block) and self.kernel.space.rows:
-            ref = tile_refs.block(self.rows, ref, self.w, "row_block")
+            ref = tile_refs.block(self.rows, ref, self.builder, "row_block")
         if isinstance(self.schedule.cols, Block):
-            ref = tile_refs.block(self.cols, ref, self.w, "col_block")
+            ref = tile_refs.block(self.cols, ref, self.builder, "col_block")
         env: Env = {}
         for i in self.steps.constants:
             self.values.node(i, ref, env)
@@ -124,21 +112,21 @@ class _Emitter:
         stages = 1 if self.steps.row_loop else self.schedule.stages
         if self.schedule.sector_elems and side is self.cols:
             self._sector_start()
-            return tile_refs.sectors(side, ref, self.schedule.sector_elems, stages, self.w)
+            return tile_refs.sectors(side, ref, self.schedule.sector_elems, stages, self.builder)
         match side.role:
             case Cover():
-                return tile_refs.cover(side, ref, self.w)
+                return tile_refs.cover(side, ref, self.builder)
             case Loop():
-                return tile_refs.loop(side, ref, self.w, self.part, stages)
+                return tile_refs.loop(side, ref, self.builder, self.part, stages)
             case Block():
                 return [Segment(ref)]
 
     def _sector_start(self) -> None:
-        sector_elems, stride = self.schedule.sector_elems, self.values.sector_row_stride
+        sector_elems, stride = self.schedule.sector_elems, self.values.memory.sector_row_stride
         assert stride is not None
-        self.w.line(f"row_at = {'row_block' if self.kernel.space.rows else '0'} * {size_text(stride)}")
-        self.w.line(f"before = row_at % {sector_elems}")
-        self.w.line(f"sector = row_at // {sector_elems} * {sector_elems}")
+        self.builder.set("row_at", f"{'row_block' if self.kernel.space.rows else '0'} * {size_text(stride)}")
+        self.builder.set("before", f"row_at % {sector_elems}")
+        self.builder.set("sector", f"row_at // {sector_elems} * {sector_elems}")
 
     def _walks(self, ref: TileRef, env: Env, tiles: list[Segment], accumulated: dict[int, Running]) -> None:
         """All walks in order, each after its uniform values."""
@@ -157,7 +145,7 @@ class _Emitter:
         covered = isinstance((self.cols if self.steps.over_cols else self.rows).role, Cover)
         if covered and self.values.walk == 0:  # issue all loads of a resident row before the first is used
             for tile in tiles:
-                self._lines(tile.prepare)
+                self.builder.add(*tile.prepare)
                 for i in walk.body:
                     if i in self.schedule.resident:
                         self.values.use_resident(i, tile.ref, env)
@@ -175,7 +163,7 @@ class _Emitter:
 
     def _tile(self, walk: Walk, env: Env, tile: Segment, states: dict[int, Running], prepared: bool) -> None:
         def body() -> None:
-            self._lines(() if prepared else tile.prepare)
+            self.builder.add(*(() if prepared else tile.prepare))
             for i in walk.body:
                 if i in self.schedule.resident:
                     env[i] = self.values.use_resident(i, tile.ref, env)
@@ -192,12 +180,8 @@ class _Emitter:
         if segment.loop is None:
             body()
         else:
-            with self.w.block(segment.loop):
+            with self.builder.block(segment.loop):
                 body()
-
-    def _lines(self, lines: tuple[str, ...]) -> None:
-        for line in lines:
-            self.w.line(line)
 
     # ---- the row loop of mix-order kernels -----------------------------------------------------------------------------
 
@@ -209,7 +193,7 @@ class _Emitter:
         self.row_loop.load_row_vectors(here, env)
         hoisted = dict(self.values.held)
         accumulated = self.row_loop.start(here)
-        for rows in tile_refs.loop(self.rows, ref, self.w, self.part, self.schedule.stages):
+        for rows in tile_refs.loop(self.rows, ref, self.builder, self.part, self.schedule.stages):
             self.values.held = dict(hoisted)
             self.values.in_row_loop = True
             self._looped(rows, lambda rows=rows: self._rows(rows, tiles, dict(env), accumulated))  # type: ignore[misc]
@@ -218,9 +202,9 @@ class _Emitter:
 
     def _rows(self, rows: Segment, tiles: list[Segment], env: Env, accumulated: dict[int, Running]) -> None:
         """One iteration of the row loop."""
-        self._lines(rows.prepare)
+        self.builder.add(*rows.prepare)
         held = (*self.schedule.resident, *self.steps.vectors_in_registers)
-        self.values.opaque_zeros(f"zero & ({rows.start} + {{}})", range(len(self.steps.walks)), held)
+        self.values.opaque_zeros(partial(zero_of_row, rows.start), range(len(self.steps.walks)), held)
         at = rows.ref
         inner = [replace(t, ref=t.ref.at_rows(at)) for t in tiles]
         self._walks(at, env, inner, accumulated)
@@ -231,7 +215,7 @@ class _Emitter:
 def _count_text(dim: GridDim) -> str:
     if isinstance(dim.extent, int):
         return str(-(-dim.extent // dim.step))
-    return size_text(dim.extent) if dim.step == 1 else f"tl.cdiv({size_text(dim.extent)}, {dim.step})"
+    return size_factor(dim.extent) if dim.step == 1 else f"tl.cdiv({size_text(dim.extent)}, {dim.step})"
 
 
 def _strided_cols(kernel: Kernel, node: Node) -> bool:

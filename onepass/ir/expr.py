@@ -171,6 +171,7 @@ class OpSpec:
     exact: str = ""  # kernel text for full fp32 accuracy, if `text` is only accurate enough for 16-bit results
     libdevice: Mapping[str, Interpreted] = field(default_factory=dict)  # what the interpreter computes for functions the texts call
     discontinuous: bool = False  # whether a difference in an argument's last bit may change the result by any amount
+    helper: str = ""  # the function of codegen's table of helpers that `text` calls
     takes_literals: bool = True  # whether `text` accepts bare numbers as arguments
     compares: bool = False  # whether it is an order or equality of two numbers
     divides: bool = False  # whether it is undefined where the last argument is 0
@@ -181,7 +182,7 @@ def _row(name: str, arity: int, reference: Callable[..., torch.Tensor], text: st
 
 
 def _compare(name: str, reference: Callable[..., torch.Tensor], sign: str) -> OpSpec:
-    return _row(name, 2, reference, f"({{0}} {sign} {{1}})", Takes.ANY, result_kind=ResultKind.BOOL, discontinuous=True,
+    return _row(name, 2, reference, f"{{0}} {sign} {{1}}", Takes.ANY, result_kind=ResultKind.BOOL, discontinuous=True,
                 compares=True)
 
 
@@ -217,19 +218,19 @@ def _table(*rows: OpSpec) -> dict[str, OpSpec]:
 
 
 OPS = _table(
-    _row("add", 2, torch.add, "({0} + {1})", Takes.NUMBERS),
-    _row("sub", 2, torch.sub, "({0} - {1})", Takes.NUMBERS),
-    _row("mul", 2, torch.mul, "({0} * {1})", Takes.NUMBERS),
-    _row("div", 2, torch.true_divide, "({0} / {1})", Takes.FLOATS, issue_slots=4, mufu=1, exact="libdevice.div_rn({0}, {1})",
+    _row("add", 2, torch.add, "{0} + {1}", Takes.NUMBERS),
+    _row("sub", 2, torch.sub, "{0} - {1}", Takes.NUMBERS),
+    _row("mul", 2, torch.mul, "{0} * {1}", Takes.NUMBERS),
+    _row("div", 2, torch.true_divide, "{0} / {1}", Takes.FLOATS, issue_slots=4, mufu=1, exact="libdevice.div_rn({0}, {1})",
          libdevice={"div_rn": np.divide}),
-    _row("fma", 3, lambda a, b, c: a * b + c, "({0} * {1} + {2})", Takes.NUMBERS),
-    _row("neg", 1, torch.neg, "(-{0})", Takes.NUMBERS),
+    _row("fma", 3, lambda a, b, c: a * b + c, "{0} * {1} + {2}", Takes.NUMBERS),
+    _row("neg", 1, torch.neg, "-{0}", Takes.NUMBERS),
     _row("abs", 1, torch.abs, "{L}.abs({0})", Takes.NUMBERS),
-    _row("reciprocal", 1, torch.reciprocal, "(1.0 / {0})", Takes.FLOATS, issue_slots=4, mufu=1, exact="libdevice.rcp_rn({0})",
+    _row("reciprocal", 1, torch.reciprocal, "1.0 / {0}", Takes.FLOATS, issue_slots=4, mufu=1, exact="libdevice.rcp_rn({0})",
          libdevice={"rcp_rn": np.reciprocal}),
     _row("sqrt", 1, torch.sqrt, "libdevice.sqrt_rn({0})", Takes.FLOATS, issue_slots=6, mufu=1, libdevice={"sqrt_rn": np.sqrt}),
     _row("rsqrt", 1, torch.rsqrt, "{L}.rsqrt({0})", Takes.FLOATS, issue_slots=2, mufu=1),
-    _row("exp", 1, torch.exp, "fast_exp({0})", Takes.FLOATS, issue_slots=2, mufu=1, exact="libdevice.exp({0})",
+    _row("exp", 1, torch.exp, "fast_exp({0})", Takes.FLOATS, helper="fast_exp", issue_slots=2, mufu=1, exact="libdevice.exp({0})",
          libdevice={"exp": np.exp}),
     _row("exp2", 1, torch.exp2, "{L}.exp2({0})", Takes.FLOATS, issue_slots=1, mufu=1, exact="libdevice.exp2({0})",
          libdevice={"exp2": np.exp2}),
@@ -239,11 +240,11 @@ OPS = _table(
     _row("log1p", 1, torch.log1p, "libdevice.log1p({0})", Takes.FLOATS, issue_slots=12, mufu=1, libdevice={"log1p": np.log1p}),
     _row("sin", 1, torch.sin, "{L}.sin({0})", Takes.FLOATS, issue_slots=16),
     _row("cos", 1, torch.cos, "{L}.cos({0})", Takes.FLOATS, issue_slots=16),
-    _row("tanh", 1, torch.tanh, "fast_tanh({0})", Takes.FLOATS, issue_slots=10, mufu=2, exact="libdevice.tanh({0})",
-         libdevice={"tanh": np.tanh}),
-    _row("sigmoid", 1, torch.sigmoid, "fast_sigmoid({0})", Takes.FLOATS, issue_slots=5, mufu=2,
+    _row("tanh", 1, torch.tanh, "fast_tanh({0})", Takes.FLOATS, helper="fast_tanh", issue_slots=10, mufu=2,
+         exact="libdevice.tanh({0})", libdevice={"tanh": np.tanh}),
+    _row("sigmoid", 1, torch.sigmoid, "fast_sigmoid({0})", Takes.FLOATS, helper="fast_sigmoid", issue_slots=5, mufu=2,
          exact="libdevice.rcp_rn(1.0 + libdevice.exp(-{0}))"),
-    _row("erf", 1, torch.erf, "fast_erf({0})", Takes.FLOATS, issue_slots=18, mufu=2, exact="{L}.erf({0})"),
+    _row("erf", 1, torch.erf, "fast_erf({0})", Takes.FLOATS, helper="fast_erf", issue_slots=18, mufu=2, exact="{L}.erf({0})"),
     _function("erfc", 1, torch.erfc, np.vectorize(math.erfc, otypes=[np.float64]), issue_slots=30, mufu=1),
     _function("tan", 1, torch.tan, np.tan, issue_slots=30),
     _function("asin", 1, torch.asin, np.arcsin, issue_slots=25, mufu=1),
@@ -267,23 +268,23 @@ OPS = _table(
     _row("minimum", 2, torch.minimum, f"{{L}}.minimum({{0}}, {{1}}, {_NAN})", Takes.NUMBERS, takes_literals=False),
     _row("fmax", 2, torch.fmax, "{L}.maximum({0}, {1})", Takes.NUMBERS, takes_literals=False),  # of NaN and a number, the number
     _row("fmin", 2, torch.fmin, "{L}.minimum({0}, {1})", Takes.NUMBERS, takes_literals=False),
-    _row("rem", 2, torch.fmod, "({0} % {1})", Takes.INTEGERS, issue_slots=20, divides=True),
+    _row("rem", 2, torch.fmod, "{0} % {1}", Takes.INTEGERS, issue_slots=20, divides=True),
     _row("fmod", 2, torch.fmod, "libdevice.fmod({0}, {1})", Takes.FLOATS, issue_slots=40, discontinuous=True,
          libdevice={"fmod": np.fmod}),
-    _row("floordiv", 2, _quotient, "({0} // {1})", Takes.INTEGERS, issue_slots=20, divides=True),
-    _row("and", 2, torch.bitwise_and, "({0} & {1})", Takes.BITS),
-    _row("or", 2, torch.bitwise_or, "({0} | {1})", Takes.BITS),
-    _row("xor", 2, torch.bitwise_xor, "({0} ^ {1})", Takes.BITS),
-    _row("not", 1, torch.bitwise_not, "(~{0})", Takes.BITS),
-    _row("shl", 2, torch.bitwise_left_shift, "({0} << {1})", Takes.INTEGERS),
-    _row("shr", 2, torch.bitwise_right_shift, "({0} >> {1})", Takes.INTEGERS),
+    _row("floordiv", 2, _quotient, "{0} // {1}", Takes.INTEGERS, issue_slots=20, divides=True),
+    _row("and", 2, torch.bitwise_and, "{0} & {1}", Takes.BITS),
+    _row("or", 2, torch.bitwise_or, "{0} | {1}", Takes.BITS),
+    _row("xor", 2, torch.bitwise_xor, "{0} ^ {1}", Takes.BITS),
+    _row("not", 1, torch.bitwise_not, "~{0}", Takes.BITS),
+    _row("shl", 2, torch.bitwise_left_shift, "{0} << {1}", Takes.INTEGERS),
+    _row("shr", 2, torch.bitwise_right_shift, "{0} >> {1}", Takes.INTEGERS),
     _compare("eq", torch.eq, "=="),
     _compare("ne", torch.ne, "!="),
     _compare("lt", torch.lt, "<"),
     _compare("le", torch.le, "<="),
     _compare("gt", torch.gt, ">"),
     _compare("ge", torch.ge, ">="),
-    _row("isnan", 1, torch.isnan, "({0} != {0})", Takes.ANY, result_kind=ResultKind.BOOL),
+    _row("isnan", 1, torch.isnan, "{0} != {0}", Takes.ANY, result_kind=ResultKind.BOOL),
     _row("where", 3, torch.where, "{L}.where({0}, {1}, {2})", Takes.ANY, result_kind=ResultKind.LAST, takes_literals=False),
     _row("cast", 1, lambda a: a, "{0}.to({T})", Takes.ANY, result_kind=ResultKind.CAST),
 )

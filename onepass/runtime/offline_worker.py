@@ -33,7 +33,7 @@ class KernelRejected(Exception):
 def stub_packages() -> None:
     """Register empty stand-ins for the parent packages, so that their modules can be imported without running __init__."""
     root = Path(__file__).resolve().parent.parent
-    for name, path in (("onepass", root), ("onepass.runtime", root / "runtime"), ("onepass.codegen", root / "codegen")):
+    for name, path in (("onepass", root), ("onepass.runtime", root / "runtime")):
         package = ModuleType(name)
         package.__path__ = [str(path)]
         sys.modules[name] = package

@@ -17,9 +17,13 @@ from hypothesis import strategies as st
 
 import onepass
 from onepass.capture.function.trace import capture
+from onepass.codegen import kernel_ir as ir
+from onepass.codegen.builder import Builder
+from onepass.codegen.expr import GLUON, TRITON
+from onepass.codegen.helpers import FUNCTIONS
+from onepass.codegen.names import GLUON_NAMES, TRITON_NAMES
+from onepass.codegen.printer import imports, print_kernel
 from onepass.codegen.source import ParamKind
-from onepass.codegen.triton import HEADER, RESERVED
-from onepass.codegen.writer import Writer
 from onepass.ir.program import Op, Reduce, prune
 from onepass.ir.size import value
 from onepass.ir.text import parse
@@ -178,8 +182,34 @@ def test_text_is_python_and_the_same_every_time(case: Case) -> None:
     assert first == second
     for source in first:
         functions = [node for node in ast.parse(source.text).body if isinstance(node, ast.FunctionDef)]
-        assert [f.name for f in functions] == [source.name]
-        assert [a.arg for a in functions[0].args.args] == [p.text_name for p in source.params]
+        *helpers, kernel = functions
+        assert kernel.name == source.name and {f.name for f in helpers} <= set(FUNCTIONS)
+        assert [a.arg for a in kernel.args.args] == [p.text_name for p in source.params]
+
+
+def imported(tree: ast.Module) -> set[str]:
+    lines = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not [ast.unparse(node) for node in lines if "onepass" in ast.unparse(node)]
+    return {name.asname or name.name.split(".")[0] for node in lines for name in node.names}
+
+
+def needless_parentheses(kernel: ast.FunctionDef, text: str) -> list[str]:
+    """Lines of a kernel with more parentheses than Python needs. Sums under `&` are easier to read with them."""
+    lines = [line.split("  # ")[0].strip() for line in text.splitlines()[kernel.lineno + 1:]]
+    code = [line for line in lines if line and not line.endswith(":") and " & (" not in line]
+    return [line for line in code if line.count("(") > ast.unparse(ast.parse(line)).count("(")]
+
+
+@given(programs())
+@settings(max_examples=40)
+def test_text_stands_alone_and_has_nothing_needless(case: Case) -> None:
+    for source in generate(plan(optimize(case.program), case.bindings, H200)):
+        tree = ast.parse(source.text)
+        read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert imported(tree) <= read
+        *helpers, kernel = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+        assert {f.name for f in helpers} <= read
+        assert not needless_parentheses(kernel, source.text)
 
 
 @pytest.mark.parametrize("function", [norm, both, row_sums, column_softmax])
@@ -190,6 +220,7 @@ def test_lines_that_came_from_user_code_say_so(function: Callable[..., Any]) -> 
     for source in {node.src for node in program.nodes if isinstance(node, (Op, Reduce)) and node.src}:
         noted = [line for line in text.splitlines() if source in line]
         assert noted, f"{source} is nowhere in the text"
+        assert len(noted) <= len(generate(plan(program, bindings, H200))), "a kernel notes it once"
         assert all(line.count(source) == 1 and line.index("#") < line.index(source) for line in noted)
 
 
@@ -241,9 +272,11 @@ def test_inputs_may_be_called_what_indices_are_called() -> None:
 
 
 def test_values_may_be_called_what_kernels_import() -> None:
-    imported = {name.asname or name.name for line in HEADER for node in ast.parse(line).body
-                if isinstance(node, (ast.Import, ast.ImportFrom)) for name in node.names}
-    assert imported <= set(RESERVED)
+    for language, reserved in ((TRITON, TRITON_NAMES), (GLUON, GLUON_NAMES)):
+        lines = imports(language, frozenset({"tl", "libdevice"}))
+        imported = {name.asname or name.name for line in lines for node in ast.parse(line).body
+                    if isinstance(node, (ast.Import, ast.ImportFrom)) for name in node.names}
+        assert imported | set(FUNCTIONS) <= set(reserved)
 
     def named(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         widen = x.float() * w
@@ -255,9 +288,9 @@ def test_values_may_be_called_what_kernels_import() -> None:
 
 def test_a_numbered_name_is_given_once() -> None:
     """Tiles number their names too: of two loads of x, the second and the first's second tile would both be x_1."""
-    writer = Writer(("taken",))
+    builder = Builder(("taken",))
     hints = ("x", "x", "x_1", "x", "x_1", "x_2", "y_1", "y", "y", "taken", "taken_1", "taken")
-    assert len({writer.fresh(hint) for hint in hints}) == len(hints)
+    assert len({builder.fresh(hint) for hint in hints}) == len(hints)
 
     def two_loads(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.narrow(1, 4, 6) - 1, x.softmax(0).gather(1, at)
@@ -339,13 +372,10 @@ def test_what_is_written_is_python_whatever_other_threads_parse(monkeypatch: pyt
         raise SystemError("AST constructor recursion depth mismatch (before=69, after=48)")
 
     monkeypatch.setattr(ast, "parse", disturbed)
-    writer = Writer()
-    with writer.block("def f(x)"):
-        writer.line("return x")
-    assert writer.done() == "def f(x):\n    return x\n"
-    writer.line("return return")
+    right, wrong = (ir.Kernel("f", "a kernel", ("x",), (ir.Assign((ir.Name("y"),), value),), TRITON) for value in ("x", "return"))
+    assert print_kernel(right).endswith("def f(x):\n    \"\"\"a kernel\"\"\"\n    y = x\n")
     with pytest.raises(SyntaxError):
-        writer.done()
+        print_kernel(wrong)
 
 
 @pytest.mark.parametrize("fold", [torch.argmax, torch.argmin])

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from onepass import errors, pipeline
 from onepass.codegen import gluon
+from onepass.codegen import kernel_ir as ir
 from onepass.codegen.emit import emit
-from onepass.codegen.gluon_helpers import FUNCTIONS, called_definitions
-from onepass.codegen.gluon_ring import HEADER
+from onepass.codegen.expr import GLUON
+from onepass.codegen.helpers import FUNCTIONS, definitions
+from onepass.codegen.printer import Lowered, imports
 from onepass.codegen.source import GridDim, ParamKind, Source, TensorView
 from onepass.device import device
 from onepass.ir.expr import BY_TORCH, DTYPES, OPS
@@ -40,8 +42,9 @@ from onepass.runtime.interpreter import gluon_model, interpret
 from onepass.runtime.launch import TensorMap
 from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import layer_norm, rms_norm, softmax, softmax_backward
-from tests.support.forced_schedules import FORGOTTEN, scored
+from tests.support.forced_schedules import scored
 from tests.support.handwritten_kernels import kernel as by_hand
+from tests.support.kernel_changes import FORGOTTEN, Change, behind, changed, fields, rewritten, value_fields, without
 from tests.support.staged_kernels import BF16, F16, F32, kernel_of, meta, staged_schedule
 
 H200 = device("h200")
@@ -67,7 +70,7 @@ def test_staged_rows_compile_without_spills_and_take_the_shared_memory_accounted
     if cols * dtype.itemsize > H200.smem_per_cta:
         assert expected.ctas_per_sm == 0, "what no CTA has room for is never built"
         return
-    binary = offline.compile(gluon.emit(kernel, schedule, bindings, "norm"), H200)
+    binary = offline.compile(gluon.lower(kernel, schedule, bindings, "norm").source(), H200)
     assert binary.spill_bytes == 0
     assert binary.smem_bytes == expected.smem_bytes <= H200.smem_per_cta
     assert set(binary.stores) == {16} and set(binary.loads) <= {16}
@@ -80,7 +83,7 @@ def test_staged_rows_compile_without_spills_and_take_the_shared_memory_accounted
 def test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring(warps: int, slots: int) -> None:
     kernel, bindings = kernel_of(softmax_backward, (meta(64, 10008), meta(64, 10008)))
     schedule = staged_schedule(kernel, warps, 1, slots)
-    binary = offline.compile(gluon.emit(kernel, schedule, bindings, "backward"), H200)
+    binary = offline.compile(gluon.lower(kernel, schedule, bindings, "backward").source(), H200)
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes
     assert binary.spill_bytes == 0 and set(binary.stores) == {16}
 
@@ -89,16 +92,16 @@ def test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring(warps: int
 def test_nothing_takes_the_memory_of_barriers_where_a_cta_has_one_row(fn: Callable[..., Any], cols: int) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, cols, F32))
     schedule = staged_schedule(kernel, 4, 1, 1, split=0)
-    binary = offline.compile(gluon.emit(kernel, schedule, bindings, "norm"), H200)
+    binary = offline.compile(gluon.lower(kernel, schedule, bindings, "norm").source(), H200)
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes, "beside the barriers, what warps exchange"
 
 
 def test_one_copy_brings_a_row_where_boxes_allow() -> None:
     kernel, bindings = kernel_of(softmax, (meta(64, 32768),))
-    source = gluon.emit(kernel, staged_schedule(kernel), bindings, "softmax")
+    source = gluon.lower(kernel, staged_schedule(kernel), bindings, "softmax").source()
     assert [p.view.box for p in source.params if p.view] == [(1, 128, 256)]
     assert "for j in" not in source.text
-    source = gluon.emit(kernel, staged_schedule(kernel, slots=1), bindings, "softmax")
+    source = gluon.lower(kernel, staged_schedule(kernel, slots=1), bindings, "softmax").source()
     assert [p.view.box for p in source.params if p.view] == [(1, 32, 256)]
     assert "for j in" in source.text, "a row that is alone in its ring leaves it in parts"
 
@@ -177,7 +180,7 @@ def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
     args = inputs_of(squashed, 3, 2048, BF16)
     run_staged(squashed, args, warps=4, vectors=1, split=2)
     kernel, bindings = kernel_of(squashed, args)
-    source = gluon.emit(kernel, staged_schedule(kernel, 4, 1), bindings, "squashed")
+    source = gluon.lower(kernel, staged_schedule(kernel, 4, 1), bindings, "squashed").source()
     brought = [name for name in FUNCTIONS if f"def {name}(" in source.text]
     assert brought == ["_larger", "widen", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_max"]
     assert offline.compile(source, H200).spill_bytes == 0
@@ -198,7 +201,7 @@ def test_every_op_on_floats_compiles_in_gluon() -> None:
         return found
 
     kernel, bindings = kernel_of(all_of_them, inputs_of(all_of_them, 3, 2048, F32))
-    text = gluon.emit(kernel, staged_schedule(kernel, 4, 1), bindings, "all_of_them")
+    text = gluon.lower(kernel, staged_schedule(kernel, 4, 1), bindings, "all_of_them").source()
     assert all(f"libdevice.{name}(" in text.text for spec in rows for name in spec.libdevice if not spec.exact)
     assert offline.compile(text, H200).registers > 0
 
@@ -217,8 +220,8 @@ def test_helpers_are_the_same_as_in_triton(name: str) -> None:
     lines = ["@gluon.jit", "def one(x, out):", "    TILE: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 4], [1, 0])",
              "    i = gl.arange(0, 1024, layout=gl.SliceLayout(0, TILE))[None, :]",
              f"    y = {call.format('gl.load(x + i)')}", "    gl.store(out + i, y)"]
-    own = "\n".join(lines)
-    gluon_model.run("one", "\n\n".join((*HEADER, *called_definitions(own), own)) + "\n", {"x": x, "out": found[1]}, 1)
+    parts = *imports(GLUON, frozenset({"tl", "libdevice"})), *definitions(frozenset({name}), GLUON), "\n".join(lines)
+    gluon_model.run("one", "\n\n".join(parts) + "\n", {"x": x, "out": found[1]}, 1)
     torch.testing.assert_close(found[1].float(), found[0].float(), rtol=0, atol=0, equal_nan=True)
 
 
@@ -251,24 +254,17 @@ def test_copies_take_places_in_turn(rows: int, split: int, prefetch: int, cols: 
 
 
 @pytest.mark.parametrize("cols", [4096, 8192])
-@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+@pytest.mark.parametrize(("change", "caught"), [
     *FORGOTTEN[:2],
-    (r"phase \^ over", "phase", errors.WrongPhase),
-    (r"later // 4", "1", errors.CopyLeftBehind),
-    (r"later % 4", "(later + 1) % 4", AssertionError),
+    (fields(ir.Wait, lambda wait: wait.phase == "phase ^ over", phase="phase"), errors.WrongPhase),
+    (fields(ir.Assign, lambda node: node.value == "row + later // 4 * 2", value="row + 1 * 2"), errors.CopyLeftBehind),
+    (fields(ir.CopyAsync, lambda copy: copy.barrier.index == "at", coordinates=("ahead", "0", "0")), AssertionError),
 ])
-def test_a_ring_of_copies_that_forgets_something_is_caught(cols: int, pattern: str, instead: str, caught: type[Exception],
+def test_a_ring_of_copies_that_forgets_something_is_caught(cols: int, change: Change, caught: type[Exception],
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
-    emit = gluon.emit
-    monkeypatch.setattr(gluon, "emit", lambda *args: changed(emit(*args), pattern, instead))
+    monkeypatch.setattr(gluon, "lower", lambda *args, right=gluon.lower: rewritten(right(*args), change))
     with pytest.raises(caught):
         run_staged(softmax, inputs_of(softmax, 9, cols, BF16), warps=4, vectors=1, slots=1, split=2, prefetch=3)
-
-
-def changed(source: Source, pattern: str, instead: str) -> Source:
-    text, changes = re.subn(pattern, instead, source.text)
-    assert changes
-    return replace(source, text=text)
 
 
 @pytest.mark.parametrize(("fn", "dtype"), [(softmax, F32), (rms_norm, F32), (softmax_backward, BF16)])
@@ -276,7 +272,7 @@ def test_a_ring_of_copies_compiles_without_spills(fn: Callable[..., Any], dtype:
     args = norm_inputs(fn, 32768, dtype) if fn is not softmax_backward else (meta(64, 32768), meta(64, 32768))
     kernel, bindings = kernel_of(fn, args)
     schedule = staged_schedule(kernel, 8, 1, 1, prefetch=3)
-    binary = offline.compile(gluon.emit(kernel, schedule, bindings, "norm"), H200)
+    binary = offline.compile(gluon.lower(kernel, schedule, bindings, "norm").source(), H200)
     assert binary.spill_bytes == 0 and binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes
 
 
@@ -331,35 +327,32 @@ def test_far_rows_are_counted_in_64_bits() -> None:
     assert all(counted.startswith(f"{name}.to(gl.int64) * ") for name, counted in pieces)
 
 
-def odd_source(rows: int, slots: int) -> tuple[Source, dict[str, Tensor], dict[str, int]]:
+def odd_kernel(rows: int, slots: int) -> tuple[Lowered, dict[str, Tensor], dict[str, int]]:
     """A softmax over unaligned rows, of which the last ends within a piece, with its buffers and sizes."""
     (x,) = inputs_of(softmax, rows, 1089, BF16)
     kernel, bindings = kernel_of(softmax, (x,))
     schedule = staged_schedule(kernel, 4, 1, slots, 2)
-    source = emit(kernel, schedule, bindings, "row", H200)
-    return source, {"x": x, "out0": torch.empty_like(x)}, bindings
+    return gluon.lower(kernel, schedule, bindings, "row"), {"x": x, "out0": torch.empty_like(x)}, bindings
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(("pattern", "instead", "caught"), [
-    (r"(\.store\(.*\n) +cta_barrier\(\)\n", r"\1", errors.UseBeforeArrival),  # walks read what other threads put there
-    (r"( +mbarrier\.wait.*\n)((?:.*\n){5})", r"\2\1", errors.RefillBeforeDrain),  # TMA has not been there yet
-    (r"mask=at_end < left_out, other=0", "", errors.AccessOutOfBounds),  # behind the tensor
-    (r"end = slot", "end = 32 + slot", errors.OutsideAllocation),
+@pytest.mark.parametrize(("change", "caught"), [
+    (without(ir.CtaBarrier), errors.UseBeforeArrival),  # walks read what other threads put there
+    (behind(ir.Wait, ir.If), errors.RefillBeforeDrain),  # TMA has not been there yet
+    (value_fields(ir.Load, lambda load: load.offset == ("covered", "at_end"), masks=()), errors.AccessOutOfBounds),  # behind it
+    (fields(ir.Assign, lambda node: node.targets == ("end",), value=lambda node: f"32 + {node.value}"), errors.OutsideAllocation),
 ])
-def test_what_is_left_out_is_put_into_place_in_time(slots: int, pattern: str, instead: str, caught: type[Exception]) -> None:
-    source, buffers, bindings = odd_source(5, slots)
-    text, changes = re.subn(pattern, instead, source.text)
-    assert changes == 1
+def test_what_is_left_out_is_put_into_place_in_time(slots: int, change: Change, caught: type[Exception]) -> None:
+    kernel, buffers, bindings = odd_kernel(5, slots)
     with pytest.raises(caught):
-        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+        gluon_model.run_source(changed(kernel, change), buffers, bindings)
 
 
 def test_what_is_left_out_matters() -> None:
-    source, buffers, bindings = odd_source(5, 1)
+    kernel, buffers, bindings = odd_kernel(5, 1)
     right = buffers["x"].float().softmax(-1)
-    for text, whole in ((source.text, True), (source.text.replace("left_out > 0", "left_out > 63"), False)):
-        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+    for source, whole in ((kernel.source(), True), (changed(kernel, fields(ir.If, condition="left_out > 63")), False)):
+        gluon_model.run_source(source, buffers, bindings)
         wrong = (buffers["out0"].float() / right - 1).abs().amax(-1) > 2**-7
         assert wrong.tolist() == [False] * 4 + [not whole], "it is in the last row only"
 
@@ -391,16 +384,14 @@ def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable[..., Any
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(("pattern", "instead", "caught"), FORGOTTEN)
-def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, instead: str, caught: type[Exception]) -> None:
+@pytest.mark.parametrize(("change", "caught"), FORGOTTEN)
+def test_a_kernel_that_forgets_something_is_caught(slots: int, change: Change, caught: type[Exception]) -> None:
     args = inputs_of(softmax, 7, 5000, BF16)
     kernel, bindings = kernel_of(softmax, args)
-    source = gluon.emit(kernel, staged_schedule(kernel, 4, 1, slots, 2), bindings, "row")
-    text, changes = re.subn(pattern, instead, source.text)
-    assert changes
+    source = changed(gluon.lower(kernel, staged_schedule(kernel, 4, 1, slots, 2), bindings, "row"), change)
     buffers = {"x": args[0], "out0": torch.empty_like(args[0])}
     with pytest.raises(caught):
-        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+        gluon_model.run_source(source, buffers, bindings)
 
 
 @pytest.mark.parametrize("cols", [4096, 4501])
@@ -435,12 +426,12 @@ GOLDEN = '''\
             c_at = k * 1024 + lanes
             x_1 = x_chunks.index(place + k).load(TILE)
             cast1_1 = widen(x_1)
-            sub4 = (cast1_1 - all_max)
+            sub4 = cast1_1 - all_max
             cast5 = sub4.to(gl.bfloat16)
             gl.store(out0_ptr + (r_at * 2056 + c_at), cast5)
         x_rest_2 = x_rest.index(slot).load(TILE)
         cast1_rest_1 = widen(x_rest_2)
-        sub4_rest = (cast1_rest_1 - all_max)
+        sub4_rest = cast1_rest_1 - all_max
         cast5_rest = sub4_rest.to(gl.bfloat16)
         gl.store(out0_ptr + (r_at * 2056 + c_rest), cast5_rest, mask=c_rest_in)
         fence_async_shared()
@@ -462,7 +453,7 @@ def less_greatest(x: Tensor) -> Tensor:
 
 def test_the_text() -> None:
     kernel, bindings = kernel_of(less_greatest, (meta(16, 2056),))
-    text = gluon.emit(kernel, staged_schedule(kernel, 4, 1, 2, 2), bindings, "less").text
+    text = gluon.lower(kernel, staged_schedule(kernel, 4, 1, 2, 2), bindings, "less").source().text
     rows = text[text.index("    turn = 0"):]
     assert re.sub("  # .*", "", rows) == GOLDEN
 
@@ -529,7 +520,7 @@ def test_other_covers_are_refused(tiles: tuple[int, ...], extent: int) -> None:
 
 def short_source() -> tuple[Source, dict[str, int]]:
     kernel, bindings = kernel_of(rms_norm, (meta(16, 4096), meta(4096)))
-    return gluon.emit(kernel, staged_schedule(kernel, 4, 1), bindings, "rms"), bindings
+    return gluon.lower(kernel, staged_schedule(kernel, 4, 1), bindings, "rms").source(), bindings
 
 
 def test_a_launch_is_given_an_address_and_how_it_is_seen() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from onepass import errors, pipeline
+from onepass.codegen import kernel_ir as ir
 from onepass.plan import candidates
 from onepass.plan.legality import Family, Illegal
 from onepass.plan.partition import plan
@@ -23,7 +22,8 @@ from onepass.plan.thread_layout import vector
 from onepass.runtime import feedback, offline
 from onepass.runtime.binary import Binary
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward
-from tests.support.forced_schedules import FORGOTTEN, H200, assert_as_oracle, chosen, planned, program_of, run, scored
+from tests.support.forced_schedules import H200, assert_as_oracle, chosen, planned, program_of, run, scored
+from tests.support.kernel_changes import FORGOTTEN, Change, assigned, fields, first_changed
 from tests.support.mix_order_kernels import (
     all_else,
     finished,
@@ -124,16 +124,13 @@ def test_sums_of_fp32_data_carry_what_rounding_took() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(("pattern", "instead", "caught"), FORGOTTEN)
-def test_a_kernel_that_forgets_something_is_caught(slots: int, pattern: str, instead: str, caught: type[Exception],
+@pytest.mark.parametrize(("change", "caught"), FORGOTTEN)
+def test_a_kernel_that_forgets_something_is_caught(slots: int, change: Change, caught: type[Exception],
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     args = inputs_of(rms_norm_backward, 7, 2568, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     plan = mixed(rms_norm_backward, args, slots=slots)
-    first, *rest = pipeline.generate(plan)
-    text, changes = re.subn(pattern, instead, first.text)
-    assert changes
-    monkeypatch.setattr("tests.support.forced_schedules.generate", lambda _: (replace(first, text=text), *rest))
+    monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: first_changed(plan, change))
     with pytest.raises(caught):
         run(plan, tensors, bindings)
 
@@ -176,38 +173,34 @@ def test_any_number_of_chunks_comes_in_copies(cols: int, vectors: int) -> None:
 
 
 @pytest.mark.parametrize(("fn", "cols"), [(rms_norm_backward, 4096), (rms_norm_backward, 8192), (rows_and_columns, 4096)])
-@pytest.mark.parametrize(("pattern", "instead", "caught"), [
+@pytest.mark.parametrize(("change", "caught"), [
     *FORGOTTEN[:2],
-    (r"phase \^ over", "phase", errors.WrongPhase),
-    (r"phase = number // 7 & 1", "phase = 0", errors.WrongPhase),
-    (r"first = number % 7", "first = 0", errors.WrongPhase),
-    (r"number \+= 4", "number += 3", errors.WrongPhase),
-    (r"ready\.index\(at\), (\d+), pred=inside", r"ready.index(first), \1, pred=inside", errors.WrongPhase),
-    (r"ahead = row \+ \d", "ahead = row + 1", errors.CopyLeftBehind),
+    (fields(ir.Wait, lambda wait: wait.phase == "phase ^ over", phase="phase"), errors.WrongPhase),
+    (assigned("phase", "0"), errors.WrongPhase),
+    (assigned("first", "0"), errors.WrongPhase),
+    (fields(ir.Advance, by=3), errors.WrongPhase),
+    (fields(ir.Expect, lambda expect: expect.pred == "inside", barrier=ir.Slot(ir.Name("ready"), "first")), errors.WrongPhase),
+    (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
 ])
-def test_a_ring_of_copies_that_forgets_something_is_caught(fn: Callable[..., Any], cols: int, pattern: str, instead: str,
+def test_a_ring_of_copies_that_forgets_something_is_caught(fn: Callable[..., Any], cols: int, change: Change,
                                                            caught: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(caught):
-        run_changed(fn, inputs_of(fn, 9, cols, BF16), pattern, instead, monkeypatch)
+        run_changed(fn, inputs_of(fn, 9, cols, BF16), change, monkeypatch)
 
 
-def run_changed(fn: Callable[..., Any], args: tuple[Tensor, ...], pattern: str, instead: str,
-                monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a ring of copies whose text was tampered with, and compare with the oracle."""
+def run_changed(fn: Callable[..., Any], args: tuple[Tensor, ...], change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a ring of copies whose kernel was tampered with, and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
     plan = mixed(fn, args, slots=1, prefetch=3)
-    first, *rest = pipeline.generate(plan)
-    text, changes = re.subn(pattern, instead, first.text)
-    assert changes
-    monkeypatch.setattr("tests.support.forced_schedules.generate", lambda _: (replace(first, text=text), *rest))
-    assert_as_oracle(plan, tensors, bindings, instead)
+    monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: first_changed(plan, change))
+    assert_as_oracle(plan, tensors, bindings, "changed")
 
 
 def test_a_refill_of_the_wrong_part_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     args = inputs_of(rms_norm_backward, 9, 4096, BF16)
-    run_changed(rms_norm_backward, args, r"\[ahead, 3 \* 4, 0\]", "[ahead, 3 * 4, 0]", monkeypatch)
-    with pytest.raises(AssertionError):
-        run_changed(rms_norm_backward, args, r"\[ahead, 3 \* 4, 0\]", "[ahead, 2 * 4, 0]", monkeypatch)
+    wrong = fields(ir.CopyAsync, lambda copy: copy.coordinates == ("ahead", "3 * 4", "0"), coordinates=("ahead", "2 * 4", "0"))
+    with pytest.raises(AssertionError, match="changed"):
+        run_changed(rms_norm_backward, args, wrong, monkeypatch)
 
 
 # ---- what the compiler makes of it -----------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from onepass import errors, pipeline
 from onepass.codegen import gluon_tiles
-from onepass.codegen.source import Source
+from onepass.codegen import kernel_ir as ir
+from onepass.codegen.printer import Lowered
 from onepass.device import Device, device
 from onepass.ir.oracle import evaluate
 from onepass.plan.cost import Cost
@@ -38,6 +39,7 @@ from onepass.runtime.interpreter import gluon_model
 from onepass.runtime.module import build
 from onepass.tools.functions import outer_sum
 from tests.support.forced_schedules import as_kernel
+from tests.support.kernel_changes import Change, assigned, changed, fields, value_fields, without
 
 H200 = device("h200")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -191,7 +193,8 @@ def test_variances_of_many_rows_keep_their_digits() -> None:
     kernel, bindings = kernel_of(spread, (x,))
     var, mean = torch.empty(32), torch.empty(32)
     buffers = dict(zip([b.name for b in kernel.program.buffers], (x, var, mean), strict=True))
-    gluon_model.run_source(gluon_tiles.emit(kernel, tiles(kernel, width=32, deep=1), bindings, "spread"), buffers, bindings)
+    source = gluon_tiles.lower(kernel, tiles(kernel, width=32, deep=1), bindings, "spread").source()
+    gluon_model.run_source(source, buffers, bindings)
     for mine, right in ((var, x.double().var(0)), (mean, x.double().mean(0))):
         torch.testing.assert_close(mine.double(), right, rtol=torch.finfo(F32).eps, atol=0)
 
@@ -216,40 +219,47 @@ def test_nothing_but_the_rows_inside_counts() -> None:
 # ---- what the model catches ------------------------------------------------------------------------------------------------
 
 
-def emitted(count: int, rows: int, cols: int, **how: int) -> tuple[Source, dict[str, Tensor], dict[str, int]]:
-    """A sum's source, its buffers and its sizes."""
+def lowered(count: int, rows: int, cols: int, **how: int) -> tuple[Lowered, dict[str, Tensor], dict[str, int]]:
+    """A sum's kernel, its buffers and its sizes."""
     args = inputs(count, rows, cols, F32)
     kernel, bindings = kernel_of(outer_sum, args)
-    source = gluon_tiles.emit(kernel, tiles(kernel, **how), bindings, "tiles")
+    made = gluon_tiles.lower(kernel, tiles(kernel, **how), bindings, "tiles")
     program = kernel.program
     given = dict(zip([b.name for b in program.buffers if b.role == "input"], args, strict=True))
     fresh = {b.name: allocate(layout(b, bindings), torch.device("cpu")) for b in program.buffers if b.role == "output"}
-    return source, {**given, **fresh}, bindings
+    return made, {**given, **fresh}, bindings
 
 
-@pytest.mark.parametrize(("pattern", "instead", "caught"), [
-    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
-    (r"fence_async_shared\(\)\n( +)cta_barrier\(\)\n", r"fence_async_shared()\n", errors.RefillBeforeDrain),
-    (r"turn // 2 & 1", "0", errors.WrongPhase),
-    (r"ahead = tile \+ 2", "ahead = tile + 1", errors.CopyLeftBehind),
-    (r"(expect\(ready\.index\(slot\), )8192", r"\g<1>4096", errors.ExpectedBytesDiffer),
-    (r"early < tile_count", "early <= tile_count", errors.CopyOutOfBounds),
-    (r"xs1_tiles, \[ahead \* 16", r"xs1_tiles, [ahead * 16 + 256", errors.CopyOutOfBounds),
-    (r"place \+ k", "place + k + 1", errors.UseBeforeArrival),
-    (r"place \+ k", "place + k + 9", errors.OutsideAllocation),
-    (r", mask=c_in", "", errors.AccessOutOfBounds),
+def strip(offset: int) -> Change:
+    return value_fields(ir.SharedLoad, slot=lambda load: replace(load.slot, index=f"{load.slot.index} + {offset}"))
+
+
+MANY, FEW, STRIPS = (100, 2), (16, 2), (100, 8)  # rows, and how deep a tile is
+
+
+@pytest.mark.parametrize(("change", "caught", "size"), [
+    (without(ir.Wait), errors.UseBeforeArrival, MANY),
+    (fields(ir.Wait, phase="0"), errors.WrongPhase, MANY),
+    (lambda node: ir.Fence() if isinstance(node, ir.Release) else node, errors.RefillBeforeDrain, MANY),
+    (assigned("ahead", "tile + 1"), errors.CopyLeftBehind, MANY),
+    (fields(ir.Expect, lambda expect: expect.barrier.index == "slot", bytes=4096), errors.ExpectedBytesDiffer, MANY),
+    (assigned("early_inside", "early <= tile_count"), errors.CopyOutOfBounds, FEW),
+    (fields(ir.CopyAsync, lambda copy: copy.pred == "inside" and copy.map == "xs1_tiles",
+            coordinates=("ahead * 16 + 256", "first_col")), errors.CopyOutOfBounds, MANY),
+    (strip(1), errors.UseBeforeArrival, STRIPS),
+    (strip(9), errors.OutsideAllocation, STRIPS),
+    (fields(ir.Store, masks=()), errors.AccessOutOfBounds, MANY),
 ])
-def test_a_kernel_that_forgets_something_is_caught(pattern: str, instead: str, caught: type[Exception]) -> None:
-    rows, deep = (16, 2) if "early" in pattern else (100, 8 if "place" in pattern else 2)
-    source, buffers, bindings = emitted(2, rows, 72, deep=deep)
-    text, changes = re.subn(pattern, instead, source.text)
-    assert changes
+def test_a_kernel_that_forgets_something_is_caught(change: Change, caught: type[Exception], size: tuple[int, int]) -> None:
+    rows, deep = size
+    kernel, buffers, bindings = lowered(2, rows, 72, deep=deep)
     with pytest.raises(caught):
-        gluon_model.run_source(replace(source, text=text), buffers, bindings)
+        gluon_model.run_source(changed(kernel, change), buffers, bindings)
 
 
 def test_zeros_past_the_last_row_are_masked() -> None:
-    source, buffers, bindings = emitted(1, 20, 64, deep=2)
+    kernel, buffers, bindings = lowered(1, 20, 64, deep=2)
+    source = kernel.source()
     trace = gluon_model.run_source(source, buffers, bindings)
     assert {c.axes for c in trace.crossings} == {(0,)} and len(trace.crossings) == 1
     assert source.text.count("r_in") == 2, "what is whole has no mask"
@@ -265,7 +275,7 @@ GOLDEN = '''\
         cta_barrier()
         place = slot * 2
         for k in range(0, 2 + zero):
-            r_at = (tile * 128 + k * 64 + lanes)
+            r_at = tile * 128 + k * 64 + lanes
             x = x_strips.index(place + k).load(TILE)
             cast1 = x.to(gl.float32)
             held = cast1.reshape([4, 16, 64])
@@ -292,7 +302,7 @@ def test_the_text() -> None:
     schedule = tiles(kernel, deep=8, split=3)
     first = halves(kernel, 3, (*kernel.space.rows, *kernel.space.cols)).first
     half = Kernel(first, kernel.space)
-    text = gluon_tiles.emit(half, replace(schedule, staged=frozenset(tile_stageable(half))), bindings, "greatest").text
+    text = gluon_tiles.lower(half, replace(schedule, staged=frozenset(tile_stageable(half))), bindings, "greatest").source().text
     turns = text[text.index("    turn = 0"):]
     assert re.sub("  # .*", "", turns).startswith(GOLDEN)
 
@@ -303,7 +313,7 @@ def test_the_text() -> None:
 def compiled(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: int) -> tuple[Binary, Kernel, StagedTiles]:
     kernel, bindings = kernel_of(fn, args)
     schedule = tiles(kernel, **how)
-    return offline.compile(gluon_tiles.emit(kernel, schedule, bindings, "tiles"), H200), kernel, schedule
+    return offline.compile(gluon_tiles.lower(kernel, schedule, bindings, "tiles").source(), H200), kernel, schedule
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -338,7 +348,7 @@ def test_what_warps_exchange_takes_the_place_of_the_ring() -> None:
 @pytest.mark.parametrize(("dtype", "deep"), [(F32, 1), (F32, 8), (F16, 1), (BF16, 4)])
 def test_threads_read_16_bytes_at_a_time(dtype: torch.dtype, deep: int) -> None:
     kernel, bindings = kernel_of(spread, (meta(8192, 1024, dtype), meta(8192, 1024, dtype)))
-    ptx = build(job(gluon_tiles.emit(kernel, tiles(kernel, deep=deep), bindings, "tiles"), 90)).asm["ptx"]
+    ptx = build(job(gluon_tiles.lower(kernel, tiles(kernel, deep=deep), bindings, "tiles").source(), 90)).asm["ptx"]
     turns = ptx[:ptx.index("shfl.sync")]
     reads = re.findall(r"ld\.shared\.(v4\.b32|v2\.b64|\S+)", turns)
     assert reads and set(reads) <= {"v4.b32", "v2.b64"}
@@ -356,7 +366,7 @@ def test_strips_of_a_tile_need_no_barriers_between_them() -> None:
 @pytest.mark.parametrize("fn", [spread, log_sum, positions])
 def test_threads_meet_once_behind_the_last_tile(fn: Callable[..., Any]) -> None:
     kernel, bindings = kernel_of(fn, (meta(8192, 1024),))
-    source = gluon_tiles.emit(kernel, tiles(kernel, deep=4), bindings, "tiles")
+    source = gluon_tiles.lower(kernel, tiles(kernel, deep=4), bindings, "tiles").source()
     assert "assert_trivial=True" in source.text
     ptx = build(job(source, 90)).asm["ptx"]
     last_copy = ptx.rindex("cp.async.bulk.tensor")
@@ -488,7 +498,7 @@ def test_a_plan_with_tiles_is_written_compiled_and_joined() -> None:
 def test_kernels_are_instrumented_where_triton_is_told_to(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's concurrency sanitizer keeps its state in memory of the launch, and asserts."""
     kernel, bindings = kernel_of(greatest, (meta(2100, 256),))
-    source = gluon_tiles.emit(kernel, tiles(kernel), bindings, "greatest")
+    source = gluon_tiles.lower(kernel, tiles(kernel), bindings, "greatest").source()
     monkeypatch.setattr(triton.knobs.compilation, "instrumentation_mode", mode)
     made = build(job(source, H200.target))
     assert ("assertfail" in made.asm["ptx"]) == bool(made.metadata.global_scratch_size) == bool(mode)

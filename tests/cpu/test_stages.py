@@ -23,7 +23,7 @@ WITHIN = {  # what is broken, and what onepass then says it was doing
     "rewrites": ("onepass.pipeline.simplify", "simplifying a Program"),
     "classes": ("onepass.plan.variant.representative_sizes", "choosing kernels"),
     "planning": ("onepass.plan.partition.score", "planning kernels"),
-    "text": ("onepass.codegen.triton.emit", "writing kernels"),
+    "text": ("onepass.codegen.triton.lower", "writing kernels"),
     "kernels": ("onepass.integration.engine.assemble", "making kernels"),
     "interpreter": ("onepass.runtime.interpreter.interpret.load", "running a kernel under Triton's interpreter"),
 }
@@ -122,7 +122,7 @@ def test_explain_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fresh", "nothing_compiled")
 @pytest.mark.parametrize("broken", ["onepass.capture.graph.region_program._renamed", "onepass.plan.partition.score",
-    "onepass.codegen.triton.emit",
+    "onepass.codegen.triton.lower",
                                     "onepass.runtime.interpreter.interpret.load", "onepass.integration.claim.find_regions"])
 def test_a_region_that_fails_so_is_left_with_the_code_named(broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(broken, raising(KeyError("7")))

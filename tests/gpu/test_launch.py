@@ -23,7 +23,6 @@ from onepass.runtime import card, launch, offline  # noqa: E402
 BLOCK = 1024
 TEXT = f"""import triton
 import triton.language as tl
-from onepass.codegen.helpers import fold_max
 
 
 @triton.jit(do_not_specialize=["zero"])

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from onepass import errors
 from onepass.capture import capture
 from onepass.device import Device, device
 from onepass.ir.oracle import evaluate
@@ -33,14 +32,6 @@ from tests.support.correctness import poison
 from tests.support.default_choices import completed
 
 H200 = device("h200")
-# What a kernel with a ring may forget, as changes to its text, and how its model notices.
-FORGOTTEN = [
-    (r"mbarrier\.wait\(.*\)", "pass", errors.UseBeforeArrival),
-    (r"cta_barrier\(\)\n", "pass\n", errors.RefillBeforeDrain),
-    (r"turn (// 2 )?& 1", "0", errors.WrongPhase),
-    (r"ahead = row \+ \d", "ahead = row + 1", errors.CopyLeftBehind),
-    (r"mbarrier\.invalidate\(.*\)", "pass", errors.BarrierLeftBehind),
-]
 
 
 def as_kernel(function: Callable[..., Any], args: tuple[Tensor, ...], family: Family, held: bool) -> tuple[Kernel, dict[str, int]]:

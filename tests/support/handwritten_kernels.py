@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from onepass.codegen.expr import TRITON
+from onepass.codegen.helpers import FUNCTIONS, definitions
+from onepass.codegen.printer import imports
 from onepass.codegen.source import GridDim, Param, ParamKind, Source
 from onepass.ir.expr import DType
 
-HEAD = """import triton
-import triton.language as tl
-from triton.language.extra import libdevice
-from onepass.codegen.helpers import fast_erf, fast_exp, fast_sigmoid, fast_tanh, fold_max, fold_min, fold_prod, fold_sum
-from onepass.codegen.helpers import to_e5m2, widen
-
-
-@triton.jit(do_not_specialize=["zero"])
-"""
+HEAD = "\n\n\n".join((*imports(TRITON, frozenset({"libdevice"})), *definitions(frozenset(FUNCTIONS), TRITON),
+                      '@triton.jit(do_not_specialize=["zero"])\n'))
 
 
 def kernel(name: str, pointers: dict[str, DType], body: list[str], grid: tuple[GridDim, ...] = (GridDim(1),),
