@@ -8,23 +8,14 @@ help large tensors too: softmax 131072x4096 takes 518 us unmarked, 514 us with m
 
 from __future__ import annotations
 
+from ..constants import SHIPPED
 from ..ir.program import Load, Store
 from ..ir.size import Bindings
 from .kernel import Kernel
 from .resources import tile_of
 from .schedule import Block, Cover, Loop, Schedule
 
-# Bytes moved by a kernel from which marked loads pay off. In smaller kernels they evict results that the next kernel would
-# have found in L2. H200, RMSNorm of 8192 columns, marked stores vs both: 256 MB 60.8 vs 64.0 us, 512 MB 125.9 vs 126.1, 1 GB
-# 255.9 vs 252.6.
-MARK_LOADS_FROM = 500e6
-# Largest bytes in flight per thread for which marked loads pay off. H200, RMSNorm 8192x32768: four tiles, 16 warps 259 -> 252
-# us; four tiles, 8 warps 259 -> 260; sixteen tiles, 8 warps 263 -> 277.
-MAX_LOAD_PER_THREAD = 128
-# Bytes of a row so large that an SM cannot hold a second one. All SMs then load together and store together, and keeping
-# results in L2 only delays the writes. H200, softmax 1024x65536: 77 us unmarked, 84 us with marked stores.
-MAX_ROW_BYTES = 113 * 1024
-NARROW_ELEMENT = 1  # element bytes of stores that are never marked; H200, RMSNorm to fp8 32768x8192: 193 us, marked 195
+HINTS = SHIPPED.hints
 
 
 def l2_evict_last(kernel: Kernel, schedule: Schedule, bindings: Bindings) -> frozenset[int]:
@@ -33,16 +24,16 @@ def l2_evict_last(kernel: Kernel, schedule: Schedule, bindings: Bindings) -> fro
     streams = (i for i, n in enumerate(program.nodes) if isinstance(n, Store) or isinstance(n, Load) and not n.indexed)
     sizes = {i: program.dtypes[i].size for i in streams if kernel.is_full[i]}
     stores = frozenset(i for i in sizes if isinstance(program.nodes[i], Store))
-    if not stores or any(sizes[i] <= NARROW_ELEMENT for i in stores) or _rows_come_by_tma(schedule):
+    if not stores or any(sizes[i] <= HINTS.narrow_element for i in stores) or _rows_come_by_tma(schedule):
         return frozenset()
     loads = frozenset(sizes) - stores
     batch, rows, cols = kernel.counts(bindings)
     tile, read = tile_of(schedule), sum(sizes[i] for i in loads)
     held = tile.resident_height * tile.resident_width * read
-    if isinstance(schedule.rows, Block) and sum(sizes.values()) * batch * rows * cols >= MARK_LOADS_FROM \
-            and held <= MAX_LOAD_PER_THREAD * 32 * schedule.warps:
+    if isinstance(schedule.rows, Block) and sum(sizes.values()) * batch * rows * cols >= HINTS.mark_loads_from \
+            and held <= HINTS.max_load_per_thread * 32 * schedule.warps:
         return stores | loads
-    return stores if held <= MAX_ROW_BYTES else frozenset()
+    return stores if held <= HINTS.max_row_bytes else frozenset()
 
 
 def _rows_come_by_tma(schedule: Schedule) -> bool:

@@ -21,16 +21,17 @@ MODULE_LINES = 500
 FUNCTION_LINES = 60
 # The most lines of each package. These numbers only go down: what needs more room asks for a simpler design first.
 PACKAGE_LINES = {
+    "constants": 370,  # mostly one line per constant: the fields of typed records
     "errors": 770, "compat": 1150, "ir": 2760,
     "capture/lowering": 2665, "capture/function": 1705, "capture/graph": 1300,
-    "plan": 4250, "codegen": 3100, "runtime": 2665, "runtime/interpreter": 1300,
+    "plan": 3850, "plan/cost": 1000, "codegen": 3100, "runtime": 2665, "runtime/interpreter": 1300,
     "integration": 2940, "tools": 2750, "measure": 3450,
     ".": 1100,  # modules outside of packages, and the __init__ modules of packages of packages
 }
 TERSE_METHOD = 6  # lines a method may have without a docstring: its name and class say it
 
 # Data passes through the stages in this order, and imports go the other way only.
-ORDER = ["errors", "knobs", "files", "device", "stages", "compat", "ir", "capture", "plan", "codegen", "runtime", "pipeline",
+ORDER = ["errors", "knobs", "files", "device", "constants", "stages", "compat", "ir", "capture", "plan", "codegen", "runtime", "pipeline",
          "integration", "tools", "measure"]
 # Stages that do not see each other though the order would allow it.
 BANNED = {("plan", "capture"), ("codegen", "capture"), ("plan", "compat"), ("codegen", "compat"),
