@@ -10,8 +10,8 @@ class CostConstants:
     """Constants of the cost model (plan/cost)."""
 
     launch_us: float
-    sharpness: int
-    resident_sharpness: int
+    sharpness: float
+    resident_sharpness: float
     vector_l2_share: float
     reread_all_hits: float
     reread_no_hits: float
@@ -126,9 +126,9 @@ class RegisterConstants:
 
 @dataclass(frozen=True, slots=True)
 class FloorConstants:
-    """Constants of the floor (plan/floor.py)."""
+    """Constants of the floor (plan/cost/floor.py)."""
 
-    start_us: float
+    start: float
     read_rate: float
     write_rate: float
     held_write_rate: float

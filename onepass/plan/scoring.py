@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..constants import SHIPPED
@@ -34,13 +35,18 @@ def score(program: Program, bindings: Bindings, device: Device, feedback: Compil
         return found
     fresh = [s for s in found if (known := feedback.get(s.plan.scored_as)) is None or known.ctas_per_sm] if feedback else found
     if fresh:
-        slowest_tie = min(s.us for s in fresh) * SHIPPED.cost.tie
-        return min((s for s in fresh if s.us <= slowest_tie),
-                   key=lambda s: (_stages_rows(s.plan), s.plan.schedule.ctas_per_row, _reloads_row_vectors(s.plan),
-                                  _register_weight(s.plan), s.us))
+        return choose(fresh)
     if found and spilling:
         return min(found, key=lambda s: (feedback[s.plan.scored_as].spilled or (True, 0), s.us))
     return Illegal(Reason.NO_SCHEDULE, f"{program.name} does not fit the registers and shared memory of one SM of {device.name}")
+
+
+def choose(found: Sequence[Scored]) -> Scored:
+    """The best of several schedules. Those within the accuracy of the model count as equal."""
+    slowest_tie = min(s.us for s in found) * SHIPPED.cost.tie
+    return min((s for s in found if s.us <= slowest_tie),
+               key=lambda s: (_stages_rows(s.plan), s.plan.schedule.ctas_per_row, _reloads_row_vectors(s.plan),
+                              _register_weight(s.plan), s.us))
 
 
 def scores(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored] | Illegal:
