@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import exp, log
 
 from ..constants import CostConstants
 from ..plan.resources import ctas_per_sm
@@ -111,6 +111,6 @@ def judgement(logs: Sequence[float], choices: Sequence[Choice]) -> Judgement:
     if not logs:
         return Judgement(0, 0.0, 0.0, 0, 0.0, 1.0, 0.0)
     regrets = [c.regret for c in choices]
-    return Judgement(len(logs), statistics.median(abs(2.718281828459045**e - 1) for e in logs),
+    return Judgement(len(logs), statistics.median(abs(exp(e) - 1) for e in logs),
                      statistics.fmean(e * e for e in logs) ** 0.5, len(regrets), statistics.fmean(regrets or [0.0]),
                      sum(r <= NEAR_BEST for r in regrets) / max(len(regrets), 1), max(regrets, default=0.0))
