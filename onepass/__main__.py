@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from . import __version__
-from .errors import OnepassError, printable
+from .errors import BadArgument, OnepassError, printable
 
 app = typer.Typer(name="onepass", help="A reduction-fusion compiler for PyTorch on NVIDIA GPUs.", no_args_is_help=True,
                   add_completion=False, pretty_exceptions_enable=False)
@@ -42,6 +42,8 @@ def explain(
         help="For file.py:name: bf16[8192,8192],f32[8192,1] or file.py:name. Default: inputs() in the same file.")] = None,
     compile: Annotated[bool, typer.Option("--compile", help="Also compile a model's kernels, to show registers and spills; "
                                           "a function's are always compiled.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Also rank the candidate schedules of a function's kernels, with the terms of "
+                                      "their predicted times.")] = False,
     as_json: Json = False,
     source: Annotated[bool, typer.Option("--source", help="Also print the generated kernels.")] = False,
     source_dir: Annotated[Path | None, typer.Option(help="Write the generated kernels and an index to a folder.")] = None,
@@ -55,10 +57,15 @@ def explain(
     report = reports.explain(subject.call, device=device, compile=compile)(*subject.args, **subject.kwargs)
     if isinstance(report, reports.Report):
         report = replace(report, workload=what)
+    if why and not isinstance(report, reports.Report):
+        raise BadArgument(detail="--why explains the kernels of a function, not of a model.")
+    reasons = report.why() if why and isinstance(report, reports.Report) else None
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2))
+        typer.echo(json.dumps(report.to_json() | ({"why": reasons.to_json()} if reasons else {}), indent=2))
     else:
         reports.console().print(report)
+        if reasons:
+            reports.console().print(reasons)
     if source:
         for text in listing(report):
             typer.echo(text, err=as_json)  # standard output stays valid JSON
@@ -202,6 +209,29 @@ def calibrate(
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
         console().print(found)
+
+
+@app.command()
+def fit(
+    results: Annotated[Path, typer.Argument(help="The folder with the stored results of one GPU.")] = Path("bench/results/h200"),
+    out: Annotated[Path | None, typer.Option(help="The file to write; default: the package's own.")] = None,
+    ablate: Annotated[bool, typer.Option("--ablate", help="Also show what it costs to do without each constant.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and show; write nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fit the cost model's constants and the floor to stored measurements; no GPU is needed."""
+    from .constants import SHIPPED_FILE  # imported late, as all of onepass is
+    from .measure import fit_command as fitting  # imported late: --help and --version must not load torch
+    from .tools.tables import console  # for the same reason
+
+    report = fitting.fit_constants(results, with_ablation=ablate, log=lambda line: typer.echo(line, err=True))
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        console().print(report)
+    if not dry_run:
+        path = out or SHIPPED_FILE
+        typer.echo(f"{path}: {'written' if fitting.write(report, path) else 'unchanged'}", err=as_json)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from ..capture.lowering.lower import LOWERINGS, Blocked
 from ..capture.lowering.reductions import REDUCTIONS
 from ..capture.lowering.schema import op_name, short_name
 from ..capture.lowering.source import UNKNOWN, user_line
+from ..constants import SHIPPED
 from ..device import Device
 from ..errors import RewriteFailed, UnsupportedOnDevice
 from ..ir.program import Program
@@ -41,8 +42,7 @@ from .settings import CallSettings
 
 _LOG = logging.getLogger(__name__)
 
-# Predictions whose ratio or difference (in us) is at most this count as equal, because the cost model is not more accurate.
-EQUAL_RATIO, EQUAL_US = 1.05, 0.25
+DECIDES = SHIPPED.claim
 MAX_ROUNDS = 64  # of finding regions; each round excludes the nodes that could not be lowered in the one before
 
 
@@ -244,7 +244,7 @@ def _decide(part: RegionProgram, options: ClaimOptions, plans: Plans) -> Claimed
     except Exception as error:
         return _declined(reductions, "it could not be planned", to_coded_error(error, "deciding on a region"), part)
     charged = part.region.lost_fusion_bytes / options.device.bandwidth
-    if options.by_cost and here.predicted_us + charged > max(EQUAL_RATIO * inductor, inductor + EQUAL_US):
+    if options.by_cost and here.predicted_us + charged > max(DECIDES.equal_ratio * inductor, inductor + DECIDES.equal_us):
         detail = f"{here.predicted_us:.1f} us" + (f" plus {charged:.1f} us for values Inductor keeps on chip" if charged else "")
         reason = f"no gain: {detail}, Inductor {inductor:.1f} us"
         return _declined(reductions, reason, None, part, here.predicted_us + charged, inductor)

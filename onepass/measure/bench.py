@@ -29,6 +29,7 @@ from .. import __version__
 from ..device import Device
 from ..errors import BadArgument, CannotResume, GpuRequired, OnepassError
 from ..knobs import knobs
+from ..plan.cost import floor_us
 from ..runtime.background import DaemonExecutor
 from ..runtime.card import local_device
 from ..runtime.promise import Promise
@@ -277,9 +278,9 @@ class _Session:
                 ready[name] = prepared
         del judge
         results |= self._timed(job, inputs, ready)
-        floor_us = job.floor_bytes / self.place.device.bandwidth
+        floor = floor_us(job.footprint, self.place.device)
         ordered = {name: results[name] for name in supported_providers(self.options.providers, job)}
-        return Row(job.workload, job.shape, job.dtype, job.id, job.floor_bytes, floor_us, ordered)
+        return Row(job.workload, job.shape, job.dtype, job.id, job.floor_bytes, floor, ordered)
 
     def _timed(self, job: Job, inputs: Sequence[Tensor], ready: dict[str, Prepared]) -> dict[str, Result]:
         if not ready:

@@ -123,8 +123,9 @@ def _regret(run: Run) -> Table:
         timed = [c for c in r.candidates if c.us is not None]
         best = min(timed, key=lambda c: c.us or 0.0, default=None)
         worse = f"[red]{100 * r.regret:.1f} %[/red]" if r.regret > NEAR_BEST else f"{100 * r.regret:.1f} %"
+        plan = " + ".join(map(str, best.schedules)) if best and r.regret > 0 else "the picked one"
         shown.add_row(escape(r.id), f"{r.picked_us:.1f}", f"{r.best_us:.1f}", worse, _number(r.predicted_us, 1),
-                      f"{len(timed)}/{len(r.candidates)}", escape(best.schedule) if best and r.regret > 0 else "the picked one")
+                      f"{len(timed)}/{len(r.candidates)}", escape(plan))
     return shown
 
 
@@ -177,8 +178,9 @@ def _fit(what: str, rows: Sequence[Row]) -> Fit | None:
         return None
     slope = (s * sxy - sx * sy) / spread
     start = (sy - slope * sx) / s
-    tall = max(rows, key=lambda r: r.shape[0])
-    return Fit(what, start, slope, tall.floor_us / tall.shape[0], max(abs((start + slope * m) / us - 1) for m, us in points))
+    short, tall = min(rows, key=lambda r: r.shape[0]), max(rows, key=lambda r: r.shape[0])
+    floor_slope = (tall.floor_us - short.floor_us) / (tall.shape[0] - short.shape[0])
+    return Fit(what, start, slope, floor_slope, max(abs((start + slope * m) / us - 1) for m, us in points))
 
 
 def _fits(found: Sequence[Fit]) -> Table:

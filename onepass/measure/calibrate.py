@@ -24,7 +24,7 @@ from ..runtime.cache import store
 from ..runtime.measured import Calibration, Card, card_of, delete_measurements, save_calibration
 from ..tools.tables import as_text, human_bytes, table
 
-# Mean share of an iteration's loads that are in flight in a loop that waits for each iteration (plan/cost.py). The probe kernel is
+# Mean share of an iteration's loads that are in flight in a loop that waits for each iteration (plan/cost). The probe kernel is
 # such a loop; the derived latency is the one with which the cost model predicts its time.
 MEAN_IN_FLIGHT_SHARE = 0.7
 # Probe results on the H200 that the cost model was fitted on (2026-11-15, CUDA 13 driver). The model's constants assume the H200

@@ -25,6 +25,7 @@ from ..runtime.compiled import Artifact, Compiled
 from ..runtime.executable import Executable, aligned_of, assemble
 from .captured_function import CapturedFunction, schedules
 from .results import Candidate, Regret
+from .schedule_record import ScheduleRecord
 from .timing import Call, Clock, Timed
 
 RUNS = 10  # per candidate
@@ -118,15 +119,15 @@ def same_results(results: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
 def regret_from_times(id: str, predicted_us: float, picked: Artifact, candidates: Sequence[CompiledCandidate],
                       times: Mapping[str, float]) -> Regret:
     """The Regret record from the times of the picked plan and of the candidates, by index."""
-    pick = Candidate(_text(picked.summary.kernels), picked.summary.kernels[0].family, predicted_us, times["picked"],
+    pick = Candidate(_records(picked), picked.summary.kernels[0].family, predicted_us, times["picked"],
                      max((b.registers for b in picked.binaries), default=None), sum(b.spill_bytes for b in picked.binaries))
-    others = tuple(Candidate(_text(t.plan.kernels), t.plan.kernels[0].family, t.plan.predicted_us, times.get(str(k)), t.registers,
+    others = tuple(Candidate(_records(t.plan), t.plan.kernels[0].family, t.plan.predicted_us, times.get(str(k)), t.registers,
                              t.spill_bytes) for k, t in enumerate(candidates) if schedules(t.plan) != schedules(picked))
     return Regret(id, times["picked"], min(times.values()), predicted_us, (pick, *others))
 
 
-def _text(kernels: Iterable[object]) -> str:
-    return " + ".join(str(k.schedule) for k in kernels if not k.name.endswith("_join"))  # type: ignore[attr-defined]
+def _records(of: Plan | Artifact) -> tuple[ScheduleRecord, ...]:
+    return tuple(map(ScheduleRecord.of, schedules(of)))
 
 
 def summarize_regret(regrets: Sequence[Regret]) -> RegretSummary:

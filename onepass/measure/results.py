@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 from .. import files
 from ..errors import BadResults, BadSpec, printable
 from .bounded import OutOfBounds, in_bounds, load_json, truncated
+from .schedule_record import ScheduleRecord
 
-SCHEMA = 1
+SCHEMA = 2
 ONEPASS_PROVIDERS = ("onepass", "onepass-tuned")
 PROVIDERS = (*ONEPASS_PROVIDERS, "eager", "inductor", "inductor-nonstrict", "inductor-max", "liger", "quack")
 ANCHORS = ("read", "copy", "add")
@@ -126,7 +127,7 @@ class Row:
 class Candidate:
     """A candidate plan of a workload. `us` is None if it could not be run."""
 
-    schedule: str
+    schedules: tuple[ScheduleRecord, ...]  # of its kernels, without those that only join partial results
     family: str
     predicted_us: float | None
     us: float | None
@@ -259,6 +260,8 @@ def _plain(value: Any) -> Any:
     match value:
         case float():
             return _rounded(value)
+        case ScheduleRecord():
+            return value.to_json()
         case Mapping():
             return {k: _plain(v) for k, v in value.items()}
         case tuple():

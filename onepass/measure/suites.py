@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import pipeline
 from ..capture import capture
 from ..errors import BadSpec
-from ..plan.footprint import floor_bytes
+from ..plan.footprint import Footprint, footprint
 from ..tools.spec import parse_dtype
 from ..tools.workloads import Workload, workload
 from .results import row_id
@@ -42,11 +42,16 @@ class Job:
         return self.subject.inputs(self.shape, parse_dtype(self.dtype), device)
 
     @cached_property
-    def floor_bytes(self) -> int:
+    def footprint(self) -> Footprint:
         """Least DRAM traffic: every input read once, every output written once."""
         args = self.inputs()
         captured = capture(self.subject.function, args)
-        return floor_bytes(pipeline.optimize(captured.program), captured.bind(args) or {})
+        return footprint(pipeline.optimize(captured.program), captured.bind(args) or {})
+
+    @property
+    def floor_bytes(self) -> int:
+        """Least DRAM traffic, in and out."""
+        return self.footprint.bytes
 
 
 @dataclass(frozen=True)

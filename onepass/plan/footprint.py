@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..errors import PlanTooLong
 from ..ir.budget import Budget, Steps
 from ..ir.program import Load, Program
@@ -13,10 +15,29 @@ COMPARE_VIEWS = Budget("Comparing views of a tensor", PlanTooLong, base=16384)
 MAX_STEPS_TRIED = 8  # steps tried along one axis; views that interleave more finely are assumed to overlap
 
 
-def floor_bytes(program: Program, bindings: Bindings) -> int:
+class Footprint(NamedTuple):
     """The fewest bytes a Program can move: every input once, every output once."""
+
+    read: int
+    written: int
+
+    @property
+    def bytes(self) -> int:
+        """Both together."""
+        return self.read + self.written
+
+
+def footprint(program: Program, bindings: Bindings) -> Footprint:
+    """The fewest bytes a Program can move."""
     roles = {b.name: b.role for b in program.buffers}
-    return sum(size for name, size in buffer_bytes(program, bindings).items() if roles[name] != "temp")
+    moved = buffer_bytes(program, bindings)
+    read, written = (sum(size for name, size in moved.items() if roles[name] == role) for role in ("input", "output"))
+    return Footprint(read, written)
+
+
+def floor_bytes(program: Program, bindings: Bindings) -> int:
+    """The fewest bytes a Program can move, in and out."""
+    return footprint(program, bindings).bytes
 
 
 def buffer_bytes(program: Program, bindings: Bindings) -> dict[str, int]:

@@ -1,18 +1,9 @@
 """Inductor baseline: estimated time of a Program if Inductor compiled it, against which a claim is judged.
 
 Inductor computes reductions over the same axes in one kernel, together with the arithmetic around them. It launches another
-kernel for each other direction, which reads the full-size inputs again. The figures were measured on its kernels on H200
-(torch 2.11, 2026-11; single ops after a clean L2 flush, the last four also within training steps). The constants are taken
-from the better end of each range, so that the estimate is optimistic and no claim is justified by an unfair baseline:
-
-    norms and softmax backward, rows up to 1024        1.02-1.05 times the floor
-    same, longer rows                                  1.02-1.27; 1.5 from 65536 columns on, where every phase reads again
-    mean and variance in one pass, longer rows         1.27-1.99
-    softmax and cross-entropy forward, longer rows     2.27-3.0: two exponentials per element
-    two directions in one kernel                       1.15, plus 9-10 us for each sum of partial results
-    a sum over rows                                    two kernels, the second 5-10 us; its input is read again if it is an
-                                                       output of another kernel
-    rows not aligned to 16 bytes                       1.7 times that (GPT-2, 50257 columns)
+kernel for each other direction, which reads the full-size inputs again. The constants were
+measured on its kernels (single ops after a clean L2 flush, some also within training steps). They are the better end of each range,
+so that the estimate is optimistic and no claim is justified by an unfair baseline.
 
 The estimate is never below the time of the plan at hand. What makes a kernel slow here (short runs, strided outputs, too few
 rows) makes it slow in Inductor too, and planning has considered every grouping of a single Program that Inductor uses.
@@ -23,20 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..constants import SHIPPED
 from ..device import Device
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Op, Program, Reduce, Store, operands
 from ..ir.size import Bindings
 from .footprint import buffer_bytes, floor_bytes
 
-RESIDENT_COLS, REREAD_COLS = 1024, 32768  # columns: up to the first a row stays on chip, beyond the second it is read again
-SHORT, LONG, MOMENTS, EXPONENTIALS, MIXED = 1.05, 1.1, 1.25, 2.2, 1.15  # times the floor
-UNALIGNED = 1.6
-START_US = 1.0  # from launch to the first bytes, and from the last bytes to the end
-SPLIT_KERNEL_US = 4.5  # the second of the two kernels of a split reduction
-FINAL_SUM_US = 9.0  # the ATen kernel that sums partial results of a mix-order kernel
-MIX_ROWS, MIX_ELEMENTS, MIX_COLS = 4096, 5 << 20, 16384  # Inductor's limits for two directions in one kernel
-RESULTS_PER_SM = 64  # with fewer results per SM, Inductor splits a reduction into two kernels
+INDUCTOR = SHIPPED.inductor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +37,18 @@ def inductor_us(program: Program, bindings: Bindings, device: Device, planned_us
     directions = _directions(program, bindings)
     once = floor_bytes(program, bindings)
     reread = sum(_read(program, bindings, d.folds) for d in directions if _reads_again(program, bindings, d))
-    slower = max((_slowdown(program, bindings, d) for d in directions), default=SHORT)
-    slower *= UNALIGNED if _unaligned(program, bindings) else 1.0
+    slower = max((_slowdown(program, bindings, d) for d in directions), default=INDUCTOR.short)
+    slower *= INDUCTOR.unaligned if _unaligned(program, bindings) else 1.0
     separate = [_bytes_in_own_kernel(program, bindings, d) for d in _separate_directions(program, bindings, directions)]
     splits = sum(_splits(program, bindings, d, device) for d in directions)
     kernels = slower * (once + reread + sum(separate)) / device.bandwidth
-    kernels += (device.launch + START_US) * len(separate)
-    kernels += SPLIT_KERNEL_US * splits
-    least = START_US + 2 * device.latency  # one wait for the data and one for a reduction
-    apart = max(START_US + kernels, least)
+    kernels += (device.launch + INDUCTOR.start_us) * len(separate)
+    kernels += INDUCTOR.split_kernel_us * splits
+    least = INDUCTOR.start_us + 2 * device.latency  # one wait for the data and one for a reduction
+    apart = max(INDUCTOR.start_us + kernels, least)
     if len(directions) == 2 and _mixes(program, bindings, directions):
         outer = min(len(d.folds) for d in directions)
-        apart = min(apart, START_US + MIXED * (once + reread) / device.bandwidth + FINAL_SUM_US * outer)
+        apart = min(apart, INDUCTOR.start_us + INDUCTOR.mixed * (once + reread) / device.bandwidth + INDUCTOR.final_sum_us * outer)
     return max(apart, planned_us)
 
 
@@ -145,7 +130,7 @@ def _read(program: Program, bindings: Bindings, folds: tuple[int, ...]) -> int:
 
 def _reads_again(program: Program, bindings: Bindings, direction: _Direction) -> bool:
     """Whether rows are too long to stay on chip and a full-size value depends on the reduction's result."""
-    if program.points(direction.axes, bindings) <= REREAD_COLS:
+    if program.points(direction.axes, bindings) <= INDUCTOR.reread_cols:
         return False
     after = set(direction.folds)
     for i, node in enumerate(program.nodes):
@@ -157,13 +142,13 @@ def _reads_again(program: Program, bindings: Bindings, direction: _Direction) ->
 
 
 def _slowdown(program: Program, bindings: Bindings, direction: _Direction) -> float:
-    if program.points(direction.axes, bindings) <= RESIDENT_COLS:
-        return SHORT
+    if program.points(direction.axes, bindings) <= INDUCTOR.resident_cols:
+        return INDUCTOR.short
     monoids = [MONOIDS[n.monoid] for i in direction.folds if isinstance(n := program.nodes[i], Reduce)]
     folds = {m.fold for m in monoids}
     if any(m.mufu for m in monoids) or {"max", "sum"} <= folds:
-        return EXPONENTIALS
-    return MOMENTS if any(m.tracks_count for m in monoids) else LONG
+        return INDUCTOR.exponentials
+    return INDUCTOR.moments if any(m.tracks_count for m in monoids) else INDUCTOR.long
 
 
 def _splits(program: Program, bindings: Bindings, direction: _Direction, device: Device) -> bool:
@@ -171,10 +156,11 @@ def _splits(program: Program, bindings: Bindings, direction: _Direction, device:
     node = program.nodes[direction.folds[0]]
     assert isinstance(node, Reduce)
     kept = _data(program, node) - direction.axes
-    return program.points(kept, bindings) < RESULTS_PER_SM * device.sms and program.points(direction.axes, bindings) > RESIDENT_COLS
+    few = program.points(kept, bindings) < INDUCTOR.results_per_sm * device.sms
+    return few and program.points(direction.axes, bindings) > INDUCTOR.resident_cols
 
 
 def _mixes(program: Program, bindings: Bindings, directions: tuple[_Direction, ...]) -> bool:
     """Whether Inductor's own heuristics allow both directions in one pass."""
     cols, rows = sorted(program.points(d.axes, bindings) for d in directions)
-    return rows >= max(MIX_ROWS, 2 * cols) and cols <= MIX_COLS and rows * cols >= MIX_ELEMENTS
+    return rows >= max(INDUCTOR.mix_rows, 2 * cols) and cols <= INDUCTOR.mix_cols and rows * cols >= INDUCTOR.mix_elements

@@ -10,21 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..constants import SHIPPED
 from ..ir.program import Load, Store
 from ..ir.size import Bindings
 from .kernel import Kernel
 
-# Bytes moved by a kernel from which marked loads pay off. In smaller kernels they evict results that the next kernel would
-# have found in L2. H200, RMSNorm of 8192 columns, marked stores vs both: 256 MB 60.8 vs 64.0 us, 512 MB 125.9 vs 126.1, 1 GB
-# 255.9 vs 252.6.
-MARK_LOADS_FROM = 500e6
-# Largest bytes in flight per thread for which marked loads pay off. H200, RMSNorm 8192x32768: four tiles, 16 warps 259 -> 252
-# us; four tiles, 8 warps 259 -> 260; sixteen tiles, 8 warps 263 -> 277.
-MAX_LOAD_PER_THREAD = 128
-# Bytes of a row so large that an SM cannot hold a second one. All SMs then load together and store together, and keeping
-# results in L2 only delays the writes. H200, softmax 1024x65536: 77 us unmarked, 84 us with marked stores.
-MAX_ROW_BYTES = 113 * 1024
-NARROW_ELEMENT = 1  # element bytes of stores that are never marked; H200, RMSNorm to fp8 32768x8192: 193 us, marked 195
+HINTS = SHIPPED.hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +29,7 @@ class Streams:
 
     def evict_last(self, elements: int, warps: int) -> frozenset[int]:
         """The loads and stores to mark in a kernel whose CTAs take so many elements at once."""
-        if self.stores and self.moved >= MARK_LOADS_FROM and elements * self.read <= MAX_LOAD_PER_THREAD * 32 * warps:
+        if self.stores and self.moved >= HINTS.mark_loads_from and elements * self.read <= HINTS.max_load_per_thread * 32 * warps:
             return self.stores | self.loads
         return self.evict_last_stores(elements)
 
@@ -48,7 +39,7 @@ class Streams:
         Loops over rows that TMA prefetches into shared memory mark nothing. Reads and writes alternate less there, and marked
         stores take as long or 1 % longer (H200, norm backward, 32768 and 65536 columns).
         """
-        return self.stores if elements * self.read <= MAX_ROW_BYTES else frozenset()
+        return self.stores if elements * self.read <= HINTS.max_row_bytes else frozenset()
 
 
 def streams(kernel: Kernel, bindings: Bindings) -> Streams:
@@ -59,5 +50,5 @@ def streams(kernel: Kernel, bindings: Bindings) -> Streams:
     stores = frozenset(i for i in sizes if isinstance(program.nodes[i], Store))
     loads = frozenset(sizes) - stores
     batch, rows, cols = kernel.counts(bindings)
-    marked = frozenset[int]() if any(sizes[i] <= NARROW_ELEMENT for i in stores) else stores
+    marked = frozenset[int]() if any(sizes[i] <= HINTS.narrow_element for i in stores) else stores
     return Streams(loads, marked, sum(sizes[i] for i in loads), sum(sizes.values()) * batch * rows * cols)

@@ -13,13 +13,14 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
 
+from ..constants import SHIPPED
 from ..device import Device
 from ..errors import CyclicKernels, NoPlan, PlanTooLong
 from ..ir.budget import Budget
 from ..ir.program import Load, Program, Reduce, Result, Store, operands
 from ..ir.size import Bindings
 from ..stages import stage
-from .cost import RAMP, extra_kernel_us, last_block_cost, lower_bound, traffic
+from .cost import extra_kernel_us, last_block_cost, lower_bound, traffic
 from .footprint import buffer_bytes
 from .kernel import Kernel, Space, memory_order
 from .legality import Illegal, Reason, Refusal, check_types
@@ -125,7 +126,8 @@ class Search:
                 tied = [t for t in tied if not t & joined] + [joined.union(*touching)]
         whole = len(tied) == 1 and len(tied[0]) == len(units)
         bound = lower_bound(traffic(together.plan.kernel, self.bindings), self.device)
-        return 1.05 * bound + (narrowest / self.device.bandwidth if whole else 0.0) + 2 * RAMP + self.device.launch
+        again = narrowest / self.device.bandwidth if whole else 0.0
+        return 1.05 * bound + again + 2 * SHIPPED.cost.launch_us + self.device.launch
 
     def _total(self, groups: list[frozenset[int]]) -> float:
         total = extra_kernel_us(self.device) * (len(groups) - 1)
@@ -315,7 +317,7 @@ class Search:
         length = t.cols * t.batch if isinstance(schedule.rows, Loop) else t.rows * t.batch
         states = max(t.outer_states, 1)
         apart = found.us
-        fused = found.plan.cost.us + last_block_cost(states, schedule.splits, length, self.device)
+        fused = found.plan.cost.us + last_block_cost(states, schedule.splits, length)
         if fused >= apart:
             detail = f"the last CTA alone would read {schedule.splits} partial rows of {length} elements"
             between = (self._label(group), "the sum of its partial results")

@@ -12,8 +12,8 @@ from typing import TypeAlias
 from ..device import Device
 from ..ir.program import Buffer, Load, Op, Program, Reduce, Store
 from ..ir.size import Bindings
-from .cost import Cost, extra_kernel_us
-from .footprint import floor_bytes
+from .cost import Cost, extra_kernel_us, floor_us
+from .footprint import Footprint, footprint
 from .kernel import Across, Kernel
 from .legality import Refusal
 from .resources import Resources, tile_of
@@ -130,13 +130,18 @@ class Plan:
     refusals: tuple[Refusal, ...]
 
     @cached_property
-    def floor_bytes(self) -> int:
+    def footprint(self) -> Footprint:
         """The fewest bytes the Program can move: every input once, every output once."""
-        return floor_bytes(self.program, self.bindings)
+        return footprint(self.program, self.bindings)
+
+    @property
+    def floor_bytes(self) -> int:
+        return self.footprint.bytes
 
     @property
     def floor_us(self) -> float:
-        return self.floor_bytes / self.device.bandwidth
+        """The time that no plan can beat."""
+        return floor_us(self.footprint, self.device)
 
     @property
     def predicted_us(self) -> float:

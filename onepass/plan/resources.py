@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ..constants import SHIPPED
 from ..device import Device
 from ..ir.expr import DType
 from ..ir.monoid import MONOIDS
@@ -199,30 +200,17 @@ class RegisterFit:
     accumulated: float = 0.0
 
 
-# Fitted to the register counts of 1950 kernels (Triton 3.6, sm_90, no spills) and 1390 more after codegen changed: norms,
-# softmax, losses, column sums and regions of three models. Mean error 15 %.
-FIT_RESIDENT = RegisterFit(11, 0.3, 0.31, 1.4)
-FIT_MIX_ORDER = RegisterFit(6, 1.75, 0.21, 1.14, 1.7)
-# Pipelined mix-order kernels with one row at a time that are estimated to exceed their register limit by up to this factor
-# still compile without spills (all of 7; Triton 3.6, sm_90; 16 warps, norm backward). Without a pipeline, or with several
-# rows at a time, a third spilled.
-REGISTER_SQUEEZE = 1.09
-FIT_LOOP_COLS = RegisterFit(31, 0, 0.15)
-FIT_LOOP_ROWS = RegisterFit(31, 0, 0.78)
-# Fitted to 174 uncapped kernels that read rows from shared memory: mean error 18 %. With a register cap, such kernels use
-# more than they need: 26 % of 148.
-FIT_STAGED_ROWS = RegisterFit(23, 4.3, 0.31)
-# Fitted to the smallest cap, in steps of eight, with which 85 such kernels that also accumulate over rows spill at most 16
-# bytes (Triton 3.7, sm_90: norm backward, sums of rows and columns): mean error 8 %. With a higher cap they use up to twice
-# that.
-FIT_STAGED_MIX_ORDER = RegisterFit(5, 3.5, 0.46, 1.6, 1.2)
-FIT_STAGED_TILES = RegisterFit(24, 0, 0)  # plus the registers of a strip
-FIT_POINTWISE = RegisterFit(28, 0.2, 0.1)
-FIRST_STATE_REGISTERS = 0.33  # registers per element of a walk's first state; further states take their full size
-STAGED_STATE_SHARE = 0.33  # factor on it for chunks read from shared memory, where few values are alive next to the states
-# Share of a tile alive while it is merged down its columns, and registers of every merge. Estimated from 60 kernels (Triton
-# 3.6, sm_90): variances and logsumexps of 1, 3 and 5 inputs, 16 to 128 elements per thread.
-MERGED_TILE_SHARE, MERGE_REGISTERS = 1.1, 10
+FITTED = SHIPPED.registers
+FIT_RESIDENT = RegisterFit(FITTED.resident_base, FITTED.resident_access, FITTED.resident_live, FITTED.resident_resident)
+FIT_MIX_ORDER = RegisterFit(FITTED.mix_order_base, FITTED.mix_order_access, FITTED.mix_order_live, FITTED.mix_order_resident,
+                            FITTED.mix_order_accumulated)
+FIT_LOOP_COLS = RegisterFit(FITTED.loop_cols_base, 0, FITTED.loop_cols_live)
+FIT_LOOP_ROWS = RegisterFit(FITTED.loop_rows_base, 0, FITTED.loop_rows_live)
+FIT_STAGED_ROWS = RegisterFit(FITTED.staged_rows_base, FITTED.staged_rows_access, FITTED.staged_rows_live)
+FIT_STAGED_MIX_ORDER = RegisterFit(FITTED.staged_mix_order_base, FITTED.staged_mix_order_access, FITTED.staged_mix_order_live,
+                                   FITTED.staged_mix_order_resident, FITTED.staged_mix_order_accumulated)
+FIT_STAGED_TILES = RegisterFit(FITTED.staged_tiles_base, 0, 0)  # plus the registers of a strip
+FIT_POINTWISE = RegisterFit(FITTED.pointwise_base, FITTED.pointwise_access, FITTED.pointwise_live)
 MAX_ELEMS_IN_FLIGHT = 32  # elements a thread computes at once, if it can process a tile piecewise
 
 
@@ -254,26 +242,18 @@ def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
         registers += _staged_tile_registers(need, schedule)
     elif fit in (FIT_LOOP_COLS, FIT_LOOP_ROWS, FIT_STAGED_ROWS):
         states = max(0.0, need.looped_elementwise_registers - 1)
-        states += FIRST_STATE_REGISTERS * min(1.0, need.looped_elementwise_registers)
-        registers += states * max(1.0, once) * (STAGED_STATE_SHARE if schedule.staged else 1.0) + need.looped_state_registers
+        states += FITTED.first_state * min(1.0, need.looped_elementwise_registers)
+        registers += states * max(1.0, once) * (FITTED.staged_state_share if schedule.staged else 1.0) + need.looped_state_registers
         if fit is FIT_LOOP_ROWS:
-            registers += need.reread * (MERGED_TILE_SHARE * once * need.registers_per_value + MERGE_REGISTERS)
+            registers += need.reread * (FITTED.merged_tile_share * once * need.registers_per_value + FITTED.merge_registers)
         else:  # the whole tile stays alive until it is merged
             registers += need.reread * need.registers_per_value * max(0.0, once - MAX_ELEMS_IN_FLIGHT)
     smem = _smem_bytes(need, schedule)
     count = int(min(max(registers, 16), 1024))
     most = min(device.registers_per_thread, device.registers_per_sm // threads, schedule.registers or device.registers_per_thread)
-    if fit is FIT_MIX_ORDER and schedule.stages > 1 and tile.height == 1 and most < count <= REGISTER_SQUEEZE * most:
+    if fit is FIT_MIX_ORDER and schedule.stages > 1 and tile.height == 1 and most < count <= FITTED.squeeze * most:
         count = most
     return Resources(count, smem, 0 if count > most else ctas_per_sm(count, smem, schedule.warps, device))
-
-
-# Shares of a strip's words, and of those that enter a merge (which reads them twice), that are in registers at once.
-# Estimated from 60 kernels (Triton 3.7, sm_90, no spills): sums of 1 to 56 inputs, extremes, variances, logsumexp, positions.
-STRIP_SHARE, ENTERING_SHARE = 0.6, 0.5
-# Share of the recomputed states that exist twice during a merge. Estimated from 64 more kernels (Triton 3.6): variances and
-# logsumexps of 1 to 7 inputs used 0 to 80 registers more than predicted without it, 16-bit types most.
-MERGED_STATE_SHARE = 0.7
 
 
 def _staged_tile_registers(need: Demand, schedule: StagedTiles) -> float:
@@ -281,8 +261,8 @@ def _staged_tile_registers(need: Demand, schedule: StagedTiles) -> float:
     element = need.staged_bytes(schedule)
     vector = schedule.vector_limit or need.explicit_vector
     elements = vector * staged_tiles.strips(schedule, vector).rows_per_thread
-    states = vector * (need.state_registers + MERGED_STATE_SHARE * need.merged_registers)
-    return states + elements * (STRIP_SHARE * element / 4 + ENTERING_SHARE * need.entering_registers)
+    states = vector * (need.state_registers + FITTED.merged_state_share * need.merged_registers)
+    return states + elements * (FITTED.strip_share * element / 4 + FITTED.entering_share * need.entering_registers)
 
 
 def _smem_bytes(need: Demand, schedule: Schedule) -> int:

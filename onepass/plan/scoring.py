@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..constants import SHIPPED
 from ..device import Device
 from ..ir.program import Program
 from ..ir.simplify import online_softmax, two_pass
 from ..ir.size import Bindings
 from .candidates import schedules
-from .cost import JOIN_PART_US, JOIN_STAGED_PART_US, Traffic, cost, join_cost, traffic
+from .cost import cost, join_us, traffic
 from .kernel import Kernel, Space
 from .legality import Family, Illegal, Reason, families, space_of
 from .plan import REGISTERS_UNBOUNDED, CompileFeedback, KernelPlan
 from .resources import demand, estimate
-from .schedule import Block, Cover, Loop, Schedule
-
-TIE = 1.03  # schedules within this factor of the best count as equal; ties prefer the fewest registers
+from .schedule import Cover, Loop, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,18 @@ def score(program: Program, bindings: Bindings, device: Device, feedback: Compil
         return found
     fresh = [s for s in found if (known := feedback.get(s.plan.scored_as)) is None or known.ctas_per_sm] if feedback else found
     if fresh:
-        slowest_tie = min(s.us for s in fresh) * TIE
-        return min((s for s in fresh if s.us <= slowest_tie),
-                   key=lambda s: (_stages_rows(s.plan), s.plan.schedule.ctas_per_row, _reloads_row_vectors(s.plan),
-                                  _register_weight(s.plan), s.us))
+        return choose(fresh)
     if found and spilling:
         return min(found, key=lambda s: (feedback[s.plan.scored_as].spilled or (True, 0), s.us))
     return Illegal(Reason.NO_SCHEDULE, f"{program.name} does not fit the registers and shared memory of one SM of {device.name}")
+
+
+def choose(found: Sequence[Scored]) -> Scored:
+    """The best of several schedules. Those within the accuracy of the model count as equal."""
+    slowest_tie = min(s.us for s in found) * SHIPPED.cost.tie
+    return min((s for s in found if s.us <= slowest_tie),
+               key=lambda s: (_stages_rows(s.plan), s.plan.schedule.ctas_per_row, _reloads_row_vectors(s.plan),
+                              _register_weight(s.plan), s.us))
 
 
 def scores(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored] | Illegal:
@@ -132,7 +137,7 @@ def scored_forms(form: Form, family: Family, bindings: Bindings, device: Device,
             continue
         one = cost(kernel, schedule, resources, t, device)
         chosen = KernelPlan(kernel.program.name, kernel, schedule, resources, one, (kernel.program, schedule))
-        found.append(Scored(chosen, one.us + _join(schedule, t, device)))
+        found.append(Scored(chosen, one.us + join_us(schedule, t, device)))
     return found
 
 
@@ -141,11 +146,3 @@ def fits_one_wave(schedule: Schedule, ctas_per_sm: int, device: Device) -> bool:
     if not (isinstance(schedule.rows, Loop) and isinstance(schedule.cols, Cover)):
         return True
     return schedule.rows.split * schedule.ctas_per_row <= ctas_per_sm * device.sms
-
-
-def _join(schedule: Schedule, t: Traffic, device: Device) -> float:
-    if schedule.splits <= 1:
-        return 0.0
-    length = t.cols * t.batch if isinstance(schedule.rows, Loop) else t.rows * t.batch
-    part = JOIN_STAGED_PART_US if schedule.staged and isinstance(schedule.cols, Block) else 0.0 if t.inner_folds else JOIN_PART_US
-    return join_cost(max(t.outer_states, 1), schedule.splits, length, device) + part * schedule.splits

@@ -7,7 +7,7 @@ A Report only copies values that the pipeline stages kept. It prints as tables o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -41,6 +41,7 @@ from .rows import (
     spill_text,
 )
 from .tables import as_text, console, counted, human_bytes, ratio, table, us
+from .why import Why, why
 
 if TYPE_CHECKING:
     from .model_report import ModelReport  # for the same reason
@@ -63,6 +64,11 @@ class Report:
     refusals: tuple[RefusalRow, ...]
     rejected: tuple[RejectedRow, ...]
     sources: tuple[Source, ...]
+    plan: Plan | None = field(default=None, repr=False)
+
+    def why(self) -> Why:
+        """The candidate schedules of each kernel, and the terms of their predicted times."""
+        return why(self.plan) if self.plan else Why(())
 
     @property
     def dram_bytes(self) -> int:
@@ -154,6 +160,7 @@ def report(compiled: Compiled, plan: Plan, holds: Validity) -> Report:
         refusals=tuple(map(refusal_row, plan.refusals)),
         rejected=tuple(map(rejected_row, compiled.rejected)),
         sources=compiled.sources,
+        plan=plan,
     )
 
 

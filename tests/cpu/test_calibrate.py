@@ -27,7 +27,7 @@ from onepass.integration.build import KernelKey, store_key
 from onepass.measure import calibrate as tool
 from onepass.measure.calibrate import Anchor, InFlightRate, ProbeResults, calibrate, derive, fit_latency, forget_card
 from onepass.pipeline import optimize
-from onepass.plan.cost import _sustained_rate
+from onepass.plan.cost import sustained_rate
 from onepass.plan.variant import Variant
 from onepass.runtime import cache, card, measured
 from onepass.runtime.measured import Calibration
@@ -44,7 +44,7 @@ SCALED = H200.latency / tool.PROBED_H200["latency"]  # a probe's latency in the 
 
 def flights(facts: Device, *kilobytes: int) -> tuple[InFlightRate, ...]:
     """What a card with these facts would show."""
-    return tuple(InFlightRate(kb << 10, _sustained_rate(tool.MEAN_IN_FLIGHT_SHARE * (kb << 10), facts)) for kb in kilobytes)
+    return tuple(InFlightRate(kb << 10, sustained_rate(tool.MEAN_IN_FLIGHT_SHARE * (kb << 10), facts)) for kb in kilobytes)
 
 
 def figures(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> ProbeResults:
@@ -416,7 +416,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
         moved = 4 * tiles * shape["HEIGHT"] * shape["WIDTH"]
         in_flight = 4 * shape["HEIGHT"] * shape["WIDTH"] * grid / 132
         assert moved <= 4 * data.numel() and shape["WIDTH"] == 128 * shape["num_warps"]
-        return moved / _sustained_rate(tool.MEAN_IN_FLIGHT_SHARE * in_flight, H200) + (passes - 1) * moved / 5.5e6
+        return moved / sustained_rate(tool.MEAN_IN_FLIGHT_SHARE * in_flight, H200) + (passes - 1) * moved / 5.5e6
 
     def ticks(grid: int, found: torch.Tensor, turns: int, **_: int) -> float:
         found.copy_(torch.tensor([1_830_000, 1_000_000, 0]))

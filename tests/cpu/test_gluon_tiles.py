@@ -18,7 +18,7 @@ from onepass.codegen import kernel_ir as ir
 from onepass.codegen.printer import Lowered
 from onepass.device import Device, device
 from onepass.ir.oracle import evaluate
-from onepass.plan.cost import Cost
+from onepass.plan.cost import cost, traffic
 from onepass.plan.kernel import Kernel
 from onepass.plan.legality import Family, Illegal
 from onepass.plan.partition import plan, with_join
@@ -126,7 +126,8 @@ def run_tiles(fn: Callable[..., Any], args: tuple[Tensor, ...], wide: bool = Fal
     kernel, bindings = kernel_of(fn, args)
     schedule, program = tiles(kernel, **how), kernel.program
     assert schedule.staged
-    takes, costs = estimate(demand(kernel), schedule, H200), Cost(1.0, 1.0, 1.0, "")
+    takes = estimate(demand(kernel), schedule, H200)
+    costs = cost(kernel, schedule, replace(takes, ctas_per_sm=max(1, takes.ctas_per_sm)), traffic(kernel, bindings), H200)
     one = KernelPlan("tiles", kernel, schedule, takes, costs, (program, schedule))
     order = (*kernel.space.rows, *kernel.space.cols)
     kernels = tuple(replace(k, name=f"tiles_{i}") for i, k in enumerate(with_join(one, bindings, H200, order, {})))

@@ -33,14 +33,11 @@ def of_a_test_module(name: str) -> bool:
     return name.startswith("tests.") and any(part.startswith("test_") or part == "conftest" for part in name.split(".")[:-1])
 
 
-STILL_PRIVATE = {"onepass.plan.cost._sustained_rate"}  # and used: to be made public
-
-
 def private(name: str) -> bool:
     """Whether a name of onepass or of the tests is not for others."""
     package, *rest = name.split(".")
     hidden = any(part.startswith("_") and not part.startswith("__") for part in rest)
-    return hidden and package in ("onepass", "tests", "bench", "") and name not in STILL_PRIVATE
+    return hidden and package in ("onepass", "tests", "bench", "")
 
 
 def found(files: list[Path], wrong: Rule) -> list[str]:

@@ -24,7 +24,7 @@ def test_a_run_survives_its_json(run: Run) -> None:
 
 def test_the_json_says_what_follows() -> None:
     found = to_json(norms())
-    assert found["schema"] == 1
+    assert found["schema"] == 2
     assert found["anchors"][0] == {"kind": "read", "bytes": 2**28, "us": 60.0, "gbps": pytest.approx(4473.9243)}
     first = found["rows"][0]
     assert first["id"] == "rms_norm_backward 131072x512 bf16"
@@ -77,12 +77,12 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("change", "said"), [
     (lambda j: j.pop("schema"), "no field schema"),
-    (lambda j: j.update(schema=2), "its schema is 2, but this onepass reads 1"),
+    (lambda j: j.update(schema=3), "its schema is 3, but this onepass reads 2"),
     (lambda j: j.pop("suite"), "the run has no field suite"),
     (lambda j: j.update(date="yesterday"), "the date 'yesterday' is not in ISO form"),
     (lambda j: j.update(rows={}), "rows is an object, expected a list"),
     (lambda j: j.update(versions={"torch": 2}), "versions.torch is 2, expected a text"),
-    (lambda j: j["rows"][3].update(colour="red"), r"rows\[3\] has a field colour that schema 1 does not know"),
+    (lambda j: j["rows"][3].update(colour="red"), r"rows\[3\] has a field colour that schema 2 does not know"),
     (lambda j: j["rows"][3]["shape"].append(1.5), r"rows\[3\].shape\[2\] is 1.5, expected a whole number"),
     (lambda j: j["rows"][3]["shape"].append(True), r"rows\[3\].shape\[2\] is True, expected a whole number"),
     (lambda j: j["rows"][3].update(floor_us=-1.0), r"rows\[3\]: a floor is 0 or more"),

@@ -13,6 +13,7 @@ from onepass.device import device
 from onepass.errors import NotMeasured
 from onepass.measure.bench import Machine
 from onepass.measure.results import Anchor, Candidate, Regret, Result, Row, Run, row_id
+from onepass.measure.schedule_record import ScheduleRecord
 from onepass.measure.suites import Job, Suite
 from onepass.measure.timing import Call, Timed
 
@@ -95,7 +96,7 @@ def regret(of: Row) -> Regret:
     """A workload whose second candidate would have been a little faster."""
     us = of.us("onepass") or 1.0
     return Regret(of.id, us, six(us * 0.97), us, (
-        Candidate("Loop(4) x Cover(4096), 8 warps", "mix-order", us, us, 127, 0),
-        Candidate("Loop(2) x Cover(4096), 8 warps", "mix-order", six(us * 1.1), six(us * 0.97), 96, 0),
-        Candidate("Loop(8) x Cover(4096), 4 warps", "mix-order", six(us * 1.2), six(us * 1.5), 255, 64),
-        Candidate("Block(1) x Loop(4096)", "inner", six(us * 2.2), None)))
+        Candidate((ScheduleRecord("mix-order", (4,), (4096,), 8, 264),), "mix-order", us, us, 127, 0),
+        Candidate((ScheduleRecord("mix-order", (2,), (4096,), 8, 264),), "mix-order", six(us * 1.1), six(us * 0.97), 96, 0),
+        Candidate((ScheduleRecord("mix-order", (8,), (4096,), 4, 264),), "mix-order", six(us * 1.2), six(us * 1.5), 255, 64),
+        Candidate((ScheduleRecord("inner looped", (1,), (4096,), 4, 1),), "inner looped", six(us * 2.2), None)))

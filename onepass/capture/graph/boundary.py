@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from ...constants import SHIPPED
 from .dataflow import Dataflow
 
 MAX_DUPLICATED_NODES = 16  # most nodes to recompute instead of reading one value
-SMALL_RATIO = 8  # a value this many times smaller than another is ignored
 MAX_KERNEL_NODES = 120  # most nodes to visit when estimating one of Inductor's kernels
 
 
@@ -122,7 +122,7 @@ class ExpandedRegions:
         for _ in range(MAX_DUPLICATED_NODES):
             inputs = {b for c in cone for b in self.dataflow.producers[c]} - cone - expanded
             extra_bytes = sum(self.dataflow.bytes[b] for b in inputs - read)
-            is_cheap = extra_bytes <= self.dataflow.bytes[value] * (1 + 1 / SMALL_RATIO)
+            is_cheap = extra_bytes <= self.dataflow.bytes[value] * (1 + 1 / SHIPPED.claim.small_ratio)
             if is_cheap and not self._adds_outputs(inputs - expanded, value):
                 best = set(cone)
             deeper = [b for b in inputs if self._is_arithmetic(b) and self.dataflow.epoch[b] == self.dataflow.epoch[value]]
@@ -133,7 +133,8 @@ class ExpandedRegions:
 
     def _adds_outputs(self, inputs: set[int], value: int) -> bool:
         """Whether another region would have to write a large value that it does not write now."""
-        return any(b in self.region_of and self.dataflow.bytes[b] * SMALL_RATIO > self.dataflow.bytes[value] for b in inputs)
+        bytes_of, ratio = self.dataflow.bytes, SHIPPED.claim.small_ratio
+        return any(b in self.region_of and bytes_of[b] * ratio > bytes_of[value] for b in inputs)
 
     def _is_arithmetic(self, node: int) -> bool:
         return self.dataflow.is_fusible(node) and not self.dataflow.reduces[node]

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from ...constants import SHIPPED
 from .boundary import Boundary, ExpandedRegions
 from .dataflow import Dataflow
 from .grouping import Groups
 from .node_kinds import is_reduction, tensors_of
 
 MAX_NODES = 120  # most nodes of a region; keeps planning well under a second
-SMALL_RATIO = 8  # a value this many times smaller than the data on both sides of it does not join them
-SHARED_DATA_RATIO = 4  # groups join if the data both read is at least 1/4 of the traffic of either
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class _RegionGrower:
         a, b = self.groups.find(producer), self.groups.find(node)
         if a == b or self.dataflow.epoch[producer] != self.dataflow.epoch[node]:
             return False
-        min_bytes = min(self.largest_value[a], self.largest_value[b]) / SMALL_RATIO
+        min_bytes = min(self.largest_value[a], self.largest_value[b]) / SHIPPED.claim.small_ratio
         return self.dataflow.bytes[producer] >= min_bytes or self._share_large(a, b, min_bytes)
 
     def _share_large(self, a: int, b: int, min_bytes: float) -> bool:
@@ -114,7 +113,7 @@ class _RegionGrower:
     def _share_most(self, a: int, b: int) -> bool:
         """Whether the data both read is a large part of either's traffic. Batching unrelated small work is no reason to merge."""
         shared = sum(self.dataflow.bytes[t] for t in self.touched[a] & self.touched[b])
-        return shared * SHARED_DATA_RATIO >= min(self._traffic(a), self._traffic(b))
+        return shared * SHIPPED.claim.shared_data_ratio >= min(self._traffic(a), self._traffic(b))
 
     def _traffic(self, group: int) -> int:
         own = set(self.groups.members(group))

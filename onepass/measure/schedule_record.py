@@ -1,0 +1,62 @@
+"""A schedule as result files store it: its kernel family and plain fields, which can be compared with a planner's candidates."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..plan.schedule import Block, Cover, Loop, Role, RowVectors, Schedule
+
+VECTORS = {RowVectors.RELOAD: "", RowVectors.REGISTERS: "registers", RowVectors.SMEM: "shared memory"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRecord:
+    """What tells the schedules of one kernel apart. Fields with their defaults are left out of files."""
+
+    family: str
+    rows: tuple[int, ...]  # the rows of a tile or of a step; all tiles, if rows are covered
+    cols: tuple[int, ...]
+    warps: int
+    split: int = 0  # CTAs, or groups of CTAs, that share a walk; 0 without a walk
+    stages: int = 1
+    prefetch: int = 0
+    sector: int = 0
+    resident: int = 0  # loads kept in registers
+    staged: int = 0  # loads that TMA copies to shared memory
+    row_vectors: str = ""  # where row vectors stay: "registers" or "shared memory"; empty: they are loaded for every row
+    ctas_per_row: int = 1
+    registers: int = 0  # register cap; 0: none
+
+    @staticmethod
+    def of(schedule: Schedule) -> "ScheduleRecord":
+        """The record of a schedule."""
+        vectors = VECTORS[schedule.row_vectors]
+        return ScheduleRecord(schedule.family, _tiles(schedule.rows), _tiles(schedule.cols), schedule.warps,
+                              max(_split(schedule.rows), _split(schedule.cols)), schedule.stages, schedule.prefetch,
+                              schedule.sector_elems, len(schedule.resident), len(schedule.staged), vectors, schedule.ctas_per_row,
+                              schedule.registers)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that do not have their defaults."""
+        default = {f.name: f.default for f in fields(self)}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items() if v != default[name]}
+
+    def __str__(self) -> str:
+        given = self.to_json()
+        family = given.pop("family")
+        return f"{family}: " + ", ".join(f"{k} {'+'.join(map(str, v)) if isinstance(v, list) else v}" for k, v in given.items())
+
+
+def _tiles(role: Role) -> tuple[int, ...]:
+    match role:
+        case Block(size):
+            return (size,)
+        case Loop(step):
+            return (step,)
+        case Cover(tiles):
+            return tiles
+
+
+def _split(role: Role) -> int:
+    return role.split if isinstance(role, Loop) else 0
