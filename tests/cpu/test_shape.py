@@ -27,7 +27,7 @@ PACKAGE_LINES = {
     "plan": 3850, "plan/cost": 1000, "codegen": 3100, "runtime": 2665, "runtime/interpreter": 1300,
     "integration": 2940, "tools": 2850,  # with `explain --why`
     "measure": 4350,  # with `fit`: all stored measurements as one type, the fit of the cost model, and that of the floor
-    ".": 1100,  # modules outside of packages, and the __init__ modules of packages of packages
+    ".": 1140,  # modules outside of packages (a new command is some 20 lines), and the __init__ modules of packages of packages
 }
 TERSE_METHOD = 6  # lines a method may have without a docstring: its name and class say it
 
