@@ -29,6 +29,7 @@ from .ir.program import Program
 from .ir.simplify import simplify
 from .ir.size import Bindings
 from .ir.verify import verify
+from .plan.access import needs_wide_index
 from .plan.partition import plan as search
 from .plan.plan import CompileOutcome, Plan
 from .plan.schedule import Schedule
@@ -72,7 +73,8 @@ def compile_function(fn: Callable[..., Any], args: tuple[Any, ...], device: Devi
         nothing = Plan(program, device, bindings, (), ())
         return Compilation(captured, bindings, program, variant, nothing, Compiled(nothing, (), ()))
     chosen = make_plan(program, variant)  # kernels and schedules, by cost; refusals kept
-    compiled = compile(chosen, compile_kernel)  # text and binaries; spills feed back into the search
+    wide = needs_wide_index(program, bindings)
+    compiled = compile(chosen, compile_kernel, wide)  # text and binaries; spills feed back into the search
     return Compilation(captured, bindings, program, variant, chosen, compiled)  # `assemble` binds its Artifact to a device
 
 

@@ -25,10 +25,6 @@ def at_sizes(plan: Plan, bindings: Bindings) -> Plan:
 
 def _at(kernel: KernelPlan, sizes: Bindings, plan: Plan) -> KernelPlan:
     program, schedule = kernel.scored_as
-    space = kernel.kernel.space
-    if program != kernel.program:  # one half of a split reduction, which was scored as a whole
-        whole = space_of(program, plan.bindings)
-        assert not isinstance(whole, Illegal), "the kernel was scored in this space"
-        space = whole
-    scored = Kernel(program, space)
+    whole = kernel.kernel.space if program == kernel.program else space_of(program, plan.bindings)  # else half of a split reduction
+    scored = Kernel(program, kernel.kernel.space if isinstance(whole, Illegal) else whole)
     return replace(kernel, cost=cost(scored, schedule, kernel.resources, traffic(scored, sizes), plan.device))

@@ -21,6 +21,7 @@ from ..device import Device
 from ..integration.claim import ClaimedRegion, Declined
 from ..integration.failure import describe_error
 from ..knobs import knobs
+from ..plan.access import needs_wide_index
 from ..plan.plan import Plan
 from ..plan.recost import at_sizes
 from ..plan.variant import Validity, validity
@@ -200,7 +201,8 @@ def _compiled(regions: Iterable[ClaimedRegion], target: Device) -> dict[str, Com
     distinct = {r.id: r for r in regions}
 
     def compile(region: ClaimedRegion) -> Compiled:
-        return pipeline.compile(region.plan, lambda source: offline.compile(source, target))
+        wide = needs_wide_index(region.optimized, region.bindings)
+        return pipeline.compile(region.plan, lambda source: offline.compile(source, target), wide)
 
     with DaemonExecutor(knobs().compile_workers, "onepass-report") as threads:
         return dict(zip(distinct, threads.map(compile, distinct.values()), strict=True))

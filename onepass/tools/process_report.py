@@ -122,7 +122,7 @@ def _header(r: ProcessReport) -> Text:
     return Text.assemble(
         ("onepass in this process", "bold"), f": {counted(len(r.graphs), 'graph')}, {counted(r.calls, 'region call')}, "
         f"{counted(len(r.fallbacks), 'fallback')}, {seconds:.1f} s in the graph pass\n",
-        f"  cache      {work.hits} of {counted(lookups, 'Program')} found; {work.plans} planned\n",
+        f"  cache      {work.hits} of {counted(lookups, 'Program')} found; {work.optimized} optimized, {work.plans} planned\n",
         f"  compiler   {counted(work.compilations, 'kernel')} compiled, {work.found} loaded from the cache\n",
         f"  saved      {text}" if (text := saved_text(r.recomputed)) else "",
     )
