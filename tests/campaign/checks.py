@@ -36,14 +36,16 @@ from tests.support.random_schedules import Draw
 
 from .compare import Results, Truth, compared, differ_exactly, moved, precision_of
 from .draw import graph as any_graph
+from .draw import pair_graph
 from .graph import DTYPES, Graph, default_float64, make_inputs
 from .integers import integers, integral
-from .rows import row_graph
+from .rows import one_way_graph, row_graph
 
 # Codes that say onepass itself is at fault.
 INTERNAL = ("ONEPASS-205", "ONEPASS-9", "ONEPASS-113", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")
 # How likely a family is to be taken where a graph may run by it; others, which fewer graphs may run by, 8.
-COMMON = {"pointwise": 1, "inner": 1, "inner looped": 1, "mix-order": 1, "outer": 2, "inner staged": 4, "mix-order multi-CTA": 40}
+COMMON = {"pointwise": 1, "inner": 1, "inner looped": 1, "mix-order": 1, "outer": 2, "inner staged": 4, "mix-order multi-CTA": 40,
+          "inner split": 20}
 COARSE = 2.0**-12  # by which simplification may change a value: 1/33 is rounded, and what cancels later shows it
 DRAWS = 12  # of other schedules, until one is legal
 TOO_LONG = 20.0  # CPU seconds for one graph
@@ -337,9 +339,12 @@ def by_backend(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
 
 STAGES: dict[str, Stage] = {
     "oracle": Stage(by_oracle, exactly=True),
+    "pairs": Stage(by_oracle, exactly=True, draw=pair_graph),
+    "pair kernels": Stage(by_fuse, draw=pair_graph),
     "interpret": Stage(by_fuse),
     "schedules": Stage(by_schedule),
     "families": Stage(by_family, draw=row_graph),
+    "one way": Stage(by_family, draw=one_way_graph),
     "integers": Stage(by_integers),
     "compile": Stage(by_backend, gradients=True),
     "card": Stage(by_fuse, device="cuda"),

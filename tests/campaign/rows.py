@@ -11,6 +11,8 @@ from .graph import Graph, Input, Step
 # Columns that threads of one CTA share evenly or not, and that two CTAs may share; rows that start on 16 bytes or anywhere.
 SHAPES = ((6, 1024), (9, 2048), (5, 8192), (6, 8192), (4, 16384), (12, 4096), (7, 1027), (5, 4099), (130, 32), (70, 64), (300, 16),
           (12, 40), (2, 20000))
+LONG = ((1, 20000), (2, 20000), (1, 8192), (2, 12288), (3, 8192), (6, 8192), (9, 2048), (5, 4099), (4, 16385))
+TALL = ((2000, 40), (1024, 16), (300, 64), (3000, 7), (130, 512), (40, 24), (64, 64), (16, 300), (600, 136))
 KINDS = (("f32",), ("f32",), ("bf16",), ("f16",), ("f32", "bf16"), ("f64",), ("i64",), ("e4m3", "f32"))
 FLOATS, WIDE = (("f32",), ("bf16",), ("f16",), ("f32", "bf16")), 8192
 # Scaled, or a tanh comes so close to 1 that its last digit decides what a variance of it is.
@@ -28,6 +30,11 @@ DOWN = ("{0}.sum(0)", "{0}.float().mean(0)", "{0}.amax(0)", "{0}.float().var(0, 
 def row_graph(seed: int) -> Graph:
     """The graph of a seed: 1 to 3 tensors, perhaps a row vector and a column vector, up to two reductions each way."""
     return _Drawing(random.Random(seed)).graph(seed)
+
+
+def one_way_graph(seed: int) -> Graph:
+    """The graph of a seed: reductions along rows alone or down columns alone, at sizes that the rarer kernel families are for."""
+    return _Drawing(random.Random(seed)).one_way(seed)
 
 
 class _Drawing:
@@ -53,6 +60,18 @@ class _Drawing:
             value = self.chain(self.line("meet", rng.choice(TOGETHER), value, row), thin)
         downs = [self.line("down", rng.choice(DOWN), value) for _ in range(rng.choice((1, 2) if spans else (0, 0, 1, 1, 2)))]
         ends += downs + ([value] if not (downs or ends) or spans or rng.random() < 0.6 else [])
+        return self.made(seed, ends)
+
+    def one_way(self, seed: int) -> Graph:
+        """Draw reductions one way. If something is computed from a value and its own reduction, it may be held on chip."""
+        rng = self.rng
+        reductions, shapes = rng.choice(((ALONG, LONG), (DOWN, TALL)))
+        shape, kinds = rng.choice(shapes), rng.choice(KINDS)
+        full = [self.input(shape, kinds) for _ in range(rng.choice((1, 1, 2)))]
+        value = self.chain(full[0], full[1:])
+        ends = [self.line("reduce", rng.choice(reductions), value) for _ in range(rng.choice((1, 1, 2)))]
+        if rng.random() < 0.4:
+            ends.append(self.chain(self.line("meet", rng.choice(TOGETHER), value, ends[0]), []))
         return self.made(seed, ends)
 
     def input(self, shape: tuple[int, ...], kinds: tuple[str, ...]) -> str:
