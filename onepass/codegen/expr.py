@@ -86,12 +86,13 @@ def op_text(name: str, args: tuple[str, ...], gives: DType, exact: bool = False,
 
 def run_text(index: str, run: Run) -> str:
     """What one run of axes contributes to an address."""
-    text = index if run.inner == 1 else f"({index} // {_factor(run.inner)})"
-    text = text if run.first else f"({text} % {_factor(run.size)})"
-    return text if run.stride == 1 else f"{text} * {_factor(run.stride)}"
+    text = index if run.inner == 1 else f"({index} // {factor_text(run.inner)})"
+    text = text if run.first else f"({text} % {factor_text(run.size)})"
+    return text if run.stride == 1 else f"{text} * {factor_text(run.stride)}"
 
 
-def _factor(size: Size) -> str:
+def factor_text(size: Size) -> str:
+    """A size as an operand of `*`, `//` or `%`."""
     text = size_text(size)
     return text if isinstance(size, int) or "*" not in text else f"({text})"
 

@@ -136,10 +136,12 @@ def sectors(side: Side, ref: TileRef, sector_elems: int, stages: int, writer: Wr
 
     The first `before` elements of the first sector belong to the previous row. The two partial sectors at the ends of the row form
     one small tile. The whole sectors between, [sector_elems, whole), are read with vector loads. So is the last tile, because its
-    mask changes only at a multiple of `sector_elems`.
+    mask changes only at a multiple of `sector_elems`. A row that ends in its first sector has no second partial sector.
     """
     extent = size_text(side.extent)
-    writer.line(f"whole = ({extent} + before) // {sector_elems} * {sector_elems}")
+    whole = f"({extent} + before) // {sector_elems} * {sector_elems}"
+    may_be_short = not isinstance(side.extent, int) or side.extent < sector_elems
+    writer.line("whole = " + (f"tl.maximum({whole}, {sector_elems})" if may_be_short else whole))
     edge = (
         f"lane = {side.lanes(2 * sector_elems)}",
         f"u_edge = tl.where(lane < {sector_elems}, lane, whole + lane - {sector_elems})",

@@ -13,7 +13,7 @@ from ..plan.resources import loads_after_reduction, prefetched_loads
 from ..plan.schedule import Block, Cover, Loop, Schedule
 from ..plan.thread_layout import max_contiguous
 from . import tile_refs
-from .expr import size_text
+from .expr import factor_text, size_text
 from .folds import Folds, Running
 from .row_loop import RowLoop
 from .source import GridDim, Param, ParamKind, Source
@@ -233,7 +233,7 @@ class _Emitter:
 def _count_text(dim: GridDim) -> str:
     if isinstance(dim.extent, int):
         return str(-(-dim.extent // dim.step))
-    return size_text(dim.extent) if dim.step == 1 else f"tl.cdiv({size_text(dim.extent)}, {dim.step})"
+    return factor_text(dim.extent) if dim.step == 1 else f"tl.cdiv({size_text(dim.extent)}, {dim.step})"
 
 
 def _strided_cols(kernel: Kernel, node: Node) -> bool:
