@@ -44,8 +44,8 @@ from .rows import one_way_graph, row_graph, small_graph
 # Codes that say onepass itself is at fault.
 INTERNAL = ("ONEPASS-205", "ONEPASS-9", "ONEPASS-113", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")
 # How likely a family is to be taken where a graph may run by it; others, which fewer graphs may run by, 8.
-COMMON = {"pointwise": 1, "inner": 1, "inner looped": 1, "mix-order": 1, "outer": 2, "inner staged": 4, "mix-order multi-CTA": 40,
-          "inner split": 20}
+COMMON = {"pointwise": 1, "inner": 1, "inner looped": 1, "mix-order": 1, "outer": 2, "mix-order multi-CTA": 40, "inner split": 20,
+          "inner staged": 60, "outer staged": 40, "outer staged split": 60}
 COARSE = 2.0**-12  # by which simplification may change a value: 1/33 is rounded, and what cancels later shows it
 PLANNED_FOR = (2, 5, 33, 260, 3000)  # symbolic sizes of kernels that then run at other sizes
 DRAWS = 12  # of other schedules, until one is legal
