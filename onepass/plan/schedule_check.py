@@ -269,8 +269,8 @@ def _row_vectors(kernel: Kernel, schedule: Schedule) -> Illegal | None:
     if not row_vector_smem_bytes(kernel):
         return _illegal(Reason.STORAGE, "there are no row vectors, or not of types that can be staged")
     assert isinstance(schedule.cols, Cover), "fields are checked before"
-    if len(set(schedule.cols.tiles)) > 1:
-        return _illegal(Reason.STORAGE, "row vectors in smem need chunks of one width")
+    if len(set(schedule.cols.tiles)) > 1 or schedule.cols.width * schedule.ctas_per_row != kernel.extent(kernel.space.cols):
+        return _illegal(Reason.STORAGE, "row vectors in smem need chunks of one width that share the row evenly")
     return None
 
 

@@ -215,6 +215,7 @@ ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reaso
     "one staged row for several CTAs": (norm_backward, ROW, replace(SHARED, stages=1), Reason.STORAGE, "two rows"),
     "CTAs that cannot run at once": (norm_backward, ROW, replace(SHARED, rows=Loop(1, 600)), Reason.DEVICE, "at once"),
     "vectors twice": (norm_backward, ROW, replace(ACCUMULATES, hoisted=True, beside=True), Reason.FIELDS, "both"),
+    "vectors beside a row with a rest": (norm_backward, (40, 3584), replace(ACCUMULATES, beside=True), Reason.STORAGE, "evenly"),
     "vectors without a loop": (softmax, ROW, Schedule(Block(1), Cover((4096,)), 4, hoisted=True), Reason.FIELDS, "row vectors"),
     "accumulating in registers": (norm_backward, ROW, replace(ACCUMULATES, staged=frozenset()), Reason.FIELDS, "accumulates"),
     "sectors of aligned rows": (softmax, ROW, Schedule(Block(1), Loop(256), 4, sector_elems=16), Reason.FIELDS, "no row starts"),
