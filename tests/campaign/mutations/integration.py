@@ -116,7 +116,7 @@ _REGION = [
     Mutant("integration-region-checked-against-what-it-wrote", "onepass/integration/region_op.py",
            "find_mistake(self.program, bindings, outs, originals)", "find_mistake(self.program, bindings, outs, ins)",
            "checks are made of the inputs as they were",
-           (f"{REGION}::test_a_checked_call_that_is_wrong_raises_over_an_input_too",)),
+           (f"{REGION}::test_a_checked_call_that_is_right_raises_nothing_though_it_overwrites_an_input",)),
     Mutant("integration-region-wrong-is-not-told", "onepass/integration/region_op.py", "output, wrong = found\n",
            "return\n            output, wrong = found\n", "a checked call that is wrong raises",
            (f"{REGION}::test_a_sampled_call_that_is_wrong_raises",)),
