@@ -35,9 +35,13 @@ SEEDS ?= 0:30000
 campaign: $(STAMP)
 	@mkdir -p build/campaign
 	@$(RUN) -m tests.campaign.graphs --stage oracle --seeds $(SEEDS) --log build/campaign/oracle.jsonl
+	@$(RUN) -m tests.campaign.graphs --stage pairs --seeds 0:27000 --log build/campaign/pairs.jsonl
+	@$(RUN) -m tests.campaign.graphs --stage "pair kernels" --seeds 0:4340 --log build/campaign/pair_kernels.jsonl
 	@$(RUN) -m tests.campaign.graphs --stage interpret --seeds 0:3000 --log build/campaign/interpret.jsonl
 	@$(RUN) -m tests.campaign.graphs --stage schedules --seeds 0:3000 --log build/campaign/schedules.jsonl
 	@$(RUN) -m tests.campaign.graphs --stage families --seeds 0:4000 --log build/campaign/families.jsonl
+	@$(RUN) -m tests.campaign.graphs --stage "one way" --seeds 0:2500 --log build/campaign/one_way.jsonl
+	@$(RUN) -m tests.campaign.graphs --stage "other sizes" --seeds 0:3000 --log build/campaign/other_sizes.jsonl
 	@$(RUN) -m tests.campaign.graphs --stage integers --seeds 0:3000 --log build/campaign/integers.jsonl
 	@$(RUN) -m tests.campaign.store --count 2000 --log build/campaign/store.jsonl
 	@$(RUN) -m tests.campaign.workers --count 500 --log build/campaign/workers.jsonl

@@ -139,9 +139,11 @@ def sectors(side: Side, ref: TileRef, sector_elems: int, stages: int, builder: B
 
     The first `before` elements of the first sector belong to the previous row. The two partial sectors at the ends of the row form
     one small tile. The whole sectors between, [sector_elems, whole), are read with vector loads. So is the last tile, because its
-    mask changes only at a multiple of `sector_elems`.
+    mask changes only at a multiple of `sector_elems`. A row that ends in its first sector has no second partial sector.
     """
-    builder.set("whole", f"({size_text(side.extent)} + before) // {sector_elems} * {sector_elems}")
+    whole = f"({size_text(side.extent)} + before) // {sector_elems} * {sector_elems}"
+    may_be_short = not isinstance(side.extent, int) or side.extent < sector_elems
+    builder.set("whole", f"tl.maximum({whole}, {sector_elems})" if may_be_short else whole)
     segments = [_edges(side, ref, sector_elems)]
 
     def tile(start: str, width: int, masked: bool, tag: str, header: For | None = None) -> Segment:

@@ -218,12 +218,16 @@ class Values:
         return node.value if isinstance(node, Const) and node.scale == 1 and 1 < node.value < 2**31 else None
 
     def _divided_by_count(self, total: Expr, count: float) -> Expr:
-        """total / count, correctly rounded: a product and one correction step. Else equal values would have a nonzero variance."""
-        of, each = self.language.prefix, 1 / count
+        """total / count, correctly rounded: a product and one correction step. Else equal values would have a nonzero variance.
+
+        What remains of an infinite total is NaN, and then nothing is corrected.
+        """
+        of, each, assign = self.language.prefix, 1 / count, self.builder.assign
         if frexp(count)[0] == 0.5:
             return f"{total} * {each!r}"
-        first = self.builder.assign("first", f"{total} * {each!r}")
-        return f"{of}.fma({of}.fma({first}, {-count!r}, {total}), {each!r}, {first})"
+        first = assign("first", f"{total} * {each!r}")
+        remainder = assign("remainder", f"{of}.fma({first}, {-count!r}, {total})")
+        return f"{of}.where({remainder} == {remainder}, {of}.fma({remainder}, {each!r}, {first}), {first})"
 
     def is_exact(self, i: int) -> bool:
         """Whether a value must be accurate to the last bits of its type."""

@@ -92,11 +92,25 @@ def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int,
     if not hasattr(type(function), "cache_key"):  # on the class: the property of an instance parses, outside of retry_parse
         raise RuntimeError("TRITON_INTERPRET is set, so this process cannot compile kernels; unset it and start again")
     gpu_target = importlib.import_module("triton.backends.compiler").GPUTarget
-    module, name = _GLUON if getattr(function, "is_gluon", bool)() else ("triton.compiler", "ASTSource")
+    is_gluon = getattr(function, "is_gluon", bool)()
+    if is_gluon:
+        _keep_gluon_names()
+    module, name = _GLUON if is_gluon else ("triton.compiler", "ASTSource")
     ast_source = getattr(importlib.import_module(module), name)
     source = ast_source(function, signature, {}, {(i,): [["tt.divisibility", 16]] for i in aligned})
     with _own_toolchain(target):
         return retry_parse(lambda: package.compile(source, target=gpu_target("cuda", target, 32), options=options))
+
+
+@cache
+def _keep_gluon_names() -> None:
+    """Give back to Gluon the names that kernels use and that Triton 3.9 changed: their meaning is the same."""
+    copies = importlib.import_module("triton.experimental.gluon.language.nvidia.hopper.tma")
+    memory = importlib.import_module("triton.experimental.gluon.language._core").shared_memory_descriptor
+    if hasattr(copies, "async_load"):  # since 3.8, where the old name is deprecated; in 3.9 it raises
+        copies.async_copy_global_to_shared = copies.async_load
+    if not hasattr(memory, "_reinterpret"):
+        memory._reinterpret = memory.reinterpret
 
 
 _PARSER_RACE = "AST constructor recursion depth mismatch"

@@ -207,9 +207,11 @@ def stores_stay_inside(program: Program) -> Violations:
     """No Store writes past the end of its buffer, where sizes are static. Nothing is written to an empty buffer."""
     for i, node in enumerate(program.nodes):
         if isinstance(node, Store) and all(program.axis[axis].extent != 0 for axis, _ in node.strides):
-            last = _last_address(node.offset, [(stride, program.axis[axis].extent) for axis, stride in node.strides])
             buffer = program.buffer[node.buffer]
-            end = -1 if 0 in buffer.shape else _last_address(0, list(zip(buffer.strides, buffer.shape, strict=True)))
+            if 0 in buffer.shape:
+                yield f"%{i} stores to {buffer.name}, which is empty, along no empty axis"
+            last = _last_address(node.offset, [(stride, program.axis[axis].extent) for axis, stride in node.strides])
+            end = _last_address(0, list(zip(buffer.strides, buffer.shape, strict=True)))
             if last is not None and end is not None and last > end:
                 yield f"%{i} stores to element {last} of {buffer.name}, whose last is {end}"
 

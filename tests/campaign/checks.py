@@ -37,15 +37,18 @@ from tests.support.random_schedules import Draw
 
 from .compare import Results, Truth, compared, differ_exactly, moved, precision_of
 from .draw import graph as any_graph
+from .draw import pair_graph
 from .graph import DTYPES, Graph, default_float64, make_inputs
 from .integers import integers, integral
-from .rows import row_graph
+from .rows import one_way_graph, row_graph, small_graph
 
 # Codes that say onepass itself is at fault.
 INTERNAL = ("ONEPASS-205", "ONEPASS-9", "ONEPASS-113", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")
 # How likely a family is to be taken where a graph may run by it; others, which fewer graphs may run by, 8.
-COMMON = {"pointwise": 1, "inner": 1, "inner looped": 1, "mix-order": 1, "outer": 2, "inner staged": 4, "mix-order multi-CTA": 40}
+COMMON = {"pointwise": 1, "inner": 1, "inner looped": 1, "mix-order": 1, "outer": 2, "mix-order multi-CTA": 40, "inner split": 20,
+          "inner staged": 60, "outer staged": 40, "outer staged split": 60}
 COARSE = 2.0**-12  # by which simplification may change a value: 1/33 is rounded, and what cancels later shows it
+PLANNED_FOR = (2, 5, 33, 260, 3000)  # symbolic sizes of kernels that then run at other sizes
 DRAWS = 12  # of other schedules, until one is legal
 TOO_LONG = 20.0  # CPU seconds for one graph
 
@@ -201,7 +204,8 @@ def by_oracle(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     assert bindings is not None, "a capture applies to the arguments it was made from"
     if _is_empty(captured.program, bindings):  # `fuse` calls the function itself
         with default_float64():
-            return plainly(graph.function(exact=True), [moved(i, None, 0) for i in inputs]), "empty"
+            exact = plainly(graph.function(exact=True), [moved(i, None, 0) for i in inputs])
+        return tuple(map(_laid_out_as, exact, plainly(graph.function(), inputs))), "empty"
     optimised = optimize(captured.program)
     before, after = (_evaluated(captured, program, inputs, bindings) for program in (captured.program, optimised))
     for k, (one, other) in enumerate(zip(before, after, strict=True)):
@@ -209,6 +213,13 @@ def by_oracle(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
             raise Changed(f"output {k} of {graph_op(graph, k)} is changed by simplification")
     _second_size(graph, captured, optimised)
     return after, "symbolic" if optimised.symbols else ""
+
+
+def _laid_out_as(exact: Any, eager: Any) -> Any:
+    """A result that is computed in float64 in eager's layout: a cast that copies there may be none in float64."""
+    if not isinstance(exact, torch.Tensor) or exact.stride() == eager.stride():
+        return exact
+    return torch.empty_like(eager, dtype=exact.dtype).copy_(exact)
 
 
 def _is_empty(program: Program, bindings: Bindings) -> bool:
@@ -267,6 +278,26 @@ def by_family(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
 
 def by_schedule(graph: Graph, inputs: list[Any], on: Device = forced.H200) -> tuple[Results, str]:
     """As one kernel, under a schedule drawn from all that are legal."""
+    captured, program, sizes, tensors = _one_kernel(graph, inputs)
+    chosen = _drawn(graph, program, sizes, on)
+    made = forced.run(forced.planned(program, sizes, chosen, on), tensors, sizes)
+    return tuple(captured.result(made, tuple(inputs))), str(chosen.schedule.family)
+
+
+def by_other_sizes(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
+    """As one kernel that was planned and written for other sizes, as are those that all calls of a row class share."""
+    captured, program, sizes, tensors = _one_kernel(graph, inputs)
+    if not sizes:
+        raise NotOneKernel(detail="no size is symbolic")
+    rng = random.Random(graph.seed)
+    others = {name: rng.choice(PLANNED_FOR) for name in sizes}
+    chosen = _drawn(graph, program, others, FEW_SMS)
+    made = forced.run(forced.planned(program, others, chosen, FEW_SMS), tensors, sizes)
+    return tuple(captured.result(made, tuple(inputs))), str(chosen.schedule.family)
+
+
+def _one_kernel(graph: Graph, inputs: list[Any]) -> tuple[Captured, Program, Bindings, dict[str, torch.Tensor]]:
+    """A capture, its Program with sizes fixed where kernels need it, the other sizes, and the tensors of a call."""
     captured = capture(graph.function(), tuple(inputs))
     bindings = captured.bind(tuple(inputs))
     assert bindings is not None
@@ -274,9 +305,7 @@ def by_schedule(graph: Graph, inputs: list[Any], on: Device = forced.H200) -> tu
     tensors = captured.tensors(tuple(inputs))
     program = replace(program, buffers=tuple(
         replace(b, aligned=b.name not in tensors or tensors[b.name].data_ptr() % 16 == 0) for b in program.buffers))
-    chosen = _drawn(graph, program, sizes, on)
-    made = forced.run(forced.planned(program, sizes, chosen, on), tensors, sizes)
-    return tuple(captured.result(made, tuple(inputs))), str(chosen.schedule.family)
+    return captured, program, sizes, tensors
 
 
 def _drawn(graph: Graph, program: Program, sizes: Bindings, on: Device = forced.H200) -> KernelPlan:
@@ -338,9 +367,13 @@ def by_backend(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
 
 STAGES: dict[str, Stage] = {
     "oracle": Stage(by_oracle, exactly=True),
+    "pairs": Stage(by_oracle, exactly=True, draw=pair_graph),
+    "pair kernels": Stage(by_fuse, draw=pair_graph),
     "interpret": Stage(by_fuse),
     "schedules": Stage(by_schedule),
     "families": Stage(by_family, draw=row_graph),
+    "one way": Stage(by_family, draw=one_way_graph),
+    "other sizes": Stage(by_other_sizes, draw=small_graph),
     "integers": Stage(by_integers),
     "compile": Stage(by_backend, gradients=True),
     "card": Stage(by_fuse, device="cuda"),

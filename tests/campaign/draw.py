@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from .graph import CONTENTS, FLOATS, INTS, LAYOUTS, Graph, Input, Step, made, make_inputs
-from .ops import ROWS, Unfit, any_tensor
+from .ops import ROWS, Row, Unfit, any_tensor
 
 SHAPES = ((), (1,), (5,), (33,), (3, 4), (1, 8), (8, 1), (7, 33), (2, 3, 4), (4, 1, 5), (16, 24), (2, 2, 3, 5), (3, 130), (65, 3),
           (2, 9, 8), (1, 1), (0,), (3, 0), (0, 4), (1, 300))
 RARE = ("bool", "bool", "bool", "u16", "u32")
+CLASSES = (("f32",), ("bf16", "f16"), ("f64",), ("e4m3", "e5m2"), INTS, ("bool",), ("u16", "u32"))
+CONVERSIONS = ("{0}.to(f32)", "torch.nan_to_num({0}.to(f32), 0.0, 1.0, -1.0).clamp(-100, 100).to(i32)")
 NO_INDEX = (torch.bool, torch.uint16, torch.uint32)
 MOST_ELEMENTS = 2048
 TRIES = 8
@@ -23,6 +25,13 @@ TRIES = 8
 def graph(seed: int) -> Graph:
     """The graph of a seed: 1 to 4 inputs, 3 to 25 ops, 1 to 4 outputs."""
     return Drawing(seed).graph()
+
+
+def pair_graph(seed: int) -> Graph:
+    """A graph in which a given op meets a given class of types. Seeds take all pairs in turn."""
+    turn, at = divmod(seed, len(ROWS))
+    dtypes = CLASSES[turn % len(CLASSES)]
+    return Drawing(seed).pair(list(ROWS.values())[at], dtypes[turn // len(CLASSES) % len(dtypes)])
 
 
 class Drawing:
@@ -46,6 +55,24 @@ class Drawing:
             if len(self.steps) < wanted:
                 self.step()
         return Graph(self.seed, tuple(self.inputs), tuple(self.steps), self.outputs()).pruned()
+
+    def pair(self, chosen: Row, dtype: str) -> Graph:
+        """Up to three inputs of a type, the op, and up to two more steps. What an op does not take is converted first."""
+        shape = self.rng.choice([s for s in SHAPES if len(s) in (1, 2, 3)] if self.rng.random() < 0.8 else SHAPES)
+        for _ in range(self.rng.choice((1, 2, 3))):
+            layout = self.rng.choice(("contiguous", *LAYOUTS))
+            self.inputs.append(Input(shape, dtype, layout, self.rng.choice(("normal", *CONTENTS))))
+            self.values.append(made(self.inputs[-1], self.seed * 1009 + len(self.values)))
+        for conversion in ("", *CONVERSIONS):
+            if conversion:
+                self.steps.append(Step("to", conversion, (0,)))
+                self.values.append(self.run(conversion, (0,)))
+            if self.add(chosen):
+                break
+        first = len(self.values) - 1
+        for _ in range(self.rng.choice((0, 1, 2))):
+            self.step()
+        return Graph(self.seed, tuple(self.inputs), tuple(self.steps), tuple(dict.fromkeys((first, *self.outputs())))).pruned()
 
     def outputs(self) -> tuple[int, ...]:
         """Up to four values, most of them such that nothing else reads."""
@@ -82,7 +109,10 @@ class Drawing:
     def step(self) -> None:
         """One more line, if the op drawn finds values it takes and eager accepts it."""
         rows = list(ROWS.values())
-        chosen = self.rng.choices(rows, [r.weight for r in rows])[0]
+        self.add(self.rng.choices(rows, [r.weight for r in rows])[0])
+
+    def add(self, chosen: Row) -> bool:
+        """A line of this op; whether there is one."""
         for _ in range(TRIES):
             try:
                 text, args = chosen.draw(self)
@@ -92,7 +122,8 @@ class Drawing:
             if isinstance(result, torch.Tensor) and result.numel() <= MOST_ELEMENTS and not result.is_complex():
                 self.steps.append(Step(chosen.name, text, args))
                 self.values.append(result)
-                return
+                return True
+        return False
 
     def run(self, text: str, args: tuple[int, ...]) -> Any:
         """What a line gives in eager torch."""

@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-NAMES = ("oracle", "interpret", "schedules", "families", "integers", "compile", "card")
+NAMES = ("oracle", "pairs", "pair kernels", "interpret", "schedules", "families", "one way",
+         "other sizes", "integers", "compile", "card")
 PROCESS = 500  # graphs that one process looks at: what it keeps of them grows, and starting takes seconds
 DEADLINE = 600  # seconds of wall clock after which a graph is called stuck, on a busy machine too; CPU seconds say what is slow
 

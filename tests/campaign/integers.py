@@ -52,7 +52,7 @@ def _added(builder: Builder, program: Program, at: int, node: Node, new: dict[in
             return builder.add(Op("lt", (a, builder.add(Const(0, I64))), BOOL))
         case Op() if not program.dtypes[at].is_float:
             return builder.add(node)
-        case Op(name="div" | "pow" | "fmod", args=(a, b)):
+        case Op(args=(a, b)):  # a quotient, or another function of two elements
             return builder.add(Op("mul", (a, b), I64))
         case Op(args=(a,)):  # a function of one element
             return builder.add(Op("fma", (a, a, builder.add(Const(1 + len(node.name), I64))), I64))

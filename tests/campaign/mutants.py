@@ -72,6 +72,8 @@ def verdict_of(folder: Path, tests: tuple[str, ...], deadline: int = DEADLINE, s
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         return "late", f"no test failed within {deadline} s"
     verdict = {FAILED: "killed", PASSED: "survived"}.get(status, "broken")
+    if status < 0 and any(line.startswith("FAILED") for line in said.splitlines()):
+        verdict = "killed"  # a test failed; what the mutant wrote where nothing is ended the process afterwards
     return verdict, _line(said) if verdict == "killed" else said[-600:]
 
 

@@ -18,8 +18,8 @@ from tests.campaign.graph import Graph, Input, Step, make_inputs
 from tests.campaign.shrink import shrunk
 
 # Seeds of their own: a defect found by the whole campaign becomes a test of its own.
-SAMPLES = [("oracle", 25, 24), ("interpret", 6, 12), ("schedules", 6, 12), ("families", 4, 8), ("integers", 6, 6),
-           ("compile", 2, 10)]
+SAMPLES = [("oracle", 25, 24), ("pairs", 25, 4), ("pair kernels", 6, 4), ("interpret", 6, 10), ("schedules", 6, 8),
+           ("families", 4, 6), ("one way", 4, 4), ("other sizes", 10, 4), ("integers", 6, 5), ("compile", 2, 10)]
 
 
 def sampled() -> list[Any]:

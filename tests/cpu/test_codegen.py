@@ -266,6 +266,23 @@ def fused_right(fn: Callable[..., Any], *inputs: torch.Tensor) -> None:
     torch.testing.assert_close(onepass.fuse(fn)(*inputs), fn(*inputs))
 
 
+@pytest.mark.parametrize("function,shape,family,schedule", [
+    (lambda x: x.float().sum((1, 2)), (7, 2, 5), Family.INNER, Schedule(Block(1), Loop(256), 4, sector_elems=16)),
+    (lambda x: x.float().sum((1, 2)), (7, 9, 5), Family.INNER, Schedule(Block(1), Loop(16), 4, sector_elems=16)),
+    (lambda x: x.float().sum(0), (40, 3, 2), Family.OUTER, Schedule(Loop(64, 4), Block(1), 4)),
+    (lambda x: x.float().sum(0), (40, 3, 2), Family.OUTER, Schedule(Loop(8, 2), Block(16), 4)),
+], ids=["row within a sector", "row of several sectors", "columns one by one, split", "blocks of columns, split"])
+def test_a_kernel_is_right_at_other_sizes_than_it_was_planned_for(
+        function: Callable[..., Any], shape: tuple[int, ...], family: Family, schedule: Schedule) -> None:
+    """All calls of a row class share kernels, however their symbolic sizes make up the class."""
+    x = torch.randn(shape).bfloat16()
+    program, inputs, sizes = program_of(function, x)
+    assert len(program.symbols) == 2
+    others = dict.fromkeys(program.symbols, 260)
+    one = chosen(program, others, family, schedule)
+    assert_as_oracle(planned(program, others, one), inputs, sizes, str(schedule))
+
+
 def test_inputs_may_be_called_what_indices_are_called() -> None:
     """Rows that start inside a sector name their columns c_main and u_main; so may tiles of inputs called c and u."""
     fused_right(lambda c, u, b: (c + b) * u, torch.randn(4, 1001)[:, :1000], torch.randn(4, 1001)[:, :1000], torch.randn(1000))

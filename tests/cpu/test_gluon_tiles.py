@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +42,7 @@ from onepass.runtime.module import build
 from onepass.tools.functions import outer_sum
 from tests.support.forced_schedules import as_kernel
 from tests.support.kernel_changes import Change, assigned, changed, fields, value_fields, without
+from tests.support.processes import run_python
 
 H200 = device("h200")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -503,3 +506,33 @@ def test_kernels_are_instrumented_where_triton_is_told_to(mode: str, monkeypatch
     monkeypatch.setattr(triton.knobs.compilation, "instrumentation_mode", mode)
     made = build(job(source, H200.target))
     assert ("assertfail" in made.asm["ptx"]) == bool(made.metadata.global_scratch_size) == bool(mode)
+
+
+RENAMED = """
+import torch
+import triton.experimental.gluon.language._core as core
+import triton.experimental.gluon.language.nvidia.hopper.tma as tma
+from onepass.capture import capture
+from onepass.device import device
+from onepass.pipeline import generate, optimize
+from onepass.plan.partition import plan
+from onepass.runtime.compile_job import job
+from onepass.runtime.module import build
+
+memory = core.shared_memory_descriptor
+if hasattr(memory, "_reinterpret"):
+    memory.reinterpret = memory._reinterpret
+    del memory._reinterpret
+if not hasattr(tma, "async_load"):
+    tma.async_load = tma.async_copy_global_to_shared
+del tma.async_copy_global_to_shared
+captured = capture(lambda a, b: (a.sum(0), b.sum(0)), (torch.empty(4096, 1024, device="meta"),) * 2, dynamic=False)
+(source,) = [s for s in generate(plan(optimize(captured.program), {}, device("h200"))) if s.gluon]
+assert "_reinterpret" in source.text and "async_copy_global_to_shared" in source.text
+print(len(build(job(source, 90)).asm["cubin"]) > 0)
+"""
+
+
+def test_kernels_compile_where_gluon_has_its_names_of_triton_3_9(tmp_path: Path) -> None:
+    done = run_python(RENAMED, env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"})
+    assert done.stdout == "True\n", done.stdout + done.stderr[-2000:]

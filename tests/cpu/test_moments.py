@@ -49,6 +49,18 @@ def test_equal_values_have_no_spread(dtype: torch.dtype, shape: tuple[int, ...],
     assert not onepass.fuse(lambda x: x.float().var(axes, correction=0))(values).any()
 
 
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_a_mean_of_16_bit_data_may_be_infinite(dynamic: bool | None) -> None:
+    """Its division is corrected by a remainder, which is NaN of an infinite sum."""
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.float().mean(0), x + x.float().argmin(0)  # what meets the rows again has the kernel written for their count
+
+    x = torch.ones(65, 3, dtype=torch.bfloat16)
+    x[14], x[20, 2], x[40, 1] = torch.tensor([math.inf, -math.inf, math.inf]), -math.inf, 3e38
+    mine, _ = onepass.fuse(function, dynamic=dynamic)(x)
+    torch.testing.assert_close(mine, torch.tensor([math.inf, -math.inf, math.nan]), equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("cols", [41, 64, 768])
 def test_layer_norm_of_a_constant_row_is_its_bias(dtype: torch.dtype, cols: int) -> None:

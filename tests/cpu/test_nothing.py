@@ -60,6 +60,16 @@ def test_what_has_no_elements_is_answered_as_by_eager_and_explained(name: str, s
     assert not report.kernels and report.to_json()["kernels"] == [] and "no kernel:" in str(report)
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (0, 0), (2, 0, 3)], ids=str)
+def test_an_empty_result_may_have_strides_of_zero(shape: tuple[int, ...]) -> None:
+    """Its store has to name the axis without elements all the same."""
+    x = torch.ones([1 if size == 0 else size for size in shape], dtype=torch.bfloat16).expand(shape)
+    for function in (lambda x: x.float(), lambda x: x * 2, lambda x: (x.half(), x.sum(-1), torch.cat([x, x], -1))):
+        for mine, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
+            assert mine.stride() == eager.stride()
+            torch.testing.assert_close(mine, eager, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("function", [lambda x: x.amax(0), lambda x: x.argmin(0), lambda x: x.argmax(), lambda x: x.max()])
 def test_the_greatest_of_nothing_raises_what_eager_raises(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.empty(0, 4)

@@ -221,7 +221,7 @@ def test_ctrl_c_just_before_the_waiting_begins_is_not_lost(pool: Pool) -> None:
     pool._serve = lambda request: (found := serve(request), ends.put(found))[0]  # type: ignore[method-assign]
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        value(pool, ("sleep", 3600), seconds=20.0)
+        value(pool, ("sleep", 3600), seconds=300.0)
     assert ends.get().failure is ProcessExiting, "it was left, and not waited for until it was late"
 
 

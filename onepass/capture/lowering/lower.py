@@ -19,7 +19,7 @@ from ... import compat
 from ...errors import ClosureTensor, IgnoredArgument, MetadataMismatch, OnepassError, UnsupportedOp, UnsupportedView
 from ...ir.expr import BY_TORCH
 from ...ir.program import Buffer, Program, Store
-from ...ir.size import Size, Sym, mul
+from ...ir.size import Size, Sym, mul, product
 from .axes import Inexpressible
 from .call import Call, Concat, Handler, Lowered, ToSize
 from .draft import Draft, Tensor
@@ -159,8 +159,13 @@ class _Walk:
 
     def _store(self, buffer: Buffer, tensor: Tensor, offset: Size) -> None:
         draft = self.draft
-        strides = draft.strides(draft.dims(tensor), buffer.strides)
+        strides = draft.strides(draft.dims(tensor), _nonzero_strides(buffer) if 0 in buffer.shape else buffer.strides)
         draft.add(Store(buffer.name, draft.cast(tensor.node, buffer.dtype), strides, offset), buffer.dtype)
+
+
+def _nonzero_strides(buffer: Buffer) -> tuple[Size, ...]:
+    """Strides for an empty buffer, whose own may be 0. A store drops axes with stride 0, and then would not look empty."""
+    return tuple(product([size or 1 for size in buffer.shape[dim + 1:]]) for dim in range(len(buffer.shape)))
 
 
 def _apply(handler: Handler, call: Call) -> Any:

@@ -20,6 +20,10 @@ IN_PLACE = tuple(f"tests/cpu/test_inplace.py::{name}" for name in (
     "test_two_regions_that_read_the_same_value_keep_it"))
 
 MUTANTS: list[Mutant] = [
+    # ---- what is stored
+    Mutant("capture-empty-results-forget-an-axis", "onepass/capture/lowering/lower.py",
+           "_nonzero_strides(buffer) if 0 in buffer.shape else buffer.strides", "buffer.strides",
+           "nothing is written to an empty tensor", ("tests/cpu/test_nothing.py::test_an_empty_result_may_have_strides_of_zero",)),
     # ---- when a Program answers a call
     Mutant("capture-guard-one-row", "onepass/capture/function/captured.py", "if any(number < 2 for", "if any(number < 1 for",
            "a symbol stands for 2 and more", GUARDS),
