@@ -30,7 +30,7 @@ from onepass.ir.text import parse
 from onepass.pipeline import generate, optimize
 from onepass.plan.legality import Family
 from onepass.plan.partition import plan
-from onepass.plan.schedule import Cover, LoopedRows, ResidentRows
+from onepass.plan.schedule import Cover, LoopedRows, Outer, ResidentRows, Schedule
 from onepass.runtime import executable
 from onepass.runtime.interpreter import interpret
 from tests.support.forced_schedules import H200, assert_as_oracle, candidates, chosen, planned, program_of, run
@@ -267,10 +267,10 @@ def fused_right(fn: Callable[..., Any], *inputs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("function,shape,family,schedule", [
-    (lambda x: x.float().sum((1, 2)), (7, 2, 5), Family.INNER, Schedule(Block(1), Loop(256), 4, sector_elems=16)),
-    (lambda x: x.float().sum((1, 2)), (7, 9, 5), Family.INNER, Schedule(Block(1), Loop(16), 4, sector_elems=16)),
-    (lambda x: x.float().sum(0), (40, 3, 2), Family.OUTER, Schedule(Loop(64, 4), Block(1), 4)),
-    (lambda x: x.float().sum(0), (40, 3, 2), Family.OUTER, Schedule(Loop(8, 2), Block(16), 4)),
+    (lambda x: x.float().sum((1, 2)), (7, 2, 5), Family.INNER, LoopedRows(1, 256, 4, sector_elems=16)),
+    (lambda x: x.float().sum((1, 2)), (7, 9, 5), Family.INNER, LoopedRows(1, 16, 4, sector_elems=16)),
+    (lambda x: x.float().sum(0), (40, 3, 2), Family.OUTER, Outer(64, 1, 4, split=4)),
+    (lambda x: x.float().sum(0), (40, 3, 2), Family.OUTER, Outer(8, 16, 4, split=2)),
 ], ids=["row within a sector", "row of several sectors", "columns one by one, split", "blocks of columns, split"])
 def test_a_kernel_is_right_at_other_sizes_than_it_was_planned_for(
         function: Callable[..., Any], shape: tuple[int, ...], family: Family, schedule: Schedule) -> None:

@@ -203,7 +203,7 @@ def test_a_checked_call_that_is_wrong_raises_over_an_input_too(monkeypatch: pyte
 
 def test_a_checked_call_that_is_right_raises_nothing_though_it_overwrites_an_input() -> None:
     ins = inputs(4)
-    region_op.run([ins[0], torch.empty(4)], ins, [4], "k?verify=1", ROWS)
+    region_op.run([ins[0], torch.empty(4)], ins, [4], region("k", verify=1))
 
 
 def test_bad_shares_in_the_environment_are_coded(monkeypatch: pytest.MonkeyPatch) -> None:

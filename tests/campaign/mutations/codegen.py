@@ -234,7 +234,7 @@ MUTANTS: list[Mutant] = [
     Mutant("codegen-short-rows-have-two-edges", "onepass/codegen/tile_refs.py",
            "may_be_short = not isinstance(side.extent, int) or side.extent < sector_elems", "may_be_short = False",
            "no element is counted twice", (f"{CODEGEN}::test_a_kernel_is_right_at_other_sizes_than_it_was_planned_for",)),
-    Mutant("codegen-grid-sizes-are-divided-in-part", "onepass/codegen/triton.py", "return factor_text(dim.extent) if dim.step == 1",
+    Mutant("codegen-grid-sizes-are-divided-in-part", "onepass/codegen/triton.py", "return size_factor(dim.extent) if dim.step == 1",
            "return size_text(dim.extent) if dim.step == 1", "a position is found by the whole size",
            (f"{CODEGEN}::test_a_kernel_is_right_at_other_sizes_than_it_was_planned_for",)),
     Mutant("codegen-results-change-places", "onepass/codegen/values.py", "self.results[node.reduce][node.k]",
