@@ -117,7 +117,6 @@ def demand(kernel: Kernel) -> Demand:
     accumulated = elementwise = states = 0.0
     reread: set[int] = set()
     entering: set[int] = set()
-    own = merged = 0
     for fold in kernel.folds:
         node = program.nodes[fold.node]
         assert isinstance(node, Reduce)
@@ -132,11 +131,8 @@ def demand(kernel: Kernel) -> Demand:
             states += size
             reread.update(a for a in node.args if kernel.is_full[a])
             entering.update(node.args)
-        registers = sum(_registers(d) for d in monoid.state_dtypes(program.dtypes[node.args[0]]))
-        own += carried + registers
-        # argmax-like states are selected, not recomputed
-        merged += registers if monoid.accumulating and not monoid.primitive else 0
     loads = list(program.of(Load))
+    own, merged = _state_registers(kernel)
     return Demand(
         accesses=sum(1 for n in program.nodes if isinstance(n, (Load, Store))),
         resident_bytes=sum(program.dtypes[i].size for i in kernel.multi_phase),
@@ -158,6 +154,19 @@ def demand(kernel: Kernel) -> Demand:
         entering_registers=sum(_registers(program.dtypes[i]) for i in entering),
         merged_registers=merged,
     )
+
+
+def _state_registers(kernel: Kernel) -> tuple[int, int]:
+    """Registers of all states of one column, and of those that a merge recomputes."""
+    own = merged = 0
+    for fold in kernel.folds:
+        node = kernel.program.nodes[fold.node]
+        assert isinstance(node, Reduce)
+        monoid = MONOIDS[node.monoid]
+        registers = sum(_registers(d) for d in monoid.state_dtypes(kernel.program.dtypes[node.args[0]]))
+        own += registers + (len(monoid.accumulating) if kernel.is_full_precision[fold.node] else 0)  # compensation terms
+        merged += registers if monoid.accumulating and not monoid.primitive else 0  # argmax-like states are selected
+    return own, merged
 
 
 def _stageable(kernel: Kernel) -> tuple[int, ...]:

@@ -90,15 +90,20 @@ def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
     inner = sum(1 for f in kernel.folds if f.cols)
     states = sum(len(monoid_of(kernel, f).state) for f in kernel.folds if f.rows)
     composite = sum(1 for f in kernel.folds if not f.block and not monoid_of(kernel, f).primitive)
-    read = [(program.dtypes[i].size, len(kernel.use_phases(i))) for i in kernel.row_vectors]
-    vector_bytes = float(sum(size * times for size, times in read))
+    vector_bytes, vector_loads = _row_vector_reads(kernel)
     return Traffic(
         batch=batch, rows=rows, cols=cols, full_in=full_in, full_out=full_out, multi_phase=multi, vectors=vectors,
-        vector_bytes_per_elem=vector_bytes, vector_loads_per_elem=sum(times for _, times in read),
+        vector_bytes_per_elem=vector_bytes, vector_loads_per_elem=vector_loads,
         after_reduction=loads_after_reduction(kernel), small=small, temps=temps, issue_slots=issue_slots,
         issue_slots_resident=issue_slots_resident, mufu=mufu, inner_folds=inner, composite_folds=composite, outer_states=states,
         input_bytes_per_elem=int(input_bytes) or _input_bytes_without_full(kernel),
         resident_registers=demand(kernel).resident_registers, vector=vector(kernel), unaligned=_unaligned(kernel))
+
+
+def _row_vector_reads(kernel: Kernel) -> tuple[float, int]:
+    """Bytes and loads of row vectors per element, with one load in every walk that uses a vector."""
+    read = [(kernel.program.dtypes[i].size, len(kernel.use_phases(i))) for i in kernel.row_vectors]
+    return float(sum(size * times for size, times in read)), sum(times for _, times in read)
 
 
 def _input_bytes_without_full(kernel: Kernel) -> int:
