@@ -15,9 +15,7 @@ from onepass.capture.graph.recompute import recompute
 from onepass.device import device
 from onepass.integration import region_op  # noqa: F401, defines the op that rewritten graphs call
 from onepass.integration.claim import Claimed, ClaimedRegion, ClaimOptions, claim
-from onepass.pipeline import compile, optimize
-from onepass.plan.partition import plan
-from onepass.plan.variant import specialize
+from onepass.pipeline import compile
 from onepass.runtime import offline
 from onepass.runtime.compiled import Compiled
 from tests.support import stored_graphs
@@ -73,8 +71,7 @@ def test_every_region_compiles_without_spills(name: str) -> None:
 
 
 def _compiled(region: ClaimedRegion) -> Compiled:
-    program, sizes = specialize(optimize(region.program), region.bindings)
-    return compile(plan(program, sizes, H200), lambda source: offline.compile(source, H200))
+    return compile(region.plan, lambda source: offline.compile(source, H200))
 
 
 # ---- and where less is saved -------------------------------------------------------------------------------------------------
