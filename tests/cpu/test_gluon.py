@@ -478,7 +478,7 @@ def test_rows_are_staged_where_they_can_be(on: str, shape: tuple[int, int], dtyp
     for each in found:
         assert each.resources.smem_bytes <= where.smem_per_cta and each.schedule.splits == 1
         assert each.resources.ctas_per_sm * (each.resources.smem_bytes + where.smem_reserve) <= where.smem_per_sm
-    assert plan(kernel.program, bindings, where).kernels, "what cannot be parked has another plan"
+    assert plan(kernel.program, bindings, where).kernels, "what cannot be staged has another plan"
 
 
 def test_a_long_softmax_is_staged_and_compiles() -> None:

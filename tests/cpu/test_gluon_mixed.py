@@ -96,7 +96,7 @@ def test_row_vectors_may_be_looked_up(row_vectors: RowVectors) -> None:
 
 
 @pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
-def test_what_is_read_once_need_not_be_parked(row_vectors: RowVectors) -> None:
+def test_what_is_read_once_need_not_be_staged(row_vectors: RowVectors) -> None:
     args = inputs_of(add_rms_norm_backward, 5, 2056, BF16)
     plan = mixed(add_rms_norm_backward, args, least=True)
     assert len(plan.kernels[0].schedule.staged) == 2 and len(tma_stageable(mixed_kernel(add_rms_norm_backward, args))) == 3

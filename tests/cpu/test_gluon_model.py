@@ -70,7 +70,7 @@ def _larger(a, b):
 def softmax(x_desc, y_desc, scales, rows, columns):
     tile: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [1, 4], [1, 0])
     width: gl.constexpr = x_desc.block_type.shape[1]
-    parked = gl.allocate_shared_memory(gl.bfloat16, [1, width], x_desc.layout)
+    staged = gl.allocate_shared_memory(gl.bfloat16, [1, width], x_desc.layout)
     leaving = gl.allocate_shared_memory(gl.bfloat16, [1, width], y_desc.layout)
     bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(bar, count=1)
@@ -78,19 +78,19 @@ def softmax(x_desc, y_desc, scales, rows, columns):
     step = gl.num_programs(0)
     inside = (gl.arange(0, width, layout=gl.SliceLayout(0, tile)) < columns)[None, :]
     mbarrier.expect(bar, x_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(x_desc, [first, 0], bar, parked)
+    tma.async_copy_global_to_shared(x_desc, [first, 0], bar, staged)
     phase = 0
     for row in range(first, rows, step):
         mbarrier.wait(bar, phase)
         phase = phase ^ 1
-        x = gl.where(inside, parked.load(tile).to(gl.float32), float("-inf"))
+        x = gl.where(inside, staged.load(tile).to(gl.float32), float("-inf"))
         peak = gl.reduce(x, 1, _larger, keep_dims=True)
         total = gl.sum(gl.exp2((x - peak) * 1.4426950408889634), 1, keep_dims=True)
         gl.store(scales + row + gl.arange(0, 1, layout=gl.SliceLayout(1, tile))[:, None], peak)
-        again = parked.load(tile).to(gl.float32)
+        again = staged.load(tile).to(gl.float32)
         more = row + step < rows
         mbarrier.expect(bar, x_desc.block_type.nbytes, pred=more)
-        tma.async_copy_global_to_shared(x_desc, [row + step, 0], bar, parked, pred=more)
+        tma.async_copy_global_to_shared(x_desc, [row + step, 0], bar, staged, pred=more)
         out = gl.exp2((again - peak) * 1.4426950408889634) / total
         tma.store_wait(0)
         leaving.store(out.to(gl.bfloat16))

@@ -68,7 +68,7 @@ MUTANTS: list[Mutant] = [
     Mutant("codegen-what-no-row-changes-is-not-stored", "onepass/codegen/row_walks.py",
            "        for i in self.steps.trailing:\n            values.node(i, at, env)", "        pass", "every output is written",
            (f"{GLUON}::test_one_row_stores_what_no_row_changes",)),
-    Mutant("codegen-parked-row-results-are-not-gathered", "onepass/codegen/row_walks.py",
+    Mutant("codegen-staged-row-results-are-not-gathered", "onepass/codegen/row_walks.py",
            "self.accumulation.feed(self.steps.row_folds, at, env)", "pass", "what every row has one of is reduced over rows",
            (f"{MIXED}::test_totals_of_values_far_from_zero",)),
     Mutant("codegen-once-waits-for-another-phase", "onepass/codegen/rings.py", '"0" if self.at.one_row else parity',

@@ -51,7 +51,7 @@ def has_tma() -> None:
         pytest.skip("no TMA")
 
 
-def parked(ours: CapturedFunction, family: str, most: int, share: int | None = None, beside: bool | None = None) -> list[Plan]:
+def plans_of(ours: CapturedFunction, family: str, most: int, share: int | None = None, beside: bool | None = None) -> list[Plan]:
     """Plans of one kernel of this family, the one predicted best first, and whatever joins its results; `share`: of those by which
     so many CTAs take a row together; `beside`: of those whose row vectors wait in shared memory, or do not."""
     program, sizes = specialize(ours.program, ours.bindings)
@@ -87,7 +87,7 @@ def right(function: Callable[..., Any], make: Make, room: Room, family: str, mos
           beside: bool | None = None) -> bool:
     """Are the best plans of a family right, and the same to the bit each time? False where there is none that does not spill."""
     shapes = CapturedFunction.of(function, make(0, "meta"))
-    made = compiled(shapes, parked(shapes, family, most, share, beside))
+    made = compiled(shapes, plans_of(shapes, family, most, share, beside))
     if made:
         with room(gib(shapes)):
             fused = running(CapturedFunction.of(function, make(0, "cuda")), made)
@@ -171,7 +171,7 @@ def test_many_short_rows_one_a_cta(name: str) -> None:
     """CTAs that come and go quickly: what one does too early or too late is seen in some row of some launch."""
     make = lambda seed, where: workload(name).inputs((65536, 1024), torch.float32, where, seed)  # noqa: E731
     ours = CapturedFunction.of(LONG[name], make(0, "cuda"))
-    made = compiled(ours, [p for p in parked(ours, "inner staged", 100) if isinstance(p.kernels[0].schedule.rows, Block)][:2])
+    made = compiled(ours, [p for p in plans_of(ours, "inner staged", 100) if isinstance(p.kernels[0].schedule.rows, Block)][:2])
     assert made
     fused = running(ours, made)
     assert_right(fused, lambda *a: as_tuple(LONG[name](*a)) * len(made), partial(make_on, make), run=twice)
@@ -201,7 +201,7 @@ def test_shared_rows_in_a_graph(sizeable: None) -> None:
     """Words are cleared in every replay: what is left of the one before would be taken for states of this one."""
     args = workload("rms_norm_backward").inputs((300, 32768), torch.bfloat16, "cuda", 0)
     ours = CapturedFunction.of(rms_norm_backward, args)
-    made = compiled(ours, parked(ours, "mix-order multi-CTA", 2))
+    made = compiled(ours, plans_of(ours, "mix-order multi-CTA", 2))
     assert made
     fused = running(ours, made)
     expected = fused(*args)
