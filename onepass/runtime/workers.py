@@ -104,6 +104,9 @@ class Pool:
         """Stop all workers and fail all further requests: this process is about to exit."""
         self._ended = True
         self.close()
+        if os.getpid() == self._owner:
+            for worker in self._all:  # the threads that use these may not run again before the interpreter is gone
+                worker.remove_files()
 
     def disown(self) -> None:
         """In a forked child: close the child's copies of the connections to the parent's workers."""
@@ -181,13 +184,17 @@ class Worker:
     def stop(self) -> None:
         """Kill the process and release its resources."""
         self.kill()
-        process, self._process = self._process, None
+        self.remove_files()  # a killed compiler leaves them behind
+        self._process = self._scratch = None
+        self._close_files()
+
+    def remove_files(self) -> None:
+        """Remove the temporary files of a killed process. The thread that uses it does so too, if it still runs."""
+        process, scratch = self._process, self._scratch
         if process is not None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(REAPING_SECONDS)
-        self._close_files()
-        scratch, self._scratch = self._scratch, None
-        if scratch is not None:  # a killed compiler leaves its files behind
+        if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def disown(self) -> None:
