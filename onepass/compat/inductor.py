@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
+from .uninterrupted import Once
+
+_import_inductor = Once(lambda: importlib.import_module("torch._inductor.compile_fx"))  # half imported, it refuses to be again
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 
 
@@ -17,6 +21,7 @@ def inductor_incompatibility() -> str | None:
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if not OLDEST_TORCH <= version <= NEWEST_TORCH:
         return f"this is torch {torch.__version__}"
+    _import_inductor()
     try:
         from torch._inductor import compile_fx, config, custom_graph_pass
 
@@ -35,6 +40,7 @@ def inductor_options(mode: str | None, options: dict[str, Any]) -> dict[str, Any
 
 def compile_by_inductor(module: Any, inputs: Any, patches: dict[str, Any], inner: Callable[..., Any] | None = None) -> Any:
     """Compile with Inductor. `inner` replaces its last step, which turns a graph into a callable."""
+    _import_inductor()
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(module, inputs, config_patches=patches, **({"inner_compile": inner} if inner else {}))

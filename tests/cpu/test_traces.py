@@ -289,3 +289,24 @@ def test_what_a_process_does_once_is_done_where_no_thread_can_be_started(monkeyp
     once()
     once()
     assert done == [1]
+
+
+IMPORTING = """
+import importlib.abc, sys, threading
+import torch
+from onepass import compat
+
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch._inductor.lowering":
+            print(threading.current_thread() is threading.main_thread())
+
+sys.meta_path.insert(0, Watch())
+assert compat.inductor_incompatibility() is None
+"""
+
+
+def test_ctrl_c_does_not_leave_inductor_half_imported() -> None:
+    """A second import would then fail: it registers templates by name. Ctrl-C reaches the main thread alone."""
+    done = run_python(IMPORTING)
+    assert done.stdout == "False\n", done.stdout + done.stderr[-2000:]
