@@ -78,9 +78,9 @@ def _triton_version() -> str:
 
 
 def sources_digest(package: Path) -> str:
-    """A digest of all Python files in a package."""
+    """A digest of all Python files in a package, and of the constants that plans follow from."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted((*package.rglob("*.py"), *package.rglob("*.json"))):
         digest.update(path.relative_to(package).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -539,15 +539,16 @@ def test_a_key_is_a_whole_digest() -> None:
     assert len(bytes.fromhex(cache.key({"a": 1}))) == 32
 
 
-def test_sources_are_read_to_the_last_byte(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["plan/partition.py", "constants/h200.json"])
+def test_sources_are_read_to_the_last_byte(tmp_path: Path, name: str) -> None:
     copy = tmp_path / "onepass"
     shutil.copytree(ROOT / "onepass", copy, ignore=shutil.ignore_patterns("__pycache__"))
     before = cache.sources_digest(copy)
     assert before == cache.sources_digest(copy)
-    path = copy / "plan" / "cost.py"
-    path.write_text(path.read_text() + "# one more line\n")
+    path = copy / name
+    path.write_text(path.read_text() + "\n")
     changed = cache.sources_digest(copy)
-    path.rename(copy / "plan" / "price.py")
+    path.rename(path.with_stem("renamed"))
     assert len({before, changed, cache.sources_digest(copy)}) == 3
 
 
@@ -575,7 +576,7 @@ def test_a_second_process_plans_nothing_and_other_sources_plan_anew(folder: Path
     assert (first["plans"], first["hits"]) == (1, 0) and (second["plans"], second["hits"]) == (0, 1)
     assert first["bits"] == second["bits"]
     shutil.copytree(ROOT / "onepass", tmp_path / "onepass", ignore=shutil.ignore_patterns("__pycache__"))
-    changed = tmp_path / "onepass" / "plan" / "cost.py"
+    changed = tmp_path / "onepass" / "plan" / "partition.py"
     changed.write_text(changed.read_text() + "# one more line\n")
     third = process(tmp_path)
     assert (third["plans"], third["hits"]) == (1, 0) and third["bits"] == first["bits"]
