@@ -94,12 +94,13 @@ def _message(error: Exception) -> str:
 
 
 def serve(channel: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer requests until the parent closes the connection."""
+    """Answer requests until the parent closes the connection, or is gone before it has its answer."""
     from onepass.runtime import frames  # after `stub_packages`
 
-    while (request := frames.receive(channel)) is not None:
-        os.ftruncate(2, 0)
-        frames.send(channel, {**answer(request), "id": request["id"]})
+    with suppress(ConnectionError):
+        while (request := frames.receive(channel)) is not None:
+            os.ftruncate(2, 0)
+            frames.send(channel, {**answer(request), "id": request["id"]})
 
 
 def prepare(handle: int, scratch: str) -> socket.socket:

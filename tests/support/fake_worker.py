@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,19 +75,20 @@ def main() -> None:
     channel = worker.prepare(int(sys.argv[1]), sys.argv[2])
     from onepass.runtime import frames
 
-    while (asked := frames.receive(channel)) is not None:
-        script = json.loads(asked["job"]["text"])
-        mark, number = script["mark"] and Path(script["mark"]), asked["id"]
-        if not (mark and mark.exists()):
-            if script["leave"]:
-                mark.touch()
-            for order, argument in script["do"]:
-                if order == "number":
-                    number += argument
-                else:
-                    act(order, argument, channel)
-        reply = {"binary": binary(script["value"])} if script["reply"] is None else script["reply"]
-        frames.send(channel, {**reply, "heard": [], "id": number})
+    with suppress(ConnectionError):  # the parent is gone
+        while (asked := frames.receive(channel)) is not None:
+            script = json.loads(asked["job"]["text"])
+            mark, number = script["mark"] and Path(script["mark"]), asked["id"]
+            if not (mark and mark.exists()):
+                if script["leave"]:
+                    mark.touch()
+                for order, argument in script["do"]:
+                    if order == "number":
+                        number += argument
+                    else:
+                        act(order, argument, channel)
+            reply = {"binary": binary(script["value"])} if script["reply"] is None else script["reply"]
+            frames.send(channel, {**reply, "heard": [], "id": number})
     worker.leave(sys.argv[2])
 
 
