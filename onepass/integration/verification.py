@@ -50,7 +50,7 @@ def _worst_of_eager(program: Program, bindings: Bindings, outs: Sequence[Tensor]
         moved = [_nearby(tensor, 100 * draw + k) for k, tensor in enumerate(ins)]
         there, theirs = _float64(program, bindings, outs, moved), fresh_results(program, bindings, outs, moved)
         error = [torch.maximum(e, _distance(t, there[name])) for e, t, name in zip(error, theirs, names, strict=True)]
-    return [torch.where(theirs.isfinite(), exact[name] + e, theirs.double()) if theirs.is_floating_point() else theirs
+    return [torch.where(theirs.double().isfinite(), exact[name] + e, theirs.double()) if theirs.is_floating_point() else theirs
             for name, theirs, e in zip(names, eager, error, strict=True)]
 
 

@@ -67,6 +67,20 @@ def test_one_wrong_element_is_found_in_any_layout(view: Callable[[Tensor], Tenso
     assert found is not None and "largest error" in found[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_one_wrong_8_bit_float_is_found(dtype: torch.dtype) -> None:
+    def quantized(t: Tensor) -> Tensor:
+        return (t / t.abs().amax(-1, keepdim=True)).to(dtype)
+
+    x = draw(3)
+    program, right = program_of(quantized, x), quantized(x)
+    assert find_mistake(program, {}, [right], [x]) is None
+    wrong = right.clone()
+    wrong[2, 5] = 1.5
+    found = find_mistake(program, {}, [wrong], [x])
+    assert found is not None and "largest error" in found[1]
+
+
 def test_integers_are_compared_exactly() -> None:
     x = torch.arange(12).reshape(3, 4)
     program, right = program_of(lambda t: t.sum(-1), x), x.sum(-1)
