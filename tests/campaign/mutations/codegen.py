@@ -76,7 +76,7 @@ MUTANTS: list[Mutant] = [
            "all tiles of a row are joined", kinds("inner")),
     Mutant("codegen-two-sums-change-places", "onepass/codegen/folds.py", "return [(name,) for name in names]",
            "return [(name,) for name in names[::-1]]", "sums folded together are told apart",
-           ("tests/cpu/test_gluon_shared.py::test_any_ring_any_number_of_groups_and_turns[7-3-3-False]",)),
+           ("tests/cpu/test_gluon_shared.py::test_any_ring_any_number_of_groups_and_turns[7-3-3-RowVectors.RELOAD]",)),
     Mutant("codegen-lanes-outside-are-counted", "onepass/codegen/folds.py", "count if masked and count else",
            "count if not masked and count else", "a mean divides by the elements there are", kinds("outer, tail")),
     Mutant("codegen-constant-columns-enter-once", "onepass/codegen/folds.py", "ref.height > 1 and not self.kernel.by_row[i]",
@@ -154,10 +154,10 @@ MUTANTS: list[Mutant] = [
     # ---- steps: what is computed when --------------------------------------------------------------------------------------
     Mutant("codegen-every-walk-gathers", "onepass/codegen/steps.py", "(kernel.folds if p == count - 1 else ())", "kernel.folds",
            "a row enters column sums once",
-           ("tests/cpu/test_gluon_mixed.py::test_any_ring_any_grid_any_number_of_turns[7-2-2-False]",)),
+           ("tests/cpu/test_gluon_mixed.py::test_any_ring_any_grid_any_number_of_turns[7-2-2-RowVectors.RELOAD]",)),
     Mutant("codegen-row-results-are-constant", "onepass/codegen/steps.py", "kernel.phase[i] == 0 and not kernel.by_row[i]]",
            "kernel.phase[i] == 0]", "what varies by row is computed for every row",
-           ("tests/cpu/test_gluon_mixed.py::test_any_ring_any_grid_any_number_of_turns[7-2-2-False]",)),
+           ("tests/cpu/test_gluon_mixed.py::test_any_ring_any_grid_any_number_of_turns[7-2-2-RowVectors.RELOAD]",)),
     # ---- triton: kernels ---------------------------------------------------------------------------------------------------
     Mutant("codegen-grid-counts-whole-blocks", "onepass/codegen/triton.py", 'f"tl.cdiv({size_text(dim.extent)}, {dim.step})"',
            'f"({size_text(dim.extent)} // {dim.step})"', "a CTA knows its rows and its batch",
