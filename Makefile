@@ -54,6 +54,7 @@ campaign: $(STAMP)
 
 lint: $(STAMP)
 	@$(call if_installed,ruff,check .)
+	@$(call if_installed,ruff,format --check .)
 	@$(call if_installed,mypy,)
 
 # The documentation as a site, in build/site. What builds it goes into an environment of its own.

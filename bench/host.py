@@ -69,8 +69,10 @@ def main() -> None:
     times = {"eager add": microseconds(lambda: x + x)}
     for name, function, args in (("one kernel", norm, (x, w)), ("two kernels", backward, (x, w, rstd, dy))):
         part = region_of(function, args)
-        outs = [torch.empty_strided(n.meta["val"].shape, n.meta["val"].stride(), dtype=n.meta["val"].dtype, device="cuda")
-                for n in part.outputs]
+        outs = [
+            torch.empty_strided(n.meta["val"].shape, n.meta["val"].stride(), dtype=n.meta["val"].dtype, device="cuda")
+            for n in part.outputs
+        ]
         named = dict(zip(inspect.signature(function).parameters, args, strict=True))
         ins = [named[str(n.target).rsplit("_", 1)[0]] for n in part.inputs]
         text = encode(RegionSpec(part.id, part.program, optimize(part.program)))
@@ -78,8 +80,14 @@ def main() -> None:
         call()
         times[f"region, {name}"] = microseconds(call)
     ratio = {name: round(us / times["eager add"], 2) for name, us in times.items()}
-    found = {"date": date.today().isoformat(), "card": torch.cuda.get_device_name(), "torch": torch.__version__,
-             "python": platform.python_version(), "us": {n: round(us, 2) for n, us in times.items()}, "times an add": ratio}
+    found = {
+        "date": date.today().isoformat(),
+        "card": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "us": {n: round(us, 2) for n, us in times.items()},
+        "times an add": ratio,
+    }
     print(found)
     Path(sys.argv[1]).write_text(json.dumps(found, indent=1))
 

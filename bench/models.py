@@ -136,10 +136,19 @@ def _summarized(setup: Setup, each: Ready, profiles: list[tuple[Counter[str], Co
     calls, spent = sorted(profiles, key=lambda p: sum(p[1].values()))[len(profiles) // 2]
     outside = {name: ms for name, ms in spent.items() if not any(o in name for o in EXCLUDED_KERNELS)}
     slowest = sorted(((name[:80], calls[name], round(ms, 4)) for name, ms in outside.items()), key=lambda row: -row[2])[:30]
-    return Measured(sum(spent.values()), sum(outside.values()), sum(calls.values()), step_ms, setup.tokens / step_ms * 1e3,
-                    each.peak_gib, each.compile_s, each.loss, slowest=tuple(slowest),
-                    kernel_ms_by_round=tuple(round(sum(p[1].values()), 3) for p in profiles),
-                    step_ms_by_turn=tuple(round(ms, 3) for ms in times))
+    return Measured(
+        sum(spent.values()),
+        sum(outside.values()),
+        sum(calls.values()),
+        step_ms,
+        setup.tokens / step_ms * 1e3,
+        each.peak_gib,
+        each.compile_s,
+        each.loss,
+        slowest=tuple(slowest),
+        kernel_ms_by_round=tuple(round(sum(p[1].values()), 3) for p in profiles),
+        step_ms_by_turn=tuple(round(ms, 3) for ms in times),
+    )
 
 
 def _example(setup: Setup) -> Example:
@@ -241,8 +250,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"models": {}}
-    environment = {"date": date.today().isoformat(), "card": torch.cuda.get_device_name(), "torch": torch.__version__,
-            "version": onepass.__version__, "python": platform.python_version()}
+    environment = {
+        "date": date.today().isoformat(),
+        "card": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "version": onepass.__version__,
+        "python": platform.python_version(),
+    }
     reserve_memory(RESERVED_BYTES, torch.device("cuda"))
     start_up()
     for name in arguments.models:

@@ -38,9 +38,15 @@ from onepass.tools.workloads import workload
 CARD = torch.device("cuda", 0)
 # More rows than the ring slots of all CTAs on a GPU, so that slots are reused.
 SHAPES = {
-    "softmax": ((700, 4096), (700, 4501)), "softmax_backward": ((700, 4096),), "rms_norm": ((700, 4096), (700, 4501)),
-    "layer_norm": ((700, 4096),), "logsumexp": ((300, 32768),), "rms_norm_backward": ((700, 4096), (700, 8192)),
-    "layer_norm_backward": ((700, 4096), (700, 16384)), "outer_sum_1": ((2100, 512),), "outer_sum_5": ((2100, 512),),
+    "softmax": ((700, 4096), (700, 4501)),
+    "softmax_backward": ((700, 4096),),
+    "rms_norm": ((700, 4096), (700, 4501)),
+    "layer_norm": ((700, 4096),),
+    "logsumexp": ((300, 32768),),
+    "rms_norm_backward": ((700, 4096), (700, 8192)),
+    "layer_norm_backward": ((700, 4096), (700, 16384)),
+    "outer_sum_1": ((2100, 512),),
+    "outer_sum_5": ((2100, 512),),
     "batch_norm_stats": ((8, 64, 1024),),
 }
 INSTRUMENTED = bool(os.environ.get("TRITON_INSTRUMENTATION_MODE"))
@@ -87,8 +93,11 @@ def wrong(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[str
         found = assemble(Compiled(plan, sources, binaries).artifact, CARD, ours.aligned)(tensors, ours.bindings)
         torch.cuda.synchronize()
         schedule = next(k.schedule for k in plan.kernels if k.schedule.staged)
-        bad_outputs = [k for k, right in exact.items()
-               if not float((found[k].cpu().double() - right).abs().max()) <= 0.02 * float(right.abs().max()) + 1e-6]
+        bad_outputs = [
+            k
+            for k, right in exact.items()
+            if not float((found[k].cpu().double() - right).abs().max()) <= 0.02 * float(right.abs().max()) + 1e-6
+        ]
         yield f"{name} {shape} {schedule}: {', '.join(bad_outputs)} wrong" if bad_outputs else ""
 
 
@@ -99,8 +108,13 @@ def main() -> int:
     arguments = parser.parse_args()
     if INSTRUMENTED:  # the checks keep their state in memory that the launch allocates
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=CARD))
-    messages = [text for name in arguments.names for shape in SHAPES[name] for dtype in (torch.bfloat16, torch.float32)
-                for text in wrong(name, shape, dtype)]
+    messages = [
+        text
+        for name in arguments.names
+        for shape in SHAPES[name]
+        for dtype in (torch.bfloat16, torch.float32)
+        for text in wrong(name, shape, dtype)
+    ]
     print(f"{len(messages)} plans, {sum(map(bool, messages))} wrong", *filter(None, messages), sep="\n")
     return int(any(messages))
 

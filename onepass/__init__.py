@@ -16,14 +16,21 @@ if TYPE_CHECKING:
     from .tools.process_report import report
 
 __version__ = "0.1.0"
+# fmt: off
 __all__ = ["backend", "settings", "enable", "disable", "fuse", "explain", "report", "Report", "Device", "DEVICES",
            "OnepassError", "__version__"]
+# fmt: on
 
 # Imported at first use, so that `import onepass` stays cheap.
 _LAZY = {
-    "backend": ".integration.inductor", "enable": ".integration.inductor", "disable": ".integration.inductor",
+    "backend": ".integration.inductor",
+    "enable": ".integration.inductor",
+    "disable": ".integration.inductor",
     "settings": ".integration.settings",
-    "fuse": ".integration.fuse", "explain": ".tools.explain", "Report": ".tools.explain", "report": ".tools.process_report",
+    "fuse": ".integration.fuse",
+    "explain": ".tools.explain",
+    "Report": ".tools.explain",
+    "report": ".tools.process_report",
 }
 
 

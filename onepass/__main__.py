@@ -13,10 +13,23 @@ import typer
 from . import __version__
 from .errors import BadArgument, OnepassError, printable
 
-app = typer.Typer(name="onepass", help="A reduction-fusion compiler for PyTorch on NVIDIA GPUs.", no_args_is_help=True,
-                  add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="onepass",
+    help="A reduction-fusion compiler for PyTorch on NVIDIA GPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+# Help of `explain` that does not fit beside its option.
+WHAT = (
+    "A name (see `onepass workloads`), file.py:function, or file.py:make_model, which returns a module, (module, inputs) or "
+    "(module, args, kwargs)."
+)
+INPUTS = "For file.py:name: bf16[8192,8192],f32[8192,1] or file.py:name. Default: inputs() in the same file."
+COMPILE = "Also compile a model's kernels, to show registers and spills; a function's are always compiled."
+WHY = "Also rank the candidate schedules of a function's kernels, with the terms of their predicted times."
 
 
 def _version(wanted: bool) -> None:
@@ -26,24 +39,21 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
-             = False) -> None:
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
     """Options of the command itself."""
 
 
 @app.command()
 def explain(
-    what: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A name (see `onepass workloads`), file.py:function, or "
-                                        "file.py:make_model, which returns a module, (module, inputs) or (module, args, kwargs).")],
+    what: Annotated[str, typer.Argument(metavar="WORKLOAD", help=WHAT)],
     shape: Annotated[str | None, typer.Option(help="Such as 8192x8192; a named workload has its own default.")] = None,
     dtype: Annotated[str, typer.Option(help="Data type of a named workload.")] = "bf16",
     device: Annotated[str, typer.Option(help="The GPU to plan and compile for; `here` is this machine's.")] = "h200",
-    inputs: Annotated[str | None, typer.Option(
-        help="For file.py:name: bf16[8192,8192],f32[8192,1] or file.py:name. Default: inputs() in the same file.")] = None,
-    compile: Annotated[bool, typer.Option("--compile", help="Also compile a model's kernels, to show registers and spills; "
-                                          "a function's are always compiled.")] = False,
-    why: Annotated[bool, typer.Option("--why", help="Also rank the candidate schedules of a function's kernels, with the terms of "
-                                      "their predicted times.")] = False,
+    inputs: Annotated[str | None, typer.Option(help=INPUTS)] = None,
+    compile: Annotated[bool, typer.Option("--compile", help=COMPILE)] = False,
+    why: Annotated[bool, typer.Option("--why", help=WHY)] = False,
     as_json: Json = False,
     source: Annotated[bool, typer.Option("--source", help="Also print the generated kernels.")] = False,
     source_dir: Annotated[Path | None, typer.Option(help="Write the generated kernels and an index to a folder.")] = None,
@@ -57,15 +67,13 @@ def explain(
     report = reports.explain(subject.call, device=device, compile=compile)(*subject.args, **subject.kwargs)
     if isinstance(report, reports.Report):
         report = replace(report, workload=what)
-    if why and not isinstance(report, reports.Report):
+    elif why:
         raise BadArgument(detail="--why explains the kernels of a function, not of a model.")
     reasons = report.why() if why and isinstance(report, reports.Report) else None
     if as_json:
         typer.echo(json.dumps(report.to_json() | ({"why": reasons.to_json()} if reasons else {}), indent=2))
     else:
-        reports.console().print(report)
-        if reasons:
-            reports.console().print(reasons)
+        reports.console().print(report, *([reasons] if reasons else []))
     if source:
         for text in listing(report):
             typer.echo(text, err=as_json)  # standard output stays valid JSON
@@ -75,8 +83,12 @@ def explain(
 
 @app.command()
 def bisect(
-    what: Annotated[str, typer.Argument(metavar="STEP", help="file.py:train_step, which returns a loss or tensors, or a step or "
-                                        "module with its inputs.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="STEP", help="file.py:train_step, which returns a loss or tensors, or a step or module with its inputs."
+        ),
+    ],
     inputs: Annotated[str | None, typer.Option(help="file.py:name. Default: those of the step, or inputs() in its file.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="A setting for all runs, such as by_cost=False. Repeatable.")] = None,
     slack: Annotated[float, typer.Option(min=1.0, help="Allowed error of a step, as a multiple of a single kernel's.")] = 8.0,
@@ -131,8 +143,9 @@ def compare(
     after: Annotated[Path, typer.Argument(help="The result file to compare with it.")],
     as_json: Json = False,
     every: Annotated[bool, typer.Option("--all", help="Also show changes within noise.")] = False,
-    fail_on_slower: Annotated[bool, typer.Option("--fail-on-slower", help="Exit with 1 if onepass became slower beyond noise, or "
-                                                 "wrong.")] = False,
+    fail_on_slower: Annotated[
+        bool, typer.Option("--fail-on-slower", help="Exit with 1 if onepass became slower beyond noise, or wrong.")
+    ] = False,
 ) -> None:
     """Show what changed beyond noise between two bench results."""
     from .measure import compare as runs  # imported late: --help and --version must not load torch
@@ -160,9 +173,14 @@ def plot(
     from .measure import plot as charts  # imported late: --help and --version must not load torch
     from .tools.workloads import WORKLOADS  # for the same reason
 
-    for path in charts.plot(files, out, themes=charts.expand_both("The theme", theme, charts.THEME_NAMES),
-                              formats=charts.expand_both("The format", format, charts.FORMATS), metric=metric,
-                              titles={w.name: w.title for w in WORKLOADS.values()}):
+    for path in charts.plot(
+        files,
+        out,
+        themes=charts.expand_both("The theme", theme, charts.THEME_NAMES),
+        formats=charts.expand_both("The format", format, charts.FORMATS),
+        metric=metric,
+        titles={w.name: w.title for w in WORKLOADS.values()},
+    ):
         typer.echo(path)
 
 
@@ -173,8 +191,9 @@ def bench(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again; ignore results in the file.")] = False,
     time_limit: Annotated[float | None, typer.Option(help="Stop between workloads before this many seconds have passed.")] = None,
     only: Annotated[str, typer.Option(help="Only workloads with this in their name, such as backward or 8192x8192.")] = "",
-    providers: Annotated[str | None, typer.Option(help="Such as onepass,eager,inductor; default: all installed, except those that "
-                                                  "tune.")] = None,
+    providers: Annotated[
+        str | None, typer.Option(help="Such as onepass,eager,inductor; default: all installed, except those that tune.")
+    ] = None,
     regret: Annotated[bool, typer.Option("--regret", help="Also measure other plans: does onepass pick the best?")] = False,
     most: Annotated[int, typer.Option(min=1, help="With --regret: plans per workload.")] = 12,
     graphs: Annotated[bool, typer.Option("--graphs", help="Also time CUDA graph replays, as a cross-check.")] = False,

@@ -67,7 +67,7 @@ def _walk(folder: Path, own: int, create: bool, handles: ExitStack) -> int:
     while remaining:
         name = remaining.pop()
         if name == "..":
-            del opened[max(1, len(opened) - 1):]
+            del opened[max(1, len(opened) - 1) :]
             continue
         handle, path = _open_entry(opened[-1], name, create), os.path.join(opened[-1].path, name)
         handles.callback(os.close, handle)
@@ -111,8 +111,10 @@ def _checked(handle: int, path: str, status: os.stat_result) -> _Folder:
         raise UnsafePath(f"{path} belongs to another user (uid {status.st_uid})")
     others = bool(status.st_mode & WRITABLE_BY_OTHERS)
     if others and not status.st_mode & stat.S_ISVTX:
-        raise UnsafePath(f"others can write to {path} (mode {stat.S_IMODE(status.st_mode):o}), so its content is not trusted; "
-                         "delete it, or, if you know that it holds no files of others, remove their write permission (chmod go-w)")
+        raise UnsafePath(
+            f"others can write to {path} (mode {stat.S_IMODE(status.st_mode):o}), so its content is not trusted; "
+            "delete it, or, if you know that it holds no files of others, remove their write permission (chmod go-w)"
+        )
     return _Folder(handle, path, others)
 
 

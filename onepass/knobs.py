@@ -102,35 +102,52 @@ class Knobs:
     """All settings. `knobs()` reads them from the environment; tests construct their own."""
 
     compile_workers: int = _knob(
-        "ONEPASS_COMPILE_WORKERS", min(4, os.cpu_count() or 1), _workers,
-        "Number of processes that compile kernels for a named GPU in parallel.")
+        "ONEPASS_COMPILE_WORKERS",
+        min(4, os.cpu_count() or 1),
+        _workers,
+        "Number of processes that compile kernels for a named GPU in parallel.",
+    )
     compile_timeout: float = _knob(
-        "ONEPASS_COMPILE_TIMEOUT", 300.0, _seconds,
-        "Seconds a compiler process may take for one kernel before it is killed and a new process retries.")
+        "ONEPASS_COMPILE_TIMEOUT",
+        300.0,
+        _seconds,
+        "Seconds a compiler process may take for one kernel before it is killed and a new process retries.",
+    )
     keep_sources: Path | None = _knob(
-        "ONEPASS_KEEP_SOURCES", None, _folder,
-        "A folder that receives the source of every generated kernel.")
-    cache: bool = _knob(
-        "ONEPASS_CACHE", True, _switch,
-        "0 turns the disk cache off: each process plans and compiles again.")
+        "ONEPASS_KEEP_SOURCES", None, _folder, "A folder that receives the source of every generated kernel."
+    )
+    cache: bool = _knob("ONEPASS_CACHE", True, _switch, "0 turns the disk cache off: each process plans and compiles again.")
     cache_dir: Path = _knob(
-        "ONEPASS_CACHE_DIR", default_cache_folder(os.environ), _expanded,  # the store checks it and reports problems
-        "The cache folder for plans and compiled kernels. Other users must not be able to write to it or to any folder above it.")
-    disable: bool = _knob(
-        "ONEPASS_DISABLE", False, _switch,
-        "1 makes torch.compile(backend=\"onepass\") plain Inductor.")
+        "ONEPASS_CACHE_DIR",
+        default_cache_folder(os.environ),
+        _expanded,  # the store checks it and reports problems
+        "The cache folder for plans and compiled kernels. Other users must not be able to write to it or to any folder above it.",
+    )
+    disable: bool = _knob("ONEPASS_DISABLE", False, _switch, '1 makes torch.compile(backend="onepass") plain Inductor.')
     on_error: str = _knob(
-        "ONEPASS_ON_ERROR", "warn", _on_error,
-        "What to do when a region cannot be claimed, planned or compiled: warn (and let Inductor compile it) or raise.")
+        "ONEPASS_ON_ERROR",
+        "warn",
+        _on_error,
+        "What to do when a region cannot be claimed, planned or compiled: warn (and let Inductor compile it) or raise.",
+    )
     verify: int | str = _knob(
-        "ONEPASS_VERIFY", 0, _verify,
-        "Number of calls of each region to check against float64, or a fraction of them (1/1000). A wrong result raises.")
+        "ONEPASS_VERIFY",
+        0,
+        _verify,
+        "Number of calls of each region to check against float64, or a fraction of them (1/1000). A wrong result raises.",
+    )
     repro_dir: Path | None = _knob(
-        "ONEPASS_REPRO_DIR", None, _folder,
-        "The folder for reproducers of failures. Default: onepass_repros in the working directory, or a temporary folder.")
+        "ONEPASS_REPRO_DIR",
+        None,
+        _folder,
+        "The folder for reproducers of failures. Default: onepass_repros in the working directory, or a temporary folder.",
+    )
     tune: str = _knob(
-        "ONEPASS_TUNE", "off", _tune,
-        "Whether plans are timed on the GPU at first use: off, on (the few best plans) or full (many plans).")
+        "ONEPASS_TUNE",
+        "off",
+        _tune,
+        "Whether plans are timed on the GPU at first use: off, on (the few best plans) or full (many plans).",
+    )
 
 
 def knobs(environ: Mapping[str, str] = os.environ) -> Knobs:
@@ -160,5 +177,9 @@ class Setting:
 def describe(environ: Mapping[str, str] = os.environ) -> tuple[Setting, ...]:
     """All settings with their current values."""
     now = knobs(environ)
-    return tuple(Setting(k.metadata["variable"], str(getattr(now, k.name)), str(k.default), k.metadata["description"],
-                         k.metadata["in_cache_key"]) for k in fields(Knobs))
+    return tuple(
+        Setting(
+            k.metadata["variable"], str(getattr(now, k.name)), str(k.default), k.metadata["description"], k.metadata["in_cache_key"]
+        )
+        for k in fields(Knobs)
+    )

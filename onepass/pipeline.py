@@ -42,8 +42,10 @@ from .runtime.feedback import compile_outcome, defects, misfits, rejected
 from .runtime.keep_sources import keep_sources
 from .stages import stage
 
+# fmt: off
 __all__ = ["Compilation", "CompileKernel", "assemble", "capture", "compile", "compile_function", "generate", "interpret",
            "lower_region", "make_plan", "optimize", "variant_of"]
+# fmt: on
 
 CompileKernel = Callable[[Source], Binary]  # returns the binary with its registers, spills and shared memory
 MAX_ATTEMPTS = 16  # plans that are compiled for one Variant
@@ -62,8 +64,9 @@ class Compilation:
 
 
 @stage("compiling a function")
-def compile_function(fn: Callable[..., Any], args: tuple[Any, ...], device: Device, compile_kernel: CompileKernel,
-                     dynamic: bool | None = None) -> Compilation:
+def compile_function(
+    fn: Callable[..., Any], args: tuple[Any, ...], device: Device, compile_kernel: CompileKernel, dynamic: bool | None = None
+) -> Compilation:
     """Every stage but the launch, in order, for a function and the sizes of a call."""
     captured = capture(fn, args, dynamic=dynamic)  # torch ops -> Program, and the guards under which it holds
     bindings = captured.bind(args) or {}

@@ -174,8 +174,14 @@ def capture(job: Job) -> Outcome:
         torch.cuda.empty_cache()
     graphs = recorder.named()
     breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
-    return Outcome(job.name, time.perf_counter() - began, {name: packed(g) for name, g in graphs.items()},
-                   {name: len(g["nodes"]) for name, g in graphs.items()}, breaks, error)
+    return Outcome(
+        job.name,
+        time.perf_counter() - began,
+        {name: packed(g) for name, g in graphs.items()},
+        {name: len(g["nodes"]) for name, g in graphs.items()},
+        breaks,
+        error,
+    )
 
 
 def run_all(selected: list[Job], workers: int, keep: Callable[[Outcome], None]) -> None:
@@ -217,9 +223,14 @@ def main() -> int:
                 entry = tarfile.TarInfo(f"{name}.json.gz")
                 entry.size = len(data)
                 archive.addfile(entry, io.BytesIO(data))
-        entry_json = {"name": outcome.name, "seconds": round(outcome.seconds, 1), "nodes": outcome.nodes,
-                      "breaks": outcome.breaks, "bytes": sum(map(len, outcome.files.values())),
-                      "error": outcome.error}
+        entry_json = {
+            "name": outcome.name,
+            "seconds": round(outcome.seconds, 1),
+            "nodes": outcome.nodes,
+            "breaks": outcome.breaks,
+            "bytes": sum(map(len, outcome.files.values())),
+            "error": outcome.error,
+        }
         summary["jobs"].append(entry_json)
         (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
         print({k: v for k, v in entry_json.items() if k != "error"}, outcome.error or "", flush=True)

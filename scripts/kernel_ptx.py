@@ -42,7 +42,7 @@ def sampled(each: int) -> Iterator[tuple[str, Plan, KernelPlan]]:
                     families[kernel.family].setdefault(f"{kernel.kernel.program} {kernel.schedule}", (name, plan, kernel))
     for found in families.values():
         every = [*found.values()]
-        yield from every[::max(1, -(-len(every) // each))]
+        yield from every[:: max(1, -(-len(every) // each))]
 
 
 def ptx(plan: Plan, kernel: KernelPlan) -> str:

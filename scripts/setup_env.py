@@ -69,8 +69,10 @@ def make_venv(venv: Path, with_pip: bool) -> None:
     if made.returncode:
         shutil.rmtree(venv, ignore_errors=True)
         major, minor = sys.version_info[:2]
-        fail(f"a virtual environment could not be made. On Debian and Ubuntu: sudo apt install python{major}.{minor}-venv\n"
-             f"{(made.stdout + made.stderr).strip()}")
+        fail(
+            f"a virtual environment could not be made. On Debian and Ubuntu: sudo apt install python{major}.{minor}-venv\n"
+            f"{(made.stdout + made.stderr).strip()}"
+        )
 
 
 def pth(venv: Path, name: str) -> Path:
@@ -174,8 +176,10 @@ def set_up(venv: Path) -> None:
     if complete and pth(venv, SHARED).exists():
         use_as_is(venv, python)
     elif not install_rest(python, version):
-        fail("installation failed; see the messages above. Without a network, run make with a Python that has torch, "
-             f"{', '.join(TO_RUN)}: make PYTHON=...")
+        fail(
+            "installation failed; see the messages above. Without a network, run make with a Python that has torch, "
+            f"{', '.join(TO_RUN)}: make PYTHON=..."
+        )
 
 
 if __name__ == "__main__":

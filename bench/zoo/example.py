@@ -44,8 +44,15 @@ class Maker:
     routed: bool = False  # picks by comparing values: another rounding may pick otherwise
     softmax: bool = False  # attention written out, so that its softmax is in the graph
 
-    def __call__(self, size: str = "tiny", *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, seed: int = 0,
-                 **changes: Any) -> Example:
+    def __call__(
+        self,
+        size: str = "tiny",
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        **changes: Any,
+    ) -> Example:
         """The model at a size, with weights of `dtype` on `device`; `changes` replace single sizes, as in layers=2."""
         arguments = {**self.sizes[size], **changes}
         with torch.random.fork_rng(devices=[]), torch.device(device):

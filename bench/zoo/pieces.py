@@ -35,8 +35,7 @@ class LayerNormBlock(nn.Module):
 
 def layernorm_block(*, dim: int, heads: int, batch: int, length: int) -> Parts:
     """The block and a random stream."""
-    return Parts(LayerNormBlock(dim, heads),
-                 lambda g: {"x": torch.randn(batch, length, dim, generator=g)}, sum_against)
+    return Parts(LayerNormBlock(dim, heads), lambda g: {"x": torch.randn(batch, length, dim, generator=g)}, sum_against)
 
 
 class ConvBlock(nn.Module):
@@ -55,8 +54,7 @@ class ConvBlock(nn.Module):
 
 def conv_block(*, channels: int, groups: int, batch: int, side: int) -> Parts:
     """The block and random images."""
-    return Parts(ConvBlock(channels, groups),
-                 lambda g: {"x": torch.randn(batch, channels, side, side, generator=g)}, sum_against)
+    return Parts(ConvBlock(channels, groups), lambda g: {"x": torch.randn(batch, channels, side, side, generator=g)}, sum_against)
 
 
 class MaskedAttention(nn.Module):
@@ -69,8 +67,9 @@ class MaskedAttention(nn.Module):
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
         batch, length, dim = x.shape
-        query, key, value = (project(x).view(batch, length, self.heads, -1).transpose(1, 2)
-                             for project in (self.query, self.key, self.value))
+        query, key, value = (
+            project(x).view(batch, length, self.heads, -1).transpose(1, 2) for project in (self.query, self.key, self.value)
+        )
         scores = query @ key.transpose(2, 3) / math.sqrt(dim // self.heads)
         scores = scores.masked_fill(~visible, -torch.inf)
         mixed = torch.softmax(scores, dim=-1) @ value
@@ -110,8 +109,11 @@ class Router(nn.Module):
 
 def router(*, dim: int, experts: int, chosen: int, rows: int) -> Parts:
     """The router and random tokens."""
-    return Parts(Router(dim, experts, chosen), lambda g: {"x": torch.randn(rows, dim, generator=g)},
-                 lambda result: sum_against(result[0]) + 0.01 * result[2])
+    return Parts(
+        Router(dim, experts, chosen),
+        lambda g: {"x": torch.randn(rows, dim, generator=g)},
+        lambda result: sum_against(result[0]) + 0.01 * result[2],
+    )
 
 
 class Loss(nn.Module):

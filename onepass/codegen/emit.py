@@ -21,8 +21,9 @@ def emit(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, devi
 def lower(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, device: Device, wide: bool = False) -> Lowered:
     """One kernel in IR, checked as in `emit`."""
     if refused := check(kernel, schedule, device, emitted=True):
-        raise IllegalSchedule(kernel=name, schedule=schedule, device=device.title, reason=refused.reason.value,
-                              detail=refused.detail)
+        raise IllegalSchedule(
+            kernel=name, schedule=schedule, device=device.title, reason=refused.reason.value, detail=refused.detail
+        )
     match schedule:
         case StagedTiles():
             return gluon_tiles.lower(kernel, schedule, bindings, name, wide)

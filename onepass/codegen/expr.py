@@ -162,5 +162,7 @@ def growth(monoid: Monoid, a: State, b: State, assign: Assigner, exact: bool) ->
 def join(monoid: Monoid, a: State, b: State, assign: Assigner, exact: bool) -> State:
     """Two states merged into one."""
     algebra = PairAlgebra(assign, exact)
-    return tuple(algebra.op("add", algebra.op("mul", x.before, x.scale), x.by) if isinstance(x, Accumulated) else x
-                 for x in growth(monoid, a, b, assign, exact))
+    return tuple(
+        algebra.op("add", algebra.op("mul", x.before, x.scale), x.by) if isinstance(x, Accumulated) else x
+        for x in growth(monoid, a, b, assign, exact)
+    )

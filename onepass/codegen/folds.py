@@ -61,8 +61,10 @@ class Folds:
                 shape = self._running_shape(running, ref)
                 running.states[key] = self._identity(running, shape)
                 if running.compensated:
-                    running.compensation[key] = {k: self.builder.assign("lost", self.language.full(shape, "0.0", "float32"))
-                                         for k in running.monoid.accumulating}
+                    running.compensation[key] = {
+                        k: self.builder.assign("lost", self.language.full(shape, "0.0", "float32"))
+                        for k in running.monoid.accumulating
+                    }
 
     def key(self, running: Running, ref: TileRef) -> str:
         """The state that a tile updates: its own where results vary by tile, else the one of all tiles of its shape."""
@@ -138,14 +140,15 @@ class Folds:
         algebra = self._algebra(running, ref, {})
         hint = self.values.names[running.fold.node]
         self.values.results[running.fold.node] = tuple(
-            x if isinstance(x, Name) else self.builder.assign(hint, _expr(x))
-            for x in running.monoid.finalize(algebra, *total))
+            x if isinstance(x, Name) else self.builder.assign(hint, _expr(x)) for x in running.monoid.finalize(algebra, *total)
+        )
 
     def _tile_state(self, running: Running, entered: State, ref: TileRef, algebra: TileAlgebra) -> State:
         """What a tile merges into the running state: its elements where lanes are folded at the end, else one state of the tile."""
         if lanes := self._lane_shape(running, ref):
-            entered = tuple(self.builder.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x
-                            for x in entered)
+            entered = tuple(
+                self.builder.assign("lanes", f"tl.reshape({x}, {list(lanes)})") if isinstance(x, str) else x for x in entered
+            )
             running.by_lane[self.key(running, ref)] = lanes[2]
             return running.monoid.merge(self._within_threads(running), *entered)
         return entered if running.monoid.primitive else running.monoid.merge(algebra, *entered)
@@ -165,8 +168,9 @@ class Folds:
                 continue
             held, owed = name, compensation[k]
             if part.scale != 1:
-                held, owed = (self.builder.assign(hint, f"{x} * {part.scale}")
-                              for hint, x in (("held", name), ("owed", compensation[k])))
+                held, owed = (
+                    self.builder.assign(hint, f"{x} * {part.scale}") for hint, x in (("held", name), ("owed", compensation[k]))
+                )
             term = self.builder.assign("term", f"{part.by} - {owed}")
             raised = self.builder.assign("raised", f"{held} + {term}")
             of = self.language.prefix
@@ -189,8 +193,10 @@ class Folds:
 
     def _identity(self, running: Running, shape: str) -> State:
         starts, dtypes = running.monoid.identity(running.dtype), running.monoid.state_dtypes(running.dtype)
-        return tuple(self.builder.assign(hint, self.language.full(shape, literal(start), dtype.kernel))
-                     for hint, start, dtype in zip(self._hints(running), starts, dtypes, strict=True))
+        return tuple(
+            self.builder.assign(hint, self.language.full(shape, literal(start), dtype.kernel))
+            for hint, start, dtype in zip(self._hints(running), starts, dtypes, strict=True)
+        )
 
     def _entering_shape(self, running: Running, ref: TileRef) -> tuple[int, int]:
         """The shape of the operands of one tile."""

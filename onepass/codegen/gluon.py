@@ -45,8 +45,9 @@ def lower(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wid
     staging = StagedRows(copies.memory, access, at.cols.count, numbers)
     values = Values(memory, scope.builder, staging)
     folds = Folds(kernel, values, row_loop=not at.one_row)
-    ring: Ring = CopyRing(scope.builder, at, copies, walk_from(schedule)) if at.prefetch \
-        else RowRing(scope.builder, at, copies, numbers)
+    ring: Ring = (
+        CopyRing(scope.builder, at, copies, walk_from(schedule)) if at.prefetch else RowRing(scope.builder, at, copies, numbers)
+    )
     order = steps(kernel, schedule)
     accumulation = Accumulation(scope, at, order, values, folds, staging, numbers) if at.accumulates else None
     walks = RowWalks(scope, at, order, values, folds, ring, access, accumulation)

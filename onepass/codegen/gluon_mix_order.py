@@ -34,8 +34,16 @@ def walk_from(schedule: Schedule) -> Expr:
 class Accumulation:
     """Builds the reductions that the loop over rows carries."""
 
-    def __init__(self, scope: Scope, at: Geometry, order: Steps, values: Values, folds: Folds, staging: StagedRows,
-                 numbers: dict[str, int | Expr]) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        at: Geometry,
+        order: Steps,
+        values: Values,
+        folds: Folds,
+        staging: StagedRows,
+        numbers: dict[str, int | Expr],
+    ) -> None:
         self.scope, self.builder, self.at, self.steps, self.values, self.folds = scope, scope.builder, at, order, values, folds
         self.staging, self.numbers = staging, numbers
         self.row_loop = RowLoop(order, values, folds)

@@ -145,7 +145,7 @@ class RowGroups:
             parts: list[State] = []
             dtypes = state.monoid.state_dtypes(state.dtype)
             for p in range(self.ctas):
-                here = words[p * self.words + first:]
+                here = words[p * self.words + first :]
                 parts.append(tuple(self.builder.assign(f"part{p}", Received(name, dtype)) for name, dtype in zip(here, dtypes)))
             self.folds.leave(state, at, self.folds.join_states(state, parts))
             first += len(dtypes)

@@ -101,8 +101,10 @@ class _ThreadFolds(Folds):
         shape = [self.strips.rows_per_step, self._entering_shape(running, ref)[1]]
         held = (assign("held", f"{x}.reshape({[each, *shape]})") if isinstance(x, str) else x for x in entered)
         within = TileAlgebra(assign, lambda kind, value: TileFold(kind, value, (0,)), each, running.exact)
-        return tuple(assign("own", f"gl.convert_layout({x}.reshape({shape}), TILE, assert_trivial=True)") if isinstance(x, str)
-                     else x for x in running.monoid.merge(within, *held))
+        return tuple(
+            assign("own", f"gl.convert_layout({x}.reshape({shape}), TILE, assert_trivial=True)") if isinstance(x, str) else x
+            for x in running.monoid.merge(within, *held)
+        )
 
     def _broadcast(self, i: int, running: Running, ref: TileRef, env: Env) -> str:
         """A value in the shape of the other operands, because another shape would get another layout when it is reshaped."""

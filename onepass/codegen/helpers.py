@@ -23,22 +23,28 @@ class Helper:
 # tl.exp handles subnormal results, which takes three more instructions. An exactly rounded quotient takes eight instructions, one
 # accurate to 2 ulp takes two. The built-in conversion of two bfloat16 values extracts each half first.
 FUNCTIONS = {
-    "_larger": Helper('''
+    "_larger": Helper(
+        """
 def _larger(a, b):
     return {L}.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-''', modules=("tl",)),
-    "_smaller": Helper('''
+""",
+        modules=("tl",),
+    ),
+    "_smaller": Helper(
+        """
 def _smaller(a, b):
     return {L}.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-''', modules=("tl",)),
-    "_times": Helper('''
+""",
+        modules=("tl",),
+    ),
+    "_times": Helper("""
 def _times(a, b):
     return a * b
-'''),
-    "_plus": Helper('''
+"""),
+    "_plus": Helper("""
 def _plus(a, b, more_a, more_b):
     return a + more_a, b + more_b
-'''),
+"""),
     "to_e5m2": Helper('''
 def to_e5m2(x):
     """float32 to float8e5. The hardware conversion saturates at the largest finite value; torch rounds to inf."""
@@ -66,20 +72,27 @@ def fast_exp(x):
     """exp of a float32 value. Subnormal results are 0."""
     return {L}.exp2(x * 1.4426950408889634)
 '''),
-    "fast_sigmoid": Helper('''
+    "fast_sigmoid": Helper(
+        '''
 def fast_sigmoid(x):
     """1 / (1 + exp(-x)) of a float32 value."""
     raised = 1.0 + {L}.exp2(x * -1.4426950408889634)
     return libdevice.fast_dividef(1.0, raised)
-''', modules=("libdevice",)),
-    "fast_tanh": Helper('''
+''',
+        modules=("libdevice",),
+    ),
+    "fast_tanh": Helper(
+        '''
 def fast_tanh(x):
     """tanh of a float32 value. Near 0 it uses the series, because the difference below cancels there."""
     raised = 1.0 + {L}.exp2(x * 2.885390081777927)
     far = 1.0 - libdevice.fast_dividef(2.0, raised)
     return {L}.where({L}.abs(x) < 0.04, x - x * x * x * 0.3333333333333333, far)
-''', modules=("libdevice",)),
-    "fast_erf": Helper('''
+''',
+        modules=("libdevice",),
+    ),
+    "fast_erf": Helper(
+        '''
 def fast_erf(x):
     """erf of a float32 value (Abramowitz and Stegun 7.1.26), to 5.3e-7. Near 0 it uses the series."""
     size = {L}.abs(x)
@@ -88,7 +101,9 @@ def fast_erf(x):
     poly = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
     far = 1.0 - poly * {L}.exp2(size * size * -1.4426950408889634)
     return {L}.where(size < 0.04, x * (1.1283791671 - 0.3761263890 * size * size), {L}.where(x < 0, -far, far))
-''', modules=("libdevice",)),
+''',
+        modules=("libdevice",),
+    ),
     "publish": Helper('''
 def publish(mailboxes_ptr, at, state):
     """Write 32 bits of state and a flag as one 64-bit word, so no fence is needed. It is atomic: other CTAs poll the word."""
@@ -101,26 +116,38 @@ def published(word, dtype: {L}.constexpr):
     """The state in a word written by `publish`."""
     return (word & 0xFFFFFFFF).to({L}.int32).to(dtype, bitcast=True)
 '''),
-    "sum_two": Helper('''
+    "sum_two": Helper(
+        '''
 def sum_two(x, y, axis: {L}.constexpr):
     """The sums of two tiles along an axis, in one exchange between threads."""
     return {L}.reduce((x, y), axis, _plus, keep_dims=True)
-''', calls="_plus"),
-    "fold_prod": Helper('''
+''',
+        calls="_plus",
+    ),
+    "fold_prod": Helper(
+        '''
 def fold_prod(x, axis: {L}.constexpr):
     """The product along an axis."""
     return {L}.reduce(x, axis, _times, keep_dims=True)
-''', calls="_times"),
-    "fold_max": Helper('''
+''',
+        calls="_times",
+    ),
+    "fold_max": Helper(
+        '''
 def fold_max(x, axis: {L}.constexpr):
     """The maximum along an axis. NaN propagates."""
     return {L}.reduce(x, axis, _larger, keep_dims=True)
-''', calls="_larger"),
-    "fold_min": Helper('''
+''',
+        calls="_larger",
+    ),
+    "fold_min": Helper(
+        '''
 def fold_min(x, axis: {L}.constexpr):
     """The minimum along an axis. NaN propagates."""
     return {L}.reduce(x, axis, _smaller, keep_dims=True)
-''', calls="_smaller"),
+''',
+        calls="_smaller",
+    ),
 }
 
 
@@ -132,5 +159,8 @@ def with_callees(called: frozenset[str]) -> frozenset[str]:
 def definitions(called: frozenset[str], language: Language) -> tuple[str, ...]:
     """The text of helpers and of those that they call, callees first."""
     needed = with_callees(called)
-    return tuple(f"@{language.jit}{helper.text.replace('{L}', language.prefix)}".rstrip()
-                 for name, helper in FUNCTIONS.items() if name in needed)
+    return tuple(
+        f"@{language.jit}{helper.text.replace('{L}', language.prefix)}".rstrip()
+        for name, helper in FUNCTIONS.items()
+        if name in needed
+    )

@@ -324,8 +324,27 @@ class If:
     body: tuple[Statement, ...] = ()
 
 
-Statement = (Assign | Advance | Layout | Store | SharedStore | Alloc | View | InitBarrier | Invalidate | Expect | Wait | CopyAsync
-             | Fence | CtaBarrier | Release | Publish | Poll | For | If)
+Statement = (
+    Assign
+    | Advance
+    | Layout
+    | Store
+    | SharedStore
+    | Alloc
+    | View
+    | InitBarrier
+    | Invalidate
+    | Expect
+    | Wait
+    | CopyAsync
+    | Fence
+    | CtaBarrier
+    | Release
+    | Publish
+    | Poll
+    | For
+    | If
+)
 
 
 @dataclass(frozen=True, slots=True)

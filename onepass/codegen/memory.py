@@ -34,8 +34,12 @@ class Memory:
             step = "" if gather.stride == 1 else f" * {size_text(gather.stride)}"
             where.append(f"{at}{step}")
             masks += [f"{at} >= 0", f"{at} < {size_text(gather.extent)}"]
-        if full and not self.kernel.by_row[i] and ref.height > 1 \
-                and not matches_tile_layout(self.kernel, i, ref.width, self.schedule.warps, self.schedule.vector_limit):
+        if (
+            full
+            and not self.kernel.by_row[i]
+            and ref.height > 1
+            and not matches_tile_layout(self.kernel, i, ref.width, self.schedule.warps, self.schedule.vector_limit)
+        ):
             # Give it the shape of a full tile: a [1, width] load would get narrow accesses and a layout conversion.
             where.append(self._zeros(ref.height))
         other, evict_last = self._masked_value(i) if masks else "", i in self.schedule.evict_last
@@ -106,8 +110,9 @@ class Memory:
         col = self._block_index(ref) if by_block else ref.col
         split = PART in self.program.axis and PART not in (*space.rows, *space.cols, *space.batch)
         sides = ((space.batch, "batch"), (space.rows, ref.row), (cols, col), ((PART,) if split else (), PART))
-        return [run_text(index, run, by_block and side is cols) for side, index in sides
-                for run in runs(self.program, side, strides)]
+        return [
+            run_text(index, run, by_block and side is cols) for side, index in sides for run in runs(self.program, side, strides)
+        ]
 
     def _masks(self, i: int, ref: TileRef) -> list[Expr]:
         cols = self.kernel.by_col[i]

@@ -8,11 +8,14 @@ from ..ir.program import Load, Op, Program, Reduce
 from .helpers import FUNCTIONS
 
 # Names in the text of Triton kernels: what they import and call, indices, and values that a kernel has once.
+# fmt: off
 TRITON_NAMES = (
     "tl", "triton", "libdevice", *FUNCTIONS, "float", "zero", "pid", "part", "batch", "row_block", "col_block", "r", "c", "r_in",
     "c_in", "lane", "last", "whole", "before", "sector", "row_at", "u_edge", "c_edge", "edge_in", "u_start",
 )
+# fmt: on
 # More names in the text of Gluon kernels: language and barriers, rings, rows of a loop, rows of a flat view, groups of CTAs, tiles.
+# fmt: off
 GLUON_NAMES = (
     *TRITON_NAMES,
     "gl", "gluon", "mbarrier", "tma", "fence_async_shared", "cta_barrier", "range", "TILE", "PIECE", "ready", "row_count", "lanes",
@@ -23,6 +26,7 @@ GLUON_NAMES = (
     "cta_rank", "row_next", "r_next", "r_at_next", "slot_next", "place_next", "row_later", "r_later",
     "tile", "tile_count", "whole_tiles", "first_col",
 )
+# fmt: on
 _TARGET = re.compile(r"^\S+ (\w+) = ")
 
 

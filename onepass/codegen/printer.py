@@ -37,8 +37,12 @@ def print_kernel(kernel: Kernel) -> str:
     helpers = helpers_of(kernel)
     modules = modules_of(kernel, helpers)
     barrier = () if kernel.language is TRITON else (CTA_BARRIER,)
-    parts = ("\n".join(imports(kernel.language, modules)), *barrier, *definitions(helpers, kernel.language),
-             Printer(kernel.language).function(kernel))
+    parts = (
+        "\n".join(imports(kernel.language, modules)),
+        *barrier,
+        *definitions(helpers, kernel.language),
+        Printer(kernel.language).function(kernel),
+    )
     text = "\n\n\n".join(parts)
     compile(text, "<a kernel>", "exec", dont_inherit=True)  # not ast.parse: it is not thread-safe in Python 3.11
     return text
@@ -50,8 +54,13 @@ def imports(language: Language, modules: frozenset[str]) -> tuple[str, ...]:
     if language is TRITON:
         return "import triton", "import triton.language as tl", *libdevice
     tl = ("import triton.language as tl",) if "tl" in modules else ()
-    return (*tl, "from triton.experimental import gluon", f"from {GLUON_MODULE} import language as gl",
-            f"from {GLUON_MODULE}.language.nvidia.hopper import fence_async_shared, mbarrier, tma", *libdevice)
+    return (
+        *tl,
+        "from triton.experimental import gluon",
+        f"from {GLUON_MODULE} import language as gl",
+        f"from {GLUON_MODULE}.language.nvidia.hopper import fence_async_shared, mbarrier, tma",
+        *libdevice,
+    )
 
 
 def modules_of(kernel: Kernel, helpers: frozenset[str]) -> frozenset[str]:

@@ -171,7 +171,7 @@ class CopyRing:
         if tiles[0].loop is None:
             for j in range(self.at.copies_per_row):
                 self._enter_copy(j, first)
-                for tile in tiles[j * per_copy:(j + 1) * per_copy]:
+                for tile in tiles[j * per_copy : (j + 1) * per_copy]:
                     chunk(tile)
                 if refills:
                     self._next_copy(j)

@@ -114,8 +114,9 @@ class FlatRows:
     def mapped(self, param: Param, i: int) -> Param:
         """The map of pieces."""
         assert param.view is not None
-        view = replace(param.view, shape=(self.scope.rows, self.scope.extent), strides=(self.scope.row_stride(i), 1),
-                       piece_elems=PIECE_ELEMS)
+        view = replace(
+            param.view, shape=(self.scope.rows, self.scope.extent), strides=(self.scope.row_stride(i), 1), piece_elems=PIECE_ELEMS
+        )
         return replace(param, view=view)
 
     def coordinates(self, row: Name, box: tuple[int, ...], along: Expr | None) -> tuple[Expr, ...]:
@@ -142,11 +143,19 @@ class FlatRows:
         self.builder.set("u_rest", columns(start, rest))
         last = f"(row_count{self._wide} - 1) * {self._stride}"
         self.builder.set("covered", f"({last} + {extent}) // {PIECE_ELEMS} * {PIECE_ELEMS}")
-        first = TileRef(col="c_first", width=width, col_mask=(Name("first_in"),), col_count=f"({width} - before)", aligned="lanes",
-                        tag=FIRST)
+        first = TileRef(
+            col="c_first", width=width, col_mask=(Name("first_in"),), col_count=f"({width} - before)", aligned="lanes", tag=FIRST
+        )
         whole = TileRef(col="c_at", width=width, col_start=f"k * {width}", aligned="u_at")
-        behind = TileRef(col="c_rest", width=rest, col_start=str(start), col_mask=(Name("c_rest_in"),), aligned="u_rest", tag=REST,
-                         col_count=f"({extent - start} + before)")
+        behind = TileRef(
+            col="c_rest",
+            width=rest,
+            col_start=str(start),
+            col_mask=(Name("c_rest_in"),),
+            aligned="u_rest",
+            tag=REST,
+            col_count=f"({extent - start} + before)",
+        )
         found = [Segment(first, (named("c_first", "lanes - shift"), named("first_in", "lanes >= shift")))]
         if count > 1:
             prepare = named("u_at", f"k * {width} + lanes"), named("c_at", "u_at - shift")

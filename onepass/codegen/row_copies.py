@@ -55,8 +55,15 @@ def geometry(schedule: Schedule, extent: int, box_elems: int) -> Geometry:
     split = schedule.rows.split if isinstance(schedule.rows, Loop) else 1
     cols = chunks(schedule.cols, extent // schedule.ctas_per_row)
     least = MIN_COPIES if schedule.stages == 1 and not one_row else 1
-    return Geometry(cols, schedule.stages, split, one_row, cols.chunks_per_box(box_elems, least), schedule.prefetch,
-                    schedule.accumulates_columns)
+    return Geometry(
+        cols,
+        schedule.stages,
+        split,
+        one_row,
+        cols.chunks_per_box(box_elems, least),
+        schedule.prefetch,
+        schedule.accumulates_columns,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +113,14 @@ class RowCopies:
 
     def maps(self) -> list[Param]:
         """The tensor map parameters."""
-        boxes = [(i, name, box, there) for i, memory in self.memory.items()
-                 for name, box, there in ((memory.whole_map, memory.whole_box, True),
-                                          (memory.rest_map, memory.rest_box, bool(self.at.cols.rest)))]
+        boxes = [
+            (i, name, box, there)
+            for i, memory in self.memory.items()
+            for name, box, there in (
+                (memory.whole_map, memory.whole_box, True),
+                (memory.rest_map, memory.rest_box, bool(self.at.cols.rest)),
+            )
+        ]
         return [self.access.mapped(self.scope.tensor_map(i, name, box), i) for i, name, box, there in boxes if there]
 
     def allocate(self) -> None:

@@ -34,8 +34,17 @@ class Rows(Protocol):
 class RowWalks:
     """Walks over one row. Made of parts that know nothing of each other's kinds."""
 
-    def __init__(self, scope: Scope, at: Geometry, order: Steps, values: Values, folds: Folds, ring: Ring, access: RowAccess,
-                 accumulation: Accumulation | None) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        at: Geometry,
+        order: Steps,
+        values: Values,
+        folds: Folds,
+        ring: Ring,
+        access: RowAccess,
+        accumulation: Accumulation | None,
+    ) -> None:
         self.scope, self.builder, self.at, self.steps, self.values, self.folds = scope, scope.builder, at, order, values, folds
         self.ring, self.access, self.accumulation = ring, access, accumulation
 
@@ -88,8 +97,9 @@ class RowWalks:
             if i not in env:
                 self.values.node(i, at, env)
 
-    def walk(self, walk: Walk, env: Env, at: TileRef, tiles: list[Segment], first: bool, last: bool,
-             finish: Finish | None = None) -> None:
+    def walk(
+        self, walk: Walk, env: Env, at: TileRef, tiles: list[Segment], first: bool, last: bool, finish: Finish | None = None
+    ) -> None:
         """One walk over a row, the `first` to read it, the `last`, or another."""
         chosen = self.accumulation.tiles_of(walk, tiles) if self.accumulation else tiles
         here = [replace(t, ref=t.ref.at_rows(at)) for t in chosen]

@@ -58,14 +58,26 @@ class Scope:
             return TensorView((self.rows, self.extent), (self.row_stride(i), 1), box)
         return TensorView((self.rows, self.extent // last, last), (self.row_stride(i), last, 1), box)
 
-    def lowered(self, maps: Iterable[Param], grid: tuple[GridDim, ...], cleared: tuple[Buffer, ...] = (),
-                reads_staged: bool = False) -> Lowered:
+    def lowered(
+        self, maps: Iterable[Param], grid: tuple[GridDim, ...], cleared: tuple[Buffer, ...] = (), reads_staged: bool = False
+    ) -> Lowered:
         """The finished kernel. `cleared` are extra buffers; `reads_staged`: it also reads staged loads by address."""
         params = self._params(tuple(maps), cleared, reads_staged)
         kernel = ir.Kernel(self.name, str(self.schedule), tuple(p.text_name for p in params), self.builder.done(), GLUON)
         fresh = frozenset(b.name for b in (*self.program.buffers, *cleared) if b.role != "input")
-        blank = Source(self.name, "", params, grid, self.schedule.warps, max_registers=self.schedule.registers or None,
-                       wide_index=self.wide, fresh=fresh, gluon=True, cleared=cleared, ctas_per_group=self.schedule.ctas_per_row)
+        blank = Source(
+            self.name,
+            "",
+            params,
+            grid,
+            self.schedule.warps,
+            max_registers=self.schedule.registers or None,
+            wide_index=self.wide,
+            fresh=fresh,
+            gluon=True,
+            cleared=cleared,
+            ctas_per_group=self.schedule.ctas_per_row,
+        )
         return Lowered(kernel, blank)
 
     def _params(self, maps: tuple[Param, ...], cleared: tuple[Buffer, ...], reads_staged: bool) -> tuple[Param, ...]:

@@ -26,8 +26,9 @@ class StagedRows:
 
     first_rows = "row == 0"
 
-    def __init__(self, memory: Mapping[int, RowMemory], access: RowAccess, chunk_count: int,
-                 numbers: dict[str, int | Expr]) -> None:
+    def __init__(
+        self, memory: Mapping[int, RowMemory], access: RowAccess, chunk_count: int, numbers: dict[str, int | Expr]
+    ) -> None:
         self._memory, self._access, self._count, self._numbers = memory, access, chunk_count, numbers
         self.vectors: dict[int, Name] = {}  # shared memory of row vectors, indexed by chunk
         self.names = RowNames()

@@ -72,8 +72,9 @@ def steps(kernel: Kernel, schedule: Schedule) -> Steps:
     vectors = tuple(i for i in live if row_loop and isinstance(program.nodes[i], Load) and tiled[i] and not kernel.by_row[i])
     in_registers = vectors if schedule.row_vectors is RowVectors.REGISTERS else ()
     in_smem = vectors if schedule.row_vectors is RowVectors.SMEM else ()
-    return Steps(over_cols, row_loop, tuple(constants), in_registers, in_smem, tuple(walks), trailing, row_folds,
-                 tuple(sorted(epilogue)))
+    return Steps(
+        over_cols, row_loop, tuple(constants), in_registers, in_smem, tuple(walks), trailing, row_folds, tuple(sorted(epilogue))
+    )
 
 
 def _tiled(kernel: Kernel, i: int, over_cols: bool, schedule: Schedule) -> bool:

@@ -65,8 +65,9 @@ class Side:
             counted = f"tl.max_contiguous({counted}, {self.max_contiguous})"
         return counted + along + (".to(tl.int64)" if self.wide else "")
 
-    def place(self, ref: TileRef, index: str, start: str, width: int, inside: tuple[Name, str] | None = None,
-              tag: str = "") -> TileRef:
+    def place(
+        self, ref: TileRef, index: str, start: str, width: int, inside: tuple[Name, str] | None = None, tag: str = ""
+    ) -> TileRef:
         """`ref` with a tile of this side. `inside` is its mask and the number of lanes inside."""
         mask, count = ((inside[0],), inside[1]) if inside else ((), None)
         if self.letter == "r":

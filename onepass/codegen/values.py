@@ -145,8 +145,13 @@ class Values:
     def _widens(self, i: int) -> bool:
         """Whether a node casts a bfloat16 to float32. Constants are written in their final type."""
         node, dtypes = self.program.nodes[i], self.program.dtypes
-        return (isinstance(node, Op) and node.name == "cast" and dtypes[i] is F32 and dtypes[node.args[0]] is BF16
-                and not isinstance(self.program.nodes[node.args[0]], Const))
+        return (
+            isinstance(node, Op)
+            and node.name == "cast"
+            and dtypes[i] is F32
+            and dtypes[node.args[0]] is BF16
+            and not isinstance(self.program.nodes[node.args[0]], Const)
+        )
 
     def _only_compared(self, i: int) -> bool:
         """Whether the first walk uses a value only in max and min reductions.
@@ -155,8 +160,12 @@ class Values:
         """
         nodes, phase = self.program.nodes, self.kernel.phase
         readers = [node for j, node in enumerate(nodes) if i in operands(node) and phase[j] == 0]
-        return self.walk == 0 and not self.in_row_loop and bool(readers) and all(
-            isinstance(node, Reduce) and MONOIDS[node.monoid].fold in ("max", "min") for node in readers)
+        return (
+            self.walk == 0
+            and not self.in_row_loop
+            and bool(readers)
+            and all(isinstance(node, Reduce) and MONOIDS[node.monoid].fold in ("max", "min") for node in readers)
+        )
 
     # ---- one node ----------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ from .kernels import (
     use_toolchain,
 )
 
+# fmt: off
 __all__ = [
     "SizeFactor", "active_modes", "auto_functionalized_call", "constant_tensor", "data_dependent_errors", "decompositions",
     "emit_size", "factored_size", "fake_mode", "fake_symbol", "forbid_data_assignment", "functionalized", "intercept_ops",
@@ -93,3 +94,4 @@ __all__ = [
     "triton_interpreter", "triton_launcher", "triton_pair", "triton_toolchain", "triton_toolchain_key", "triton_usage",
     "triton_version", "use_toolchain",
 ]
+# fmt: on

@@ -111,8 +111,9 @@ def data_dependent_errors() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def intercept_ops(watch: Callable[[Any, tuple[Any, ...], dict[str, Any]], str],
-                  split: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[None]:
+def intercept_ops(
+    watch: Callable[[Any, tuple[Any, ...], dict[str, Any]], str], split: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+) -> Iterator[None]:
     """Call `watch(op, args, kwargs)` before every op. Its return value becomes the stack trace of the nodes made for the op.
 
     If `split(op, args, kwargs)` returns a list of calls, they run instead of the op, and their results are the op's results.
@@ -121,8 +122,9 @@ def intercept_ops(watch: Callable[[Any, tuple[Any, ...], dict[str, Any]], str],
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
-                               kwargs: dict[str, Any] | None = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
             traceback.set_stack_trace([watch(func, args, kwargs or {})])
             calls = split(func, args, kwargs or {})
             if calls is None:
@@ -141,8 +143,9 @@ def forbid_data_assignment(refuse: Callable[[], None]) -> Iterator[None]:
     from torch.overrides import TorchFunctionMode
 
     class Refuse(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
-                               kwargs: dict[str, Any] | None = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
             if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
                 refuse()
             return func(*args, **(kwargs or {}))

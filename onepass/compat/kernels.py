@@ -80,8 +80,7 @@ def gluon_language(purpose: str) -> Any:
 _GLUON = ("triton.experimental.gluon._runtime", "GluonASTSource")  # the source class of @gluon.jit functions
 
 
-def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int, ...], target: int,
-                   options: dict[str, Any]) -> Any:
+def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int, ...], target: int, options: dict[str, Any]) -> Any:
     """Compile one @triton.jit function for sm_`target`, with the pointers at positions `aligned` divisible by 16.
 
     TRITON_INSTRUMENTATION_MODE (such as Triton's concurrency sanitizer) applies here as it does when Triton launches.
@@ -218,8 +217,11 @@ def _version(assembler: str) -> str:
 def triton_toolchain(target: int) -> dict[str, Any]:
     """The tools this process compiles with for sm_`target`. A worker that uses them computes the same cache keys."""
     assembler = ptxas(target)
-    return {"assembler": assembler, "version": _version(assembler),
-            "libdevice": triton("compile kernels").knobs.nvidia.libdevice_path}
+    return {
+        "assembler": assembler,
+        "version": _version(assembler),
+        "libdevice": triton("compile kernels").knobs.nvidia.libdevice_path,
+    }
 
 
 def use_toolchain(assembler: str, version: str, libdevice: str | None) -> None:

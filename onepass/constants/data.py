@@ -43,8 +43,9 @@ def read(path: Path = SHIPPED_FILE) -> tuple[str, Entries]:
     """The device of a data file, and its entries."""
     try:
         raw = json.loads(path.read_text())
-        return raw.pop("device"), {section: {name: _entry(section, name, found) for name, found in entries.items()}
-                                   for section, entries in raw.items()}
+        return raw.pop("device"), {
+            section: {name: _entry(section, name, found) for name, found in entries.items()} for section, entries in raw.items()
+        }
     except (OSError, ValueError, AttributeError, KeyError) as error:
         raise BadConstants(f"{path.name}: {error}") from None
 

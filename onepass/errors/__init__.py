@@ -4,6 +4,7 @@ Each class holds an error code and a message template; the code that raises it f
 stage: 1xx capture, 2xx planning, 3xx code generation and compilation, 4xx tuning, 5xx caches, 6xx calls, 7xx whole models under
 torch.compile, 8xx tools, 9xx unexpected exceptions.
 """
+
 from __future__ import annotations
 
 from .base import InternalError, OnepassError, OnepassWarning, TooManySteps, printable, text_of, warn
@@ -99,6 +100,7 @@ from .tools import (
     UnknownWorkload,
 )
 
+# fmt: off
 __all__ = [
     "AccessOutOfBounds", "BadArgument", "BadResults", "BadSetting", "BadSpec", "BarrierInitTwice", "BarrierLeftBehind",
     "BarrierNotInitialized", "BitReinterpretation", "BlockMismatch", "CalibrationNotSaved", "CannotResume", "CaptureTooLong",
@@ -118,3 +120,4 @@ __all__ = [
     "UnsupportedView", "UntestedTorch", "UseBeforeArrival", "WaitsForever", "WrongAnswer", "WrongPhase", "printable",
     "text_of", "warn",
 ]
+# fmt: on

@@ -22,16 +22,20 @@ class OnepassError(Exception):
 class TooManySteps(OnepassError):
     """A loop reached its step budget. Each stage has its own subclass."""
 
-    message = ("{work} stopped after its limit of {most} steps. Fuse a smaller part of the function. Under torch.compile, Inductor "
-               "compiles this region instead.")
+    message = (
+        "{work} stopped after its limit of {most} steps. Fuse a smaller part of the function. Under torch.compile, Inductor "
+        "compiles this region instead."
+    )
 
 
 class InternalError(OnepassError):
     """An unexpected exception inside a stage. The original exception is its cause."""
 
     code = "ONEPASS-900"
-    message = ("onepass failed while {doing} (at {where}): {error}. This is a bug in onepass; please report it with "
-               "`onepass doctor`. Until it is fixed, move this function or region out of onepass.")
+    message = (
+        "onepass failed while {doing} (at {where}): {error}. This is a bug in onepass; please report it with "
+        "`onepass doctor`. Until it is fixed, move this function or region out of onepass."
+    )
 
 
 class OnepassWarning(UserWarning):

@@ -7,8 +7,10 @@ from .base import OnepassError
 
 class NeedsGrad(OnepassError):
     code = "ONEPASS-601"
-    message = ("Argument {argument} requires grad and grad mode is on, but onepass.fuse is forward-only. Call the function under "
-               "torch.no_grad(), detach the input, or train through torch.compile.")
+    message = (
+        "Argument {argument} requires grad and grad mode is on, but onepass.fuse is forward-only. Call the function under "
+        "torch.no_grad(), detach the input, or train through torch.compile."
+    )
 
 
 class MixedDevices(OnepassError):
@@ -18,8 +20,10 @@ class MixedDevices(OnepassError):
 
 class UnsupportedDevice(OnepassError):
     code = "ONEPASS-603"
-    message = ("onepass kernels cannot run on tensors on {device}. Use a CUDA device of compute capability 8.0 or later, or CPU "
-               "tensors (interpreted, slow).")
+    message = (
+        "onepass kernels cannot run on tensors on {device}. Use a CUDA device of compute capability 8.0 or later, or CPU "
+        "tensors (interpreted, slow)."
+    )
 
 
 class BadArgument(OnepassError):
@@ -34,11 +38,15 @@ class InvalidShape(OnepassError):
 
 class NotWarmedUp(OnepassError):
     code = "ONEPASS-606"
-    message = ("{function} has no kernels for these sizes yet, and onepass cannot compile while a CUDA graph is being captured. "
-               "Call it once with such inputs before the capture.")
+    message = (
+        "{function} has no kernels for these sizes yet, and onepass cannot compile while a CUDA graph is being captured. "
+        "Call it once with such inputs before the capture."
+    )
 
 
 class UnsupportedTorchMode(OnepassError):
     code = "ONEPASS-607"
-    message = ("A fused function was called under {mode}, which cannot see what kernels do. Leave the mode for this call, or call "
-               "the original function.")
+    message = (
+        "A fused function was called under {mode}, which cannot see what kernels do. Leave the mode for this call, or call "
+        "the original function."
+    )

@@ -29,8 +29,10 @@ class WrongPhase(KernelFault):
 
 class WaitsForever(KernelFault):
     code = "ONEPASS-314"
-    message = ("{where}: the wait for {slot} never ends: phase {phase} lacks {missing} of {count} arrivals. Call expect or arrive "
-               "before waiting.")
+    message = (
+        "{where}: the wait for {slot} never ends: phase {phase} lacks {missing} of {count} arrivals. Call expect or arrive "
+        "before waiting."
+    )
 
 
 class ExpectedBytesDiffer(KernelFault):
@@ -40,8 +42,10 @@ class ExpectedBytesDiffer(KernelFault):
 
 class CopyOutOfBounds(KernelFault):
     code = "ONEPASS-316"
-    message = ("{where}: the block {block} at {at}, copied to or from {slot}, exceeds the tensor of {extent}. Predicate the copy, "
-               "or list the axis in Descriptor.masked if the kernel masks it.")
+    message = (
+        "{where}: the block {block} at {at}, copied to or from {slot}, exceeds the tensor of {extent}. Predicate the copy, "
+        "or list the axis in Descriptor.masked if the kernel masks it."
+    )
 
 
 class OutsideAllocation(KernelFault):
@@ -76,14 +80,17 @@ class MissingFence(KernelFault):
 
 class StagingReused(KernelFault):
     code = "ONEPASS-323"
-    message = ("{where}: {slot} is written while the copy to global memory issued at {issued_at} still reads it. Call store_wait "
-               "first.")
+    message = (
+        "{where}: {slot} is written while the copy to global memory issued at {issued_at} still reads it. Call store_wait first."
+    )
 
 
 class CopyLeftBehind(KernelFault):
     code = "ONEPASS-324"
-    message = ("{where}: the copy issued at {issued_at}, to or from {slot}, was never waited for. Wait before its mbarrier is "
-               "invalidated or the kernel ends.")
+    message = (
+        "{where}: the copy issued at {issued_at}, to or from {slot}, was never waited for. Wait before its mbarrier is "
+        "invalidated or the kernel ends."
+    )
 
 
 class BlockMismatch(KernelFault):
@@ -103,11 +110,15 @@ class NotModeled(KernelFault):
 
 class BarrierLeftBehind(KernelFault):
     code = "ONEPASS-328"
-    message = ("{where}: the mbarrier {slot} was never invalidated, so the compiler may reuse its memory after the last wait. Call "
-               "mbarrier.invalidate.")
+    message = (
+        "{where}: the mbarrier {slot} was never invalidated, so the compiler may reuse its memory after the last wait. Call "
+        "mbarrier.invalidate."
+    )
 
 
 class NeverPublished(KernelFault):
     code = "ONEPASS-329"
-    message = ("{where}: deadlock: all CTAs of a group of {count} wait for words that none of them writes. Publish each CTA's "
-               "states before it waits for others.")
+    message = (
+        "{where}: deadlock: all CTAs of a group of {count} wait for words that none of them writes. Publish each CTA's "
+        "states before it waits for others."
+    )

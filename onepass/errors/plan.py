@@ -12,14 +12,18 @@ class NoPlan(OnepassError):
 
 class CyclicKernels(OnepassError):
     code = "ONEPASS-204"
-    message = ("The kernels of {what} depend on each other in a cycle, so they have no valid order. This is a bug in onepass; "
-               "please report it with `onepass doctor`.")
+    message = (
+        "The kernels of {what} depend on each other in a cycle, so they have no valid order. This is a bug in onepass; "
+        "please report it with `onepass doctor`."
+    )
 
 
 class IllegalSchedule(OnepassError):
     code = "ONEPASS-205"
-    message = ("The schedule of kernel {kernel} ({schedule}) cannot run on {device}: {reason}: {detail}. This is a bug in onepass; "
-               "please report it with `onepass doctor`.")
+    message = (
+        "The schedule of kernel {kernel} ({schedule}) cannot run on {device}: {reason}: {detail}. This is a bug in onepass; "
+        "please report it with `onepass doctor`."
+    )
 
 
 class PlanTooLong(TooManySteps):

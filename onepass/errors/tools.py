@@ -27,26 +27,34 @@ class ParseError(OnepassError):
 
 class ModelNotTraced(OnepassError):
     code = "ONEPASS-805"
-    message = ("{model} could not be traced without running it: {error} If it needs tensor values, run it under "
-               "torch.compile(backend=\"onepass\") and print onepass.report(). Otherwise, explain its parts one by one.")
+    message = (
+        "{model} could not be traced without running it: {error} If it needs tensor values, run it under "
+        'torch.compile(backend="onepass") and print onepass.report(). Otherwise, explain its parts one by one.'
+    )
 
 
 class GpuRequired(OnepassError):
     code = "ONEPASS-806"
-    message = ("{what} measures on a CUDA GPU, and {why}. Run it where `onepass doctor` finds one. `onepass explain` shows "
-               "predicted kernel times without a GPU.")
+    message = (
+        "{what} measures on a CUDA GPU, and {why}. Run it where `onepass doctor` finds one. `onepass explain` shows "
+        "predicted kernel times without a GPU."
+    )
 
 
 class NotMeasured(OnepassError):
     code = "ONEPASS-807"
-    message = ("Kernel times could not be measured: {detail}. Close other profilers on this GPU and run again. If it repeats, "
-               "please report it with `onepass doctor`.")
+    message = (
+        "Kernel times could not be measured: {detail}. Close other profilers on this GPU and run again. If it repeats, "
+        "please report it with `onepass doctor`."
+    )
 
 
 class CannotResume(OnepassError):
     code = "ONEPASS-808"
-    message = ("The run in {file} cannot be resumed: {detail}. Name another file with --out, or use --fresh to measure everything "
-               "again and overwrite it.")
+    message = (
+        "The run in {file} cannot be resumed: {detail}. Name another file with --out, or use --fresh to measure everything "
+        "again and overwrite it."
+    )
 
 
 class BadResults(OnepassError):
@@ -61,5 +69,7 @@ class TooManyCharts(OnepassError):
 
 class PlotsNeedMatplotlib(OnepassError):
     code = "ONEPASS-812"
-    message = ("Plots need matplotlib, which is not installed. Install it with onepass: pip install \"onepass-torch[plot]\". Or "
-               "install it alone: pip install matplotlib.")
+    message = (
+        'Plots need matplotlib, which is not installed. Install it with onepass: pip install "onepass-torch[plot]". Or '
+        "install it alone: pip install matplotlib."
+    )

@@ -133,15 +133,26 @@ def tuned(program: Program, key: KernelKey, default: Artifact, where: torch.devi
     _LOG.info("%s: %s", name, tune.describe_outcome(made))
     store = disk.store()
     if uncompiled:
-        _LOG.warning("%s: %d plans could not be compiled and timed (%s); the fastest of the others is used, but not stored",
-                     name, len(uncompiled), uncompiled[0])
+        _LOG.warning(
+            "%s: %d plans could not be compiled and timed (%s); the fastest of the others is used, but not stored",
+            name,
+            len(uncompiled),
+            uncompiled[0],
+        )
     elif store:
         store.save(store_key(program, key), made)
     return made
 
 
-def _time_plans(program: Program, key: KernelKey, default: Artifact, where: torch.device, doing: Callable[[str], None],
-                uncompiled: list[CompilerUnavailable], threads: DaemonExecutor) -> Artifact:
+def _time_plans(
+    program: Program,
+    key: KernelKey,
+    default: Artifact,
+    where: torch.device,
+    doing: Callable[[str], None],
+    uncompiled: list[CompilerUnavailable],
+    threads: DaemonExecutor,
+) -> Artifact:
     doing(f"compiling {tune.PLANS_PER_LEVEL[key.tune] - 1} plans")
     others = _alternatives(program, key, default, uncompiled, threads)
     doing(f"timing {len(others) + 1} plans")
@@ -155,8 +166,9 @@ def _time_plans(program: Program, key: KernelKey, default: Artifact, where: torc
     return made
 
 
-def _alternatives(program: Program, key: KernelKey, default: Artifact, uncompiled: list[CompilerUnavailable],
-                  threads: DaemonExecutor) -> tuple[Artifact, ...]:
+def _alternatives(
+    program: Program, key: KernelKey, default: Artifact, uncompiled: list[CompilerUnavailable], threads: DaemonExecutor
+) -> tuple[Artifact, ...]:
     """Alternatives to the default plan, compiled by worker processes into the on-disk cache.
 
     `uncompiled` collects the errors of plans that failed for lack of a working compiler, not because of the plan itself.

@@ -200,8 +200,9 @@ def _devices(graph: fx.Graph, interpret: bool) -> tuple[torch.device, ...]:
     return tuple(d for d in found if d.type in allowed)
 
 
-def _parts(graph: fx.Graph, device: torch.device,
-           options: ClaimOptions) -> tuple[list[RegionProgram], list[Declined], dict[fx.Node, str]]:
+def _parts(
+    graph: fx.Graph, device: torch.device, options: ClaimOptions
+) -> tuple[list[RegionProgram], list[Declined], dict[fx.Node, str]]:
     """Find the regions on a device and lower them. Nodes that cannot be lowered are excluded, and regions are found again."""
     blocked: dict[fx.Node, str] = {}
     known: dict[Region, RegionProgram] = {}
@@ -251,8 +252,9 @@ def _decide(part: RegionProgram, options: ClaimOptions, plans: Plans) -> Claimed
     return ClaimedRegion(part, program, variant, chosen, here, inductor, charged)
 
 
-def _outside_regions(graph: fx.Graph, device: torch.device, parts: list[RegionProgram],
-                     blocked: Mapping[fx.Node, str]) -> list[Declined]:
+def _outside_regions(
+    graph: fx.Graph, device: torch.device, parts: list[RegionProgram], blocked: Mapping[fx.Node, str]
+) -> list[Declined]:
     """The reductions on a device that are in no region, with reasons."""
     inside = {n for part in parts for n in part.region.nodes}
     found = []
@@ -265,8 +267,14 @@ def _outside_regions(graph: fx.Graph, device: torch.device, parts: list[RegionPr
     return found
 
 
-def _declined(reductions: tuple[fx.Node, ...], reason: str, error: Exception | None = None, part: RegionProgram | None = None,
-          predicted_us: float | None = None, inductor_us: float | None = None) -> Declined:
+def _declined(
+    reductions: tuple[fx.Node, ...],
+    reason: str,
+    error: Exception | None = None,
+    part: RegionProgram | None = None,
+    predicted_us: float | None = None,
+    inductor_us: float | None = None,
+) -> Declined:
     lines = dict.fromkeys(user_line(n.stack_trace) for n in reductions)
     lines.pop(UNKNOWN, None)
     ops = tuple(short_name(n.target) for n in reductions)

@@ -89,8 +89,9 @@ class _ProgramKernels:
         self._executables: dict[tuple[KernelKey, torch.device], Executable] = {}
         self._loading = threading.Lock()
 
-    def executable(self, bindings: Bindings, where: torch.device, aligned: frozenset[str], name: str,
-                   tune: str = "off") -> Executable:
+    def executable(
+        self, bindings: Bindings, where: torch.device, aligned: frozenset[str], name: str, tune: str = "off"
+    ) -> Executable:
         where = _with_index(where)
         call = (*(bindings[symbol] for symbol in self.program.symbols), aligned, where, tune)
         found = self._by_call.get(call)
@@ -153,8 +154,11 @@ class _ProgramKernels:
         found = self._executables.get((replace(key, tune="off"), where))
         if found is None:
             raise NotWarmedUp(function=name)
-        _LOG.warning("%s: using the default plan, because plans cannot be timed while a CUDA graph is being captured. "
-                     "To tune it, call it once before the capture.", name)
+        _LOG.warning(
+            "%s: using the default plan, because plans cannot be timed while a CUDA graph is being captured. "
+            "To tune it, call it once before the capture.",
+            name,
+        )
         return found
 
     def prepare(self, bindings: Bindings, where: torch.device, aligned: frozenset[str]) -> Promise[Artifact]:
@@ -165,8 +169,13 @@ class _ProgramKernels:
             promise = self._claim_promise(key, own)
             if promise is own:
                 compiler = build.compiler_in_worker(self.program, key.variant)
-                _background(os.getpid()).start(self._make, key, own, lambda: build.load_or_compile(self.program, key, compiler),
-                                               dropped=partial(own.abandon, self._stopped(key)))
+                _background(os.getpid()).start(
+                    self._make,
+                    key,
+                    own,
+                    lambda: build.load_or_compile(self.program, key, compiler),
+                    dropped=partial(own.abandon, self._stopped(key)),
+                )
             begun = True
         except RuntimeError as error:  # no thread could be started
             own.fail(CompilerNotStarted(kernel=self.program.name, device=key.variant.device.name, detail=error))
@@ -202,7 +211,7 @@ class _ProgramKernels:
         if len(self._promises) < MAX_KEYS:
             return
         done = [key for key, promise in self._promises.items() if promise.done]
-        for key in done[:len(self._promises) + 1 - MAX_KEYS]:
+        for key in done[: len(self._promises) + 1 - MAX_KEYS]:
             del self._promises[key]
             for known in [each for each in self._executables if each[0] == key]:
                 del self._executables[known]

@@ -39,8 +39,9 @@ def format_lines(lines: Sequence[str]) -> str:
     return ", ".join(named[:3]) + (f" and {len(named) - 3} more lines" if len(named) > 3 else "")
 
 
-def report_fallback(region: str, lines: Sequence[str], stage: str, error: BaseException, repro: Callable[[], str],
-                runs_as: str = "inductor") -> None:
+def report_fallback(
+    region: str, lines: Sequence[str], stage: str, error: BaseException, repro: Callable[[], str], runs_as: str = "inductor"
+) -> None:
     """Record that a region runs without onepass kernels, and warn once per region and stage.
 
     `stage` completes the phrase "could not be ...": claimed, planned, planned and compiled, launched.

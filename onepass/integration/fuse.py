@@ -95,8 +95,10 @@ class Fused(TransparentWrapper):
             return args
         keyword_only = {name for name, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
         if given := keyword_only & kwargs.keys():
-            raise BadArgument(detail=f"keyword-only arguments cannot be given to a fused function ({', '.join(sorted(given))}); "
-                                     "make them positional, or bind them with functools.partial.")
+            raise BadArgument(
+                detail=f"keyword-only arguments cannot be given to a fused function ({', '.join(sorted(given))}); "
+                "make them positional, or bind them with functools.partial."
+            )
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:

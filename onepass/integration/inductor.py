@@ -27,8 +27,15 @@ class Backend:
 
     __name__ = "onepass"  # the name torch shows for the backend
 
-    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None,
-                 options: dict[str, Any] | None = None, **unknown: Any) -> Any:
+    def __call__(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: dict[str, Any] | None = None,
+        **unknown: Any,
+    ) -> Any:
         """Compile a graph. `options` may contain settings of onepass and of Inductor."""
         ours, theirs = split({**(options or {}), **unknown})
         patches = compat.inductor_options(mode, theirs)

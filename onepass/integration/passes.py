@@ -132,9 +132,18 @@ def claim_options(graph: fx.Graph, settings: Settings, phase: str) -> ClaimOptio
     # The inputs of a nested graph belong to the outer graph, which may still read them.
     owns_inputs = phase == "backward" and settings.rest == "inductor" and compat.is_outermost(graph)
     target = facts or device(INTERPRETER_DEVICE)
-    return ClaimOptions(target, settings.interpret, frozenset(settings.skip), compat.max_autotune(), phase,
-                    settings.in_place and not functional, functional, settings.by_cost,
-                    compat.donated_inputs() if owns_inputs else frozenset(), settings.for_calls)
+    return ClaimOptions(
+        target,
+        settings.interpret,
+        frozenset(settings.skip),
+        compat.max_autotune(),
+        phase,
+        settings.in_place and not functional,
+        functional,
+        settings.by_cost,
+        compat.donated_inputs() if owns_inputs else frozenset(),
+        settings.for_calls,
+    )
 
 
 def _can_fill_planned_memory() -> bool:
@@ -142,8 +151,9 @@ def _can_fill_planned_memory() -> bool:
     try:
         compat.auto_functionalized_call("outs", [])
     except ImportError:
-        _LOG.warning("regions return new tensors and need more memory: in this version of torch no op can fill memory that "
-                     "Inductor plans")
+        _LOG.warning(
+            "regions return new tensors and need more memory: in this version of torch no op can fill memory that Inductor plans"
+        )
         return False
     return True
 
@@ -179,8 +189,9 @@ def _prepare(regions: tuple[ClaimedRegion, ...]) -> None:
 def _log_outcome(claimed: Claimed, took: float) -> None:
     """Write the outcome to the log, and to torch's structured trace together with Programs and kernels."""
     rows = [f"{claimed.phase} graph: {len(claimed.regions)} regions claimed, {len(claimed.declined)} declined, {took:.2f} s"]
-    rows += [f"  {r.id}: {r.predicted_us:.1f} us, Inductor {r.inductor_us:.1f} us, at {format_lines(r.lines)}"
-             for r in claimed.regions]
+    rows += [
+        f"  {r.id}: {r.predicted_us:.1f} us, Inductor {r.inductor_us:.1f} us, at {format_lines(r.lines)}" for r in claimed.regions
+    ]
     rows += [f"  declined: {', '.join(each.ops)} at {format_lines(each.lines)}: {each.reason}" for each in claimed.declined]
     _LOG.info("%s", "\n".join(rows))
     compat.trace_artifact(f"onepass_{claimed.phase}_regions", lambda: "\n".join(rows) + "\n")

@@ -81,7 +81,10 @@ def plan_without_lines(plan: Plan) -> Plan:
 
     def stripped(kernel: KernelPlan) -> KernelPlan:
         scored, schedule = kernel.scored_as
-        return replace(kernel, kernel=replace(kernel.kernel, program=without_lines(kernel.program)),
-                       scored_as=(without_lines(scored), schedule))
+        return replace(
+            kernel,
+            kernel=replace(kernel.kernel, program=without_lines(kernel.program)),
+            scored_as=(without_lines(scored), schedule),
+        )
 
     return replace(plan, program=without_lines(plan.program), kernels=tuple(map(stripped, plan.kernels)))

@@ -23,15 +23,7 @@ from .aliasing import alias_mask, overwrites, unsafe_outputs, via_scratch
 from .checks import Checks
 from .engine import Kernels
 from .failure import describe_error, format_lines, is_fatal, report_fallback, reproducer
-from .fallback import (
-    MAX_INDUCTOR_FALLBACKS,
-    Fallback,
-    Fill,
-    clone_strided,
-    inductor_fallback,
-    shares_storage,
-    torch_fallback,
-)
+from .fallback import MAX_INDUCTOR_FALLBACKS, Fallback, Fill, clone_strided, inductor_fallback, shares_storage, torch_fallback
 from .region_spec import decode, digest_of
 from .settings import resolve
 from .verification import find_mistake
@@ -99,8 +91,9 @@ class _Region:
                 self.checks.made()
                 self._verify(outs, ins, originals, bindings)
 
-    def _rerun(self, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor], originals: Sequence[Tensor],
-               bindings: Bindings) -> None:
+    def _rerun(
+        self, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor], originals: Sequence[Tensor], bindings: Bindings
+    ) -> None:
         """Run a later call that is verified. The inputs it overwrites were copied, so a failure can fall back."""
         try:
             fill(outs, ins)
@@ -108,8 +101,9 @@ class _Region:
             self._raise_unless_recoverable(fill, error, outs)
             self._remember(key, self._fall_back("launched", to_coded_error(error, "computing a region"), outs, originals, bindings))
 
-    def _recover(self, error: Exception, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor],
-                      sizes: Sequence[int]) -> None:
+    def _recover(
+        self, error: Exception, key: Key, fill: Fill, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]
+    ) -> None:
         """Fall back after a failure of kernels that ran before. They are not used for this key any more.
 
         Raises if kernels queued before the failure may have overwritten an input, because the result cannot be recomputed then.
@@ -166,8 +160,12 @@ class _Region:
         scratch = unsafe_outputs(outs, ins, {(place[out], place[taken]) for out, taken in executable.artifact.in_place})
         if scratch:
             names = ", ".join(self.outputs[k].name for k in scratch)
-            _LOG.info("region %s: its kernels cannot write %s in place over an input; using a copy for sizes %s",
-                      self.id, names, dict(bindings))
+            _LOG.info(
+                "region %s: its kernels cannot write %s in place over an input; using a copy for sizes %s",
+                self.id,
+                names,
+                dict(bindings),
+            )
         journal.bound(self.tally, tuple(bindings.values()), executable.artifact, len(scratch))
         return via_scratch(executable.bound(bindings), scratch)
 
@@ -252,8 +250,13 @@ def _empties(ins: Sequence[Tensor], sizes: Sequence[Any], region: str) -> list[T
     """Uninitialized outputs with the strides that the Program specifies. Sizes may be symbolic."""
     program = decode(region).captured
     bindings = dict(zip(program.symbols, sizes, strict=True))
-    return [ins[0].new_empty_strided([value(s, bindings) for s in b.shape], [value(s, bindings) for s in b.strides],
-                                     dtype=b.dtype.torch) for b in program.buffers if b.role == "output"]
+    return [
+        ins[0].new_empty_strided(
+            [value(s, bindings) for s in b.shape], [value(s, bindings) for s in b.strides], dtype=b.dtype.torch
+        )
+        for b in program.buffers
+        if b.role == "output"
+    ]
 
 
 def _fake(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[Any], region: str) -> None:

@@ -36,8 +36,13 @@ class RegionSpec:
 
 def encode(spec: RegionSpec) -> str:
     """The text of a region: a digest, and a line of JSON."""
-    fields: dict[str, Any] = {"id": spec.id, "captured": one_line(show(spec.captured)), "program": one_line(show(spec.program)),
-                              "lines": spec.lines, "settings": spec.settings.given}
+    fields: dict[str, Any] = {
+        "id": spec.id,
+        "captured": one_line(show(spec.captured)),
+        "program": one_line(show(spec.program)),
+        "lines": spec.lines,
+        "settings": spec.settings.given,
+    }
     body = json.dumps(fields)
     return f"{hashlib.sha256(body.encode()).hexdigest()[:DIGEST_DIGITS]} {body}"
 
@@ -52,8 +57,13 @@ def digest_of(text: str) -> str:
 def decode(text: str) -> RegionSpec:
     """The inverse of `encode`. Programs have no lines of user code."""
     fields = json.loads(text[DIGEST_DIGITS:])
-    return RegionSpec(fields["id"], parse(fields["captured"]), parse(fields["program"]), tuple(fields["lines"]),
-                      CallSettings(**fields["settings"]))
+    return RegionSpec(
+        fields["id"],
+        parse(fields["captured"]),
+        parse(fields["program"]),
+        tuple(fields["lines"]),
+        CallSettings(**fields["settings"]),
+    )
 
 
 def places(lines: Sequence[str]) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ DEFAULT_FOLDER = "onepass_repros"
 
 # Only Python literals, identifiers and one-line comments, all in ASCII, are inserted into these templates, so that the text of a
 # program or an error cannot become code.
-_REGION = '''# Region {region}: {what}
+_REGION = """# Region {region}: {what}
 #
 # Plans, compiles and runs the region on seeded inputs, and compares with float64. Written by onepass on {machine}.
 
@@ -54,9 +54,9 @@ replay(
     seed=0,
     versions={versions},
 )
-'''
+"""
 
-_GRAPH = '''# A graph: {what}
+_GRAPH = """# A graph: {what}
 #
 # Traces the graph again and claims its regions. Written by onepass on {machine}.
 
@@ -73,7 +73,7 @@ class Graph(torch.nn.Module):
 INPUTS = {inputs}
 
 replay_graph(Graph(), INPUTS, phase={phase}, settings={settings}, versions={versions})
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,18 @@ class Layout:
 def write_region(region: str, what: str, program: Program, bindings: Bindings, layout: Layout) -> str:
     """Write a region's reproducer. Returns its path, or why it could not be written."""
     lines = "".join(f"    {line!a}\n" for line in show(program).splitlines(keepends=True))
-    text = _REGION.format(region=_comment(region), what=_comment(what), machine=_comment(platform.platform()), program=lines,
-                          name=ascii(region), sizes=ascii(dict(bindings)), device=ascii(layout.device),
-                          unaligned=ascii(layout.unaligned), in_place=ascii(layout.in_place), versions=ascii(versions()))
+    text = _REGION.format(
+        region=_comment(region),
+        what=_comment(what),
+        machine=_comment(platform.platform()),
+        program=lines,
+        name=ascii(region),
+        sizes=ascii(dict(bindings)),
+        device=ascii(layout.device),
+        unaligned=ascii(layout.unaligned),
+        in_place=ascii(layout.in_place),
+        versions=ascii(versions()),
+    )
     return _write(files.slug(f"repro_{region}") + ".py", text)
 
 
@@ -98,10 +107,15 @@ def write_graph(graph: fx.Graph, what: str, phase: str, name: str, settings: Set
     """Write a graph's reproducer. Returns its path, or why it could not be written."""
     code = graph.python_code("self").src.strip()
     inputs = [_described(node.meta.get("val")) for node in graph.nodes if node.op == "placeholder"]
-    text = _GRAPH.format(phase=ascii(phase), what=_comment(what), machine=_comment(platform.platform()),
-                         code="\n".join(f"    {line}" for line in code.split("\n")),
-                         inputs="[\n" + "".join(f"    {each!a},\n" for each in inputs) + "]",
-                         settings=ascii(settings.changed), versions=ascii(versions()))
+    text = _GRAPH.format(
+        phase=ascii(phase),
+        what=_comment(what),
+        machine=_comment(platform.platform()),
+        code="\n".join(f"    {line}" for line in code.split("\n")),
+        inputs="[\n" + "".join(f"    {each!a},\n" for each in inputs) + "]",
+        settings=ascii(settings.changed),
+        versions=ascii(versions()),
+    )
     return _write(files.slug(f"repro_{name}") + ".py", text)
 
 
@@ -154,8 +168,17 @@ def _comment(text: str) -> str:
 # ---- called by reproducers ---------------------------------------------------------------------------------------------------
 
 
-def replay(text: str, *, region: str, sizes: Bindings, device: str, unaligned: Sequence[str] = (),
-           in_place: Sequence[tuple[str, str]] = (), seed: int = 0, versions: Mapping[str, str] | None = None) -> None:
+def replay(
+    text: str,
+    *,
+    region: str,
+    sizes: Bindings,
+    device: str,
+    unaligned: Sequence[str] = (),
+    in_place: Sequence[tuple[str, str]] = (),
+    seed: int = 0,
+    versions: Mapping[str, str] | None = None,
+) -> None:
     """Plan, compile, run and check a region. Raises if anything fails."""
     from . import region_op  # imports this module
 
@@ -167,15 +190,21 @@ def replay(text: str, *, region: str, sizes: Bindings, device: str, unaligned: S
     tensors = make_inputs(program, sizes, torch.device(device), frozenset(unaligned), seed)
     ins = [tensors[b.name] for b in program.buffers if b.role == "input"]
     taken = dict(in_place)
-    outs = [_output_over(tensors[taken[b.name]], b, sizes) if b.name in taken else
-            _empty(b, sizes, torch.device(device), b.name in unaligned) for b in program.buffers if b.role == "output"]
+    outs = [
+        _output_over(tensors[taken[b.name]], b, sizes)
+        if b.name in taken
+        else _empty(b, sizes, torch.device(device), b.name in unaligned)
+        for b in program.buffers
+        if b.role == "output"
+    ]
     spec = RegionSpec(region, program, optimize(program), settings=CallSettings(verify=1, on_error="raise"))
     region_op.run(outs, ins, [sizes[s] for s in program.symbols], encode(spec))
     _say(f"region {region} is correct on these inputs")
 
 
-def make_inputs(program: Program, sizes: Bindings, device: torch.device, unaligned: frozenset[str],
-                seed: int) -> dict[str, torch.Tensor]:
+def make_inputs(
+    program: Program, sizes: Bindings, device: torch.device, unaligned: frozenset[str], seed: int
+) -> dict[str, torch.Tensor]:
     """Random inputs with the layout that a Program expects. Integers are small enough to be valid indices."""
     generator = torch.Generator().manual_seed(seed)
     extents = [value(g.extent, sizes) for i in program.of(Load) for g in program.nodes[i].indexed]  # type: ignore[union-attr]
@@ -213,8 +242,14 @@ def _span(tensor: torch.Tensor) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
 
 
-def replay_graph(module: torch.nn.Module, inputs: Sequence[Any], *, phase: str, settings: Mapping[str, Any],
-                 versions: Mapping[str, str] | None = None) -> None:
+def replay_graph(
+    module: torch.nn.Module,
+    inputs: Sequence[Any],
+    *,
+    phase: str,
+    settings: Mapping[str, Any],
+    versions: Mapping[str, str] | None = None,
+) -> None:
     """Trace a graph's code on fake tensors and claim its regions. Raises if anything fails."""
     from .. import compat  # only needed for graphs
     from . import passes  # imports this module
@@ -222,8 +257,12 @@ def replay_graph(module: torch.nn.Module, inputs: Sequence[Any], *, phase: str, 
     _say_versions(versions)
     mode = compat.fake_mode()
     with mode:
-        fakes = [torch.empty_strided(each[0], each[1], dtype=getattr(torch, each[2]), device=each[3])
-                 if isinstance(each, tuple) else each for each in inputs]
+        fakes = [
+            torch.empty_strided(each[0], each[1], dtype=getattr(torch, each[2]), device=each[3])
+            if isinstance(each, tuple)
+            else each
+            for each in inputs
+        ]
     traced = compat.trace_graph(module, fakes, mode)
     claimed = passes.claim_all(traced.graph, passes.claim_options(traced.graph, resolve(settings), phase))
     for each in claimed.declined:

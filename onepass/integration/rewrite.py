@@ -46,8 +46,10 @@ class Rewriter:
         empties = list(call.kwargs["_all_bases"])  # type: ignore[arg-type]
         inserter = _NodeInserter(self.graph, part, tuple(call.kwargs["ins"]), before=call)  # type: ignore[arg-type]
         with inserter.all_or_nothing():
-            bases = [inserter.shaped(node, out.meta["val"]) if node is not None else empty
-                     for node, out, empty in zip(taken, part.outputs, empties, strict=True)]
+            bases = [
+                inserter.shaped(node, out.meta["val"]) if node is not None else empty
+                for node, out, empty in zip(taken, part.outputs, empties, strict=True)
+            ]
         call.kwargs = {**call.kwargs, "_all_bases": bases}
         for k, (node, empty) in enumerate(zip(taken, empties, strict=True)):
             if node is not None:
@@ -226,4 +228,3 @@ class _NodeInserter:
         node.meta["stack_trace"] = self.trace
         self.last = node
         return node
-

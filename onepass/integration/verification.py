@@ -37,8 +37,14 @@ def _float64(program: Program, bindings: Bindings, outs: Sequence[Tensor], ins: 
     return evaluate(program, tensors_by_name(program, outs, ins), bindings)
 
 
-def _worst_of_eager(program: Program, bindings: Bindings, outs: Sequence[Tensor], ins: Sequence[Tensor],
-                    exact: dict[str, Tensor], eager: Sequence[Tensor]) -> list[Tensor]:
+def _worst_of_eager(
+    program: Program,
+    bindings: Bindings,
+    outs: Sequence[Tensor],
+    ins: Sequence[Tensor],
+    exact: dict[str, Tensor],
+    eager: Sequence[Tensor],
+) -> list[Tensor]:
     """Results as far from float64 as eager's were, on these inputs or on nearby ones.
 
     Where sums cancel, a result is what rounding left: the mean of a normalized row, or its gradient. Eager's error on one set of
@@ -50,8 +56,10 @@ def _worst_of_eager(program: Program, bindings: Bindings, outs: Sequence[Tensor]
         moved = [_nearby(tensor, 100 * draw + k) for k, tensor in enumerate(ins)]
         there, theirs = _float64(program, bindings, outs, moved), fresh_results(program, bindings, outs, moved)
         error = [torch.maximum(e, _distance(t, there[name])) for e, t, name in zip(error, theirs, names, strict=True)]
-    return [torch.where(theirs.double().isfinite(), exact[name] + e, theirs.double()) if theirs.is_floating_point() else theirs
-            for name, theirs, e in zip(names, eager, error, strict=True)]
+    return [
+        torch.where(theirs.double().isfinite(), exact[name] + e, theirs.double()) if theirs.is_floating_point() else theirs
+        for name, theirs, e in zip(names, eager, error, strict=True)
+    ]
 
 
 def _distance(result: Tensor, exact: Tensor) -> Tensor:

@@ -18,8 +18,11 @@ def unify_axes(program: Program) -> Program:
     signatures = {a.name: _signature(program, a.name) for a in program.axes}
     groups: list[list[str]] = []
     for axis in (a.name for a in program.axes):
-        matching = (g for g in groups if signatures[g[0]] == signatures[axis]
-                    and not any(frozenset({axis, other}) in together for other in g))
+        matching = (
+            g
+            for g in groups
+            if signatures[g[0]] == signatures[axis] and not any(frozenset({axis, other}) in together for other in g)
+        )
         group = next(matching, None)
         if group is None:
             groups.append([axis])

@@ -57,8 +57,7 @@ def check(result: Tensor, eager: Tensor, reference: Tensor, scale: Tensor | None
     whole = _whole(result, eager, reference)
     if result.numel() < MIN_BAND_ELEMENTS or not bands:
         return whole
-    return max(whole, *_bands(result, eager, reference, slice_scale(reference) if scale is None else scale),
-               key=lambda c: c.excess)
+    return max(whole, *_bands(result, eager, reference, slice_scale(reference) if scale is None else scale), key=lambda c: c.excess)
 
 
 def judge(result: Tensor, eager: Tensor, reference: Tensor, slack: float = 1.0) -> str | None:
@@ -78,8 +77,10 @@ def judge(result: Tensor, eager: Tensor, reference: Tensor, slack: float = 1.0) 
     found = check(ours[finite].to(result.dtype), theirs[finite], reference[finite], slice_scale(reference)[finite])
     if found.excess <= slack:
         return None
-    return (f"for {found.where}, the largest error against float64 is {found.max_error:.3g} (limit {found.max_bound:.3g}) and "
-            f"the RMS error is {found.rms_error:.3g} (limit {found.rms_bound:.3g})")
+    return (
+        f"for {found.where}, the largest error against float64 is {found.max_error:.3g} (limit {found.max_bound:.3g}) and "
+        f"the RMS error is {found.rms_error:.3g} (limit {found.rms_bound:.3g})"
+    )
 
 
 def ulp_at(value: float, dtype: torch.dtype) -> float:
@@ -126,8 +127,14 @@ def _bands(result: Tensor, eager: Tensor, reference: Tensor, scale: Tensor) -> l
     worst_ratio = largest(ours / bound)
     at = (ours / bound >= worst_ratio[group]).nonzero().flatten()
     worst = torch.zeros(len(names), dtype=torch.int64, device=at.device).scatter_(0, group[at], at)
-    rows = zip((ours * scale)[worst].tolist(), (bound * scale)[worst].tolist(),
-               rms(ours).tolist(), (1.5 * rms(theirs) + rms(allowed)).tolist(), names, strict=True)
+    rows = zip(
+        (ours * scale)[worst].tolist(),
+        (bound * scale)[worst].tolist(),
+        rms(ours).tolist(),
+        (1.5 * rms(theirs) + rms(allowed)).tolist(),
+        names,
+        strict=True,
+    )
     return [Check(*row) for row in rows]
 
 

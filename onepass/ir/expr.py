@@ -182,16 +182,27 @@ def _row(name: str, arity: int, reference: Callable[..., torch.Tensor], text: st
 
 
 def _compare(name: str, reference: Callable[..., torch.Tensor], sign: str) -> OpSpec:
-    return _row(name, 2, reference, f"{{0}} {sign} {{1}}", Takes.ANY, result_kind=ResultKind.BOOL, discontinuous=True,
-                compares=True)
+    return _row(
+        name, 2, reference, f"{{0}} {sign} {{1}}", Takes.ANY, result_kind=ResultKind.BOOL, discontinuous=True, compares=True
+    )
 
 
-def _function(name: str, arity: int, reference: Callable[..., torch.Tensor], interpreted: Interpreted, issue_slots: float,
-              **more: Any) -> OpSpec:
+def _function(
+    name: str, arity: int, reference: Callable[..., torch.Tensor], interpreted: Interpreted, issue_slots: float, **more: Any
+) -> OpSpec:
     """A function of floats that libdevice has by the same name."""
     text = f"libdevice.{name}({', '.join(f'{{{k}}}' for k in range(arity))})"
-    return _row(name, arity, reference, text, Takes.FLOATS, issue_slots=issue_slots, libdevice={name: interpreted},
-                takes_literals=arity == 1, **more)
+    return _row(
+        name,
+        arity,
+        reference,
+        text,
+        Takes.FLOATS,
+        issue_slots=issue_slots,
+        libdevice={name: interpreted},
+        takes_literals=arity == 1,
+        **more,
+    )
 
 
 def _quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -221,29 +232,85 @@ OPS = _table(
     _row("add", 2, torch.add, "{0} + {1}", Takes.NUMBERS),
     _row("sub", 2, torch.sub, "{0} - {1}", Takes.NUMBERS),
     _row("mul", 2, torch.mul, "{0} * {1}", Takes.NUMBERS),
-    _row("div", 2, torch.true_divide, "{0} / {1}", Takes.FLOATS, issue_slots=4, mufu=1, exact="libdevice.div_rn({0}, {1})",
-         libdevice={"div_rn": np.divide}),
+    _row(
+        "div",
+        2,
+        torch.true_divide,
+        "{0} / {1}",
+        Takes.FLOATS,
+        issue_slots=4,
+        mufu=1,
+        exact="libdevice.div_rn({0}, {1})",
+        libdevice={"div_rn": np.divide},
+    ),
     _row("fma", 3, lambda a, b, c: a * b + c, "{0} * {1} + {2}", Takes.NUMBERS),
     _row("neg", 1, torch.neg, "-{0}", Takes.NUMBERS),
     _row("abs", 1, torch.abs, "{L}.abs({0})", Takes.NUMBERS),
-    _row("reciprocal", 1, torch.reciprocal, "1.0 / {0}", Takes.FLOATS, issue_slots=4, mufu=1, exact="libdevice.rcp_rn({0})",
-         libdevice={"rcp_rn": np.reciprocal}),
+    _row(
+        "reciprocal",
+        1,
+        torch.reciprocal,
+        "1.0 / {0}",
+        Takes.FLOATS,
+        issue_slots=4,
+        mufu=1,
+        exact="libdevice.rcp_rn({0})",
+        libdevice={"rcp_rn": np.reciprocal},
+    ),
     _row("sqrt", 1, torch.sqrt, "libdevice.sqrt_rn({0})", Takes.FLOATS, issue_slots=6, mufu=1, libdevice={"sqrt_rn": np.sqrt}),
     _row("rsqrt", 1, torch.rsqrt, "{L}.rsqrt({0})", Takes.FLOATS, issue_slots=2, mufu=1),
-    _row("exp", 1, torch.exp, "fast_exp({0})", Takes.FLOATS, helper="fast_exp", issue_slots=2, mufu=1, exact="libdevice.exp({0})",
-         libdevice={"exp": np.exp}),
-    _row("exp2", 1, torch.exp2, "{L}.exp2({0})", Takes.FLOATS, issue_slots=1, mufu=1, exact="libdevice.exp2({0})",
-         libdevice={"exp2": np.exp2}),
+    _row(
+        "exp",
+        1,
+        torch.exp,
+        "fast_exp({0})",
+        Takes.FLOATS,
+        helper="fast_exp",
+        issue_slots=2,
+        mufu=1,
+        exact="libdevice.exp({0})",
+        libdevice={"exp": np.exp},
+    ),
+    _row(
+        "exp2",
+        1,
+        torch.exp2,
+        "{L}.exp2({0})",
+        Takes.FLOATS,
+        issue_slots=1,
+        mufu=1,
+        exact="libdevice.exp2({0})",
+        libdevice={"exp2": np.exp2},
+    ),
     _row("expm1", 1, torch.expm1, "libdevice.expm1({0})", Takes.FLOATS, issue_slots=12, mufu=1, libdevice={"expm1": np.expm1}),
     _row("log", 1, torch.log, "libdevice.log({0})", Takes.FLOATS, issue_slots=12, mufu=1, libdevice={"log": np.log}),
     _row("log2", 1, torch.log2, "libdevice.log2({0})", Takes.FLOATS, issue_slots=12, mufu=1, libdevice={"log2": np.log2}),
     _row("log1p", 1, torch.log1p, "libdevice.log1p({0})", Takes.FLOATS, issue_slots=12, mufu=1, libdevice={"log1p": np.log1p}),
     _row("sin", 1, torch.sin, "{L}.sin({0})", Takes.FLOATS, issue_slots=16),
     _row("cos", 1, torch.cos, "{L}.cos({0})", Takes.FLOATS, issue_slots=16),
-    _row("tanh", 1, torch.tanh, "fast_tanh({0})", Takes.FLOATS, helper="fast_tanh", issue_slots=10, mufu=2,
-         exact="libdevice.tanh({0})", libdevice={"tanh": np.tanh}),
-    _row("sigmoid", 1, torch.sigmoid, "fast_sigmoid({0})", Takes.FLOATS, helper="fast_sigmoid", issue_slots=5, mufu=2,
-         exact="libdevice.rcp_rn(1.0 + libdevice.exp(-{0}))"),
+    _row(
+        "tanh",
+        1,
+        torch.tanh,
+        "fast_tanh({0})",
+        Takes.FLOATS,
+        helper="fast_tanh",
+        issue_slots=10,
+        mufu=2,
+        exact="libdevice.tanh({0})",
+        libdevice={"tanh": np.tanh},
+    ),
+    _row(
+        "sigmoid",
+        1,
+        torch.sigmoid,
+        "fast_sigmoid({0})",
+        Takes.FLOATS,
+        helper="fast_sigmoid",
+        issue_slots=5,
+        mufu=2,
+        exact="libdevice.rcp_rn(1.0 + libdevice.exp(-{0}))",
+    ),
     _row("erf", 1, torch.erf, "fast_erf({0})", Takes.FLOATS, helper="fast_erf", issue_slots=18, mufu=2, exact="{L}.erf({0})"),
     _function("erfc", 1, torch.erfc, np.vectorize(math.erfc, otypes=[np.float64]), issue_slots=30, mufu=1),
     _function("tan", 1, torch.tan, np.tan, issue_slots=30),
@@ -262,15 +329,32 @@ OPS = _table(
     _row("ceil", 1, torch.ceil, "{L}.ceil({0})", Takes.FLOATS, discontinuous=True),
     _row("trunc", 1, torch.trunc, "libdevice.trunc({0})", Takes.FLOATS, discontinuous=True, libdevice={"trunc": np.trunc}),
     _row("round", 1, torch.round, "libdevice.rint({0})", Takes.FLOATS, discontinuous=True, libdevice={"rint": np.rint}),
-    _row("pow", 2, torch.pow, "libdevice.pow({0}, {1})", Takes.FLOATS, issue_slots=30, mufu=2, takes_literals=False,
-         libdevice={"pow": np.power}),
+    _row(
+        "pow",
+        2,
+        torch.pow,
+        "libdevice.pow({0}, {1})",
+        Takes.FLOATS,
+        issue_slots=30,
+        mufu=2,
+        takes_literals=False,
+        libdevice={"pow": np.power},
+    ),
     _row("maximum", 2, torch.maximum, f"{{L}}.maximum({{0}}, {{1}}, {_NAN})", Takes.NUMBERS, takes_literals=False),
     _row("minimum", 2, torch.minimum, f"{{L}}.minimum({{0}}, {{1}}, {_NAN})", Takes.NUMBERS, takes_literals=False),
     _row("fmax", 2, torch.fmax, "{L}.maximum({0}, {1})", Takes.NUMBERS, takes_literals=False),  # of NaN and a number, the number
     _row("fmin", 2, torch.fmin, "{L}.minimum({0}, {1})", Takes.NUMBERS, takes_literals=False),
     _row("rem", 2, torch.fmod, "{0} % {1}", Takes.INTEGERS, issue_slots=20, divides=True),
-    _row("fmod", 2, torch.fmod, "libdevice.fmod({0}, {1})", Takes.FLOATS, issue_slots=40, discontinuous=True,
-         libdevice={"fmod": np.fmod}),
+    _row(
+        "fmod",
+        2,
+        torch.fmod,
+        "libdevice.fmod({0}, {1})",
+        Takes.FLOATS,
+        issue_slots=40,
+        discontinuous=True,
+        libdevice={"fmod": np.fmod},
+    ),
     _row("floordiv", 2, _quotient, "{0} // {1}", Takes.INTEGERS, issue_slots=20, divides=True),
     _row("and", 2, torch.bitwise_and, "{0} & {1}", Takes.BITS),
     _row("or", 2, torch.bitwise_or, "{0} | {1}", Takes.BITS),

@@ -111,7 +111,10 @@ def _through(_: Algebra, *state: Value) -> State:
 def _primitive(name: str, identity: Callable[[DType], float | int], takes: Takes = Takes.NUMBERS) -> Monoid:
     adds = name == "sum"
     return Monoid(
-        name, 1, takes, (name,),
+        name,
+        1,
+        takes,
+        (name,),
         identity=lambda dtype: (identity(dtype),),
         lift=_through,
         merge=lambda alg, x: (alg.fold(name, x),),
@@ -127,7 +130,10 @@ def _primitive(name: str, identity: Callable[[DType], float | int], takes: Takes
 def _truth(name: str, fold: str, start: int) -> Monoid:
     """any and all: the max or min of 0s and 1s."""
     return Monoid(
-        name, 1, Takes.ANY, (name,),
+        name,
+        1,
+        Takes.ANY,
+        (name,),
         identity=lambda _: (start,),
         lift=lambda alg, x: (alg.op("where", alg.op("ne", x, 0), 1, 0),),
         merge=lambda alg, x: (alg.fold(fold, x),),
@@ -150,7 +156,10 @@ def _arg(name: str, fold: str, start: Callable[[DType], float | int]) -> Monoid:
         return best, alg.fold("min", alg.op("where", hit, at, _NO_POSITION))
 
     return Monoid(
-        name, 2, Takes.ANY, ("best", "at"),
+        name,
+        2,
+        Takes.ANY,
+        ("best", "at"),
         identity=lambda dtype: (start(dtype), _NO_POSITION),
         lift=_through,
         merge=merge,
@@ -256,7 +265,10 @@ _BASE = (
     _arg("argmax", "max", min_value),
     _arg("argmin", "min", max_value),
     Monoid(  # for 16-bit data: rounding of the fp32 mean is below the precision of the data
-        "welford", 1, Takes.FLOATS, ("n", "mean", "m2"),
+        "welford",
+        1,
+        Takes.FLOATS,
+        ("n", "mean", "m2"),
         identity=lambda _: (0.0, 0.0, 0.0),
         lift=lambda alg, x: (1.0, x, 0.0),
         merge=_merge_welford,
@@ -268,7 +280,10 @@ _BASE = (
         tracks_count=True,
     ),
     Monoid(
-        "moments", 1, Takes.FLOATS, ("n", "mean", "low", "m2"),
+        "moments",
+        1,
+        Takes.FLOATS,
+        ("n", "mean", "low", "m2"),
         identity=lambda _: (0.0, 0.0, 0.0, 0.0),
         lift=lambda alg, x: (1.0, x, 0.0, 0.0),
         merge=_merge_moments,
@@ -280,7 +295,10 @@ _BASE = (
         tracks_count=True,
     ),
     Monoid(
-        "logsumexp", 1, Takes.FLOATS, ("top", "total"),
+        "logsumexp",
+        1,
+        Takes.FLOATS,
+        ("top", "total"),
         identity=lambda _: (-inf, 0.0),
         lift=lambda alg, x: (x, 1.0),
         merge=_merge_logsumexp,
@@ -305,6 +323,4 @@ def _merging(monoid: Monoid) -> Monoid:
     return replace(monoid, name=f"{monoid.name}.merge", stage=Stage.MERGE, inputs=len(monoid.state), lift=_through)
 
 
-MONOIDS: dict[str, Monoid] = {
-    m.name: m for base in _BASE for m in (base, _partial(base), _merging(base))
-}
+MONOIDS: dict[str, Monoid] = {m.name: m for base in _BASE for m in (base, _partial(base), _merging(base))}

@@ -311,5 +311,7 @@ def prune(program: Program) -> Program:
     )
 
 
+# fmt: off
 __all__ = ["Axis", "BOOL", "Bindings", "Buffer", "Builder", "Const", "DTYPES", "DType", "Gather", "Index", "Load", "Node",
            "Op", "Program", "Reduce", "Result", "Size", "Store", "Strides", "operands", "prune", "with_operands"]
+# fmt: on

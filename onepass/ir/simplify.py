@@ -224,9 +224,9 @@ def _computed(name: str, consts: tuple[Const, ...], dtype: DType) -> float | int
     return math.nan if number != number else number
 
 
+# fmt: off
 EXACT: tuple[Rule, ...] = (
     drop_cast, drop_widening, drop_one, drop_zero, difference_from_itself, drop_negations, drop_choice, fold_constants,
     sum_of_one_hot, inline_single_element,
 )
-
-
+# fmt: on

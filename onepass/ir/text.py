@@ -24,8 +24,10 @@ ROLES = ("input", "output", "temp")
 def show(program: Program) -> str:
     """The Program as text."""
     lines = [f"axis {a.name} = {a.extent}" for a in program.axes]
-    lines += [f"{b.role} {b.name}: {b.dtype} [{_sizes(b.shape)}] strides [{_sizes(b.strides)}]{'' if b.aligned else UNALIGNED}"
-              for b in program.buffers]
+    lines += [
+        f"{b.role} {b.name}: {b.dtype} [{_sizes(b.shape)}] strides [{_sizes(b.strides)}]{'' if b.aligned else UNALIGNED}"
+        for b in program.buffers
+    ]
     lines += [_commented(_statement(i, node), node.src) for i, node in enumerate(program.nodes)]
     return "\n".join([f"program {program.name}", *(f"  {line}" for line in lines)]) + "\n"
 

@@ -231,6 +231,7 @@ def _at_least_two(program: Program, axis: str) -> bool:
     return isinstance(extent, int) and extent > 1
 
 
+# fmt: off
 RULES: tuple[Callable[[Program], Violations], ...] = (
     names_are_unique,
     buffers_are_sound,
@@ -247,3 +248,4 @@ RULES: tuple[Callable[[Program], Violations], ...] = (
     stores_write_each_address_once,
     stores_stay_inside,
 )
+# fmt: on

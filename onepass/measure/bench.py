@@ -74,8 +74,13 @@ class Machine:
     where: torch.device = torch.device("cuda", 0)
 
 
-def bench(options: Options, console: Console, place: Machine | None = None, make_clock: Callable[[], Clock] = Clock,
-          now: Callable[[], float] = perf_counter) -> Run:
+def bench(
+    options: Options,
+    console: Console,
+    place: Machine | None = None,
+    make_clock: Callable[[], Clock] = Clock,
+    now: Callable[[], float] = perf_counter,
+) -> Run:
     """Measure the part of a suite that has no results yet, by default on the first GPU of this machine."""
     jobs = selected_jobs(options)
     place = place or this_machine()
@@ -163,8 +168,11 @@ def with_row(run: Run, row: Row, order: Sequence[str]) -> Run:
     """A run with one row added or replaced. Rows stay in suite order."""
     rows = {r.id: r for r in (*run.rows, row)}
     place = {id: k for k, id in enumerate(order)}
-    return replace(run, rows=tuple(sorted(rows.values(), key=lambda r: place.get(r.id, len(place)))),
-                   date=datetime.now().isoformat(timespec="seconds"))
+    return replace(
+        run,
+        rows=tuple(sorted(rows.values(), key=lambda r: place.get(r.id, len(place)))),
+        date=datetime.now().isoformat(timespec="seconds"),
+    )
 
 
 def one_line_error(error: BaseException) -> str:
@@ -174,15 +182,17 @@ def one_line_error(error: BaseException) -> str:
 
 
 def _progress(console: Console) -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
-                    transient=True)
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
+    )
 
 
 class _Session:
     """State shared by all workloads of a run: the timing buffers and the compiled candidates."""
 
-    def __init__(self, options: Options, place: Machine, jobs: Sequence[Job], console: Console,
-                 make_clock: Callable[[], Clock]) -> None:
+    def __init__(
+        self, options: Options, place: Machine, jobs: Sequence[Job], console: Console, make_clock: Callable[[], Clock]
+    ) -> None:
         self.options, self.place, self.console = options, place, console
         self.order = [job.id for job in options.suite.jobs]
         self._tried: dict[str, tuple[CompiledCandidate, ...]] = {}
@@ -210,8 +220,10 @@ class _Session:
             for id, futures in candidates.items():
                 self._tried[id] = tuple(future.result() for future in futures if future.exception() is None)
         plans = f", {sum(map(len, self._tried.values()))} candidates" if self.options.regret else ""
-        self.console.print(f"{len(jobs)} workloads{plans} compiled by {knobs().compile_workers} workers in "
-                           f"{perf_counter() - began:.0f} s (ONEPASS_COMPILE_WORKERS)")
+        self.console.print(
+            f"{len(jobs)} workloads{plans} compiled by {knobs().compile_workers} workers in "
+            f"{perf_counter() - began:.0f} s (ONEPASS_COMPILE_WORKERS)"
+        )
 
     @contextmanager
     def _warming(self, jobs: Sequence[Job]) -> Iterator[None]:
@@ -290,8 +302,12 @@ class _Session:
         except (OnepassError, RuntimeError) as error:
             self.clock.synchronize()
             return dict.fromkeys(ready, Result(error=one_line_error(error)))
-        return {name: self._result(name, job, inputs, ready[name], timed) if isinstance(timed, Timed)
-                else Result(error=one_line_error(timed)) for name, timed in times.items()}
+        return {
+            name: self._result(name, job, inputs, ready[name], timed)
+            if isinstance(timed, Timed)
+            else Result(error=one_line_error(timed))
+            for name, timed in times.items()
+        }
 
     def _result(self, name: str, job: Job, inputs: Sequence[Tensor], prepared: Prepared, timed: Timed) -> Result:
         found = Result(timed.us, timed.spread, timed.runs, timed.kernels, host_us=self.clock.host_us(prepared.call, timed))
@@ -302,9 +318,12 @@ class _Session:
         if name == "onepass":
             ours = CapturedFunction.of(job.subject.function, inputs)
             made = ours.executable(self.clock.device).artifact
-            found = replace(found, registers=max((b.registers for b in made.binaries), default=None),
-                            spill_bytes=sum(b.spill_bytes for b in made.binaries),
-                            predicted_us=ours.predicted_us(made, self.place.device))
+            found = replace(
+                found,
+                registers=max((b.registers for b in made.binaries), default=None),
+                spill_bytes=sum(b.spill_bytes for b in made.binaries),
+                predicted_us=ours.predicted_us(made, self.place.device),
+            )
         return found
 
 

@@ -38,8 +38,17 @@ def run(arguments: BenchArguments) -> int:
     if arguments.suite == MODELS:
         return bench_models(_models_arguments(arguments))
     providers = parse_providers(arguments.providers, arguments.suite)
-    options = Options(suite(arguments.suite), providers, arguments.out, arguments.fresh, arguments.time_limit, arguments.only,
-                      arguments.graphs, arguments.regret, arguments.max_candidates)
+    options = Options(
+        suite(arguments.suite),
+        providers,
+        arguments.out,
+        arguments.fresh,
+        arguments.time_limit,
+        arguments.only,
+        arguments.graphs,
+        arguments.regret,
+        arguments.max_candidates,
+    )
     progress = Console(stderr=True, highlight=False, width=None if Console(stderr=True).is_terminal else 2 * WIDTH)
     found = bench(options, progress)
     if arguments.as_json:
@@ -64,11 +73,18 @@ def _models_arguments(arguments: BenchArguments) -> list[str]:
     """The arguments for bench/models.py."""
     if arguments.out is None:
         raise BadArgument(detail="The suite models needs --out FILE. It writes the file after every model.")
-    flags = {"--providers": arguments.providers, "--regret": arguments.regret, "--json": arguments.as_json,
-             "--fresh": arguments.fresh, "--time-limit": arguments.time_limit}
+    flags = {
+        "--providers": arguments.providers,
+        "--regret": arguments.regret,
+        "--json": arguments.as_json,
+        "--fresh": arguments.fresh,
+        "--time-limit": arguments.time_limit,
+    }
     unsupported = [flag for flag, given in flags.items() if given]
     if unsupported:
-        raise BadArgument(detail=f"{', '.join(unsupported)} cannot be used with the suite models: it always runs "
-                                 "Inductor and onepass, and writes JSON.")
+        raise BadArgument(
+            detail=f"{', '.join(unsupported)} cannot be used with the suite models: it always runs "
+            "Inductor and onepass, and writes JSON."
+        )
     models = ["--models", *arguments.only.split(",")] if arguments.only else []
     return [str(arguments.out.resolve()), *models, *(["--graphs"] * arguments.graphs)]

@@ -49,17 +49,33 @@ def tables(run: Run) -> Iterator[RenderableType]:
 
 
 def _main(rows: Sequence[Row]) -> Table:
-    shown = table("\nonepass", ("workload", "name"), ("floor us", "right"), ("us", "right"), ("x floor", "right"),
-                  ("GB/s", "right"), ("spread", "right"), ("best peer", "left"), ("speedup", "right"), ("regs", "right"),
-                  ("spill", "right"))
+    shown = table(
+        "\nonepass",
+        ("workload", "name"),
+        ("floor us", "right"),
+        ("us", "right"),
+        ("x floor", "right"),
+        ("GB/s", "right"),
+        ("spread", "right"),
+        ("best peer", "left"),
+        ("speedup", "right"),
+        ("regs", "right"),
+        ("spill", "right"),
+    )
     for row in rows:
         result, speedup = row.results.get("onepass"), row.against_best_peer
         shown.add_row(
-            escape(row.id), f"{row.floor_us:.1f}", _short(result) if result else "-", _number(row.times_floor("onepass"), 2),
-            _number(row.gbps("onepass"), 0), "-" if not result or result.spread is None else f"{100 * result.spread:.1f} %",
-            row.best_peer or "-", "-" if speedup is None else f"[red]{speedup:.2f}[/red]" if speedup < 0.97 else f"{speedup:.2f}",
+            escape(row.id),
+            f"{row.floor_us:.1f}",
+            _short(result) if result else "-",
+            _number(row.times_floor("onepass"), 2),
+            _number(row.gbps("onepass"), 0),
+            "-" if not result or result.spread is None else f"{100 * result.spread:.1f} %",
+            row.best_peer or "-",
+            "-" if speedup is None else f"[red]{speedup:.2f}[/red]" if speedup < 0.97 else f"{speedup:.2f}",
             "-" if not result or result.registers is None else str(result.registers),
-            spill_text(result.spill_bytes if result else None))
+            spill_text(result.spill_bytes if result else None),
+        )
     return shown
 
 
@@ -105,11 +121,15 @@ def _summary(run: Run) -> Iterator[str]:
     found = run.summary
     text = f"\n{counted(len(run.rows), 'workload')}"
     if found.geomean_times_floor is not None and found.worst_times_floor is not None:
-        text += f"\n  times the floor         geomean {found.geomean_times_floor:.3f}, worst {found.worst_times_floor.value:.2f} " \
-                f"({escape(found.worst_times_floor.id)})"
+        text += (
+            f"\n  times the floor         geomean {found.geomean_times_floor:.3f}, worst {found.worst_times_floor.value:.2f} "
+            f"({escape(found.worst_times_floor.id)})"
+        )
     if found.geomean_against_best_peer is not None and found.worst_against_best_peer is not None:
-        text += f"\n  speedup over best peer  geomean {found.geomean_against_best_peer:.3f}, worst " \
-                f"{found.worst_against_best_peer.value:.2f} ({escape(found.worst_against_best_peer.id)})"
+        text += (
+            f"\n  speedup over best peer  geomean {found.geomean_against_best_peer:.3f}, worst "
+            f"{found.worst_against_best_peer.value:.2f} ({escape(found.worst_against_best_peer.id)})"
+        )
     if found.geomean_against_inductor is not None:
         text += f"\n  speedup over Inductor   geomean {found.geomean_against_inductor:.3f}"
     missing = [row.id for row in run.rows if any(p in row.results and not row.results[p].ok for p in ONEPASS_PROVIDERS)]
@@ -117,26 +137,45 @@ def _summary(run: Run) -> Iterator[str]:
 
 
 def _regret(run: Run) -> Table:
-    shown = table("\nregret of the default plan", ("workload", "name"), ("picked us", "right"), ("best us", "right"),
-                  ("regret", "right"), ("predicted", "right"), ("timed", "right"), ("best plan", "left"))
+    shown = table(
+        "\nregret of the default plan",
+        ("workload", "name"),
+        ("picked us", "right"),
+        ("best us", "right"),
+        ("regret", "right"),
+        ("predicted", "right"),
+        ("timed", "right"),
+        ("best plan", "left"),
+    )
     for r in run.regret:
         timed = [c for c in r.candidates if c.us is not None]
         best = min(timed, key=lambda c: c.us or 0.0, default=None)
         worse = f"[red]{100 * r.regret:.1f} %[/red]" if r.regret > NEAR_BEST else f"{100 * r.regret:.1f} %"
         plan = " + ".join(map(str, best.schedules)) if best and r.regret > 0 else "the picked one"
-        shown.add_row(escape(r.id), f"{r.picked_us:.1f}", f"{r.best_us:.1f}", worse, _number(r.predicted_us, 1),
-                      f"{len(timed)}/{len(r.candidates)}", escape(plan))
+        shown.add_row(
+            escape(r.id),
+            f"{r.picked_us:.1f}",
+            f"{r.best_us:.1f}",
+            worse,
+            _number(r.predicted_us, 1),
+            f"{len(timed)}/{len(r.candidates)}",
+            escape(plan),
+        )
     return shown
 
 
 def _regret_summary(run: Run) -> Iterator[str]:
     found = summarize_regret(run.regret)
     worst = f"worst {100 * found.worst[1]:.0f} % ({escape(found.worst[0])})" if found.worst else ""
-    yield (f"\n  within {100 * NEAR_BEST:.0f} % of the best candidate: {100 * found.good:.0f} % of "
-           f"{counted(found.workloads, 'workload')}, {worst}")
+    yield (
+        f"\n  within {100 * NEAR_BEST:.0f} % of the best candidate: {100 * found.good:.0f} % of "
+        f"{counted(found.workloads, 'workload')}, {worst}"
+    )
     if found.pick_error is not None and found.plan_error is not None:
-        yield (f"  prediction: median error {100 * found.pick_error:.0f} % for picked plans, "
-               f"{100 * found.plan_error:.0f} % for all candidates")
+        yield (
+            f"  prediction: median error {100 * found.pick_error:.0f} % for picked plans, "
+            f"{100 * found.plan_error:.0f} % for all candidates"
+        )
 
 
 def _number(value: float | None, places: int) -> str:
@@ -184,9 +223,20 @@ def _fit(what: str, rows: Sequence[Row]) -> Fit | None:
 
 
 def _fits(found: Sequence[Fit]) -> Table:
-    shown = table(f"\nlinear fit over row counts of {MANY} and more", ("workload, columns", "name"), ("fixed us", "right"),
-                  ("ns per row", "right"), ("x floor", "right"), ("largest residual", "right"))
+    shown = table(
+        f"\nlinear fit over row counts of {MANY} and more",
+        ("workload, columns", "name"),
+        ("fixed us", "right"),
+        ("ns per row", "right"),
+        ("x floor", "right"),
+        ("largest residual", "right"),
+    )
     for fit in found:
-        shown.add_row(escape(fit.what), f"{fit.start_us:.1f}", f"{1e3 * fit.row_us:.2f}", f"{fit.row_us / fit.floor_row_us:.3f}",
-                      f"{100 * fit.worst:.1f} %")
+        shown.add_row(
+            escape(fit.what),
+            f"{fit.start_us:.1f}",
+            f"{1e3 * fit.row_us:.2f}",
+            f"{fit.row_us / fit.floor_row_us:.3f}",
+            f"{100 * fit.worst:.1f} %",
+        )
     return shown

@@ -42,8 +42,13 @@ _LIMITS = {
     "clock": (300.0, 4000.0, "MHz", 1.0),
     "launch": (0.2, 30.0, "us", 1.0),
 }
-_NAMES = {"bandwidth": "DRAM rate", "l2_bandwidth": "L2 rate", "latency": "latency under load", "clock": "clock under load",
-          "launch": "one more kernel"}
+_NAMES = {
+    "bandwidth": "DRAM rate",
+    "l2_bandwidth": "L2 rate",
+    "latency": "latency under load",
+    "clock": "clock under load",
+    "launch": "one more kernel",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +105,20 @@ class CalibrationReport:
         for anchor, shown in zip(self.figures.anchors, figures["anchors"], strict=True):
             shown["gbps"] = round(anchor.rate / 1e3, 1)
         before = {name: getattr(self.before, name) for name in _LIMITS} | {"source": self.before.source}
-        return {"card": asdict(self.card), "device": self.before.name, "facts": asdict(self.facts), "before": before,
-                "figures": figures, "kept": self.kept}
+        return {
+            "card": asdict(self.card),
+            "device": self.before.name,
+            "facts": asdict(self.facts),
+            "before": before,
+            "figures": figures,
+            "kept": self.kept,
+        }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text.assemble((self.card.name, "bold"), f", {self.card.sms} SMs, driver for CUDA {self.card.driver or 'unknown'}\n")
-        anchors = table("simple kernels with a cold cache", ("kernel", "name"), ("bytes", "right"), ("time", "right"),
-                        ("rate", "right"))
+        anchors = table(
+            "simple kernels with a cold cache", ("kernel", "name"), ("bytes", "right"), ("time", "right"), ("rate", "right")
+        )
         for a in self.figures.anchors:
             anchors.add_row(a.kind, human_bytes(a.bytes), f"{a.us:.1f} us", f"{a.rate / 1e3:.0f} GB/s")
         yield anchors
@@ -114,8 +126,9 @@ class CalibrationReport:
         for name in _LIMITS:
             facts.add_row(_NAMES[name], _shown(name, getattr(self.facts, name)), _shown(name, getattr(self.before, name)))
         yield facts
-        yield Text("\nstored: new plans use these facts; `onepass calibrate --forget` removes them" if self.kept
-                   else "\nnot stored")
+        yield Text(
+            "\nstored: new plans use these facts; `onepass calibrate --forget` removes them" if self.kept else "\nnot stored"
+        )
 
     def __str__(self) -> str:
         return as_text(self)
@@ -188,8 +201,11 @@ def derive(figures: ProbeResults, card: Device, date: str) -> Calibration:
     launch = _checked("launch", max(_checked("launch", figures.launch_us), figures.join_us - figures.join_bytes / l2))
     seen = {"l2_bandwidth": l2, "latency": latency, "clock": _checked("clock", figures.clock), "launch": launch}
     fitted_on = device("h200")
-    return Calibration(bandwidth=bandwidth, date=date,
-                       **{name: getattr(fitted_on, name) * amount / PROBED_H200[name] for name, amount in seen.items()})
+    return Calibration(
+        bandwidth=bandwidth,
+        date=date,
+        **{name: getattr(fitted_on, name) * amount / PROBED_H200[name] for name, amount in seen.items()},
+    )
 
 
 def best_rate(anchors: Sequence[Anchor]) -> float:
@@ -219,6 +235,7 @@ def fit_latency(flights: Sequence[InFlightRate], bandwidth: float, sms: int) -> 
 def _checked(name: str, amount: float) -> float:
     least, most, unit, scale = _LIMITS[name]
     if not (isfinite(amount) and least <= amount / scale <= most):
-        raise ImplausibleMeasurement(what=_NAMES[name], value=f"{amount / scale:.4g} {unit}",
-                                     expected=f"{least:g} to {most:g} {unit}")
+        raise ImplausibleMeasurement(
+            what=_NAMES[name], value=f"{amount / scale:.4g} {unit}", expected=f"{least:g} to {most:g} {unit}"
+        )
     return amount

@@ -108,24 +108,36 @@ def charts(runs: Sequence[Run], metric: str = "gbps", titles: Mapping[str, str] 
         raise BadSpec(what="The metric", text=metric, detail=f"known are {', '.join(METRICS)}")
     cards = sorted({run.card for run in runs})
     if len(cards) > 1:
-        raise BadSpec(what="The choice of results", text=", ".join(cards),
-                      detail="a chart shows one GPU; plot the results of each GPU separately")
+        raise BadSpec(
+            what="The choice of results",
+            text=", ".join(cards),
+            detail="a chart shows one GPU; plot the results of each GPU separately",
+        )
     ordered = sorted(runs, key=lambda run: run.date)
     named = dict(titles or {})
     rows = {row.id: row for run in ordered for row in run.rows}
     suites = {run.suite: {r.id: r for other in ordered if other.suite == run.suite for r in other.rows} for run in ordered}
     bars = (chart for suite, its in suites.items() for chart in _bars(suite, tuple(its.values()), named))
-    return (*_widths(rows.values(), metric, named), *_row_counts(rows.values(), named), *bars,
-            *_predictions(ordered, rows.values()))
+    return (
+        *_widths(rows.values(), metric, named),
+        *_row_counts(rows.values(), named),
+        *bars,
+        *_predictions(ordered, rows.values()),
+    )
 
 
 def footer(runs: Sequence[Run]) -> str:
     """The source of the data: GPU, versions and dates."""
-    versions = {name: sorted({run.versions[name] for run in runs if name in run.versions})
-                for name in ("torch", "triton", "onepass", "liger", "quack")}
+    versions = {
+        name: sorted({run.versions[name] for run in runs if name in run.versions})
+        for name in ("torch", "triton", "onepass", "liger", "quack")
+    }
     days = sorted({run.date[:10] for run in runs})
-    facts = [*sorted({run.card for run in runs}), *(f"{n} {' / '.join(v)}" for n, v in versions.items() if v),
-             days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"]
+    facts = [
+        *sorted({run.card for run in runs}),
+        *(f"{n} {' / '.join(v)}" for n, v in versions.items() if v),
+        days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
+    ]
     return "  ·  ".join(facts)
 
 
@@ -136,12 +148,19 @@ def _widths(rows: Iterable[Row], metric: str, titles: Mapping[str, str]) -> Iter
     """One chart for each workload that was measured at several widths."""
     for (workload, dtype), its in _grouped(rows, lambda r: (r.workload, r.dtype)):
         usual = median(r.floor_bytes for r in its)
-        at = {n: min(same, key=lambda r: abs(math.log(r.floor_bytes / usual))) for n, same in
-              _grouped(its, lambda r: r.shape[-1])}  # of several sizes with one width, the one closest to the median bytes
+        at = {
+            n: min(same, key=lambda r: abs(math.log(r.floor_bytes / usual))) for n, same in _grouped(its, lambda r: r.shape[-1])
+        }  # of several sizes with one width, the one closest to the median bytes
         if len(at) >= MIN_WIDTHS_PER_CHART:
             many = " to ".join(f"{n:,}" for n in sorted({f([r.shape[0] for r in at.values()]) for f in (min, max)}))
-            yield _lines(f"{metric}-by-width-{workload}-{dtype}", _title(workload, titles), f"{dtype}, {many} rows", "columns", at,
-                         (METRICS[metric],))
+            yield _lines(
+                f"{metric}-by-width-{workload}-{dtype}",
+                _title(workload, titles),
+                f"{dtype}, {many} rows",
+                "columns",
+                at,
+                (METRICS[metric],),
+            )
 
 
 def _row_counts(rows: Iterable[Row], titles: Mapping[str, str]) -> Iterator[LineChart]:
@@ -149,8 +168,9 @@ def _row_counts(rows: Iterable[Row], titles: Mapping[str, str]) -> Iterator[Line
     for (workload, dtype, n), its in _grouped(rows, lambda r: (r.workload, r.dtype, r.shape[-1])):
         at = {r.shape[0]: r for r in its}
         if len(at) >= MIN_ROW_COUNTS_PER_CHART:
-            yield _lines(f"by-rows-{workload}-{n}-{dtype}", f"{_title(workload, titles)}, {n:,} columns", dtype, "rows", at,
-                         (TIME, RATE))
+            yield _lines(
+                f"by-rows-{workload}-{n}-{dtype}", f"{_title(workload, titles)}, {n:,} columns", dtype, "rows", at, (TIME, RATE)
+            )
 
 
 def _lines(name: str, title: str, subtitle: str, x_title: str, at: Mapping[int, Row], quantities: Sequence[str]) -> LineChart:
@@ -201,13 +221,17 @@ def _bars(suite: str, rows: Sequence[Row], titles: Mapping[str, str]) -> Iterato
     size = math.ceil(len(long) / max(parts, 1))
     for part in range(parts):
         number, of = (f"-{part + 1}", f", part {part + 1} of {parts}") if parts > 1 else ("", "")
-        yield BarChart(f"floor-{suite}{number}", f"Times the floor: {suite}{of}", "; ".join(notes),
-                       tuple(_bar(r, titles, len(dtypes) > 1) for r in long[part * size:(part + 1) * size]))
+        yield BarChart(
+            f"floor-{suite}{number}",
+            f"Times the floor: {suite}{of}",
+            "; ".join(notes),
+            tuple(_bar(r, titles, len(dtypes) > 1) for r in long[part * size : (part + 1) * size]),
+        )
 
 
 def _bar(row: Row, titles: Mapping[str, str], with_dtype: bool) -> Bar:
     title = _title(row.workload, titles)
-    title = title if len(title) <= MAX_LABEL_LENGTH else title[:MAX_LABEL_LENGTH - 1].rstrip() + "…"
+    title = title if len(title) <= MAX_LABEL_LENGTH else title[: MAX_LABEL_LENGTH - 1].rstrip() + "…"
     label = "  ".join([title, "×".join(map(str, row.shape)), *[row.dtype] * with_dtype])
     return Bar(label, {p: v for p in PROVIDERS if (v := row.times_floor(p))}, row.against_best_peer)
 
@@ -216,16 +240,28 @@ def _bar(row: Row, titles: Mapping[str, str], with_dtype: bool) -> Bar:
 
 
 def _predictions(runs: Sequence[Run], rows: Iterable[Row]) -> Iterator[ScatterChart]:
-    picked = tuple(Prediction(own.predicted_us, own.us) for r in rows
-                   if (own := r.results.get("onepass")) and own.ok and own.us and own.predicted_us)
-    others = tuple(Prediction(c.predicted_us, c.us) for run in runs for regret in run.regret for c in regret.candidates
-                   if c.us and c.predicted_us and c.us != regret.picked_us)
+    picked = tuple(
+        Prediction(own.predicted_us, own.us)
+        for r in rows
+        if (own := r.results.get("onepass")) and own.ok and own.us and own.predicted_us
+    )
+    others = tuple(
+        Prediction(c.predicted_us, c.us)
+        for run in runs
+        for regret in run.regret
+        for c in regret.candidates
+        if c.us and c.predicted_us and c.us != regret.picked_us
+    )
     if picked or others:
         errors = [p.error for p in picked or others]
         within = sum(e <= CLOSE_PREDICTION for e in errors) / len(errors)
-        yield ScatterChart("predicted", "Predicted against measured time",
-                           f"median error {median(errors):.0%}; {within:.0%} of {len(errors)} within {CLOSE_PREDICTION:.0%}",
-                           picked, others)
+        yield ScatterChart(
+            "predicted",
+            "Predicted against measured time",
+            f"median error {median(errors):.0%}; {within:.0%} of {len(errors)} within {CLOSE_PREDICTION:.0%}",
+            picked,
+            others,
+        )
 
 
 def _title(workload: str, titles: Mapping[str, str]) -> str:

@@ -77,8 +77,9 @@ class Comparison:
     @property
     def got_slower(self) -> bool:
         """Whether onepass became slower beyond noise, or no longer gives a right answer."""
-        return (any(c.slower for c in self.changes if c.provider in ONEPASS_PROVIDERS)
-                or any(t.broke for t in self.status_changes if t.provider in ONEPASS_PROVIDERS))
+        return any(c.slower for c in self.changes if c.provider in ONEPASS_PROVIDERS) or any(
+            t.broke for t in self.status_changes if t.provider in ONEPASS_PROVIDERS
+        )
 
     @property
     def shown(self) -> tuple[Change, ...]:
@@ -92,12 +93,26 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """The comparison as JSON-ready values."""
         return {
-            "before": self.before, "after": self.after, "warnings": list(self.warnings), "got_slower": self.got_slower,
+            "before": self.before,
+            "after": self.after,
+            "warnings": list(self.warnings),
+            "got_slower": self.got_slower,
             "geomean": {p: round(v, 4) for p in PROVIDERS if (v := self.geomean(p))},
-            "changes": [{"id": c.id, "provider": c.provider, "before_us": c.before_us, "after_us": c.after_us,
-                         "ratio": round(c.ratio, 4), "noise": round(c.noise, 4), "verdict": c.verdict} for c in self.shown],
+            "changes": [
+                {
+                    "id": c.id,
+                    "provider": c.provider,
+                    "before_us": c.before_us,
+                    "after_us": c.after_us,
+                    "ratio": round(c.ratio, 4),
+                    "noise": round(c.noise, 4),
+                    "verdict": c.verdict,
+                }
+                for c in self.shown
+            ],
             "turns": [{"id": t.id, "provider": t.provider, "before": t.before, "after": t.after} for t in self.status_changes],
-            "only_before": list(self.only_before), "only_after": list(self.only_after),
+            "only_before": list(self.only_before),
+            "only_after": list(self.only_after),
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -128,10 +143,15 @@ def compare(before: Run, after: Run, names: tuple[str, str] = ("before", "after"
     comparable = [(a, b) for a, b in both if a.floor_bytes == b.floor_bytes]
     changes = [c for a, b in comparable for c in _changes(a, b)]
     return Comparison(
-        printable(names[0]), printable(names[1]), (*_warnings(before, after), *_other_work(both)),
+        printable(names[0]),
+        printable(names[1]),
+        (*_warnings(before, after), *_other_work(both)),
         tuple(sorted(changes, key=lambda c: (-c.ratio, c.id, c.provider))),
         tuple(t for a, b in comparable for t in _status_changes(a, b)),
-        tuple(i for i in old if i not in new), tuple(i for i in new if i not in old), show_all)
+        tuple(i for i in old if i not in new),
+        tuple(i for i in new if i not in old),
+        show_all,
+    )
 
 
 def _changes(before: Row, after: Row) -> Iterator[Change]:
@@ -199,12 +219,20 @@ _COLORS = {"slower": "red", "faster": "green", "same": "dim"}
 
 
 def _change_table(changes: Iterable[Change]) -> Table:
-    made = table("Times", ("row", "name"), ("provider", "name"), ("before us", "right"), ("after us", "right"), ("change", "right"),
-                 ("noise", "right"))
+    made = table(
+        "Times",
+        ("row", "name"),
+        ("provider", "name"),
+        ("before us", "right"),
+        ("after us", "right"),
+        ("change", "right"),
+        ("noise", "right"),
+    )
     for c in changes:
         color = _COLORS[c.verdict]
-        made.add_row(escape(c.id), c.provider, f"{c.before_us:.1f}", f"{c.after_us:.1f}",
-                     f"[{color}]{_signed(c.ratio)}[/]", f"{c.noise:.1%}")
+        made.add_row(
+            escape(c.id), c.provider, f"{c.before_us:.1f}", f"{c.after_us:.1f}", f"[{color}]{_signed(c.ratio)}[/]", f"{c.noise:.1%}"
+        )
     return made
 
 
@@ -216,8 +244,9 @@ def _status_table(status_changes: Iterable[StatusChange]) -> Table:
 
 
 def _summary_table(comparison: Comparison) -> Table:
-    made = table("All rows", ("provider", "name"), ("geomean change", "right"), ("slower", "right"), ("same", "right"),
-                 ("faster", "right"))
+    made = table(
+        "All rows", ("provider", "name"), ("geomean change", "right"), ("slower", "right"), ("same", "right"), ("faster", "right")
+    )
     for provider in PROVIDERS:
         mean = comparison.geomean(provider)
         if mean is not None:

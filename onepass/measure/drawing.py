@@ -21,6 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from .charts import CLOSE_PREDICTION, RATE, TIME, BarChart, Chart, Line, LineChart, Panel, ScatterChart
 from .results import ONEPASS_PROVIDERS, PROVIDERS
+from .ticks import floor_ticks, labeled_ticks, nice_ticks, spread_out
 
 WIDTH = 8.6  # inches; with DPI, twice the width of a README, for high-density screens
 DPI = 200
@@ -56,8 +57,10 @@ class Theme:
         return look.dark if self.name == "dark" else look.light
 
 
-THEMES = {t.name: t for t in (Theme("light", "#ffffff", "#1f2328", "#59636e", "#e4e8ec"),
-                              Theme("dark", "#0d1117", "#f0f6fc", "#9198a1", "#262c34"))}
+THEMES = {
+    t.name: t
+    for t in (Theme("light", "#ffffff", "#1f2328", "#59636e", "#e4e8ec"), Theme("dark", "#0d1117", "#f0f6fc", "#9198a1", "#262c34"))
+}
 
 STYLES = {
     "onepass": Style("#d9480f", "#ff8a3d", "o", width=2.6),
@@ -96,37 +99,37 @@ def draw(chart: Chart, theme: Theme, footer: str) -> Figure:
     return figure
 
 
-def spread_out(wished: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions between `low` and `high`, at least `gap` apart, in the order of the wished positions and close to them."""
-    order = sorted(range(len(wished)), key=lambda i: wished[i])
-    blocks: list[list[float]] = []  # of adjacent positions: the mean start of the block, and its length
-    for place, i in enumerate(order):
-        blocks.append([wished[i] - place * gap, 1])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (b, n), (a, m) = blocks.pop(), blocks.pop()
-            blocks.append([(a * m + b * n) / (m + n), m + n])
-    starts = [start for start, n in blocks for _ in range(int(n))]
-    last = max(low, high - (len(wished) - 1) * gap)
-    found = [0.0] * len(wished)
-    for place, i in enumerate(order):
-        found[i] = min(max(starts[place], low), last) + place * gap
-    return found
-
-
 @contextmanager
 def settings(theme: Theme) -> Iterator[None]:
     """Set up matplotlib for a theme; restore its settings on exit."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the user's settings
-        matplotlib.rcParams.update({
-            "text.parse_math": False, "text.usetex": False,  # a dollar sign in a name is literal
-            "svg.hashsalt": "onepass", "svg.fonttype": "path", "font.family": ["DejaVu Sans"], "font.size": 9,
-            "text.color": theme.foreground, "figure.facecolor": theme.background, "savefig.facecolor": theme.background,
-            "axes.facecolor": theme.background, "axes.edgecolor": theme.faint, "axes.labelcolor": theme.faint,
-            "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "axes.axisbelow": True,
-            "xtick.color": theme.faint, "ytick.color": theme.faint, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5,
-            "grid.color": theme.grid, "grid.linewidth": 0.8,
-        })
+        matplotlib.rcParams.update(
+            {
+                "text.parse_math": False,
+                "text.usetex": False,  # a dollar sign in a name is literal
+                "svg.hashsalt": "onepass",
+                "svg.fonttype": "path",
+                "font.family": ["DejaVu Sans"],
+                "font.size": 9,
+                "text.color": theme.foreground,
+                "figure.facecolor": theme.background,
+                "savefig.facecolor": theme.background,
+                "axes.facecolor": theme.background,
+                "axes.edgecolor": theme.faint,
+                "axes.labelcolor": theme.faint,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.linewidth": 0.8,
+                "axes.axisbelow": True,
+                "xtick.color": theme.faint,
+                "ytick.color": theme.faint,
+                "xtick.labelsize": 8.5,
+                "ytick.labelsize": 8.5,
+                "grid.color": theme.grid,
+                "grid.linewidth": 0.8,
+            }
+        )
         yield
 
 
@@ -164,20 +167,6 @@ def _set_size_axis(axes: Axes, places: Sequence[int], title: str, width: float) 
     axes.set_xlabel(title)
 
 
-def labeled_ticks(places: Sequence[int], doubling: float) -> list[int]:
-    """The sizes whose labels fit if a doubling is `doubling` inches wide: the ends first, then powers of two."""
-    digit, between = 0.078, 0.1  # inches
-
-    def is_separate(a: int, b: int) -> bool:
-        return abs(math.log2(a / b)) * doubling >= digit * (len(str(a)) + len(str(b))) / 2 + between
-
-    shown: list[int] = []
-    for place in sorted(places, key=lambda p: (p not in (places[0], places[-1]), p & (p - 1) != 0, p)):
-        if all(is_separate(place, other) for other in shown):
-            shown.append(place)
-    return sorted(shown)
-
-
 def _draw_panel(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -> None:
     axes.grid(axis="y")
     better = "higher" if panel.quantity == RATE else "lower"
@@ -186,9 +175,18 @@ def _draw_panel(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -
     for line in reversed(panel.lines):  # onepass is drawn last, on top
         look = STYLES[line.provider]
         values = [math.nan if v is None else v for v in line.values]
-        axes.plot(places, values, color=theme.color(line.provider), linewidth=look.width, linestyle=look.dash, marker=look.marker,
-                  markersize=5.5 if line.provider == "onepass" else 4, markeredgecolor=theme.background, markeredgewidth=0.6,
-                  zorder=4 if line.provider in ONEPASS_PROVIDERS else 3)
+        axes.plot(
+            places,
+            values,
+            color=theme.color(line.provider),
+            linewidth=look.width,
+            linestyle=look.dash,
+            marker=look.marker,
+            markersize=5.5 if line.provider == "onepass" else 4,
+            markeredgecolor=theme.background,
+            markeredgewidth=0.6,
+            zorder=4 if line.provider in ONEPASS_PROVIDERS else 3,
+        )
     if panel.quantity == RATE:
         axes.set_ylim(0, 1.1 * max(*panel.floor, *_values(panel.lines)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0f}"))
@@ -209,8 +207,16 @@ def _label_floor(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) 
         offset, align = (6, -2), ("left", "top")
     else:
         place, offset, align = 0, (0, -4), ("left", "top")
-    axes.annotate("floor", (places[place], panel.floor[place]), offset, textcoords="offset points", fontsize=8,
-                  color=theme.foreground, ha=align[0], va=align[1])
+    axes.annotate(
+        "floor",
+        (places[place], panel.floor[place]),
+        offset,
+        textcoords="offset points",
+        fontsize=8,
+        color=theme.foreground,
+        ha=align[0],
+        va=align[1],
+    )
 
 
 def _ratio_axis(axes: Axes, values: Sequence[float]) -> None:
@@ -221,16 +227,6 @@ def _ratio_axis(axes: Axes, values: Sequence[float]) -> None:
     axes.yaxis.set_major_locator(FixedLocator(nice_ticks(low, high)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-
-
-def nice_ticks(low: float, high: float) -> list[float]:
-    """Round tick values on a logarithmic axis: at least four, if the steps allow it, and few enough to read."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 6, 8), (1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 7, 8)):
-        ticks = [t for d in decades for s in steps if low <= (t := float(f"{s * 10.0**d:g}")) <= high]
-        if len(ticks) >= 4:
-            break
-    return ticks
 
 
 def _label_lines(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) -> None:
@@ -244,10 +240,26 @@ def _label_lines(axes: Axes, panel: Panel, places: Sequence[int], theme: Theme) 
     for line, point, y in zip(panel.lines, points, heights, strict=True):
         color = theme.color(line.provider)
         if line.values[-1] is not None:  # a connecting line from further left would cross the others
-            axes.annotate("", tuple(point), (x, y), "figure points", "figure points", annotation_clip=False, zorder=2,
-                          arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 2, "shrinkB": 4})
-        axes.annotate(line.provider, (x, y), xycoords="figure points", fontsize=9, color=color, va="center", annotation_clip=False,
-                      fontweight="bold" if line.provider == "onepass" else "normal")
+            axes.annotate(
+                "",
+                tuple(point),
+                (x, y),
+                "figure points",
+                "figure points",
+                annotation_clip=False,
+                zorder=2,
+                arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 2, "shrinkB": 4},
+            )
+        axes.annotate(
+            line.provider,
+            (x, y),
+            xycoords="figure points",
+            fontsize=9,
+            color=color,
+            va="center",
+            annotation_clip=False,
+            fontweight="bold" if line.provider == "onepass" else "normal",
+        )
 
 
 def _values(lines: Sequence[Line]) -> list[float]:
@@ -264,15 +276,25 @@ def _draw_bars(chart: BarChart, theme: Theme) -> Figure:
     figure = Figure((WIDTH, height))
     left = MARGIN + max(_inches(figure, b.label) for b in chart.bars) + 0.12
     columns = 1.35
-    axes = figure.add_axes((left / WIDTH, (FOOTER_INCHES + below) / height, (WIDTH - MARGIN - columns - left) / WIDTH,
-                            rows * BAR_STEP / height))
+    axes = figure.add_axes(
+        (left / WIDTH, (FOOTER_INCHES + below) / height, (WIDTH - MARGIN - columns - left) / WIDTH, rows * BAR_STEP / height)
+    )
     places = range(rows)
     axes.barh(places, [b.values["onepass"] - 1 for b in chart.bars], left=1, height=0.56, color=theme.color("onepass"), zorder=2)
     peers = [p for p in PROVIDERS if p != "onepass" and any(p in b.values for b in chart.bars)]
     for p in peers:
         at = [(b.values[p], y) for y, b in enumerate(chart.bars) if p in b.values]
-        axes.plot(*zip(*at), linestyle="none", marker=STYLES[p].marker, markersize=5.5, color=theme.color(p), markeredgewidth=0.7,
-                  markeredgecolor=theme.background, zorder=3, clip_on=False)
+        axes.plot(
+            *zip(*at),
+            linestyle="none",
+            marker=STYLES[p].marker,
+            markersize=5.5,
+            color=theme.color(p),
+            markeredgewidth=0.7,
+            markeredgecolor=theme.background,
+            zorder=3,
+            clip_on=False,
+        )
     _bar_axes(axes, chart, theme)
     _bar_columns(axes, chart, theme)
     _legend(figure, peers, theme, 1 - (HEADER_INCHES - 0.08) / height)
@@ -284,8 +306,18 @@ def _legend(figure: Figure, peers: Sequence[str], theme: Theme, top: float) -> N
         return Line2D([], [], linestyle="none", marker=marker, markersize=size, color=theme.color(provider), label=provider)
 
     handles = [handle("onepass", "s", 8), *(handle(p, STYLES[p].marker, 6) for p in peers)]
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=((MARGIN - 0.05) / WIDTH, top), ncols=len(handles),
-                  frameon=False, fontsize=8.5, borderaxespad=0, handletextpad=0.3, columnspacing=1.2, borderpad=0)
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=((MARGIN - 0.05) / WIDTH, top),
+        ncols=len(handles),
+        frameon=False,
+        fontsize=8.5,
+        borderaxespad=0,
+        handletextpad=0.3,
+        columnspacing=1.2,
+        borderpad=0,
+    )
 
 
 def _bar_axes(axes: Axes, chart: BarChart, theme: Theme) -> None:
@@ -294,7 +326,7 @@ def _bar_axes(axes: Axes, chart: BarChart, theme: Theme) -> None:
     low, high = min(0.98, *values), max(1.5, *values) * 1.04
     axes.set_xscale("log", base=2)
     axes.set_xlim(low, high)
-    axes.xaxis.set_major_locator(FixedLocator(_floor_ticks(high)))
+    axes.xaxis.set_major_locator(FixedLocator(floor_ticks(high)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}×"))
     axes.grid(axis="x")
@@ -306,19 +338,15 @@ def _bar_axes(axes: Axes, chart: BarChart, theme: Theme) -> None:
     axes.set_xlabel("times the floor (1× is the floor)")
 
 
-def _floor_ticks(high: float) -> list[float]:
-    if high > 6:
-        return [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if t <= high]
-    return [t for t in (1, 1.25, 1.5, 2, 3, 4, 5) if t <= high] if high > 2 else [t for t in (1, 1.1, 1.25, 1.5, 1.75) if t <= high]
-
-
 def _bar_columns(axes: Axes, chart: BarChart, theme: Theme) -> None:
     """Columns to the right of the bars: the values of onepass and of the best other provider."""
     inches = axes.get_window_extent().width / axes.figure.dpi
     own = [b.values["onepass"] for b in chart.bars]
     best = [b.against_best_peer and b.values["onepass"] * b.against_best_peer for b in chart.bars]
-    for end, title, values, color, weight in ((0.55, "onepass", own, theme.color("onepass"), "bold"),
-                                               (1.33, "best peer", best, theme.faint, "normal")):
+    for end, title, values, color, weight in (
+        (0.55, "onepass", own, theme.color("onepass"), "bold"),
+        (1.33, "best peer", best, theme.faint, "normal"),
+    ):
         placement: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right"}
         axes.text(1 + end / inches, -0.85, title, fontsize=7.5, color=theme.faint, va="bottom", **placement)
         for y, value in enumerate(values):
@@ -333,8 +361,9 @@ def _draw_scatter(chart: ScatterChart, theme: Theme) -> Figure:
     height = 5.4
     figure = Figure((WIDTH, height))
     side = height - HEADER_INCHES - FOOTER_INCHES - 0.75
-    axes = figure.add_axes(((MARGIN + 0.6) / WIDTH, (FOOTER_INCHES + 0.5) / height, (WIDTH - 2 * MARGIN - 2.2) / WIDTH,
-                            side / height))
+    axes = figure.add_axes(
+        ((MARGIN + 0.6) / WIDTH, (FOOTER_INCHES + 0.5) / height, (WIDTH - 2 * MARGIN - 2.2) / WIDTH, side / height)
+    )
     times = [t for p in (*chart.picked, *chart.others) for t in (p.us, p.predicted_us)]
     low, high = min(times) / 1.4, max(times) * 1.4
     axes.plot([low, high], [low, high], color=theme.foreground, linewidth=1, linestyle=(0, (5, 3)), zorder=2)
@@ -343,8 +372,19 @@ def _draw_scatter(chart: ScatterChart, theme: Theme) -> Figure:
     handles: list[Any] = []
     for points, label, provider in ((chart.others, "other plans", "eager"), (chart.picked, "picked plans", "onepass")):
         if points:
-            handles.insert(0, axes.scatter([p.us for p in points], [p.predicted_us for p in points], s=22, linewidth=0.5, zorder=3,
-                                           color=theme.color(provider), edgecolor=theme.background, label=label))
+            handles.insert(
+                0,
+                axes.scatter(
+                    [p.us for p in points],
+                    [p.predicted_us for p in points],
+                    s=22,
+                    linewidth=0.5,
+                    zorder=3,
+                    color=theme.color(provider),
+                    edgecolor=theme.background,
+                    label=label,
+                ),
+            )
     for axis, scale, limits in ((axes.xaxis, axes.set_xscale, axes.set_xlim), (axes.yaxis, axes.set_yscale, axes.set_ylim)):
         scale("log")
         limits(low, high)
@@ -353,8 +393,10 @@ def _draw_scatter(chart: ScatterChart, theme: Theme) -> Figure:
         axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     axes.set_xlabel(f"measured, {TIME}")
     axes.set_title(f"predicted, {TIME}", loc="left", fontsize=9, color=theme.faint, pad=8)
-    handles += [Line2D([], [], color=theme.foreground, linewidth=1, linestyle=(0, (5, 3)), label="as predicted"),
-                Patch(color=theme.grid, label=f"within {CLOSE_PREDICTION:.0%}")]
+    handles += [
+        Line2D([], [], color=theme.foreground, linewidth=1, linestyle=(0, (5, 3)), label="as predicted"),
+        Patch(color=theme.grid, label=f"within {CLOSE_PREDICTION:.0%}"),
+    ]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.03, 1), frameon=False, fontsize=9, borderaxespad=0)
     return figure
 

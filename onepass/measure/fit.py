@@ -71,8 +71,7 @@ class _Search:
         """The samples whose predictions depend on a constant."""
         value = getattr(self.constants, name)
         others = [replace(self.constants, **{name: value * factor}) for factor in FACTORS[:2]]
-        return [k for k, s in enumerate(self.samples)
-                if len({s.predicted_us(c) for c in (self.constants, *others)}) > 1]
+        return [k for k, s in enumerate(self.samples) if len({s.predicted_us(c) for c in (self.constants, *others)}) > 1]
 
     @property
     def objective(self) -> float:
@@ -162,6 +161,14 @@ def ablate(found: Sequence[Sample], constants: CostConstants, entries: Mapping[s
         without = replace(constants, **{name: type(value)(WITHOUT[entry.unit])})
         moved = sum(s.predicted_us(without) != s.predicted_us(constants) for s in found)
         other, now = judge(found, without), [choice(members, without) for members in groups.values()]
-        rows.append(Ablation(name, value, moved, other.rms_error - base.rms_error, other.mean_regret - base.mean_regret,
-                             sum(a != b for a, b in zip(chosen, now, strict=True))))
+        rows.append(
+            Ablation(
+                name,
+                value,
+                moved,
+                other.rms_error - base.rms_error,
+                other.mean_regret - base.mean_regret,
+                sum(a != b for a, b in zip(chosen, now, strict=True)),
+            )
+        )
     return tuple(sorted(rows, key=lambda a: (a.objective, a.name)))

@@ -40,11 +40,17 @@ class FitReport:
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values."""
         both = {"train": self.fit.train, "held_out": self.fit.held_out}
-        return {"observations": self.observations, "samples": self.samples, "taken": self.fit.taken,
-                "changed": self.fit.changed, "slower_choices": [[asdict(c) for c in pair] for pair in self.fit.slower],
-                **{name: {"before": asdict(a), "after": asdict(b)} for name, (a, b) in both.items()},
-                "families": {name: asdict(j) for name, j in self.families.items()}, "floor": dict(self.floor),
-                "ablations": [asdict(a) for a in self.ablations]}
+        return {
+            "observations": self.observations,
+            "samples": self.samples,
+            "taken": self.fit.taken,
+            "changed": self.fit.changed,
+            "slower_choices": [[asdict(c) for c in pair] for pair in self.fit.slower],
+            **{name: {"before": asdict(a), "after": asdict(b)} for name, (a, b) in both.items()},
+            "families": {name: asdict(j) for name, j in self.families.items()},
+            "floor": dict(self.floor),
+            "ablations": [asdict(a) for a in self.ablations],
+        }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(f"{self.samples} of {self.observations} measurements are of kernels that the model can predict\n")
@@ -69,8 +75,16 @@ def fit_constants(folder: Path, path: Path = SHIPPED_FILE, *, with_ablation: boo
     final, floor = outcome.constants, fit_floor(fastest(found), target)
     ablations = ablate(known, final, entries["cost"]) if with_ablation else ()
     text = text_of(name, _written(entries, constants, outcome, floor, known, found))
-    return FitReport(len(found), len(known), outcome, by_family([s for s in known if s.held_out], outcome),
-                     floor, _tightest(fastest(found), target, floor, constants), ablations, text)
+    return FitReport(
+        len(found),
+        len(known),
+        outcome,
+        by_family([s for s in known if s.held_out], outcome),
+        floor,
+        _tightest(fastest(found), target, floor, constants),
+        ablations,
+        text,
+    )
 
 
 def by_family(found: Sequence[Sample], outcome: Fit) -> dict[str, Judgement]:
@@ -91,13 +105,21 @@ def write(report: FitReport, path: Path) -> bool:
     return changed
 
 
-def _written(entries: Entries, before: Constants, outcome: Fit, floor: Mapping[str, float], known: Sequence[Sample],
-             found: Sequence[Observation]) -> Entries:
+def _written(
+    entries: Entries,
+    before: Constants,
+    outcome: Fit,
+    floor: Mapping[str, float],
+    known: Sequence[Sample],
+    found: Sequence[Observation],
+) -> Entries:
     """The entries with fitted values, and with the files that support each constant."""
     values = with_values(with_values(entries, "cost", outcome.changed_values), "floor", floor)
     support = _support(known, outcome, [n for n, e in entries["cost"].items() if e.basis in FITTED])
-    cost = {name: _supported(entry, support[name], outcome.taken) if name in support else entry
-            for name, entry in values["cost"].items()}
+    cost = {
+        name: _supported(entry, support[name], outcome.taken) if name in support else entry
+        for name, entry in values["cost"].items()
+    }
     files = tuple(sorted({o.group.split(":")[0] for o in found if o.footprint}))
     return {**values, "cost": cost, "floor": {name: replace(e, basis="fitted", data=files) for name, e in values["floor"].items()}}
 
@@ -124,13 +146,30 @@ def _tightest(found: Sequence[Fastest], target: Device, floor: Mapping[str, floa
 
 
 def _judged(report: FitReport) -> RenderResult:
-    shown = table("on workloads held out", ("family", "name"), ("samples", "right"), ("median error", "right"), ("rms", "right"),
-                  ("choices", "right"), ("regret", "right"), ("within 5 %", "right"), ("worst", "right"))
+    shown = table(
+        "on workloads held out",
+        ("family", "name"),
+        ("samples", "right"),
+        ("median error", "right"),
+        ("rms", "right"),
+        ("choices", "right"),
+        ("regret", "right"),
+        ("within 5 %", "right"),
+        ("worst", "right"),
+    )
     rows = {**report.families, "all, before": report.fit.held_out[0], "all, fitted": report.fit.held_out[1]}
     for name, j in rows.items():
         near, worst = (_percent(j.near_best), _percent(j.worst_regret)) if j.choices else ("", "")
-        shown.add_row(name, str(j.samples), _percent(j.median_error), _percent(j.rms_error), str(j.choices),
-                      _percent(j.mean_regret), near, worst)
+        shown.add_row(
+            name,
+            str(j.samples),
+            _percent(j.median_error),
+            _percent(j.rms_error),
+            str(j.choices),
+            _percent(j.mean_regret),
+            near,
+            worst,
+        )
     yield shown
 
 
@@ -142,13 +181,26 @@ def _outcome(found: Fit) -> RenderResult:
     if found.taken:
         yield Text("taken: better on held-out workloads, and no measured choice is slower")
     else:
-        yield Text("not taken: the constants stay as they were" + (
-            f", because {len(found.slower)} measured choices would be slower" if found.slower else ", because nothing got better"))
+        yield Text(
+            "not taken: the constants stay as they were"
+            + (
+                f", because {len(found.slower)} measured choices would be slower"
+                if found.slower
+                else ", because nothing got better"
+            )
+        )
 
 
 def _ablations(found: Sequence[Ablation]) -> RenderResult:
-    shown = table("\nwithout a constant", ("constant", "name"), ("value", "right"), ("samples", "right"), ("rms error", "right"),
-                  ("mean regret", "right"), ("choices", "right"))
+    shown = table(
+        "\nwithout a constant",
+        ("constant", "name"),
+        ("value", "right"),
+        ("samples", "right"),
+        ("rms error", "right"),
+        ("mean regret", "right"),
+        ("choices", "right"),
+    )
     for a in found:
         shown.add_row(a.name, f"{a.value:g}", str(a.samples), f"{100 * a.error:+.2f} %", f"{100 * a.regret:+.3f} %", str(a.choices))
     yield shown

@@ -86,7 +86,7 @@ def _taken(able: Sequence[Sample], scored: list[Scored], constants: CostConstant
             break
         if fit < 1:
             del scored[at]
-            able = [*able[:at], *able[at + 1:]]
+            able = [*able[:at], *able[at + 1 :]]
         else:
             scored[at] = replace(able[at], resources=replace(able[at].resources, ctas_per_sm=fit)).scored(constants)
     return able[at]
@@ -111,6 +111,12 @@ def judgement(logs: Sequence[float], choices: Sequence[Choice]) -> Judgement:
     if not logs:
         return Judgement(0, 0.0, 0.0, 0, 0.0, 1.0, 0.0)
     regrets = [c.regret for c in choices]
-    return Judgement(len(logs), statistics.median(abs(exp(e) - 1) for e in logs),
-                     statistics.fmean(e * e for e in logs) ** 0.5, len(regrets), statistics.fmean(regrets or [0.0]),
-                     sum(r <= NEAR_BEST for r in regrets) / max(len(regrets), 1), max(regrets, default=0.0))
+    return Judgement(
+        len(logs),
+        statistics.median(abs(exp(e) - 1) for e in logs),
+        statistics.fmean(e * e for e in logs) ** 0.5,
+        len(regrets),
+        statistics.fmean(regrets or [0.0]),
+        sum(r <= NEAR_BEST for r in regrets) / max(len(regrets), 1),
+        max(regrets, default=0.0),
+    )

@@ -52,8 +52,9 @@ class Sample:
     def scored(self, constants: CostConstants) -> Scored:
         """The sample as the planner scores it."""
         one = self.cost(constants)
-        chosen = KernelPlan(self.kernel.program.name, self.kernel, self.schedule, self.resources, one,
-                            (self.kernel.program, self.schedule))
+        chosen = KernelPlan(
+            self.kernel.program.name, self.kernel, self.schedule, self.resources, one, (self.kernel.program, self.schedule)
+        )
         return Scored(chosen, one.us + join_us(self.schedule, self.t, self.device, constants))
 
     @property

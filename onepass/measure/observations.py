@@ -81,10 +81,19 @@ def observations(folder: Path) -> tuple[Observation, ...]:
 
 
 def _of_run(file: str, run: Run) -> Iterator[Observation]:
-    def one(workload: str, shape: tuple[int, ...], dtype: str, us: float, provider: str = "",
-            schedules: tuple[ScheduleRecord, ...] = (), registers: int | None = None, spill_bytes: int = 0) -> Observation:
-        return Observation(workload, shape, dtype, "", schedules, us, registers, spill_bytes, provider, True, file, run.card,
-                           run.versions)
+    def one(
+        workload: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        us: float,
+        provider: str = "",
+        schedules: tuple[ScheduleRecord, ...] = (),
+        registers: int | None = None,
+        spill_bytes: int = 0,
+    ) -> Observation:
+        return Observation(
+            workload, shape, dtype, "", schedules, us, registers, spill_bytes, provider, True, file, run.card, run.versions
+        )
 
     for anchor in run.anchors:
         yield one(anchor.kind, (anchor.bytes,), "", anchor.us, "torch")
@@ -96,8 +105,16 @@ def _of_run(file: str, run: Run) -> Iterator[Observation]:
         workload, shape, dtype = regret.id.split(" ")
         for candidate in regret.candidates:
             if candidate.us:
-                yield one(workload, tuple(map(int, shape.split("x"))), dtype, candidate.us, "", candidate.schedules,
-                          candidate.registers, candidate.spill_bytes or 0)
+                yield one(
+                    workload,
+                    tuple(map(int, shape.split("x"))),
+                    dtype,
+                    candidate.us,
+                    "",
+                    candidate.schedules,
+                    candidate.registers,
+                    candidate.spill_bytes or 0,
+                )
 
 
 def _of_groups(file: str, raw: Mapping[str, Any]) -> Iterator[Observation]:
@@ -115,12 +132,24 @@ def _of_groups(file: str, raw: Mapping[str, Any]) -> Iterator[Observation]:
         yield one(anchor["kind"], (anchor["bytes"],), "", anchor["us"], "torch")
 
 
-def _of_group(file: str, raw: Mapping[str, Any], group: Mapping[str, Any], workload: Mapping[str, Any],
-              run: Mapping[str, Any]) -> Observation:
+def _of_group(
+    file: str, raw: Mapping[str, Any], group: Mapping[str, Any], workload: Mapping[str, Any], run: Mapping[str, Any]
+) -> Observation:
     return Observation(
-        workload["workload"], tuple(workload["shape"]), workload["dtype"], workload.get("kernel", ""),
-        tuple(map(_record, run.get("schedules", []))), run["us"], run.get("registers"), run.get("spill_bytes") or 0,
-        run.get("variant", ""), group["current"], f"{file}: {group['about']}", raw["card"], raw["versions"])
+        workload["workload"],
+        tuple(workload["shape"]),
+        workload["dtype"],
+        workload.get("kernel", ""),
+        tuple(map(_record, run.get("schedules", []))),
+        run["us"],
+        run.get("registers"),
+        run.get("spill_bytes") or 0,
+        run.get("variant", ""),
+        group["current"],
+        f"{file}: {group['about']}",
+        raw["card"],
+        raw["versions"],
+    )
 
 
 def _record(fields: Mapping[str, Any]) -> ScheduleRecord:

@@ -43,8 +43,9 @@ def peer(library: str, workload: str) -> Peer | None:
     return _PEERS[library].get(workload)
 
 
-def _through_autograd(forward: Callable[..., Any], inputs: Sequence[Tensor], gradients: Sequence[Tensor],
-                      wanted: Sequence[int]) -> Call:
+def _through_autograd(
+    forward: Callable[..., Any], inputs: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[int]
+) -> Call:
     """A call that repeats the backward pass of `forward`, for the gradients of the `wanted` inputs."""
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]

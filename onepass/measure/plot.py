@@ -16,8 +16,15 @@ THEME_NAMES = ("light", "dark")
 MAX_CHARTS = 64  # all suites of a card together give 30
 
 
-def plot(files: Sequence[Path], out: Path, *, themes: Iterable[str] = THEME_NAMES, formats: Iterable[str] = FORMATS,
-         metric: str = "gbps", titles: Mapping[str, str] | None = None) -> tuple[Path, ...]:
+def plot(
+    files: Sequence[Path],
+    out: Path,
+    *,
+    themes: Iterable[str] = THEME_NAMES,
+    formats: Iterable[str] = FORMATS,
+    metric: str = "gbps",
+    titles: Mapping[str, str] | None = None,
+) -> tuple[Path, ...]:
     """Draw every chart of some bench results, in each theme and format. Returns the paths written, in order.
 
     `metric` is the quantity in charts over widths: gbps, us or floor.

@@ -36,8 +36,9 @@ def fill(partials: tl.tensor, columns: tl.tensor, WIDTH: tl.constexpr) -> None:
 
 
 @triton.jit
-def join(partials: tl.tensor, results: tl.tensor, rows: tl.tensor, columns: tl.tensor,
-         HEIGHT: tl.constexpr, WIDTH: tl.constexpr) -> None:
+def join(
+    partials: tl.tensor, results: tl.tensor, rows: tl.tensor, columns: tl.tensor, HEIGHT: tl.constexpr, WIDTH: tl.constexpr
+) -> None:
     """Sum partial rows in a fixed order, WIDTH columns per program."""
     cols = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     total = tl.zeros((HEIGHT, WIDTH), tl.float32)
@@ -59,10 +60,12 @@ def ticks(found: tl.tensor, turns: tl.tensor) -> None:
     for _ in range(turns):
         x = x * 0.999 + 0.001
     last = x.to(tl.int64)
-    cycles_then = tl.inline_asm_elementwise("{ .reg .u64 t; mov.u64 t, $1; mov.u64 $0, %clock64; }", "=l,l", [last],
-                                            dtype=tl.int64, is_pure=False, pack=1)
-    ended = tl.inline_asm_elementwise("{ .reg .u64 t; mov.u64 t, $1; mov.u64 $0, %globaltimer; }", "=l,l", [last],
-                                      dtype=tl.int64, is_pure=False, pack=1)
+    cycles_then = tl.inline_asm_elementwise(
+        "{ .reg .u64 t; mov.u64 t, $1; mov.u64 $0, %clock64; }", "=l,l", [last], dtype=tl.int64, is_pure=False, pack=1
+    )
+    ended = tl.inline_asm_elementwise(
+        "{ .reg .u64 t; mov.u64 t, $1; mov.u64 $0, %globaltimer; }", "=l,l", [last], dtype=tl.int64, is_pure=False, pack=1
+    )
     tl.store(found, cycles_then - cycles)
     tl.store(found + 1, ended - began)
     tl.store(found + 2, last)

@@ -31,8 +31,9 @@ def measure(where: torch.device, card: Device) -> ProbeResults:
     with torch.no_grad(), torch.cuda.device(where):
         probes = _Probes(where, card)
         join_us, join_bytes = probes.join()
-        return ProbeResults(probes.anchors(), probes.flights(), probes.l2_rate(), probes.launch(), join_us, join_bytes,
-                            probes.clock())
+        return ProbeResults(
+            probes.anchors(), probes.flights(), probes.l2_rate(), probes.launch(), join_us, join_bytes, probes.clock()
+        )
 
 
 class _Probes:
@@ -63,8 +64,10 @@ class _Probes:
         counts = [min(self.a.numel(), 32 << 20) // self._tile(warps) for _, warps in IN_FLIGHT_SHAPES]
         works = [partial(self._walk, tiles, 1, *shape) for tiles, shape in zip(counts, IN_FLIGHT_SHAPES, strict=True)]
         timed = self.watch(works, RUNS)
-        return tuple(InFlightRate(4 * ctas * self._tile(warps), 4 * tiles * self._tile(warps) / t.us if t.us else 0.0)
-                     for (ctas, warps), tiles, t in zip(IN_FLIGHT_SHAPES, counts, timed, strict=True))
+        return tuple(
+            InFlightRate(4 * ctas * self._tile(warps), 4 * tiles * self._tile(warps) / t.us if t.us else 0.0)
+            for (ctas, warps), tiles, t in zip(IN_FLIGHT_SHAPES, counts, timed, strict=True)
+        )
 
     def l2_rate(self) -> float:
         """The L2 read rate: the difference between many and few passes, so that the first pass and the launch cancel."""
@@ -91,8 +94,9 @@ class _Probes:
 
         def fill_and_join() -> None:
             fill()
-            kernels.join[(PARTIAL_COLUMNS // JOIN_COLUMNS,)](partials, results, rows, PARTIAL_COLUMNS, HEIGHT=JOIN_ROWS,
-                                                             WIDTH=JOIN_COLUMNS, num_warps=4)
+            kernels.join[(PARTIAL_COLUMNS // JOIN_COLUMNS,)](
+                partials, results, rows, PARTIAL_COLUMNS, HEIGHT=JOIN_ROWS, WIDTH=JOIN_COLUMNS, num_warps=4
+            )
 
         return self._each(fill_and_join) - self._each(fill), 4 * rows * PARTIAL_COLUMNS
 
@@ -124,8 +128,9 @@ class _Probes:
         return LOADS * 4 * 32 * warps
 
     def _walk(self, tiles: int, passes: int, ctas: int, warps: int) -> Tensor:
-        kernels.walk[(ctas * self.card.sms,)](self.a, self.sums, tiles, passes, HEIGHT=LOADS, WIDTH=128 * warps,
-                                              num_warps=warps, num_stages=1)
+        kernels.walk[(ctas * self.card.sms,)](
+            self.a, self.sums, tiles, passes, HEIGHT=LOADS, WIDTH=128 * warps, num_warps=warps, num_stages=1
+        )
         return self.sums
 
 

@@ -47,13 +47,16 @@ def parse_providers(text: str | None, suite: str) -> tuple[str, ...]:
     if unknown or not names:
         raise BadSpec(what="The list of providers", text=text, detail=f"write a comma-separated list of {', '.join(PROVIDERS)}")
     if MAX_AUTOTUNE in names and suite not in MAX_AUTOTUNE_SUITES:
-        raise BadSpec(what="The list of providers", text=text,
-                      detail=f"{MAX_AUTOTUNE} tunes for minutes per workload and runs only with the suite "
-                             f"{', '.join(MAX_AUTOTUNE_SUITES)}")
+        raise BadSpec(
+            what="The list of providers",
+            text=text,
+            detail=f"{MAX_AUTOTUNE} tunes for minutes per workload and runs only with the suite {', '.join(MAX_AUTOTUNE_SUITES)}",
+        )
     for name in names:
         if name in peers.PACKAGES and not peers.importable(name):
-            raise BadSpec(what="The list of providers", text=text,
-                          detail=f"{name} is not installed (pip install {peers.PACKAGES[name][1]})")
+            raise BadSpec(
+                what="The list of providers", text=text, detail=f"{name} is not installed (pip install {peers.PACKAGES[name][1]})"
+            )
     return names
 
 

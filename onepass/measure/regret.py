@@ -51,8 +51,9 @@ class CompiledCandidate:
 
     def runs_on(self, device: Device) -> bool:
         """Whether it compiled, does not spill and fits in shared memory."""
-        return self.binaries is not None and not self.spill_bytes and all(
-            b.smem_bytes <= device.smem_per_cta for b in self.binaries)
+        return (
+            self.binaries is not None and not self.spill_bytes and all(b.smem_bytes <= device.smem_per_cta for b in self.binaries)
+        )
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ def _try(ours: CapturedFunction, plan: Plan, device: Device) -> CompiledCandidat
     return CompiledCandidate(plan, sources, binaries)
 
 
-def regret(id: str, ours: CapturedFunction, candidates: Sequence[CompiledCandidate], inputs: Sequence[Tensor], clock: Clock,
-           device: Device) -> Regret:
+def regret(
+    id: str, ours: CapturedFunction, candidates: Sequence[CompiledCandidate], inputs: Sequence[Tensor], clock: Clock, device: Device
+) -> Regret:
     """Measure a workload's candidates together with its default plan."""
     picked = ours.executable(clock.device)
     calls: dict[str, Call] = {"picked": ours.call(picked, inputs)}
@@ -116,13 +118,23 @@ def same_results(results: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
     return True
 
 
-def regret_from_times(id: str, predicted_us: float, picked: Artifact, candidates: Sequence[CompiledCandidate],
-                      times: Mapping[str, float]) -> Regret:
+def regret_from_times(
+    id: str, predicted_us: float, picked: Artifact, candidates: Sequence[CompiledCandidate], times: Mapping[str, float]
+) -> Regret:
     """The Regret record from the times of the picked plan and of the candidates, by index."""
-    pick = Candidate(_records(picked), picked.summary.kernels[0].family, predicted_us, times["picked"],
-                     max((b.registers for b in picked.binaries), default=None), sum(b.spill_bytes for b in picked.binaries))
-    others = tuple(Candidate(_records(t.plan), t.plan.kernels[0].family, t.plan.predicted_us, times.get(str(k)), t.registers,
-                             t.spill_bytes) for k, t in enumerate(candidates) if schedules(t.plan) != schedules(picked))
+    pick = Candidate(
+        _records(picked),
+        picked.summary.kernels[0].family,
+        predicted_us,
+        times["picked"],
+        max((b.registers for b in picked.binaries), default=None),
+        sum(b.spill_bytes for b in picked.binaries),
+    )
+    others = tuple(
+        Candidate(_records(t.plan), t.plan.kernels[0].family, t.plan.predicted_us, times.get(str(k)), t.registers, t.spill_bytes)
+        for k, t in enumerate(candidates)
+        if schedules(t.plan) != schedules(picked)
+    )
     return Regret(id, times["picked"], min(times.values()), predicted_us, (pick, *others))
 
 
@@ -135,8 +147,13 @@ def summarize_regret(regrets: Sequence[Regret]) -> RegretSummary:
     worst = max(regrets, key=lambda r: r.regret, default=None)
     picks = [(r.predicted_us, r.picked_us) for r in regrets]
     plans = [(c.predicted_us, c.us) for r in regrets for c in r.candidates]
-    return RegretSummary(len(regrets), sum(r.regret <= NEAR_BEST for r in regrets) / len(regrets) if regrets else 0.0,
-                   (worst.id, worst.regret) if worst else None, _median_error(picks), _median_error(plans))
+    return RegretSummary(
+        len(regrets),
+        sum(r.regret <= NEAR_BEST for r in regrets) / len(regrets) if regrets else 0.0,
+        (worst.id, worst.regret) if worst else None,
+        _median_error(picks),
+        _median_error(plans),
+    )
 
 
 def _median_error(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:

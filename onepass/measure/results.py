@@ -218,9 +218,12 @@ def summarize(rows: Iterable[Row]) -> Summary:
     peers = {r.id: v for r in rows if (v := r.against_best_peer)}
     slowest, closest = max(floors, key=floors.__getitem__, default=None), min(peers, key=peers.__getitem__, default=None)
     return Summary(
-        geomean(floors.values()), Worst(slowest, floors[slowest]) if slowest else None,
-        geomean(peers.values()), Worst(closest, peers[closest]) if closest else None,
-        geomean(v for r in rows if (v := r.against("inductor"))))
+        geomean(floors.values()),
+        Worst(slowest, floors[slowest]) if slowest else None,
+        geomean(peers.values()),
+        Worst(closest, peers[closest]) if closest else None,
+        geomean(v for r in rows if (v := r.against("inductor"))),
+    )
 
 
 # ---- to JSON
@@ -229,9 +232,12 @@ def summarize(rows: Iterable[Row]) -> Summary:
 def to_json(run: Run) -> dict[str, Any]:
     """The run as JSON-ready values, including derived ones."""
     plain = _plain(run)
-    found = {"schema": SCHEMA, **{k: v for k, v in plain.items() if k != "regret"},
-             "anchors": [{**_plain(a), "gbps": _rounded(a.gbps)} for a in run.anchors],
-             "rows": [_row_json(r) for r in run.rows]}
+    found = {
+        "schema": SCHEMA,
+        **{k: v for k, v in plain.items() if k != "regret"},
+        "anchors": [{**_plain(a), "gbps": _rounded(a.gbps)} for a in run.anchors],
+        "rows": [_row_json(r) for r in run.rows],
+    }
     if run.regret:
         found["regret"] = [{**_plain(r), "regret": _rounded(r.regret)} for r in run.regret]
     return {**found, "summary": _plain(run.summary)}
@@ -251,8 +257,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _row_json(row: Row) -> dict[str, Any]:
-    results = {p: {**_plain(r), "gbps": _rounded(row.gbps(p)), "times_floor": _rounded(row.times_floor(p))}
-               for p, r in row.results.items()}
+    results = {
+        p: {**_plain(r), "gbps": _rounded(row.gbps(p)), "times_floor": _rounded(row.times_floor(p))} for p, r in row.results.items()
+    }
     return {**_plain(row), "results": results, "best_peer": row.best_peer, "against_best_peer": _rounded(row.against_best_peer)}
 
 
@@ -277,8 +284,12 @@ def _rounded(value: float | None) -> float | None:
 
 # Derived fields: written, and ignored when reading.
 _DERIVED: Mapping[type, frozenset[str]] = {
-    Run: frozenset({"schema", "summary"}), Row: frozenset({"best_peer", "against_best_peer"}), Anchor: frozenset({"gbps"}),
-    Result: frozenset({"gbps", "times_floor"}), Regret: frozenset({"regret"})}
+    Run: frozenset({"schema", "summary"}),
+    Row: frozenset({"best_peer", "against_best_peer"}),
+    Anchor: frozenset({"gbps"}),
+    Result: frozenset({"gbps", "times_floor"}),
+    Regret: frozenset({"regret"}),
+}
 
 
 class _Mismatch(ValueError):

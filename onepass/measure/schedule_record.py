@@ -32,10 +32,21 @@ class ScheduleRecord:
     def of(schedule: Schedule) -> "ScheduleRecord":
         """The record of a schedule."""
         vectors = VECTORS[schedule.row_vectors]
-        return ScheduleRecord(schedule.family, _tiles(schedule.rows), _tiles(schedule.cols), schedule.warps,
-                              max(_split(schedule.rows), _split(schedule.cols)), schedule.stages, schedule.prefetch,
-                              schedule.sector_elems, len(schedule.resident), len(schedule.staged), vectors, schedule.ctas_per_row,
-                              schedule.registers)
+        return ScheduleRecord(
+            schedule.family,
+            _tiles(schedule.rows),
+            _tiles(schedule.cols),
+            schedule.warps,
+            max(_split(schedule.rows), _split(schedule.cols)),
+            schedule.stages,
+            schedule.prefetch,
+            schedule.sector_elems,
+            len(schedule.resident),
+            len(schedule.staged),
+            vectors,
+            schedule.ctas_per_row,
+            schedule.registers,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The fields that do not have their defaults."""

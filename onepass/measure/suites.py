@@ -68,8 +68,16 @@ def _over(shapes: Iterable[Shape], *names: str, dtype: str = "bf16") -> tuple[Jo
 
 
 _BACKWARD_SHAPES = ((4096, 8192), (8192, 8192), (8192, 16384), (32768, 2048), (16384, 4096), (65536, 1024), (98304, 512))
-_FORWARD_SHAPES = ((131072, 512), (32768, 2048), (16384, 4096), (32768, 4096), (8192, 8192), (16384, 8192), (16384, 16384),
-                   (8192, 32768))
+_FORWARD_SHAPES = (
+    (131072, 512),
+    (32768, 2048),
+    (16384, 4096),
+    (32768, 4096),
+    (8192, 8192),
+    (16384, 8192),
+    (16384, 16384),
+    (8192, 32768),
+)
 _LAYER_NORM_SHAPES = ((8192, 8192), (32768, 2048), (16384, 5120))
 _NORM_SHAPES = (*_LAYER_NORM_SHAPES, (98304, 768))
 _LOGITS_SHAPES = ((8192, 50264), (8192, 128256))
@@ -92,22 +100,42 @@ _SEEDS = (
     # backward of a norm with similar numbers of rows and columns
     *_over(((4096, 8192), (8192, 8192)), "rms_norm_backward"),
     # a narrow transformer: many rows, and many ops to fuse with a norm's backward
-    *_over(((98304, 512),), "rms_norm", "rms_norm_backward", "add_rms_norm_backward", "rms_norm_backward_4", "rms_norm_backward_8",
-           "rms_norm_backward_16", "block_backward", "three_norms_shared_weight_backward"),
+    *_over(
+        ((98304, 512),),
+        "rms_norm",
+        "rms_norm_backward",
+        "add_rms_norm_backward",
+        "rms_norm_backward_4",
+        "rms_norm_backward_8",
+        "rms_norm_backward_16",
+        "block_backward",
+        "three_norms_shared_weight_backward",
+    ),
     *_over(((32, 2048, 8, 64),), "qk_norm"),
     # column sums of one input and of several
     *_over(tuple((r, c) for r in _OUTER_SIDES for c in _OUTER_SIDES), "outer_sum_1", dtype="f32"),
     *_over(((4096, 1024),), "outer_sum_2", "outer_sum_3", "outer_sum_5", dtype="f32"),
     *_over(((4096, 1024),), "outer_sum_2", "outer_sum_3", "outer_sum_5", dtype="f16"),
     # rows that are read twice, from rows that fit in registers to a vocabulary
-    *_over(((8192, 8192), (16384, 4096), (32768, 2048), (32768, 4096), (16384, 8192), (32768, 8192), (32768, 32768),
-            (16384, 16384)), "rms_norm"),
+    *_over(
+        ((8192, 8192), (16384, 4096), (32768, 2048), (32768, 4096), (16384, 8192), (32768, 8192), (32768, 32768), (16384, 16384)),
+        "rms_norm",
+    ),
     *_over(((32768, 50257),), "softmax"),
 )
 
 _NORMS = (
-    *_over(_NORM_SHAPES, "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "add_rms_norm",
-           "add_rms_norm_backward", "add_layer_norm", "add_layer_norm_backward"),
+    *_over(
+        _NORM_SHAPES,
+        "rms_norm",
+        "rms_norm_backward",
+        "layer_norm",
+        "layer_norm_backward",
+        "add_rms_norm",
+        "add_rms_norm_backward",
+        "add_layer_norm",
+        "add_layer_norm_backward",
+    ),
     *_over(((8192, 8192), (32768, 2048)), "rms_norm_fp8", "l2_normalize"),
     *_over(((98304, 512),), "rms_norm_backward_4", "block_backward"),
     *_over(((32768, 768),), "three_norms_shared_weight_backward"),
@@ -121,8 +149,9 @@ _SOFTMAX = (
     *_over(((4096, 4096), (256, 65536)), "softmax_dim0"),
 )
 
-_LOSSES = _over(((8192, 32000), (8192, 50257), *_LOGITS_SHAPES, (2048, 151936)),
-                "cross_entropy", "cross_entropy_backward", "cross_entropy_mean")
+_LOSSES = _over(
+    ((8192, 32000), (8192, 50257), *_LOGITS_SHAPES, (2048, 151936)), "cross_entropy", "cross_entropy_backward", "cross_entropy_mean"
+)
 
 _OUTER = (
     *_over(((4096, 4096), (65536, 256), (256, 65536), (65536, 4096), (4096, 65536)), "outer_sum_1", dtype="f32"),
@@ -145,8 +174,10 @@ _LONG = (
 )
 
 _SWEEP_WORKLOADS = ("rms_norm", "rms_norm_backward", "softmax")
-_ROWS = _over((*((m, 4096) for m in (1, 16, 256, 2048, 8192, 16384, 32768, 65536, 131072)),
-               *((m, 65536) for m in (1, 16, 256))), *_SWEEP_WORKLOADS)
+_ROWS = _over(
+    (*((m, 4096) for m in (1, 16, 256, 2048, 8192, 16384, 32768, 65536, 131072)), *((m, 65536) for m in (1, 16, 256))),
+    *_SWEEP_WORKLOADS,
+)
 
 _WIDE = (256, 512, 768, 1024, 1536, 2048, 2304, 2880, 4096, 5120, 7168, 8192, 12288, 16384, 32768, 50257, 65536, 131072)
 
@@ -169,8 +200,9 @@ _SUITES = (
     Suite("rows", "one width, from 1 row to 131072", _ROWS),
     Suite("widths", "similar element counts, from 256 columns to 131072", _WIDTHS),
 )
-_ALL = Suite("all", "all of the above, each workload once",
-             tuple({job.id: job for found in _SUITES for job in found.jobs}.values()))
+_ALL = Suite(
+    "all", "all of the above, each workload once", tuple({job.id: job for found in _SUITES for job in found.jobs}.values())
+)
 
 SUITES = {s.name: s for s in (*_SUITES, _ALL)}
 MODELS = "models"  # whole training steps, measured by bench/models.py

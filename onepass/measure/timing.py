@@ -65,9 +65,10 @@ def split_at_markers(events: Iterable[Event], launched: int) -> list[tuple[Event
     ordered = sorted(events, key=lambda e: e.start)
     marks = [k for k, e in enumerate(ordered) if MARKER in e.name]
     if len(marks) != 2 * launched:
-        raise NotMeasured(detail=f"{launched} calls were launched, but the profiler recorded {len(marks)} markers instead of "
-                                 f"{2 * launched}")
-    return [tuple(ordered[a + 1:b]) for a, b in zip(marks[::2], marks[1::2], strict=True)]
+        raise NotMeasured(
+            detail=f"{launched} calls were launched, but the profiler recorded {len(marks)} markers instead of {2 * launched}"
+        )
+    return [tuple(ordered[a + 1 : b]) for a, b in zip(marks[::2], marks[1::2], strict=True)]
 
 
 def busy_us(events: Sequence[Event]) -> float:
@@ -118,7 +119,7 @@ def interleaved_order(runs: Mapping[str, int]) -> tuple[str, ...]:
     names = list(runs)
     order = []
     for k in range(max(runs.values(), default=0)):
-        turned = names[k % len(names):] + names[:k % len(names)]
+        turned = names[k % len(names) :] + names[: k % len(names)]
         order += [name for name in turned if k < runs[name]]
     return tuple(order)
 
@@ -126,8 +127,12 @@ def interleaved_order(runs: Mapping[str, int]) -> tuple[str, ...]:
 # ---- on the GPU
 
 _MARKER_SOURCE = Source(
-    MARKER, f'import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef {MARKER}(out):\n    tl.store(out, 0.0)\n',
-    (Param("out", ParamKind.POINTER, "out", DTYPES["f32"]),), (GridDim(1),), warps=1)
+    MARKER,
+    f"import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef {MARKER}(out):\n    tl.store(out, 0.0)\n",
+    (Param("out", ParamKind.POINTER, "out", DTYPES["f32"]),),
+    (GridDim(1),),
+    warps=1,
+)
 
 
 def reserve_memory(wanted: int, where: torch.device) -> None:
@@ -182,9 +187,11 @@ class Clock:
                 calls[name]()
                 self.record_marker()
             self.synchronize()
-        return [Event(e.name, e.time_range.start, e.time_range.elapsed_us()) for e in profiled.events() or ()
-                if e.device_type == DeviceType.CUDA and e.name not in _NO_WORK
-                and not getattr(e, "is_user_annotation", False)]
+        return [
+            Event(e.name, e.time_range.start, e.time_range.elapsed_us())
+            for e in profiled.events() or ()
+            if e.device_type == DeviceType.CUDA and e.name not in _NO_WORK and not getattr(e, "is_user_annotation", False)
+        ]
 
     def _rough_us(self, call: Call) -> float:
         """A rough time of a call, to choose the number of runs. May include host time."""
@@ -253,6 +260,7 @@ def anchor_bytes(floors: Iterable[int]) -> tuple[int, ...]:
 
 def anchor_calls(moved: int, device: torch.device) -> dict[str, Call]:
     """A read, a copy and an add that move `moved` bytes each."""
+
     def bf16(share: int) -> Tensor:
         return torch.zeros(moved // share // 2, dtype=torch.bfloat16, device=device)
 

@@ -19,8 +19,18 @@ WHOLE_ELEMENTS = 1 << 28  # up to this size, all rows are checked at once
 PART_ELEMENTS = 1 << 27  # per part, for larger inputs
 
 # Workloads with independent rows, and the minimum rank of the inputs that are split by rows.
-_ROW_WISE = {"rms_norm": 2, "layer_norm": 2, "add_rms_norm": 2, "add_layer_norm": 2, "softmax": 1, "log_softmax": 1,
-             "softmax_backward": 1, "logsumexp": 1, "cross_entropy": 1, "cross_entropy_backward": 1}
+_ROW_WISE = {
+    "rms_norm": 2,
+    "layer_norm": 2,
+    "add_rms_norm": 2,
+    "add_layer_norm": 2,
+    "softmax": 1,
+    "log_softmax": 1,
+    "softmax_backward": 1,
+    "logsumexp": 1,
+    "cross_entropy": 1,
+    "cross_entropy_backward": 1,
+}
 
 
 def parts(name: str, inputs: Sequence[Tensor]) -> Iterator[slice | None]:

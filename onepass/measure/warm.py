@@ -32,8 +32,9 @@ def compiles_slowly(provider: str) -> bool:
 
 
 @contextmanager
-def prewarm_inductor(jobs: Sequence[Job], providers: Sequence[str], where: torch.device, workers: int = WORKERS,
-            limit: float | None = None) -> Iterator[None]:
+def prewarm_inductor(
+    jobs: Sequence[Job], providers: Sequence[str], where: torch.device, workers: int = WORKERS, limit: float | None = None
+) -> Iterator[None]:
     """Compile the kernels that `providers` need for some jobs in the background; on exit, wait until `limit` seconds have passed.
 
     Errors are ignored: they occur again, and are reported, in the measurement. All processes are ended on every exit path.
@@ -61,8 +62,9 @@ def _start_worker(jobs: Sequence[Job], names: Sequence[str], where: torch.device
         given.write(json.dumps([astuple(job) for job in jobs]).encode())
         given.seek(0)
         command = [sys.executable, "-W", "ignore", "-m", __name__, str(where), ",".join(names)]
-        return subprocess.Popen(command, stdin=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                env={**os.environ, **WORKER_ENVIRONMENT})
+        return subprocess.Popen(
+            command, stdin=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **WORKER_ENVIRONMENT}
+        )
 
 
 def main(where: str, providers: str) -> None:

@@ -21,8 +21,9 @@ MAX_SLOWDOWN = 2.0  # plans predicted to take longer than this multiple of the d
 
 
 @stage("planning other kernels to time")
-def alternatives(program: Program, bindings: Bindings, device: Device, most: int = 12,
-                 feedback: CompileFeedback = MappingProxyType({})) -> tuple[Plan, ...]:
+def alternatives(
+    program: Program, bindings: Bindings, device: Device, most: int = 12, feedback: CompileFeedback = MappingProxyType({})
+) -> tuple[Plan, ...]:
     """Return at most `most` plans, the default pick first."""
     search = Search(program, bindings, device, feedback)
     groups = search.run()

@@ -75,8 +75,11 @@ def sector_elems_of(kernel: Kernel, bindings: Bindings) -> int:
     step = row_stride(kernel, bindings)
     if step is None or _short(kernel, bindings):
         return 0
-    sizes = [kernel.program.buffer[n.buffer].dtype.size for i, n in enumerate(kernel.program.nodes)
-             if isinstance(n, (Load, Store)) and kernel.is_full[i] and contiguous_row_stride(kernel, n) == step]
+    sizes = [
+        kernel.program.buffer[n.buffer].dtype.size
+        for i, n in enumerate(kernel.program.nodes)
+        if isinstance(n, (Load, Store)) and kernel.is_full[i] and contiguous_row_stride(kernel, n) == step
+    ]
     smallest = min(sizes)
     aligned = isinstance(step, int) and step * smallest % SECTOR == 0
     return 0 if aligned else SECTOR // smallest
@@ -175,8 +178,16 @@ def _mix_order_multi_cta(make: Choices, kernel: Kernel, t: Traffic, device: Devi
                 for ctas_per_sm in range(1, min(2, fitting) + 1):
                     groups = ctas_per_sm * device.sms // ctas_per_row
                     if groups and t.rows >= MIN_ROWS_PER_GROUP * groups:  # a card may have fewer SMs than CTAs share a row
-                        yield make.multi_cta_mix_order(covered.tiles, ctas_per_row, groups, warps, stages, where, staged,
-                                                       register_limit(warps, ctas_per_sm, device) // 8 * 8)
+                        yield make.multi_cta_mix_order(
+                            covered.tiles,
+                            ctas_per_row,
+                            groups,
+                            warps,
+                            stages,
+                            where,
+                            staged,
+                            register_limit(warps, ctas_per_sm, device) // 8 * 8,
+                        )
 
 
 def _row_vector_placements(kernel: Kernel) -> Iterator[tuple[RowVectors, int]]:
@@ -359,12 +370,16 @@ def _outer_staged(make: Choices, kernel: Kernel, t: Traffic, device: Device) -> 
 
 def _reads_only_partials(kernel: Kernel) -> bool:
     """Whether a kernel reads only partial results of another kernel."""
-    return all(kernel.program.buffer[n.buffer].role == "temp" for i, n in enumerate(kernel.program.nodes)
-               if isinstance(n, Load) and kernel.is_full[i])
+    return all(
+        kernel.program.buffer[n.buffer].role == "temp"
+        for i, n in enumerate(kernel.program.nodes)
+        if isinstance(n, Load) and kernel.is_full[i]
+    )
 
 
-def _row_splits(height: int, width: int, ctas_per_sm: list[int], may_split_rows: bool, t: Traffic,
-                device: Device) -> list[tuple[int, int]]:
+def _row_splits(
+    height: int, width: int, ctas_per_sm: list[int], may_split_rows: bool, t: Traffic, device: Device
+) -> list[tuple[int, int]]:
     """How many CTAs share the rows of a column, each with its CTAs per SM: one, and where allowed as many as fill the SMs."""
     blocks, tiles = -(-t.cols // width), -(-t.rows // height)
     splits = {1: min(ctas_per_sm[-1], -(-blocks // device.sms))}

@@ -89,57 +89,136 @@ class Choices:
 
     def resident_rows(self, height: int, tiles: tuple[int, ...], warps: int, sector_elems: int = 0) -> ResidentRows:
         elements = height * sum(tiles)
-        return ResidentRows(height, tiles, warps, sector_elems, self.resident, self.packs(elements, warps),
-                            self.early(height, tiles, warps), evict_last=self.streams.evict_last(elements, warps),
-                            vector_limit=self.vector_limit)
+        return ResidentRows(
+            height,
+            tiles,
+            warps,
+            sector_elems,
+            self.resident,
+            self.packs(elements, warps),
+            self.early(height, tiles, warps),
+            evict_last=self.streams.evict_last(elements, warps),
+            vector_limit=self.vector_limit,
+        )
 
     def looped_rows(self, height: int, step: int, warps: int, stages: int = 1, sector_elems: int = 0) -> LoopedRows:
-        return LoopedRows(height, step, warps, stages, sector_elems, self.keeps_states(height, step, warps),
-                          evict_last=self.streams.evict_last(height * step, warps), vector_limit=self.vector_limit)
+        return LoopedRows(
+            height,
+            step,
+            warps,
+            stages,
+            sector_elems,
+            self.keeps_states(height, step, warps),
+            evict_last=self.streams.evict_last(height * step, warps),
+            vector_limit=self.vector_limit,
+        )
 
     def split_rows(self, height: int, step: int, split: int, warps: int, stages: int = 1) -> SplitRows:
-        return SplitRows(height, step, split, warps, stages, self.keeps_states(height, step, warps),
-                         evict_last=self.streams.evict_last(height * step, warps), vector_limit=self.vector_limit)
+        return SplitRows(
+            height,
+            step,
+            split,
+            warps,
+            stages,
+            self.keeps_states(height, step, warps),
+            evict_last=self.streams.evict_last(height * step, warps),
+            vector_limit=self.vector_limit,
+        )
 
     def whole_columns(self, tiles: tuple[int, ...], width: int, warps: int) -> WholeColumns:
         elements = sum(tiles) * width
-        return WholeColumns(tiles, width, warps, self.resident, self.packs(elements, warps),
-                            evict_last=self.streams.evict_last_stores(elements), vector_limit=self.vector_limit)
+        return WholeColumns(
+            tiles,
+            width,
+            warps,
+            self.resident,
+            self.packs(elements, warps),
+            evict_last=self.streams.evict_last_stores(elements),
+            vector_limit=self.vector_limit,
+        )
 
     def outer(self, step: int, width: int, warps: int, split: int = 1, stages: int = 1) -> Outer:
-        return Outer(step, width, warps, split, stages, evict_last=self.streams.evict_last_stores(step * width),
-                     vector_limit=self.vector_limit)
+        return Outer(
+            step,
+            width,
+            warps,
+            split,
+            stages,
+            evict_last=self.streams.evict_last_stores(step * width),
+            vector_limit=self.vector_limit,
+        )
 
-    def mix_order(self, step: int, split: int, tiles: tuple[int, ...], warps: int, stages: int = 1,
-                  row_vectors: RowVectors = RowVectors.RELOAD) -> MixOrder:
+    def mix_order(
+        self,
+        step: int,
+        split: int,
+        tiles: tuple[int, ...],
+        warps: int,
+        stages: int = 1,
+        row_vectors: RowVectors = RowVectors.RELOAD,
+    ) -> MixOrder:
         elements = step * sum(tiles)
-        return MixOrder(step, split, tiles, warps, stages, self.resident, self.packs(elements, warps, row_loop=True), row_vectors,
-                        evict_last=self.streams.evict_last_stores(elements), vector_limit=self.vector_limit)
+        return MixOrder(
+            step,
+            split,
+            tiles,
+            warps,
+            stages,
+            self.resident,
+            self.packs(elements, warps, row_loop=True),
+            row_vectors,
+            evict_last=self.streams.evict_last_stores(elements),
+            vector_limit=self.vector_limit,
+        )
 
-    def staged_rows(self, tiles: tuple[int, ...], warps: int, ring: Ring | None, unaligned: bool, staged: frozenset[int],
-                    registers: int) -> StagedRows:
+    def staged_rows(
+        self, tiles: tuple[int, ...], warps: int, ring: Ring | None, unaligned: bool, staged: frozenset[int], registers: int
+    ) -> StagedRows:
         marked = frozenset[int]() if ring else self.streams.evict_last(sum(tiles), warps) - staged
         return StagedRows(tiles, warps, ring, unaligned, staged, registers, evict_last=marked, vector_limit=self.vector_limit)
 
-    def staged_mix_order(self, tiles: tuple[int, ...], warps: int, ring: Ring, row_vectors: RowVectors, staged: frozenset[int],
-                         registers: int) -> StagedMixOrder:
+    def staged_mix_order(
+        self, tiles: tuple[int, ...], warps: int, ring: Ring, row_vectors: RowVectors, staged: frozenset[int], registers: int
+    ) -> StagedMixOrder:
         unrolls = ring.prefetch > 0 and warps < MANY_WARPS
         return StagedMixOrder(tiles, warps, ring, row_vectors, unrolls, staged, registers, vector_limit=self.vector_limit)
 
-    def multi_cta_mix_order(self, tiles: tuple[int, ...], ctas_per_row: int, groups: int, warps: int, stages: int,
-                            row_vectors: RowVectors, staged: frozenset[int], registers: int) -> MultiCtaMixOrder:
-        return MultiCtaMixOrder(tiles, ctas_per_row, groups, warps, stages, row_vectors, self.two_sums, staged, registers,
-                                vector_limit=self.vector_limit)
+    def multi_cta_mix_order(
+        self,
+        tiles: tuple[int, ...],
+        ctas_per_row: int,
+        groups: int,
+        warps: int,
+        stages: int,
+        row_vectors: RowVectors,
+        staged: frozenset[int],
+        registers: int,
+    ) -> MultiCtaMixOrder:
+        return MultiCtaMixOrder(
+            tiles,
+            ctas_per_row,
+            groups,
+            warps,
+            stages,
+            row_vectors,
+            self.two_sums,
+            staged,
+            registers,
+            vector_limit=self.vector_limit,
+        )
 
-    def staged_tiles(self, step: int, width: int, warps: int, stages: int, split: int, staged: frozenset[int],
-                     registers: int = 0) -> StagedTiles:
+    def staged_tiles(
+        self, step: int, width: int, warps: int, stages: int, split: int, staged: frozenset[int], registers: int = 0
+    ) -> StagedTiles:
         strip = strip_rows(step, width, warps, self.strip_vector, self.element_bytes)
-        return StagedTiles(step, width, warps, stages, split, strip, staged, registers,
-                           evict_last=self.streams.evict_last_stores(step * width))
+        return StagedTiles(
+            step, width, warps, stages, split, strip, staged, registers, evict_last=self.streams.evict_last_stores(step * width)
+        )
 
     def pointwise(self, height: int, width: int, warps: int) -> Pointwise:
-        return Pointwise(height, width, warps, evict_last=self.streams.evict_last(height * width, warps),
-                         vector_limit=self.vector_limit)
+        return Pointwise(
+            height, width, warps, evict_last=self.streams.evict_last(height * width, warps), vector_limit=self.vector_limit
+        )
 
 
 def choices(kernel: Kernel, t: Traffic, bindings: Bindings) -> Choices:
@@ -148,8 +227,14 @@ def choices(kernel: Kernel, t: Traffic, bindings: Bindings) -> Choices:
     reduced = [node for f in kernel.folds if f.cols and isinstance(node := program.nodes[f.node], Reduce)]
     loads = [i for i in program.of(Load) if kernel.is_full[i]]
     return Choices(
-        vector=t.vector, vector_limit=max_contiguous(kernel) or 0, resident=frozenset(kernel.multi_phase),
-        widened=t.resident_registers, after_reduction=t.after_reduction,
-        private_states=any(allows_private_states(MONOIDS[node.monoid]) for node in reduced), two_sums=has_two_sums(kernel),
-        streams=streams(kernel, bindings), element_bytes=sum(program.dtypes[i].size for i in loads),
-        strip_vector=explicit_vector(kernel))
+        vector=t.vector,
+        vector_limit=max_contiguous(kernel) or 0,
+        resident=frozenset(kernel.multi_phase),
+        widened=t.resident_registers,
+        after_reduction=t.after_reduction,
+        private_states=any(allows_private_states(MONOIDS[node.monoid]) for node in reduced),
+        two_sums=has_two_sums(kernel),
+        streams=streams(kernel, bindings),
+        element_bytes=sum(program.dtypes[i].size for i in loads),
+        strip_vector=explicit_vector(kernel),
+    )

@@ -80,8 +80,7 @@ def _are_disjoint(program: Program, bindings: Bindings, one: int, other: int, st
     if a.indexed or b.indexed or dict(a.strides) != dict(b.strides):
         return False
     walks = sorted(((abs(value(s, bindings)), value(program.axis[axis].extent, bindings)) for axis, s in a.strides), reverse=True)
-    return not _can_reach(value(a.offset, bindings) - value(b.offset, bindings), [(s, n) for s, n in walks if s and n > 1],
-                        steps)
+    return not _can_reach(value(a.offset, bindings) - value(b.offset, bindings), [(s, n) for s, n in walks if s and n > 1], steps)
 
 
 def _can_reach(distance: int, walks: list[tuple[int, int]], steps: Steps) -> bool:

@@ -61,15 +61,21 @@ def _separate_directions(program: Program, bindings: Bindings, directions: tuple
 
 def _contiguous(program: Program, bindings: Bindings) -> frozenset[str]:
     """The axes along which the largest inputs are contiguous."""
-    found = [frozenset(a for a, s in n.strides if s == 1) for i, n in enumerate(program.nodes)
-             if isinstance(n, Load) and 8 * program.points(program.dims[i], bindings) >= _largest(program, bindings)]
+    found = [
+        frozenset(a for a, s in n.strides if s == 1)
+        for i, n in enumerate(program.nodes)
+        if isinstance(n, Load) and 8 * program.points(program.dims[i], bindings) >= _largest(program, bindings)
+    ]
     return frozenset().union(*found)
 
 
 def _unaligned(program: Program, bindings: Bindings) -> bool:
     """Whether a large input has rows that are not aligned to 16 bytes."""
-    large = (n for i, n in enumerate(program.nodes) if isinstance(n, Load)
-             and 8 * program.points(program.dims[i], bindings) >= _largest(program, bindings))
+    large = (
+        n
+        for i, n in enumerate(program.nodes)
+        if isinstance(n, Load) and 8 * program.points(program.dims[i], bindings) >= _largest(program, bindings)
+    )
     return any(isinstance(s, int) and s > 1 and s * program.buffer[n.buffer].dtype.size % 16 for n in large for _, s in n.strides)
 
 

@@ -30,8 +30,12 @@ def safe_inplace_pairs(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Pairs (output, input) that may share memory when exactly this plan runs."""
     buffers = plan.program.buffers
     outputs, inputs = ([b for b in buffers if b.role == role] for role in ("output", "input"))
-    return tuple((out.name, taken.name) for out in outputs for taken in inputs
-                 if _alike(out, taken) and _may_take(plan, out.name, taken.name))
+    return tuple(
+        (out.name, taken.name)
+        for out in outputs
+        for taken in inputs
+        if _alike(out, taken) and _may_take(plan, out.name, taken.name)
+    )
 
 
 def _alike(a: Buffer, b: Buffer) -> bool:
@@ -55,11 +59,13 @@ def _may_take(plan: Plan, output: str, taken: str) -> bool:
     if len(writers) != 1 or any(_accesses(each.program, Load, output) for each in plan.kernels):
         return False
     at, store = writers[0]
-    if any(_accesses(later.program, Load, taken) for later in plan.kernels[at + 1:]):
+    if any(_accesses(later.program, Load, taken) for later in plan.kernels[at + 1 :]):
         return False
     writer = plan.kernels[at]
-    return all(_is_owned(writer, load, store, plan.bindings) and _is_read_in_time(writer, load, store)
-               for load in _accesses(writer.program, Load, taken))
+    return all(
+        _is_owned(writer, load, store, plan.bindings) and _is_read_in_time(writer, load, store)
+        for load in _accesses(writer.program, Load, taken)
+    )
 
 
 def _accesses(program: Program, kind: type[Load] | type[Store], buffer: str) -> tuple[int, ...]:
@@ -113,8 +119,10 @@ def _is_read_in_time(plan: KernelPlan, load: int, store: int) -> bool:
         return False
     read_in = {min(phases)} if load in schedule.resident else phases
     one_reader = min(_areas(kernel, schedule)) >= WARP * schedule.warps
-    return all(_is_awaited(kernel, load, store, phase) and (one_reader or phase < last and _meet_in_folds(kernel, schedule))
-               for phase in read_in)
+    return all(
+        _is_awaited(kernel, load, store, phase) and (one_reader or phase < last and _meet_in_folds(kernel, schedule))
+        for phase in read_in
+    )
 
 
 def _is_after_the_rows(kernel: Kernel, schedule: Schedule, store: int) -> bool:

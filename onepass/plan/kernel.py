@@ -164,8 +164,15 @@ class Kernel:
     @cached_property
     def after_reduction(self) -> tuple[int, ...]:
         """Other loads along the columns that are used after a reduction, full-size ones first. Excludes `multi_phase` loads."""
-        found = [i for i, node in enumerate(self.program.nodes) if isinstance(node, Load) and not node.indexed
-                 and self.by_col[i] is Across.FULL and i not in self.multi_phase and max(self.use_phases(i), default=0) > 0]
+        found = [
+            i
+            for i, node in enumerate(self.program.nodes)
+            if isinstance(node, Load)
+            and not node.indexed
+            and self.by_col[i] is Across.FULL
+            and i not in self.multi_phase
+            and max(self.use_phases(i), default=0) > 0
+        ]
         return tuple(sorted(found, key=lambda i: not self.is_full[i]))
 
     @cached_property

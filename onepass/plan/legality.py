@@ -111,8 +111,9 @@ def _fast_side(kept: frozenset[str], rows: frozenset[str], order: dict[str, int]
     return inside or kept
 
 
-def _checked(sets: set[frozenset[str]], everything: frozenset[str], rows: frozenset[str], cols: frozenset[str],
-             order: dict[str, int]) -> Space | Illegal:
+def _checked(
+    sets: set[frozenset[str]], everything: frozenset[str], rows: frozenset[str], cols: frozenset[str], order: dict[str, int]
+) -> Space | Illegal:
     def by_order(axes: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(axes, key=order.__getitem__))
 

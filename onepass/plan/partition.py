@@ -106,8 +106,9 @@ class Search:
         if isinstance(together, Scored) and len(groups) > 1:
             self.refusals.append(self._refusal(Reason.SLOWER, groups[0], whole, together.us, apart, "everything in one kernel"))
         elif isinstance(together, Illegal) and len(groups) > 1 and not self.refusals:
-            self.refusals.append(Refusal(together.reason, (self._label(groups[0]), self._label(groups[-1])), together.detail,
-                                         None, apart))
+            self.refusals.append(
+                Refusal(together.reason, (self._label(groups[0]), self._label(groups[-1])), together.detail, None, apart)
+            )
         return self._accepted(self._ordered(groups))
 
     def _separate_lower_bound(self, together: Scored) -> float:
@@ -296,8 +297,9 @@ class Search:
             names.append(f"{node.monoid} over {' '.join(node.axes)}" if isinstance(node, Reduce) else node.buffer)  # type: ignore[union-attr]
         return ", ".join(dict.fromkeys(names))
 
-    def _refusal(self, reason: Reason, a: frozenset[int], b: frozenset[int], fused: float | None, apart: float,
-                 detail: str) -> Refusal:
+    def _refusal(
+        self, reason: Reason, a: frozenset[int], b: frozenset[int], fused: float | None, apart: float, detail: str
+    ) -> Refusal:
         return Refusal(reason, (self._label(a), self._label(b)), detail, fused, apart)
 
     def _accepted(self, groups: list[frozenset[int]]) -> list[frozenset[int]]:
@@ -349,8 +351,9 @@ def _with_merged(groups: list[frozenset[int]], a: frozenset[int], b: frozenset[i
     return [g for g in groups if g not in (a, b)] + [a | b]
 
 
-def with_join(chosen: KernelPlan, bindings: Bindings, device: Device, order: tuple[str, ...],
-              feedback: CompileFeedback) -> list[KernelPlan]:
+def with_join(
+    chosen: KernelPlan, bindings: Bindings, device: Device, order: tuple[str, ...], feedback: CompileFeedback
+) -> list[KernelPlan]:
     """Split a kernel with split reductions into one that computes partial states and the plan of their join."""
     if chosen.schedule.splits <= 1:
         return [chosen]

@@ -71,8 +71,11 @@ class KernelPlan:
     @cached_property
     def stores(self) -> tuple[str, ...]:
         """Each tensor written, and what is special about its stores."""
-        return tuple(f"{n.buffer} {self.program.buffer[n.buffer].dtype}{self._hints(i)}"
-                     for i, n in enumerate(self.program.nodes) if isinstance(n, Store))
+        return tuple(
+            f"{n.buffer} {self.program.buffer[n.buffer].dtype}{self._hints(i)}"
+            for i, n in enumerate(self.program.nodes)
+            if isinstance(n, Store)
+        )
 
     @cached_property
     def ops(self) -> tuple[str, ...]:
@@ -80,8 +83,9 @@ class KernelPlan:
         lines = dict.fromkeys(n.src for n in self.program.nodes if n.src and isinstance(n, (Op, Reduce)))
         if lines:
             return tuple(lines)
-        return tuple(dict.fromkeys(n.monoid if isinstance(n, Reduce) else n.name
-                                   for n in self.program.nodes if isinstance(n, (Op, Reduce))))
+        return tuple(
+            dict.fromkeys(n.monoid if isinstance(n, Reduce) else n.name for n in self.program.nodes if isinstance(n, (Op, Reduce)))
+        )
 
     def _hints(self, i: int) -> str:
         """The schedule's choices about one load or store."""

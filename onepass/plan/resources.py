@@ -211,13 +211,19 @@ class RegisterFit:
 
 FITTED = SHIPPED.registers
 FIT_RESIDENT = RegisterFit(FITTED.resident_base, FITTED.resident_access, FITTED.resident_live, FITTED.resident_resident)
-FIT_MIX_ORDER = RegisterFit(FITTED.mix_order_base, FITTED.mix_order_access, FITTED.mix_order_live, FITTED.mix_order_resident,
-                            FITTED.mix_order_accumulated)
+FIT_MIX_ORDER = RegisterFit(
+    FITTED.mix_order_base, FITTED.mix_order_access, FITTED.mix_order_live, FITTED.mix_order_resident, FITTED.mix_order_accumulated
+)
 FIT_LOOP_COLS = RegisterFit(FITTED.loop_cols_base, 0, FITTED.loop_cols_live)
 FIT_LOOP_ROWS = RegisterFit(FITTED.loop_rows_base, 0, FITTED.loop_rows_live)
 FIT_STAGED_ROWS = RegisterFit(FITTED.staged_rows_base, FITTED.staged_rows_access, FITTED.staged_rows_live)
-FIT_STAGED_MIX_ORDER = RegisterFit(FITTED.staged_mix_order_base, FITTED.staged_mix_order_access, FITTED.staged_mix_order_live,
-                                   FITTED.staged_mix_order_resident, FITTED.staged_mix_order_accumulated)
+FIT_STAGED_MIX_ORDER = RegisterFit(
+    FITTED.staged_mix_order_base,
+    FITTED.staged_mix_order_access,
+    FITTED.staged_mix_order_live,
+    FITTED.staged_mix_order_resident,
+    FITTED.staged_mix_order_accumulated,
+)
 FIT_STAGED_TILES = RegisterFit(FITTED.staged_tiles_base, 0, 0)  # plus the registers of a strip
 FIT_POINTWISE = RegisterFit(FITTED.pointwise_base, FITTED.pointwise_access, FITTED.pointwise_live)
 MAX_ELEMS_IN_FLIGHT = 32  # elements a thread computes at once, if it can process a tile piecewise
@@ -284,8 +290,14 @@ def _smem_bytes(need: Demand, schedule: Schedule) -> int:
             assert isinstance(schedule.cols, Cover)
             row_vectors = int(4 * need.vectors) * schedule.cols.width if schedule.row_vectors is RowVectors.SMEM else 0
             two = isinstance(schedule, MultiCtaMixOrder) and schedule.folds_two_sums
-            return row_vectors + staged_rows.smem_bytes(need.staged_bytes(schedule), schedule.cols, schedule.stages,
-                                                        need.exchange_bytes * (2 if two else 1), schedule.warps, schedule.prefetch)
+            return row_vectors + staged_rows.smem_bytes(
+                need.staged_bytes(schedule),
+                schedule.cols,
+                schedule.stages,
+                need.exchange_bytes * (2 if two else 1),
+                schedule.warps,
+                schedule.prefetch,
+            )
     tile = tile_of(schedule)
     pipelined = (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
     return 1024 + schedule.warps * tile.height * 8 + pipelined

@@ -27,8 +27,9 @@ class Scored:
     us: float
 
 
-def score(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback,
-          spilling: bool = False) -> Scored | Illegal:
+def score(
+    program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback, spilling: bool = False
+) -> Scored | Illegal:
     """The best schedule of one kernel. With `spilling`, falls back to the one that spilled least if none is left."""
     found = scores(program, bindings, device, feedback)
     if isinstance(found, Illegal):
@@ -44,9 +45,16 @@ def score(program: Program, bindings: Bindings, device: Device, feedback: Compil
 def choose(found: Sequence[Scored]) -> Scored:
     """The best of several schedules. Those within the accuracy of the model count as equal."""
     slowest_tie = min(s.us for s in found) * SHIPPED.cost.tie
-    return min((s for s in found if s.us <= slowest_tie),
-               key=lambda s: (_stages_rows(s.plan), s.plan.schedule.ctas_per_row, _reloads_row_vectors(s.plan),
-                              _register_weight(s.plan), s.us))
+    return min(
+        (s for s in found if s.us <= slowest_tie),
+        key=lambda s: (
+            _stages_rows(s.plan),
+            s.plan.schedule.ctas_per_row,
+            _reloads_row_vectors(s.plan),
+            _register_weight(s.plan),
+            s.us,
+        ),
+    )
 
 
 def scores(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored] | Illegal:

@@ -113,8 +113,8 @@ class Halves:
 def halves(kernel: Kernel, splits: int, order: tuple[str, ...]) -> Halves:
     """Split a kernel whose reductions several CTAs share into partial states and the Program that joins them and finishes.
 
-        before: y = f(reduce sum(x) over m)
-        after:  p[part] = reduce sum.partial(x) over m   |   y = f(reduce sum.merge(p) over part)
+    before: y = f(reduce sum(x) over m)
+    after:  p[part] = reduce sum.partial(x) over m   |   y = f(reduce sum.merge(p) over part)
     """
     program = kernel.program
     split = {f.node for f in kernel.folds if not f.block and _is_split(kernel, f.node)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -55,49 +56,87 @@ class Traffic:
 
 def traffic(kernel: Kernel, bindings: Bindings) -> Traffic:
     """Count a kernel's bytes and operations."""
-    program = kernel.program
     batch, rows, cols = kernel.counts(bindings)
-    full_in = full_out = multi = vectors = small = temps = input_bytes = 0.0
+    moved = _bytes_by_kind(kernel, bindings)
+    issue_slots, issue_slots_resident, mufu = _operations(kernel)
+    vector_bytes, vector_loads = _row_vector_reads(kernel)
+    return Traffic(
+        batch=batch,
+        rows=rows,
+        cols=cols,
+        full_in=moved.full_in,
+        full_out=moved.full_out,
+        multi_phase=moved.multi_phase,
+        vectors=moved.vectors,
+        vector_bytes_per_elem=vector_bytes,
+        vector_loads_per_elem=vector_loads,
+        after_reduction=loads_after_reduction(kernel),
+        small=moved.small,
+        temps=moved.temps,
+        issue_slots=issue_slots,
+        issue_slots_resident=issue_slots_resident,
+        mufu=mufu,
+        inner_folds=sum(1 for f in kernel.folds if f.cols),
+        composite_folds=sum(1 for f in kernel.folds if not f.block and not monoid_of(kernel, f).primitive),
+        outer_states=sum(len(monoid_of(kernel, f).state) for f in kernel.folds if f.rows),
+        input_bytes_per_elem=int(moved.input_bytes) or _input_bytes_without_full(kernel),
+        resident_registers=demand(kernel).resident_registers,
+        vector=vector(kernel),
+        unaligned=_unaligned(kernel),
+    )
+
+
+@dataclass(slots=True)
+class _Bytes:
+    """Bytes of a kernel's loads and stores by kind, while they are added up. The fields are those of Traffic."""
+
+    full_in: float = 0.0
+    full_out: float = 0.0
+    multi_phase: float = 0.0
+    vectors: float = 0.0
+    small: float = 0.0
+    temps: float = 0.0
+    input_bytes: float = 0.0  # per element, of full-size inputs
+
+
+def _bytes_by_kind(kernel: Kernel, bindings: Bindings) -> _Bytes:
+    sums = _Bytes()
+    for i, node, moved in _accesses(kernel, bindings):
+        buffer = kernel.program.buffer[node.buffer]
+        if buffer.role == "temp":
+            sums.temps += moved
+            sums.input_bytes += buffer.dtype.size if kernel.is_full[i] and isinstance(node, Load) else 0
+        elif kernel.is_full[i]:
+            if isinstance(node, Load):
+                sums.full_in += moved
+                sums.input_bytes += buffer.dtype.size
+                sums.multi_phase += moved * (len(kernel.use_phases(i)) - 1 if i in kernel.multi_phase else 0)
+            else:
+                sums.full_out += moved
+        elif not kernel.by_row[i] and kernel.by_col[i] is Across.FULL:
+            sums.vectors += moved
+        else:
+            sums.small += moved
+    return sums
+
+
+def _accesses(kernel: Kernel, bindings: Bindings) -> Iterator[tuple[int, Load | Store, float]]:
+    """The stores and distinct loads of a kernel, each with the bytes it moves."""
+    program = kernel.program
     seen: set[tuple[str, object]] = set()
     for i, node in enumerate(program.nodes):
         if not isinstance(node, (Load, Store)):
             continue
-        size = program.buffer[node.buffer].dtype.size
-        if isinstance(node, Load) and node.indexed:
-            moved = SECTOR * float(program.points(program.dims[i], bindings))
-        else:
-            points = program.points(frozenset(a for a, _ in node.strides), bindings)
-            moved = size * float(points) / _sector_use(kernel, node, bindings)
-        key = (node.buffer, node.offset if not (isinstance(node, Load) and node.indexed) else i)
+        indexed = isinstance(node, Load) and node.indexed
+        key = (node.buffer, i if indexed else node.offset)
         if isinstance(node, Load) and key in seen:
             continue
         seen.add(key)
-        if program.buffer[node.buffer].role == "temp":
-            temps += moved
-            input_bytes += size if kernel.is_full[i] and isinstance(node, Load) else 0
-        elif kernel.is_full[i]:
-            if isinstance(node, Load):
-                full_in += moved
-                input_bytes += size
-                multi += moved * (len(kernel.use_phases(i)) - 1 if i in kernel.multi_phase else 0)
-            else:
-                full_out += moved
-        elif not kernel.by_row[i] and kernel.by_col[i] is Across.FULL:
-            vectors += moved
+        if indexed:
+            yield i, node, SECTOR * float(program.points(program.dims[i], bindings))
         else:
-            small += moved
-    issue_slots, issue_slots_resident, mufu = _operations(kernel)
-    inner = sum(1 for f in kernel.folds if f.cols)
-    states = sum(len(monoid_of(kernel, f).state) for f in kernel.folds if f.rows)
-    composite = sum(1 for f in kernel.folds if not f.block and not monoid_of(kernel, f).primitive)
-    vector_bytes, vector_loads = _row_vector_reads(kernel)
-    return Traffic(
-        batch=batch, rows=rows, cols=cols, full_in=full_in, full_out=full_out, multi_phase=multi, vectors=vectors,
-        vector_bytes_per_elem=vector_bytes, vector_loads_per_elem=vector_loads,
-        after_reduction=loads_after_reduction(kernel), small=small, temps=temps, issue_slots=issue_slots,
-        issue_slots_resident=issue_slots_resident, mufu=mufu, inner_folds=inner, composite_folds=composite, outer_states=states,
-        input_bytes_per_elem=int(input_bytes) or _input_bytes_without_full(kernel),
-        resident_registers=demand(kernel).resident_registers, vector=vector(kernel), unaligned=_unaligned(kernel))
+            points = program.points(frozenset(a for a, _ in node.strides), bindings)
+            yield i, node, program.buffer[node.buffer].dtype.size * float(points) / _sector_use(kernel, node, bindings)
 
 
 def _row_vector_reads(kernel: Kernel) -> tuple[float, int]:

@@ -32,8 +32,13 @@ class Variant:
     device: Device
 
 
-def variant_of(program: Program, bindings: Bindings, device: Device, aligned: frozenset[str] | None = None,
-               specialize: frozenset[str] | None = None) -> Variant:
+def variant_of(
+    program: Program,
+    bindings: Bindings,
+    device: Device,
+    aligned: frozenset[str] | None = None,
+    specialize: frozenset[str] | None = None,
+) -> Variant:
     """The Variant that serves a call. `aligned` names the aligned tensors; None: all of them, as torch allocates them.
 
     `specialize` is `symbols_to_specialize(program)`, if the caller knows it.
@@ -107,8 +112,13 @@ def validity(program: Program, variant: Variant, bindings: Bindings) -> Validity
         return Validity("", fixed=variant.fixed)
     k = row_class({name: bindings[name] for name, _ in variant.sizes}, variant.device)
     bounds = (0, *row_class_bounds(variant.device))
-    return Validity(_counted(program, variant, bindings), bounds[k] + 1, bounds[k + 1] if k + 1 < len(bounds) else None,
-                    variant.sizes, variant.fixed)
+    return Validity(
+        _counted(program, variant, bindings),
+        bounds[k] + 1,
+        bounds[k + 1] if k + 1 < len(bounds) else None,
+        variant.sizes,
+        variant.fixed,
+    )
 
 
 def _counted(program: Program, variant: Variant, bindings: Bindings) -> str:

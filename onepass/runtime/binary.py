@@ -99,5 +99,15 @@ def summarize(usage: Usage, smem_bytes: int, ptx: str, sass: str = "") -> Binary
     loads, stores = count_access(ptx)
     in_loop = usage.spill_bytes > 0 and spills_in_loop(sass)
     barriers = len(_BARRIER.findall(ptx))
-    return Binary(usage.registers, usage.spill_bytes, usage.stack_bytes, smem_bytes, barriers, loads, stores, in_loop,
-                  len(_TMA.findall(ptx)), len(_MBARRIER.findall(ptx)))
+    return Binary(
+        usage.registers,
+        usage.spill_bytes,
+        usage.stack_bytes,
+        smem_bytes,
+        barriers,
+        loads,
+        stores,
+        in_loop,
+        len(_TMA.findall(ptx)),
+        len(_MBARRIER.findall(ptx)),
+    )

@@ -65,8 +65,12 @@ def key(facts: Mapping[str, object]) -> str:
 @cache
 def versions() -> dict[str, str]:
     """The versions that determine plans, generated code and binaries. onepass counts with a digest of all its sources."""
-    return {"onepass": f"{__version__} {sources_digest(Path(__file__).resolve().parents[1])}",
-            "torch": str(torch.__version__), "triton": _triton_version(), "python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
+    return {
+        "onepass": f"{__version__} {sources_digest(Path(__file__).resolve().parents[1])}",
+        "torch": str(torch.__version__),
+        "triton": _triton_version(),
+        "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+    }
 
 
 def _triton_version() -> str:

@@ -52,12 +52,19 @@ def _from_driver(properties: Any) -> Device:
     # Two transfers per clock; a simple kernel reaches 0.93 of the peak on the listed devices.
     bandwidth = 0.93 * 2 * clock_khz * 1e3 * bus_bits / 8 / 1e6 or like.bandwidth * share
     return Device(
-        name=re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-"), title=properties.name,
-        capability=capability, sms=sms,
-        bandwidth=bandwidth, l2_bandwidth=like.l2_bandwidth * share, l2_bytes=properties.L2_cache_size, latency=like.latency,
-        clock=getattr(properties, "clock_rate", 0) / 1e3 or like.clock, launch=like.launch,
+        name=re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-"),
+        title=properties.name,
+        capability=capability,
+        sms=sms,
+        bandwidth=bandwidth,
+        l2_bandwidth=like.l2_bandwidth * share,
+        l2_bytes=properties.L2_cache_size,
+        latency=like.latency,
+        clock=getattr(properties, "clock_rate", 0) / 1e3 or like.clock,
+        launch=like.launch,
         source=f"driver query; latency and L2 rate scaled from {like.name}",
-        registers_per_sm=properties.regs_per_multiprocessor, threads_per_sm=properties.max_threads_per_multi_processor,
+        registers_per_sm=properties.regs_per_multiprocessor,
+        threads_per_sm=properties.max_threads_per_multi_processor,
         smem_per_sm=getattr(properties, "shared_memory_per_multiprocessor", like.smem_per_sm),
         smem_per_cta=getattr(properties, "shared_memory_per_block_optin", like.smem_per_cta),
     )
@@ -95,9 +102,16 @@ def _card() -> dict[str, Any] | None:
         return None
     properties = torch.cuda.get_device_properties(0)
     capability = ".".join(map(str, found.capability))
-    return {"title": properties.name, "device": found.name, "source": found.source, "capability": capability,
-            "corrections": [f"{family} x {factor}" for family, factor in found.corrections], "sms": found.sms,
-            "memory_gib": round(properties.total_memory / 2**30, 1), "cards": torch.cuda.device_count()}
+    return {
+        "title": properties.name,
+        "device": found.name,
+        "source": found.source,
+        "capability": capability,
+        "corrections": [f"{family} x {factor}" for family, factor in found.corrections],
+        "sms": found.sms,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "cards": torch.cuda.device_count(),
+    }
 
 
 def _ptxas() -> str | None:

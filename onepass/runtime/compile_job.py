@@ -10,8 +10,7 @@ from .module import Job
 def job(source: Source, target: int, aligned: frozenset[str] | None = None) -> Job:
     """The job that compiles `source` for sm_`target`. `aligned` names the buffers that are 16-byte aligned (None: all)."""
     divisible = tuple(
-        i for i, p in enumerate(source.params)
-        if p.kind is ParamKind.POINTER and (aligned is None or p.name in aligned)
+        i for i, p in enumerate(source.params) if p.kind is ParamKind.POINTER and (aligned is None or p.name in aligned)
     )
     signature = tuple((p.text_name, _type(p, source.wide_index)) for p in source.params)
     return Job(source.name, source.text, signature, divisible, source.warps, source.stages, source.max_registers, target)

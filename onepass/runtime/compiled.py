@@ -121,12 +121,26 @@ class Compiled:
     def artifact(self) -> Artifact:
         """The part without the plan, which is replaced by a summary."""
         plan = self.plan
-        summary = Summary(tuple(plan.bindings.items()), plan.floor_bytes, plan.predicted_us,
-                          tuple(_summary(k) for k in plan.kernels), plan.refusals)
+        summary = Summary(
+            tuple(plan.bindings.items()),
+            plan.floor_bytes,
+            plan.predicted_us,
+            tuple(_summary(k) for k in plan.kernels),
+            plan.refusals,
+        )
         own = tuple(b for b in plan.program.buffers if b.role != "temp")
         return Artifact((*own, *plan.temporaries), self.sources, self.binaries, self.rejected, summary, safe_inplace_pairs(plan))
 
 
 def _summary(kernel: KernelPlan) -> KernelSummary:
-    return KernelSummary(kernel.name, kernel.family, kernel.schedule, kernel.loads, kernel.stores, kernel.dram_bytes,
-                         kernel.predicted_us, kernel.ops, kernel.resources.ctas_per_sm)
+    return KernelSummary(
+        kernel.name,
+        kernel.family,
+        kernel.schedule,
+        kernel.loads,
+        kernel.stores,
+        kernel.dram_bytes,
+        kernel.predicted_us,
+        kernel.ops,
+        kernel.resources.ctas_per_sm,
+    )

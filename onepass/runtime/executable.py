@@ -123,7 +123,8 @@ def _bind_interpreter(executable: Executable, bindings: Bindings) -> Bound:
     artifact, device = executable.artifact, executable.device
     names = (*executable._output_names, *executable._input_names)
     temporaries, cleared = (
-        [(b.name, layout(b, bindings)) for b in buffers] for buffers in (artifact.temporaries, artifact.cleared))
+        [(b.name, layout(b, bindings)) for b in buffers] for buffers in (artifact.temporaries, artifact.cleared)
+    )
 
     def run(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         tensors = dict(zip(names, (*outputs, *inputs), strict=True))
@@ -158,7 +159,9 @@ def _bind_launches(executable: Executable, bindings: Bindings) -> Bound:
     places |= {f"size {name}": len(places) + i for i, name in enumerate((*bindings, ""))}
     launches = tuple(
         (launcher.launch, source.programs(bindings), argument_picker(source, places, bindings))
-        for source, launcher in zip(artifact.sources, executable.launchers, strict=True) if source.programs(bindings))
+        for source, launcher in zip(artifact.sources, executable.launchers, strict=True)
+        if source.programs(bindings)
+    )
     stream_of, current_device = compat.raw_stream(), torch.cuda.current_device
 
     def queue(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
@@ -196,8 +199,9 @@ def pack_temporaries(temporaries: Sequence[Buffer], bindings: Bindings) -> tuple
     return end // 4, tuple(offsets)
 
 
-def argument_picker(source: Source, places: Mapping[str, int],
-                    bindings: Bindings) -> Callable[[list[int]], Sequence[int | TensorMap]]:
+def argument_picker(
+    source: Source, places: Mapping[str, int], bindings: Bindings
+) -> Callable[[list[int]], Sequence[int | TensorMap]]:
     """A function that picks a kernel's arguments, in parameter order, from the list of all values."""
     zero = places["size "]
     positions = []
@@ -211,8 +215,7 @@ def argument_picker(source: Source, places: Mapping[str, int],
                 positions.append(zero)
     if source.gluon:
         views = [None if p.view is None else p.view.resolved(bindings) for p in source.params]
-        return lambda values: [values[at] if view is None else TensorMap(values[at], *view)
-                               for at, view in zip(positions, views)]
+        return lambda values: [values[at] if view is None else TensorMap(values[at], *view) for at, view in zip(positions, views)]
     if len(positions) == 1:
         only = positions[0]
         return lambda values: (values[only],)

@@ -23,15 +23,19 @@ MIN_SLOWDOWN = 1.03  # ratio of predicted times; a smaller slowdown is not worth
 def misfits(made: Compiled) -> tuple[tuple[KernelPlan, Binary], ...]:
     """The kernels of a compiled plan that spill, do not fit, or reach too low an occupancy."""
     sizes, device = made.plan.bindings, made.plan.device
-    return tuple((k, b) for k, b in zip(made.plan.kernels, made.binaries, strict=True)
-                 if b.spill_bytes or b.smem_bytes > device.smem_per_cta or _has_low_occupancy(k, b, sizes, device))
+    return tuple(
+        (k, b)
+        for k, b in zip(made.plan.kernels, made.binaries, strict=True)
+        if b.spill_bytes or b.smem_bytes > device.smem_per_cta or _has_low_occupancy(k, b, sizes, device)
+    )
 
 
 def defects(made: Compiled) -> tuple[bool, int, bool]:
     """Sort key of a compiled plan, best first: spills inside a loop, spilled bytes, lower occupancy than predicted."""
     plan = made.plan
-    low_occupancy = any(_has_low_occupancy(k, b, plan.bindings, plan.device)
-                        for k, b in zip(plan.kernels, made.binaries, strict=True))
+    low_occupancy = any(
+        _has_low_occupancy(k, b, plan.bindings, plan.device) for k, b in zip(plan.kernels, made.binaries, strict=True)
+    )
     return any(b.spills_in_loop for b in made.binaries), sum(b.spill_bytes for b in made.binaries), low_occupancy
 
 
@@ -49,8 +53,10 @@ def _has_low_occupancy(kernel: KernelPlan, binary: Binary, bindings: Bindings, d
     if not 0 < 2 * fit <= kernel.resources.ctas_per_sm:
         return False
     t = traffic(kernel.kernel, bindings)
-    predicted, actual = (cost(kernel.kernel, kernel.schedule, replace(kernel.resources, ctas_per_sm=n), t, device).us
-                         for n in (kernel.resources.ctas_per_sm, fit))
+    predicted, actual = (
+        cost(kernel.kernel, kernel.schedule, replace(kernel.resources, ctas_per_sm=n), t, device).us
+        for n in (kernel.resources.ctas_per_sm, fit)
+    )
     return actual > MIN_SLOWDOWN * predicted
 
 

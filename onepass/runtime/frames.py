@@ -30,7 +30,7 @@ def pack(message: dict[str, Any]) -> bytes:
 
 def unpack(received: bytes | bytearray) -> dict[str, Any] | None:
     """Decode a message. None while bytes are missing; MalformedMessage if the bytes can never become exactly one message."""
-    magic, length = _HEADER.unpack(received[:_HEADER.size]) if len(received) >= _HEADER.size else (bytes(received[:4]), 0)
+    magic, length = _HEADER.unpack(received[: _HEADER.size]) if len(received) >= _HEADER.size else (bytes(received[:4]), 0)
     if not _MAGIC.startswith(magic):
         raise MalformedMessage(f"it begins with {bytes(received[:16])!r}")
     if length > MAX_MESSAGE_BYTES:
@@ -41,7 +41,7 @@ def unpack(received: bytes | bytearray) -> dict[str, Any] | None:
     if len(received) > end:
         raise MalformedMessage(f"{len(received) - end} bytes follow it")
     try:
-        message = json.loads(received[_HEADER.size:])
+        message = json.loads(received[_HEADER.size :])
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"it is not JSON ({error})") from None
     if not isinstance(message, dict):

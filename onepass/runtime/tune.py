@@ -80,8 +80,16 @@ def _beats(one: Timing, default: Timing) -> bool:
 def _trial(artifact: Artifact, timing: Timing, taken: bool) -> Trial:
     kernels = artifact.summary.kernels
     main = max(kernels, key=lambda k: k.predicted_us)
-    return Trial("; ".join(str(k.schedule) for k in kernels), main.family, artifact.summary.predicted_us, timing.us, timing.spread,
-                 max((b.registers for b in artifact.binaries), default=0), sum(b.spill_bytes for b in artifact.binaries), taken)
+    return Trial(
+        "; ".join(str(k.schedule) for k in kernels),
+        main.family,
+        artifact.summary.predicted_us,
+        timing.us,
+        timing.spread,
+        max((b.registers for b in artifact.binaries), default=0),
+        sum(b.spill_bytes for b in artifact.binaries),
+        taken,
+    )
 
 
 def comparable(default: Artifact, found: Sequence[Artifact]) -> tuple[Artifact, ...]:
@@ -141,7 +149,7 @@ def _empty(buffer: Buffer, sizes: Bindings, where: torch.device, aligned: bool) 
     """The memory that a buffer spans, as an uninitialized flat tensor, and a view of it in the buffer's layout."""
     shape, strides = ([value(s, sizes) for s in each] for each in (buffer.shape, buffer.strides))
     span = 0 if 0 in shape else 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-    flat = torch.empty(span + (not aligned), dtype=buffer.dtype.torch, device=where)[int(not aligned):]
+    flat = torch.empty(span + (not aligned), dtype=buffer.dtype.torch, device=where)[int(not aligned) :]
     return flat, flat.as_strided(shape, strides, flat.storage_offset())
 
 

@@ -244,8 +244,15 @@ class Worker:
         try:
             # A new process group: Ctrl-C in a terminal does not reach it, and it can be killed together with its children.
             command = (*self._command, str(handed), scratch)
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
-                                    pass_fds=(handed,), process_group=0, env=environment)
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=(handed,),
+                process_group=0,
+                env=environment,
+            )
         finally:
             os.close(handed)
 
@@ -268,7 +275,7 @@ class Worker:
             assert self._channel is not None
             try:
                 # MSG_NOSIGNAL: in a process that restored the default SIGPIPE action, a dead worker would otherwise kill it.
-                rest = rest[self._channel.send(rest, socket.MSG_NOSIGNAL):]
+                rest = rest[self._channel.send(rest, socket.MSG_NOSIGNAL) :]
             except TimeoutError:
                 self._check(deadline)
 

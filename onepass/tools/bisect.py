@@ -92,20 +92,43 @@ class Bisection:
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as JSON-ready values; an infinite excess is null."""
-        bad_groups = [{"regions": [{"id": s.region, "lines": list(s.lines), "finding": s.finding, "repro": s.repro}
-                               for s in group.suspects], "excess": _finite(group.excess), "worst": group.worst}
-                  for group in self.bad_groups]
-        trials = [{"regions": list(t.regions), "excess": _finite(t.excess), "worst": t.worst, "error": t.error}
-                  for t in self.trials]
-        return {"what": self.what, "reference": self.reference, "regions": self.regions, "slack": self.slack, "guilty": bad_groups,
-                "diverges": self.diverges, "options": self.options, "notes": list(self.notes), "trials": trials}
+        bad_groups = [
+            {
+                "regions": [
+                    {"id": s.region, "lines": list(s.lines), "finding": s.finding, "repro": s.repro} for s in group.suspects
+                ],
+                "excess": _finite(group.excess),
+                "worst": group.worst,
+            }
+            for group in self.bad_groups
+        ]
+        trials = [
+            {"regions": list(t.regions), "excess": _finite(t.excess), "worst": t.worst, "error": t.error} for t in self.trials
+        ]
+        return {
+            "what": self.what,
+            "reference": self.reference,
+            "regions": self.regions,
+            "slack": self.slack,
+            "guilty": bad_groups,
+            "diverges": self.diverges,
+            "options": self.options,
+            "notes": list(self.notes),
+            "trials": trials,
+        }
 
     def __str__(self) -> str:
         return "\n".join([_headline(self), *(f"note: {note}" for note in self.notes), *_accusations(self)])
 
 
-def bisect(text: str, inputs: str | None = None, options: Mapping[str, Any] | None = None, slack: float = SLACK, seed: int = 0,
-           log: Callable[[str], None] = lambda line: None) -> Bisection:
+def bisect(
+    text: str,
+    inputs: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    slack: float = SLACK,
+    seed: int = 0,
+    log: Callable[[str], None] = lambda line: None,
+) -> Bisection:
     """Find the regions that make `file.py:function` diverge. `options` are onepass settings; `log` gets a line per trial."""
     runner = Runner.of(StepFactory.of(text, inputs, seed), options or {})
     log(f"{text}: running without regions, in eager mode and in float64")
@@ -113,8 +136,16 @@ def bisect(text: str, inputs: str | None = None, options: Mapping[str, Any] | No
     search = _Search(runner, reference, slack, log)
     trials = search.trials
     bad_groups, diverges_without_regions = search.bad_groups()
-    return Bisection(text, reference.name, len(search.claimed), slack, bad_groups, diverges_without_regions,
-                     (*reference.notes, *search.notes), tuple(trials.values()))
+    return Bisection(
+        text,
+        reference.name,
+        len(search.claimed),
+        slack,
+        bad_groups,
+        diverges_without_regions,
+        (*reference.notes, *search.notes),
+        tuple(trials.values()),
+    )
 
 
 class _Search:
@@ -220,7 +251,7 @@ def minimal(elements: Sequence[str], fails: Callable[[Sequence[str]], bool]) -> 
     parts, kept = 2, tuple(elements)
     while len(kept) > 1:
         size = math.ceil(len(kept) / parts)
-        chunks = [kept[i:i + size] for i in range(0, len(kept), size)]
+        chunks = [kept[i : i + size] for i in range(0, len(kept), size)]
         rests = [tuple(e for e in kept if e not in chunk) for chunk in chunks] if len(chunks) > 2 else []
         smaller = next((some for some in (*chunks, *rests) if fails(some)), None)
         if smaller is not None:
@@ -253,8 +284,11 @@ def _headline(found: Bisection) -> str:
 def _accusations(found: Bisection) -> list[str]:
     lines: list[str] = []
     for group in found.bad_groups:
-        off = "it fails" if math.isinf(group.excess) and not group.worst else (
-            f"{group.worst} is off by {group.excess:.3g} times the bound of a single kernel")
+        off = (
+            "it fails"
+            if math.isinf(group.excess) and not group.worst
+            else (f"{group.worst} is off by {group.excess:.3g} times the bound of a single kernel")
+        )
         together = " (only together)" if len(group.suspects) > 1 else ""
         lines.append(f"with {', '.join(s.region for s in group.suspects)} alone{together}, {off}")
         for s in group.suspects:

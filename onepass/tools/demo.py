@@ -57,9 +57,11 @@ def _show_refusal(console: Console, shown: Report) -> None:
     if refusal is None:
         console.print("every merge was made")
         return
-    console.print(f"{name}: {refusal.cost_fused_us:.1f} us in one kernel, {refusal.cost_apart_us:.1f} us in separate kernels, "
-                  "so they stay separate:\n"
-                  f"  {escape(refusal.detail)}")
+    console.print(
+        f"{name}: {refusal.cost_fused_us:.1f} us in one kernel, {refusal.cost_apart_us:.1f} us in separate kernels, "
+        "so they stay separate:\n"
+        f"  {escape(refusal.detail)}"
+    )
 
 
 def _show_numbers(console: Console) -> bool:
@@ -72,8 +74,9 @@ def _show_numbers(console: Console) -> bool:
     console.print(f"{WORKLOAD} bf16 {SMALL_SHAPE[0]}x{SMALL_SHAPE[1]} {where}, against float64:")
     checks = [check(*tensors) for tensors in zip(results, eager, reference, strict=True)]
     for name, c in zip(("dx", "dw"), checks, strict=True):
-        console.print(f"  {name}: max error {c.max_error:.2e} (allowed {c.max_bound:.2e}), "
-                      f"RMS {c.rms_error:.2e} (allowed {c.rms_bound:.2e})")
+        console.print(
+            f"  {name}: max error {c.max_error:.2e} (allowed {c.max_bound:.2e}), RMS {c.rms_error:.2e} (allowed {c.rms_bound:.2e})"
+        )
     return all(c.ok for c in checks)
 
 
@@ -85,8 +88,10 @@ def _show_speed(console: Console, card: Device) -> None:
     us = _time_us(fuse(chosen.function), inputs)
     rate = shown.floor_bytes / us
     size = "x".join(map(str, chosen.default_shape))
-    console.print(f"{WORKLOAD} bf16 {size}: {us:.1f} us, {rate / 1e6:.2f} TB/s of the {shown.device.bandwidth / 1e6:.2f} "
-                  f"a simple kernel sustains on {shown.device.title} ({100 * rate / shown.device.bandwidth:.0f} %)")
+    console.print(
+        f"{WORKLOAD} bf16 {size}: {us:.1f} us, {rate / 1e6:.2f} TB/s of the {shown.device.bandwidth / 1e6:.2f} "
+        f"a simple kernel sustains on {shown.device.title} ({100 * rate / shown.device.bandwidth:.0f} %)"
+    )
 
 
 def _time_us(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], runs: int = 20) -> float:

@@ -46,8 +46,10 @@ from .why import Why, why
 if TYPE_CHECKING:
     from .model_report import ModelReport  # for the same reason
 
+# fmt: off
 __all__ = ["KernelRow", "RefusalRow", "RejectedRow", "Report", "as_text", "console", "explain", "explain_function",
            "human_bytes", "report"]
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,9 @@ class Report:
         return as_text(self)
 
 
-def explain(fn: Callable[..., Any], *, device: "str | Device" = "h200",
-            compile: bool = False) -> "Callable[..., Report | ModelReport]":
+def explain(
+    fn: Callable[..., Any], *, device: "str | Device" = "h200", compile: bool = False
+) -> "Callable[..., Report | ModelReport]":
     """Explains which kernels `fn` becomes on a device, and why: call the result with example inputs (meta tensors are enough).
 
     A plain function gets a Report on its kernels, which are always compiled. A module, or anything that torch.compile returned,
@@ -168,7 +171,8 @@ def _header(r: Report) -> Text:
     ratios = f"{ratio(r.dram_bytes, r.floor_bytes)} x the bytes, {ratio(r.predicted_us, r.floor_us)} x the time"
     corrected = ", ".join(f"{family} x {factor:g}" for family, factor in r.corrections)
     return Text.assemble(
-        (r.workload, "bold"), f" on {r.device.title}: {counted(len(r.kernels), 'kernel')}\n",
+        (r.workload, "bold"),
+        f" on {r.device.title}: {counted(len(r.kernels), 'kernel')}\n",
         f"  floor      {human_bytes(r.floor_bytes):>8} {r.floor_us:9.1f} us  each input read once, each output written once\n",
         f"  predicted  {human_bytes(r.dram_bytes):>8} {r.predicted_us:9.1f} us  {ratios}\n",
         f"  corrected  {corrected}, from kernels timed on this GPU\n" if corrected else "",
@@ -177,11 +181,28 @@ def _header(r: Report) -> Text:
 
 
 def _kernel_table(kernels: tuple[KernelRow, ...]) -> Table:
-    shown = table("kernels", ("name", "name"), ("family", "name"), ("DRAM", "right"), ("regs", "right"), ("spill", "right"),
-                  ("smem", "right"), ("CTAs/SM", "right"), ("predicted", "right"))
+    shown = table(
+        "kernels",
+        ("name", "name"),
+        ("family", "name"),
+        ("DRAM", "right"),
+        ("regs", "right"),
+        ("spill", "right"),
+        ("smem", "right"),
+        ("CTAs/SM", "right"),
+        ("predicted", "right"),
+    )
     for k in kernels:
-        shown.add_row(escape(k.name), escape(k.family), human_bytes(k.dram_bytes), str(k.registers), spill_text(k.spill_bytes),
-                      "" if k.smem_bytes is None else human_bytes(k.smem_bytes), str(k.ctas_per_sm), us(k.predicted_us))
+        shown.add_row(
+            escape(k.name),
+            escape(k.family),
+            human_bytes(k.dram_bytes),
+            str(k.registers),
+            spill_text(k.spill_bytes),
+            "" if k.smem_bytes is None else human_bytes(k.smem_bytes),
+            str(k.ctas_per_sm),
+            us(k.predicted_us),
+        )
     return shown
 
 
@@ -190,5 +211,3 @@ def _tensor_table(kernels: tuple[KernelRow, ...]) -> Table:
     for k in kernels:
         shown.add_row(escape(k.name), escape("\n".join(k.loads)), escape("\n".join(k.stores)))
     return shown
-
-

@@ -267,20 +267,41 @@ def rms_norm_backward_residuals(x: Tensor, w: Tensor, rstd: Tensor, dy: Tensor, 
 
 
 def three_norms_shared_weight_backward(
-    w: Tensor, x1: Tensor, x2: Tensor, x3: Tensor, rstd1: Tensor, rstd2: Tensor, rstd3: Tensor,
-    dy1: Tensor, dy2: Tensor, dy3: Tensor,
+    w: Tensor,
+    x1: Tensor,
+    x2: Tensor,
+    x3: Tensor,
+    rstd1: Tensor,
+    rstd2: Tensor,
+    rstd3: Tensor,
+    dy1: Tensor,
+    dy2: Tensor,
+    dy3: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Backward of three RMSNorms that share one weight: three dx, one dw."""
-    parts = [rms_norm_backward(x, w.float(), rstd, dy)
-             for x, rstd, dy in ((x1, rstd1, dy1), (x2, rstd2, dy2), (x3, rstd3, dy3))]
+    parts = [rms_norm_backward(x, w.float(), rstd, dy) for x, rstd, dy in ((x1, rstd1, dy1), (x2, rstd2, dy2), (x3, rstd3, dy3))]
     (dx1, dw1), (dx2, dw2), (dx3, dw3) = parts
     return dx1, dx2, dx3, (dw1 + dw2 + dw3).to(w.dtype)
 
 
 def block_backward(
-    x: Tensor, x0: Tensor, attn: Tensor, mlp: Tensor, h1: Tensor, rstd0: Tensor, rstd1: Tensor,
-    w0: Tensor, w1: Tensor, a: Tensor, b: Tensor, m0: Tensor, m1: Tensor,
-    dn0: Tensor, dn1: Tensor, dh2: Tensor, dx0: Tensor,
+    x: Tensor,
+    x0: Tensor,
+    attn: Tensor,
+    mlp: Tensor,
+    h1: Tensor,
+    rstd0: Tensor,
+    rstd1: Tensor,
+    w0: Tensor,
+    w1: Tensor,
+    a: Tensor,
+    b: Tensor,
+    m0: Tensor,
+    m1: Tensor,
+    dn0: Tensor,
+    dn1: Tensor,
+    dh2: Tensor,
+    dx0: Tensor,
 ) -> tuple[Tensor, ...]:
     """All of a transformer block's backward pass that is not matmul or attention.
 
@@ -294,6 +315,12 @@ def block_backward(
     xhat0 = (x.float() * m0 + x0.float() * m1) * rstd0
     dh0 = dh1 + _rms_norm_dx(xhat0, rstd0, dn0.float() * w0)
     data = (dh2.float() * b, dh1 * a, dh0 * m0, dx0.float() + dh0 * m1)
-    vectors = (dh2.float() * mlp.float(), dh1 * attn.float(), dn1.float() * xhat1, dn0.float() * xhat0,
-               dh0 * x.float(), dh0 * x0.float())
+    vectors = (
+        dh2.float() * mlp.float(),
+        dh1 * attn.float(),
+        dn1.float() * xhat1,
+        dn0.float() * xhat0,
+        dh0 * x.float(),
+        dh0 * x0.float(),
+    )
     return tuple(d.to(x.dtype) for d in data) + tuple(v.sum(0).to(w0.dtype) for v in vectors)

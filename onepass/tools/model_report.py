@@ -73,9 +73,24 @@ class RegionRow:
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON-ready values."""
-        plain = {json_key(name): rounded(getattr(self, name)) for name in (
-            "id", "phase", "count", "lines", "name", "reductions", "floor_bytes", "dram_bytes", "floor_us", "predicted_us",
-            "inductor_us", "charged_us", "in_place")}
+        plain = {
+            json_key(name): rounded(getattr(self, name))
+            for name in (
+                "id",
+                "phase",
+                "count",
+                "lines",
+                "name",
+                "reductions",
+                "floor_bytes",
+                "dram_bytes",
+                "floor_us",
+                "predicted_us",
+                "inductor_us",
+                "charged_us",
+                "in_place",
+            )
+        }
         nested = {"kernels": self.kernels, "refusals": self.refusals, "rejected": self.rejected}
         plain["holds"] = as_json(self.holds)
         return plain | {name: [as_json(row) for row in rows] for name, rows in nested.items()}
@@ -143,9 +158,13 @@ class ModelReport:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         claimed = counted(sum(r.count for r in self.regions), "region")
-        yield Text.assemble((self.model, "bold"), f" on {self.device.title}: {claimed} claimed in "
-                            f"{counted(len(self.graphs), 'graph')}, {len({r.id for r in self.regions})} of them distinct\n",
-                            saved_text(self.recomputed), holds_text(self.regions))
+        yield Text.assemble(
+            (self.model, "bold"),
+            f" on {self.device.title}: {claimed} claimed in "
+            f"{counted(len(self.graphs), 'graph')}, {len({r.id for r in self.regions})} of them distinct\n",
+            saved_text(self.recomputed),
+            holds_text(self.regions),
+        )
         yield total_table(self.totals)
         if self.regions:
             yield region_table(self.regions)
@@ -164,8 +183,10 @@ def saved_text(recomputed: Sequence[Recomputed]) -> str:
     if not recomputed:
         return ""
     total, moved = (sum(each) for each in zip(*((r.nbytes, r.traffic_saved) for r in recomputed), strict=True))
-    return (f"{counted(len(recomputed), 'value')} ({human_bytes(total)}) recomputed in the backward instead of saved: "
-            f"{human_bytes(moved)} less traffic\n")
+    return (
+        f"{counted(len(recomputed), 'value')} ({human_bytes(total)}) recomputed in the backward instead of saved: "
+        f"{human_bytes(moved)} less traffic\n"
+    )
 
 
 def holds_text(regions: Sequence[RegionRow]) -> str:
@@ -177,8 +198,9 @@ def holds_text(regions: Sequence[RegionRow]) -> str:
     return "".join(f"{name} {text}\n" for text, name in who.items())
 
 
-def explain_model(model: Callable[..., Any], *, device: "str | Device" = "h200",
-                  compile: bool = False) -> Callable[..., ModelReport]:
+def explain_model(
+    model: Callable[..., Any], *, device: "str | Device" = "h200", compile: bool = False
+) -> Callable[..., ModelReport]:
     """Explains a whole model: call the result with example inputs, on any device or on "meta". Nothing is run.
 
     Under torch.no_grad(), the report is on the inference graph. `compile` compiles every distinct region for the device.
@@ -190,8 +212,7 @@ def explain_model(model: Callable[..., Any], *, device: "str | Device" = "h200",
         graphs = traced.graphs
         compiled = _compiled([r for g in graphs for r in g.regions], target) if compile else {}
         phases = tuple(g.phase for g in graphs)
-        return ModelReport(name_of(model), target, phases, region_rows(graphs, compiled), declined_rows(graphs),
-                           traced.recomputed)
+        return ModelReport(name_of(model), target, phases, region_rows(graphs, compiled), declined_rows(graphs), traced.recomputed)
 
     return explained
 
@@ -225,14 +246,25 @@ def _region_row(phase: str, same: list[ClaimedRegion], compiled: Compiled | None
     chosen = compiled.plan if compiled else first.plan
     plan = at_sizes(chosen, first.bindings)
     return RegionRow(
-        id=first.id, phase=phase, count=len(same), lines=tuple(dict.fromkeys(line for r in same for line in r.lines)),
-        name=first.program.name, reductions=first.reductions,
+        id=first.id,
+        phase=phase,
+        count=len(same),
+        lines=tuple(dict.fromkeys(line for r in same for line in r.lines)),
+        name=first.program.name,
+        reductions=first.reductions,
         kernels=kernel_rows(plan.kernels, compiled.binaries if compiled else (), plan.device),
         refusals=tuple(map(refusal_row, plan.refusals)),
         rejected=tuple(map(rejected_row, compiled.rejected)) if compiled else (),
-        floor_bytes=plan.floor_bytes, dram_bytes=plan.dram_bytes, floor_us=plan.floor_us, predicted_us=plan.predicted_us,
-        inductor_us=first.inductor_us, charged_us=max(r.charged_us for r in same), in_place=sum(r.in_place for r in same),
-        holds=validity(first.optimized, first.variant, first.bindings), plan=chosen)
+        floor_bytes=plan.floor_bytes,
+        dram_bytes=plan.dram_bytes,
+        floor_us=plan.floor_us,
+        predicted_us=plan.predicted_us,
+        inductor_us=first.inductor_us,
+        charged_us=max(r.charged_us for r in same),
+        in_place=sum(r.in_place for r in same),
+        holds=validity(first.optimized, first.variant, first.bindings),
+        plan=chosen,
+    )
 
 
 def declined_rows(graphs: Sequence[Graph]) -> tuple[DeclinedRow, ...]:
@@ -242,8 +274,19 @@ def declined_rows(graphs: Sequence[Graph]) -> tuple[DeclinedRow, ...]:
         for declined in graph.declined:
             reason = declined.reason if declined.error is None else f"{declined.reason}: {describe_error(declined.error)}"
             found.setdefault((graph.phase, reason, declined.ops, declined.id), []).append(declined)
-    return tuple(DeclinedRow(phase, len(same), ops, tuple(dict.fromkeys(line for one in same for line in one.lines)), reason, name,
-                         same[0].predicted_us, same[0].inductor_us) for (phase, reason, ops, name), same in found.items())
+    return tuple(
+        DeclinedRow(
+            phase,
+            len(same),
+            ops,
+            tuple(dict.fromkeys(line for one in same for line in one.lines)),
+            reason,
+            name,
+            same[0].predicted_us,
+            same[0].inductor_us,
+        )
+        for (phase, reason, ops, name), same in found.items()
+    )
 
 
 def totals(regions: Sequence[RegionRow], declined: Sequence[DeclinedRow]) -> tuple[Total, ...]:
@@ -258,11 +301,19 @@ def _total(phase: str, regions: Sequence[RegionRow], declined: Sequence[Declined
         return sum(r.count * each(r) for r in regions)
 
     return Total(
-        phase=phase, regions=sum(r.count for r in regions), distinct=len({r.id for r in regions}),
-        reductions=add(lambda r: r.reductions), reductions_declined=sum(r.count * len(r.ops) for r in declined),
-        kernels=add(lambda r: len(r.kernels)), floor_bytes=add(lambda r: r.floor_bytes), dram_bytes=add(lambda r: r.dram_bytes),
-        floor_us=add(lambda r: r.floor_us), predicted_us=add(lambda r: r.predicted_us), charged_us=add(lambda r: r.charged_us),
-        inductor_us=add(lambda r: r.inductor_us))
+        phase=phase,
+        regions=sum(r.count for r in regions),
+        distinct=len({r.id for r in regions}),
+        reductions=add(lambda r: r.reductions),
+        reductions_declined=sum(r.count * len(r.ops) for r in declined),
+        kernels=add(lambda r: len(r.kernels)),
+        floor_bytes=add(lambda r: r.floor_bytes),
+        dram_bytes=add(lambda r: r.dram_bytes),
+        floor_us=add(lambda r: r.floor_us),
+        predicted_us=add(lambda r: r.predicted_us),
+        charged_us=add(lambda r: r.charged_us),
+        inductor_us=add(lambda r: r.inductor_us),
+    )
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------------
@@ -270,13 +321,32 @@ def _total(phase: str, regions: Sequence[RegionRow], declined: Sequence[Declined
 
 def total_table(each: Sequence[Total]) -> Table:
     """The table of totals, one row per phase."""
-    shown = table("claimed", ("phase", "name"), ("regions", "right"), ("kernels", "right"), ("reductions", "right"),
-                  ("declined", "right"), ("DRAM", "right"), ("x floor", "right"), ("floor", "right"), ("predicted", "right"),
-                  ("by Inductor", "right"))
+    shown = table(
+        "claimed",
+        ("phase", "name"),
+        ("regions", "right"),
+        ("kernels", "right"),
+        ("reductions", "right"),
+        ("declined", "right"),
+        ("DRAM", "right"),
+        ("x floor", "right"),
+        ("floor", "right"),
+        ("predicted", "right"),
+        ("by Inductor", "right"),
+    )
     for t in each:
-        shown.add_row(t.phase, str(t.regions), str(t.kernels), str(t.reductions), str(t.reductions_declined),
-                      human_bytes(t.dram_bytes), ratio(t.dram_bytes, t.floor_bytes), us(t.floor_us),
-                      us(t.predicted_us + t.charged_us), us(t.inductor_us))
+        shown.add_row(
+            t.phase,
+            str(t.regions),
+            str(t.kernels),
+            str(t.reductions),
+            str(t.reductions_declined),
+            human_bytes(t.dram_bytes),
+            ratio(t.dram_bytes, t.floor_bytes),
+            us(t.floor_us),
+            us(t.predicted_us + t.charged_us),
+            us(t.inductor_us),
+        )
     return shown
 
 
@@ -284,14 +354,34 @@ def region_table(regions: Sequence[RegionRow]) -> Table:
     """The table of regions. Columns with values per kernel have one line per kernel."""
     compiled = any(k.registers is not None for r in regions for k in r.kernels)
     used = (("regs", "right"), ("spill", "right")) if compiled else ()
-    shown = table("\nregions", ("id", "name"), ("phase", "name"), ("times", "right"), ("computes", "left"), ("kernels", "name"),
-                  *used, ("DRAM", "right"), ("x floor", "right"), ("predicted", "right"), ("by Inductor", "right"))
+    shown = table(
+        "\nregions",
+        ("id", "name"),
+        ("phase", "name"),
+        ("times", "right"),
+        ("computes", "left"),
+        ("kernels", "name"),
+        *used,
+        ("DRAM", "right"),
+        ("x floor", "right"),
+        ("predicted", "right"),
+        ("by Inductor", "right"),
+    )
     for r in regions:
         own = ["\n".join(k.family for k in r.kernels)]
         if compiled:
             own += ["\n".join(str(k.registers) for k in r.kernels), "\n".join(spill_text(k.spill_bytes) for k in r.kernels)]
-        shown.add_row(r.id, r.phase, f"{r.count} x", escape(r.name), *own, human_bytes(r.dram_bytes),
-                      ratio(r.dram_bytes, r.floor_bytes), us(r.predicted_us + r.charged_us), us(r.inductor_us))
+        shown.add_row(
+            r.id,
+            r.phase,
+            f"{r.count} x",
+            escape(r.name),
+            *own,
+            human_bytes(r.dram_bytes),
+            ratio(r.dram_bytes, r.floor_bytes),
+            us(r.predicted_us + r.charged_us),
+            us(r.inductor_us),
+        )
     return shown
 
 
@@ -307,8 +397,14 @@ def model_refusal_table(regions: Sequence[RegionRow]) -> Table:
     """The table of refused merges inside regions."""
     rows = [(r.id, refusal) for r in regions for refusal in r.refusals]
     more = f", {MAX_REFUSALS_SHOWN} of {len(rows)}" if len(rows) > MAX_REFUSALS_SHOWN else ""
-    shown = table(f"\nnot merged inside a region{more}", ("region", "name"), ("reason", "left"), ("fused", "right"),
-                  ("separate", "right"), ("detail", "left"))
+    shown = table(
+        f"\nnot merged inside a region{more}",
+        ("region", "name"),
+        ("reason", "left"),
+        ("fused", "right"),
+        ("separate", "right"),
+        ("detail", "left"),
+    )
     for name, r in rows[:MAX_REFUSALS_SHOWN]:
         shown.add_row(name, escape(r.reason), us(r.cost_fused_us), us(r.cost_apart_us), escape(r.detail))
     return shown
@@ -316,9 +412,15 @@ def model_refusal_table(regions: Sequence[RegionRow]) -> Table:
 
 def declined_table(declined: Sequence[DeclinedRow]) -> Table:
     """The table of reductions left to Inductor."""
-    shown = table("\nleft to Inductor", ("phase", "name"), ("times", "right"), ("reductions", "left"), ("lines", "left"),
-                  ("reason", "left"))
+    shown = table(
+        "\nleft to Inductor", ("phase", "name"), ("times", "right"), ("reductions", "left"), ("lines", "left"), ("reason", "left")
+    )
     for r in declined:
-        shown.add_row(r.phase, f"{r.count} x", escape(", ".join(dict.fromkeys(op.removeprefix("aten.") for op in r.ops))),
-                      escape(places(r.lines)), escape(r.reason))
+        shown.add_row(
+            r.phase,
+            f"{r.count} x",
+            escape(", ".join(dict.fromkeys(op.removeprefix("aten.") for op in r.ops))),
+            escape(places(r.lines)),
+            escape(r.reason),
+        )
     return shown

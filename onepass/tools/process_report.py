@@ -56,8 +56,17 @@ class ProcessReport:
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values."""
         return {
-            "graphs": [{"phase": g.phase, "device": g.device, "regions": len(g.regions), "left": len(g.declined),
-                        "seconds": round(g.seconds, 3), "error": g.error} for g in self.graphs],
+            "graphs": [
+                {
+                    "phase": g.phase,
+                    "device": g.device,
+                    "regions": len(g.regions),
+                    "left": len(g.declined),
+                    "seconds": round(g.seconds, 3),
+                    "error": g.error,
+                }
+                for g in self.graphs
+            ],
             "regions": [as_json(r) | {"kernels": [as_json(k) for k in r.kernels]} for r in self.called],
             "left": [as_json(r) for r in self.declined],
             "fallbacks": [asdict(f) for f in self.fallbacks],
@@ -89,8 +98,16 @@ def report() -> ProcessReport:
     """What torch.compile(backend="onepass") did in this process so far."""
     snapshot = journal.snapshot()
     claimed = region_rows(snapshot.graphs, {})
-    return ProcessReport(snapshot.graphs, claimed, _called(snapshot, claimed), declined_rows(snapshot.graphs), snapshot.fallbacks,
-                         dict(snapshot.fallbacks_by_code), counts(), snapshot.recomputed)
+    return ProcessReport(
+        snapshot.graphs,
+        claimed,
+        _called(snapshot, claimed),
+        declined_rows(snapshot.graphs),
+        snapshot.fallbacks,
+        dict(snapshot.fallbacks_by_code),
+        counts(),
+        snapshot.recomputed,
+    )
 
 
 def _called(snapshot: Snapshot, claimed: Sequence[RegionRow]) -> tuple[CalledRow, ...]:
@@ -109,8 +126,16 @@ def _called_row(name: str, rows: list[RegionRow], record: RegionRecord | None, f
     kernels = kernel_rows(artifact.summary.kernels, artifact.binaries, None) if artifact else rows[0].kernels if rows else ()
     runs_as = "" if record is None else "onepass" if artifact is not None else fallback or "torch, op by op"
     lines = tuple(dict.fromkeys(line for row in rows for line in row.lines))
-    return CalledRow(name, rows[0].name if rows else "", lines, sum(r.count for r in rows), record.calls if record else 0,
-                     record.sizes if record else (), runs_as, kernels)
+    return CalledRow(
+        name,
+        rows[0].name if rows else "",
+        lines,
+        sum(r.count for r in rows),
+        record.calls if record else 0,
+        record.sizes if record else (),
+        runs_as,
+        kernels,
+    )
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------------
@@ -120,7 +145,8 @@ def _header(r: ProcessReport) -> Text:
     work, seconds = r.work, sum(g.seconds for g in r.graphs)
     lookups = work.hits + work.misses
     return Text.assemble(
-        ("onepass in this process", "bold"), f": {counted(len(r.graphs), 'graph')}, {counted(r.calls, 'region call')}, "
+        ("onepass in this process", "bold"),
+        f": {counted(len(r.graphs), 'graph')}, {counted(r.calls, 'region call')}, "
         f"{counted(len(r.fallbacks), 'fallback')}, {seconds:.1f} s in the graph pass\n",
         f"  cache      {work.hits} of {counted(lookups, 'Program')} found; {work.optimized} optimized, {work.plans} planned\n",
         f"  compiler   {counted(work.compilations, 'kernel')} compiled, {work.found} loaded from the cache\n",
@@ -129,15 +155,36 @@ def _header(r: ProcessReport) -> Text:
 
 
 def _called_table(called: Sequence[CalledRow]) -> Table:
-    shown = table("\nregions", ("id", "name"), ("calls", "right"), ("uses", "right"), ("runs as", "left"), ("computes", "left"),
-                  ("kernels", "name"), ("regs", "right"), ("spill", "right"), ("DRAM", "right"), ("predicted", "right"),
-                  ("lines", "left"))
+    shown = table(
+        "\nregions",
+        ("id", "name"),
+        ("calls", "right"),
+        ("uses", "right"),
+        ("runs as", "left"),
+        ("computes", "left"),
+        ("kernels", "name"),
+        ("regs", "right"),
+        ("spill", "right"),
+        ("DRAM", "right"),
+        ("predicted", "right"),
+        ("lines", "left"),
+    )
     for r in called:
         moved, time = sum(k.dram_bytes for k in r.kernels), sum(k.predicted_us for k in r.kernels)
         registers = "\n".join("-" if k.registers is None else str(k.registers) for k in r.kernels)
-        shown.add_row(r.id, str(r.calls), str(r.claimed), r.runs_as or "not called", escape(r.name),
-                      "\n".join(k.family for k in r.kernels), registers, "\n".join(spill_text(k.spill_bytes) for k in r.kernels),
-                      human_bytes(moved), us(time), escape(places(r.lines)))
+        shown.add_row(
+            r.id,
+            str(r.calls),
+            str(r.claimed),
+            r.runs_as or "not called",
+            escape(r.name),
+            "\n".join(k.family for k in r.kernels),
+            registers,
+            "\n".join(spill_text(k.spill_bytes) for k in r.kernels),
+            human_bytes(moved),
+            us(time),
+            escape(places(r.lines)),
+        )
     return shown
 
 

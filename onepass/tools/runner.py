@@ -74,7 +74,7 @@ class Runner:
     def claimed(self, before: tuple[int, int]) -> tuple[dict[str, ClaimedRegion], bool]:
         """The regions claimed since a journal position, and whether any value was recomputed instead of saved."""
         now = journal.snapshot()
-        regions = {r.id: r for graph in now.graphs[before[0]:] for r in graph.regions}
+        regions = {r.id: r for graph in now.graphs[before[0] :] for r in graph.regions}
         return regions, len(now.recomputed) > before[1]
 
     def cause(self, error: OnepassError) -> BaseException:

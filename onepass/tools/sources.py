@@ -62,8 +62,12 @@ def _of_model(report: ModelReport) -> Iterator[_Section]:
     """One section per distinct region, in the phase where it occurs first."""
     first = {r.id: r for r in reversed(report.regions)}
     for r in reversed(first.values()):
-        facts = (f"{r.count} x in the {r.phase} graph", f"{us(r.predicted_us + r.charged_us)} predicted",
-                 f"{us(r.inductor_us)} by Inductor", f"{human_bytes(r.dram_bytes)} moved, {human_bytes(r.floor_bytes)} at least")
+        facts = (
+            f"{r.count} x in the {r.phase} graph",
+            f"{us(r.predicted_us + r.charged_us)} predicted",
+            f"{us(r.inductor_us)} by Inductor",
+            f"{human_bytes(r.dram_bytes)} moved, {human_bytes(r.floor_bytes)} at least",
+        )
         yield _Section(f"{r.id}: {r.name}", facts, r.lines, f"{r.id}_", r.kernels, generate(r.plan))
 
 
@@ -80,5 +84,7 @@ def _page(title: str, device: str, sections: Iterable[_Section]) -> Iterator[str
         yield "\n| kernel | family | DRAM | predicted | registers |\n|---|---|---|---|---|"
         for kernel, source in zip(section.kernels, section.sources, strict=True):
             registers = "-" if kernel.registers is None else str(kernel.registers)
-            yield (f"| [{source.name}]({_file(section, source)}) | {kernel.family} | {human_bytes(kernel.dram_bytes)} | "
-                   f"{us(kernel.predicted_us)} | {registers} |")
+            yield (
+                f"| [{source.name}]({_file(section, source)}) | {kernel.family} | {human_bytes(kernel.dram_bytes)} | "
+                f"{us(kernel.predicted_us)} | {registers} |"
+            )

@@ -139,8 +139,12 @@ def _resolve_file(text: str, inputs_text: str | None) -> Subject:
         return Subject(found, example_inputs(text, inputs_text))
     model, *given = _parts(found if isinstance(found, nn.Module) else found())
     if not isinstance(model, nn.Module):
-        raise BadSpec(what="The function", text=text, detail="a function without parameters must return a module, (module, inputs) "
-                                                            "or (module, args, kwargs); any other must take tensors")
+        raise BadSpec(
+            what="The function",
+            text=text,
+            detail="a function without parameters must return a module, (module, inputs) "
+            "or (module, args, kwargs); any other must take tensors",
+        )
     if inputs_text is None and given:
         args, kwargs = _arguments(given[0])
         return Subject(model, args, {**kwargs, **(given[1] if len(given) > 1 else {})})

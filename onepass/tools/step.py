@@ -148,8 +148,10 @@ def to_float64(step: Subject) -> Subject:
     if isinstance(call, nn.Module):
         call = copy.deepcopy(call).double()
     elif any(isinstance(value, Tensor | nn.Module) for _, value in _known(call)):
-        raise TypeError("its code refers to tensors that are not inputs; return (module, inputs), or (step, inputs) with a step "
-                        "that refers to none")
+        raise TypeError(
+            "its code refers to tensors that are not inputs; return (module, inputs), or (step, inputs) with a step "
+            "that refers to none"
+        )
     return Subject(call, tuple(map(_wide, step.args)), {name: _wide(value) for name, value in step.kwargs.items()})
 
 
@@ -184,5 +186,3 @@ def relative_rms(one: Tensor, other: Tensor) -> float:
 
 def _comparable(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
-
-

@@ -62,8 +62,10 @@ class Why:
 
     def to_json(self) -> list[dict[str, Any]]:
         """All candidates with their terms, as JSON-ready values."""
-        return [{"kernel": k.kernel, "candidates": [{**asdict(c), "limits": dict(c.limits)} for c in k.candidates]}
-                for k in self.kernels]
+        return [
+            {"kernel": k.kernel, "candidates": [{**asdict(c), "limits": dict(c.limits)} for c in k.candidates]}
+            for k in self.kernels
+        ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         narrow = options.update(max_width=WIDTH)
@@ -99,8 +101,17 @@ def _candidate(scored: Scored, chosen: bool) -> CandidateWhy:
     found = scored.plan
     join = scored.us - found.cost.us
     terms = (*found.cost.terms, Term("join of partial results", join, join, JOIN_SOURCE)) if join else found.cost.terms
-    return CandidateWhy(str(found.schedule), found.family, scored.us, found.cost.limit, found.cost.limits,
-                        found.resources.registers, found.resources.ctas_per_sm, terms, chosen)
+    return CandidateWhy(
+        str(found.schedule),
+        found.family,
+        scored.us,
+        found.cost.limit,
+        found.cost.limits,
+        found.resources.registers,
+        found.resources.ctas_per_sm,
+        terms,
+        chosen,
+    )
 
 
 def _heading(kernel: KernelWhy) -> Text:
@@ -110,12 +121,25 @@ def _heading(kernel: KernelWhy) -> Text:
 
 
 def _ranking(kernel: KernelWhy) -> Any:
-    shown = table("ranking", ("", "right"), ("time", "right"), ("limit", "left"), ("regs", "right"), ("CTAs/SM", "right"),
-                  ("schedule", "left"))
+    shown = table(
+        "ranking",
+        ("", "right"),
+        ("time", "right"),
+        ("limit", "left"),
+        ("regs", "right"),
+        ("CTAs/SM", "right"),
+        ("schedule", "left"),
+    )
     for rank, c in enumerate(kernel.candidates, 1):
         if rank <= SHOWN or c.chosen:
-            shown.add_row(f"{'>' if c.chosen else ''}{rank}", us(c.predicted_us), c.limit, str(c.registers), str(c.ctas_per_sm),
-                          escape(c.schedule))
+            shown.add_row(
+                f"{'>' if c.chosen else ''}{rank}",
+                us(c.predicted_us),
+                c.limit,
+                str(c.registers),
+                str(c.ctas_per_sm),
+                escape(c.schedule),
+            )
     return shown
 
 

@@ -65,18 +65,30 @@ class Workload:
     floor: str  # least DRAM traffic, in words
     dims: tuple[str, ...] = ROWS_COLS
 
-    def inputs(self, shape: tuple[int, ...] | None = None, dtype: torch.dtype = torch.bfloat16,
-               device: "str | torch.device" = "meta", seed: int = 0) -> tuple[Tensor, ...]:
+    def inputs(
+        self,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        device: "str | torch.device" = "meta",
+        seed: int = 0,
+    ) -> tuple[Tensor, ...]:
         """The function's arguments at a shape; None means the default shape."""
         shape = shape or self.default_shape
         if len(shape) != len(self.dims):
-            raise BadArgument(detail=f"{self.name} takes a shape of {len(self.dims)} numbers ({' x '.join(self.dims)}), "
-                                     f"not {len(shape)}. Its default: {'x'.join(map(str, self.default_shape))}.")
+            raise BadArgument(
+                detail=f"{self.name} takes a shape of {len(self.dims)} numbers ({' x '.join(self.dims)}), "
+                f"not {len(shape)}. Its default: {'x'.join(map(str, self.default_shape))}."
+            )
         return self.make(input_maker(dtype, device, seed), *shape)
 
 
-def make_inputs(name: "str | Workload", shape: tuple[int, ...] | None = None, dtype: torch.dtype = torch.bfloat16,
-                device: "str | torch.device" = "cpu", seed: int = 0) -> tuple[Tensor, ...]:
+def make_inputs(
+    name: "str | Workload",
+    shape: tuple[int, ...] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: "str | torch.device" = "cpu",
+    seed: int = 0,
+) -> tuple[Tensor, ...]:
     """Random arguments of a workload. Saved statistics are computed from the data they belong to."""
     return workload(name).inputs(shape, dtype, device, seed)
 
@@ -164,8 +176,9 @@ _SQUARE, _TALL, _WIDE_MLP = (8192, 8192), (98304, 512), (16384, 4096)
 _VOCABULARY, _PICTURES = (8192, 50257), (64, 256, 1024)
 
 
-def _named(function: Callable[..., Any], title: str, make: Inputs, shape: tuple[int, ...], floor: str,
-           dims: tuple[str, ...] = ROWS_COLS) -> Workload:
+def _named(
+    function: Callable[..., Any], title: str, make: Inputs, shape: tuple[int, ...], floor: str, dims: tuple[str, ...] = ROWS_COLS
+) -> Workload:
     return Workload(function.__name__, title, function, make, shape, floor, dims)
 
 
@@ -199,16 +212,31 @@ _FIXED = (
     _named(f.sum_all, "sum of all elements", _x(1), _SQUARE, "x in"),
     _named(f.sum_both, "row sums and column sums", _x(1), _SQUARE, "x in"),
     _named(f.rms_norm_fp8, "RMSNorm to fp8 with scales", _x_and_vectors(1, 1), _SQUARE, "x in, y out in fp8"),
-    _named(f.three_norms_shared_weight_backward, "backward of three RMSNorms sharing a weight", _three_norms, (32768, 768),
-           "three x, dy in, three dx out"),
-    _named(f.block_backward, "transformer block backward between the matmuls", _block_backward, _TALL,
-           "nine tensors in, four out"),
+    _named(
+        f.three_norms_shared_weight_backward,
+        "backward of three RMSNorms sharing a weight",
+        _three_norms,
+        (32768, 768),
+        "three x, dy in, three dx out",
+    ),
+    _named(f.block_backward, "transformer block backward between the matmuls", _block_backward, _TALL, "nine tensors in, four out"),
 )
 _COUNTED = (
-    *(Workload(f"outer_sum_{k}", f"column sums of the sum of {k}", f.outer_sum, _x(k), (65536, 4096), f"{k} tensors in")
-      for k in (1, 2, 3, 5, 8, 14)),
-    *(Workload(f"rms_norm_backward_{k}", f"RMSNorm backward + {k} residual-scale gradients", f.rms_norm_backward_residuals,
-               _rms_backward(k), _TALL, f"x, dy, {k} residuals in, dx out") for k in range(1, 17)),
+    *(
+        Workload(f"outer_sum_{k}", f"column sums of the sum of {k}", f.outer_sum, _x(k), (65536, 4096), f"{k} tensors in")
+        for k in (1, 2, 3, 5, 8, 14)
+    ),
+    *(
+        Workload(
+            f"rms_norm_backward_{k}",
+            f"RMSNorm backward + {k} residual-scale gradients",
+            f.rms_norm_backward_residuals,
+            _rms_backward(k),
+            _TALL,
+            f"x, dy, {k} residuals in, dx out",
+        )
+        for k in range(1, 17)
+    ),
 )
 
 WORKLOADS = {w.name: w for w in (*_FIXED, *_COUNTED)}

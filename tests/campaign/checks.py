@@ -45,8 +45,18 @@ from .rows import one_way_graph, row_graph, small_graph
 # Codes that say onepass itself is at fault.
 INTERNAL = ("ONEPASS-205", "ONEPASS-9", "ONEPASS-113", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")
 # How likely a family is to be taken where a graph may run by it; others, which fewer graphs may run by, 8.
-COMMON = {"pointwise": 1, "inner": 1, "inner looped": 1, "mix-order": 1, "outer": 2, "mix-order multi-CTA": 40, "inner split": 20,
-          "inner staged": 60, "outer staged": 40, "outer staged split": 60}
+COMMON = {
+    "pointwise": 1,
+    "inner": 1,
+    "inner looped": 1,
+    "mix-order": 1,
+    "outer": 2,
+    "mix-order multi-CTA": 40,
+    "inner split": 20,
+    "inner staged": 60,
+    "outer staged": 40,
+    "outer staged split": 60,
+}
 COARSE = 2.0**-12  # by which simplification may change a value: 1/33 is rounded, and what cancels later shows it
 PLANNED_FOR = (2, 5, 33, 260, 3000)  # symbolic sizes of kernels that then run at other sizes
 DRAWS = 12  # of other schedules, until one is legal
@@ -168,8 +178,15 @@ def _compared(graph: Graph, stage: Stage, mine: Results, eager: Results) -> tupl
 
     dtypes = {DTYPES[i.dtype] for i in graph.inputs} | {d for s in graph.steps for n, d in DTYPES.items() if f"{n}" in s.text}
     overlaps = any(i.layout in ("overlapping", "expanded") for i in graph.inputs)
-    truth = Truth(eager, reference, precision_of(dtypes, stage.exactly), stage.exactly, overlaps, lambda: _traced(graph, stage),
-                  loses_infinities=any("_mean(" in step.text for step in graph.steps))
+    truth = Truth(
+        eager,
+        reference,
+        precision_of(dtypes, stage.exactly),
+        stage.exactly,
+        overlaps,
+        lambda: _traced(graph, stage),
+        loses_infinities=any("_mean(" in step.text for step in graph.steps),
+    )
     kind, detail, output = compared(mine, truth)
     if kind not in ("wrong", "form"):
         return kind, detail, ""
@@ -243,8 +260,12 @@ def _second_size(graph: Graph, captured: Captured, program: Program) -> None:
     if not program.symbols:
         return
     rows = next(i.shape[0] for i in graph.inputs if i.is_tensor and i.shape)
-    taller = replace(graph, inputs=tuple(
-        replace(i, shape=tuple(s + 3 if s == rows and k == 0 else s for k, s in enumerate(i.shape))) for i in graph.inputs))
+    taller = replace(
+        graph,
+        inputs=tuple(
+            replace(i, shape=tuple(s + 3 if s == rows and k == 0 else s for k, s in enumerate(i.shape))) for i in graph.inputs
+        ),
+    )
     inputs = make_inputs(taller)
     bindings = captured.bind(tuple(inputs))
     if bindings is None or _is_empty(program, bindings):
@@ -267,8 +288,13 @@ def by_fuse(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
 
 # A card so small that few rows are shared out, split and taken together as many are on a large one.
 SMS = 2
-FEW_SMS = replace(forced.H200, name="h200 of 2 SMs", sms=SMS, bandwidth=forced.H200.bandwidth * SMS / forced.H200.sms,
-                  l2_bandwidth=forced.H200.l2_bandwidth * SMS / forced.H200.sms)
+FEW_SMS = replace(
+    forced.H200,
+    name="h200 of 2 SMs",
+    sms=SMS,
+    bandwidth=forced.H200.bandwidth * SMS / forced.H200.sms,
+    l2_bandwidth=forced.H200.l2_bandwidth * SMS / forced.H200.sms,
+)
 
 
 def by_family(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
@@ -303,8 +329,10 @@ def _one_kernel(graph: Graph, inputs: list[Any]) -> tuple[Captured, Program, Bin
     assert bindings is not None
     program, sizes = specialize(optimize(captured.program), bindings)
     tensors = captured.tensors(tuple(inputs))
-    program = replace(program, buffers=tuple(
-        replace(b, aligned=b.name not in tensors or tensors[b.name].data_ptr() % 16 == 0) for b in program.buffers))
+    program = replace(
+        program,
+        buffers=tuple(replace(b, aligned=b.name not in tensors or tensors[b.name].data_ptr() % 16 == 0) for b in program.buffers),
+    )
     return captured, program, sizes, tensors
 
 

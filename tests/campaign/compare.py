@@ -141,8 +141,10 @@ def _undecided(k: int, mine: torch.Tensor, eager: torch.Tensor, reference: torch
     if not bool(bad.any()):
         return ""
     at = tuple(bad.nonzero()[0].tolist())
-    return (f"{int(bad.sum())} of {bad.numel()}, first at {list(at)}: {float(given[at])!r}, eager {float(eager[at])!r}, "
-            f"float64 {float(middle[at])!r}")
+    return (
+        f"{int(bad.sum())} of {bad.numel()}, first at {list(at)}: {float(given[at])!r}, eager {float(eager[at])!r}, "
+        f"float64 {float(middle[at])!r}"
+    )
 
 
 def _fails(stacked: torch.Tensor) -> torch.Tensor:

@@ -89,8 +89,9 @@ def waves(count: int, number: int) -> list[dict[str, Any]]:
             left = writes.tree(Path(place))
             wrong += writes.same(left, whole) + [f"{name} is missing" for name in whole.keys() - left.keys()]
             wrong += [f"{draft} is left" for draft in writes.drafts(Path(place))]
-            report.append({"round": number, "wave": wave, "processes": count, "wrong": wrong,
-                         "seconds": round(time.monotonic() - began, 1)})
+            report.append(
+                {"round": number, "wave": wave, "processes": count, "wrong": wrong, "seconds": round(time.monotonic() - began, 1)}
+            )
     return report
 
 
@@ -119,8 +120,10 @@ def main() -> int:
     onepass.fuse(store.FUNCTIONS[0])(store.X)  # says once that it interprets
     found = run(given.count, given.rounds, given.log)
     for report in found:
-        print(f"round {report['round']}, wave {report['wave']}: {report['processes']} processes, {report['seconds']} s, "
-              f"{'WRONG: ' + '; '.join(report['wrong'][:3]) if report['wrong'] else 'all right'}")
+        print(
+            f"round {report['round']}, wave {report['wave']}: {report['processes']} processes, {report['seconds']} s, "
+            f"{'WRONG: ' + '; '.join(report['wrong'][:3]) if report['wrong'] else 'all right'}"
+        )
     return int(any(report["wrong"] for report in found))
 
 

@@ -12,8 +12,28 @@ import torch
 from .graph import CONTENTS, FLOATS, INTS, LAYOUTS, Graph, Input, Step, made, make_inputs
 from .ops import ROWS, Row, Unfit, any_tensor
 
-SHAPES = ((), (1,), (5,), (33,), (3, 4), (1, 8), (8, 1), (7, 33), (2, 3, 4), (4, 1, 5), (16, 24), (2, 2, 3, 5), (3, 130), (65, 3),
-          (2, 9, 8), (1, 1), (0,), (3, 0), (0, 4), (1, 300))
+SHAPES = (
+    (),
+    (1,),
+    (5,),
+    (33,),
+    (3, 4),
+    (1, 8),
+    (8, 1),
+    (7, 33),
+    (2, 3, 4),
+    (4, 1, 5),
+    (16, 24),
+    (2, 2, 3, 5),
+    (3, 130),
+    (65, 3),
+    (2, 9, 8),
+    (1, 1),
+    (0,),
+    (3, 0),
+    (0, 4),
+    (1, 300),
+)
 RARE = ("bool", "bool", "bool", "u16", "u32")
 CLASSES = (("f32",), ("bf16", "f16"), ("f64",), ("e4m3", "e5m2"), INTS, ("bool",), ("u16", "u32"))
 CONVERSIONS = ("{0}.to(f32)", "torch.nan_to_num({0}.to(f32), 0.0, 1.0, -1.0).clamp(-100, 100).to(i32)")
@@ -103,7 +123,7 @@ class Drawing:
         """A shape that broadcasts to another, or another one altogether."""
         if self.rng.random() < 0.1:
             return self.rng.choice(SHAPES)
-        kept = shape[self.rng.randint(0, len(shape)):] if self.rng.random() < 0.5 else shape
+        kept = shape[self.rng.randint(0, len(shape)) :] if self.rng.random() < 0.5 else shape
         return tuple(1 if self.rng.random() < 0.3 else s for s in kept)
 
     def step(self) -> None:

@@ -1,6 +1,6 @@
 """The edge matrix: every kind of op, by type, by extreme shape, by layout and content.
 
-    python -m tests.campaign.edges --log edges.jsonl
+python -m tests.campaign.edges --log edges.jsonl
 """
 
 from __future__ import annotations
@@ -36,9 +36,15 @@ OPS = {
     "flat": "{0}.reshape(-1)[::2] * 2",
 }
 SHAPES = ((1,), (7,), (0, 5), (5, 0), (1, 1), (1, 4099), (4099, 1), (3, 31), (2, 1, 3, 1, 5), (17, 255))
-FORMS = (("f32", "contiguous", "normal"), ("bf16", "misaligned", "special"), ("f16", "transposed", "extreme"),
-         ("f64", "sliced", "tiny"), ("i8", "expanded", "extreme"), ("i64", "contiguous", "extreme"),
-         ("e5m2", "contiguous", "normal"))
+FORMS = (
+    ("f32", "contiguous", "normal"),
+    ("bf16", "misaligned", "special"),
+    ("f16", "transposed", "extreme"),
+    ("f64", "sliced", "tiny"),
+    ("i8", "expanded", "extreme"),
+    ("i64", "contiguous", "extreme"),
+    ("e5m2", "contiguous", "normal"),
+)
 
 
 def cells() -> Iterator[tuple[str, Graph]]:

@@ -15,9 +15,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-DTYPES = {"bool": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
-          "u16": torch.uint16, "u32": torch.uint32, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "f16": torch.float16,
-          "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
+DTYPES = {
+    "bool": torch.bool,
+    "u8": torch.uint8,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u16": torch.uint16,
+    "u32": torch.uint32,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FLOATS = ("f32", "bf16", "f16", "f64", "e4m3", "e5m2")
 INTS = ("i64", "i32", "i16", "i8", "u8")
@@ -104,8 +117,12 @@ class Graph:
         inputs = [k for k in range(base) if k in needed]
         steps = [k for k in range(len(self.steps)) if base + k in needed]
         new = {old: k for k, old in enumerate([*inputs, *(base + k for k in steps)])}
-        return replace(self, inputs=tuple(self.inputs[k] for k in inputs), outputs=tuple(new[o] for o in self.outputs),
-                       steps=tuple(replace(self.steps[k], args=tuple(new[a] for a in self.steps[k].args)) for k in steps))
+        return replace(
+            self,
+            inputs=tuple(self.inputs[k] for k in inputs),
+            outputs=tuple(new[o] for o in self.outputs),
+            steps=tuple(replace(self.steps[k], args=tuple(new[a] for a in self.steps[k].args)) for k in steps),
+        )
 
 
 _NUMBER = itertools.count()
@@ -157,8 +174,9 @@ def contents(spec: Input, shape: tuple[int, ...], generator: torch.Generator) ->
             odd = pool[torch.randint(0, len(pool), shape, generator=generator)]
             values = torch.where(torch.rand(shape, generator=generator, dtype=torch.float32) < 0.15, odd, values)
         case "extreme":
-            pool = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min, torch.finfo(dtype).tiny, 0.0, 1.0],
-                                dtype=torch.float64)
+            pool = torch.tensor(
+                [torch.finfo(dtype).max, torch.finfo(dtype).min, torch.finfo(dtype).tiny, 0.0, 1.0], dtype=torch.float64
+            )
             values = pool[torch.randint(0, len(pool), shape, generator=generator)]
     return values.to(dtype)
 

@@ -21,8 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+# fmt: off
 NAMES = ("oracle", "pairs", "pair kernels", "interpret", "schedules", "families", "one way",
          "other sizes", "integers", "compile", "card")
+# fmt: on
 PROCESS = 500  # graphs that one process looks at: what it keeps of them grows, and starting takes seconds
 DEADLINE = 600  # seconds of wall clock after which a graph is called stuck, on a busy machine too; CPU seconds say what is slow
 
@@ -31,7 +33,7 @@ def run(stage: str, seeds: range, log: Path, jobs: int) -> dict[str, Any]:
     """Every seed that the log does not hold yet; the summary of the whole log."""
     done = {line["seed"] for line in read(log)}
     todo = [s for s in seeds if s not in done]
-    parts = [todo[k:k + PROCESS] for k in range(0, len(todo), PROCESS)]
+    parts = [todo[k : k + PROCESS] for k in range(0, len(todo), PROCESS)]
     with log.open("a") as out, ThreadPoolExecutor(jobs) as threads:
         for _ in threads.map(partial(_through_processes, stage, out), parts):
             pass
@@ -109,8 +111,12 @@ def one(stage: str, seed: int) -> dict[str, Any]:
     line = found.to_json() | {"ops": sorted({s.op for s in drawn.steps}), "dtypes": dtypes}
     if found.is_bad and found.kind != "slow":
         small = shrunk(drawn, lambda g: bounded(g).signature == found.signature)
-        line |= {"source": small.source(), "inputs": [str(i) for i in small.inputs], "graph": small.to_json(),
-                 "small": bounded(small).detail}
+        line |= {
+            "source": small.source(),
+            "inputs": [str(i) for i in small.inputs],
+            "graph": small.to_json(),
+            "small": bounded(small).detail,
+        }
     return line
 
 
@@ -141,23 +147,31 @@ def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
         pairs.update(f"{op} {kind}" for op in line["ops"] for kind in {family(d) for d in line["dtypes"]})
         if "source" in line or line["kind"] in ("slow", "crash"):
             name = f"{line['kind']} {line['where']}"
-            known = classes.setdefault(name, {"count": 0, "seeds": [], "source": line.get("source", ""),
-                                              "detail": line.get("small", line["detail"])})
+            known = classes.setdefault(
+                name, {"count": 0, "seeds": [], "source": line.get("source", ""), "detail": line.get("small", line["detail"])}
+            )
             known["count"] += 1
             known["seeds"].append(line["seed"])
             if len(line.get("source", "")) < len(known["source"]):
                 known |= {"source": line["source"], "inputs": line["inputs"], "detail": line["small"]}
             known.setdefault("inputs", line.get("inputs"))
     rare = {pair: n for pair, n in sorted(pairs.items(), key=lambda item: item[1]) if n < 20}
-    return {"graphs": sum(kinds.values()), "kinds": dict(kinds.most_common()), "refused": dict(refused.most_common(60)),
-            "op x dtype pairs": len(pairs), "met fewer than 20 times": rare, "right by": dict(hows.most_common()),
-            "defects": classes}
+    return {
+        "graphs": sum(kinds.values()),
+        "kinds": dict(kinds.most_common()),
+        "refused": dict(refused.most_common(60)),
+        "op x dtype pairs": len(pairs),
+        "met fewer than 20 times": rare,
+        "right by": dict(hows.most_common()),
+        "defects": classes,
+    }
 
 
 def family(dtype: str) -> str:
     """The class of types an input belongs to."""
     return {"e4m3": "fp8", "e5m2": "fp8", "f16": "half", "bf16": "half", "u16": "unsigned", "u32": "unsigned"}.get(
-        dtype, "int" if dtype[0] in "iu" else dtype)
+        dtype, "int" if dtype[0] in "iu" else dtype
+    )
 
 
 def _reason(detail: str) -> str:
@@ -176,8 +190,10 @@ def show(counts: dict[str, Any]) -> Iterator[str]:
     for reason, n in list(counts["refused"].items())[:25]:
         yield f"  refused {n}: {reason}"
     for name, known in sorted(counts["defects"].items(), key=lambda item: -item[1]["count"]):
-        yield (f"\n{name}: {known['count']} graphs, such as seed {known['seeds'][0]}\n  {known['detail'][:300]}\n"
-               f"  {known.get('inputs')}\n{known['source']}")
+        yield (
+            f"\n{name}: {known['count']} graphs, such as seed {known['seeds'][0]}\n  {known['detail'][:300]}\n"
+            f"  {known.get('inputs')}\n{known['source']}"
+        )
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ def integers(tensor: torch.Tensor, seed: int) -> torch.Tensor:
         return tensor
     generator = torch.Generator().manual_seed(seed)
     span = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
-    line = torch.randint(-2**62, 2**62, (max(span, 0),), generator=generator)
+    line = torch.randint(-(2**62), 2**62, (max(span, 0),), generator=generator)
     return line.as_strided(tensor.shape, tensor.stride())
 
 
@@ -42,7 +42,8 @@ def _added(builder: Builder, program: Program, at: int, node: Node, new: dict[in
         case Const(value=number) if program.dtypes[at].is_float:
             return builder.add(Const(1 + hash(repr(number)) % 97, I64))
         case Op(name="cast", dtype=to, args=(source, *_)) if (
-                _int(to) == I64 == _int(program.dtypes[operands(program.nodes[at])[0]])):
+            _int(to) == I64 == _int(program.dtypes[operands(program.nodes[at])[0]])
+        ):
             return source
         case Op(name="cast", dtype=to):
             return builder.add(replace(node, dtype=_int(to)))
@@ -70,4 +71,3 @@ def _int(dtype: DType) -> DType:
 
 def _whole(buffer: Buffer) -> Buffer:
     return replace(buffer, dtype=_int(buffer.dtype))
-

@@ -61,8 +61,12 @@ EXPLAIN = ("-m", "onepass", "explain")
 KINDS = (
     Kind("explain a function", (*EXPLAIN, "rms_norm_backward", "--shape", "64x1024", "--device", "h200", "--source"), 30),
     Kind("explain a model", (*EXPLAIN, f"{sessions.__file__}:tiny_model", "--device", "h200", "--compile"), 10),
-    _session("explaining", 10, "--go-on"), _session("training", 15), _session("training", 20, "--go-on"), _session("bench", 12),
-    _session("bench beside Inductor", 2))
+    _session("explaining", 10, "--go-on"),
+    _session("training", 15),
+    _session("training", 20, "--go-on"),
+    _session("bench", 12),
+    _session("bench beside Inductor", 2),
+)
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,24 @@ def started(kind: Kind, place: Path, out: Any, errors: Any) -> subprocess.Popen[
     """A process in a session of its own, with all folders it may write to in `place`."""
     for name in ("it", "tmp"):
         (place / name).mkdir(mode=0o700, exist_ok=True)
-    environment = {**os.environ, "ONEPASS_CACHE_DIR": str(place / "store"), "TMPDIR": str(place / "tmp"), "PYTHONPATH": str(ROOT),
-                   "ONEPASS_REPRO_DIR": str(place / "repros"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
-                   "TORCHINDUCTOR_CACHE_DIR": str(place.parent / "inductor")}
-    return subprocess.Popen([sys.executable, *kind.arguments], env=environment, cwd=place / "it", stdin=subprocess.DEVNULL,
-                            stdout=out, stderr=errors, start_new_session=True)
+    environment = {
+        **os.environ,
+        "ONEPASS_CACHE_DIR": str(place / "store"),
+        "TMPDIR": str(place / "tmp"),
+        "PYTHONPATH": str(ROOT),
+        "ONEPASS_REPRO_DIR": str(place / "repros"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(place.parent / "inductor"),
+    }
+    return subprocess.Popen(
+        [sys.executable, *kind.arguments],
+        env=environment,
+        cwd=place / "it",
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=errors,
+        start_new_session=True,
+    )
 
 
 def of_session(number: int) -> list[int]:

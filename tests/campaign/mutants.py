@@ -33,8 +33,10 @@ from .graphs import read
 from .mutations import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
+# fmt: off
 COPIED = ("onepass", "tests", "bench", "scripts", "docs", "constraints", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile",
           "pyproject.toml")
+# fmt: on
 DEADLINE = 60  # seconds of one core that the tests of a mutant may take, so that a busy machine changes nothing
 STUCK = 600.0  # seconds of wall clock after which tests that use no core are ended
 FAILED, PASSED = 1, 0  # pytest's exit statuses; any other says that the tests themselves could not be run
@@ -103,8 +105,14 @@ def one(mutant: Mutant, folder: Path) -> dict[str, Any]:
         verdict, detail = verdict_of(folder, mutant.tests)
     finally:
         path.write_text(original)
-    return {"name": mutant.name, "kind": verdict, "promise": mutant.promise, "file": mutant.file, "detail": detail,
-            "seconds": round(time.monotonic() - started, 1)}
+    return {
+        "name": mutant.name,
+        "kind": verdict,
+        "promise": mutant.promise,
+        "file": mutant.file,
+        "detail": detail,
+        "seconds": round(time.monotonic() - started, 1),
+    }
 
 
 def run(todo: list[Mutant], log: Path, jobs: int) -> None:
@@ -151,7 +159,8 @@ def show(lines: dict[str, dict[str, Any]]) -> Iterator[str]:
     kinds = Counter(line["kind"] for line in lines.values())
     killed = kinds["killed"]
     yield f"{len(lines)} mutants: {killed} killed ({100 * killed / max(len(lines), 1):.1f} %), " + ", ".join(
-        f"{n} {kind}" for kind, n in kinds.items() if kind != "killed")
+        f"{n} {kind}" for kind, n in kinds.items() if kind != "killed"
+    )
     for name, line in lines.items():
         if line["kind"] != "killed":
             yield f"  {line['kind']} {name} in {line['file']}: {line['promise']} ({line['detail'][-200:].strip()})"

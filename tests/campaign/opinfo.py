@@ -1,7 +1,7 @@
 """Every sample that torch's own tests have for the ops onepass captures: right, or refused with a code.
 
-    python -m tests.campaign.opinfo --log opinfo.jsonl          # float32 whole, of other types samples drawn evenly
-    python -m tests.campaign.opinfo --log opinfo.jsonl --all    # every sample of every type
+python -m tests.campaign.opinfo --log opinfo.jsonl          # float32 whole, of other types samples drawn evenly
+python -m tests.campaign.opinfo --log opinfo.jsonl --all    # every sample of every type
 """
 
 from __future__ import annotations
@@ -110,8 +110,14 @@ def _line(info: Any, dtype: torch.dtype, shift: int, everything: bool) -> dict[s
     at = drawn(len(given), dtype, shift, everything)
     found = [one(info, dtype, given[k], k) for k in at]
     refused = Counter(f.where for f in found if f.kind == "refused")
-    return {"op": title(info), "dtype": str(dtype), "whole": len(at) == len(given), "kinds": Counter(f.kind for f in found),
-            "refused": refused, "bad": [f.to_json() for f in found if f.is_bad]}
+    return {
+        "op": title(info),
+        "dtype": str(dtype),
+        "whole": len(at) == len(given),
+        "kinds": Counter(f.kind for f in found),
+        "refused": refused,
+        "bad": [f.to_json() for f in found if f.is_bad],
+    }
 
 
 def main() -> int:

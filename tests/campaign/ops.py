@@ -94,21 +94,53 @@ def number(v: Values, t: torch.Tensor) -> str:
 
 # ---- one element at a time ------------------------------------------------------------------------------------------------------
 
-for _name in ("neg", "abs", "sign", "sgn", "square", "positive", "relu", "isfinite", "isnan", "isinf", "logical_not", "floor",
-              "ceil", "trunc", "round"):
+for _name in (
+    "neg",
+    "abs",
+    "sign",
+    "sgn",
+    "square",
+    "positive",
+    "relu",
+    "isfinite",
+    "isnan",
+    "isinf",
+    "logical_not",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+):
+
     def _unary(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         return f"torch.{name}({{0}})", (v.tensor(),)
 
     row(_name)(_unary)
 
-for _name in ("exp", "exp2", "expm1", "tanh", "sigmoid", "sin", "cos", "erf", "erfc", "atan", "asinh", "sinh", "cosh",
-              "reciprocal"):
+for _name in (
+    "exp",
+    "exp2",
+    "expm1",
+    "tanh",
+    "sigmoid",
+    "sin",
+    "cos",
+    "erf",
+    "erfc",
+    "atan",
+    "asinh",
+    "sinh",
+    "cosh",
+    "reciprocal",
+):
+
     def _smooth(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         return f"torch.{name}({{0}})", (v.tensor(),)
 
     row(_name)(_smooth)
 
 for _name in ("asin", "acos", "atanh", "tan"):
+
     def _bounded(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         inner = "{0}" if v.rng.random() < 0.3 else "(0.9 * torch.tanh({0}))"  # away from poles and the ends of the domain
         return f"torch.{name}({inner})", (v.tensor(),)
@@ -116,22 +148,56 @@ for _name in ("asin", "acos", "atanh", "tan"):
     row(_name, 0.3)(_bounded)
 
 for _name in ("sqrt", "rsqrt", "acosh", "log", "log2", "log10", "log1p"):
+
     def _positive(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         inner = "{0}" if v.rng.random() < 0.3 else "({0}.abs() + 0.5)"
         return f"torch.{name}({inner})", (v.tensor(),)
 
     row(_name)(_positive)
 
-for _name in ("silu", "gelu", "softplus", "leaky_relu", "elu", "hardtanh", "hardswish", "hardsigmoid", "relu6", "mish",
-              "logsigmoid"):
+for _name in (
+    "silu",
+    "gelu",
+    "softplus",
+    "leaky_relu",
+    "elu",
+    "hardtanh",
+    "hardswish",
+    "hardsigmoid",
+    "relu6",
+    "mish",
+    "logsigmoid",
+):
+
     def _activation(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         more = ", approximate='tanh'" if name == "gelu" and v.rng.random() < 0.5 else ""
         return f"F.{name}({{0}}{more})", (v.tensor(is_float),)
 
     row(_name, 0.3)(_activation)
 
-for _name in ("add", "sub", "mul", "maximum", "minimum", "fmax", "fmin", "true_divide", "eq", "ne", "lt", "le", "gt", "ge",
-              "logical_and", "logical_or", "logical_xor", "atan2", "hypot", "logaddexp"):
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "maximum",
+    "minimum",
+    "fmax",
+    "fmin",
+    "true_divide",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "atan2",
+    "hypot",
+    "logaddexp",
+):
+
     def _binary(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         a = v.tensor()
         pair = (a, v.like(a))
@@ -139,8 +205,25 @@ for _name in ("add", "sub", "mul", "maximum", "minimum", "fmax", "fmin", "true_d
 
     row(_name, 0.3 if _name in ("atan2", "hypot", "fmax", "fmin") else 1.5)(_binary)
 
-for _name in ("add", "sub", "mul", "true_divide", "eq", "ne", "lt", "le", "gt", "ge", "rsub", "remainder", "fmod", "floor_divide",
-              "clamp_min", "clamp_max"):
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "true_divide",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "rsub",
+    "remainder",
+    "fmod",
+    "floor_divide",
+    "clamp_min",
+    "clamp_max",
+):
+
     def _scalar(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         a = v.tensor()
         return f"torch.{name}({{0}}, {number(v, v.value(a))})", (a,)
@@ -148,6 +231,7 @@ for _name in ("add", "sub", "mul", "true_divide", "eq", "ne", "lt", "le", "gt", 
     row(f"{_name} scalar", 0.7)(_scalar)
 
 for _name in ("remainder", "fmod", "floor_divide"):
+
     def _modulo(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         a = v.tensor()
         b = v.like(a)
@@ -174,6 +258,7 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 
 
 for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"):
+
     def _bits(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         a = v.tensor(is_whole)
         b = v.like(a)
@@ -241,7 +326,10 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
     a = v.tensor(is_float)
     return f"torch.{v.rng.choice(['addcmul', 'addcdiv'])}({{0}}, {{1}}, {{2}}, value={v.rng.choice(['0.5', '-2', '1'])})", (
-        a, v.like(a), v.like(a))
+        a,
+        v.like(a),
+        v.like(a),
+    )
 
 
 @row("lerp", 0.5)
@@ -276,6 +364,7 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 # ---- reductions ---------------------------------------------------------------------------------------------------------------
 
 for _name in ("sum", "mean", "amax", "amin", "any", "all", "nansum"):
+
     def _reduce(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         a = v.tensor(is_float if name == "mean" else any_tensor)
         dims = dims_of(v, v.value(a))
@@ -294,6 +383,7 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 
 
 for _name in ("argmax", "argmin", "prod"):
+
     def _one_dim(v: Values, name: str = _name) -> tuple[str, tuple[int, ...]]:
         a = v.tensor()
         if v.rng.random() < 0.2 or not v.value(a).dim():
@@ -343,7 +433,7 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 @row("layer_norm", 2)
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
     a = v.tensor(lambda t: is_float(t) and has_dims(t))
-    tail = tuple(v.value(a).shape[-v.rng.randint(1, v.value(a).dim()):])
+    tail = tuple(v.value(a).shape[-v.rng.randint(1, v.value(a).dim()) :])
     name = v.rng.choice(["layer_norm", "rms_norm"])  # the default eps of rms_norm follows from the type
     return f"F.{name}({{0}}, {tail}, eps=1e-5)", (a,)
 
@@ -378,6 +468,7 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 
 # ---- views and moves ----------------------------------------------------------------------------------------------------------
 
+
 @row("reshape", 1.5)
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
     a = v.tensor()
@@ -388,12 +479,12 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
             return "{0}.reshape(-1)", (a,)
         case 1 if len(shape) >= 2:
             at = v.rng.randrange(len(shape) - 1)
-            shape[at:at + 2] = [shape[at] * shape[at + 1]]
+            shape[at : at + 2] = [shape[at] * shape[at + 1]]
         case _ if shape:
             at = v.rng.randrange(len(shape))
             factors = [f for f in range(1, shape[at] + 1) if shape[at] % f == 0] or [1]
             factor = v.rng.choice(factors)
-            shape[at:at + 1] = [factor, shape[at] // factor]
+            shape[at : at + 1] = [factor, shape[at] // factor]
     return f"{{0}}.reshape({tuple(shape)})", (a,)
 
 
@@ -496,16 +587,31 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 @row("filled")
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
     a = v.tensor()
-    return v.rng.choice(["torch.zeros_like({0})", "torch.ones_like({0})", "torch.full_like({0}, 3)", "{0}.new_zeros({0}.shape)",
-                         "torch.full({0}.shape, 0.375)", "torch.tensor(0.375) * {0}", "{0}.new_ones(2, 3)",
-                         "torch.empty_like({0}).fill_(2)"]), (a,)
+    return v.rng.choice(
+        [
+            "torch.zeros_like({0})",
+            "torch.ones_like({0})",
+            "torch.full_like({0}, 3)",
+            "{0}.new_zeros({0}.shape)",
+            "torch.full({0}.shape, 0.375)",
+            "torch.tensor(0.375) * {0}",
+            "{0}.new_ones(2, 3)",
+            "torch.empty_like({0}).fill_(2)",
+        ]
+    ), (a,)
 
 
 @row("arange")
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
     a = v.tensor(has_dims)
-    return v.rng.choice(["torch.arange({0}.shape[-1])", "torch.arange({0}.shape[0] - 1, -1, -1)",
-                         "torch.arange(1, 2 * {0}.shape[-1], 2)", "torch.arange({0}.shape[-1], dtype=f32)"]), (a,)
+    return v.rng.choice(
+        [
+            "torch.arange({0}.shape[-1])",
+            "torch.arange({0}.shape[0] - 1, -1, -1)",
+            "torch.arange(1, 2 * {0}.shape[-1], 2)",
+            "torch.arange({0}.shape[-1], dtype=f32)",
+        ]
+    ), (a,)
 
 
 @row("gather", 1.5)
@@ -541,8 +647,13 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 @row("slice scatter")
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
     a = v.tensor(lambda t: has_dims(t) and t.shape[0] > 1 and not overlaps(t))
-    return v.rng.choice(["torch.slice_scatter({0}, {0}[1:] * 2, 0, 1)", "torch.select_scatter({0}, {0}[0] + 1, 0, 1)",
-                         "torch.slice_scatter({0}, torch.zeros_like({0}[:1]), 0, 0, 1)"]), (a,)
+    return v.rng.choice(
+        [
+            "torch.slice_scatter({0}, {0}[1:] * 2, 0, 1)",
+            "torch.select_scatter({0}, {0}[0] + 1, 0, 1)",
+            "torch.slice_scatter({0}, torch.zeros_like({0}[:1]), 0, 0, 1)",
+        ]
+    ), (a,)
 
 
 @row("one hot", 0.5)
@@ -555,8 +666,16 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
     """On a value of the function's own."""
     a = v.tensor(has_dims)
-    return v.rng.choice(["({0} + 0).add_(1)", "({0} + 0).mul_({0})", "({0} * 1).zero_()", "({0} + 0).copy_({0}.flip(0))",
-                         "({0} + 0).clamp_(-1, 1)", "({0} + 0).fill_(3)"]), (a,)
+    return v.rng.choice(
+        [
+            "({0} + 0).add_(1)",
+            "({0} + 0).mul_({0})",
+            "({0} * 1).zero_()",
+            "({0} + 0).copy_({0}.flip(0))",
+            "({0} + 0).clamp_(-1, 1)",
+            "({0} + 0).fill_(3)",
+        ]
+    ), (a,)
 
 
 @row("foreach", 0.2)
@@ -569,5 +688,15 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
     """Ops that onepass may refuse, with a code."""
     a = v.tensor(has_dims)
-    return v.rng.choice(["{0}.cumsum(0)", "{0}.sort(0)[0]", "{0}.flatten().topk(1)[0]", "torch.median({0})",
-                         "torch.cummax({0}, 0)[0]", "{0}.unique()", "{0}[{0} > 0]", "torch.count_nonzero({0})"]), (a,)
+    return v.rng.choice(
+        [
+            "{0}.cumsum(0)",
+            "{0}.sort(0)[0]",
+            "{0}.flatten().topk(1)[0]",
+            "torch.median({0})",
+            "torch.cummax({0}, 0)[0]",
+            "{0}.unique()",
+            "{0}[{0} > 0]",
+            "torch.count_nonzero({0})",
+        ]
+    ), (a,)

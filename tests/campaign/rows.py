@@ -9,24 +9,57 @@ import random
 from .graph import Graph, Input, Step
 
 # Columns that threads of one CTA share evenly or not, and that two CTAs may share; rows that start on 16 bytes or anywhere.
-SHAPES = ((6, 1024), (9, 2048), (5, 8192), (6, 8192), (4, 16384), (12, 4096), (7, 1027), (5, 4099), (130, 32), (70, 64), (300, 16),
-          (12, 40), (2, 20000))
+SHAPES = (
+    (6, 1024),
+    (9, 2048),
+    (5, 8192),
+    (6, 8192),
+    (4, 16384),
+    (12, 4096),
+    (7, 1027),
+    (5, 4099),
+    (130, 32),
+    (70, 64),
+    (300, 16),
+    (12, 40),
+    (2, 20000),
+)
 LONG = ((1, 20000), (2, 20000), (1, 8192), (2, 12288), (3, 8192), (6, 8192), (9, 2048), (5, 4099), (4, 16385))
 TALL = ((2000, 40), (1024, 16), (300, 64), (3000, 7), (130, 512), (40, 24), (64, 64), (16, 300), (600, 136))
 KINDS = (("f32",), ("f32",), ("bf16",), ("f16",), ("f32", "bf16"), ("f64",), ("i64",), ("e4m3", "f32"))
 FLOATS, WIDE = (("f32",), ("bf16",), ("f16",), ("f32", "bf16")), 8192
 # Scaled, or a tanh comes so close to 1 that its last digit decides what a variance of it is.
+# fmt: off
 ALONE = ("{0} * 0.5", "{0}.abs()", "-{0}", "{0} * {0}", "torch.relu({0})", "torch.sigmoid({0}.to(f32) * 0.125)",
          "torch.tanh({0}.to(f32) * 0.125)", "torch.exp({0}.to(f32).clamp(-4, 4))", "torch.where({0} > 0, {0}, {0} * 2)",
          "{0}.to(f32)")
+# fmt: on
 TOGETHER = ("{0} + {1}", "{0} * {1}", "{0} - {1}", "torch.maximum({0}.to(f32), {1}.to(f32))")
-ALONG = ("{0}.sum(-1, keepdim=True)", "{0}.to(f32).mean(-1, keepdim=True)", "{0}.amax(-1, keepdim=True)",
-         "{0}.to(f32).var(-1, correction=0, keepdim=True)", "{0}.to(f32).logsumexp(-1, keepdim=True)",
-         "{0}.to(f32).square().mean(-1, keepdim=True).add(1e-5).rsqrt()", "{0}.to(f32).mul(8).round().argmax(-1, keepdim=True)")
-DOWN = ("{0}.sum(0)", "{0}.to(f32).mean(0)", "{0}.amax(0)", "{0}.to(f32).var(0, correction=0)", "{0}.to(f32).logsumexp(0)",
-        "({0} > 0).any(0)", "{0}.to(f32).mul(8).round().argmin(0)")  # rounded: the last digit of a tanh decides nothing
-OVER = ("{0}.sum(DIMS, keepdim=True)", "{0}.to(f32).mean(DIMS, keepdim=True)", "{0}.amax(DIMS, keepdim=True)",
-        "{0}.to(f32).var(DIMS, correction=0, keepdim=True)", "{0}.to(f32).logsumexp(DIMS, keepdim=True)")
+ALONG = (
+    "{0}.sum(-1, keepdim=True)",
+    "{0}.to(f32).mean(-1, keepdim=True)",
+    "{0}.amax(-1, keepdim=True)",
+    "{0}.to(f32).var(-1, correction=0, keepdim=True)",
+    "{0}.to(f32).logsumexp(-1, keepdim=True)",
+    "{0}.to(f32).square().mean(-1, keepdim=True).add(1e-5).rsqrt()",
+    "{0}.to(f32).mul(8).round().argmax(-1, keepdim=True)",
+)
+DOWN = (
+    "{0}.sum(0)",
+    "{0}.to(f32).mean(0)",
+    "{0}.amax(0)",
+    "{0}.to(f32).var(0, correction=0)",
+    "{0}.to(f32).logsumexp(0)",
+    "({0} > 0).any(0)",
+    "{0}.to(f32).mul(8).round().argmin(0)",
+)  # rounded: the last digit of a tanh decides nothing
+OVER = (
+    "{0}.sum(DIMS, keepdim=True)",
+    "{0}.to(f32).mean(DIMS, keepdim=True)",
+    "{0}.amax(DIMS, keepdim=True)",
+    "{0}.to(f32).var(DIMS, correction=0, keepdim=True)",
+    "{0}.to(f32).logsumexp(DIMS, keepdim=True)",
+)
 
 
 def row_graph(seed: int) -> Graph:

@@ -87,8 +87,11 @@ def measuring(*providers: str) -> Callable[[], list[Any]]:
 
 
 SESSIONS: dict[str, Callable[[], Callable[[], list[Any]]]] = {
-    "training": training, "explaining": explaining, "bench": lambda: measuring("onepass", "eager"),
-    "bench beside Inductor": lambda: measuring("onepass", "eager", "inductor")}
+    "training": training,
+    "explaining": explaining,
+    "bench": lambda: measuring("onepass", "eager"),
+    "bench beside Inductor": lambda: measuring("onepass", "eager", "inductor"),
+}
 
 
 def main() -> None:

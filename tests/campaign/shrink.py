@@ -32,11 +32,11 @@ def simplifications(graph: Graph) -> Iterator[Graph]:
         for k in range(len(graph.outputs)):
             yield replace(graph, outputs=(graph.outputs[k],)).pruned()
         for k in range(len(graph.outputs)):
-            yield replace(graph, outputs=graph.outputs[:k] + graph.outputs[k + 1:]).pruned()
+            yield replace(graph, outputs=graph.outputs[:k] + graph.outputs[k + 1 :]).pruned()
     yield from _shorter(graph)
     for k, spec in enumerate(graph.inputs):
         for simpler in _plainer(spec):
-            yield replace(graph, inputs=(*graph.inputs[:k], simpler, *graph.inputs[k + 1:]))
+            yield replace(graph, inputs=(*graph.inputs[:k], simpler, *graph.inputs[k + 1 :]))
     yield from _smaller(graph)
 
 
@@ -68,9 +68,11 @@ def _smaller(graph: Graph) -> Iterator[Graph]:
     for extent in extents:
         for less in dict.fromkeys((2, extent // 2, extent - 1)):
             if 0 < less < extent:
-                yield replace(graph, inputs=tuple(replace(i, shape=tuple(less if s == extent else s for s in i.shape))
-                                                  for i in graph.inputs))
+                yield replace(
+                    graph, inputs=tuple(replace(i, shape=tuple(less if s == extent else s for s in i.shape)) for i in graph.inputs)
+                )
     deepest = max((len(i.shape) for i in graph.inputs), default=0)
     if deepest:
-        yield replace(graph, inputs=tuple(replace(i, shape=i.shape[1:] if len(i.shape) == deepest else i.shape)
-                                          for i in graph.inputs))
+        yield replace(
+            graph, inputs=tuple(replace(i, shape=i.shape[1:] if len(i.shape) == deepest else i.shape) for i in graph.inputs)
+        )

@@ -44,8 +44,11 @@ from . import store_faults as faults
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
 FUNCTIONS: tuple[Callable[..., Any], ...] = (lambda x: x.softmax(-1), lambda x: (x * x).sum(0))
 CARD, CARD_KEY = Calibration(1.0, 2.0, 3.0, 4.0, 5.0, "2026-01-31"), "c" * 64
-BINARIES = {f"{name}{n}": {f"k.{end}": f"{name}{n}{end}".encode() * 50 for end in ("cubin", "ptx", "json", "so")}
-            for name in "A" for n in range(2)}
+BINARIES = {
+    f"{name}{n}": {f"k.{end}": f"{name}{n}{end}".encode() * 50 for end in ("cubin", "ptx", "json", "so")}
+    for name in "A"
+    for n in range(2)
+}
 CODES = ("[ONEPASS-501]", "[ONEPASS-502]")
 LONGEST = 600  # seconds a fault may take before it counts as hanging: the machine may be busy
 KINDS = (*faults.DAMAGES, *["failing"] * 8, *["killing"] * 6, *["swapping"] * 2, "children killed", "many processes")

@@ -193,9 +193,27 @@ def planted(folder: Path, chance: Random) -> str:
 
 
 Damage = Callable[[Path, Random], str]
-DAMAGES: dict[str, Damage] = {f.__name__: f for f in (
-    flip, cut, lengthen, noise, swap, remove, reseal, newer, open_file, shut, open_folder, link, replace_by, file_for_folder,
-    drafts, planted)}
+DAMAGES: dict[str, Damage] = {
+    f.__name__: f
+    for f in (
+        flip,
+        cut,
+        lengthen,
+        noise,
+        swap,
+        remove,
+        reseal,
+        newer,
+        open_file,
+        shut,
+        open_folder,
+        link,
+        replace_by,
+        file_for_folder,
+        drafts,
+        planted,
+    )
+}
 
 
 # ---- hooks: in force during use -------------------------------------------------------------------------------------------
@@ -222,8 +240,11 @@ def hooked(before: Callable[[str], None]) -> Iterator[None]:
     wrapped = Os()
     for name in CALLS:
         setattr(wrapped, name, hook(name))
-    with mock.patch.object(files, "os", wrapped), mock.patch.object(cache, "os", wrapped), \
-            mock.patch.object(files, "open", _opener(before), create=True):
+    with (
+        mock.patch.object(files, "os", wrapped),
+        mock.patch.object(cache, "os", wrapped),
+        mock.patch.object(files, "open", _opener(before), create=True),
+    ):
         yield
 
 

@@ -196,7 +196,7 @@ class Campaign:
     def half(self, rng: random.Random) -> str:
         """Part of an answer comes, then the worker ends, hangs or sends another."""
         frame = frames.pack({"id": 1, "binary": {"registers": 1}})
-        part = frame[:rng.randrange(1, len(frame))]
+        part = frame[: rng.randrange(1, len(frame))]
         then = rng.choice((("exit", 0), ("signal", signal.SIGKILL), ("sleep", 3600), ("sleep", 0)))
         return self.ask(self.question(("write", part.hex()), then, once=True), SHORT if then == ("sleep", 3600) else AGES)
 
@@ -315,8 +315,22 @@ class Campaign:
         self.certainly(asked)
         return outcome
 
-    FAULTS = ((killed, 14), (stopped, 6), (hanging, 3), (ending, 10), (garbage, 10), (half, 8), (other, 8), (printing, 4),
-              (interrupted, 22), (many, 4), (forked, 3), (starved, 3), (real_killed, 2), (real_interrupted, 3))
+    FAULTS = (
+        (killed, 14),
+        (stopped, 6),
+        (hanging, 3),
+        (ending, 10),
+        (garbage, 10),
+        (half, 8),
+        (other, 8),
+        (printing, 4),
+        (interrupted, 22),
+        (many, 4),
+        (forked, 3),
+        (starved, 3),
+        (real_killed, 2),
+        (real_interrupted, 3),
+    )
 
     def run(self, rng: random.Random) -> dict[str, Any]:
         """One fault, and whether all is well after it."""

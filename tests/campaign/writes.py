@@ -113,8 +113,12 @@ def measuring(folder: Path) -> object:
     return len(results.load(path).rows) == 1
 
 
-SCENARIOS = (Scenario("store", keeping, (OSError,)), Scenario("fused function", computing), Scenario("reproducer", reproducing),
-             Scenario("results", measuring))
+SCENARIOS = (
+    Scenario("store", keeping, (OSError,)),
+    Scenario("fused function", computing),
+    Scenario("reproducer", reproducing),
+    Scenario("results", measuring),
+)
 KNOWN: dict[str, Any] = {}
 
 
@@ -157,8 +161,11 @@ def hooked(before: Callable[[str], None]) -> Iterator[None]:
             before("close")
 
     def opener(handle: Any, mode: str = "r", *given: Any, **more: Any) -> Any:
-        return Failing(builtins_open(handle, mode, *given, **more), before) if "w" in mode else \
-            builtins_open(handle, mode, *given, **more)
+        return (
+            Failing(builtins_open(handle, mode, *given, **more), before)
+            if "w" in mode
+            else builtins_open(handle, mode, *given, **more)
+        )
 
     builtins_open = builtins.open
     with ExitStack() as patched:
@@ -188,7 +195,7 @@ class Failing:
             self._file.write(self._content[: len(self._content) // 2])
             self._file.flush()
             self._before("flush")
-            self._file.write(self._content[len(self._content) // 2:])
+            self._file.write(self._content[len(self._content) // 2 :])
 
 
 def faulty(fault: Fault, at: int) -> Callable[[str], None]:
@@ -222,6 +229,7 @@ def drafts(folder: Path) -> list[Path]:
 
 def same(left: dict[str, bytes], whole: dict[str, bytes]) -> list[str]:
     """Files that are not what the clean run left. Of groups of binaries only the names count: in them are paths."""
+
     def fits(name: str, content: bytes) -> bool:
         return "__grp__" in name or content == whole.get(name) or name == "results/run.json" and b'"rows": []' in content
 

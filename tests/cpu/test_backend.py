@@ -330,8 +330,13 @@ def test_a_second_process_claims_nothing_and_plans_nothing(tmp_path: Path) -> No
     package = shutil.copytree(ROOT / "onepass", tmp_path / "copy" / "onepass", ignore=shutil.ignore_patterns("__pycache__"))
 
     def process(*skip: str) -> dict[str, Any]:
-        env = {"PYTHONPATH": str(package.parent), "PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(tmp_path),
-               "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "ONEPASS_CACHE_DIR": str(tmp_path / "store")}
+        env = {
+            "PYTHONPATH": str(package.parent),
+            "PATH": "/usr/bin:/bin:/usr/local/bin",
+            "HOME": str(tmp_path),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+            "ONEPASS_CACHE_DIR": str(tmp_path / "store"),
+        }
         done = run_python(script, *skip, env=env)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
@@ -350,17 +355,27 @@ def test_a_second_process_claims_nothing_and_plans_nothing(tmp_path: Path) -> No
 
 
 def test_importing_is_cheap() -> None:
-    code = ("import sys, onepass; onepass.backend, onepass.settings; "
-            "print([m for m in ('torch._dynamo', 'torch._inductor', 'triton') if m in sys.modules])")
+    code = (
+        "import sys, onepass; onepass.backend, onepass.settings; "
+        "print([m for m in ('torch._dynamo', 'torch._inductor', 'triton') if m in sys.modules])"
+    )
     done = run_python(code)
     assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_logs_and_traces_show_what_was_claimed(tmp_path: Path) -> None:
-    code = ("import torch, onepass; f = lambda x: torch.softmax(x, -1); torch.compile(f, backend=onepass.backend, "
-            "options={'interpret': True, 'rest': 'eager', 'by_cost': False})(torch.randn(4, 16))")
-    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "ONEPASS_CACHE": "0",
-           "TORCH_LOGS": "+onepass", "TORCH_TRACE": str(tmp_path / "trace")}
+    code = (
+        "import torch, onepass; f = lambda x: torch.softmax(x, -1); torch.compile(f, backend=onepass.backend, "
+        "options={'interpret': True, 'rest': 'eager', 'by_cost': False})(torch.randn(4, 16))"
+    )
+    env = {
+        "PYTHONPATH": str(ROOT),
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "ONEPASS_CACHE": "0",
+        "TORCH_LOGS": "+onepass",
+        "TORCH_TRACE": str(tmp_path / "trace"),
+    }
     done = run_python(code, env=env)
     assert done.returncode == 0 and "1 regions claimed" in done.stderr, done.stderr
     traced = "".join(path.read_text() for path in (tmp_path / "trace").glob("*.log"))

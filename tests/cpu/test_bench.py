@@ -253,10 +253,14 @@ def test_a_row_without_a_provider_that_is_asked_for_is_measured_again() -> None:
     assert is_unfinished(SMALL.jobs[1], run, Options(SMALL, ("onepass",)))
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"suite": "norms"}, "to the suite norms"), ({"card": "another"}, "measured on another"),
-    ({"versions": {"torch": "2.10"}}, r"torch 2.10 \(here 2.11\)"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"suite": "norms"}, "to the suite norms"),
+        ({"card": "another"}, "measured on another"),
+        ({"versions": {"torch": "2.10"}}, r"torch 2.10 \(here 2.11\)"),
+    ],
+)
 def test_results_of_other_runs_are_not_mixed(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     mine = Run("small", "2026-01-31", "a card", "h200", {"torch": "2.11"})
@@ -293,8 +297,13 @@ def test_regret_is_the_pick_over_the_best() -> None:
     ours = CapturedFunction.of(job.subject.function, job.inputs())
     plans = ours.plans(PLACE.device, 4)
     picked = Compiled(plans[0], (), tuple(Binary(80, 0, 0, 0, 0, {}, {}) for _ in plans[0].kernels)).artifact
-    found = regret.regret_from_times(job.id, 100.0, picked, [tried(ours, p, 8 * (k == 3)) for k, p in enumerate(plans)],
-                                     {"picked": 110.0, "0": 110.0, "1": 100.0, "2": 130.0})
+    found = regret.regret_from_times(
+        job.id,
+        100.0,
+        picked,
+        [tried(ours, p, 8 * (k == 3)) for k, p in enumerate(plans)],
+        {"picked": 110.0, "0": 110.0, "1": 100.0, "2": 130.0},
+    )
     assert found.regret == pytest.approx(0.1) and len(found.candidates) == 4
     assert [c.us for c in found.candidates] == [110.0, 100.0, 130.0, None]
     assert (found.candidates[0].registers, found.candidates[3].spill_bytes) == (80, 8 * len(plans[3].kernels))
@@ -349,8 +358,16 @@ def test_plans_that_disagree_are_noticed() -> None:
 def test_tables_show_everything_within_their_width() -> None:
     text = as_text(*tables(fake_bench.norms()))
     assert all(len(row) <= 118 for row in text.splitlines())
-    for said in ("rms_norm_backward 8192x8192 bf16", "x floor", "wrong: dw is off by 3", "N must be even", "plain reads",
-                 "speedup over best peer", "within 5 % of the best candidate", "prediction: median error"):
+    for said in (
+        "rms_norm_backward 8192x8192 bf16",
+        "x floor",
+        "wrong: dw is off by 3",
+        "N must be even",
+        "plain reads",
+        "speedup over best peer",
+        "within 5 % of the best candidate",
+        "prediction: median error",
+    ):
         assert said in text, said
 
 
@@ -368,19 +385,23 @@ def test_time_over_rows_is_fitted_by_a_line() -> None:
 # ---- the command line
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (("bench",), "ONEPASS-806"),
-    (("bench", "norms", "--out", "x.json"), "onepass doctor"),
-    (("bench", "nroms"), "known are table"),
-    (("bench", "norms", "--providers", "onepas"), "inductor-nonstrict"),
-    (("bench", "norms", "--only", "softmax"), "rms_norm_backward"),
-    (("bench", "models"), "--out FILE"),
-    (("bench", "models", "--out", "x.json", "--regret"), "--regret cannot be used"),
-    (("bench", "models", "--out", "x.json"), "ONEPASS-806"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("bench",), "ONEPASS-806"),
+        (("bench", "norms", "--out", "x.json"), "onepass doctor"),
+        (("bench", "nroms"), "known are table"),
+        (("bench", "norms", "--providers", "onepas"), "inductor-nonstrict"),
+        (("bench", "norms", "--only", "softmax"), "rms_norm_backward"),
+        (("bench", "models"), "--out FILE"),
+        (("bench", "models", "--out", "x.json", "--regret"), "--regret cannot be used"),
+        (("bench", "models", "--out", "x.json"), "ONEPASS-806"),
+    ],
+)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a card")
-def test_mistakes_are_one_line(arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-                               capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["onepass", *arguments])
     with pytest.raises(SystemExit) as exit:

@@ -24,7 +24,7 @@ from onepass.tools.bisect import RECOMPUTE, minimal
 from onepass.tools.reference import Reference, worst_excess
 from onepass.tools.runner import Runner
 
-STEPS = '''
+STEPS = """
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -76,7 +76,7 @@ def broken():
 
 def another():
     return Net(), (torch.randn(16, 32, generator=torch.Generator().manual_seed(torch.seed() % 2 ** 31)),)
-'''
+"""
 
 
 @pytest.fixture
@@ -116,8 +116,9 @@ class Pretended:
 
     overrides: dict[str, Any] = {"skip": ("left out by hand",)}  # noqa: RUF012
 
-    def __init__(self, count: int, bad_groups: Sequence[Collection[str]], fickle: bool = False,
-                 diverges_without_regions: bool = False) -> None:
+    def __init__(
+        self, count: int, bad_groups: Sequence[Collection[str]], fickle: bool = False, diverges_without_regions: bool = False
+    ) -> None:
         self.regions = [f"r{k}" for k in range(count)]
         self.guilty_groups, self.fickle, self.diverges_without_regions, self.runs = bad_groups, fickle, diverges_without_regions, 0
 
@@ -150,8 +151,9 @@ def searched(runner: Pretended) -> tuple[list[set[str]], bool, Any]:
     return [{s.region for s in group.suspects} for group in bad_groups], diverges_without_regions, search
 
 
-@pytest.mark.parametrize("bad_groups", [[], [{"r3"}], [{"r1"}, {"r6"}], [{"r1", "r6"}], [{"r0", "r4", "r5"}, {"r2"}],
-                                        [{RECOMPUTE}]])
+@pytest.mark.parametrize(
+    "bad_groups", [[], [{"r3"}], [{"r1"}, {"r6"}], [{"r1", "r6"}], [{"r0", "r4", "r5"}, {"r2"}], [{RECOMPUTE}]]
+)
 def test_everyone_guilty_is_found(bad_groups: list[set[str]]) -> None:
     found, diverges_without_regions, search = searched(Pretended(9, bad_groups))
     assert sorted(map(sorted, found)) == sorted(map(sorted, bad_groups)) and not diverges_without_regions
@@ -170,10 +172,17 @@ def test_a_fault_elsewhere_is_nobodys() -> None:
 # ---- how far off -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mine", "wrong"), [
-    (torch.ones(64), False), (torch.ones(64) * (1 + 1e-7), False), (torch.ones(64) * 1.001, True), (torch.ones(63), True),
-    (torch.full((64,), math.nan), True), (torch.ones(64).index_fill(0, torch.tensor(3), 2.0), True),
-])
+@pytest.mark.parametrize(
+    ("mine", "wrong"),
+    [
+        (torch.ones(64), False),
+        (torch.ones(64) * (1 + 1e-7), False),
+        (torch.ones(64) * 1.001, True),
+        (torch.ones(63), True),
+        (torch.full((64,), math.nan), True),
+        (torch.ones(64).index_fill(0, torch.tensor(3), 2.0), True),
+    ],
+)
 def test_what_diverges(mine: Tensor, wrong: bool) -> None:
     right = {"a": torch.ones(64)}
     reference = Reference({"a": torch.ones(64).double()}, right, "float64", ())
@@ -223,7 +232,10 @@ def test_a_step_in_float64(file: Path) -> None:
 
 def test_options_are_python_values_or_names() -> None:
     assert spec.parse_options(["by_cost=False", "rest=eager", "skip=['a', 'b']"]) == {
-        "by_cost": False, "rest": "eager", "skip": ["a", "b"]}
+        "by_cost": False,
+        "rest": "eager",
+        "skip": ["a", "b"],
+    }
     with pytest.raises(BadSpec, match="name=value"):
         spec.parse_options(["by_cost"])
     with pytest.raises(BadSetting):

@@ -87,6 +87,7 @@ def test_a_region_that_is_refused_by_its_budget_is_left(monkeypatch: pytest.Monk
 
 def test_sums_of_few_of_sums_of_few_do_not_multiply() -> None:
     """Seven rows are added one by one; seven times seven times seven times seven, each a few ops, are not."""
+
     def nested(x: Tensor) -> Tensor:
         for _ in range(4):
             x = (x.sigmoid() + 1).sum(0)
@@ -143,8 +144,10 @@ def test_a_long_chain_of_views_is_seen_through_without_recursion() -> None:
     total = graph.call_function(torch.ops.aten.sum.dim_IntList, (node, [0]))
     total.meta["val"] = torch.empty(16)
     graph.output(total)
-    monkey = {n: node_kinds.NodeKind.FREE if n.op == "call_function" and n is not total else k
-              for n, k in node_kinds.classify_nodes(graph, torch.device("cpu"), {}).items()}
+    monkey = {
+        n: node_kinds.NodeKind.FREE if n.op == "call_function" and n is not total else k
+        for n, k in node_kinds.classify_nodes(graph, torch.device("cpu"), {}).items()
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onepass.capture.graph.dataflow.classify_nodes", lambda *_: monkey)
         dataflow = Dataflow(graph, torch.device("cpu"), {}, False)
@@ -167,6 +170,7 @@ def test_rules_that_undo_each_other_end() -> None:
 
 def test_powers_are_not_taken_apart_to_find_a_hit() -> None:
     """A sum looks for one hit in a product; sixty squarings have 2**60 factors, and no index in any of them."""
+
     def function(x: Tensor) -> Tensor:
         for _ in range(60):
             x = x * x
@@ -243,8 +247,15 @@ def test_a_long_chain_is_cut_out_without_recursion() -> None:
 def test_cutting_out_keeps_the_order_of_use() -> None:
     """Operands come right before what first uses them: kernels' text follows from that."""
     nodes: tuple[Node, ...] = (
-        Load("x", (("d0", 1),)), Load("y", (("d0", 1),)), Op("neg", (1,), F32), Op("neg", (0,), F32), Op("add", (2, 3), F32),
-        Reduce("sum", (4,), ("d0",)), Result(5, 0), Store("out0", 6, ()))
+        Load("x", (("d0", 1),)),
+        Load("y", (("d0", 1),)),
+        Op("neg", (1,), F32),
+        Op("neg", (0,), F32),
+        Op("add", (2, 3), F32),
+        Reduce("sum", (4,), ("d0",)),
+        Result(5, 0),
+        Store("out0", 6, ()),
+    )
     buffers = tuple(Buffer(n, F32, "input", (64,), (1,)) for n in "xy")
     program = Program("p", (Axis("d0", 64),), (*buffers, Buffer("out0", F32, "output")), nodes)
     cut_out = Cut(program, ("d0",)).extract(frozenset({5, 7}), "p")
@@ -269,7 +280,9 @@ def sizes_apart() -> Iterator[tuple[tuple[int, ...], ...]]:
 def test_no_kernel_walks_a_product_of_axes_that_never_meet(shapes: tuple[tuple[int, ...], ...]) -> None:
     program = program_of(lambda a, b: (torch.tanh(a), b.sum(-2)), *shapes)
     for kernel in plan(program, {}, H200).kernels:
-        walked = max(kernel.program.points(dims | frozenset(n.axes if isinstance(n, Reduce) else ()), {})
-                     for n, dims in zip(kernel.program.nodes, kernel.program.dims, strict=True))
+        walked = max(
+            kernel.program.points(dims | frozenset(n.axes if isinstance(n, Reduce) else ()), {})
+            for n, dims in zip(kernel.program.nodes, kernel.program.dims, strict=True)
+        )
         space = kernel.kernel.space
         assert kernel.program.points((*space.batch, *space.rows, *space.cols), {}) == walked

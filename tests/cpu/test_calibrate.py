@@ -50,8 +50,11 @@ def flights(facts: Device, *kilobytes: int) -> tuple[InFlightRate, ...]:
 def figures(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> ProbeResults:
     """What the probes might measure on a card somewhat like an H200."""
     facts = replace(H200, bandwidth=bandwidth, latency=latency)
-    anchors = tuple(Anchor(kind, size, size / rate) for kind, rate in (("read", bandwidth), ("copy", 4.2e6), ("add", 4.3e6))
-                    for size in (256 << 20, 1 << 30))
+    anchors = tuple(
+        Anchor(kind, size, size / rate)
+        for kind, rate in (("read", bandwidth), ("copy", 4.2e6), ("add", 4.3e6))
+        for size in (256 << 20, 1 << 30)
+    )
     return replace(ProbeResults(anchors, flights(facts, 2, 4, 8, 16, 32, 64, 128), 5.6e6, 1.9, 2.9, JOIN_BYTES, 1800.0), **changes)
 
 
@@ -120,22 +123,25 @@ def test_a_card_is_known_by_how_it_differs_from_the_one_the_model_was_fitted_on(
     assert (found.l2_bandwidth, found.clock) == pytest.approx((2 * H200.l2_bandwidth, H200.clock / 2))
 
 
-@pytest.mark.parametrize("changes, what", [
-    ({"anchors": (Anchor("read", 1 << 30, 40.0),)}, "DRAM rate was measured as 26.84 TB/s"),
-    ({"anchors": (Anchor("read", 1 << 30, math.nan),)}, "nan us"),
-    ({"anchors": (Anchor("copy", 1 << 30, -5.0),)}, "The time of a copy was measured as -5.0 us"),
-    ({"anchors": (Anchor("copy", 1 << 30, 0.0),)}, "0.0 us"),
-    ({"anchors": ()}, "DRAM rate was measured as nan"),
-    ({"flights": ()}, "latency under load was measured as nan"),
-    ({"flights": (InFlightRate(64 << 10, 5e5),)}, "latency"),
-    ({"l2_rate": math.nan}, "L2 rate"),
-    ({"l2_rate": 1e6}, "at least the DRAM rate"),
-    ({"l2_rate": -1.0}, "L2 rate"),
-    ({"clock": 0.0}, "clock under load was measured as 0 MHz"),
-    ({"clock": math.inf}, "clock"),
-    ({"launch_us": -0.5}, "one more kernel"),
-    ({"join_us": 500.0}, "one more kernel"),
-])
+@pytest.mark.parametrize(
+    "changes, what",
+    [
+        ({"anchors": (Anchor("read", 1 << 30, 40.0),)}, "DRAM rate was measured as 26.84 TB/s"),
+        ({"anchors": (Anchor("read", 1 << 30, math.nan),)}, "nan us"),
+        ({"anchors": (Anchor("copy", 1 << 30, -5.0),)}, "The time of a copy was measured as -5.0 us"),
+        ({"anchors": (Anchor("copy", 1 << 30, 0.0),)}, "0.0 us"),
+        ({"anchors": ()}, "DRAM rate was measured as nan"),
+        ({"flights": ()}, "latency under load was measured as nan"),
+        ({"flights": (InFlightRate(64 << 10, 5e5),)}, "latency"),
+        ({"l2_rate": math.nan}, "L2 rate"),
+        ({"l2_rate": 1e6}, "at least the DRAM rate"),
+        ({"l2_rate": -1.0}, "L2 rate"),
+        ({"clock": 0.0}, "clock under load was measured as 0 MHz"),
+        ({"clock": math.inf}, "clock"),
+        ({"launch_us": -0.5}, "one more kernel"),
+        ({"join_us": 500.0}, "one more kernel"),
+    ],
+)
 def test_what_cannot_be_is_refused_and_nothing_is_kept(here: None, folder: Path, changes: dict[str, Any], what: str) -> None:
     with pytest.raises(ImplausibleMeasurement, match=re.escape(what)):
         calibrate(probe=lambda where, facts: figures(**changes))
@@ -305,8 +311,12 @@ def compiled(function: Any, pointers: dict[str, str], warps: int, **constants: i
 
     names = function.arg_names
     signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
-    source = ASTSource(function, signature, {(names.index(n),): v for n, v in constants.items()},
-                       {(names.index(n),): [["tt.divisibility", 16]] for n in pointers})
+    source = ASTSource(
+        function,
+        signature,
+        {(names.index(n),): v for n, v in constants.items()},
+        {(names.index(n),): [["tt.divisibility", 16]] for n in pointers},
+    )
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": 1}).asm["ptx"]
 
 
@@ -410,6 +420,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
         class Launched:
             def __getitem__(self, grid: tuple[int]) -> Any:
                 return lambda *args, **kwargs: card.spend(us(grid[0], *args, **kwargs))
+
         return Launched()
 
     def walk(grid: int, data: Any, sums: Any, tiles: int, passes: int, **shape: int) -> float:
@@ -434,13 +445,22 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(torch.cuda, "device", lambda where: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (8 * (64 << 20), 0))
-    monkeypatch.setattr(torch.Tensor, "zero_",
-                        lambda t: (card.spend(stopwatch.SMALLEST_KERNEL_US if t.numel() == 1 else 9.0), zero(t))[1])
+    monkeypatch.setattr(
+        torch.Tensor, "zero_", lambda t: (card.spend(stopwatch.SMALLEST_KERNEL_US if t.numel() == 1 else 9.0), zero(t))[1]
+    )
     monkeypatch.setattr(torch.Tensor, "copy_", lambda t, u: (card.spend(8 * t.numel() / 4.3e6), copy(t, u))[1])
     monkeypatch.setattr(torch, "add", lambda a, b, out: (card.spend(12 * a.numel() / 4.45e6), add(a, b, out=out))[1])
-    monkeypatch.setattr(probes, "kernels", SimpleNamespace(
-        walk=kernel(walk), ticks=kernel(ticks), touch=kernel(lambda *_, **__: 1.9), fill=kernel(lambda *_, **__: 2.5),
-        join=kernel(lambda *_, **__: 2.9)))
+    monkeypatch.setattr(
+        probes,
+        "kernels",
+        SimpleNamespace(
+            walk=kernel(walk),
+            ticks=kernel(ticks),
+            touch=kernel(lambda *_, **__: 1.9),
+            fill=kernel(lambda *_, **__: 2.5),
+            join=kernel(lambda *_, **__: 2.9),
+        ),
+    )
     return card
 
 

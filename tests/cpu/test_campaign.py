@@ -18,8 +18,18 @@ from tests.campaign.graph import Graph, Input, Step, make_inputs
 from tests.campaign.shrink import shrunk
 
 # Seeds of their own: a defect found by the whole campaign becomes a test of its own.
-SAMPLES = [("oracle", 25, 24), ("pairs", 25, 4), ("pair kernels", 6, 4), ("interpret", 6, 10), ("schedules", 6, 8),
-           ("families", 4, 6), ("one way", 4, 4), ("other sizes", 10, 4), ("integers", 6, 5), ("compile", 2, 10)]
+SAMPLES = [
+    ("oracle", 25, 24),
+    ("pairs", 25, 4),
+    ("pair kernels", 6, 4),
+    ("interpret", 6, 10),
+    ("schedules", 6, 8),
+    ("families", 4, 6),
+    ("one way", 4, 4),
+    ("other sizes", 10, 4),
+    ("integers", 6, 5),
+    ("compile", 2, 10),
+]
 
 
 def sampled() -> list[Any]:
@@ -40,8 +50,11 @@ def test_every_stage_may_be_asked_for() -> None:
 
 
 def softmax_of_a_sum() -> Graph:
-    steps = (Step("add", "torch.add({0}, {1})", (0, 1)), Step("exp", "torch.exp({0})", (2,)),
-             Step("softmax", "F.softmax({0}, -1)", (2,)))
+    steps = (
+        Step("add", "torch.add({0}, {1})", (0, 1)),
+        Step("exp", "torch.exp({0})", (2,)),
+        Step("softmax", "F.softmax({0}, -1)", (2,)),
+    )
     return Graph(1, (Input((6, 40), "bf16"), Input((6, 40), "f32", "transposed", "special")), steps, (4, 3))
 
 
@@ -61,15 +74,19 @@ def answering(change: object) -> Stage:
     return Stage(lambda g, inputs: (change(g.function()(*inputs)), ""))  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("change,kind", [
-    (lambda r: r, "right"),
-    (lambda r: (r[0] + 1e-2, r[1]), "wrong"),
-    (lambda r: (torch.where(r[0] == r[0].nan_to_num().amax(), torch.inf, r[0]), r[1]), "wrong"),
-    (lambda r: (r[0].double(), r[1]), "form"),
-    (lambda r: (r[0].t().contiguous().t(), r[1]), "form"),
-    (lambda r: r[:1], "form"),
-    (lambda r: 1 / 0, "uncoded"),
-], ids=["right", "off", "infinity", "dtype", "strides", "count", "error"])
+@pytest.mark.parametrize(
+    "change,kind",
+    [
+        (lambda r: r, "right"),
+        (lambda r: (r[0] + 1e-2, r[1]), "wrong"),
+        (lambda r: (torch.where(r[0] == r[0].nan_to_num().amax(), torch.inf, r[0]), r[1]), "wrong"),
+        (lambda r: (r[0].double(), r[1]), "form"),
+        (lambda r: (r[0].t().contiguous().t(), r[1]), "form"),
+        (lambda r: r[:1], "form"),
+        (lambda r: 1 / 0, "uncoded"),
+    ],
+    ids=["right", "off", "infinity", "dtype", "strides", "count", "error"],
+)
 def test_what_is_wrong_is_seen(change: object, kind: str) -> None:
     assert checked(softmax_of_a_sum(), answering(change)).kind == kind
 
@@ -110,13 +127,16 @@ def test_a_log_is_resumed_and_summed_up(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_process_that_ends_early_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says where it was; the seeds after that go to another process."""
     python = tmp_path / "python"
-    python.write_text(f"#!{sys.executable}\n" """
+    python.write_text(
+        f"#!{sys.executable}\n"
+        """
 import json, sys
 for seed in json.load(sys.stdin):
     if seed == 7:
         sys.exit("the stack overflowed")
     print(json.dumps({"seed": seed, "kind": "right", "where": "", "detail": "", "ops": [], "dtypes": []}), flush=True)
-""")
+"""
+    )
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
     counts = graphs.run("oracle", range(4, 10), tmp_path / "log.jsonl", 1)

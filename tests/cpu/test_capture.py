@@ -81,10 +81,43 @@ POSITIVE = X.abs() + 0.1
 INTS = torch.arange(-30, 30).reshape(5, 12)
 BOOLS = X > 0
 
-UNARY = [torch.neg, torch.abs, torch.reciprocal, torch.exp, torch.exp2, torch.expm1, torch.sin, torch.cos, torch.tanh,
-         torch.sigmoid, torch.erf, torch.floor, torch.ceil, torch.trunc, torch.round, torch.sign, torch.square, torch.frac,
-         torch.relu, F.silu, F.leaky_relu, F.softplus, F.elu, F.mish, F.hardswish, F.hardsigmoid, F.hardtanh, F.logsigmoid,
-         F.gelu, functools.partial(F.gelu, approximate="tanh"), F.softshrink, F.relu6, torch.isnan, torch.isinf, torch.isfinite]
+UNARY = [
+    torch.neg,
+    torch.abs,
+    torch.reciprocal,
+    torch.exp,
+    torch.exp2,
+    torch.expm1,
+    torch.sin,
+    torch.cos,
+    torch.tanh,
+    torch.sigmoid,
+    torch.erf,
+    torch.floor,
+    torch.ceil,
+    torch.trunc,
+    torch.round,
+    torch.sign,
+    torch.square,
+    torch.frac,
+    torch.relu,
+    F.silu,
+    F.leaky_relu,
+    F.softplus,
+    F.elu,
+    F.mish,
+    F.hardswish,
+    F.hardsigmoid,
+    F.hardtanh,
+    F.logsigmoid,
+    F.gelu,
+    functools.partial(F.gelu, approximate="tanh"),
+    F.softshrink,
+    F.relu6,
+    torch.isnan,
+    torch.isinf,
+    torch.isfinite,
+]
 
 
 @pytest.mark.parametrize("fn", UNARY, ids=named)
@@ -98,10 +131,25 @@ def test_ops_of_positive_numbers(fn: Callable[..., Any]) -> None:
     check(fn, POSITIVE)
 
 
-BINARY = [torch.add, torch.sub, torch.mul, torch.div, torch.remainder, torch.fmod, torch.floor_divide,
-          torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge,
-          functools.partial(torch.div, rounding_mode="trunc"), functools.partial(torch.div, rounding_mode="floor"),
-          functools.partial(torch.add, alpha=3), functools.partial(torch.sub, alpha=2)]
+BINARY = [
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.div,
+    torch.remainder,
+    torch.fmod,
+    torch.floor_divide,
+    torch.eq,
+    torch.ne,
+    torch.lt,
+    torch.le,
+    torch.gt,
+    torch.ge,
+    functools.partial(torch.div, rounding_mode="trunc"),
+    functools.partial(torch.div, rounding_mode="floor"),
+    functools.partial(torch.add, alpha=3),
+    functools.partial(torch.sub, alpha=2),
+]
 
 
 @pytest.mark.parametrize("fn", BINARY, ids=named)
@@ -109,21 +157,63 @@ def test_binary_ops(fn: Callable[..., Any]) -> None:
     check(lambda x, y: (fn(x, y), fn(x, y[0]), fn(x, 0.7)), X, Y)
 
 
-@pytest.mark.parametrize("fn", [torch.add, torch.mul, torch.remainder, torch.fmod, torch.floor_divide, torch.bitwise_and,
-                                torch.bitwise_or, torch.bitwise_xor, torch.maximum, torch.lt, torch.logical_or,
-                                torch.logical_xor], ids=named)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.add,
+        torch.mul,
+        torch.remainder,
+        torch.fmod,
+        torch.floor_divide,
+        torch.bitwise_and,
+        torch.bitwise_or,
+        torch.bitwise_xor,
+        torch.maximum,
+        torch.lt,
+        torch.logical_or,
+        torch.logical_xor,
+    ],
+    ids=named,
+)
 def test_integer_ops(fn: Callable[..., Any]) -> None:
     check(lambda x, y: (fn(x, y), fn(y, x)), INTS + (INTS == 0), (7 - INTS).abs() * 2 + 1)
 
 
 def test_ops_of_two_tensors() -> None:
-    check(lambda x, y: (torch.maximum(x, y), torch.minimum(x, y[0]), torch.logaddexp(x, y), torch.logical_and(x > 0, y),
-                        torch.true_divide(x, y), torch.xlogy(x, y.abs())), X, Y)
+    check(
+        lambda x, y: (
+            torch.maximum(x, y),
+            torch.minimum(x, y[0]),
+            torch.logaddexp(x, y),
+            torch.logical_and(x > 0, y),
+            torch.true_divide(x, y),
+            torch.xlogy(x, y.abs()),
+        ),
+        X,
+        Y,
+    )
 
 
 def test_bools() -> None:
-    check(lambda a, b: (a & b, a | b, a ^ b, ~a, a + b, a * b, torch.maximum(a, b), a.logical_not(), a.sum(0), a * 2.5,
-                        a.float().double(), b.to(torch.int8), torch.where(a, 1.0, b)), BOOLS, ~BOOLS)
+    check(
+        lambda a, b: (
+            a & b,
+            a | b,
+            a ^ b,
+            ~a,
+            a + b,
+            a * b,
+            torch.maximum(a, b),
+            a.logical_not(),
+            a.sum(0),
+            a * 2.5,
+            a.float().double(),
+            b.to(torch.int8),
+            torch.where(a, 1.0, b),
+        ),
+        BOOLS,
+        ~BOOLS,
+    )
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 5, 8, -1, -3, 0.5, -0.5, 2.5, 11])
@@ -153,17 +243,29 @@ def test_of_bounds_that_exclude_each_other_the_upper_one_wins() -> None:
 
 
 def test_nan_goes_through_bounds() -> None:
-    check(lambda x: (x.clamp(0, 1), x.relu(), torch.maximum(x, x * 0), x.amax(1), x.argmax(1)),
-          torch.tensor([[1.0, float("nan"), 3.0], [2.0, 1.0, 0.0]], dtype=torch.float64))
+    check(
+        lambda x: (x.clamp(0, 1), x.relu(), torch.maximum(x, x * 0), x.amax(1), x.argmax(1)),
+        torch.tensor([[1.0, float("nan"), 3.0], [2.0, 1.0, 0.0]], dtype=torch.float64),
+    )
 
 
 def test_losses() -> None:
-    check(lambda x, y: (F.mse_loss(x, y), F.huber_loss(x, y), F.smooth_l1_loss(x, y, reduction="sum"), F.l1_loss(x, y),
-                        F.binary_cross_entropy_with_logits(x, y.sigmoid()),
-                        F.kl_div(x, y.sigmoid(), reduction="batchmean")), X, Y)
+    check(
+        lambda x, y: (
+            F.mse_loss(x, y),
+            F.huber_loss(x, y),
+            F.smooth_l1_loss(x, y, reduction="sum"),
+            F.l1_loss(x, y),
+            F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+            F.kl_div(x, y.sigmoid(), reduction="batchmean"),
+        ),
+        X,
+        Y,
+    )
 
 
 # Types
+
 
 def cast_pairs(captured: Captured) -> list[str]:
     return [str(n.dtype) for n in captured.program.nodes if isinstance(n, Op) and n.name == "cast"]
@@ -251,16 +353,56 @@ DIMS = [0, 1, 2, (0, 1), (0, 2), (1, 2), (0, 1, 2), -1]
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_reductions_over_any_dims(dims: Any) -> None:
     x = rand(3, 4, 5)
-    check(lambda x: (x.sum(dims), x.mean(dims, keepdim=True), x.amax(dims), x.amin(dims, keepdim=True), x.var(dims),
-                     x.std(dims), torch.var_mean(x, dims, correction=0), x.logsumexp(dims), (x > 0).any(dims),
-                     (x > 0).all(dims)), x)
+    check(
+        lambda x: (
+            x.sum(dims),
+            x.mean(dims, keepdim=True),
+            x.amax(dims),
+            x.amin(dims, keepdim=True),
+            x.var(dims),
+            x.std(dims),
+            torch.var_mean(x, dims, correction=0),
+            x.logsumexp(dims),
+            (x > 0).any(dims),
+            (x > 0).all(dims),
+        ),
+        x,
+    )
 
 
 def test_reductions_over_everything_and_over_nothing() -> None:
-    check(lambda x: (x.sum(), x.mean(), x.prod(), x.max(), x.min(), x.argmax(), x.argmin(), x.var(), x.std(), (x > 0).any(),
-                     (x > 9).all(), x.norm(), torch.count_nonzero(x > 0)), rand(3, 4))
-    check(lambda x: (x.sum(1), x.mean(1), x.amax(1), x.var(1, correction=0), x.logsumexp(1), x.argmax(1), (x > 0).any(1),
-                     x.prod(1), x.softmax(1)), rand(4, 1))
+    check(
+        lambda x: (
+            x.sum(),
+            x.mean(),
+            x.prod(),
+            x.max(),
+            x.min(),
+            x.argmax(),
+            x.argmin(),
+            x.var(),
+            x.std(),
+            (x > 0).any(),
+            (x > 9).all(),
+            x.norm(),
+            torch.count_nonzero(x > 0),
+        ),
+        rand(3, 4),
+    )
+    check(
+        lambda x: (
+            x.sum(1),
+            x.mean(1),
+            x.amax(1),
+            x.var(1, correction=0),
+            x.logsumexp(1),
+            x.argmax(1),
+            (x > 0).any(1),
+            x.prod(1),
+            x.softmax(1),
+        ),
+        rand(4, 1),
+    )
 
 
 def test_positions() -> None:
@@ -275,8 +417,17 @@ def test_integer_sums_are_wide() -> None:
 def test_sums_and_products_as_truths(dtype: torch.dtype) -> None:
     """Of truths, not of numbers: halves count, and 1 - 1 is true."""
     x = torch.tensor([[1.0, -1.0, 0.5], [0.0, 0.0, 0.0], [0.5, 2.0, math.nan]]).nan_to_num(3.0 if dtype == torch.int8 else math.nan)
-    captured = check(lambda x: (x.sum(1, dtype=torch.bool), x.prod(1, dtype=torch.bool), x.sum(0, keepdim=True, dtype=torch.bool),
-                                x.sum(dtype=torch.bool), x.prod(dtype=torch.bool), x[:, :1].sum(1, dtype=torch.bool)), x.to(dtype))
+    captured = check(
+        lambda x: (
+            x.sum(1, dtype=torch.bool),
+            x.prod(1, dtype=torch.bool),
+            x.sum(0, keepdim=True, dtype=torch.bool),
+            x.sum(dtype=torch.bool),
+            x.prod(dtype=torch.bool),
+            x[:, :1].sum(1, dtype=torch.bool),
+        ),
+        x.to(dtype),
+    )
     assert set(reduces(captured)) == {"any", "all"}
 
 
@@ -312,8 +463,9 @@ SQUARE = rand(6, 6)
 def test_a_square_matrix_and_its_transpose() -> None:
     captured = check(lambda x: x + x.t(), SQUARE)
     assert len(loads(captured, "x")) == 2 and len(captured.program.axes) == 2
-    check(lambda x: (x.t().sum(0), x.sum(0) + x.sum(1), x + x.sum(0)[:, None], x * x.sum(1),
-                     x.softmax(0) - x.softmax(1).t()), SQUARE)
+    check(
+        lambda x: (x.t().sum(0), x.sum(0) + x.sum(1), x + x.sum(0)[:, None], x * x.sum(1), x.softmax(0) - x.softmax(1).t()), SQUARE
+    )
 
 
 def test_outer_products() -> None:
@@ -328,8 +480,10 @@ def test_rows_and_columns_of_one_load() -> None:
 def test_reshapes_split_axes_everywhere() -> None:
     captured = check(lambda x, w: ((x * w).view(x.shape[0], 3, 2).sum(1), x + 1), rand(4, 6), rand(6))
     assert [str(a.extent) for a in captured.program.axes] == ["s0", "3", "2"]
-    check(lambda x: (x.view(-1), x.reshape(3, 8).sum(1), x.t().reshape(-1).sum(),
-                     x.flatten().view(2, 2, 6).permute(2, 0, 1) * 2), rand(4, 6))
+    check(
+        lambda x: (x.view(-1), x.reshape(3, 8).sum(1), x.t().reshape(-1).sum(), x.flatten().view(2, 2, 6).permute(2, 0, 1) * 2),
+        rand(4, 6),
+    )
 
 
 def test_reshapes_that_no_split_serves_load_again() -> None:
@@ -339,10 +493,23 @@ def test_reshapes_that_no_split_serves_load_again() -> None:
 
 def test_views_of_all_kinds() -> None:
     x = rand(4, 6, 5)
-    check(lambda x: (x.permute(2, 0, 1) * 2, x.transpose(0, 1).sum(0), x.unsqueeze(1).squeeze(1) + 1,
-                     x.movedim(0, -1).contiguous(), x.expand(2, 4, 6, 5) * 2, x.flatten(1).sum(0),
-                     x.unflatten(1, (2, 3)).amax(1), x.repeat(2, 1, 3) + 1,
-                     x.clone().detach() * 3, x.mT + 1, x.squeeze() * 1.5, x.unbind(1)[2] * 2), x)
+    check(
+        lambda x: (
+            x.permute(2, 0, 1) * 2,
+            x.transpose(0, 1).sum(0),
+            x.unsqueeze(1).squeeze(1) + 1,
+            x.movedim(0, -1).contiguous(),
+            x.expand(2, 4, 6, 5) * 2,
+            x.flatten(1).sum(0),
+            x.unflatten(1, (2, 3)).amax(1),
+            x.repeat(2, 1, 3) + 1,
+            x.clone().detach() * 3,
+            x.mT + 1,
+            x.squeeze() * 1.5,
+            x.unbind(1)[2] * 2,
+        ),
+        x,
+    )
     check(lambda x: tuple(p.sum(-1) for p in (*x.split(2), *x.chunk(2, 1), *x.split([1, 4], 2), x.narrow(1, 2, 3))), x)
 
 
@@ -357,10 +524,19 @@ def test_swiglu_halves_meet() -> None:
     assert len(captured.program.axes) == 2 and [n.offset for n in loads(captured, "x")] == [0, 8]
 
 
-@pytest.mark.parametrize("make", [
-    lambda: rand(8, 6).t(), lambda: rand(12, 12)[::2, 1:9], lambda: rand(8).expand(6, 8),
-    lambda: rand(100).as_strided((6, 8), (3, 2)), lambda: rand(6, 9)[:, 1:], lambda: rand(1, 8), lambda: rand(6, 1),
-], ids=["transposed", "sliced", "expanded", "overlapping", "misaligned", "one row", "one column"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rand(8, 6).t(),
+        lambda: rand(12, 12)[::2, 1:9],
+        lambda: rand(8).expand(6, 8),
+        lambda: rand(100).as_strided((6, 8), (3, 2)),
+        lambda: rand(6, 9)[:, 1:],
+        lambda: rand(1, 8),
+        lambda: rand(6, 1),
+    ],
+    ids=["transposed", "sliced", "expanded", "overlapping", "misaligned", "one row", "one column"],
+)
 def test_inputs_of_any_layout(make: Callable[[], torch.Tensor]) -> None:
     check(lambda x: (x.sum(0), x.softmax(-1), x * 2, x), make())
 
@@ -379,18 +555,31 @@ def test_concatenations_that_are_used_further() -> None:
 
 def test_lookups() -> None:
     at = torch.tensor([[2], [0], [5], [3]])
-    check(lambda x, at: (x.gather(1, at), x.log_softmax(1).gather(1, at), x.gather(1, at.expand(4, 3)),
-                         x.scatter(1, at, 7.0)), rand(4, 6), at)
+    check(
+        lambda x, at: (x.gather(1, at), x.log_softmax(1).gather(1, at), x.gather(1, at.expand(4, 3)), x.scatter(1, at, 7.0)),
+        rand(4, 6),
+        at,
+    )
     check(lambda x: x.gather(1, x.argmax(1, keepdim=True)), rand(4, 6))
 
 
 def test_positions_as_values() -> None:
-    captured = check(lambda x: (x + torch.arange(6), torch.arange(2, 14, 2) * x, torch.eye(4, 6) + x, torch.ones_like(x) * 3,
-                                torch.zeros(4, 1) + x, x.new_full((6,), 2.5) * x), rand(4, 6))
+    captured = check(
+        lambda x: (
+            x + torch.arange(6),
+            torch.arange(2, 14, 2) * x,
+            torch.eye(4, 6) + x,
+            torch.ones_like(x) * 3,
+            torch.zeros(4, 1) + x,
+            x.new_full((6,), 2.5) * x,
+        ),
+        rand(4, 6),
+    )
     assert any(isinstance(n, Index) for n in captured.program.nodes)
 
 
 # Models' own functions, forward and backward
+
 
 def vjp(fn: Callable[..., Any]) -> Callable[..., Any]:
     """(incoming gradient, *inputs) -> gradients."""
@@ -435,10 +624,18 @@ def test_backward(name: str) -> None:
     check(vjp(fn), torch.ones_like(fn(*args)) * 0.5 + fn(*args).detach().sin(), *args)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"ignore_index": 2}, {"label_smoothing": 0.1}, {"ignore_index": 2, "label_smoothing": 0.1}, {"reduction": "sum"},
-    {"reduction": "none"},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ignore_index": 2},
+        {"label_smoothing": 0.1},
+        {"ignore_index": 2, "label_smoothing": 0.1},
+        {"reduction": "sum"},
+        {"reduction": "none"},
+    ],
+    ids=str,
+)
 def test_cross_entropy(options: dict[str, Any]) -> None:
     logits, target = rand(6, 10), torch.tensor([1, 2, 9, 0, 2, 5])
 
@@ -491,11 +688,11 @@ def test_mean_of_symbolic_rows() -> None:
 
 # Outputs
 
+
 def test_outputs_that_are_inputs_views_numbers_and_nothing() -> None:
     def fn(x: torch.Tensor, k: int) -> dict[str, Any]:
         y = x * k
-        return {"x": x, "view": x.t()[1:], "y": y, "yt": y.t(), "row": y[1], "again": y, "size": x.shape[0], "k": k,
-                "none": None}
+        return {"x": x, "view": x.t()[1:], "y": y, "yt": y.t(), "row": y[1], "again": y, "size": x.shape[0], "k": k, "none": None}
 
     x = rand(4, 6)
     captured = check(fn, x, 3)
@@ -687,8 +884,10 @@ def one_step(step: str, v: torch.Tensor, other: torch.Tensor, how: int) -> torch
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9), st.integers(0, 60)), min_size=2, max_size=8),
-       st.lists(st.lists(st.sampled_from([2, 3, 4, 6]), min_size=1, max_size=3), min_size=1, max_size=2))
+@given(
+    st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9), st.integers(0, 60)), min_size=2, max_size=8),
+    st.lists(st.lists(st.sampled_from([2, 3, 4, 6]), min_size=1, max_size=3), min_size=1, max_size=2),
+)
 def test_random_functions(steps: list[tuple[str, int, int]], shapes: list[list[int]]) -> None:
     fn, args = random_function(steps), [rand(*shape) for shape in shapes]
     try:

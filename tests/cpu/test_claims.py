@@ -26,9 +26,17 @@ SHARE = 0.95  # of all reductions that onepass has a Monoid for
 
 # What is left, model by model, beside sorting, cumulative sums and the like. The norms of queries and keys are rotated by
 # Inductor in the kernel that would have computed them, and it looks embeddings up in the norm that follows.
-LEFT = {"qwen3_forward": 4, "qwen3_backward": 8, "gemma3_forward": 4, "deepseek_v3_forward": 1, "bert_forward": 1,
-        "bert_dropout_forward": 1, "prenorm_layernorm_block_backward": 1,
-        "cross_entropy_zloss_backward": 1, "moe_router_backward": 1}
+LEFT = {
+    "qwen3_forward": 4,
+    "qwen3_backward": 8,
+    "gemma3_forward": 4,
+    "deepseek_v3_forward": 1,
+    "bert_forward": 1,
+    "bert_dropout_forward": 1,
+    "prenorm_layernorm_block_backward": 1,
+    "cross_entropy_zloss_backward": 1,
+    "moe_router_backward": 1,
+}
 
 
 @cache

@@ -28,11 +28,25 @@ from onepass.tools.explain import Report, as_text, human_bytes, report
 from tests.support.processes import run_python
 
 KERNEL = SimpleNamespace(
-    name="rms_norm_backward_rows", family="mix-order", dram_bytes=403_000_000, predicted_us=95.25,
-    loads=("x bf16 once", "dy bf16 once"), stores=("dx bf16",), schedule=SimpleNamespace(warps=8), ops=("mul", "mean"))
+    name="rms_norm_backward_rows",
+    family="mix-order",
+    dram_bytes=403_000_000,
+    predicted_us=95.25,
+    loads=("x bf16 once", "dy bf16 once"),
+    stores=("dx bf16",),
+    schedule=SimpleNamespace(warps=8),
+    ops=("mul", "mean"),
+)
 JOIN = SimpleNamespace(
-    name="rms_norm_backward_join", family="outer", dram_bytes=16_384, predicted_us=3.5,
-    loads=("partial dw f32 once",), stores=("dw bf16",), schedule=SimpleNamespace(warps=8), ops=("sum",))
+    name="rms_norm_backward_join",
+    family="outer",
+    dram_bytes=16_384,
+    predicted_us=3.5,
+    loads=("partial dw f32 once",),
+    stores=("dw bf16",),
+    schedule=SimpleNamespace(warps=8),
+    ops=("sum",),
+)
 REFUSALS = (
     Refusal(Reason.SLOWER, ("dx", "dw"), "[dw] would leave one CTA an SM", 120.0, 99.5),
     Refusal(Reason.AXES, ("dx", "db"), "", None, 50.0),
@@ -41,12 +55,21 @@ REFUSALS = (
 
 def compiled() -> Any:
     """What the pipeline hands to a report."""
-    plan = SimpleNamespace(program=SimpleNamespace(name="rms_norm_backward"), device=DEVICES["h200"], floor_bytes=402_700_000,
-                           floor_us=89.5, predicted_us=98.75, kernels=(KERNEL, JOIN), refusals=REFUSALS)
+    plan = SimpleNamespace(
+        program=SimpleNamespace(name="rms_norm_backward"),
+        device=DEVICES["h200"],
+        floor_bytes=402_700_000,
+        floor_us=89.5,
+        predicted_us=98.75,
+        kernels=(KERNEL, JOIN),
+        refusals=REFUSALS,
+    )
     sources = tuple(Source(k.name, f"# text of {k.name}\n", (), (), warps=8) for k in plan.kernels)
     binaries = tuple(SimpleNamespace(registers=r, spill_bytes=0, smem_bytes=s) for r, s in ((127, 64), (32, 0)))
-    rejected = (Rejected(KERNEL.name, MixOrder(4, 1, (4096, 1024), 8), 255, 312),
-                Rejected(KERNEL.name, MixOrder(8, 1, (4096, 1024), 8), 148, 0))
+    rejected = (
+        Rejected(KERNEL.name, MixOrder(4, 1, (4096, 1024), 8), 255, 312),
+        Rejected(KERNEL.name, MixOrder(8, 1, (4096, 1024), 8), 148, 0),
+    )
     return SimpleNamespace(plan=plan, sources=sources, binaries=binaries, rejected=rejected)
 
 
@@ -64,6 +87,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         def call(*arguments: torch.Tensor) -> Report:
             asked.append((function, device, *arguments))
             return reported()
+
         return call
 
     monkeypatch.setattr("onepass.tools.explain.explain", explain)
@@ -80,8 +104,19 @@ def run(*arguments: str) -> str:
 def test_report_as_json_has_exactly_the_promised_keys() -> None:
     found = reported().to_json()
     assert list(found) == ["workload", "device", "holds", "floor_bytes", "floor_us", "kernels", "refusals", "predicted_us"]
-    assert list(found["kernels"][0]) == ["name", "family", "loads", "stores", "dram_bytes", "registers", "spill_bytes",
-                                         "smem_bytes", "ctas_per_sm", "predicted_us", "ops"]
+    assert list(found["kernels"][0]) == [
+        "name",
+        "family",
+        "loads",
+        "stores",
+        "dram_bytes",
+        "registers",
+        "spill_bytes",
+        "smem_bytes",
+        "ctas_per_sm",
+        "predicted_us",
+        "ops",
+    ]
     assert list(found["refusals"][0]) == ["reason", "cost_fused_us", "cost_apart_us", "detail"]
     assert json.loads(json.dumps(found)) == found
 
@@ -141,10 +176,12 @@ def test_explain_prints_sources_on_request(pipeline: list[tuple[object, ...]]) -
 
 def test_explain_a_function_in_a_file(pipeline: list[tuple[object, ...]], tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("import torch\n"
-                    "def total(x): return x.sum(-1)\n"
-                    "def inputs(): return torch.empty(3, 5, device='meta')\n"
-                    "def other(): return [torch.empty(7, device='meta')]\n")
+    file.write_text(
+        "import torch\n"
+        "def total(x): return x.sum(-1)\n"
+        "def inputs(): return torch.empty(3, 5, device='meta')\n"
+        "def other(): return [torch.empty(7, device='meta')]\n"
+    )
     run("explain", f"{file}:total")
     run("explain", f"{file}:total", "--inputs", f"{file}:other")
     run("explain", f"{file}:total", "--inputs", "bf16[2,4], i64[2],f32[]")
@@ -153,16 +190,22 @@ def test_explain_a_function_in_a_file(pipeline: list[tuple[object, ...]], tmp_pa
     assert pipeline[0][0].__name__ == "total"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (("explain", "rms_nrom"), "rms_norm_backward"),
-    (("explain", "rms_norm", "--shape", "8k"), "such as 8192x8192"),
-    (("explain", "rms_norm", "--shape", "8x8x8"), "rows x columns"),
-    (("explain", "rms_norm", "--dtype", "bf17"), "bf16"),
-    (("explain", "rms_norm", "--inputs", "bf16[8]"), "--shape"),
-    (("explain", "absent.py:f"), "no file absent.py"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("explain", "rms_nrom"), "rms_norm_backward"),
+        (("explain", "rms_norm", "--shape", "8k"), "such as 8192x8192"),
+        (("explain", "rms_norm", "--shape", "8x8x8"), "rows x columns"),
+        (("explain", "rms_norm", "--dtype", "bf17"), "bf16"),
+        (("explain", "rms_norm", "--inputs", "bf16[8]"), "--shape"),
+        (("explain", "absent.py:f"), "no file absent.py"),
+    ],
+)
 def test_mistakes_are_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], says: str, pipeline: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    says: str,
+    pipeline: list[tuple[object, ...]],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["onepass", *arguments])
@@ -196,7 +239,11 @@ def test_doctor_speaks_json_and_tables() -> None:
     assert set(found["settings"]) == {k.variable for k in describe({})}
     text = as_text(table({"a": {"b": True, "c": [1, 2]}, "launch": {"ok": False, "why": "no card"}, "card": None}))
     assert [line.split() for line in text.splitlines()] == [
-        ["a", "b", "yes"], ["a", "c", "1,", "2"], ["launch", "no:", "no", "card"], ["card", "-"]]
+        ["a", "b", "yes"],
+        ["a", "c", "1,", "2"],
+        ["launch", "no:", "no", "card"],
+        ["card", "-"],
+    ]
 
 
 def test_settings_are_read_and_checked(tmp_path: Path) -> None:
@@ -222,8 +269,13 @@ def python(code: str) -> str:
 
 def test_importing_onepass_imports_no_compiler() -> None:
     heavy = "('triton', 'torch._inductor', 'torch._dynamo', 'rich', 'typer')"
-    assert python(f"import torch, sys; had = set(sys.modules); import onepass; onepass.OnepassError, onepass.DEVICES; "
-                  f"print([m for m in sys.modules if m not in had and m.startswith({heavy})])") == "[]"
+    assert (
+        python(
+            f"import torch, sys; had = set(sys.modules); import onepass; onepass.OnepassError, onepass.DEVICES; "
+            f"print([m for m in sys.modules if m not in had and m.startswith({heavy})])"
+        )
+        == "[]"
+    )
 
 
 def test_importing_onepass_is_cheap() -> None:

@@ -15,7 +15,7 @@ from onepass.__main__ import app
 from onepass.errors import BadSpec
 from onepass.tools import spec
 
-MODELS = '''
+MODELS = """
 import torch
 from torch import nn
 from neighbour import WIDTH
@@ -72,7 +72,7 @@ def total(x):
 
 
 model = alone()
-'''
+"""
 
 
 @pytest.fixture

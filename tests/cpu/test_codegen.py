@@ -36,13 +36,7 @@ from onepass.runtime.interpreter import interpret
 from tests.support.forced_schedules import H200, assert_as_oracle, candidates, chosen, planned, program_of, run
 from tests.support.processes import run_python
 from tests.support.random_programs import Case, programs
-from tests.support.schedule_kinds import (
-    KINDS,
-    both,
-    column_softmax,
-    norm,
-    row_sums,
-)
+from tests.support.schedule_kinds import KINDS, both, column_softmax, norm, row_sums
 
 EACH = 3  # schedules of a family that one example tries
 
@@ -81,9 +75,20 @@ def test_every_kind_of_schedule(kind: str, dtype: torch.dtype) -> None:
 MARGIN, MARK = 4096, 0x5A  # bytes on either side of what is allocated, and what each of them is
 
 
-@pytest.mark.parametrize("kind", ["pointwise", "column, overhanging", "outer, tail", "inner, overhanging", "inner, odd rows",
-                                  "inner looped, odd rows", "inner looped, rows a tile", "mix-order, overhanging",
-                                  "blocks, overhanging"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "pointwise",
+        "column, overhanging",
+        "outer, tail",
+        "inner, overhanging",
+        "inner, odd rows",
+        "inner looped, odd rows",
+        "inner looped, rows a tile",
+        "mix-order, overhanging",
+        "blocks, overhanging",
+    ],
+)
 def test_nothing_around_an_output_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stray store into the next row is overwritten there, so it shows only after the last row."""
     function, family, (rows, cols), schedule = KINDS[kind]
@@ -153,8 +158,15 @@ BLOCKS = """program blocks
   %17 = reduce sum(%0) over b, n
   %18 = result %17.0
 """
-STORES = {"y": "y [m:48, b:8, n:1] = %9", "z": "z [m:6, b:1] = %8", "p": "p [m:1] = %11", "q": "q [m:1] = %13",
-          "r": "r [] = %15", "s": "s [m:1] = %18", "t": "t [a:1] = %16"}
+STORES = {
+    "y": "y [m:48, b:8, n:1] = %9",
+    "z": "z [m:6, b:1] = %8",
+    "p": "p [m:1] = %11",
+    "q": "q [m:1] = %13",
+    "r": "r [] = %15",
+    "s": "s [m:1] = %18",
+    "t": "t [a:1] = %16",
+}
 
 
 @pytest.mark.parametrize("rows", [3, 64])
@@ -195,7 +207,7 @@ def imported(tree: ast.Module) -> set[str]:
 
 def needless_parentheses(kernel: ast.FunctionDef, text: str) -> list[str]:
     """Lines of a kernel with more parentheses than Python needs. Sums under `&` are easier to read with them."""
-    lines = [line.split("  # ")[0].strip() for line in text.splitlines()[kernel.lineno + 1:]]
+    lines = [line.split("  # ")[0].strip() for line in text.splitlines()[kernel.lineno + 1 :]]
     code = [line for line in lines if line and not line.endswith(":") and " & (" not in line]
     return [line for line in code if line.count("(") > ast.unparse(ast.parse(line)).count("(")]
 
@@ -266,14 +278,19 @@ def fused_right(fn: Callable[..., Any], *inputs: torch.Tensor) -> None:
     torch.testing.assert_close(onepass.fuse(fn)(*inputs), fn(*inputs))
 
 
-@pytest.mark.parametrize("function,shape,family,schedule", [
-    (lambda x: x.float().sum((1, 2)), (7, 2, 5), Family.INNER, LoopedRows(1, 256, 4, sector_elems=16)),
-    (lambda x: x.float().sum((1, 2)), (7, 9, 5), Family.INNER, LoopedRows(1, 16, 4, sector_elems=16)),
-    (lambda x: x.float().sum(0), (40, 3, 2), Family.OUTER, Outer(64, 1, 4, split=4)),
-    (lambda x: x.float().sum(0), (40, 3, 2), Family.OUTER, Outer(8, 16, 4, split=2)),
-], ids=["row within a sector", "row of several sectors", "columns one by one, split", "blocks of columns, split"])
+@pytest.mark.parametrize(
+    "function,shape,family,schedule",
+    [
+        (lambda x: x.float().sum((1, 2)), (7, 2, 5), Family.INNER, LoopedRows(1, 256, 4, sector_elems=16)),
+        (lambda x: x.float().sum((1, 2)), (7, 9, 5), Family.INNER, LoopedRows(1, 16, 4, sector_elems=16)),
+        (lambda x: x.float().sum(0), (40, 3, 2), Family.OUTER, Outer(64, 1, 4, split=4)),
+        (lambda x: x.float().sum(0), (40, 3, 2), Family.OUTER, Outer(8, 16, 4, split=2)),
+    ],
+    ids=["row within a sector", "row of several sectors", "columns one by one, split", "blocks of columns, split"],
+)
 def test_a_kernel_is_right_at_other_sizes_than_it_was_planned_for(
-        function: Callable[..., Any], shape: tuple[int, ...], family: Family, schedule: Schedule) -> None:
+    function: Callable[..., Any], shape: tuple[int, ...], family: Family, schedule: Schedule
+) -> None:
     """All calls of a row class share kernels, however their symbolic sizes make up the class."""
     x = torch.randn(shape).bfloat16()
     program, inputs, sizes = program_of(function, x)
@@ -291,8 +308,13 @@ def test_inputs_may_be_called_what_indices_are_called() -> None:
 def test_values_may_be_called_what_kernels_import() -> None:
     for language, reserved in ((TRITON, TRITON_NAMES), (GLUON, GLUON_NAMES)):
         lines = imports(language, frozenset({"tl", "libdevice"}))
-        imported = {name.asname or name.name for line in lines for node in ast.parse(line).body
-                    if isinstance(node, (ast.Import, ast.ImportFrom)) for name in node.names}
+        imported = {
+            name.asname or name.name
+            for line in lines
+            for node in ast.parse(line).body
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for name in node.names
+        }
         assert imported | set(FUNCTIONS) <= set(reserved)
 
     def named(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -340,7 +362,7 @@ def test_blocks_of_columns_whose_number_varies() -> None:
 def test_parts_of_odd_rows_begin_at_their_offsets(first: int) -> None:
     """In whole sectors from the row's start, or not."""
     x = torch.randn(5, 1027)
-    program, tensors, bindings = program_of(lambda x: torch.softmax(x[:, first:first + 1001] * x[:, :1001], -1), x)
+    program, tensors, bindings = program_of(lambda x: torch.softmax(x[:, first : first + 1001] * x[:, :1001], -1), x)
     for schedule in (ResidentRows(1, (256,) * 4, 1, sector_elems=8), LoopedRows(1, 256, 2, sector_elems=8)):
         assert_as_oracle(planned(program, bindings, chosen(program, bindings, Family.INNER, schedule)), tensors, bindings, "parts")
 
@@ -390,7 +412,7 @@ def test_what_is_written_is_python_whatever_other_threads_parse(monkeypatch: pyt
 
     monkeypatch.setattr(ast, "parse", disturbed)
     right, wrong = (ir.Kernel("f", "a kernel", ("x",), (ir.Assign((ir.Name("y"),), value),), TRITON) for value in ("x", "return"))
-    assert print_kernel(right).endswith("def f(x):\n    \"\"\"a kernel\"\"\"\n    y = x\n")
+    assert print_kernel(right).endswith('def f(x):\n    """a kernel"""\n    y = x\n')
     with pytest.raises(SyntaxError):
         print_kernel(wrong)
 
@@ -432,8 +454,10 @@ LOOKUPS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "norm of parts": (lambda a, b: F.layer_norm(parts(a, b), (65,)), ((6, 40), (6, 25))),
     "norm of a padded row": (lambda a: F.layer_norm(F.pad(a, (1, 2)), (36,)), ((7, 33),)),
     "softmax of a row written to": (lambda a, b: a.slice_scatter(b, 1, 3, 6).softmax(1), ((5, 9), (5, 3))),
-    "the table an index of which a row finds": (lambda a, b: b.gather(0, a.argmax(1, keepdim=True).expand(5, 7)).softmax(1),
-                                                ((5, 9), (9, 7))),
+    "the table an index of which a row finds": (
+        lambda a, b: b.gather(0, a.argmax(1, keepdim=True).expand(5, 7)).softmax(1),
+        ((5, 9), (9, 7)),
+    ),
     "two tables": (two_tables, ((4, 8, 8), (4, 8, 16), (4, 8, 16))),
 }
 

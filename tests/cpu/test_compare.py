@@ -21,9 +21,13 @@ FIRST, SECOND = BASE.rows[4].id, BASE.rows[5].id
 
 def changed(by: Mapping[tuple[str, str], float], run: Run = BASE, spread: float = 0.005) -> Run:
     """The run with some times multiplied."""
-    return replace(run, rows=tuple(
-        replace(r, results={p: replace(v, us=(v.us or 0) * by.get((r.id, p), 1), spread=spread) for p, v in r.results.items()})
-        for r in run.rows))
+    return replace(
+        run,
+        rows=tuple(
+            replace(r, results={p: replace(v, us=(v.us or 0) * by.get((r.id, p), 1), spread=spread) for p, v in r.results.items()})
+            for r in run.rows
+        ),
+    )
 
 
 def verdicts(found: Comparison) -> list[tuple[str, str, str]]:
@@ -38,17 +42,26 @@ def test_equal_runs_show_nothing() -> None:
 
 
 def test_changes_beyond_noise_the_worst_loss_first() -> None:
-    found = compare(BASE, changed({(FIRST, "onepass"): 1.03, (SECOND, "onepass"): 1.2,
-                                   (FIRST, "eager"): 0.5, (SECOND, "eager"): 1.015}))
+    found = compare(
+        BASE, changed({(FIRST, "onepass"): 1.03, (SECOND, "onepass"): 1.2, (FIRST, "eager"): 0.5, (SECOND, "eager"): 1.015})
+    )
     assert verdicts(found) == [(SECOND, "onepass", "slower"), (FIRST, "onepass", "slower"), (FIRST, "eager", "faster")]
     assert found.got_slower
     assert found.geomean("onepass") == pytest.approx((1.03 * 1.2) ** (1 / 6), rel=1e-3)
     assert len(replace(found, show_all=True).shown) == 18
 
 
-@pytest.mark.parametrize(("before", "after", "noise", "verdict"), [
-    (100, 101.9, 0.02, "same"), (100, 102.1, 0.02, "slower"), (102.1, 100, 0.02, "faster"), (101.9, 100, 0.02, "same"),
-    (100, 105, 0.06, "same"), (100, 107, 0.06, "slower")])
+@pytest.mark.parametrize(
+    ("before", "after", "noise", "verdict"),
+    [
+        (100, 101.9, 0.02, "same"),
+        (100, 102.1, 0.02, "slower"),
+        (102.1, 100, 0.02, "faster"),
+        (101.9, 100, 0.02, "same"),
+        (100, 105, 0.06, "same"),
+        (100, 107, 0.06, "slower"),
+    ],
+)
 def test_noise(before: float, after: float, noise: float, verdict: str) -> None:
     assert Change("x", "onepass", before, after, noise).verdict == verdict
 
@@ -66,8 +79,14 @@ def test_peers_that_become_slower_are_not_our_loss() -> None:
 
 
 def test_answers_that_break_and_mend() -> None:
-    broken = replace(BASE, rows=(*BASE.rows[:4], replace(BASE.rows[4], results={
-        **BASE.rows[4].results, "onepass": Result(us=1.0, wrong="[dx] is off")}), BASE.rows[5]))
+    broken = replace(
+        BASE,
+        rows=(
+            *BASE.rows[:4],
+            replace(BASE.rows[4], results={**BASE.rows[4].results, "onepass": Result(us=1.0, wrong="[dx] is off")}),
+            BASE.rows[5],
+        ),
+    )
     found = compare(BASE, broken)
     changes = [(t.provider, t.before, t.after, t.broke) for t in found.status_changes]
     assert changes == [("onepass", "right", "wrong: [dx] is off", True)]
@@ -88,8 +107,11 @@ def test_rows_of_one_run_only() -> None:
 def test_what_makes_runs_hard_to_compare_is_said() -> None:
     other = replace(BASE, suite="widths", card="NVIDIA A100", versions={**BASE.versions, "torch": "2.13.0", "quack": "0.6"})
     assert compare(BASE, other).warnings == (
-        "the suites differ: rows, then widths", "the cards differ: NVIDIA H200, then NVIDIA A100",
-        "quack differs: absent, then 0.6", "torch differs: 2.11.0, then 2.13.0")
+        "the suites differ: rows, then widths",
+        "the cards differ: NVIDIA H200, then NVIDIA A100",
+        "quack differs: absent, then 0.6",
+        "torch differs: 2.11.0, then 2.13.0",
+    )
     hot = replace(BASE, anchors=tuple(Anchor(a.kind, a.bytes, a.us * 1.08) for a in BASE.anchors))
     assert compare(BASE, hot).warnings == ("the GPU itself was 8.0% slower (plain reads, copies and adds)",)
     fewer = replace(BASE, rows=tuple(replace(r, results={p: v for p, v in r.results.items() if p != "eager"}) for r in BASE.rows))

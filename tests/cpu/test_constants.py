@@ -32,8 +32,13 @@ def test_every_constant_says_what_it_stands_for_and_where_it_is_from() -> None:
 
 
 def test_every_constant_is_used() -> None:
-    unused = [f"{part.name}.{f.name}" for part in fields(SHIPPED) if part.name != "device"
-              for f in fields(getattr(SHIPPED, part.name)) if not re.search(rf"\.{f.name}\b", ONEPASS)]
+    unused = [
+        f"{part.name}.{f.name}"
+        for part in fields(SHIPPED)
+        if part.name != "device"
+        for f in fields(getattr(SHIPPED, part.name))
+        if not re.search(rf"\.{f.name}\b", ONEPASS)
+    ]
     assert not unused
 
 
@@ -45,19 +50,22 @@ def test_other_values_leave_the_rest_as_it_was() -> None:
     assert text_of(device, changed) != text_of(device, entries)
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    (lambda j: j["cost"].pop("tile_us"), "missing tile_us"),
-    (lambda j: j["cost"].update(tail_us=j["cost"]["tile_us"]), "unknown tail_us"),
-    (lambda j: j.pop("floor"), "missing floor"),
-    (lambda j: j["cost"]["tile_us"].update(value="0.15"), "not a number"),
-    (lambda j: j["cost"]["tile_us"].update(value=True), "not a number"),
-    (lambda j: j["cost"]["tile_us"].update(value=float("inf")), "not a number"),
-    (lambda j: j["inductor"]["resident_cols"].update(value=1024.5), "number of type int"),
-    (lambda j: j["cost"]["tile_us"].pop("unit"), "has the fields"),
-    (lambda j: j["cost"]["tile_us"].update(basis="guessed"), "'guessed'"),
-    (lambda j: j["cost"]["tile_us"].update(basis="assumed"), "does not go with its data"),
-    (lambda j: j["cost"]["tile_us"].update(data=[]), "does not go with its data"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda j: j["cost"].pop("tile_us"), "missing tile_us"),
+        (lambda j: j["cost"].update(tail_us=j["cost"]["tile_us"]), "unknown tail_us"),
+        (lambda j: j.pop("floor"), "missing floor"),
+        (lambda j: j["cost"]["tile_us"].update(value="0.15"), "not a number"),
+        (lambda j: j["cost"]["tile_us"].update(value=True), "not a number"),
+        (lambda j: j["cost"]["tile_us"].update(value=float("inf")), "not a number"),
+        (lambda j: j["inductor"]["resident_cols"].update(value=1024.5), "number of type int"),
+        (lambda j: j["cost"]["tile_us"].pop("unit"), "has the fields"),
+        (lambda j: j["cost"]["tile_us"].update(basis="guessed"), "'guessed'"),
+        (lambda j: j["cost"]["tile_us"].update(basis="assumed"), "does not go with its data"),
+        (lambda j: j["cost"]["tile_us"].update(data=[]), "does not go with its data"),
+    ],
+)
 def test_a_file_that_does_not_fit_the_code_is_refused(tmp_path: Path, change: Callable[[Any], Any], says: str) -> None:
     raw = json.loads(SHIPPED_FILE.read_text())
     change(raw)

@@ -27,8 +27,14 @@ from tests.support.forced_schedules import candidates
 
 H200 = device("h200")
 RECORDS = (ResidentTerms, StagedRowsTerms, MixOrderTerms, LoopedTerms)
-JOBS = (Job("rms_norm", (8192, 8192)), Job("rms_norm_backward", (4096, 8192)), Job("rms_norm_backward", (8192, 32768)),
-        Job("softmax", (8192, 50257)), Job("outer_sum_2", (4096, 1024), "f16"), Job("cross_entropy", (8192, 50264)))
+JOBS = (
+    Job("rms_norm", (8192, 8192)),
+    Job("rms_norm_backward", (4096, 8192)),
+    Job("rms_norm_backward", (8192, 32768)),
+    Job("softmax", (8192, 50257)),
+    Job("outer_sum_2", (4096, 1024), "f16"),
+    Job("cross_entropy", (8192, 50264)),
+)
 
 
 Costed: TypeAlias = tuple[KernelPlan, Traffic]
@@ -48,8 +54,18 @@ def every() -> Iterator[KernelPlan]:
 
 def test_all_families_are_covered() -> None:
     assert {type(k.cost.record) for k in every()} == set(RECORDS)
-    assert {k.family for k in every()} >= {"inner", "inner staged", "inner looped", "mix-order", "mix-order staged", "outer",
-                                           "mix-order multi-CTA", "outer staged", "outer split", "outer staged split"}
+    assert {k.family for k in every()} >= {
+        "inner",
+        "inner staged",
+        "inner looped",
+        "mix-order",
+        "mix-order staged",
+        "outer",
+        "mix-order multi-CTA",
+        "outer staged",
+        "outer split",
+        "outer staged split",
+    }
 
 
 def test_terms_add_up_to_the_predicted_time() -> None:
@@ -66,8 +82,10 @@ def test_terms_add_up_to_the_predicted_time() -> None:
 def test_without_any_term_no_time_is_left() -> None:
     for kernel in every():
         found = labels(type(kernel.cost.record))
-        nothing = {name: value if found[name].hidden else 1.0 if found[name].factor else 0.0
-                   for name, value in kernel.cost.record._asdict().items()}
+        nothing = {
+            name: value if found[name].hidden else 1.0 if found[name].factor else 0.0
+            for name, value in kernel.cost.record._asdict().items()
+        }
         assert type(kernel.cost.record)(**nothing).us == 0.0
 
 
@@ -98,8 +116,18 @@ def test_sources_name_constants_that_exist(record: type) -> None:
 
 def test_every_constant_is_the_source_of_a_term() -> None:
     named = {word for record in RECORDS for label in labels(record).values() for word in words(label.source)}
-    elsewhere = {"join_part_us", "join_staged_part_us", "last_block_rate", "tie", "one_slot_in_flight", "narrow_l2", "special_rate",
-                 "tiles_in_flight_2", "tiles_in_flight_3", "tiles_in_flight_4"}
+    elsewhere = {
+        "join_part_us",
+        "join_staged_part_us",
+        "last_block_rate",
+        "tie",
+        "one_slot_in_flight",
+        "narrow_l2",
+        "special_rate",
+        "tiles_in_flight_2",
+        "tiles_in_flight_3",
+        "tiles_in_flight_4",
+    }
     assert {f.name for f in fields(SHIPPED.cost)} - named <= elsewhere
 
 

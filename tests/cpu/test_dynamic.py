@@ -67,12 +67,12 @@ def next_token(x: Tensor) -> Tensor:
 
 def ends(x: Tensor) -> Any:
     half = x.shape[1] // 2
-    return norm(x[:, -1]), norm(x[:, -half:]), norm(x[:, -3:]), norm(x[:, x.shape[1] - 4:])
+    return norm(x[:, -1]), norm(x[:, -half:]), norm(x[:, -3:]), norm(x[:, x.shape[1] - 4 :])
 
 
 def clamped(x: Tensor) -> Any:
     rows = x.shape[1]
-    return norm(x[:, :min(rows - 1, 5)]), norm(x[:, max(rows - 5, 0):]), norm(x[:, : rows - rows % 3])
+    return norm(x[:, : min(rows - 1, 5)]), norm(x[:, max(rows - 5, 0) :]), norm(x[:, : rows - rows % 3])
 
 
 def pairs(x: Tensor) -> Any:
@@ -154,6 +154,7 @@ def _total(results: Any) -> Tensor:
 
 def test_sizes_that_become_one_and_zero() -> None:
     """The graph that was compiled first serves them all, or torch makes another; either is right."""
+
     def tail(x: Tensor) -> Any:
         return norm(x[:, 2:]), x[:, 2:].sum(1)
 
@@ -174,8 +175,9 @@ def test_strides_of_a_tensor_of_symbolic_size_follow_its_sizes() -> None:
 
 def test_a_size_that_a_view_names_is_known() -> None:
     """Though torch writes the 2 of its result as s // (s // 2)."""
-    run = torch.compile(lambda x: norm(x.view(x.shape[0] // 2, 2, x.shape[1])), backend=onepass.backend, dynamic=True,
-                        options=OPTIONS)
+    run = torch.compile(
+        lambda x: norm(x.view(x.shape[0] // 2, 2, x.shape[1])), backend=onepass.backend, dynamic=True, options=OPTIONS
+    )
     run(torch.randn(6, 16))
     (region,) = journal.snapshot().graphs[-1].regions
     assert 2 in [axis.extent for axis in region.program.axes]
@@ -219,8 +221,15 @@ def test_lining_up_dims_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SIZES: tuple[Callable[[Any], Any], ...] = (
-    lambda s: s - 1, lambda s: 16 * s + 48, lambda s: (s - 1) // 2 + 1, lambda s: s % 5, lambda s: -(-s // 4),
-    lambda s: torch.sym_max(s - 9, 3), lambda s: torch.sym_min(s, 7) * 2, lambda s: s * s + s, lambda s: s**3,
+    lambda s: s - 1,
+    lambda s: 16 * s + 48,
+    lambda s: (s - 1) // 2 + 1,
+    lambda s: s % 5,
+    lambda s: -(-s // 4),
+    lambda s: torch.sym_max(s - 9, 3),
+    lambda s: torch.sym_min(s, 7) * 2,
+    lambda s: s * s + s,
+    lambda s: s**3,
     lambda s: (s // 3) % 4,
 )
 

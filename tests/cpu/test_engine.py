@@ -219,6 +219,7 @@ def test_launches_get_the_right_arguments(name: str, monkeypatch: pytest.MonkeyP
             sizes = {p.name: a for p, a in zip(source.params, args) if p.kind is ParamKind.SIZE}
             assert all(a == 0 for p, a in zip(source.params, args) if p.kind is ParamKind.ZERO)
             interpret.run(source, addresses, dict(bindings) | sizes)
+
         return SimpleNamespace(launch=launch)
 
     monkeypatch.setattr(compat, "raw_stream", lambda: lambda index: 77 + index)
@@ -283,7 +284,7 @@ def test_memory_that_kernels_count_on_is_cleared_and_no_other(monkeypatch: pytes
 
     def launch(grid: int, stream: int, cleared: int, other: int) -> None:
         at = (cleared - held[0].data_ptr()) // 4, (other - held[0].data_ptr()) // 4
-        found.extend(bool((held[0][k:k + 100] == 0).all()) for k in at)
+        found.extend(bool((held[0][k : k + 100] == 0).all()) for k in at)
 
     launcher: Any = SimpleNamespace(launch=launch)
     monkeypatch.setattr(compat, "raw_stream", lambda: lambda index: 0)

@@ -190,14 +190,18 @@ def test_a_later_failure_over_an_input_is_worked_around_where_a_copy_was_kept(mo
             assert_filled(outs, inputs(5, seed))
 
 
-@pytest.mark.parametrize(("error", "said"), [
-    (RuntimeError("CUDA error: an illegal memory access was encountered"), {}),
-    (torch.OutOfMemoryError("CUDA out of memory"), {}),
-    (RuntimeError("any"), {"on_error": "raise"}),
-    (RuntimeError("any"), {"on_error": "raise", "verify": 9}),
-])
-def test_what_must_be_raised_is_raised_at_a_later_call_too(monkeypatch: pytest.MonkeyPatch, error: Exception,
-                                                           said: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), {}),
+        (torch.OutOfMemoryError("CUDA out of memory"), {}),
+        (RuntimeError("any"), {"on_error": "raise"}),
+        (RuntimeError("any"), {"on_error": "raise", "verify": 9}),
+    ],
+)
+def test_what_must_be_raised_is_raised_at_a_later_call_too(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: dict[str, Any]
+) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(2, error))
     region_op.run(outputs(4), inputs(4), [4], region("e", **said))
     with pytest.raises(type(error), match=str(error)):
@@ -219,11 +223,14 @@ def test_nothing_takes_the_place_of_a_fallback_or_of_a_call_that_is_captured(mon
     assert len(journal.snapshot().fallbacks) == 1
 
 
-@pytest.mark.parametrize("error", [
-    RuntimeError("CUDA error: an illegal memory access was encountered"),
-    RuntimeError("Triton Error [CUDA]: unspecified launch failure"),
-    torch.OutOfMemoryError("CUDA out of memory"),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("Triton Error [CUDA]: unspecified launch failure"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
 def test_a_broken_card_is_never_worked_around(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(Executable, "bound", failing(error))
     with pytest.raises(type(error)):
@@ -349,11 +356,14 @@ def ahead_of_time() -> Any:
     return V.set_aot_compilation(True)
 
 
-@pytest.mark.parametrize(("compiling", "by"), [
-    (ahead_of_time, "AOTInductor"),
-    (lambda: torch._inductor.config.patch(cpp_wrapper=True), "C\\+\\+ wrapper"),
-    (lambda: torch._inductor.config.patch(fx_wrapper=True), "FX wrapper"),
-])
+@pytest.mark.parametrize(
+    ("compiling", "by"),
+    [
+        (ahead_of_time, "AOTInductor"),
+        (lambda: torch._inductor.config.patch(cpp_wrapper=True), "C\\+\\+ wrapper"),
+        (lambda: torch._inductor.config.patch(fx_wrapper=True), "FX wrapper"),
+    ],
+)
 def test_what_runs_without_python_gets_no_regions(compiling: Callable[[], Any], by: str) -> None:
     said = settings.resolve({"interpret": True, "by_cost": False})
     graph = graph_of(norm, (64, 16))

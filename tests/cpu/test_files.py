@@ -39,14 +39,28 @@ def made(*folders: Path, mode: int = 0o700) -> Path:
 # ---- folders ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "fine"), [(0o700, True), (0o755, True), (0o711, True), (0o500, True), (0o775, False),
-                                            (0o757, False), (0o720, False), (0o702, False), (0o1777, False), (0o1775, False)])
+@pytest.mark.parametrize(
+    ("mode", "fine"),
+    [
+        (0o700, True),
+        (0o755, True),
+        (0o711, True),
+        (0o500, True),
+        (0o775, False),
+        (0o757, False),
+        (0o720, False),
+        (0o702, False),
+        (0o1777, False),
+        (0o1775, False),
+    ],
+)
 def test_who_may_write_to_the_last_folder(mode: int, fine: bool, tmp_path: Path) -> None:
     assert passes(made(tmp_path / "it", mode=mode)) is fine
 
 
-@pytest.mark.parametrize(("mode", "fine"), [(0o755, True), (0o300, True), (0o775, False), (0o757, False), (0o777, False),
-                                            (0o1777, True), (0o1775, True)])
+@pytest.mark.parametrize(
+    ("mode", "fine"), [(0o755, True), (0o300, True), (0o775, False), (0o757, False), (0o777, False), (0o1777, True), (0o1775, True)]
+)
 def test_who_may_write_to_a_folder_above(mode: int, fine: bool, tmp_path: Path) -> None:
     """In a sticky folder others can put things, but not take away what is ours."""
     above = made(tmp_path / "above")
@@ -244,8 +258,9 @@ def test_only_plain_files_are_looked_at(tmp_path: Path) -> None:
             files.read_user_file(path, most)
 
 
-@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a/b", ".hidden", "..", "", "a\0b", "a\nb", "\ud800", "w" * 400, "-rf",
-                                  "é"])
+@pytest.mark.parametrize(
+    "name", ["../../x", "/etc/passwd", "a/b", ".hidden", "..", "", "a\0b", "a\nb", "\ud800", "w" * 400, "-rf", "é"]
+)
 def test_names_become_names_of_files(name: str, tmp_path: Path) -> None:
     fit = files.slug(name)
     path = tmp_path / fit
@@ -293,8 +308,9 @@ def test_a_sealed_file_is_used_as_it_was_written_or_not_at_all(tmp_path: Path, m
 
 def test_sealed_files_do_not_lie_behind_a_link(tmp_path: Path) -> None:
     made(tmp_path / "store", tmp_path / "moved")
-    checksums.write_checksummed(tmp_path / "moved" / "KEY", "f.cubin",
-                                b"1")  # the folder of Triton's files, as it was before it became a link
+    checksums.write_checksummed(
+        tmp_path / "moved" / "KEY", "f.cubin", b"1"
+    )  # the folder of Triton's files, as it was before it became a link
     (tmp_path / "store" / "triton").symlink_to(tmp_path / "moved")
     with pytest.warns(OnepassWarning, match="symbolic link"):
         assert checksums.read_checksummed(tmp_path / "store" / "triton" / "KEY", "f.cubin") is None

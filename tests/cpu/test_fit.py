@@ -73,18 +73,31 @@ def test_measurements_have_schedules_as_structure() -> None:
 
 def test_most_measured_schedules_are_candidates_of_the_planner() -> None:
     few = {s.seen.workload for s in known()}
-    wanted = [o for o in stored() if o.workload in few and "kernels in registers" not in o.group and o.schedules and o.current
-              and not (o.variant or o.kernel or o.spill_bytes)]
+    wanted = [
+        o
+        for o in stored()
+        if o.workload in few
+        and "kernels in registers" not in o.group
+        and o.schedules
+        and o.current
+        and not (o.variant or o.kernel or o.spill_bytes)
+    ]
     assert len(known()) > 0.8 * len(wanted) > 800
     families = {s.schedule.family for s in known()}
     assert families >= {"inner", "inner staged", "mix-order", "mix-order multi-CTA", "outer staged split"}
 
 
-@pytest.mark.parametrize("schedule", [
-    LoopedRows(1, 2048, 8, 4, sector_elems=16), SplitRows(1, 2048, 4, 8), Outer(16, 64, 4, 3, 2),
-    MultiCtaMixOrder((1024,) * 4, 2, 132, 8, 3, RowVectors.REGISTERS, staged=frozenset({0}), registers=128),
-    MixOrder(2, 132, (4096,), 8, 2, frozenset({0, 3}), row_vectors=RowVectors.REGISTERS),
-    StagedTiles(16, 64, 4, 2, 3, 16, frozenset({0, 3}))])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        LoopedRows(1, 2048, 8, 4, sector_elems=16),
+        SplitRows(1, 2048, 4, 8),
+        Outer(16, 64, 4, 3, 2),
+        MultiCtaMixOrder((1024,) * 4, 2, 132, 8, 3, RowVectors.REGISTERS, staged=frozenset({0}), registers=128),
+        MixOrder(2, 132, (4096,), 8, 2, frozenset({0, 3}), row_vectors=RowVectors.REGISTERS),
+        StagedTiles(16, 64, 4, 2, 3, 16, frozenset({0, 3})),
+    ],
+)
 def test_a_schedule_keeps_what_tells_it_apart(schedule: Any) -> None:
     found = ScheduleRecord.of(schedule)
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(json.dumps(found.to_json())).items()}
@@ -136,8 +149,10 @@ def test_stored_rows_hold_the_floor_and_none_beats_it() -> None:
 def test_more_bytes_take_longer_and_writes_longer_than_reads(read_bytes: int, written: int) -> None:
     moved = Footprint(read_bytes, written)
     assert floor_us(moved, H200) > floor_us(Footprint(read_bytes // 2, written // 2), H200) > 0
-    assert floor_us(Footprint(moved.bytes, 0), H200) <= floor_us(moved, H200) <= floor_us(Footprint(0, moved.bytes), H200) \
+    assert (
+        floor_us(Footprint(moved.bytes, 0), H200) <= floor_us(moved, H200) <= floor_us(Footprint(0, moved.bytes), H200)
         or moved.bytes < H200.l2_bytes
+    )
 
 
 def test_nothing_to_move_takes_no_time() -> None:

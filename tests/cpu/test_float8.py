@@ -53,11 +53,18 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 MASKED: dict[str, Callable[[Tensor], Any]] = {
-    "softmax": lambda x: x.float().softmax(-1), "to its own type": lambda x: x.float().softmax(-1).to(x.dtype),
-    "column sums": lambda x: (x.float().sum(0), x.float().amax(0)), "both sums": lambda x: (x.float().sum(0), x.float().sum(1)),
-    "a copy": lambda x: x.clone(), "transposed": lambda x: x.t().contiguous(), "parts": lambda x: torch.cat([x, x], 1),
-    "padded": lambda x: F.pad(x.float(), (1, 2)).to(x.dtype), "chosen": lambda x: torch.where(x.float() > 0, x, x.clone()),
-    "compared": lambda x: x == x, "as truths": lambda x: x.to(torch.bool), "as integers": lambda x: x.to(torch.int32),
+    "softmax": lambda x: x.float().softmax(-1),
+    "to its own type": lambda x: x.float().softmax(-1).to(x.dtype),
+    "column sums": lambda x: (x.float().sum(0), x.float().amax(0)),
+    "both sums": lambda x: (x.float().sum(0), x.float().sum(1)),
+    "a copy": lambda x: x.clone(),
+    "transposed": lambda x: x.t().contiguous(),
+    "parts": lambda x: torch.cat([x, x], 1),
+    "padded": lambda x: F.pad(x.float(), (1, 2)).to(x.dtype),
+    "chosen": lambda x: torch.where(x.float() > 0, x, x.clone()),
+    "compared": lambda x: x == x,
+    "as truths": lambda x: x.to(torch.bool),
+    "as integers": lambda x: x.to(torch.int32),
 }
 
 
@@ -98,8 +105,11 @@ def test_every_code_is_read(dtype: torch.dtype, to: torch.dtype) -> None:
 
 
 @FLOAT8
-@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64,
-                                    torch.uint8, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "source",
+    [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool],
+    ids=str,
+)
 def test_every_type_is_rounded_as_torch_does(source: torch.dtype, dtype: torch.dtype) -> None:
     x = numbers().to(source) if source.is_floating_point else torch.arange(-600, 600).to(source)
     assert_same(onepass.fuse(lambda x: x.to(dtype))(x), rounded(x, dtype))
@@ -125,9 +135,12 @@ def test_constants(dtype: torch.dtype) -> None:
 # ---- where they cannot be ----------------------------------------------------------------------------------------------------
 
 NARROW: dict[str, tuple[Callable[[Tensor], Any], torch.dtype]] = {
-    "from e4m3": (lambda x: x.float().sum(-1), E4M3), "to e4m3": (lambda x: x.to(E4M3), torch.float32),
-    "a copy of e4m3": (lambda x: x.clone(), E4M3), "to e5m2": (lambda x: x.to(E5M2), torch.float32),
-    "through e4m3": (lambda x: x.to(E4M3).float(), torch.float32), "constants": (lambda x: torch.zeros_like(x), E5M2),
+    "from e4m3": (lambda x: x.float().sum(-1), E4M3),
+    "to e4m3": (lambda x: x.to(E4M3), torch.float32),
+    "a copy of e4m3": (lambda x: x.clone(), E4M3),
+    "to e5m2": (lambda x: x.to(E5M2), torch.float32),
+    "through e4m3": (lambda x: x.to(E4M3).float(), torch.float32),
+    "constants": (lambda x: torch.zeros_like(x), E5M2),
 }
 
 
@@ -155,15 +168,27 @@ def test_a_region_that_a_card_cannot_convert_is_left_quietly() -> None:
     assert not claimed.regions and [(left.error, "ONEPASS-305" in left.reason) for left in claimed.declined] == [(None, True)]
 
 
-OTHERS = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-          torch.complex64)
+OTHERS = (
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+    torch.complex64,
+)
 
 
 @pytest.mark.parametrize("dtype", OTHERS, ids=str)
 def test_other_types_are_refused_by_name(dtype: torch.dtype) -> None:
     x, y = torch.zeros(4, 4, dtype=dtype), torch.ones(4, 4)
-    for fn, arg in ((lambda x: x, x), (lambda x: x.float().sum(-1), x), (lambda y: y.to(dtype), y),
-                    (lambda y: y.to(dtype).float().sum(-1), y), (lambda y: (y.sum(), torch.zeros(3, dtype=dtype)), y)):
+    for fn, arg in (
+        (lambda x: x, x),
+        (lambda x: x.float().sum(-1), x),
+        (lambda y: y.to(dtype), y),
+        (lambda y: y.to(dtype).float().sum(-1), y),
+        (lambda y: (y.sum(), torch.zeros(3, dtype=dtype)), y),
+    ):
         with pytest.raises(errors.UnsupportedDtype, match=str(dtype)):
             onepass.fuse(fn)(arg)
         with pytest.raises(errors.UnsupportedDtype, match=str(dtype)):

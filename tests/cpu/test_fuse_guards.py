@@ -77,9 +77,11 @@ def test_fixed_by_request() -> None:
     assert captured.bind((torch.zeros(65, 128),)) is None
 
 
-@pytest.mark.parametrize("fn", [
-    lambda x: x.view(4, -1, 8).sum(1), lambda x: x + x.t(), lambda x: x[1:] * 2, lambda x: torch.cat([x, x]).sum(1),
-], ids=["split rows", "rows are columns", "fewer rows", "more rows"])
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: x.view(4, -1, 8).sum(1), lambda x: x + x.t(), lambda x: x[1:] * 2, lambda x: torch.cat([x, x]).sum(1)],
+    ids=["split rows", "rows are columns", "fewer rows", "more rows"],
+)
 def test_functions_that_need_the_row_count_are_captured_with_it(fn: Callable[..., Any]) -> None:
     x = torch.zeros(8, 8)
     captured = capture(fn, (x,))
@@ -107,9 +109,11 @@ def test_contiguous_strides_follow_the_sizes() -> None:
     assert captured.program.buffer["x"].strides == (parse_size("6*s1"), 6, 1)
 
 
-@pytest.mark.parametrize("other", [
-    torch.zeros(16, 8).t(), torch.zeros(8, 32)[:, ::2], torch.zeros(8, 32)[:, :16], torch.zeros(16).expand(8, 16),
-], ids=["transposed", "every other", "wider rows", "expanded"])
+@pytest.mark.parametrize(
+    "other",
+    [torch.zeros(16, 8).t(), torch.zeros(8, 32)[:, ::2], torch.zeros(8, 32)[:, :16], torch.zeros(16).expand(8, 16)],
+    ids=["transposed", "every other", "wider rows", "expanded"],
+)
 def test_other_strides_are_other_programs(other: torch.Tensor) -> None:
     captured = captured_softmax(8, 16)
     assert other.shape == (8, 16) and captured.bind((other,)) is None
@@ -134,9 +138,16 @@ class Doubling(torch.Tensor):
     """A subclass, whose ops may do what they like."""
 
 
-@pytest.mark.parametrize("other", [torch.ones(8, 16).requires_grad_(), torch._neg_view(torch.ones(8, 16)),
-                                   torch.ones(8, 16).as_subclass(Doubling), torch.ones(8, 16).to_sparse()],
-                         ids=["needs a gradient", "negated", "a subclass", "sparse"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.ones(8, 16).requires_grad_(),
+        torch._neg_view(torch.ones(8, 16)),
+        torch.ones(8, 16).as_subclass(Doubling),
+        torch.ones(8, 16).to_sparse(),
+    ],
+    ids=["needs a gradient", "negated", "a subclass", "sparse"],
+)
 def test_tensors_that_are_more_than_their_elements(other: torch.Tensor) -> None:
     captured = captured_softmax(8, 16)
     assert captured.bind((torch.ones(8, 16),)) is not None and captured.bind((other,)) is None
@@ -284,10 +295,18 @@ def test_randomness() -> None:
     capture(lambda x: F.dropout(x, training=False) * 2, (X,))
 
 
-@pytest.mark.parametrize("fn", [
-    lambda x: x * x.sum().item(), lambda x: x if x.sum() > 0 else -x, lambda x: x[x > 0], lambda x: x.nonzero(),
-    lambda x: x * x.tolist()[0][0], lambda x: x.tensor_split(x.sum().long() * 0 + 1),
-], ids=["item", "bool", "mask", "nonzero", "tolist", "tensor_split"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * x.sum().item(),
+        lambda x: x if x.sum() > 0 else -x,
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x * x.tolist()[0][0],
+        lambda x: x.tensor_split(x.sum().long() * 0 + 1),
+    ],
+    ids=["item", "bool", "mask", "nonzero", "tolist", "tensor_split"],
+)
 def test_reading_values_on_the_host(fn: Callable[..., Any]) -> None:
     refused(errors.DataDependent, fn, X)
 

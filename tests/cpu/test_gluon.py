@@ -27,14 +27,7 @@ from onepass.ir.text import parse
 from onepass.plan.partition import plan
 from onepass.plan.resources import ctas_per_sm, demand, estimate
 from onepass.plan.schedule import PIECE_ELEMS, Cover
-from onepass.plan.staged_rows import (
-    Chunks,
-    chunk_cover_unaligned,
-    chunks,
-    register_limit,
-    tma_stageable,
-    tma_stageable_unaligned,
-)
+from onepass.plan.staged_rows import Chunks, chunk_cover_unaligned, chunks, register_limit, tma_stageable, tma_stageable_unaligned
 from onepass.runtime import offline
 from onepass.runtime.compiled import Artifact, Compiled, Summary
 from onepass.runtime.executable import allocate, argument_picker, assemble, layout
@@ -61,8 +54,9 @@ def norm_inputs(fn: Callable[..., Any], cols: int, dtype: torch.dtype, rows: int
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("cols", [16384, 32768, 65536])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, layer_norm])
-def test_staged_rows_compile_without_spills_and_take_the_shared_memory_accounted_for(fn: Callable[..., Any], cols: int,
-                                                                                      dtype: torch.dtype) -> None:
+def test_staged_rows_compile_without_spills_and_take_the_shared_memory_accounted_for(
+    fn: Callable[..., Any], cols: int, dtype: torch.dtype
+) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, cols, dtype))
     two = cols * dtype.itemsize <= 65536
     schedule = staged_schedule(kernel, slots=2 if two else 1)
@@ -137,8 +131,11 @@ def inputs_of(fn: Callable[..., Any], rows: int, cols: int, dtype: torch.dtype) 
     w, b = torch.randn(cols).to(dtype), torch.randn(cols).to(dtype)
     row, spread = torch.randn(rows, 1), torch.rand(rows, 1) + 0.5
     few: dict[Callable[..., Any], tuple[Tensor, ...]] = {
-        rms_norm: (x, w), layer_norm: (x, w, b), softmax_backward: (x.float().softmax(-1).to(dtype), dy),
-        layer_norm_dx: (x, w, row, spread, dy)}
+        rms_norm: (x, w),
+        layer_norm: (x, w, b),
+        softmax_backward: (x.float().softmax(-1).to(dtype), dy),
+        layer_norm_dx: (x, w, row, spread, dy),
+    }
     return few.get(fn, (x,))
 
 
@@ -164,8 +161,20 @@ def run_staged(fn: Callable[..., Any], args: tuple[Tensor, ...], wide: bool = Fa
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize("cols", [4096, 5000, 6144, 4501])
-@pytest.mark.parametrize("fn", [softmax, rms_norm, layer_norm, softmax_backward, layer_norm_dx, first_of_the_greatest,
-                                product_and_least, log_softmax, less_variance])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        softmax,
+        rms_norm,
+        layer_norm,
+        softmax_backward,
+        layer_norm_dx,
+        first_of_the_greatest,
+        product_and_least,
+        log_softmax,
+        less_variance,
+    ],
+)
 def test_every_reduction_is_right_over_staged_rows(fn: Callable[..., Any], cols: int, dtype: torch.dtype) -> None:
     run_staged(fn, inputs_of(fn, 5, cols, dtype), warps=4, vectors=1, split=2)
     run_staged(fn, inputs_of(fn, 3, cols, dtype), warps=4, vectors=1, slots=1, split=0)
@@ -206,8 +215,9 @@ def test_every_op_on_floats_compiles_in_gluon() -> None:
     assert offline.compile(text, H200).registers > 0
 
 
-@pytest.mark.parametrize("name", ["to_e5m2", "widen", "fast_exp", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_prod", "fold_max",
-                                  "fold_min"])
+@pytest.mark.parametrize(
+    "name", ["to_e5m2", "widen", "fast_exp", "fast_sigmoid", "fast_tanh", "fast_erf", "fold_prod", "fold_max", "fold_min"]
+)
 def test_helpers_are_the_same_as_in_triton(name: str) -> None:
     """The helpers in the text of Gluon kernels give the same bits as those that Triton kernels import."""
     given, gives = DTYPES["bf16" if name == "widen" else "f32"], DTYPES["f8e5m2" if name == "to_e5m2" else "f32"]
@@ -217,17 +227,23 @@ def test_helpers_are_the_same_as_in_triton(name: str) -> None:
     found = [torch.empty(1024, dtype=gives.torch) for _ in range(2)]
     body = ["i = tl.arange(0, 1024)[None, :]", f"y = {call.format('tl.load(x + i)')}", "tl.store(out + i, y)"]
     interpret.run(by_hand("one", {"x": given, "out": gives}, body), {"x": x, "out": found[0]}, {})
-    lines = ["@gluon.jit", "def one(x, out):", "    TILE: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 4], [1, 0])",
-             "    i = gl.arange(0, 1024, layout=gl.SliceLayout(0, TILE))[None, :]",
-             f"    y = {call.format('gl.load(x + i)')}", "    gl.store(out + i, y)"]
+    lines = [
+        "@gluon.jit",
+        "def one(x, out):",
+        "    TILE: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 4], [1, 0])",
+        "    i = gl.arange(0, 1024, layout=gl.SliceLayout(0, TILE))[None, :]",
+        f"    y = {call.format('gl.load(x + i)')}",
+        "    gl.store(out + i, y)",
+    ]
     parts = *imports(GLUON, frozenset({"tl", "libdevice"})), *definitions(frozenset({name}), GLUON), "\n".join(lines)
     gluon_model.run("one", "\n\n".join(parts) + "\n", {"x": x, "out": found[1]}, 1)
     torch.testing.assert_close(found[1].float(), found[0].float(), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("cols", [2056, 2211])
-@pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 3, 2), (7, 4, 1), (3, 2, 3), (2, 4, 8), (2, 1, 0),
-                                                      (7, 1, 0)])
+@pytest.mark.parametrize(
+    ("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 3, 2), (7, 4, 1), (3, 2, 3), (2, 4, 8), (2, 1, 0), (7, 1, 0)]
+)
 def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, cols: int) -> None:
     run_staged(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=slots, split=split)
 
@@ -254,14 +270,18 @@ def test_copies_take_places_in_turn(rows: int, split: int, prefetch: int, cols: 
 
 
 @pytest.mark.parametrize("cols", [4096, 8192])
-@pytest.mark.parametrize(("change", "caught"), [
-    *FORGOTTEN[:2],
-    (fields(ir.Wait, lambda wait: wait.phase == "phase ^ over", phase="phase"), errors.WrongPhase),
-    (fields(ir.Assign, lambda node: node.value == "row + later // 4 * 2", value="row + 1 * 2"), errors.CopyLeftBehind),
-    (fields(ir.CopyAsync, lambda copy: copy.barrier.index == "at", coordinates=("ahead", "0", "0")), AssertionError),
-])
-def test_a_ring_of_copies_that_forgets_something_is_caught(cols: int, change: Change, caught: type[Exception],
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("change", "caught"),
+    [
+        *FORGOTTEN[:2],
+        (fields(ir.Wait, lambda wait: wait.phase == "phase ^ over", phase="phase"), errors.WrongPhase),
+        (fields(ir.Assign, lambda node: node.value == "row + later // 4 * 2", value="row + 1 * 2"), errors.CopyLeftBehind),
+        (fields(ir.CopyAsync, lambda copy: copy.barrier.index == "at", coordinates=("ahead", "0", "0")), AssertionError),
+    ],
+)
+def test_a_ring_of_copies_that_forgets_something_is_caught(
+    cols: int, change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gluon, "lower", lambda *args, right=gluon.lower: rewritten(right(*args), change))
     with pytest.raises(caught):
         run_staged(softmax, inputs_of(softmax, 9, cols, BF16), warps=4, vectors=1, slots=1, split=2, prefetch=3)
@@ -336,12 +356,18 @@ def odd_kernel(rows: int, slots: int) -> tuple[Lowered, dict[str, Tensor], dict[
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize(("change", "caught"), [
-    (without(ir.CtaBarrier), errors.UseBeforeArrival),  # walks read what other threads put there
-    (behind(ir.Wait, ir.If), errors.RefillBeforeDrain),  # TMA has not been there yet
-    (value_fields(ir.Load, lambda load: load.offset == ("covered", "at_end"), masks=()), errors.AccessOutOfBounds),  # behind it
-    (fields(ir.Assign, lambda node: node.targets == ("end",), value=lambda node: f"32 + {node.value}"), errors.OutsideAllocation),
-])
+@pytest.mark.parametrize(
+    ("change", "caught"),
+    [
+        (without(ir.CtaBarrier), errors.UseBeforeArrival),  # walks read what other threads put there
+        (behind(ir.Wait, ir.If), errors.RefillBeforeDrain),  # TMA has not been there yet
+        (value_fields(ir.Load, lambda load: load.offset == ("covered", "at_end"), masks=()), errors.AccessOutOfBounds),  # behind it
+        (
+            fields(ir.Assign, lambda node: node.targets == ("end",), value=lambda node: f"32 + {node.value}"),
+            errors.OutsideAllocation,
+        ),
+    ],
+)
 def test_what_is_left_out_is_put_into_place_in_time(slots: int, change: Change, caught: type[Exception]) -> None:
     kernel, buffers, bindings = odd_kernel(5, slots)
     with pytest.raises(caught):
@@ -402,7 +428,7 @@ def test_elements_may_be_counted_in_64_bits(split: int, cols: int) -> None:
 
 # ---- the text --------------------------------------------------------------------------------------------------------------
 
-GOLDEN = '''\
+GOLDEN = """\
     turn = 0
     for row in range(part, row_count, 2):
         slot = turn % 2
@@ -444,7 +470,7 @@ GOLDEN = '''\
         turn += 1
     for slot_first in gl.static_range(2):
         mbarrier.invalidate(ready.index(slot_first))
-'''
+"""
 
 
 def less_greatest(x: Tensor) -> Tensor:
@@ -454,22 +480,25 @@ def less_greatest(x: Tensor) -> Tensor:
 def test_the_text() -> None:
     kernel, bindings = kernel_of(less_greatest, (meta(16, 2056),))
     text = gluon.lower(kernel, staged_schedule(kernel, 4, 1, 2, 2), bindings, "less").source().text
-    rows = text[text.index("    turn = 0"):]
+    rows = text[text.index("    turn = 0") :]
     assert re.sub("  # .*", "", rows) == GOLDEN
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("on", "shape", "dtype", "offered"), [
-    ("h200", (8192, 32768), BF16, True),
-    ("a100", (8192, 32768), BF16, False),  # no TMA
-    ("h200", (8192, 50257), BF16, True),  # rows that start anywhere
-    ("h200", (8192, 65537), BF16, False),  # of which too little is left behind whole chunks
-    ("h200", (8192, 50264), BF16, True),
-    ("h200", (8192, 65536), F32, False),  # more than a CTA has room for
-    ("h200", (8192, 32768), torch.float64, False),
-])
+@pytest.mark.parametrize(
+    ("on", "shape", "dtype", "offered"),
+    [
+        ("h200", (8192, 32768), BF16, True),
+        ("a100", (8192, 32768), BF16, False),  # no TMA
+        ("h200", (8192, 50257), BF16, True),  # rows that start anywhere
+        ("h200", (8192, 65537), BF16, False),  # of which too little is left behind whole chunks
+        ("h200", (8192, 50264), BF16, True),
+        ("h200", (8192, 65536), F32, False),  # more than a CTA has room for
+        ("h200", (8192, 32768), torch.float64, False),
+    ],
+)
 def test_rows_are_staged_where_they_can_be(on: str, shape: tuple[int, int], dtype: torch.dtype, offered: bool) -> None:
     where = device(on)
     kernel, bindings = kernel_of(softmax, (meta(*shape, dtype=dtype),))
@@ -500,11 +529,14 @@ def test_a_staged_plan_runs_where_kernels_are_interpreted() -> None:
     torch.testing.assert_close(out.float(), x[0].float().softmax(-1), rtol=2**-7, atol=1e-6)
 
 
-@pytest.mark.parametrize(("tiles", "extent", "expected"), [
-    ((4096, 4096), 8192, Chunks(4096, 2, 0)),
-    ((4096, 4096, 1024), 9000, Chunks(4096, 2, 1024)),
-    ((4096, 4096), 8000, Chunks(4096, 1, 4096)),
-])
+@pytest.mark.parametrize(
+    ("tiles", "extent", "expected"),
+    [
+        ((4096, 4096), 8192, Chunks(4096, 2, 0)),
+        ((4096, 4096, 1024), 9000, Chunks(4096, 2, 1024)),
+        ((4096, 4096), 8000, Chunks(4096, 1, 4096)),
+    ],
+)
 def test_a_row_is_chunks_and_a_rest(tiles: tuple[int, ...], extent: int, expected: Chunks) -> None:
     assert chunks(Cover(tiles), extent) == expected
 

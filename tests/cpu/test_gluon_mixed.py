@@ -39,16 +39,33 @@ from tests.support.staged_kernels import BF16, F32
 
 RELOAD, REGISTERS = RowVectors.RELOAD, RowVectors.REGISTERS
 
-def mixed(fn: Callable[..., Any], args: tuple[Tensor, ...], warps: int = 4, vectors: int = 1, slots: int = 2, split: int = 2,
-          row_vectors: RowVectors = RELOAD, registers: int = 0, least: bool = False, prefetch: int = 0) -> Plan:
+
+def mixed(
+    fn: Callable[..., Any],
+    args: tuple[Tensor, ...],
+    warps: int = 4,
+    vectors: int = 1,
+    slots: int = 2,
+    split: int = 2,
+    row_vectors: RowVectors = RELOAD,
+    registers: int = 0,
+    least: bool = False,
+    prefetch: int = 0,
+) -> Plan:
     """A plan that stages every load TMA can describe, or with `least` only those it must, and joins partial results."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     width = 32 * warps * vector(kernel)
-    schedule = StagedMixOrder(chunk_cover(cols, width * vectors, width).tiles, warps, Ring(split, slots, prefetch), row_vectors,
-                              staged=must_stage(kernel) if least else frozenset(tma_stageable(kernel)), registers=registers)
+    schedule = StagedMixOrder(
+        chunk_cover(cols, width * vectors, width).tiles,
+        warps,
+        Ring(split, slots, prefetch),
+        row_vectors,
+        staged=must_stage(kernel) if least else frozenset(tma_stageable(kernel)),
+        registers=registers,
+    )
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule))
 
 
@@ -61,8 +78,10 @@ def check(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: Any) -> None:
 # ---- what it computes ------------------------------------------------------------------------------------------------------
 
 
+# fmt: off
 FUNCTIONS = [rms_norm_backward, layer_norm_backward, add_rms_norm_backward, spread_and_top, all_else, totals, finished,
              stored_early]
+# fmt: on
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
@@ -125,8 +144,9 @@ def test_sums_of_fp32_data_carry_what_rounding_took() -> None:
 
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("change", "caught"), FORGOTTEN)
-def test_a_kernel_that_forgets_something_is_caught(slots: int, change: Change, caught: type[Exception],
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_forgets_something_is_caught(
+    slots: int, change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = inputs_of(rms_norm_backward, 7, 2568, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     plan = mixed(rms_norm_backward, args, slots=slots)
@@ -153,8 +173,14 @@ def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable[..., Any], 
 @pytest.mark.parametrize(("rows", "split"), [(2, 1), (2, 3), (7, 1), (8, 1), (7, 3), (3, 5), (19, 2)])
 @pytest.mark.parametrize("prefetch", [1, 3, 4, 9])
 def test_copies_take_places_in_turn_for_any_number_of_turns(rows: int, split: int, prefetch: int, warps: int) -> None:
-    check(rms_norm_backward, inputs_of(rms_norm_backward, rows, 1024 * warps, BF16), warps=warps, slots=1, split=split,
-          prefetch=prefetch)
+    check(
+        rms_norm_backward,
+        inputs_of(rms_norm_backward, rows, 1024 * warps, BF16),
+        warps=warps,
+        slots=1,
+        split=split,
+        prefetch=prefetch,
+    )
 
 
 @pytest.mark.parametrize("prefetch", [1, 3, 9])
@@ -173,17 +199,21 @@ def test_any_number_of_chunks_comes_in_copies(cols: int, vectors: int) -> None:
 
 
 @pytest.mark.parametrize(("fn", "cols"), [(rms_norm_backward, 4096), (rms_norm_backward, 8192), (rows_and_columns, 4096)])
-@pytest.mark.parametrize(("change", "caught"), [
-    *FORGOTTEN[:2],
-    (fields(ir.Wait, lambda wait: wait.phase == "phase ^ over", phase="phase"), errors.WrongPhase),
-    (assigned("phase", "0"), errors.WrongPhase),
-    (assigned("first", "0"), errors.WrongPhase),
-    (fields(ir.Advance, by=3), errors.WrongPhase),
-    (fields(ir.Expect, lambda expect: expect.pred == "inside", barrier=ir.Slot(ir.Name("ready"), "first")), errors.WrongPhase),
-    (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
-])
-def test_a_ring_of_copies_that_forgets_something_is_caught(fn: Callable[..., Any], cols: int, change: Change,
-                                                           caught: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("change", "caught"),
+    [
+        *FORGOTTEN[:2],
+        (fields(ir.Wait, lambda wait: wait.phase == "phase ^ over", phase="phase"), errors.WrongPhase),
+        (assigned("phase", "0"), errors.WrongPhase),
+        (assigned("first", "0"), errors.WrongPhase),
+        (fields(ir.Advance, by=3), errors.WrongPhase),
+        (fields(ir.Expect, lambda expect: expect.pred == "inside", barrier=ir.Slot(ir.Name("ready"), "first")), errors.WrongPhase),
+        (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
+    ],
+)
+def test_a_ring_of_copies_that_forgets_something_is_caught(
+    fn: Callable[..., Any], cols: int, change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(caught):
         run_changed(fn, inputs_of(fn, 9, cols, BF16), change, monkeypatch)
 
@@ -206,23 +236,27 @@ def test_a_refill_of_the_wrong_part_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
 # ---- what the compiler makes of it -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fn", "cols", "dtype", "warps", "slots", "row_vectors"), [
-    (rms_norm_backward, 4096, BF16, 8, 3, REGISTERS),
-    (rms_norm_backward, 8192, BF16, 8, 3, REGISTERS),
-    (rms_norm_backward, 8192, BF16, 16, 3, RELOAD),
-    (rms_norm_backward, 8192, F32, 16, 3, RELOAD),
-    (rms_norm_backward, 10008, BF16, 8, 2, RELOAD),
-    (rms_norm_backward, 10240, BF16, 8, 2, RELOAD),  # five copies a row
-    (rms_norm_backward, 10240, BF16, 8, 1, REGISTERS),
-    (rms_norm_backward, 16384, BF16, 16, 3, REGISTERS),
-    (rms_norm_backward, 16384, BF16, 8, 2, RELOAD),
-    (rms_norm_backward, 32768, BF16, 8, 1, RELOAD),
-    (layer_norm_backward, 8192, BF16, 8, 3, REGISTERS),
-    (layer_norm_backward, 8192, BF16, 16, 3, RELOAD),
-    (add_rms_norm_backward, 8192, BF16, 16, 3, RELOAD),
-])
+@pytest.mark.parametrize(
+    ("fn", "cols", "dtype", "warps", "slots", "row_vectors"),
+    [
+        (rms_norm_backward, 4096, BF16, 8, 3, REGISTERS),
+        (rms_norm_backward, 8192, BF16, 8, 3, REGISTERS),
+        (rms_norm_backward, 8192, BF16, 16, 3, RELOAD),
+        (rms_norm_backward, 8192, F32, 16, 3, RELOAD),
+        (rms_norm_backward, 10008, BF16, 8, 2, RELOAD),
+        (rms_norm_backward, 10240, BF16, 8, 2, RELOAD),  # five copies a row
+        (rms_norm_backward, 10240, BF16, 8, 1, REGISTERS),
+        (rms_norm_backward, 16384, BF16, 16, 3, REGISTERS),
+        (rms_norm_backward, 16384, BF16, 8, 2, RELOAD),
+        (rms_norm_backward, 32768, BF16, 8, 1, RELOAD),
+        (layer_norm_backward, 8192, BF16, 8, 3, REGISTERS),
+        (layer_norm_backward, 8192, BF16, 16, 3, RELOAD),
+        (add_rms_norm_backward, 8192, BF16, 16, 3, RELOAD),
+    ],
+)
 def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounted_for(
-        fn: Callable[..., Any], cols: int, dtype: torch.dtype, warps: int, slots: int, row_vectors: RowVectors) -> None:
+    fn: Callable[..., Any], cols: int, dtype: torch.dtype, warps: int, slots: int, row_vectors: RowVectors
+) -> None:
     most = min(248, 65536 // (32 * warps))
     plan = mixed(fn, given(fn, cols, dtype), warps, 1, slots, 132, row_vectors, registers=most)
     binary = offline.compile(pipeline.generate(plan)[0], H200)
@@ -235,8 +269,9 @@ def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounte
 
 
 @pytest.mark.parametrize(("warps", "vectors", "prefetch", "spilled"), [(8, 1, 3, 0), (8, 1, 1, 0), (16, 1, 3, 24), (16, 2, 3, 20)])
-def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_accounted_for(warps: int, vectors: int, prefetch: int,
-                                                                                       spilled: int) -> None:
+def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_accounted_for(
+    warps: int, vectors: int, prefetch: int, spilled: int
+) -> None:
     """Accumulators take half of the registers. 16 warps spill a few words, fewer with Triton 3.6 than with 3.7."""
     most = min(248, 65536 // (32 * warps))
     plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, prefetch=prefetch)
@@ -258,8 +293,8 @@ def test_additions_to_accumulators_are_not_delayed() -> None:
     """A loop between the last walk and the next row would delay them, and keep their operands in registers."""
     for slots, prefetch, counter in ((1, 0, "turn"), (2, 0, "turn"), (1, 2, "number")):
         text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots, prefetch=prefetch))[0].text
-        loop, after = text[text.index(f"{counter} = 0"):].split(f"{counter} += ")
-        last = loop[loop.rindex("sum_partial"):]
+        loop, after = text[text.index(f"{counter} = 0") :].split(f"{counter} += ")
+        last = loop[loop.rindex("sum_partial") :]
         assert "for " not in last.replace("for j in gl.static_range", "") and "sum_partial" in after
 
 
@@ -273,14 +308,17 @@ def staged_plans(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> list[Sched
     return [s.plan.schedule for s in found if s.plan.schedule.staged and s.plan.schedule.ctas_per_row == 1]
 
 
-@pytest.mark.parametrize(("fn", "cols", "dtype", "offered"), [
-    (rms_norm_backward, 4096, BF16, True),
-    (layer_norm_backward, 16384, BF16, True),
-    (rms_norm_backward, 8191, BF16, False),  # rows that start anywhere
-    (rms_norm_backward, 8188, BF16, False),  # on 8 bytes
-    (rms_norm_backward, 8188, F32, True),
-    (rms_norm_backward, 65536, BF16, False),  # more than a CTA has room for
-])
+@pytest.mark.parametrize(
+    ("fn", "cols", "dtype", "offered"),
+    [
+        (rms_norm_backward, 4096, BF16, True),
+        (layer_norm_backward, 16384, BF16, True),
+        (rms_norm_backward, 8191, BF16, False),  # rows that start anywhere
+        (rms_norm_backward, 8188, BF16, False),  # on 8 bytes
+        (rms_norm_backward, 8188, F32, True),
+        (rms_norm_backward, 65536, BF16, False),  # more than a CTA has room for
+    ],
+)
 def test_rows_are_staged_where_they_can_be(fn: Callable[..., Any], cols: int, dtype: torch.dtype, offered: bool) -> None:
     found = staged_plans(fn, given(fn, cols, dtype))
     assert bool(found) is offered
@@ -288,11 +326,14 @@ def test_rows_are_staged_where_they_can_be(fn: Callable[..., Any], cols: int, dt
         assert each.family == "mix-order staged" and isinstance(each.rows, Loop) and each.splits == each.rows.split
 
 
-@pytest.mark.parametrize(("cols", "prefetch"), [
-    (32768, {1, 3}),  # of four copies a row
-    (16384, {1, 3}),  # where two CTAs share an SM; alone, one has room for three rows
-    (32776, set()),  # a row with a rest
-])
+@pytest.mark.parametrize(
+    ("cols", "prefetch"),
+    [
+        (32768, {1, 3}),  # of four copies a row
+        (16384, {1, 3}),  # where two CTAs share an SM; alone, one has room for three rows
+        (32776, set()),  # a row with a rest
+    ],
+)
 def test_what_is_left_of_shared_memory_holds_copies_of_the_next_row(cols: int, prefetch: set[int]) -> None:
     found = staged_plans(rms_norm_backward, given(rms_norm_backward, cols))
     assert {s.prefetch for s in found} - {0} == prefetch
@@ -302,8 +343,7 @@ def test_what_is_left_of_shared_memory_holds_copies_of_the_next_row(cols: int, p
 
 def test_a_part_of_the_next_row_is_worth_its_room() -> None:
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 32768, rows=8192))
-    found = [s for s in scored(program, bindings)
-             if s.plan.schedule.family == "mix-order staged" and s.plan.schedule.warps == 16]
+    found = [s for s in scored(program, bindings) if s.plan.schedule.family == "mix-order staged" and s.plan.schedule.warps == 16]
     best = {ahead: min(s.us for s in found if s.plan.schedule.prefetch == ahead) for ahead in (0, 1, 3)}
     assert best[3] < best[1] < best[0]
     most = next(s.plan for s in found if s.plan.schedule.prefetch == 3)

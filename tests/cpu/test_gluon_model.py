@@ -32,7 +32,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 """
 
-ROW_SUM = HEAD + """
+ROW_SUM = (
+    HEAD
+    + """
 @gluon.jit
 def row_sum(x_desc, y, rows):
     tile: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 1, 32], [1, 4, 1], [2, 1, 0])
@@ -59,8 +61,11 @@ def row_sum(x_desc, y, rows):
     for j in gl.static_range(2):
         mbarrier.invalidate(bars.index(j))
 """
+)
 
-SOFTMAX = HEAD + """
+SOFTMAX = (
+    HEAD
+    + """
 @gluon.jit
 def _larger(a, b):
     return gl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -99,8 +104,11 @@ def softmax(x_desc, y_desc, scales, rows, columns):
     tma.store_wait(0)
     mbarrier.invalidate(bar)
 """
+)
 
-OUTER_SUM = HEAD + """
+OUTER_SUM = (
+    HEAD
+    + """
 @gluon.jit
 def outer_sum(a_desc, b_desc, out, rows, stages: gl.constexpr):
     tile: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
@@ -130,6 +138,7 @@ def outer_sum(a_desc, b_desc, out, rows, stages: gl.constexpr):
     columns = column + gl.arange(0, 128, layout=gl.SliceLayout(0, tile))
     gl.store(out + columns, a_sum * b_sum)
 """
+)
 
 
 @dataclass
@@ -160,26 +169,56 @@ def described(dtype: str, block: tuple[int, ...], bits: int) -> str:
 def row_sum(rows: int = 11) -> Case:
     x, y = torch.randn(rows, 1024).bfloat16(), torch.empty(rows)
     block = (1, 4, 256)
-    return Case("row_sum", ROW_SUM, {"x_desc": described("bf16", block, 16), "y": "*fp32", "rows": "i32"},
-                {"x_desc": Descriptor(x.view(rows, 4, 256), block, layout=layout(16, 3)), "y": y, "rows": rows}, min(rows, 2), y,
-                x.double().sum(1).float())
+    return Case(
+        "row_sum",
+        ROW_SUM,
+        {"x_desc": described("bf16", block, 16), "y": "*fp32", "rows": "i32"},
+        {"x_desc": Descriptor(x.view(rows, 4, 256), block, layout=layout(16, 3)), "y": y, "rows": rows},
+        min(rows, 2),
+        y,
+        x.double().sum(1).float(),
+    )
 
 
 def softmax(rows: int = 5) -> Case:
     x, y, scales = torch.randn(rows, 1000).bfloat16(), torch.empty(rows, 1000, dtype=torch.bfloat16), torch.empty(rows)
     block, ends = (1, 1024), frozenset({1})
     kind = described("bf16", block, 16)
-    return Case("softmax", SOFTMAX, {"x_desc": kind, "y_desc": kind, "scales": "*fp32", "rows": "i32", "columns": "i32"},
-                {"x_desc": Descriptor(x, block, ends, layout(16, 2)), "y_desc": Descriptor(y, block, ends, layout(16, 2)),
-                 "scales": scales, "rows": rows, "columns": 1000}, 2, y, x.double().softmax(1).bfloat16())
+    return Case(
+        "softmax",
+        SOFTMAX,
+        {"x_desc": kind, "y_desc": kind, "scales": "*fp32", "rows": "i32", "columns": "i32"},
+        {
+            "x_desc": Descriptor(x, block, ends, layout(16, 2)),
+            "y_desc": Descriptor(y, block, ends, layout(16, 2)),
+            "scales": scales,
+            "rows": rows,
+            "columns": 1000,
+        },
+        2,
+        y,
+        x.double().softmax(1).bfloat16(),
+    )
 
 
 def outer_sum(rows: int = 64) -> Case:
     a, b, out = torch.randn(rows, 256), torch.randn(rows, 256), torch.empty(288)[16:272]  # what is stored around it hurts nobody
     block, kind = (8, 128), described("fp32", (8, 128), 32)
-    return Case("outer_sum", OUTER_SUM, {"a_desc": kind, "b_desc": kind, "out": "*fp32", "rows": "i32", "stages": "constexpr"},
-                {"a_desc": Descriptor(a, block, layout=layout(32, 2)), "b_desc": Descriptor(b, block, layout=layout(32, 2)),
-                 "out": out, "rows": rows}, 2, out, (a.double().sum(0) * b.double().sum(0)).float(), {"stages": 3})
+    return Case(
+        "outer_sum",
+        OUTER_SUM,
+        {"a_desc": kind, "b_desc": kind, "out": "*fp32", "rows": "i32", "stages": "constexpr"},
+        {
+            "a_desc": Descriptor(a, block, layout=layout(32, 2)),
+            "b_desc": Descriptor(b, block, layout=layout(32, 2)),
+            "out": out,
+            "rows": rows,
+        },
+        2,
+        out,
+        (a.double().sum(0) * b.double().sum(0)).float(),
+        {"stages": 3},
+    )
 
 
 CASES = {"row_sum": row_sum, "softmax": softmax, "outer_sum": outer_sum}
@@ -241,18 +280,24 @@ class Mutation:
 
 
 WAIT = "        mbarrier.wait(bars.index(slot), (turn // 2) & 1)\n"
-REFILL = SOFTMAX[SOFTMAX.index("        more = row"):SOFTMAX.index("        out = gl.exp2")]
-AGAIN = SOFTMAX[SOFTMAX.index("        again ="):SOFTMAX.index("        more = row")]
-READS = OUTER_SUM[OUTER_SUM.index("        a_sum +="):OUTER_SUM.index("        ahead =")]
-ISSUES = OUTER_SUM[OUTER_SUM.index("        ahead ="):OUTER_SUM.index("    columns =")]
+REFILL = SOFTMAX[SOFTMAX.index("        more = row") : SOFTMAX.index("        out = gl.exp2")]
+AGAIN = SOFTMAX[SOFTMAX.index("        again =") : SOFTMAX.index("        more = row")]
+READS = OUTER_SUM[OUTER_SUM.index("        a_sum +=") : OUTER_SUM.index("        ahead =")]
+ISSUES = OUTER_SUM[OUTER_SUM.index("        ahead =") : OUTER_SUM.index("    columns =")]
 
 MUTATIONS = [
     Mutation("wait removed", "row_sum", WAIT, "", errors.UseBeforeArrival),
     Mutation("wait removed", "softmax", "        mbarrier.wait(bar, phase)\n", "", errors.UseBeforeArrival),
-    Mutation("wait removed", "outer_sum", "        mbarrier.wait(bars.index(slot), (k // stages) & 1)\n", "",
-             errors.UseBeforeArrival),
-    Mutation("wait after the read", "row_sum", WAIT + "        x = ring.index(slot).load(tile).to(gl.float32)\n",
-             "        x = ring.index(slot).load(tile).to(gl.float32)\n" + WAIT, errors.UseBeforeArrival),
+    Mutation(
+        "wait removed", "outer_sum", "        mbarrier.wait(bars.index(slot), (k // stages) & 1)\n", "", errors.UseBeforeArrival
+    ),
+    Mutation(
+        "wait after the read",
+        "row_sum",
+        WAIT + "        x = ring.index(slot).load(tile).to(gl.float32)\n",
+        "        x = ring.index(slot).load(tile).to(gl.float32)\n" + WAIT,
+        errors.UseBeforeArrival,
+    ),
     Mutation("phase not flipped", "row_sum", "(turn // 2) & 1", "0", errors.WrongPhase),
     Mutation("phase not flipped", "softmax", "        phase = phase ^ 1\n", "", errors.WrongPhase),
     Mutation("phase not flipped", "outer_sum", "(k // stages) & 1", "0", errors.WrongPhase),
@@ -264,18 +309,32 @@ MUTATIONS = [
     Mutation("wrong slot refilled", "row_sum", "ring.index(1 - slot), pred", "ring.index(slot), pred", errors.RefillBeforeDrain),
     Mutation("wrong barrier waited for", "row_sum", "wait(bars.index(slot)", "wait(bars.index(1 - slot)", errors.UseBeforeArrival),
     Mutation("refill before the last read", "softmax", AGAIN + REFILL, REFILL + AGAIN, errors.RefillBeforeDrain),
-    Mutation("refill before the only read", "outer_sum", READS + ISSUES, ISSUES.replace("k + stages - 1", "k + stages") + READS,
-             errors.RefillBeforeDrain),
+    Mutation(
+        "refill before the only read",
+        "outer_sum",
+        READS + ISSUES,
+        ISSUES.replace("k + stages - 1", "k + stages") + READS,
+        errors.RefillBeforeDrain,
+    ),
     Mutation("refill of the slot just read", "outer_sum", "ahead % stages", "k % stages", errors.WaitsForever),
     Mutation("slot never read", "row_sum", "ring.index(slot).load(tile)", "ring.index(0).load(tile)", errors.RefillBeforeDrain),
     Mutation("expected bytes halved", "row_sum", "2048, pred", "1024, pred", errors.ExpectedBytesDiffer),
     Mutation("expected bytes doubled", "row_sum", "bars.index(0), 2048)", "bars.index(0), 4096)", errors.ExpectedBytesDiffer),
     Mutation("bytes of one input only", "outer_sum", "bars.index(s), 8192)", "bars.index(s), 4096)", errors.ExpectedBytesDiffer),
-    Mutation("one input's copy forgotten", "outer_sum",
-             "        tma.async_copy_global_to_shared(b_desc, [s * 8, column], bars.index(s), b_ring.index(s))\n", "",
-             errors.ExpectedBytesDiffer),
-    Mutation("nothing expected", "softmax", "        mbarrier.expect(bar, x_desc.block_type.nbytes, pred=more)\n", "",
-             errors.WaitsForever),
+    Mutation(
+        "one input's copy forgotten",
+        "outer_sum",
+        "        tma.async_copy_global_to_shared(b_desc, [s * 8, column], bars.index(s), b_ring.index(s))\n",
+        "",
+        errors.ExpectedBytesDiffer,
+    ),
+    Mutation(
+        "nothing expected",
+        "softmax",
+        "        mbarrier.expect(bar, x_desc.block_type.nbytes, pred=more)\n",
+        "",
+        errors.WaitsForever,
+    ),
     Mutation("two arrivals where one comes", "softmax", "init(bar, count=1)", "init(bar, count=2)", errors.WaitsForever),
     Mutation("off by one row", "row_sum", "[following, 0, 0]", "[following + 1, 0, 0]", errors.CopyOutOfBounds),
     Mutation("off by one row", "softmax", "[row + step, 0]", "[row + step + 1, 0]", errors.CopyOutOfBounds),
@@ -283,12 +342,22 @@ MUTATIONS = [
     Mutation("off by one row, stored", "softmax", "y_desc, [row, 0]", "y_desc, [row + 1, 0]", errors.CopyOutOfBounds),
     Mutation("copy not predicated", "row_sum", "ring.index(1 - slot), pred=more", "ring.index(1 - slot)", errors.CopyOutOfBounds),
     Mutation("ring one slot short", "row_sum", "[2, 1, 4, 256]", "[1, 1, 4, 256]", errors.OutsideAllocation),
-    Mutation("ring one slot short", "outer_sum", "gl.float32, [stages, 8, 128], b_desc", "gl.float32, [stages - 1, 8, 128], b_desc",
-             errors.OutsideAllocation),
+    Mutation(
+        "ring one slot short",
+        "outer_sum",
+        "gl.float32, [stages, 8, 128], b_desc",
+        "gl.float32, [stages - 1, 8, 128], b_desc",
+        errors.OutsideAllocation,
+    ),
     Mutation("ring turns one slot early", "outer_sum", "ahead % stages", "ahead % (stages - 1)", errors.WaitsForever),
     Mutation("ahead by the whole ring before the read", "row_sum", "slot = turn % 2", "slot = turn % 1", errors.WrongPhase),
-    Mutation("barrier init missing", "row_sum", "        mbarrier.init(bars.index(i), count=1)\n", "        pass\n",
-             errors.BarrierNotInitialized),
+    Mutation(
+        "barrier init missing",
+        "row_sum",
+        "        mbarrier.init(bars.index(i), count=1)\n",
+        "        pass\n",
+        errors.BarrierNotInitialized,
+    ),
     Mutation("barrier init missing", "softmax", "    mbarrier.init(bar, count=1)\n", "", errors.BarrierNotInitialized),
     Mutation("barrier init twice", "row_sum", "bars.index(i), count=1", "bars.index(0), count=1", errors.BarrierInitTwice),
     Mutation("fence missing", "softmax", "        fence_async_shared()\n", "", errors.MissingFence),
@@ -332,7 +401,9 @@ def test_barriers_that_a_kernel_must_place_itself() -> None:
         softmax().run(refilled, explicit_barriers=True)
 
 
-PATCHED = HEAD + f"""
+PATCHED = (
+    HEAD
+    + f"""
 @gluon.jit
 def patched(x_desc, y, rows):
     tile: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 4], [1, 0])
@@ -355,6 +426,7 @@ def patched(x_desc, y, rows):
         tma.async_copy_global_to_shared(x_desc, [row + 1, 0], bar, ring.index(0), pred=row + 1 < rows)
     mbarrier.invalidate(bar)
 """
+)
 
 
 def test_threads_may_write_a_part_of_what_a_copy_brought() -> None:
@@ -364,17 +436,20 @@ def test_threads_may_write_a_part_of_what_a_copy_brought() -> None:
     assert torch.equal(torch.where(part & (torch.arange(4)[:, None] > 0), 1, x), y)
 
 
-@pytest.mark.parametrize(("old", "new", "error"), [
-    ("    mbarrier.invalidate(bar)\n", "", errors.BarrierLeftBehind),
-    (f"        {BARRIER}()  # written\n", "", errors.UseBeforeArrival),
-    (f"        {BARRIER}()  # read\n", "", errors.RefillBeforeDrain),
-    ("        fence_async_shared()\n", "", errors.MissingFence),
-    ("        mbarrier.wait(bar, row & 1)\n        if row > 0:\n", "        if row >= 0:\n", errors.RefillBeforeDrain),
-    ("        if row > 0:\n", "        for _ in range(2):\n", errors.RefillBeforeDrain),
-    ("pieces.index(row)", "pieces.index(row + 1)", errors.OutsideAllocation),
-    ("1.0, gl.float32", "1.0, gl.float16", errors.BlockMismatch),
-    (", ring.index(0).load(tile)", ", gl.full([1, 256], 1.0, gl.float32, tile)", errors.RefillBeforeDrain),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("    mbarrier.invalidate(bar)\n", "", errors.BarrierLeftBehind),
+        (f"        {BARRIER}()  # written\n", "", errors.UseBeforeArrival),
+        (f"        {BARRIER}()  # read\n", "", errors.RefillBeforeDrain),
+        ("        fence_async_shared()\n", "", errors.MissingFence),
+        ("        mbarrier.wait(bar, row & 1)\n        if row > 0:\n", "        if row >= 0:\n", errors.RefillBeforeDrain),
+        ("        if row > 0:\n", "        for _ in range(2):\n", errors.RefillBeforeDrain),
+        ("pieces.index(row)", "pieces.index(row + 1)", errors.OutsideAllocation),
+        ("1.0, gl.float32", "1.0, gl.float16", errors.BlockMismatch),
+        (", ring.index(0).load(tile)", ", gl.full([1, 256], 1.0, gl.float32, tile)", errors.RefillBeforeDrain),
+    ],
+)
 def test_wrong_writes_by_threads_are_caught(old: str, new: str, error: type[errors.OnepassError]) -> None:
     assert PATCHED.count(old) == 1
     x, y = torch.randn(4, 256), torch.empty(4, 256)
@@ -387,8 +462,12 @@ def test_a_source_says_how_it_is_run(wide: bool) -> None:
     text = ROW_SUM.replace("        turn += 1\n", f"        {BARRIER}()\n        turn += 1\n")
     text = text.replace("[first, 0", "[first + zero, 0").replace("y, rows):\n", "y, rows, zero):\n    rows = rows.to(gl.int32)\n")
     view = TensorView((sym("n"), 4, 256), (1024, 256, 1), (1, 4, 256))
-    params = (Param("x", ParamKind.TENSOR_MAP, "x_desc", DTYPES["bf16"], view), Param("out", ParamKind.POINTER, "y", DTYPES["f32"]),
-              Param("n", ParamKind.SIZE, "rows"), Param("zero", ParamKind.ZERO, "zero"))
+    params = (
+        Param("x", ParamKind.TENSOR_MAP, "x_desc", DTYPES["bf16"], view),
+        Param("out", ParamKind.POINTER, "y", DTYPES["f32"]),
+        Param("n", ParamKind.SIZE, "rows"),
+        Param("zero", ParamKind.ZERO, "zero"),
+    )
     source = Source("row_sum", text, params, (GridDim(sym("n"), max_programs=3),), 4, wide_index=wide)
     x, out = torch.randn(8, 1024).bfloat16(), torch.empty(8)
     trace = run_source(source, {"x": x, "out": out}, {"n": 8})
@@ -399,8 +478,11 @@ def test_a_source_says_how_it_is_run(wide: bool) -> None:
 def test_a_source_may_overhang_only_where_it_masks() -> None:
     """A generated kernel masks the axes whose extent is not a multiple of the box, and no others."""
     view = TensorView((sym("n"), 4, 256), (1024, 256, 1), (1, 4, 256))
-    params = (Param("x", ParamKind.TENSOR_MAP, "x_desc", DTYPES["bf16"], view), Param("out", ParamKind.POINTER, "y", DTYPES["f32"]),
-              Param("n", ParamKind.SIZE, "rows"))
+    params = (
+        Param("x", ParamKind.TENSOR_MAP, "x_desc", DTYPES["bf16"], view),
+        Param("out", ParamKind.POINTER, "y", DTYPES["f32"]),
+        Param("n", ParamKind.SIZE, "rows"),
+    )
     barriers = ROW_SUM.replace("        turn += 1\n", f"        {BARRIER}()\n        turn += 1\n")
     buffers = {"x": torch.randn(3, 1024).bfloat16(), "out": torch.empty(3)}
     source = Source("row_sum", barriers, params, (GridDim(sym("n"), max_programs=1),), 4)
@@ -409,7 +491,9 @@ def test_a_source_may_overhang_only_where_it_masks() -> None:
         run_source(replace(source, text=barriers.replace("[following, 0, 0]", "[following, 1, 0]")), buffers, {"n": 3})
 
 
-PARTS = HEAD + f"""
+PARTS = (
+    HEAD
+    + f"""
 @gluon.jit
 def parts(y):
     tile: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [1, 4], [1, 0])
@@ -425,15 +509,18 @@ def parts(y):
     {BARRIER}()
     gl.store(y + at, ring.index(0).load(tile))
 """
+)
 
 
 def test_what_threads_write_in_parts_is_read_whole() -> None:
     y = torch.empty(256)
     run("parts", PARTS, {"y": y}, 1, explicit_barriers=True)
     assert torch.equal(y, torch.arange(256) * 2.0 + 1)
-    for old, error in (("    ring.index(1).store(at.to(gl.float32) + 1)\n", errors.UseBeforeArrival),
-                       (f"    {BARRIER}()  # written\n", errors.UseBeforeArrival),
-                       (f"    {BARRIER}()  # read\n", errors.RefillBeforeDrain)):
+    for old, error in (
+        ("    ring.index(1).store(at.to(gl.float32) + 1)\n", errors.UseBeforeArrival),
+        (f"    {BARRIER}()  # written\n", errors.UseBeforeArrival),
+        (f"    {BARRIER}()  # read\n", errors.RefillBeforeDrain),
+    ):
         assert PARTS.count(old) == 1
         with pytest.raises(error):
             run("parts", PARTS.replace(old, ""), {"y": y}, 1, explicit_barriers=True)
@@ -500,7 +587,9 @@ def test_tensors_that_tma_cannot_describe() -> None:
 
 
 def test_wider_views_of_a_drained_ring() -> None:
-    text = HEAD + """
+    text = (
+        HEAD
+        + """
 @gluon.jit
 def exchange(y):
     tile: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -511,6 +600,7 @@ def exchange(y):
     room.store(at.to(gl.float32) * 0.5)
     gl.store(y + at, room.load(tile))
 """
+    )
     y = torch.empty(256)
     run("exchange", text, {"y": y}, 1)
     torch.testing.assert_close(y, torch.arange(256) * 0.5)
@@ -518,7 +608,9 @@ def exchange(y):
         run("exchange", text.replace("gl.float32, [256], flat", "gl.float32, [512], flat"), {"y": y}, 1)
 
 
-DOWN = HEAD + """
+DOWN = (
+    HEAD
+    + """
 @gluon.jit
 def down(x_desc, y, rows):
     tile: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
@@ -539,6 +631,7 @@ def down(x_desc, y, rows):
     columns = gl.arange(0, 32, layout=gl.SliceLayout(0, tile))[None, :]
     gl.store(y + columns, gl.sum(own, axis=0, keep_dims=True))
 """
+)
 
 
 def down(masked: frozenset[int] = frozenset({0, 1})) -> tuple[dict[str, Argument], torch.Tensor, torch.Tensor]:
@@ -556,14 +649,17 @@ def test_folds_of_what_threads_hold_of_a_tile_that_overhangs() -> None:
     assert [c.axes for c in trace.crossings] == [(0, 1)] and trace.bytes_in == 8192
 
 
-@pytest.mark.parametrize(("old", "new", "error"), [
-    ("[64, 0], bar", "[128, 0], bar", errors.CopyOutOfBounds),
-    ("[64, 0], bar", "[100, 0], bar", errors.CopyOutOfBounds),
-    ("strips.index(2 + k)", "strips.index(1 + k)", errors.UseBeforeArrival),
-    ("strips.index(2 + k)", "strips.index(3 + k)", errors.OutsideAllocation),
-    ("[4, 32, 32]", "[5, 32, 32]", errors.OutsideAllocation),
-    ("    mbarrier.wait(bar, 0)\n", "", errors.UseBeforeArrival),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("[64, 0], bar", "[128, 0], bar", errors.CopyOutOfBounds),
+        ("[64, 0], bar", "[100, 0], bar", errors.CopyOutOfBounds),
+        ("strips.index(2 + k)", "strips.index(1 + k)", errors.UseBeforeArrival),
+        ("strips.index(2 + k)", "strips.index(3 + k)", errors.OutsideAllocation),
+        ("[4, 32, 32]", "[5, 32, 32]", errors.OutsideAllocation),
+        ("    mbarrier.wait(bar, 0)\n", "", errors.UseBeforeArrival),
+    ],
+)
 def test_wrong_reads_of_tiles_are_caught(old: str, new: str, error: type[errors.OnepassError]) -> None:
     assert old in DOWN
     with pytest.raises(error):
@@ -583,7 +679,7 @@ def test_folds_of_what_threads_hold_are_real_gluon() -> None:
     signature = {"x_desc": described("fp32", (64, 32), 32), "y": "*fp32", "rows": "i32"}
     source = GluonASTSource(load_text("down", DOWN), signature, {}, {})
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
-    assert "shfl" not in ptx[:ptx.rindex("ld.shared.v4")], "within threads nothing is exchanged"
+    assert "shfl" not in ptx[: ptx.rindex("ld.shared.v4")], "within threads nothing is exchanged"
 
 
 def test_what_is_not_modeled_is_refused() -> None:

@@ -33,16 +33,7 @@ from onepass.runtime.serialize import pack, unpack
 from onepass.tools.functions import add_rms_norm_backward, layer_norm_backward, rms_norm_backward
 from tests.support.correctness import once
 from tests.support.forced_schedules import H200, assert_as_oracle, chosen, planned, program_of, run
-from tests.support.kernel_changes import (
-    FORGOTTEN,
-    Change,
-    assigned,
-    fields,
-    first_changed,
-    unassigned,
-    value_fields,
-    without,
-)
+from tests.support.kernel_changes import FORGOTTEN, Change, assigned, fields, first_changed, unassigned, value_fields, without
 from tests.support.mix_order_kernels import (
     all_else,
     finished,
@@ -58,16 +49,35 @@ from tests.support.staged_kernels import BF16, F32
 
 RELOAD, REGISTERS, SMEM = RowVectors.RELOAD, RowVectors.REGISTERS, RowVectors.SMEM
 
-def shared(fn: Callable[..., Any], args: tuple[Tensor, ...], share: int = 2, warps: int = 4, vectors: float = 1, slots: int = 3,
-           groups: int = 2, row_vectors: RowVectors = RELOAD, registers: int = 0, on: Device = H200) -> Plan:
+
+def shared(
+    fn: Callable[..., Any],
+    args: tuple[Tensor, ...],
+    share: int = 2,
+    warps: int = 4,
+    vectors: float = 1,
+    slots: int = 3,
+    groups: int = 2,
+    row_vectors: RowVectors = RELOAD,
+    registers: int = 0,
+    on: Device = H200,
+) -> Plan:
     """A plan with `share` CTAs per row."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     width = int(32 * warps * vector(kernel) * vectors)
-    schedule = MultiCtaMixOrder((width,) * (cols // share // width), share, groups, warps, slots, row_vectors,
-                                staged=frozenset(tma_stageable(kernel)), registers=registers)
+    schedule = MultiCtaMixOrder(
+        (width,) * (cols // share // width),
+        share,
+        groups,
+        warps,
+        slots,
+        row_vectors,
+        staged=frozenset(tma_stageable(kernel)),
+        registers=registers,
+    )
     return planned(program, bindings, chosen(program, bindings, Family.MIX, schedule, on), on)
 
 
@@ -197,37 +207,50 @@ def waits_for_next(wait: ir.Wait) -> bool:
     return wait.phase == "(turn + 1) // 2 & 1"
 
 
-@pytest.mark.parametrize(("change", "caught"), [
-    *FORGOTTEN[:2],
-    (without(ir.Publish), errors.NeverPublished),
-    (fields(ir.Publish, word="r_next * 2"), errors.NeverPublished),  # into another's box
-    (fields(ir.Publish, word="part * 2 + cta_rank"), errors.NeverPublished),  # of another row
-    (fields(ir.If, lambda node: node.condition == "row + 2 < row_count", condition="row + 4 < row_count"),
-     errors.NeverPublished),  # not the last row
-    (assigned("slot_next", "turn % 2"), errors.WrongPhase),  # the next row has no place of its own
-    (fields(ir.Wait, waits_for_next, phase="turn // 2 & 1"), errors.WrongPhase),
-    (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
-    (without(ir.Invalidate), errors.BarrierLeftBehind),
-    (value_fields(ir.Load, lambda load: load.offset == ("r_later",), masks=()), errors.AccessOutOfBounds),
-])
-def test_a_kernel_that_forgets_something_is_caught(change: Change, caught: type[Exception],
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("change", "caught"),
+    [
+        *FORGOTTEN[:2],
+        (without(ir.Publish), errors.NeverPublished),
+        (fields(ir.Publish, word="r_next * 2"), errors.NeverPublished),  # into another's box
+        (fields(ir.Publish, word="part * 2 + cta_rank"), errors.NeverPublished),  # of another row
+        (
+            fields(ir.If, lambda node: node.condition == "row + 2 < row_count", condition="row + 4 < row_count"),
+            errors.NeverPublished,
+        ),  # not the last row
+        (assigned("slot_next", "turn % 2"), errors.WrongPhase),  # the next row has no place of its own
+        (fields(ir.Wait, waits_for_next, phase="turn // 2 & 1"), errors.WrongPhase),
+        (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
+        (without(ir.Invalidate), errors.BarrierLeftBehind),
+        (value_fields(ir.Load, lambda load: load.offset == ("r_later",), masks=()), errors.AccessOutOfBounds),
+    ],
+)
+def test_a_kernel_that_forgets_something_is_caught(
+    change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(caught):
         run_changed(change, monkeypatch)
 
 
-@pytest.mark.parametrize("change", [
-    fields(ir.For, lambda loop: (loop.index, loop.stop) == ("k", "4"), stop="3"),  # published before the walk ends
-    fields(ir.Poll, words=lambda poll: poll.words[:1]),  # used before they are there
-    value_fields(ir.Received, lambda part: part.word == "word1", word=ir.Name("word0")),  # one's own for the other's
-    assigned("lanes", columns("", 1024)),  # columns of another part
-    fields(ir.CopyAsync, lambda copy: copy.coordinates[1] == "cta_rank * 16",
-           coordinates=lambda copy: (copy.coordinates[0], "0", "0")),
-    fields(ir.Assign, lambda node: (*node.targets, node.value) == ("row_later", "row + 4"),
-           value="row + 2"),  # what is read once a row, of another row
-    unassigned("rstd", "rstd_1"),
-    unassigned("rstd_1", "rstd_2"),
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        fields(ir.For, lambda loop: (loop.index, loop.stop) == ("k", "4"), stop="3"),  # published before the walk ends
+        fields(ir.Poll, words=lambda poll: poll.words[:1]),  # used before they are there
+        value_fields(ir.Received, lambda part: part.word == "word1", word=ir.Name("word0")),  # one's own for the other's
+        assigned("lanes", columns("", 1024)),  # columns of another part
+        fields(
+            ir.CopyAsync,
+            lambda copy: copy.coordinates[1] == "cta_rank * 16",
+            coordinates=lambda copy: (copy.coordinates[0], "0", "0"),
+        ),
+        fields(
+            ir.Assign, lambda node: (*node.targets, node.value) == ("row_later", "row + 4"), value="row + 2"
+        ),  # what is read once a row, of another row
+        unassigned("rstd", "rstd_1"),
+        unassigned("rstd_1", "rstd_2"),
+    ],
+)
 def test_other_changes_are_wrong(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="changed"):
         run_changed(change, monkeypatch)
@@ -288,7 +311,7 @@ def test_turns_are_taken_in_order_and_what_fails_ends_all() -> None:
 
 
 def test_ctas_of_a_group_exchange_words_in_the_model() -> None:
-    text = '''
+    text = """
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -301,7 +324,7 @@ def swap(box_ptr, out_ptr):
     while word == 0:
         word = gl.load(box_ptr + other, volatile=True)
     gl.store(out_ptr + me, word)
-'''
+"""
     boxes, out = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
     gluon_model.run("swap", text, {"box_ptr": boxes, "out_ptr": out}, 4, ctas_per_group=2)
     assert out.tolist() == [2, 1, 4, 3]
@@ -314,32 +337,44 @@ def swap(box_ptr, out_ptr):
 
 def test_a_row_is_waited_for_after_the_next_was_walked() -> None:
     source = pipeline.generate(shared(rms_norm_backward, given(rms_norm_backward, 8192), warps=8, groups=66))[0]
-    loop = source.text[source.text.index("for row in range(part, row_count, 66)"):]
-    order = ["word0 = gl.load(mailboxes_ptr + r * 2, volatile=True)", "if row + 66 < row_count:",
-             "mbarrier.wait(ready.index(slot_next), (turn + 1) // 3 & 1)",
-             "publish(mailboxes_ptr, r_next * 2 + cta_rank, ",
-             "while (word0 == 0) | (word1 == 0):", "row_later = row + 132", "= published(word0, gl.float32)", "gl.store(out0_ptr",
-             "fence_async_shared()", "ahead = row + 198", "rstd = rstd_1", "turn += 1"]
+    loop = source.text[source.text.index("for row in range(part, row_count, 66)") :]
+    order = [
+        "word0 = gl.load(mailboxes_ptr + r * 2, volatile=True)",
+        "if row + 66 < row_count:",
+        "mbarrier.wait(ready.index(slot_next), (turn + 1) // 3 & 1)",
+        "publish(mailboxes_ptr, r_next * 2 + cta_rank, ",
+        "while (word0 == 0) | (word1 == 0):",
+        "row_later = row + 132",
+        "= published(word0, gl.float32)",
+        "gl.store(out0_ptr",
+        "fence_async_shared()",
+        "ahead = row + 198",
+        "rstd = rstd_1",
+        "turn += 1",
+    ]
     assert [loop.index(line) for line in order] == sorted(loop.index(line) for line in order)
     assert source.programs({"s0": 1}) == 132 and source.ctas_per_group == 2
     (boxes,) = source.cleared
     assert boxes.dtype.name == "i64" and str(boxes.shape[0]) == "2*s0" and boxes.name in source.fresh
 
 
-@pytest.mark.parametrize(("fn", "cols", "dtype", "share", "warps", "vectors", "slots", "row_vectors"), [
-    (rms_norm_backward, 32768, BF16, 2, 8, 4, 3, REGISTERS),
-    (rms_norm_backward, 32768, BF16, 2, 16, 1, 3, REGISTERS),
-    (rms_norm_backward, 32768, BF16, 2, 8, 1, 2, RELOAD),
-    (rms_norm_backward, 32768, BF16, 4, 8, 1, 4, REGISTERS),
-    (rms_norm_backward, 65536, BF16, 4, 8, 4, 3, REGISTERS),
-    (rms_norm_backward, 32768, F32, 4, 8, 1, 3, REGISTERS),
-    (layer_norm_backward, 32768, BF16, 2, 8, 1, 3, REGISTERS),
-    (layer_norm_backward, 32768, BF16, 2, 8, 4, 3, RELOAD),
-    (add_rms_norm_backward, 32768, BF16, 2, 8, 1, 2, RELOAD),
-])
+@pytest.mark.parametrize(
+    ("fn", "cols", "dtype", "share", "warps", "vectors", "slots", "row_vectors"),
+    [
+        (rms_norm_backward, 32768, BF16, 2, 8, 4, 3, REGISTERS),
+        (rms_norm_backward, 32768, BF16, 2, 16, 1, 3, REGISTERS),
+        (rms_norm_backward, 32768, BF16, 2, 8, 1, 2, RELOAD),
+        (rms_norm_backward, 32768, BF16, 4, 8, 1, 4, REGISTERS),
+        (rms_norm_backward, 65536, BF16, 4, 8, 4, 3, REGISTERS),
+        (rms_norm_backward, 32768, F32, 4, 8, 1, 3, REGISTERS),
+        (layer_norm_backward, 32768, BF16, 2, 8, 1, 3, REGISTERS),
+        (layer_norm_backward, 32768, BF16, 2, 8, 4, 3, RELOAD),
+        (add_rms_norm_backward, 32768, BF16, 2, 8, 1, 2, RELOAD),
+    ],
+)
 def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounted_for(
-        fn: Callable[..., Any], cols: int, dtype: torch.dtype, share: int, warps: int, vectors: int, slots: int,
-        row_vectors: RowVectors) -> None:
+    fn: Callable[..., Any], cols: int, dtype: torch.dtype, share: int, warps: int, vectors: int, slots: int, row_vectors: RowVectors
+) -> None:
     most = min(248, 65536 // (32 * warps))
     plan = shared(fn, given(fn, cols, dtype), share, warps, vectors, slots, 132 // share, row_vectors, most)
     source = pipeline.generate(plan)[0]
@@ -384,16 +419,19 @@ def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200)
     return [s.plan.schedule for s in found if s.plan.schedule.ctas_per_row > 1]
 
 
-@pytest.mark.parametrize(("cols", "dtype", "rows", "shares"), [
-    (32768, BF16, 8192, {2, 4, 8}),
-    (65536, BF16, 4096, {4, 8}),  # of halves, two rows do not fit
-    (131072, BF16, 4096, {8}),
-    (16384, BF16, 8192, {2, 4}),  # a CTA has room for three rows: the cost decides
-    (16384, F32, 8192, {2, 4}),  # a part is at least 4096 columns
-    (32776, BF16, 8192, set()),  # parts are whole chunks
-    (32768, BF16, 80, {8}),  # a group wants a few rows
-    (32768, BF16, 60, set()),
-])
+@pytest.mark.parametrize(
+    ("cols", "dtype", "rows", "shares"),
+    [
+        (32768, BF16, 8192, {2, 4, 8}),
+        (65536, BF16, 4096, {4, 8}),  # of halves, two rows do not fit
+        (131072, BF16, 4096, {8}),
+        (16384, BF16, 8192, {2, 4}),  # a CTA has room for three rows: the cost decides
+        (16384, F32, 8192, {2, 4}),  # a part is at least 4096 columns
+        (32776, BF16, 8192, set()),  # parts are whole chunks
+        (32768, BF16, 80, {8}),  # a group wants a few rows
+        (32768, BF16, 60, set()),
+    ],
+)
 def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares: set[int]) -> None:
     found = offered(rms_norm_backward, given(rms_norm_backward, cols, dtype, rows))
     assert {s.ctas_per_row for s in found} == shares
@@ -404,9 +442,10 @@ def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares
         assert each.splits * each.ctas_per_row in (132, 264, 128, 256)
 
 
-@pytest.mark.parametrize(("fn", "dtype", "halves"), [
-    (rms_norm_backward, BF16, True), (rms_norm_backward, F32, False), (add_rms_norm_backward, BF16, True),
-])
+@pytest.mark.parametrize(
+    ("fn", "dtype", "halves"),
+    [(rms_norm_backward, BF16, True), (rms_norm_backward, F32, False), (add_rms_norm_backward, BF16, True)],
+)
 def test_half_vectors_are_for_16_bits_that_are_all_staged(fn: Callable[..., Any], dtype: torch.dtype, halves: bool) -> None:
     found = offered(fn, given(fn, 32768, dtype, 8192))
     loads = max(len(s.staged) for s in found)
@@ -429,21 +468,42 @@ def in_64_bits(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x * x.double().sum(-1, keepdim=True)).to(x.dtype), x.float().sum(0)
 
 
-@pytest.mark.parametrize(("fn", "may"), [
-    (rms_norm_backward, True), (layer_norm_backward, True), (spread_and_top, True), (late_sum, False), (in_64_bits, False),
-    (all_else, False), (totals, False), (stored_early, False),
-])
+@pytest.mark.parametrize(
+    ("fn", "may"),
+    [
+        (rms_norm_backward, True),
+        (layer_norm_backward, True),
+        (spread_and_top, True),
+        (late_sum, False),
+        (in_64_bits, False),
+        (all_else, False),
+        (totals, False),
+        (stored_early, False),
+    ],
+)
 def test_what_can_be_shared(fn: Callable[..., Any], may: bool) -> None:
     kernel: Kernel = mixed_kernel(fn, inputs_of(fn, 7, 4096, BF16))
     assert may_span_ctas(kernel) is may
 
 
-@pytest.mark.parametrize(("fn", "rows", "cols", "share", "here"), [
-    (rms_norm_backward, 8192, 32768, 2, 1), (rms_norm_backward, 4096, 65536, 4, 1), (layer_norm_backward, 8192, 32768, 2, 1),
-    (rms_norm_backward, 24 * 132, 32768, 2, 1),  # what 8192 rows are planned as
-    (rms_norm_backward, 8192, 16384, 1, 1), (layer_norm_backward, 8192, 8192, 1, 1),
-    (layer_norm_backward, 8192, 16384, 2, 2),  # two states a column: alone, a CTA has no registers left for a second one on its SM
-])
+@pytest.mark.parametrize(
+    ("fn", "rows", "cols", "share", "here"),
+    [
+        (rms_norm_backward, 8192, 32768, 2, 1),
+        (rms_norm_backward, 4096, 65536, 4, 1),
+        (layer_norm_backward, 8192, 32768, 2, 1),
+        (rms_norm_backward, 24 * 132, 32768, 2, 1),  # what 8192 rows are planned as
+        (rms_norm_backward, 8192, 16384, 1, 1),
+        (layer_norm_backward, 8192, 8192, 1, 1),
+        (
+            layer_norm_backward,
+            8192,
+            16384,
+            2,
+            2,
+        ),  # two states a column: alone, a CTA has no registers left for a second one on its SM
+    ],
+)
 def test_default_plans(fn: Callable[..., Any], rows: int, cols: int, share: int, here: int) -> None:
     program, _, bindings = program_of(fn, *given(fn, cols, rows=rows))
     chosen_plan = best_plan(program, bindings, H200)
@@ -464,16 +524,24 @@ def test_of_equal_plans_the_one_that_shares_no_rows() -> None:
     assert together < alone < 1.03 * together and best_plan(program, bindings, H200).kernels[0].schedule.ctas_per_row == 1
 
 
-@pytest.mark.parametrize(("rows", "cols", "share", "warps", "vectors", "here", "row_vectors", "us"), [
-    (8192, 32768, 2, 8, 4, 1, REGISTERS, 408), (8192, 32768, 2, 16, 0.5, 1, REGISTERS, 412),
-    (8192, 32768, 4, 8, 0.5, 2, REGISTERS, 390), (8192, 32768, 4, 8, 0.5, 2, RELOAD, 441),
-    (4096, 65536, 4, 8, 0.5, 1, REGISTERS, 408), (4096, 65536, 4, 16, 0.5, 1, REGISTERS, 442),
-])
-def test_predictions_are_near_what_was_measured(rows: int, cols: int, share: int, warps: int, vectors: float, here: int,
-                                                row_vectors: RowVectors, us: float) -> None:
+@pytest.mark.parametrize(
+    ("rows", "cols", "share", "warps", "vectors", "here", "row_vectors", "us"),
+    [
+        (8192, 32768, 2, 8, 4, 1, REGISTERS, 408),
+        (8192, 32768, 2, 16, 0.5, 1, REGISTERS, 412),
+        (8192, 32768, 4, 8, 0.5, 2, REGISTERS, 390),
+        (8192, 32768, 4, 8, 0.5, 2, RELOAD, 441),
+        (4096, 65536, 4, 8, 0.5, 1, REGISTERS, 408),
+        (4096, 65536, 4, 16, 0.5, 1, REGISTERS, 442),
+    ],
+)
+def test_predictions_are_near_what_was_measured(
+    rows: int, cols: int, share: int, warps: int, vectors: float, here: int, row_vectors: RowVectors, us: float
+) -> None:
     """H200, Triton 3.6.0; bench/results/h200/trials.json."""
-    plan = shared(rms_norm_backward, given(rms_norm_backward, cols, rows=rows), share, warps, vectors, 3, 132 * here // share,
-                  row_vectors)
+    plan = shared(
+        rms_norm_backward, given(rms_norm_backward, cols, rows=rows), share, warps, vectors, 3, 132 * here // share, row_vectors
+    )
     assert abs(plan.predicted_us / us - 1) < 0.05
 
 

@@ -241,19 +241,29 @@ def strip(offset: int) -> Change:
 MANY, FEW, STRIPS = (100, 2), (16, 2), (100, 8)  # rows, and how deep a tile is
 
 
-@pytest.mark.parametrize(("change", "caught", "size"), [
-    (without(ir.Wait), errors.UseBeforeArrival, MANY),
-    (fields(ir.Wait, phase="0"), errors.WrongPhase, MANY),
-    (lambda node: ir.Fence() if isinstance(node, ir.Release) else node, errors.RefillBeforeDrain, MANY),
-    (assigned("ahead", "tile + 1"), errors.CopyLeftBehind, MANY),
-    (fields(ir.Expect, lambda expect: expect.barrier.index == "slot", bytes=4096), errors.ExpectedBytesDiffer, MANY),
-    (assigned("early_inside", "early <= tile_count"), errors.CopyOutOfBounds, FEW),
-    (fields(ir.CopyAsync, lambda copy: copy.pred == "inside" and copy.map == "xs1_tiles",
-            coordinates=("ahead * 16 + 256", "first_col")), errors.CopyOutOfBounds, MANY),
-    (strip(1), errors.UseBeforeArrival, STRIPS),
-    (strip(9), errors.OutsideAllocation, STRIPS),
-    (fields(ir.Store, masks=()), errors.AccessOutOfBounds, MANY),
-])
+@pytest.mark.parametrize(
+    ("change", "caught", "size"),
+    [
+        (without(ir.Wait), errors.UseBeforeArrival, MANY),
+        (fields(ir.Wait, phase="0"), errors.WrongPhase, MANY),
+        (lambda node: ir.Fence() if isinstance(node, ir.Release) else node, errors.RefillBeforeDrain, MANY),
+        (assigned("ahead", "tile + 1"), errors.CopyLeftBehind, MANY),
+        (fields(ir.Expect, lambda expect: expect.barrier.index == "slot", bytes=4096), errors.ExpectedBytesDiffer, MANY),
+        (assigned("early_inside", "early <= tile_count"), errors.CopyOutOfBounds, FEW),
+        (
+            fields(
+                ir.CopyAsync,
+                lambda copy: copy.pred == "inside" and copy.map == "xs1_tiles",
+                coordinates=("ahead * 16 + 256", "first_col"),
+            ),
+            errors.CopyOutOfBounds,
+            MANY,
+        ),
+        (strip(1), errors.UseBeforeArrival, STRIPS),
+        (strip(9), errors.OutsideAllocation, STRIPS),
+        (fields(ir.Store, masks=()), errors.AccessOutOfBounds, MANY),
+    ],
+)
 def test_a_kernel_that_forgets_something_is_caught(change: Change, caught: type[Exception], size: tuple[int, int]) -> None:
     rows, deep = size
     kernel, buffers, bindings = lowered(2, rows, 72, deep=deep)
@@ -271,7 +281,7 @@ def test_zeros_past_the_last_row_are_masked() -> None:
 
 # ---- the text --------------------------------------------------------------------------------------------------------------
 
-GOLDEN = '''\
+GOLDEN = """\
     turn = 0
     for tile in range(part, whole_tiles, 3):
         slot = turn % 2
@@ -294,7 +304,7 @@ GOLDEN = '''\
         tma.async_copy_global_to_shared(x_tiles, [ahead * 128, first_col], ready.index(slot), x_ring.index(slot), pred=inside)
         turn += 1
     for tile in range(part + (whole_tiles - part + 2) // 3 * 3, tile_count, 3):
-'''
+"""
 
 
 def greatest_of_one(x: Tensor) -> Tensor:
@@ -307,7 +317,7 @@ def test_the_text() -> None:
     first = halves(kernel, 3, (*kernel.space.rows, *kernel.space.cols)).first
     half = Kernel(first, kernel.space)
     text = gluon_tiles.lower(half, replace(schedule, staged=frozenset(tile_stageable(half))), bindings, "greatest").source().text
-    turns = text[text.index("    turn = 0"):]
+    turns = text[text.index("    turn = 0") :]
     assert re.sub("  # .*", "", turns).startswith(GOLDEN)
 
 
@@ -321,11 +331,13 @@ def compiled(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: int) -> tu
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("how", [{"width": 128, "deep": 4, "stages": 4}, {"width": 32, "deep": 8, "stages": 3},
-                                 {"width": 256, "deep": 2, "warps": 8}])
+@pytest.mark.parametrize(
+    "how", [{"width": 128, "deep": 4, "stages": 4}, {"width": 32, "deep": 8, "stages": 3}, {"width": 256, "deep": 2, "warps": 8}]
+)
 @pytest.mark.parametrize("fn", [outer_sum, greatest, spread, product_and_least, log_sum, positions])
-def test_tiles_compile_without_spills_and_take_the_shared_memory_accounted_for(fn: Callable[..., Any], how: dict[str, int],
-                                                                               dtype: torch.dtype) -> None:
+def test_tiles_compile_without_spills_and_take_the_shared_memory_accounted_for(
+    fn: Callable[..., Any], how: dict[str, int], dtype: torch.dtype
+) -> None:
     binary, kernel, schedule = compiled(fn, (meta(8192, 1024, dtype),), **how)
     expected = estimate(demand(kernel), schedule, H200)
     assert binary.spill_bytes == 0
@@ -353,7 +365,7 @@ def test_what_warps_exchange_takes_the_place_of_the_ring() -> None:
 def test_threads_read_16_bytes_at_a_time(dtype: torch.dtype, deep: int) -> None:
     kernel, bindings = kernel_of(spread, (meta(8192, 1024, dtype), meta(8192, 1024, dtype)))
     ptx = build(job(gluon_tiles.lower(kernel, tiles(kernel, deep=deep), bindings, "tiles").source(), 90)).asm["ptx"]
-    turns = ptx[:ptx.index("shfl.sync")]
+    turns = ptx[: ptx.index("shfl.sync")]
     reads = re.findall(r"ld\.shared\.(v4\.b32|v2\.b64|\S+)", turns)
     assert reads and set(reads) <= {"v4.b32", "v2.b64"}
     assert "cp.async.bulk.tensor.2d" in turns and "mbarrier.try_wait" in turns
@@ -397,12 +409,28 @@ def vectors_of(schedule: StagedTiles, of: int) -> int:
     return schedule.step // rows_at_once(schedule.width, of, schedule.warps)
 
 
-@pytest.mark.parametrize(("count", "warps", "deepest"), [
-    (1, 4, 8), (7, 4, 8), (8, 4, 4), (14, 4, 4), (15, 4, 2), (28, 4, 2), (29, 4, 1), (56, 4, 1),
-    (3, 8, 8), (4, 8, 4), (7, 8, 4), (8, 8, 2), (14, 8, 2), (15, 8, 1), (28, 8, 1), (29, 8, 0),
-])
-def test_tiles_shrink_to_the_budget_and_never_below_a_vector(count: int, warps: int,
-                                                            deepest: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "warps", "deepest"),
+    [
+        (1, 4, 8),
+        (7, 4, 8),
+        (8, 4, 4),
+        (14, 4, 4),
+        (15, 4, 2),
+        (28, 4, 2),
+        (29, 4, 1),
+        (56, 4, 1),
+        (3, 8, 8),
+        (4, 8, 4),
+        (7, 8, 4),
+        (8, 8, 2),
+        (14, 8, 2),
+        (15, 8, 1),
+        (28, 8, 1),
+        (29, 8, 0),
+    ],
+)
+def test_tiles_shrink_to_the_budget_and_never_below_a_vector(count: int, warps: int, deepest: int) -> None:
     args = tuple(meta(4096, 1024) for _ in range(count))
     found = [s for s in offered(outer_sum, args) if s.warps == warps]
     assert max((vectors_of(s, 8) for s in found), default=0) == deepest
@@ -444,17 +472,23 @@ def test_tiles_that_threads_or_boxes_cannot_have(tall: int, width: int, warps: i
 # ---- the plan --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("args", "on", "there"), [
-    (tuple(meta(4096, 1024) for _ in range(5)), "h200", True),
-    ((meta(4096, 1024, F32),), "h200", True),
-    ((meta(65536, 72, BF16),), "h200", True),
-    ((meta(4096, 1024, F32),), "a100", False),  # no TMA
-    ((meta(4096, 1023, BF16),), "h200", False),  # rows that start anywhere
-    ((meta(4096, 1024), torch.empty_strided((4096, 1024), (1028, 1), dtype=F16, device="meta")), "h200", False),  # one is enough
-    ((meta(4096, 1024, torch.float64),), "h200", False),
-])
-def test_tiles_are_offered_where_tma_can_bring_all(args: tuple[Tensor, ...], on: str,
-                                                   there: bool) -> None:
+@pytest.mark.parametrize(
+    ("args", "on", "there"),
+    [
+        (tuple(meta(4096, 1024) for _ in range(5)), "h200", True),
+        ((meta(4096, 1024, F32),), "h200", True),
+        ((meta(65536, 72, BF16),), "h200", True),
+        ((meta(4096, 1024, F32),), "a100", False),  # no TMA
+        ((meta(4096, 1023, BF16),), "h200", False),  # rows that start anywhere
+        (
+            (meta(4096, 1024), torch.empty_strided((4096, 1024), (1028, 1), dtype=F16, device="meta")),
+            "h200",
+            False,
+        ),  # one is enough
+        ((meta(4096, 1024, torch.float64),), "h200", False),
+    ],
+)
+def test_tiles_are_offered_where_tma_can_bring_all(args: tuple[Tensor, ...], on: str, there: bool) -> None:
     assert bool(offered(outer_sum, args, device(on))) is there
     kernel, bindings = kernel_of(outer_sum, args)
     assert plan(kernel.program, bindings, device(on)).kernels, "what cannot be brought has another plan"

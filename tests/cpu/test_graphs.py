@@ -23,8 +23,11 @@ def of(shape: list[Any], stride: list[Any]) -> dict[str, Any]:
     return {"dtype": "bfloat16", "shape": shape, "stride": stride, "device": "cuda:0"}
 
 
-@pytest.mark.parametrize("job", [Job("masked_softmax_attention", "masked_softmax_attention", "cpu", "tiny"),
-                                 Job("moe_router", "moe_router", "cpu", "tiny")], ids=lambda job: job.name)
+@pytest.mark.parametrize(
+    "job",
+    [Job("masked_softmax_attention", "masked_softmax_attention", "cpu", "tiny"), Job("moe_router", "moe_router", "cpu", "tiny")],
+    ids=lambda job: job.name,
+)
 def test_a_captured_model_is_read_back_as_it_was(job: Job, tmp_path: Path) -> None:
     outcome = capture(job)
     assert outcome.error is None and outcome.breaks == 0
@@ -39,8 +42,13 @@ def test_a_captured_model_is_read_back_as_it_was(job: Job, tmp_path: Path) -> No
 
 def test_symbolic_sizes_are_read_with_their_hints() -> None:
     form = of(["s77", "(s77//2)", 8], ["8*((s77//2))", 8, 1])
-    graph = load(written({"op": "placeholder", "name": "n", "target": "n", "val": {"symbolic": "s77"}},
-                         {"op": "placeholder", "name": "x", "target": "x", "val": form}, s77=6))
+    graph = load(
+        written(
+            {"op": "placeholder", "name": "n", "target": "n", "val": {"symbolic": "s77"}},
+            {"op": "placeholder", "name": "x", "target": "x", "val": form},
+            s77=6,
+        )
+    )
     _, x = graph.nodes
     value = x.meta["val"]
     assert value.device == torch.device("cuda:0") and [int(s) for s in value.shape] == [6, 3, 8]
@@ -48,9 +56,13 @@ def test_symbolic_sizes_are_read_with_their_hints() -> None:
 
 
 def test_an_operator_unknown_here_can_be_read() -> None:
-    graph = load(written({"op": "placeholder", "name": "x", "target": "x", "val": of([4], [1])},
-                         {"op": "call_function", "name": "y", "target": "vendor.secret.default", "args": [{"node": "x"}]},
-                         {"op": "output", "name": "output", "args": [[{"node": "y"}]]}))
+    graph = load(
+        written(
+            {"op": "placeholder", "name": "x", "target": "x", "val": of([4], [1])},
+            {"op": "call_function", "name": "y", "target": "vendor.secret.default", "args": [{"node": "x"}]},
+            {"op": "output", "name": "output", "args": [[{"node": "y"}]]},
+        )
+    )
     unknown = list(graph.nodes)[1].target
     assert callable(unknown) and unknown is target_of("vendor.secret.default")
     with pytest.raises(NotImplementedError, match=r"vendor\.secret\.default"):
@@ -60,8 +72,11 @@ def test_an_operator_unknown_here_can_be_read() -> None:
 def test_arguments_json_lacks_survive() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
-    graph.call_function(torch.ops.aten.full.default, ([2, 3], -math.inf), {"dtype": torch.int64, "device": torch.device("cuda:1"),
-                                                                           "layout": torch.strided})
+    graph.call_function(
+        torch.ops.aten.full.default,
+        ([2, 3], -math.inf),
+        {"dtype": torch.int64, "device": torch.device("cuda:1"), "layout": torch.strided},
+    )
     graph.call_function(torch.ops.aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
     graph.output((x, None))
     full, clone = list(load(json.loads(json.dumps(dump(graph)))).nodes)[1:3]

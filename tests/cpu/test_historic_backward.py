@@ -173,16 +173,21 @@ CASES: dict[str, tuple[Function, Sequence[Tensor]]] = {
     "pytorch#179931 sums of all images but the first were wrong": (window_means, [numbers(3, 33, 8, 8)]),
     "pytorch#198101 bits of an argument that is changed afterwards": (bits_then_changed, [torch.arange(-60, 60).reshape(4, 30)]),
     "Liger-Kernel#968 gradients of losses that are weighted one by one": (
-        weighted_losses, [numbers(8, 15), torch.tensor([1, 2, -100, 4, -100, 0, 14, 3]), numbers(8, seed=1)]),
+        weighted_losses,
+        [numbers(8, 15), torch.tensor([1, 2, -100, 4, -100, 0, 14, 3]), numbers(8, seed=1)],
+    ),
     "pytorch#116349 gradients where all classes are ignored": (all_ignored, [numbers(4, 50), torch.full((4,), -100)]),
     "Liger-Kernel#239 a loss with smoothing, a z term and an ignored class": (
-        z_loss, [numbers(6, 50) * 3, torch.tensor([42, 0, 49, 42, 7, 1])]),
+        z_loss,
+        [numbers(6, 50) * 3, torch.tensor([42, 0, 49, 42, 7, 1])],
+    ),
     "pytorch#131060 rows that are masked throughout, left out": (
-        safe_rows, [numbers(4, 9), torch.tensor([[True], [False], [False], [False]]).expand(4, 9)]),
+        safe_rows,
+        [numbers(4, 9), torch.tensor([[True], [False], [False], [False]]).expand(4, 9)],
+    ),
     "pytorch#193061 gradients of chained blocks with one parameter": (modulated, [numbers(40, 32), numbers(4, 32)]),
     "pytorch#29372 gradients of the norm of zeros": (norms_of_zeros, [torch.zeros(3, 8)]),
-    "pytorch#100573 equal numbers share the gradient of the greatest": (
-        greatest_of_equals, [numbers(20, 30).mul(2).round()]),
+    "pytorch#100573 equal numbers share the gradient of the greatest": (greatest_of_equals, [numbers(20, 30).mul(2).round()]),
 }
 
 
@@ -197,8 +202,11 @@ def dropped(x: Tensor) -> Tensor:
     return F.dropout(x, 0.5).square().mean(-1)
 
 
-@pytest.mark.parametrize("function", [lambda x: checkpoint(dropped, x, use_reentrant=False), lambda x: dropped(x) + dropped(x * 2)],
-                         ids=["pytorch#190717 drawn again for the backward", "pytorch#192635 drawn in another order"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: checkpoint(dropped, x, use_reentrant=False), lambda x: dropped(x) + dropped(x * 2)],
+    ids=["pytorch#190717 drawn again for the backward", "pytorch#192635 drawn in another order"],
+)
 def test_dropout_draws_what_eager_draws(function: Function) -> None:
     """With the mask of the forward in the backward."""
     assert_as_eager(function, lambda seed: [numbers(6, 32, seed=seed)])

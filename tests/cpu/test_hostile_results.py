@@ -37,10 +37,15 @@ def first(found: dict[str, Any]) -> dict[str, Any]:
 
 
 REFUSED = {
-    "nothing": (b"", "not JSON"), "a zero": (b"\0", "not JSON"), "not text": (b"\xff\xfe{}", "not JSON"),
-    "a byte order mark": (b"\xef\xbb\xbf{}", "not JSON"), "half of it": (changed(lambda j: None)[:500], "not JSON"),
-    "deep lists": (b"[" * 100_000, "deep"), "deep objects": (b'{"a":' * 100_000, "deep"),
-    "closed deep lists": (b"[" * 500 + b"]" * 500, "deep"), "digits": (b"[" + b"1" * 5000 + b"]", "5000 digits"),
+    "nothing": (b"", "not JSON"),
+    "a zero": (b"\0", "not JSON"),
+    "not text": (b"\xff\xfe{}", "not JSON"),
+    "a byte order mark": (b"\xef\xbb\xbf{}", "not JSON"),
+    "half of it": (changed(lambda j: None)[:500], "not JSON"),
+    "deep lists": (b"[" * 100_000, "deep"),
+    "deep objects": (b'{"a":' * 100_000, "deep"),
+    "closed deep lists": (b"[" * 500 + b"]" * 500, "deep"),
+    "digits": (b"[" + b"1" * 5000 + b"]", "5000 digits"),
     "a long text": (changed(lambda j: j.update(card="x" * 5000)), "5000 characters"),
     "a long name": (changed(lambda j: j.update({"x" * 5000: 1})), "5000 characters"),
     "too long": (b" " * (bounded.MAX_BYTES + 1), "longer than 8 MiB"),
@@ -92,9 +97,30 @@ def hostile(run: Run, text: str) -> Run:
     return parse(json.loads(json.dumps(found)))
 
 
-TEXTS = ["\x1b[2J\x1b]0;pwned\x07", "\x9b31m", "[bold red]x[/]", "[/]", "[link=file:///etc/passwd]x[/link]", "\\", "\\[/]",
-         ":skull:", "../../ESCAPED", "/tmp/ESCAPED", "a\0b", "a\nb", "\ud800", "\u202etxt.exe", "$\\frac{", "$x$ & <b>", "w" * 400,
-         "", " ", '"><script>alert(1)</script>', "--", "%s{0}{x}"]
+TEXTS = [
+    "\x1b[2J\x1b]0;pwned\x07",
+    "\x9b31m",
+    "[bold red]x[/]",
+    "[/]",
+    "[link=file:///etc/passwd]x[/link]",
+    "\\",
+    "\\[/]",
+    ":skull:",
+    "../../ESCAPED",
+    "/tmp/ESCAPED",
+    "a\0b",
+    "a\nb",
+    "\ud800",
+    "\u202etxt.exe",
+    "$\\frac{",
+    "$x$ & <b>",
+    "w" * 400,
+    "",
+    " ",
+    '"><script>alert(1)</script>',
+    "--",
+    "%s{0}{x}",
+]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -145,14 +171,17 @@ def test_a_flood_of_charts_is_refused(tmp_path: Path) -> None:
 def test_sizes_that_cannot_be_fitted_are_left_out() -> None:
     rows = tuple(row("softmax", (m, 512), {"onepass": 1.1}) for m in (8192, 16384, 32768))
     assert "linear fit over row counts" in as_text(*tables(replace(norms(), rows=rows)))
-    for other in ([replace(r, floor_us=0.0, floor_bytes=0) for r in rows],
-                  [replace(r, shape=(10**17 + k, 512), id=str(k)) for k, r in enumerate(rows)]):
+    for other in (
+        [replace(r, floor_us=0.0, floor_bytes=0) for r in rows],
+        [replace(r, shape=(10**17 + k, 512), id=str(k)) for k, r in enumerate(rows)],
+    ):
         as_text(*tables(replace(norms(), rows=tuple(other))))
 
 
 @pytest.mark.parametrize("command", [["compare", "FILE", "FILE"], ["plot", "FILE", "--out", "OUT"]])
-def test_the_commands_say_one_line(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                   capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_say_one_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "\x1b[2J.json"
     path.write_bytes(changed(lambda j: j.update({"\x1b[31m": 1})))
     given = [str(path) if word == "FILE" else str(tmp_path / "out") if word == "OUT" else word for word in command]

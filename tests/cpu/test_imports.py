@@ -41,8 +41,13 @@ def private(name: str) -> bool:
 
 
 def found(files: list[Path], wrong: Rule) -> list[str]:
-    return [f"{path.relative_to(ROOT)}:{line} imports {name}"
-            for path in files if path != Path(__file__) for line, name in imports(path.read_text()) if wrong(name)]
+    return [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in files
+        if path != Path(__file__)
+        for line, name in imports(path.read_text())
+        if wrong(name)
+    ]
 
 
 def test_no_module_imports_a_test_module() -> None:
@@ -58,13 +63,18 @@ def test_benchmarks_import_no_tests() -> None:
     assert not found(BENCH, lambda name: name.split(".")[0] == "tests")
 
 
-@pytest.mark.parametrize(("text", "rule"), [
-    ("from tests.cpu.test_plan import planned", of_a_test_module), ("from tests.cpu.conftest import Anothers", of_a_test_module),
-    ("code = '''\nfrom tests.cpu.test_codegen import KINDS\n'''", of_a_test_module),
-    ("def f():\n    import tests.gpu.test_tune.x", of_a_test_module),
-    ("from onepass.plan.cost import _rate", private), ("from tests.support._hidden import x", private),
-    ("from .graph import _made", private),
-])
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("from tests.cpu.test_plan import planned", of_a_test_module),
+        ("from tests.cpu.conftest import Anothers", of_a_test_module),
+        ("code = '''\nfrom tests.cpu.test_codegen import KINDS\n'''", of_a_test_module),
+        ("def f():\n    import tests.gpu.test_tune.x", of_a_test_module),
+        ("from onepass.plan.cost import _rate", private),
+        ("from tests.support._hidden import x", private),
+        ("from .graph import _made", private),
+    ],
+)
 def test_a_wrong_import_is_seen(text: str, rule: Rule) -> None:
     assert any(rule(name) for _, name in imports(text))
     allowed = "from tests.support.processes import run_python\nfrom onepass.plan import cost\nimport torch._dynamo"

@@ -77,8 +77,11 @@ def run(plan: Plan, inputs: Mapping[str, Tensor], bindings: Bindings, over: Mapp
     tensors = dict(own)
     for buffer in made.outputs:
         wanted = layout(buffer, bindings)
-        tensors[buffer.name] = (own[over[buffer.name]].as_strided(wanted.shape, wanted.strides) if buffer.name in over
-                                else allocate(wanted, torch.device("cpu")))
+        tensors[buffer.name] = (
+            own[over[buffer.name]].as_strided(wanted.shape, wanted.strides)
+            if buffer.name in over
+            else allocate(wanted, torch.device("cpu"))
+        )
     assemble(made, torch.device("cpu"), frozenset()).run_into(tensors, bindings)
     return {b.name: tensors[b.name] for b in made.outputs}
 
@@ -246,25 +249,41 @@ ROW = ResidentRows(1, (64,), 1)
 SUM = "  %0 = load x [m:64, n:1]\n  %1 = reduce sum(%0) over n\n  %2 = result %1.0\n"
 REFUSALS: dict[str, tuple[str, Schedule]] = {
     "the store is transposed": (SUM + "  %3 = mul %0 %2\n  store y [m:1, n:64] = %3\n  store r [m:1] = %2\n", ROW),
-    "the input is looked up": ("  %0 = load t [m:1]\n  %1 = load x [n:1] gather(%0 * 64 < 64)\n  %2 = reduce sum(%1) over n\n"
-                               "  %3 = result %2.0\n  %4 = sub %1 %3\n  store y [m:64, n:1] = %4\n  store r [m:1] = %3\n", ROW),
+    "the input is looked up": (
+        "  %0 = load t [m:1]\n  %1 = load x [n:1] gather(%0 * 64 < 64)\n  %2 = reduce sum(%1) over n\n"
+        "  %3 = result %2.0\n  %4 = sub %1 %3\n  store y [m:64, n:1] = %4\n  store r [m:1] = %3\n",
+        ROW,
+    ),
     "the input is looked up from where it is written": (
         "  %0 = load t [m:1]\n  %1 = load x [m:64, n:1] gather(%0 * 64 < 1)\n  %2 = reduce sum(%1) over n\n  %3 = result %2.0\n"
-        "  %4 = sub %1 %3\n  store y [m:64, n:1] = %4\n  store r [m:1] = %3\n", ROW),
-    "the next row is read": (SUM.replace("[m:64, n:1]", "[m:64, n:1] + 64") + "  %3 = mul %0 %2\n  store y [m:64, n:1] = %3\n"
-                             "  store r [m:1] = %2\n", ROW),
+        "  %4 = sub %1 %3\n  store y [m:64, n:1] = %4\n  store r [m:1] = %3\n",
+        ROW,
+    ),
+    "the next row is read": (
+        SUM.replace("[m:64, n:1]", "[m:64, n:1] + 64") + "  %3 = mul %0 %2\n  store y [m:64, n:1] = %3\n  store r [m:1] = %2\n",
+        ROW,
+    ),
     "rows overlap": (SUM.replace("m:64", "m:63") + "  %3 = mul %0 %2\n  store y [m:63, n:1] = %3\n  store r [m:1] = %2\n", ROW),
-    "another load is transposed": (SUM + "  %3 = load x [m:1, n:64]\n  %4 = add %3 %2\n  %5 = add %0 %4\n"
-                                   "  store y [m:64, n:1] = %5\n  store r [m:1] = %2\n", ROW),
-    "the store is not in the last walk": (SUM + "  %3 = mul %0 %0\n  %4 = mul %0 %2\n"
-                                          "  %5 = reduce sum(%4) over n\n  %6 = result %5.0\n  store r [m:1] = %6\n"
-                                          "  store y [m:64, n:1] = %3\n",
-                                          LoopedRows(1, 32, 1)),
-    "the store waits for nothing": ("  %0 = load x [m:64, n:1]\n  %1 = index (m, n) : i64\n  %2 = cast f32 %1\n"
-                                    "  %3 = reduce sum(%0) over n\n  %4 = result %3.0\n"
-                                    "  store y [m:64, n:1] = %2\n  store r [m:1] = %4\n", ROW),
-    "several threads read an element": (SUM + "  %3 = mul %0 %2\n  store y [m:64, n:1] = %3\n  store r [m:1] = %2\n",
-                                        replace(ROW, warps=4)),
+    "another load is transposed": (
+        SUM + "  %3 = load x [m:1, n:64]\n  %4 = add %3 %2\n  %5 = add %0 %4\n  store y [m:64, n:1] = %5\n  store r [m:1] = %2\n",
+        ROW,
+    ),
+    "the store is not in the last walk": (
+        SUM + "  %3 = mul %0 %0\n  %4 = mul %0 %2\n"
+        "  %5 = reduce sum(%4) over n\n  %6 = result %5.0\n  store r [m:1] = %6\n"
+        "  store y [m:64, n:1] = %3\n",
+        LoopedRows(1, 32, 1),
+    ),
+    "the store waits for nothing": (
+        "  %0 = load x [m:64, n:1]\n  %1 = index (m, n) : i64\n  %2 = cast f32 %1\n"
+        "  %3 = reduce sum(%0) over n\n  %4 = result %3.0\n"
+        "  store y [m:64, n:1] = %2\n  store r [m:1] = %4\n",
+        ROW,
+    ),
+    "several threads read an element": (
+        SUM + "  %3 = mul %0 %2\n  store y [m:64, n:1] = %3\n  store r [m:1] = %2\n",
+        replace(ROW, warps=4),
+    ),
 }
 
 
@@ -317,10 +336,15 @@ def test_ctas_of_other_rows_must_not_read_it() -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_memory_is_taken_of_the_same_type(dtype: str) -> None:
-    text = "%0 = load x [m:64, n:1]; %1 = cast f32 %0; %2 = neg %1; store y [m:64, n:1] = %2" if dtype == "bf16" else \
-        "%0 = load x [m:64, n:1]; %1 = neg %0; store y [m:64, n:1] = %1"
-    program = parse(f"program p; axis m = 64; axis n = 64; input x: {dtype} [64, 64] strides [64, 1]; "
-                    f"output y: f32 [64, 64] strides [64, 1]; {text}")
+    text = (
+        "%0 = load x [m:64, n:1]; %1 = cast f32 %0; %2 = neg %1; store y [m:64, n:1] = %2"
+        if dtype == "bf16"
+        else "%0 = load x [m:64, n:1]; %1 = neg %0; store y [m:64, n:1] = %1"
+    )
+    program = parse(
+        f"program p; axis m = 64; axis n = 64; input x: {dtype} [64, 64] strides [64, 1]; "
+        f"output y: f32 [64, 64] strides [64, 1]; {text}"
+    )
     plan = forced(program, Family.POINTWISE, Pointwise(4, 64, 1))
     assert (("y", "x") in safe_inplace_pairs(plan)) == (dtype == "f32")
 
@@ -330,8 +354,21 @@ def test_a_later_kernel_must_not_read_it() -> None:
     whole = forced(program, Family.INNER, ROW)
     (kernel,) = whole.kernels
     assert ("y", "x") in safe_inplace_pairs(whole)
-    assert ("y", "x") not in safe_inplace_pairs(replace(whole, kernels=(kernel, replace(kernel, kernel=replace(
-        kernel.kernel, program=replace(program, nodes=tuple(n for n in program.nodes if getattr(n, "buffer", "") != "y")[:3]))))))
+    assert ("y", "x") not in safe_inplace_pairs(
+        replace(
+            whole,
+            kernels=(
+                kernel,
+                replace(
+                    kernel,
+                    kernel=replace(
+                        kernel.kernel,
+                        program=replace(program, nodes=tuple(n for n in program.nodes if getattr(n, "buffer", "") != "y")[:3]),
+                    ),
+                ),
+            ),
+        )
+    )
 
 
 def test_a_row_of_odd_length_that_is_kept_can_be_overwritten() -> None:
@@ -345,6 +382,7 @@ def test_a_row_of_odd_length_that_is_kept_can_be_overwritten() -> None:
 
 def test_data_is_read_coherently() -> None:
     """`ld.global.nc` would tell the assembler that nothing written in the kernel is what it reads."""
+
     def overwritten(x: Tensor, w: Tensor) -> Tensor:
         return norm(x, w)
 
@@ -403,9 +441,17 @@ def test_memory_that_others_need_is_kept(why: str) -> None:
     assert taken(KEPT[why], BIG, BIG[1:], (128, 128))[0] == [0]
 
 
-@pytest.mark.parametrize(("made", "is_free"), [
-    (lambda x, m: x @ m, True), (lambda x, m: x * 2, True), (lambda x, m: torch.cumsum(x, 0), False), (lambda x, m: x.t(), False),
-    (lambda x, m: x, False)], ids=["matmul", "arithmetic", "an op nobody vouches for", "view", "argument"])
+@pytest.mark.parametrize(
+    ("made", "is_free"),
+    [
+        (lambda x, m: x @ m, True),
+        (lambda x, m: x * 2, True),
+        (lambda x, m: torch.cumsum(x, 0), False),
+        (lambda x, m: x.t(), False),
+        (lambda x, m: x, False),
+    ],
+    ids=["matmul", "arithmetic", "an op nobody vouches for", "view", "argument"],
+)
 def test_memory_is_free_where_its_op_is_known_to_make_it(made: Callable[..., Tensor], is_free: bool) -> None:
     graph = graph_of(lambda x, m: made(x, m).sum(0), BIG, (128, 128))
     call = next(n for n in graph.nodes if "sum.dim" in str(n.target))
@@ -480,9 +526,9 @@ pytestmark = pytest.mark.usefixtures("nothing_compiled")
 def test_what_kernels_cannot_do_in_place_is_done_apart(shift: int) -> None:
     """The same memory read along rows and written along columns, or memory that only partly overlaps."""
     flat = torch.randn(24 * 24 + 10)
-    x = flat[5:5 + 576].view(24, 24)
+    x = flat[5 : 5 + 576].view(24, 24)
     before = x.clone()
-    out = flat[5 + shift:5 + shift + 576].as_strided((24, 24), (1, 24))
+    out = flat[5 + shift : 5 + shift + 576].as_strided((24, 24), (1, 24))
     sums = torch.empty(24)
     region_op.run([out, sums], [x], [], region("t", TRANSPOSED, on_error="raise"))
     torch.testing.assert_close(out, before - before.sum(-1, keepdim=True))
@@ -542,7 +588,7 @@ def compiled(fn: Callable[..., Any], *args: Tensor, **options: Any) -> str:
         expected = fn(*args)
     for mine, theirs in zip(*((r if isinstance(r, tuple) else (r,)) for r in (results, expected)), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
-    return code[code.index("def call"):]
+    return code[code.index("def call") :]
 
 
 def written(code: str) -> list[tuple[str, str]]:

@@ -78,7 +78,10 @@ def every_node() -> Program:
         Reduce("welford.partial", (0,), ()),
         Result(5, 2),
         *(Const(v, F32) for v in (0.1, 1e-300, -0.0, math.inf, -math.inf, math.nan, 1.0 + 2**-52)),
-        Const(True, DTYPES["bool"]), Const(-7, I64), Const(2.5, F32, mul(6, mul(ROWS, sym("s1")))), Const(1, F32),
+        Const(True, DTYPES["bool"]),
+        Const(-7, I64),
+        Const(2.5, F32, mul(6, mul(ROWS, sym("s1")))),
+        Const(1, F32),
         Store("a", 4, ()),
         Store("y", 6, (("m", 16), ("n", 1)), 5),
     )
@@ -189,8 +192,10 @@ BROKEN = [
     ("reductions_are_read_by_results", with_node(5, Result(4, 1))),
     ("reductions_are_read_by_results", with_node(5, Result(3, 0))),
     ("loads_read_what_exists", with_last(Load("y", (("m", 8),)))),
-    ("loads_read_what_exists", replace(with_last(Load("z", ()), Store("z", AT, ())),
-                                       buffers=(*GOOD.buffers, Buffer("z", F32, "temp")))),
+    (
+        "loads_read_what_exists",
+        replace(with_last(Load("z", ()), Store("z", AT, ())), buffers=(*GOOD.buffers, Buffer("z", F32, "temp"))),
+    ),
     ("loads_read_what_exists", with_node(2, Load("x", (("m", 8),), 0, (Gather(0, 1, 8),)))),
     ("constants_are_plain", with_last(Const(1.0, BF16))),
     ("constants_are_plain", with_last(Const(float("nan"), F32))),
@@ -211,10 +216,7 @@ BROKEN = [
     ("stores_have_the_buffers_type", with_last(Store("b", 0, (("m", 8), ("n", 1))))),
     ("stores_have_the_buffers_type", with_last(Store("x", 0, (("m", 8), ("n", 1))))),
     ("stores_write_each_address_once", with_last(Store("r", 0, (("m", 1),)))),
-    (
-        "stores_write_each_address_once",
-        replace(with_last(Store("y", 0, (("m", 1), ("n", 1)))), axes=(Axis("m", 4), Axis("n", 8))),
-    ),
+    ("stores_write_each_address_once", replace(with_last(Store("y", 0, (("m", 1), ("n", 1)))), axes=(Axis("m", 4), Axis("n", 8)))),
     ("stores_stay_inside", replace(GOOD, axes=(Axis("m", 4), Axis("n", 8)), buffers=resized("r", 0))),
     ("stores_stay_inside", replace(GOOD, axes=(Axis("m", 4), Axis("n", 8)), buffers=resized("r", 3))),
 ]
@@ -371,8 +373,11 @@ def test_every_symbol_that_a_program_mentions_is_listed() -> None:
     """Each is somewhere else, and nowhere else."""
     s = [sym(f"s{k}") for k in range(10)]
     nodes: tuple[Node, ...] = (
-        Index((), I64), Load("x", (("m", s[4]),), s[3], (Gather(0, s[5], s[6]),)), Const(1.0, F32, s[9]),
-        Store("y", 1, (("m", s[7]),), s[8]))
+        Index((), I64),
+        Load("x", (("m", s[4]),), s[3], (Gather(0, s[5], s[6]),)),
+        Const(1.0, F32, s[9]),
+        Store("y", 1, (("m", s[7]),), s[8]),
+    )
     buffers = (Buffer("x", F32, "input", (s[1],), (s[2],)), Buffer("y", F32, "output"))
     program = Program("p", (Axis("m", s[0]),), buffers, nodes)
     assert program.symbols == tuple(f"s{k}" for k in range(10))

@@ -61,9 +61,11 @@ def test_chained_modulated_layer_norms_that_share_scale_and_shift(dtype: torch.d
     assert_right(onepass.fuse(modulated_backward), modulated_backward, make)
 
 
-@pytest.mark.parametrize("function", [
-    lambda x: torch.var_mean(x, 0), lambda x: x.var(), lambda x: (x.sum(0), x.sum(1), x.mean(0)), lambda x: x.logsumexp(0),
-], ids=["var_mean", "var", "sums", "logsumexp"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: torch.var_mean(x, 0), lambda x: x.var(), lambda x: (x.sum(0), x.sum(1), x.mean(0)), lambda x: x.logsumexp(0)],
+    ids=["var_mean", "var", "sums", "logsumexp"],
+)
 @pytest.mark.parametrize("rows", [0, 1])
 def test_reductions_of_nothing_and_of_one(function: Callable[..., Any], rows: int) -> None:
     x = randoms(0, (rows, 5))

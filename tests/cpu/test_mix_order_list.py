@@ -9,8 +9,11 @@ import onepass
 from tests.support.correctness import assert_right, randoms
 from tests.support.mix_order_functions import LIST, row_and_column_sums
 
-ALL = [pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
-       for name, listed in LIST.items() for dtype in listed.dtypes]
+ALL = [
+    pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}")
+    for name, listed in LIST.items()
+    for dtype in listed.dtypes
+]
 
 
 @pytest.mark.parametrize("name,dtype", ALL)

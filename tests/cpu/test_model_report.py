@@ -67,8 +67,11 @@ def test_forward_and_backward_of_a_meta_model(shown: ModelReport) -> None:
 
 
 def test_equal_regions_are_one_row(shown: ModelReport) -> None:
-    assert all(len({r.id for r in rows}) == len(rows) for phase in ("forward", "backward")
-               if (rows := [r for r in shown.regions if r.phase == phase]))
+    assert all(
+        len({r.id for r in rows}) == len(rows)
+        for phase in ("forward", "backward")
+        if (rows := [r for r in shown.regions if r.phase == phase])
+    )
     everything: list[Any] = [*shown.regions, *shown.declined]
     assert max(r.count for r in everything) >= LAYERS - 1, "layers inside the stack are alike"
     *each, all_of_it = shown.totals
@@ -99,8 +102,24 @@ def test_json_has_exactly_the_promised_keys(shown: ModelReport) -> None:
     found = shown.to_json()
     assert list(found) == ["model", "device", "graphs", "regions", "left", "recomputed", "totals"]
     assert set(found["regions"][0]) == {
-        "id", "phase", "count", "lines", "name", "reductions", "kernels", "refusals", "rejected", "floor_bytes", "dram_bytes",
-        "floor_us", "predicted_us", "left_us", "charged_us", "in_place", "holds"}
+        "id",
+        "phase",
+        "count",
+        "lines",
+        "name",
+        "reductions",
+        "kernels",
+        "refusals",
+        "rejected",
+        "floor_bytes",
+        "dram_bytes",
+        "floor_us",
+        "predicted_us",
+        "left_us",
+        "charged_us",
+        "in_place",
+        "holds",
+    }
     assert list(found["regions"][0]["kernels"][0]) == ["name", "family", "loads", "stores", "dram_bytes", "predicted_us", "ops"]
     assert set(found["left"][0]) == {"phase", "count", "ops", "lines", "reason", "id", "predicted_us", "left_us"}
     assert list(found["totals"]) == ["forward", "backward", "all"]
@@ -203,8 +222,17 @@ def test_the_process_report_counts_calls(fresh: None) -> None:
     assert text.startswith(f"onepass in this process: 2 graphs, {found.calls} region calls, 0 fallbacks")
     assert "test_model_report.py:" in text and max(map(len, text.splitlines())) <= 118
     format_lines = found.to_json()
-    assert list(format_lines) == ["graphs", "regions", "left", "fallbacks", "fallbacks_by_code", "totals", "calls", "work",
-                "recomputed"]
+    assert list(format_lines) == [
+        "graphs",
+        "regions",
+        "left",
+        "fallbacks",
+        "fallbacks_by_code",
+        "totals",
+        "calls",
+        "work",
+        "recomputed",
+    ]
     assert json.loads(json.dumps(format_lines)) == format_lines
 
 

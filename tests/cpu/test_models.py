@@ -20,8 +20,15 @@ from onepass.integration import journal
 from tests.support.training_step import assert_as_right_as_eager
 
 # Models that pick by comparing values may pick otherwise in bf16, and are then as right as eager but not near it.
-AUTOCAST = ("seed_transformer", "seed_transformer_learnable", "prenorm_layernorm_block", "masked_softmax_attention",
-            "cross_entropy_zloss", "llama", "gpt2")
+AUTOCAST = (
+    "seed_transformer",
+    "seed_transformer_learnable",
+    "prenorm_layernorm_block",
+    "masked_softmax_attention",
+    "cross_entropy_zloss",
+    "llama",
+    "gpt2",
+)
 # 4 to 40 seconds each; the others have regions of the same kinds.
 LONG = {"bert", "vit", "qwen3", "deepseek_v3", "gemma3", "mixtral", "t5"}
 LONG_UNDER_AUTOCAST = {"seed_transformer_learnable", "gpt2"}

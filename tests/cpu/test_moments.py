@@ -28,6 +28,7 @@ def far(shape: tuple[int, ...], mean: float, std: float) -> Tensor:
 @pytest.mark.parametrize("mean,std", [(1e5, 1.0), (1e4, 0.01)])
 def test_variances_far_from_zero(shape: tuple[int, ...], dim: int, mean: float, std: float) -> None:
     """Eager's kernels on CPU add in float64; ours must be no worse, though the mean is 1e6 times the spread."""
+
     def function(x: Tensor) -> Tensor:
         return x.var(dim)
 
@@ -52,6 +53,7 @@ def test_equal_values_have_no_spread(dtype: torch.dtype, shape: tuple[int, ...],
 @pytest.mark.parametrize("dynamic", [None, False])
 def test_a_mean_of_16_bit_data_may_be_infinite(dynamic: bool | None) -> None:
     """Its division is corrected by a remainder, which is NaN of an infinite sum."""
+
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.float().mean(0), x + x.float().argmin(0)  # what meets the rows again has the kernel written for their count
 
@@ -101,6 +103,7 @@ def test_every_correction_as_eager(rows: int) -> None:
 
 def test_norms_of_16_bit_rows_keep_their_one_pass_of_squares() -> None:
     """What fp32 data needs costs an addition an element; 16 bits do not show it, and are not charged for it."""
+
     def reductions(dtype: torch.dtype) -> list[str]:
         x = torch.empty(64, 5120, dtype=dtype)
         program = two_pass(optimize(capture(lambda x: torch.nn.functional.layer_norm(x, (5120,)), (x,)).program))

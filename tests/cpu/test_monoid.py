@@ -172,8 +172,12 @@ def test_a_join_of_two_is_their_merge(name: str) -> None:
     counts = torch.tensor([[3.0, 1.0, 0.0, 5.0, 0.0], [4.0, 1.0, 2.0, 0.0, 0.0]], dtype=torch.float64)
     means = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * (counts > 0)
     spreads = torch.rand(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * (counts > 1)
-    state = {"sum": (means,), "welford": (counts, means, spreads), "moments": (counts, means, 1e-3 * means, spreads),
-             "logsumexp": (means, counts)}[name.partition(".")[0]]
+    state = {
+        "sum": (means,),
+        "welford": (counts, means, spreads),
+        "moments": (counts, means, 1e-3 * means, spreads),
+        "logsumexp": (means, counts),
+    }[name.partition(".")[0]]
     merged = monoid.merge(algebra, *state)
     joined = monoid.join(algebra, tuple(s[:1] for s in state), tuple(s[1:] for s in state))
     assert monoid.accumulating == tuple(k for k, part in enumerate(joined) if isinstance(part, Accumulated))

@@ -53,8 +53,15 @@ def test_lists_of_own_values_that_are_stored_to_clamped_and_cleared() -> None:
 def test_lists_of_results() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         pair = [x, x + 1]
-        return (*foreach["exp"](pair), *foreach["sub"](pair, [x + 2, x], alpha=3), *foreach["norm"](pair),
-                *foreach["norm"](pair, 1), *foreach["pow"](2.0, pair), *foreach["minimum"](pair, [2.5, 3.5]), *foreach["max"](pair))
+        return (
+            *foreach["exp"](pair),
+            *foreach["sub"](pair, [x + 2, x], alpha=3),
+            *foreach["norm"](pair),
+            *foreach["norm"](pair, 1),
+            *foreach["pow"](2.0, pair),
+            *foreach["minimum"](pair, [2.5, 3.5]),
+            *foreach["max"](pair),
+        )
 
     same_as_eager(fn, X)
 
@@ -103,21 +110,52 @@ def test_out_and_views_of_own_values() -> None:
     same_as_eager(fn, X)
 
 
-@pytest.mark.parametrize("fn", [
-    lambda x: torch._foreach_add_([x + 1, x], 1), lambda x: torch._foreach_add_(x.unbind(0), 1),
-    lambda x: torch._foreach_mul_([x.t()[1:]], 2), lambda x: torch._foreach_copy_([x], [x + 1]),
-    lambda x: aten._foreach_add.Scalar_out([x + 1], 1, out=[x]),
-    lambda x: torch._fused_sgd_([x], [x + 1], [], weight_decay=0., momentum=0., lr=1., dampening=0., nesterov=False, maximize=False,
-                                is_first_step=False),
-    lambda x: torch.exp(x + 1, out=x), lambda x: torch.exp(x[0] + 1, out=x[1]), lambda x: torch.exp(x + 1, out=x.view(3, 2).t()),
-    lambda x: torch.max(x + 1, 1, out=(x[:, 0], torch.empty(2, dtype=torch.long))), lambda x: x.copy_(x + 1),
-    lambda x: x.t()[0].copy_(x[0, :2]), lambda x: x.view(torch.int32).add_(1), lambda x: x.reshape(3, 2).zero_(),
-    lambda x: x.contiguous().zero_(), lambda x: x.float().zero_(), lambda x: x.detach().zero_(), lambda x: x.data.zero_(),
-    lambda x: x.chunk(2)[1].zero_(), lambda x: x.diagonal().fill_(3), lambda x: x.__setitem__(0, 1), lambda x: x.set_(x + 1),
-    lambda x: (x + 1).set_(x).add_(1), lambda x: x.t_(), lambda x: x.unsqueeze_(0), lambda x: x.resize_(3),
-    lambda x: x.requires_grad_(), lambda x: setattr(x, "data", x + 1), lambda x: torch.nn.functional.relu(x, inplace=True),
-    lambda x: torch.nn.functional.batch_norm(x, x[0], x[1], training=True),
-])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch._foreach_add_([x + 1, x], 1),
+        lambda x: torch._foreach_add_(x.unbind(0), 1),
+        lambda x: torch._foreach_mul_([x.t()[1:]], 2),
+        lambda x: torch._foreach_copy_([x], [x + 1]),
+        lambda x: aten._foreach_add.Scalar_out([x + 1], 1, out=[x]),
+        lambda x: torch._fused_sgd_(
+            [x],
+            [x + 1],
+            [],
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=1.0,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        ),
+        lambda x: torch.exp(x + 1, out=x),
+        lambda x: torch.exp(x[0] + 1, out=x[1]),
+        lambda x: torch.exp(x + 1, out=x.view(3, 2).t()),
+        lambda x: torch.max(x + 1, 1, out=(x[:, 0], torch.empty(2, dtype=torch.long))),
+        lambda x: x.copy_(x + 1),
+        lambda x: x.t()[0].copy_(x[0, :2]),
+        lambda x: x.view(torch.int32).add_(1),
+        lambda x: x.reshape(3, 2).zero_(),
+        lambda x: x.contiguous().zero_(),
+        lambda x: x.float().zero_(),
+        lambda x: x.detach().zero_(),
+        lambda x: x.data.zero_(),
+        lambda x: x.chunk(2)[1].zero_(),
+        lambda x: x.diagonal().fill_(3),
+        lambda x: x.__setitem__(0, 1),
+        lambda x: x.set_(x + 1),
+        lambda x: (x + 1).set_(x).add_(1),
+        lambda x: x.t_(),
+        lambda x: x.unsqueeze_(0),
+        lambda x: x.resize_(3),
+        lambda x: x.requires_grad_(),
+        lambda x: setattr(x, "data", x + 1),
+        lambda x: torch.nn.functional.relu(x, inplace=True),
+        lambda x: torch.nn.functional.batch_norm(x, x[0], x[1], training=True),
+    ],
+)
 def test_what_the_function_was_given(fn: Callable[..., Any]) -> None:
     with pytest.raises(errors.Mutation):
         capture(lambda x: (fn(x), x * 2)[1], (X,))

@@ -16,10 +16,17 @@ from onepass.tools.check import as_tuple
 from tests.support.correctness import randoms
 
 NOTHING: dict[str, Callable[[Tensor], Any]] = {
-    "itself": lambda x: x, "a view": lambda x: x.t(), "a part, and itself": lambda x: (x[1:], x), "none": lambda x: None,
-    "a cast to its own type": lambda x: x.float(), "twice": lambda x: [x, (x, {"view": x.view(-1)})], "nothing": lambda x: (),
-    "sizes": lambda x: (x.shape, x.numel(), x.size(0) * 2), "plain values": lambda x: (1, "a", 2.5, x.dtype),
-    "repeated": lambda x: x[:, None].expand(3, 5, 4), "a diagonal": lambda x: x.diagonal(),
+    "itself": lambda x: x,
+    "a view": lambda x: x.t(),
+    "a part, and itself": lambda x: (x[1:], x),
+    "none": lambda x: None,
+    "a cast to its own type": lambda x: x.float(),
+    "twice": lambda x: [x, (x, {"view": x.view(-1)})],
+    "nothing": lambda x: (),
+    "sizes": lambda x: (x.shape, x.numel(), x.size(0) * 2),
+    "plain values": lambda x: (1, "a", 2.5, x.dtype),
+    "repeated": lambda x: x[:, None].expand(3, 5, 4),
+    "a diagonal": lambda x: x.diagonal(),
 }
 
 
@@ -44,9 +51,13 @@ def test_a_function_without_arguments_may_return_plain_values() -> None:
 
 
 EMPTY: dict[str, Callable[[Tensor], Any]] = {
-    "sums": lambda x: (x.sum(), x.sum(0), x.sum(-1), x.prod(0)), "means": lambda x: (x.mean(), x.mean(0), x.mean(-1), x.var(-1)),
-    "truths": lambda x: ((x > 0).any(0), (x > 0).all()), "softmax": lambda x: (x.softmax(-1), x.logsumexp(0)),
-    "parts": lambda x: torch.cat([x, x], 0).sum(0), "beside others": lambda x: (x.sum(0), x.new_ones(3) * 2), "itself": lambda x: x,
+    "sums": lambda x: (x.sum(), x.sum(0), x.sum(-1), x.prod(0)),
+    "means": lambda x: (x.mean(), x.mean(0), x.mean(-1), x.var(-1)),
+    "truths": lambda x: ((x > 0).any(0), (x > 0).all()),
+    "softmax": lambda x: (x.softmax(-1), x.logsumexp(0)),
+    "parts": lambda x: torch.cat([x, x], 0).sum(0),
+    "beside others": lambda x: (x.sum(0), x.new_ones(3) * 2),
+    "itself": lambda x: x,
 }
 
 
@@ -88,7 +99,8 @@ def test_parts_of_what_has_no_elements_are_replaced() -> None:
 
 
 REPEATED_NEVER: dict[str, Callable[[Tensor], Any]] = {
-    "a number": lambda x: torch.eq(x.sum(), 1).expand(2)[0:0], "past its end": lambda x: (x.sum() + 1).expand(2)[2:],
+    "a number": lambda x: torch.eq(x.sum(), 1).expand(2)[0:0],
+    "past its end": lambda x: (x.sum() + 1).expand(2)[2:],
     "a row": lambda x: x.sum(0, keepdim=True).expand(4, 4)[0:0],
     "beside the row": lambda x: (x.amax(0).expand(4, 4)[:0], x.amax(0)),
     "as many as there are rows less three": lambda x: x.sum().expand(x.size(0))[3:],

@@ -91,8 +91,9 @@ def test_integers_divided_by_numbers(dtype: torch.dtype) -> None:
 def test_integers_divided_by_zero_are_as_on_the_card_and_no_zero_reaches_the_division(dtype: torch.dtype) -> None:
     a = edges(dtype)
     b = torch.zeros_like(a)
-    quotient, rem, guarded = onepass.fuse(lambda a, b: (torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b),
-                                                        torch.where(b == 0, 7, a // b)))(a, b)
+    quotient, rem, guarded = onepass.fuse(
+        lambda a, b: (torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b), torch.where(b == 0, 7, a // b))
+    )(a, b)
     assert torch.equal(quotient, ~b) and torch.equal(rem, a) and torch.equal(guarded, b + 7)
 
 
@@ -106,8 +107,17 @@ def test_the_oracle_divides_integers_as_kernels_do(dtype: torch.dtype) -> None:
         assert torch.equal(mine, reference)
 
 
-@pytest.mark.parametrize("function", [lambda a: a // 0, lambda a: a % 0, lambda a: torch.fmod(a, 0), lambda a: a.sum(-1) // 0,
-                                      lambda a: torch.div(a, 0, rounding_mode="trunc"), lambda a: a.to(torch.int8) // 256])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: a // 0,
+        lambda a: a % 0,
+        lambda a: torch.fmod(a, 0),
+        lambda a: a.sum(-1) // 0,
+        lambda a: torch.div(a, 0, rounding_mode="trunc"),
+        lambda a: a.to(torch.int8) // 256,
+    ],
+)
 def test_a_division_of_integers_by_the_number_0_is_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(IntegerDivisionByZero):
         onepass.fuse(function)(torch.arange(6).reshape(2, 3))
@@ -135,8 +145,24 @@ def test_floats_divided_by_numbers(dtype: torch.dtype) -> None:
 
 
 def arithmetic(n: int) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    return lambda x: (x + n, x - n, n - x, x * n, x & n, x | n, x ^ n, x == n, x != n, x < n, x <= n, x > n, x >= n, x % n,
-                      x // n, x / n)
+    return lambda x: (
+        x + n,
+        x - n,
+        n - x,
+        x * n,
+        x & n,
+        x | n,
+        x ^ n,
+        x == n,
+        x != n,
+        x < n,
+        x <= n,
+        x > n,
+        x >= n,
+        x % n,
+        x // n,
+        x / n,
+    )
 
 
 @pytest.mark.parametrize("number", [300, -1, -129, 2**31, -(2**40) - 5, 2**63 - 1, 70000])
@@ -170,8 +196,15 @@ FILLS = {
 def test_fills_and_bounds_are_refused_where_eager_refuses_them(name: str) -> None:
     """Those of floats are infinite where a narrow type does not hold them, as torch.where has it."""
     fill = FILLS[name]
-    for dtype, number in ((torch.int8, 300), (torch.uint8, -256), (torch.uint8, -1), (torch.int32, 2**31), (torch.float32, 1e39),
-                          (torch.uint8, 255), (torch.float16, math.inf)):
+    for dtype, number in (
+        (torch.int8, 300),
+        (torch.uint8, -256),
+        (torch.uint8, -1),
+        (torch.int32, 2**31),
+        (torch.float32, 1e39),
+        (torch.uint8, 255),
+        (torch.float16, math.inf),
+    ):
         x = torch.arange(6).reshape(2, 3).to(dtype)
         try:
             expected = fill(x, number)
@@ -189,15 +222,53 @@ BOOLS = torch.tensor([True, False, True, False]), torch.tensor([True, True, Fals
 
 
 def test_bools_are_added_multiplied_and_compared_as_eager_does() -> None:
-    check_same(lambda a, b: (
-        a + b, a * b, torch.add(a, b, alpha=2), torch.add(a, b, alpha=0), torch.maximum(a, b), torch.minimum(a, b), a < b, a >= b,
-        a == 2, a > -1, a == 0.5, a + 2, a * 2.5, a // 2, a % 2, a / b, a**2, ~a, a & 1, a ^ b, a.sign(), a.isnan(),
-        a.clamp(0, 1), torch.where(a, b, 2), a.sum(), torch.full_like(a, 2), a.masked_fill(b, 0.5), a.sqrt()), *BOOLS)
+    check_same(
+        lambda a, b: (
+            a + b,
+            a * b,
+            torch.add(a, b, alpha=2),
+            torch.add(a, b, alpha=0),
+            torch.maximum(a, b),
+            torch.minimum(a, b),
+            a < b,
+            a >= b,
+            a == 2,
+            a > -1,
+            a == 0.5,
+            a + 2,
+            a * 2.5,
+            a // 2,
+            a % 2,
+            a / b,
+            a**2,
+            ~a,
+            a & 1,
+            a ^ b,
+            a.sign(),
+            a.isnan(),
+            a.clamp(0, 1),
+            torch.where(a, b, 2),
+            a.sum(),
+            torch.full_like(a, 2),
+            a.masked_fill(b, 0.5),
+            a.sqrt(),
+        ),
+        *BOOLS,
+    )
 
 
-@pytest.mark.parametrize("function", [
-    lambda a, b: a // b, lambda a, b: a % b, lambda a, b: torch.fmod(a, b), lambda a, b: torch.addcmul(a, a, b),
-    lambda a, b: torch.div(a, b, rounding_mode="trunc"), lambda a, b: a**b, lambda a, b: a.clamp(a, b)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: a // b,
+        lambda a, b: a % b,
+        lambda a, b: torch.fmod(a, b),
+        lambda a, b: torch.addcmul(a, a, b),
+        lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+        lambda a, b: a**b,
+        lambda a, b: a.clamp(a, b),
+    ],
+)
 def test_what_eager_does_not_do_with_bools_is_refused(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     with pytest.raises(NotImplementedError):
         function(*BOOLS)
@@ -270,8 +341,10 @@ def test_a_negation_alone_turns_the_sign_of_zeros(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("number", LITERALS)
 def test_the_oracle_and_the_text_hold_literals_as_kernels_do(number: float) -> None:
-    program = parse("program p; axis n = 2; input x: f32 [2] strides [1]; output y: f32 [2] strides [1]; %0 = load x [n:1]; "
-                    f"%1 = const {number!r} : f32; %2 = mul %0 %1; store y [n:1] = %2")
+    program = parse(
+        "program p; axis n = 2; input x: f32 [2] strides [1]; output y: f32 [2] strides [1]; %0 = load x [n:1]; "
+        f"%1 = const {number!r} : f32; %2 = mul %0 %1; store y [n:1] = %2"
+    )
     assert parse(show(program)) == program
     found = evaluate(program, {"x": torch.ones(2)}, {})["y"]
     expected = torch.tensor(number, dtype=torch.float32).double()
@@ -314,10 +387,20 @@ def test_the_reciprocal_of_a_tiny_divisor_is_not_infinite() -> None:
 
 
 DECIDING: dict[str, Callable[[Tensor], Tensor]] = {
-    "floor": torch.floor, "ceil": lambda y: torch.ceil(-y), "trunc": torch.trunc, "fmod": lambda y: torch.fmod(y, 1.0),
-    "int": lambda y: y.to(torch.int32), "bool": lambda y: (y - 1).to(torch.bool), "eq": lambda y: y == 1, "ne": lambda y: y != 1,
-    "lt": lambda y: y < 1, "le": lambda y: -y <= -1, "gt": lambda y: -y > -1, "ge": lambda y: y >= 1,
-    "argmin": lambda y: torch.minimum(y, y * 0 + 1).argmin(-1), "argmax": lambda y: torch.maximum(-y, y * 0 - 1).argmax(-1),
+    "floor": torch.floor,
+    "ceil": lambda y: torch.ceil(-y),
+    "trunc": torch.trunc,
+    "fmod": lambda y: torch.fmod(y, 1.0),
+    "int": lambda y: y.to(torch.int32),
+    "bool": lambda y: (y - 1).to(torch.bool),
+    "eq": lambda y: y == 1,
+    "ne": lambda y: y != 1,
+    "lt": lambda y: y < 1,
+    "le": lambda y: -y <= -1,
+    "gt": lambda y: -y > -1,
+    "ge": lambda y: y >= 1,
+    "argmin": lambda y: torch.minimum(y, y * 0 + 1).argmin(-1),
+    "argmax": lambda y: torch.maximum(-y, y * 0 - 1).argmax(-1),
 }
 
 
@@ -336,12 +419,12 @@ def test_fp32_data_beside_16_bit_data_of_its_size_keeps_its_digits() -> None:
 
 def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
     """Those of one kernel may differ: what comes from fp32 alone is divided exactly, what comes from 16 bits need not be."""
+
     def function(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         return x[:, 0] / x[:, 1], (h.float() / h.float().sum(1, keepdim=True)).to(torch.bfloat16)
 
     inputs = torch.empty(64, 2), torch.empty(64, 96, dtype=torch.bfloat16)
-    text = "".join(s.text for s in interpret(plan(optimize(capture(function, inputs).program), {"s0": 64},
-                   device("h200"))).sources)
+    text = "".join(s.text for s in interpret(plan(optimize(capture(function, inputs).program), {"s0": 64}, device("h200"))).sources)
     assert text.count("libdevice.div_rn(") == 1 and text.count(" / ") >= 1
 
 
@@ -369,8 +452,11 @@ def test_approximate_functions_are_right_to_16_bits(function: Callable[[Tensor],
 
 
 EXACTLY: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "exp": (torch.exp, "libdevice.exp("), "exp2": (torch.exp2, "libdevice.exp2("), "tanh": (torch.tanh, "libdevice.tanh("),
-    "sigmoid": (torch.sigmoid, "libdevice.rcp_rn("), "erf": (torch.erf, "tl.erf("),
+    "exp": (torch.exp, "libdevice.exp("),
+    "exp2": (torch.exp2, "libdevice.exp2("),
+    "tanh": (torch.tanh, "libdevice.tanh("),
+    "sigmoid": (torch.sigmoid, "libdevice.rcp_rn("),
+    "erf": (torch.erf, "tl.erf("),
 }
 
 
@@ -393,6 +479,7 @@ def test_the_card_is_told_that_nan_goes_through_extremes() -> None:
 
 def test_quotients_of_16_bit_data_stay_products() -> None:
     """One multiplication an element, of which 16 bits show nothing: also beside fp32 vectors, and scalars that scale them."""
+
     def function(x: Tensor, w: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         return x.float() / 41.0 * w + scale / 41.0, torch.softmax(x, -1), x.float().square().mean(-1, keepdim=True) * x
 
@@ -401,11 +488,11 @@ def test_quotients_of_16_bit_data_stay_products() -> None:
     assert "div" not in ops and ops.count("reciprocal") == 1
 
 
-@pytest.mark.parametrize("function", [
-    lambda a, x: (a > 0) | (x > 0),
-    lambda a, x: (x > 0) & (a > 0),
-    lambda a, x: (x.amax() > 0) ^ (x.amax(-1) > 0),
-], ids=["or", "and", "xor"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda a, x: (a > 0) | (x > 0), lambda a, x: (x > 0) & (a > 0), lambda a, x: (x.amax() > 0) ^ (x.amax(-1) > 0)],
+    ids=["or", "and", "xor"],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_truths_about_tensors_without_dims_meet_others(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
     a, x = torch.tensor(1.0).to(dtype), (3 * torch.randn(8, 16, generator=torch.Generator().manual_seed(0))).to(dtype)

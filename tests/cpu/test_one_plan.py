@@ -67,7 +67,9 @@ def counted():
 
 """
 
-TRAINING = COUNTED + """
+TRAINING = (
+    COUNTED
+    + """
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -86,8 +88,11 @@ for rows in map(int, sys.argv[1:]):
     run(torch.randn(rows, 16)).square().sum().backward()
 counted()
 """
+)
 
-FUSED = COUNTED + """
+FUSED = (
+    COUNTED
+    + """
 def both(x):
     return x.softmax(-1), x.sum(0)
 
@@ -96,14 +101,21 @@ for rows in map(int, sys.argv[1:]):
     fused(torch.randn(rows, 16))
 counted()
 """
+)
 
 
 @pytest.fixture
 def in_a_process(tmp_path: Path) -> Callable[..., dict[str, int]]:
     """Runs a script that counts; all processes of a test share their caches."""
+
     def process(script: str, *rows: int) -> dict[str, int]:
-        env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin:/usr/local/bin", "HOME": str(tmp_path),
-               "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "ONEPASS_CACHE_DIR": str(tmp_path / "store")}
+        env = {
+            "PYTHONPATH": str(ROOT),
+            "PATH": "/usr/bin:/bin:/usr/local/bin",
+            "HOME": str(tmp_path),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+            "ONEPASS_CACHE_DIR": str(tmp_path / "store"),
+        }
         path = tmp_path / "counted.py"
         path.write_text(script)
         done = run_python(path, *map(str, rows), env=env)
@@ -187,8 +199,12 @@ def test_lines_of_user_code_change_no_plan() -> None:
 
 # ---- what explain shows is what runs -----------------------------------------------------------------------------------------
 
-SHAPES = {"rms_norm_backward": [(98304, 512), (8192, 8192), (16, 4096)], "add_rms_norm_backward": [(8192, 8192)],
-          "softmax": [(4096, 50257)], "layer_norm_backward": [(262144, 256)]}
+SHAPES = {
+    "rms_norm_backward": [(98304, 512), (8192, 8192), (16, 4096)],
+    "add_rms_norm_backward": [(8192, 8192)],
+    "softmax": [(4096, 50257)],
+    "layer_norm_backward": [(262144, 256)],
+}
 
 
 def unmeasured(source: Source) -> Binary:

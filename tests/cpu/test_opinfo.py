@@ -28,15 +28,34 @@ def test_every_op_that_has_a_row_is_covered() -> None:
     assert len(named) > 120 and [title(each) for each in named if not is_captured(each)] == []
 
 
-@pytest.mark.parametrize("name", ["nn.functional.cross_entropy", "nn.functional.instance_norm", "masked.logsumexp", "nanmean",
-                                  "nn.functional.prelu", "special.entr", "nn.functional.hardswish", "contiguous",
-                                  "native_layer_norm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nn.functional.cross_entropy",
+        "nn.functional.instance_norm",
+        "masked.logsumexp",
+        "nanmean",
+        "nn.functional.prelu",
+        "special.entr",
+        "nn.functional.hardswish",
+        "contiguous",
+        "native_layer_norm",
+    ],
+)
 def test_what_is_rewritten_into_rows_is_covered(name: str) -> None:
     assert is_captured(info(name))
 
 
-@pytest.mark.parametrize("name,row", [("erfinv", "erfinv.default"), ("cumsum", "cumsum.default"), ("sort", "sort.stable"),
-                                      ("nn.functional.conv2d", "convolution.default"), ("scatter_add", "scatter_add.default")])
+@pytest.mark.parametrize(
+    "name,row",
+    [
+        ("erfinv", "erfinv.default"),
+        ("cumsum", "cumsum.default"),
+        ("sort", "sort.stable"),
+        ("nn.functional.conv2d", "convolution.default"),
+        ("scatter_add", "scatter_add.default"),
+    ],
+)
 def test_what_gets_a_row_is_covered_from_then_on(name: str, row: str) -> None:
     assert not is_captured(info(name)) and is_captured(info(name), {**LOWERINGS, f"aten.{row}": None})
 
@@ -60,11 +79,15 @@ def test_samples_are_right_or_refused(name: str) -> None:
     assert kinds and {*kinds} <= ({"refused"} if name in REFUSED else {"right", "refused"})
 
 
-@pytest.mark.parametrize("answer,kind", [
-    (lambda f: lambda *a: tuple(r * 1.001 for r in f(*a)), "wrong"),
-    (lambda f: lambda *a: tuple(r.double() for r in f(*a)), "form"),
-    (lambda f: lambda *a: dict[str, int]()["none"], "uncoded"),
-], ids=["off", "dtype", "error"])
+@pytest.mark.parametrize(
+    "answer,kind",
+    [
+        (lambda f: lambda *a: tuple(r * 1.001 for r in f(*a)), "wrong"),
+        (lambda f: lambda *a: tuple(r.double() for r in f(*a)), "form"),
+        (lambda f: lambda *a: dict[str, int]()["none"], "uncoded"),
+    ],
+    ids=["off", "dtype", "error"],
+)
 def test_what_is_wrong_is_seen(answer: Callable[..., Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onepass, "fuse", answer)
     assert kind in findings("sum")

@@ -85,12 +85,27 @@ def grid(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 WITH_INTEGERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "left": torch.bitwise_left_shift, "right": torch.bitwise_right_shift, "<<": lambda a, b: a << b, ">>": lambda a, b: a >> b,
-    "<< 3": lambda a, b: a << 3, ">> 1": lambda a, b: a >> 1, "<< 70": lambda a, b: a << 70, ">> 70": lambda a, b: a >> 70,
-    "<< -1": lambda a, b: a << -1, ">> -1": lambda a, b: a >> -1, "3 <<": lambda a, b: 3 << b, "-3 >>": lambda a, b: -3 >> b,
-    "**": torch.pow, "** 9": lambda a, b: a**9, "** 100": lambda a, b: a**100, "2 **": lambda a, b: 2**b,
-    "-1 **": lambda a, b: (-1)**b,
-    "fmax": torch.fmax, "fmin": torch.fmin, "signbit": lambda a, b: torch.signbit(a), "copysign": torch.copysign,
+    "left": torch.bitwise_left_shift,
+    "right": torch.bitwise_right_shift,
+    "<<": lambda a, b: a << b,
+    ">>": lambda a, b: a >> b,
+    "<< 3": lambda a, b: a << 3,
+    ">> 1": lambda a, b: a >> 1,
+    "<< 70": lambda a, b: a << 70,
+    ">> 70": lambda a, b: a >> 70,
+    "<< -1": lambda a, b: a << -1,
+    ">> -1": lambda a, b: a >> -1,
+    "3 <<": lambda a, b: 3 << b,
+    "-3 >>": lambda a, b: -3 >> b,
+    "**": torch.pow,
+    "** 9": lambda a, b: a**9,
+    "** 100": lambda a, b: a**100,
+    "2 **": lambda a, b: 2**b,
+    "-1 **": lambda a, b: (-1) ** b,
+    "fmax": torch.fmax,
+    "fmin": torch.fmin,
+    "signbit": lambda a, b: torch.signbit(a),
+    "copysign": torch.copysign,
 }
 
 
@@ -118,10 +133,18 @@ def test_no_count_out_of_range_reaches_a_shift(name: str) -> None:
 # ---- special functions of few arguments -----------------------------------------------------------------------------------------
 
 WITH_NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "xlogy(2, x)": lambda x: torch.xlogy(2.0, x), "xlogy(x, 2)": lambda x: torch.xlogy(x, 2.0), "frac": torch.frac,
-    "copysign(x, -1)": lambda x: torch.copysign(x, -1.0), "copysign(x, -0)": lambda x: torch.copysign(x, -0.0),
-    "deg2rad": torch.deg2rad, "rad2deg": torch.rad2deg, "log10": torch.log10, "softplus": torch.nn.functional.softplus,
-    "mish": torch.nn.functional.mish, "silu": torch.nn.functional.silu, "logaddexp": lambda x: torch.logaddexp(x, x * 2),
+    "xlogy(2, x)": lambda x: torch.xlogy(2.0, x),
+    "xlogy(x, 2)": lambda x: torch.xlogy(x, 2.0),
+    "frac": torch.frac,
+    "copysign(x, -1)": lambda x: torch.copysign(x, -1.0),
+    "copysign(x, -0)": lambda x: torch.copysign(x, -0.0),
+    "deg2rad": torch.deg2rad,
+    "rad2deg": torch.rad2deg,
+    "log10": torch.log10,
+    "softplus": torch.nn.functional.softplus,
+    "mish": torch.nn.functional.mish,
+    "silu": torch.nn.functional.silu,
+    "logaddexp": lambda x: torch.logaddexp(x, x * 2),
 }
 
 
@@ -157,6 +180,7 @@ def test_other_types_are_as_eager_or_refused(name: str, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_cross_entropy_of_images(reduction: str) -> None:
     """Classes along the second of four dims, with targets to leave out, weights, and its gradient."""
+
     def loss(x: Tensor, at: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(x, at, weight, ignore_index=2, reduction=reduction)
 
@@ -174,10 +198,15 @@ def test_cross_entropy_of_images(reduction: str) -> None:
 # ---- torch's own functions ----------------------------------------------------------------------------------------------------
 
 DIRECTLY: dict[str, tuple[Callable[..., Tensor], tuple[object, ...], dict[str, object]]] = {
-    "gelu": (torch.nn.functional.gelu, (), {}), "gelu by name": (torch.nn.functional.gelu, (), {"approximate": "tanh"}),
-    "softmax": (torch.softmax, (-1,), {}), "softmax by name": (torch.softmax, (), {"dim": -1}),
-    "softmax by two names": (torch.softmax, (), {"dtype": torch.float64, "dim": 0}), "sum": (torch.sum, (), {"dim": (0, 1)}),
-    "exp": (torch.exp, (), {}), "layer_norm": (torch.layer_norm, ([37],), {}), "aten": (torch.ops.aten.exp.default, (), {}),
+    "gelu": (torch.nn.functional.gelu, (), {}),
+    "gelu by name": (torch.nn.functional.gelu, (), {"approximate": "tanh"}),
+    "softmax": (torch.softmax, (-1,), {}),
+    "softmax by name": (torch.softmax, (), {"dim": -1}),
+    "softmax by two names": (torch.softmax, (), {"dtype": torch.float64, "dim": 0}),
+    "sum": (torch.sum, (), {"dim": (0, 1)}),
+    "exp": (torch.exp, (), {}),
+    "layer_norm": (torch.layer_norm, ([37],), {}),
+    "aten": (torch.ops.aten.exp.default, (), {}),
 }
 
 

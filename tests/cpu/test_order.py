@@ -67,11 +67,18 @@ def saved_state(x: Tensor) -> Tensor:
 
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "rand_like": torch.rand_like, "randn_like": torch.randn_like, "randint_like": lambda x: torch.randint_like(x, 9),
-    "rand": lambda x: torch.rand(x.shape) * x, "randperm": lambda x: torch.randperm(COLS) * x,
-    "bernoulli": lambda x: torch.ops.aten.bernoulli.p(x, 0.5), "native_dropout": lambda x: torch.native_dropout(x, 0.5, True)[0],
-    "inductor_random": seeded, "inductor_randint": seeded_integers, "run_and_save_rng_state": saved_state,
-    "auto_functionalized": filled, "somebody's op": lambda x: torch.ops.onepass_tests.quiet(x),
+    "rand_like": torch.rand_like,
+    "randn_like": torch.randn_like,
+    "randint_like": lambda x: torch.randint_like(x, 9),
+    "rand": lambda x: torch.rand(x.shape) * x,
+    "randperm": lambda x: torch.randperm(COLS) * x,
+    "bernoulli": lambda x: torch.ops.aten.bernoulli.p(x, 0.5),
+    "native_dropout": lambda x: torch.native_dropout(x, 0.5, True)[0],
+    "inductor_random": seeded,
+    "inductor_randint": seeded_integers,
+    "run_and_save_rng_state": saved_state,
+    "auto_functionalized": filled,
+    "somebody's op": lambda x: torch.ops.onepass_tests.quiet(x),
 }
 
 
@@ -114,6 +121,7 @@ def test_so_is_the_order_of_different_ones(one: str, other: str) -> None:
 
 def test_a_region_does_not_reach_round_two_draws() -> None:
     """Its first op feeds one draw and its last reads another that came later: as one call it would turn them round."""
+
     def fn(x: Tensor, o: Tensor) -> tuple[Tensor, ...]:
         normed = unit(x)
         early = torch.rand_like(normed)

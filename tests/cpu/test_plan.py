@@ -63,16 +63,19 @@ def families(chosen: Plan) -> list[str]:
     return [kernel.family for kernel in chosen.kernels]
 
 
-@pytest.mark.parametrize(("fn", "shape", "expected"), [
-    (lambda x: x.float() * 2, (8192, 4096), ["pointwise"]),
-    (lambda x: torch.softmax(x, -1), (8192, 4096), ["inner"]),
-    (lambda x: x.float().sum(-1), (8192, 4096), ["inner"]),
-    (lambda x: torch.logsumexp(x.float(), -1), (8192, 262144), ["inner looped"]),
-    (lambda x: x.float().sum(-1), (4, 1 << 20), ["inner split", "column"]),
-    (lambda x: torch.softmax(x, 0), (64, 65536), ["column"]),
-    (lambda x: (x.float().sum(0), x.float().sum(1)), (32768, 768), ["mix-order", "column"]),
-    (lambda x: (x.float() + 1).sum(), (8192, 8192), ["inner split", "inner"]),
-])
+@pytest.mark.parametrize(
+    ("fn", "shape", "expected"),
+    [
+        (lambda x: x.float() * 2, (8192, 4096), ["pointwise"]),
+        (lambda x: torch.softmax(x, -1), (8192, 4096), ["inner"]),
+        (lambda x: x.float().sum(-1), (8192, 4096), ["inner"]),
+        (lambda x: torch.logsumexp(x.float(), -1), (8192, 262144), ["inner looped"]),
+        (lambda x: x.float().sum(-1), (4, 1 << 20), ["inner split", "column"]),
+        (lambda x: torch.softmax(x, 0), (64, 65536), ["column"]),
+        (lambda x: (x.float().sum(0), x.float().sum(1)), (32768, 768), ["mix-order", "column"]),
+        (lambda x: (x.float() + 1).sum(), (8192, 8192), ["inner split", "inner"]),
+    ],
+)
 def test_the_family_fits_the_work(fn: Callable[..., Any], shape: tuple[int, ...], expected: list[str]) -> None:
     found = families(planned(fn, meta(*shape)))
     assert [f.split()[0] for f in found] == [e.split()[0] for e in expected]
@@ -85,8 +88,9 @@ def test_one_column_result_used_on_the_data_is_two_reads_at_most() -> None:
 
 
 def test_every_input_crosses_dram_once_where_one_kernel_can_do_it() -> None:
-    chosen = planned(lambda x, y: ((x.float() * y).sum(0), (x.float() * y).sum(1), (x.float() + y).amax(1)),
-                     meta(32768, 768), meta(32768, 768))
+    chosen = planned(
+        lambda x, y: ((x.float() * y).sum(0), (x.float() * y).sum(1), (x.float() + y).amax(1)), meta(32768, 768), meta(32768, 768)
+    )
     assert chosen.dram_bytes == pytest.approx(chosen.floor_bytes, rel=0.01)
 
 
@@ -104,11 +108,18 @@ def test_a_plan_is_the_same_twice() -> None:
     assert [str(k.schedule) for k in one.kernels] == [str(k.schedule) for k in two.kernels]
 
 
-@pytest.mark.parametrize(("extent", "widest", "expected"), [
-    (5120, 4096, (4096, 1024)), (8192, 4096, (4096, 4096)), (768, 512, (512, 256)), (1000, 512, (512, 512)),
-    (1100, 512, (512, 512, 64, 16)),
-    (13, 16, (16,)), (1, 16, (1,)),
-])
+@pytest.mark.parametrize(
+    ("extent", "widest", "expected"),
+    [
+        (5120, 4096, (4096, 1024)),
+        (8192, 4096, (4096, 4096)),
+        (768, 512, (512, 256)),
+        (1000, 512, (512, 512)),
+        (1100, 512, (512, 512, 64, 16)),
+        (13, 16, (16,)),
+        (1, 16, (1,)),
+    ],
+)
 def test_cover(extent: int, widest: int, expected: tuple[int, ...]) -> None:
     assert cover(extent, widest) == expected
 
@@ -145,8 +156,10 @@ def test_where_all_spill_the_least_spilling_is_taken_and_none_that_cannot_run() 
     assert isinstance(found, list)
     fastest, *others, slowest = sorted(found, key=lambda s: s.us)
     feedback = {s.plan.scored_as: CompileOutcome(REGISTERS_UNBOUNDED, (True, 1000)) for s in others}
-    feedback |= {slowest.plan.scored_as: CompileOutcome(REGISTERS_UNBOUNDED, (True, 8)),
-                 fastest.plan.scored_as: CompileOutcome(REGISTERS_UNBOUNDED, None)}
+    feedback |= {
+        slowest.plan.scored_as: CompileOutcome(REGISTERS_UNBOUNDED, (True, 8)),
+        fastest.plan.scored_as: CompileOutcome(REGISTERS_UNBOUNDED, None),
+    }
     best = score(program, {}, H200, feedback, spilling=True)
     assert isinstance(best, Scored) and best.plan.scored_as == slowest.plan.scored_as
     assert isinstance(score(program, {}, H200, feedback), Illegal)
@@ -227,6 +240,7 @@ def test_blocks_are_the_innermost_columns() -> None:
 
 def test_after_a_loop_over_rows_nothing_that_it_held_is_read() -> None:
     """A sum of row vectors is made anew for every row, and gone once sums over rows are complete."""
+
     def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.sum(0) * w.sum(), x.sum(1)
 
@@ -237,10 +251,17 @@ def test_after_a_loop_over_rows_nothing_that_it_held_is_read() -> None:
     assert isinstance(found, Illegal) or Family.MIX not in found
 
 
-@pytest.mark.parametrize(("fn", "is_reused"), [
-    (lambda x: x.sum(0), False), (lambda x: x.sum(0) * 2 + 1, False), (lambda x: torch.softmax(x, 0), True),
-    (lambda x: x.sum(0).amax(), True), (lambda x: (x * 2 - x.amax(0)).sum(1), True)],
-    ids=["sum", "scaled", "softmax", "extreme", "rows"])
+@pytest.mark.parametrize(
+    ("fn", "is_reused"),
+    [
+        (lambda x: x.sum(0), False),
+        (lambda x: x.sum(0) * 2 + 1, False),
+        (lambda x: torch.softmax(x, 0), True),
+        (lambda x: x.sum(0).amax(), True),
+        (lambda x: (x * 2 - x.amax(0)).sum(1), True),
+    ],
+    ids=["sum", "scaled", "softmax", "extreme", "rows"],
+)
 def test_what_is_made_of_a_reduction_over_rows(fn: Callable[..., Any], is_reused: bool) -> None:
     program = optimize(capture(fn, (meta(64, 256, dtype=torch.float32),), dynamic=False).program)
     rows = program.nodes[next(program.of(Reduce))].axes  # type: ignore[union-attr]
@@ -317,25 +338,31 @@ def test_partial_states_and_their_join_compute_what_the_whole_does(name: str) ->
 
 def test_a_kernel_whose_reductions_are_shared_parks_its_own_loads() -> None:
     """A vector that only the join reads lies between them in the whole."""
-    chosen = planned(lambda x, w, y: (x.sum(0) * w, y.sum(0)), *(meta(*shape, dtype=torch.float32)
-                                                                  for shape in ((65536, 1024), (1024,), (65536, 1024))))
+    chosen = planned(
+        lambda x, w, y: (x.sum(0) * w, y.sum(0)),
+        *(meta(*shape, dtype=torch.float32) for shape in ((65536, 1024), (1024,), (65536, 1024))),
+    )
     main = chosen.kernels[0]
     assert main.schedule.splits > 1 and len(main.schedule.staged) == 2
     assert all(isinstance(main.program.nodes[i], Load) and main.kernel.is_full[i] for i in main.schedule.staged)
 
 
 def test_one_stride_along_two_axes() -> None:
-    program = parse("program p; axis a = 4; axis b = 8; input x: f32 [4, 8] strides [8, 1]; output y: f32 [4] strides [1]; "
-                    "%0 = load x [a:8, b:1]; %1 = reduce sum(%0) over b; %2 = result %1.0; store y [a:1] = %2")
+    program = parse(
+        "program p; axis a = 4; axis b = 8; input x: f32 [4, 8] strides [8, 1]; output y: f32 [4] strides [1]; "
+        "%0 = load x [a:8, b:1]; %1 = reduce sum(%0) over b; %2 = result %1.0; store y [a:1] = %2"
+    )
     of = lambda **strides: single_stride(program, ("a", "b"), tuple(strides.items()))  # noqa: E731
     assert of(a=8, b=1) == 1 and of(a=16, b=2) == 2 and of() == 0
     assert of(b=1) is None and of(a=1) is None and of(a=9, b=1) is None and of(a=1, b=4) is None
 
 
 def test_rows_that_are_looked_up_do_not_stream() -> None:
-    program = parse("program p; axis m = 64; axis n = 256; input t: i64 [64] strides [1]; input x: f32 [64, 256] strides [256, 1]; "
-                    "output y: f32 [64, 256] strides [256, 1]; %0 = load t [m:1]; %1 = load x [m:256, n:1] gather(%0 * 256 < 1); "
-                    "store y [m:256, n:1] = %1")
+    program = parse(
+        "program p; axis m = 64; axis n = 256; input t: i64 [64] strides [1]; input x: f32 [64, 256] strides [256, 1]; "
+        "output y: f32 [64, 256] strides [256, 1]; %0 = load t [m:1]; %1 = load x [m:256, n:1] gather(%0 * 256 < 1); "
+        "store y [m:256, n:1] = %1"
+    )
     kernel = Kernel(program, Space((), ("m",), ("n",)))
     of_table, looked_up, stored = (contiguous_row_stride(kernel, node) for node in program.nodes)  # type: ignore[arg-type]
     assert (of_table, looked_up, stored) == (None, None, 256)
@@ -343,9 +370,14 @@ def test_rows_that_are_looked_up_do_not_stream() -> None:
 
 def test_addresses_that_32_bits_cannot_count() -> None:
     def wide(load: str, extent: int = 4) -> bool:
-        return needs_wide_index(parse(f"program p; axis a = {extent}; input t: i64 [4] strides [1]; input x: f32 [4] strides [1]; "
-                                      f"output y: f32 [{extent}] strides [1]; %0 = load t [a:1]; %1 = load x {load}; "
-                                      "store y [a:1] = %1"), {})
+        return needs_wide_index(
+            parse(
+                f"program p; axis a = {extent}; input t: i64 [4] strides [1]; input x: f32 [4] strides [1]; "
+                f"output y: f32 [{extent}] strides [1]; %0 = load t [a:1]; %1 = load x {load}; "
+                "store y [a:1] = %1"
+            ),
+            {},
+        )
 
     limit = 2**31 - 2**20
     assert not wide("[a:1]") and not wide(f"[a:1] + {limit - 100}") and not wide(f"[] gather(%0 * 1000 < {limit // 1000 - 1})")
@@ -418,7 +450,8 @@ NORMS = [
 @pytest.mark.parametrize(("fn", "inputs"), NORMS)
 @pytest.mark.parametrize("registers", [32, 255])
 def test_where_everything_spills_the_least_spilling_plan_is_taken(
-        fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...], registers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...], registers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def spills(source: Source) -> int:
         return 64 + zlib.crc32(source.text.encode()) % 512
 
@@ -516,7 +549,7 @@ def test_where_fewer_ctas_of_all_kernels_fit_the_best_of_them_is_taken_as_it_is(
         return binary(128)
 
     made = ruled(chosen.inputs((8192, 32768)), chosen.function, measure)
-    kernel, = made.plan.kernels
+    (kernel,) = made.plan.kernels
     assert feedback.defects(made) == (False, 0, False)
     assert made.rejected and kernel.schedule not in [r.schedule for r in made.rejected]
     assert len(tried) <= pipeline.MAX_ATTEMPTS and made.sources[0].text == tried[-1]
@@ -533,6 +566,7 @@ def test_reductions_that_share_nothing_share_launches() -> None:
 
 def test_a_kernel_that_spills_rules_out_heavier_ones_of_its_family_alone() -> None:
     """Rows of 131072 held whole are estimated to take less than a walk over them, which does not spill."""
+
     def measure(source: Source) -> Binary:
         return binary(64, 556) if '"""inner: ' in source.text else binary()
 
@@ -576,15 +610,18 @@ def test_a_sum_of_a_small_tensor_has_few_parts() -> None:
 # ---- what L2 evicts last --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "shape", "loads", "stores"), [
-    ("softmax", (16384, 4096), False, True),
-    ("softmax", (131072, 4096), True, True),  # much more than L2 holds
-    ("rms_norm_backward", (8192, 8192), False, True),
-    ("softmax", (1024, 65536), False, False),  # a row fills its SM
-    ("rms_norm_fp8", (8192, 8192), False, False),  # results of one byte
-    ("rms_norm_backward", (8192, 32768), False, False),  # rows that come one after another by TMA
-    ("cross_entropy", (8192, 50264), False, False),  # writes nothing of full size
-])
+@pytest.mark.parametrize(
+    ("name", "shape", "loads", "stores"),
+    [
+        ("softmax", (16384, 4096), False, True),
+        ("softmax", (131072, 4096), True, True),  # much more than L2 holds
+        ("rms_norm_backward", (8192, 8192), False, True),
+        ("softmax", (1024, 65536), False, False),  # a row fills its SM
+        ("rms_norm_fp8", (8192, 8192), False, False),  # results of one byte
+        ("rms_norm_backward", (8192, 32768), False, False),  # rows that come one after another by TMA
+        ("cross_entropy", (8192, 50264), False, False),  # writes nothing of full size
+    ],
+)
 def test_what_is_marked_to_be_evicted_last(name: str, shape: tuple[int, ...], loads: bool, stores: bool) -> None:
     chosen = workload(name)
     made = planned(chosen.function, *chosen.inputs(shape))
@@ -595,7 +632,7 @@ def test_what_is_marked_to_be_evicted_last(name: str, shape: tuple[int, ...], lo
 
 def test_nothing_but_full_size_streams_is_marked() -> None:
     made = planned(lambda x, w: torch.nn.functional.rms_norm(x, x.shape[-1:], w), meta(131072, 4096), meta(4096))
-    kernel, = made.kernels
+    (kernel,) = made.kernels
     assert {kernel.program.nodes[i].buffer for i in kernel.schedule.evict_last} == {"x", "out0"}  # type: ignore[union-attr]
 
 
@@ -626,18 +663,28 @@ def test_the_floor_counts_two_halves_of_a_tensor_once_each() -> None:
     assert floor_bytes(optimize(capture(overlapping, (x,), dynamic=False).program), {}) == 4 * 1024 * (64 + 1)
 
 
-@pytest.mark.parametrize(("extent", "one", "other", "elements"), [
-    (4, "[n:2]", "[n:1] + 1", 4), (4, "[n:1] + 1", "[n:2]", 4), (2, "[n:1]", "[n:1] + 1", 2), (2, "[n:1]", "[n:1] + 2", 4),
-    (4, "[n:2]", "[n:2] + 1", 8)])
+@pytest.mark.parametrize(
+    ("extent", "one", "other", "elements"),
+    [
+        (4, "[n:2]", "[n:1] + 1", 4),
+        (4, "[n:1] + 1", "[n:2]", 4),
+        (2, "[n:1]", "[n:1] + 1", 2),
+        (2, "[n:1]", "[n:1] + 2", 4),
+        (4, "[n:2]", "[n:2] + 1", 8),
+    ],
+)
 def test_the_floor_counts_no_element_twice(extent: int, one: str, other: str, elements: int) -> None:
-    program = parse(f"program p; axis n = {extent}; input x: f32 [16] strides [1]; output y: f32 [{extent}] strides [1]; "
-                    f"%0 = load x {one}; %1 = load x {other}; %2 = add %0 %1; store y [n:1] = %2")
+    program = parse(
+        f"program p; axis n = {extent}; input x: f32 [16] strides [1]; output y: f32 [{extent}] strides [1]; "
+        f"%0 = load x {one}; %1 = load x {other}; %2 = add %0 %1; store y [n:1] = %2"
+    )
     assert floor_bytes(program, {}) == 4 * (elements + extent)
 
 
 @pytest.mark.parametrize("sms", [1, 2, 3])
 def test_cards_of_very_few_sms_have_plans(sms: int) -> None:
     """Fewer than CTAs would share a row, and fewer than any default counts on."""
+
     def scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x * x.sum(-1, keepdim=True)
         return y, y.amax(0)

@@ -64,7 +64,8 @@ def test_the_readme_names_the_commands_there_are() -> None:
     from onepass.__main__ import app
 
     commands = {c.callback.__name__ for c in app.registered_commands if c.callback}
-    named = {word for block in (*blocks("bash"), *blocks("bash", FUSE)) for word in re.findall(r"^onepass (\w+)", block,
-             re.MULTILINE)}
+    named = {
+        word for block in (*blocks("bash"), *blocks("bash", FUSE)) for word in re.findall(r"^onepass (\w+)", block, re.MULTILINE)
+    }
     assert named and named <= commands
     assert all(" ".join(d.title.split()[1:]).removeprefix("GeForce ").split(" SXM")[0] in README for d in onepass.DEVICES.values())

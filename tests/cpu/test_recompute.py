@@ -166,6 +166,7 @@ def test_what_a_policy_of_checkpointing_computes_again_is_not_saved_instead(poli
 
 def test_one_value_takes_the_place_of_one() -> None:
     """Two that are written anyway, each of half the bytes, would be saved for one."""
+
     def of_two(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         total, other = (x + y).bfloat16(), (x * y).bfloat16()
         both = total.float() / other.float()

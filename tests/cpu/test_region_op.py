@@ -75,8 +75,11 @@ def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, monkeypatch
     """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
     asked: list[frozenset[str]] = []
     executable = Kernels.executable
-    monkeypatch.setattr(Kernels, "executable",
-                        lambda self, bindings, where, aligned: asked.append(aligned) or executable(self, bindings, where, aligned))
+    monkeypatch.setattr(
+        Kernels,
+        "executable",
+        lambda self, bindings, where, aligned: asked.append(aligned) or executable(self, bindings, where, aligned),
+    )
     ins, outs = inputs(4), outputs(4)
     for k in (0, elements):
         shifted = torch.empty(4 * 24 + k, dtype=torch.bfloat16)[k:].view(4, 24).copy_(ins[0])
@@ -152,9 +155,10 @@ def checked_calls(monkeypatch: pytest.MonkeyPatch, text: str, sizes: list[int]) 
     return found
 
 
-@pytest.mark.parametrize(("verify", "expected"), [
-    (0, []), (2, [0, 1]), ("1/1", [0, 1, 2, 3, 4, 5, 6]), ("1/3", [0, 3, 6]), ("1/5", [0, 5]), ("1/1000", [0]),
-])
+@pytest.mark.parametrize(
+    ("verify", "expected"),
+    [(0, []), (2, [0, 1]), ("1/1", [0, 1, 2, 3, 4, 5, 6]), ("1/3", [0, 3, 6]), ("1/5", [0, 5]), ("1/1000", [0])],
+)
 def test_which_calls_are_checked(monkeypatch: pytest.MonkeyPatch, verify: int | str, expected: list[int]) -> None:
     assert checked_calls(monkeypatch, region("h", verify=verify), [4, 4, 5, 4, 4, 5, 6]) == expected, "new sizes count like others"
     monkeypatch.setenv("ONEPASS_VERIFY", str(verify))
@@ -258,11 +262,16 @@ def test_a_text_that_is_no_region_is_refused() -> None:
         region_op.run(outputs(4), inputs(4), [4], "0123456789")
 
 
-@pytest.mark.parametrize(("name", "value", "says"), [
-    ("rest", "nothing", "inductor, eager"), ("verify", -1, "whole number"), ("skip", "model.py:3", "list"),
-    ("interpret", 1, "True"),
-    *(("verify", bad, "1/1000") for bad in (*BAD_SHARES, "3", 0.001, True, None)),
-])
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("rest", "nothing", "inductor, eager"),
+        ("verify", -1, "whole number"),
+        ("skip", "model.py:3", "list"),
+        ("interpret", 1, "True"),
+        *(("verify", bad, "1/1000") for bad in (*BAD_SHARES, "3", 0.001, True, None)),
+    ],
+)
 def test_bad_settings_say_what_is_good(name: str, value: object, says: str) -> None:
     with pytest.raises(BadSetting, match=says), settings.settings(**{name: value}):
         pass

@@ -263,10 +263,17 @@ def test_what_cannot_be_lowered_is_left_and_the_rest_is_claimed() -> None:
     assert any("dtype" in left.reason for left in outcome.declined)
 
 
-@pytest.mark.parametrize(("name", "fn"), [
-    ("_foreach_norm", lambda x, w: torch._foreach_norm([x, w])[0]), ("_foreach_max", lambda x, w: torch._foreach_max([x, w])[0]),
-    ("cummax", lambda x, w: x.cummax(-1)[0]), ("nanmedian", lambda x, w: x.nanmedian()),
-    ("index_add", lambda x, w: w.index_add(0, torch.zeros(64, dtype=torch.long), x[:, 0])), ("aminmax", None)])
+@pytest.mark.parametrize(
+    ("name", "fn"),
+    [
+        ("_foreach_norm", lambda x, w: torch._foreach_norm([x, w])[0]),
+        ("_foreach_max", lambda x, w: torch._foreach_max([x, w])[0]),
+        ("cummax", lambda x, w: x.cummax(-1)[0]),
+        ("nanmedian", lambda x, w: x.nanmedian()),
+        ("index_add", lambda x, w: w.index_add(0, torch.zeros(64, dtype=torch.long), x[:, 0])),
+        ("aminmax", None),
+    ],
+)
 def test_reductions_of_others_are_listed(name: str, fn: Callable[..., object] | None) -> None:
     if fn is None:  # known by torch's tag alone
         if not hasattr(torch.Tag, "reduction"):

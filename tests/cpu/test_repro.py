@@ -29,8 +29,10 @@ from tests.support.artifacts import artifact_of
 from tests.support.fixture_types import Anothers
 from tests.support.region_calls import assert_filled, inputs, outputs, region
 
+# fmt: off
 BREAKOUTS = ['""" ; boom() ; r"""', "''' ; boom() ; '''", "\nboom()\n", "\rboom()\r", "\x0cboom()", "\\", "\\\nboom()", "{boom()}",
              "{0!r}", "\ud800boom()", "\u2028boom()\u2028", "\x85boom()", "é", "\x1b[2J", "# coding: utf-7", "\0boom()"]
+# fmt: on
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +112,9 @@ def test_a_folder_that_is_not_ours_alone_gets_none(how: str, tmp_path: Path, ano
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_without_a_folder_they_go_where_the_process_runs_or_to_a_fresh_one(planted: bool, tmp_path: Path,
-                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_they_go_where_the_process_runs_or_to_a_fresh_one(
+    planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Never to a name in the temporary folder that others can foresee."""
     monkeypatch.delenv("ONEPASS_REPRO_DIR")
     here, shared = tmp_path / "here", tmp_path / "tmp"
@@ -141,8 +144,15 @@ class Silent(Exception):
         raise RuntimeError("str fails")
 
 
-ERRORS = [RuntimeError("caf\udce9 \ud800"), RuntimeError(""), RuntimeError("\x1b[2J\n\n"), Silent(), Silent,
-          UnicodeDecodeError("utf-8", b"x", 0, 1, "r"), OSError(errno.ENOSPC, "full")]
+ERRORS = [
+    RuntimeError("caf\udce9 \ud800"),
+    RuntimeError(""),
+    RuntimeError("\x1b[2J\n\n"),
+    Silent(),
+    Silent,
+    UnicodeDecodeError("utf-8", b"x", 0, 1, "r"),
+    OSError(errno.ENOSPC, "full"),
+]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)

@@ -75,28 +75,38 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda j: j.pop("schema"), "no field schema"),
-    (lambda j: j.update(schema=3), "its schema is 3, but this onepass reads 2"),
-    (lambda j: j.pop("suite"), "the run has no field suite"),
-    (lambda j: j.update(date="yesterday"), "the date 'yesterday' is not in ISO form"),
-    (lambda j: j.update(rows={}), "rows is an object, expected a list"),
-    (lambda j: j.update(versions={"torch": 2}), "versions.torch is 2, expected a text"),
-    (lambda j: j["rows"][3].update(colour="red"), r"rows\[3\] has a field colour that schema 2 does not know"),
-    (lambda j: j["rows"][3]["shape"].append(1.5), r"rows\[3\].shape\[2\] is 1.5, expected a whole number"),
-    (lambda j: j["rows"][3]["shape"].append(True), r"rows\[3\].shape\[2\] is True, expected a whole number"),
-    (lambda j: j["rows"][3].update(floor_us=-1.0), r"rows\[3\]: a floor is 0 or more"),
-    (lambda j: j["rows"][0]["results"]["quack"].update(us="fast"),
-     r"rows\[0\].results.quack.us is the text 'fast', expected a number"),
-    (lambda j: j["rows"][0]["results"]["quack"].update(us=float("nan")), r"rows\[0\].results.quack.us is nan, expected a number"),
-    (lambda j: j["rows"][0]["results"]["quack"].update(us=0), r"rows\[0\].results.quack: a time is above 0"),
-    (lambda j: j["rows"][0]["results"]["quack"].update(us=None),
-     r"rows\[0\].results.quack: a result without a time needs a reason"),
-    (lambda j: j["rows"][0]["results"].update(mine={"us": 1.0}), r"rows\[0\]: providers are onepass, .* not mine"),
-    (lambda j: j["rows"].append(j["rows"][0]), "the run: several rows have the same id"),
-    (lambda j: j["anchors"][0].update(kind="write"), r"anchors\[0\]: an anchor's kind is one of read, copy, add"),
-    (lambda j: j["regret"][0]["candidates"].append(7), r"regret\[0\].candidates\[4\] is 7 where an object belongs"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda j: j.pop("schema"), "no field schema"),
+        (lambda j: j.update(schema=3), "its schema is 3, but this onepass reads 2"),
+        (lambda j: j.pop("suite"), "the run has no field suite"),
+        (lambda j: j.update(date="yesterday"), "the date 'yesterday' is not in ISO form"),
+        (lambda j: j.update(rows={}), "rows is an object, expected a list"),
+        (lambda j: j.update(versions={"torch": 2}), "versions.torch is 2, expected a text"),
+        (lambda j: j["rows"][3].update(colour="red"), r"rows\[3\] has a field colour that schema 2 does not know"),
+        (lambda j: j["rows"][3]["shape"].append(1.5), r"rows\[3\].shape\[2\] is 1.5, expected a whole number"),
+        (lambda j: j["rows"][3]["shape"].append(True), r"rows\[3\].shape\[2\] is True, expected a whole number"),
+        (lambda j: j["rows"][3].update(floor_us=-1.0), r"rows\[3\]: a floor is 0 or more"),
+        (
+            lambda j: j["rows"][0]["results"]["quack"].update(us="fast"),
+            r"rows\[0\].results.quack.us is the text 'fast', expected a number",
+        ),
+        (
+            lambda j: j["rows"][0]["results"]["quack"].update(us=float("nan")),
+            r"rows\[0\].results.quack.us is nan, expected a number",
+        ),
+        (lambda j: j["rows"][0]["results"]["quack"].update(us=0), r"rows\[0\].results.quack: a time is above 0"),
+        (
+            lambda j: j["rows"][0]["results"]["quack"].update(us=None),
+            r"rows\[0\].results.quack: a result without a time needs a reason",
+        ),
+        (lambda j: j["rows"][0]["results"].update(mine={"us": 1.0}), r"rows\[0\]: providers are onepass, .* not mine"),
+        (lambda j: j["rows"].append(j["rows"][0]), "the run: several rows have the same id"),
+        (lambda j: j["anchors"][0].update(kind="write"), r"anchors\[0\]: an anchor's kind is one of read, copy, add"),
+        (lambda j: j["regret"][0]["candidates"].append(7), r"regret\[0\].candidates\[4\] is 7 where an object belongs"),
+    ],
+)
 def test_what_is_not_as_agreed_is_named(change: Callable[[dict[str, Any]], object], said: str) -> None:
     with pytest.raises(BadResults, match=said) as caught:
         parse(broken(change), "old.json")
@@ -109,9 +119,15 @@ def test_older_files_may_lack_optional_fields() -> None:
     assert parse(found) == replace(norms(), anchors=())
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"", "it is not JSON"), (b"\xff\xfe{", "it is not JSON"),
-                                               (b"[1]", "it contains a list, but a run is an object"), (b"null",
-                                                "it contains null")])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is not JSON"),
+        (b"\xff\xfe{", "it is not JSON"),
+        (b"[1]", "it contains a list, but a run is an object"),
+        (b"null", "it contains null"),
+    ],
+)
 def test_files_of_something_else(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "x.json"
     file.write_bytes(content)

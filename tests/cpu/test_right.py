@@ -49,8 +49,9 @@ def test_sizes(case: Case, rows: int, cols: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rows", [2304, 5120, 8472, 50257])
-@pytest.mark.parametrize("name", ["rms_norm-w", "layer_norm-wb-backward", "softmax-first", "gelu-bias-backward", "sum-both",
-                                  "argmax-0"])
+@pytest.mark.parametrize(
+    "name", ["rms_norm-w", "layer_norm-wb-backward", "softmax-first", "gelu-bias-backward", "sum-both", "argmax-0"]
+)
 def test_many_rows(name: str, rows: int) -> None:
     case = CASES[name]
     assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(rows, 1, torch.bfloat16, seed=seed))
@@ -112,8 +113,13 @@ def test_two_long_rows(name: str) -> None:
     assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(2, 50257, torch.bfloat16, seed=seed))
 
 
-UNORDERED = [("rms_norm-w-backward", 2, "misaligned"), ("layer_norm-wb-backward", 5, "expanded"),
-             ("rms_norm-w-backward", 5, "expanded"), ("softmax-last-backward", 5, "expanded"), ("layer_norm-wb", 13, "sliced")]
+UNORDERED = [
+    ("rms_norm-w-backward", 2, "misaligned"),
+    ("layer_norm-wb-backward", 5, "expanded"),
+    ("rms_norm-w-backward", 5, "expanded"),
+    ("softmax-last-backward", 5, "expanded"),
+    ("layer_norm-wb", 13, "sliced"),
+]
 
 
 @pytest.mark.parametrize("name,rows,layout", UNORDERED)

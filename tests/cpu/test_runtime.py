@@ -43,10 +43,74 @@ N = 32
 
 # ------------------------------------------------------------------------------------------------------------- op table
 
-FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.7, -3.7, 0.1, 1e-6, -1e-6, 12.25, -12.25, 30.0, -30.0, 88.0,
-          100.0, 2.0, 3.0, -7.0, 7.0, 0.999, 1.001, 1e4, -1e4, math.inf, -math.inf, math.nan, 6.02e23]
-INTEGERS = [0, 1, -1, 2, -2, 3, -3, 7, -7, 8, 100, -100, 127, -128, 255, 256, 1000, -1000, 32767, -32768, 65536, -65536,
-            5, -5, 9, -9, 11, -11, 13, -13, 2**20, -2**20]
+FLOATS = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    2.5,
+    -2.5,
+    3.7,
+    -3.7,
+    0.1,
+    1e-6,
+    -1e-6,
+    12.25,
+    -12.25,
+    30.0,
+    -30.0,
+    88.0,
+    100.0,
+    2.0,
+    3.0,
+    -7.0,
+    7.0,
+    0.999,
+    1.001,
+    1e4,
+    -1e4,
+    math.inf,
+    -math.inf,
+    math.nan,
+    6.02e23,
+]
+INTEGERS = [
+    0,
+    1,
+    -1,
+    2,
+    -2,
+    3,
+    -3,
+    7,
+    -7,
+    8,
+    100,
+    -100,
+    127,
+    -128,
+    255,
+    256,
+    1000,
+    -1000,
+    32767,
+    -32768,
+    65536,
+    -65536,
+    5,
+    -5,
+    9,
+    -9,
+    11,
+    -11,
+    13,
+    -13,
+    2**20,
+    -(2**20),
+]
 CASES = [(op, dtype) for dtype in (F32, F64, I32, DTYPES["i64"], BOOL) for op in sorted(OPS) if OPS[op].takes.accepts(dtype)]
 
 
@@ -55,7 +119,7 @@ def operand_values(dtype: DType, position: int) -> torch.Tensor:
     if dtype is BOOL:
         return torch.tensor([(i >> position) & 1 for i in range(N)]).bool()
     values = FLOATS if dtype.is_float else INTEGERS
-    turned = torch.tensor(values[position * 5:] + values[:position * 5], dtype=dtype.torch)
+    turned = torch.tensor(values[position * 5 :] + values[: position * 5], dtype=dtype.torch)
     return turned if dtype.is_float or position == 0 else torch.where(turned == 0, 4, turned)
 
 
@@ -123,7 +187,7 @@ def test_op_rows_compile(dtype: DType, exact: bool) -> None:
 def awkward_floats() -> torch.Tensor:
     """Values that try rounding: all sorts of exponents, ties both ways, NaN, infinities, both zeros."""
     generator = torch.Generator().manual_seed(0)
-    raw = torch.randint(-2**31, 2**31 - 1, (4096,), generator=generator, dtype=torch.int64).to(torch.int32)
+    raw = torch.randint(-(2**31), 2**31 - 1, (4096,), generator=generator, dtype=torch.int64).to(torch.int32)
     values = raw.view(torch.float32)
     values[:8] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 3.4e38, 1.00390625, 1.01171875])
     values[8:1032] = torch.linspace(-500, 500, 1024)
@@ -133,8 +197,12 @@ def awkward_floats() -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES.values() if d.is_narrow_float], ids=str)
 def test_narrow_floats_round_as_torch(dtype: DType) -> None:
-    body = ["i = tl.arange(0, 4096)", f"y = tl.load(x + i).to(tl.{dtype.kernel})", "tl.store(narrow + i, y)",
-            "tl.store(wide + i, y.to(tl.float32))"]
+    body = [
+        "i = tl.arange(0, 4096)",
+        f"y = tl.load(x + i).to(tl.{dtype.kernel})",
+        "tl.store(narrow + i, y)",
+        "tl.store(wide + i, y.to(tl.float32))",
+    ]
     values = awkward_floats()
     narrow, wide = torch.empty(4096, dtype=dtype.torch), torch.empty(4096)
     source = kernel("round_trip", {"x": F32, "narrow": dtype, "wide": F32}, body)
@@ -155,10 +223,13 @@ def test_folds(kind: str, axis: int, dtype: DType) -> None:
         x[3, 5] = math.nan
     shape = (1, columns) if axis == 0 else (rows, 1)
     out = torch.empty(shape, dtype=dtype.torch)
-    body = [f"r = tl.arange(0, {rows})[:, None]", f"c = tl.arange(0, {columns})[None, :]",
-            f"x = tl.load(x + r * {columns} + c)",
-            f"y = tl.sum(x, {axis}, keep_dims=True)" if kind == "sum" else f"y = fold_{kind}(x, {axis})",
-            f"tl.store(out + {'c' if axis == 0 else 'r'}, y)"]
+    body = [
+        f"r = tl.arange(0, {rows})[:, None]",
+        f"c = tl.arange(0, {columns})[None, :]",
+        f"x = tl.load(x + r * {columns} + c)",
+        f"y = tl.sum(x, {axis}, keep_dims=True)" if kind == "sum" else f"y = fold_{kind}(x, {axis})",
+        f"tl.store(out + {'c' if axis == 0 else 'r'}, y)",
+    ]
     interpret.run(kernel("fold", {"x": dtype, "out": dtype}, body), {"x": x, "out": out}, {})
     reference: Any = {"sum": torch.sum, "prod": torch.prod, "max": torch.amax, "min": torch.amin}[kind]
     torch.testing.assert_close(out, reference(x, axis, keepdim=True).to(dtype.torch), equal_nan=True)
@@ -166,9 +237,15 @@ def test_folds(kind: str, axis: int, dtype: DType) -> None:
 
 def test_loops_sizes_and_grid() -> None:
     """A column loop with a symbolic bound, a masked tail, a size and zero used in arithmetic, several programs."""
-    body = ["row = tl.program_id(0)", "acc = 0.0", "for start in tl.range(0, s1, 16, num_stages=2):",
-            "    c = start.to(tl.int64) + tl.arange(0, 16)", "    v = tl.load(x + row * s1 + c, mask=c < s1, other=0.0)",
-            "    acc += tl.sum(v, 0)", "tl.store(out + row + zero, acc)"]
+    body = [
+        "row = tl.program_id(0)",
+        "acc = 0.0",
+        "for start in tl.range(0, s1, 16, num_stages=2):",
+        "    c = start.to(tl.int64) + tl.arange(0, 16)",
+        "    v = tl.load(x + row * s1 + c, mask=c < s1, other=0.0)",
+        "    acc += tl.sum(v, 0)",
+        "tl.store(out + row + zero, acc)",
+    ]
     x, out = torch.randn(5, 37), torch.full((5,), math.nan)
     source = kernel("row_sum", {"x": F32, "out": F32}, body, grid=(GridDim(sym("s0")),), sizes=("s0", "s1"))
     interpret.run(source, {"x": x, "out": out}, {"s0": 5, "s1": 37})
@@ -177,18 +254,33 @@ def test_loops_sizes_and_grid() -> None:
 
 def test_the_language_a_kernel_may_use() -> None:
     """Everything at once: the same text must compile and give the right sums."""
-    body = ["ROWS: tl.constexpr = 4", "row = tl.program_id(0).to(tl.int64)",
-            "r = tl.expand_dims(tl.arange(0, ROWS), 1)",
-            "c = tl.max_contiguous(tl.multiple_of(tl.arange(0, 8), 8), 8)[None, :]",
-            "total, most = tl.zeros((ROWS, 8), tl.float32), tl.full((ROWS, 8), -float('inf'), tl.float32)",
-            "blocks = tl.cdiv(s0, 8)", "for k in range(blocks):", "    at = k * 8 + c",
-            "    live = (at < s0) & (r < ROWS)",
-            "    v = tl.load(x + r * s0 + at, mask=live, other=0.0, eviction_policy='evict_first')",
-            "    total += tl.where(live, v, 0.0)", "    most = tl.maximum(most, tl.where(live, v, -float('inf')))",
-            "for k in tl.static_range(3):", "    total = total + k", "n = blocks", "while n > 0:", "    n -= 1", "if n == 0:",
-            "    total = total - 3.0", "else:", "    total = total * 0.0",
-            "flat = tl.sum(tl.reshape(tl.trans(total), (ROWS * 8,)))", "tl.debug_barrier()",
-            "tl.atomic_add(out, flat + tl.cast(row, tl.float32))", "tl.store(out + 1, tl.max(tl.ravel(most)))"]
+    body = [
+        "ROWS: tl.constexpr = 4",
+        "row = tl.program_id(0).to(tl.int64)",
+        "r = tl.expand_dims(tl.arange(0, ROWS), 1)",
+        "c = tl.max_contiguous(tl.multiple_of(tl.arange(0, 8), 8), 8)[None, :]",
+        "total, most = tl.zeros((ROWS, 8), tl.float32), tl.full((ROWS, 8), -float('inf'), tl.float32)",
+        "blocks = tl.cdiv(s0, 8)",
+        "for k in range(blocks):",
+        "    at = k * 8 + c",
+        "    live = (at < s0) & (r < ROWS)",
+        "    v = tl.load(x + r * s0 + at, mask=live, other=0.0, eviction_policy='evict_first')",
+        "    total += tl.where(live, v, 0.0)",
+        "    most = tl.maximum(most, tl.where(live, v, -float('inf')))",
+        "for k in tl.static_range(3):",
+        "    total = total + k",
+        "n = blocks",
+        "while n > 0:",
+        "    n -= 1",
+        "if n == 0:",
+        "    total = total - 3.0",
+        "else:",
+        "    total = total * 0.0",
+        "flat = tl.sum(tl.reshape(tl.trans(total), (ROWS * 8,)))",
+        "tl.debug_barrier()",
+        "tl.atomic_add(out, flat + tl.cast(row, tl.float32))",
+        "tl.store(out + 1, tl.max(tl.ravel(most)))",
+    ]
     x = torch.arange(4 * 13).reshape(4, 13).float() % 11
     out = torch.zeros(2)
     source = kernel("surface", {"x": F32, "out": F32}, body, sizes=("s0",))
@@ -221,8 +313,12 @@ def test_a_fused_multiply_add_rounds_once() -> None:
 def test_a_value_held_in_sixteen_bits() -> None:
     """The xor with an unknown zero that keeps a row in its storage type."""
     bf16 = DTYPES["bf16"]
-    body = ["i = tl.arange(0, 64)", "raw = tl.load(x + i).to(tl.int16, bitcast=True)", "kept = raw ^ zero.to(tl.int16)",
-            "tl.store(out + i, kept.to(tl.bfloat16, bitcast=True).to(tl.float32))"]
+    body = [
+        "i = tl.arange(0, 64)",
+        "raw = tl.load(x + i).to(tl.int16, bitcast=True)",
+        "kept = raw ^ zero.to(tl.int16)",
+        "tl.store(out + i, kept.to(tl.bfloat16, bitcast=True).to(tl.float32))",
+    ]
     x, out = torch.randn(64).bfloat16(), torch.empty(64)
     interpret.run(kernel("held", {"x": bf16, "out": F32}, body), {"x": x, "out": out}, {})
     assert torch.equal(out, x.float())
@@ -235,8 +331,11 @@ def test_every_bfloat16_is_widened_to_itself(shape: tuple[int, ...], hidden: str
     count = math.prod(shape)
     x, out = torch.arange(count).to(torch.int16).view(torch.bfloat16), torch.empty(count)
     size = 1 << (count - 1).bit_length()
-    body = [f"i = tl.arange(0, {size})", f"y = widen(tl.load(x + i, mask=i < {count}){hidden})",
-            f"tl.store(out + i, y, mask=i < {count})"]
+    body = [
+        f"i = tl.arange(0, {size})",
+        f"y = widen(tl.load(x + i, mask=i < {count}){hidden})",
+        f"tl.store(out + i, y, mask=i < {count})",
+    ]
     source = kernel("widened", {"x": DTYPES["bf16"], "out": F32}, body)
     interpret.run(source, {"x": x, "out": out}, {})
     assert torch.equal(out.view(torch.int32), x.to(torch.float32).view(torch.int32))
@@ -289,8 +388,12 @@ def test_works_whatever_was_imported_first_and_leaves_triton_alone(interpret_set
 
 def test_compiling_in_another_thread_while_interpreting() -> None:
     """Interpreted operators must not reach a compilation that runs at the same time."""
-    source = kernel("either", {"x": F32}, ["i = tl.arange(0, 64)[None, :]", "v = tl.load(x + i) * 2 + 1",
-                                           "tl.store(x + i, fold_max(v, 1) - v)"], grid=(GridDim(400),))
+    source = kernel(
+        "either",
+        {"x": F32},
+        ["i = tl.arange(0, 64)[None, :]", "v = tl.load(x + i) * 2 + 1", "tl.store(x + i, fold_max(v, 1) - v)"],
+        grid=(GridDim(400),),
+    )
     thread = threading.Thread(target=interpret.run, args=(source, {"x": torch.randn(64)}, {}))
     thread.start()
     built = 0
@@ -341,8 +444,9 @@ def test_parsing_that_other_threads_disturb_is_tried_again(monkeypatch: pytest.M
             raise SystemError("AST constructor recursion depth mismatch (before=69, after=48)")
         return parse(*given, **more)
 
-    source = kernel("disturbed", {"x": F32}, ["i = tl.arange(0, 64)[None, :]", "v = tl.load(x + i)",
-                                              "tl.store(x + i, fold_max(v, 1) - v)"])
+    source = kernel(
+        "disturbed", {"x": F32}, ["i = tl.arange(0, 64)[None, :]", "v = tl.load(x + i)", "tl.store(x + i, fold_max(v, 1) - v)"]
+    )
     monkeypatch.setattr(ast, "parse", disturbed)
     x = torch.arange(64.0)
     interpret.run(source, {"x": x}, {})
@@ -376,10 +480,12 @@ def test_text_is_loaded_once_and_its_source_is_readable() -> None:
 
 def row_kernel(columns: int = 4096, loop: bool = False) -> Source:
     """Subtract a row's maximum, once or in a loop over rows: a load, a fold and a store of bf16."""
-    body = [f"c = tl.arange(0, {columns})[None, :]",
-            "for row in tl.range(tl.program_id(0), s0, 132):" if loop else "if True:\n        row = tl.program_id(0)",
-            f"    v = tl.load(x + row * {columns} + c).to(tl.float32)",
-            f"    tl.store(out + row * {columns} + c, (v - fold_max(v, 1)).to(tl.bfloat16))"]
+    body = [
+        f"c = tl.arange(0, {columns})[None, :]",
+        "for row in tl.range(tl.program_id(0), s0, 132):" if loop else "if True:\n        row = tl.program_id(0)",
+        f"    v = tl.load(x + row * {columns} + c).to(tl.float32)",
+        f"    tl.store(out + row * {columns} + c, (v - fold_max(v, 1)).to(tl.bfloat16))",
+    ]
     bf16 = DTYPES["bf16"]
     return kernel("row_max", {"x": bf16, "out": bf16}, body, grid=(GridDim(sym("s0")),), sizes=("s0",))
 
@@ -511,10 +617,20 @@ def test_reading_ptx_sass_and_logs() -> None:
 
 
 def properties(**changes: object) -> SimpleNamespace:
-    base = {"name": "NVIDIA H200", "major": 9, "minor": 0, "multi_processor_count": 132, "L2_cache_size": 60 << 20,
-            "memory_clock_rate": 3201000, "memory_bus_width": 6144, "clock_rate": 1980000, "regs_per_multiprocessor": 65536,
-            "max_threads_per_multi_processor": 2048, "shared_memory_per_multiprocessor": 233472,
-            "shared_memory_per_block_optin": 232448}
+    base = {
+        "name": "NVIDIA H200",
+        "major": 9,
+        "minor": 0,
+        "multi_processor_count": 132,
+        "L2_cache_size": 60 << 20,
+        "memory_clock_rate": 3201000,
+        "memory_bus_width": 6144,
+        "clock_rate": 1980000,
+        "regs_per_multiprocessor": 65536,
+        "max_threads_per_multi_processor": 2048,
+        "shared_memory_per_multiprocessor": 233472,
+        "shared_memory_per_block_optin": 232448,
+    }
     return SimpleNamespace(**(base | changes))
 
 
@@ -524,21 +640,44 @@ def test_cards_are_known_by_name_and_size() -> None:
     assert card.identify(properties(name="NVIDIA A100-SXM4-80GB", major=8, multi_processor_count=108)) is DEVICES["a100"]
     assert card.identify(properties(name="NVIDIA GeForce RTX 5090", major=12, multi_processor_count=170)) is DEVICES["rtx5090"]
     assert card.identify(properties(name="NVIDIA L40S", minor=9, major=8, multi_processor_count=142)) is DEVICES["l40s"]
-    for other in (properties(name="NVIDIA GH200 480GB"), properties(name="NVIDIA H100 PCIe", multi_processor_count=114),
-                  properties(name="NVIDIA GeForce RTX 4090 Laptop GPU", major=8, minor=9, multi_processor_count=76)):
+    for other in (
+        properties(name="NVIDIA GH200 480GB"),
+        properties(name="NVIDIA H100 PCIe", multi_processor_count=114),
+        properties(name="NVIDIA GeForce RTX 4090 Laptop GPU", major=8, minor=9, multi_processor_count=76),
+    ):
         assert card.identify(other) not in DEVICES.values()
 
 
 def test_an_unlisted_card_is_described_by_its_driver() -> None:
-    found = card.identify(properties(name="NVIDIA L40", minor=9, major=8, multi_processor_count=142, memory_clock_rate=9001000,
-                                     memory_bus_width=384, shared_memory_per_block_optin=101376))
+    found = card.identify(
+        properties(
+            name="NVIDIA L40",
+            minor=9,
+            major=8,
+            multi_processor_count=142,
+            memory_clock_rate=9001000,
+            memory_bus_width=384,
+            shared_memory_per_block_optin=101376,
+        )
+    )
     assert (found.name, found.capability, found.sms, found.smem_per_cta) == ("nvidia-l40", (8, 9), 142, 101376)
     assert found.bandwidth == pytest.approx(0.93 * 864e3, rel=0.01) and found.source.startswith("driver query")
 
 
-@pytest.mark.parametrize(("said", "name"), [
-    ("h200", "h200"), ("H200", "h200"), ("NVIDIA H200 SXM", "h200"), ("RTX 5090", "rtx5090"), ("rtx-4090", "rtx4090"),
-    ("GeForce RTX 4090", "rtx4090"), ("nvidia l40s", "l40s"), ("A100", "a100"), ("NVIDIA A100 SXM 80GB", "a100")])
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("h200", "h200"),
+        ("H200", "h200"),
+        ("NVIDIA H200 SXM", "h200"),
+        ("RTX 5090", "rtx5090"),
+        ("rtx-4090", "rtx4090"),
+        ("GeForce RTX 4090", "rtx4090"),
+        ("nvidia l40s", "l40s"),
+        ("A100", "a100"),
+        ("NVIDIA A100 SXM 80GB", "a100"),
+    ],
+)
 def test_a_device_is_found_however_its_name_is_written(said: str, name: str) -> None:
     assert device(said) is DEVICES[name]
 

@@ -110,9 +110,23 @@ def blocks(x: Tensor, w: Tensor) -> Tensor:
     return (y / (1 + y.abs().amax(2, keepdim=True)) + (x * w).sum(1)[:, None, None]).flatten(1)
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (
-    softmax, row_sums, column_sums, column_softmax, column_spread, norm_backward, no_vectors, spread,
-    variance, all_sums, pointwise, blocks)}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f.__name__: f
+    for f in (
+        softmax,
+        row_sums,
+        column_sums,
+        column_softmax,
+        column_spread,
+        norm_backward,
+        no_vectors,
+        spread,
+        variance,
+        all_sums,
+        pointwise,
+        blocks,
+    )
+}
 SHAPES = ((5, 256), (7, 512), (6, 1024), (4, 131), (4, 1027), (9, 64), (33, 48), (6, 700))
 
 
@@ -250,20 +264,39 @@ ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reaso
     "private states that count": (variance, ROW, LoopedRows(1, 1024, 4, private_states=True), Reason.FIELDS, "counts"),
     "private states of half a vector": (softmax, ROW, LoopedRows(1, 512, 4, private_states=True), Reason.SIZES, "whole vectors"),
     "private states of two rows": (softmax, ROW, LoopedRows(2, 1024, 4, private_states=True), Reason.SIZES, "one row"),
-    "vectors in smem beside resident rows": (norm_backward, ROW, MixOrder(1, 2, (4096,), 4, row_vectors=RowVectors.SMEM),
-                                             Reason.STORAGE, "in registers"),
-    "vectors in smem beside a rest": (norm_backward, (40, 1280), replace(ACCUMULATES, tiles=(1024,) * 2,
-                                                                         row_vectors=RowVectors.SMEM),
-                                      Reason.STORAGE, "without a rest"),
+    "vectors in smem beside resident rows": (
+        norm_backward,
+        ROW,
+        MixOrder(1, 2, (4096,), 4, row_vectors=RowVectors.SMEM),
+        Reason.STORAGE,
+        "in registers",
+    ),
+    "vectors in smem beside a rest": (
+        norm_backward,
+        (40, 1280),
+        replace(ACCUMULATES, tiles=(1024,) * 2, row_vectors=RowVectors.SMEM),
+        Reason.STORAGE,
+        "without a rest",
+    ),
     "two sums where there is one": (norm_backward, ROW, replace(SHARED, folds_two_sums=True), Reason.FIELDS, "two sums"),
     "a walk over no copies": (norm_backward, ROW, replace(ACCUMULATES, unroll_copies=True), Reason.FIELDS, "copies"),
     # staged rows and tiles
     "prefetch into a ring of two rows": (softmax, ROW, replace(STAGED, ring=Ring(2, 2, 1)), Reason.FIELDS, "prefetch"),
-    "prefetch of unaligned rows": (softmax, (40, 1089), StagedRows((512, 512, 256), 1, Ring(2, 1, 1), True, staged=FIRST),
-                                   Reason.FIELDS, "unaligned"),
+    "prefetch of unaligned rows": (
+        softmax,
+        (40, 1089),
+        StagedRows((512, 512, 256), 1, Ring(2, 1, 1), True, staged=FIRST),
+        Reason.FIELDS,
+        "unaligned",
+    ),
     "too much prefetched": (softmax, ROW, replace(STAGED, ring=Ring(2, 1, 13)), Reason.SIZES, "mbarriers"),
-    "a part of one copy prefetched": (softmax, (40, 1024), StagedRows((1024,), 4, Ring(2, 1, 1), staged=ROWS), Reason.SIZES,
-                                      "several whole copies"),
+    "a part of one copy prefetched": (
+        softmax,
+        (40, 1024),
+        StagedRows((1024,), 4, Ring(2, 1, 1), staged=ROWS),
+        Reason.SIZES,
+        "several whole copies",
+    ),
     "columns that CTAs cannot share": (norm_backward, ROW, replace(SHARED, ctas_per_row=3), Reason.SIZES, "divisible"),
     "one staged row for several CTAs": (norm_backward, ROW, replace(SHARED, stages=1), Reason.STORAGE, "two rows"),
     "CTAs that cannot run at once": (norm_backward, ROW, replace(SHARED, groups=600), Reason.DEVICE, "at once"),
@@ -273,8 +306,13 @@ ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reaso
     "chunks of three widths": (softmax, ROW, replace(STAGED, tiles=(2048, 1024, 512, 512)), Reason.SIZES, "one width"),
     "rows TMA cannot describe": (softmax, UNALIGNED, replace(STAGED, tiles=(512,) * 3, staged=FIRST), Reason.STORAGE, "TMA"),
     "staged rows without their inputs": (norm_backward, ROW, replace(ACCUMULATES, staged=frozenset({99})), Reason.STORAGE, "TMA"),
-    "a ring that no CTA has room for": (softmax, (40, 32768), replace(STAGED, tiles=(4096,) * 8, ring=Ring(2, 4)), Reason.DEVICE,
-                                        "shared memory"),
+    "a ring that no CTA has room for": (
+        softmax,
+        (40, 32768),
+        replace(STAGED, tiles=(4096,) * 8, ring=Ring(2, 4)),
+        Reason.DEVICE,
+        "shared memory",
+    ),
     "a tile narrower than a vector": (column_sums, ROW, replace(IN_TILES, width=4, warps=1), Reason.SIZES, "vectors"),
     "strips of three rows": (column_sums, ROW, replace(IN_TILES, strip_rows=3), Reason.SIZES, "strips of 3"),
     "strips taller than their tile": (column_sums, ROW, replace(IN_TILES, strip_rows=128), Reason.SIZES, "strips of 128"),
@@ -292,8 +330,11 @@ def of(function: Callable[..., Any], shape: tuple[int, int], schedule: Schedule)
     kernel = one.kernels[0 if held else -1]
     computed = [i for i, node in enumerate(kernel.program.nodes) if not isinstance(node, (Load, Store))]
     kinds = {ROWS: tma_stageable(kernel), TILES: tile_stageable(kernel), KEPT: kernel.multi_phase, COMPUTED: computed}
-    meant: dict[str, Any] = {f.name: frozenset(kinds[nodes]) for f in fields(schedule)
-                             if f.name in NODE_FIELDS and (nodes := getattr(schedule, f.name)) in kinds}
+    meant: dict[str, Any] = {
+        f.name: frozenset(kinds[nodes])
+        for f in fields(schedule)
+        if f.name in NODE_FIELDS and (nodes := getattr(schedule, f.name)) in kinds
+    }
     return one, kernel, replace(schedule, **meant)
 
 
@@ -305,8 +346,9 @@ def test_ill_formed_schedules_are_refused(what: str) -> None:
     assert refused and (refused.reason, words in refused.detail) == (reason, True), refused
 
 
-@pytest.mark.parametrize(("function", "schedule"), [(softmax, STAGED), (norm_backward, ACCUMULATES), (norm_backward, SHARED),
-                                                    (column_sums, IN_TILES)])
+@pytest.mark.parametrize(
+    ("function", "schedule"), [(softmax, STAGED), (norm_backward, ACCUMULATES), (norm_backward, SHARED), (column_sums, IN_TILES)]
+)
 def test_what_they_were_made_from_is_legal(function: Callable[..., Any], schedule: Schedule) -> None:
     _, kernel, schedule = of(function, ROW, schedule)
     assert check(kernel, schedule, H200) is None

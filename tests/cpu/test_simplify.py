@@ -59,10 +59,7 @@ GOLDEN = {
         "%1 = const 1.0 : f32\n%2 = mul %1 %0\n%3 = mul %2 %1\n%4 = div %3 %1\nstore y [m:8, n:1] = %4",
         "store y [m:8, n:1] = %0",
     ),
-    "drop_zero": (
-        "%1 = const 0.0 : f32\n%2 = sub %0 %1\nstore y [m:8, n:1] = %2",
-        "store y [m:8, n:1] = %0",
-    ),
+    "drop_zero": ("%1 = const 0.0 : f32\n%2 = sub %0 %1\nstore y [m:8, n:1] = %2", "store y [m:8, n:1] = %0"),
     "difference_from_itself": (
         "%1 = mul %0 %0\n%2 = sub %1 %1\nstore y [m:8, n:1] = %2",
         """%1 = mul %0 %0
@@ -292,11 +289,32 @@ def test_a_scaled_hit_and_a_constant_need_no_fold() -> None:
 
 EDGES = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 1e-42, 3e38, -2.5)
 TEMPTING = (
-    lambda x: x * 1.0, lambda x: 1.0 * x, lambda x: x / 1.0, lambda x: x * 0.0, lambda x: x * -0.0, lambda x: x * -1.0,
-    lambda x: x + 0.0, lambda x: 0.0 + x, lambda x: x + -0.0, lambda x: x - 0.0, lambda x: x - -0.0, lambda x: 0.0 - x,
-    lambda x: x - x, lambda x: x / x, lambda x: (x == x) * x, lambda x: 0.0 / x, lambda x: x / 0.0, lambda x: x / -0.0,
-    lambda x: x / math.inf, lambda x: x / 3e38, lambda x: x / 1e-42, lambda x: x / 2.0, lambda x: torch.neg(-x),
-    lambda x: x.double().float(), lambda x: torch.where(x.isnan(), x, x), lambda x: x * -torch.zeros_like(x),
+    lambda x: x * 1.0,
+    lambda x: 1.0 * x,
+    lambda x: x / 1.0,
+    lambda x: x * 0.0,
+    lambda x: x * -0.0,
+    lambda x: x * -1.0,
+    lambda x: x + 0.0,
+    lambda x: 0.0 + x,
+    lambda x: x + -0.0,
+    lambda x: x - 0.0,
+    lambda x: x - -0.0,
+    lambda x: 0.0 - x,
+    lambda x: x - x,
+    lambda x: x / x,
+    lambda x: (x == x) * x,
+    lambda x: 0.0 / x,
+    lambda x: x / 0.0,
+    lambda x: x / -0.0,
+    lambda x: x / math.inf,
+    lambda x: x / 3e38,
+    lambda x: x / 1e-42,
+    lambda x: x / 2.0,
+    lambda x: torch.neg(-x),
+    lambda x: x.double().float(),
+    lambda x: torch.where(x.isnan(), x, x),
+    lambda x: x * -torch.zeros_like(x),
     lambda x: x * (torch.full_like(x, 0.1) == torch.full_like(x, 0.10000000149011612)),
 )
 
@@ -327,7 +345,8 @@ def test_one_hit_holds_for_infinities_and_nans(added: str) -> None:
            %8 = mul %6 %7{added}
            %{10 if added else 9} = reduce sum(%{9 if added else 8}) over n
            %{11 if added else 10} = result %{10 if added else 9}.0
-           store r [m:1] = %{11 if added else 10}""")
+           store r [m:1] = %{11 if added else 10}"""
+    )
     simple = simplify(program)
     assert not list(simple.of(Reduce))
     c, r = torch.meshgrid(torch.tensor((0.0, 2.0, math.inf, -math.inf, math.nan)), torch.tensor(EDGES), indexing="ij")
@@ -340,10 +359,12 @@ def test_one_hit_holds_for_infinities_and_nans(added: str) -> None:
 
 
 def test_an_axis_of_one_position_has_no_other_that_adds_nothing() -> None:
-    program = parse("program p; axis m = 2; axis n = 1; input t: i64 [2] strides [1]; input x: f32 [2] strides [1]; "
-                    "output r: f32 [2] strides [1]; %0 = index (n) : i64; %1 = load t [m:1]; %2 = eq %0 %1; %3 = const 1.5 : f32; "
-                    "%4 = const 0.0 : f32; %5 = where %2 %3 %4; %6 = load x [m:1]; %7 = mul %5 %6; %8 = reduce sum(%7) over n; "
-                    "%9 = result %8.0; store r [m:1] = %9")
+    program = parse(
+        "program p; axis m = 2; axis n = 1; input t: i64 [2] strides [1]; input x: f32 [2] strides [1]; "
+        "output r: f32 [2] strides [1]; %0 = index (n) : i64; %1 = load t [m:1]; %2 = eq %0 %1; %3 = const 1.5 : f32; "
+        "%4 = const 0.0 : f32; %5 = where %2 %3 %4; %6 = load x [m:1]; %7 = mul %5 %6; %8 = reduce sum(%7) over n; "
+        "%9 = result %8.0; store r [m:1] = %9"
+    )
     inputs = {"t": torch.tensor([0, 0]), "x": torch.tensor([math.inf, 2.0])}
     for each in (program, simplify(program)):
         assert evaluate(each, inputs, {})["r"].tolist() == [math.inf, 3.0]
@@ -351,6 +372,7 @@ def test_an_axis_of_one_position_has_no_other_that_adds_nothing() -> None:
 
 def test_one_hit_among_one_is_no_sum_to_be_rewritten() -> None:
     """Where there is nothing but the hit, no other position adds 0 * r."""
+
     def function(t: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         return (torch.where(torch.arange(1)[None] == t[:, None], 1.0, 0.0) * r[:, None]).sum(1)
 

@@ -30,10 +30,19 @@ def test_each_family_meets_each_class_of_types(family: str, kind: str) -> None:
     assert f"test_right_under_schedules_of_each_family[{family}-{kind}]" in of(collected("--smoke"), "test_families")
 
 
-@pytest.mark.parametrize("file,least,most", [
-    ("test_launch", 10, 30), ("test_inplace", 5, 5), ("test_models", 1, 1), ("test_tune", 1, 1), ("test_determinism", 11, 11),
-    ("test_campaign", 4, 4), ("test_system", 2, 2), ("test_right", 0, 0),
-])
+@pytest.mark.parametrize(
+    "file,least,most",
+    [
+        ("test_launch", 10, 30),
+        ("test_inplace", 5, 5),
+        ("test_models", 1, 1),
+        ("test_tune", 1, 1),
+        ("test_determinism", 11, 11),
+        ("test_campaign", 4, 4),
+        ("test_system", 2, 2),
+        ("test_right", 0, 0),
+    ],
+)
 def test_the_rest_is_met_once(file: str, least: int, most: int) -> None:
     assert least <= len(of(collected("--smoke"), file)) <= most
 

@@ -27,10 +27,25 @@ WITHIN = {  # what is broken, and what onepass then says it was doing
     "kernels": ("onepass.integration.engine.assemble", "making kernels"),
     "interpreter": ("onepass.runtime.interpreter.interpret.load", "running a kernel under Triton's interpreter"),
 }
-UNFORESEEN = (KeyError("7"), AssertionError(), ValueError("one {brace}"), IndexError("two\nlines"), TypeError(),
-              RecursionError("deep"), RuntimeError("anything"), StopIteration())
-OUTSIDE = (KeyboardInterrupt(), SystemExit(3), MemoryError(), torch.OutOfMemoryError("CUDA out of memory"),
-           OSError(28, "disk full"), RuntimeError("CUDA error: an illegal memory access was encountered"), UserWarning("raised"))
+UNFORESEEN = (
+    KeyError("7"),
+    AssertionError(),
+    ValueError("one {brace}"),
+    IndexError("two\nlines"),
+    TypeError(),
+    RecursionError("deep"),
+    RuntimeError("anything"),
+    StopIteration(),
+)
+OUTSIDE = (
+    KeyboardInterrupt(),
+    SystemExit(3),
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory"),
+    OSError(28, "disk full"),
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    UserWarning("raised"),
+)
 
 
 def raising(error: BaseException) -> Callable[..., NoReturn]:
@@ -99,14 +114,21 @@ def deep(x: Tensor) -> Tensor:
 
 
 OWN: tuple[tuple[Callable[..., Any], type[Exception]], ...] = (
-    (lookup, KeyError), (deep, RecursionError), (lambda x: x + x[:, :2], RuntimeError), (lambda x: x.sum(nope=1), TypeError),
-    (lambda x: x.sum(7), IndexError), (lambda x: [x, x][2], IndexError), (lambda x: x.view(5), RuntimeError))
+    (lookup, KeyError),
+    (deep, RecursionError),
+    (lambda x: x + x[:, :2], RuntimeError),
+    (lambda x: x.sum(nope=1), TypeError),
+    (lambda x: x.sum(7), IndexError),
+    (lambda x: [x, x][2], IndexError),
+    (lambda x: x.view(5), RuntimeError),
+)
 
 
 @pytest.mark.parametrize(("function", "kind"), OWN)
 @pytest.mark.parametrize("dynamic", [None, False])
-def test_what_the_users_function_raises_is_its_own(function: Callable[..., Any], kind: type[Exception],
-                                                   dynamic: bool | None) -> None:
+def test_what_the_users_function_raises_is_its_own(
+    function: Callable[..., Any], kind: type[Exception], dynamic: bool | None
+) -> None:
     with pytest.raises(kind):
         fused(function, dynamic=dynamic)
     with pytest.raises(kind):
@@ -121,15 +143,23 @@ def test_explain_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fresh", "nothing_compiled")
-@pytest.mark.parametrize("broken", ["onepass.capture.graph.region_program._renamed", "onepass.plan.partition.score",
-    "onepass.codegen.triton.lower",
-                                    "onepass.runtime.interpreter.interpret.load", "onepass.integration.claim.find_regions"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "onepass.capture.graph.region_program._renamed",
+        "onepass.plan.partition.score",
+        "onepass.codegen.triton.lower",
+        "onepass.runtime.interpreter.interpret.load",
+        "onepass.integration.claim.find_regions",
+    ],
+)
 def test_a_region_that_fails_so_is_left_with_the_code_named(broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(broken, raising(KeyError("7")))
     monkeypatch.setattr("onepass.integration.region_op.inductor_fallback", raising(RuntimeError("it takes long")))
     monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path))
-    compiled = torch.compile(lambda x: x.softmax(1), backend=onepass.backend,
-                             options={"interpret": True, "rest": "eager", "by_cost": False})
+    compiled = torch.compile(
+        lambda x: x.softmax(1), backend=onepass.backend, options={"interpret": True, "rest": "eager", "by_cost": False}
+    )
     x = randoms(0, (64, 64))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -56,8 +56,12 @@ def as_before() -> Iterator[None]:
     TABLE.update(s=2.0, deep={"list": [1.0, 2.0]})
     Config.scale = 2.0
     F.gelu, torch.Tensor.relu, math.sqrt = torch_state_guard  # type: ignore[method-assign]
-    for undo in (lambda: torch.set_default_dtype(torch.float32), lambda: torch.set_grad_enabled(True),
-                 lambda: torch.use_deterministic_algorithms(False), lambda: torch.set_default_device(None)):
+    for undo in (
+        lambda: torch.set_default_dtype(torch.float32),
+        lambda: torch.set_grad_enabled(True),
+        lambda: torch.use_deterministic_algorithms(False),
+        lambda: torch.set_default_device(None),
+    ):
         undo()
     torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
@@ -162,6 +166,7 @@ def a_decorator() -> Case:
         @functools.wraps(fn)
         def mine(*args: Any) -> Any:
             return fn(*args) * TABLE["s"]
+
         return mine
 
     return doubled(lambda x: x), lambda: TABLE.update(s=3.0)
@@ -192,6 +197,7 @@ def a_partial_inside() -> Case:
 def an_import() -> Case:
     def mine(x: Any) -> Any:
         from os import path
+
         return x * path.added_by_a_test  # type: ignore[attr-defined]
 
     os.path.added_by_a_test = 2.0  # type: ignore[attr-defined]
@@ -432,9 +438,11 @@ def a_member_of_an_enumeration() -> Case:
 
 def on_class(name: str, value: Any, read: Callable[[Any], Callable[..., Any]]) -> Callable[[], Case]:
     """A change of a class, seen by a function that `read` makes for one of its objects."""
+
     def made() -> Case:
         mine = types.new_class("Mine", (Config,))
         return read(mine()), lambda: setattr(mine, name, value)
+
     return made
 
 
@@ -517,6 +525,7 @@ def in_container(container: Any, read: Callable[[Any, Any], Any], change: Callab
     def made() -> Case:
         mine = container()
         return (lambda x: read(x, mine)), lambda: change(mine)
+
     return made
 
 
@@ -525,29 +534,37 @@ CONTAINERS: dict[str, Callable[[], Case]] = {
     "length of a list": in_container(lambda: [2.0], lambda x, c: x * len(c), lambda c: c.append(0.0)),
     "object in a list": in_container(lambda: [Thing(s=2.0)], lambda x, c: x * c[0].s, lambda c: setattr(c[0], "s", 3.0)),
     "item of a dict": in_container(lambda: {"s": 2.0}, lambda x, c: x * c["s"], lambda c: c.update(s=3.0)),
-    "dict in a dict": in_container(lambda: {"d": {"s": [2.0]}}, lambda x, c: x * c["d"]["s"][0],
-                                   lambda c: c["d"]["s"].__setitem__(0, 3.0)),
+    "dict in a dict": in_container(
+        lambda: {"d": {"s": [2.0]}}, lambda x, c: x * c["d"]["s"][0], lambda c: c["d"]["s"].__setitem__(0, 3.0)
+    ),
     "absent key": in_container(dict, lambda x, c: x * c.get("s", 2.0), lambda c: c.update(s=3.0)),
-    "order of keys": in_container(lambda: {"a": 1.0, "b": 2.0}, lambda x, c: x * next(iter(c.values())),
-                                  lambda c: c.update(a=c.pop("a"))),
+    "order of keys": in_container(
+        lambda: {"a": 1.0, "b": 2.0}, lambda x, c: x * next(iter(c.values())), lambda c: c.update(a=c.pop("a"))
+    ),
     "element of a set": in_container(set, lambda x, c: x * 3 if "s" in c else x, lambda c: c.add("s")),
     "deque": in_container(lambda: collections.deque([2.0]), lambda x, c: x * c[0], lambda c: c.__setitem__(0, 3.0)),
-    "default dict": in_container(lambda: collections.defaultdict(lambda: SCALE), lambda x, c: x * c.default_factory(),
-                                 lambda c: set_global(3.0)()),
+    "default dict": in_container(
+        lambda: collections.defaultdict(lambda: SCALE), lambda x, c: x * c.default_factory(), lambda c: set_global(3.0)()
+    ),
     "user list": in_container(lambda: collections.UserList([2.0]), lambda x, c: x * c[0], lambda c: c.__setitem__(0, 3.0)),
-    "subclass of list": in_container(lambda: type("Mine", (list,), {})([2.0]), lambda x, c: x * c[0],
-                                     lambda c: c.__setitem__(0, 3.0)),
+    "subclass of list": in_container(
+        lambda: type("Mine", (list,), {})([2.0]), lambda x, c: x * c[0], lambda c: c.__setitem__(0, 3.0)
+    ),
     "proxy": in_container(lambda: types.MappingProxyType(TABLE), lambda x, c: x * c["s"], lambda c: TABLE.update(s=3.0)),
     "namespace": in_container(lambda: types.SimpleNamespace(s=2.0), lambda x, c: x * c.s, lambda c: setattr(c, "s", 3.0)),
     "tensor's shape": in_container(lambda: torch.ones(2), lambda x, c: x * c.shape[0], lambda c: c.resize_(5)),
-    "tensor's gradient": in_container(lambda: torch.ones(2), lambda x, c: x if c.requires_grad else -x,
-                                      lambda c: c.requires_grad_()),
-    "tensor's start": in_container(lambda: Thing(w=torch.ones(4)[:2]), lambda x, c: x * c.w.storage_offset(),
-                                   lambda c: setattr(c, "w", torch.ones(4)[2:])),
-    "tensor's strides": in_container(lambda: Thing(w=torch.ones(3, 3)), lambda x, c: x * c.w.stride(0),
-                                     lambda c: setattr(c, "w", torch.ones(3, 3).t())),
-    "other tensor": in_container(lambda: Thing(w=torch.ones(2)), lambda x, c: x.to(c.w.dtype),
-                                 lambda c: setattr(c, "w", torch.ones(2, dtype=torch.float64))),
+    "tensor's gradient": in_container(
+        lambda: torch.ones(2), lambda x, c: x if c.requires_grad else -x, lambda c: c.requires_grad_()
+    ),
+    "tensor's start": in_container(
+        lambda: Thing(w=torch.ones(4)[:2]), lambda x, c: x * c.w.storage_offset(), lambda c: setattr(c, "w", torch.ones(4)[2:])
+    ),
+    "tensor's strides": in_container(
+        lambda: Thing(w=torch.ones(3, 3)), lambda x, c: x * c.w.stride(0), lambda c: setattr(c, "w", torch.ones(3, 3).t())
+    ),
+    "other tensor": in_container(
+        lambda: Thing(w=torch.ones(2)), lambda x, c: x.to(c.w.dtype), lambda c: setattr(c, "w", torch.ones(2, dtype=torch.float64))
+    ),
 }
 
 
@@ -571,6 +588,7 @@ def on_module(change: Callable[[Any], Any], make: Callable[[], nn.Module] = Laye
     def made() -> Case:
         layer = make()
         return layer, lambda: change(layer)
+
     return made
 
 
@@ -628,16 +646,23 @@ OF_TORCH: dict[str, Callable[[], Case]] = {
     "grad mode": lambda: (lambda x: x * 3 if torch.is_grad_enabled() else x, lambda: torch.set_grad_enabled(False)),
     "determinism": lambda: (lambda x: x, lambda: torch.use_deterministic_algorithms(True, warn_only=True)),
     "default device": lambda: (lambda x: x.to(torch.get_default_device()), lambda: torch.set_default_device("meta")),
-    "cudnn": lambda: (lambda x: x if torch.backends.cudnn.benchmark else -x,
-                      lambda: setattr(torch.backends.cudnn, "benchmark", True)),
-    "tf32": lambda: (lambda x: x if torch.backends.cuda.matmul.allow_tf32 else -x,
-                     lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True)),
-    "precision": lambda: (lambda x: x if torch.get_float32_matmul_precision() == "medium" else -x,
-                          lambda: torch.set_float32_matmul_precision("medium")),
+    "cudnn": lambda: (
+        lambda x: x if torch.backends.cudnn.benchmark else -x,
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    ),
+    "tf32": lambda: (
+        lambda x: x if torch.backends.cuda.matmul.allow_tf32 else -x,
+        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    ),
+    "precision": lambda: (
+        lambda x: x if torch.get_float32_matmul_precision() == "medium" else -x,
+        lambda: torch.set_float32_matmul_precision("medium"),
+    ),
     "autocast": lambda: (under_autocast, lambda: torch.set_autocast_dtype("cpu", torch.float16)),
     "threads": lambda: (lambda x: x * torch.get_num_threads(), lambda: torch.set_num_threads(torch.get_num_threads() + 1)),
 }
 
+# fmt: off
 FUNCTIONS = [a_global, a_global_of_a_called_function, a_replaced_helper, code_of_a_helper, own_code, a_default, own_keyword_default,
              what_a_default_holds, a_cell_of_a_called_function, an_inner_function, a_decorator, a_decorator_of_torch,
              a_transform_of_torch, a_cached_function, a_partial, a_partial_inside, an_import, an_attribute_of_a_function,
@@ -649,6 +674,7 @@ FUNCTIONS = [a_global, a_global_of_a_called_function, a_replaced_helper, code_of
              an_attribute_that_a_property_hides, an_attribute_of_a_base_that_is_hidden, an_item_in_an_attribute_of_a_function,
              what_an_object_says_of_itself, what_a_pattern_reads, a_relative_import_of_a_name, an_import_of_a_part,
              a_class_of_modules, an_autograd_function, a_class_method_looked_up_at_each_call, a_bound_method_of_a_module]
+# fmt: on
 ALL = {f.__name__: f for f in FUNCTIONS} | CLASSES | CONTAINERS | MODULES | OF_TORCH
 
 
@@ -667,8 +693,19 @@ def test_a_change_of_what_a_function_reads_is_seen(name: str) -> None:
     assert seen
 
 
-@pytest.mark.parametrize("name", ["a_global_of_a_called_function", "an_attribute", "negative_zero", "item of a list", "a_partial",
-                                  "attribute", "a_bound_method_of_a_module", "replaced method"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a_global_of_a_called_function",
+        "an_attribute",
+        "negative_zero",
+        "item of a list",
+        "a_partial",
+        "attribute",
+        "a_bound_method_of_a_module",
+        "replaced method",
+    ],
+)
 def test_the_answer_is_that_of_the_present_state(name: str) -> None:
     function, change = ALL[name]()
     fused = onepass.fuse(function)
@@ -740,18 +777,31 @@ def hidden() -> dict[str, Callable[..., Any]]:
     thing, array, raw, tensor = Thing(s=2.0), numpy.array([2.0]), bytearray([2]), torch.ones(2)
     reference, local, getter = weakref.ref(thing), threading.local(), operator.attrgetter("s")
     return {
-        "array": lambda x: x * float(array[0]), "bytes that change": lambda x: x * raw[0], "context": lambda x: x * CONTEXT.get(),
-        "iterator": lambda x: x * next(COUNTER), "random": lambda x: x * random.random(), "clock": lambda x: x * time.time(),
-        "own generator": lambda x: x * random.Random(1).random(), "globals": lambda x: x * globals()["SCALE"],
-        "eval": lambda x: x * eval("SCALE"), "environment": lambda x: x * len(os.environ), "identity": lambda x: x * id(x),
-        "modules": lambda x: x * sys.modules[__name__].SCALE, "weak reference": lambda x: x * reference().s,  # type: ignore[union-attr]
-        "thread": lambda x: x * local.s, "getter": lambda x: x * getter(thing),
+        "array": lambda x: x * float(array[0]),
+        "bytes that change": lambda x: x * raw[0],
+        "context": lambda x: x * CONTEXT.get(),
+        "iterator": lambda x: x * next(COUNTER),
+        "random": lambda x: x * random.random(),
+        "clock": lambda x: x * time.time(),
+        "own generator": lambda x: x * random.Random(1).random(),
+        "globals": lambda x: x * globals()["SCALE"],
+        "eval": lambda x: x * eval("SCALE"),
+        "environment": lambda x: x * len(os.environ),
+        "identity": lambda x: x * id(x),
+        "modules": lambda x: x * sys.modules[__name__].SCALE,
+        "weak reference": lambda x: x * reference().s,  # type: ignore[union-attr]
+        "thread": lambda x: x * local.s,
+        "getter": lambda x: x * getter(thing),
         "its globals": lambda x: x * helper.__globals__["SCALE"],
-        "frame": lambda x: x * sys._getframe().f_globals["SCALE"], "memory of a tensor": lambda x: x * tensor.tolist()[0],
-        "version of a tensor": lambda x: x * tensor._version, "attribute by name": lambda x: x * getattr(tensor, "a" + "b"),
-        "file": lambda x: x * len(open(__file__).read()), "seed": lambda x: x * torch.initial_seed(),
+        "frame": lambda x: x * sys._getframe().f_globals["SCALE"],
+        "memory of a tensor": lambda x: x * tensor.tolist()[0],
+        "version of a tensor": lambda x: x * tensor._version,
+        "attribute by name": lambda x: x * getattr(tensor, "a" + "b"),
+        "file": lambda x: x * len(open(__file__).read()),
+        "seed": lambda x: x * torch.initial_seed(),
         "state of torch": lambda x: x * torch.cuda.memory_allocated(),
-        "array of a tensor": lambda x: x * float(tensor.numpy()[0]), "address of a tensor": lambda x: x * tensor.data_ptr(),
+        "array of a tensor": lambda x: x * float(tensor.numpy()[0]),
+        "address of a tensor": lambda x: x * tensor.data_ptr(),
         "gradient of a tensor": lambda x: x if tensor.grad is None else -x,
         "memory behind a tensor": lambda x: x * tensor.untyped_storage().nbytes(),
         "getter made inside": lambda x: x * operator.attrgetter("s")(thing),
@@ -808,9 +858,19 @@ def test_modes_that_would_see_nothing() -> None:
 # ---- plain arguments -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("first", "then"), [
-    (0.0, -0.0), (1, True), (1, 1.0), (2**64, 2**64 + 1), (complex(0.0, 0.0), complex(0.0, -0.0)), (slice(0, 1), slice(False, 1)),
-    (float("nan"), 0.0)], ids=repr)
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (0.0, -0.0),
+        (1, True),
+        (1, 1.0),
+        (2**64, 2**64 + 1),
+        (complex(0.0, 0.0), complex(0.0, -0.0)),
+        (slice(0, 1), slice(False, 1)),
+        (float("nan"), 0.0),
+    ],
+    ids=repr,
+)
 def test_plain_values_that_differ(first: Any, then: Any) -> None:
     captured = capture(lambda x, option: x * 2, (X, first))
     assert captured.bind((X, first)) is not None and captured.bind((X, then)) is None

@@ -136,8 +136,15 @@ def test_a_sealed_file_of_another_form_is_damaged(body: bytes) -> None:
 
 
 def test_records_with_the_same_fields_are_told_apart() -> None:
-    for one in (ResidentRows(1, (64,), 2), WholeColumns((64,), 1, 2), Outer(2, 64, 1), Pointwise(2, 64, 1), SplitRows(1, 64, 2, 4),
-                StagedRows((64,), 1, Ring(2, 3)), StagedRows((64,), 1)):
+    for one in (
+        ResidentRows(1, (64,), 2),
+        WholeColumns((64,), 1, 2),
+        Outer(2, 64, 1),
+        Pointwise(2, 64, 1),
+        SplitRows(1, 64, 2, 4),
+        StagedRows((64,), 1, Ring(2, 3)),
+        StagedRows((64,), 1),
+    ):
         assert unpack(KEY, pack(KEY, one), Schedule) == one  # type: ignore[arg-type]
         with pytest.raises(CorruptEntry):
             unpack(KEY, pack(KEY, one), LoopedRows)
@@ -147,10 +154,17 @@ def test_values_must_be_of_their_declared_types() -> None:
     from onepass.runtime import serialize
 
     content = json.loads(pack(KEY, artifact_of("softmax-last")).partition(b"\n")[2])
-    for path, wrong in ((("sources", 0, "warps"), True), (("sources", 0, "text"), 3), (("buffers", 0, "dtype"), "f99"),
-                        (("sources", 0, "params", 0, "kind"), "__class__"), (("summary", "floor_bytes"), "9"),
-                        (("summary", "sizes"), [["s0", 1, 2]]), (("buffers", 0, "shape"), {}), (("rejected",), None),
-                        (("summary", "unknown"), 1)):
+    for path, wrong in (
+        (("sources", 0, "warps"), True),
+        (("sources", 0, "text"), 3),
+        (("buffers", 0, "dtype"), "f99"),
+        (("sources", 0, "params", 0, "kind"), "__class__"),
+        (("summary", "floor_bytes"), "9"),
+        (("summary", "sizes"), [["s0", 1, 2]]),
+        (("buffers", 0, "shape"), {}),
+        (("rejected",), None),
+        (("summary", "unknown"), 1),
+    ):
         changed = json.loads(json.dumps(content))
         at: Any = changed
         for step in path[:-1]:
@@ -206,8 +220,11 @@ def a_folder(path: Path) -> None:
     path.mkdir(0o700)
 
 
-@pytest.mark.parametrize("damage", [truncated, flipped, emptied, of_another_key, of_another_schema, a_link, group_writable,
-                                    world_writable, a_pipe, a_folder], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "damage",
+    [truncated, flipped, emptied, of_another_key, of_another_schema, a_link, group_writable, world_writable, a_pipe, a_folder],
+    ids=lambda f: f.__name__,
+)
 def test_a_damaged_entry_is_set_aside_and_made_again(damage: Any, folder: Path) -> None:
     right, work = again()
     assert (work.plans, work.misses) == (1, 1)
@@ -474,12 +491,21 @@ def test_settings_that_change_code_say_so() -> None:
 def test_every_part_of_a_variant_is_in_the_key() -> None:
     program = optimize(capture(softmax, (X,)).program)
     variant = Variant((), (("s0", 66),), frozenset({"x"}), H200)
-    variants = [replace(variant, fixed=(("s1", 3),)), replace(variant, sizes=(("s0", 67),)), replace(variant, aligned=frozenset()),
-                replace(variant, device=device("h100")), replace(variant, device=replace(H200, sms=131)),
-                replace(variant, device=replace(H200, corrections=(("inner", 1.1),)))]
+    variants = [
+        replace(variant, fixed=(("s1", 3),)),
+        replace(variant, sizes=(("s0", 67),)),
+        replace(variant, aligned=frozenset()),
+        replace(variant, device=device("h100")),
+        replace(variant, device=replace(H200, sms=131)),
+        replace(variant, device=replace(H200, corrections=(("inner", 1.1),))),
+    ]
     base = KernelKey(variant, False, False)
-    others = [*(replace(base, variant=v) for v in variants), replace(base, wide=True), replace(base, interpreted=True),
-              replace(base, tune="on")]
+    others = [
+        *(replace(base, variant=v) for v in variants),
+        replace(base, wide=True),
+        replace(base, interpreted=True),
+        replace(base, tune="on"),
+    ]
     assert {f.name for f in fields(Variant)} == {"fixed", "sizes", "aligned", "device"}
     assert {f.name for f in fields(KernelKey)} == {"variant", "wide", "interpreted", "tune"}
     keys = [cache.key(key_fields(program, k)) for k in (base, *others)]
@@ -503,6 +529,7 @@ def test_every_version_is_in_the_key(part: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_versions_are_those_of_what_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where Triton came in a wheel of another name."""
+
     def none(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
@@ -513,8 +540,10 @@ def test_versions_are_those_of_what_is_imported(monkeypatch: pytest.MonkeyPatch)
     assert cache._triton_version() == compat.triton_version() != ""
 
 
-TOOLCHAIN = {"the assembler's path": ("ptxas", lambda target: "/elsewhere/ptxas"),
-             "its version": ("_version", lambda assembler: "release 0.0")}
+TOOLCHAIN = {
+    "the assembler's path": ("ptxas", lambda target: "/elsewhere/ptxas"),
+    "its version": ("_version", lambda assembler: "release 0.0"),
+}
 
 
 @pytest.mark.parametrize("what", [*TOOLCHAIN, "what Triton heeds", "instrumentation"])
@@ -622,7 +651,7 @@ def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
     assert store.load(keys[0]) is not None  # now the youngest
     store.sweep()
     left = {p.stem for p in entries(folder)}
-    assert keys[0] in left and 6 <= len(left) <= 8 and left == {keys[0], *keys[13 - len(left):]}
+    assert keys[0] in left and 6 <= len(left) <= 8 and left == {keys[0], *keys[13 - len(left) :]}
 
 
 def test_binaries_alone_can_be_too_much(folder: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_lost_mark_is_an_error_and_no_guess(lost: int) -> None:
     events = recorded((10.0,), (20.0,))
     marks = [k for k, e in enumerate(events) if e.name == MARKER]
     with pytest.raises(NotMeasured, match="3 markers instead of 4"):
-        split_at_markers(events[:marks[lost]] + events[marks[lost] + 1:], 2)
+        split_at_markers(events[: marks[lost]] + events[marks[lost] + 1 :], 2)
     with pytest.raises(NotMeasured, match="instead of 6"):
         split_at_markers(events, 3)
 

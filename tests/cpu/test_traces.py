@@ -130,9 +130,11 @@ def test_guards_on_sizes_decide_between_traces_of_one_key() -> None:
     assert len(fused._traces) == 2
 
 
-@pytest.mark.parametrize("other", [
-    lambda x: x.double(), lambda x: x.to(torch.bfloat16), lambda x: x.t().contiguous().t(), lambda x: x[:1].expand(8, 8)],
-    ids=["twice as wide", "half as wide", "transposed", "expanded"])
+@pytest.mark.parametrize(
+    "other",
+    [lambda x: x.double(), lambda x: x.to(torch.bfloat16), lambda x: x.t().contiguous().t(), lambda x: x[:1].expand(8, 8)],
+    ids=["twice as wide", "half as wide", "transposed", "expanded"],
+)
 def test_calls_that_look_alike_are_told_apart(other: Callable[[torch.Tensor], torch.Tensor]) -> None:
     fused, x = onepass.fuse(softmax, dynamic=False), torch.randn(8, 8)
     for given in (x, other(x), x, other(x)):
@@ -196,8 +198,10 @@ def test_a_function_that_calls_itself_fused_ends() -> None:
 
 
 def test_regions_called_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "program p\n  axis n = 4\n  input in0: f32 [4] strides [1]\n  output out0: f32 [4] strides [1]\n" \
-           "  %0 = load in0 [n:1]\n  %1 = mul %0 %0\n  store out0 [n:1] = %1\n"
+    text = (
+        "program p\n  axis n = 4\n  input in0: f32 [4] strides [1]\n  output out0: f32 [4] strides [1]\n"
+        "  %0 = load in0 [n:1]\n  %1 = mul %0 %0\n  store out0 [n:1] = %1\n"
+    )
     monkeypatch.setattr(region_op, "MAX_REGIONS", 3)
     region_op.forget()
 

@@ -99,18 +99,21 @@ def taken(clock: Clock) -> int:
     return place
 
 
-@pytest.mark.parametrize("us, spread, expected", [
-    ((100.0, 90.0, 80.0), 0.0, 2),
-    ((100.0, 98.5, 99.0), 0.0, 0),  # faster, but not by the margin
-    ((100.0, 95.0), 0.01, 1),
-    ((100.0, 95.0), 0.04, 0),  # faster by the margin, but within the spread
-    ((100.0,), 0.0, 0),
-    ((100.0, 120.0), 0.0, 0),
-    ((100.0, math.nan, 0.0, -3.0, math.inf), 0.0, 0),
-    ((100.0, math.nan, 90.0), 0.0, 2),
-    ((math.nan, 50.0), 0.0, 0),  # what nothing can be compared with stays
-    ((0.0, 50.0), 0.0, 0),
-])
+@pytest.mark.parametrize(
+    "us, spread, expected",
+    [
+        ((100.0, 90.0, 80.0), 0.0, 2),
+        ((100.0, 98.5, 99.0), 0.0, 0),  # faster, but not by the margin
+        ((100.0, 95.0), 0.01, 1),
+        ((100.0, 95.0), 0.04, 0),  # faster by the margin, but within the spread
+        ((100.0,), 0.0, 0),
+        ((100.0, 120.0), 0.0, 0),
+        ((100.0, math.nan, 0.0, -3.0, math.inf), 0.0, 0),
+        ((100.0, math.nan, 90.0), 0.0, 2),
+        ((math.nan, 50.0), 0.0, 0),  # what nothing can be compared with stays
+        ((0.0, 50.0), 0.0, 0),
+    ],
+)
 def test_the_default_stays_unless_another_is_faster_beyond_doubt(us: tuple[float, ...], spread: float, expected: int) -> None:
     assert taken(Clock(*us, spread=spread)) == expected
 
@@ -281,8 +284,9 @@ def test_no_plan_is_taken_that_was_not_faster(card: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no"), CompileFailed(kernel="k", device="d", detail="no")])
-def test_where_nothing_can_be_timed_the_default_is_used(card: list[bool], error: Exception,
-                                                        caplog: pytest.LogCaptureFixture) -> None:
+def test_where_nothing_can_be_timed_the_default_is_used(
+    card: list[bool], error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     OnNoCard.error = error
     with caplog.at_level(logging.WARNING, "onepass"):
         assert tuned("on") == tuned("off")
@@ -292,10 +296,16 @@ def test_where_nothing_can_be_timed_the_default_is_used(card: list[bool], error:
     assert tuned("on").trials, "it was not remembered as tuned"
 
 
-@pytest.mark.parametrize(("error", "kept"), [(CompilerExited(kernel="k", device="d", how="was killed by SIGKILL"), False),
-                                             (CompileFailed(kernel="k", device="d", detail="too many elements"), True)])
-def test_a_winner_is_kept_if_no_plan_was_missed_but_by_refusal(card: list[bool], error: OnepassError, kept: bool,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (CompilerExited(kernel="k", device="d", how="was killed by SIGKILL"), False),
+        (CompileFailed(kernel="k", device="d", detail="too many elements"), True),
+    ],
+)
+def test_a_winner_is_kept_if_no_plan_was_missed_but_by_refusal(
+    card: list[bool], error: OnepassError, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled, default = offline.compile, tuned("off")
 
     def failing(source: Source, *how: Any) -> Any:
@@ -380,15 +390,18 @@ def seen(family: str, *ratios: float) -> list[Observation]:
     return [Observation(f"{family} {k}", family, r) for k, r in enumerate(ratios)]
 
 
-@pytest.mark.parametrize("ratios, expected", [
-    ((1.1,) * 8, (("inner", 1.1),)),
-    ((1.1,) * 7, ()),
-    ((1.01,) * 20, ()),  # rounded to nothing
-    ((3.0,) * 8, (("inner", 1.4),)),
-    ((0.1,) * 8, (("inner", 0.7),)),
-    ((0.5, 0.6, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0), ()),  # no agreement
-    ((1.18, 1.2, 1.21, 1.2, 1.19, 1.22, 1.2, 1.2, math.nan, -1.0), (("inner", 1.2),)),
-])
+@pytest.mark.parametrize(
+    "ratios, expected",
+    [
+        ((1.1,) * 8, (("inner", 1.1),)),
+        ((1.1,) * 7, ()),
+        ((1.01,) * 20, ()),  # rounded to nothing
+        ((3.0,) * 8, (("inner", 1.4),)),
+        ((0.1,) * 8, (("inner", 0.7),)),
+        ((0.5, 0.6, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0), ()),  # no agreement
+        ((1.18, 1.2, 1.21, 1.2, 1.19, 1.22, 1.2, 1.2, math.nan, -1.0), (("inner", 1.2),)),
+    ],
+)
 def test_corrections_need_agreement(ratios: tuple[float, ...], expected: tuple[tuple[str, float], ...]) -> None:
     assert measured.corrections(seen("inner", *ratios)) == expected
 
@@ -402,7 +415,10 @@ def test_observations_are_kept_once_a_program_and_family() -> None:
     measured.observe(HERE, seen("inner", 1.1, 1.2))
     measured.observe(HERE, [Observation("inner 0", "inner", 1.3), Observation("inner 0", "outer", 0.8)])
     assert {(o.program, o.family): o.ratio for o in measured.observations(HERE)} == {
-        ("inner 0", "inner"): 1.3, ("inner 1", "inner"): 1.2, ("inner 0", "outer"): 0.8}
+        ("inner 0", "inner"): 1.3,
+        ("inner 1", "inner"): 1.2,
+        ("inner 0", "outer"): 0.8,
+    }
     assert measured.observations(replace(HERE, sms=78)) == ()
     measured.observe(HERE, [Observation(str(k), "inner", 1.0) for k in range(measured.MAX_OBSERVATIONS)])
     assert {o.program for o in measured.observations(HERE)} == {str(k) for k in range(measured.MAX_OBSERVATIONS)}, "the latest"
@@ -446,15 +462,21 @@ def test_of_a_family_the_fastest_counts_and_only_what_was_predicted_as_it_is() -
     one = on_h200(program(8192))
     [kernel], [binary] = one.summary.kernels, one.binaries
     fit = replace(one, binaries=(replace(binary, spill_bytes=0),))
-    as_is = replace(fit, summary=replace(one.summary, kernels=(replace(kernel, ctas_per_sm=ctas_per_sm(
-        binary.registers, binary.smem_bytes, kernel.schedule.warps, H200)),)))
+    as_is = replace(
+        fit,
+        summary=replace(
+            one.summary,
+            kernels=(replace(kernel, ctas_per_sm=ctas_per_sm(binary.registers, binary.smem_bytes, kernel.schedule.warps, H200)),),
+        ),
+    )
     us = kernel.predicted_us
     assert [o.ratio for o in measured.observations_from("p", [(as_is, 2 * us), (as_is, us)], H200)] == [pytest.approx(1.0)]
     spilled = replace(as_is, binaries=(replace(binary, spill_bytes=8),))
     other = replace(as_is, summary=replace(as_is.summary, kernels=(replace(as_is.summary.kernels[0], ctas_per_sm=77),)))
     half = replace(as_is, summary=replace(as_is.summary, predicted_us=2 * us))
-    short = replace(as_is, summary=replace(as_is.summary, predicted_us=5.0,
-                                           kernels=(replace(as_is.summary.kernels[0], predicted_us=5.0),)))
+    short = replace(
+        as_is, summary=replace(as_is.summary, predicted_us=5.0, kernels=(replace(as_is.summary.kernels[0], predicted_us=5.0),))
+    )
     assert not measured.observations_from("p", [(spilled, us), (other, us), (half, us), (short, 5.0), (as_is, math.nan)], H200)
 
 
@@ -489,6 +511,7 @@ def test_plans_are_timed_on_scratch_tensors(monkeypatch: pytest.MonkeyPatch) -> 
                 work()
                 ran.append(runs)
             return [Timing(1.0, 0.0, runs) for _ in works]
+
         return run
 
     monkeypatch.setattr(tune, "Stopwatch", watch)

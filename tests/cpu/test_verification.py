@@ -54,9 +54,18 @@ def test_a_sum_that_cancels_may_still_be_wrong(wrong: float) -> None:
     assert found is not None and found[0] == "out0"
 
 
-@pytest.mark.parametrize("view", [
-    lambda t: t, lambda t: t.t(), lambda t: t[1:, ::2], lambda t: t[:1].expand(5, -1), lambda t: t.bfloat16(),
-    lambda t: t.double()], ids=["contiguous", "transposed", "strided", "overlapping", "bf16", "fp64"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t,
+        lambda t: t.t(),
+        lambda t: t[1:, ::2],
+        lambda t: t[:1].expand(5, -1),
+        lambda t: t.bfloat16(),
+        lambda t: t.double(),
+    ],
+    ids=["contiguous", "transposed", "strided", "overlapping", "bf16", "fp64"],
+)
 def test_one_wrong_element_is_found_in_any_layout(view: Callable[[Tensor], Tensor]) -> None:
     x = view(draw(2))
     program, right = program_of(softmax, x), softmax(x)

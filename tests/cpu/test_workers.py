@@ -74,7 +74,7 @@ FAULTS = {
     "half an answer": ("write", frames.pack({"id": 1})[:-2].hex()),
     "garbage": ("write", b"Warning: something\n".hex()),
     "no length": ("write", struct.pack("!4sI", b"1pas", 0xFFFFFFFF).hex()),
-    "not JSON": ("write", struct.pack("!4sI4s", b"1pas", 4, b"{\"a\"").hex()),
+    "not JSON": ("write", struct.pack("!4sI4s", b"1pas", 4, b'{"a"').hex()),
     "not an object": ("write", struct.pack("!4sI2s", b"1pas", 2, b"[]").hex()),
     "two answers": ("write", (frames.pack({"id": 1}) * 2).hex()),
     "another answer": ("number", 1),
@@ -210,6 +210,7 @@ def test_after_ctrl_c_nobody_gets_the_answer_that_was_not_waited_for(pool: Pool)
 
 def test_ctrl_c_just_before_the_waiting_begins_is_not_lost(pool: Pool) -> None:
     """Then it wakes nobody, as when Python alone is told of it."""
+
     def interrupt() -> None:
         while not pool._all:
             time.sleep(0.01)
@@ -334,17 +335,22 @@ def script(lines: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_python(SCRIPT + lines, str(ROOT), *arguments)
 
 
-@pytest.mark.parametrize("thread", [
-    "threading.Thread(target=ask, args=(pool, *hang), daemon=True).start()",
-    "threading.Thread(target=ask, args=(pool, *hang)).start()",
-    "DaemonExecutor(1, 'it').submit(ask, pool, *hang); DaemonExecutor(1, 'it').submit(time.sleep, 3600)",
-])
+@pytest.mark.parametrize(
+    "thread",
+    [
+        "threading.Thread(target=ask, args=(pool, *hang), daemon=True).start()",
+        "threading.Thread(target=ask, args=(pool, *hang)).start()",
+        "DaemonExecutor(1, 'it').submit(ask, pool, *hang); DaemonExecutor(1, 'it').submit(time.sleep, 3600)",
+    ],
+)
 @pytest.mark.parametrize("hang", ["('sleep', 3600)", "('signal', signal.SIGSTOP)"])
 def test_a_process_ends_though_a_worker_never_answers(thread: str, hang: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    done = script(f"workers.EXIT_SECONDS = 0.2\nhang = ('hold', {str(pipe)!r}), {hang}\n{thread}\n"
-                  f"os.open({str(pipe)!r}, os.O_RDONLY)\nprint('end')")  # opened once the worker has got so far
+    done = script(
+        f"workers.EXIT_SECONDS = 0.2\nhang = ('hold', {str(pipe)!r}), {hang}\n{thread}\n"
+        f"os.open({str(pipe)!r}, os.O_RDONLY)\nprint('end')"
+    )  # opened once the worker has got so far
     assert done.returncode == 0 and done.stdout == "end\n", done.stderr
     # What a daemon thread says of its question may be cut off, because the process ends meanwhile.
     assert "Traceback" not in done.stderr or "ProcessExiting" in done.stderr or "Exception in thread Thread-1 (ask)" in done.stderr
@@ -456,10 +462,18 @@ def registers(order: str) -> int:
     return offline.measure(job(order), "h200").registers
 
 
-@pytest.mark.parametrize(("do", "seconds", "expected"), [
-    (("exit", 3), AGES, CompilerExited), (("sleep", 3600), 0.3, CompilerTimedOut), (("write", "00"), AGES, CompilerProtocolError)])
-def test_no_trouble_is_remembered(asked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: tuple[str, Any], seconds: float,
-                                  expected: type[CompilerUnavailable]) -> None:
+@pytest.mark.parametrize(
+    ("do", "seconds", "expected"),
+    [(("exit", 3), AGES, CompilerExited), (("sleep", 3600), 0.3, CompilerTimedOut), (("write", "00"), AGES, CompilerProtocolError)],
+)
+def test_no_trouble_is_remembered(
+    asked: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    do: tuple[str, Any],
+    seconds: float,
+    expected: type[CompilerUnavailable],
+) -> None:
     """The very same kernel is compiled once what kept it from that has gone."""
     order = text(next(numbers), do, unless=tmp_path / "mended")
     monkeypatch.setenv("ONEPASS_COMPILE_TIMEOUT", str(seconds))
@@ -501,8 +515,9 @@ def test_numbers_that_are_none_are_told() -> None:
             offline._binary({**good, **bad})
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many"), RuntimeError("Cannot find ptxas"),
-                                   subprocess.CalledProcessError(-9, "ptxas")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "too many"), RuntimeError("Cannot find ptxas"), subprocess.CalledProcessError(-9, "ptxas")]
+)
 def test_an_assembler_that_does_not_run_is_trouble(asked: None, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     order = text(next(numbers))
     with monkeypatch.context() as patch:
@@ -524,9 +539,16 @@ def chained(cause: Exception, implicit: bool) -> Exception:
         return error
 
 
-@pytest.mark.parametrize(("cause", "ours"), [
-    (OSError(errno.ENOSPC, "full"), True), (MemoryError(), True), (subprocess.CalledProcessError(-9, "ptxas"), True),
-    (subprocess.CalledProcessError(255, "ptxas"), False), (TypeError("no such argument"), False)])
+@pytest.mark.parametrize(
+    ("cause", "ours"),
+    [
+        (OSError(errno.ENOSPC, "full"), True),
+        (MemoryError(), True),
+        (subprocess.CalledProcessError(-9, "ptxas"), True),
+        (subprocess.CalledProcessError(255, "ptxas"), False),
+        (TypeError("no such argument"), False),
+    ],
+)
 @pytest.mark.parametrize("implicit", [False, True])
 def test_what_speaks_of_the_machine_and_what_of_the_kernel(cause: Exception, ours: bool, implicit: bool) -> None:
     assert offline_worker.is_system_error(chained(cause, implicit)) is ours

@@ -144,8 +144,9 @@ def test_block_backward() -> None:
     names = inspect.signature(f.block_backward).parameters
     v = dict(zip(names, make_inputs("block_backward", (32, 256), torch.float64), strict=True))
     v["h1"] = v["m0"] * v["x"] + v["m1"] * v["x0"] + v["a"] * v["attn"]  # as the forward pass would have left it
-    v["rstd0"], v["rstd1"] = (torch.rsqrt(h.square().mean(-1, keepdim=True) + f.EPS)
-                              for h in (v["m0"] * v["x"] + v["m1"] * v["x0"], v["h1"]))
+    v["rstd0"], v["rstd1"] = (
+        torch.rsqrt(h.square().mean(-1, keepdim=True) + f.EPS) for h in (v["m0"] * v["x"] + v["m1"] * v["x0"], v["h1"])
+    )
     dmlp, dattn, dx, dx0, db, da, dw1, dw0, dm0, dm1 = in_float64(f.block_backward, tuple(v.values()))
 
     def forward(

@@ -20,8 +20,10 @@ from tests.support.fixture_types import Room
 FREE = 1  # GiB that every process may have on the card unasked, about
 PLACE, PLACES = 8, 11  # GiB that are asked for at a time, and how many of them there are
 # Of many kernels: begun last, they would run alone at the end.
+# fmt: off
 LONG = ("three_norms", "moments-256-", "moments-1024-", "block_backward", "training_step", "group_norm", "qk_norm-backward",
         "small_suite", "many_steps")
+# fmt: on
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,7 +15,7 @@ GRAPHS, SMOKE_GRAPHS, BATCH = 4000, 100, 25
 def batches() -> list[Any]:
     """The first of them are part of --smoke."""
     firsts = range(FIRST, FIRST + GRAPHS, BATCH)
-    smoke = firsts[:SMOKE_GRAPHS // BATCH]
+    smoke = firsts[: SMOKE_GRAPHS // BATCH]
     return [pytest.param(range(k, k + BATCH), id=str(k), marks=pytest.mark.smoke if k in smoke else ()) for k in firsts]
 
 

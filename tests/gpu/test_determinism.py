@@ -13,7 +13,7 @@ from tests.support.determinism import Machine, calling, changing, digest, digest
 from tests.support.fixture_types import Room
 
 JOBS = SUITES["all"].jobs
-FEW = JOBS[::-(-len(JOBS) // 10)]  # ten of them, across all suites
+FEW = JOBS[:: -(-len(JOBS) // 10)]  # ten of them, across all suites
 RUNS, SMOKE_RUNS, PROCESSES = 1000, 20, 3
 CARD = torch.device("cuda", 0)
 

@@ -40,8 +40,12 @@ def assert_same(plan: Plan, inputs: dict[str, Tensor], bindings: dict[str, int])
     for output, taken in pairs:
         for _ in range(REPEATS):
             own = {**inputs, taken: inputs[taken].clone()}
-            shared = {name: own[taken].as_strided(wanted.shape, wanted.strides) if name == output else
-                      allocate(wanted, torch.device(CARD)) for name, wanted in layouts.items()}
+            shared = {
+                name: own[taken].as_strided(wanted.shape, wanted.strides)
+                if name == output
+                else allocate(wanted, torch.device(CARD))
+                for name, wanted in layouts.items()
+            }
             executable.run_into({**own, **shared}, bindings)
             for name, mine in shared.items():
                 assert torch.equal(mine, apart[name]), f"{name} with {output} over {taken}: {plan.kernels[0].schedule}"

@@ -56,8 +56,14 @@ def plans_of(ours: CapturedFunction, family: str, most: int, share: int | None =
     so many CTAs take a row together; `beside`: of those whose row vectors wait in shared memory, or do not."""
     program, sizes = specialize(ours.program, ours.bindings)
     search, whole = Search(program, sizes, H200, {}), frozenset(program.of(Reduce, Store))
-    found = [s for s in search.others(whole) if s.plan.schedule.staged and s.plan.schedule.family.startswith(family)
-             and share in (None, s.plan.schedule.ctas_per_row) and beside in (None, s.plan.schedule.row_vectors is RowVectors.SMEM)]
+    found = [
+        s
+        for s in search.others(whole)
+        if s.plan.schedule.staged
+        and s.plan.schedule.family.startswith(family)
+        and share in (None, s.plan.schedule.ctas_per_row)
+        and beside in (None, s.plan.schedule.row_vectors is RowVectors.SMEM)
+    ]
     return [search.assemble([whole], {whole: s}) for s in sorted(found, key=lambda s: s.us)[:most]]
 
 
@@ -83,8 +89,15 @@ def running(ours: CapturedFunction, made: Sequence[Artifact]) -> Callable[..., t
     return call
 
 
-def right(function: Callable[..., Any], make: Make, room: Room, family: str, most: int = 1, share: int | None = None,
-          beside: bool | None = None) -> bool:
+def right(
+    function: Callable[..., Any],
+    make: Make,
+    room: Room,
+    family: str,
+    most: int = 1,
+    share: int | None = None,
+    beside: bool | None = None,
+) -> bool:
     """Are the best plans of a family right, and the same to the bit each time? False where there is none that does not spill."""
     shapes = CapturedFunction.of(function, make(0, "meta"))
     made = compiled(shapes, plans_of(shapes, family, most, share, beside))
@@ -153,8 +166,19 @@ WIDTHS = (16384, 32768, 50257, 65536, 128256, 131072, 151936, 262144)
 ROWS = 300  # more than one turn of every CTA
 
 
-LONG = {f.__name__: f for f in (softmax, softmax_backward, rms_norm, rms_norm_backward, layer_norm, layer_norm_backward,
-                                cross_entropy, cross_entropy_backward)}
+LONG = {
+    f.__name__: f
+    for f in (
+        softmax,
+        softmax_backward,
+        rms_norm,
+        rms_norm_backward,
+        layer_norm,
+        layer_norm_backward,
+        cross_entropy,
+        cross_entropy_backward,
+    )
+}
 
 
 @pytest.mark.parametrize("cols", WIDTHS)

@@ -155,6 +155,7 @@ def test_addresses_that_are_not_aligned(name: str, cols: int) -> None:
     """One fused function, called with tensors that start anywhere."""
     case, fused = fused_case(name)
     for ahead in (0, 1, 3, 8):
+
         def moved(t: Tensor, ahead: int = ahead) -> Tensor:
             return torch.cat([t.new_zeros(ahead), t.flatten()])[ahead:].view(t.shape)
 

@@ -57,8 +57,9 @@ def _bits(t: Tensor) -> Tensor:
     return t.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
-def assert_right(fused: Callable[..., Any], function: Callable[..., Any], make: Callable[[int], Sequence[Tensor]],
-                 run: Run = once) -> tuple[Tensor, ...]:
+def assert_right(
+    fused: Callable[..., Any], function: Callable[..., Any], make: Callable[[int], Sequence[Tensor]], run: Run = once
+) -> tuple[Tensor, ...]:
     """Run a fused function on poisoned memory and hold its results against the function itself, in float64 and as it is.
 
     `make` gives the arguments by seed. The largest error of few elements, or of ill-conditioned ones, is luck, ours and

@@ -43,8 +43,9 @@ def completed(kernel: Kernel, s: Schedule, bindings: Bindings) -> Schedule:
         case StagedMixOrder():
             return make.staged_mix_order(s.tiles, s.warps, s.ring, s.row_vectors, s.staged, s.registers)
         case MultiCtaMixOrder():
-            return make.multi_cta_mix_order(s.tiles, s.ctas_per_row, s.groups, s.warps, s.stages, s.row_vectors, s.staged,
-                                            s.registers)
+            return make.multi_cta_mix_order(
+                s.tiles, s.ctas_per_row, s.groups, s.warps, s.stages, s.row_vectors, s.staged, s.registers
+            )
         case StagedTiles():
             return make.staged_tiles(s.step, s.width, s.warps, s.stages, s.split, s.staged, s.registers)
         case Pointwise():

@@ -30,9 +30,14 @@ from tests.support import forced_schedules as forced
 
 Function: TypeAlias = Callable[[Tensor], Any]
 CLASSES: dict[str, tuple[torch.dtype, ...]] = {
-    "f64": (torch.float64,), "f32": (torch.float32,), "half": (torch.bfloat16, torch.float16),
-    "fp8": (torch.float8_e4m3fn, torch.float8_e5m2), "int": (torch.int64, torch.int32),
-    "small int": (torch.int16, torch.int8, torch.uint8), "bool": (torch.bool,)}
+    "f64": (torch.float64,),
+    "f32": (torch.float32,),
+    "half": (torch.bfloat16, torch.float16),
+    "fp8": (torch.float8_e4m3fn, torch.float8_e5m2),
+    "int": (torch.int64, torch.int32),
+    "small int": (torch.int16, torch.int8, torch.uint8),
+    "bool": (torch.bool,),
+}
 IN_REGISTERS = ("pointwise", "inner", "inner looped", "inner split", "column", "outer", "outer split", "mix-order")
 # Rows and tiles in shared memory: of fp32 and of 16 bits alone.
 IN_SHARED_MEMORY = ("inner staged", "outer staged", "outer staged split", "mix-order staged", "mix-order multi-CTA")
@@ -116,8 +121,9 @@ class Forced:
 
 
 @cache
-def _written(name: str, shape: tuple[int, int],
-             dtype: torch.dtype) -> tuple[Captured, Program, Bindings, dict[str, list[KernelPlan]]]:
+def _written(
+    name: str, shape: tuple[int, int], dtype: torch.dtype
+) -> tuple[Captured, Program, Bindings, dict[str, list[KernelPlan]]]:
     """A function as one kernel, and every way the planner would weigh, by family."""
     x = torch.empty(shape, dtype=dtype, device="meta")
     captured = capture(FUNCTIONS[name][0], (x,), dynamic=False)
@@ -131,8 +137,14 @@ def _written(name: str, shape: tuple[int, int],
 
 def weighed() -> set[str]:
     """The families of everything the planner weighs for these functions."""
-    return {family for name, (_, small, usual) in FUNCTIONS.items() for shape in (*small, *usual) for kind in CLASSES.values()
-            for dtype in kind for family in _written(name, shape, dtype)[3]}
+    return {
+        family
+        for name, (_, small, usual) in FUNCTIONS.items()
+        for shape in (*small, *usual)
+        for kind in CLASSES.values()
+        for dtype in kind
+        for family in _written(name, shape, dtype)[3]
+    }
 
 
 def members(family: str, kind: str, small: bool = False, few: bool = False) -> Iterator[Forced]:
@@ -143,11 +155,11 @@ def members(family: str, kind: str, small: bool = False, few: bool = False) -> I
     for name, (function, *shapes) in FUNCTIONS.items():
         reached = False
         for shape in shapes[0 if small else 1]:
-            for dtype in CLASSES[kind][:1 if few else None]:
+            for dtype in CLASSES[kind][: 1 if few else None]:
                 if few and reached:
                     continue
                 captured, program, sizes, found = _written(name, shape, dtype)
                 plans = found.get(family, [])
                 reached = reached or bool(plans)
-                for plan in plans[::max(1, len(plans) if few else -(-len(plans) // EACH))]:
+                for plan in plans[:: max(1, len(plans) if few else -(-len(plans) // EACH))]:
                     yield Forced(name, function, shape, dtype, captured, program, sizes, plan)

@@ -116,8 +116,9 @@ def assert_as_oracle(plan: Plan, inputs: dict[str, torch.Tensor], bindings: Bind
             assert torch.equal(mine, exact[name]), f"{what}, {name}"
 
 
-def program_of(function: Callable[..., Any], *inputs: torch.Tensor,
-               dynamic: bool | None = None) -> tuple[Program, dict[str, torch.Tensor], Bindings]:
+def program_of(
+    function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool | None = None
+) -> tuple[Program, dict[str, torch.Tensor], Bindings]:
     """The Program of a function, its inputs and sizes."""
     captured = capture(function, inputs, dynamic=dynamic)
     bindings = captured.bind(inputs)

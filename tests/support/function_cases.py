@@ -42,8 +42,9 @@ class Case:
     special: bool = False  # is it also to be tried on rows of infinities and NaNs?
     formula: Callable[..., Any] | None = None  # what those rows are held against, where eager's own kernel does otherwise
 
-    def inputs(self, rows: int, cols: int, dtype: torch.dtype, device: "str | torch.device" = "cpu",
-               seed: int = 0) -> tuple[Tensor, ...]:
+    def inputs(
+        self, rows: int, cols: int, dtype: torch.dtype, device: "str | torch.device" = "cpu", seed: int = 0
+    ) -> tuple[Tensor, ...]:
         """Arguments of the function; the same for the same seed and kind of device."""
         return self.make(input_maker(dtype, device, seed), rows, cols)
 
@@ -54,8 +55,7 @@ class Case:
 
 def shapes(case: Case, most: int) -> list[tuple[int, int]]:
     """Every (rows, columns) of the list at which a case holds at most so many elements."""
-    return [(rows, cols) for rows, cols in product(SIZES, SIZES)
-            if rows * cols * case.copies <= most and cols % case.multiple == 0]
+    return [(rows, cols) for rows, cols in product(SIZES, SIZES) if rows * cols * case.copies <= most and cols % case.multiple == 0]
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------------
@@ -162,8 +162,9 @@ def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cross_entropy(reduction: str, smoothing: float) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda logits, target: F.cross_entropy(logits, target, None, ignore_index=IGNORED, reduction=reduction,
-                                                  label_smoothing=smoothing)
+    return lambda logits, target: F.cross_entropy(
+        logits, target, None, ignore_index=IGNORED, reduction=reduction, label_smoothing=smoothing
+    )
 
 
 def qk_norm(x: Tensor, w: Tensor) -> Tensor:
@@ -288,10 +289,12 @@ def _others() -> Iterable[Case]:
         yield Case(f"{name}-both", partial(both_ways, fold), make)
 
 
+# fmt: off
 HAND_WRITTEN = ("rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "add_rms_norm_backward",
                 "add_layer_norm_backward", "softmax", "softmax_dim0", "softmax_backward", "logsumexp", "cross_entropy",
                 "cross_entropy_mean", "cross_entropy_backward", "gelu_backward_bias", "swiglu_backward_bias", "rms_norm_fp8",
                 "three_norms_shared_weight_backward", "rms_norm_backward_3", "block_backward")
+# fmt: on
 
 
 def _hand_written() -> Iterable[Case]:
@@ -326,7 +329,10 @@ def _expanded(t: Tensor) -> Tensor:
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": _transposed, "sliced": _sliced, "misaligned": _misaligned, "expanded": _expanded,
+    "transposed": _transposed,
+    "sliced": _sliced,
+    "misaligned": _misaligned,
+    "expanded": _expanded,
 }
 
 
@@ -340,5 +346,3 @@ def with_specials(t: Tensor) -> Tensor:
         if row < t.shape[0]:
             t[row, ..., t.shape[-1] // 2] = number
     return t
-
-

@@ -65,6 +65,7 @@ def without_barriers(node: ir.Statement) -> ir.Statement | tuple[ir.Statement, .
 
 def fields(kind: type, when: Callable[[Any], bool] = always, **new: Any) -> Change:
     """Other fields for the statements of a kind. A function is given the statement."""
+
     def change(node: ir.Statement) -> ir.Statement:
         return _with(node, new) if isinstance(node, kind) and when(node) else node
 
@@ -73,6 +74,7 @@ def fields(kind: type, when: Callable[[Any], bool] = always, **new: Any) -> Chan
 
 def value_fields(kind: type, when: Callable[[Any], bool] = always, **new: Any) -> Change:
     """Other fields for the values of a kind that statements compute."""
+
     def change(node: ir.Statement) -> ir.Statement:
         if not isinstance(node, ir.Assign | ir.SharedStore) or not isinstance(node.value, kind) or not when(node.value):
             return node
@@ -97,6 +99,7 @@ def unassigned(target: str, value: str) -> Change:
 
 def behind(first: type, second: type) -> Change:
     """In loops over rows, move the first statement of one kind behind the first of another."""
+
     def change(node: ir.Statement) -> ir.Statement:
         if not isinstance(node, ir.For) or node.index != "row":
             return node

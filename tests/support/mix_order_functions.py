@@ -73,7 +73,9 @@ def _near_one(x: Tensor) -> tuple[Tensor]:
 
 
 SUMMED: tuple[tuple[Shape, Shape, Any], ...] = (
-    ((32768, 768), (128, 96), 0), ((32769, 768), (131, 96), 0), ((32, 1024, 768), (4, 32, 96), (0, 1)),
+    ((32768, 768), (128, 96), 0),
+    ((32769, 768), (131, 96), 0),
+    ((32, 1024, 768), (4, 32, 96), (0, 1)),
 )
 
 
@@ -114,6 +116,7 @@ def _three_layer_norms(x1: Tensor, x2: Tensor, x3: Tensor, w: Tensor, b: Tensor)
 
 def _norm(name: str, function: Callable[..., Any], vectors: int, full: Shape, small: Shape, *dtypes: torch.dtype) -> Listed:
     """Backward of a norm: dy, x, then vectors of the columns."""
+
     def arguments(shape: Shape) -> tuple[Shape, ...]:
         return (shape, shape, *((shape[-1],),) * vectors)
 
@@ -121,8 +124,13 @@ def _norm(name: str, function: Callable[..., Any], vectors: int, full: Shape, sm
 
 
 def _norms() -> list[Listed]:
-    rms = [((1000000, 256), (512, 64)), ((32768, 2048), (16, 2048)), ((32768, 768), (64, 768)), ((33791, 768), (67, 768)),
-           ((13, 8472), (7, 8472))]
+    rms = [
+        ((1000000, 256), (512, 64)),
+        ((32768, 2048), (16, 2048)),
+        ((32768, 768), (64, 768)),
+        ((33791, 768), (67, 768)),
+        ((13, 8472), (7, 8472)),
+    ]
     layer = [((32768, 768), (64, 768)), ((32769, 768), (65, 768))]
     dynamic = [((251, 223, 128), (5, 7, 128))]
     return [
@@ -143,26 +151,54 @@ def _others() -> list[Listed]:
     x, small = (32768, 768), (64, 96)
     return [
         Listed("too-close", row_and_column_sums, ((768, 768),), ((96, 96),)),
-        Listed("non-common-strided-read", lambda x, y: (x.sum(1), (x * y.t()).sum(1)),
-               ((8192, 8192),) * 2, ((96, 96),) * 2, (F32,)),
+        Listed(
+            "non-common-strided-read", lambda x, y: (x.sum(1), (x * y.t()).sum(1)), ((8192, 8192),) * 2, ((96, 96),) * 2, (F32,)
+        ),
         Listed("square", row_and_column_sums, ((8192, 8192),), ((128, 128),), (F32,)),
-        Listed("non-coalesced", lambda x, y: ((x + y).sum(-1), x.sum((0, 1))),
-               ((128, 256, 768), (128, 768, 256)), ((4, 16, 96), (4, 96, 16)), (F32,), lambda x, y: (x, y.transpose(1, 2))),
+        Listed(
+            "non-coalesced",
+            lambda x, y: ((x + y).sum(-1), x.sum((0, 1))),
+            ((128, 256, 768), (128, 768, 256)),
+            ((4, 16, 96), (4, 96, 16)),
+            (F32,),
+            lambda x, y: (x, y.transpose(1, 2)),
+        ),
         Listed("non-contiguous-pointwise", lambda x: (x.sum(1) * x[:, 0], x.sum(0)), (x,), (small,)),
         Listed("narrow", row_and_column_sums, ((32768, 256),), ((256, 32),), (F32,)),
         Listed("three-layers", row_and_column_sums, ((8388608, 2),), ((1024, 2),), (F32,)),
-        Listed("permuted-input", lambda x: (x.sum(-1), x.sum((0, 1))),
-               ((1024, 32, 768),), ((16, 4, 96),), (F32,), lambda x: (x.permute(1, 0, 2),)),
-        Listed("two-pairs", lambda x, y: (x.sum(-1), x.sum(0), y.sum(-1), y.sum(0)),
-               ((262144, 32), (262272, 34)), ((256, 32), (130, 34)), (F32,)),
+        Listed(
+            "permuted-input",
+            lambda x: (x.sum(-1), x.sum((0, 1))),
+            ((1024, 32, 768),),
+            ((16, 4, 96),),
+            (F32,),
+            lambda x: (x.permute(1, 0, 2),),
+        ),
+        Listed(
+            "two-pairs",
+            lambda x, y: (x.sum(-1), x.sum(0), y.sum(-1), y.sum(0)),
+            ((262144, 32), (262272, 34)),
+            ((256, 32), (130, 34)),
+            (F32,),
+        ),
         Listed("three-rms-norms", backward(three_norms, 3), _three(1, x), _three(1, small)),
         Listed("three-layer-norms", backward(_three_layer_norms, 3), _three(2, x), _three(2, small)),
         Listed("producer-consumer", _dependent, (x,), (small,)),
         Listed("additive-columns", _joined, ((32768, 300), (32768, 200)), ((64, 30), (64, 20)), (F32,)),
-        Listed("additive-splits", backward(_projected_norm), ((32, 200, 999), (32, 200, 1000), (999,), (999,)),
-               ((2, 5, 99), (2, 5, 100), (99,), (99,)), (F32,)),
-        Listed("keepdim", backward(_keepdim_norm), ((32768, 2048), (32768, 2048), (1, 2048), (1, 2048)),
-               ((16, 256), (16, 256), (1, 256), (1, 256)), (F32,)),
+        Listed(
+            "additive-splits",
+            backward(_projected_norm),
+            ((32, 200, 999), (32, 200, 1000), (999,), (999,)),
+            ((2, 5, 99), (2, 5, 100), (99,), (99,)),
+            (F32,),
+        ),
+        Listed(
+            "keepdim",
+            backward(_keepdim_norm),
+            ((32768, 2048), (32768, 2048), (1, 2048), (1, 2048)),
+            ((16, 256), (16, 256), (1, 256), (1, 256)),
+            (F32,),
+        ),
         Listed("several-dims", lambda x: (x.sum((1, 2)), x.sum(0)), ((32768, 512, 2),), ((64, 64, 2),), (F32,)),
         Listed("gelu-bias", backward(lambda x, b: F.gelu(x + b)), (x, x, (768,)), (small, small, (96,))),
         *(Listed(f"peeled-{name}", function, ((32, 1027),), ((32, 1027),), (F32,)) for name, function in PEELED.items()),
@@ -170,10 +206,16 @@ def _others() -> list[Listed]:
 
 
 PEELED: dict[str, Callable[..., Any]] = {
-    "sum": lambda x: x.sum(-1), "outer-sum": lambda x: x.sum(0), "max-and-sum": lambda x: (x.amax(-1), x.sum(-1)),
-    "both": row_and_column_sums, "argmax": lambda x: x.argmax(-1), "argmin": lambda x: x.argmin(-1),
-    "softmax": lambda x: x.softmax(-1), "log_softmax": lambda x: x.log_softmax(-1),
-    "var": lambda x: x.var(-1), "std": lambda x: x.std(-1),
+    "sum": lambda x: x.sum(-1),
+    "outer-sum": lambda x: x.sum(0),
+    "max-and-sum": lambda x: (x.amax(-1), x.sum(-1)),
+    "both": row_and_column_sums,
+    "argmax": lambda x: x.argmax(-1),
+    "argmin": lambda x: x.argmin(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1),
 }
 
 LIST = {listed.name: listed for listed in (*_sums(), *_norms(), *_others())}

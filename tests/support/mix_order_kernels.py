@@ -67,9 +67,13 @@ def inputs_of(fn: Callable[..., Any], rows: int, cols: int, dtype: torch.dtype) 
     x, dy, dh = (torch.randn(rows, cols).to(dtype) for _ in range(3))
     w = torch.randn(cols).to(dtype)
     few: dict[Callable[..., Any], tuple[Tensor, ...]] = {
-        rms_norm_backward: (x, w, row_rstd(x), dy), looked_up: (x, w, row_rstd(x), dy),
+        rms_norm_backward: (x, w, row_rstd(x), dy),
+        looked_up: (x, w, row_rstd(x), dy),
         layer_norm_backward: (x, w, *row_moments(x), dy),
-        add_rms_norm_backward: (x, w, row_rstd(x), dy, dh), finished: (x, w), stored_early: (x, w)}
+        add_rms_norm_backward: (x, w, row_rstd(x), dy, dh),
+        finished: (x, w),
+        stored_early: (x, w),
+    }
     return few.get(fn, (x,))
 
 

@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOREVER = 3600  # seconds after which another process is taken for stuck: no machine is so busy
 
 
-def run_python(code: str | Path, *arguments: str, env: Mapping[str, str] | None = None,
-               cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str | Path, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
     """Run Python code, or a file of it, in another process until that ends; then end what it left behind.
 
     What is printed goes to files: somebody it started, who lives on, would keep a pipe open. Inductor compiles by this one process:
@@ -25,8 +26,15 @@ def run_python(code: str | Path, *arguments: str, env: Mapping[str, str] | None 
     start = [str(code)] if isinstance(code, Path) else ["-c", code]
     environment = {**(os.environ if env is None else env), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen([sys.executable, *start, *arguments], env=environment, cwd=cwd, stdin=subprocess.DEVNULL,
-                                   stdout=out, stderr=errors, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, *start, *arguments],
+            env=environment,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=errors,
+            start_new_session=True,
+        )
         try:
             process.wait(FOREVER)
         finally:

@@ -29,9 +29,16 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FAMILIES: tuple[type[Any], ...] = get_args(Schedule)
 WALKS_ROWS = ("Outer", "MixOrder", "StagedTiles")  # families whose `step` is along the rows
 NUMBERS: dict[str, tuple[int, ...]] = {
-    "warps": (1, 1, 2, 4, 8, 3, 64), "stages": (1, 2, 3, 4, 17, 0), "split": (1, 1, 2, 3, 5, 0), "groups": (1, 2, 3, 0),
-    "sector_elems": (0, 4, 8, 16, 64, 3), "ctas_per_row": (2, 2, 3, 4, 1), "strip_rows": (1, 2, 4, 8, 16, 32, 3, 0),
-    "registers": (0, 64, 255, 4), "vector_limit": (0, 4, 8, 1, 2, 16, 3)}
+    "warps": (1, 1, 2, 4, 8, 3, 64),
+    "stages": (1, 2, 3, 4, 17, 0),
+    "split": (1, 1, 2, 3, 5, 0),
+    "groups": (1, 2, 3, 0),
+    "sector_elems": (0, 4, 8, 16, 64, 3),
+    "ctas_per_row": (2, 2, 3, 4, 1),
+    "strip_rows": (1, 2, 4, 8, 16, 32, 3, 0),
+    "registers": (0, 64, 255, 4),
+    "vector_limit": (0, 4, 8, 1, 2, 16, 3),
+}
 ODD = (0, 3, 12, 48)  # what no tile can have
 MOST_STEPS = 40  # of a drawn walk, or CTAs along a side, so that the interpreter is not slow
 MOST_TILES = 12  # of a drawn cover, so that the text stays short
@@ -53,9 +60,11 @@ class Draw:
         rng, extent = self.rng, self.extents[side]
         widest = max(rng.choice(SIZES), 1 << (max(1, extent // MOST_TILES) - 1).bit_length())
         kinds: list[Callable[[], tuple[int, ...]]] = [
-            lambda: cover(extent, widest), lambda: chunk_cover(extent, widest, rng.choice(SIZES)).tiles,
+            lambda: cover(extent, widest),
+            lambda: chunk_cover(extent, widest, rng.choice(SIZES)).tiles,
             lambda: (widest,) * max(1, -(-extent // widest) // rng.choice((1, 1, 1, 2, 4))),
-            lambda: tuple(self._size(side) for _ in range(rng.randint(0, 4)))]
+            lambda: tuple(self._size(side) for _ in range(rng.randint(0, 4))),
+        ]
         return rng.choices(kinds, (4, 4, 3, 1))[0]()
 
     def _nodes(self, kinds: tuple[type[Any], ...], likely: "list[frozenset[int]]") -> frozenset[int]:
@@ -87,8 +96,13 @@ class Draw:
             case "evict_last":
                 return self._nodes((object,) if rng.random() < 0.1 else (Load, Store), [])
             case "staged":
-                return self._nodes((Load,), [must_stage(kernel), *(frozenset(able(kernel)) for able in (
-                    tma_stageable, tma_stageable_unaligned, tile_stageable))])
+                return self._nodes(
+                    (Load,),
+                    [
+                        must_stage(kernel),
+                        *(frozenset(able(kernel)) for able in (tma_stageable, tma_stageable_unaligned, tile_stageable)),
+                    ],
+                )
         if name in NUMBERS:
             return rng.choice(NUMBERS[name])
         default = next(f.default for f in own(family) if f.name == name)
@@ -100,8 +114,11 @@ class Draw:
 
     def _of(self, family: type[Any], chance: float, **given: Any) -> Schedule:
         """A schedule of a family, of which some fields are given; others have their default, but for a chance."""
-        drawn = {f.name: self.field(family, f.name) for f in own(family)
-                 if f.name not in given and (f.default is MISSING or self.rng.random() < chance)}
+        drawn = {
+            f.name: self.field(family, f.name)
+            for f in own(family)
+            if f.name not in given and (f.default is MISSING or self.rng.random() < chance)
+        }
         made: Schedule = family(**drawn, **given)
         return made
 
@@ -115,15 +132,25 @@ class Draw:
         if family is StagedTiles:
             width = self._size("cols")
             least = rows_at_once(max(1, width), explicit_vector(kernel), warps)
-            given |= {"step": least * rng.choice((1, 2, 4)), "width": width, "strip_rows": least, "split": ring.split,
-                      "staged": frozenset(tile_stageable(kernel))}
+            given |= {
+                "step": least * rng.choice((1, 2, 4)),
+                "width": width,
+                "strip_rows": least,
+                "split": ring.split,
+                "staged": frozenset(tile_stageable(kernel)),
+            }
         elif family is MultiCtaMixOrder:
             given |= {"tiles": (256,) * max(1, cols // 512), "ctas_per_row": 2, "groups": ring.split, "warps": 1}
         elif family is StagedMixOrder:
             given |= {"tiles": self._tiles("cols"), "ring": ring}
         elif pieces and (covered := chunk_cover_unaligned(cols, 256, 64)):
-            given |= {"tiles": covered.tiles, "warps": rng.choice((1, 2)), "ring": rng.choice((ring, ring, None)),
-                      "unaligned": True, "staged": pieces}
+            given |= {
+                "tiles": covered.tiles,
+                "warps": rng.choice((1, 2)),
+                "ring": rng.choice((ring, ring, None)),
+                "unaligned": True,
+                "staged": pieces,
+            }
         else:
             given |= {"tiles": self._tiles("cols"), "ring": rng.choice((ring, ring, None))}
         return self._of(family, 0.08, **given)

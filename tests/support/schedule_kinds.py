@@ -137,8 +137,12 @@ KINDS: dict[str, tuple[Callable[..., Any], Family, tuple[int, int], Schedule]] =
     "mix-order, more programs than rows": (both, Family.MIX, (3, 64), MixOrder(4, 7, (64,), 2)),
     "mix-order, one program": (both, Family.MIX, (9, 64), MixOrder(2, 1, (64,), 2)),
     "mix-order, vectors after the loop": (finished, Family.MIX, (41, 64), MixOrder(2, 1, (64,), 2)),
-    "mix-order, vectors held for after the loop": (finished, Family.MIX, (41, 64),
-                                                   MixOrder(2, 1, (64,), 2, stages=2, row_vectors=RowVectors.REGISTERS)),
+    "mix-order, vectors held for after the loop": (
+        finished,
+        Family.MIX,
+        (41, 64),
+        MixOrder(2, 1, (64,), 2, stages=2, row_vectors=RowVectors.REGISTERS),
+    ),
     "mix-order, all at once": (spread, Family.MIX, (41, 61), MixOrder(4, 3, (32, 32), 2)),
     "mix-order, all at once, even": (spread, Family.MIX, (40, 64), MixOrder(4, 5, (64,), 2)),
     "pointwise": (elementwise, Family.POINTWISE, (37, 70), Pointwise(4, 32, 4)),
@@ -153,6 +157,10 @@ KINDS: dict[str, tuple[Callable[..., Any], Family, tuple[int, int], Schedule]] =
     "looked up, inner looped": (looked_up, Family.INNER, (5, 1000), LoopedRows(1, 256, 2)),
     "looked up, column": (looked_up_down, Family.OUTER, (47, 37), WholeColumns((32, 16), 8, 1)),
     "looked up, mix-order": (looked_up_both, Family.MIX, (41, 61), MixOrder(2, 4, (32, 32), 2)),
-    "looked up, vectors held": (looked_up_both, Family.MIX, (41, 61),
-                                MixOrder(2, 4, (32, 32), 2, stages=2, row_vectors=RowVectors.REGISTERS)),
+    "looked up, vectors held": (
+        looked_up_both,
+        Family.MIX,
+        (41, 61),
+        MixOrder(2, 4, (32, 32), 2, stages=2, row_vectors=RowVectors.REGISTERS),
+    ),
 }

@@ -11,12 +11,7 @@ from torch import Tensor
 from onepass.plan.kernel import Kernel
 from onepass.plan.legality import Family
 from onepass.plan.schedule import Ring, StagedRows
-from onepass.plan.staged_rows import (
-    chunk_cover,
-    chunk_cover_unaligned,
-    tma_stageable,
-    tma_stageable_unaligned,
-)
+from onepass.plan.staged_rows import chunk_cover, chunk_cover_unaligned, tma_stageable, tma_stageable_unaligned
 from onepass.plan.thread_layout import max_contiguous, vector
 from tests.support.forced_schedules import as_kernel
 
@@ -32,8 +27,9 @@ def kernel_of(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> tuple[Kernel,
     return as_kernel(fn, args, Family.INNER, held=True)
 
 
-def staged_schedule(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132,
-                    prefetch: int = 0) -> StagedRows:
+def staged_schedule(
+    kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int = 2, split: int = 132, prefetch: int = 0
+) -> StagedRows:
     """A schedule that stages every load TMA can describe. A split of 0 is one row per CTA."""
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
@@ -42,5 +38,12 @@ def staged_schedule(kernel: Kernel, warps: int = 8, vectors: int = 2, slots: int
     covered = chunk_cover_unaligned(cols, least * vectors, least) if flat else chunk_cover(cols, least * vectors, least)
     assert covered is not None
     ring = Ring(split, slots, prefetch) if split else None
-    return StagedRows(covered.tiles, warps, ring, bool(flat), frozenset(flat or able), min(128, 65536 // (32 * warps)),
-                      vector_limit=max_contiguous(kernel) or 0)
+    return StagedRows(
+        covered.tiles,
+        warps,
+        ring,
+        bool(flat),
+        frozenset(flat or able),
+        min(128, 65536 // (32 * warps)),
+        vector_limit=max_contiguous(kernel) or 0,
+    )

@@ -33,11 +33,25 @@ _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
 # How a value that JSON lacks is written, by its type: its name without "torch.".
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 _OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-    ast.Pow: operator.pow, ast.Div: operator.truediv, ast.USub: operator.neg}
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "Max": torch.sym_max, "Min": torch.sym_min, "Mod": operator.mod, "PythonMod": operator.mod, "FloorDiv": operator.floordiv,
-    "CleanDiv": operator.floordiv, "PowByNatural": operator.pow, "IntTrueDiv": operator.truediv}
+    "Max": torch.sym_max,
+    "Min": torch.sym_min,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "PowByNatural": operator.pow,
+    "IntTrueDiv": operator.truediv,
+}
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------------
@@ -114,8 +128,12 @@ def _argument(value: Any, symbols: dict[str, int | None]) -> Any:
 def _value(value: Any, symbols: dict[str, int | None]) -> Any:
     """The form of what a node gives: never data."""
     if isinstance(value, torch.Tensor):
-        written = {"dtype": str(value.dtype).removeprefix("torch."), "shape": [_size(s, symbols) for s in value.shape],
-                   "stride": [_size(s, symbols) for s in value.stride()], "device": str(value.device)}
+        written = {
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": [_size(s, symbols) for s in value.shape],
+            "stride": [_size(s, symbols) for s in value.stride()],
+            "device": str(value.device),
+        }
         offset = _size(value.storage_offset(), symbols)
         return {**written, "offset": offset} if offset else written
     if isinstance(value, list | tuple):
@@ -221,7 +239,7 @@ class _Reader:
             return [self.argument(v) for v in written]
         if not isinstance(written, dict):
             return written
-        (kind, value), = written.items()
+        ((kind, value),) = written.items()
         match kind:
             case "node":
                 return self.nodes[value]

@@ -82,8 +82,9 @@ def _noise_alone(judged: Judged) -> bool:
     return float(judged.reference.abs().max()) < theirs and judged.check.max_error <= NOISE * theirs
 
 
-def _judged(run: Run, example: Example, inputs: Mapping[str, Tensor], autocast: bool,
-            only: Iterable[str] | None) -> dict[str, Judged]:
+def _judged(
+    run: Run, example: Example, inputs: Mapping[str, Tensor], autocast: bool, only: Iterable[str] | None
+) -> dict[str, Judged]:
     mine = step(run, example.module, example, inputs, autocast)
     eager = step(example.module, example.module, example, inputs, autocast)
     exact = in_float64(example.module, example, inputs)

@@ -21,8 +21,10 @@ from .outputs import check_shape
 
 DEVICES = ("cpu", "cuda", "meta")
 # Accepted non-tensor arguments. Functions, types and enum members are compared by identity, and their state is guarded.
+# fmt: off
 _ACCEPTED_TYPES = (bool, int, float, str, bytes, complex, NoneType, slice, torch.dtype, torch.device, torch.memory_format,
                    enum.Enum, type, FunctionType, BuiltinFunctionType)
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,10 @@ def check(arguments: Arguments) -> None:
         if isinstance(leaf, torch.Tensor):
             _check_tensor(name, leaf)
         elif not isinstance(leaf, _ACCEPTED_TYPES):
-            raise BadArgument(detail=f"Argument {name} is a {type(leaf).__name__}, and onepass cannot detect when it changes. "
-                                     "Pass tensors, numbers, strings, or tuples, lists and dicts of them.")
+            raise BadArgument(
+                detail=f"Argument {name} is a {type(leaf).__name__}, and onepass cannot detect when it changes. "
+                "Pass tensors, numbers, strings, or tuples, lists and dicts of them."
+            )
     devices = {leaf.device for _, leaf in arguments.tensors}
     if len(devices) > 1:
         raise MixedDevices(devices=", ".join(sorted(str(d) for d in devices)))

@@ -44,8 +44,15 @@ def mentions(code: CodeType) -> Mentions:
             reader.read(instruction)
     chains = dict.fromkeys(Chain(root, tuple(steps), in_cell) for root, steps, in_cell in reader.chains)
     inner = tuple(c for c in code.co_consts if isinstance(c, CodeType))
-    return Mentions(tuple(chains), tuple(reader.attributes), tuple(reader.stored), tuple(reader.imports),
-                    reader.has_class_patterns, reader.makes_text, inner)
+    return Mentions(
+        tuple(chains),
+        tuple(reader.attributes),
+        tuple(reader.stored),
+        tuple(reader.imports),
+        reader.has_class_patterns,
+        reader.makes_text,
+        inner,
+    )
 
 
 @dataclass

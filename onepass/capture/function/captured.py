@@ -30,10 +30,16 @@ class TensorLeaf:
 
     def matches(self, leaf: Any) -> bool:
         """Check everything except sizes and strides."""
-        return (isinstance(leaf, torch.Tensor) and leaf.dtype is self.dtype and leaf.device == self.device
-                and leaf.dim() == len(self.shape) and leaf.layout is torch.strided
-                and leaf.requires_grad == self.requires_grad and not leaf.is_neg()
-                and type(leaf) in (torch.Tensor, torch.nn.Parameter))
+        return (
+            isinstance(leaf, torch.Tensor)
+            and leaf.dtype is self.dtype
+            and leaf.device == self.device
+            and leaf.dim() == len(self.shape)
+            and leaf.layout is torch.strided
+            and leaf.requires_grad == self.requires_grad
+            and not leaf.is_neg()
+            and type(leaf) in (torch.Tensor, torch.nn.Parameter)
+        )
 
 
 @dataclass(frozen=True)
@@ -90,8 +96,10 @@ class Captured:
     @cached_property
     def pattern(self) -> Pattern:
         """For each tensor argument, the dims whose sizes and strides are fixed. None for other arguments."""
-        return tuple((_fixed_positions(leaf.shape), _fixed_positions(leaf.strides)) if isinstance(leaf, TensorLeaf) else None
-                     for leaf in self.leaves)
+        return tuple(
+            (_fixed_positions(leaf.shape), _fixed_positions(leaf.strides)) if isinstance(leaf, TensorLeaf) else None
+            for leaf in self.leaves
+        )
 
     def bind(self, args: tuple[Any, ...]) -> Bindings | None:
         """The values of the symbols in a call, or None if a guard fails and the Program is not valid for the call."""
@@ -134,8 +142,11 @@ class Captured:
 
     @cached_property
     def _inputs(self) -> tuple[tuple[int, str], ...]:
-        return tuple((k, leaf.name) for k, leaf in enumerate(self.leaves)
-                     if isinstance(leaf, TensorLeaf) and leaf.name in self.program.buffer)
+        return tuple(
+            (k, leaf.name)
+            for k, leaf in enumerate(self.leaves)
+            if isinstance(leaf, TensorLeaf) and leaf.name in self.program.buffer
+        )
 
     def result(self, outputs: Mapping[str, torch.Tensor], args: tuple[Any, ...]) -> Any:
         """The function's result, once the Program's output buffers are filled."""

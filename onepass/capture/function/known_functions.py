@@ -22,32 +22,49 @@ import torch
 from .state import IMMUTABLE_TYPES
 
 # C functions of these modules are pure, except for those in _IMPURE.
+# fmt: off
 _PURE = frozenset({"builtins", "math", "cmath", "operator", "_operator", "itertools", "_functools", "functools", "collections",
                    "_collections", "_abc", "_warnings", "_typing", "types"})
+# fmt: on
 _IMPURE = frozenset({"eval", "exec", "compile", "open", "input", "globals", "__import__", "breakpoint", "id"})
 _IMPURE_NUMPY = frozenset({"empty", "empty_like", "loadtxt", "genfromtxt"})  # numpy functions
 _BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars", "dir"})
 # Python code of these modules only calls its arguments.
+# fmt: off
 _HELPERS = frozenset({"functools", "contextlib", "dataclasses", "enum", "typing", "abc", "_py_abc", "_collections_abc",
                       "collections", "collections.abc", "types", "warnings", "reprlib", "copyreg", "numbers", "operator",
                       "_pytest.assertion.rewrite"})  # rewrites assertions under pytest
+# fmt: on
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, OrderedDict, defaultdict)
 _DESCRIPTORS = (MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType)
 _FUNCTIONS = (*_DESCRIPTORS, BuiltinFunctionType, MethodWrapperType, ClassMethodDescriptorType, MemberDescriptorType)
 VALUE_BASES = (object, *_CONTAINERS, int, float, complex, str, bytes, BaseException, type, Generic, SimpleNamespace)
 
 # Parts of torch with state that no guard covers.
+# fmt: off
 _STATEFUL = ("torch.cuda", "torch.random", "torch.distributed", "torch.backends", "torch.accelerator", "torch.mps", "torch.xpu",
              "torch.mtia", "torch.cpu", "torch.hub", "torch.serialization", "torch.utils.data", "torch.multiprocessing",
              "torch._dynamo", "torch._inductor", "torch.package", "torch.storage")
+# fmt: on
 _STATELESS = ("torch.cuda.amp", "torch.cpu.amp", "torch.cuda.nvtx", "torch._dynamo.decorators")
 # torch functions that read guarded state: in compat's guard on torch's modes, or by calling them again.
+# fmt: off
 _COMPARED_MODES = frozenset({"is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_num_threads",
                              "is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_cache_enabled",
                              "are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled",
                              "get_deterministic_debug_mode"})
-_READABLE = frozenset({"get_default_device", "get_float32_matmul_precision", "get_num_interop_threads", "is_available",
-                       "device_count", "current_device", "is_initialized"})
+# fmt: on
+_READABLE = frozenset(
+    {
+        "get_default_device",
+        "get_float32_matmul_precision",
+        "get_num_interop_threads",
+        "is_available",
+        "device_count",
+        "current_device",
+        "is_initialized",
+    }
+)
 _STATEFUL_PREFIXES = ("set_", "use_", "get_", "compile", "manual_seed", "seed", "initial_seed", "load", "save")
 
 
@@ -65,7 +82,8 @@ def is_torch_in_c(function: Any) -> bool:
     """Whether a function is one of torch's own, written in C: `torch.softmax`, `F.gelu`."""
     owner = getattr(function, "__self__", None)
     return isinstance(function, BuiltinFunctionType) and (
-        is_torch(function.__module__) or isinstance(owner, type) and is_torch(owner.__module__))
+        is_torch(function.__module__) or isinstance(owner, type) and is_torch(owner.__module__)
+    )
 
 
 def is_helper(module: str | None) -> bool:
@@ -123,15 +141,22 @@ def is_in_c(kind: type) -> bool:
     """Whether a class is written in C. Its objects may have state that Python cannot see."""
     if not kind.__flags__ & 1 << 9:  # a static type, not made by a class statement
         return True
-    return any(isinstance(v, _DESCRIPTORS) and v.__objclass__ is kind and name not in ("__dict__", "__weakref__")
-               for name, v in vars(kind).items())
+    return any(
+        isinstance(v, _DESCRIPTORS) and v.__objclass__ is kind and name not in ("__dict__", "__weakref__")
+        for name, v in vars(kind).items()
+    )
 
 
 def is_known_in_c(kind: type) -> bool:
     """Whether a C class only makes values, or containers and iterators of its arguments."""
     numpy = sys.modules.get("numpy")
-    return kind.__module__ in _PURE and kind.__name__ not in ("attrgetter", "methodcaller") or kind in VALUE_BASES \
-        or numpy is not None and issubclass(kind, numpy.generic)
+    return (
+        kind.__module__ in _PURE
+        and kind.__name__ not in ("attrgetter", "methodcaller")
+        or kind in VALUE_BASES
+        or numpy is not None
+        and issubclass(kind, numpy.generic)
+    )
 
 
 def is_in_c_function(value: Any) -> bool:

@@ -21,8 +21,22 @@ from ... import compat
 from ...errors import UnsupportedTorchMode
 
 # Types whose values never change while they are the same object.
-IMMUTABLE_TYPES = (bool, int, float, complex, str, bytes, NoneType, type(...), type(NotImplemented), range, torch.dtype,
-                   torch.device, torch.memory_format, torch.layout)
+IMMUTABLE_TYPES = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    NoneType,
+    type(...),
+    type(NotImplemented),
+    range,
+    torch.dtype,
+    torch.device,
+    torch.memory_format,
+    torch.layout,
+)
 ABSENT = type("Absent", (), {"__repr__": lambda self: "nothing"})()
 
 
@@ -43,8 +57,9 @@ def snapshot(value: Any) -> Any:
     """What a Read stores of a value. For a tensor only its facts, because a guard must not keep its memory alive."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or vars(value):
         return value
-    return TensorMetadata(type(value), tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype, value.device,
-                          value.requires_grad)
+    return TensorMetadata(
+        type(value), tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype, value.device, value.requires_grad
+    )
 
 
 def same_value(now: Any, then: Any) -> bool:
@@ -144,8 +159,16 @@ def call_or_error_type(function: Callable[[], Any]) -> Any:
 
 
 # Names that the expressions of Reads and their checks use.
-_EXPRESSION_NAMES = {"ABSENT": ABSENT, "call_or_error_type": call_or_error_type, "autocast_dtype": torch.get_autocast_dtype,
-                     "cell_content": cell_content, "deque": deque, "is_": is_, "same_value": same_value, "snapshot": snapshot}
+_EXPRESSION_NAMES = {
+    "ABSENT": ABSENT,
+    "call_or_error_type": call_or_error_type,
+    "autocast_dtype": torch.get_autocast_dtype,
+    "cell_content": cell_content,
+    "deque": deque,
+    "is_": is_,
+    "same_value": same_value,
+    "snapshot": snapshot,
+}
 _READ_ERRORS = (AttributeError, ValueError, TypeError)  # raised by a Read whose target no longer exists
 
 

@@ -39,23 +39,33 @@ _SEQUENCES = (list, tuple, deque, set, frozenset)
 _FIELD: type = type(vars(namedtuple("_Named", "field"))["field"])
 # Wrapper objects and the attributes that lead to what they wrap.
 _WRAPPERS: dict[type, tuple[str, ...]] = {
-    functools.partial: ("func", "args", "keywords"), MethodType: ("__func__", "__self__"), property: ("fget", "fset", "fdel"),
-    staticmethod: ("__func__",), classmethod: ("__func__",), functools.cached_property: ("func",),
-    type(functools.lru_cache(len)): ("__wrapped__",), slice: ("start", "stop", "step"), _FIELD: (),
+    functools.partial: ("func", "args", "keywords"),
+    MethodType: ("__func__", "__self__"),
+    property: ("fget", "fset", "fdel"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    functools.cached_property: ("func",),
+    type(functools.lru_cache(len)): ("__wrapped__",),
+    slice: ("start", "stop", "step"),
+    _FIELD: (),
 }
 # Methods of user subclasses that torch calls from C.
 _CALLED_IN_C = frozenset({"forward", "backward", "setup_context", "jvp", "vjp", "vmap"})
 _MAKE_TEXT, _AS_TEXT = ("str", "repr", "format", "print"), ("__repr__", "__str__", "__format__")
 _CONSTRUCT = ("__init__", "__new__", "__post_init__")
 # Special names of a class that no bytecode instruction looks up.
+# fmt: off
 _PASSIVE = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__", "__slots__",
                       "__static_attributes__", "__abstractmethods__", "__parameters__", "__orig_bases__", "__annotate__",
                       "__annotate_func__", "__annotations_cache__", "__classdictcell__", "__subclasshook__", "__del__",
                       "__init_subclass__", "__set_name__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
                       "__copy__", "__deepcopy__", "__dir__", "__sizeof__", "__dataclass_fields__", *_AS_TEXT, *_CONSTRUCT})
+# fmt: on
 _BY_NAME = frozenset({"__dict__", "__getattribute__", "__getattr__", "__setattr__"})
+# fmt: off
 _UNTRACKABLE = frozenset({"__globals__", "__subclasses__", "__builtins__", "f_globals", "f_locals", "f_back", "gi_frame",
                           "tb_frame", "__loader__", "__spec__", "_version"})
+# fmt: on
 # These read a tensor's memory without dispatching an op.
 _READ_MEMORY = frozenset({"tolist", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__", "grad"})
 _NOT_FOLLOWED = object()
@@ -141,7 +151,7 @@ class _Walk:
             self.visit_mapping(namespace.where, namespace.names)
         if namespace.done < 0:
             return
-        names = tuple(self.mentioned)[namespace.done:]
+        names = tuple(self.mentioned)[namespace.done :]
         namespace.done = len(self.mentioned)
         for name in names:
             if namespace.of != "class" or name in namespace.names:  # visit_user_class guards a class's names
@@ -385,7 +395,7 @@ class _Walk:
         if holder is None or hasattr(vars(holder)[name], "__get__"):
             return _NOT_FOLLOWED
         self.read(where, kind, "{o}.__mro__")
-        return [self.read_item(where, vars(c), name) for c in kind.__mro__[:kind.__mro__.index(holder) + 1]][-1]
+        return [self.read_item(where, vars(c), name) for c in kind.__mro__[: kind.__mro__.index(holder) + 1]][-1]
 
     def follow_object_attribute(self, value: Any, names: Mapping[str, Any], name: str, where: str) -> Any:
         kind = type(value)
@@ -420,7 +430,8 @@ def is_plain(kind: type) -> bool:
     """Whether attributes of a class's objects are looked up by Python's default rules, and all its bases are user classes."""
     by_itself = getattr(kind, "__getattribute__") is object.__getattribute__  # noqa: B009, mypy takes the attribute for a method
     return by_itself and all(
-        c is object or not known_functions.is_in_c(c) and not known_functions.is_helper_type(c) for c in kind.__mro__)
+        c is object or not known_functions.is_in_c(c) and not known_functions.is_helper_type(c) for c in kind.__mro__
+    )
 
 
 @functools.lru_cache(maxsize=256)

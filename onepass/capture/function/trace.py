@@ -45,8 +45,7 @@ from .state_walk import state_of
 
 
 @stage("capturing a function")
-def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | None = None,
-            state: State | None = None) -> Captured:
+def capture(fn: Callable[..., Any], args: tuple[Any, ...], *, dynamic: bool | None = None, state: State | None = None) -> Captured:
     """Trace `fn(*args)` and lower it to a Program.
 
     By default, row counts become symbols if the whole function allows it. `dynamic=False` fixes every size; `dynamic=True` requires
@@ -84,13 +83,16 @@ def _traced(fn: Callable[..., Any], arguments: Arguments, dynamic: bool | None, 
 def _captured(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts, state: State) -> Captured:
     trace = _trace(fn, arguments, layouts, state.may_set_data)
     placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
-    buffers = {node: _buffer(arguments.names[position], tensor, layout)
-               for node, (position, tensor), layout in zip(placeholders, arguments.tensors, trace.layouts, strict=True)}
+    buffers = {
+        node: _buffer(arguments.names[position], tensor, layout)
+        for node, (position, tensor), layout in zip(placeholders, arguments.tensors, trace.layouts, strict=True)
+    }
     positions = {node: position for node, (position, _) in zip(placeholders, arguments.tensors, strict=True)}
     outputs = plan_outputs(trace.leaves, positions, frozenset(arguments.names), trace.to_size)
     program = lower(trace.graph, _name(fn), buffers, outputs.stored, trace.to_size)
-    return Captured(fn, program, _leaves(arguments, trace.layouts), arguments.spec, state, trace.guards,
-                    outputs.recipes, trace.result_spec)
+    return Captured(
+        fn, program, _leaves(arguments, trace.layouts), arguments.spec, state, trace.guards, outputs.recipes, trace.result_spec
+    )
 
 
 def _name(fn: Callable[..., Any]) -> str:
@@ -150,7 +152,7 @@ def _final_layout(fake: torch.Tensor, to_size: Callable[[Any], Size | None]) -> 
     sizes = [s for s in (*shape, *strides) if s is not None]
     if len(sizes) < len(shape) + len(strides):
         raise SymbolicAxis(op="the function", axis=str(tuple(fake.shape)), where="its arguments")
-    return Layout(tuple(sizes[:len(shape)]), tuple(sizes[len(shape):]))
+    return Layout(tuple(sizes[: len(shape)]), tuple(sizes[len(shape) :]))
 
 
 def _fakes(arguments: Arguments, layouts: Sequence[Layout], symbols: dict[str, Any], mode: Any) -> list[torch.Tensor]:

@@ -16,12 +16,14 @@ from torch import fx
 _DECLARES_EFFECTS = frozenset({"aten", "prims", "onepass"})
 _SEEDED = frozenset({"prims.inductor_lookup_seed", "prims.inductor_random", "prims.inductor_randint"})
 # Higher-order ops that write only to their own memory. What they call may still draw random numbers or have other effects.
+# fmt: off
 _FUNCTIONAL = frozenset({"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional", "invoke_subgraph",
                          "cond", "while_loop", "while_loop_stack_output", "scan", "associative_scan", "map_impl",
                          "flex_attention", "flex_attention_backward", "run_and_save_rng_state", "run_with_rng_state",
                          "graphsafe_run_with_rng_state", "with_effects", "wrap", "wrap_activation_checkpoint",
                          "tag_activation_checkpoint", "wrap_with_autocast", "wrap_with_set_grad_enabled", "hints_wrapper",
                          "out_dtype", "foreach_map", "inline_asm_elementwise"})
+# fmt: on
 
 
 def writes(node: fx.Node) -> bool:

@@ -77,10 +77,10 @@ class Groups:
     def _reorder(self, a: int, b: int, dependents: set[int]) -> None:
         """Move a and b to one position: groups between them that depend on a go behind it, the others go before it."""
         first, last = self._position[a], self._position[b]
-        span = [g for g in self._order[first:last + 1] if g not in (a, b, EMPTY)]
+        span = [g for g in self._order[first : last + 1] if g not in (a, b, EMPTY)]
         reordered = [g for g in span if g not in dependents] + [a] + [g for g in span if g in dependents]
         reordered += [EMPTY] * (last + 1 - first - len(reordered))
-        self._order[first:last + 1] = reordered
+        self._order[first : last + 1] = reordered
         for position, group in enumerate(reordered, first):
             if group != EMPTY:
                 self._position[group] = position

@@ -29,21 +29,34 @@ class NodeKind(Enum):
     EXTERN = "an input, an output, or an op with a kernel of its own"
 
 
-_COPIES = frozenset({"aten.clone.default", "aten.contiguous.default", "aten.copy.default", "prims.clone.default",
-                     "aten.lift_fresh_copy.default"})
+_COPIES = frozenset(
+    {"aten.clone.default", "aten.contiguous.default", "aten.copy.default", "prims.clone.default", "aten.lift_fresh_copy.default"}
+)
 _CASTS = frozenset({"prims.convert_element_type.default", "aten._to_copy.default"})
-_CONSTANTS = frozenset({
-    "prims.iota.default", "aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.scalar_tensor.default",
-    *(f"aten.{way}.default" for name in ("full", "zeros", "ones") for way in (name, f"{name}_like", f"new_{name}"))})
+_CONSTANTS = frozenset(
+    {
+        "prims.iota.default",
+        "aten.arange.default",
+        "aten.arange.start",
+        "aten.arange.start_step",
+        "aten.scalar_tensor.default",
+        *(f"aten.{way}.default" for name in ("full", "zeros", "ones") for way in (name, f"{name}_like", f"new_{name}")),
+    }
+)
 # Left to Inductor, which writes the pieces of a concatenation in place.
+# fmt: off
 _DECLINED = frozenset({"aten.cat.default", "aten.stack.default", "aten.constant_pad_nd.default", "aten.slice_scatter.default",
                        "aten.select_scatter.default", "aten.slice_backward.default", "aten.select_backward.default",
                        "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default"})
+# fmt: on
+# fmt: off
 _INLINED = frozenset({"aten.embedding.default", "aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.bucketize.Tensor",
                       "aten._unsafe_masked_index.default", "prims.inductor_random.default", "prims.inductor_randint.default",
                       "prims.inductor_lookup_seed.default", "aten.rand.default", "aten.bernoulli.default", "aten.bernoulli.p",
                       "aten.flip.default", "aten.roll.default", "aten.tril.default", "aten.triu.default"})
+# fmt: on
 # Reductions without a Monoid. Named so that reports can count them among the nodes left to Inductor.
+# fmt: off
 OTHER_REDUCTIONS = frozenset({
     "aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default", "aten.topk.default", "aten.sort.default",
     "aten.sort.stable", "aten.median.default", "aten.median.dim", "aten.kthvalue.default", "aten.mode.default",
@@ -52,6 +65,7 @@ OTHER_REDUCTIONS = frozenset({
     "aten.cummax.default", "aten.cummin.default", "aten.nanmedian.default", "aten.nanmedian.dim", "aten.segment_reduce.default",
     "aten.index_reduce.default", "aten.index_add.default", "aten.histc.default", "aten.bincount.default", "aten.renorm.default",
     "aten._foreach_norm.Scalar", "aten._foreach_max.default", "aten._foreach_powsum.Scalar"})
+# fmt: on
 _REDUCTION_TAG = getattr(torch.Tag, "reduction", None)  # torch's tag of reductions; older releases have none
 MATMULS = frozenset({f"aten.{name}.{overload}" for name in ("mm", "bmm", "addmm", "baddbmm") for overload in ("default", "dtype")})
 _POINTWISE_TAG = "pointwise"  # torch's tag of elementwise ops

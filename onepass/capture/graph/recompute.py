@@ -43,8 +43,9 @@ class Recomputed:
     traffic_saved: int  # bytes that forward and backward together no longer move
 
 
-def recompute(forward: fx.Graph, backward: fx.Graph, outputs: int, device: torch.device,
-              min_bytes: int = MIN_BYTES) -> tuple[Recomputed, ...]:
+def recompute(
+    forward: fx.Graph, backward: fx.Graph, outputs: int, device: torch.device, min_bytes: int = MIN_BYTES
+) -> tuple[Recomputed, ...]:
     """Make the backward recompute values where that is cheaper. The first `outputs` results of the forward are the user's."""
     saved = _saved(forward, backward, outputs)
     rewriter = _Rewriter(forward, backward, saved, frozenset(_results(forward)[:outputs]), device)
@@ -71,8 +72,9 @@ def _saved(forward: fx.Graph, backward: fx.Graph, outputs: int) -> dict[fx.Node,
 class _Rewriter:
     """Rewrites both graphs while saved values are dropped one by one, in the order the forward computes them."""
 
-    def __init__(self, forward: fx.Graph, backward: fx.Graph, saved: dict[fx.Node, fx.Node], users: frozenset[Any],
-                 device: torch.device) -> None:
+    def __init__(
+        self, forward: fx.Graph, backward: fx.Graph, saved: dict[fx.Node, fx.Node], users: frozenset[Any], device: torch.device
+    ) -> None:
         self.users = users  # results returned to the user, who may modify them
         self.replacements: dict[str, fx.Node] = {}  # name of a dropped value -> the value saved in its place
         self.in_backward = dict(saved)  # forward node -> backward node: an input, or recomputed
@@ -131,8 +133,14 @@ class _Rewriter:
     def _can_replace(self, node: fx.Node, limit: int) -> bool:
         """Whether a value can be saved in place of a dropped one of `limit` bytes: the forward writes it to memory anyway."""
         policy = getattr(node.meta.get("recompute"), "name", "SAVE")  # activation checkpointing's policy
-        return (self.kinds[node] is NodeKind.FUSIBLE and len(tensors_of(node)) == 1 and nbytes(node) <= limit
-                and node not in self.users and policy.endswith("SAVE") and self._is_written_anyway(node))
+        return (
+            self.kinds[node] is NodeKind.FUSIBLE
+            and len(tensors_of(node)) == 1
+            and nbytes(node) <= limit
+            and node not in self.users
+            and policy.endswith("SAVE")
+            and self._is_written_anyway(node)
+        )
 
     def _save_replacement(self, node: fx.Node, replacement: fx.Node) -> None:
         """Give the backward an input for a value that is saved in place of a dropped one."""

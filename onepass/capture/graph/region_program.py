@@ -75,8 +75,14 @@ def lower_region(graph: fx.Graph, region: Region) -> RegionProgram:
     names = {inputs[node].name: f"in{k}" for k, node in enumerate(inputs_read)}
     program = _renamed(program, names)
     free = {name: sizes.factors[name] for name in program.symbols}
-    return RegionProgram(region, program, inputs_read, region.outputs, {name: f.expression for name, f in free.items()},
-                         {name: f.hint for name, f in free.items()})
+    return RegionProgram(
+        region,
+        program,
+        inputs_read,
+        region.outputs,
+        {name: f.expression for name, f in free.items()},
+        {name: f.hint for name, f in free.items()},
+    )
 
 
 class _Sizes:
@@ -120,7 +126,7 @@ def _buffer(name: str, node: fx.Node, role: str, sizes: _Sizes) -> Buffer:
             check_layout(node)
         except OverlappingElements as error:
             raise Blocked(node, error) from error
-    return Buffer(name, BY_TORCH[val.dtype], role, tuple(known[:len(shape)]), tuple(known[len(shape):]))
+    return Buffer(name, BY_TORCH[val.dtype], role, tuple(known[: len(shape)]), tuple(known[len(shape) :]))
 
 
 def _renamed(program: Program, names: Mapping[str, str]) -> Program:

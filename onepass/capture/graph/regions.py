@@ -37,8 +37,9 @@ class Region:
         return tuple(n for n in self.nodes if is_reduction(n))
 
 
-def find_regions(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str],
-                 epilogues: bool = False) -> tuple[Region, ...]:
+def find_regions(
+    graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str], epilogues: bool = False
+) -> tuple[Region, ...]:
     """Find all regions of a graph, without `blocked` nodes. `epilogues`: Inductor fuses a single following op into matmuls."""
     dataflow = Dataflow(graph, device, blocked, epilogues)
     groups = Groups(dataflow.successors)

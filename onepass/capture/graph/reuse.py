@@ -22,15 +22,42 @@ MIN_BYTES = 1 << 16  # smaller buffers are not reused
 
 # Besides elementwise ops: ops whose results always have memory of their own, in any compiler. A view, or an op that may return
 # its argument, would let a region overwrite a value that others read under another name.
-_ATTENTION = frozenset(f"aten._scaled_dot_product_{kind}{suffix}.default" for suffix in ("", "_backward") for kind in (
-    "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention", "fused_attention_overrideable"))
-_FRESH_RESULTS = MATMULS | _ATTENTION | {
-    "aten._scaled_mm.default", "aten._int_mm.default", "aten._grouped_mm.default", "aten.convolution.default",
-    "aten.convolution_backward.default", "aten.embedding.default", "aten.embedding_dense_backward.default", "aten.index.Tensor",
-    "aten.gather.default", "aten.cat.default"}
+_ATTENTION = frozenset(
+    f"aten._scaled_dot_product_{kind}{suffix}.default"
+    for suffix in ("", "_backward")
+    for kind in (
+        "flash_attention",
+        "flash_attention_for_cpu",
+        "efficient_attention",
+        "cudnn_attention",
+        "fused_attention_overrideable",
+    )
+)
+_FRESH_RESULTS = (
+    MATMULS
+    | _ATTENTION
+    | {
+        "aten._scaled_mm.default",
+        "aten._int_mm.default",
+        "aten._grouped_mm.default",
+        "aten.convolution.default",
+        "aten.convolution_backward.default",
+        "aten.embedding.default",
+        "aten.embedding_dense_backward.default",
+        "aten.index.Tensor",
+        "aten.gather.default",
+        "aten.cat.default",
+    }
+)
 _CASTS = frozenset({"prims.convert_element_type.default", "aten._to_copy.default"})
-_SIZES = frozenset({torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default,
-                    torch.ops.aten.sym_storage_offset.default})
+_SIZES = frozenset(
+    {
+        torch.ops.aten.sym_size.int,
+        torch.ops.aten.sym_stride.int,
+        torch.ops.aten.sym_numel.default,
+        torch.ops.aten.sym_storage_offset.default,
+    }
+)
 
 
 class GraphMemory:
@@ -52,7 +79,8 @@ class GraphMemory:
         aliases = self._aliases(node)
         read = set(call.all_input_nodes)
         return not any(other in read for other in aliases if other is not node) and all(
-            user is call or user in aliases or user.target in _SIZES for each in aliases for user in each.users)
+            user is call or user in aliases or user.target in _SIZES for each in aliases for user in each.users
+        )
 
     def _owns_memory(self, node: fx.Node) -> bool:
         """Whether a value is computed in this graph, into memory that nothing else refers to."""
@@ -86,8 +114,9 @@ class GraphMemory:
         return found
 
 
-def reusable(region: RegionProgram, call: fx.Node, inputs: tuple[fx.Node, ...], pairs: Collection[tuple[str, str]],
-             memory: GraphMemory) -> tuple[fx.Node | None, ...]:
+def reusable(
+    region: RegionProgram, call: fx.Node, inputs: tuple[fx.Node, ...], pairs: Collection[tuple[str, str]], memory: GraphMemory
+) -> tuple[fx.Node | None, ...]:
     """For each output of a region, an input whose memory it can reuse, or None. No input is used twice.
 
     `inputs`: what `call` reads now, in the region's order. `pairs`: the (output, input) pairs that its kernels allow.

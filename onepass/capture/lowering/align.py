@@ -108,7 +108,7 @@ def _with_merged_run(draft: Draft, tensor: Tensor, position: int, run: Segment) 
     dims = draft.dims(tensor)
     dim, (start, end) = dims[position], run.left
     node, atom = _merge_atoms(draft, tensor.node, dim[start:end])
-    return draft.tensor(node, (*dims[:position], (*dim[:start], atom, *dim[end:]), *dims[position + 1:]))
+    return draft.tensor(node, (*dims[:position], (*dim[:start], atom, *dim[end:]), *dims[position + 1 :]))
 
 
 def _merge_atoms(draft: Draft, node: int, run: Dim) -> tuple[int, str]:

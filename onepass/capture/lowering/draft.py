@@ -148,7 +148,7 @@ class Draft:
 
     def steps(self, dim: Dim) -> tuple[Size, ...]:
         """For each atom of a dim, the distance between neighboring positions, counted in positions of the dim."""
-        return tuple(product([self.atoms.extent(a) for a in dim[i + 1:]]) for i in range(len(dim)))
+        return tuple(product([self.atoms.extent(a) for a in dim[i + 1 :]]) for i in range(len(dim)))
 
     def finish(self, name: str, buffers: tuple[Buffer, ...]) -> Program:
         """The finished Program over final axes. Inputs that are not read are dropped."""
@@ -179,4 +179,3 @@ class Draft:
         """A stride along an atom as strides along its final atoms."""
         parts = self.atoms.final(atom)
         return tuple((a, mul(stride, step)) for a, step in zip(parts, self.steps(parts), strict=True))
-

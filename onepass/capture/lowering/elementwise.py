@@ -56,8 +56,9 @@ def floats_only(emit: Emit) -> TensorHandler:
     return handle
 
 
-def elementwise(call: Call, emit: Emit, operands: Any, types: OperandTypes = OperandTypes.RESULT,
-                number: Literal | None = None) -> Tensor:
+def elementwise(
+    call: Call, emit: Emit, operands: Any, types: OperandTypes = OperandTypes.RESULT, number: Literal | None = None
+) -> Tensor:
     """Broadcast tensors and numbers, convert them, emit the op, and round to the result's dtype.
 
     Tensors are first converted to the dtype torch promotes them to. In comparisons this also rounds 0-dim tensors of wider types.

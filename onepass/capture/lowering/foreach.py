@@ -37,9 +37,9 @@ def _single(name: str, overload: str) -> Callable[[dict[str, Any], set[str]], An
             return lambda values, _: torch.linalg.vector_norm(values.pop("self"), **values)
         case ("maximum" | "minimum") as which, "Scalar" | "ScalarList":
             name = ("clamp_min" if which == "maximum" else "clamp_max") + name.removeprefix(which)
-        case ("addcdiv" | "addcmul"), "Tensor":
+        case (("addcdiv" | "addcmul"), "Tensor"):
             raise DataDependent(detail=f"aten.{PREFIX}{name} takes its factors from a tensor")
-        case ("addcdiv" | "addcmul"), _:
+        case (("addcdiv" | "addcmul"), _):
             by_keyword = {"value", "scalars"}
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:

@@ -58,7 +58,7 @@ def _pad(call: Call) -> Concat | Tensor:
 
 def _constant_like(call: Call, like: Tensor, dim: int, length: int, value: float) -> Tensor:
     """A constant shaped like a tensor except for the length of one dim."""
-    dims = (*like.dims[:dim], call.draft.atoms.dim(length), *like.dims[dim + 1:])
+    dims = (*like.dims[:dim], call.draft.atoms.dim(length), *like.dims[dim + 1 :])
     return call.draft.tensor(call.draft.cast(checked_literal(call, value, call.dtype), call.dtype), dims)
 
 
@@ -78,8 +78,7 @@ def materialized(call: Call, concat: Concat) -> Tensor:
     total = begins[-1] + call.static_size(_length(draft, concat.pieces[-1], concat.dim))
     along = draft.atoms.dim(total)
     position = draft.index(along)
-    tensors = [_extended(call, p, concat.dim, begin, position, along)
-               for p, begin in zip(concat.pieces, begins, strict=True)]
+    tensors = [_extended(call, p, concat.dim, begin, position, along) for p, begin in zip(concat.pieces, begins, strict=True)]
     nodes, dims = broadcast(draft, tensors)
     chosen = nodes[0]
     for node, begin in zip(nodes[1:], begins[1:], strict=True):
@@ -99,7 +98,7 @@ def _extended(call: Call, piece: Tensor, dim: int, begin: int, position: int, al
     draft = call.draft
     length = call.static_size(_length(draft, piece, dim))
     if length == 1:
-        return draft.tensor(piece.node, (*piece.dims[:dim], along, *piece.dims[dim + 1:]))
+        return draft.tensor(piece.node, (*piece.dims[:dim], along, *piece.dims[dim + 1 :]))
     if _reduces_along(draft, piece.node, frozenset(draft.dims(piece)[dim])):
         call.unsupported("a concatenated piece contains a reduction, and the result is used in further ops")
     own = draft.op("sub", position, draft.const(begin, I64))
@@ -292,9 +291,11 @@ def _fill_with(value: int) -> Handler:
 
 def _constructors(op: str, overload: str, handler: Handler) -> dict[str, Handler]:
     """Table entries for the three forms of a constructor: `op(size)`, `op_like(tensor)` and `tensor.new_op(size)`."""
-    return {f"aten.{op}.{overload}": with_shape_args(handler, "size", "dtype"),
-            f"aten.{op}_like.default": with_shape_args(handler, "self", "dtype"),
-            f"aten.new_{op}.default": with_shape_args(handler, "self", "size", "dtype")}
+    return {
+        f"aten.{op}.{overload}": with_shape_args(handler, "size", "dtype"),
+        f"aten.{op}_like.default": with_shape_args(handler, "self", "dtype"),
+        f"aten.new_{op}.default": with_shape_args(handler, "self", "size", "dtype"),
+    }
 
 
 INDEXING_OPS: dict[str, Handler] = {

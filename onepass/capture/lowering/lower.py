@@ -49,8 +49,7 @@ class Blocked(Exception):
         self.node, self.error = node, error
 
 
-def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...],
-          to_size: ToSize) -> Program:
+def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...], to_size: ToSize) -> Program:
     """Lower a functional graph to the Program that computes `outputs` from `inputs`. `to_size` converts torch's symbolic ints."""
     try:
         return lower_subgraph(graph, name, inputs, outputs, to_size)
@@ -58,8 +57,9 @@ def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs:
         raise blocked.error from None
 
 
-def lower_subgraph(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...],
-                   to_size: ToSize) -> Program:
+def lower_subgraph(
+    graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...], to_size: ToSize
+) -> Program:
     """`lower` for part of a larger graph. Raises Blocked with the node that cannot be lowered; the caller can leave it out."""
     walk = _Walk(graph, inputs, to_size)
     try:
@@ -165,7 +165,7 @@ class _Walk:
 
 def _nonzero_strides(buffer: Buffer) -> tuple[Size, ...]:
     """Strides for an empty buffer, whose own may be 0. A store drops axes with stride 0, and then would not look empty."""
-    return tuple(product([size or 1 for size in buffer.shape[dim + 1:]]) for dim in range(len(buffer.shape)))
+    return tuple(product([size or 1 for size in buffer.shape[dim + 1 :]]) for dim in range(len(buffer.shape)))
 
 
 def _apply(handler: Handler, call: Call) -> Any:

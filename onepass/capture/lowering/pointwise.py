@@ -295,8 +295,10 @@ def size_arithmetic(name: str) -> Handler:
     return handle
 
 
+# fmt: off
 _FUNCTIONS = ("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid",
           "erf", "erfc", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "atan2")
+# fmt: on
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _TENSOR_OR_SCALAR = "Tensor Scalar"
 _SHIFTS = "Tensor Tensor_Scalar Scalar_Tensor"
@@ -304,8 +306,11 @@ _SCALAR_EITHER_SIDE = "Tensor Scalar Scalar_Tensor"
 
 POINTWISE: dict[str, Handler] = {
     **{f"aten.{name}.default": pointwise(op(name)) for name in _FUNCTIONS},
-    **{f"aten.{name}.{overload}": pointwise(op(name), OperandTypes.OPERANDS)
-       for name in _COMPARE for overload in _TENSOR_OR_SCALAR.split()},
+    **{
+        f"aten.{name}.{overload}": pointwise(op(name), OperandTypes.OPERANDS)
+        for name in _COMPARE
+        for overload in _TENSOR_OR_SCALAR.split()
+    },
     **for_overloads("aten.add", _TENSOR_OR_SCALAR, _add),
     **for_overloads("aten.sub", _TENSOR_OR_SCALAR, _sub),
     **for_overloads("aten.rsub", _TENSOR_OR_SCALAR, _rsub),

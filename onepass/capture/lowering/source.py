@@ -15,8 +15,11 @@ from ... import compat
 
 # Code in these places is never user code.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(compat.__file__)))
-_NOT_USER_CODE = (os.path.dirname(torch.__file__) + os.sep,
-                  *(os.path.join(_PACKAGE, part) + os.sep for part in ("capture", "compat", "integration")), contextlib.__file__)
+_NOT_USER_CODE = (
+    os.path.dirname(torch.__file__) + os.sep,
+    *(os.path.join(_PACKAGE, part) + os.sep for part in ("capture", "compat", "integration")),
+    contextlib.__file__,
+)
 # Names of code that is in no file: `python -c`, a pipe, interactive input. Other names in brackets are generated code.
 _TYPED = re.compile(r"<(string|stdin|console|(ipython|python)-input.*|doctest .*)>")
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)(, in (?P<function>\w+))?')

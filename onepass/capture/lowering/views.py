@@ -17,7 +17,7 @@ def moved(call: Call, tensor: Tensor, dim: int, to: Coordinate, atoms: tuple[str
     """Index one dim by another coordinate. `atoms` are the atoms of the new dim."""
     dims = call.draft.dims(tensor)
     node = substitute(call.draft, tensor.node, {dims[dim]: to}) if dims[dim] else tensor.node
-    return call.draft.tensor(node, (*dims[:dim], atoms, *dims[dim + 1:]))
+    return call.draft.tensor(node, (*dims[:dim], atoms, *dims[dim + 1 :]))
 
 
 def sliced(call: Call, tensor: Tensor, dim: int, start: Size, length: Size, step: int = 1) -> Tensor:
@@ -31,7 +31,7 @@ def sliced(call: Call, tensor: Tensor, dim: int, start: Size, length: Size, step
 def picked(call: Call, tensor: Tensor, dim: int, position: Size) -> Tensor:
     """One position of a dim, which is removed."""
     one = moved(call, tensor, dim, Affine((), position), ())
-    return Tensor(one.node, (*one.dims[:dim], *one.dims[dim + 1:]))
+    return Tensor(one.node, (*one.dims[:dim], *one.dims[dim + 1 :]))
 
 
 def _view(call: Call) -> Tensor:
@@ -194,9 +194,20 @@ VIEWS: dict[str, Handler] = {
     "aten.flatten.using_ints": with_shape_args(_view, "start_dim", "end_dim"),
     "prims.collapse_view.default": with_shape_args(_view, "start", "end"),
     "aten.view.dtype": _view_as_type,
-    **dict.fromkeys(("aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default",
-                     "aten.lift_fresh.default", "aten.lift_fresh_copy.default", "aten.positive.default", "prims.clone.default",
-                     "prims.view_of.default"), _identity),
+    **dict.fromkeys(
+        (
+            "aten.clone.default",
+            "aten.contiguous.default",
+            "aten.alias.default",
+            "aten.detach.default",
+            "aten.lift_fresh.default",
+            "aten.lift_fresh_copy.default",
+            "aten.positive.default",
+            "prims.clone.default",
+            "prims.view_of.default",
+        ),
+        _identity,
+    ),
     "aten.copy.default": with_shape_args(_copy, "self"),
     "aten.permute.default": _permute,
     "prims.transpose.default": _permute,
@@ -212,8 +223,9 @@ VIEWS: dict[str, Handler] = {
     "aten.select.int": _select,
     **for_overloads("aten.split", "Tensor sizes", with_shape_args(_split, "split_size")),
     "aten.unsafe_split.Tensor": with_shape_args(_split, "split_size"),
-    **dict.fromkeys(("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default"),
-                    with_shape_args(_split, "split_sizes")),
+    **dict.fromkeys(
+        ("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default"), with_shape_args(_split, "split_sizes")
+    ),
     "aten.chunk.default": with_shape_args(_split, "chunks"),
     "aten.unbind.int": _unbind,
     "aten.as_strided.default": with_shape_args(_as_strided, "size", "stride"),

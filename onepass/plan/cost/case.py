@@ -15,8 +15,10 @@ from ..traffic import Traffic, monoid_of
 
 LINE = 128  # bytes of a cache line
 # What issue slots depend on, for the sources of terms.
-SLOTS = ("tile_slots, still_tile_slots, several_tiles_slots, merge_slots, unaligned_slots, unaligned_edge_slots, "
-         "unaligned_vector_slots, smem_vector_slots")
+SLOTS = (
+    "tile_slots, still_tile_slots, several_tiles_slots, merge_slots, unaligned_slots, unaligned_edge_slots, "
+    "unaligned_vector_slots, smem_vector_slots"
+)
 
 
 class Case(NamedTuple):

@@ -17,8 +17,14 @@ class LoopedTerms(NamedTuple):
     """DRAM, L2, instruction issue and the serial chain of a CTA's steps work at once."""
 
     launch: Annotated[float, Label("launch", "launch_us")]
-    dram: Annotated[float, Label("DRAM", "bytes / rate that the bytes in flight sustain: walk_tiles_in_flight, "
-                                 "merging_tiles_in_flight, reread_all_hits, reread_no_hits, sm_rate_share")]
+    dram: Annotated[
+        float,
+        Label(
+            "DRAM",
+            "bytes / rate that the bytes in flight sustain: walk_tiles_in_flight, "
+            "merging_tiles_in_flight, reread_all_hits, reread_no_hits, sm_rate_share",
+        ),
+    ]
     narrow: Annotated[float, Label("narrow tiles", "narrow_read, narrow_read_split, narrow_write, one_line_write", factor=True)]
     rereads: Annotated[float, Label("L2: rows read again", "bytes that hit / L2 rate")]
     l2: Annotated[float, Label("L2: partial results, row vectors", "vector_l2_share / L2 rate")]
@@ -84,11 +90,15 @@ def looped(case: Case) -> Cost:
         rereads=(t.full_in + t.multi_phase * hit) / device.l2_bandwidth if t.multi_phase else 0.0,
         l2=_l2_bytes(case, w) / device.l2_bandwidth,
         turnaround=_turnaround(case, w) if over_cols else 1.0,
-        issue=issue, special=special,
-        waves=ceil(w.ctas / w.resident_ctas), walk=walk, exchanges=exchanges,
+        issue=issue,
+        special=special,
+        waves=ceil(w.ctas / w.resident_ctas),
+        walk=walk,
+        exchanges=exchanges,
         warp_fold=c.warp_fold_us * max(0, schedule.warps - 2) * w.ctas / w.sms if over_rows and kernel.folds else 0.0,
         ring=c.ring_slot_us * schedule.stages if schedule.staged else 0.0,
-        sharpness=c.sharpness)
+        sharpness=c.sharpness,
+    )
     return Cost.of(record, dram, in_flight)
 
 

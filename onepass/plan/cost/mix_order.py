@@ -23,8 +23,9 @@ class MixOrderTerms(NamedTuple):
     tiles: Annotated[float, Label("tiles of several rows", "tiles_at_once, further_tile", factor=True)]
     issue: Annotated[float, Label("issue", "issue slots / issue_rate, warps_to_issue; " + SLOTS)]
     special: Annotated[float, Label("special functions", "operations / special_rate")]
-    reductions: Annotated[float, Label("chain: reductions and waits", "reduction_in_warp_us, reduction_us, reduction_warp_us, "
-                                       "unpipelined_row_wait")]
+    reductions: Annotated[
+        float, Label("chain: reductions and waits", "reduction_in_warp_us, reduction_us, reduction_warp_us, unpipelined_row_wait")
+    ]
     lookups: Annotated[float, Label("chain: indexed loads", "latency of each iteration")]
     warp_fold: Annotated[float, Label("sums across warps", "warp_fold_us")]
     spilled: Annotated[float, Label("partial results in DRAM", "partial results beyond partials_l2_share / DRAM rate")]
@@ -75,14 +76,16 @@ def mix_order(case: Case) -> Cost:
         congestion=congestion(prefetched, c),
         l2=(2 * partials + t.temps + vector_loads * t.vectors) / device.l2_bandwidth,
         tiles=_tile_penalty(case),
-        issue=issue, special=special,
+        issue=issue,
+        special=special,
         # CTAs on the same SM hide each other's reductions.
         reductions=iterations * _exchanges_us(case) / max(1.0, co_resident) * per_sm / co_resident,
         # An indexed load waits for its index in every iteration, and no pipeline prefetches it.
         lookups=iterations * device.latency * any(n.indexed for n in kernel.program.nodes if isinstance(n, Load)),
         warp_fold=0.0 if _folds_within_warps(case) else c.warp_fold_us * max(0, schedule.warps - 2) * per_sm * t.outer_states,
         spilled=spilled / device.bandwidth,
-        sharpness=c.sharpness)
+        sharpness=c.sharpness,
+    )
     return Cost.of(record, t.once + 2 * spilled, in_flight)
 
 

@@ -28,8 +28,9 @@ def lower_bound(t: Traffic, device: Device) -> float:
     return t.once / device.bandwidth
 
 
-def cost(kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, device: Device,
-         constants: CostConstants = SHIPPED.cost) -> Cost:
+def cost(
+    kernel: Kernel, schedule: Schedule, resources: Resources, t: Traffic, device: Device, constants: CostConstants = SHIPPED.cost
+) -> Cost:
     """Predict the time of one schedule: the model's, times the device's measured correction for the kernel family."""
     found = _modeled(Case(kernel, schedule, resources, t, device, constants))
     return found.corrected(device.correction(schedule.family)) if device.corrections else found

@@ -34,15 +34,21 @@ class ResidentTerms(NamedTuple):
     waves: Annotated[float, Label("waves", "CTAs / CTAs that fit at once", factor=True)]
     first: Annotated[float, Label("CTA: first bytes", "latency")]
     fill: Annotated[float, Label("CTA: loads", "bytes of a CTA / fill_rate")]
-    wait: Annotated[float, Label("CTA: waits", "after_reduction_wait, tile_us; if staged vector_chunk_us, "
-                                 "unaligned_vector_chunk_us")]
+    wait: Annotated[
+        float, Label("CTA: waits", "after_reduction_wait, tile_us; if staged vector_chunk_us, unaligned_vector_chunk_us")
+    ]
     reduce: Annotated[float, Label("CTA: reductions", "reduction_in_warp_us, reduction_us, reduction_warp_us")]
-    math: Annotated[float, Label("CTA: arithmetic", "issue slots of a CTA / issue_few_warps, issue_one_warp, "
-                                 "issue_few_warps_staged; unoverlapped_math")]
+    math: Annotated[
+        float,
+        Label(
+            "CTA: arithmetic", "issue slots of a CTA / issue_few_warps, issue_one_warp, issue_few_warps_staged; unoverlapped_math"
+        ),
+    ]
     l2: Annotated[float, Label("L2", "rows read again, partial results and vector_l2_share / L2 rate")]
     congestion: Annotated[float, Label("congestion", "congestion, congestion_from", factor=True)]
-    outstanding: Annotated[float, Label("bytes outstanding", "outstanding_penalty, outstanding_from, outstanding_up_to, "
-                                        "outstanding_l2", factor=True)]
+    outstanding: Annotated[
+        float, Label("bytes outstanding", "outstanding_penalty, outstanding_from, outstanding_up_to, outstanding_l2", factor=True)
+    ]
     least: Annotated[float, Label("DRAM at its best", "every byte once / DRAM rate")]
     issue: Annotated[float, Label("issue", "issue slots / issue_rate, warps_to_issue; " + SLOTS)]
     special: Annotated[float, Label("special functions", "operations / special_rate")]
@@ -73,8 +79,13 @@ class ResidentTerms(NamedTuple):
     @property
     def limits(self) -> tuple[tuple[str, float], ...]:
         """The times of the resources that work at once."""
-        return (("memory", self.memory), ("issue", self.issue), ("special functions", self.special), ("L1", self.l1),
-                ("latency", self.cta_us))
+        return (
+            ("memory", self.memory),
+            ("issue", self.issue),
+            ("special functions", self.special),
+            ("L1", self.l1),
+            ("latency", self.cta_us),
+        )
 
 
 def resident(case: Case, pieces: int, length: int, block: int) -> Cost:
@@ -101,11 +112,15 @@ def resident(case: Case, pieces: int, length: int, block: int) -> Cost:
         congestion=congestion(co_resident * cta_bytes, c) if schedule.staged and not schedule.sector_elems else 1.0,
         outstanding=outstanding_penalty(case) if across_rows and not schedule.staged else 1.0,
         least=t.once / device.bandwidth,
-        issue=issue, special=special, l1=l1_us(case, sms),
+        issue=issue,
+        special=special,
+        l1=l1_us(case, sms),
         last_stores=c.last_stores_us,
         warp_fold=0.0 if across_rows else c.warp_fold_us * max(0, schedule.warps - 2) * ctas / sms,
         tma_start=c.tma_start_us if schedule.staged else 0.0,
-        sharpness=c.sharpness, dram_sharpness=c.resident_sharpness)
+        sharpness=c.sharpness,
+        dram_sharpness=c.resident_sharpness,
+    )
     return Cost.of(record, t.once + reread, co_resident * cta_bytes)
 
 

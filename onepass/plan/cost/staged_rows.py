@@ -30,8 +30,13 @@ class StagedRowsTerms(NamedTuple):
     slots: Annotated[float, Label("", "ring slots", hidden=True)]
     l2: Annotated[float, Label("L2", "rows read again, partial results, vector_l2_share / L2 rate")]
     least: Annotated[float, Label("DRAM at its best", "every byte once / DRAM rate")]
-    issue: Annotated[float, Label("issue", "issue slots / issue_rate, warps_to_issue; with column sums warps_to_issue_unrolled, "
-                                  "vector_reload_us; " + SLOTS)]
+    issue: Annotated[
+        float,
+        Label(
+            "issue",
+            "issue slots / issue_rate, warps_to_issue; with column sums warps_to_issue_unrolled, vector_reload_us; " + SLOTS,
+        ),
+    ]
     special: Annotated[float, Label("special functions", "operations / special_rate")]
     imbalance: Annotated[float, Label("uneven rows", "rows per CTA, rounded up", factor=True)]
     l1: Annotated[float, Label("L1", "bytes / l1_rate")]
@@ -62,8 +67,13 @@ class StagedRowsTerms(NamedTuple):
     @property
     def limits(self) -> tuple[tuple[str, float], ...]:
         """The times of the resources that work at once."""
-        return (("memory", self.memory), ("issue", self.issue), ("special functions", self.special), ("L1", self.l1),
-                ("latency", self.rows * self.row_us))
+        return (
+            ("memory", self.memory),
+            ("issue", self.issue),
+            ("special functions", self.special),
+            ("L1", self.l1),
+            ("latency", self.rows * self.row_us),
+        )
 
 
 def staged_rows(case: Case) -> Cost:
@@ -75,8 +85,8 @@ def staged_rows(case: Case) -> Cost:
     sms, rows_per_cta = min(device.sms, ctas), ceil(t.rows / groups)
     co_resident, imbalance = ctas / sms, rows_per_cta * groups / max(t.rows, 1)
     sm_bandwidth, row = device.bandwidth / device.sms, float(cols * t.input_bytes_per_elem)
-    reread = sum(kernel.program.dtypes[i].size * (len(kernel.use_phases(i)) - 1) for i in kernel.multi_phase
-                if i not in schedule.staged) * t.elements
+    unstaged = [i for i in kernel.multi_phase if i not in schedule.staged]
+    reread = sum(kernel.program.dtypes[i].size * (len(kernel.use_phases(i)) - 1) for i in unstaged) * t.elements
     ring_rows = schedule.stages + prefetched_columns(schedule.cols, schedule.prefetch) / cols
     partials = 4.0 * schedule.rows.split * t.cols * t.outer_states
     spilled = partials if partials > device.l2_bytes * c.partials_l2_share else 0.0
@@ -100,13 +110,15 @@ def staged_rows(case: Case) -> Cost:
         l2=(reread + 2 * partials + t.temps + vectors) / device.l2_bandwidth,
         least=t.once / device.bandwidth,
         issue=rows_per_cta * _unrolled_walk_us(case, cols, co_resident) if both else issue * imbalance,
-        special=special, imbalance=imbalance,
+        special=special,
+        imbalance=imbalance,
         l1=l1_us(case, sms) + t.full_in * kernel.full_walks / (c.l1_rate * sms * device.clock),
         last_stores=c.last_stores_us,
         spilled=spilled / device.bandwidth,
         exposed=rows_per_cta * _exposed_per_row_us(case) if both else 0.0,
         exchange=_exchange_us(case, rows_per_cta),
-        sharpness=c.sharpness)
+        sharpness=c.sharpness,
+    )
     return Cost.of(record, t.once + reread + 2 * spilled, co_resident * row * max(ring_rows - 1, c.one_slot_in_flight))
 
 

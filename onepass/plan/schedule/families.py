@@ -307,11 +307,24 @@ class Pointwise(Common):
         self._derive(_block(self.height), _block(self.width))
 
 
-Schedule: TypeAlias = (ResidentRows | LoopedRows | SplitRows | WholeColumns | Outer | MixOrder | StagedRows | StagedMixOrder
-                       | MultiCtaMixOrder | StagedTiles | Pointwise)
+Schedule: TypeAlias = (
+    ResidentRows
+    | LoopedRows
+    | SplitRows
+    | WholeColumns
+    | Outer
+    | MixOrder
+    | StagedRows
+    | StagedMixOrder
+    | MultiCtaMixOrder
+    | StagedTiles
+    | Pointwise
+)
 
+# fmt: off
 __all__ = ["LoopedRows", "MixOrder", "MultiCtaMixOrder", "Outer", "Pointwise", "ResidentRows", "Schedule", "SplitRows",
            "StagedMixOrder", "StagedRows", "StagedTiles", "WholeColumns", "renumbered"]
+# fmt: on
 NODE_FIELDS = ("resident", "early_loads", "staged", "evict_last")  # fields that name nodes of the kernel
 
 

@@ -1,8 +1,8 @@
 """Roles: what a kernel does with each side of its iteration space, and the widths of the tiles that cover a side.
 
-    Block    one tile per CTA; the grid covers the side
-    Cover    every CTA covers the whole side, as unrolled tiles
-    Loop     a CTA walks the side in steps; several CTAs may split it
+Block    one tile per CTA; the grid covers the side
+Cover    every CTA covers the whole side, as unrolled tiles
+Loop     a CTA walks the side in steps; several CTAs may split it
 """
 
 from __future__ import annotations

@@ -75,8 +75,10 @@ class RoundRobin:
         if len(work) == 1:
             work[0]()
             return
-        threads = [threading.Thread(target=contextvars.copy_context().run, args=(self._run_one, k, each), daemon=True)
-                   for k, each in enumerate(work)]
+        threads = [
+            threading.Thread(target=contextvars.copy_context().run, args=(self._run_one, k, each), daemon=True)
+            for k, each in enumerate(work)
+        ]
         for thread in threads:
             thread.start()
         self._gates[0].release()

@@ -41,15 +41,19 @@ class Descriptor:
 
     def __post_init__(self) -> None:
         size, strides = self.tensor.element_size(), self.tensor.stride()
-        trouble = [what for what, wrong in {
-            f"its block {self.block} has another rank": len(self.block) != self.tensor.dim(),
-            "its rank is above 5": self.tensor.dim() > 5,
-            "its first element is not at a multiple of 16 bytes": self.tensor.data_ptr() % 16,
-            f"its strides {strides} are not multiples of 16 bytes": any(s * size % 16 for s in strides[:-1]),
-            "its last axis is not contiguous": strides[-1] != 1,
-            f"its block {self.block} has extents that are not powers of two": any(b & (b - 1) for b in self.block),
-            f"its block {self.block} has less than 16 bytes per line": self.block[-1] * size < 16,
-        }.items() if wrong]
+        trouble = [
+            what
+            for what, wrong in {
+                f"its block {self.block} has another rank": len(self.block) != self.tensor.dim(),
+                "its rank is above 5": self.tensor.dim() > 5,
+                "its first element is not at a multiple of 16 bytes": self.tensor.data_ptr() % 16,
+                f"its strides {strides} are not multiples of 16 bytes": any(s * size % 16 for s in strides[:-1]),
+                "its last axis is not contiguous": strides[-1] != 1,
+                f"its block {self.block} has extents that are not powers of two": any(b & (b - 1) for b in self.block),
+                f"its block {self.block} has less than 16 bytes per line": self.block[-1] * size < 16,
+            }.items()
+            if wrong
+        ]
         if trouble:
             raise errors.NotForTma(shape=tuple(self.tensor.shape), detail="; ".join(trouble))
 
@@ -61,8 +65,10 @@ class Descriptor:
     def box(self, at: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """The overlapping parts of the tensor and of a block that starts at `at`."""
         ends = [min(c + b, n) for c, b, n in zip(at, self.block, self.tensor.shape, strict=True)]
-        return (tuple(slice(c, e) for c, e in zip(at, ends, strict=True)),
-                tuple(slice(0, e - c) for c, e in zip(at, ends, strict=True)))
+        return (
+            tuple(slice(c, e) for c, e in zip(at, ends, strict=True)),
+            tuple(slice(0, e - c) for c, e in zip(at, ends, strict=True)),
+        )
 
     def crossed(self, at: Sequence[int]) -> list[int]:
         """The axes whose end is crossed by a block at `at`."""
@@ -190,8 +196,9 @@ class Cta:
         for copy in slot.memory.in_flight:
             if copy.overlaps(slot):
                 kind = errors.RefillBeforeDrain if copy.overwrites else errors.UseBeforeArrival
-                raise kind(where=self.where(), slot=slot.name,
-                           detail=f"it is read while the copy issued at {copy.issued_at} is in flight")
+                raise kind(
+                    where=self.where(), slot=slot.name, detail=f"it is read while the copy issued at {copy.issued_at} is in flight"
+                )
         if not slot.memory.filled[slot.bytes].all():
             raise errors.UseBeforeArrival(where=self.where(), slot=slot.name, detail="it is read before anything was written there")
         self._check_barrier_between(slot, "read", self.writes, errors.UseBeforeArrival)
@@ -224,15 +231,17 @@ class Cta:
         """Raise if no CTA barrier separates this use of a slot from earlier uses by other threads."""
         for other in earlier if self.explicit_barriers else ():
             if other.overlaps(slot):
-                raise kind(where=self.where(), slot=slot.name,
-                           detail=f"no CTA barrier lies between the use of {other.name} and this {use}")
+                raise kind(
+                    where=self.where(), slot=slot.name, detail=f"no CTA barrier lies between the use of {other.name} and this {use}"
+                )
 
     def _check_free(self, slot: Slot) -> None:
         """Raise if a copy still fills or reads a slot that is about to be overwritten."""
         for copy in slot.memory.in_flight:
             if copy.overlaps(slot):
-                raise errors.RefillBeforeDrain(where=self.where(), slot=slot.name,
-                                               detail=f"the copy issued at {copy.issued_at} into it is still in flight")
+                raise errors.RefillBeforeDrain(
+                    where=self.where(), slot=slot.name, detail=f"the copy issued at {copy.issued_at} into it is still in flight"
+                )
         for copy in slot.memory.outgoing:
             if copy.overlaps(slot):
                 raise errors.StagingReused(where=self.where(), slot=slot.name, issued_at=copy.issued_at)
@@ -247,16 +256,18 @@ class Cta:
         self._check_fenced(slot)
         for copy in memory.arrived:
             if copy.overlaps(slot) and not copy.read:
-                raise errors.RefillBeforeDrain(where=self.where(), slot=slot.name,
-                                               detail=f"the data of the copy issued at {copy.issued_at} was never read")
+                raise errors.RefillBeforeDrain(
+                    where=self.where(), slot=slot.name, detail=f"the data of the copy issued at {copy.issued_at} was never read"
+                )
         self._check_barrier_between(slot, "copy", [*self.reads, *self.writes], errors.RefillBeforeDrain)
         tensor = raw(source.tensor)
         data = np.zeros(source.block, tensor.dtype)
         data[part] = tensor[inside]
         copy = Copy(slot.start, slot.end, self.where(), data.view(np.uint8).reshape(-1), bool(memory.filled[slot.bytes].any()))
         if state.pending == 0 and state.issued + source.nbytes > state.expected:
-            raise errors.ExpectedBytesDiffer(where=self.where(), slot=state.name, expected=state.expected,
-                                             issued=state.issued + source.nbytes)
+            raise errors.ExpectedBytesDiffer(
+                where=self.where(), slot=state.name, expected=state.expected, issued=state.issued + source.nbytes
+            )
         state.issued += source.nbytes
         state.landing.append((memory, copy))
         memory.arrived = [c for c in memory.arrived if not c.overlaps(slot)]
@@ -286,8 +297,11 @@ class Cta:
 
     def _box(self, tensor: Descriptor, at: Sequence[int], slot: Slot) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         if slot.shape != tensor.block or slot.dtype.itemsize != tensor.tensor.element_size():
-            raise errors.BlockMismatch(where=self.where(), slot=slot.name,
-                                       detail=f"a block of {tensor.block} {tensor.tensor.dtype} and a slot of {slot.shape}")
+            raise errors.BlockMismatch(
+                where=self.where(),
+                slot=slot.name,
+                detail=f"a block of {tensor.block} {tensor.tensor.dtype} and a slot of {slot.shape}",
+            )
         extent = tuple(tensor.tensor.shape)
         if len(at) != len(extent):
             raise errors.BlockMismatch(where=self.where(), slot=slot.name, detail=f"coordinates {tuple(at)} and axes {extent}")
@@ -320,8 +334,12 @@ class Cta:
         """Arrive at an mbarrier. Its phase ends when the `expected` bytes have landed too."""
         state = self._barrier(slot)
         if state.pending < count:
-            raise errors.WrongPhase(where=self.where(), slot=slot.name, phase=state.phase,
-                                    detail="it already has all its arrivals and was not waited for since")
+            raise errors.WrongPhase(
+                where=self.where(),
+                slot=slot.name,
+                phase=state.phase,
+                detail="it already has all its arrivals and was not waited for since",
+            )
         state.pending -= count
         state.expected += expected
         if state.pending == 0 and state.expected == state.issued == 0:
@@ -334,18 +352,23 @@ class Cta:
             raise errors.WrongPhase(where=self.where(), slot=slot.name, phase=state.phase, detail=f"{parity} is not a parity")
         if state.phase % 2 != parity:
             if state.phase - 1 < state.waited:
-                raise errors.WrongPhase(where=self.where(), slot=slot.name, phase=state.phase,
-                                        detail=f"a wait for parity {parity} returns at once, for the previous phase")
+                raise errors.WrongPhase(
+                    where=self.where(),
+                    slot=slot.name,
+                    phase=state.phase,
+                    detail=f"a wait for parity {parity} returns at once, for the previous phase",
+                )
             state.waited = state.phase
             return
         if state.pending:
-            raise errors.WaitsForever(where=self.where(), slot=slot.name, phase=state.phase, missing=state.pending,
-                                      count=state.count)
+            raise errors.WaitsForever(
+                where=self.where(), slot=slot.name, phase=state.phase, missing=state.pending, count=state.count
+            )
         if state.issued != state.expected:
             raise errors.ExpectedBytesDiffer(where=self.where(), slot=slot.name, expected=state.expected, issued=state.issued)
         for allocation, copy in state.landing:
-            allocation.data[copy.start:copy.end] = copy.data
-            allocation.filled[copy.start:copy.end] = True
+            allocation.data[copy.start : copy.end] = copy.data
+            allocation.filled[copy.start : copy.end] = True
             allocation.in_flight.remove(copy)
             allocation.arrived.append(copy)
         state.advance()

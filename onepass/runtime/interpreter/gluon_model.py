@@ -12,11 +12,10 @@ words, the model raises a deadlock error. Warp specialization, clusters and mult
 from __future__ import annotations
 
 import linecache
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
@@ -29,7 +28,8 @@ from ...codegen.source import Param, ParamKind, Source
 from ...stages import stage
 from ..module import load_text
 from .coroutines import RoundRobin
-from .gluon_memory import Crossing, Cta, Descriptor, Slot
+from .gluon_memory import Crossing, Cta, Descriptor
+from .gluon_values import KernelDescriptor, SharedMemory, hashable, integer, truth, unwrapped
 from .interpret import _ONE_AT_A_TIME, _Engine
 
 HOPPER_SHARED = 232_448  # maximum bytes of shared memory of a CTA on sm_90
@@ -48,13 +48,19 @@ class Trace:
     crossings: tuple[Crossing, ...] = ()  # copies that crossed the end of a tensor on a masked axis
 
     def plus(self, cta: Cta) -> Trace:
-        return Trace(self.programs + 1, max(self.shared_bytes, cta.nbytes), self.bytes_in + cta.bytes_in,
-                     self.bytes_out + cta.bytes_out, (*self.crossings, *cta.crossings))
+        return Trace(
+            self.programs + 1,
+            max(self.shared_bytes, cta.nbytes),
+            self.bytes_in + cta.bytes_in,
+            self.bytes_out + cta.bytes_out,
+            (*self.crossings, *cta.crossings),
+        )
 
 
 @stage("running a kernel in the model of shared memory")
-def run_source(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Mapping[str, int], *,
-               shared_limit: int = HOPPER_SHARED) -> Trace:
+def run_source(
+    source: Source, buffers: Mapping[str, torch.Tensor], bindings: Mapping[str, int], *, shared_limit: int = HOPPER_SHARED
+) -> Trace:
     """Execute a generated kernel over its whole grid. `buffers` are CPU tensors, written in place. `bindings` are the sizes."""
     size = np.int64 if source.wide_index else np.int32
 
@@ -69,8 +75,16 @@ def run_source(source: Source, buffers: Mapping[str, torch.Tensor], bindings: Ma
             case ParamKind.ZERO:
                 return np.int32(0)
 
-    return run(source.name, source.text, {p.text_name: argument(p) for p in source.params}, source.programs(bindings),
-               shared_limit=shared_limit, warps=source.warps, explicit_barriers=True, ctas_per_group=source.ctas_per_group)
+    return run(
+        source.name,
+        source.text,
+        {p.text_name: argument(p) for p in source.params},
+        source.programs(bindings),
+        shared_limit=shared_limit,
+        warps=source.warps,
+        explicit_barriers=True,
+        ctas_per_group=source.ctas_per_group,
+    )
 
 
 def _descriptor(param: Param, buffer: torch.Tensor, bindings: Mapping[str, int]) -> Descriptor:
@@ -81,8 +95,17 @@ def _descriptor(param: Param, buffer: torch.Tensor, bindings: Mapping[str, int])
     return Descriptor(torch.as_strided(buffer, shape, strides), param.view.box, masked)
 
 
-def run(name: str, text: str, arguments: Mapping[str, Argument], programs: int, *, shared_limit: int = HOPPER_SHARED,
-        warps: int = 4, explicit_barriers: bool = False, ctas_per_group: int = 1) -> Trace:
+def run(
+    name: str,
+    text: str,
+    arguments: Mapping[str, Argument],
+    programs: int,
+    *,
+    shared_limit: int = HOPPER_SHARED,
+    warps: int = 4,
+    explicit_barriers: bool = False,
+    ctas_per_group: int = 1,
+) -> Trace:
     """Execute the kernel called `name` that `text` defines. Tensors are written in place.
 
     `arguments` maps parameter names to values: a tensor is passed as its pointer, a Descriptor as a TMA descriptor. Groups of
@@ -107,11 +130,11 @@ def run(name: str, text: str, arguments: Mapping[str, Argument], programs: int, 
 
 
 @cache
-def _engine() -> _GluonEngine:
-    return _GluonEngine(compat.triton_interpreter(), compat.gluon_language("model Gluon kernels"))
+def _engine() -> GluonEngine:
+    return GluonEngine(compat.triton_interpreter(), compat.gluon_language("model Gluon kernels"))
 
 
-class _GluonEngine(_Engine):
+class GluonEngine(_Engine):
     """The interpreter of Triton kernels, with the functions of Gluon bound to the model."""
 
     def __init__(self, parts: compat.InterpreterParts, gluon: Any) -> None:
@@ -123,8 +146,12 @@ class _GluonEngine(_Engine):
         self.round_robin = RoundRobin(1, RuntimeError)
         self.begin("", "", {}, 0)
         # Kernels reach a function through its module or import it directly, so it is found by identity, not by name.
-        self._models = {getattr(module, name): model for module, models in self._modeled() for name, model in models.items()
-                        if hasattr(module, name)}
+        self._models = {
+            getattr(module, name): model
+            for module, models in self._modeled()
+            for name, model in models.items()
+            if hasattr(module, name)
+        }
 
     def begin(self, name: str, filename: str, arguments: Mapping[str, Argument], warps: int) -> None:
         """Start a kernel: record the memory that it may access."""
@@ -159,7 +186,7 @@ class _GluonEngine(_Engine):
         """An argument as the kernel sees it."""
         tl = self.language
         if isinstance(value, Descriptor):
-            return _KernelDescriptor(self, value)
+            return KernelDescriptor(self, value)
         if isinstance(value, torch.Tensor):
             return self.tensor(np.array(value.data_ptr(), dtype=np.uint64), tl.pointer_type(self.dtype(value.dtype)))
         if isinstance(value, float):
@@ -197,7 +224,7 @@ class _GluonEngine(_Engine):
         """A Gluon object as an interpreted function sees it."""
         if isinstance(value, ModuleType) and value.__name__.startswith("triton.experimental.gluon.language"):
             return self.namespace(value)
-        if callable(value) and _hashable(value) and value in self._models:
+        if callable(value) and hashable(value) and value in self._models:
             return self._models[value]
         if getattr(value, "__module__", "").startswith("triton.experimental.gluon.") and self.language.core.is_builtin(value):
             return getattr(self.namespace(self.language), value.__name__, partial(self.refuse, value.__name__))
@@ -216,157 +243,111 @@ class _GluonEngine(_Engine):
         triton = vars(super().namespace(self.language)) if module is self.gluon else {}
         for key, value in vars(module).items():
             if not key.startswith("__"):
-                forwarded = key in triton and (not _hashable(value) or value not in self._models)
+                forwarded = key in triton and (not hashable(value) or value not in self._models)
                 setattr(namespace, key, triton[key] if forwarded else self.bound(value))
         return namespace
 
     def _modeled(self) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
         """The modeled functions by module. Names that the installed release lacks are skipped by the caller."""
         language: dict[str, Callable[..., Any]] = {
-            "allocate_shared_memory": self.allocate, "arange": self.arange, "full": self.full, "zeros": self.zeros,
-            "convert_layout": _passed_through, "set_auto_layout": _passed_through, "static_assert": _static_assert,
-            "barrier": self.barrier, "thread_barrier": self.barrier, "num_warps": lambda: self.warps, "num_ctas": lambda: 1,
+            "allocate_shared_memory": self.allocate,
+            "arange": self.arange,
+            "full": self.full,
+            "zeros": self.zeros,
+            "convert_layout": _passed_through,
+            "set_auto_layout": _passed_through,
+            "static_assert": _static_assert,
+            "barrier": self.barrier,
+            "thread_barrier": self.barrier,
+            "num_warps": lambda: self.warps,
+            "num_ctas": lambda: 1,
         }
         mbarrier: dict[str, Callable[..., Any]] = {
-            "init": self.init, "invalidate": lambda mbarrier: self.cta.invalidate(mbarrier.slot), "expect": self.expect,
-            "arrive": self.arrive, "wait": self.wait, "allocate_mbarrier": self.allocate_mbarrier,
+            "init": self.init,
+            "invalidate": lambda mbarrier: self.cta.invalidate(mbarrier.slot),
+            "expect": self.expect,
+            "arrive": self.arrive,
+            "wait": self.wait,
+            "allocate_mbarrier": self.allocate_mbarrier,
         }
         tma: dict[str, Callable[..., Any]] = {
-            "async_copy_global_to_shared": self.copy_in, "async_copy_shared_to_global": self.copy_out,
-            "store_wait": lambda pendings: self.cta.store_wait(_integer(pendings)),
+            "async_copy_global_to_shared": self.copy_in,
+            "async_copy_shared_to_global": self.copy_out,
+            "store_wait": lambda pendings: self.cta.store_wait(integer(pendings)),
         }
         hopper = self.gluon.nvidia.hopper
-        return [(self.gluon, language), (hopper.mbarrier, mbarrier), (hopper.tma, tma),
-                (hopper, {"fence_async_shared": lambda cluster=False: self.cta.fence()})]
+        return [
+            (self.gluon, language),
+            (hopper.mbarrier, mbarrier),
+            (hopper.tma, tma),
+            (hopper, {"fence_async_shared": lambda cluster=False: self.cta.fence()}),
+        ]
 
     def barrier(self, *, cluster: Any = False) -> None:
         self.cta.barrier()
 
-    def allocate(self, element_ty: Any, shape: Any, layout: Any, value: Any = None) -> _SharedMemory:
+    def allocate(self, element_ty: Any, shape: Any, layout: Any, value: Any = None) -> SharedMemory:
         """gl.allocate_shared_memory. The allocation is named after the variable it is assigned to."""
-        element = _unwrapped(element_ty)
+        element = unwrapped(element_ty)
         name = self.assigned(f"the allocation of line {self.line()}")
-        slot = self.cta.allocate(name, [_integer(s) for s in _unwrapped(shape)], self.numpy_type(element))
-        shared = _SharedMemory(self, slot, element, _unwrapped(layout))
+        slot = self.cta.allocate(name, [integer(s) for s in unwrapped(shape)], self.numpy_type(element))
+        shared = SharedMemory(self, slot, element, unwrapped(layout))
         if value is not None:
             shared.store(value)
         return shared
 
-    def allocate_mbarrier(self, batch: Any = None, two_ctas: bool = False) -> _SharedMemory:
+    def allocate_mbarrier(self, batch: Any = None, two_ctas: bool = False) -> SharedMemory:
         """Memory for one mbarrier, or for `batch` of them."""
-        count = _unwrapped(batch)
+        count = unwrapped(batch)
         return self.allocate(self.language.int64, [1] if count is None else [count, 1], None)
 
     def arange(self, start: Any, end: Any, layout: Any = None) -> Any:
-        return self.namespace(self.language).arange(_integer(start), _integer(end))
+        return self.namespace(self.language).arange(integer(start), integer(end))
 
     def full(self, shape: Any, value: Any, dtype: Any, layout: Any = None) -> Any:
-        return self.namespace(self.language).full([_integer(s) for s in _unwrapped(shape)], value, _unwrapped(dtype))
+        return self.namespace(self.language).full([integer(s) for s in unwrapped(shape)], value, unwrapped(dtype))
 
     def zeros(self, shape: Any, dtype: Any, layout: Any = None) -> Any:
         return self.full(shape, 0, dtype)
 
-    def init(self, mbarrier: _SharedMemory, count: Any) -> None:
-        self.cta.init(mbarrier.slot, _integer(count))
+    def init(self, mbarrier: SharedMemory, count: Any) -> None:
+        self.cta.init(mbarrier.slot, integer(count))
 
-    def expect(self, mbarrier: _SharedMemory, bytes_per_cta: Any = None, pred: Any = True, **named: Any) -> None:
+    def expect(self, mbarrier: SharedMemory, bytes_per_cta: Any = None, pred: Any = True, **named: Any) -> None:
         """mbarrier.expect. Its second parameter has another name in each of two releases."""
-        if _truth(pred):
-            self.cta.arrive(mbarrier.slot, 1, _integer(named.get("bytes", bytes_per_cta)))
+        if truth(pred):
+            self.cta.arrive(mbarrier.slot, 1, integer(named.get("bytes", bytes_per_cta)))
 
-    def arrive(self, mbarrier: _SharedMemory, *, count: Any = 1, pred: Any = True) -> None:
-        if _truth(pred):
-            self.cta.arrive(mbarrier.slot, _integer(count))
+    def arrive(self, mbarrier: SharedMemory, *, count: Any = 1, pred: Any = True) -> None:
+        if truth(pred):
+            self.cta.arrive(mbarrier.slot, integer(count))
 
-    def wait(self, mbarrier: _SharedMemory, phase: Any, pred: Any = True, deps: Any = ()) -> None:
-        if _truth(pred):
-            self.cta.wait(mbarrier.slot, _integer(phase))
+    def wait(self, mbarrier: SharedMemory, phase: Any, pred: Any = True, deps: Any = ()) -> None:
+        if truth(pred):
+            self.cta.wait(mbarrier.slot, integer(phase))
 
-    def copy_in(self, tensor_desc: _KernelDescriptor, coord: Any, barrier: _SharedMemory, result: _SharedMemory, pred: Any = True,
-                multicast: Any = False) -> None:
+    def copy_in(
+        self,
+        tensor_desc: KernelDescriptor,
+        coord: Any,
+        barrier: SharedMemory,
+        result: SharedMemory,
+        pred: Any = True,
+        multicast: Any = False,
+    ) -> None:
         """tma.async_copy_global_to_shared."""
-        if _unwrapped(multicast):
+        if unwrapped(multicast):
             self.refuse("multicast")
-        if _truth(pred):
-            self.cta.copy_in(tensor_desc.descriptor, [_integer(c) for c in coord], barrier.slot, result.slot)
+        if truth(pred):
+            self.cta.copy_in(tensor_desc.descriptor, [integer(c) for c in coord], barrier.slot, result.slot)
 
-    def copy_out(self, tensor_desc: _KernelDescriptor, coord: Any, src: _SharedMemory) -> None:
-        self.cta.copy_out(tensor_desc.descriptor, [_integer(c) for c in coord], src.slot)
-
-
-class _KernelDescriptor:
-    """A TMA descriptor as a kernel sees it."""
-
-    def __init__(self, engine: _GluonEngine, descriptor: Descriptor) -> None:
-        self.descriptor, self.layout = descriptor, descriptor.layout
-        self.dtype = engine.dtype(descriptor.tensor.dtype)
-        self.shape, self.strides = list(descriptor.tensor.shape), list(descriptor.tensor.stride())
-        self.block_shape = list(descriptor.block)
-        self.block_type = engine.language.block_type(self.dtype, self.block_shape)
-        self.nbytes_per_cta = descriptor.nbytes
-
-
-class _SharedMemory:
-    """A shared_memory_descriptor as a kernel sees it."""
-
-    def __init__(self, engine: _GluonEngine, slot: Slot, dtype: Any, layout: Any) -> None:
-        self.engine, self.slot, self.dtype, self.layout = engine, slot, dtype, layout
-        self.shape = list(slot.shape)
-        self.rank, self.numel = len(self.shape), math.prod(self.shape)
-
-    def load(self, layout: Any = None) -> Any:
-        return self.engine.tensor(self.engine.cta.load(self.slot), self.dtype)
-
-    def store(self, value: Any) -> None:
-        """Store from threads into the slot."""
-        if value.dtype != self.dtype:
-            raise errors.BlockMismatch(where=self.engine.where(), slot=self.slot.name, detail=f"{value.dtype} into {self.dtype}")
-        self.engine.cta.store(self.slot, value.handle.data)
-
-    def index(self, index: Any) -> _SharedMemory:
-        return self._part(_integer(index), 1, 0, self.slot.shape[1:], f"[{_integer(index)}]")
-
-    def slice(self, start: Any, length: Any, dim: Any = 0) -> _SharedMemory:
-        """A range of an axis. Only contiguous slices are supported: all earlier axes must have extent 1."""
-        first, count, axis = _integer(start), _integer(length), _integer(dim)
-        if any(n != 1 for n in self.slot.shape[:axis]):
-            self.engine.refuse("a slice of shared memory that is not contiguous")
-        shape = (*self.slot.shape[:axis], count, *self.slot.shape[axis + 1:])
-        return self._part(first, count, axis, shape, f"[{first}:{first + count}]")
-
-    def reshape(self, shape: Any) -> _SharedMemory:
-        return self._as(self.dtype, shape, self.layout, self.slot.name)
-
-    def _reinterpret(self, dtype: Any, shape: Any, layout: Any) -> _SharedMemory:
-        return self._as(_unwrapped(dtype), shape, _unwrapped(layout), self.engine.assigned(self.slot.name))
-
-    def permute(self, order: Any) -> _SharedMemory:
-        return self.engine.refuse("a transposed view of shared memory")
-
-    def _keep_alive(self) -> None:
-        pass
-
-    def _part(self, first: int, count: int, axis: int, shape: tuple[int, ...], label: str) -> _SharedMemory:
-        """`count` elements of an axis from `first` on. Raises if they are out of range."""
-        slot, extent = self.slot, self.slot.shape[axis]
-        if first < 0 or first + count > extent:
-            raise errors.OutsideAllocation(where=self.engine.where(), detail=label, slot=slot.name, shape=slot.shape)
-        step = math.prod(slot.shape[axis + 1:]) * slot.dtype.itemsize
-        part = replace(slot, name=slot.name + label, start=slot.start + first * step, shape=shape)
-        return _SharedMemory(self.engine, part, self.dtype, self.layout)
-
-    def _as(self, dtype: Any, shape: Any, layout: Any, name: str) -> _SharedMemory:
-        """The same bytes, from the start, with another type and shape."""
-        extents = tuple(_integer(s) for s in _unwrapped(shape))
-        seen = replace(self.slot, name=name, shape=extents, dtype=self.engine.numpy_type(dtype))
-        if seen.end > self.slot.end:
-            raise errors.OutsideAllocation(where=self.engine.where(), detail=f"a view of {seen.shape} {dtype}", slot=seen.name,
-                                           shape=self.slot.shape)
-        return _SharedMemory(self.engine, seen, dtype, layout)
+    def copy_out(self, tensor_desc: KernelDescriptor, coord: Any, src: SharedMemory) -> None:
+        self.cta.copy_out(tensor_desc.descriptor, [integer(c) for c in coord], src.slot)
 
 
 def _checked(builder: type) -> type:
     """The interpreter's builder with a bounds check of every access to global memory against the kernel's buffers."""
+
     def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
         _check_bounds(self.engine, ptrs, mask, "read")
         found = builder.create_masked_load(self, ptrs, mask, *rest)  # type: ignore[attr-defined]
@@ -383,7 +364,7 @@ def _checked(builder: type) -> type:
     return type("CheckedBuilder", (builder,), checks)
 
 
-def _check_bounds(engine: _GluonEngine, ptrs: Any, mask: Any, use: str) -> None:
+def _check_bounds(engine: GluonEngine, ptrs: Any, mask: Any, use: str) -> None:
     size = engine.numpy_type(ptrs.get_element_ty()).itemsize
     lanes = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)]
     good = np.zeros(lanes.shape, bool)
@@ -398,24 +379,6 @@ def _extent(tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         return 0
     return (1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))) * tensor.element_size()
-
-
-def _hashable(value: Any) -> bool:
-    return getattr(type(value), "__hash__", None) is not None and not isinstance(value, tuple | list | dict)
-
-
-def _unwrapped(value: Any) -> Any:
-    """The value of a constexpr, or the value itself."""
-    return value.value if type(value).__name__ == "constexpr" else value
-
-
-def _integer(value: Any) -> int:
-    value = _unwrapped(value)
-    return int(value.handle.data.item()) if hasattr(value, "handle") else int(value)
-
-
-def _truth(value: Any) -> bool:
-    return bool(_integer(value))
 
 
 def _passed_through(value: Any, *_: Any, **__: Any) -> Any:

@@ -125,9 +125,14 @@ class _Engine:
 
     def _overrides(self) -> dict[str, Callable[..., Any]]:
         """Functions of the language that need another implementation in an interpreter."""
-        return {"range": self.dynamic_range, "static_range": range, "reduce": self.reduce, "static_assert": _static_assert,
-                "inline_asm_elementwise": self.assembly,
-                **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy", "assume"), _passed_through)}
+        return {
+            "range": self.dynamic_range,
+            "static_range": range,
+            "reduce": self.reduce,
+            "static_assert": _static_assert,
+            "inline_asm_elementwise": self.assembly,
+            **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy", "assume"), _passed_through),
+        }
 
     def elementwise(self, ufunc: Callable[..., Any], *args: Any) -> Any:
         """A libdevice function, computed by numpy."""
@@ -169,10 +174,16 @@ class _Engine:
     def operators(self) -> Iterator[None]:
         """Install the interpreted operators on Triton's values, and restore the original ones at the end."""
         tensor, dtype = self.language.tensor, self.language.dtype
-        changes = [(tensor, name, _with_default_semantic(member, self.semantic)) for name, member in vars(tensor).items()
-                   if self.language.core.is_builtin(member)]
-        changes += [(tensor, "__index__", _integer), (tensor, "__bool__", lambda self: bool(self.handle.data.all())),
-                    (dtype, "to_ir", _identity_types(dtype.to_ir, type(self.builder)))]
+        changes = [
+            (tensor, name, _with_default_semantic(member, self.semantic))
+            for name, member in vars(tensor).items()
+            if self.language.core.is_builtin(member)
+        ]
+        changes += [
+            (tensor, "__index__", _integer),
+            (tensor, "__bool__", lambda self: bool(self.handle.data.all())),
+            (dtype, "to_ir", _identity_types(dtype.to_ir, type(self.builder))),
+        ]
         before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
         try:
             for owner, name, member in changes:
@@ -228,6 +239,7 @@ class _Assignments(ast.NodeTransformer):
 
 def _with_default_semantic(member: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
     """A tensor's operator with the semantics a compiler passes, else with the interpreter's."""
+
     def operator(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
         return member(*args, _semantic=_semantic or semantic, **kwargs)
 
