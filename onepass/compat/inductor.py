@@ -46,8 +46,10 @@ def compile_by_inductor(module: Any, inputs: Any, patches: dict[str, Any], inner
     return compile_fx(module, inputs, config_patches=patches, **({"inner_compile": inner} if inner else {}))
 
 
-def run_without_codegen(module: Any, inputs: Any, is_inference: bool) -> Callable[..., Any]:
-    """Run Inductor's passes on a graph, custom ones included, but skip its code generation: the graph then runs op by op."""
+def run_without_codegen(
+    module: Any, inputs: Any, is_inference: bool, finish: Callable[[Any], None] | None = None
+) -> Callable[..., Any]:
+    """Run Inductor's passes on a graph, custom ones included, then `finish`, and skip code generation: the graph runs op by op."""
     import torch
     from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
     from torch._inductor import compile_fx
@@ -57,6 +59,8 @@ def run_without_codegen(module: Any, inputs: Any, is_inference: bool) -> Callabl
         mode = compile_fx.fake_tensor_prop(module, inputs)
     with compile_fx.V.set_fake_mode(mode):
         compile_fx._recursive_post_grad_passes(module, is_inference=is_inference)
+    if finish is not None:
+        finish(module.graph)
     module.recompile()
     boxed: Callable[..., Any] = make_boxed_func(module.forward)
     return boxed

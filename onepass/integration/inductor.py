@@ -14,11 +14,8 @@ import torch
 from torch import fx
 
 from .. import compat
-from ..capture.graph.effects import is_seeded
-from ..capture.lowering.source import user_line
-from ..errors import SeededRandom, UntestedTorch
-from . import failure
-from .failure import format_lines
+from ..errors import UntestedTorch
+from . import failure, op_by_op
 from .settings import Settings, resolved, split, validated
 
 
@@ -47,7 +44,7 @@ class Backend:
         patches |= _split(settings, patches)
         if settings.rest == "inductor":
             return compat.compile_by_inductor(module, inputs, patches)
-        return compat.compile_by_inductor(module, inputs, {**patches, **_OP_BY_OP}, _run_as_is)
+        return compat.compile_by_inductor(module, inputs, {**patches, **op_by_op.OPTIONS}, op_by_op.run_op_by_op)
 
     def reset(self) -> None:
         """Reset the backend; torch.compiler.reset calls this."""
@@ -59,19 +56,6 @@ class Backend:
 
 
 backend = Backend()
-
-# Inductor options for rest="eager", where the rest of the graph runs op by op. Inductor's caches are useless, because it compiles
-# nothing. Its seeded random ops need its code generation, so torch's own random ops replace them; AOTAutograd makes a backward that
-# recomputes them draw the same numbers.
-_OP_BY_OP = {"force_disable_caches": True, "fallback_random": True}
-
-
-def _run_as_is(module: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool = False, **_: Any) -> Any:
-    run = compat.run_without_codegen(module, inputs, is_inference)
-    seeded = next((node for node in module.graph.nodes if is_seeded(node)), None)
-    if seeded is not None:
-        raise SeededRandom(op=seeded.target, lines=format_lines((user_line(seeded.stack_trace),)))
-    return run
 
 
 def _graph_pass(settings: Settings) -> Any:

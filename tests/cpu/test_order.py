@@ -19,7 +19,7 @@ from onepass import compat
 from onepass.capture.graph.effects import is_ordered, writes
 from onepass.device import device
 from onepass.errors import RewriteFailed, SeededRandom
-from onepass.integration import inductor, region_op  # noqa: F401, the latter defines the op that rewritten graphs call
+from onepass.integration import op_by_op, region_op  # noqa: F401, the latter defines the op that rewritten graphs call
 from onepass.integration.claim import ClaimOptions, claim
 from onepass.integration.node_order import sort_nodes
 from tests.support.backend_options import EAGER, RESTS
@@ -258,4 +258,36 @@ def test_numbers_from_a_seed_are_refused_where_ops_run_one_by_one() -> None:
     with mode:
         fake = torch.empty(4, 8)
     with pytest.raises(SeededRandom, match="ONEPASS-710"):
-        inductor._run_as_is(compat.trace_graph(seeded, [fake], mode), [fake], is_inference=True)
+        op_by_op.run_op_by_op(compat.trace_graph(seeded, [fake], mode), [fake], is_inference=True)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_an_op_does_not_read_what_it_overwrites() -> None:
+    """Inductor makes the gradient of a lookup in-place, and its zeros are the values that it adds."""
+
+    def floors(x: Tensor, at: Tensor) -> Tensor:
+        return x.index_select(0, at).floor()
+
+    for rows in (1, 5):
+        x = torch.rand(rows, requires_grad=True)
+        run = torch.compile(floors, backend=onepass.backend, options=EAGER)
+        found = torch.autograd.grad(run(x, torch.zeros(rows, dtype=torch.int64)).sum(), x)
+        assert torch.equal(found[0], torch.zeros(rows))
+
+
+def test_arguments_in_overwritten_memory_are_copied() -> None:
+    def add_to_itself(x: Tensor, at: Tensor) -> Tensor:
+        y = x + 1
+        return y.index_put((at,), y[:], accumulate=True)
+
+    mode = compat.fake_mode()
+    with mode:
+        fakes = [torch.empty(4), torch.empty(4, dtype=torch.int64)]
+    module = compat.trace_graph(add_to_itself, fakes, mode)
+    for node in module.graph.nodes:
+        if node.target is torch.ops.aten.index_put.default:
+            node.target = torch.ops.aten.index_put_.default  # as Inductor's pass leaves it
+    op_by_op.copy_overwritten_arguments(module.graph)
+    module.recompile()
+    x, at = torch.arange(4.0), torch.tensor([1, 2, 3, 0])
+    assert torch.equal(module(x, at), add_to_itself(x, at))
