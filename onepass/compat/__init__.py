@@ -78,6 +78,7 @@ from .kernels import (
     triton_version,
     use_toolchain,
 )
+from .launch_lines import call_directly
 
 # fmt: off
 __all__ = [
@@ -88,7 +89,7 @@ __all__ = [
     "NEWEST_TORCH", "OLDEST_TORCH", "combined_passes", "compile_by_inductor", "configure", "configured_partitioner",
     "configured_passes", "donated_inputs", "graph_pass", "inductor_config", "inductor_incompatibility", "inductor_options",
     "is_our_pass", "is_outermost", "max_autotune", "non_python_wrapper", "partitioner", "reset_cuda_graphs", "run_without_codegen",
-    "trace_artifact",
+    "trace_artifact", "call_directly",
     "TRITON_PAIRS", "InterpreterParts", "compile_launcher_stub", "cuda_driver_level", "cuobjdump", "gluon_language",
     "is_out_of_resources", "ptxas", "retry_parse", "touch_triton_cache", "triton", "triton_cache_folder", "triton_compile",
     "triton_interpreter", "triton_launcher", "triton_pair", "triton_toolchain", "triton_toolchain_key", "triton_usage",

@@ -19,7 +19,7 @@ from ..pipeline import generate
 from ..runtime.cache import versions
 from ..runtime.card import MIN_CAPABILITY, local_device
 from ..stages import stage
-from . import journal, region_op, repro  # noqa: F401, region_op defines the op that graphs call
+from . import journal, region_op, repro
 from .claim import Claimed, ClaimedRegion, ClaimOptions, Declined, claim
 from .engine import INTERPRETER_DEVICE, Kernels
 from .failure import describe_error, format_lines, is_fatal, report_fallback, reproducer, warn_once
@@ -43,6 +43,7 @@ class RegionPass:
             where = device_of(graph, self.settings.interpret)
             if where is None or self._needs_python_wrapper(graph, phase, where):
                 return
+            compat.call_directly(torch.ops.onepass.region.default, region_op.definition)
             claimed = claim_all(graph, claim_options(graph, self.settings, phase), PLANS)
             self._report_failures(claimed.declined, graph, phase)
         except Exception as error:

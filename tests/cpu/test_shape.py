@@ -25,7 +25,7 @@ FUNCTION_LINES = 45
 PACKAGE_LINES = {
     "constants": 310,  # mostly one line per constant: the fields of typed records
     "errors": 885,
-    "compat": 1180,
+    "compat": 1235,
     "ir": 2880,
     "capture/lowering": 2680,
     "capture/function": 1790,
@@ -36,7 +36,7 @@ PACKAGE_LINES = {
     "codegen": 4040,
     "runtime": 2850,
     "runtime/interpreter": 1380,
-    "integration": 3260,
+    "integration": 3285,
     "tools": 3160,
     "measure": 4785,  # with `fit`: all stored measurements as one type, the fit of the cost model, and that of the floor
     ".": 1190,  # modules outside of packages, and the __init__ modules of packages of packages
