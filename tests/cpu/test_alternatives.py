@@ -44,7 +44,7 @@ def plans_of(name: str, shape: tuple[int, ...], dtype: torch.dtype, most: int) -
 
 
 @pytest.mark.parametrize("name,shape,dtype", SUBJECTS, ids=[f"{name}-{'x'.join(map(str, s))}" for name, s, _ in SUBJECTS])
-def test_every_plan_computes_the_same(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_every_alternative_plan_gives_the_same_results(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     _, captured, _, bindings, plans = plans_of(name, shape, dtype, 40)
     for chosen in plans:
         run = assemble(Compiled(chosen, generate(chosen), ()).artifact, CPU, frozenset())
@@ -59,7 +59,7 @@ def test_every_plan_computes_the_same(name: str, shape: tuple[int, ...], dtype: 
 
 
 @pytest.mark.parametrize("name", ["rms_norm_backward", "softmax", "outer_sum_5"])
-def test_the_default_comes_first_and_none_comes_twice(name: str) -> None:
+def test_the_default_plan_comes_first_and_no_plan_is_listed_twice(name: str) -> None:
     _, _, program, bindings, plans = plans_of(name, (64, 2048), torch.bfloat16, 12)
     assert plans[0] == plan(program, bindings, H200)
     texts = [tuple((k.family, str(k.schedule)) for k in p.kernels) for p in plans]
@@ -68,6 +68,6 @@ def test_the_default_comes_first_and_none_comes_twice(name: str) -> None:
     assert times == sorted(times)
 
 
-def test_other_kinds_are_tried_before_neighbours() -> None:
+def test_other_families_are_tried_before_neighboring_schedules() -> None:
     *_, plans = plans_of("rms_norm", (64, 4096), torch.bfloat16, 6)
     assert len({schedule_kind(p.kernels[0].schedule) for p in plans}) == len(plans)

@@ -102,7 +102,7 @@ def test_dynamic_rows_need_one_graph(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", RESTS)
-def test_the_functional_form(options: dict[str, Any]) -> None:
+def test_the_functional_form_is_right(options: dict[str, Any]) -> None:
     module, x = block(), torch.randn(6, 16)
     run = torch.compile(module, backend=onepass.backend, options={**options, "functional": True})
     assert_same(gradients(run, module, x), gradients(module, module, x))
@@ -128,13 +128,13 @@ def test_cpu_tensors_go_to_inductor_untouched() -> None:
 
 
 @needs_compiler
-def test_inductor_allocates_what_regions_fill() -> None:
+def test_inductor_allocates_the_outputs_of_regions() -> None:
     code = code_of(torch.compile(norms, backend=onepass.backend, options=INDUCTOR), torch.randn(4, 16))
     assert "torch.ops.onepass.region.default([buf" in code
     assert "clone" not in code.split("def call")[-1]
 
 
-def test_switched_off_it_is_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disabled_backend_is_plain_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(compat, "compile_by_inductor", lambda m, i, patches, inner=None: calls.append(patches) or m.forward)
     monkeypatch.setenv("ONEPASS_DISABLE", "1")
@@ -190,7 +190,7 @@ def test_a_backward_has_the_settings_of_its_forward_in_any_thread() -> None:
     assert backward.phase == "backward" and backward.regions and all(p.grad is not None for p in module.parameters())
 
 
-def test_what_nobody_knows_is_refused() -> None:
+def test_unknown_options_are_refused() -> None:
     with pytest.raises(Exception, match="Unexpected optimization option nonsense"):
         torch.compile(norms, backend=onepass.backend, options={"nonsense": 1})(torch.randn(4, 16))
     with pytest.raises(Exception, match=BadSetting.code):
@@ -213,7 +213,7 @@ class _Other:
 
 
 @pytest.mark.parametrize("lists", [True, False], ids=["list", "one pass, as before torch 2.13"])
-def test_passes_of_others_are_kept(monkeypatch: pytest.MonkeyPatch, lists: bool) -> None:
+def test_passes_set_by_the_user_are_kept(monkeypatch: pytest.MonkeyPatch, lists: bool) -> None:
     from torch._inductor import config, custom_graph_pass
 
     if not lists:
@@ -228,7 +228,7 @@ def test_passes_of_others_are_kept(monkeypatch: pytest.MonkeyPatch, lists: bool)
     assert not any("onepass" in target for target in other.seen[0]), "passes of others come first"
 
 
-def test_enabling_and_disabling_leave_passes_of_others() -> None:
+def test_enabling_and_disabling_keep_passes_set_by_the_user() -> None:
     from torch._inductor import config
 
     other = _Other()
@@ -254,7 +254,7 @@ def test_inductor_itself_uses_onepass_once_enabled() -> None:
     assert journal.snapshot().calls
 
 
-def test_reset_is_heard() -> None:
+def test_torch_compiler_reset_reaches_the_backend() -> None:
     heard: list[bool] = []
 
     class Listening(Backend):
@@ -269,7 +269,7 @@ def test_reset_is_heard() -> None:
 # ---- cache keys --------------------------------------------------------------------------------------------------------------
 
 
-def test_ids_follow_from_settings_sources_and_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_uuid_depends_on_settings_sources_and_card(monkeypatch: pytest.MonkeyPatch) -> None:
     def uuid(**said: Any) -> str:
         return passes.RegionPass(resolve(said)).uuid()
 
@@ -283,7 +283,7 @@ def test_ids_follow_from_settings_sources_and_card(monkeypatch: pytest.MonkeyPat
     assert uuid() != base
 
 
-def test_ids_follow_from_the_cards_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_uuid_depends_on_the_visible_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     found = set()
     for facts in (device("h200"), device("h100"), replace(device("h200"), corrections=(("inner", 1.1),))):
@@ -292,7 +292,7 @@ def test_ids_follow_from_the_cards_here(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(found) == 3
 
 
-def test_cards_that_kernels_are_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_cards_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, fine in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(passes, "local_device", lambda index, c=capability: replace(device("h200"), capability=c))
         assert passes.is_supported(torch.device("cuda", 0), False) is fine
@@ -382,7 +382,7 @@ def test_logs_and_traces_show_what_was_claimed(tmp_path: Path) -> None:
     assert "onepass_inference_regions" in traced and "@triton.jit" in traced
 
 
-def test_the_name_finds_the_backend() -> None:
+def test_the_backend_is_found_by_its_name() -> None:
     from torch._dynamo.backends import registry
 
     registry.register_backend(onepass.backend, name="onepass_by_name")  # as torch does with the entry point
@@ -391,7 +391,7 @@ def test_the_name_finds_the_backend() -> None:
     assert journal.snapshot().calls
 
 
-def test_where_torch_cannot_plan_a_regions_memory_it_returns_fresh_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_returns_fresh_tensors_if_torch_cannot_plan_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(argument: str, bases: list[object]) -> None:
         raise ImportError(argument)
 

@@ -60,7 +60,7 @@ def no_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_suites_name_each_workload_once_at_a_shape_it_takes(name: str) -> None:
+def test_suites_list_each_job_once_at_a_valid_shape(name: str) -> None:
     jobs = suite(name).jobs
     assert len({job.id for job in jobs}) == len(jobs)
     for job in jobs:
@@ -81,7 +81,7 @@ def test_rows_keep_the_number_of_elements() -> None:
 # ---- providers
 
 
-def test_lists_of_providers() -> None:
+def test_lists_of_providers_are_parsed() -> None:
     assert parse_providers(" onepass, eager,onepass", "norms") == ("onepass", "eager")
     assert parse_providers(None, "norms") == default_providers() and default_providers()[0] == "onepass"
     assert parse_providers("onepass,inductor-max", "table") == ("onepass", "inductor-max")
@@ -90,28 +90,28 @@ def test_lists_of_providers() -> None:
             parse_providers(text, "norms")
 
 
-def test_a_library_that_is_not_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "importable", lambda name: False)
     with pytest.raises(BadSpec, match="pip install liger-kernel"):
         parse_providers("liger", "norms")
     assert set(default_providers()) == {"onepass", "eager", "inductor", "inductor-nonstrict"}
 
 
-def test_libraries_are_asked_only_for_what_they_have() -> None:
+def test_libraries_run_only_workloads_they_implement() -> None:
     both = ("onepass", "liger", "quack")
     assert supported_providers(both, Job("rms_norm", (8, 64))) == both
     assert supported_providers(both, Job("cross_entropy", (8, 64))) == ("onepass", "quack")
     assert supported_providers(both, Job("sum_both", (8, 64))) == ("onepass",)
 
 
-def test_a_copy_of_a_function_is_another_to_dynamo() -> None:
+def test_dynamo_treats_a_copied_function_as_a_new_one() -> None:
     copy = copy_function(f.rms_norm)
     assert copy is not f.rms_norm and copy.__code__ is not f.rms_norm.__code__  # type: ignore[attr-defined]
     x, w = torch.randn(4, 8), torch.rand(8)
     assert torch.equal(copy(x, w), f.rms_norm(x, w))
 
 
-def test_inductor_settings_are_known_to_this_torch() -> None:
+def test_inductor_settings_exist_in_the_installed_torch() -> None:
     for name in ("inductor", "inductor-nonstrict", "inductor-max"):
         make_provider(name, SMALL.jobs[0], SMALL.jobs[0].inputs("cpu"))
 
@@ -141,7 +141,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_a_library_runs_forward_and_backward_beside_onepass(library: None) -> None:
+def test_a_library_runs_forward_and_backward_next_to_onepass(library: None) -> None:
     few = replace(SMALL, jobs=SMALL.jobs[:2])
     run = measured(Options(few, ("onepass", "eager", "liger")), FakeClock({"onepass": 4.0, "liger": 8.0}))
     assert [tuple(r.results) for r in run.rows] == [("onepass", "eager", "liger")] * 2
@@ -153,7 +153,7 @@ def test_a_library_runs_forward_and_backward_beside_onepass(library: None) -> No
 # ---- right or wrong
 
 
-def test_large_row_wise_workloads_are_judged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_row_wise_workloads_are_checked_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "WHOLE_ELEMENTS", 100)
     monkeypatch.setattr(verdict, "PART_ELEMENTS", 48)
     job = Job("cross_entropy_backward", (8, 16), "f32")
@@ -170,7 +170,7 @@ def test_large_row_wise_workloads_are_judged_in_parts(monkeypatch: pytest.Monkey
     assert list(verdict.parts("softmax_dim0", inputs)) == [None]
 
 
-def test_others_may_round_once_more_and_onepass_may_not() -> None:
+def test_other_providers_may_round_once_more_but_onepass_may_not() -> None:
     job = Job("softmax", (64, 64), "bf16")
     inputs = job.inputs("cpu")
     answer = (job.subject.function(*inputs).double() * (1 + 2.0**-6)).bfloat16()
@@ -180,7 +180,7 @@ def test_others_may_round_once_more_and_onepass_may_not() -> None:
     assert "shape" in str(judge.wrong(answer[:3], 1.0)) and "2 results" in str(judge.wrong((answer, answer), 1.0))
 
 
-def test_every_workload_of_a_suite_can_be_judged() -> None:
+def test_every_workload_of_a_suite_can_be_checked() -> None:
     """At a small size: the function itself is right by its own measure, whatever its results are stored in."""
     sizes = {2: (8, 256), 3: (2, 64, 8), 4: (2, 4, 2, 64)}
     for name, dtype in sorted({(job.workload, job.dtype) for found in SUITES.values() for job in found.jobs}):
@@ -229,7 +229,7 @@ def test_a_run_measures_all_providers_of_a_workload_in_one_session(tmp_path: Pat
     assert run.summary.geomean_against_best_peer == 4.0
 
 
-def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_resumed(tmp_path: Path) -> None:
     out = tmp_path / "small.json"
     ticks = iter(range(0, 1000, 10))
     part = measured(Options(SMALL, ("onepass", "eager"), out, time_limit=45.0), now=lambda: float(next(ticks)))
@@ -244,7 +244,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert len(clock.sessions) == 3
 
 
-def test_a_row_without_a_provider_that_is_asked_for_is_measured_again() -> None:
+def test_a_row_that_lacks_a_requested_provider_is_measured_again() -> None:
     row = Row("rms_norm", (8, 64), "bf16", SMALL.jobs[0].id, 10, 1.0, {"onepass": Result(us=1.0)})
     run = Run("small", "2026-01-31", "a card", "h200", {}, (), (row,))
     assert not is_unfinished(SMALL.jobs[0], run, Options(SMALL, ("onepass",)))
@@ -261,7 +261,7 @@ def test_a_row_without_a_provider_that_is_asked_for_is_measured_again() -> None:
         ({"versions": {"torch": "2.10"}}, r"torch 2.10 \(here 2.11\)"),
     ],
 )
-def test_results_of_other_runs_are_not_mixed(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_a_run_of_another_suite_card_or_version_is_not_resumed(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     mine = Run("small", "2026-01-31", "a card", "h200", {"torch": "2.11"})
     out.write_text(json.dumps(to_json(replace(mine, **change))))
@@ -273,13 +273,13 @@ def test_results_of_other_runs_are_not_mixed(change: dict[str, Any], says: str, 
         previous_run(Options(SMALL, (), out), PLACE)
 
 
-def test_only_some_workloads() -> None:
+def test_only_selects_workloads_by_name() -> None:
     assert [r.workload for r in measured(Options(SMALL, ("eager",), only="backward")).rows] == ["rms_norm_backward"]
     with pytest.raises(BadArgument, match="outer_sum_2"):
         measured(Options(SMALL, ("eager",), only="softmax"))
 
 
-def test_failures_are_one_line() -> None:
+def test_failures_are_reported_on_one_line() -> None:
     assert one_line_error(ValueError("\n  first\nsecond")) == "ValueError: first"
     assert one_line_error(KeyError()) == "KeyError: no message"
     assert len(one_line_error(ValueError("x" * 9999))) == benches.MAX_ERROR_LENGTH
@@ -292,7 +292,7 @@ def tried(ours: CapturedFunction, plan: Plan, spill: int = 0) -> regret.Compiled
     return regret.CompiledCandidate(plan, (), tuple(Binary(64, spill, 0, 0, 0, {}, {}) for _ in plan.kernels))
 
 
-def test_regret_is_the_pick_over_the_best() -> None:
+def test_regret_is_the_time_of_the_chosen_plan_over_the_best() -> None:
     job = Job("rms_norm_backward", (8192, 8192))
     ours = CapturedFunction.of(job.subject.function, job.inputs())
     plans = ours.plans(PLACE.device, 4)
@@ -324,7 +324,7 @@ def test_plans_that_spill_or_do_not_fit_are_not_run() -> None:
     assert not large.runs_on(PLACE.device)
 
 
-def test_a_prediction_for_a_class_of_row_counts_is_made_for_the_sizes_at_hand() -> None:
+def test_a_plan_for_a_row_class_is_predicted_at_the_measured_sizes() -> None:
     from onepass import pipeline  # only here
 
     job = Job("rms_norm_backward", (32768, 2048))
@@ -335,7 +335,7 @@ def test_a_prediction_for_a_class_of_row_counts_is_made_for_the_sizes_at_hand() 
     assert made.summary.predicted_us != same.predicted_us == ours.predicted_us(made, PLACE.device)
 
 
-def test_candidates_are_measured_beside_the_pick() -> None:
+def test_candidates_are_measured_together_with_the_chosen_plan() -> None:
     few = replace(SMALL, jobs=SMALL.jobs[1:2])
     clock = FakeClock({"picked": 6.0, "1": 4.0})
     run = measured(Options(few, ("onepass",), regret=True, max_candidates=3), clock)
@@ -345,7 +345,7 @@ def test_candidates_are_measured_beside_the_pick() -> None:
     assert "regret of the default plan" in as_text(*tables(run))
 
 
-def test_plans_that_disagree_are_noticed() -> None:
+def test_plans_with_different_results_are_reported() -> None:
     a = {"y": torch.tensor([1.0, 100.0])}
     assert regret.same_results({"y": torch.tensor([1.5, 100.0])}, a)
     assert not regret.same_results({"y": torch.tensor([1.0, 110.0])}, a)
@@ -355,7 +355,7 @@ def test_plans_that_disagree_are_noticed() -> None:
 # ---- tables
 
 
-def test_tables_show_everything_within_their_width() -> None:
+def test_tables_show_everything_and_fit_their_width() -> None:
     text = as_text(*tables(fake_bench.norms()))
     assert all(len(row) <= 118 for row in text.splitlines())
     for said in (
@@ -399,7 +399,7 @@ def test_time_over_rows_is_fitted_by_a_line() -> None:
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a card")
-def test_mistakes_are_one_line(
+def test_user_errors_are_reported_on_one_line(
     arguments: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -434,7 +434,7 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++ to compile for CPU tensors")
-def test_workers_compile_what_inductor_is_asked_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_workers_compile_what_inductor_needs_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     jobs = [Job("rms_norm", (8, 64), "f32"), Job("rms_norm", (8, 96), "f32")]
@@ -444,7 +444,7 @@ def test_workers_compile_what_inductor_is_asked_for_later(tmp_path: Path, monkey
     assert done.stdout.split() == ["2", "0"], done.stderr
 
 
-def test_workers_that_take_too_long_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_workers_that_take_too_long_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("sleep"))
     started: list[Any] = []
     monkeypatch.setattr(subprocess, "Popen", partial(_sleeping, subprocess.Popen, started))
@@ -454,7 +454,7 @@ def test_workers_that_take_too_long_are_ended(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("starting", [True, False])
-def test_workers_end_with_what_they_were_started_for(starting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_workers_end_with_the_run_that_started_them(starting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while they start, or later: it reaches the main thread, and nobody waits for them to be done."""
     monkeypatch.setattr(sys, "executable", shutil.which("sleep"))
     started: list[Any] = []
@@ -477,5 +477,5 @@ def _sleeping(popen: Any, started: list[Any], command: list[str], **how: Any) ->
     return started[-1]
 
 
-def test_only_what_a_cache_can_hold_is_compiled_beforehand() -> None:
+def test_only_what_the_cache_can_hold_is_compiled_in_advance() -> None:
     assert [name for name in PROVIDERS if compiles_slowly(name)] == ["inductor", "inductor-nonstrict"]

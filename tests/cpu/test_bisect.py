@@ -101,7 +101,7 @@ def test_a_minimal_group_is_found_wherever_it_is(data: st.DataObject) -> None:
     assert fails(found) and not any(fails([e for e in found if e != one]) for one in found)
 
 
-def test_few_runs_find_one_among_many() -> None:
+def test_one_bad_region_among_many_is_found_in_few_runs() -> None:
     tried: list[int] = []
 
     def fails(some: Sequence[str]) -> bool:
@@ -154,18 +154,18 @@ def searched(runner: Pretended) -> tuple[list[set[str]], bool, Any]:
 @pytest.mark.parametrize(
     "bad_groups", [[], [{"r3"}], [{"r1"}, {"r6"}], [{"r1", "r6"}], [{"r0", "r4", "r5"}, {"r2"}], [{RECOMPUTE}]]
 )
-def test_everyone_guilty_is_found(bad_groups: list[set[str]]) -> None:
+def test_every_bad_region_is_found(bad_groups: list[set[str]]) -> None:
     found, diverges_without_regions, search = searched(Pretended(9, bad_groups))
     assert sorted(map(sorted, found)) == sorted(map(sorted, bad_groups)) and not diverges_without_regions
     assert all(trial.line(8.0) for trial in search.trials.values())
 
 
-def test_a_fault_that_comes_and_goes_is_found() -> None:
+def test_an_intermittent_fault_is_found() -> None:
     found, _, search = searched(Pretended(5, [{"r2"}], fickle=True))
     assert found == [{"r2"}] and search.runs == 2 and "vary from run to run" in search.notes[0]
 
 
-def test_a_fault_elsewhere_is_nobodys() -> None:
+def test_a_fault_outside_of_regions_blames_no_region() -> None:
     assert searched(Pretended(5, [], diverges_without_regions=True))[:2] == ([], True)
 
 
@@ -183,14 +183,14 @@ def test_a_fault_elsewhere_is_nobodys() -> None:
         (torch.ones(64).index_fill(0, torch.tensor(3), 2.0), True),
     ],
 )
-def test_what_diverges(mine: Tensor, wrong: bool) -> None:
+def test_which_results_diverge(mine: Tensor, wrong: bool) -> None:
     right = {"a": torch.ones(64)}
     reference = Reference({"a": torch.ones(64).double()}, right, "float64", ())
     assert (worst_excess({"a": mine}, reference)[0] > 8.0) == wrong
     assert worst_excess({"a": mine, "b": mine}, reference)[0] == math.inf
 
 
-def test_integers_differ_or_do_not() -> None:
+def test_integers_are_compared_exactly() -> None:
     right = {"a": torch.arange(4)}
     assert worst_excess({"a": torch.arange(4)}, Reference(right, right, "", ()))[0] == 0.0
     assert worst_excess({"a": torch.arange(4) + 1}, Reference(right, right, "", ()))[0] == math.inf
@@ -207,7 +207,7 @@ def ran(file: Path, name: str) -> dict[str, Tensor]:
     return step.results(made, made.call, name)
 
 
-def test_what_a_name_in_a_file_is_as_a_step(file: Path) -> None:
+def test_a_name_in_a_file_is_resolved_to_a_step(file: Path) -> None:
     parameters = {"gradient of first.weight", "gradient of first.bias", "gradient of linear.weight", "gradient of linear.bias"}
     assert ran(file, "pair").keys() == {"result 0", *parameters}
     assert ran(file, "closure").keys() == {"result 0", *(name.replace(" of ", " of net.") for name in parameters)}
@@ -220,7 +220,7 @@ def test_what_a_name_in_a_file_is_as_a_step(file: Path) -> None:
         ran(file, "nothing")
 
 
-def test_a_step_in_float64(file: Path) -> None:
+def test_a_step_can_run_in_float64(file: Path) -> None:
     made = step.to_float64(step.StepFactory.of(f"{file}:pair", None, 0)())
     wide = step.results(made, made.call, "pair")
     assert all(t.dtype == torch.float64 for t in wide.values())
@@ -286,15 +286,15 @@ def test_a_damaged_region_is_found(file: Path, damaged: set[str]) -> None:
     assert not found["trials"][-1]["excess"] > found["slack"], "without the guilty one it agrees"
 
 
-def test_where_nothing_diverges_it_says_so(file: Path) -> None:
+def test_a_step_that_does_not_diverge_is_reported_as_such(file: Path) -> None:
     done = run(f"{file}:pair")
     assert done.exit_code == 0 and "no result diverges from float64, with" in done.stdout
 
 
-def test_a_step_that_is_another_each_time_is_refused(file: Path) -> None:
+def test_a_nondeterministic_step_is_refused(file: Path) -> None:
     assert isinstance(run(f"{file}:another").exception, NotDeterministic)
 
 
-def test_so_is_one_that_fails_without_regions(file: Path) -> None:
+def test_a_step_that_fails_without_regions_is_refused(file: Path) -> None:
     failed = run(f"{file}:broken").exception
     assert isinstance(failed, StepFailed) and "ONEPASS-713" in str(failed) and "as it is" in str(failed)

@@ -69,7 +69,7 @@ def test_a_program_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyP
         program_of(lambda x: reduce(operator.add, [x * k for k in range(1, 20)]), (4, 16))
 
 
-def test_a_region_that_is_refused_by_its_budget_is_left(monkeypatch: pytest.MonkeyPatch, nothing_compiled: None) -> None:
+def test_a_region_over_its_budget_stays_with_inductor(monkeypatch: pytest.MonkeyPatch, nothing_compiled: None) -> None:
     """And nothing else: the other norm is claimed."""
     monkeypatch.setattr(partition, "SIZE", replace(partition.SIZE, base=40))
 
@@ -85,7 +85,7 @@ def test_a_region_that_is_refused_by_its_budget_is_left(monkeypatch: pytest.Monk
     assert len(graph.regions) == len(graph.declined) == 1
 
 
-def test_sums_of_few_of_sums_of_few_do_not_multiply() -> None:
+def test_nested_short_sums_are_not_unrolled_exponentially() -> None:
     """Seven rows are added one by one; seven times seven times seven times seven, each a few ops, are not."""
 
     def nested(x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def test_sums_of_few_of_sums_of_few_do_not_multiply() -> None:
 
 
 @pytest.mark.parametrize("turn", [lambda x: x[1:], lambda x: x + x.t()], ids=("slice", "transpose"))
-def test_reductions_that_read_each_other_move_together(turn: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_of_reductions_is_moved_in_linear_time(turn: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """x + norm(x), again and again, then moved: every further norm takes as much as the one before, not twice as much."""
     added, add = [0], Draft.add
 
@@ -133,7 +133,7 @@ def test_a_long_chain_is_moved_without_recursion() -> None:
     assert made.free(moved) == {image}
 
 
-def test_a_long_chain_of_views_is_seen_through_without_recursion() -> None:
+def test_a_long_chain_of_views_is_followed_without_recursion() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(8, 16)
@@ -157,7 +157,7 @@ def test_a_long_chain_of_views_is_seen_through_without_recursion() -> None:
 # ---- the ir ------------------------------------------------------------------------------------------------------------------
 
 
-def test_rules_that_undo_each_other_end() -> None:
+def test_rules_that_undo_each_other_terminate() -> None:
     def there(made: rewrite.Draft, node: Node) -> Node | None:
         return replace(node, name="sub") if isinstance(node, Op) and node.name == "add" else None
 
@@ -168,7 +168,7 @@ def test_rules_that_undo_each_other_end() -> None:
         rewrite.sweep(chain(400), (there, back))
 
 
-def test_powers_are_not_taken_apart_to_find_a_hit() -> None:
+def test_powers_are_not_expanded_to_find_a_one_hot_factor() -> None:
     """A sum looks for one hit in a product; sixty squarings have 2**60 factors, and no index in any of them."""
 
     def function(x: Tensor) -> Tensor:
@@ -192,14 +192,14 @@ def many_sums(x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize(("function", "shape"), [(rows_one_by_one, (6, 16)), (many_sums, (64, 256))], ids=("rows", "sums"))
-def test_searches_score_in_proportion_to_what_is_to_be_merged(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+def test_the_number_of_scored_merges_is_linear_in_the_kernels(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
     search = Search(program_of(function, shape), {}, H200, {})
     search.run()
     assert len(search.seeds) > 18
     assert len(search._memo) <= partition.SCORINGS.steps(len(search.seeds)).max_steps + len(search.seeds)
 
 
-def test_a_search_that_is_spent_gives_the_plan_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_out_of_budget_returns_its_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "THOROUGH", replace(partition.THOROUGH, base=0))
     monkeypatch.setattr(partition, "SCORINGS", replace(partition.SCORINGS, base=0, per_item=0))
     program = program_of(many_sums, (64, 256))
@@ -208,7 +208,7 @@ def test_a_search_that_is_spent_gives_the_plan_it_has(monkeypatch: pytest.Monkey
     assert len(search._memo) == len(search.seeds) + 1 and sorted(i for g in groups for i in g) == sorted(program.of(Reduce, Store))
 
 
-def test_a_search_scores_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "THOROUGH", replace(partition.THOROUGH, base=0))
     monkeypatch.setattr(partition, "SCORINGS", replace(partition.SCORINGS, base=24, per_item=0))
     search = Search(program_of(many_sums, (64, 256)), {}, H200, {})
@@ -216,7 +216,7 @@ def test_a_search_scores_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) ->
     assert len(search.seeds) == 20 and len(search._memo) <= 24
 
 
-def test_few_results_are_still_merged_best_first() -> None:
+def test_few_kernels_are_merged_best_first() -> None:
     """The named workloads, of up to 19 results, are searched as thoroughly as ever: in rounds of the one best merge."""
     search = Search(program_of(lambda x, y: (x.sum(0), y.sum(0), (x + y).sum(1)), (4096, 512), (4096, 512)), {}, H200, {})
     search._all_merged = None  # type: ignore[assignment,method-assign]
@@ -224,7 +224,7 @@ def test_few_results_are_still_merged_best_first() -> None:
     assert not search.thorough.exhausted
 
 
-def test_kernels_that_need_each_other_are_refused() -> None:
+def test_kernels_that_depend_on_each_other_are_refused() -> None:
     program = program_of(lambda x: x.softmax(-1).sum(-1), (64, 512))
     first, second, *rest = list(program.of(Reduce))
     search = Search(program, {}, H200, {})
@@ -238,13 +238,13 @@ def test_a_program_too_large_to_plan_is_refused() -> None:
         plan(chain(5000), {}, H200)
 
 
-def test_a_long_chain_is_cut_out_without_recursion() -> None:
+def test_a_long_chain_is_extracted_without_recursion() -> None:
     program = chain(3000)
     (store,) = program.of(Store)
     assert Cut(program, ("d0",)).extract(frozenset({store}), "chain").nodes == program.nodes
 
 
-def test_cutting_out_keeps_the_order_of_use() -> None:
+def test_extraction_keeps_the_order_of_use() -> None:
     """Operands come right before what first uses them: kernels' text follows from that."""
     nodes: tuple[Node, ...] = (
         Load("x", (("d0", 1),)),
@@ -263,7 +263,7 @@ def test_cutting_out_keeps_the_order_of_use() -> None:
     assert kinds_of[:5] == ["y", "Op", "x", "Op", "Op"]
 
 
-def test_views_that_interleave_in_many_ways_are_taken_to_overlap() -> None:
+def test_views_too_complex_to_compare_count_as_overlapping() -> None:
     walks = [(1000 + 2 * k, 4) for k in reversed(range(16))]  # all even: it would take 7**16 tries to find that nothing is odd
     assert footprint._can_reach(3001, walks, footprint.COMPARE_VIEWS.steps())
 
@@ -277,7 +277,7 @@ def sizes_apart() -> Iterator[tuple[tuple[int, ...], ...]]:
 
 
 @pytest.mark.parametrize("shapes", list(sizes_apart()), ids=str)
-def test_no_kernel_walks_a_product_of_axes_that_never_meet(shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_no_kernel_iterates_over_the_product_of_unrelated_axes(shapes: tuple[tuple[int, ...], ...]) -> None:
     program = program_of(lambda a, b: (torch.tanh(a), b.sum(-2)), *shapes)
     for kernel in plan(program, {}, H200).kernels:
         walked = max(

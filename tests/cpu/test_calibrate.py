@@ -88,26 +88,26 @@ def again() -> Device:
 # ---- figures -> facts ------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_rate_of_what_is_large_counts() -> None:
+def test_the_bandwidth_is_the_best_rate_of_the_large_anchors() -> None:
     small = Anchor("read", 1 << 20, 0.06)  # 17 TB/s: it was in L2
     found = derive(figures(anchors=(*figures().anchors, small)), H200, "2026-01-01")
     assert found.bandwidth == pytest.approx(4.4e6)
 
 
 @pytest.mark.parametrize("latency", [0.6, 1.1, 2.0])
-def test_the_latency_is_the_one_that_the_cost_model_would_need(latency: float) -> None:
+def test_the_latency_is_the_one_at_which_the_model_predicts_the_measured_rates(latency: float) -> None:
     facts = replace(H200, latency=latency)
     assert fit_latency(flights(facts, 2, 4, 8, 16, 32, 64), facts.bandwidth, facts.sms) == pytest.approx(latency)
 
 
-def test_points_at_the_top_say_nothing_about_latency() -> None:
+def test_points_at_full_bandwidth_do_not_count_for_the_latency() -> None:
     top = tuple(InFlightRate(kb << 10, H200.bandwidth) for kb in (128, 256))
     points = flights(H200, 8, 16, 32)
     assert fit_latency((*points, *top), H200.bandwidth, 132) == pytest.approx(H200.latency)
     assert math.isnan(fit_latency(top, H200.bandwidth, 132))
 
 
-def test_a_launch_costs_what_makes_joins_right() -> None:
+def test_the_launch_cost_follows_from_the_measured_join() -> None:
     """A join as dear as that of the H200 the model was fitted on gives that card's launch."""
     bytes_time = JOIN_BYTES / tool.PROBED_H200["l2_bandwidth"]
     same = figures(l2_rate=tool.PROBED_H200["l2_bandwidth"], join_us=tool.PROBED_H200["launch"] + bytes_time)
@@ -116,7 +116,7 @@ def test_a_launch_costs_what_makes_joins_right() -> None:
     assert dear == pytest.approx(2 * H200.launch), "no less than the smallest kernel"
 
 
-def test_a_card_is_known_by_how_it_differs_from_the_one_the_model_was_fitted_on() -> None:
+def test_facts_are_relative_to_the_card_the_model_was_fitted_on() -> None:
     probed = tool.PROBED_H200
     found = derive(figures(4.5e6, probed["latency"], l2_rate=2 * probed["l2_bandwidth"], clock=probed["clock"] / 2), H200, "")
     assert found.latency == pytest.approx(H200.latency) and found.bandwidth == pytest.approx(4.5e6)
@@ -142,7 +142,7 @@ def test_a_card_is_known_by_how_it_differs_from_the_one_the_model_was_fitted_on(
         ({"join_us": 500.0}, "one more kernel"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_kept(here: None, folder: Path, changes: dict[str, Any], what: str) -> None:
+def test_implausible_figures_are_refused_and_not_stored(here: None, folder: Path, changes: dict[str, Any], what: str) -> None:
     with pytest.raises(ImplausibleMeasurement, match=re.escape(what)):
         calibrate(probe=lambda where, facts: figures(**changes))
     assert not (folder / "cards").exists() and again() is H200
@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_kept(here: None, folder: Path,
 # ---- keeping ---------------------------------------------------------------------------------------------------------------
 
 
-def test_facts_are_kept_used_and_forgotten(here: None, folder: Path) -> None:
+def test_facts_are_stored_used_and_forgotten(here: None, folder: Path) -> None:
     assert again() is H200
     found = calibrate(probe=lambda where, facts: figures())
     assert found.kept and found.before is H200
@@ -169,7 +169,7 @@ def test_a_second_calibration_replaces_the_first(here: None) -> None:
     assert found.before.bandwidth == 4.3e6 and again().bandwidth == 4.6e6
 
 
-def test_a_dry_run_keeps_nothing(here: None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_stores_nothing(here: None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not calibrate(dry_run=True, probe=lambda where, facts: figures()).kept
     monkeypatch.setenv("ONEPASS_CACHE", "0")
     assert not calibrate(dry_run=True, probe=lambda where, facts: figures()).kept
@@ -220,7 +220,7 @@ def test_damaged_facts_are_not_used(here: None, folder: Path, damage: Any) -> No
     assert again() is H200, "said once: it was set aside"
 
 
-def test_where_nothing_can_be_kept_nothing_is_measured(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_measured_if_nothing_can_be_stored(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_CACHE", "0")
     with pytest.raises(CalibrationNotSaved, match="ONEPASS_CACHE=1"):
         calibrate(probe=lambda where, facts: pytest.fail("measured"))
@@ -235,14 +235,14 @@ def test_a_full_disk_is_an_error(here: None, monkeypatch: pytest.MonkeyPatch) ->
         calibrate(probe=lambda where, facts: figures())
 
 
-def test_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrating_without_a_card_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for action in (calibrate, forget_card, lambda: card.resolve_device("here")):
         with pytest.raises(NoGpu, match="ONEPASS-401"):
             action()
 
 
-def test_an_old_card(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrating_an_unsupported_card_is_an_error(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: (7, 5))
     with pytest.raises(NoGpu, match=r"7\.5"):
         calibrate()
@@ -251,7 +251,7 @@ def test_an_old_card(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what uses them --------------------------------------------------------------------------------------------------------
 
 
-def test_plans_are_kept_apart_by_facts() -> None:
+def test_plans_for_different_facts_have_different_keys() -> None:
     program = optimize(capture(lambda x: x.softmax(-1), (torch.zeros(6, 40),)).program)
     base = Variant((), (("s0", 66),), frozenset(), H200)
     key = KernelKey(base, False, False)
@@ -263,7 +263,7 @@ def test_plans_are_kept_apart_by_facts() -> None:
     assert store_key(program, kept) != store_key(program, replace(kept, variant=other_card))
 
 
-def test_the_card_of_this_machine_by_name(here: None) -> None:
+def test_here_names_the_card_of_this_machine(here: None) -> None:
     assert card.resolve_device("here") is H200 and card.resolve_device("H100").name == "h100" and card.resolve_device(H200) is H200
     calibrate(probe=lambda where, facts: figures())
     assert card.resolve_device("here").source.startswith("calibrated")
@@ -321,14 +321,14 @@ def compiled(function: Any, pointers: dict[str, str], warps: int, **constants: i
 
 
 @pytest.mark.parametrize("warps", [1, 4, 8, 16, 32])
-def test_a_walk_has_as_many_loads_in_flight_as_it_says(kernels: Any, warps: int) -> None:
+def test_the_read_probe_keeps_the_stated_number_of_loads_in_flight(kernels: Any, warps: int) -> None:
     from onepass.measure.probes import LOADS
 
     ptx = compiled(kernels.walk, {"data": "*fp32", "sums": "*fp32"}, warps, HEIGHT=LOADS, WIDTH=128 * warps)
     assert len(re.findall(r"ld\.global\S*\.v4", ptx)) == LOADS == len(re.findall(r"ld\.global", ptx)), "wide, and not unrolled"
 
 
-def test_the_other_kernels_compile(kernels: Any) -> None:
+def test_the_other_probe_kernels_compile(kernels: Any) -> None:
     assert compiled(kernels.touch, {"sums": "*fp32"}, 4)
     assert compiled(kernels.fill, {"partials": "*fp32"}, 4, WIDTH=1024)
     assert compiled(kernels.join, {"partials": "*fp32", "results": "*fp32"}, 4, HEIGHT=32, WIDTH=64)
@@ -338,7 +338,7 @@ def test_the_other_kernels_compile(kernels: Any) -> None:
     assert ticks.index("%clock64") < chain < ticks.rindex("%clock64")
 
 
-def test_shapes_of_walks_are_ones_that_triton_takes() -> None:
+def test_the_shapes_of_the_read_probe_are_valid_in_triton() -> None:
     from onepass.measure import probes
 
     assert all(warps & (warps - 1) == 0 and warps <= 32 for _, warps in (*probes.IN_FLIGHT_SHAPES, probes.SATURATING_SHAPE))
@@ -363,7 +363,7 @@ print("right")
 """
 
 
-def test_the_kernels_touch_what_they_say() -> None:
+def test_the_probe_kernels_access_the_stated_bytes() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     done = run_python(INTERPRETED, env=environment)
     assert done.stdout == "right\n", done.stderr
@@ -464,7 +464,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Card:
     return card
 
 
-def test_the_probes_find_what_the_card_has(pretended: Card) -> None:
+def test_the_probes_recover_the_facts_of_a_simulated_card(pretended: Card) -> None:
     from onepass.measure.probes import measure
 
     found = measure(torch.device("cpu"), H200)

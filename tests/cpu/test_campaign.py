@@ -38,14 +38,14 @@ def sampled() -> list[Any]:
 
 
 @pytest.mark.parametrize("stage,first,size", sampled())
-def test_a_sample_finds_nothing(stage: str, first: int, size: int) -> None:
+def test_a_sample_of_seeds_finds_no_defect(stage: str, first: int, size: int) -> None:
     for seed in range(first, first + size):
         drawn = STAGES[stage].draw(seed)
         found = check(drawn, stage)
         assert not found.is_bad or found.kind == "slow", f"{found}\n{drawn.inputs}\n{drawn.source()}"
 
 
-def test_every_stage_may_be_asked_for() -> None:
+def test_every_stage_is_a_choice_of_the_command() -> None:
     assert set(graphs.NAMES) == set(STAGES)
 
 
@@ -87,11 +87,11 @@ def answering(change: object) -> Stage:
     ],
     ids=["right", "off", "infinity", "dtype", "strides", "count", "error"],
 )
-def test_what_is_wrong_is_seen(change: object, kind: str) -> None:
+def test_wrong_results_are_detected(change: object, kind: str) -> None:
     assert checked(softmax_of_a_sum(), answering(change)).kind == kind
 
 
-def test_strides_that_only_shape_only_tensors_have_are_taken_for_right() -> None:
+def test_the_strides_of_the_traced_result_are_accepted() -> None:
     """Of a vector and a transposed matrix, eager lays logaddexp out as the matrix is, and torch's decomposition as a new one."""
     inputs = (Input((2, 2), layout="reversed dims"), Input((1,)))
     assert check(Graph(1, inputs, (Step("logaddexp", "torch.logaddexp({1}, {0})", (0, 1)),), (2,)), "oracle").kind == "right"
@@ -99,14 +99,14 @@ def test_strides_that_only_shape_only_tensors_have_are_taken_for_right() -> None
     assert checked(added, answering(lambda r: (r[0].contiguous(),))).kind == "form"
 
 
-def test_where_a_rounding_decides_either_answer_will_do() -> None:
+def test_either_result_is_accepted_where_a_rounding_decides() -> None:
     decides = Graph(1, (Input((40,), "bf16", content="constant"),), (Step("gt", "{0} * 0.1 > 0.15", (0,)),), (1,))
     assert checked(decides, answering(lambda r: (~r[0],))).kind in ("right", "noise")
     sure = replace(decides, steps=(Step("gt", "{0} * 0.1 > 0.05", (0,)),))
     assert checked(sure, answering(lambda r: (~r[0],))).kind == "wrong"
 
 
-def test_a_failure_shrinks_to_what_causes_it() -> None:
+def test_a_failure_is_shrunk_to_its_cause() -> None:
     large = graph(41)
     culprit = Step("floor", "torch.floor({0})", (0,))
     base = len(large.inputs)
@@ -115,7 +115,7 @@ def test_a_failure_shrinks_to_what_causes_it() -> None:
     assert [s.op for s in small.steps] == ["floor"] and len(small.inputs) == len(small.outputs) == 1
 
 
-def test_a_log_is_resumed_and_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_resumed_and_summarized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log.jsonl"
     lines = [graphs.one("oracle", seed) for seed in range(3)]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"seed": 3, "ki')
@@ -145,6 +145,6 @@ for seed in json.load(sys.stdin):
     assert "the stack overflowed" in counts["defects"]["crash 1"]["detail"]
 
 
-def test_every_stage_answers() -> None:
+def test_every_stage_returns_a_finding() -> None:
     plain = Graph(1, (Input((5, 8)),), (Step("sum", "{0}.sum(-1)", (0,)),), (1,))
     assert {check(plain, stage).kind for stage in STAGES if STAGES[stage].device == "cpu"} == {"right"}

@@ -230,7 +230,7 @@ def test_small_powers_need_no_pow() -> None:
     assert not any(isinstance(n, Op) and n.name == "pow" for n in check(lambda x: x**3 + x**-2, POSITIVE).program.nodes)
 
 
-def test_bounds_selections_and_mixtures() -> None:
+def test_clamp_where_and_lerp() -> None:
     check(lambda x, y: (x.clamp(-0.5, 0.5), x.clamp(min=0), x.clamp(max=y), torch.clamp(x, y, y + 1), x.clamp_min(0.1)), X, Y)
     check(lambda x, y: (torch.where(x > y, x, y), torch.where(x > 0, x, 0.0), x.masked_fill(y > 0, -1.0)), X, Y)
     check(lambda x, y: (torch.addcmul(x, x, y, value=0.5), torch.addcdiv(x, y, y.abs() + 1), torch.lerp(x, y, 0.3)), X, Y)
@@ -238,11 +238,11 @@ def test_bounds_selections_and_mixtures() -> None:
     check(lambda x: (x.tril(), x.triu(1)), X)
 
 
-def test_of_bounds_that_exclude_each_other_the_upper_one_wins() -> None:
+def test_the_upper_bound_wins_where_bounds_contradict_each_other() -> None:
     check(lambda x: (x.clamp(0.5, -0.5), torch.clamp(x, x * 0 + 1, x * 0 - 1)), rand(4, 6))
 
 
-def test_nan_goes_through_bounds() -> None:
+def test_clamp_propagates_nan() -> None:
     check(
         lambda x: (x.clamp(0, 1), x.relu(), torch.maximum(x, x * 0), x.amax(1), x.argmax(1)),
         torch.tensor([[1.0, float("nan"), 3.0], [2.0, 1.0, 0.0]], dtype=torch.float64),
@@ -272,7 +272,7 @@ def cast_pairs(captured: Captured) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["bf16", "f16", "f32"])
-def test_sixteen_bit_floats_compute_in_fp32(name: str) -> None:
+def test_16_bit_floats_compute_in_fp32(name: str) -> None:
     def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
 
@@ -316,7 +316,7 @@ def test_promotion_follows_torch() -> None:
     assert types == ["f32", "bf16", "bf16", "f32", "f32", "bool", "bf16", "i64"]
 
 
-def test_numbers_compared_with_sixteen_bits_are_rounded_first() -> None:
+def test_numbers_compared_with_16_bit_floats_are_rounded_first() -> None:
     x = torch.full((2, 3), 0.1, dtype=torch.bfloat16)
     assert bool((x == 0.1).all())
     agree(answer(capture(lambda x: x == 0.1, (x,)), (x,)), x == 0.1)
@@ -370,7 +370,7 @@ def test_reductions_over_any_dims(dims: Any) -> None:
     )
 
 
-def test_reductions_over_everything_and_over_nothing() -> None:
+def test_reductions_over_all_dims_and_over_none() -> None:
     check(
         lambda x: (
             x.sum(),
@@ -405,16 +405,16 @@ def test_reductions_over_everything_and_over_nothing() -> None:
     )
 
 
-def test_positions() -> None:
+def test_argmax_and_argmin() -> None:
     check(lambda x: (x.argmax(0), x.argmin(1), x.argmax(1, keepdim=True), x.max(0), x.min(1), x.t().argmax()), rand(4, 5))
 
 
-def test_integer_sums_are_wide() -> None:
+def test_integer_sums_accumulate_in_64_bits() -> None:
     check(lambda x: (x.sum(0), x.sum(), x.prod(1), x.amax(0), (x > 0).sum(1)), INTS.to(torch.int32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.bool], ids=str)
-def test_sums_and_products_as_truths(dtype: torch.dtype) -> None:
+def test_sums_and_products_converted_to_bool(dtype: torch.dtype) -> None:
     """Of truths, not of numbers: halves count, and 1 - 1 is true."""
     x = torch.tensor([[1.0, -1.0, 0.5], [0.0, 0.0, 0.0], [0.5, 2.0, math.nan]]).nan_to_num(3.0 if dtype == torch.int8 else math.nan)
     captured = check(
@@ -486,7 +486,7 @@ def test_reshapes_split_axes_everywhere() -> None:
     )
 
 
-def test_reshapes_that_no_split_serves_load_again() -> None:
+def test_a_reshape_without_common_factors_loads_again() -> None:
     check(lambda x: (x.view(4, 6).sum(0), x.view(6, 4).sum(0), x.view(8, 3) * 2), rand(24))
     check(lambda x: x.view(2, 12).sum(0) + x.view(12, 2).sum(1), rand(24))
 
@@ -519,7 +519,7 @@ def test_slices_of_inputs_and_of_computed_values() -> None:
     check(lambda x: torch.arange(8)[2:6].double() + x[:, 2:6] + (x.sum(0, keepdim=True) * x)[:, 4:], rand(5, 8))
 
 
-def test_swiglu_halves_meet() -> None:
+def test_the_halves_of_swiglu_share_axes() -> None:
     captured = check(lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], rand(5, 16))
     assert len(captured.program.axes) == 2 and [n.offset for n in loads(captured, "x")] == [0, 8]
 
@@ -553,7 +553,7 @@ def test_concatenations_that_are_used_further() -> None:
     check(lambda x: (torch.stack([x, x.exp()]).sum(0), F.pad(x, (1, 2)).sum(0)), rand(4, 6))
 
 
-def test_lookups() -> None:
+def test_indexed_loads() -> None:
     at = torch.tensor([[2], [0], [5], [3]])
     check(
         lambda x, at: (x.gather(1, at), x.log_softmax(1).gather(1, at), x.gather(1, at.expand(4, 3)), x.scatter(1, at, 7.0)),
@@ -563,7 +563,7 @@ def test_lookups() -> None:
     check(lambda x: x.gather(1, x.argmax(1, keepdim=True)), rand(4, 6))
 
 
-def test_positions_as_values() -> None:
+def test_indices_as_values() -> None:
     captured = check(
         lambda x: (
             x + torch.arange(6),
@@ -709,16 +709,16 @@ def test_views_of_an_argument_start_where_it_does() -> None:
     assert view.data_ptr() == x.t()[1:].data_ptr() and row.data_ptr() == x[1].data_ptr()
 
 
-def test_a_slice_alone_is_stored_alone() -> None:
+def test_only_the_returned_slice_is_stored() -> None:
     captured = check(lambda x: (x * 2)[:, :3].clone(), rand(4, 6))
     assert captured.program.buffer["out0"].shape == (sym("s0"), 3)
 
 
-def test_windows_that_share_elements_are_views_of_what_is_stored() -> None:
+def test_overlapping_windows_are_views_of_the_stored_result() -> None:
     check(lambda x: (x + 1).unfold(-1, 3, 1), rand(4, 9))
 
 
-def test_a_result_whose_elements_would_share_memory_is_refused() -> None:
+def test_a_result_with_overlapping_elements_is_refused() -> None:
     """Eager's is laid out as its argument is, so that what is written to one element is read from others."""
     windows = rand(10).as_strided((3, 1, 2), (1, 1, 1))
     with pytest.raises(OverlappingElements):
@@ -731,7 +731,7 @@ def test_expanded_outputs_are_stored_once() -> None:
     assert captured.program.buffer["out0"].shape == (6,)
 
 
-def test_in_place_on_own_values() -> None:
+def test_in_place_ops_on_local_values() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
         y += 1
@@ -742,7 +742,7 @@ def test_in_place_on_own_values() -> None:
     check(fn, rand(4, 6))
 
 
-def test_copied_over_own_values() -> None:
+def test_copies_into_local_values() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         whole, rows = torch.zeros_like(x, dtype=torch.float64), torch.zeros_like(x)
         whole.copy_(x)
@@ -769,7 +769,7 @@ def test_names_and_lines() -> None:
     assert capture(lambda x: x + 1, (rand(3, 3),)).program.name == "fused"
 
 
-def test_arguments_may_be_called_what_results_are_called() -> None:
+def test_arguments_may_have_the_names_of_results() -> None:
     captured = check(lambda out0, out1: (out0 * 2, out1 - out0, out0 + 1), rand(4, 6), rand(4, 6))
     assert [b.name for b in captured.program.buffers] == ["out0", "out1", "out0_", "out1_", "out2"]
 
@@ -813,7 +813,7 @@ def test_common_factors_refine_both_sides(factors: list[Any], random: Any) -> No
         assert [product([common[int(i)] for i in run]) for run in runs] == side
 
 
-def test_misaligned_factors_have_none_in_common() -> None:
+def test_misaligned_factors_have_no_common_refinement() -> None:
     assert common_factors((2, 3), (3, 2)) is None
     assert common_factors((6, 4), (2, 12)) == (2, 3, 4)
     assert common_factors((sym("s0"), 8), (sym("s0"), 2, 4)) == (sym("s0"), 2, 4)
@@ -896,7 +896,7 @@ def test_random_functions(steps: list[tuple[str, int, int]], shapes: list[list[i
         assert error.code in ("ONEPASS-101", "ONEPASS-103")
 
 
-def test_what_torch_computes_but_cannot_trace_is_refused_with_a_code() -> None:
+def test_ops_torch_cannot_trace_are_refused_with_a_code() -> None:
     greatest = lambda x: torch.linalg.vector_norm(x[:, :, 5:], float("inf"), dim=(-2,))  # noqa: E731
     x = torch.ones(1, 1, 1)
     assert greatest(x).shape == (1, 0)
@@ -906,7 +906,7 @@ def test_what_torch_computes_but_cannot_trace_is_refused_with_a_code() -> None:
         capture(lambda x: x + x.new_ones(2), (torch.ones(3, 3, 3),))
 
 
-def test_arguments_are_as_they_were_where_tracing_fails() -> None:
+def test_a_failed_trace_leaves_its_arguments_unchanged() -> None:
     def grows(x: torch.Tensor) -> torch.Tensor:
         x.add_(1)
         return x @ x.new_ones(7, 7)

@@ -53,12 +53,12 @@ def left(name: str) -> int:
     return sum(op not in others for each in outcome(name).declined for op in each.ops)
 
 
-def test_the_graphs_are_there() -> None:
+def test_the_stored_graphs_exist() -> None:
     assert len(GRAPHS) >= 40 and all(isinstance(path, Path) for path in GRAPHS.values())
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_claims(name: str) -> None:
+def test_only_the_expected_reductions_are_declined(name: str) -> None:
     assert all(each.error is None for each in outcome(name).declined)
     assert left(name) <= LEFT.get(name, 0), [(each.ops, each.reason) for each in outcome(name).declined]
     assert outcome(name).regions or left(name)
@@ -96,7 +96,7 @@ def saving(model: str) -> tuple[Claimed, ...]:
 
 
 @pytest.mark.parametrize("model", SAVING)
-def test_saving_less_leaves_nothing_and_takes_less_time(model: str) -> None:
+def test_recomputation_declines_no_reduction_and_saves_time(model: str) -> None:
     for phase, now in zip(("forward", "backward"), saving(model), strict=True):
         before = outcome(f"{model}_{phase}")
         assert not now.declined and len(now.regions) == len(before.regions)
@@ -104,7 +104,7 @@ def test_saving_less_leaves_nothing_and_takes_less_time(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", SAVING)
-def test_regions_that_compute_again_compile_without_spills(model: str) -> None:
+def test_regions_that_recompute_values_compile_without_spills(model: str) -> None:
     known = {r.id for phase in ("forward", "backward") for r in outcome(f"{model}_{phase}").regions}
     for region in {r.id: r for now in saving(model) for r in now.regions if r.id not in known}.values():
         assert all(binary.spill_bytes == 0 for binary in _compiled(region).binaries), region.id

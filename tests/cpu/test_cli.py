@@ -127,7 +127,7 @@ def test_report_takes_plan_and_binary_of_the_same_kernel() -> None:
     assert (join["name"], join["registers"], join["loads"]) == ("rms_norm_backward_join", 32, ["partial dw f32 once"])
 
 
-def test_report_as_text_shows_bytes_refusals_and_thrown_away_plans() -> None:
+def test_report_as_text_shows_bytes_refusals_and_rejected_plans() -> None:
     text = str(reported())
     assert "rms_norm_backward on NVIDIA H200 SXM: 2 kernels" in text
     assert "plan holds for 8,449 to 33,792 rows; made for s0 = 16,896" in text
@@ -139,7 +139,7 @@ def test_report_as_text_shows_bytes_refusals_and_thrown_away_plans() -> None:
     assert max(map(len, text.splitlines())) <= 118 and "\x1b" not in text
 
 
-def test_report_of_a_function_with_nothing_refused_has_no_such_table() -> None:
+def test_a_report_without_refusals_has_no_table_of_them() -> None:
     one = compiled()
     one.plan.refusals, one.rejected = (), ()
     text = str(reported(one))
@@ -159,7 +159,7 @@ def test_explain_a_named_workload(pipeline: list[tuple[object, ...]]) -> None:
     assert isinstance(w, torch.Tensor) and w.shape == (64,)
 
 
-def test_explain_compiles_for_real_and_keeps_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_compiles_and_writes_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_KEEP_SOURCES", str(tmp_path / "kept"))
     found = json.loads(run("explain", "rms_norm", "--shape", "4096x1024", "--json"))
     (kernel,) = found["kernels"]
@@ -201,7 +201,7 @@ def test_explain_a_function_in_a_file(pipeline: list[tuple[object, ...]], tmp_pa
         (("explain", "absent.py:f"), "no file absent.py"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(
+def test_user_errors_are_one_line_and_exit_with_2(
     arguments: tuple[str, ...],
     says: str,
     pipeline: list[tuple[object, ...]],
@@ -215,7 +215,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert exit.value.code == 2 and said.startswith("onepass: [ONEPASS-") and says in said and said.count("\n") == 1
 
 
-def test_functions_in_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files_and_functions_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def f(x): return x\ndef inputs(): return 3\n")
     with pytest.raises(BadSpec, match="defines no function g"):
@@ -233,7 +233,7 @@ def test_version_and_list_of_workloads() -> None:
     assert "block_backward" in run("workloads")
 
 
-def test_doctor_speaks_json_and_tables() -> None:
+def test_doctor_prints_json_and_tables() -> None:
     found = json.loads(run("doctor", "--json"))
     assert torch.__version__.startswith(found["versions"]["torch"])
     assert set(found["settings"]) == {k.variable for k in describe({})}

@@ -89,7 +89,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-def test_what_a_name_in_a_file_is(file: Path) -> None:
+def test_a_name_in_a_file_is_resolved_to_a_model_or_function(file: Path) -> None:
     def found(name: str, inputs: str | None = None) -> spec.Subject:
         return spec.resolve(f"{file}:{name}", None, "bf16", inputs)
 

@@ -89,7 +89,7 @@ MARGIN, MARK = 4096, 0x5A  # bytes on either side of what is allocated, and what
         "blocks, overhanging",
     ],
 )
-def test_nothing_around_an_output_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_store_lands_outside_of_its_output(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stray store into the next row is overwritten there, so it shows only after the last row."""
     function, family, (rows, cols), schedule = KINDS[kind]
     allocate, kept = executable.allocate, []
@@ -111,7 +111,7 @@ def shared_sum(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return x * x.sum(1, keepdim=True) * w.sum(), w.sum()
 
 
-def test_one_row_stores_what_all_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_row_stores_values_that_all_rows_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows at other offsets in a sector sum in another order, and the CTA that stores last is not determined."""
     program, tensors, bindings = program_of(shared_sum, torch.randn(4, 1027), torch.randn(1027))
     schedule = ResidentRows(1, (256,) * 4, 1, sector_elems=8)
@@ -171,7 +171,7 @@ STORES = {
 
 @pytest.mark.parametrize("rows", [3, 64])
 @pytest.mark.parametrize("stored", ["yzs", "zp", "yq", "rt", "yzpq"])
-def test_values_of_blocks_are_met_and_folded_as_columns(stored: str, rows: int) -> None:
+def test_values_per_block_are_used_and_reduced_as_columns(stored: str, rows: int) -> None:
     """A value that varies by block of columns is repeated for the columns of its block where a use needs them."""
     made = parse(BLOCKS + "".join(f"  store {STORES[name]}\n" for name in stored))
     program = prune(replace(made, buffers=tuple(b for b in made.buffers if b.role == "input" or b.name in stored)))
@@ -214,7 +214,7 @@ def needless_parentheses(kernel: ast.FunctionDef, text: str) -> list[str]:
 
 @given(programs())
 @settings(max_examples=40)
-def test_text_stands_alone_and_has_nothing_needless(case: Case) -> None:
+def test_text_is_self_contained_and_has_nothing_superfluous(case: Case) -> None:
     for source in generate(plan(optimize(case.program), case.bindings, H200)):
         tree = ast.parse(source.text)
         read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -225,7 +225,7 @@ def test_text_stands_alone_and_has_nothing_needless(case: Case) -> None:
 
 
 @pytest.mark.parametrize("function", [norm, both, row_sums, column_softmax])
-def test_lines_that_came_from_user_code_say_so(function: Callable[..., Any]) -> None:
+def test_kernel_lines_name_the_user_code_they_came_from(function: Callable[..., Any]) -> None:
     """Every user line that a kernel computes is noted in its text, as a comment at the end of a line of code."""
     program, _, bindings = program_of(function, torch.randn(64, 96), torch.randn(96))
     text = "\n".join(source.text for source in generate(plan(program, bindings, H200)))
@@ -300,12 +300,12 @@ def test_a_kernel_is_right_at_other_sizes_than_it_was_planned_for(
     assert_as_oracle(planned(program, others, one), inputs, sizes, str(schedule))
 
 
-def test_inputs_may_be_called_what_indices_are_called() -> None:
+def test_inputs_may_have_the_names_of_indices() -> None:
     """Rows that start inside a sector name their columns c_main and u_main; so may tiles of inputs called c and u."""
     fused_right(lambda c, u, b: (c + b) * u, torch.randn(4, 1001)[:, :1000], torch.randn(4, 1001)[:, :1000], torch.randn(1000))
 
 
-def test_values_may_be_called_what_kernels_import() -> None:
+def test_values_may_have_the_names_of_imports() -> None:
     for language, reserved in ((TRITON, TRITON_NAMES), (GLUON, GLUON_NAMES)):
         lines = imports(language, frozenset({"tl", "libdevice"}))
         imported = {
@@ -325,7 +325,7 @@ def test_values_may_be_called_what_kernels_import() -> None:
     fused_right(named, x, w, b)
 
 
-def test_a_numbered_name_is_given_once() -> None:
+def test_numbered_names_are_unique() -> None:
     """Tiles number their names too: of two loads of x, the second and the first's second tile would both be x_1."""
     builder = Builder(("taken",))
     hints = ("x", "x", "x_1", "x", "x_1", "x_2", "y_1", "y", "y", "taken", "taken_1", "taken")
@@ -338,7 +338,7 @@ def test_a_numbered_name_is_given_once() -> None:
     torch.testing.assert_close(onepass.fuse(two_loads, dynamic=False)(x, at), two_loads(x, at))
 
 
-def test_axes_of_symbolic_extents_are_told_apart() -> None:
+def test_row_numbers_are_split_into_symbolic_axes() -> None:
     """Rows are three axes at once, of which each tensor has another; what one row number is divided by is a product of sizes."""
     x, first, second, third = (torch.randn(shape) for shape in ((3, 5, 7, 8), (3, 1, 1, 8), (5, 1, 8), (7, 8)))
     fn = lambda x, a, b, c: (x + a) * b - c  # noqa: E731
@@ -348,7 +348,7 @@ def test_axes_of_symbolic_extents_are_told_apart() -> None:
     assert "// (s1 * s2)" in "".join(source.text for source in generate(plan(program, bindings, H200)))
 
 
-def test_blocks_of_columns_whose_number_varies() -> None:
+def test_a_symbolic_number_of_column_blocks() -> None:
     """A CTA's index is split into its columns, of which there are as many as a call has rows, and its rows."""
     fn = lambda x: (x.t() + 1).contiguous()  # noqa: E731
     for rows in (1, 70, 64, 200):
@@ -359,7 +359,7 @@ def test_blocks_of_columns_whose_number_varies() -> None:
 
 
 @pytest.mark.parametrize("first", [8, 5])
-def test_parts_of_odd_rows_begin_at_their_offsets(first: int) -> None:
+def test_slices_of_unaligned_rows_start_at_their_offsets(first: int) -> None:
     """In whole sectors from the row's start, or not."""
     x = torch.randn(5, 1027)
     program, tensors, bindings = program_of(lambda x: torch.softmax(x[:, first : first + 1001] * x[:, :1001], -1), x)
@@ -367,7 +367,7 @@ def test_parts_of_odd_rows_begin_at_their_offsets(first: int) -> None:
         assert_as_oracle(planned(program, bindings, chosen(program, bindings, Family.INNER, schedule)), tensors, bindings, "parts")
 
 
-def test_positions_are_64_bits_wide() -> None:
+def test_positions_of_extremes_have_64_bits() -> None:
     def squares(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         at = torch.arange(x.shape[0])
         return at * at + x, (at * at).sum()
@@ -375,7 +375,7 @@ def test_positions_are_64_bits_wide() -> None:
     fused_right(squares, torch.ones(50000, dtype=torch.int64))
 
 
-def test_only_memory_of_the_plan_is_called_aligned() -> None:
+def test_only_buffers_of_the_plan_are_declared_aligned() -> None:
     """An input may start anywhere. Only buffers that the plan allocates are declared aligned."""
     for fn in (both, row_sums, column_softmax):
         program, _, bindings = program_of(fn, torch.randn(600, 96), torch.randn(96))
@@ -400,13 +400,13 @@ print("there")
 """
 
 
-def test_far_elements_are_counted_in_64_bits() -> None:
+def test_far_elements_are_addressed_with_64_bits() -> None:
     """Columns and batches 2 ** 30 bytes apart, in sparsely mapped memory: a wrong address ends the process."""
     done = run_python(FAR)
     assert done.returncode == 0 and "there" in done.stdout, done.stderr[-2000:]
 
 
-def test_what_is_written_is_python_whatever_other_threads_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_text_is_parsed_again_if_other_threads_interfere(monkeypatch: pytest.MonkeyPatch) -> None:
     def disturbed(*_: object, **__: object) -> ast.Module:
         raise SystemError("AST constructor recursion depth mismatch (before=69, after=48)")
 
@@ -418,12 +418,12 @@ def test_what_is_written_is_python_whatever_other_threads_parse(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("fold", [torch.argmax, torch.argmin])
-def test_positions_along_an_axis_the_values_do_not_vary_along(fold: Callable[..., torch.Tensor]) -> None:
+def test_argmax_along_an_axis_the_values_do_not_depend_on(fold: Callable[..., torch.Tensor]) -> None:
     fused_right(lambda x: fold(x, 0), torch.randn(1, 40).expand(100, 40))
 
 
 @pytest.mark.parametrize("shape", [(70, 13), (3, 1027), (2, 5, 1001)], ids=str)
-def test_lanes_inside_are_counted_without_a_fold(shape: tuple[int, ...]) -> None:
+def test_valid_lanes_are_counted_without_a_reduction(shape: tuple[int, ...]) -> None:
     """Triton 3.6 would recompute a summed mask in the layout of its sum, in full in every thread."""
     x = torch.randn(shape)
     for dims in ((-1,), (0,), tuple(range(len(shape)))):
@@ -463,6 +463,6 @@ LOOKUPS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
-def test_what_is_looked_up_may_be_reduced_and_used_again(name: str) -> None:
+def test_indexed_values_may_be_reduced_and_reused(name: str) -> None:
     function, shapes = LOOKUPS[name]
     fused_right(function, *(torch.randn(shape) for shape in shapes))

@@ -34,14 +34,14 @@ def verdicts(found: Comparison) -> list[tuple[str, str, str]]:
     return [(c.id, c.provider, c.verdict) for c in found.shown]
 
 
-def test_equal_runs_show_nothing() -> None:
+def test_equal_runs_have_no_differences() -> None:
     found = compare(BASE, BASE)
     assert not found.shown and not found.warnings and not found.status_changes and not found.got_slower
     assert found.geomean("onepass") == pytest.approx(1)
     assert "No time changed beyond noise, in 18 comparisons." in str(found)
 
 
-def test_changes_beyond_noise_the_worst_loss_first() -> None:
+def test_changes_beyond_noise_are_listed_worst_first() -> None:
     found = compare(
         BASE, changed({(FIRST, "onepass"): 1.03, (SECOND, "onepass"): 1.2, (FIRST, "eager"): 0.5, (SECOND, "eager"): 1.015})
     )
@@ -62,7 +62,7 @@ def test_changes_beyond_noise_the_worst_loss_first() -> None:
         (100, 107, 0.06, "slower"),
     ],
 )
-def test_noise(before: float, after: float, noise: float, verdict: str) -> None:
+def test_only_changes_beyond_noise_are_reported(before: float, after: float, noise: float, verdict: str) -> None:
     assert Change("x", "onepass", before, after, noise).verdict == verdict
 
 
@@ -74,11 +74,11 @@ def test_noise_is_the_sum_of_spreads_and_at_least_two_percent() -> None:
     assert {c.noise for c in compare(unknown, unknown).changes} == {0.02}
 
 
-def test_peers_that_become_slower_are_not_our_loss() -> None:
+def test_slower_peers_are_not_regressions() -> None:
     assert not compare(BASE, changed({(FIRST, "inductor"): 2})).got_slower
 
 
-def test_answers_that_break_and_mend() -> None:
+def test_results_that_become_wrong_or_right_are_reported() -> None:
     broken = replace(
         BASE,
         rows=(
@@ -96,7 +96,7 @@ def test_answers_that_break_and_mend() -> None:
     assert not mended.got_slower and not mended.status_changes[0].broke
 
 
-def test_rows_of_one_run_only() -> None:
+def test_rows_of_only_one_run_are_listed() -> None:
     found = compare(replace(BASE, rows=BASE.rows[1:]), replace(BASE, rows=BASE.rows[:-1]), ("a.json", "b.json"))
     assert found.only_before == (SECOND,) and found.only_after == (BASE.rows[0].id,)
     assert f"Only in a.json: {SECOND}" in str(found)
@@ -104,7 +104,7 @@ def test_rows_of_one_run_only() -> None:
     assert not nothing.changes and "nothing to compare" in str(nothing)
 
 
-def test_what_makes_runs_hard_to_compare_is_said() -> None:
+def test_differences_between_setups_are_reported() -> None:
     other = replace(BASE, suite="widths", card="NVIDIA A100", versions={**BASE.versions, "torch": "2.13.0", "quack": "0.6"})
     assert compare(BASE, other).warnings == (
         "the suites differ: rows, then widths",
@@ -118,7 +118,7 @@ def test_what_makes_runs_hard_to_compare_is_said() -> None:
     assert compare(BASE, fewer).warnings == ("this provider is lost: eager",)
 
 
-def test_rows_that_do_other_work_are_left_out() -> None:
+def test_rows_with_different_work_are_not_compared() -> None:
     other = replace(BASE, rows=(replace(BASE.rows[0], floor_bytes=1), *BASE.rows[1:]))
     found = compare(BASE, other)
     assert "move different bytes" in found.warnings[0]

@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 ONEPASS = "\n".join(p.read_text() for p in (ROOT / "onepass").rglob("*.py") if "constants" not in p.parts)
 
 
-def test_the_file_is_written_as_it_is_read() -> None:
+def test_the_file_round_trips() -> None:
     assert text_of(*read()) == SHIPPED_FILE.read_text()
     assert load() == SHIPPED and SHIPPED.device == "h200"
 
 
-def test_every_constant_says_what_it_stands_for_and_where_it_is_from() -> None:
+def test_every_constant_states_its_meaning_and_basis() -> None:
     _, entries = read()
     for section, found in entries.items():
         for name, entry in found.items():
@@ -42,7 +42,7 @@ def test_every_constant_is_used() -> None:
     assert not unused
 
 
-def test_other_values_leave_the_rest_as_it_was() -> None:
+def test_replacing_values_keeps_everything_else() -> None:
     device, entries = read()
     changed = with_values(entries, "cost", {"tile_us": 0.5})
     assert changed["cost"]["tile_us"].value == 0.5 and changed["cost"]["tile_us"].meaning == entries["cost"]["tile_us"].meaning
@@ -74,7 +74,7 @@ def test_a_file_that_does_not_fit_the_code_is_refused(tmp_path: Path, change: Ca
         load(tmp_path / "other.json")
 
 
-def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{")
     with pytest.raises(BadConstants):
         load(tmp_path / "other.json")

@@ -79,7 +79,7 @@ def test_terms_add_up_to_the_predicted_time() -> None:
         assert {t.name for t in found.terms} >= {"launch"} and len(found.terms) >= 5
 
 
-def test_without_any_term_no_time_is_left() -> None:
+def test_without_terms_the_predicted_time_is_zero() -> None:
     for kernel in every():
         found = labels(type(kernel.cost.record))
         nothing = {
@@ -89,13 +89,13 @@ def test_without_any_term_no_time_is_left() -> None:
         assert type(kernel.cost.record)(**nothing).us == 0.0
 
 
-def test_a_limit_that_is_hidden_adds_less_than_it_takes() -> None:
+def test_a_hidden_limit_adds_less_than_its_own_time() -> None:
     kernel, _ = planned(Job("rms_norm", (8192, 8192)))[0]
     issue = next(t for t in kernel.cost.terms if t.name == "issue")
     assert 0 < issue.adds_us < issue.us < kernel.cost.us
 
 
-def test_a_correction_multiplies_the_time_and_is_said() -> None:
+def test_a_correction_multiplies_the_time_and_is_listed() -> None:
     kernel, t = planned(Job("rms_norm", (8192, 8192)))[0]
     tuned = replace(H200, corrections=((kernel.family, 1.1),))
     found = cost(kernel.kernel, kernel.schedule, kernel.resources, t, tuned)
@@ -131,7 +131,7 @@ def test_every_constant_is_the_source_of_a_term() -> None:
     assert {f.name for f in fields(SHIPPED.cost)} - named <= elsewhere
 
 
-def test_only_split_reductions_are_joined() -> None:
+def test_only_split_reductions_are_charged_for_a_join() -> None:
     for kernel, t in planned(Job("outer_sum_2", (4096, 1024), "f16")):
         assert (join_us(kernel.schedule, t, H200) > 0) == (kernel.schedule.splits > 1)
 

@@ -18,20 +18,20 @@ def off_by(ulps: float, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("count", [1, MIN_RMS_ELEMENTS - 1])
-def test_a_few_numbers_may_all_be_an_ulp_away(count: int) -> None:
+def test_a_few_numbers_may_all_be_one_ulp_off(count: int) -> None:
     assert check(*off_by(1, count)).ok
     assert not check(*off_by(2, count)).ok
 
 
 @pytest.mark.parametrize("count", [MIN_RMS_ELEMENTS, 100])
-def test_many_may_not(count: int) -> None:
+def test_many_numbers_may_not_all_be_one_ulp_off(count: int) -> None:
     assert not check(*off_by(1, count)).ok
     mine, eager, exact = off_by(0, count)
     mine[0] += ULP
     assert check(mine, eager, exact).ok
 
 
-def test_fp32_on_a_cpu_may_be_one_ulp_further_away() -> None:
+def test_fp32_on_a_cpu_may_be_one_more_ulp_off() -> None:
     exact = torch.full((100,), 12.0, dtype=torch.float64)
     mine = exact.float()
     mine[0] += 2 * 2.0**-20
@@ -69,7 +69,7 @@ def test_a_large_row_does_not_hide_the_errors_of_others() -> None:
     assert judge(eager, eager, exact) is None and judge(off, eager, exact) is not None
 
 
-def test_a_row_of_which_cancellation_leaves_nothing_has_no_scale_of_its_own() -> None:
+def test_a_row_that_cancels_does_not_set_its_own_scale() -> None:
     exact, eager = softmax(torch.float32)
     exact[3], eager[3] = 0.0, 0.0
     mine = eager.clone()
@@ -77,7 +77,7 @@ def test_a_row_of_which_cancellation_leaves_nothing_has_no_scale_of_its_own() ->
     assert judge(mine, eager, exact) is None
 
 
-def test_what_eager_loses_may_be_lost_in_the_same_band_alone() -> None:
+def test_eagers_error_is_allowed_only_in_the_band_where_it_occurs() -> None:
     exact, mine = softmax(BF16)
     eager = torch.where(exact < exact.amax(-1, keepdim=True) * 2.0**-10, exact * 1.5, exact).to(BF16)
     assert judge(eager, eager, exact) is None
@@ -86,7 +86,7 @@ def test_what_eager_loses_may_be_lost_in_the_same_band_alone() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (), (1,), (40, 1), (1, 40), (2, 20, 3)])
-def test_any_shape_can_be_judged(shape: tuple[int, ...]) -> None:
+def test_any_shape_can_be_checked(shape: tuple[int, ...]) -> None:
     exact = torch.randn(shape, dtype=torch.float64)
     assert judge(exact.float(), exact.float(), exact) is None
     if exact.numel():
@@ -94,7 +94,7 @@ def test_any_shape_can_be_judged(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-40, 3e38])
-def test_any_magnitude_can_be_judged(value: float) -> None:
+def test_any_magnitude_can_be_checked(value: float) -> None:
     exact = torch.full((100,), value, dtype=torch.float64)
     mine = exact.float()
     assert judge(mine, mine, exact.float().double()) is None
@@ -122,7 +122,7 @@ def test_integers_are_compared_exactly() -> None:
         assert judge(torch.tensor([wrong, 4, 5]), eager, eager.double()) == "1 of 3 elements differ from eager's"
 
 
-def test_what_eager_loses_of_small_values_may_not_be_lost_of_large_ones() -> None:
+def test_eagers_error_on_small_values_is_not_allowed_on_large_ones() -> None:
     """In units of a row's largest value eager may lose more of the small ones than is allowed of others."""
     exact, mine = softmax(BF16)
     middling = (exact < exact.amax(-1, keepdim=True) * 2.0**-4) & (exact > exact.amax(-1, keepdim=True) * 2.0**-6)

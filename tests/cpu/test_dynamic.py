@@ -152,7 +152,7 @@ def _total(results: Any) -> Tensor:
     return sum(((r * r).sum() for r in (results if isinstance(results, tuple) else (results,))), torch.zeros(()))
 
 
-def test_sizes_that_become_one_and_zero() -> None:
+def test_symbolic_sizes_may_become_one_and_zero() -> None:
     """The graph that was compiled first serves them all, or torch makes another; either is right."""
 
     def tail(x: Tensor) -> Any:
@@ -173,7 +173,7 @@ def test_strides_of_a_tensor_of_symbolic_size_follow_its_sizes() -> None:
     assert out.strides[0] == product([out.shape[1], *out.shape[2:]])
 
 
-def test_a_size_that_a_view_names_is_known() -> None:
+def test_a_size_passed_to_a_view_is_known() -> None:
     """Though torch writes the 2 of its result as s // (s // 2)."""
     run = torch.compile(
         lambda x: norm(x.view(x.shape[0] // 2, 2, x.shape[1])), backend=onepass.backend, dynamic=True, options=OPTIONS
@@ -193,7 +193,7 @@ def test_runs_between_equal_ends_have_equal_products() -> None:
     assert [(g.left, g.right) for g in segments((s,), (half, 2))] == [((0, 1), (0, 2))]
 
 
-def test_a_cut_that_does_not_come_out_even_is_inexpressible() -> None:
+def test_an_uneven_split_is_inexpressible() -> None:
     with pytest.raises(Inexpressible):
         cut(("a", "b"), (2, 3), (4,))
     atoms = Atoms()
@@ -201,14 +201,14 @@ def test_a_cut_that_does_not_come_out_even_is_inexpressible() -> None:
         atoms.split((atoms.fresh(6),), (4, 2))
 
 
-def test_dims_of_different_symbols_that_meet_become_one() -> None:
+def test_combined_dims_of_different_symbols_become_one() -> None:
     draft = Draft()
     one, two = (draft.tensor(draft.index(dim), (dim,)) for dim in (draft.atoms.dim(sym("a")), draft.atoms.dim(sym("b"))))
     _, (dim,) = align.broadcast(draft, [one, two])
     assert draft.dims(one) == draft.dims(two) == (draft.atoms.resolve(dim),)
 
 
-def test_lining_up_dims_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aligning_dims_terminates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a step of it does."""
     monkeypatch.setattr(align, "_refined_once", lambda draft, tensor, position, onto: tensor)
     draft = Draft()
@@ -279,7 +279,7 @@ def two_norms(x: Tensor, y: Tensor) -> Any:
     return norm(x[:, 1:] - x[:, :-1]), norm(y)
 
 
-def test_a_size_without_nodes_costs_one_region(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_cannot_be_expressed_costs_one_region(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(graph: fx.Graph, expression: Any, known: Any) -> Any:
         graph.call_function(left_behind, ())
         raise NotImplementedError(str(expression))
@@ -294,7 +294,7 @@ def test_a_size_without_nodes_costs_one_region(monkeypatch: pytest.MonkeyPatch) 
     assert len(graph.regions) == 1 and len(graph.declined) == 1 and graph.error is None
 
 
-def test_an_error_in_rewriting_is_raised_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_in_rewriting_are_raised_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: rewrite.Rewriter, part: Any, text: str, functional: bool = False) -> fx.Node:
         raise RewriteFailed(detail="because")
 
@@ -310,7 +310,7 @@ class Piece:
         self.inputs, self.outputs = inputs, outputs
 
 
-def test_regions_in_a_circle_lose_one() -> None:
+def test_one_region_of_a_cycle_is_dropped() -> None:
     """x -> a, b; c needs a and b; regions {a, c} and {b, d}, where d needs a: each would have to run before the other."""
     graph = fx.Graph()
     x = graph.placeholder("x")
@@ -323,7 +323,7 @@ def test_regions_in_a_circle_lose_one() -> None:
     assert rewrite.cyclic_regions(graph, [third, first, second]) == {1}  # type: ignore[list-item]
 
 
-def test_a_region_is_lowered_once_however_often_regions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_is_lowered_once_even_if_the_search_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that has no place in a Program starts the search over; regions elsewhere in the graph do not change."""
     seen: list[str] = []
     lower_region = region_program.lower_region

@@ -90,14 +90,14 @@ def test_one_set_of_kernels_for_a_class_of_row_counts() -> None:
     assert len(kernels.keys) == 4
 
 
-def test_sizes_a_kernel_had_better_know_get_kernels_of_their_own() -> None:
+def test_each_fixed_size_has_its_own_kernels() -> None:
     columns = optimize(capture(lambda x: x.softmax(0), (torch.zeros(12, 40),)).program)
     kernels = Kernels(columns, "it")
     assert kernels.executable({"s0": 12}, CPU, NOTHING) is not kernels.executable({"s0": 13}, CPU, NOTHING)
     assert [key.variant.fixed for key in kernels.keys] == [(("s0", 12),), (("s0", 13),)]
 
 
-def test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_of_its_own() -> None:
+def test_large_and_unaligned_tensors_have_their_own_kernels() -> None:
     kernels = Kernels(program(), "it")
     for rows in (100_000_000, 90_000):
         kernels.executable({"s0": rows}, CPU, frozenset({"x"}))
@@ -105,13 +105,13 @@ def test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_
     assert [(key.wide, key.variant.aligned) for key in kernels.keys] == [(True, {"x"}), (False, {"x"}), (False, NOTHING)]
 
 
-def test_what_does_not_start_on_16_bytes_is_planned_for_as_that() -> None:
+def test_unaligned_tensors_are_planned_as_unaligned() -> None:
     key = Kernels(program(), "it")._shared.key({"s0": 12}, CPU, frozenset({"x"}))
     laid_out = specialized(program(), key.variant)
     assert {b.name for b in laid_out.buffers if b.aligned} == {"x"}
 
 
-def test_threads_make_it_once() -> None:
+def test_concurrent_threads_build_once() -> None:
     found: list[Executable] = []
     start, captured = threading.Barrier(8), program()  # torch traces one function at a time
 
@@ -131,7 +131,7 @@ def test_threads_make_it_once() -> None:
     assert len(found) == 8 and len({id(e) for e in found}) == 1
 
 
-def test_the_latest_keys_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_recent_variants_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MAX_KEYS", 2)
     kernels = Kernels(optimize(capture(lambda x: x.softmax(0), (torch.zeros(12, 8),)).program), "it")
     made = [kernels.executable({"s0": rows}, CPU, NOTHING) for rows in (3, 4, 5)]
@@ -141,7 +141,7 @@ def test_the_latest_keys_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels.executable({"s0": 3}, CPU, NOTHING) is not made[0]
 
 
-def test_the_background() -> None:
+def test_kernels_are_built_in_the_background() -> None:
     kernels = Kernels(program(), "it")
     future = kernels.prepare({"s0": 12}, CPU, NOTHING)
     assert kernels.prepare({"s0": 13}, CPU, NOTHING) is future
@@ -164,7 +164,7 @@ def test_after_a_failure_the_next_call_tries_again(monkeypatch: pytest.MonkeyPat
     assert kernels.executable({"s0": 12}, CPU, NOTHING).artifact.sources
 
 
-def test_a_kept_entry_still_leaves_its_sources_where_the_user_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_entry_still_writes_its_sources_for_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for turn in range(2):
         engine.forget()
         monkeypatch.setenv("ONEPASS_KEEP_SOURCES", str(tmp_path / f"kept{turn}"))
@@ -192,7 +192,7 @@ def case(name: str, rows: int = 40, cols: int = 70) -> Ran:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_into_memory_of_the_caller(name: str) -> None:
+def test_results_are_written_to_memory_of_the_caller(name: str) -> None:
     runs, inputs, bindings, expected = case(name)
     mine = {name: torch.empty_like(t) for name, t in expected.items()}
     runs.run_into(mine | {b.name: t for b, t in zip(runs.artifact.inputs, inputs)}, bindings)
@@ -245,7 +245,7 @@ def test_temporaries_share_one_aligned_block() -> None:
     assert executable.pack_temporaries((odd, odd), {}) == (256, (0, 512))
 
 
-def test_launches_of_the_latest_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_of_the_most_recent_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executable, "MAX_BOUND_SIZES", 2)
     runs = case("layer_norm-wb")[0]
     for rows in range(2, 9):
@@ -254,7 +254,7 @@ def test_launches_of_the_latest_sizes_are_kept(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("names", [("x", "y"), ("y", "x")])
-def test_launches_tell_sizes_apart(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_arguments_are_passed_by_name(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each size goes where its name stands among a kernel's arguments."""
     params = tuple(Param(n, ParamKind.SIZE, n) for n in names)
     source = replace(case("layer_norm-wb")[0].artifact.sources[0], params=params, cleared=(), grid=())
@@ -268,7 +268,7 @@ def test_launches_tell_sizes_apart(names: tuple[str, str], monkeypatch: pytest.M
     assert given == [tuple(sizes[n] for n in names)]
 
 
-def test_memory_that_kernels_count_on_is_cleared_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_buffers_that_must_start_at_zero_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card, where it comes first of all memory a call takes."""
     runs, _, bindings, _ = case("layer_norm-wb")
     source = runs.artifact.sources[0]
@@ -294,7 +294,7 @@ def test_memory_that_kernels_count_on_is_cleared_and_no_other(monkeypatch: pytes
     assert found == [True, False]
 
 
-def test_outputs_that_a_caller_brings_may_be_misaligned() -> None:
+def test_outputs_of_a_caller_may_be_misaligned() -> None:
     source = case("layer_norm-wb")[0].artifact.sources[0]
     outputs = frozenset(n for n in source.fresh if n.startswith("out"))
     assert outputs and outputs <= aligned_of(source, NOTHING)
@@ -302,7 +302,7 @@ def test_outputs_that_a_caller_brings_may_be_misaligned() -> None:
     assert outputs <= aligned_of(source, outputs, caller_allocated=outputs)
 
 
-def test_what_is_not_begun_in_the_background_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_do_not_wait_for_background_work_that_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Because there are no threads, or the process is about to end. Whoever needs it tries again."""
     kernels, go, threads = Kernels(program(cols=52), "it"), threading.Event(), DaemonExecutor(1, "it")
     threads.submit(go.wait)
@@ -346,7 +346,7 @@ def interrupted_at(line: int, action: Any) -> bool:
 
 
 @pytest.mark.parametrize("way", ["executable", "prepare"])
-def test_after_ctrl_c_at_any_line_nobody_waits_for_what_nobody_makes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_ctrl_c_at_any_line_no_thread_waits_forever(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     captured, threads = program(), DaemonExecutor(1, "it")
     made = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).artifact
     monkeypatch.setattr(build, "load_or_compile", lambda *_: made)
@@ -365,7 +365,7 @@ def test_after_ctrl_c_at_any_line_nobody_waits_for_what_nobody_makes(way: str, m
     threads.close()
 
 
-def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_thread_takes_over_from_an_interrupted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     captured, began, go = program(), threading.Event(), threading.Event()
     made, calls, found = Kernels(captured, "it").executable({"s0": 12}, CPU, NOTHING).artifact, [], []
 
@@ -403,7 +403,7 @@ def test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead(monkeypatch
     assert found[0].artifact is made and calls == [first, threading.current_thread()]
 
 
-def test_a_promise_that_is_kept_twice_and_a_gate_that_stays_shut() -> None:
+def test_a_promise_may_be_fulfilled_twice_and_its_gate_may_stay_locked() -> None:
     promised: promise.Promise[int] = promise.Promise()
     promised.fulfill(1)
     promised.fail(ValueError())
@@ -442,7 +442,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return capturing
 
 
-def test_what_workers_compile_in_the_background_is_found_when_loading(card: list[bool]) -> None:
+def test_binaries_compiled_in_the_background_are_found_when_loading(card: list[bool]) -> None:
     kernels = Kernels(program(cols=56), "it")
     made = kernels.prepare({"s0": 12}, CARD, frozenset({"x", "out0"})).result()
     work = made_by(lambda: kernels.executable({"s0": 12}, CARD, frozenset({"x", "out0"})))
@@ -460,7 +460,7 @@ def assembler_in(folder: Path) -> Path:
     return other
 
 
-def test_workers_take_the_assembler_the_user_names(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_use_the_assembler_set_by_the_user(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it is named late: Triton asks for the version once, and kernels must not be filed under that of another one."""
     before, toolchain = compat.triton_toolchain(90), compat.triton_toolchain_key(90)
     named = assembler_in(tmp_path / "mine")
@@ -474,14 +474,14 @@ def test_workers_take_the_assembler_the_user_names(card: list[bool], tmp_path: P
     assert (work.compilations, work.found) == (0, len(made.sources))
 
 
-def test_plans_of_instrumented_kernels_are_filed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_of_instrumented_kernels_have_their_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take other registers, and spill."""
     toolchain = compat.triton_toolchain_key(90)
     monkeypatch.setattr(triton.knobs.compilation, "instrumentation_mode", "consan")
     assert compat.triton_toolchain_key(90) != toolchain
 
 
-def test_the_assembler_of_inductor_is_passed_over(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_assembler_set_by_inductor_is_ignored(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor points Triton to one in torch's wheel once it compiles. Kernels made before and after must be the same."""
     before, toolchain = compat.triton_toolchain(90), compat.triton_toolchain_key(90)
     monkeypatch.setattr(compat.kernels, "_torch_folder", lambda: tmp_path / "torch")
@@ -504,14 +504,14 @@ def test_a_second_process_neither_plans_nor_compiles(card: list[bool]) -> None:
     assert (warm.plans, warm.compilations, warm.hits) == (0, 0, 1)
 
 
-def test_alignment_makes_kernels_differ_on_a_card(card: list[bool]) -> None:
+def test_kernels_depend_on_alignment_on_a_card(card: list[bool]) -> None:
     kernels = Kernels(program(), "it")
     for aligned in (frozenset({"x", "out0", "out1"}), frozenset({"x"}), frozenset({"x", "not a buffer"})):
         kernels.executable({"s0": 12}, CARD, aligned)
     assert len(kernels.keys) == 2
 
 
-def test_nothing_is_made_while_a_graph_is_captured(card: list[bool]) -> None:
+def test_nothing_is_built_during_graph_capture(card: list[bool]) -> None:
     kernels = Kernels(program(), "both")
     card[0] = True
     with pytest.raises(NotWarmedUp, match="both"):
@@ -523,7 +523,7 @@ def test_nothing_is_made_while_a_graph_is_captured(card: list[bool]) -> None:
     assert kernels.executable({"s0": 13}, CARD, NOTHING) is made  # of the same class of row counts
 
 
-def test_triton_is_left_as_it_was() -> None:
+def test_triton_is_not_modified() -> None:
     knobs = compat.triton("test").knobs
     heard_of: list[Any] = []
     before = dict(vars(knobs.cache)), dict(vars(knobs.compilation))

@@ -61,7 +61,7 @@ def test_a_region_that_cannot_be_planned_runs_as_inductor_compiles_it(monkeypatc
     assert "is correct" in done.stdout
 
 
-def test_op_by_op_where_inductor_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_runs_op_by_op_if_inductor_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
     monkeypatch.setattr(torch, "compile", no_plan)
     ins, outs = inputs(4), outputs(4)
@@ -71,7 +71,7 @@ def test_op_by_op_where_inductor_fails_too(monkeypatch: pytest.MonkeyPatch) -> N
     assert journal.snapshot().fallbacks[0].runs_as == "torch, op by op"
 
 
-def test_raise_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_error_raise_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
     with pytest.raises(NoPlan):
         region_op.run(outputs(4), inputs(4), [4], region("a", on_error="raise"))
@@ -92,7 +92,7 @@ def failing(error: Exception, damage: bool = False) -> Any:
     return bound
 
 
-def test_a_failed_launch_does_not_cost_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_launch_does_not_destroy_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executable, "bound", failing(ValueError("half way"), damage=True))
     ins = inputs(5)
     kept = [t.clone() for t in ins]
@@ -102,7 +102,7 @@ def test_a_failed_launch_does_not_cost_an_input(monkeypatch: pytest.MonkeyPatch)
     assert_filled(outs, kept)
 
 
-def test_a_failed_launch_does_not_cost_an_input_that_starts_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_launch_does_not_destroy_an_unaligned_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executable, "bound", failing(ValueError("half way"), damage=True))
     given = inputs(5)
     x = torch.zeros(16 + 5 * 24, dtype=torch.bfloat16)[16:].view(5, 24).copy_(given[0])
@@ -112,7 +112,7 @@ def test_a_failed_launch_does_not_cost_an_input_that_starts_anywhere(monkeypatch
     assert_filled(outs, given)
 
 
-def test_inductor_is_given_tensors_wherever_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fallback_through_inductor_takes_unaligned_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
     with pytest.warns(OnepassWarning):
         for start in (16, 0, 32):
@@ -124,7 +124,7 @@ def test_inductor_is_given_tensors_wherever_they_start(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("error", [NotWarmedUp(function="it"), WrongAnswer(region="r", output="o", detail="d", repro="p")])
-def test_what_would_hide_something_is_never_worked_around(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_errors_that_must_be_seen_have_no_fallback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", lambda *_, **__: (_ for _ in ()).throw(error))
     with pytest.raises(type(error)):
         region_op.run(outputs(4), inputs(4), [4], region("d"))
@@ -157,7 +157,7 @@ def failing_from(call: int, error: Exception = LATER) -> Any:
 
 
 @pytest.mark.parametrize("verify", ["0", "9"])
-def test_a_launch_that_fails_later_is_worked_around_too(monkeypatch: pytest.MonkeyPatch, verify: str) -> None:
+def test_a_launch_that_fails_later_falls_back_too(monkeypatch: pytest.MonkeyPatch, verify: str) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(3))
     monkeypatch.setenv("ONEPASS_VERIFY", verify)
     with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12.*could not be launched.*later.*repro_") as said:
@@ -170,7 +170,7 @@ def test_a_launch_that_fails_later_is_worked_around_too(monkeypatch: pytest.Monk
     assert (seen.stage, seen.runs_as) == ("launched", "inductor")
 
 
-def test_a_launch_that_fails_later_over_an_input_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_in_place_launch_that_fails_later_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(2))
     ins = inputs(5)
     region_op.run([ins[0], torch.empty(5)], ins, [5], region("0123456789", lines=("model.py:12",)))
@@ -179,7 +179,7 @@ def test_a_launch_that_fails_later_over_an_input_raises(monkeypatch: pytest.Monk
         region_op.run([ins[0], torch.empty(5)], ins, [5], region("0123456789", lines=("model.py:12",)))
 
 
-def test_a_later_failure_over_an_input_is_worked_around_where_a_copy_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_in_place_launch_that_fails_later_falls_back_if_inputs_were_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(2))
     monkeypatch.setenv("ONEPASS_VERIFY", "9")
     with pytest.warns(OnepassWarning, match="could not be launched"):
@@ -199,7 +199,7 @@ def test_a_later_failure_over_an_input_is_worked_around_where_a_copy_was_kept(mo
         (RuntimeError("any"), {"on_error": "raise", "verify": 9}),
     ],
 )
-def test_what_must_be_raised_is_raised_at_a_later_call_too(
+def test_errors_that_must_be_seen_are_raised_by_later_calls_too(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(2, error))
@@ -209,7 +209,7 @@ def test_what_must_be_raised_is_raised_at_a_later_call_too(
     assert not journal.snapshot().fallbacks
 
 
-def test_nothing_takes_the_place_of_a_fallback_or_of_a_call_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_fallback_or_captured_call_has_no_further_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(2))
     region_op.run(outputs(4), inputs(4), [4], region("f"))
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="later"):
@@ -231,7 +231,7 @@ def test_nothing_takes_the_place_of_a_fallback_or_of_a_call_that_is_captured(mon
         torch.OutOfMemoryError("CUDA out of memory"),
     ],
 )
-def test_a_broken_card_is_never_worked_around(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_cuda_errors_have_no_fallback(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(Executable, "bound", failing(error))
     with pytest.raises(type(error)):
         region_op.run(outputs(4), inputs(4), [4], region("d"))
@@ -259,7 +259,7 @@ def test_verifying_catches_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     assert replay(str(caught.value.fields["repro"])).returncode == 0
 
 
-def test_a_reproducer_fails_where_the_region_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reproducer_fails_as_its_region_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
     unknown = ROWS.replace("rsqrt %6", "log %6")
     with pytest.warns(OnepassWarning):
@@ -290,7 +290,7 @@ def compiled() -> Any:
     return torch.compile(norm, backend=onepass.backend, options={"interpret": True, "rest": "eager", "by_cost": False})
 
 
-def test_a_graph_that_cannot_be_claimed_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_whose_claim_fails_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def half_way(graph: torch.fx.Graph, *_: Any) -> Any:
         last = [n for n in graph.nodes if n.op == "call_function"][-1]
         last.replace_all_uses_with(last.args[0])
@@ -305,7 +305,7 @@ def test_a_graph_that_cannot_be_claimed_is_left_as_it_was(monkeypatch: pytest.Mo
     assert seen.graphs[0].error and not seen.calls
 
 
-def test_a_graphs_reproducer_claims_it_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_reproducer_of_a_graph_repeats_the_claim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(passes, "claim", no_plan)
     with pytest.warns(OnepassWarning):
         compiled()(torch.randn(4, 16))
@@ -315,7 +315,7 @@ def test_a_graphs_reproducer_claims_it_again(monkeypatch: pytest.MonkeyPatch, tm
     assert "1 regions claimed" in done.stdout
 
 
-def test_a_region_that_cannot_be_planned_while_claiming_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_whose_planning_fails_stays_with_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.forget()
     monkeypatch.setattr(pipeline, "make_plan", no_plan)
     x = torch.randn(4, 16)
@@ -326,7 +326,7 @@ def test_a_region_that_cannot_be_planned_while_claiming_is_left(monkeypatch: pyt
         compiled()(x)
 
 
-def test_failures_inside_a_compiled_model_reach_nobody_but_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_inside_a_compiled_model_are_only_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
     monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 0)
     x = torch.randn(4, 16, requires_grad=True)
@@ -364,7 +364,7 @@ def ahead_of_time() -> Any:
         (lambda: torch._inductor.config.patch(fx_wrapper=True), "FX wrapper"),
     ],
 )
-def test_what_runs_without_python_gets_no_regions(compiling: Callable[[], Any], by: str) -> None:
+def test_code_that_runs_without_python_gets_no_regions(compiling: Callable[[], Any], by: str) -> None:
     said = settings.resolve({"interpret": True, "by_cost": False})
     graph = graph_of(norm, (64, 16))
     before = str(graph)
@@ -377,7 +377,7 @@ def test_what_runs_without_python_gets_no_regions(compiling: Callable[[], Any], 
     assert str(graph) != before, "nothing else keeps the region from being claimed"
 
 
-def test_nor_is_anything_else_changed_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_runs_without_python_gets_no_other_change(monkeypatch: pytest.MonkeyPatch) -> None:
     from onepass.integration import split
 
     monkeypatch.setattr(split, "recompute", no_plan)
@@ -389,7 +389,7 @@ def test_nor_is_anything_else_changed_for_it(monkeypatch: pytest.MonkeyPatch) ->
         change(module, module, 1)
 
 
-def test_an_op_by_op_run_under_the_cpp_wrapper_is_told_so_too() -> None:
+def test_an_op_by_op_run_under_the_cpp_wrapper_warns_too() -> None:
     x = torch.randn(4, 16)
     with pytest.warns(OnepassWarning, match="ONEPASS-711.*test_failure.py"), torch._inductor.config.patch(cpp_wrapper=True):
         torch.testing.assert_close(compiled()(x), norm(x))

@@ -54,14 +54,14 @@ def made(*folders: Path, mode: int = 0o700) -> Path:
         (0o1775, False),
     ],
 )
-def test_who_may_write_to_the_last_folder(mode: int, fine: bool, tmp_path: Path) -> None:
+def test_write_permissions_on_the_folder_itself(mode: int, fine: bool, tmp_path: Path) -> None:
     assert passes(made(tmp_path / "it", mode=mode)) is fine
 
 
 @pytest.mark.parametrize(
     ("mode", "fine"), [(0o755, True), (0o300, True), (0o775, False), (0o757, False), (0o777, False), (0o1777, True), (0o1775, True)]
 )
-def test_who_may_write_to_a_folder_above(mode: int, fine: bool, tmp_path: Path) -> None:
+def test_write_permissions_on_a_parent_folder(mode: int, fine: bool, tmp_path: Path) -> None:
     """In a sticky folder others can put things, but not take away what is ours."""
     above = made(tmp_path / "above")
     deep = made(above / "a", above / "a" / "b")
@@ -70,20 +70,20 @@ def test_who_may_write_to_a_folder_above(mode: int, fine: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("level", ["a", "a/b", "a/b/c"])
-def test_another_users_folder_on_the_way(level: str, tmp_path: Path, anothers: Anothers) -> None:
+def test_a_parent_folder_of_another_user_is_refused(level: str, tmp_path: Path, anothers: Anothers) -> None:
     deep = made(tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c")
     assert passes(deep)
     anothers(tmp_path / level)
     assert not passes(deep)
 
 
-def test_roots_folders_are_as_good_as_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_root_are_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert passes(Path("/usr")) and passes(Path("/"))
     monkeypatch.setattr(files, "_trusted", lambda: (54321,))
     assert not passes(Path("/usr")) and not passes(tmp_path)
 
 
-def test_links_above_are_followed_where_nobody_else_can_have_made_them(tmp_path: Path, anothers: Anothers) -> None:
+def test_links_among_the_parents_are_followed_if_no_other_user_can_have_made_them(tmp_path: Path, anothers: Anothers) -> None:
     deep = made(tmp_path / "real", tmp_path / "real" / "it")
     (tmp_path / "absolute").symlink_to(tmp_path / "real")
     (tmp_path / "relative").symlink_to("absolute/../real")
@@ -93,7 +93,7 @@ def test_links_above_are_followed_where_nobody_else_can_have_made_them(tmp_path:
     assert passes(deep) and not any(map(passes, ways))
 
 
-def test_a_link_is_not_the_last_folder_and_not_in_a_sticky_one(tmp_path: Path) -> None:
+def test_the_folder_is_not_a_link_and_no_link_lies_in_a_sticky_folder(tmp_path: Path) -> None:
     sticky, real = made(tmp_path / "sticky"), made(tmp_path / "real", tmp_path / "real" / "it")
     (sticky / "link").symlink_to(tmp_path / "real")
     assert passes(sticky / "link" / "it")
@@ -103,7 +103,7 @@ def test_a_link_is_not_the_last_folder_and_not_in_a_sticky_one(tmp_path: Path) -
     assert not passes(tmp_path / "last")
 
 
-def test_no_link_among_the_last_parts_of_a_path(tmp_path: Path) -> None:
+def test_no_link_among_the_components_that_belong_to_the_store(tmp_path: Path) -> None:
     """Even one of our own: what lies in a store lies in the folder that was named."""
     made(tmp_path / "real", tmp_path / "real" / "it", tmp_path / "real" / "it" / "deep")
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -114,7 +114,7 @@ def test_no_link_among_the_last_parts_of_a_path(tmp_path: Path) -> None:
             pass
 
 
-def test_a_link_to_where_others_can_write(tmp_path: Path) -> None:
+def test_a_link_to_a_folder_others_can_write_to_is_refused(tmp_path: Path) -> None:
     made(tmp_path / "open", tmp_path / "open" / "it")
     (tmp_path / "link").symlink_to(tmp_path / "open")
     assert passes(tmp_path / "link" / "it")
@@ -122,7 +122,7 @@ def test_a_link_to_where_others_can_write(tmp_path: Path) -> None:
     assert not passes(tmp_path / "link" / "it")
 
 
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
+def test_cyclic_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
@@ -178,7 +178,7 @@ def read(path: Path, most: int = 100) -> bytes:
         return files.read(handle, path.name, most)
 
 
-def test_what_is_read(tmp_path: Path, anothers: Anothers) -> None:
+def test_only_plain_files_of_this_user_are_read(tmp_path: Path, anothers: Anothers) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"content")
     path.chmod(0o644)
@@ -239,7 +239,7 @@ def test_a_failed_write_leaves_what_was_there(fails: str, number: int, tmp_path:
     assert (tmp_path / "f").read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
-def test_files_for_the_user_go_by_the_umask(tmp_path: Path) -> None:
+def test_files_for_the_user_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         files.write_user_file(tmp_path / "new" / "f", b"1")
@@ -248,7 +248,7 @@ def test_files_for_the_user_go_by_the_umask(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "new" / "f").stat().st_mode) == 0o640
 
 
-def test_only_plain_files_are_looked_at(tmp_path: Path) -> None:
+def test_user_files_must_be_plain_and_small(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "f").write_bytes(b"12345")
     (tmp_path / "link").symlink_to(tmp_path / "f")
@@ -261,7 +261,7 @@ def test_only_plain_files_are_looked_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../../x", "/etc/passwd", "a/b", ".hidden", "..", "", "a\0b", "a\nb", "\ud800", "w" * 400, "-rf", "é"]
 )
-def test_names_become_names_of_files(name: str, tmp_path: Path) -> None:
+def test_names_are_turned_into_valid_file_names(name: str, tmp_path: Path) -> None:
     fit = files.slug(name)
     path = tmp_path / fit
     assert fit and path.parent == tmp_path and fit.isascii() and len(fit) <= 110 and not fit.startswith((".", "-"))
@@ -270,7 +270,7 @@ def test_names_become_names_of_files(name: str, tmp_path: Path) -> None:
     assert files.slug("gbps-by-width-rms_norm_backward-bf16") == "gbps-by-width-rms_norm_backward-bf16"
 
 
-def test_a_private_folder_outlives_a_fork_and_leaves_with_its_owner() -> None:
+def test_a_private_folder_survives_a_fork_and_is_removed_with_its_owner() -> None:
     mine = files.PrivateFolder("onepass-test-")
     path = mine.path
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -306,7 +306,7 @@ def test_a_sealed_file_is_used_as_it_was_written_or_not_at_all(tmp_path: Path, m
         assert checksums.read_checksummed(folder, "f.cubin") is None and checksums.read_checksummed(folder, "none") is None
 
 
-def test_sealed_files_do_not_lie_behind_a_link(tmp_path: Path) -> None:
+def test_sealed_files_behind_a_link_are_refused(tmp_path: Path) -> None:
     made(tmp_path / "store", tmp_path / "moved")
     checksums.write_checksummed(
         tmp_path / "moved" / "KEY", "f.cubin", b"1"
@@ -324,7 +324,7 @@ def test_sealed_files_do_not_lie_behind_a_link(tmp_path: Path) -> None:
         checksums.write_checksummed(tmp_path / "link" / "triton" / "KEY", "f.cubin", b"2")
 
 
-def test_shared_objects_others_left_are_not_handed_to_triton(tmp_path: Path, anothers: Anothers) -> None:
+def test_shared_objects_of_other_users_are_not_given_to_triton(tmp_path: Path, anothers: Anothers) -> None:
     with compat.triton_cache_folder(str(tmp_path), lambda hit: None):
         manager = compat.triton("test").knobs.cache.manager_class("KEY")
     (tmp_path / "KEY").mkdir(mode=0o700)
@@ -339,7 +339,7 @@ def test_shared_objects_others_left_are_not_handed_to_triton(tmp_path: Path, ano
     assert apart.read_bytes() == b"mine" and not apart.is_relative_to(tmp_path) and apart.parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_group_is_whole_or_absent_and_lies_in_its_folder(tmp_path: Path) -> None:
+def test_a_group_of_files_is_complete_or_absent(tmp_path: Path) -> None:
     with compat.triton_cache_folder(str(tmp_path), lambda hit: None):
         manager = compat.triton("test").knobs.cache.manager_class("KEY")
     names = ("k.json", "k.cubin")
@@ -355,7 +355,7 @@ def test_a_group_is_whole_or_absent_and_lies_in_its_folder(tmp_path: Path) -> No
         assert manager.get_group("k.json") is None
 
 
-def test_a_full_disk_does_not_keep_triton_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_gets_its_files_despite_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with compat.triton_cache_folder(str(tmp_path), lambda hit: None):
         manager = compat.triton("test").knobs.cache.manager_class("KEY")
 
@@ -366,7 +366,7 @@ def test_a_full_disk_does_not_keep_triton_from_its_files(tmp_path: Path, monkeyp
     assert Path(manager.put("text", "k.ptx")).read_text() == "text" and not (tmp_path / "KEY").exists()
 
 
-def test_folders_the_user_looks_into_are_tritons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dump_folders_of_triton_are_not_redirected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     knobs = compat.triton("test").knobs
     monkeypatch.setitem(vars(knobs.cache), "dump_dir", str(tmp_path / "dump"))
     with compat.triton_cache_folder(str(tmp_path / "store"), lambda hit: None):
@@ -374,7 +374,7 @@ def test_folders_the_user_looks_into_are_tritons_own(tmp_path: Path, monkeypatch
     assert [p.name for p in (tmp_path / "dump" / "KEY").iterdir()] == ["k.ttir"]
 
 
-def test_kernels_of_other_threads_are_not_heard_of(tmp_path: Path) -> None:
+def test_cache_hits_of_other_threads_are_ignored(tmp_path: Path) -> None:
     heard: list[bool] = []
     with compat.triton_cache_folder(str(tmp_path), heard.append):
         listener: Any = compat.triton("test").knobs.compilation.listener
@@ -385,7 +385,7 @@ def test_kernels_of_other_threads_are_not_heard_of(tmp_path: Path) -> None:
     assert heard == [True]
 
 
-def test_a_cache_manager_of_the_users_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_manager_set_by_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     knobs = compat.triton("test").knobs
     monkeypatch.setitem(vars(knobs.cache), "manager_class", dict)
     with compat.triton_cache_folder(str(tmp_path), lambda hit: None):
@@ -401,14 +401,14 @@ class Silent(Exception):
         raise RuntimeError("str fails")
 
 
-def test_text_that_cannot_be_told_is_told_all_the_same() -> None:
+def test_unprintable_text_is_printed_escaped() -> None:
     assert text_of(ValueError("x")) == "x" and text_of(Silent())
     assert printable("plain µ × 日本") == "plain µ × 日本"
     for text in ("\x1b[31m", "\x9b31m", "\x07", "a\nb", "\ud800", "\u202e", "\u2028", "\x00", "\x7f"):
         assert printable(text).isprintable() and printable(text).isascii()
 
 
-def test_a_warning_that_cannot_be_shown_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_that_cannot_be_shown_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise UnicodeEncodeError("ascii", "é", 0, 1, "ordinal not in range")
 

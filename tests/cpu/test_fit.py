@@ -58,7 +58,7 @@ def known() -> tuple[Sample, ...]:
 # ---- measurements
 
 
-def test_every_result_file_is_read_or_known_to_hold_something_else() -> None:
+def test_every_result_file_is_read_or_listed_as_something_else() -> None:
     read_files = {o.group.split(":")[0] for o in stored()}
     others = {"host.json", "memory.json", "models.json", "models_again.json"}  # whole models, memory and host time
     assert read_files | others == {p.name for p in RESULTS.glob("*.json")} and not read_files & others
@@ -98,7 +98,7 @@ def test_most_measured_schedules_are_candidates_of_the_planner() -> None:
         StagedTiles(16, 64, 4, 2, 3, 16, frozenset({0, 3})),
     ],
 )
-def test_a_schedule_keeps_what_tells_it_apart(schedule: Any) -> None:
+def test_a_schedule_record_keeps_every_distinguishing_field(schedule: Any) -> None:
     found = ScheduleRecord.of(schedule)
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(json.dumps(found.to_json())).items()}
     assert ScheduleRecord(**fields) == found and found.family == schedule.family
@@ -135,7 +135,7 @@ def test_the_floor_is_nearly_reached() -> None:
         assert min(f.us / floor_us(f.moved, H200) for f in fastest(stored()) if low <= f.moved.bytes < high) < 1.05
 
 
-def test_stored_rows_hold_the_floor_and_none_beats_it() -> None:
+def test_stored_rows_contain_the_floor_and_none_beats_it() -> None:
     footprints = {o.id: o.footprint for o in stored()}
     for name in ("all", "long", "widths_regret", "softmax_regret", "losses_regret", "outer_regret"):
         for row in load_run(RESULTS / f"{name}.json").rows:
@@ -155,7 +155,7 @@ def test_more_bytes_take_longer_and_writes_longer_than_reads(read_bytes: int, wr
     )
 
 
-def test_nothing_to_move_takes_no_time() -> None:
+def test_no_bytes_take_no_time() -> None:
     assert floor_us(Footprint(0, 0), H200) == 0
 
 
@@ -164,7 +164,7 @@ def test_another_card_has_another_floor() -> None:
     assert floor_us(moved, device("b200")) < floor_us(moved, H200) < floor_us(moved, device("a100"))
 
 
-def test_fitting_the_floor_gives_the_one_that_is_shipped() -> None:
+def test_fitting_the_floor_reproduces_the_shipped_one() -> None:
     floor = read()[1]["floor"]
     assert fit_floor(fastest(stored()), H200) == {name: e.value for name, e in floor.items()}
 
@@ -223,13 +223,13 @@ def test_predictions_are_near_the_measured_times() -> None:
 # ---- the fit
 
 
-def test_held_out_workloads_are_a_part_that_does_not_depend_on_the_others() -> None:
+def test_the_choice_of_held_out_workloads_does_not_depend_on_the_others() -> None:
     share = sum(s.held_out for s in known()) / len(known())
     assert 0.1 < share < 0.5
     assert {s.seen.id for s in known() if s.held_out}.isdisjoint(s.seen.id for s in known() if not s.held_out)
 
 
-def test_a_wrong_constant_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fit_recovers_a_changed_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predictions of the model itself as measurements: the descent leads back to the constant they were made with."""
     some = [s for s in known() if s.schedule.family == "inner"][:60]
     exact = [replace(s, seen=replace(s.seen, us=s.predicted_us(SHIPPED.cost))) for s in some]
@@ -241,13 +241,13 @@ def test_a_wrong_constant_is_found_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert replace(found, tile_us=SHIPPED.cost.tile_us) == SHIPPED.cost
 
 
-def test_constants_that_fit_already_stay() -> None:
+def test_the_fit_keeps_constants_that_already_fit() -> None:
     some = [s for s in known() if s.schedule.family == "inner"][:60]
     exact = [replace(s, seen=replace(s.seen, us=s.predicted_us(SHIPPED.cost))) for s in some]
     assert fitting.fit(exact, SHIPPED.cost, ["tile_us", "fill_rate"]).constants == SHIPPED.cost
 
 
-def test_a_fit_that_makes_a_measured_choice_slower_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_that_makes_a_measured_choice_slower_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(SHIPPED.cost, tile_us=0.0, cta_exchange_us=0.0)
     monkeypatch.setattr(fitting, "descend", lambda *_: other)
     found = fitting.fit(known(), SHIPPED.cost, ["tile_us"])
@@ -255,7 +255,7 @@ def test_a_fit_that_makes_a_measured_choice_slower_is_not_taken(monkeypatch: pyt
     assert found.constants == SHIPPED.cost and not found.changed_values
 
 
-def test_a_fit_that_is_better_everywhere_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_that_is_better_everywhere_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(SHIPPED.cost, launch_us=8.0)
     monkeypatch.setattr(fitting, "descend", lambda *_: SHIPPED.cost)
     monkeypatch.setattr(fitting, "slower_choices", lambda *_: ())
@@ -263,7 +263,7 @@ def test_a_fit_that_is_better_everywhere_is_taken(monkeypatch: pytest.MonkeyPatc
     assert found.taken and found.changed_values == {"launch_us": SHIPPED.cost.launch_us}
 
 
-def test_constants_without_an_effect_are_found_by_leaving_them_out() -> None:
+def test_constants_without_effect_are_found_by_ablation() -> None:
     _, entries = read()
     rows = {a.name: a for a in fitting.ablate(known(), SHIPPED.cost, entries["cost"])}
     assert rows["tile_us"].samples > 100 and rows["tile_us"].objective > 0
@@ -273,7 +273,7 @@ def test_constants_without_an_effect_are_found_by_leaving_them_out() -> None:
     assert objectives == sorted(objectives)
 
 
-def test_errors_and_regrets_are_summed_up() -> None:
+def test_errors_and_regrets_are_summarized() -> None:
     picks = [Choice("a", "g", "inner", False, 3, 0.0), Choice("b", "g", "inner", False, 3, 0.2)]
     found = judgement([0.1, -0.1], picks)
     assert (found.mean_regret, found.near_best, found.worst_regret) == (0.1, 0.5, 0.2) and found.rms_error == pytest.approx(0.1)
@@ -287,7 +287,7 @@ def few_results(folder: Path) -> Path:
     return folder
 
 
-def test_a_fit_to_few_results_writes_a_file_that_can_be_read(tmp_path: Path) -> None:
+def test_a_fit_to_few_results_writes_a_readable_file(tmp_path: Path) -> None:
     said: list[str] = []
     report = fit_constants(few_results(tmp_path), with_ablation=True, log=said.append)
     assert write(report, tmp_path / "new.json") and not write(report, tmp_path / "new.json")
@@ -299,13 +299,13 @@ def test_a_fit_to_few_results_writes_a_file_that_can_be_read(tmp_path: Path) -> 
     assert "on workloads held out" in str(report) and json.dumps(report.to_json())
 
 
-def test_fitting_to_nothing_is_refused(tmp_path: Path) -> None:
+def test_fitting_to_no_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadSpec, match="no measurement"):
         fit_constants(tmp_path)
 
 
 @pytest.mark.long
-def test_a_fit_gives_the_file_that_is_shipped() -> None:
+def test_a_fit_reproduces_the_shipped_file() -> None:
     assert fit_constants(RESULTS).text == SHIPPED_FILE.read_text()
 
 

@@ -83,7 +83,7 @@ def test_masked_kernels_compile(dtype: torch.dtype) -> None:
 
 
 @FLOAT8
-def test_masked_loads_beside_staged_rows(dtype: torch.dtype) -> None:
+def test_masked_loads_next_to_staged_rows(dtype: torch.dtype) -> None:
     def scaled(x: Tensor, y: Tensor) -> Tensor:
         return (x.float().softmax(-1) * y.float()).to(x.dtype)
 
@@ -98,7 +98,7 @@ def test_masked_loads_beside_staged_rows(dtype: torch.dtype) -> None:
 
 @FLOAT8
 @pytest.mark.parametrize("to", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.bool], ids=str)
-def test_every_code_is_read(dtype: torch.dtype, to: torch.dtype) -> None:
+def test_every_bit_pattern_is_decoded(dtype: torch.dtype, to: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(dtype)
     x = codes if to.is_floating_point or to is torch.bool else codes[codes.float().isfinite()]
     assert_same(onepass.fuse(lambda x: x.to(to))(x), x.to(to))
@@ -145,7 +145,7 @@ NARROW: dict[str, tuple[Callable[[Tensor], Any], torch.dtype]] = {
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_cards_without_conversions_refuse_them(name: str) -> None:
+def test_cards_without_fp8_conversions_refuse_them(name: str) -> None:
     fn, dtype = NARROW[name]
     with pytest.raises(errors.UnsupportedOnDevice, match=r"ONEPASS-305.*float8.*8\.9"):
         onepass.explain(fn, device="a100")(torch.empty(64, 33, dtype=dtype, device="meta"))
@@ -157,7 +157,7 @@ def test_reading_and_copying_e5m2_is_exact_on_any_card(fn: Callable[[Tensor], Te
     assert report.kernels
 
 
-def test_a_region_that_a_card_cannot_convert_is_left_quietly() -> None:
+def test_a_region_a_card_cannot_convert_stays_with_inductor_without_a_warning() -> None:
     from onepass.compat import fake_mode, trace_graph
 
     mode = fake_mode()
@@ -197,7 +197,7 @@ def test_other_types_are_refused_by_name(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fnuz], ids=str)
-def test_a_model_keeps_them_to_inductor_without_a_word(dtype: torch.dtype) -> None:
+def test_unsupported_types_in_a_model_stay_with_inductor_without_a_warning(dtype: torch.dtype) -> None:
     def model(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return x.float().softmax(-1), y.to(dtype).float().amax(-1), y.softmax(-1), y.sum(-1).to(dtype)
 

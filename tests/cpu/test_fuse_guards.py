@@ -34,7 +34,7 @@ def test_one_program_serves_every_row_count() -> None:
 
 
 @pytest.mark.parametrize("shape", [(64, 129), (1, 128), (0, 128), (2, 64, 128), (128,)], ids=str)
-def test_other_columns_one_row_no_row_and_other_ranks_are_other_programs(shape: tuple[int, ...]) -> None:
+def test_other_columns_other_ranks_and_zero_or_one_row_need_another_program(shape: tuple[int, ...]) -> None:
     assert captured_softmax(64, 128).bind((torch.zeros(shape),)) is None
 
 
@@ -82,7 +82,7 @@ def test_fixed_by_request() -> None:
     [lambda x: x.view(4, -1, 8).sum(1), lambda x: x + x.t(), lambda x: x[1:] * 2, lambda x: torch.cat([x, x]).sum(1)],
     ids=["split rows", "rows are columns", "fewer rows", "more rows"],
 )
-def test_functions_that_need_the_row_count_are_captured_with_it(fn: Callable[..., Any]) -> None:
+def test_functions_that_need_the_row_count_are_captured_for_one_count(fn: Callable[..., Any]) -> None:
     x = torch.zeros(8, 8)
     captured = capture(fn, (x,))
     assert captured.program.symbols == ()
@@ -114,7 +114,7 @@ def test_contiguous_strides_follow_the_sizes() -> None:
     [torch.zeros(16, 8).t(), torch.zeros(8, 32)[:, ::2], torch.zeros(8, 32)[:, :16], torch.zeros(16).expand(8, 16)],
     ids=["transposed", "every other", "wider rows", "expanded"],
 )
-def test_other_strides_are_other_programs(other: torch.Tensor) -> None:
+def test_other_strides_need_another_program(other: torch.Tensor) -> None:
     captured = captured_softmax(8, 16)
     assert other.shape == (8, 16) and captured.bind((other,)) is None
     assert capture(softmax, (other,)).bind((other,)) is not None
@@ -148,7 +148,7 @@ class Doubling(torch.Tensor):
     ],
     ids=["needs a gradient", "negated", "a subclass", "sparse"],
 )
-def test_tensors_that_are_more_than_their_elements(other: torch.Tensor) -> None:
+def test_special_tensors_do_not_match_a_plain_one(other: torch.Tensor) -> None:
     captured = captured_softmax(8, 16)
     assert captured.bind((torch.ones(8, 16),)) is not None and captured.bind((other,)) is None
     with pytest.raises(errors.OnepassError):
@@ -163,7 +163,7 @@ def test_number_and_structure_of_arguments() -> None:
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 3), (2, 2.0), (1, True), (None, 0), ("none", "tanh")], ids=str)
-def test_other_plain_values_are_other_programs(first: Any, then: Any) -> None:
+def test_other_plain_values_need_another_program(first: Any, then: Any) -> None:
     def fn(x: torch.Tensor, option: Any) -> torch.Tensor:
         return F.gelu(x, approximate=option) if isinstance(option, str) else x * (option or 1)
 
@@ -210,7 +210,7 @@ def scaled_by_a_global(x: torch.Tensor) -> torch.Tensor:
     return x * SCALE
 
 
-def test_numbers_from_outside_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_from_outside_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     x, factor = torch.zeros(8, 16), 2.0
 
     def scaled_by_a_closure(x: torch.Tensor) -> torch.Tensor:
@@ -250,7 +250,7 @@ def test_unsupported_ops_are_named_with_their_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["<string>", "<stdin>", "<ipython-input-3-0a1b>"])
-def test_code_in_no_file_is_named_with_its_function(name: str) -> None:
+def test_code_without_a_file_is_reported_by_its_function(name: str) -> None:
     made: dict[str, Any] = {"__name__": "__main__"}
     exec(compile("def fn(x):\n    y = x * 2\n    return y.sort()[0]\n", name, "exec"), made)
     assert f"(at {name}:3 in fn)" in refused(errors.UnsupportedOp, made["fn"], X)
@@ -264,7 +264,7 @@ def test_unsupported_views() -> None:
     refused(errors.UnsupportedView, lambda x: (x.t() * 2).reshape(5, 8).t().sum(0), torch.zeros(8, 5).t().contiguous())
 
 
-def test_tensors_from_outside() -> None:
+def test_tensors_from_outside_are_refused() -> None:
     outside = torch.ones(8)
     text = refused(errors.ClosureTensor, lambda x: x * outside, X)
     assert "[8]" in text and "Pass it as an argument" in text
@@ -311,7 +311,7 @@ def test_reading_values_on_the_host(fn: Callable[..., Any]) -> None:
     refused(errors.DataDependent, fn, X)
 
 
-def test_types_and_layouts_no_kernel_has() -> None:
+def test_unsupported_types_and_layouts_are_refused() -> None:
     refused(errors.UnsupportedDtype, lambda x: x.real, torch.zeros(4, 8, dtype=torch.complex64))
     refused(errors.UnsupportedDtype, lambda x: x.to(torch.complex64), X)
     refused(errors.UnsupportedDtype, lambda x: x, torch.quantize_per_tensor(X, 0.1, 0, torch.qint8))
@@ -322,7 +322,7 @@ def test_devices() -> None:
     assert "cpu, meta" in refused(errors.MixedDevices, lambda x, y: x + y, X, torch.zeros(4, 8, device="meta"))
 
 
-def test_devices_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onepass.capture.function.arguments.DEVICES", ("cuda",))  # no other device can be had on every machine
     assert "CUDA device" in refused(errors.UnsupportedDevice, lambda x: x, X)
 
@@ -340,14 +340,14 @@ def test_inputs_that_need_gradients() -> None:
         assert capture(softmax, (x,)).bind((x,)) is not None
 
 
-def test_objects_that_could_change_unseen() -> None:
+def test_objects_that_may_change_unnoticed_are_refused() -> None:
     class Options:
         scale = 2.0
 
     assert "Options" in refused(errors.BadArgument, lambda x, o: x * o.scale, X, Options())
 
 
-def test_mistakes_of_the_function_itself_stay_what_they_are() -> None:
+def test_errors_of_the_function_itself_are_passed_on() -> None:
     with pytest.raises(RuntimeError, match=r"size|shape|broadcast"):
         capture(lambda x: x + torch.zeros(3), (X,))
     with pytest.raises(ZeroDivisionError):

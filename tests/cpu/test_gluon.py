@@ -54,7 +54,7 @@ def norm_inputs(fn: Callable[..., Any], cols: int, dtype: torch.dtype, rows: int
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("cols", [16384, 32768, 65536])
 @pytest.mark.parametrize("fn", [softmax, rms_norm, layer_norm])
-def test_staged_rows_compile_without_spills_and_take_the_shared_memory_accounted_for(
+def test_staged_rows_compile_without_spills_in_the_computed_shared_memory(
     fn: Callable[..., Any], cols: int, dtype: torch.dtype
 ) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, cols, dtype))
@@ -74,7 +74,7 @@ def test_staged_rows_compile_without_spills_and_take_the_shared_memory_accounted
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 @pytest.mark.parametrize("warps", [4, 16])
-def test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring(warps: int, slots: int) -> None:
+def test_computed_shared_memory_is_exact_for_tails_and_any_ring(warps: int, slots: int) -> None:
     kernel, bindings = kernel_of(softmax_backward, (meta(64, 10008), meta(64, 10008)))
     schedule = staged_schedule(kernel, warps, 1, slots)
     binary = offline.compile(gluon.lower(kernel, schedule, bindings, "backward").source(), H200)
@@ -83,14 +83,14 @@ def test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring(warps: int
 
 
 @pytest.mark.parametrize(("fn", "cols"), [(layer_norm, 1024), (softmax, 16384), (rms_norm, 32768)])
-def test_nothing_takes_the_memory_of_barriers_where_a_cta_has_one_row(fn: Callable[..., Any], cols: int) -> None:
+def test_barriers_keep_their_memory_if_a_cta_has_one_row(fn: Callable[..., Any], cols: int) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, cols, F32))
     schedule = staged_schedule(kernel, 4, 1, 1, split=0)
     binary = offline.compile(gluon.lower(kernel, schedule, bindings, "norm").source(), H200)
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes, "beside the barriers, what warps exchange"
 
 
-def test_one_copy_brings_a_row_where_boxes_allow() -> None:
+def test_one_tma_copy_loads_a_row_if_its_box_allows() -> None:
     kernel, bindings = kernel_of(softmax, (meta(64, 32768),))
     source = gluon.lower(kernel, staged_schedule(kernel), bindings, "softmax").source()
     assert [p.view.box for p in source.params if p.view] == [(1, 128, 256)]
@@ -185,7 +185,7 @@ def squashed(x: Tensor) -> Tensor:
     return (torch.sigmoid(y) + torch.tanh(y) * torch.erf(y)).to(x.dtype)
 
 
-def test_functions_of_one_value_are_the_same_as_in_triton() -> None:
+def test_unary_functions_are_the_same_as_in_triton() -> None:
     args = inputs_of(squashed, 3, 2048, BF16)
     run_staged(squashed, args, warps=4, vectors=1, split=2)
     kernel, bindings = kernel_of(squashed, args)
@@ -244,7 +244,7 @@ def test_helpers_are_the_same_as_in_triton(name: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 3, 2), (7, 4, 1), (3, 2, 3), (2, 4, 8), (2, 1, 0), (7, 1, 0)]
 )
-def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, cols: int) -> None:
+def test_any_ring_any_grid_any_number_of_rows_per_cta(rows: int, slots: int, split: int, cols: int) -> None:
     run_staged(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=slots, split=split)
 
 
@@ -253,7 +253,7 @@ def scaled_twice(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("split", [0, 2])
-def test_what_no_row_changes_is_stored_too(split: int) -> None:
+def test_values_that_no_row_changes_are_stored_too(split: int) -> None:
     run_staged(scaled_twice, (torch.randn(5, 4096), torch.randn(4096)), warps=4, vectors=1, slots=1, split=split)
 
 
@@ -265,7 +265,7 @@ def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable[..., Any], 
 
 @pytest.mark.parametrize("cols", [4096, 5120, 8192])
 @pytest.mark.parametrize(("rows", "split", "prefetch"), [(7, 1, 1), (8, 1, 3), (7, 3, 2), (2, 8, 3), (9, 2, 7)])
-def test_copies_take_places_in_turn(rows: int, split: int, prefetch: int, cols: int) -> None:
+def test_copies_fill_the_slots_of_the_ring_in_order(rows: int, split: int, prefetch: int, cols: int) -> None:
     run_staged(softmax, inputs_of(softmax, rows, cols, BF16), warps=4, vectors=1, slots=1, split=split, prefetch=prefetch)
 
 
@@ -279,7 +279,7 @@ def test_copies_take_places_in_turn(rows: int, split: int, prefetch: int, cols: 
         (fields(ir.CopyAsync, lambda copy: copy.barrier.index == "at", coordinates=("ahead", "0", "0")), AssertionError),
     ],
 )
-def test_a_ring_of_copies_that_forgets_something_is_caught(
+def test_a_broken_ring_of_copies_is_caught(
     cols: int, change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gluon, "lower", lambda *args, right=gluon.lower: rewritten(right(*args), change))
@@ -301,7 +301,7 @@ def test_a_ring_of_copies_compiles_without_spills(fn: Callable[..., Any], dtype:
 
 @pytest.mark.parametrize("rows", range(2, 10))
 @pytest.mark.parametrize("cols", [1089, 1131, 1151, 9281])  # of three rows of 1131, one element is left
-def test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read(cols: int, rows: int) -> None:
+def test_elements_past_the_flat_view_are_read(cols: int, rows: int) -> None:
     """0, 1, few, many or 63 elements may be left over, and nothing past the end of the tensor is read."""
     (x,) = inputs_of(softmax, rows, cols, BF16)
     x[-1, -1] = 4.0  # which differs from 0 where it is the only one
@@ -309,7 +309,7 @@ def test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read(cols: int, rows:
 
 
 @pytest.mark.parametrize(("rows", "cols", "stride"), [(64, 65, 65), (4, 96, 96), (3, 50, 51), (2, 127, 129), (1, 64, 64)])
-def test_a_flat_view_has_every_whole_piece(rows: int, cols: int, stride: int) -> None:
+def test_a_flat_view_covers_every_whole_piece(rows: int, cols: int, stride: int) -> None:
     """And nothing past the end of its tensor."""
     shape, strides = TensorView((rows, cols), (stride, 1), (1, 1, PIECE_ELEMS), piece_elems=PIECE_ELEMS).resolved({})
     pieces = ((rows - 1) * stride + cols) // PIECE_ELEMS
@@ -321,7 +321,7 @@ def own_sum(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("split", [0, 2, 5])
-def test_one_row_stores_what_no_row_changes(split: int) -> None:
+def test_one_row_stores_values_that_no_row_changes(split: int) -> None:
     """Rows at other offsets in a piece sum in another order, so the stored value would depend on which CTA stores last."""
     args = torch.randn(5, 4501), torch.randn(4501)
     kernel, bindings = kernel_of(own_sum, args)
@@ -336,7 +336,7 @@ def test_one_row_stores_what_no_row_changes(split: int) -> None:
     assert torch.equal(*sums)
 
 
-def test_far_rows_are_counted_in_64_bits() -> None:
+def test_far_rows_are_addressed_with_64_bits() -> None:
     """The first piece of rows more than 2 ** 31 elements after the first row."""
     (x,) = inputs_of(softmax, 3, 1089, BF16)
     kernel, bindings = kernel_of(softmax, (x,))
@@ -368,13 +368,13 @@ def odd_kernel(rows: int, slots: int) -> tuple[Lowered, dict[str, Tensor], dict[
         ),
     ],
 )
-def test_what_is_left_out_is_put_into_place_in_time(slots: int, change: Change, caught: type[Exception]) -> None:
+def test_elements_past_the_flat_view_reach_shared_memory_in_time(slots: int, change: Change, caught: type[Exception]) -> None:
     kernel, buffers, bindings = odd_kernel(5, slots)
     with pytest.raises(caught):
         gluon_model.run_source(changed(kernel, change), buffers, bindings)
 
 
-def test_what_is_left_out_matters() -> None:
+def test_leaving_out_elements_past_the_flat_view_is_wrong() -> None:
     kernel, buffers, bindings = odd_kernel(5, 1)
     right = buffers["x"].float().softmax(-1)
     for source, whole in ((kernel.source(), True), (changed(kernel, fields(ir.If, condition="left_out > 63")), False)):
@@ -392,7 +392,7 @@ def test_chunks_of_a_flat_view_have_room_for_the_shift() -> None:
 
 @pytest.mark.parametrize("fn", [softmax, rms_norm])
 @pytest.mark.parametrize(("slots", "split"), [(1, 132), (2, 132), (1, 0)])
-def test_odd_rows_compile_without_spills(fn: Callable[..., Any], slots: int, split: int) -> None:
+def test_unaligned_rows_compile_without_spills(fn: Callable[..., Any], slots: int, split: int) -> None:
     kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
     schedule = staged_schedule(kernel, 16, 1, slots, split)
     binary = offline.compile(emit(kernel, schedule, bindings, "norm", H200), H200)
@@ -402,7 +402,7 @@ def test_odd_rows_compile_without_spills(fn: Callable[..., Any], slots: int, spl
 
 
 @pytest.mark.parametrize("fn", [softmax, rms_norm])
-def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable[..., Any]) -> None:
+def test_unaligned_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable[..., Any]) -> None:
     """Elements outside the flat view and the masks of a row's ends must not stay in registers during a walk."""
     kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
     schedule = replace(staged_schedule(kernel, 16, 1, 1), registers=64)
@@ -411,7 +411,7 @@ def test_odd_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable[..., Any
 
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("change", "caught"), FORGOTTEN)
-def test_a_kernel_that_forgets_something_is_caught(slots: int, change: Change, caught: type[Exception]) -> None:
+def test_a_broken_kernel_is_caught(slots: int, change: Change, caught: type[Exception]) -> None:
     args = inputs_of(softmax, 7, 5000, BF16)
     kernel, bindings = kernel_of(softmax, args)
     source = changed(gluon.lower(kernel, staged_schedule(kernel, 4, 1, slots, 2), bindings, "row"), change)
@@ -422,7 +422,7 @@ def test_a_kernel_that_forgets_something_is_caught(slots: int, change: Change, c
 
 @pytest.mark.parametrize("cols", [4096, 4501])
 @pytest.mark.parametrize("split", [2, 0])
-def test_elements_may_be_counted_in_64_bits(split: int, cols: int) -> None:
+def test_64_bit_element_offsets_are_right(split: int, cols: int) -> None:
     run_staged(rms_norm, inputs_of(rms_norm, 5, cols, BF16), wide=True, warps=4, vectors=1, slots=1, split=split)
 
 
@@ -477,7 +477,7 @@ def less_greatest(x: Tensor) -> Tensor:
     return x - x.amax(-1, keepdim=True)
 
 
-def test_the_text() -> None:
+def test_the_generated_text() -> None:
     kernel, bindings = kernel_of(less_greatest, (meta(16, 2056),))
     text = gluon.lower(kernel, staged_schedule(kernel, 4, 1, 2, 2), bindings, "less").source().text
     rows = text[text.index("    turn = 0") :]
@@ -499,7 +499,7 @@ def test_the_text() -> None:
         ("h200", (8192, 32768), torch.float64, False),
     ],
 )
-def test_rows_are_staged_where_they_can_be(on: str, shape: tuple[int, int], dtype: torch.dtype, offered: bool) -> None:
+def test_rows_are_staged_where_tma_can_load_them(on: str, shape: tuple[int, int], dtype: torch.dtype, offered: bool) -> None:
     where = device(on)
     kernel, bindings = kernel_of(softmax, (meta(*shape, dtype=dtype),))
     found = [s.plan for s in scored(kernel.program, bindings, where) if s.plan.schedule.staged]
@@ -537,12 +537,12 @@ def test_a_staged_plan_runs_where_kernels_are_interpreted() -> None:
         ((4096, 4096), 8000, Chunks(4096, 1, 4096)),
     ],
 )
-def test_a_row_is_chunks_and_a_rest(tiles: tuple[int, ...], extent: int, expected: Chunks) -> None:
+def test_a_row_is_chunks_and_a_tail(tiles: tuple[int, ...], extent: int, expected: Chunks) -> None:
     assert chunks(Cover(tiles), extent) == expected
 
 
 @pytest.mark.parametrize(("tiles", "extent"), [((4096, 2048, 1024), 7000), ((4096,), 4097), ((4096,), 100)])
-def test_other_covers_are_refused(tiles: tuple[int, ...], extent: int) -> None:
+def test_covers_that_are_not_chunks_and_a_tail_are_refused(tiles: tuple[int, ...], extent: int) -> None:
     with pytest.raises(ValueError, match="chunks of one width"):
         chunks(Cover(tiles), extent)
 
@@ -555,7 +555,7 @@ def short_source() -> tuple[Source, dict[str, int]]:
     return gluon.lower(kernel, staged_schedule(kernel, 4, 1), bindings, "rms").source(), bindings
 
 
-def test_a_launch_is_given_an_address_and_how_it_is_seen() -> None:
+def test_a_tensor_map_is_an_address_with_its_view() -> None:
     source, bindings = short_source()
     kinds = [p.kind for p in source.params]
     assert kinds == [ParamKind.POINTER, ParamKind.POINTER, ParamKind.TENSOR_MAP, ParamKind.SIZE, ParamKind.ZERO]
@@ -565,7 +565,7 @@ def test_a_launch_is_given_an_address_and_how_it_is_seen() -> None:
     assert list(args) == [64, 128, TensorMap(256, (16, 16, 256), (4096, 256, 1)), 16, 0]
 
 
-def test_a_source_with_tensor_maps_is_kept_as_it_is() -> None:
+def test_a_source_with_tensor_maps_round_trips() -> None:
     source, _ = short_source()
     made = Artifact((), (source,), (), (), Summary((), 0, 0.0, (), ()), ())
     assert unpack("key", pack("key", made)) == made

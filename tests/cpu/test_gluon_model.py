@@ -225,7 +225,7 @@ CASES = {"row_sum": row_sum, "softmax": softmax, "outer_sum": outer_sum}
 
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_right_kernels_are_right(make: Any) -> None:
+def test_correct_kernels_give_correct_results(make: Any) -> None:
     torch.manual_seed(0)
     case = make()
     case.run()
@@ -260,7 +260,7 @@ def test_the_kernels_are_real_gluon(make: Any) -> None:
     assert "bar.sync" in order[last_read:refill]
 
 
-def test_a_trace_counts() -> None:
+def test_a_trace_counts_operations() -> None:
     case = softmax(rows=5)
     trace = case.run()
     assert trace.programs == 2 and trace.shared_bytes == 2 * 2048 + 16
@@ -391,7 +391,7 @@ def test_an_error_names_the_line_and_the_slot() -> None:
 BARRIER = "gl.barrier" if hasattr(gl, "barrier") else "gl.thread_barrier"
 
 
-def test_barriers_that_a_kernel_must_place_itself() -> None:
+def test_barriers_that_gluon_does_not_insert_are_required() -> None:
     refilled = SOFTMAX.replace(REFILL, f"        {BARRIER}()\n{REFILL}")
     said = refilled.replace("fence_async_shared()\n", f"fence_async_shared()\n        {BARRIER}()\n")
     softmax().run(said, explicit_barriers=True)
@@ -429,7 +429,7 @@ def patched(x_desc, y, rows):
 )
 
 
-def test_threads_may_write_a_part_of_what_a_copy_brought() -> None:
+def test_threads_may_overwrite_part_of_a_copied_slot() -> None:
     x, y = torch.randn(4, 256), torch.empty(4, 256)
     run("patched", PATCHED, {"x_desc": Descriptor(x, (1, 256)), "y": y, "rows": 4}, 1, explicit_barriers=True)
     part = torch.arange(256) // 64 == torch.arange(4)[:, None]
@@ -458,7 +458,7 @@ def test_wrong_writes_by_threads_are_caught(old: str, new: str, error: type[erro
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_a_source_says_how_it_is_run(wide: bool) -> None:
+def test_a_source_describes_how_it_is_run(wide: bool) -> None:
     text = ROW_SUM.replace("        turn += 1\n", f"        {BARRIER}()\n        turn += 1\n")
     text = text.replace("[first, 0", "[first + zero, 0").replace("y, rows):\n", "y, rows, zero):\n    rows = rows.to(gl.int32)\n")
     view = TensorView((sym("n"), 4, 256), (1024, 256, 1), (1, 4, 256))
@@ -512,7 +512,7 @@ def parts(y):
 )
 
 
-def test_what_threads_write_in_parts_is_read_whole() -> None:
+def test_parts_written_by_threads_are_read_as_a_whole() -> None:
     y = torch.empty(256)
     run("parts", PARTS, {"y": y}, 1, explicit_barriers=True)
     assert torch.equal(y, torch.arange(256) * 2.0 + 1)
@@ -542,7 +542,7 @@ def test_copies_over_copies_in_flight_are_caught() -> None:
         cta.copy_in(source, [1, 0], bar, slot)
 
 
-def test_arrivals_that_nobody_waited_for_are_caught() -> None:
+def test_arrivals_without_a_wait_are_caught() -> None:
     cta, source, bar, slot = barred()
     cta.arrive(bar, 1, 256)
     cta.copy_in(source, [0, 0], bar, slot)
@@ -642,7 +642,7 @@ def down(masked: frozenset[int] = frozenset({0, 1})) -> tuple[dict[str, Argument
     return {"x_desc": Descriptor(x, (64, 32), masked, layout(32, 2)), "y": y, "rows": 100}, y, expected
 
 
-def test_folds_of_what_threads_hold_of_a_tile_that_overhangs() -> None:
+def test_reductions_within_threads_of_an_overhanging_tile() -> None:
     arguments, y, expected = down()
     trace = run("down", DOWN, arguments, 1)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
@@ -672,7 +672,7 @@ def test_a_tile_overhangs_only_where_the_kernel_masks(masked: frozenset[int]) ->
         run("down", DOWN, down(masked)[0], 1)
 
 
-def test_folds_of_what_threads_hold_are_real_gluon() -> None:
+def test_reductions_within_threads_are_real_gluon() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -682,7 +682,7 @@ def test_folds_of_what_threads_hold_are_real_gluon() -> None:
     assert "shfl" not in ptx[: ptx.rindex("ld.shared.v4")], "within threads nothing is exchanged"
 
 
-def test_what_is_not_modeled_is_refused() -> None:
+def test_operations_that_are_not_modeled_are_refused() -> None:
     text = ROW_SUM.replace("    turn = 0\n", "    turn = 0\n    gl.warp_specialize([], [])\n")
     with pytest.raises(errors.NotModeled, match="warp_specialize"):
         row_sum().run(text)

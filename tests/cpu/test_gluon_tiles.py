@@ -181,17 +181,17 @@ def test_any_number_of_columns(cols: int, width: int) -> None:
 
 @pytest.mark.parametrize("split", [1, 3])
 @pytest.mark.parametrize("fn", [gradient_and_bias, wide_gradient])
-def test_full_size_results_are_stored_beside(fn: Callable[..., Any], split: int) -> None:
+def test_full_size_results_are_stored_too(fn: Callable[..., Any], split: int) -> None:
     run_tiles(fn, inputs(2, 100, 72, BF16), split=split)
 
 
 @pytest.mark.parametrize(("deep", "split"), [(1, 1), (4, 3)])
-def test_vectors_of_either_side_come_as_they_always_do(deep: int, split: int) -> None:
+def test_row_vectors_and_row_scalars_are_not_staged(deep: int, split: int) -> None:
     x, row = inputs(1, 100, 72, BF16)[0], torch.rand(100, 1)
     run_tiles(vectors_beside, (x, torch.randn(72), torch.randn(72), row, row + 0.5), deep=deep, split=split)
 
 
-def test_variances_of_many_rows_keep_their_digits() -> None:
+def test_variances_of_many_rows_keep_full_precision() -> None:
     """A mean that changes a little with every row is rounded at every row. Per-thread states compensate for that."""
     x = (torch.linspace(1, 2, 16384)[:, None] + torch.zeros(32)).half()
     kernel, bindings = kernel_of(spread, (x,))
@@ -208,11 +208,11 @@ def test_types_may_be_mixed() -> None:
     run_tiles(mixed, (x, y), split=2)
 
 
-def test_elements_may_be_counted_in_64_bits() -> None:
+def test_64_bit_element_offsets_are_right() -> None:
     run_tiles(gradient_and_bias, inputs(2, 100, 72, BF16), wide=True, split=3)
 
 
-def test_nothing_but_the_rows_inside_counts() -> None:
+def test_overhanging_rows_do_not_contribute() -> None:
     """Zeros filled in by TMA would be the maximum of negative numbers, and would make a product 0."""
     x = -1 - torch.rand(33, 72)
     run_tiles(greatest, (x,), deep=4)
@@ -264,7 +264,7 @@ MANY, FEW, STRIPS = (100, 2), (16, 2), (100, 8)  # rows, and how deep a tile is
         (fields(ir.Store, masks=()), errors.AccessOutOfBounds, MANY),
     ],
 )
-def test_a_kernel_that_forgets_something_is_caught(change: Change, caught: type[Exception], size: tuple[int, int]) -> None:
+def test_a_broken_kernel_is_caught(change: Change, caught: type[Exception], size: tuple[int, int]) -> None:
     rows, deep = size
     kernel, buffers, bindings = lowered(2, rows, 72, deep=deep)
     with pytest.raises(caught):
@@ -311,7 +311,7 @@ def greatest_of_one(x: Tensor) -> Tensor:
     return x.float().amax(0)
 
 
-def test_the_text() -> None:
+def test_the_generated_text() -> None:
     kernel, bindings = kernel_of(greatest_of_one, (meta(500, 256),))
     schedule = tiles(kernel, deep=8, split=3)
     first = halves(kernel, 3, (*kernel.space.rows, *kernel.space.cols)).first
@@ -335,7 +335,7 @@ def compiled(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: int) -> tu
     "how", [{"width": 128, "deep": 4, "stages": 4}, {"width": 32, "deep": 8, "stages": 3}, {"width": 256, "deep": 2, "warps": 8}]
 )
 @pytest.mark.parametrize("fn", [outer_sum, greatest, spread, product_and_least, log_sum, positions])
-def test_tiles_compile_without_spills_and_take_the_shared_memory_accounted_for(
+def test_tiles_compile_without_spills_in_the_computed_shared_memory(
     fn: Callable[..., Any], how: dict[str, int], dtype: torch.dtype
 ) -> None:
     binary, kernel, schedule = compiled(fn, (meta(8192, 1024, dtype),), **how)
@@ -356,7 +356,7 @@ def test_many_inputs_compile(count: int, dtype: torch.dtype) -> None:
     assert binary.tma_copies == count * (schedule.stages + 2), "one copy an input and tile"
 
 
-def test_what_warps_exchange_takes_the_place_of_the_ring() -> None:
+def test_scratch_for_exchanges_between_warps_reuses_the_ring() -> None:
     binary, kernel, schedule = compiled(positions, (meta(8192, 1024),), width=256, deep=1, warps=8)
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes == 8 * 256 * 8 + 128
 
@@ -380,7 +380,7 @@ def test_strips_of_a_tile_need_no_barriers_between_them() -> None:
 
 
 @pytest.mark.parametrize("fn", [spread, log_sum, positions])
-def test_threads_meet_once_behind_the_last_tile(fn: Callable[..., Any]) -> None:
+def test_threads_exchange_states_only_after_the_last_tile(fn: Callable[..., Any]) -> None:
     kernel, bindings = kernel_of(fn, (meta(8192, 1024),))
     source = gluon_tiles.lower(kernel, tiles(kernel, deep=4), bindings, "tiles").source()
     assert "assert_trivial=True" in source.text
@@ -438,7 +438,7 @@ def test_tiles_shrink_to_the_budget_and_never_below_a_vector(count: int, warps: 
 
 
 @pytest.mark.parametrize("dtype", [F32, F16])
-def test_the_least_tile_at_the_edge_of_the_budget_compiles(dtype: torch.dtype) -> None:
+def test_the_smallest_tile_at_the_edge_of_the_budget_compiles(dtype: torch.dtype) -> None:
     """28 inputs with 8 warps fill shared memory up to 2944 bytes: scratch for exchanges must not add to that."""
     binary, kernel, schedule = compiled(outer_sum, tuple(meta(4096, 1024, dtype) for _ in range(28)), warps=8, deep=1)
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes == 28 * 2 * 4096 + 128
@@ -455,7 +455,7 @@ def test_the_most_inputs_that_fit_compile_and_one_more_is_not_offered(dtype: tor
     assert binary.spill_bytes == 0 and binary.smem_bytes <= H200.smem_per_cta
 
 
-def test_a_ring_that_does_not_fit_has_no_place_on_an_sm() -> None:
+def test_a_ring_larger_than_shared_memory_has_no_occupancy() -> None:
     kernel, _ = kernel_of(outer_sum, tuple(meta(4096, 1024) for _ in range(8)))
     fits, over = tiles(kernel, deep=4, stages=3), tiles(kernel, deep=4, stages=4)
     assert estimate(demand(kernel), fits, H200).ctas_per_sm == 1
@@ -464,7 +464,7 @@ def test_a_ring_that_does_not_fit_has_no_place_on_an_sm() -> None:
 
 
 @pytest.mark.parametrize(("tall", "width", "warps"), [(16, 512, 4), (512, 64, 4), (8, 64, 4), (24, 64, 4), (256, 4, 1)])
-def test_tiles_that_threads_or_boxes_cannot_have(tall: int, width: int, warps: int) -> None:
+def test_tiles_that_no_layout_or_tma_box_allows_are_refused(tall: int, width: int, warps: int) -> None:
     with pytest.raises(ValueError, match="cannot read tiles"):
         strips(StagedTiles(tall, width, warps), 8)
 
@@ -488,7 +488,7 @@ def test_tiles_that_threads_or_boxes_cannot_have(tall: int, width: int, warps: i
         ((meta(4096, 1024, torch.float64),), "h200", False),
     ],
 )
-def test_tiles_are_offered_where_tma_can_bring_all(args: tuple[Tensor, ...], on: str, there: bool) -> None:
+def test_tiles_are_offered_where_tma_can_load_every_input(args: tuple[Tensor, ...], on: str, there: bool) -> None:
     assert bool(offered(outer_sum, args, device(on))) is there
     kernel, bindings = kernel_of(outer_sum, args)
     assert plan(kernel.program, bindings, device(on)).kernels, "what cannot be brought has another plan"
@@ -517,13 +517,13 @@ def test_kernels_of_other_shapes_are_not_tiled() -> None:
     assert not tile_stageable(kernel_of(from_the_middle, (meta(4096, 1032),))[0]), "a tensor map begins where the tensor does"
 
 
-def test_splits_are_any_number() -> None:
+def test_splits_need_not_be_powers_of_two() -> None:
     found = offered(outer_sum, (meta(65536, 1536, F32),))
     assert {"outer staged", "outer staged split"} == {s.family for s in found}
     assert any(s.splits & (s.splits - 1) for s in found)
 
 
-def test_a_plan_with_tiles_is_written_compiled_and_joined() -> None:
+def test_a_plan_with_tiles_is_emitted_compiled_and_joined() -> None:
     kernel, bindings = kernel_of(outer_sum, tuple(meta(4096, 1024) for _ in range(5)))
     made = pipeline.compile(plan(kernel.program, bindings, H200), lambda source: offline.compile(source, H200))
     first, _ = made.plan.kernels
@@ -533,7 +533,7 @@ def test_a_plan_with_tiles_is_written_compiled_and_joined() -> None:
 
 
 @pytest.mark.parametrize("mode", ["", "consan"])
-def test_kernels_are_instrumented_where_triton_is_told_to(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_instrumented_if_triton_is_set_to(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's concurrency sanitizer keeps its state in memory of the launch, and asserts."""
     kernel, bindings = kernel_of(greatest, (meta(2100, 256),))
     source = gluon_tiles.lower(kernel, tiles(kernel), bindings, "greatest").source()
@@ -567,6 +567,6 @@ print(len(build(job(source, 90)).asm["cubin"]) > 0)
 """
 
 
-def test_kernels_compile_where_gluon_has_its_names_of_triton_3_9(tmp_path: Path) -> None:
+def test_kernels_compile_with_the_names_of_triton_3_9(tmp_path: Path) -> None:
     done = run_python(RENAMED, env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"})
     assert done.stdout == "True\n", done.stdout + done.stderr[-2000:]

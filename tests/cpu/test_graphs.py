@@ -28,7 +28,7 @@ def of(shape: list[Any], stride: list[Any]) -> dict[str, Any]:
     [Job("masked_softmax_attention", "masked_softmax_attention", "cpu", "tiny"), Job("moe_router", "moe_router", "cpu", "tiny")],
     ids=lambda job: job.name,
 )
-def test_a_captured_model_is_read_back_as_it_was(job: Job, tmp_path: Path) -> None:
+def test_a_captured_model_round_trips(job: Job, tmp_path: Path) -> None:
     outcome = capture(job)
     assert outcome.error is None and outcome.breaks == 0
     assert outcome.files.keys() == {f"{job.name}_forward", f"{job.name}_backward"}
@@ -55,7 +55,7 @@ def test_symbolic_sizes_are_read_with_their_hints() -> None:
     assert all(isinstance(s, torch.SymInt) for s in value.shape[:2]) and mode_of(graph) is value.fake_mode
 
 
-def test_an_operator_unknown_here_can_be_read() -> None:
+def test_an_operator_this_torch_lacks_can_be_read() -> None:
     graph = load(
         written(
             {"op": "placeholder", "name": "x", "target": "x", "val": of([4], [1])},
@@ -69,7 +69,7 @@ def test_an_operator_unknown_here_can_be_read() -> None:
         unknown()
 
 
-def test_arguments_json_lacks_survive() -> None:
+def test_arguments_without_a_json_type_round_trip() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.call_function(
@@ -85,6 +85,6 @@ def test_arguments_json_lacks_survive() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, _ in stored()])
-def test_every_kept_graph_can_be_read(name: str) -> None:
+def test_every_stored_graph_can_be_read(name: str) -> None:
     graph = read(dict(stored())[name])
     assert packed(graph) and len(load(graph).nodes) == len(graph["nodes"])

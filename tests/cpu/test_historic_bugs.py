@@ -286,7 +286,7 @@ ROUNDED: dict[str, tuple[Function, Make]] = {
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_right(name: str) -> None:
+def test_rounded_results_are_right(name: str) -> None:
     function, make = ROUNDED[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # eager's, of degrees of freedom
@@ -454,7 +454,7 @@ def same_bits(mine: Tensor, eager: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_the_same(name: str) -> None:
+def test_exact_results_match_eager(name: str) -> None:
     function, inputs = EXACT[name]
     mine, eager = once(onepass.fuse(function), inputs), as_tuple(function(*inputs))
     for k, (one, other) in enumerate(zip(mine, eager, strict=True)):
@@ -506,7 +506,7 @@ REFUSED: dict[str, tuple[str, Function, Sequence[Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_unsupported_functions_are_refused(name: str) -> None:
     code, function, inputs = REFUSED[name]
     with pytest.raises(OnepassError) as refused:
         onepass.fuse(lambda *args: function(*args))(*inputs)
@@ -520,7 +520,7 @@ def test_integers_divided_by_zeros() -> None:
     assert quotient.tolist() == [-1, -2, -1] and torch.equal(remainder, x)
 
 
-def test_a_loss_by_weight_smoothing_and_ignored_classes_at_once() -> None:
+def test_a_loss_with_weights_smoothing_and_ignored_classes() -> None:
     """pytorch#69339: the weight of a class that does not exist was looked up."""
     for reduction in ("none", "sum", "mean"):
 

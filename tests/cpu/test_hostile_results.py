@@ -70,7 +70,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_file_that_is_refused(name: str, tmp_path: Path) -> None:
+def test_malformed_files_are_refused(name: str, tmp_path: Path) -> None:
     content, said = REFUSED[name]
     path = tmp_path / "x.json"
     path.write_bytes(content)
@@ -79,7 +79,7 @@ def test_a_file_that_is_refused(name: str, tmp_path: Path) -> None:
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
 
 
-def test_what_is_no_plain_file_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_files_that_are_not_plain_are_refused_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/tty"), tmp_path, tmp_path / "loop", tmp_path / ("x" * 300)):
@@ -124,7 +124,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_of_a_file_stays_text(text: str, tmp_path: Path) -> None:
+def test_text_in_a_file_is_not_interpreted(text: str, tmp_path: Path) -> None:
     run = hostile(norms(), text)
     shown = [as_text(*tables(run)), str(compare(run, norms())), str(compare(norms(), run, (text, text))), json.dumps(to_json(run))]
     for page in shown:
@@ -135,7 +135,7 @@ def test_text_of_a_file_stays_text(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["../../ESCAPED", "/tmp/ESCAPED$\\frac{", '"><script>alert(1)</script>', ""])
-def test_pictures_stay_in_their_folder(text: str, tmp_path: Path) -> None:
+def test_charts_stay_in_their_folder(text: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib")
     rows = tuple(row("softmax", (8192, n), {"onepass": 1.1, "eager": 2.0}) for n in (1024, 2048, 4096))
     run = hostile(replace(norms(), rows=rows, regret=()), text)
@@ -148,7 +148,7 @@ def test_pictures_stay_in_their_folder(text: str, tmp_path: Path) -> None:
     assert "<script>" not in written.read_text()
 
 
-def test_names_that_look_alike_as_files_are_told_apart(tmp_path: Path) -> None:
+def test_names_with_the_same_file_name_get_different_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib")
     names, widths = ("a/b", "a-b", "a b"), (1024, 2048, 4096)
     rows = tuple(replace(row(w, (8192, n), {"onepass": 1.1}), id=f"{w} {n}") for w in names for n in widths)
@@ -158,7 +158,7 @@ def test_names_that_look_alike_as_files_are_told_apart(tmp_path: Path) -> None:
     assert len(set(written)) == len(charts([load(file)]))
 
 
-def test_a_flood_of_charts_is_refused(tmp_path: Path) -> None:
+def test_too_many_charts_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib")
     rows = tuple(row("softmax", (8192, 1024 + k), {"onepass": 1.1}) for k in range(2000))
     file = tmp_path / "r.json"
@@ -179,7 +179,7 @@ def test_sizes_that_cannot_be_fitted_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("command", [["compare", "FILE", "FILE"], ["plot", "FILE", "--out", "OUT"]])
-def test_the_commands_say_one_line(
+def test_the_commands_print_one_line(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "\x1b[2J.json"

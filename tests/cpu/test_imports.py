@@ -55,7 +55,7 @@ def test_no_module_imports_a_test_module() -> None:
     assert not found([*TESTS, *BENCH, *SCRIPTS], of_a_test_module)
 
 
-def test_nobody_imports_a_private_name() -> None:
+def test_no_module_imports_a_private_name() -> None:
     assert not found([*TESTS, *BENCH, *SCRIPTS], private)
 
 
@@ -75,7 +75,7 @@ def test_benchmarks_import_no_tests() -> None:
         ("from .graph import _made", private),
     ],
 )
-def test_a_wrong_import_is_seen(text: str, rule: Rule) -> None:
+def test_a_forbidden_import_is_detected(text: str, rule: Rule) -> None:
     assert any(rule(name) for _, name in imports(text))
     allowed = "from tests.support.processes import run_python\nfrom onepass.plan import cost\nimport torch._dynamo"
     assert not any(rule(name) for _, name in imports(allowed))

@@ -190,7 +190,7 @@ def overwriting(draw: st.DrawFn) -> Case:
 
 @given(overwriting(), st.integers(0, 2**32))
 @settings(max_examples=200)
-def test_what_a_plan_allows_changes_nothing(case: Case, seed: int) -> None:
+def test_in_place_writes_that_a_plan_allows_do_not_change_results(case: Case, seed: int) -> None:
     """An interpreter has no threads, so what concerns them alone is left out here."""
     if not case.program.nodes:
         return
@@ -288,12 +288,12 @@ REFUSALS: dict[str, tuple[str, Schedule]] = {
 
 
 @pytest.mark.parametrize("why", REFUSALS)
-def test_refused(why: str) -> None:
+def test_unsafe_in_place_writes_are_refused(why: str) -> None:
     body, schedule = REFUSALS[why]
     assert ("y", "x") not in safe_inplace_pairs(forced(square(body), Family.INNER, schedule))
 
 
-def test_other_ctas_must_not_read_it() -> None:
+def test_an_input_that_other_ctas_read_is_not_overwritten() -> None:
     """r[m] over a row vector v[m] that every column block reads."""
     text = """program scaled
   axis m = 64
@@ -313,7 +313,7 @@ def test_other_ctas_must_not_read_it() -> None:
     assert ("r", "v") not in pairs and ("y", "x") in pairs
 
 
-def test_ctas_of_other_rows_must_not_read_it() -> None:
+def test_an_input_that_ctas_of_other_rows_read_is_not_overwritten() -> None:
     """r[m, n] over v[m, n], which is read again for every k."""
     text = """program scaled
   axis k = 8
@@ -335,7 +335,7 @@ def test_ctas_of_other_rows_must_not_read_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_memory_is_taken_of_the_same_type(dtype: str) -> None:
+def test_only_memory_of_the_same_type_is_reused(dtype: str) -> None:
     text = (
         "%0 = load x [m:64, n:1]; %1 = cast f32 %0; %2 = neg %1; store y [m:64, n:1] = %2"
         if dtype == "bf16"
@@ -349,7 +349,7 @@ def test_memory_is_taken_of_the_same_type(dtype: str) -> None:
     assert (("y", "x") in safe_inplace_pairs(plan)) == (dtype == "f32")
 
 
-def test_a_later_kernel_must_not_read_it() -> None:
+def test_an_input_that_a_later_kernel_reads_is_not_overwritten() -> None:
     program = square(SUM + "  %3 = neg %0\n  store y [m:64, n:1] = %3\n  store r [m:1] = %2\n")
     whole = forced(program, Family.INNER, ROW)
     (kernel,) = whole.kernels
@@ -371,7 +371,7 @@ def test_a_later_kernel_must_not_read_it() -> None:
     )
 
 
-def test_a_row_of_odd_length_that_is_kept_can_be_overwritten() -> None:
+def test_a_resident_row_of_odd_length_can_be_overwritten() -> None:
     """The broken sectors at its ends are few elements, but a fold in which all warps meet lies between."""
     program, _, bindings = program_of(lambda x: torch.softmax(x, -1), torch.randn(4, 4099))
     kept = ResidentRows(1, (1024,) * 4, 4, sector_elems=8)
@@ -380,7 +380,7 @@ def test_a_row_of_odd_length_that_is_kept_can_be_overwritten() -> None:
     assert ("out0", "x") not in safe_inplace_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, walked)))
 
 
-def test_data_is_read_coherently() -> None:
+def test_overwritten_inputs_are_read_coherently() -> None:
     """`ld.global.nc` would tell the assembler that nothing written in the kernel is what it reads."""
 
     def overwritten(x: Tensor, w: Tensor) -> Tensor:
@@ -418,7 +418,7 @@ def test_a_matmul_that_only_the_region_reads_is_overwritten() -> None:
     assert taken(fn, BIG, BIG[1:], (128, 128), functional=True)[0] == [0]
 
 
-def test_a_region_overwrites_what_another_wrote() -> None:
+def test_a_region_overwrites_the_output_of_another() -> None:
     fn = lambda x, w, m: torch.softmax(norm(x @ m, w).t().cumsum(0).t() @ m, -1)  # noqa: E731
     assert sum(taken(fn, BIG, BIG[1:], (128, 128))[0]) == 2
     cut = lambda x, w, m: norm(torch.relu(norm(x @ m, w)).view(-1).cos().view(BIG), w)  # noqa: E731
@@ -437,7 +437,7 @@ KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
 
 
 @pytest.mark.parametrize("why", KEPT)
-def test_memory_that_others_need_is_kept(why: str) -> None:
+def test_memory_with_other_readers_is_not_reused(why: str) -> None:
     assert taken(KEPT[why], BIG, BIG[1:], (128, 128))[0] == [0]
 
 
@@ -452,7 +452,7 @@ def test_memory_that_others_need_is_kept(why: str) -> None:
     ],
     ids=["matmul", "arithmetic", "an op nobody vouches for", "view", "argument"],
 )
-def test_memory_is_free_where_its_op_is_known_to_make_it(made: Callable[..., Tensor], is_free: bool) -> None:
+def test_only_ops_known_to_allocate_give_free_memory(made: Callable[..., Tensor], is_free: bool) -> None:
     graph = graph_of(lambda x, m: made(x, m).sum(0), BIG, (128, 128))
     call = next(n for n in graph.nodes if "sum.dim" in str(n.target))
     (value,) = call.all_input_nodes
@@ -460,7 +460,7 @@ def test_memory_is_free_where_its_op_is_known_to_make_it(made: Callable[..., Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_cast_to_its_own_type_may_give_its_argument_back(dtype: torch.dtype) -> None:
+def test_a_cast_to_the_same_type_may_return_its_argument(dtype: torch.dtype) -> None:
     graph = graph_of(lambda x: x.sum(0), BIG)
     x, call = next(iter(graph.nodes)), next(n for n in graph.nodes if "sum.dim" in str(n.target))
     with graph.inserting_before(call):
@@ -470,7 +470,7 @@ def test_a_cast_to_its_own_type_may_give_its_argument_back(dtype: torch.dtype) -
     assert GraphMemory(graph, ()).is_dead_after(call, cast) == (dtype == torch.float64)
 
 
-def test_one_output_takes_the_memory_of_an_input() -> None:
+def test_only_one_output_reuses_the_memory_of_an_input() -> None:
     def normed(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         unit = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1)
         return unit * w, unit + w
@@ -483,7 +483,7 @@ def test_one_output_takes_the_memory_of_an_input() -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_small_memory_is_not_worth_it() -> None:
+def test_small_buffers_are_not_reused() -> None:
     assert taken(lambda x, w, m: norm(x @ m, w), (64, 128), (128,), (128, 128))[0] == [0]
 
 
@@ -523,7 +523,7 @@ pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 @pytest.mark.parametrize("shift", [0, 5, -5])
-def test_what_kernels_cannot_do_in_place_is_done_apart(shift: int) -> None:
+def test_unsafe_overlaps_are_computed_out_of_place(shift: int) -> None:
     """The same memory read along rows and written along columns, or memory that only partly overlaps."""
     flat = torch.randn(24 * 24 + 10)
     x = flat[5 : 5 + 576].view(24, 24)
@@ -536,7 +536,7 @@ def test_what_kernels_cannot_do_in_place_is_done_apart(shift: int) -> None:
     assert seen.copied == 1 and not journal.snapshot().fallbacks
 
 
-def test_calls_in_place_and_apart_are_told_from_each_other() -> None:
+def test_in_place_and_out_of_place_calls_are_distinguished() -> None:
     for shared in (False, True, False, True):
         x = torch.randn(24, 24)
         before, sums = x.clone(), torch.empty(24)
@@ -546,7 +546,7 @@ def test_calls_in_place_and_apart_are_told_from_each_other() -> None:
         assert shared or torch.equal(x, before)
 
 
-def test_calls_are_told_apart_by_which_output_lies_over_an_input() -> None:
+def test_calls_are_distinguished_by_which_output_overlaps_an_input() -> None:
     for over in (1, 0, 1, 0):
         x = torch.randn(24, 24)
         before = x.clone()
@@ -557,7 +557,7 @@ def test_calls_are_told_apart_by_which_output_lies_over_an_input() -> None:
         torch.testing.assert_close(sums, before.sum(-1))
 
 
-def test_only_the_very_same_elements_are_safe() -> None:
+def test_only_identical_elements_are_safe_to_overwrite() -> None:
     x = torch.randn(8, 8)
     pairs = {(0, 0), (0, 1)}
     assert unsafe_outputs([torch.randn(8, 8)], [x], pairs) == ()
@@ -607,7 +607,7 @@ def arguments() -> tuple[Tensor, ...]:
 
 
 @needs_compiler
-def test_inductor_allocates_nothing_for_outputs_that_take_memory() -> None:
+def test_inductor_allocates_nothing_for_outputs_in_reused_memory() -> None:
     """Two matmuls have memory of their own; each of two regions writes where it read."""
     args = arguments()
     code = compiled(feed_forward, *args)
@@ -629,7 +629,7 @@ def test_a_result_is_not_overwritten() -> None:
 
 
 @needs_compiler
-def test_training_in_place() -> None:
+def test_training_in_place_matches_eager() -> None:
     """Gradients through two linear layers and three norms, with activations that backward needs."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.RMSNorm(128), nn.Linear(128, 128), nn.LayerNorm(128), nn.Linear(128, 128), nn.RMSNorm(128))
@@ -660,7 +660,7 @@ class Classifier(nn.Module):
 
 @needs_compiler
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_gradient_takes_the_memory_of_a_saved_activation(in_place: bool) -> None:
+def test_a_gradient_reuses_the_memory_of_a_saved_activation(in_place: bool) -> None:
     torch.manual_seed(0)
     model, x, target = Classifier(), torch.randn(256, 64), torch.randint(0, 512, (256,))
 

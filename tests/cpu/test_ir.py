@@ -234,13 +234,13 @@ def test_broken_programs_are_refused_by_their_rule(rule: str, broken: Program) -
         verify(broken, "breaking")
 
 
-def test_every_rule_is_broken_once() -> None:
+def test_every_rule_has_a_program_that_breaks_it() -> None:
     assert {name for name, _ in BROKEN} == {rule.__name__ for rule in RULES}
 
 
 @settings(max_examples=150, deadline=None)
 @given(programs())
-def test_made_programs_are_legal(case: Case) -> None:
+def test_random_programs_are_legal(case: Case) -> None:
     verify(case.program, "making")
 
 
@@ -335,7 +335,7 @@ program count
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(0, 4), (4, 0), (0, 0)])
-def test_oracle_of_nothing(rows: int, columns: int) -> None:
+def test_oracle_of_empty_tensors(rows: int, columns: int) -> None:
     program = parse("""\
 program nothing
   axis m = s0
@@ -357,7 +357,7 @@ program nothing
     assert torch.equal(out["z"], torch.zeros(columns, dtype=torch.bool))
 
 
-def test_what_runs_in_place_of_kernels_rounds_where_casts_do() -> None:
+def test_the_op_by_op_fallback_rounds_where_casts_do() -> None:
     """Eager's types and roundings, where the oracle has float64 without any."""
     program = small("%0 = load x [m:8, n:1]\n%1 = cast bf16 %0\n%2 = cast f32 %1\nstore y [m:8, n:1] = %2")
     x, y = torch.full((2, 8), 1 + 2.0**-12), torch.empty(2, 8)
@@ -390,7 +390,7 @@ def test_the_order_of_symbols_does_not_matter() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(programs())
-def test_numbers_for_symbols_change_no_answer(case: Case) -> None:
+def test_substituting_numbers_for_symbols_changes_no_result(case: Case) -> None:
     fixed, inputs = verify(substitute(case.program, case.bindings), "fix"), case.make_inputs(0)
     assert not fixed.symbols and fixed.is_empty({}) == case.program.is_empty(case.bindings)
     expected = evaluate(case.program, inputs, case.bindings)

@@ -38,7 +38,7 @@ def test_rows_past_the_end_add_nothing(rows: int, height: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [127, 129, 1027])
-def test_rows_past_the_end_add_nothing_as_planned(rows: int) -> None:
+def test_rows_past_the_end_add_nothing_under_the_default_plan(rows: int) -> None:
     assert_right(onepass.fuse(one_more), one_more, lambda seed: (randoms(seed, (rows, 16)),))
 
 
@@ -67,7 +67,7 @@ def test_chained_modulated_layer_norms_that_share_scale_and_shift(dtype: torch.d
     ids=["var_mean", "var", "sums", "logsumexp"],
 )
 @pytest.mark.parametrize("rows", [0, 1])
-def test_reductions_of_nothing_and_of_one(function: Callable[..., Any], rows: int) -> None:
+def test_reductions_of_no_rows_and_of_one(function: Callable[..., Any], rows: int) -> None:
     x = randoms(0, (rows, 5))
     for mine, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
         torch.testing.assert_close(mine, eager, rtol=1e-6, atol=1e-6, equal_nan=True)

@@ -17,7 +17,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("name,dtype", ALL)
-def test_listed(name: str, dtype: torch.dtype) -> None:
+def test_a_listed_function_is_right(name: str, dtype: torch.dtype) -> None:
     listed = LIST[name]
     assert_right(onepass.fuse(listed.function), listed.function, lambda seed: listed.inputs(listed.small, dtype, seed))
 

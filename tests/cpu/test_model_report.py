@@ -79,7 +79,7 @@ def test_equal_regions_are_one_row(shown: ModelReport) -> None:
     assert all_of_it.kernels == sum(r.count * len(r.kernels) for r in shown.regions)
 
 
-def test_what_is_left_has_a_reason(shown: ModelReport) -> None:
+def test_declined_regions_have_a_reason(shown: ModelReport) -> None:
     sums = [r for r in shown.declined if r.ops == ("aten.cumsum",)]
     assert {r.phase for r in sums} == {"forward", "backward"}
     assert all(r.reason == "onepass does not support aten.cumsum.default" and r.predicted_us is None for r in sums)
@@ -126,7 +126,7 @@ def test_json_has_exactly_the_promised_keys(shown: ModelReport) -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_the_model_is_left_as_it_was_and_not_run() -> None:
+def test_the_model_is_neither_changed_nor_run() -> None:
     model, x = Stack(64), torch.randn(4096, 64, requires_grad=True)
     before = dict(model.named_parameters())
     seen = journal.snapshot()
@@ -144,7 +144,7 @@ def test_compiled_models_and_functions_are_explained_too() -> None:
         assert onepass.explain(function)(torch.empty(4096, 4096, device="meta")).graphs == ("inference",)  # type: ignore[union-attr]
 
 
-def test_explaining_often_costs_the_model_no_compilations() -> None:
+def test_explaining_often_does_not_use_up_recompilations() -> None:
     model = Layer(64)
     for rows in range(64, 80):
         assert onepass.explain(model)(torch.randn(rows, 64)).graphs == ("forward", "backward")  # type: ignore[union-attr]
@@ -167,7 +167,7 @@ class ByValue(nn.Module):
         return x.softmax(-1) if x.sum() > 0 else x
 
 
-def test_models_that_need_values_are_refused_with_a_way_out() -> None:
+def test_data_dependent_models_are_refused_with_advice() -> None:
     with pytest.raises(ModelNotTraced, match=r"ByValue could not be traced.*onepass\.report\(\)"):
         onepass.explain(ByValue())(torch.randn(4, 4))
     with pytest.raises(ModelNotTraced, match="normalized_shape"):
@@ -188,7 +188,7 @@ def test_compiling_fills_in_registers(tmp_path: Path) -> None:
         assert f"({file})" in page and f"def {kernel.name}(" in (index.parent / file).read_text()
 
 
-def test_places() -> None:
+def test_source_lines_are_abbreviated() -> None:
     assert places(()) == "unknown" and places(("a.py:1 x", "a.py:1 y")) == "a.py:1"
     assert places([f"a.py:{n} x" for n in range(5)]) == "a.py:0, a.py:1, a.py:2 and 2 more"
 
@@ -251,5 +251,5 @@ def test_the_process_report_shows_fallbacks_by_code(fresh: None, monkeypatch: py
     assert "nothing works" in str(found) and "repro_" in found.to_json()["fallbacks"][0]["repro"]
 
 
-def test_the_report_of_a_process_that_did_nothing(fresh: None) -> None:
+def test_the_report_of_an_idle_process(fresh: None) -> None:
     assert str(onepass.report()).startswith("onepass in this process: 0 graphs, 0 region calls, 0 fallbacks")

@@ -84,7 +84,7 @@ def cuts_of_a_backend_that_does_nothing(example: Example) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", marked(ZOO, LONG))
-def test_a_training_step_is_as_right_as_eager_and_cuts_no_graph(name: str) -> None:
+def test_a_training_step_is_as_accurate_as_eager_without_graph_breaks(name: str) -> None:
     example = example_of(name)
     run = compiled(example.module, "eager")
     run(**example.inputs)
@@ -95,7 +95,7 @@ def test_a_training_step_is_as_right_as_eager_and_cuts_no_graph(name: str) -> No
 
 
 @pytest.mark.parametrize("name", marked(AUTOCAST, LONG_UNDER_AUTOCAST))
-def test_a_training_step_under_autocast_is_as_right_as_eager(name: str) -> None:
+def test_a_training_step_under_autocast_is_as_accurate_as_eager(name: str) -> None:
     example = example_of(name)
     assert_as_right_as_eager(compiled(example.module, "eager"), example, autocast=True)
     assert_claimed()
@@ -103,7 +103,7 @@ def test_a_training_step_under_autocast_is_as_right_as_eager(name: str) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs g++ for what no region claims")
 @pytest.mark.parametrize("name", THROUGH_INDUCTOR)
-def test_a_training_step_with_the_rest_through_inductor_is_as_right_as_eager(name: str) -> None:
+def test_a_training_step_with_the_rest_in_inductor_is_as_accurate_as_eager(name: str) -> None:
     example = example_of(name)
     with torch._inductor.config.patch(force_disable_caches=True):  # a graph from an earlier run would claim nothing
         assert_as_right_as_eager(compiled(example.module, "inductor"), example)

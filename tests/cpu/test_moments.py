@@ -36,7 +36,7 @@ def test_variances_far_from_zero(shape: tuple[int, ...], dim: int, mean: float, 
     assert judge(onepass.fuse(function)(x), function(x), function(x.double())) is None
 
 
-def test_a_16_bit_tensor_beside_it_takes_no_digits_from_a_variance() -> None:
+def test_a_variance_keeps_full_precision_next_to_a_16_bit_tensor() -> None:
     x, h = far((500, 64), 1e5, 1.0), torch.ones(500, 64, dtype=torch.bfloat16)
     var, _ = onepass.fuse(lambda x, h: (x.var(0), (h + 1).sum(0)))(x, h)
     assert judge(var, x.var(0), x.double().var(0)) is None
@@ -44,7 +44,7 @@ def test_a_16_bit_tensor_beside_it_takes_no_digits_from_a_variance() -> None:
 
 @pytest.mark.parametrize("shape,dim", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_equal_values_have_no_spread(dtype: torch.dtype, shape: tuple[int, ...], dim: int | tuple[int, ...]) -> None:
+def test_equal_values_have_zero_variance(dtype: torch.dtype, shape: tuple[int, ...], dim: int | tuple[int, ...]) -> None:
     values = torch.tensor([1000.0, 0.1, -777.7, 0.0])[:, None].expand(4, math.prod(shape)).reshape(4, *shape).to(dtype)
     axes = tuple(d if d < 0 else d + 1 for d in (dim if isinstance(dim, tuple) else (dim,)))
     assert not onepass.fuse(lambda x: x.float().var(axes, correction=0))(values).any()
@@ -74,7 +74,7 @@ def test_layer_norm_of_a_constant_row_is_its_bias(dtype: torch.dtype, cols: int)
 
 @pytest.mark.parametrize("shape,dim", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_the_mean_beside_a_variance_is_nan_where_there_is_an_infinity(dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
+def test_the_mean_of_var_mean_is_nan_if_there_is_an_infinity(dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
     """As in eager's recurrence, but wherever the infinity is. A mean alone is infinite."""
     x = randoms(0, shape).to(dtype)
     x.view(-1)[3] = math.inf
@@ -83,14 +83,14 @@ def test_the_mean_beside_a_variance_is_nan_where_there_is_an_infinity(dtype: tor
     assert torch.equal(var.isnan(), hit) and torch.equal(mean.isnan(), hit) and torch.equal(alone.isinf(), hit)
 
 
-def test_large_values_do_not_overflow_where_there_is_nothing_to_join() -> None:
+def test_merging_with_an_empty_state_does_not_overflow() -> None:
     """The square of 1e20 is infinite; times 0 elements it is none."""
     x = torch.full((5000, 3), 1e20)
     assert not onepass.fuse(lambda x: x.var(0))(x).any()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3])
-def test_every_correction_as_eager(rows: int) -> None:
+def test_every_correction_matches_eager(rows: int) -> None:
     x = randoms(0, (rows, 5))
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
@@ -101,7 +101,7 @@ def test_every_correction_as_eager(rows: int) -> None:
         torch.testing.assert_close(mine, eager, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
-def test_norms_of_16_bit_rows_keep_their_one_pass_of_squares() -> None:
+def test_norms_of_16_bit_rows_use_one_plain_sum_of_squares() -> None:
     """What fp32 data needs costs an addition an element; 16 bits do not show it, and are not charged for it."""
 
     def reductions(dtype: torch.dtype) -> list[str]:

@@ -107,19 +107,19 @@ def test_every_reduction_has_a_formula() -> None:
 
 
 @pytest.mark.parametrize(("name", "row"), CASES)
-def test_whole_row(name: str, row: torch.Tensor) -> None:
+def test_a_whole_row_matches_the_formula(name: str, row: torch.Tensor) -> None:
     results = reduce(MONOIDS[name], inputs(name, row), (0,))
     same(tuple(r.squeeze(0) for r in results), FORMULAS[name](row))
 
 
 @pytest.mark.parametrize(("name", "row"), CASES)
 @pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3, 4, 5, 6, 7, 8], [2, 2], [0, 100]], ids=str)
-def test_groupings(name: str, row: torch.Tensor, cuts: list[int]) -> None:
+def test_given_groupings_match_the_formula(name: str, row: torch.Tensor, cuts: list[int]) -> None:
     same(grouped(name, row, cuts), FORMULAS[name](row))
 
 
 @pytest.mark.parametrize(("name", "row"), CASES)
-def test_identity(name: str, row: torch.Tensor) -> None:
+def test_merging_identities_changes_nothing(name: str, row: torch.Tensor) -> None:
     """Merged with any number of identities, on either side, a state gives the same results."""
     state = partial(name, row)
     numbers = MONOIDS[name].identity(BY_TORCH[row.dtype])
@@ -136,7 +136,7 @@ def test_an_empty_tile_is_the_identity(name: str, row: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("name", "row"), CASES)
-def test_declared_types(name: str, row: torch.Tensor) -> None:
+def test_states_and_results_have_their_declared_types(name: str, row: torch.Tensor) -> None:
     dtype = BY_TORCH[row.dtype]
     for suffix in ("", ".partial"):
         results = reduce(MONOIDS[name + suffix], inputs(name, row), (0,))
@@ -149,13 +149,13 @@ def test_declared_types(name: str, row: torch.Tensor) -> None:
     st.lists(st.floats(-30, 30) | st.sampled_from([-inf, nan]), min_size=1, max_size=20),
     st.lists(st.integers(0, 20), max_size=6),
 )
-def test_any_grouping_of_any_row(name: str, numbers: list[float], cuts: list[int]) -> None:
+def test_any_grouping_of_any_row_matches_the_formula(name: str, numbers: list[float], cuts: list[int]) -> None:
     row = torch.tensor(numbers, dtype=torch.float64)
     for actual, expected in zip(grouped(name, row, cuts), FORMULAS[name](row), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-def test_over_some_dimensions() -> None:
+def test_reductions_over_some_dimensions() -> None:
     x = torch.randn(3, 4, 5, dtype=torch.float64)
     mean, m2 = reduce(MONOIDS["welford"], (x,), (0, 2))
     torch.testing.assert_close(mean, x.mean((0, 2), keepdim=True))

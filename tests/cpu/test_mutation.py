@@ -22,7 +22,7 @@ def same_as_eager(fn: Callable[..., Any], *args: Any) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_lists_of_own_values() -> None:
+def test_in_place_foreach_ops_on_local_values() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, b, c, d = x + 1, x + 2, x + 3, x + 4
         foreach["add_"]([a, b], 1)
@@ -38,7 +38,7 @@ def test_lists_of_own_values() -> None:
     same_as_eager(fn, X)
 
 
-def test_lists_of_own_values_that_are_stored_to_clamped_and_cleared() -> None:
+def test_foreach_ops_that_copy_clamp_and_clear_local_values() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, b, c = x * 2, x * 3, x * 4
         foreach["copy_"]([a[0]], [x[1]])
@@ -50,7 +50,7 @@ def test_lists_of_own_values_that_are_stored_to_clamped_and_cleared() -> None:
     same_as_eager(fn, X)
 
 
-def test_lists_of_results() -> None:
+def test_foreach_ops_that_return_new_values() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         pair = [x, x + 1]
         return (
@@ -66,7 +66,7 @@ def test_lists_of_results() -> None:
     same_as_eager(fn, X)
 
 
-def test_every_list_op_is_one_of_known_ops_or_refused() -> None:
+def test_every_foreach_op_consists_of_known_ops_or_is_refused() -> None:
     """Ops of the installed torch that nobody listed here: what changes its input must not pass."""
     passed = []
     for name, op in foreach.items():
@@ -97,7 +97,7 @@ def test_symbolic_rows() -> None:
         torch.testing.assert_close(fused(x), on_symbols(x))
 
 
-def test_out_and_views_of_own_values() -> None:
+def test_out_arguments_and_views_of_local_values() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y, z = torch.empty_like(x), x[:, 0] * 2
         torch.exp(x, out=y).mul_(2)
@@ -156,17 +156,17 @@ def test_out_and_views_of_own_values() -> None:
         lambda x: torch.nn.functional.batch_norm(x, x[0], x[1], training=True),
     ],
 )
-def test_what_the_function_was_given(fn: Callable[..., Any]) -> None:
+def test_in_place_changes_of_arguments_are_refused(fn: Callable[..., Any]) -> None:
     with pytest.raises(errors.Mutation):
         capture(lambda x: (fn(x), x * 2)[1], (X,))
 
 
-def test_factors_that_are_values_of_a_tensor() -> None:
+def test_factors_given_as_a_tensor_are_refused() -> None:
     with pytest.raises(errors.DataDependent, match="factors"):
         capture(lambda x: (torch._foreach_addcdiv_([x], [x], [x], torch.ones(1)), x * 2)[1], (X,))
 
 
-def test_memory_that_no_op_shows() -> None:
+def test_setting_data_is_refused() -> None:
     def on_own(x: torch.Tensor) -> torch.Tensor:
         y = x + 1
         y.data = x * 3
@@ -176,7 +176,7 @@ def test_memory_that_no_op_shows() -> None:
         capture(on_own, (X,))
 
 
-def test_containers_among_the_arguments() -> None:
+def test_changes_of_containers_among_the_arguments_are_refused() -> None:
     def into_dict(d: dict[str, torch.Tensor]) -> torch.Tensor:
         d["y"] = d["x"] * 2
         return d["y"]

@@ -35,7 +35,7 @@ def same_tensor(mine: Tensor, eager: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_a_function_that_computes_nothing_is_answered_without_kernels(name: str) -> None:
+def test_a_function_that_computes_nothing_runs_without_kernels(name: str) -> None:
     function, x = NOTHING[name], randoms(0, (3, 4))
     for dynamic in (None, False):
         fused = onepass.fuse(function, dynamic=dynamic)
@@ -63,7 +63,7 @@ EMPTY: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 3)], ids=str)
 @pytest.mark.parametrize("name", EMPTY)
-def test_what_has_no_elements_is_answered_as_by_eager_and_explained(name: str, shape: tuple[int, ...]) -> None:
+def test_empty_tensors_give_the_results_of_eager_and_are_explained(name: str, shape: tuple[int, ...]) -> None:
     x, function = torch.empty(shape), EMPTY[name]
     for mine, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
         torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
@@ -82,7 +82,7 @@ def test_an_empty_result_may_have_strides_of_zero(shape: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize("function", [lambda x: x.amax(0), lambda x: x.argmin(0), lambda x: x.argmax(), lambda x: x.max()])
-def test_the_greatest_of_nothing_raises_what_eager_raises(function: Callable[[Tensor], Tensor]) -> None:
+def test_the_maximum_of_nothing_raises_the_error_of_eager(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.empty(0, 4)
     with pytest.raises(Exception, match=r"max|min") as eager:
         function(x)
@@ -91,7 +91,7 @@ def test_the_greatest_of_nothing_raises_what_eager_raises(function: Callable[[Te
     assert str(mine.value) == str(eager.value)
 
 
-def test_parts_of_what_has_no_elements_are_replaced() -> None:
+def test_slices_of_empty_tensors_can_be_replaced() -> None:
     x = torch.zeros(3, 0)
     captured = capture(lambda x: torch.slice_scatter(x, x[1:] * 2, 0, 1).sum(-1), (x,))
     found = evaluate(captured.program, captured.tensors((x,)), captured.bind((x,)) or {})
@@ -109,7 +109,7 @@ REPEATED_NEVER: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("dynamic", [None, False])
 @pytest.mark.parametrize("name", REPEATED_NEVER)
-def test_a_value_that_is_repeated_no_times_is_written_nowhere(name: str, dynamic: bool | None) -> None:
+def test_a_value_expanded_to_no_elements_is_not_written(name: str, dynamic: bool | None) -> None:
     function = REPEATED_NEVER[name]
     fused = onepass.fuse(function, dynamic=dynamic)
     for rows in (4, 5, 3):

@@ -88,7 +88,7 @@ def test_integers_divided_by_numbers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-def test_integers_divided_by_zero_are_as_on_the_card_and_no_zero_reaches_the_division(dtype: torch.dtype) -> None:
+def test_integers_divided_by_zero_match_the_card_without_a_division_by_zero(dtype: torch.dtype) -> None:
     a = edges(dtype)
     b = torch.zeros_like(a)
     quotient, rem, guarded = onepass.fuse(
@@ -173,7 +173,7 @@ def test_numbers_wrap_around_in_arithmetic_and_comparisons(dtype: torch.dtype, n
         check_same(arithmetic(number), edges(dtype))
 
 
-def test_tensors_without_dims_wrap_around_too() -> None:
+def test_zero_dim_tensors_wrap_around_too() -> None:
     x, wide = edges(torch.int8), torch.tensor(300)
     check_same(lambda x, n: (x + n, x == n, x > n, torch.maximum(x, n), x // n, torch.where(x > 0, x, n)), x, wide)
 
@@ -269,7 +269,7 @@ def test_bools_are_added_multiplied_and_compared_as_eager_does() -> None:
         lambda a, b: a.clamp(a, b),
     ],
 )
-def test_what_eager_does_not_do_with_bools_is_refused(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_ops_that_eager_refuses_on_bools_are_refused(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     with pytest.raises(NotImplementedError):
         function(*BOOLS)
     with pytest.raises((UnsupportedOp, RuntimeError)):  # or torch itself, while tracing
@@ -299,7 +299,7 @@ def test_comparisons_are_made_in_the_common_type(dtype: torch.dtype, wide: torch
     check_same(comparisons, values[:, None], singles)
 
 
-def test_what_a_comparison_reads_is_rounded_as_eager_rounds_it() -> None:
+def test_operands_of_comparisons_are_rounded_as_in_eager() -> None:
     """Neither do floor, rounding, conversion to integers and positions of extremes see digits that eager has not."""
     x = torch.linspace(-3, 3, 1001, dtype=torch.bfloat16)
     third = torch.tensor(1 / 3, dtype=torch.float32)
@@ -317,7 +317,7 @@ LITERALS = (-0.0, 0.0, 1e-40, -1e-45, 1e-46, math.inf, -math.inf, 3.5e38, 1.1754
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_literals_keep_their_sign_and_their_smallest_digits(dtype: torch.dtype) -> None:
+def test_literals_keep_their_sign_and_subnormal_values(dtype: torch.dtype) -> None:
     tiny = torch.finfo(dtype).tiny
     x = torch.tensor([0.0, -0.0, 1e-40, -1e-45, tiny, -tiny, 1.0, math.inf, math.nan], dtype=torch.float64).to(dtype)
 
@@ -334,13 +334,13 @@ def test_literals_keep_their_sign_and_their_smallest_digits(dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_a_negation_alone_turns_the_sign_of_zeros(dtype: torch.dtype) -> None:
+def test_a_negation_flips_the_sign_of_zeros(dtype: torch.dtype) -> None:
     """Beside other multiples of the same value it is written as one of those."""
     check_same(lambda x: (-x,), torch.tensor([0.0, -0.0, 1.0, math.inf, math.nan]).to(dtype))
 
 
 @pytest.mark.parametrize("number", LITERALS)
-def test_the_oracle_and_the_text_hold_literals_as_kernels_do(number: float) -> None:
+def test_the_oracle_and_the_text_represent_literals_as_kernels_do(number: float) -> None:
     program = parse(
         "program p; axis n = 2; input x: f32 [2] strides [1]; output y: f32 [2] strides [1]; %0 = load x [n:1]; "
         f"%1 = const {number!r} : f32; %2 = mul %0 %1; store y [n:1] = %2"
@@ -351,7 +351,7 @@ def test_the_oracle_and_the_text_hold_literals_as_kernels_do(number: float) -> N
     assert torch.equal(found, expected.expand(2)) and torch.equal(found.signbit(), expected.signbit().expand(2))
 
 
-def test_a_size_is_a_number_of_the_type_it_meets() -> None:
+def test_a_size_takes_the_type_of_the_value_it_is_combined_with() -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
         n = x.shape[0]
         return x + n, x * n, x > n, x // n, (x + n).sum(1), (x * n).float()
@@ -362,14 +362,14 @@ def test_a_size_is_a_number_of_the_type_it_meets() -> None:
 # ---- quotients -------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_else_is_read_does_not_make_a_quotient_approximate() -> None:
+def test_other_inputs_do_not_make_a_quotient_approximate() -> None:
     """41 * (1 / 41) is less than 1."""
     x, narrow = 41.0 * torch.arange(1, 65).reshape(2, 32), torch.ones(2, 32, dtype=torch.float16)
     check_same(lambda x, h: (torch.floor(x / 41.0), h + 1, x / 41.0, (x.sum(1) / 41.0), torch.floor(x[:, 0] / 41.0)), x, narrow)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_quotient_that_decides_is_exact(dtype: torch.dtype) -> None:
+def test_a_quotient_is_exact_where_its_last_digit_decides(dtype: torch.dtype) -> None:
     x = 41.0 * torch.arange(1, 7).reshape(2, 3).to(dtype)
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
@@ -405,13 +405,13 @@ DECIDING: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", DECIDING)
-def test_each_op_that_decides_sees_every_digit(name: str) -> None:
+def test_ops_with_discrete_results_read_exact_values(name: str) -> None:
     """41 * (1 / 41) is less than 1, which each of them tells from it, even where nothing else does."""
     x = torch.tensor([[82.0, 41.0], [41.0, 123.0]], dtype=torch.bfloat16)
     check_same(lambda x: (DECIDING[name](x.float() / 41.0),), x)
 
 
-def test_fp32_data_beside_16_bit_data_of_its_size_keeps_its_digits() -> None:
+def test_fp32_data_keeps_full_precision_next_to_16_bit_data_of_its_size() -> None:
     x, ones = 41.0 * torch.arange(1, 65).reshape(2, 32), torch.ones(2, 32, dtype=torch.bfloat16)
     check_same(lambda x, h: (x / 41.0 * h,), x, ones)
     check_same(lambda x, h: ((x / 41.0).amax(1) * h[:, 0],), x, ones)
@@ -429,14 +429,14 @@ def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_sums_of_exponentials_of_fp32_data_have_all_digits(dtype: torch.dtype) -> None:
+def test_sums_of_exponentials_of_fp32_data_have_full_precision(dtype: torch.dtype) -> None:
     """The approximate exponential errs to one side, which a long sum shows; not one of 16-bit results."""
     program = optimize(capture(lambda x: x.logsumexp(-1), (torch.empty(64, 200000, dtype=dtype),)).program)
     text = "".join(s.text for s in interpret(plan(program, {"s0": 64}, device("h200"))).sources)
     assert "logsumexp" in text and ("fast_exp(" in text) is (dtype is torch.bfloat16)
 
 
-def test_quotients_of_16_bit_data_that_decide_are_exact() -> None:
+def test_quotients_of_16_bit_data_are_exact_where_they_decide() -> None:
     """Beside others, which stay approximate."""
     x, y = torch.empty(2, 64, 96, dtype=torch.bfloat16).unbind()
     fn = lambda x, y: ((x.float() / y.float()).floor().to(torch.int32), torch.softmax(x.float(), -1).to(x.dtype))  # noqa: E731
@@ -461,7 +461,7 @@ EXACTLY: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 
 @pytest.mark.parametrize("name", EXACTLY)
-def test_functions_of_fp32_data_have_all_digits_and_those_of_16_bit_data_the_fast_ones(name: str) -> None:
+def test_fp32_data_uses_exact_functions_and_16_bit_data_fast_ones(name: str) -> None:
     function, exactly = EXACTLY[name]
     for dtype in (torch.float32, torch.bfloat16):
         program = optimize(capture(function, (torch.empty(64, 96, dtype=dtype),)).program)
@@ -469,7 +469,7 @@ def test_functions_of_fp32_data_have_all_digits_and_those_of_16_bit_data_the_fas
         assert (exactly in text) == (dtype is torch.float32)
 
 
-def test_the_card_is_told_that_nan_goes_through_extremes() -> None:
+def test_generated_max_and_min_propagate_nan() -> None:
     """An interpreter's do in any case."""
     program = optimize(capture(lambda x: (x.clamp(-1, 1), x.amax(-1), x.amin(-1)), (torch.empty(64, 96),)).program)
     text = "".join(s.text for s in interpret(plan(program, {"s0": 64}, device("h200"))).sources)
@@ -477,7 +477,7 @@ def test_the_card_is_told_that_nan_goes_through_extremes() -> None:
     assert extremes and all(line.count("propagate_nan=tl.PropagateNan.ALL") == line.count("imum(") for line in extremes)
 
 
-def test_quotients_of_16_bit_data_stay_products() -> None:
+def test_quotients_of_16_bit_data_stay_multiplications() -> None:
     """One multiplication an element, of which 16 bits show nothing: also beside fp32 vectors, and scalars that scale them."""
 
     def function(x: Tensor, w: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
@@ -494,6 +494,6 @@ def test_quotients_of_16_bit_data_stay_products() -> None:
     ids=["or", "and", "xor"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-def test_truths_about_tensors_without_dims_meet_others(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+def test_booleans_of_zero_dim_tensors_combine_with_others(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
     a, x = torch.tensor(1.0).to(dtype), (3 * torch.randn(8, 16, generator=torch.Generator().manual_seed(0))).to(dtype)
     assert torch.equal(onepass.fuse(function)(a, x), function(a, x))

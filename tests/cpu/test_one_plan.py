@@ -159,7 +159,7 @@ def test_equal_regions_of_two_graphs_are_planned_once() -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_call_with_unaligned_tensors_is_planned_for_itself() -> None:
+def test_a_call_with_unaligned_tensors_is_planned_separately() -> None:
     text = region("a")
     ins, outs = inputs(4), outputs(4)
     spec = decode(text)
@@ -173,7 +173,7 @@ def test_a_call_with_unaligned_tensors_is_planned_for_itself() -> None:
     assert (counts() - before).plans == 2
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_kept_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onepass.integration.plans.MAX_PLANS", 2)
     plans, program = Plans(), optimize(capture(lambda x: x.softmax(-1), (torch.empty(8, 64),)).program)
     few, more, most = (variant_of(program, {"s0": rows}, H200) for rows in (8, 80, 800))
@@ -318,7 +318,7 @@ def test_a_graph_with_symbolic_rows_is_claimed_by_the_plan_that_runs() -> None:
 
 @pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward", "softmax", "cross_entropy"])
 @pytest.mark.parametrize("rows", [16, 1000, 65536])
-def test_times_at_other_sizes_are_those_of_planning_there(name: str, rows: int) -> None:
+def test_predicted_times_at_other_sizes_match_planning_at_those_sizes(name: str, rows: int) -> None:
     chosen = workload(name)
     captured = capture(chosen.function, chosen.inputs((rows, 4096)))
     program = optimize(captured.program)
@@ -332,7 +332,7 @@ def test_times_at_other_sizes_are_those_of_planning_there(name: str, rows: int) 
     assert back.predicted_us == made.predicted_us <= moved.predicted_us
 
 
-def test_times_of_split_sums_too() -> None:
+def test_predicted_times_of_split_sums_match_too() -> None:
     total = partial(torch.sum, dim=0)
     program = optimize(capture(lambda x: total(x.float()), (torch.empty(65536, 256, device="meta"),)).program)
     made = make_plan(program, variant_of(program, {"s0": 65536}, H200))

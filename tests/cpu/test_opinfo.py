@@ -21,7 +21,7 @@ def info(name: str) -> Any:
     return next(each for each in database() if title(each) == name)
 
 
-def test_every_op_that_has_a_row_is_covered() -> None:
+def test_every_op_of_the_capture_table_is_covered() -> None:
     """Whatever torch describes under the name of a row. What is rewritten into rows is tested below by examples."""
     rows = {name.split(".")[1] for name in LOWERINGS if name.startswith("aten.")}
     named = [each for each in database() if {each.name, each.aten_name} & rows]
@@ -42,7 +42,7 @@ def test_every_op_that_has_a_row_is_covered() -> None:
         "native_layer_norm",
     ],
 )
-def test_what_is_rewritten_into_rows_is_covered(name: str) -> None:
+def test_ops_that_decompose_into_the_capture_table_are_covered(name: str) -> None:
     assert is_captured(info(name))
 
 
@@ -56,11 +56,11 @@ def test_what_is_rewritten_into_rows_is_covered(name: str) -> None:
         ("scatter_add", "scatter_add.default"),
     ],
 )
-def test_what_gets_a_row_is_covered_from_then_on(name: str, row: str) -> None:
+def test_an_op_added_to_the_capture_table_is_covered(name: str, row: str) -> None:
     assert not is_captured(info(name)) and is_captured(info(name), {**LOWERINGS, f"aten.{row}": None})
 
 
-def test_what_loses_its_row_is_not() -> None:
+def test_an_op_removed_from_the_capture_table_is_not_covered() -> None:
     assert not is_captured(info("softmax"), {name: row for name, row in LOWERINGS.items() if name != "aten.exp.default"})
 
 
@@ -88,12 +88,12 @@ def test_samples_are_right_or_refused(name: str) -> None:
     ],
     ids=["off", "dtype", "error"],
 )
-def test_what_is_wrong_is_seen(answer: Callable[..., Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_results_are_detected(answer: Callable[..., Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onepass, "fuse", answer)
     assert kind in findings("sum")
 
 
-def test_other_types_are_drawn_evenly() -> None:
+def test_samples_of_other_types_are_evenly_spaced() -> None:
     assert opinfo.drawn(450, torch.float32, 0, False) == list(range(450)) == opinfo.drawn(450, torch.int8, 3, True)
     each = [opinfo.drawn(40, dtype, shift, False) for shift, dtype in enumerate(opinfo.OTHERS)]
     assert each[0] == [0, 10, 20, 30] and len({k for drawn in each for k in drawn}) == 4 * len(opinfo.OTHERS)

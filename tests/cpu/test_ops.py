@@ -121,7 +121,7 @@ def test_integers(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["shl", "shr"])
-def test_no_count_out_of_range_reaches_a_shift(name: str) -> None:
+def test_out_of_range_counts_never_reach_a_shift(name: str) -> None:
     """There a kernel's result is undefined, whatever an interpreter's is."""
     a, b = grid(torch.int32)
     program = capture(lambda a, b: a << b if name == "shl" else a >> b, (a, b)).program
@@ -150,7 +150,7 @@ WITH_NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_composed(name: str, dtype: torch.dtype) -> None:
+def test_composite_functions(name: str, dtype: torch.dtype) -> None:
     function = WITH_NUMBERS[name]
     for x in (*special(dtype, 1), spread(OPS["exp"], dtype, 0)):
         assert judge(onepass.fuse(lambda x: function(x))(x), function(x), function(x.double())) is None
@@ -219,7 +219,7 @@ def test_functions_of_torch_are_fused_directly(name: str) -> None:
         torch.testing.assert_close(fused(x, *more, **named), function(x, *more, **named))
 
 
-def test_values_given_by_name_are_told_apart() -> None:
+def test_keyword_values_are_distinguished() -> None:
     x, fused = randoms(0, (5, 37)), onepass.fuse(torch.softmax)
     for dim in (0, 1, 0):
         torch.testing.assert_close(fused(x, dim=dim), torch.softmax(x, dim=dim))
@@ -227,6 +227,6 @@ def test_values_given_by_name_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("function", [max, torch._C._get_default_device, torch.rand_like, torch.relu_])
-def test_functions_in_c_that_are_not_torchs_or_not_pure_are_refused(function: Callable[..., Tensor]) -> None:
+def test_foreign_and_impure_c_functions_are_refused(function: Callable[..., Tensor]) -> None:
     with pytest.raises(OnepassError):
         onepass.fuse(function)(randoms(0, (5, 37)))

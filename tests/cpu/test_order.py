@@ -97,7 +97,7 @@ def claimed_in(graph: fx.Graph) -> int:
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_the_order_of_effects_is_as_it_was(name: str) -> None:
+def test_the_order_of_effects_is_kept(name: str) -> None:
     graph = graph_of(between_norms(DRAWS[name]), (64, COLS), (64, COLS))
     before = [node for node in graph.nodes if is_ordered(node)]
     assert len(before) >= 3
@@ -107,7 +107,7 @@ def test_the_order_of_effects_is_as_it_was(name: str) -> None:
 
 @pytest.mark.parametrize("one", list(DRAWS)[::3])
 @pytest.mark.parametrize("other", list(DRAWS)[1::3])
-def test_so_is_the_order_of_different_ones(one: str, other: str) -> None:
+def test_the_order_of_different_effects_is_kept(one: str, other: str) -> None:
     def fn(x: Tensor, o: Tensor) -> tuple[Tensor, ...]:
         early = DRAWS[one](unit(x))
         free = DRAWS[other](o)
@@ -119,7 +119,7 @@ def test_so_is_the_order_of_different_ones(one: str, other: str) -> None:
     assert [node for node in graph.nodes if is_ordered(node)] == before
 
 
-def test_a_region_does_not_reach_round_two_draws() -> None:
+def test_a_region_does_not_span_two_random_draws() -> None:
     """Its first op feeds one draw and its last reads another that came later: as one call it would turn them round."""
 
     def fn(x: Tensor, o: Tensor) -> tuple[Tensor, ...]:
@@ -134,7 +134,7 @@ def test_a_region_does_not_reach_round_two_draws() -> None:
     assert [node for node in graph.nodes if is_ordered(node)] == before
 
 
-def test_pure_ops_are_free() -> None:
+def test_pure_ops_may_be_reordered() -> None:
     graph = graph_of(lambda x, o: (unit(x).sin() @ o.T, o.softmax(-1)), (64, COLS), (64, COLS))
     assert not [node for node in graph.nodes if is_ordered(node)]
     assert claimed_in(graph) and not [node for node in graph.nodes if is_ordered(node)], "nor is a region's call ordered"
@@ -148,7 +148,7 @@ def test_an_order_that_cannot_be_kept_is_an_error() -> None:
         sort_nodes(graph)
 
 
-def test_so_is_a_use_before_a_write_of_what_comes_after_it() -> None:
+def test_reading_before_a_write_a_value_computed_after_it_is_an_error() -> None:
     graph = graph_of(lambda x, y: (x.exp(), y.zero_(), x.sin()), (4, 8), (4, 8))
     early, late = (next(n for n in graph.nodes if name in str(n.target)) for name in ("exp", "sin"))
     early.args = (late,)
@@ -175,7 +175,7 @@ def early_readers(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return both.exp(), layer, x + y.softmax(-1)
 
 
-def test_a_write_whose_result_nobody_reads_stays() -> None:
+def test_a_write_with_an_unused_result_is_kept() -> None:
     def fn(x: Tensor, y: Tensor) -> Tensor:
         y.add_(1)
         return x.softmax(-1)
@@ -244,7 +244,7 @@ def test_fallback_random_draws_as_eager_does(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_left_to_eager_everything_draws_as_eager_does() -> None:
+def test_with_the_rest_in_eager_all_draws_match_eager() -> None:
     x, b = torch.randn(32, 64, requires_grad=True), torch.ones(64, requires_grad=True)
     found = []
     for run in (dropped_in_the_middle, torch.compile(dropped_in_the_middle, backend=onepass.backend, options=EAGER)):
@@ -253,7 +253,7 @@ def test_left_to_eager_everything_draws_as_eager_does() -> None:
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
-def test_numbers_from_a_seed_are_refused_where_ops_run_one_by_one() -> None:
+def test_seeded_draws_are_refused_in_an_op_by_op_run() -> None:
     mode = compat.fake_mode()
     with mode:
         fake = torch.empty(4, 8)

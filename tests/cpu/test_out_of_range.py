@@ -25,14 +25,14 @@ def surrounded(dtype: torch.dtype, rows: int, cols: int) -> Tensor:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("cols", [1, 6, 2000])
-def test_what_is_looked_up_outside_is_nan(dtype: torch.dtype, cols: int) -> None:
+def test_elements_at_out_of_range_indices_are_nan(dtype: torch.dtype, cols: int) -> None:
     x = surrounded(dtype, 5, cols)
     index = torch.tensor([0, cols - 1, cols, -1, 10**9])[:, None]
     found = onepass.fuse(lambda x, i: x.float().gather(1, i))(x, index)
     assert torch.equal(found[:2], x.float().gather(1, index.clamp(0, cols - 1))[:2]) and found[2:].isnan().all()
 
 
-def test_integers_looked_up_outside_are_zero() -> None:
+def test_integer_elements_at_out_of_range_indices_are_zero() -> None:
     x, index = torch.arange(1, 31).reshape(5, 6), torch.tensor([0, 5, 6, -1, 1 << 40])[:, None]
     found = onepass.fuse(lambda x, i: x.gather(1, i))(x, index)
     assert found[:, 0].tolist() == [1, 12, 0, 0, 0]
@@ -43,7 +43,7 @@ def test_integers_looked_up_outside_are_zero() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows,cols", [(7, 6), (7, 1027), (1, 50257)])
-def test_a_loss_of_a_class_that_does_not_exist_is_nan(dtype: torch.dtype, rows: int, cols: int) -> None:
+def test_the_loss_of_a_class_that_does_not_exist_is_nan(dtype: torch.dtype, rows: int, cols: int) -> None:
     """Of its row alone, and so of the mean. Ignored rows need no class."""
     x, target = surrounded(dtype, rows, cols), torch.arange(rows) % cols
     target[0] = -100
@@ -56,7 +56,7 @@ def test_a_loss_of_a_class_that_does_not_exist_is_nan(dtype: torch.dtype, rows: 
 
 
 @pytest.mark.parametrize("outside", [6, -1])
-def test_the_oracle_says_which_index_lies_outside(outside: int) -> None:
+def test_the_oracle_names_the_index_that_is_out_of_range(outside: int) -> None:
     """As do calls that are held against it: ONEPASS_VERIFY."""
     x, index = randoms(0, (5, 6)), torch.full((5, 1), outside)
     captured = capture(lambda x, i: x.gather(1, i), (x, index))
@@ -66,7 +66,7 @@ def test_the_oracle_says_which_index_lies_outside(outside: int) -> None:
 
 @pytest.mark.parametrize("pad", [(0, 0), (1, 2), (0, 0, 1, 1), (1, 0, 0, 0, 2, 0)])
 @pytest.mark.parametrize("shape", [(2, 0, 3), (2, 4, 0), (0, 4, 3), (2, 4, 3)])
-def test_padding_of_nothing_and_with_nothing(shape: tuple[int, ...], pad: tuple[int, ...]) -> None:
+def test_padding_of_empty_tensors_and_by_zero(shape: tuple[int, ...], pad: tuple[int, ...]) -> None:
     x = randoms(0, shape)
     mine = onepass.fuse(lambda x: F.pad(x, pad, value=7.0))(x)
     assert torch.equal(mine, F.pad(x, pad, value=7.0))

@@ -82,7 +82,7 @@ def test_the_family_fits_the_work(fn: Callable[..., Any], shape: tuple[int, ...]
     assert found[0] == expected[0]
 
 
-def test_one_column_result_used_on_the_data_is_two_reads_at_most() -> None:
+def test_a_column_result_applied_to_the_data_takes_at_most_two_reads() -> None:
     chosen = planned(lambda x: torch.softmax(x, 0), meta(65536, 4096))
     assert chosen.dram_bytes <= 1.6 * chosen.floor_bytes
 
@@ -100,7 +100,7 @@ def test_reductions_over_different_rows_are_refused_with_the_reason() -> None:
     assert all(r.cost_apart_us is not None for r in chosen.refusals)
 
 
-def test_a_plan_is_the_same_twice() -> None:
+def test_planning_is_deterministic() -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.float().sum(0), torch.softmax(x, -1)
 
@@ -120,7 +120,7 @@ def test_a_plan_is_the_same_twice() -> None:
         (1, 16, (1,)),
     ],
 )
-def test_cover(extent: int, widest: int, expected: tuple[int, ...]) -> None:
+def test_tiles_of_a_cover(extent: int, widest: int, expected: tuple[int, ...]) -> None:
     assert cover(extent, widest) == expected
 
 
@@ -141,7 +141,7 @@ def test_occupancy_follows_the_register_file() -> None:
     assert ctas_per_sm(32, half, 8, H200) == 1 and ctas_per_sm(32, half - H200.smem_reserve, 8, H200) == 2
 
 
-def test_ctas_that_wait_for_each_other_are_all_on_the_card() -> None:
+def test_ctas_that_wait_for_each_other_are_resident_at_once() -> None:
     """A loop over rows shares them out beforehand, and CTAs that share a row exchange what they found."""
     alone = MixOrder(1, H200.sms, (4096,), 8)
     two = MultiCtaMixOrder((2048,), 2, H200.sms, 8)
@@ -150,7 +150,7 @@ def test_ctas_that_wait_for_each_other_are_all_on_the_card() -> None:
     assert fits_one_wave(ResidentRows(1, (4096,), 8), 1, H200)
 
 
-def test_where_all_spill_the_least_spilling_is_taken_and_none_that_cannot_run() -> None:
+def test_if_all_spill_the_least_spilling_schedule_that_can_run_is_chosen() -> None:
     program = optimize(capture(lambda x: torch.softmax(x, -1), (meta(8192, 4096),), dynamic=False).program)
     found = scores(program, {}, H200, {})
     assert isinstance(found, list)
@@ -165,7 +165,7 @@ def test_where_all_spill_the_least_spilling_is_taken_and_none_that_cannot_run() 
     assert isinstance(score(program, {}, H200, feedback), Illegal)
 
 
-def test_what_takes_more_registers_than_a_thread_has_does_not_fit() -> None:
+def test_a_kernel_over_the_register_limit_of_a_thread_does_not_fit() -> None:
     program = two_pass(optimize(capture(lambda x: torch.softmax(x, -1), (meta(64, 53248),), dynamic=False).program))
     kernel = Kernel(program, Space((), ("d0",), ("d1",)))
     for warps in (4, 8, 16, 32):
@@ -175,7 +175,7 @@ def test_what_takes_more_registers_than_a_thread_has_does_not_fit() -> None:
         assert warps > 4 or 255 < taken.registers < 512, "a few more than there are, which the file of an SM would have"
 
 
-def test_strides_that_follow_each_other_are_one_run() -> None:
+def test_consecutive_strides_form_one_run() -> None:
     captured = capture(lambda x: x.float().sum((1, 2)), (meta(8, 16, 32),), dynamic=False)
     program = simplify(captured.program)
     (load,) = (program.nodes[i] for i in program.of(type(program.nodes[0])))
@@ -184,18 +184,18 @@ def test_strides_that_follow_each_other_are_one_run() -> None:
     assert len(runs(program, axes[::-1], load.strides)) == 3  # type: ignore[union-attr]
 
 
-def test_axes_that_never_meet_are_shared() -> None:
+def test_unrelated_axes_are_unified() -> None:
     captured = capture(lambda x, y: (x.float().sum(0), y.float().sum(0)), (meta(64, 128), meta(64, 128)), dynamic=False)
     program = simplify(captured.program)
     assert len(program.axes) == 4 and len(unify_axes(program).axes) == 2
 
 
-def test_axes_that_meet_are_not_shared() -> None:
+def test_axes_used_together_are_not_unified() -> None:
     captured = capture(lambda x: (x.float() + x.t().float()).sum(0), (meta(64, 64),), dynamic=False)
     assert len(unify_axes(simplify(captured.program)).axes) == 2
 
 
-def test_an_axis_that_is_folded_meets_those_that_are_kept() -> None:
+def test_a_reduced_axis_is_related_to_the_kept_axes() -> None:
     """A value that does not vary along an axis is summed along it all the same."""
     program = parse("""program repeated
       axis m = 8
@@ -238,7 +238,7 @@ def test_blocks_are_the_innermost_columns() -> None:
     assert plan(program, {}, H200).kernels
 
 
-def test_after_a_loop_over_rows_nothing_that_it_held_is_read() -> None:
+def test_values_of_a_row_loop_are_not_read_after_it() -> None:
     """A sum of row vectors is made anew for every row, and gone once sums over rows are complete."""
 
     def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -262,7 +262,7 @@ def test_after_a_loop_over_rows_nothing_that_it_held_is_read() -> None:
     ],
     ids=["sum", "scaled", "softmax", "extreme", "rows"],
 )
-def test_what_is_made_of_a_reduction_over_rows(fn: Callable[..., Any], is_reused: bool) -> None:
+def test_whether_a_reduction_over_rows_is_reused(fn: Callable[..., Any], is_reused: bool) -> None:
     program = optimize(capture(fn, (meta(64, 256, dtype=torch.float32),), dynamic=False).program)
     rows = program.nodes[next(program.of(Reduce))].axes  # type: ignore[union-attr]
     cols = tuple(a.name for a in program.axes if a.name not in rows)
@@ -271,7 +271,7 @@ def test_what_is_made_of_a_reduction_over_rows(fn: Callable[..., Any], is_reused
     assert roots and reused(kernel, roots, along_rows=True) == is_reused
 
 
-def test_a_reduction_whose_result_the_data_meets_is_not_split() -> None:
+def test_a_reduction_applied_to_the_data_is_not_split() -> None:
     program = optimize(capture(lambda x: torch.softmax(x, -1), (meta(4, 1 << 20),), dynamic=False).program)
     found = scores(program, {}, H200, {})
     assert isinstance(found, list) and found and all(s.plan.schedule.splits == 1 for s in found)
@@ -310,7 +310,7 @@ CUT = {
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_kernels_cut_out_of_a_program_compute_what_it_does_in_turn(name: str) -> None:
+def test_kernels_extracted_from_a_program_compute_its_results(name: str) -> None:
     x = torch.randn(10, 9, generator=torch.Generator().manual_seed(0)) / 4
     program = optimize(capture(CUT[name], (x,), dynamic=False).program)
     search = Search(program, {}, H200, {})
@@ -323,7 +323,7 @@ def test_kernels_cut_out_of_a_program_compute_what_it_does_in_turn(name: str) ->
 
 
 @pytest.mark.parametrize("name", ["both ways", "positions and states"])
-def test_partial_states_and_their_join_compute_what_the_whole_does(name: str) -> None:
+def test_partial_states_and_their_join_compute_the_whole_reduction(name: str) -> None:
     x = torch.randn(10, 9, generator=torch.Generator().manual_seed(0)) / 4
     program = optimize(capture(CUT[name], (x,), dynamic=False).program)
     rows, cols = (a.name for a in program.axes)
@@ -336,7 +336,7 @@ def test_partial_states_and_their_join_compute_what_the_whole_does(name: str) ->
     assert kept and all(split.first.nodes[split.moved[i]] == program.nodes[i] for i in kept)
 
 
-def test_a_kernel_whose_reductions_are_shared_parks_its_own_loads() -> None:
+def test_a_split_kernel_stages_its_own_loads() -> None:
     """A vector that only the join reads lies between them in the whole."""
     chosen = planned(
         lambda x, w, y: (x.sum(0) * w, y.sum(0)),
@@ -357,7 +357,7 @@ def test_one_stride_along_two_axes() -> None:
     assert of(b=1) is None and of(a=1) is None and of(a=9, b=1) is None and of(a=1, b=4) is None
 
 
-def test_rows_that_are_looked_up_do_not_stream() -> None:
+def test_indexed_rows_have_no_contiguous_stride() -> None:
     program = parse(
         "program p; axis m = 64; axis n = 256; input t: i64 [64] strides [1]; input x: f32 [64, 256] strides [256, 1]; "
         "output y: f32 [64, 256] strides [256, 1]; %0 = load t [m:1]; %1 = load x [m:256, n:1] gather(%0 * 256 < 1); "
@@ -368,7 +368,7 @@ def test_rows_that_are_looked_up_do_not_stream() -> None:
     assert (of_table, looked_up, stored) == (None, None, 256)
 
 
-def test_addresses_that_32_bits_cannot_count() -> None:
+def test_addresses_that_need_64_bits() -> None:
     def wide(load: str, extent: int = 4) -> bool:
         return needs_wide_index(
             parse(
@@ -385,7 +385,7 @@ def test_addresses_that_32_bits_cannot_count() -> None:
     assert wide("[a:1]", limit + 1), "lanes past the end are counted, too"
 
 
-def test_a_merge_round_a_third_kernel_would_be_a_cycle() -> None:
+def test_a_merge_around_a_third_kernel_would_be_a_cycle() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         off = x - x.mean(1, keepdim=True)
         return (off * (off * off).amax(1, keepdim=True)).prod(1)
@@ -398,7 +398,7 @@ def test_a_merge_round_a_third_kernel_would_be_a_cycle() -> None:
     assert search._between(first, last, groups) and not search._between(first, middle, groups)
 
 
-def test_a_few_row_classes_whose_plans_do_not_depend_on_who_comes_first() -> None:
+def test_a_row_class_is_planned_the_same_for_every_count_in_it() -> None:
     captured = capture(lambda x: x.float().sum(0), (meta(4096, 512),))
     program = optimize(captured.program)
     assert program.symbols == ("s0",)
@@ -417,12 +417,12 @@ def test_a_class_is_planned_for_about_as_many_rows(rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DEVICES))
-def test_breakpoints_grow(name: str) -> None:
+def test_bounds_of_row_classes_increase(name: str) -> None:
     found = row_class_bounds(device(name))
     assert found[0] > 0 and all(a < b for a, b in pairwise(found))
 
 
-def test_a_row_count_that_is_used_again_is_fixed_and_one_that_is_only_summed_is_not() -> None:
+def test_a_row_count_is_fixed_only_if_rows_are_read_again_after_a_reduction() -> None:
     again = optimize(capture(lambda x: torch.softmax(x, 0), (meta(64, 512),)).program)
     summed = optimize(capture(lambda x: (torch.softmax(x, 1), x.float().sum(0)), (meta(64, 512),)).program)
     assert specialize(again, {"s0": 64})[0].symbols == () and specialize(again, {"s0": 64})[1] == {}
@@ -449,7 +449,7 @@ NORMS = [
 
 @pytest.mark.parametrize(("fn", "inputs"), NORMS)
 @pytest.mark.parametrize("registers", [32, 255])
-def test_where_everything_spills_the_least_spilling_plan_is_taken(
+def test_if_everything_spills_the_least_spilling_plan_is_chosen(
     fn: Callable[..., Any], inputs: tuple[torch.Tensor, ...], registers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spills(source: Source) -> int:
@@ -479,7 +479,7 @@ def test_a_spill_in_a_loop_is_worse_than_a_larger_one_outside() -> None:
     assert [source.text for source in ruled(inputs, fn, measure).sources] == seen[:1]
 
 
-def test_a_small_spill_with_registers_to_spare_rules_out_one_schedule_and_no_heavier_one() -> None:
+def test_a_small_spill_with_registers_to_spare_rules_out_only_that_schedule() -> None:
     fn, inputs = NORMS[0]
     seen: list[int] = []
 
@@ -492,7 +492,7 @@ def test_a_small_spill_with_registers_to_spare_rules_out_one_schedule_and_no_hea
     assert len(made.rejected) == 4
 
 
-def test_a_few_words_spilled_rule_out_one_schedule_and_no_heavier_one() -> None:
+def test_a_few_spilled_words_rule_out_only_that_schedule() -> None:
     """All registers there are and two words more: others that are estimated heavier may take fewer."""
     chosen, seen = workload("add_layer_norm_backward"), list[str]()
 
@@ -505,7 +505,7 @@ def test_a_few_words_spilled_rule_out_one_schedule_and_no_heavier_one() -> None:
     assert rejected == [Cover((1024,) * 5), Cover((2048, 2048, 1024))] and made.plan.kernels[0].schedule.cols == Cover((4096, 1024))
 
 
-def test_ctas_of_a_loop_over_rows_must_fit_by_the_registers_they_really_take() -> None:
+def test_ctas_of_a_row_loop_must_fit_with_their_actual_registers() -> None:
     """They share out the rows beforehand: those that come later than the others are waited for."""
     chosen, heavy = workload("rms_norm_backward"), set[str]()
 
@@ -520,14 +520,14 @@ def test_ctas_of_a_loop_over_rows_must_fit_by_the_registers_they_really_take() -
     assert not {source.text for source in made.sources} & heavy
 
 
-def test_of_plans_that_do_not_spill_the_one_whose_ctas_fit_is_taken() -> None:
+def test_among_plans_without_spills_one_whose_ctas_fit_is_chosen() -> None:
     """Whichever was tried first."""
     chosen = workload("rms_norm_backward")
     made = ruled(chosen.inputs((98304, 512)), chosen.function, lambda source: binary(255))
     assert made.rejected and feedback.defects(made) == (False, 0, False)
 
 
-def test_a_kernel_of_which_half_as_many_ctas_fit_as_foreseen_is_scored_again() -> None:
+def test_a_kernel_with_half_the_predicted_occupancy_is_scored_again() -> None:
     chosen = workload("log_softmax")
     inputs, seen = chosen.inputs((8192, 32768)), list[str]()
 
@@ -540,7 +540,7 @@ def test_a_kernel_of_which_half_as_many_ctas_fit_as_foreseen_is_scored_again() -
     assert len(seen) == 2 and [s.text for s in made.sources] == seen[1:]
 
 
-def test_where_fewer_ctas_of_all_kernels_fit_the_best_of_them_is_taken_as_it_is() -> None:
+def test_if_no_kernel_has_its_predicted_occupancy_the_best_is_chosen() -> None:
     chosen = workload("log_softmax")
     tried: list[str] = []
 
@@ -555,7 +555,7 @@ def test_where_fewer_ctas_of_all_kernels_fit_the_best_of_them_is_taken_as_it_is(
     assert len(tried) <= pipeline.MAX_ATTEMPTS and made.sources[0].text == tried[-1]
 
 
-def test_reductions_that_share_nothing_share_launches() -> None:
+def test_unrelated_reductions_share_launches() -> None:
     """Fourteen variances do not fit one kernel, and fourteen kernels would be as many launches."""
     inputs = tuple(meta(4096, 256) for _ in range(14))
     made = ruled(inputs, lambda *xs: tuple(r for x in xs for r in torch.var_mean(x.float(), 0)), lambda source: binary())
@@ -574,7 +574,7 @@ def test_a_kernel_that_spills_rules_out_heavier_ones_of_its_family_alone() -> No
     assert not any(b.spill_bytes for b in made.binaries)
 
 
-def test_what_does_not_fit_is_never_taken() -> None:
+def test_a_kernel_that_does_not_fit_is_never_chosen() -> None:
     fn, inputs = NORMS[0]
     with pytest.raises(NoPlan):
         ruled(inputs, fn, lambda source: binary(smem=1 << 20))
@@ -588,7 +588,7 @@ def schedules_of(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.b
     return [k.schedule for k in planned(case.function, *case.inputs(shape, dtype)).kernels]
 
 
-def test_few_long_rows_are_walked_in_one_turn_without_a_pipeline_and_their_columns_by_two_warps() -> None:
+def test_few_long_rows_are_read_without_a_pipeline_and_their_columns_by_two_warps() -> None:
     """H200, 16 x 65536: 7.0 us, where a pipeline and tiles in shared memory take 9.0."""
     sums, _, columns = schedules_of("rms_norm_backward", (16, 65536))
     assert sums.family == "inner split" and sums.stages == 1
@@ -602,7 +602,7 @@ def test_few_rows_stay_in_registers(rows: int) -> None:
     assert [s.family for s in schedules_of("softmax", (rows, 4096))] == ["inner"]
 
 
-def test_a_sum_of_a_small_tensor_has_few_parts() -> None:
+def test_a_sum_of_a_small_tensor_has_few_splits() -> None:
     """H200, fp32 4096 x 256: 3.9 us in 8 parts, 5.5 to 6.8 in 264 to 528."""
     assert schedules_of("outer_sum_1", (4096, 256), torch.float32)[0].splits <= 33
 
@@ -622,7 +622,7 @@ def test_a_sum_of_a_small_tensor_has_few_parts() -> None:
         ("cross_entropy", (8192, 50264), False, False),  # writes nothing of full size
     ],
 )
-def test_what_is_marked_to_be_evicted_last(name: str, shape: tuple[int, ...], loads: bool, stores: bool) -> None:
+def test_which_workloads_evict_last(name: str, shape: tuple[int, ...], loads: bool, stores: bool) -> None:
     chosen = workload(name)
     made = planned(chosen.function, *chosen.inputs(shape))
     text = [line for source in generate(made) for line in source.text.splitlines() if "evict_last" in line]
@@ -630,7 +630,7 @@ def test_what_is_marked_to_be_evicted_last(name: str, shape: tuple[int, ...], lo
     assert any("l.store(" in line for line in text) == stores
 
 
-def test_nothing_but_full_size_streams_is_marked() -> None:
+def test_only_full_size_streams_are_evicted_last() -> None:
     made = planned(lambda x, w: torch.nn.functional.rms_norm(x, x.shape[-1:], w), meta(131072, 4096), meta(4096))
     (kernel,) = made.kernels
     assert {kernel.program.nodes[i].buffer for i in kernel.schedule.evict_last} == {"x", "out0"}  # type: ignore[union-attr]
@@ -640,7 +640,7 @@ def test_nothing_but_full_size_streams_is_marked() -> None:
 
 
 @given(distance=st.integers(-40, 40), walks=st.lists(st.tuples(st.integers(1, 12), st.integers(2, 6)), max_size=3))
-def test_views_said_to_be_apart_have_no_element_in_common(distance: int, walks: list[tuple[int, int]]) -> None:
+def test_views_found_disjoint_share_no_element(distance: int, walks: list[tuple[int, int]]) -> None:
     steps = [range(0, stride * extent, stride) for stride, extent in walks]
     one = {sum(at) for at in itertools.product(*steps)}
     other = {distance + at for at in one}

@@ -72,7 +72,7 @@ def test_other_metrics(metric: str, quantity: str, value: float, floor: float) -
     assert (panel.lines[0].values[0], panel.floor[0]) == pytest.approx((value, floor), rel=1e-3)
 
 
-def test_of_several_sizes_of_a_width_the_usual_one_counts() -> None:
+def test_the_usual_size_of_a_width_is_plotted() -> None:
     usual = [row("softmax", (2**24 // n, n), {"onepass": 1.1}) for n in (1024, 2048, 4096)]
     other = row("softmax", (131072, 4096), {"onepass": 9.0})
     found = lines(named(replace(norms(), rows=(other, *usual)))["gbps-by-width-softmax-bf16"])
@@ -125,7 +125,7 @@ def test_many_bars_take_several_charts() -> None:
     assert found[0].bars[0].label == "Rms norm backwardrms norm backwardr…  8192×1083"
 
 
-def test_dtypes_are_told_apart_where_there_are_several() -> None:
+def test_dtypes_are_labeled_if_there_are_several() -> None:
     rows = tuple(row("softmax", (8192, 8192), {"onepass": 1.1}, dtype=d) for d in ("bf16", "f32"))
     bars = next(c for c in charts([replace(norms(), rows=rows)]) if isinstance(c, BarChart))
     assert [b.label for b in bars.bars] == ["Softmax  8192×8192  bf16", "Softmax  8192×8192  f32"]
@@ -186,7 +186,7 @@ def test_every_chart_in_every_theme_and_format(files: list[Path], tmp_path: Path
     assert all(p.read_bytes().startswith(b"\x89PNG" if p.suffix == ".png" else b"<?xml") for p in written)
 
 
-def test_pictures_repeat_byte_for_byte(files: list[Path], tmp_path: Path) -> None:
+def test_charts_are_reproducible_byte_for_byte(files: list[Path], tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib")
     first = pictures.plot(files, tmp_path / "a", themes=["light"])
     with matplotlib.rc_context({"font.size": 30, "axes.grid": True, "savefig.transparent": True}):
@@ -241,7 +241,7 @@ def test_ticks_are_few_and_round(low: float, high: float) -> None:
     assert all(low <= t <= high and math.isclose(t, float(f"{t:.3g}")) for t in ticks)
 
 
-def test_numbers_that_would_overlap_are_left_out() -> None:
+def test_numbers_that_would_overlap_are_omitted() -> None:
     assert labeled_ticks((256, 512, 768, 1024, 50257, 65536), 0.6) == [256, 512, 1024, 65536]
     assert labeled_ticks((1, 2, 4, 8), 9.0) == [1, 2, 4, 8]
 
@@ -259,7 +259,7 @@ def test_the_command(files: list[Path], tmp_path: Path) -> None:
     assert shown.output.split() == [str(tmp_path / "p" / f"{n}-dark.svg") for n in names]
 
 
-def test_mistakes_of_the_command(files: list[Path], tmp_path: Path) -> None:
+def test_errors_of_the_command(files: list[Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib")
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps({"rows": []}))

@@ -79,7 +79,7 @@ def test_refusals_by_cost_carry_both_costs(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "cols"), [("layer_norm_backward", 12288), ("add_rms_norm_backward", 16384)])
-def test_rows_that_barely_fit_are_gathered_in_registers(name: str, cols: int) -> None:
+def test_rows_that_barely_fit_stay_in_registers(name: str, cols: int) -> None:
     """Estimated at about what 16 warps have or, the first, a little above; the compiler finds the rest."""
     made = of_workload(name, (8192, cols))
     kernel, binary = made.plan.kernels[0], made.binaries[0]
@@ -96,7 +96,7 @@ def test_rms_norm_holds_its_row_in_16_bits(cols: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_held_rows_need_the_opaque_zero(dtype: torch.dtype) -> None:
+def test_resident_rows_need_the_opaque_zero(dtype: torch.dtype) -> None:
     """With a zero it knows, the compiler keeps fp32 copies."""
     made = compiled(lambda x, w: F.rms_norm(x, (x.shape[-1],), w), (meta(8192, 32768, dtype=dtype), meta(32768, dtype=dtype)))
     (known,) = first_changed(made.plan, assigned("zero1", "tl.full([], 0, tl.int32)"))
@@ -104,7 +104,7 @@ def test_held_rows_need_the_opaque_zero(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(32768, 50257), (32768, 1027)], ids=str)
-def test_odd_rows_are_read_with_whole_vectors(shape: tuple[int, int]) -> None:
+def test_unaligned_rows_are_read_with_whole_vectors(shape: tuple[int, int]) -> None:
     made = compiled(lambda x: torch.softmax(x, -1), (meta(*shape),), on=device("a100"))  # without TMA
     loads = [line for source in made.sources for line in source.text.splitlines() if "tl.load(x_ptr" in line]
     unmasked = [line for line in loads if "mask=" not in line]
@@ -126,7 +126,7 @@ def test_every_listed_device_gets_kernels(name: str) -> None:
     assert all(b.registers > 0 and b.spill_bytes == 0 for b in made.binaries)
 
 
-def test_a_spilling_plan_is_thrown_away_and_shown() -> None:
+def test_a_spilling_plan_is_rejected_and_shown() -> None:
     """The planner is told by the compiler: the plan after a rejection avoids the rejected schedule."""
     chosen = workload("rms_norm_backward")
     inputs = chosen.inputs((8192, 8192))
@@ -146,7 +146,7 @@ def test_a_spilling_plan_is_thrown_away_and_shown() -> None:
     assert all(source.text != spilled[0] for source in made.sources)
 
 
-def test_a_plan_that_does_not_fit_is_not_taken_though_all_others_spill() -> None:
+def test_a_plan_that_does_not_fit_is_not_chosen_even_if_all_others_spill() -> None:
     captured = capture(lambda x: x.softmax(-1), (torch.zeros(64, 1024),))
     seen: list[str] = []
 
@@ -166,7 +166,7 @@ def test_a_plan_that_does_not_fit_is_not_taken_though_all_others_spill() -> None
         compile(plan(optimize(captured.program), {"s0": 64}, H200), never_fits)
 
 
-def test_a_load_of_every_input_stands_in_some_kernel() -> None:
+def test_every_input_is_loaded_by_some_kernel() -> None:
     made = of_workload("three_norms_shared_weight_backward")
     read = {n.buffer for k in made.plan.kernels for n in k.program.nodes if isinstance(n, Load)}
     assert {b.name for b in made.plan.program.buffers if b.role == "input"} <= read

@@ -47,7 +47,7 @@ def test_the_model_is_explained_compiled_and_reported(capsys: pytest.CaptureFixt
     assert "Sequential on NVIDIA H200 SXM" in said and "onepass in this process" in said
 
 
-def test_every_setting_of_the_backend_is_there() -> None:
+def test_every_setting_of_the_backend_is_documented() -> None:
     settings = (ROOT / "docs/settings.md").read_text()
     assert not [name for name in NAMES if f"| `{name}` |" not in settings]
 
@@ -60,7 +60,7 @@ def test_the_example_is_short() -> None:
     assert len([line for line in example().splitlines() if line.strip()]) <= 20
 
 
-def test_the_readme_names_the_commands_there_are() -> None:
+def test_the_readme_names_existing_commands() -> None:
     from onepass.__main__ import app
 
     commands = {c.callback.__name__ for c in app.registered_commands if c.callback}

@@ -52,18 +52,18 @@ def norm_of_sum(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
     return total * total.square().mean(-1, keepdim=True), x, y, scale, total
 
 
-def test_a_sum_of_what_is_read_anyway_costs_nothing() -> None:
+def test_recomputing_a_sum_of_tensors_read_anyway_costs_nothing() -> None:
     """Neither written by the forward, nor read by the backward."""
     done = recomputed(norm_of_sum, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale))
     assert done == [(NBYTES, 2 * NBYTES)]
 
 
-def test_a_part_that_is_not_read_yet_is_charged() -> None:
+def test_recomputing_from_a_tensor_not_read_otherwise_is_charged() -> None:
     done = recomputed(norm_of_sum, lambda x, y, scale, total, d: (d * total, d @ x.T, d * y * scale))
     assert done == [(NBYTES, NBYTES)]
 
 
-def test_two_parts_for_one_gain_nothing_where_the_forward_writes_anyway() -> None:
+def test_reading_two_tensors_instead_of_one_gains_nothing() -> None:
     def multiplied(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         total = x + scale * y
         return total @ total.T, x, y, scale, total
@@ -72,11 +72,11 @@ def test_two_parts_for_one_gain_nothing_where_the_forward_writes_anyway() -> Non
     assert recomputed(multiplied, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale)) == [(NBYTES, NBYTES)]
 
 
-def test_what_a_matmul_reads_is_saved() -> None:
+def test_operands_of_a_matmul_are_saved() -> None:
     assert not recomputed(norm_of_sum, lambda x, y, scale, total, d: (d.T @ total, d * x, d * y * scale))
 
 
-def test_what_a_reduction_gave_is_saved() -> None:
+def test_results_of_a_reduction_are_saved() -> None:
     def spread(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         total = x + (scale * y).sum(-1, keepdim=True)
         return total.exp(), x, y, scale, total
@@ -84,7 +84,7 @@ def test_what_a_reduction_gave_is_saved() -> None:
     assert not recomputed(spread, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale))
 
 
-def test_results_of_the_user_stay() -> None:
+def test_results_returned_to_the_user_stay() -> None:
     def returned(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         normed, *rest = norm_of_sum(x, y, scale)
         return normed, rest[-1], *rest
@@ -92,7 +92,7 @@ def test_results_of_the_user_stay() -> None:
     assert not recomputed(returned, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale), outputs=2)
 
 
-def test_what_a_policy_of_checkpointing_saves_stays_saved() -> None:
+def test_a_value_saved_by_a_checkpoint_policy_stays_saved() -> None:
     first, second = graphs(norm_of_sum, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale), 1)
     first.output_node().args[0][-1].meta["recompute"] = CheckpointPolicy.MUST_SAVE  # type: ignore[index, union-attr]
     assert not recompute(first, second, 1, torch.device("cpu"), 1)
@@ -103,7 +103,7 @@ def test_long_chains_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not recomputed(norm_of_sum, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale))
 
 
-def test_a_value_may_follow_from_one_that_is_no_longer_saved() -> None:
+def test_a_value_may_be_recomputed_from_a_recomputed_one() -> None:
     def twice(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         total = x + scale * y
         more = scale * total + x
@@ -134,7 +134,7 @@ def run(first: fx.Graph, second: fx.Graph, outputs: int, *args: Tensor) -> list[
     return [*results[:outputs], *fx.GraphModule({}, second)(*results[outputs:], args[0])]
 
 
-def test_what_is_written_anyway_is_saved_instead() -> None:
+def test_a_value_written_anyway_is_saved_instead() -> None:
     """The stream goes on from the norm's input: it is in memory, and the normed rows need not be."""
     args = torch.randn(ROWS, DIM), torch.randn(ROWS, DIM), torch.randn(DIM)
     before = run(*graphs(stream, of_stream, 1), 1, *args)
@@ -147,7 +147,7 @@ def test_what_is_written_anyway_is_saved_instead() -> None:
         assert torch.equal(one, other)
 
 
-def test_what_the_user_may_change_is_not_saved_instead() -> None:
+def test_a_value_the_user_may_change_is_not_saved_instead() -> None:
     def given(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         total = x + y
         factor = total.square().mean(-1, keepdim=True)
@@ -158,13 +158,13 @@ def test_what_the_user_may_change_is_not_saved_instead() -> None:
 
 
 @pytest.mark.parametrize("policy", CheckpointPolicy)
-def test_what_a_policy_of_checkpointing_computes_again_is_not_saved_instead(policy: CheckpointPolicy) -> None:
+def test_a_value_recomputed_by_a_checkpoint_policy_is_not_saved_instead(policy: CheckpointPolicy) -> None:
     first, second = graphs(stream, of_stream, 1)
     next(node for node in first.nodes if node.name == "add").meta["recompute"] = policy
     assert bool(recompute(first, second, 1, torch.device("cpu"), 1)) == policy.name.endswith("SAVE")
 
 
-def test_one_value_takes_the_place_of_one() -> None:
+def test_one_saved_value_is_replaced_by_one() -> None:
     """Two that are written anyway, each of half the bytes, would be saved for one."""
 
     def of_two(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
@@ -189,7 +189,7 @@ def gradients(module: nn.Module, inputs: dict[str, Tensor], **options: Any) -> l
     return [p.grad.clone() for p in module.parameters()]  # type: ignore[union-attr]
 
 
-def test_a_transformer_saves_one_sum_a_block(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_transformer_saves_one_sum_per_block(caplog: pytest.LogCaptureFixture) -> None:
     """Of three: behind the MLP and behind the mix they follow from the one behind attention. The stream's last has no mix."""
     with caplog.at_level("INFO", logger="onepass.integration.split"):
         module, inputs = example()
@@ -201,7 +201,7 @@ def test_a_transformer_saves_one_sum_a_block(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.long
-def test_an_error_leaves_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_leaves_the_saved_values_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ValueError("no such luck.")
 
@@ -215,7 +215,7 @@ def test_an_error_leaves_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
         gradients(module, inputs)
 
 
-def test_graphs_are_changed_both_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_graphs_are_changed_or_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     def half_way(forward: fx.Graph, backward: fx.Graph, *_: Any) -> None:
         for graph in (forward, backward):
             graph.create_node("placeholder", "left_behind")
@@ -229,13 +229,13 @@ def test_graphs_are_changed_both_or_not_at_all(monkeypatch: pytest.MonkeyPatch) 
     assert [str(m.graph) for m in modules] == before
 
 
-def test_the_id_of_a_split_follows_from_settings_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_uuid_of_the_partitioner_depends_on_settings_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {split.SplitPass(resolve(given)).uuid() for given in ({}, {"by_cost": False})}
     monkeypatch.setattr(split, "versions", lambda: {"onepass": "other sources"})
     assert len(found | {split.SplitPass(resolve({})).uuid()}) == 3
 
 
-def test_a_split_of_the_users_comes_first() -> None:
+def test_a_partitioner_set_by_the_user_takes_precedence() -> None:
     calls = []
 
     class Theirs(CustomPartitionerFn):  # type: ignore[misc]  # Inductor's types are not followed
@@ -252,7 +252,7 @@ def test_a_split_of_the_users_comes_first() -> None:
 
 
 @pytest.mark.long
-def test_reports_say_what_is_no_longer_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_list_values_that_are_no_longer_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "MIN_BYTES", 1)
     module, inputs = example()
     report: Any = onepass.explain(module)(**inputs)

@@ -56,7 +56,7 @@ def test_the_functional_form_allocates_what_the_fake_promises() -> None:
     assert [(f.shape, f.stride(), f.dtype) for f in fakes] == [(o.shape, o.stride(), o.dtype) for o in outs]
 
 
-def test_torch_finds_nothing_wrong_with_the_op() -> None:
+def test_the_op_passes_opcheck() -> None:
     ins = inputs(3)
     torch.library.opcheck(torch.ops.onepass.region_out.default, (ins, [3], region("b")))
     torch.library.opcheck(torch.ops.onepass.region.default, (outputs(3), ins, [3], region("b")))
@@ -71,7 +71,7 @@ def test_unaligned_tensors_get_kernels_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("elements", [1, 4, 8])
-def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_told_which_tensors_start_on_16_bytes(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
     asked: list[frozenset[str]] = []
     executable = Kernels.executable
@@ -90,7 +90,7 @@ def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, monkeypatch
     assert asked == expected
 
 
-def test_what_is_remembered_of_a_region_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_kept_per_region_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region_op, "MAX_CACHED_SIZES", 2)
     for rows in range(1, 6):
         ins, outs = inputs(rows), outputs(rows)
@@ -99,12 +99,12 @@ def test_what_is_remembered_of_a_region_is_bounded(monkeypatch: pytest.MonkeyPat
         assert len(region_op._REGIONS[digest_of(region("c"))]._fills) <= 2
 
 
-def test_torch_is_to_keep_strides() -> None:
+def test_torch_must_keep_strides() -> None:
     for op in (torch.ops.onepass.region.default, torch.ops.onepass.region_out.default):
         assert torch.Tag.needs_exact_strides in op.tags
 
 
-def test_no_rows_nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rows_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Kernels, "executable")
     ins, outs = inputs(0), outputs(0)
     region_op.run(outs, ins, [0], region("d", verify=1, on_error="raise"))
@@ -115,7 +115,7 @@ def test_no_rows_nothing_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(outs[1], torch.ones(24)), "a sum over nothing is zero"
 
 
-def test_an_output_may_take_an_inputs_memory_even_while_verified() -> None:
+def test_an_output_may_overwrite_an_input_even_while_verified() -> None:
     ins = inputs(5)
     kept = [t.clone() for t in ins]
     outs = [ins[0], torch.empty(5)]
@@ -165,7 +165,7 @@ def test_which_calls_are_checked(monkeypatch: pytest.MonkeyPatch, verify: int | 
     assert checked_calls(monkeypatch, region("i"), [4] * 7) == expected, "so says the environment, and regions count for themselves"
 
 
-def test_a_check_that_cannot_be_made_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_cannot_be_made_is_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = iter([True, True, False, False])
     monkeypatch.setattr(region_op, "_capturing", lambda tensor: next(capturing, False))
     assert checked_calls(monkeypatch, region("j", verify="1/3"), [4] * 7) == [2, 5]
@@ -190,7 +190,7 @@ def test_a_sampled_call_that_is_wrong_raises(monkeypatch: pytest.MonkeyPatch, tm
         call()
 
 
-def test_a_checked_call_that_is_wrong_raises_over_an_input_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_wrong_checked_call_raises_even_if_it_overwrites_an_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Held against what it overwrote, and not against what it wrote."""
     monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path))
     bound = Executable.bound
@@ -205,7 +205,7 @@ def test_a_checked_call_that_is_wrong_raises_over_an_input_too(monkeypatch: pyte
         region_op.run([ins[0], torch.empty(4)], ins, [4], region("k", verify=1))
 
 
-def test_a_checked_call_that_is_right_raises_nothing_though_it_overwrites_an_input() -> None:
+def test_a_right_checked_call_passes_even_if_it_overwrites_an_input() -> None:
     ins = inputs(4)
     region_op.run([ins[0], torch.empty(4)], ins, [4], region("k", verify=1))
 
@@ -220,7 +220,7 @@ def test_bad_shares_in_the_environment_are_coded(monkeypatch: pytest.MonkeyPatch
 # ---- settings ----------------------------------------------------------------------------------------------------------------
 
 
-def test_later_sources_of_settings_are_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_sources_of_settings_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_VERIFY", "3")
     monkeypatch.setenv("ONEPASS_ON_ERROR", "raise")
     assert settings.resolved().verify == 3
@@ -232,7 +232,7 @@ def test_later_sources_of_settings_are_stronger(monkeypatch: pytest.MonkeyPatch)
     assert settings.resolved() == settings.resolve({})
 
 
-def test_what_was_given_for_calls_travels_with_the_region(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_for_calls_travel_with_the_region(monkeypatch: pytest.MonkeyPatch) -> None:
     given = settings.resolve({"on_error": "raise", "interpret": True}).for_calls
     assert given.given == {"on_error": "raise"}
     monkeypatch.setenv("ONEPASS_VERIFY", "7")
@@ -248,7 +248,7 @@ def test_settings_that_differ_from_their_defaults() -> None:
 
 
 @pytest.mark.parametrize("verify", [None, 0, 2, "1/1000"])
-def test_the_text_of_a_region_is_all_of_it(verify: int | str | None) -> None:
+def test_a_region_round_trips_through_its_text(verify: int | str | None) -> None:
     captured = parse(ROWS.replace("const 1.0", "const nan"))
     for lines in ((), ("a@b?on_error=raise.py:3", 'ä"; x.py:4')):
         spec = RegionSpec("0123456789", captured, optimize(captured), lines, settings.CallSettings(verify=verify, tune="on"))
@@ -257,7 +257,7 @@ def test_the_text_of_a_region_is_all_of_it(verify: int | str | None) -> None:
         assert digest_of(text) != digest_of(encode(replace(spec, lines=(*lines, "c.py:5"))))
 
 
-def test_a_text_that_is_no_region_is_refused() -> None:
+def test_text_that_is_not_a_region_is_refused() -> None:
     with pytest.raises(InternalError, match=r"ONEPASS-900.*reading a region"):
         region_op.run(outputs(4), inputs(4), [4], "0123456789")
 
@@ -272,7 +272,7 @@ def test_a_text_that_is_no_region_is_refused() -> None:
         *(("verify", bad, "1/1000") for bad in (*BAD_SHARES, "3", 0.001, True, None)),
     ],
 )
-def test_bad_settings_say_what_is_good(name: str, value: object, says: str) -> None:
+def test_bad_settings_name_the_allowed_values(name: str, value: object, says: str) -> None:
     with pytest.raises(BadSetting, match=says), settings.settings(**{name: value}):
         pass
 
@@ -282,13 +282,13 @@ def test_unknown_settings_name_the_known_ones() -> None:
         pass
 
 
-def test_our_names_are_not_inductors() -> None:
+def test_setting_names_do_not_clash_with_inductors() -> None:
     from torch._inductor import config
 
     assert not settings.NAMES & set(config.get_config_copy())
 
 
-def test_warnings_are_said_once(recwarn: pytest.WarningsRecorder) -> None:
+def test_warnings_are_shown_once(recwarn: pytest.WarningsRecorder) -> None:
     warnings.simplefilter("always")  # Python would say the same only once by itself
     for _ in range(2):
         failure.report_fallback("r", ["m.py:1 x"], "planned", ValueError("no"), lambda: "nowhere")
@@ -313,7 +313,7 @@ def in_a_thread(work: Callable[[], None]) -> None:
 
 
 @pytest.mark.skipif(bool(getattr(sys.flags, "thread_inherit_context", False)), reason="this Python hands contexts on to threads")
-def test_settings_are_those_of_a_context() -> None:
+def test_settings_are_local_to_a_context() -> None:
     with settings.settings(verify=3):
         assert seen_by(lambda work: work()) == {"verify": 3}
         assert seen_by(in_a_thread) == {}

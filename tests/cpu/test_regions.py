@@ -41,7 +41,7 @@ def ops(region: Region) -> list[str]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_groups_merge_exactly_where_no_cycle_arises(data: st.DataObject) -> None:
+def test_groups_merge_exactly_if_no_cycle_arises(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 12))
     after = [data.draw(st.sets(st.integers(n + 1, count - 1), max_size=3)) if n + 1 < count else set() for n in range(count)]
     groups, home = Groups(after), {n: n for n in range(count)}
@@ -87,14 +87,14 @@ def test_both_gradients_of_a_norm_are_one_region() -> None:
     assert len(region.reductions) == 2
 
 
-def test_a_scalar_does_not_hold_unlike_data_together() -> None:
+def test_a_shared_scalar_does_not_join_unrelated_data() -> None:
     def fn(x: Tensor, y: Tensor) -> Tensor:
         return (x * x).sum() + (y * y).sum()
 
     assert len(regions_of(fn, (64, 32), (128, 48))) == 2
 
 
-def test_views_are_seen_through() -> None:
+def test_regions_grow_through_views() -> None:
     def fn(x: Tensor, w: Tensor) -> Tensor:
         heads = (x + 1).view(4, 16, 4, 8).transpose(1, 2)
         return norm(heads, w).transpose(1, 2).reshape(64, 32)
@@ -103,7 +103,7 @@ def test_views_are_seen_through() -> None:
     assert "add" in ops(region) and len(region.outputs) == 1
 
 
-def test_regions_do_not_reach_across_a_write() -> None:
+def test_regions_do_not_extend_across_a_write() -> None:
     graph = graph_of(lambda x, w: norm(x, w).sum(0), (64, 32), (32,))
     x, total = next(iter(graph.nodes)), next(n for n in graph.nodes if "sum" in str(n.target))
     with graph.inserting_before(total):
@@ -111,7 +111,7 @@ def test_regions_do_not_reach_across_a_write() -> None:
     assert [len(region.reductions) for region in find_regions(graph, CPU, {})] == [1, 1]
 
 
-def test_regions_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regions_have_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what is computed again rather than read."""
     monkeypatch.setattr(regions, "MAX_NODES", 5)
 
@@ -124,17 +124,17 @@ def test_regions_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found and all(len(region.nodes) <= 5 + MAX_DUPLICATED_NODES for region in found)
 
 
-def test_a_handful_of_elements_is_arithmetic() -> None:
+def test_reductions_of_a_few_elements_count_as_arithmetic() -> None:
     assert regions_of(lambda x: x.view(64, 4, 32).sum(1), (64, 128)) == ()
 
 
-def test_what_is_on_another_device_is_left() -> None:
+def test_tensors_on_another_device_are_not_claimed() -> None:
     graph = graph_of(norm, (64, 32), (32,))
     here, elsewhere = (len(find_regions(graph, where, {})) for where in (CPU, torch.device("meta")))
     assert (here, elsewhere) == (1, 0)
 
 
-def test_lone_arithmetic_is_left() -> None:
+def test_arithmetic_without_a_reduction_is_not_claimed() -> None:
     assert regions_of(lambda x, y: F.gelu(x) * y, (64, 32), (64, 32)) == ()
 
 
@@ -161,7 +161,7 @@ def test_a_sum_that_an_earlier_kernel_can_compute_is_left_to_it() -> None:
     assert "add" not in ops(region)[:1] and len(region.inputs) == 2
 
 
-def test_a_residual_that_is_added_again_behind_a_matmul_is_not_charged() -> None:
+def test_a_residual_that_is_added_again_after_a_matmul_is_not_charged() -> None:
     def fn(x: Tensor, r: Tensor, w: Tensor, m: Tensor) -> Tensor:
         h = x + r
         return torch.relu(h + norm(h, w) @ m)
@@ -211,7 +211,7 @@ def test_the_rewritten_graph_computes_the_same(functional: bool) -> None:
         torch.testing.assert_close(given_back, expected)
 
 
-def test_of_regions_in_a_circle_one_is_left_and_the_others_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_region_of_a_cycle_stays_with_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "cyclic_regions", lambda graph, parts: frozenset({0}))
     graph = graph_of(lambda x, w, m: norm(norm(x, w) @ m, w), (24, 16), (16,), (16, 16))
     outcome = claimed(graph)
@@ -230,7 +230,7 @@ def test_equal_blocks_have_equal_text() -> None:
     assert len({part.key for part in parts}) == 1 and len({part.lines for part in parts}) == 2
 
 
-def test_a_dead_user_makes_a_region_write_nothing() -> None:
+def test_a_region_does_not_write_a_result_without_live_users() -> None:
     graph = graph_of(lambda x: torch.softmax(x, -1).sum(0), (64, 32))
     shifted = next(n for n in graph.nodes if "exp" in str(n.target))
     with graph.inserting_after(shifted):
@@ -253,7 +253,7 @@ def test_regions_can_be_skipped(named: str) -> None:
     assert not outcome.regions and "skipped" in outcome.declined[0].reason
 
 
-def test_what_cannot_be_lowered_is_left_and_the_rest_is_claimed() -> None:
+def test_a_node_that_cannot_be_lowered_does_not_prevent_other_claims() -> None:
     def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return norm(x, w), x.cumsum(-1), x.to(torch.complex64).sum(-1)
 
@@ -274,7 +274,7 @@ def test_what_cannot_be_lowered_is_left_and_the_rest_is_claimed() -> None:
         ("aminmax", None),
     ],
 )
-def test_reductions_of_others_are_listed(name: str, fn: Callable[..., object] | None) -> None:
+def test_reductions_without_a_lowering_are_listed(name: str, fn: Callable[..., object] | None) -> None:
     if fn is None:  # known by torch's tag alone
         if not hasattr(torch.Tag, "reduction"):
             pytest.skip("this torch does not tell which ops reduce")

@@ -53,7 +53,7 @@ def calls(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("text", BREAKOUTS)
-def test_what_is_said_is_not_code(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_text_is_not_code(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = show(program()).replace("\n", f"  # {text}\n", 1)
     monkeypatch.setattr(repro, "show", lambda program: shown)
     monkeypatch.setattr(platform, "platform", lambda: text)
@@ -68,14 +68,14 @@ def test_what_is_said_is_not_code(text: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("text", BREAKOUTS)
-def test_what_is_said_of_a_graph_is_not_code(text: str) -> None:
+def test_text_about_a_graph_is_not_code(text: str) -> None:
     graph = torch.fx.symbolic_trace(lambda x: x + 1).graph
     content = Path(repro.write_graph(graph, text, text, "abc", Settings(skip=(text,)))).read_text(encoding="ascii")
     assert calls(content) == {"Graph", "replay_graph"}
 
 
 @pytest.mark.parametrize("region", ["../../up", "/etc/x", "a\0b", "\ud800", "x" * 300, "", "a\nb"])
-def test_a_regions_name_is_no_path(region: str, tmp_path: Path) -> None:
+def test_the_name_of_a_region_is_not_a_path(region: str, tmp_path: Path) -> None:
     where = Path(repro.write_region(region, "what", program(), {}, repro.Layout("cpu")))
     assert where.parent == tmp_path / "repros" and where.is_file()
 
@@ -89,7 +89,7 @@ def test_a_reproducer_runs(capsys: pytest.CaptureFixture[str]) -> None:
 # ---- where they lie --------------------------------------------------------------------------------------------------------
 
 
-def test_a_reproducer_is_its_users_alone_and_follows_no_link(tmp_path: Path) -> None:
+def test_a_reproducer_is_private_and_follows_no_link(tmp_path: Path) -> None:
     victim, folder = tmp_path / "victim", tmp_path / "repros"
     victim.write_text("precious")
     folder.mkdir(mode=0o700)
@@ -99,7 +99,7 @@ def test_a_reproducer_is_its_users_alone_and_follows_no_link(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("how", ["open to others", "another user's", "a link"])
-def test_a_folder_that_is_not_ours_alone_gets_none(how: str, tmp_path: Path, anothers: Anothers) -> None:
+def test_no_reproducer_is_written_to_an_unsafe_folder(how: str, tmp_path: Path, anothers: Anothers) -> None:
     folder = tmp_path / "repros"
     (tmp_path / "elsewhere").mkdir()
     if how == "a link":
@@ -112,7 +112,7 @@ def test_a_folder_that_is_not_ours_alone_gets_none(how: str, tmp_path: Path, ano
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_without_a_folder_they_go_where_the_process_runs_or_to_a_fresh_one(
+def test_by_default_reproducers_go_to_the_working_directory_or_a_fresh_folder(
     planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never to a name in the temporary folder that others can foresee."""
@@ -156,7 +156,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
-def test_an_error_that_cannot_be_told_does_not_fail_the_call(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_cannot_be_printed_does_not_fail_the_call(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any, **__: Any) -> Any:
         raise error
 
@@ -204,7 +204,7 @@ def test_a_stream_that_cannot_encode_a_warning_does_not_fail_the_call(monkeypatc
 # ---- kept sources ----------------------------------------------------------------------------------------------------------
 
 
-def test_sources_that_cannot_be_kept_cost_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_that_cannot_be_written_cause_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = artifact_of("softmax-last").sources
     x = torch.randn(4, 16)
     for folder in ("/proc/nowhere", str(tmp_path / ("x" * 300))):

@@ -18,11 +18,11 @@ from tests.support.fake_bench import norms, row, rows_suite
 
 
 @pytest.mark.parametrize("run", [norms(), rows_suite(), replace(norms(), rows=(), anchors=(), regret=())])
-def test_a_run_survives_its_json(run: Run) -> None:
+def test_a_run_round_trips_through_json(run: Run) -> None:
     assert parse(json.loads(json.dumps(to_json(run), allow_nan=False))) == run
 
 
-def test_the_json_says_what_follows() -> None:
+def test_the_json_contains_derived_figures() -> None:
     found = to_json(norms())
     assert found["schema"] == 2
     assert found["anchors"][0] == {"kind": "read", "bytes": 2**28, "us": 60.0, "gbps": pytest.approx(4473.9243)}
@@ -107,7 +107,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda j: j["regret"][0]["candidates"].append(7), r"regret\[0\].candidates\[4\] is 7 where an object belongs"),
     ],
 )
-def test_what_is_not_as_agreed_is_named(change: Callable[[dict[str, Any]], object], said: str) -> None:
+def test_violations_of_the_schema_are_named(change: Callable[[dict[str, Any]], object], said: str) -> None:
     with pytest.raises(BadResults, match=said) as caught:
         parse(broken(change), "old.json")
     assert "[ONEPASS-811] old.json" in str(caught.value)
@@ -128,14 +128,14 @@ def test_older_files_may_lack_optional_fields() -> None:
         (b"null", "it contains null"),
     ],
 )
-def test_files_of_something_else(tmp_path: Path, content: bytes, said: str) -> None:
+def test_files_with_other_content_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "x.json"
     file.write_bytes(content)
     with pytest.raises(BadResults, match=said):
         load(file)
 
 
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(BadResults, match="directory"):
             load(path)
@@ -150,7 +150,7 @@ def test_saving_replaces_the_whole_file(tmp_path: Path) -> None:
     assert file.read_text().endswith("}\n")
 
 
-def test_a_saved_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_synced_to_disk_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, sync = tmp_path / "norms.json", os.fsync
     synced: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(file.exists()), sync(handle)))

@@ -58,7 +58,7 @@ def test_many_rows(name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["var-0", "moments-cols", "logsumexp-first"])
-def test_long_walks_over_fp32_keep_their_last_bits(name: str) -> None:
+def test_long_fp32_reductions_keep_their_last_bits(name: str) -> None:
     """Running means, spreads and sums of exponentials carry what rounding takes from them in hundreds of steps."""
     case = CASES[name]
     assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(50257, 2, torch.float32, seed=seed))

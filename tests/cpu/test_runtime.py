@@ -139,7 +139,7 @@ def test_every_row_of_the_op_table_is_tested() -> None:
     assert {op for op, _ in CASES} == set(OPS)
 
 
-def test_an_op_table_with_a_fact_missing_is_refused() -> None:
+def test_an_incomplete_op_table_is_refused() -> None:
     """The interpreter must know each function that a text calls, and a row is there once."""
     row = OPS["expm1"]
     assert expr._table(row) == {"expm1": row}
@@ -150,7 +150,7 @@ def test_an_op_table_with_a_fact_missing_is_refused() -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=lambda v: str(v))
-def test_op_row_interpreted(name: str, dtype: DType, exact: bool) -> None:
+def test_op_rows_are_interpreted_correctly(name: str, dtype: DType, exact: bool) -> None:
     """What is good for 16 bits alone is not used on fp64."""
     if exact and not (OPS[name].exact and dtype.is_float):
         pytest.skip("there is one text")
@@ -296,7 +296,7 @@ def test_library_functions_of_scalars_and_tiles() -> None:
     torch.testing.assert_close(out, 2.0**x + math.tanh(0.5))
 
 
-def test_no_programs_write_nothing() -> None:
+def test_an_empty_grid_writes_nothing() -> None:
     out = torch.ones(4)
     source = kernel("nothing", {"out": F32}, ["tl.store(out, 0.0)"], grid=(GridDim(sym("s0")),), sizes=("s0",))
     interpret.run(source, {"out": out}, {"s0": 0})
@@ -310,7 +310,7 @@ def test_a_fused_multiply_add_rounds_once() -> None:
     assert out.tolist() == [2.0**-24] * 4, "what rounding the product would lose"
 
 
-def test_a_value_held_in_sixteen_bits() -> None:
+def test_the_opaque_zero_keeps_a_value_in_16_bits() -> None:
     """The xor with an unknown zero that keeps a row in its storage type."""
     bf16 = DTYPES["bf16"]
     body = [
@@ -345,14 +345,14 @@ def test_every_bfloat16_is_widened_to_itself(shape: tuple[int, ...], hidden: str
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=3, max_size=3), st.integers(0, 255))
-def test_any_function_of_three_bits(words: list[int], table: int) -> None:
+def test_lop3_computes_any_function_of_three_bits(words: list[int], table: int) -> None:
     a, b, c = (np.array([w], dtype=np.uint32) for w in words)
     (found,) = ptx.run(f"lop3.b32 $0, $1, $2, $3, {table:#x};", [a, b, c], 1)
     bits = [table >> (4 * (words[0] >> k & 1) + 2 * (words[1] >> k & 1) + (words[2] >> k & 1)) & 1 for k in range(32)]
     assert int(found[0]) == sum(bit << k for k, bit in enumerate(bits))
 
 
-def test_unsigned_bytes_keep_their_sign() -> None:
+def test_unsigned_bytes_stay_positive() -> None:
     body = ["i = tl.arange(0, 256)", "v = tl.load(x + i).to(tl.uint8)", "tl.store(out + i, v.to(tl.float32))"]
     x, out = torch.arange(256, dtype=torch.int32), torch.empty(256)
     interpret.run(kernel("bytes", {"x": I32, "out": F32}, body), {"x": x, "out": out}, {})
@@ -377,7 +377,7 @@ print(json.dumps({"changed": changed, "jit": type(tl.sum).__name__, "env": "TRIT
 
 
 @pytest.mark.parametrize("interpret_set", [False, True])
-def test_works_whatever_was_imported_first_and_leaves_triton_alone(interpret_set: bool) -> None:
+def test_import_order_does_not_matter_and_triton_is_not_modified(interpret_set: bool) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"TRITON_INTERPRET": "1"} if interpret_set else {}
     done = run_python(IMPORT_ORDER, os.path.dirname(__file__), env=environment)
@@ -435,7 +435,7 @@ def test_wide_sizes_do_not_wrap_around() -> None:
     assert out.item() == 2**33 + 1
 
 
-def test_parsing_that_other_threads_disturb_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsing_disturbed_by_other_threads_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.11 counts the depth of all threads' trees as one; Triton wraps what it finds while it parses a called function."""
     parse, calls = ast.parse, itertools.count(1)
 
@@ -457,7 +457,7 @@ def test_parsing_that_other_threads_disturb_is_tried_again(monkeypatch: pytest.M
         compat.retry_parse(lambda: ast.parse(""))
 
 
-def test_says_once_that_kernels_are_interpreted(caplog: pytest.LogCaptureFixture) -> None:
+def test_interpretation_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
     interpret._warn_once.cache_clear()
     source = kernel("quiet", {"out": F32}, ["tl.store(out, 1.0)"])
     for _ in range(2):
@@ -500,7 +500,7 @@ def test_offline_binary_on_several_devices() -> None:
         assert binary.smem_bytes > 0 and binary.barriers > 0  # four warps share their maxima
 
 
-def test_offline_answers_are_remembered() -> None:
+def test_offline_results_are_cached() -> None:
     source = row_kernel(1024)
     assert offline.compile(source, DEVICES["h200"]) is offline.compile(source, DEVICES["h100"])
 
@@ -510,14 +510,14 @@ def test_a_misaligned_buffer_is_not_read_in_wide_loads() -> None:
     assert (binary.wide_loads, binary.wide_stores) == (0, 4)
 
 
-def test_spills_are_seen_and_placed() -> None:
+def test_spills_are_detected_and_located() -> None:
     straight = offline.compile(replace(row_kernel(), max_registers=24), DEVICES["h200"])
     assert straight.registers <= 24 and straight.spill_bytes > 0 and not straight.spills_in_loop
     looped = offline.compile(replace(row_kernel(loop=True), max_registers=24), DEVICES["h200"])
     assert looped.spill_bytes > 0 and looped.spills_in_loop
 
 
-def test_a_worker_leaves_what_launches_a_kernel_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_caches_the_launcher_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Triton compiles that for every signature; with no driver to link with, there is nothing to launch."""
     asked = []
     kernel = SimpleNamespace(src="types", metadata="more")
@@ -533,7 +533,7 @@ def test_a_worker_leaves_what_launches_a_kernel_in_the_cache(monkeypatch: pytest
     assert len(asked) == 1
 
 
-def test_where_the_assembler_cannot_run_all_local_memory_counts_as_spills(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_assembler_all_local_memory_counts_as_spills(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = SimpleNamespace(asm={"cubin": b"", "ptx": ".target sm_90a\n"})
     monkeypatch.setattr(launch, "_prepared", lambda work, device: SimpleNamespace(_kernel=loaded))
     monkeypatch.setattr(compat, "triton_usage", lambda kernel: (64, 48, 128))
@@ -544,7 +544,7 @@ def test_where_the_assembler_cannot_run_all_local_memory_counts_as_spills(monkey
         cubin_info.read_spills(b"", ".target sm_90a\n", 0, 90)
 
 
-def test_a_stack_that_is_no_spill_is_not_called_one() -> None:
+def test_a_stack_array_does_not_count_as_a_spill() -> None:
     """The slow path of sin may keep an array in local memory. Asked twice: Triton's cache must not change the answer."""
     source = kernel("sine", {"x": F32}, ["i = tl.arange(0, 128)", "tl.store(x + i, tl.sin(tl.load(x + i)))"])
     binary = offline.compile(source, DEVICES["h200"])
@@ -561,7 +561,7 @@ def test_wide_sizes_and_fold_instructions() -> None:
 
 
 @pytest.mark.parametrize(("broken", "complaint"), [("4096)", "power of 2"), ("fold_max(v, 1)", "undefined is not defined")])
-def test_compile_failure_says_what_the_compiler_said(broken: str, complaint: str) -> None:
+def test_a_compile_failure_quotes_the_compiler(broken: str, complaint: str) -> None:
     replacement = {"4096)": "4097)", "fold_max(v, 1)": "undefined"}[broken]
     source = row_kernel()
     with pytest.raises(CompileFailed, match=f"ONEPASS-301.*{complaint}"):
@@ -577,7 +577,7 @@ def test_a_worker_that_dies_is_replaced() -> None:
     assert offline.compile(row_kernel(512), DEVICES["h200"]).registers > 0
 
 
-def test_what_a_machine_lacks_is_not_the_kernels_fault(tmp_path: Path) -> None:
+def test_lack_of_resources_is_not_blamed_on_the_kernel(tmp_path: Path) -> None:
     """Nor is it remembered: the same kernel compiles once there is room."""
     room = tmp_path / "room"
     needy = kernel("needy", {"x": F32}, ["tl.store(x, 0.0)"])
@@ -634,7 +634,7 @@ def properties(**changes: object) -> SimpleNamespace:
     return SimpleNamespace(**(base | changes))
 
 
-def test_cards_are_known_by_name_and_size() -> None:
+def test_cards_are_recognized_by_name_and_size() -> None:
     assert card.identify(properties()) is DEVICES["h200"]
     assert card.identify(properties(name="NVIDIA H100 80GB HBM3")) is DEVICES["h100"]
     assert card.identify(properties(name="NVIDIA A100-SXM4-80GB", major=8, multi_processor_count=108)) is DEVICES["a100"]
@@ -678,12 +678,12 @@ def test_an_unlisted_card_is_described_by_its_driver() -> None:
         ("NVIDIA A100 SXM 80GB", "a100"),
     ],
 )
-def test_a_device_is_found_however_its_name_is_written(said: str, name: str) -> None:
+def test_a_device_is_found_by_any_spelling_of_its_name(said: str, name: str) -> None:
     assert device(said) is DEVICES[name]
 
 
 @pytest.mark.parametrize("said", ["", "5090", "rtx", "h200s", "nvidia", "GH200", "RTX 5090 Ti"])
-def test_no_device_is_found_by_a_part_of_its_name_or_more(said: str) -> None:
+def test_shorter_and_longer_names_find_no_device(said: str) -> None:
     with pytest.raises(UnknownDevice):
         device(said)
 

@@ -188,7 +188,7 @@ def outcome(one: Subject, kernel: Kernel, schedule: Schedule) -> str:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None)
-def test_what_is_accepted_is_right_and_what_is_refused_has_a_reason(seed: int) -> None:
+def test_accepted_schedules_are_right_and_refused_ones_have_a_reason(seed: int) -> None:
     for one, kernel, schedule in drawn(Random(seed)):
         outcome(one, kernel, schedule)
 
@@ -202,7 +202,7 @@ def count(first: int, last: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
-def test_everything_scored_is_legal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_scored_schedule_is_legal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one, found, scored = WORKLOADS[name], [0], scoring.scored_forms
 
     def checked(*args: Any) -> list[scoring.Scored]:
@@ -349,14 +349,14 @@ def test_ill_formed_schedules_are_refused(what: str) -> None:
 @pytest.mark.parametrize(
     ("function", "schedule"), [(softmax, STAGED), (norm_backward, ACCUMULATES), (norm_backward, SHARED), (column_sums, IN_TILES)]
 )
-def test_what_they_were_made_from_is_legal(function: Callable[..., Any], schedule: Schedule) -> None:
+def test_the_schedules_that_ill_formed_ones_are_made_from_are_legal(function: Callable[..., Any], schedule: Schedule) -> None:
     _, kernel, schedule = of(function, ROW, schedule)
     assert check(kernel, schedule, H200) is None
     refused = check(kernel, schedule, A100)
     assert refused and refused.reason is Reason.DEVICE and "TMA" in refused.detail
 
 
-def test_a_split_kernel_must_leave_as_many_partial_states_as_ctas() -> None:
+def test_a_split_kernel_must_store_one_partial_state_per_cta() -> None:
     one, kernel, schedule = of(row_sums, ROW, SplitRows(1, 256, 2, 4))
     assert check(kernel, schedule, H200) is None
     refused = check(kernel, schedule, H200, emitted=True)
@@ -368,7 +368,7 @@ def test_a_split_kernel_must_leave_as_many_partial_states_as_ctas() -> None:
         assert refused and refused.reason is Reason.SPLIT and "leaves 2" in refused.detail
 
 
-def test_an_ill_formed_schedule_is_not_written() -> None:
+def test_an_ill_formed_schedule_is_not_emitted() -> None:
     one, kernel, schedule = of(softmax, ROW, ResidentRows(1, (1024,) * 3, 4))
     made = planned(one.program, one.sizes, under(kernel, schedule, one.sizes))
     with pytest.raises(IllegalSchedule, match=r"ONEPASS-205.*cover 1024\+1024\+1024.*do not cover 4096 columns.*bug in onepass"):

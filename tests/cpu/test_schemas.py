@@ -67,7 +67,7 @@ def missing(names: set[str]) -> set[str]:
     return {name for name in names - SOME_LACK if not isinstance(overload(name), torch._ops.OpOverload)}
 
 
-def test_every_row_is_an_overload_that_only_computes() -> None:
+def test_every_row_is_a_pure_overload() -> None:
     assert not missing(set(OPS))
     schemas = {name: overload(name)._schema for name in OPS if overload(name) is not None}
     assert not [name for name, schema in schemas.items() if schema.is_mutable or any(a.is_out for a in schema.arguments)]
@@ -357,7 +357,7 @@ def outcome(name: str, given: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", [name for name in OPS if overload(name) is not None])
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom.*")
-def test_every_argument_is_followed_or_refused(name: str) -> None:
+def test_every_argument_is_respected_or_refused(name: str) -> None:
     """A call by the schema's defaults is computed; one that changes an argument agrees with torch, or is refused with a code."""
     assert outcome(name, sample(name)) == ("refused" if name in REFUSED else "agrees")
     for argument, given in variants(name):
@@ -373,7 +373,7 @@ def test_every_argument_is_followed_or_refused(name: str) -> None:
 NOT_FOLLOWED = {("aten.expand.default", "implicit"), ("aten.gather.default", "sparse_grad")}
 
 
-def test_what_is_not_read_must_hold_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_that_are_not_read_must_hold_their_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows read every argument, but for those that say where a result lies and those listed here."""
     calls: list[Call] = []
 
@@ -394,7 +394,7 @@ def test_what_is_not_read_must_hold_its_default(monkeypatch: pytest.MonkeyPatch)
         assert {*others.ignored()} == {*call.args.values} - call.args.read - {"device", "non_blocking", "memory_format"}
 
 
-def test_an_argument_that_a_handler_forgets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_that_a_handler_ignores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     right = LOWERINGS["aten.amax.default"]
     monkeypatch.setitem(LOWERINGS, "aten.amax.default", lambda call: (right(call), call.args.read.discard("keepdim"))[0])  # type: ignore
     OneCall("aten.amax.default", {"self": X, "dim": [1], "keepdim": False}).program()
@@ -403,7 +403,7 @@ def test_an_argument_that_a_handler_forgets_is_refused(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["aten.isnan.default", "aten.t.default", "aten.squeeze.default"])
-def test_a_result_of_another_form_than_torchs_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_differs_in_form_from_torchs_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def unchanged(call: Call) -> Any:
         return next(iter(call.args))
 
@@ -419,7 +419,7 @@ def add() -> None:
 @pytest.mark.parametrize(
     "target", [torch.ops.aten.add, torch.add, add, torch.ops.aten.add.out, torch.ops.aten.add_.Tensor], ids=op_name
 )
-def test_a_name_alone_has_no_row(target: Any) -> None:
+def test_a_target_without_an_overload_has_no_row(target: Any) -> None:
     assert op_name(target) not in LOWERINGS
 
 
@@ -433,7 +433,7 @@ def test_a_name_alone_has_no_row(target: Any) -> None:
 )
 @pytest.mark.parametrize("x", [X, X[:1, :1], X[:, :1], X[0, 0]], ids=["4x6", "1x1", "4x1", "0-dim"])
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom.*")
-def test_no_dims_are_all_or_none_as_in_torch(name: str, x: Tensor) -> None:
+def test_an_empty_list_of_dims_means_all_or_none_as_in_torch(name: str, x: Tensor) -> None:
     outcomes = [
         outcome(name, {"self": x, "dim": dim, "keepdim": keepdim}) for dim in (list[int](), None) for keepdim in (False, True)
     ]
@@ -452,7 +452,7 @@ def test_no_dims_are_all_or_none_as_in_torch(name: str, x: Tensor) -> None:
         "aten.relu.default",
     ],
 )
-def test_what_is_asked_of_nan_and_infinities(name: str) -> None:
+def test_predicates_of_nan_and_infinities(name: str) -> None:
     special = torch.tensor([[1.5, -2.0, 0.0], [float("nan"), float("inf"), -float("inf")]], dtype=torch.float64)
     (argument,) = (k for k, value in sample(name).items() if isinstance(value, Tensor))
     assert outcome(name, {**sample(name), argument: special}) == "agrees"
@@ -487,7 +487,7 @@ def test_results_may_be_views_as_another_type_of_the_same_width() -> None:
     ],
     ids=["masked", "reduced", "narrower", "fp8", "bool", "wider"],
 )
-def test_nothing_is_computed_from_bits(function: Callable[[Tensor], Any]) -> None:
+def test_computing_with_reinterpreted_bits_is_refused(function: Callable[[Tensor], Any]) -> None:
     with pytest.raises(BitReinterpretation, match="ONEPASS-110"):
         onepass.fuse(function)(X.float())
 
@@ -501,13 +501,13 @@ def test_views_of_other_types_and_signs() -> None:
             capture(function, (X,))
 
 
-def test_strides_from_elsewhere_in_memory_are_refused() -> None:
+def test_as_strided_outside_of_its_argument_is_refused() -> None:
     check(lambda x: x[1:3].as_strided((6, 2), (2, 1)) + 1, X.float())
     with pytest.raises(UnsupportedView):
         capture(lambda x: x[1:3].as_strided((6, 2), (2, 1), 0) + 1, (X,))
 
 
-def test_results_lie_where_arguments_do() -> None:
+def test_results_on_another_device_are_refused() -> None:
     with pytest.raises(ResultOnOtherDevice, match="ONEPASS-112"):
         capture(lambda x: (x.sum(), torch.zeros(3, device="cpu")), (X.to("meta"),))
     with pytest.raises(ResultOnOtherDevice, match="ONEPASS-112"):
@@ -531,18 +531,18 @@ def test_scatters_that_reduce_are_refused(function: Callable[..., Any]) -> None:
         capture(function, (X, AT))
 
 
-def test_scatter_takes_the_corner_of_new_values() -> None:
+def test_scatter_uses_the_leading_part_of_its_source() -> None:
     check(lambda x, i, y: (x.scatter(1, i, y), x.scatter(-1, i, y[:, 2:]), x.scatter(1, i, 2)), X.float(), AT, Y.float())
 
 
 @pytest.mark.parametrize("several", [2, 6])
-def test_scatters_to_several_places_a_row_are_refused(several: int) -> None:
+def test_scatters_to_several_positions_per_row_are_refused(several: int) -> None:
     with pytest.raises(UnsupportedOp, match="only one index per row"):
         capture(lambda x, i: x.scatter(1, i, 5.0), (X, torch.arange(several).expand(4, several).flip(1)))
 
 
 @pytest.mark.parametrize("end", [5, 100])
-def test_gradients_are_not_spread_over_slices(end: int) -> None:
+def test_a_slice_gradient_of_another_shape_is_refused(end: int) -> None:
     """torch repeats one column where the slice has several."""
     given = {**sample("aten.slice_backward.default"), "dim": 1, "grad_output": X[:, :1]}
     assert outcome("aten.slice_backward.default", {**given, "end": 2}) == "agrees"
@@ -552,7 +552,7 @@ def test_gradients_are_not_spread_over_slices(end: int) -> None:
 
 @pytest.mark.parametrize("x", [X[0], X[0, :1], X[0, 0]], ids=["6", "1", "0-dim"])
 @pytest.mark.parametrize("at", [torch.tensor(0), torch.tensor([0])], ids=["at 0-dim", "at 1"])
-def test_a_number_stands_for_a_line_of_one_element(x: Tensor, at: Tensor) -> None:
+def test_a_zero_dim_tensor_is_indexed_as_one_element(x: Tensor, at: Tensor) -> None:
     """Where a dim is looked up, or one place of it overwritten."""
     check(lambda x, at: (x.gather(0, at).reshape(-1), x.scatter(0, at, 9.0).reshape(-1)), x, at)
     for new in (X[1, 1], X[1, :1]):
@@ -567,7 +567,7 @@ def test_an_index_without_elements_may_have_any_rank() -> None:
         check(lambda x, at: (x.gather(1, at), x.scatter(1, at, 2.0)), X, at)
 
 
-def test_one_dim_swapped_with_itself() -> None:
+def test_transposing_a_dim_with_itself() -> None:
     check(lambda x: (x.transpose(0, -1) + 1, x.sum().transpose(0, -1) + x, x.t() + 1), X[0])
 
 
@@ -598,7 +598,7 @@ def test_a_sum_in_another_type_converts_its_elements_first() -> None:
     ],
     ids=["bits", "scatter", "argument"],
 )
-def test_what_has_no_row_stays_in_the_graph(function: Callable[[Tensor], Any], left: Any) -> None:
+def test_ops_without_a_row_stay_in_the_graph(function: Callable[[Tensor], Any], left: Any) -> None:
     mode = compat.fake_mode()
     with mode:
         x = torch.empty(64, 32)

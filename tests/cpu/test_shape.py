@@ -152,12 +152,12 @@ def test_packages_are_small() -> None:
     assert not {at: f"{lines} of {PACKAGE_LINES[at]}" for at, lines in found.items() if lines > PACKAGE_LINES[at]}
 
 
-def test_only_the_command_line_measures() -> None:
+def test_only_the_command_line_imports_measure() -> None:
     users = {name(p) for p in MODULES for target, _ in imported(p) if target.startswith("onepass.measure")}
     assert {u for u in users if not u.startswith("measure/")} == {"__main__.py"}
 
 
-def test_modules_say_what_they_are() -> None:
+def test_modules_have_docstrings() -> None:
     assert not [name(p) for p in MODULES if not ast.get_docstring(tree(p))]
 
 
@@ -186,7 +186,7 @@ def test_public_functions_and_classes_have_docstrings() -> None:
     assert not missing
 
 
-def test_imports_inside_functions_say_why() -> None:
+def test_imports_inside_functions_have_a_reason() -> None:
     silent: list[str] = []
     for path in MODULES:
         if path.parent.name == "compat":
@@ -222,7 +222,7 @@ def asks_for_names(code: ast.Module) -> Iterator[ast.expr]:
             yield node.subject
 
 
-def test_reductions_are_told_apart_by_traits() -> None:
+def test_reductions_are_distinguished_by_traits() -> None:
     """A new reduction is one record: no code but the records themselves and capture, which chooses among them, knows a name."""
     knowing = {p for p in MODULES if stage(p) == "capture"} | {PACKAGE / "ir/monoid.py"}
     assert not [f"{name(p)}:{n.lineno} {ast.unparse(n)}" for p in MODULES if p not in knowing for n in asks_for_names(tree(p))]
@@ -242,12 +242,12 @@ def test_reductions_are_told_apart_by_traits() -> None:
         'match node.monoid:\n    case "sum":\n        pass',
     ],
 )
-def test_a_reduction_told_apart_by_its_name_is_seen(text: str) -> None:
+def test_comparing_a_reductions_name_is_detected(text: str) -> None:
     assert [*asks_for_names(ast.parse(text))]
     assert not [*asks_for_names(ast.parse('MONOIDS[node.monoid].fold == "sum" or monoid.stage is Stage.MERGE or monoid.mufu'))]
 
 
-def test_ops_and_reductions_are_listed_in_their_tables_alone() -> None:
+def test_ops_and_reductions_are_listed_only_in_their_tables() -> None:
     """No module but the table, and capture, which chooses from it, holds a set of ops or reductions."""
     listed = []
     for path in (p for p in MODULES if stage(p) in ("ir", "plan", "codegen", "runtime") and p.name not in ("expr.py", "monoid.py")):

@@ -30,7 +30,7 @@ def lines(text: str) -> list[str]:
 @pytest.mark.parametrize("rewrite", [simplify, two_pass, online_softmax], ids=lambda f: f.__name__)
 @settings(max_examples=100, deadline=None)
 @given(case=programs())
-def test_rewrites_keep_every_answer(rewrite: Callable[[Program], Program], case: Case) -> None:
+def test_rewrites_preserve_results(rewrite: Callable[[Program], Program], case: Case) -> None:
     inputs = case.make_inputs(0)
     rewritten = verify(rewrite(case.program), rewrite.__name__)
     expected = evaluate(case.program, inputs, case.bindings)
@@ -40,7 +40,7 @@ def test_rewrites_keep_every_answer(rewrite: Callable[[Program], Program], case:
 
 @settings(max_examples=50, deadline=None)
 @given(programs())
-def test_simplify_is_done_after_once(case: Case) -> None:
+def test_simplify_is_idempotent(case: Case) -> None:
     once = simplify(case.program)
     assert simplify(once) == once
 
@@ -111,7 +111,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("rule", GOLDEN)
-def test_each_rule(rule: str) -> None:
+def test_each_rule_rewrites_as_expected(rule: str) -> None:
     before, after = GOLDEN[rule]
     program = small("%0 = load x [m:8, n:1]\n" + before)
     simplified = simplify(verify(program, "writing"))
@@ -221,7 +221,7 @@ def test_online_softmax_wants_the_maximum_of_the_same_value_over_the_same_axes()
 
 
 @pytest.mark.parametrize("row", [-math.inf, math.inf, math.nan], ids=str)
-def test_softmax_forms_agree_on_rows_without_numbers(row: float) -> None:
+def test_softmax_forms_agree_on_rows_of_infinities_and_nans(row: float) -> None:
     program, inputs = small(SOFTMAX), small_inputs(3)
     inputs["x"][1] = row
     expected = evaluate(program, inputs, {"s0": 3})
@@ -260,7 +260,7 @@ def test_two_pass_leaves_split_reductions_alone() -> None:
     assert two_pass(program) == program
 
 
-def test_a_scaled_hit_and_a_constant_need_no_fold() -> None:
+def test_a_scaled_one_hot_and_a_constant_need_no_reduction() -> None:
     """The row sums of a smoothed cross-entropy's gradient: one class weighs more than all others."""
     before = small(
         """%0 = load x [m:8, n:1]
@@ -332,7 +332,7 @@ def test_rules_hold_for_infinities_nans_and_zeros_of_both_signs(function: Callab
 
 
 @pytest.mark.parametrize("added", ["", "\n%9 = add %8 %0"], ids=["scaled", "and a constant"])
-def test_one_hit_holds_for_infinities_and_nans(added: str) -> None:
+def test_the_one_hot_rule_holds_for_infinities_and_nans(added: str) -> None:
     program = small(
         f"""%0 = load x [m:8]
            %1 = load t [m:1]
@@ -358,7 +358,7 @@ def test_one_hit_holds_for_infinities_and_nans(added: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
-def test_an_axis_of_one_position_has_no_other_that_adds_nothing() -> None:
+def test_the_one_hot_rule_holds_for_an_axis_of_one_element() -> None:
     program = parse(
         "program p; axis m = 2; axis n = 1; input t: i64 [2] strides [1]; input x: f32 [2] strides [1]; "
         "output r: f32 [2] strides [1]; %0 = index (n) : i64; %1 = load t [m:1]; %2 = eq %0 %1; %3 = const 1.5 : f32; "
@@ -370,7 +370,7 @@ def test_an_axis_of_one_position_has_no_other_that_adds_nothing() -> None:
         assert evaluate(each, inputs, {})["r"].tolist() == [math.inf, 3.0]
 
 
-def test_one_hit_among_one_is_no_sum_to_be_rewritten() -> None:
+def test_a_one_hot_sum_over_one_class_is_right() -> None:
     """Where there is nothing but the hit, no other position adds 0 * r."""
 
     def function(t: torch.Tensor, r: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ def of(ids: frozenset[str], file: str) -> set[str]:
 
 
 @pytest.mark.parametrize("family,kind", cells())
-def test_each_family_meets_each_class_of_types(family: str, kind: str) -> None:
+def test_each_family_runs_with_each_class_of_types(family: str, kind: str) -> None:
     assert f"test_right_under_schedules_of_each_family[{family}-{kind}]" in of(collected("--smoke"), "test_families")
 
 
@@ -43,11 +43,11 @@ def test_each_family_meets_each_class_of_types(family: str, kind: str) -> None:
         ("test_right", 0, 0),
     ],
 )
-def test_the_rest_is_met_once(file: str, least: int, most: int) -> None:
+def test_the_smoke_tests_include_the_other_files(file: str, least: int, most: int) -> None:
     assert least <= len(of(collected("--smoke"), file)) <= most
 
 
-def test_without_the_option_all_is_run() -> None:
+def test_without_the_option_all_tests_run() -> None:
     everything = collected()
     assert collected("--smoke") < everything and len(of(everything, "test_determinism")) > 200
     assert len(of(everything, "test_campaign")) == 160
@@ -57,7 +57,7 @@ def test_random_functions_are_checked() -> None:
     assert defects.defects("interpret", range(defects.FIRST, defects.FIRST + 3)) == []
 
 
-def test_a_random_function_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_random_function_that_is_wrong_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = checks.Finding(7, "wrong", "output 0: all of it")
     monkeypatch.setattr(defects, "check", lambda graph, stage: wrong if graph.seed == 7 else checks.Finding(graph.seed, "slow"))
     (defect,) = defects.defects("card", range(6, 9))

@@ -80,7 +80,7 @@ def test_an_unforeseen_exception_is_one_coded_error(stage_name: str, monkeypatch
 
 
 @pytest.mark.parametrize("cause", UNFORESEEN, ids=lambda e: type(e).__name__)
-def test_whatever_its_type(cause: Exception) -> None:
+def test_an_unforeseen_exception_of_any_type_is_coded(cause: Exception) -> None:
     with pytest.raises(errors.InternalError) as caught, stage("outer"), stage("counting"):
         raise cause
     assert caught.value.__cause__ is cause and caught.value.fields["doing"] == "counting"
@@ -88,18 +88,18 @@ def test_whatever_its_type(cause: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [*OUTSIDE, errors.NoPlan(what="a", device="b", detail="c")], ids=lambda e: type(e).__name__)
-def test_what_comes_from_outside_passes_as_it_is(error: BaseException) -> None:
+def test_exceptions_from_outside_pass_unchanged(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, stage("counting"):
         raise error
     assert caught.value is error and error.__cause__ is None
 
 
-def test_what_a_stage_says_to_the_code_around_it_passes() -> None:
+def test_exceptions_a_stage_declares_pass_unchanged() -> None:
     with pytest.raises(StopIteration), stage("counting", StopIteration):
         raise StopIteration
 
 
-def test_what_foreign_code_raises_is_its_own() -> None:
+def test_exceptions_of_foreign_code_pass_unchanged() -> None:
     with pytest.raises(KeyError), stage("counting"), external_code():
         raise KeyError("theirs")
     assert isinstance(to_coded_error(KeyError("ours"), "counting"), errors.InternalError)
@@ -126,7 +126,7 @@ OWN: tuple[tuple[Callable[..., Any], type[Exception]], ...] = (
 
 @pytest.mark.parametrize(("function", "kind"), OWN)
 @pytest.mark.parametrize("dynamic", [None, False])
-def test_what_the_users_function_raises_is_its_own(
+def test_exceptions_of_the_users_function_pass_unchanged(
     function: Callable[..., Any], kind: type[Exception], dynamic: bool | None
 ) -> None:
     with pytest.raises(kind):
@@ -136,7 +136,7 @@ def test_what_the_users_function_raises_is_its_own(
 
 
 @pytest.mark.usefixtures("fresh")
-def test_explain_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_reports_the_coded_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onepass.tools.explain.report", raising(KeyError("7")))
     with pytest.raises(errors.InternalError, match="explaining a function"):
         onepass.explain(lambda x: x.sum(1))(torch.empty(3, 4, device="meta"))
@@ -153,7 +153,9 @@ def test_explain_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
         "onepass.integration.claim.find_regions",
     ],
 )
-def test_a_region_that_fails_so_is_left_with_the_code_named(broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_region_that_fails_unforeseen_is_declined_with_the_code(
+    broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.setattr(broken, raising(KeyError("7")))
     monkeypatch.setattr("onepass.integration.region_op.inductor_fallback", raising(RuntimeError("it takes long")))
     monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path))

@@ -679,7 +679,7 @@ ALL = {f.__name__: f for f in FUNCTIONS} | CLASSES | CONTAINERS | MODULES | OF_T
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_change_of_what_a_function_reads_is_seen(name: str) -> None:
+def test_a_change_of_state_that_a_function_reads_is_detected(name: str) -> None:
     threads = torch.get_num_threads()
     function, change = ALL[name]()
     state = state_of((function,))
@@ -706,7 +706,7 @@ def test_a_change_of_what_a_function_reads_is_seen(name: str) -> None:
         "replaced method",
     ],
 )
-def test_the_answer_is_that_of_the_present_state(name: str) -> None:
+def test_results_follow_the_present_state(name: str) -> None:
     function, change = ALL[name]()
     fused = onepass.fuse(function)
     first = fused(X)
@@ -718,7 +718,7 @@ def test_the_answer_is_that_of_the_present_state(name: str) -> None:
     assert len(fused._traces) == 2
 
 
-def test_the_fused_function_as_its_user_changes_it() -> None:
+def test_changed_defaults_of_the_fused_function_take_effect() -> None:
     def mine(x: Any, s: float = 2.0) -> Any:
         return x * s
 
@@ -758,7 +758,7 @@ def test_functions_among_the_arguments() -> None:
     assert torch.equal(fused(X, lambda x: x * 4), X * 4)
 
 
-def test_a_value_made_at_the_first_run_is_no_change() -> None:
+def test_a_value_cached_at_the_first_run_is_no_change() -> None:
     class Mine:
         @functools.cached_property
         def scale(self) -> float:
@@ -811,13 +811,13 @@ def hidden() -> dict[str, Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("name", hidden())
-def test_state_that_python_does_not_show(name: str) -> None:
+def test_state_that_cannot_be_inspected_is_refused(name: str) -> None:
     with pytest.raises(errors.UnguardedState, match="ONEPASS-120") as caught:
         capture(hidden()[name], (X,))
     assert type(caught.value) is errors.UnguardedState
 
 
-def test_functions_that_change_what_they_read() -> None:
+def test_functions_that_change_the_state_they_read_are_refused() -> None:
     box, thing = [0], Thing(n=0)
 
     def counts(x: Any) -> Any:
@@ -834,7 +834,7 @@ def test_functions_that_change_what_they_read() -> None:
         assert where in str(caught.value)
 
 
-def test_results_that_all_calls_would_share() -> None:
+def test_mutable_results_are_copied_or_refused() -> None:
     with pytest.raises(errors.UnsupportedReturn, match="a set"):
         capture(lambda x: (x * 2, {1}), (X,))
     assert onepass.fuse(lambda x: (x * 2, [1, None, "a"], torch.float32))(X)[1:] == ([1, None, "a"], torch.float32)
@@ -845,7 +845,7 @@ class Times5(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {})) * 5
 
 
-def test_modes_that_would_see_nothing() -> None:
+def test_torch_function_modes_are_refused() -> None:
     fused = onepass.fuse(lambda x: x.exp())
     fused(X)
     with Times5(), pytest.raises(errors.UnsupportedTorchMode, match="Times5"):
@@ -894,7 +894,7 @@ def test_functions_that_compute_from_their_arguments_alone() -> None:
     assert torch.allclose(onepass.fuse(mine)(X), mine(X))
 
 
-def test_more_than_can_be_compared_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [[k] for k in range(50)]
     capture(lambda x: x * len(many), (X,))
     monkeypatch.setattr(state_walk, "MAX_READS", 49)

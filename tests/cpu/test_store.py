@@ -77,13 +77,13 @@ def entries(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_field_comes_back(name: str) -> None:
+def test_every_field_round_trips(name: str) -> None:
     kept = artifact_of(name)
     assert unpack(KEY, pack(KEY, kept)) == kept
     assert kept.summary.kernels and kept.summary.floor_bytes and kept.summary.predicted_us and kept.sources
 
 
-def test_what_the_compiler_said_comes_back() -> None:
+def test_the_output_of_the_compiler_round_trips() -> None:
     """Registers, and plans that were thrown away: the first one is made to spill."""
     inputs = CASES["rms_norm-w-backward"].inputs(64, 1024, torch.bfloat16, "cpu")
     captured = capture(CASES["rms_norm-w-backward"].function, inputs)
@@ -100,7 +100,7 @@ def test_what_the_compiler_said_comes_back() -> None:
     assert back == kept and back.binaries[0].loads == kept.binaries[0].loads
 
 
-def test_refused_merges_and_temporaries_come_back() -> None:
+def test_refused_merges_and_temporaries_round_trip() -> None:
     several = [artifact_of(name, 4096, 4096) for name in ("rms_norm-w-backward", "sum-both")]
     assert any(m.temporaries for m in several)
     assert all(unpack(KEY, pack(KEY, m)) == m for m in several)
@@ -109,7 +109,7 @@ def test_refused_merges_and_temporaries_come_back() -> None:
 # ---- damage ----------------------------------------------------------------------------------------------------------------
 
 
-def test_no_byte_can_change_unnoticed() -> None:
+def test_a_change_of_any_byte_is_detected() -> None:
     content = pack(KEY, artifact_of("softmax-last"))
     for at in range(0, len(content), 7):
         for bit in (0, 5):
@@ -128,14 +128,14 @@ def test_no_byte_can_change_unnoticed() -> None:
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{}", b"nothing", b"[" * 100_000, b'{"buffers": []}'])
-def test_a_sealed_file_of_another_form_is_damaged(body: bytes) -> None:
+def test_a_sealed_file_of_another_form_counts_as_damaged(body: bytes) -> None:
     from onepass.runtime import serialize
 
     with pytest.raises(CorruptEntry):
         unpack(KEY, serialize._with_checksum(KEY, body))
 
 
-def test_records_with_the_same_fields_are_told_apart() -> None:
+def test_records_with_the_same_fields_are_distinguished() -> None:
     for one in (
         ResidentRows(1, (64,), 2),
         WholeColumns((64,), 1, 2),
@@ -247,7 +247,7 @@ def test_an_entry_of_another_user_is_not_used(folder: Path, anothers: Anothers) 
     assert torch.equal(result, right) and work.plans == 1
 
 
-def test_an_entry_that_cannot_be_opened_just_now_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_cannot_be_opened_for_now_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many open files say nothing about a file."""
     right, _ = again()
 
@@ -262,7 +262,7 @@ def test_an_entry_that_cannot_be_opened_just_now_is_kept(folder: Path, monkeypat
     assert again()[1].hits == 1 and not (folder / "quarantine").exists()
 
 
-def test_a_folder_that_cannot_be_opened_just_now_is_used_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_opened_for_now_is_used_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do they say anything about a folder."""
     again()
     store = cache.store()
@@ -292,7 +292,7 @@ def works_with_one_warning(match: str) -> None:
     assert len(coded) == 1 and "ONEPASS-501" in coded[0] and match in coded[0]
 
 
-def test_a_folder_of_another_user(folder: Path, anothers: Anothers) -> None:
+def test_a_folder_of_another_user_is_refused(folder: Path, anothers: Anothers) -> None:
     folder.mkdir()
     anothers(folder)
     works_with_one_warning("another user")
@@ -301,7 +301,7 @@ def test_a_folder_of_another_user(folder: Path, anothers: Anothers) -> None:
 
 @pytest.mark.parametrize("place", ["", "entries", "quarantine/..", ".."])
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o720, 0o777])
-def test_a_folder_others_can_write_to_is_refused_and_left_as_it_is(place: str, mode: int, folder: Path) -> None:
+def test_a_folder_others_can_write_to_is_refused_and_not_changed(place: str, mode: int, folder: Path) -> None:
     """Whoever could write to it once may have left something there: taking their right away now would be too late."""
     for name in ("entries", "quarantine"):
         (folder / name).mkdir(parents=True)
@@ -312,7 +312,7 @@ def test_a_folder_others_can_write_to_is_refused_and_left_as_it_is(place: str, m
     assert sorted(p.relative_to(folder) for p in folder.rglob("*")) == before
 
 
-def test_a_link_in_place_of_the_store_or_a_folder_in_it(folder: Path) -> None:
+def test_a_link_in_place_of_the_store_or_a_folder_in_it_is_refused(folder: Path) -> None:
     elsewhere = folder.parent / "elsewhere"
     elsewhere.mkdir()
     folder.symlink_to(elsewhere)
@@ -328,7 +328,7 @@ def test_a_link_in_place_of_the_store_or_a_folder_in_it(folder: Path) -> None:
     assert not list(elsewhere.iterdir())
 
 
-def test_binaries_another_user_left_are_not_loaded(folder: Path, anothers: Anothers) -> None:
+def test_binaries_of_another_user_are_not_loaded(folder: Path, anothers: Anothers) -> None:
     (folder / "triton").mkdir(parents=True)
     anothers(folder / "triton")
     with pytest.warns(OnepassWarning, match=r"ONEPASS-501.*triton belongs to another user"):
@@ -358,7 +358,7 @@ def test_a_store_that_became_a_link_is_not_used(folder: Path) -> None:
         assert store.load(entries(folder.parent / "moved")[0].stem) is None and not store.kernels.is_relative_to(folder)
 
 
-def test_a_store_that_was_removed_meanwhile_is_made_again(folder: Path) -> None:
+def test_a_store_that_was_removed_is_created_again(folder: Path) -> None:
     again()
     store = cache.store()
     assert store is not None
@@ -371,7 +371,7 @@ def test_a_store_that_was_removed_meanwhile_is_made_again(folder: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_file_where_the_parent_folder_should_be(folder: Path) -> None:
+def test_a_file_in_place_of_the_parent_folder_causes_one_warning(folder: Path) -> None:
     folder.parent.joinpath("file").write_text("")
     os.environ["ONEPASS_CACHE_DIR"] = str(folder.parent / "file" / "store")  # the fixture puts it back
     works_with_one_warning("not a folder")
@@ -380,7 +380,7 @@ def test_a_file_where_the_parent_folder_should_be(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
-def test_a_disk_that_cannot_be_written(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_cannot_be_written_causes_one_warning(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     opened = os.open
 
@@ -433,7 +433,7 @@ def test_binaries_go_elsewhere_where_the_store_cannot_be_written(folder: Path, m
 
 
 @pytest.mark.parametrize("umask", [0, 0o002, 0o077])
-def test_what_is_created_is_its_users_alone(umask: int, folder: Path) -> None:
+def test_created_files_are_private_to_the_user(umask: int, folder: Path) -> None:
     before = os.umask(umask)
     try:
         again()
@@ -447,13 +447,13 @@ def test_what_is_created_is_its_users_alone(umask: int, folder: Path) -> None:
     assert {p.stat().st_mode & 0o777 for p in folder.rglob("*") if p.is_file()} == {0o600} and {"entries", "triton"} <= set(found)
 
 
-def test_turned_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_can_be_turned_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_CACHE", "0")
     assert again()[1].plans == again()[1].plans == 1
     assert not folder.exists()
 
 
-def test_where_the_store_is() -> None:
+def test_the_location_of_the_store() -> None:
     assert knobs({"ONEPASS_CACHE_DIR": "/somewhere"}).cache_dir == Path("/somewhere")
     from onepass.knobs import default_cache_folder
 
@@ -468,7 +468,7 @@ def test_where_the_store_is() -> None:
 # ---- keys ------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_follows_from_facts_versions_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_depends_on_facts_versions_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     before = cache.key({"a": 1})
     assert before == cache.key({"a": 1}) and before != cache.key({"a": 2})
     with monkeypatch.context() as patch:
@@ -483,7 +483,7 @@ def test_a_key_follows_from_facts_versions_and_settings(monkeypatch: pytest.Monk
     assert cache.key({"a": 1}) == before
 
 
-def test_settings_that_change_code_say_so() -> None:
+def test_no_environment_setting_changes_generated_code() -> None:
     """None does by now; one that did would change keys."""
     assert not [k.name for k in fields(Knobs) if k.metadata["in_cache_key"]]
 
@@ -513,7 +513,7 @@ def test_every_part_of_a_variant_is_in_the_key() -> None:
     assert len(set(keys)) == len(keys)
 
 
-def test_programs_of_one_name_have_keys_of_their_own() -> None:
+def test_programs_with_the_same_name_have_different_keys() -> None:
     first, second = (optimize(capture(f, (X,)).program) for f in (softmax, lambda x: x.log_softmax(-1)))
     key = KernelKey(Variant((), (("s0", 66),), frozenset({"x"}), H200), False, True)
     assert store_key(first, key) != store_key(replace(second, name=first.name), key)
@@ -527,7 +527,7 @@ def test_every_version_is_in_the_key(part: str, monkeypatch: pytest.MonkeyPatch)
     assert cache.key({}) != before
 
 
-def test_versions_are_those_of_what_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_those_of_the_imported_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where Triton came in a wheel of another name."""
 
     def none(name: str) -> str:
@@ -547,7 +547,7 @@ TOOLCHAIN = {
 
 
 @pytest.mark.parametrize("what", [*TOOLCHAIN, "what Triton heeds", "instrumentation"])
-def test_the_toolchain_is_in_the_key_of_what_was_compiled(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_toolchain_is_in_the_key_of_binaries(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = optimize(capture(softmax, (X,)).program)
     key = KernelKey(Variant((), (("s0", 66),), frozenset({"x"}), H200), False, False)
     before = store_key(program, key), store_key(program, replace(key, interpreted=True))
@@ -564,12 +564,12 @@ def test_the_toolchain_is_in_the_key_of_what_was_compiled(what: str, monkeypatch
     assert now[0] != before[0] and now[1] == before[1]
 
 
-def test_a_key_is_a_whole_digest() -> None:
+def test_a_key_is_a_full_digest() -> None:
     assert len(bytes.fromhex(cache.key({"a": 1}))) == 32
 
 
 @pytest.mark.parametrize("name", ["plan/partition.py", "constants/h200.json"])
-def test_sources_are_read_to_the_last_byte(tmp_path: Path, name: str) -> None:
+def test_the_key_depends_on_the_last_byte_of_every_source(tmp_path: Path, name: str) -> None:
     copy = tmp_path / "onepass"
     shutil.copytree(ROOT / "onepass", copy, ignore=shutil.ignore_patterns("__pycache__"))
     before = cache.sources_digest(copy)
@@ -600,7 +600,7 @@ def process(package: Path = ROOT) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_second_process_plans_nothing_and_other_sources_plan_anew(folder: Path, tmp_path: Path) -> None:
+def test_a_second_process_plans_nothing_unless_the_sources_changed(folder: Path, tmp_path: Path) -> None:
     first, second = process(), process()
     assert (first["plans"], first["hits"]) == (1, 0) and (second["plans"], second["hits"]) == (0, 1)
     assert first["bits"] == second["bits"]
@@ -639,7 +639,7 @@ def test_writers_and_readers_at_once(folder: Path) -> None:
 # ---- size ------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
+def test_the_least_recently_used_entry_is_removed_first(folder: Path) -> None:
     folder.mkdir()
     kept = artifact_of("softmax-last")
     size = len(pack(KEY, kept))
@@ -654,7 +654,7 @@ def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
     assert keys[0] in left and 6 <= len(left) <= 8 and left == {keys[0], *keys[13 - len(left) :]}
 
 
-def test_binaries_alone_can_be_too_much(folder: Path) -> None:
+def test_binaries_alone_can_exceed_the_limit(folder: Path) -> None:
     folder.mkdir()
     store = cache.Store(folder, max_bytes=1 << 20)
     store.save(KEY, artifact_of("softmax-last"))
@@ -666,7 +666,7 @@ def test_binaries_alone_can_be_too_much(folder: Path) -> None:
     assert not binary.exists() and entries(folder)
 
 
-def test_a_process_that_writes_little_sweeps_too(folder: Path) -> None:
+def test_a_process_that_writes_little_removes_old_entries_too(folder: Path) -> None:
     folder.mkdir()
     kept = artifact_of("softmax-last")
     cache.Store(folder).save("0" * 64, kept)
@@ -675,7 +675,7 @@ def test_a_process_that_writes_little_sweeps_too(folder: Path) -> None:
     assert "0" * 64 not in {p.stem for p in entries(folder)}
 
 
-def test_binaries_count_and_dead_drafts_go(folder: Path) -> None:
+def test_binaries_count_and_stale_drafts_are_removed(folder: Path) -> None:
     folder.mkdir()
     store = cache.Store(folder, max_bytes=10_000)
     store.save(KEY, artifact_of("softmax-last"))

@@ -88,7 +88,7 @@ def test_only_the_outermost_graph_owns_its_inputs(fn: Callable[..., Tensor], mon
     assert sum(len(graph.regions) for graph in journal.snapshot().graphs), "or this tries nothing"
 
 
-def test_no_graph_is_outermost_where_no_passes_run() -> None:
+def test_no_graph_is_outermost_if_no_passes_run() -> None:
     assert not compat.is_outermost(fx.Graph())
 
 

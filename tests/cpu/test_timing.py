@@ -47,14 +47,14 @@ def recorded(*calls: tuple[float, ...], flush: float = 60.0) -> list[Event]:
     return events
 
 
-def test_kernels_between_marks_are_a_call() -> None:
+def test_kernels_between_markers_belong_to_one_call() -> None:
     events = recorded((10.0, 2.0), (20.0,), ())
     assert [[e.us for e in ran] for ran in split_at_markers(events, 3)] == [[10.0, 2.0], [20.0], []]
     assert split_at_markers(reversed(events), 3) == split_at_markers(events, 3)  # a profiler promises no order
 
 
 @pytest.mark.parametrize("lost", [1, -1])
-def test_a_lost_mark_is_an_error_and_no_guess(lost: int) -> None:
+def test_a_lost_marker_is_an_error(lost: int) -> None:
     events = recorded((10.0,), (20.0,))
     marks = [k for k, e in enumerate(events) if e.name == MARKER]
     with pytest.raises(NotMeasured, match="3 markers instead of 4"):
@@ -63,7 +63,7 @@ def test_a_lost_mark_is_an_error_and_no_guess(lost: int) -> None:
         split_at_markers(events, 3)
 
 
-def test_calls_are_told_apart_by_the_order_they_were_launched_in() -> None:
+def test_calls_are_identified_by_their_launch_order() -> None:
     found = calls_by_name(recorded((10.0,), (7.0, 1.0), (11.0,), (8.0, 1.0)), ("a", "b", "a", "b"))
     assert {name: [busy_us(ran) for ran in ran_all] for name, ran_all in found.items()} == {"a": [10.0, 11.0], "b": [8.0, 9.0]}
 
@@ -74,7 +74,7 @@ def test_overlapping_kernels_count_once() -> None:
     assert busy_us([]) == 0.0
 
 
-def test_a_time_is_the_median_of_runs_that_ran_the_same() -> None:
+def test_a_time_is_the_median_of_runs_with_the_same_kernels() -> None:
     runs = [[Event("k", 0.0, us)] for us in (10.0, 11.0, 12.0, 13.0, 50.0)]
     found = summarize_runs(runs)
     assert (found.us, found.runs, found.kernels) == (12.0, 5, 1)
@@ -95,7 +95,7 @@ def test_long_calls_run_less_often() -> None:
     assert run_count(10.0) == 20 and run_count(10_000.0) == 10 and run_count(1e6) == 5 and run_count(0.0) == 20
 
 
-def test_every_call_takes_its_turn_and_nobody_is_always_second() -> None:
+def test_calls_alternate_in_a_balanced_order() -> None:
     order = interleaved_order({"a": 3, "b": 3, "c": 1})
     assert order == ("a", "b", "c", "b", "a", "a", "b")
     assert interleaved_order({}) == ()
@@ -106,7 +106,7 @@ def test_anchors_span_the_floors_of_a_suite() -> None:
     assert anchor_bytes([1 << 40])[-1] == 1 << 32 and anchor_bytes([]) == ()
 
 
-def test_memory_is_held_but_never_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_half_of_the_free_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (1000, 2000))
     monkeypatch.setattr(torch, "empty", lambda size, **how: asked.append((size, how["device"].type)))
@@ -147,11 +147,11 @@ def test_a_session_that_lost_events_is_repeated() -> None:
         ScriptedClock(*[WHOLE[4:]] * timing.MAX_SESSIONS).times(CALLS)
 
 
-def test_a_call_that_cannot_be_timed_does_not_take_others_with_it() -> None:
+def test_a_call_that_cannot_be_timed_does_not_affect_others() -> None:
     found = ScriptedClock(recorded(A, (), (), A, A, (), (), A, A, ())).times(CALLS)
     assert found["a"] == Timed(10.0, 0.0, 5, 1) and isinstance(found["b"], NotMeasured)
 
 
-def test_the_mark_compiles() -> None:
+def test_the_marker_kernel_compiles() -> None:
     binary = offline.compile(timing._MARKER_SOURCE, device("h200"))
     assert binary.spill_bytes == 0 and sum(binary.stores.values()) == 1

@@ -56,7 +56,7 @@ def right(fused: Fused, *shape: int) -> None:
     torch.testing.assert_close(fused(x), softmax(x))
 
 
-def test_threads_trace_once() -> None:
+def test_concurrent_threads_trace_once() -> None:
     fused = onepass.fuse(softmax)
     before = counts()
     in_threads(8, lambda k: right(fused, 4, 33))
@@ -65,7 +65,7 @@ def test_threads_trace_once() -> None:
     assert len(fused._traces) == 2
 
 
-def test_a_trace_is_found_for_other_rows_without_asking_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_for_other_rows_is_found_without_checking_each(monkeypatch: pytest.MonkeyPatch) -> None:
     fused, asked = onepass.fuse(softmax), []
     for columns in range(8, 14):
         fused(torch.zeros(4, columns))
@@ -77,7 +77,7 @@ def test_a_trace_is_found_for_other_rows_without_asking_each(monkeypatch: pytest
     assert len(asked) == 1 and len(fused._traces) == 6
 
 
-def test_the_latest_kinds_of_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_recent_kinds_of_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "MAX_CALL_KINDS", 3)
     fused = onepass.fuse(softmax, dynamic=False)
     for rows in (2, 3, 4):
@@ -102,7 +102,7 @@ def test_rows_that_never_repeat_keep_one_trace(monkeypatch: pytest.MonkeyPatch) 
     assert len(fused._traces) == 1 and len(known._calls) == 3
 
 
-def test_what_is_forgotten_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evicted_trace_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "MAX_CALL_KINDS", 1)
     fused = onepass.fuse(softmax, dynamic=False)
     for columns in (8, 9, 10):
@@ -112,7 +112,7 @@ def test_what_is_forgotten_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
     assert sum(len(each) for each in known._by_pattern.values()) == 1
 
 
-def test_the_latest_states_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_recent_states_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse, "MAX_STATES", 2)
     box = [1.0]
     fused, x = onepass.fuse(lambda x: x * box[0]), torch.ones(2, 3)
@@ -135,7 +135,7 @@ def test_guards_on_sizes_decide_between_traces_of_one_key() -> None:
     [lambda x: x.double(), lambda x: x.to(torch.bfloat16), lambda x: x.t().contiguous().t(), lambda x: x[:1].expand(8, 8)],
     ids=["twice as wide", "half as wide", "transposed", "expanded"],
 )
-def test_calls_that_look_alike_are_told_apart(other: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_similar_calls_are_distinguished(other: Callable[[torch.Tensor], torch.Tensor]) -> None:
     fused, x = onepass.fuse(softmax, dynamic=False), torch.randn(8, 8)
     for given in (x, other(x), x, other(x)):
         result = fused(given)
@@ -144,7 +144,7 @@ def test_calls_that_look_alike_are_told_apart(other: Callable[[torch.Tensor], to
     assert len(fused._traces) == 2
 
 
-def test_a_tensor_that_is_negated_when_read_is_not_taken_for_a_plain_one() -> None:
+def test_a_lazily_negated_tensor_is_not_taken_for_a_plain_one() -> None:
     fused, x = onepass.fuse(softmax), torch.randn(8, 8)
     right(fused, 8, 8)
     try:
@@ -155,7 +155,7 @@ def test_a_tensor_that_is_negated_when_read_is_not_taken_for_a_plain_one() -> No
 
 
 @pytest.mark.parametrize(("elements", "fine"), [(0, True), (1, False), (2, False), (4, True)])
-def test_kernels_know_which_tensors_start_on_16_bytes(elements: int, fine: bool) -> None:
+def test_kernels_are_told_which_tensors_start_on_16_bytes(elements: int, fine: bool) -> None:
     """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
     fused, cols = onepass.fuse(softmax), 8 * (elements + 1)  # equal Programs would share kernels
     fused(torch.zeros(8 * cols + elements)[elements:].view(8, cols))
@@ -171,7 +171,7 @@ def test_nested_arguments() -> None:
     assert len(fused._traces) in (3, 4)  # the order of keys may make no difference
 
 
-def test_leaves_are_not_all_there_is_to_arguments() -> None:
+def test_arguments_with_equal_leaves_may_differ() -> None:
     fused = onepass.fuse(lambda a, b: a[0] - a[1] * b if isinstance(a, tuple) else a + b[0] / b[1])
     x, y, z = (torch.full((2, 3), n) for n in (7.0, 4.0, 2.0))
     for _ in range(2):
@@ -187,7 +187,7 @@ def test_fused_functions_inside_fused_functions() -> None:
     assert torch.equal(outer(x), x * 6)
 
 
-def test_a_function_that_calls_itself_fused_ends() -> None:
+def test_a_fused_function_that_calls_itself_terminates() -> None:
     def loops(x: torch.Tensor) -> Any:
         return fused(x)
 
@@ -197,7 +197,7 @@ def test_a_function_that_calls_itself_fused_ends() -> None:
     right(onepass.fuse(softmax), 2, 3)
 
 
-def test_regions_called_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_recently_called_regions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         "program p\n  axis n = 4\n  input in0: f32 [4] strides [1]\n  output out0: f32 [4] strides [1]\n"
         "  %0 = load in0 [n:1]\n  %1 = mul %0 %0\n  store out0 [n:1] = %1\n"
@@ -260,7 +260,7 @@ def test_ctrl_c_at_a_first_trace_leaves_nothing_half_imported(module: str) -> No
     assert done.stdout.split() == ["interrupted", "s0"], done.stderr
 
 
-def test_what_a_process_does_once_goes_on_when_the_waiting_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_time_work_goes_on_if_waiting_for_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     main, waiting, go, began, ended = threading.main_thread(), threading.Event(), threading.Event(), [], []
 
     def sleep(seconds: float) -> None:
@@ -285,7 +285,7 @@ def test_what_a_process_does_once_goes_on_when_the_waiting_is_interrupted(monkey
     assert ended and len(began) == 1
 
 
-def test_what_a_process_does_once_is_done_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_time_work_is_done_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
     refused = lambda *_: (_ for _ in ()).throw(RuntimeError("can't start new thread"))  # noqa: E731
     monkeypatch.setattr(uninterrupted, "_thread", SimpleNamespace(start_new_thread=refused))

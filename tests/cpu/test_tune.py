@@ -114,16 +114,16 @@ def taken(clock: Clock) -> int:
         ((0.0, 50.0), 0.0, 0),
     ],
 )
-def test_the_default_stays_unless_another_is_faster_beyond_doubt(us: tuple[float, ...], spread: float, expected: int) -> None:
+def test_the_default_stays_unless_another_plan_is_clearly_faster(us: tuple[float, ...], spread: float, expected: int) -> None:
     assert taken(Clock(*us, spread=spread)) == expected
 
 
-def test_the_final_decides() -> None:
+def test_the_final_round_decides() -> None:
     assert taken(Clock(100.0, 60.0, 62.0, final={1: 99.5, 2: 70.0})) == 2
     assert taken(Clock(100.0, 95.0, 62.0, final={2: math.nan})) == 0
 
 
-def test_only_those_near_the_best_are_timed_at_length() -> None:
+def test_only_plans_near_the_best_are_timed_at_length() -> None:
     clock = Clock(100.0, 50.0, 51.0, 55.0, 56.0, 90.0)
     assert taken(clock) == 1
     assert clock.asked == [(6, tune.FIRST_RUNS), (1 + tune.MAX_FINALISTS, tune.FINAL_RUNS)], "the default always is"
@@ -131,7 +131,7 @@ def test_only_those_near_the_best_are_timed_at_length() -> None:
     assert taken(slow) == 0 and slow.asked == [(2, tune.FIRST_RUNS)]
 
 
-def test_the_outcome_in_a_sentence() -> None:
+def test_the_outcome_is_described_in_one_sentence() -> None:
     plans = [made(str(k)) for k in range(3)]
     won, _ = tune.choose(plans[0], plans[1:], Clock(100.0, 70.0, 80.0))
     assert "70.0 us instead of 100.0 us for the default" in tune.describe_outcome(won) and "3 plans" in tune.describe_outcome(won)
@@ -139,14 +139,14 @@ def test_the_outcome_in_a_sentence() -> None:
     assert "default plan stays, 70.0 us" in tune.describe_outcome(stayed)
 
 
-def test_who_can_stand_in_for_the_default() -> None:
+def test_which_plans_can_replace_the_default() -> None:
     default = replace(made(), in_place=(("out0", "x"),))
     equal, other = default, replace(made("other"), in_place=(("out0", "x"), ("out1", "x")))
     strict = replace(made("strict"), in_place=())
     assert tune.comparable(default, [equal, other, strict, other]) == (other,)
 
 
-def test_runs_are_summed_up() -> None:
+def test_timed_runs_are_summarized() -> None:
     one = timing([10.0, 11.0, 12.0, 13.0, 30.0])
     assert (one.us, one.runs) == (12.0, 5) and 0.1 < one.spread < 0.7
     assert timing([7.0]) == Timing(7.0, 0.0, 1) and timing([0.0, 0.0]).spread == 0.0
@@ -218,7 +218,7 @@ def tuned(level: str, cols: int = 1024) -> Artifact:
     return Kernels(program(cols), "it", level).executable(SIZES, CARD, NOTHING).artifact
 
 
-def test_the_winner_is_remembered_apart_from_the_default(card: list[bool]) -> None:
+def test_the_winner_is_stored_separately_from_the_default(card: list[bool]) -> None:
     default, winner = tuned("off"), tuned("on")
     assert not default.trials and winner.trials and winner.sources != default.sources
     assert OnNoCard.seen[0] > 2 and len(OnNoCard.seen) == 2
@@ -230,7 +230,7 @@ def test_the_winner_is_remembered_apart_from_the_default(card: list[bool]) -> No
     assert len(OnNoCard.seen) == 2, "nothing is timed again"
 
 
-def test_tuning_lasts_though_the_card_was_calibrated_or_corrected(card: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_results_survive_calibration_and_corrections(card: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     winner = tuned("on")
     known = replace(H200, bandwidth=4.4e6, source="calibrated 2026-01-01", corrections=(("inner", 1.1),))
     monkeypatch.setattr(engine, "local_device", lambda index: known)
@@ -261,7 +261,7 @@ def test_a_full_search_serves_a_short_one_and_not_the_other_way(card: list[bool]
     assert tuned("on") == full and len(OnNoCard.seen) == 4
 
 
-def test_a_damaged_winner_is_found_anew(card: list[bool], tmp_path: Path) -> None:
+def test_a_damaged_winner_is_tuned_again(card: list[bool], tmp_path: Path) -> None:
     tuned("on")
     for path in (tmp_path / "store" / "entries").iterdir():
         path.write_bytes(path.read_bytes()[:-3])
@@ -271,22 +271,20 @@ def test_a_damaged_winner_is_found_anew(card: list[bool], tmp_path: Path) -> Non
     assert again.trials and len(OnNoCard.seen) == 4
 
 
-def test_without_a_store_it_is_timed_in_every_process(card: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_store_every_process_tunes(card: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_CACHE", "0")
     assert tuned("on") == tuned("on") and len(OnNoCard.seen) == 2
     engine.forget()
     assert tuned("on").trials and len(OnNoCard.seen) == 4
 
 
-def test_no_plan_is_taken_that_was_not_faster(card: list[bool]) -> None:
+def test_a_plan_that_was_not_faster_is_not_chosen(card: list[bool]) -> None:
     OnNoCard.speed = staticmethod(lambda k, made: 100.0 - 0.5 * (k > 0))
     assert tuned("on").sources == tuned("off").sources
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no"), CompileFailed(kernel="k", device="d", detail="no")])
-def test_where_nothing_can_be_timed_the_default_is_used(
-    card: list[bool], error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_default_is_used_if_nothing_can_be_timed(card: list[bool], error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     OnNoCard.error = error
     with caplog.at_level(logging.WARNING, "onepass"):
         assert tuned("on") == tuned("off")
@@ -303,7 +301,7 @@ def test_where_nothing_can_be_timed_the_default_is_used(
         (CompileFailed(kernel="k", device="d", detail="too many elements"), True),
     ],
 )
-def test_a_winner_is_kept_if_no_plan_was_missed_but_by_refusal(
+def test_a_winner_is_stored_unless_a_plan_was_missed_for_a_transient_failure(
     card: list[bool], error: OnepassError, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled, default = offline.compile, tuned("off")
@@ -353,7 +351,7 @@ def level_of(fused: Any) -> str:
     return fused._traces[0].kernels.tune
 
 
-def test_where_the_setting_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_of_the_tune_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert level_of(onepass.fuse(softmax)) == "off"
     monkeypatch.setenv("ONEPASS_TUNE", "on")
     assert level_of(onepass.fuse(softmax)) == "on"
@@ -362,7 +360,7 @@ def test_where_the_setting_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
         assert level_of(onepass.fuse(softmax, tune="off")) == "off"
 
 
-def test_a_region_knows_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_has_its_own_tune_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_TUNE", "on")
     x = torch.randn(6, 40)
     text = str(capture(softmax, (x,)).program)
@@ -374,7 +372,7 @@ def test_a_region_knows_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(out, x.softmax(-1))
 
 
-def test_wrong_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadSetting, match="off, on, full"):
         onepass.fuse(softmax, tune="max")
     with pytest.raises(BadSetting, match="off, on, full"), onepass.settings(tune=True):
@@ -406,12 +404,12 @@ def test_corrections_need_agreement(ratios: tuple[float, ...], expected: tuple[t
     assert measured.corrections(seen("inner", *ratios)) == expected
 
 
-def test_families_are_corrected_apart() -> None:
+def test_families_are_corrected_separately() -> None:
     both = seen("outer", *(1.2,) * 8) + seen("inner", *(0.9,) * 9) + seen("column", 1.3)
     assert measured.corrections(both) == (("inner", 0.9), ("outer", 1.2))
 
 
-def test_observations_are_kept_once_a_program_and_family() -> None:
+def test_observations_are_kept_once_per_program_and_family() -> None:
     measured.observe(HERE, seen("inner", 1.1, 1.2))
     measured.observe(HERE, [Observation("inner 0", "inner", 1.3), Observation("inner 0", "outer", 0.8)])
     assert {(o.program, o.family): o.ratio for o in measured.observations(HERE)} == {
@@ -430,7 +428,7 @@ def test_observations_belong_to_a_version_of_the_cost_model(monkeypatch: pytest.
     assert measured.observations(HERE) == ()
 
 
-def test_a_device_is_what_was_measured() -> None:
+def test_a_device_includes_its_measured_corrections() -> None:
     assert measured.with_measurements(H200, HERE) is H200
     measured.observe(HERE, seen("inner", *(1.2,) * 8))
     found = measured.with_measurements(H200, HERE)
@@ -458,7 +456,7 @@ def test_ratios_are_of_the_uncorrected_model() -> None:
     assert plain.ratio == pytest.approx(1.2) == again.ratio
 
 
-def test_of_a_family_the_fastest_counts_and_only_what_was_predicted_as_it_is() -> None:
+def test_only_the_fastest_plan_of_a_family_that_runs_as_predicted_is_observed() -> None:
     one = on_h200(program(8192))
     [kernel], [binary] = one.summary.kernels, one.binaries
     fit = replace(one, binaries=(replace(binary, spill_bytes=0),))
@@ -480,7 +478,7 @@ def test_of_a_family_the_fastest_counts_and_only_what_was_predicted_as_it_is() -
     assert not measured.observations_from("p", [(spilled, us), (other, us), (half, us), (short, 5.0), (as_is, math.nan)], H200)
 
 
-def test_tuning_leaves_observations(card: list[bool]) -> None:
+def test_tuning_records_observations(card: list[bool]) -> None:
     for cols in (4096, 8192):
         tuned("on", cols)
     found = measured.observations(replace(HERE, driver=compat.cuda_driver_level() or ""))

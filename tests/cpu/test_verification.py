@@ -35,7 +35,7 @@ def draw(seed: int, rows: int = 6, columns: int = 40) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def test_what_sums_that_cancel_leave_is_not_called_wrong() -> None:
+def test_rounding_left_by_cancellation_is_not_called_wrong() -> None:
     program = program_of(normalized_mean, draw(0))
     lucky = 0
     for seed in range(30):

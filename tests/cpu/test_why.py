@@ -54,7 +54,7 @@ def test_a_split_reduction_has_its_join_among_the_terms() -> None:
         assert bool(joins) == (" split " in candidate.schedule) and all(t.us > 2 for t in joins), candidate.schedule
 
 
-def test_what_is_printed_fits_80_columns() -> None:
+def test_the_printed_text_fits_80_columns() -> None:
     for job in (SPLIT, TWO_KERNELS):
         text = str(reasons(job))
         assert max(map(len, text.splitlines())) <= 80

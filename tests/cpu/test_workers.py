@@ -88,7 +88,7 @@ def ending(fault: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_after_any_fault_a_fresh_worker_answers(pool: Pool, tmp_path: Path, fault: str) -> None:
+def test_after_any_fault_a_fresh_worker_replies(pool: Pool, tmp_path: Path, fault: str) -> None:
     first = value(pool)
     second = value(pool, FAULTS[fault], *ending(fault), once=tmp_path / "done")
     assert second != first and not is_there(first)
@@ -96,7 +96,7 @@ def test_after_any_fault_a_fresh_worker_answers(pool: Pool, tmp_path: Path, faul
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_fails_twice_is_told(pool: Pool, fault: str) -> None:
+def test_a_job_that_fails_twice_is_reported(pool: Pool, fault: str) -> None:
     before = handles()
     with pytest.raises(WorkerFailure) as raised:
         value(pool, FAULTS[fault], *ending(fault))
@@ -107,7 +107,7 @@ def test_what_fails_twice_is_told(pool: Pool, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["killed", "ended", "another answer", "none"])
-def test_temporary_files_of_a_compiler_end_with_it(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_of_a_compiler_are_removed_with_it(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     pool = Pool(1, COMMAND)
     if fault == "none":
@@ -120,7 +120,7 @@ def test_temporary_files_of_a_compiler_end_with_it(fault: str, tmp_path: Path, m
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_worker_printed_last_is_told(pool: Pool) -> None:
+def test_the_last_output_of_a_worker_is_reported(pool: Pool) -> None:
     with pytest.raises(WorkerFailure) as raised:
         value(pool, ("print", "hello\nerror: no room\nbye\n"), ("exit", 3))
     assert raised.value.fields == {"how": "ended with status 3 after printing 'error: no room'"}
@@ -129,7 +129,7 @@ def test_what_a_worker_printed_last_is_told(pool: Pool) -> None:
     assert raised.value.fields == {"how": "was killed by SIGKILL"}
 
 
-def test_workers_compile_where_the_process_interprets(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_compile_even_if_the_process_interprets(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton would have nothing to compile."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("OF_A_TEST", "1")
@@ -137,7 +137,7 @@ def test_workers_compile_where_the_process_interprets(pool: Pool, monkeypatch: p
     assert b"OF_A_TEST=1" in environment and b"TRITON_INTERPRET" not in environment
 
 
-def test_what_libraries_print_is_not_taken_for_an_answer(pool: Pool) -> None:
+def test_output_of_libraries_is_not_taken_for_a_reply(pool: Pool) -> None:
     first = value(pool, ("print", "{}\n" * 100_000))
     assert value(pool, ("print", "1pas")) == first
 
@@ -164,21 +164,23 @@ def leaping(monkeypatch: pytest.MonkeyPatch, mark: Path) -> None:
     monkeypatch.setattr(workers, "monotonic", lambda: clock() + 3600 * mark.exists())
 
 
-def test_a_worker_that_is_late_is_replaced(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_past_its_deadline_is_replaced(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leaping(monkeypatch, tmp_path / "done")
     first = value(pool)
     assert value(pool, ("sleep", 3600), once=tmp_path / "done") != first
     assert not is_there(first)
 
 
-def test_what_is_late_twice_is_told(pool: Pool) -> None:
+def test_a_job_past_its_deadline_twice_is_reported(pool: Pool) -> None:
     with pytest.raises(WorkerFailure) as raised:
         value(pool, ("sleep", 3600), seconds=0.2)
     assert raised.value.failure is CompilerTimedOut and raised.value.fields == {"seconds": "0.2"}
     value(pool)
 
 
-def test_a_worker_that_takes_no_questions_is_late_too(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_reads_no_request_misses_its_deadline_too(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is sent to it fills the socket, and never goes through."""
     first = value(pool)
     os.kill(first, signal.SIGSTOP)
@@ -197,7 +199,7 @@ def test_a_stopped_worker_is_replaced_before_the_deadline(pool: Pool, tmp_path: 
     assert raised.value.failure is CompilerExited and "stopped by a signal" in str(raised.value.fields["how"])
 
 
-def test_after_ctrl_c_nobody_gets_the_answer_that_was_not_waited_for(pool: Pool) -> None:
+def test_after_ctrl_c_an_abandoned_reply_is_given_to_no_one(pool: Pool) -> None:
     assert threading.current_thread() is threading.main_thread()
     first = value(pool)
     for _ in range(3):
@@ -208,7 +210,7 @@ def test_after_ctrl_c_nobody_gets_the_answer_that_was_not_waited_for(pool: Pool)
         first = second
 
 
-def test_ctrl_c_just_before_the_waiting_begins_is_not_lost(pool: Pool) -> None:
+def test_ctrl_c_just_before_a_wait_is_not_lost(pool: Pool) -> None:
     """Then it wakes nobody, as when Python alone is told of it."""
 
     def interrupt() -> None:
@@ -226,7 +228,7 @@ def test_ctrl_c_just_before_the_waiting_begins_is_not_lost(pool: Pool) -> None:
     assert ends.get().failure is ProcessExiting, "it was left, and not waited for until it was late"
 
 
-def test_files_of_busy_workers_go_though_their_threads_run_no_more(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_busy_workers_are_removed_even_if_their_threads_have_stopped(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter may be gone before the thread that waits for a killed worker notices."""
     asking = threading.Thread(target=lambda: pool.ask(request(0, ("sleep", 3600)), AGES), daemon=True)
     asking.start()
@@ -242,13 +244,13 @@ def test_files_of_busy_workers_go_though_their_threads_run_no_more(pool: Pool, m
     go.set()
 
 
-def test_ctrl_c_is_not_for_workers(pool: Pool) -> None:
+def test_workers_ignore_ctrl_c(pool: Pool) -> None:
     first = value(pool, ("signal", signal.SIGINT))
     assert value(pool) == first and os.getpgid(first) == first != os.getpgid(0)
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_threads_that_ask_at_once_get_their_own_answers(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_threads_get_their_own_replies(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, pids, wrong = Pool(size, COMMAND), set[int](), list[BaseException]()
 
     def work() -> None:
@@ -271,21 +273,21 @@ def test_threads_that_ask_at_once_get_their_own_answers(size: int, monkeypatch: 
     assert raised.value.failure is ProcessExiting
 
 
-def test_workers_that_are_closed_start_again(pool: Pool) -> None:
+def test_closed_workers_start_again(pool: Pool) -> None:
     first = value(pool)
     pool.close()
     assert not is_there(first) and value(pool) != first
 
 
 @pytest.mark.parametrize("command", [("/nonexistent/python",), ("",), (None,)])
-def test_a_worker_that_cannot_start_is_told(command: tuple[Any, ...]) -> None:
+def test_a_worker_that_cannot_start_is_reported(command: tuple[Any, ...]) -> None:
     pool, before = Pool(1, command), handles()
     with pytest.raises(WorkerFailure) as raised:
         value(pool)
     assert raised.value.failure is CompilerNotStarted and handles() == before
 
 
-def test_a_system_without_handles_or_threads_is_told(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_handles_or_threads_is_reported(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -300,7 +302,7 @@ def test_a_system_without_handles_or_threads_is_told(pool: Pool, monkeypatch: py
             value(Pool(1, COMMAND))
 
 
-def test_whatever_befalls_a_thread_before_it_has_a_worker_is_told(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_before_a_thread_has_a_worker_is_reported(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(_: object) -> None:
         raise MemoryError
 
@@ -344,7 +346,7 @@ def script(lines: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 @pytest.mark.parametrize("hang", ["('sleep', 3600)", "('signal', signal.SIGSTOP)"])
-def test_a_process_ends_though_a_worker_never_answers(thread: str, hang: str, tmp_path: Path) -> None:
+def test_a_process_ends_even_if_a_worker_never_replies(thread: str, hang: str, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     done = script(
@@ -388,7 +390,7 @@ def test_workers_end_with_a_process_that_is_killed(state: str, forked: bool, tmp
     assert state == "STOP" or not list(temporary.iterdir()), "a stopped process cannot clean up"
 
 
-def test_a_forked_child_has_workers_of_its_own() -> None:
+def test_a_forked_child_has_its_own_workers() -> None:
     done = script("""
 first = ask(pool)
 if os.fork() == 0:
@@ -401,7 +403,7 @@ print(ask(pool) == first)
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 
-def test_signals_a_process_ignores_or_not() -> None:
+def test_a_dead_worker_is_replaced_whatever_signals_the_process_ignores() -> None:
     """A worker that dies idle is written to: without care, that would end this process. Children nobody waits for vanish."""
     done = script("""
 for wanted, state in ((signal.SIGPIPE, signal.SIG_DFL), (signal.SIGCHLD, signal.SIG_IGN), (signal.SIGHUP, signal.SIG_IGN)):
@@ -431,7 +433,7 @@ def test_background_calls_are_run_in_order_by_few_threads() -> None:
         threads.submit(print)
 
 
-def test_what_waits_is_dropped_and_threads_end() -> None:
+def test_queued_calls_are_dropped_and_threads_end() -> None:
     go, threads = threading.Event(), DaemonExecutor(1, "it")
     first, second = threads.submit(go.wait), threads.submit(print)
     while not first.running():
@@ -466,7 +468,7 @@ def registers(order: str) -> int:
     ("do", "seconds", "expected"),
     [(("exit", 3), AGES, CompilerExited), (("sleep", 3600), 0.3, CompilerTimedOut), (("write", "00"), AGES, CompilerProtocolError)],
 )
-def test_no_trouble_is_remembered(
+def test_transient_failures_are_not_cached(
     asked: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -485,7 +487,7 @@ def test_no_trouble_is_remembered(
     assert registers(order) == json.loads(order)["value"]
 
 
-def test_a_worker_without_room_is_trouble_and_a_refusal_is_remembered(asked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_transient_and_a_compile_failure_is_cached(asked: None, monkeypatch: pytest.MonkeyPatch) -> None:
     full, refused = text(1, reply={"trouble": "OSError: no room"}), text(2, reply={"failure": "too many elements"})
     for _ in range(2):
         with pytest.raises(CompilerUnavailable, match=r"ONEPASS-330.*no room"):
@@ -501,12 +503,12 @@ def test_a_worker_without_room_is_trouble_and_a_refusal_is_remembered(asked: Non
 
 
 @pytest.mark.parametrize("reply", [{}, {"binary": 3}, {"binary": {}}, {"binary": {"registers": 3}}, {"failure": None}])
-def test_an_answer_that_is_no_binary_is_told(asked: None, reply: dict[str, Any]) -> None:
+def test_a_reply_that_is_not_a_binary_is_reported(asked: None, reply: dict[str, Any]) -> None:
     with pytest.raises(CompilerProtocolError, match="ONEPASS-334"):
         registers(text(next(numbers), reply=reply))
 
 
-def test_numbers_that_are_none_are_told() -> None:
+def test_malformed_numbers_in_a_reply_are_reported() -> None:
     counts = dict.fromkeys(("registers", "spill_bytes", "stack_bytes", "smem_bytes", "barriers"), 1)
     good = {**counts, "loads": {"16": 1}, "stores": {}}
     assert offline._binary(good).loads == {16: 1}
@@ -518,7 +520,9 @@ def test_numbers_that_are_none_are_told() -> None:
 @pytest.mark.parametrize(
     "error", [OSError(errno.EMFILE, "too many"), RuntimeError("Cannot find ptxas"), subprocess.CalledProcessError(-9, "ptxas")]
 )
-def test_an_assembler_that_does_not_run_is_trouble(asked: None, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_an_assembler_that_does_not_run_is_a_transient_failure(
+    asked: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     order = text(next(numbers))
     with monkeypatch.context() as patch:
         patch.setattr(compat, "triton_toolchain", lambda target: (_ for _ in ()).throw(error))
@@ -550,6 +554,6 @@ def chained(cause: Exception, implicit: bool) -> Exception:
     ],
 )
 @pytest.mark.parametrize("implicit", [False, True])
-def test_what_speaks_of_the_machine_and_what_of_the_kernel(cause: Exception, ours: bool, implicit: bool) -> None:
+def test_which_failures_are_blamed_on_the_machine(cause: Exception, ours: bool, implicit: bool) -> None:
     assert offline_worker.is_system_error(chained(cause, implicit)) is ours
     assert offline_worker.is_system_error(cause) is ours

@@ -66,6 +66,6 @@ def test_a_small_suite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("provider", ["inductor-nonstrict", "onepass-tuned"])
-def test_other_settings(provider: str) -> None:
+def test_other_provider_settings_run(provider: str) -> None:
     run = bench(Options(Suite("one", "one", SMALL.jobs[1:]), ("onepass", provider)), Console(file=io.StringIO()))
     assert run.rows[0].results[provider].ok, run.rows[0].results[provider]

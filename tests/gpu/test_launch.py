@@ -140,13 +140,13 @@ def _no_compiler(*args: object, **kwargs: object) -> None:
     raise AssertionError(f"started: {args[0]}")
 
 
-def test_failure_is_an_error_of_ours() -> None:
+def test_a_launch_failure_is_a_coded_error() -> None:
     broken = replace(vector_add(), text=TEXT.replace("a + b", "a + undefined"))
     with pytest.raises(CompileFailed, match="undefined"):
         launch.prepare(broken, 0, ALL)
 
 
-def test_the_card_is_known() -> None:
+def test_the_card_is_recognized() -> None:
     facts = card.doctor_facts()
     assert facts["usable"]["launch"]["ok"] and facts["card"]["sms"] > 0 and facts["driver_cuda"]
     if "H200" in facts["card"]["title"]:

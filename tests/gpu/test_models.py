@@ -72,7 +72,7 @@ def test_twenty_lengths_need_one_more_compilation() -> None:
     assert phases.count("forward") <= 2 and phases.count("backward") <= 2
 
 
-def test_the_loss_over_many_steps_is_inductors(sizeable: None) -> None:
+def test_the_loss_over_many_steps_matches_inductor(sizeable: None) -> None:
     def losses(backend: Any) -> torch.Tensor:
         torch._dynamo.reset()
         torch.manual_seed(0)

@@ -131,6 +131,6 @@ LISTED = [pytest.param(name, dtype, id=f"{name}-{short(dtype)}") for name, liste
 
 
 @pytest.mark.parametrize("name,dtype", LISTED)
-def test_listed(name: str, dtype: torch.dtype) -> None:
+def test_a_listed_function_is_right(name: str, dtype: torch.dtype) -> None:
     listed = LIST[name]
     right(onepass.fuse(listed.function), listed.function, lambda seed: listed.inputs(listed.full, dtype, seed, "cuda"))

@@ -191,7 +191,7 @@ def test_long_rows(name: str, cols: int, room: Room) -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "layer_norm"])
-def test_many_short_rows_one_a_cta(name: str) -> None:
+def test_many_short_rows_with_one_row_per_cta(name: str) -> None:
     """CTAs that come and go quickly: what one does too early or too late is seen in some row of some launch."""
     make = lambda seed, where: workload(name).inputs((65536, 1024), torch.float32, where, seed)  # noqa: E731
     ours = CapturedFunction.of(LONG[name], make(0, "cuda"))
@@ -216,12 +216,12 @@ def test_rows_and_columns(name: str, cols: int, room: Room) -> None:
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("rows", [300, 1001])
 @pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward"])
-def test_rows_shared_by_several_ctas(name: str, rows: int, beside: bool, share: int, room: Room) -> None:
+def test_rows_with_several_ctas(name: str, rows: int, beside: bool, share: int, room: Room) -> None:
     make = lambda seed, where: workload(name).inputs((rows, 32768), torch.bfloat16, where, seed)  # noqa: E731
     assert right(LONG[name], make, room, "mix-order multi-CTA", most=4, share=share, beside=beside)
 
 
-def test_shared_rows_in_a_graph(sizeable: None) -> None:
+def test_rows_with_several_ctas_in_a_cuda_graph(sizeable: None) -> None:
     """Words are cleared in every replay: what is left of the one before would be taken for states of this one."""
     args = workload("rms_norm_backward").inputs((300, 32768), torch.bfloat16, "cuda", 0)
     ours = CapturedFunction.of(rms_norm_backward, args)

@@ -40,7 +40,7 @@ def equal(mine: Any, theirs: Any) -> bool:
 
 
 @pytest.mark.usefixtures("large")
-def test_rms_norm_of_more_elements_than_an_int_counts() -> None:
+def test_rms_norm_of_more_than_2_to_the_31_elements() -> None:
     """Rows are independent: all are written, and those around every power-of-two boundary are right."""
     rows, cols = HUGE
     x = torch.randn(HUGE, dtype=torch.bfloat16, device="cuda")
@@ -53,7 +53,7 @@ def test_rms_norm_of_more_elements_than_an_int_counts() -> None:
 
 
 @pytest.mark.usefixtures("large")
-def test_column_sums_of_more_elements_than_an_int_counts() -> None:
+def test_column_sums_of_more_than_2_to_the_31_elements() -> None:
     """Zeros and ones, whose sums are exact in any order."""
     rows, cols = HUGE
     x = torch.randint(0, 2, HUGE, dtype=torch.int8, device="cuda").to(torch.bfloat16)
@@ -151,7 +151,7 @@ def test_nothing_is_compiled_inside_a_graph() -> None:
 
 @pytest.mark.parametrize("cols", [768, 1027])
 @pytest.mark.parametrize("name", NAMES)
-def test_addresses_that_are_not_aligned(name: str, cols: int) -> None:
+def test_unaligned_addresses(name: str, cols: int) -> None:
     """One fused function, called with tensors that start anywhere."""
     case, fused = fused_case(name)
     for ahead in (0, 1, 3, 8):
@@ -165,7 +165,7 @@ def test_addresses_that_are_not_aligned(name: str, cols: int) -> None:
         assert_right(fused, case.function, make, run=twice)
 
 
-def test_one_capture_serves_every_class_of_row_counts() -> None:
+def test_one_capture_serves_every_row_class() -> None:
     case, fused = fused_case("formula-rms_norm_backward")
     for rows in (3, 64, 500, 2000, 5000, 20_000, 50_000, 16, 100, 300, 1500, 6000, 30_000, 60_000):
         assert_right(fused, case.function, lambda seed, rows=rows: case.inputs(rows, 512, torch.bfloat16, "cuda", seed))  # type: ignore[misc]

@@ -14,9 +14,9 @@ MUTATION = ("tests/cpu/test_mutation.py",)
 ORDER = tuple(
     f"tests/cpu/test_order.py::{name}"
     for name in (
-        "test_the_order_of_effects_is_as_it_was",
+        "test_the_order_of_effects_is_kept",
         "test_nothing_moves_across_a_write",
-        "test_a_region_does_not_reach_round_two_draws",
+        "test_a_region_does_not_span_two_random_draws",
     )
 )
 REGIONS = ("tests/cpu/test_regions.py",)
@@ -24,9 +24,9 @@ RECOMPUTE = ("tests/cpu/test_recompute.py",)
 IN_PLACE = tuple(
     f"tests/cpu/test_inplace.py::{name}"
     for name in (
-        "test_memory_that_others_need_is_kept",
-        "test_small_memory_is_not_worth_it",
-        "test_a_region_overwrites_what_another_wrote",
+        "test_memory_with_other_readers_is_not_reused",
+        "test_small_buffers_are_not_reused",
+        "test_a_region_overwrites_the_output_of_another",
         "test_two_regions_that_read_the_same_value_keep_it",
     )
 )
@@ -96,7 +96,7 @@ MUTANTS: list[Mutant] = [
         " and not leaf.is_neg()",
         "",
         "lazily negated views are not read as they lie in memory",
-        ("tests/cpu/test_fuse_guards.py::test_tensors_that_are_more_than_their_elements",),
+        ("tests/cpu/test_fuse_guards.py::test_special_tensors_do_not_match_a_plain_one",),
     ),
     Mutant(
         "capture-guard-gradients",
@@ -104,7 +104,7 @@ MUTANTS: list[Mutant] = [
         "and leaf.requires_grad == self.requires_grad",
         "",
         "a function may ask whether an argument needs a gradient",
-        ("tests/cpu/test_fuse_guards.py::test_tensors_that_are_more_than_their_elements",),
+        ("tests/cpu/test_fuse_guards.py::test_special_tensors_do_not_match_a_plain_one",),
     ),
     Mutant(
         "capture-guard-subclasses",
@@ -112,7 +112,7 @@ MUTANTS: list[Mutant] = [
         "and type(leaf) in (torch.Tensor, torch.nn.Parameter)",
         "",
         "subclasses of tensors do what they like, and are refused",
-        ("tests/cpu/test_fuse_guards.py::test_tensors_that_are_more_than_their_elements",),
+        ("tests/cpu/test_fuse_guards.py::test_special_tensors_do_not_match_a_plain_one",),
     ),
     Mutant(
         "capture-guard-structure",
@@ -160,7 +160,7 @@ MUTANTS: list[Mutant] = [
         "if tensor.is_neg():",
         "if False:",
         "a lazily negated argument is refused",
-        ("tests/cpu/test_fuse_guards.py::test_tensors_that_are_more_than_their_elements",),
+        ("tests/cpu/test_fuse_guards.py::test_special_tensors_do_not_match_a_plain_one",),
     ),
     Mutant(
         "capture-takes-subclasses",
@@ -168,7 +168,7 @@ MUTANTS: list[Mutant] = [
         "if type(tensor) not in (torch.Tensor, torch.nn.Parameter):",
         "if False:",
         "a subclass of tensors is refused",
-        ("tests/cpu/test_fuse_guards.py::test_tensors_that_are_more_than_their_elements",),
+        ("tests/cpu/test_fuse_guards.py::test_special_tensors_do_not_match_a_plain_one",),
     ),
     Mutant(
         "capture-mixes-devices",
@@ -468,7 +468,7 @@ MUTANTS: list[Mutant] = [
         '(("maximum", low), ("minimum", high))',
         '(("minimum", high), ("maximum", low))',
         "the upper bound wins over the lower",
-        ("tests/cpu/test_capture.py::test_of_bounds_that_exclude_each_other_the_upper_one_wins",),
+        ("tests/cpu/test_capture.py::test_the_upper_bound_wins_where_bounds_contradict_each_other",),
     ),
     Mutant(
         "capture-zero-divides",
@@ -508,7 +508,7 @@ MUTANTS: list[Mutant] = [
         'return d.op("lt", d.op("abs", a), const_like(d, a, math.inf)) if',
         'return d.op("ne", d.op("abs", a), const_like(d, a, math.inf)) if',
         "NaN is not finite",
-        ("tests/cpu/test_schemas.py::test_what_is_asked_of_nan_and_infinities",),
+        ("tests/cpu/test_schemas.py::test_predicates_of_nan_and_infinities",),
     ),
     Mutant(
         "capture-comparisons-see-more",
@@ -548,7 +548,7 @@ MUTANTS: list[Mutant] = [
         "draft.const(max(count - correction, 0), dtype)",
         "draft.const(count - correction, dtype)",
         "a variance of fewer elements than its correction is inf or NaN",
-        ("tests/cpu/test_moments.py::test_every_correction_as_eager",),
+        ("tests/cpu/test_moments.py::test_every_correction_matches_eager",),
     ),
     Mutant(
         "capture-open-variance-of-too-few",
@@ -556,7 +556,7 @@ MUTANTS: list[Mutant] = [
         'draft.op("maximum", freedom, draft.const(0.0, dtype))',
         "freedom",
         "so is one of as many rows as a call has",
-        ("tests/cpu/test_moments.py::test_every_correction_as_eager", *CAPTURE),
+        ("tests/cpu/test_moments.py::test_every_correction_matches_eager", *CAPTURE),
     ),
     Mutant(
         "capture-biased",
@@ -628,7 +628,7 @@ MUTANTS: list[Mutant] = [
         "    if index.dims[dim] or any(_length",
         "    if any(_length",
         "only one place a row is overwritten",
-        ("tests/cpu/test_schemas.py::test_scatters_to_several_places_a_row_are_refused",),
+        ("tests/cpu/test_schemas.py::test_scatters_to_several_positions_per_row_are_refused",),
     ),
     Mutant(
         "capture-scatter-corner",
@@ -750,7 +750,7 @@ MUTANTS: list[Mutant] = [
         "while name in self.reserved:",
         "while name in ():",
         "an argument may be called what results are called",
-        ("tests/cpu/test_capture.py::test_arguments_may_be_called_what_results_are_called",),
+        ("tests/cpu/test_capture.py::test_arguments_may_have_the_names_of_results",),
     ),
     Mutant(
         "capture-parts-of-what-is-shared",
@@ -847,7 +847,7 @@ MUTANTS: list[Mutant] = [
         "        if tensor.device != device:\n",
         "        if False:\n",
         "a region is on one device",
-        ("tests/cpu/test_regions.py::test_what_is_on_another_device_is_left",),
+        ("tests/cpu/test_regions.py::test_tensors_on_another_device_are_not_claimed",),
     ),
     Mutant(
         "capture-text-with-lines",
@@ -880,7 +880,7 @@ MUTANTS: list[Mutant] = [
         "return is_pointwise or name in _FRESH_RESULTS",
         "return True",
         "what may be somebody else's memory is not overwritten",
-        ("tests/cpu/test_inplace.py::test_memory_is_free_where_its_op_is_known_to_make_it",),
+        ("tests/cpu/test_inplace.py::test_only_ops_known_to_allocate_give_free_memory",),
     ),
     Mutant(
         "capture-reuse-of-casts",
@@ -888,7 +888,7 @@ MUTANTS: list[Mutant] = [
         "[t.dtype for t in tensors_of(before)] != [t.dtype for t in tensors_of(source)]",
         "True",
         "a cast that gives its argument back is not overwritten",
-        ("tests/cpu/test_inplace.py::test_a_cast_to_its_own_type_may_give_its_argument_back",),
+        ("tests/cpu/test_inplace.py::test_a_cast_to_the_same_type_may_return_its_argument",),
     ),
     Mutant(
         "capture-reuse-twice",
@@ -896,7 +896,7 @@ MUTANTS: list[Mutant] = [
         "if n not in used and _is_reusable(n)",
         "if _is_reusable(n)",
         "no two results lie in the memory of one input",
-        ("tests/cpu/test_inplace.py::test_one_output_takes_the_memory_of_an_input",),
+        ("tests/cpu/test_inplace.py::test_only_one_output_reuses_the_memory_of_an_input",),
     ),
     # ---- what backward computes again
     Mutant(

@@ -7,9 +7,9 @@ from . import Mutant
 CODEGEN, NUMBERS, RUNTIME = "tests/cpu/test_codegen.py", "tests/cpu/test_numbers.py", "tests/cpu/test_runtime.py"
 FLOAT8, MOMENTS, OUTSIDE = "tests/cpu/test_float8.py", "tests/cpu/test_moments.py", "tests/cpu/test_out_of_range.py"
 ROWS = "tests/cpu/test_gluon.py::test_every_reduction_is_right_over_staged_rows"
-LITERALS = (f"{NUMBERS}::test_literals_keep_their_sign_and_their_smallest_digits",)
+LITERALS = (f"{NUMBERS}::test_literals_keep_their_sign_and_subnormal_values",)
 BF16_SPLIT = f"{CODEGEN}::test_every_kind_of_schedule[inner split, tail-bf16]"
-NEGATIVE = ("tests/cpu/test_gluon_tiles.py::test_nothing_but_the_rows_inside_counts",)
+NEGATIVE = ("tests/cpu/test_gluon_tiles.py::test_overhanging_rows_do_not_contribute",)
 
 
 def kinds(*names: str) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ MUTANTS: list[Mutant] = [
         'dtype.kind == "int" and dtype.size < 8',
         'dtype.kind == "int" and dtype.size < 1',
         "a size wraps around to the type of what it meets",
-        (f"{NUMBERS}::test_a_size_is_a_number_of_the_type_it_meets",),
+        (f"{NUMBERS}::test_a_size_takes_the_type_of_the_value_it_is_combined_with",),
     ),
     Mutant(
         "codegen-wide-literals-are-bare",
@@ -65,7 +65,7 @@ MUTANTS: list[Mutant] = [
         'f"{args[0]} * -1.0"',
         'f"0.0 - {args[0]}"',
         "minus 0.0 is -0.0",
-        (f"{NUMBERS}::test_a_negation_alone_turns_the_sign_of_zeros",),
+        (f"{NUMBERS}::test_a_negation_flips_the_sign_of_zeros",),
     ),
     Mutant(
         "codegen-e5m2-stops-at-its-greatest",
@@ -89,7 +89,7 @@ MUTANTS: list[Mutant] = [
         'return f"({text})" if isinstance(size, Sym) and (size.coef != 1 or len(size.names) > 1) else text',
         "return text",
         "a product of sizes divides as one number",
-        (f"{CODEGEN}::test_axes_of_symbolic_extents_are_told_apart",),
+        (f"{CODEGEN}::test_row_numbers_are_split_into_symbolic_axes",),
     ),
     Mutant(
         "codegen-outer-axes-wrap-around",
@@ -97,7 +97,7 @@ MUTANTS: list[Mutant] = [
         "text = text if run.first else",
         "text = text if not run.first else",
         "an index is taken apart into its axes",
-        (f"{CODEGEN}::test_axes_of_symbolic_extents_are_told_apart",),
+        (f"{CODEGEN}::test_row_numbers_are_split_into_symbolic_axes",),
     ),
     Mutant(
         "codegen-sums-are-not-rescaled",
@@ -114,7 +114,7 @@ MUTANTS: list[Mutant] = [
         "bool(monoid.accumulating) and dtype is F32",
         "bool(monoid.accumulating) and dtype is None",
         "sums of fp32 data carry what rounding took",
-        ("tests/cpu/test_gluon_mixed.py::test_sums_of_fp32_data_carry_what_rounding_took",),
+        ("tests/cpu/test_gluon_mix_order.py::test_sums_of_fp32_data_are_compensated",),
     ),
     Mutant(
         "codegen-lost-digits-change-sign",
@@ -122,7 +122,7 @@ MUTANTS: list[Mutant] = [
         "{raised} - {held} - {term}",
         "{term} - ({raised} - {held})",
         "sums of fp32 data carry what rounding took",
-        ("tests/cpu/test_gluon_mixed.py::test_sums_of_fp32_data_carry_what_rounding_took",),
+        ("tests/cpu/test_gluon_mix_order.py::test_sums_of_fp32_data_are_compensated",),
     ),
     Mutant(
         "codegen-infinite-sums-lose-nan",
@@ -130,7 +130,7 @@ MUTANTS: list[Mutant] = [
         '{of}.abs({raised}) < float("inf")',
         '{of}.abs({raised}) <= float("inf")',
         "an infinite sum stays infinite",
-        (f"{MOMENTS}::test_the_mean_beside_a_variance_is_nan_where_there_is_an_infinity",),
+        (f"{MOMENTS}::test_the_mean_of_var_mean_is_nan_if_there_is_an_infinity",),
     ),
     Mutant(
         "codegen-tiles-share-column-states",
@@ -194,7 +194,7 @@ MUTANTS: list[Mutant] = [
         "return [(name,) for name in names]",
         "return [(name,) for name in names[::-1]]",
         "sums folded together are told apart",
-        ("tests/cpu/test_gluon_shared.py::test_any_ring_any_number_of_groups_and_turns[7-3-3-RowVectors.RELOAD]",),
+        ("tests/cpu/test_gluon_multi_cta.py::test_any_ring_any_number_of_groups_and_rows_per_group[7-3-3-RowVectors.RELOAD]",),
     ),
     Mutant(
         "codegen-lanes-outside-are-counted",
@@ -218,7 +218,7 @@ MUTANTS: list[Mutant] = [
         "exact = self.values.is_exact(fold.node)",
         "exact = False",
         "sums of exponentials of fp32 data have all digits",
-        (f"{NUMBERS}::test_sums_of_exponentials_of_fp32_data_have_all_digits",),
+        (f"{NUMBERS}::test_sums_of_exponentials_of_fp32_data_have_full_precision",),
     ),
     Mutant(
         "codegen-positions-lack-columns",
@@ -226,7 +226,7 @@ MUTANTS: list[Mutant] = [
         "across = max((self",
         "across = min((self",
         "a state varies along all that any of its operands varies along",
-        (f"{CODEGEN}::test_positions_along_an_axis_the_values_do_not_vary_along",),
+        (f"{CODEGEN}::test_argmax_along_an_axis_the_values_do_not_depend_on",),
     ),
     Mutant(
         "codegen-a-tile-adds-to-what-it-replaces",
@@ -300,7 +300,7 @@ MUTANTS: list[Mutant] = [
         "{L}.where(x < 0, -far, far)",
         "{L}.where(x < 0, far, far)",
         "erf is odd",
-        (f"{RUNTIME}::test_op_row_interpreted",),
+        (f"{RUNTIME}::test_op_rows_are_interpreted_correctly",),
     ),
     # ---- source: launches --------------------------------------------------------------------------------------------------
     Mutant(
@@ -317,7 +317,7 @@ MUTANTS: list[Mutant] = [
         "min(blocks, self.max_programs)",
         "max(blocks, self.max_programs)",
         "as many CTAs run as a schedule says",
-        ("tests/cpu/test_gluon_model.py::test_a_source_says_how_it_is_run",),
+        ("tests/cpu/test_gluon_model.py::test_a_source_describes_how_it_is_run",),
     ),
     Mutant(
         "codegen-flat-view-one-piece-short",
@@ -325,7 +325,7 @@ MUTANTS: list[Mutant] = [
         "zip(shape, strides, strict=True)) + 1) // self.piece_elems",
         "zip(shape, strides, strict=True))) // self.piece_elems",
         "a flat view has all whole pieces of a tensor",
-        ("tests/cpu/test_gluon.py::test_a_flat_view_has_every_whole_piece",),
+        ("tests/cpu/test_gluon.py::test_a_flat_view_covers_every_whole_piece",),
     ),
     Mutant(
         "codegen-flat-view-one-row-long",
@@ -333,7 +333,7 @@ MUTANTS: list[Mutant] = [
         "(n - 1) * step for",
         "n * step for",
         "a flat view ends where its tensor ends",
-        ("tests/cpu/test_gluon.py::test_a_flat_view_has_every_whole_piece",),
+        ("tests/cpu/test_gluon.py::test_a_flat_view_covers_every_whole_piece",),
     ),
     # ---- refs: tiles and their masks --------------------------------------------------------------------------------------
     Mutant(
@@ -342,7 +342,7 @@ MUTANTS: list[Mutant] = [
         'f"{letter} < {extent}"',
         'f"{letter} <= {extent}"',
         "no lane behind the last row or column is stored",
-        (f"{CODEGEN}::test_nothing_around_an_output_is_written",),
+        (f"{CODEGEN}::test_no_store_lands_outside_of_its_output",),
     ),
     Mutant(
         "codegen-block-mask-dropped",
@@ -414,7 +414,7 @@ MUTANTS: list[Mutant] = [
         "return extent // sector_elems * sector_elems if",
         "return (extent // sector_elems + 1) * sector_elems if",
         "an element of a broken sector enters once",
-        (f"{CODEGEN}::test_nothing_around_an_output_is_written",),
+        (f"{CODEGEN}::test_no_store_lands_outside_of_its_output",),
     ),
     Mutant(
         "codegen-broken-sectors-count-whole",
@@ -431,7 +431,7 @@ MUTANTS: list[Mutant] = [
         "(kernel.folds if p == count - 1 else ())",
         "kernel.folds",
         "a row enters column sums once",
-        ("tests/cpu/test_gluon_mixed.py::test_any_ring_any_grid_any_number_of_turns[7-2-2-RowVectors.RELOAD]",),
+        ("tests/cpu/test_gluon_mix_order.py::test_any_ring_any_grid_any_number_of_rows_per_cta[7-2-2-RowVectors.RELOAD]",),
     ),
     Mutant(
         "codegen-row-results-are-constant",
@@ -439,7 +439,7 @@ MUTANTS: list[Mutant] = [
         "kernel.phase[i] == 0 and not kernel.by_row[i]]",
         "kernel.phase[i] == 0]",
         "what varies by row is computed for every row",
-        ("tests/cpu/test_gluon_mixed.py::test_any_ring_any_grid_any_number_of_turns[7-2-2-RowVectors.RELOAD]",),
+        ("tests/cpu/test_gluon_mix_order.py::test_any_ring_any_grid_any_number_of_rows_per_cta[7-2-2-RowVectors.RELOAD]",),
     ),
     # ---- triton: kernels ---------------------------------------------------------------------------------------------------
     Mutant(
@@ -448,7 +448,7 @@ MUTANTS: list[Mutant] = [
         'f"tl.cdiv({size_text(dim.extent)}, {dim.step})"',
         'f"({size_text(dim.extent)} // {dim.step})"',
         "a CTA knows its rows and its batch",
-        (f"{CODEGEN}::test_blocks_of_columns_whose_number_varies",),
+        (f"{CODEGEN}::test_a_symbolic_number_of_column_blocks",),
     ),
     Mutant(
         "codegen-tail-takes-what-the-loop-held",
@@ -496,7 +496,7 @@ MUTANTS: list[Mutant] = [
         'b.name for b in self.program.buffers if b.role != "input")',
         'b.name for b in self.program.buffers if b.role != "temp")',
         "an input that starts anywhere is not read in wide loads",
-        (f"{CODEGEN}::test_only_memory_of_the_plan_is_called_aligned",),
+        (f"{CODEGEN}::test_only_buffers_of_the_plan_are_declared_aligned",),
     ),
     Mutant(
         "codegen-far-columns-in-32-bits",
@@ -504,7 +504,7 @@ MUTANTS: list[Mutant] = [
         "any(_strided_cols(kernel, n) for n in self.program.nodes)",
         "not any(_strided_cols(kernel, n) for n in self.program.nodes)",
         "addresses beyond 2 ** 31 do not wrap around",
-        (f"{CODEGEN}::test_far_elements_are_counted_in_64_bits",),
+        (f"{CODEGEN}::test_far_elements_are_addressed_with_64_bits",),
     ),
     Mutant(
         "codegen-cta-numbers-in-32-bits",
@@ -512,7 +512,7 @@ MUTANTS: list[Mutant] = [
         '(".to(tl.int64)" if self.wide else "")',
         '(".to(tl.int32)" if self.wide else "")',
         "addresses beyond 2 ** 31 do not wrap around",
-        (f"{CODEGEN}::test_far_elements_are_counted_in_64_bits",),
+        (f"{CODEGEN}::test_far_elements_are_addressed_with_64_bits",),
     ),
     # ---- values: memory ----------------------------------------------------------------------------------------------------
     Mutant(
@@ -521,7 +521,7 @@ MUTANTS: list[Mutant] = [
         'f"{at} < {size_text(gather.extent)}"',
         'f"{at} <= {size_text(gather.extent)}"',
         "an index outside its dimension reads nothing",
-        (f"{OUTSIDE}::test_what_is_looked_up_outside_is_nan",),
+        (f"{OUTSIDE}::test_elements_at_out_of_range_indices_are_nan",),
     ),
     Mutant(
         "codegen-gather-mask-off-by-one-below",
@@ -529,7 +529,7 @@ MUTANTS: list[Mutant] = [
         'f"{at} >= 0"',
         'f"{at} >= -1"',
         "an index outside its dimension reads nothing",
-        (f"{OUTSIDE}::test_what_is_looked_up_outside_is_nan",),
+        (f"{OUTSIDE}::test_elements_at_out_of_range_indices_are_nan",),
     ),
     Mutant(
         "codegen-outside-is-zero",
@@ -537,7 +537,7 @@ MUTANTS: list[Mutant] = [
         "'float(\"nan\")' if found else",
         "'0' if found else",
         "a loss of a class that does not exist is NaN",
-        (f"{OUTSIDE}::test_a_loss_of_a_class_that_does_not_exist_is_nan",),
+        (f"{OUTSIDE}::test_the_loss_of_a_class_that_does_not_exist_is_nan",),
     ),
     Mutant(
         "codegen-float8-outside-is-zero",
@@ -545,7 +545,7 @@ MUTANTS: list[Mutant] = [
         '"127" if found else "0"',
         '"0" if found else "0"',
         "what is looked up outside is NaN",
-        (f"{OUTSIDE}::test_what_is_looked_up_outside_is_nan",),
+        (f"{OUTSIDE}::test_elements_at_out_of_range_indices_are_nan",),
     ),
     Mutant(
         "codegen-all-ctas-store-what-all-share",
@@ -553,7 +553,7 @@ MUTANTS: list[Mutant] = [
         "masks.append(first_rows)",
         'masks.append("True")',
         "results do not follow from the order of CTAs",
-        (f"{CODEGEN}::test_one_row_stores_what_all_share",),
+        (f"{CODEGEN}::test_one_row_stores_values_that_all_rows_share",),
     ),
     Mutant(
         "codegen-block-mask-of-blocks-off-by-one",
@@ -561,7 +561,7 @@ MUTANTS: list[Mutant] = [
         '< {size_text(blocks)}"',
         '<= {size_text(blocks)}"',
         "no block behind the last is read or stored",
-        (f"{CODEGEN}::test_nothing_around_an_output_is_written",),
+        (f"{CODEGEN}::test_no_store_lands_outside_of_its_output",),
     ),
     Mutant(
         "codegen-parts-store-in-one-place",
@@ -593,7 +593,7 @@ MUTANTS: list[Mutant] = [
         "        if cols is Across.FULL:\n            found += ref.col_mask",
         "        if cols is Across.FULL and ref.row_mask:\n            found += ref.col_mask",
         "no lane behind the last column is stored",
-        (f"{CODEGEN}::test_nothing_around_an_output_is_written",),
+        (f"{CODEGEN}::test_no_store_lands_outside_of_its_output",),
     ),
     Mutant(
         "codegen-stores-without-row-mask",
@@ -601,7 +601,7 @@ MUTANTS: list[Mutant] = [
         "found = [*ref.row_mask] if self.kernel.by_row[i] else []",
         "found = [*ref.row_mask] if self.kernel.by_row[i] and ref.col_mask else []",
         "no lane behind the last row is stored",
-        (f"{CODEGEN}::test_nothing_around_an_output_is_written",),
+        (f"{CODEGEN}::test_no_store_lands_outside_of_its_output",),
     ),
     Mutant(
         "codegen-offsets-of-sectors-are-dropped",
@@ -609,7 +609,7 @@ MUTANTS: list[Mutant] = [
         "if node.offset != 0 else [])",
         "if node.offset != 0 and not ref.aligned else [])",
         "a load begins at its offset",
-        (f"{CODEGEN}::test_parts_of_odd_rows_begin_at_their_offsets",),
+        (f"{CODEGEN}::test_slices_of_unaligned_rows_start_at_their_offsets",),
     ),
     Mutant(
         "codegen-other-strides-follow-the-sector",
@@ -625,7 +625,7 @@ MUTANTS: list[Mutant] = [
         "{of}.fma({remainder}, {each!r}, {first})",
         "{first}",
         "equal values have no spread",
-        (f"{MOMENTS}::test_layer_norm_of_a_constant_row_is_its_bias", f"{MOMENTS}::test_equal_values_have_no_spread"),
+        (f"{MOMENTS}::test_layer_norm_of_a_constant_row_is_its_bias", f"{MOMENTS}::test_equal_values_have_zero_variance"),
     ),
     Mutant(
         "codegen-infinite-totals-are-corrected",
@@ -665,7 +665,7 @@ MUTANTS: list[Mutant] = [
         "self.exact or not self._tolerant[i]",
         "self.exact and not self._tolerant[i]",
         "values that decide something have all digits",
-        (f"{NUMBERS}::test_quotients_of_16_bit_data_that_decide_are_exact",),
+        (f"{NUMBERS}::test_quotients_of_16_bit_data_are_exact_where_they_decide",),
     ),
     Mutant(
         "codegen-positions-in-32-bits",
@@ -673,7 +673,7 @@ MUTANTS: list[Mutant] = [
         "if node.dtype is not I64 or compared:",
         "if node.dtype is not I64 or not compared:",
         "positions times large numbers do not wrap around",
-        (f"{CODEGEN}::test_positions_are_64_bits_wide",),
+        (f"{CODEGEN}::test_positions_of_extremes_have_64_bits",),
     ),
     # ---- writer: names -----------------------------------------------------------------------------------------------------
     Mutant(
@@ -682,7 +682,7 @@ MUTANTS: list[Mutant] = [
         "if seen and name in self._names:",
         "if seen < 0 and name in self._names:",
         "two values never have one name",
-        (f"{CODEGEN}::test_a_numbered_name_is_given_once",),
+        (f"{CODEGEN}::test_numbered_names_are_unique",),
     ),
     Mutant(
         "codegen-given-names-are-forgotten",
@@ -690,6 +690,6 @@ MUTANTS: list[Mutant] = [
         "self._names.setdefault(name, 1)",
         "self._names.get(name, 1)",
         "two values never have one name",
-        (f"{CODEGEN}::test_a_numbered_name_is_given_once",),
+        (f"{CODEGEN}::test_numbered_names_are_unique",),
     ),
 ]

@@ -5,12 +5,16 @@ from __future__ import annotations
 from . import Mutant
 
 GLUON, MODEL, RUNTIME = "tests/cpu/test_gluon.py", "tests/cpu/test_gluon_model.py", "tests/cpu/test_runtime.py"
-SHARED, TILES, MIXED = "tests/cpu/test_gluon_shared.py", "tests/cpu/test_gluon_tiles.py", "tests/cpu/test_gluon_mixed.py"
+MULTI_CTA, TILES, MIX_ORDER = (
+    "tests/cpu/test_gluon_multi_cta.py",
+    "tests/cpu/test_gluon_tiles.py",
+    "tests/cpu/test_gluon_mix_order.py",
+)
 ROWS = f"{GLUON}::test_every_reduction_is_right_over_staged_rows"
-COPIES = (f"{GLUON}::test_copies_take_places_in_turn",)
-ODD = (f"{GLUON}::test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read",)
-TURNS = (f"{SHARED}::test_turns_are_taken_in_order_and_what_fails_ends_all",)
-GROUPS = (f"{SHARED}::test_any_ring_any_number_of_groups_and_turns",)
+COPIES = (f"{GLUON}::test_copies_fill_the_slots_of_the_ring_in_order",)
+ODD = (f"{GLUON}::test_elements_past_the_flat_view_are_read",)
+TURNS = (f"{MULTI_CTA}::test_coroutines_run_in_order_and_a_failure_ends_all",)
+GROUPS = (f"{MULTI_CTA}::test_any_ring_any_number_of_groups_and_rows_per_group",)
 STRIPS = (f"{TILES}::test_any_ring_any_split_any_number_of_rows",)
 COLUMNS = (f"{TILES}::test_any_number_of_columns",)
 WRONG = (f"{MODEL}::test_wrong_kernels_are_caught", f"{MODEL}::test_wrong_writes_by_threads_are_caught")
@@ -31,7 +35,7 @@ MUTANTS: list[Mutant] = [
         "return a + more_a, b + more_b",
         "return a + more_b, b + more_a",
         "sums folded together stay apart",
-        (f"{SHARED}::test_any_ring_any_number_of_groups_and_turns[7-3-3-RowVectors.RELOAD]",),
+        (f"{MULTI_CTA}::test_any_ring_any_number_of_groups_and_rows_per_group[7-3-3-RowVectors.RELOAD]",),
     ),
     Mutant(
         "codegen-gluon-exponential-of-base-two",
@@ -47,7 +51,7 @@ MUTANTS: list[Mutant] = [
         "bits | 0x100000000",
         "bits",
         "a state of 0 is seen by those that wait for it",
-        (f"{SHARED}::test_a_row_of_zeros_is_published",),
+        (f"{MULTI_CTA}::test_a_row_of_zeros_is_published",),
     ),
     # ---- gluon: rows -------------------------------------------------------------------------------------------------------
     Mutant(
@@ -64,7 +68,7 @@ MUTANTS: list[Mutant] = [
         "col_count=str(self.scope.extent - start)",
         "col_count=str(rest)",
         "a mean divides by the elements there are",
-        (f"{MIXED}::test_totals_of_values_far_from_zero",),
+        (f"{MIX_ORDER}::test_totals_of_values_far_from_zero",),
     ),
     Mutant(
         "codegen-row-behind-the-last-is-brought",
@@ -72,7 +76,7 @@ MUTANTS: list[Mutant] = [
         'f"{names.row} < row_count"',
         'f"{names.row} <= row_count"',
         "no copy starts behind the last row",
-        (f"{GLUON}::test_any_ring_any_grid_any_number_of_turns",),
+        (f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta",),
     ),
     Mutant(
         "codegen-copies-have-no-condition",
@@ -80,7 +84,7 @@ MUTANTS: list[Mutant] = [
         "into, names.inside)",
         "into, None)",
         "no copy starts behind the last row",
-        (f"{GLUON}::test_any_ring_any_grid_any_number_of_turns",),
+        (f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta",),
     ),
     Mutant(
         "codegen-bytes-of-the-rest-unexpected",
@@ -120,7 +124,7 @@ MUTANTS: list[Mutant] = [
         "self.builder.add(Release())\n            self.copies.copy(REFILL, REFILL.counter)",
         "self.copies.copy(REFILL, REFILL.counter)",
         "a place is refilled when all have read it",
-        (f"{MIXED}::test_any_number_of_chunks_and_of_copies", f"{GLUON}::test_any_ring_any_grid_any_number_of_turns"),
+        (f"{MIX_ORDER}::test_any_number_of_chunks_and_of_copies", f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta"),
     ),
     Mutant(
         "codegen-row-too-early",
@@ -128,7 +132,7 @@ MUTANTS: list[Mutant] = [
         'return f"row + {self.slots * self.split}"',
         'return f"row + {self.split}"',
         "a place is filled with the row whose turn comes there",
-        (f"{GLUON}::test_any_ring_any_grid_any_number_of_turns",),
+        (f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta",),
     ),
     Mutant(
         "codegen-chunk-of-the-first-place",
@@ -144,7 +148,7 @@ MUTANTS: list[Mutant] = [
         'first_rows = "row == 0"',
         'first_rows = "row >= 0"',
         "what all rows share is stored once",
-        (f"{GLUON}::test_one_row_stores_what_no_row_changes",),
+        (f"{GLUON}::test_one_row_stores_values_that_no_row_changes",),
     ),
     Mutant(
         "codegen-copy-of-the-wrong-part",
@@ -152,7 +156,7 @@ MUTANTS: list[Mutant] = [
         "(number + 1) // self.at.chunks_per_copy - 1",
         "(number + 1) // self.at.chunks_per_copy",
         "a place is filled with the part that was read there",
-        (f"{MIXED}::test_any_number_of_chunks_and_of_copies",),
+        (f"{MIX_ORDER}::test_any_number_of_chunks_and_of_copies",),
     ),
     Mutant(
         "codegen-copies-of-the-next-row-alone",
@@ -168,7 +172,7 @@ MUTANTS: list[Mutant] = [
         "        for i in self.steps.trailing:\n            values.node(i, at, env)",
         "        pass",
         "every output is written",
-        (f"{GLUON}::test_one_row_stores_what_no_row_changes",),
+        (f"{GLUON}::test_one_row_stores_values_that_no_row_changes",),
     ),
     Mutant(
         "codegen-staged-row-results-are-not-gathered",
@@ -176,7 +180,7 @@ MUTANTS: list[Mutant] = [
         "self.accumulation.feed(self.steps.row_folds, at, env)",
         "pass",
         "what every row has one of is reduced over rows",
-        (f"{MIXED}::test_totals_of_values_far_from_zero",),
+        (f"{MIX_ORDER}::test_totals_of_values_far_from_zero",),
     ),
     Mutant(
         "codegen-once-waits-for-another-phase",
@@ -184,7 +188,7 @@ MUTANTS: list[Mutant] = [
         '"0" if self.at.one_row else parity',
         '"1" if self.at.one_row else parity',
         "a row that is alone is waited for",
-        (f"{GLUON}::test_any_ring_any_grid_any_number_of_turns[7-1-0-2056]",),
+        (f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta[7-1-0-2056]",),
     ),
     # ---- gluon_ring --------------------------------------------------------------------------------------------------------
     Mutant(
@@ -193,7 +197,7 @@ MUTANTS: list[Mutant] = [
         'return f"{turn} // {slots} & 1" if slots > 1 else',
         'return f"{turn} & 1" if slots > 1 else',
         "a wait is for this row, not the one before",
-        (f"{GLUON}::test_any_ring_any_grid_any_number_of_turns",),
+        (f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta",),
     ),
     Mutant(
         "codegen-release-without-barrier",
@@ -209,7 +213,7 @@ MUTANTS: list[Mutant] = [
         "self.statement(ir.Fence(), depth)\n                self.statement",
         "self.statement",
         "TMA sees what threads wrote before it overwrites it",
-        (f"{TILES}::test_the_text",),
+        (f"{TILES}::test_the_generated_text",),
     ),
     Mutant(
         "codegen-a-barrier-is-left",
@@ -274,7 +278,7 @@ MUTANTS: list[Mutant] = [
         'f"{row}{self._wide} * {self._stride} // ',
         'f"{row} * {self._stride} // ',
         "addresses beyond 2 ** 31 do not wrap around",
-        (f"{GLUON}::test_far_rows_are_counted_in_64_bits",),
+        (f"{GLUON}::test_far_rows_are_addressed_with_64_bits",),
     ),
     # ---- gluon_mix_order: column reductions too -----------------------------------------------------------------------------
     Mutant(
@@ -283,7 +287,7 @@ MUTANTS: list[Mutant] = [
         "return (GridDim(at.split * scope.schedule.ctas_per_row),)",
         "return (GridDim(scope.rows, max_programs=at.split * scope.schedule.ctas_per_row),)",
         "a join reads only what was written",
-        (f"{MIXED}::test_any_ring_any_grid_any_number_of_turns[3-2-5-RowVectors.RELOAD]",),
+        (f"{MIX_ORDER}::test_any_ring_any_grid_any_number_of_rows_per_cta[3-2-5-RowVectors.RELOAD]",),
     ),
     Mutant(
         "codegen-vectors-of-one-chunk",
@@ -291,7 +295,7 @@ MUTANTS: list[Mutant] = [
         "Slot(memory, str(k))",
         "Slot(memory, str(len(found) - 1 - k))",
         "a column meets its own weight",
-        (f"{SHARED}::test_row_vectors_may_be_looked_up[smem]",),
+        (f"{MULTI_CTA}::test_row_vectors_may_be_indexed[smem]",),
     ),
     Mutant(
         "codegen-chunks-are-numbered-alike",
@@ -299,7 +303,7 @@ MUTANTS: list[Mutant] = [
         'self.numbers[f"_{k}"] = k',
         'self.numbers[f"_{k}"] = 0',
         "a chunk is read from its own place",
-        (f"{MIXED}::test_any_ring_any_grid_any_number_of_turns[7-2-2-RowVectors.RELOAD]",),
+        (f"{MIX_ORDER}::test_any_ring_any_grid_any_number_of_rows_per_cta[7-2-2-RowVectors.RELOAD]",),
     ),
     # ---- gluon_multi_cta: several CTAs per row ------------------------------------------------------------------------------
     Mutant(
@@ -308,7 +312,7 @@ MUTANTS: list[Mutant] = [
         '"while " + " | ".join(',
         '"while " + " & ".join(',
         "a CTA waits for the states of all others",
-        (f"{SHARED}::test_other_changes_are_wrong", *GROUPS),
+        (f"{MULTI_CTA}::test_other_changes_give_wrong_results", *GROUPS),
     ),
     Mutant(
         "codegen-all-parts-are-the-first",
@@ -381,7 +385,7 @@ MUTANTS: list[Mutant] = [
         '"r_at < row_count"',
         '"r_at <= row_count"',
         "zeros behind the last row enter no reduction",
-        (f"{TILES}::test_nothing_but_the_rows_inside_counts", *STRIPS),
+        (f"{TILES}::test_overhanging_rows_do_not_contribute", *STRIPS),
     ),
     Mutant(
         "codegen-tile-columns-off-by-one",
@@ -429,7 +433,7 @@ MUTANTS: list[Mutant] = [
         "compensated=found.compensated or often",
         "compensated=found.compensated",
         "variances that are joined for every row have fp32's digits",
-        (f"{TILES}::test_variances_of_many_rows_keep_their_digits",),
+        (f"{TILES}::test_variances_of_many_rows_keep_full_precision",),
     ),
     Mutant(
         "codegen-tiles-of-other-turns",
@@ -494,7 +498,7 @@ MUTANTS: list[Mutant] = [
         "if unwrapped(multicast):",
         "if _unwrapped(multicast) is None:",
         "what is not modelled is refused",
-        (f"{MODEL}::test_what_is_not_modeled_is_refused",),
+        (f"{MODEL}::test_operations_that_are_not_modeled_are_refused",),
     ),
     Mutant(
         "codegen-model-slices-of-many-rows",
@@ -502,7 +506,7 @@ MUTANTS: list[Mutant] = [
         "if any(n != 1 for n in",
         "if any(n < 1 for n in",
         "what is not modelled is refused",
-        (f"{MODEL}::test_what_is_not_modeled_is_refused",),
+        (f"{MODEL}::test_operations_that_are_not_modeled_are_refused",),
     ),
     # ---- gluon_memory ------------------------------------------------------------------------------------------------------
     Mutant(
@@ -511,7 +515,7 @@ MUTANTS: list[Mutant] = [
         "if not slot.memory.filled[slot.bytes].all():",
         "if not slot.memory.filled[slot.bytes].any():",
         "the model refuses a read of what nothing was written to",
-        (f"{MODEL}::test_what_threads_write_in_parts_is_read_whole",),
+        (f"{MODEL}::test_parts_written_by_threads_are_read_as_a_whole",),
     ),
     Mutant(
         "codegen-memory-read-after-write",
@@ -527,7 +531,7 @@ MUTANTS: list[Mutant] = [
         'self._check_barrier_between(slot, "write", [*self.reads, *self.writes]',
         'self._check_barrier_between(slot, "write", [*self.writes]',
         "the model wants a barrier between a read and a write of others",
-        (f"{MODEL}::test_what_threads_write_in_parts_is_read_whole",),
+        (f"{MODEL}::test_parts_written_by_threads_are_read_as_a_whole",),
     ),
     Mutant(
         "codegen-memory-copy-over-unread",
@@ -543,7 +547,7 @@ MUTANTS: list[Mutant] = [
         'self._check_barrier_between(slot, "copy", [*self.reads, *self.writes]',
         'self._check_barrier_between(slot, "copy", self.writes',
         "the model wants a barrier between a read and a copy",
-        (f"{MODEL}::test_barriers_that_a_kernel_must_place_itself",),
+        (f"{MODEL}::test_barriers_that_gluon_does_not_insert_are_required",),
     ),
     Mutant(
         "codegen-memory-starts-at-the-end",
@@ -599,7 +603,7 @@ MUTANTS: list[Mutant] = [
         "if state.pending < count:",
         "if state.pending < 0:",
         "the model refuses arrivals that a phase has no room for",
-        (f"{MODEL}::test_arrivals_that_nobody_waited_for_are_caught",),
+        (f"{MODEL}::test_arrivals_without_a_wait_are_caught",),
     ),
     Mutant(
         "codegen-memory-missing-arrivals",
@@ -696,7 +700,7 @@ MUTANTS: list[Mutant] = [
         "delattr(owner, name) if member is _ABSENT else setattr(owner, name, member)",
         "delattr(owner, name) if member is _ABSENT else None",
         "Triton is left as it was",
-        (f"{RUNTIME}::test_works_whatever_was_imported_first_and_leaves_triton_alone[False]",),
+        (f"{RUNTIME}::test_import_order_does_not_matter_and_triton_is_not_modified[False]",),
     ),
     Mutant(
         "codegen-interpreter-remainders-are-floored",
@@ -704,7 +708,7 @@ MUTANTS: list[Mutant] = [
         '"fmod": np.fmod',
         '"fmod": np.mod',
         "a remainder has the sign of its dividend",
-        (f"{RUNTIME}::test_op_row_interpreted",),
+        (f"{RUNTIME}::test_op_rows_are_interpreted_correctly",),
     ),
     Mutant(
         "codegen-interpreter-runs-one-program-short",
@@ -729,7 +733,7 @@ MUTANTS: list[Mutant] = [
         'was done."""\n        self._idle = 0',
         'was done."""\n        self._idle += 0',
         "CTAs that go on are not said to wait for ever",
-        (f"{SHARED}::test_turns_go_on_while_something_happens",),
+        (f"{MULTI_CTA}::test_coroutines_run_while_any_makes_progress",),
     ),
     Mutant(
         "codegen-turns-go-on-after-a-failure",
@@ -737,7 +741,7 @@ MUTANTS: list[Mutant] = [
         "if self.failure is not None:\n            raise Cancelled",
         "if self.failure is not None:\n            return",
         "what fails ends all",
-        (f"{SHARED}::test_nothing_goes_on_after_a_failure",),
+        (f"{MULTI_CTA}::test_no_coroutine_runs_after_a_failure",),
     ),
     Mutant(
         "codegen-turns-begin-after-a-failure",
@@ -745,7 +749,7 @@ MUTANTS: list[Mutant] = [
         "if self.failure is None:\n                work()",
         "if self.now >= 0:\n                work()",
         "what fails ends all",
-        (f"{SHARED}::test_nothing_goes_on_after_a_failure",),
+        (f"{MULTI_CTA}::test_no_coroutine_runs_after_a_failure",),
     ),
     Mutant(
         "codegen-turns-swallow-failures",

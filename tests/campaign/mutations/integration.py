@@ -12,8 +12,8 @@ REPRO, DYNAMIC, NOTHING = "tests/cpu/test_repro.py", "tests/cpu/test_dynamic.py"
 RESULTS, HOSTILE, COMPARE = "tests/cpu/test_results.py", "tests/cpu/test_hostile_results.py", "tests/cpu/test_compare.py"
 ONE_PLAN = "tests/cpu/test_one_plan.py"
 BENCH, BISECT = "tests/cpu/test_bench.py", "tests/cpu/test_bisect.py"
-CHANGES = (f"{STALE}::test_a_change_of_what_a_function_reads_is_seen",)
-HIDDEN = (f"{STALE}::test_state_that_python_does_not_show",)
+CHANGES = (f"{STALE}::test_a_change_of_state_that_a_function_reads_is_detected",)
+HIDDEN = (f"{STALE}::test_state_that_cannot_be_inspected_is_refused",)
 PLAIN = (f"{STALE}::test_plain_values_that_differ",)
 
 _ENGINE = [
@@ -23,7 +23,7 @@ _ENGINE = [
         "needs_wide_index(self.program, bindings),",
         "needs_wide_index(self.program, sizes),",
         "elements are counted in 64 bits where 32 do not do",
-        (f"{ENGINE}::test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_of_its_own",),
+        (f"{ENGINE}::test_large_and_unaligned_tensors_have_their_own_kernels",),
     ),
     Mutant(
         "integration-engine-everything-aligned",
@@ -31,7 +31,7 @@ _ENGINE = [
         "buffers if aligned is None else aligned & buffers",
         "buffers",
         "what does not start on 16 bytes has kernels of its own",
-        (f"{ENGINE}::test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_of_its_own",),
+        (f"{ENGINE}::test_large_and_unaligned_tensors_have_their_own_kernels",),
     ),
     Mutant(
         "integration-engine-found-whatever-is-aligned",
@@ -39,7 +39,7 @@ _ENGINE = [
         "for symbol in self.program.symbols), aligned, where, tune)",
         "for symbol in self.program.symbols), where, tune)",
         "what does not start on 16 bytes has kernels of its own",
-        (f"{ENGINE}::test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_of_its_own",),
+        (f"{ENGINE}::test_large_and_unaligned_tensors_have_their_own_kernels",),
     ),
     Mutant(
         "integration-engine-found-whatever-the-tuning",
@@ -47,7 +47,7 @@ _ENGINE = [
         "for symbol in self.program.symbols), aligned, where, tune)",
         "for symbol in self.program.symbols), aligned, where)",
         "a call that asks for tuning is tuned",
-        (f"{TUNE}::test_the_winner_is_remembered_apart_from_the_default",),
+        (f"{TUNE}::test_the_winner_is_stored_separately_from_the_default",),
     ),
     Mutant(
         "integration-engine-found-whatever-the-sizes",
@@ -55,7 +55,7 @@ _ENGINE = [
         "call = (*(bindings[symbol] for symbol in self.program.symbols),",
         "call = (",
         "kernels are those of a call's own sizes",
-        (f"{ENGINE}::test_sizes_a_kernel_had_better_know_get_kernels_of_their_own",),
+        (f"{ENGINE}::test_each_fixed_size_has_its_own_kernels",),
     ),
     Mutant(
         "integration-engine-failures-are-remembered",
@@ -71,7 +71,7 @@ _ENGINE = [
         "if len(self._promises) < MAX_KEYS:",
         "if self._promises is not None:",
         "what is kept of one Program is bounded",
-        (f"{ENGINE}::test_the_latest_keys_are_kept",),
+        (f"{ENGINE}::test_the_most_recent_variants_are_kept",),
     ),
     Mutant(
         "integration-engine-tma-reads-what-is-crooked",
@@ -79,7 +79,7 @@ _ENGINE = [
         "aligned=b.name in variant.aligned)",
         "aligned=True)",
         "TMA is not asked for what does not start on 16 bytes",
-        (f"{ENGINE}::test_what_does_not_start_on_16_bytes_is_planned_for_as_that",),
+        (f"{ENGINE}::test_unaligned_tensors_are_planned_as_unaligned",),
     ),
     Mutant(
         "integration-engine-keys-without-the-card",
@@ -95,7 +95,7 @@ _ENGINE = [
         '| {"program": str(program), "aligned"',
         '| {"program": program.name, "aligned"',
         "an entry names the Program it is of",
-        (f"{STORE}::test_programs_of_one_name_have_keys_of_their_own",),
+        (f"{STORE}::test_programs_with_the_same_name_have_different_keys",),
     ),
     Mutant(
         "integration-engine-keys-without-alignment",
@@ -111,7 +111,7 @@ _ENGINE = [
         'if where.type == "cuda" and torch.cuda.is_current_stream_capturing():',
         'if where.type == "none":',
         "nothing is loaded or timed while a CUDA graph is captured",
-        (f"{ENGINE}::test_nothing_is_made_while_a_graph_is_captured",),
+        (f"{ENGINE}::test_nothing_is_built_during_graph_capture",),
     ),
     Mutant(
         "integration-engine-a-stand-in-stays",
@@ -127,7 +127,7 @@ _ENGINE = [
         "    if uncompiled:\n",
         "    if uncompiled is None:\n",
         "a search that trouble cut short is not kept",
-        (f"{TUNE}::test_a_winner_is_kept_if_no_plan_was_missed_but_by_refusal",),
+        (f"{TUNE}::test_a_winner_is_stored_unless_a_plan_was_missed_for_a_transient_failure",),
     ),
     Mutant(
         "integration-engine-who-waits-is-let-down",
@@ -135,7 +135,7 @@ _ENGINE = [
         "                if not promise.abandoned:\n",
         "                if promise is not None:\n",
         "whoever waits for a thread that is interrupted makes it instead",
-        (f"{ENGINE}::test_who_waits_for_a_thread_that_is_interrupted_makes_it_instead",),
+        (f"{ENGINE}::test_a_waiting_thread_takes_over_from_an_interrupted_one",),
     ),
     Mutant(
         "integration-engine-ctrl-c-leaves-a-promise",
@@ -143,7 +143,7 @@ _ENGINE = [
         "            finally:  # Ctrl-C may arrive at any line above\n                own.abandon(self._stopped(key))",
         "            finally:  # Ctrl-C may arrive at any line above\n                pass",
         "after Ctrl-C nobody waits for what nobody makes",
-        (f"{ENGINE}::test_after_ctrl_c_at_any_line_nobody_waits_for_what_nobody_makes",),
+        (f"{ENGINE}::test_after_ctrl_c_at_any_line_no_thread_waits_forever",),
     ),
     Mutant(
         "integration-engine-lines-make-programs-differ",
@@ -167,7 +167,7 @@ _ENGINE = [
         "while len(self._values) > self._most:",
         "while False:",
         "what is kept of plans is bounded",
-        (f"{ONE_PLAN}::test_what_is_kept_is_bounded",),
+        (f"{ONE_PLAN}::test_the_number_of_kept_plans_is_bounded",),
     ),
     Mutant(
         "integration-plans-of-the-first-line",
@@ -183,7 +183,7 @@ _ENGINE = [
         "hashlib.sha256(body.encode())",
         "hashlib.sha256(spec.id.encode())",
         "regions with other settings or lines are not mixed up",
-        (f"{REGION}::test_the_text_of_a_region_is_all_of_it",),
+        (f"{REGION}::test_a_region_round_trips_through_its_text",),
     ),
 ]
 
@@ -194,7 +194,7 @@ _REGION = [
         "aligned, aliased, *sizes)",
         "aligned, *sizes)",
         "calls in place are told from others",
-        (f"{INPLACE}::test_calls_in_place_and_apart_are_told_from_each_other",),
+        (f"{INPLACE}::test_in_place_and_out_of_place_calls_are_distinguished",),
     ),
     Mutant(
         "integration-region-whatever-is-aligned",
@@ -202,7 +202,7 @@ _REGION = [
         "key = (outs[0].get_device(), aligned, aliased,",
         "key = (outs[0].get_device(), aliased,",
         "what does not start on 16 bytes is told from what does",
-        (f"{REGION}::test_kernels_know_which_tensors_start_on_16_bytes",),
+        (f"{REGION}::test_kernels_are_told_which_tensors_start_on_16_bytes",),
     ),
     Mutant(
         "integration-region-eight-bytes-will-do",
@@ -210,7 +210,7 @@ _REGION = [
         "for at in input_addresses:\n            aligned += aligned + (not at & 15)",
         "for at in input_addresses:\n            aligned += aligned + (not at & 7)",
         "what starts on 8 bytes is told from what starts on 16",
-        (f"{REGION}::test_kernels_know_which_tensors_start_on_16_bytes",),
+        (f"{REGION}::test_kernels_are_told_which_tensors_start_on_16_bytes",),
     ),
     Mutant(
         "integration-region-which-output-is-in-place",
@@ -218,7 +218,7 @@ _REGION = [
         "alias_mask(at, input_addresses) << k * len(input_addresses)",
         "alias_mask(at, input_addresses)",
         "calls are told apart by which output lies over which input",
-        (f"{INPLACE}::test_calls_are_told_apart_by_which_output_lies_over_an_input",),
+        (f"{INPLACE}::test_calls_are_distinguished_by_which_output_overlaps_an_input",),
     ),
     Mutant(
         "integration-region-sizes-untold",
@@ -234,7 +234,7 @@ _REGION = [
         "originals = [clone_strided(t) if taken else t for",
         "originals = [t for",
         "a failed first launch does not cost an input",
-        (f"{FAILURE}::test_a_failed_launch_does_not_cost_an_input",),
+        (f"{FAILURE}::test_a_failed_launch_does_not_destroy_an_input",),
     ),
     Mutant(
         "integration-region-answers-from-what-was-overwritten",
@@ -242,7 +242,7 @@ _REGION = [
         "        if overwrites(outs, ins):\n",
         "        if overwrites(outs, ins) is None:\n",
         "nothing is computed from an input that may be overwritten",
-        (f"{FAILURE}::test_a_launch_that_fails_later_over_an_input_raises",),
+        (f"{FAILURE}::test_an_in_place_launch_that_fails_later_raises",),
     ),
     Mutant(
         "integration-region-errors-hidden-while-captured",
@@ -250,7 +250,7 @@ _REGION = [
         'self.settings.on_error == "raise" or _capturing(outs[0]):',
         'self.settings.on_error == "raise":',
         "nothing takes the place of kernels in a CUDA graph",
-        (f"{FAILURE}::test_nothing_takes_the_place_of_a_fallback_or_of_a_call_that_is_captured",),
+        (f"{FAILURE}::test_a_failing_fallback_or_captured_call_has_no_further_fallback",),
     ),
     Mutant(
         "integration-region-a-failed-launch-is-tried-again",
@@ -258,7 +258,7 @@ _REGION = [
         '                self._remember(key, self._fall_back("launched", coded, outs, ins, self._bindings(sizes)))',
         '                self._fall_back("launched", coded, outs, ins, self._bindings(sizes))',
         "kernels that failed to launch are not used again",
-        (f"{FAILURE}::test_a_launch_that_fails_later_is_worked_around_too",),
+        (f"{FAILURE}::test_a_launch_that_fails_later_falls_back_too",),
     ),
     Mutant(
         "integration-region-checked-against-what-it-wrote",
@@ -266,7 +266,7 @@ _REGION = [
         "find_mistake(self.program, bindings, outs, originals)",
         "find_mistake(self.program, bindings, outs, ins)",
         "checks are made of the inputs as they were",
-        (f"{REGION}::test_a_checked_call_that_is_right_raises_nothing_though_it_overwrites_an_input",),
+        (f"{REGION}::test_a_right_checked_call_passes_even_if_it_overwrites_an_input",),
     ),
     Mutant(
         "integration-region-wrong-is-not-told",
@@ -290,7 +290,7 @@ _REGION = [
         "if len(self._fills) >= MAX_CACHED_SIZES:",
         "if len(self._fills) < 0:",
         "what is remembered of a region is bounded",
-        (f"{REGION}::test_what_is_remembered_of_a_region_is_bounded",),
+        (f"{REGION}::test_the_state_kept_per_region_is_bounded",),
     ),
     Mutant(
         "integration-region-regions-without-end",
@@ -298,7 +298,7 @@ _REGION = [
         "while len(_REGIONS) >= MAX_REGIONS:",
         "while len(_REGIONS) < 0:",
         "what is kept of regions is bounded",
-        (f"{TRACES}::test_regions_called_latest_are_kept",),
+        (f"{TRACES}::test_the_most_recently_called_regions_are_kept",),
     ),
     Mutant(
         "integration-region-any-strides-will-do",
@@ -306,7 +306,7 @@ _REGION = [
         "(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)",
         "(torch.Tag.pt2_compliant_tag,)",
         "torch gives a region tensors with the strides its graph promised",
-        (f"{REGION}::test_torch_is_to_keep_strides",),
+        (f"{REGION}::test_torch_must_keep_strides",),
     ),
     Mutant(
         "integration-region-kernels-over-nothing",
@@ -314,7 +314,7 @@ _REGION = [
         "if any(self.program.points((axis.name,), bindings) == 0 for axis in self.program.axes):",
         "if not self.program.axes:",
         "a reduction over nothing has its result",
-        (f"{REGION}::test_no_rows_nothing_launched",),
+        (f"{REGION}::test_no_rows_launch_nothing",),
     ),
     Mutant(
         "integration-sharing-the-last-element",
@@ -322,7 +322,7 @@ _REGION = [
         "start + (last + 1) * tensor.element_size()",
         "start + last * tensor.element_size()",
         "memory that overlaps by one element is not written over",
-        (f"{INPLACE}::test_only_the_very_same_elements_are_safe",),
+        (f"{INPLACE}::test_only_identical_elements_are_safe_to_overwrite",),
     ),
     Mutant(
         "integration-sharing-the-input-may-have-gaps",
@@ -330,7 +330,7 @@ _REGION = [
         "and a.is_contiguous() and b.is_contiguous()",
         "and a.is_contiguous()",
         "an output is written over an input only element for element",
-        (f"{INPLACE}::test_only_the_very_same_elements_are_safe",),
+        (f"{INPLACE}::test_only_identical_elements_are_safe_to_overwrite",),
     ),
     Mutant(
         "integration-sharing-any-type",
@@ -338,7 +338,7 @@ _REGION = [
         "or a.dtype != b.dtype:",
         "or a.dtype is None:",
         "an output is written over an input of its own type only",
-        (f"{INPLACE}::test_only_the_very_same_elements_are_safe",),
+        (f"{INPLACE}::test_only_identical_elements_are_safe_to_overwrite",),
     ),
     Mutant(
         "integration-sharing-whatever-plans-allow",
@@ -346,7 +346,7 @@ _REGION = [
         "and (k, touched[0]) in allowed and",
         "and",
         "an output is written over an input only where the plan allows it",
-        (f"{INPLACE}::test_only_the_very_same_elements_are_safe",),
+        (f"{INPLACE}::test_only_identical_elements_are_safe_to_overwrite",),
     ),
     Mutant(
         "integration-sharing-two-outputs-in-one-place",
@@ -354,7 +354,7 @@ _REGION = [
         "for j, other in enumerate(outs) if j != k):",
         "for j, other in enumerate(outs) if j < k < 0):",
         "outputs that share memory are computed apart",
-        (f"{INPLACE}::test_only_the_very_same_elements_are_safe",),
+        (f"{INPLACE}::test_only_identical_elements_are_safe_to_overwrite",),
     ),
     Mutant(
         "integration-sharing-never-copied-back",
@@ -362,7 +362,7 @@ _REGION = [
         "            outs[k].copy_(made)\n",
         "            outs[k].copy_(outs[k])\n",
         "what was computed aside gets to its place",
-        (f"{INPLACE}::test_what_kernels_cannot_do_in_place_is_done_apart",),
+        (f"{INPLACE}::test_unsafe_overlaps_are_computed_out_of_place",),
     ),
     Mutant(
         "integration-fallback-a-copy-that-is-none",
@@ -370,7 +370,7 @@ _REGION = [
         "return map_storage(tensor, Tensor.clone)",
         "return map_storage(tensor, lambda memory: memory)",
         "a failed first launch does not cost an input",
-        (f"{FAILURE}::test_a_failed_launch_does_not_cost_an_input",),
+        (f"{FAILURE}::test_a_failed_launch_does_not_destroy_an_input",),
     ),
     Mutant(
         "integration-fallback-overlaps-at-the-start",
@@ -378,7 +378,7 @@ _REGION = [
         "written = {o.untyped_storage().data_ptr() for o in outs if o.numel()}",
         "written = {o.data_ptr() for o in outs if o.numel()}",
         "of every input that may be overwritten a copy is kept",
-        (f"{FAILURE}::test_a_failed_launch_does_not_cost_an_input_that_starts_anywhere",),
+        (f"{FAILURE}::test_a_failed_launch_does_not_destroy_an_unaligned_input",),
     ),
     Mutant(
         "integration-fallback-computes-in-place",
@@ -410,7 +410,7 @@ _REGION = [
         "(WrongAnswer, NotWarmedUp, torch.OutOfMemoryError)",
         "(WrongAnswer, NotWarmedUp)",
         "a card without room is not worked around",
-        (f"{FAILURE}::test_a_broken_card_is_never_worked_around",),
+        (f"{FAILURE}::test_cuda_errors_have_no_fallback",),
     ),
     Mutant(
         "integration-failure-captured-graphs-hold-a-fallback",
@@ -418,7 +418,7 @@ _REGION = [
         "(WrongAnswer, NotWarmedUp, torch.OutOfMemoryError)",
         "(WrongAnswer, torch.OutOfMemoryError)",
         "kernels that are not ready for a CUDA graph are told of",
-        (f"{FAILURE}::test_what_would_hide_something_is_never_worked_around",),
+        (f"{FAILURE}::test_errors_that_must_be_seen_have_no_fallback",),
     ),
     Mutant(
         "integration-failure-a-broken-card-is-worked-around",
@@ -426,7 +426,7 @@ _REGION = [
         "    return is_device_error(error)\n",
         "    return False\n",
         "a broken card is not worked around",
-        (f"{FAILURE}::test_a_broken_card_is_never_worked_around",),
+        (f"{FAILURE}::test_cuda_errors_have_no_fallback",),
     ),
     Mutant(
         "integration-failure-said-again-and-again",
@@ -434,7 +434,7 @@ _REGION = [
         "        _warned.add(about)\n",
         "        pass\n",
         "a warning is given once",
-        (f"{REGION}::test_warnings_are_said_once",),
+        (f"{REGION}::test_warnings_are_shown_once",),
     ),
     Mutant(
         "integration-failure-codes-are-lost",
@@ -453,7 +453,7 @@ _BACKEND = [
         "            if k in circular:\n",
         "            if k is None:\n",
         "regions that need each other are not both claimed",
-        (f"{REGIONS}::test_of_regions_in_a_circle_one_is_left_and_the_others_are_replaced",),
+        (f"{REGIONS}::test_one_region_of_a_cycle_stays_with_inductor",),
     ),
     Mutant(
         "integration-claim-crossings-are-free",
@@ -485,7 +485,7 @@ _BACKEND = [
         "if known and not node.users and not is_ordered(node):",
         'if node.op == "call_function" and not node.users:',
         "ops with effects stay",
-        (f"{ORDER}::test_a_write_whose_result_nobody_reads_stays",),
+        (f"{ORDER}::test_a_write_with_an_unused_result_is_kept",),
     ),
     Mutant(
         "integration-claim-errors-are-decisions",
@@ -493,7 +493,7 @@ _BACKEND = [
         'return _declined(reductions, "it could not be planned", to_coded_error(error, "deciding on a region"), part)',
         'return _declined(reductions, "it could not be planned", None, part)',
         "a region that could not be planned is told of",
-        (f"{FAILURE}::test_a_region_that_cannot_be_planned_while_claiming_is_left",),
+        (f"{FAILURE}::test_a_region_whose_planning_fails_stays_with_inductor",),
     ),
     Mutant(
         "integration-arrange-across-writes",
@@ -501,7 +501,7 @@ _BACKEND = [
         "        if writes(node):\n",
         "        if node is None:\n",
         "nothing moves across a write",
-        (f"{ORDER}::test_so_is_a_use_before_a_write_of_what_comes_after_it",),
+        (f"{ORDER}::test_reading_before_a_write_a_value_computed_after_it_is_an_error",),
     ),
     Mutant(
         "integration-arrange-any-order-of-effects",
@@ -509,7 +509,7 @@ _BACKEND = [
         "    return dict(pairwise(ordered))\n",
         "    return dict(pairwise(ordered[:0]))\n",
         "the order of effects is as it was",
-        (f"{ORDER}::test_the_order_of_effects_is_as_it_was",),
+        (f"{ORDER}::test_the_order_of_effects_is_kept",),
     ),
     Mutant(
         "integration-arrange-what-cannot-be",
@@ -525,7 +525,7 @@ _BACKEND = [
         'if node is not None and node.op == "placeholder":',
         "if node is None:",
         "an input of a graph is written over at once, not in a clone",
-        (f"{INPLACE}::test_a_gradient_takes_the_memory_of_a_saved_activation",),
+        (f"{INPLACE}::test_a_gradient_reuses_the_memory_of_a_saved_activation",),
     ),
     Mutant(
         "integration-rewrite-half-of-it",
@@ -533,7 +533,7 @@ _BACKEND = [
         "            for node in reversed(self._added()):\n",
         "            for node in reversed(self._added()[:0]):\n",
         "where a region cannot be replaced the graph is as it was",
-        (f"{DYNAMIC}::test_a_size_without_nodes_costs_one_region",),
+        (f"{DYNAMIC}::test_a_size_that_cannot_be_expressed_costs_one_region",),
     ),
     Mutant(
         "integration-passes-half-a-graph",
@@ -541,7 +541,7 @@ _BACKEND = [
         "            _restore(graph, before)\n",
         "            pass\n",
         "a graph that cannot be claimed is left as it was",
-        (f"{FAILURE}::test_a_graph_that_cannot_be_claimed_is_left_as_it_was",),
+        (f"{FAILURE}::test_a_graph_whose_claim_fails_is_unchanged",),
     ),
     Mutant(
         "integration-passes-ids-without-sources",
@@ -549,7 +549,7 @@ _BACKEND = [
         "facts = (versions(), settings.graph_key,",
         "facts = (settings.graph_key,",
         "a cached graph is never used by other sources",
-        (f"{BACKEND}::test_ids_follow_from_settings_sources_and_card",),
+        (f"{BACKEND}::test_the_uuid_depends_on_settings_sources_and_card",),
     ),
     Mutant(
         "integration-passes-ids-without-settings-of-calls",
@@ -557,7 +557,7 @@ _BACKEND = [
         "return repr((own, self.for_calls))",
         "return repr(own)",
         "a cached graph is never used under other settings",
-        (f"{BACKEND}::test_ids_follow_from_settings_sources_and_card",),
+        (f"{BACKEND}::test_the_uuid_depends_on_settings_sources_and_card",),
     ),
     Mutant(
         "integration-passes-ids-without-the-cards",
@@ -565,7 +565,7 @@ _BACKEND = [
         "card, cards, sorted(compat.donated_inputs()))",
         "card, sorted(compat.donated_inputs()))",
         "a cached graph is never used on another card",
-        (f"{BACKEND}::test_ids_follow_from_the_cards_here",),
+        (f"{BACKEND}::test_the_uuid_depends_on_the_visible_cards",),
     ),
     Mutant(
         "integration-passes-ids-without-what-is-given-away",
@@ -589,7 +589,7 @@ _BACKEND = [
         "        return by is not None\n",
         "        return False\n",
         "what runs without Python has no regions",
-        (f"{FAILURE}::test_what_runs_without_python_gets_no_regions",),
+        (f"{FAILURE}::test_code_that_runs_without_python_gets_no_regions",),
     ),
     Mutant(
         "integration-passes-the-oldest-card",
@@ -597,7 +597,7 @@ _BACKEND = [
         "facts.capability >= MIN_CAPABILITY",
         "facts.capability > MIN_CAPABILITY",
         "cards of compute capability 8.0 are served",
-        (f"{BACKEND}::test_cards_that_kernels_are_written_for",),
+        (f"{BACKEND}::test_which_cards_are_supported",),
     ),
     Mutant(
         "integration-passes-older-cards",
@@ -605,7 +605,7 @@ _BACKEND = [
         "return facts is not None and facts.capability >= MIN_CAPABILITY",
         "return facts is not None",
         "graphs on cards without kernels go to Inductor",
-        (f"{BACKEND}::test_cards_that_kernels_are_written_for",),
+        (f"{BACKEND}::test_which_cards_are_supported",),
     ),
     Mutant(
         "integration-split-half-of-it",
@@ -613,7 +613,7 @@ _BACKEND = [
         "graphs = copy_graph(forward.graph), copy_graph(backward.graph)",
         "graphs = forward.graph, backward.graph",
         "a training graph is changed whole or not at all",
-        ("tests/cpu/test_recompute.py::test_graphs_are_changed_both_or_not_at_all",),
+        ("tests/cpu/test_recompute.py::test_both_graphs_are_changed_or_neither",),
     ),
     Mutant(
         "integration-split-ids-without-sources",
@@ -621,7 +621,7 @@ _BACKEND = [
         "repr((versions(), self.settings.graph_key))",
         "repr(self.settings.graph_key)",
         "a cached split is never used by other sources",
-        ("tests/cpu/test_recompute.py::test_the_id_of_a_split_follows_from_settings_and_sources",),
+        ("tests/cpu/test_recompute.py::test_the_uuid_of_the_partitioner_depends_on_settings_and_sources",),
     ),
     Mutant(
         "integration-settings-the-first-wins",
@@ -629,7 +629,7 @@ _BACKEND = [
         "resolve({**_CONTEXT.get(), **(options or {})})",
         "resolve({**(options or {}), **_CONTEXT.get()})",
         "of settings the nearest counts",
-        (f"{REGION}::test_later_sources_of_settings_are_stronger",),
+        (f"{REGION}::test_later_sources_of_settings_take_precedence",),
     ),
     Mutant(
         "integration-settings-the-environment-is-that-of-the-compiler",
@@ -637,7 +637,7 @@ _BACKEND = [
         "for_calls=calls)",
         "for_calls=CallSettings(now.verify, now.on_error, now.tune))",
         "the environment of the process that calls decides what was not given",
-        (f"{REGION}::test_what_was_given_for_calls_travels_with_the_region",),
+        (f"{REGION}::test_settings_for_calls_travel_with_the_region",),
     ),
     Mutant(
         "integration-settings-graphs-of-other-settings",
@@ -645,7 +645,7 @@ _BACKEND = [
         'if not row["per_call"]]',
         'if row["per_call"]]',
         "a cached graph is never used under other settings",
-        (f"{BACKEND}::test_ids_follow_from_settings_sources_and_card",),
+        (f"{BACKEND}::test_the_uuid_depends_on_settings_sources_and_card",),
     ),
     Mutant(
         "integration-settings-true-is-one-call",
@@ -653,7 +653,7 @@ _BACKEND = [
         "if isinstance(given, bool) or not isinstance(given, int)",
         "if not isinstance(given, int)",
         "settings that mean nothing are refused",
-        (f"{REGION}::test_bad_settings_say_what_is_good",),
+        (f"{REGION}::test_bad_settings_name_the_allowed_values",),
     ),
     Mutant(
         "integration-repro-comments-are-code",
@@ -661,7 +661,7 @@ _BACKEND = [
         'return (text.strip().splitlines() or [""])[0].encode("unicode_escape").decode()',
         "return text.strip()",
         "what an error says is no code of a reproducer",
-        (f"{REPRO}::test_what_is_said_is_not_code",),
+        (f"{REPRO}::test_error_text_is_not_code",),
     ),
     Mutant(
         "integration-repro-programs-are-code",
@@ -669,7 +669,7 @@ _BACKEND = [
         '    {line!a}\\n"',
         "    '{line.strip()}'\\n\"",
         "what a Program says is no code of a reproducer",
-        (f"{REPRO}::test_what_is_said_is_not_code",),
+        (f"{REPRO}::test_error_text_is_not_code",),
     ),
     Mutant(
         "integration-repro-names-are-paths",
@@ -677,7 +677,7 @@ _BACKEND = [
         'files.slug(f"repro_{region}") + ".py", text)',
         'f"repro_{region}.py", text)',
         "reproducers lie in their folder",
-        (f"{REPRO}::test_a_regions_name_is_no_path",),
+        (f"{REPRO}::test_the_name_of_a_region_is_not_a_path",),
     ),
     Mutant(
         "integration-repro-in-anybodys-folder",
@@ -685,7 +685,7 @@ _BACKEND = [
         "    with files.open_folder(folder, create=True) as handle:\n",
         "    folder.mkdir(exist_ok=True)\n    with files.listable(os.open(folder, os.O_RDONLY)) as handle:\n",
         "nobody else can put another file in a reproducer's place",
-        (f"{REPRO}::test_a_folder_that_is_not_ours_alone_gets_none",),
+        (f"{REPRO}::test_no_reproducer_is_written_to_an_unsafe_folder",),
     ),
     Mutant(
         "integration-inductor-passes-of-others-go",
@@ -693,7 +693,7 @@ _BACKEND = [
         "compat.combined_passes((*others, _graph_pass(settings)))",
         "compat.combined_passes((_graph_pass(settings),))",
         "passes of others are kept",
-        (f"{BACKEND}::test_passes_of_others_are_kept",),
+        (f"{BACKEND}::test_passes_set_by_the_user_are_kept",),
     ),
     Mutant(
         "integration-ops-read-what-they-overwrite",
@@ -717,7 +717,7 @@ _BACKEND = [
         "    if seeded is not None:\n",
         "    if seeded is ...:\n",
         "random numbers that follow from a seed are refused where nobody generates code for them",
-        (f"{ORDER}::test_numbers_from_a_seed_are_refused_where_ops_run_one_by_one",),
+        (f"{ORDER}::test_seeded_draws_are_refused_in_an_op_by_op_run",),
     ),
 ]
 
@@ -728,7 +728,7 @@ _FUSE = [
         "if t.data_ptr() % 16 == 0)",
         "if t.data_ptr() % 8 == 0)",
         "what starts on 8 bytes is told from what starts on 16",
-        (f"{TRACES}::test_kernels_know_which_tensors_start_on_16_bytes",),
+        (f"{TRACES}::test_kernels_are_told_which_tensors_start_on_16_bytes",),
     ),
     Mutant(
         "integration-fuse-kernels-over-nothing",
@@ -737,8 +737,8 @@ _FUSE = [
         "        if call is None:\n",
         "what has no elements is answered as eager answers it",
         (
-            f"{NOTHING}::test_what_has_no_elements_is_answered_as_by_eager_and_explained",
-            f"{NOTHING}::test_the_greatest_of_nothing_raises_what_eager_raises",
+            f"{NOTHING}::test_empty_tensors_give_the_results_of_eager_and_are_explained",
+            f"{NOTHING}::test_the_maximum_of_nothing_raises_the_error_of_eager",
         ),
     ),
     Mutant(
@@ -747,7 +747,7 @@ _FUSE = [
         "        if latest and latest[0].state.unchanged():\n",
         "        if latest:\n",
         "an answer is that of the present state",
-        (f"{STALE}::test_the_answer_is_that_of_the_present_state",),
+        (f"{STALE}::test_results_follow_the_present_state",),
     ),
     Mutant(
         "integration-fuse-any-state",
@@ -755,7 +755,7 @@ _FUSE = [
         "known = next((each for each in self._known if each.state.unchanged()), None)",
         "known = next(iter(self._known), None)",
         "an answer is that of the present state",
-        (f"{STALE}::test_the_answer_is_that_of_the_present_state",),
+        (f"{STALE}::test_results_follow_the_present_state",),
     ),
     Mutant(
         "integration-fuse-states-without-end",
@@ -763,7 +763,7 @@ _FUSE = [
         "if each is not known))[:MAX_STATES]",
         "if each is not known))",
         "what is kept of a function is bounded",
-        (f"{TRACES}::test_the_latest_states_are_kept",),
+        (f"{TRACES}::test_the_most_recent_states_are_kept",),
     ),
     Mutant(
         "integration-fuse-calls-of-changed-functions",
@@ -779,7 +779,7 @@ _FUSE = [
         "leaf.shape, leaf.stride(), leaf.requires_grad",
         "leaf.shape, leaf.requires_grad",
         "a tensor of other strides is another call",
-        (f"{TRACES}::test_calls_that_look_alike_are_told_apart",),
+        (f"{TRACES}::test_similar_calls_are_distinguished",),
     ),
     Mutant(
         "integration-fuse-found-whatever-the-type",
@@ -787,7 +787,7 @@ _FUSE = [
         "return type(leaf), leaf.dtype, leaf.device,",
         "return type(leaf), leaf.device,",
         "a tensor of another type is another call",
-        (f"{TRACES}::test_calls_that_look_alike_are_told_apart",),
+        (f"{TRACES}::test_similar_calls_are_distinguished",),
     ),
     Mutant(
         "integration-fuse-found-whatever-the-sign",
@@ -795,7 +795,7 @@ _FUSE = [
         "leaf.requires_grad, leaf.is_neg()",
         "leaf.requires_grad",
         "a tensor that is negated when read is another call",
-        (f"{TRACES}::test_a_tensor_that_is_negated_when_read_is_not_taken_for_a_plain_one",),
+        (f"{TRACES}::test_a_lazily_negated_tensor_is_not_taken_for_a_plain_one",),
     ),
     Mutant(
         "integration-fuse-one-is-true",
@@ -811,7 +811,7 @@ _FUSE = [
         "return leaves, (compat.structure_key(spec), *map(_key, leaves))",
         "return leaves, tuple(map(_key, leaves))",
         "arguments of another structure are another call",
-        (f"{TRACES}::test_leaves_are_not_all_there_is_to_arguments",),
+        (f"{TRACES}::test_arguments_with_equal_leaves_may_differ",),
     ),
     Mutant(
         "integration-fuse-calls-without-end",
@@ -819,7 +819,7 @@ _FUSE = [
         "while len(self._calls) > MAX_CALL_KINDS:",
         "while len(self._calls) < 0:",
         "what is kept of a function is bounded",
-        (f"{TRACES}::test_the_latest_kinds_of_calls_are_kept",),
+        (f"{TRACES}::test_the_most_recent_kinds_of_calls_are_kept",),
     ),
 ]
 
@@ -854,7 +854,7 @@ _GUARDS = [
         "            if not isinstance(mode, torch.device):\n",
         "            if mode is None:\n",
         "modes that nothing compares are refused",
-        (f"{STALE}::test_modes_that_would_see_nothing",),
+        (f"{STALE}::test_torch_function_modes_are_refused",),
     ),
     Mutant(
         "guards-modes-of-torch",
@@ -862,7 +862,7 @@ _GUARDS = [
         "is_inference() is inference and active_modes() == modes",
         "is_inference() is inference",
         "modes are compared",
-        (f"{STALE}::test_modes_that_would_see_nothing",),
+        (f"{STALE}::test_torch_function_modes_are_refused",),
     ),
     Mutant(
         "guards-inference-mode",
@@ -1006,7 +1006,7 @@ _GUARDS = [
         'self.sets_data |= "data" in named.stored',
         'self.sets_data |= "data" in ()',
         "functions that set a tensor's data are refused",
-        ("tests/cpu/test_mutation.py::test_memory_that_no_op_shows",),
+        ("tests/cpu/test_mutation.py::test_setting_data_is_refused",),
     ),
     Mutant(
         "guards-inner-functions",
@@ -1046,7 +1046,7 @@ _GUARDS = [
         "if len(self.reads) > MAX_READS or len(self.seen) > MAX_READS:",
         "if len(self.reads) < 0:",
         "what is compared at every call is bounded",
-        (f"{STALE}::test_more_than_can_be_compared_at_every_call",),
+        (f"{STALE}::test_too_much_state_is_refused",),
     ),
     Mutant(
         "guards-identity-is-pure",
@@ -1097,7 +1097,7 @@ _TOOLS = [
         "type(schema) is int and schema == SCHEMA",
         "schema == SCHEMA",
         "files of other schemas are refused",
-        (f"{HOSTILE}::test_a_file_that_is_refused",),
+        (f"{HOSTILE}::test_malformed_files_are_refused",),
     ),
     Mutant(
         "integration-results-fields-unread",
@@ -1105,7 +1105,7 @@ _TOOLS = [
         "    _require(not unknown, f\"{at or 'the run'} has a field",
         "    _require(True, f\"{at or 'the run'} has a field",
         "a field nobody reads is told",
-        (f"{RESULTS}::test_what_is_not_as_agreed_is_named",),
+        (f"{RESULTS}::test_violations_of_the_schema_are_named",),
     ),
     Mutant(
         "integration-results-wrong-answers-count",
@@ -1121,7 +1121,7 @@ _TOOLS = [
         "        return kind is bool\n",
         "        return kind is not str\n",
         "values of a file have their types",
-        (f"{RESULTS}::test_what_is_not_as_agreed_is_named",),
+        (f"{RESULTS}::test_violations_of_the_schema_are_named",),
     ),
     Mutant(
         "integration-results-written-in-place",
@@ -1137,7 +1137,7 @@ _TOOLS = [
         "files.write_user_file(path, content, sync=True)",
         "files.write_user_file(path, content)",
         "results outlast a power cut",
-        (f"{RESULTS}::test_a_saved_file_is_on_the_disk_before_it_has_its_name",),
+        (f"{RESULTS}::test_a_file_is_synced_to_disk_before_it_is_renamed",),
     ),
     Mutant(
         "integration-results-numbers-of-any-size",
@@ -1145,7 +1145,7 @@ _TOOLS = [
         "MIN_MAGNITUDE <= abs(value) <= MAX_MAGNITUDE",
         "MIN_MAGNITUDE <= abs(value)",
         "numbers are of a size to reckon with",
-        (f"{HOSTILE}::test_a_file_that_is_refused",),
+        (f"{HOSTILE}::test_malformed_files_are_refused",),
     ),
     Mutant(
         "integration-results-values-without-end",
@@ -1153,7 +1153,7 @@ _TOOLS = [
         "if seen + len(inner) > MAX_VALUES:",
         "if len(inner) < 0:",
         "no file takes more than a moment",
-        (f"{HOSTILE}::test_a_file_that_is_refused",),
+        (f"{HOSTILE}::test_malformed_files_are_refused",),
     ),
     Mutant(
         "integration-compare-rows-of-other-work",
@@ -1161,7 +1161,7 @@ _TOOLS = [
         "[(a, b) for a, b in both if a.floor_bytes == b.floor_bytes]",
         "both",
         "rows that do other work are not compared",
-        (f"{COMPARE}::test_rows_that_do_other_work_are_left_out",),
+        (f"{COMPARE}::test_rows_with_different_work_are_not_compared",),
     ),
     Mutant(
         "integration-compare-broken-answers",
@@ -1169,7 +1169,7 @@ _TOOLS = [
         "t.broke for t in self.status_changes if t.provider in ONEPASS_PROVIDERS",
         "False for t in self.status_changes",
         "an answer that broke is a loss",
-        (f"{COMPARE}::test_answers_that_break_and_mend",),
+        (f"{COMPARE}::test_results_that_become_wrong_or_right_are_reported",),
     ),
     Mutant(
         "integration-verdict-the-last-rows",
@@ -1177,7 +1177,7 @@ _TOOLS = [
         "for start in range(0, rows, height):",
         "for start in range(0, rows - height, height):",
         "every row is judged",
-        (f"{BENCH}::test_large_row_wise_workloads_are_judged_in_parts",),
+        (f"{BENCH}::test_large_row_wise_workloads_are_checked_in_slices",),
     ),
     Mutant(
         "integration-verdict-other-shapes",
@@ -1185,7 +1185,7 @@ _TOOLS = [
         "    if answer.shape != eager.shape:\n",
         "    if answer.shape is None:\n",
         "an answer of another shape is wrong",
-        (f"{BENCH}::test_others_may_round_once_more_and_onepass_may_not",),
+        (f"{BENCH}::test_other_providers_may_round_once_more_but_onepass_may_not",),
     ),
     Mutant(
         "integration-bisect-what-was-skipped",
@@ -1193,7 +1193,7 @@ _TOOLS = [
         '(*overrides.get("skip", ()), *(region for region in self.claimed if region not in elements))',
         "tuple(region for region in self.claimed if region not in elements)",
         "regions that the user skips stay skipped",
-        (f"{BISECT}::test_everyone_guilty_is_found",),
+        (f"{BISECT}::test_every_bad_region_is_found",),
     ),
     Mutant(
         "integration-bisect-luck",
@@ -1201,7 +1201,7 @@ _TOOLS = [
         "if everything.excess <= self.slack and not self._changes():",
         "if everything.excess <= self.slack:",
         "a fault that comes and goes is found",
-        (f"{BISECT}::test_a_fault_that_comes_and_goes_is_found",),
+        (f"{BISECT}::test_an_intermittent_fault_is_found",),
     ),
     Mutant(
         "integration-bisect-elsewhere",
@@ -1209,7 +1209,7 @@ _TOOLS = [
         "return (), True",
         "return (), False",
         "a fault elsewhere is told",
-        (f"{BISECT}::test_a_fault_elsewhere_is_nobodys",),
+        (f"{BISECT}::test_a_fault_outside_of_regions_blames_no_region",),
     ),
     Mutant(
         "integration-bisect-one-of-many",
@@ -1217,7 +1217,7 @@ _TOOLS = [
         "while self._diverges(remaining):",
         "if self._diverges(remaining):",
         "everyone guilty is found",
-        (f"{BISECT}::test_everyone_guilty_is_found",),
+        (f"{BISECT}::test_every_bad_region_is_found",),
     ),
     Mutant(
         "integration-bisect-nan-agrees",
@@ -1225,7 +1225,7 @@ _TOOLS = [
         "    if not bool(result_wide[known].isfinite().all()):\n",
         "    if known is None:\n",
         "a NaN diverges",
-        (f"{BISECT}::test_what_diverges",),
+        (f"{BISECT}::test_which_results_diverge",),
     ),
     Mutant(
         "integration-bisect-fewer-results",
@@ -1233,7 +1233,7 @@ _TOOLS = [
         "    if results.keys() != reference.other.keys():\n",
         "    if not results:\n",
         "another number of results diverges",
-        (f"{BISECT}::test_what_diverges",),
+        (f"{BISECT}::test_which_results_diverge",),
     ),
 ]
 

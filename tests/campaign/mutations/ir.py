@@ -10,9 +10,9 @@ NUMBERS = "tests/cpu/test_numbers.py"
 MOMENTS = "tests/cpu/test_moments.py"
 RULES = ("tests/cpu/test_ir.py::test_broken_programs_are_refused_by_their_rule",)
 HITS = (
-    "tests/cpu/test_simplify.py::test_each_rule",
-    "tests/cpu/test_simplify.py::test_one_hit_holds_for_infinities_and_nans",
-    "tests/cpu/test_simplify.py::test_one_hit_among_one_is_no_sum_to_be_rewritten",
+    "tests/cpu/test_simplify.py::test_each_rule_rewrites_as_expected",
+    "tests/cpu/test_simplify.py::test_the_one_hot_rule_holds_for_infinities_and_nans",
+    "tests/cpu/test_simplify.py::test_a_one_hot_sum_over_one_class_is_right",
 )
 EDGES = ("tests/cpu/test_simplify.py::test_rules_hold_for_infinities_nans_and_zeros_of_both_signs",)
 CRITERION = ("tests/cpu/test_criterion.py",)
@@ -89,7 +89,7 @@ MUTANTS: list[Mutant] = [
         'return alg.op("where", alg.op("isnan", m2), m2, mean), m2',
         "return mean, m2",
         "the mean beside a variance is NaN where eager's is",
-        (f"{MOMENTS}::test_the_mean_beside_a_variance_is_nan_where_there_is_an_infinity",),
+        (f"{MOMENTS}::test_the_mean_of_var_mean_is_nan_if_there_is_an_infinity",),
     ),
     Mutant(
         "ir-monoid-square-overflows",
@@ -97,7 +97,7 @@ MUTANTS: list[Mutant] = [
         'alg.op("mul", off, alg.op("mul", off, alg.op("mul", n, share)))',
         'alg.op("mul", alg.op("mul", off, off), alg.op("mul", n, share))',
         "what an empty tile is joined to does not overflow",
-        (f"{MOMENTS}::test_large_values_do_not_overflow_where_there_is_nothing_to_join", *MONOID),
+        (f"{MOMENTS}::test_merging_with_an_empty_state_does_not_overflow", *MONOID),
     ),
     Mutant(
         "ir-monoid-weighted-square-overflows",
@@ -105,7 +105,7 @@ MUTANTS: list[Mutant] = [
         'alg.op("add", m2, alg.op("mul", weighted, off))',
         'alg.op("add", m2, alg.op("mul", n, alg.op("mul", off, off)))',
         "what an empty tile is merged with does not overflow",
-        (f"{MOMENTS}::test_large_values_do_not_overflow_where_there_is_nothing_to_join", *MONOID),
+        (f"{MOMENTS}::test_merging_with_an_empty_state_does_not_overflow", *MONOID),
     ),
     Mutant(
         "ir-monoid-tile-of-minus-infinity",
@@ -137,7 +137,7 @@ MUTANTS: list[Mutant] = [
         'alg.op("where", alg.op("eq", top, -inf), nan, total)',
         "total",
         "softmax of a row of -inf is NaN as eager's is",
-        ("tests/cpu/test_simplify.py::test_softmax_forms_agree_on_rows_without_numbers", *MONOID),
+        ("tests/cpu/test_simplify.py::test_softmax_forms_agree_on_rows_of_infinities_and_nans", *MONOID),
     ),
     Mutant(
         "ir-monoid-join-swaps-low-digits",
@@ -170,7 +170,7 @@ MUTANTS: list[Mutant] = [
         "return float(torch.tensor(value, dtype=torch.float32))",
         "return value",
         "the oracle and the text hold literals as kernels do",
-        (f"{NUMBERS}::test_the_oracle_and_the_text_hold_literals_as_kernels_do",),
+        (f"{NUMBERS}::test_the_oracle_and_the_text_represent_literals_as_kernels_do",),
     ),
     Mutant(
         "ir-expr-greatest-does-not-fit",
@@ -218,7 +218,7 @@ MUTANTS: list[Mutant] = [
         'f"{{L}}.maximum({{0}}, {{1}}, {_NAN})"',
         '"{L}.maximum({0}, {1})"',
         "NaN goes through a maximum",
-        ("tests/cpu/test_numbers.py::test_the_card_is_told_that_nan_goes_through_extremes",),
+        ("tests/cpu/test_numbers.py::test_generated_max_and_min_propagate_nan",),
     ),
     Mutant(
         "ir-expr-kernel-where-swapped",
@@ -234,7 +234,7 @@ MUTANTS: list[Mutant] = [
         'exact="libdevice.tanh({0})"',
         'exact=""',
         "fp32 data gets all digits of tanh",
-        ("tests/cpu/test_numbers.py::test_functions_of_fp32_data_have_all_digits_and_those_of_16_bit_data_the_fast_ones",),
+        ("tests/cpu/test_numbers.py::test_fp32_data_uses_exact_functions_and_16_bit_data_fast_ones",),
     ),
     Mutant(
         "ir-expr-fp8-is-computed-in",
@@ -253,7 +253,7 @@ MUTANTS: list[Mutant] = [
         "a size is divided where nothing is left only",
         (
             "tests/cpu/test_capture.py::test_common_factors_refine_both_sides",
-            "tests/cpu/test_capture.py::test_misaligned_factors_have_none_in_common",
+            "tests/cpu/test_capture.py::test_misaligned_factors_have_no_common_refinement",
         ),
     ),
     Mutant(
@@ -296,7 +296,7 @@ MUTANTS: list[Mutant] = [
         " and not any(frozenset({axis, other}) in together for other in g)",
         "",
         "rows and columns of one value stay two axes",
-        ("tests/cpu/test_plan.py::test_axes_that_meet_are_not_shared",),
+        ("tests/cpu/test_plan.py::test_axes_used_together_are_not_unified",),
     ),
     Mutant(
         "ir-axes-of-other-extents-are-shared",
@@ -312,7 +312,7 @@ MUTANTS: list[Mutant] = [
         "dims = program.dims[i] | (frozenset(node.axes) if isinstance(node, Reduce) else frozenset())",
         "dims = program.dims[i]",
         "an axis that is folded stays apart from those that are kept",
-        ("tests/cpu/test_plan.py::test_an_axis_that_is_folded_meets_those_that_are_kept",),
+        ("tests/cpu/test_plan.py::test_a_reduced_axis_is_related_to_the_kept_axes",),
     ),
     # ---- numbers for symbols
     Mutant(
@@ -321,7 +321,7 @@ MUTANTS: list[Mutant] = [
         "replace(node, value=node.value * scale, scale=1)",
         "replace(node, value=node.value * scale, scale=scale)",
         "a fixed size is multiplied once",
-        ("tests/cpu/test_ir.py::test_numbers_for_symbols_change_no_answer",),
+        ("tests/cpu/test_ir.py::test_substituting_numbers_for_symbols_changes_no_result",),
     ),
     Mutant(
         "ir-fix-column-stays-open",
@@ -329,7 +329,7 @@ MUTANTS: list[Mutant] = [
         "if any(axis in program.dims[j] for j in after):",
         "if not after:",
         "a column that is used again has a known length",
-        ("tests/cpu/test_plan.py::test_a_row_count_that_is_used_again_is_fixed_and_one_that_is_only_summed_is_not",),
+        ("tests/cpu/test_plan.py::test_a_row_count_is_fixed_only_if_rows_are_read_again_after_a_reduction",),
     ),
     Mutant(
         "ir-fix-gather-extent-stays",
@@ -346,7 +346,7 @@ MUTANTS: list[Mutant] = [
         "return program.dtypes[arg].is_float and not dtype.is_float",
         "return False",
         "what is converted to integers has every digit",
-        ("tests/cpu/test_numbers.py::test_each_op_that_decides_sees_every_digit",),
+        ("tests/cpu/test_numbers.py::test_ops_with_discrete_results_read_exact_values",),
     ),
     Mutant(
         "ir-expr-floor-decides-nothing",
@@ -354,7 +354,7 @@ MUTANTS: list[Mutant] = [
         '"{L}.floor({0})", Takes.FLOATS, discontinuous=True',
         '"{L}.floor({0})", Takes.FLOATS',
         "what is rounded to integers has every digit",
-        ("tests/cpu/test_numbers.py::test_each_op_that_decides_sees_every_digit",),
+        ("tests/cpu/test_numbers.py::test_ops_with_discrete_results_read_exact_values",),
     ),
     Mutant(
         "ir-monoid-position-decides-nothing",
@@ -362,7 +362,7 @@ MUTANTS: list[Mutant] = [
         "        discontinuous=True,",
         "        discontinuous=False,",
         "the place of an extreme is eager's",
-        ("tests/cpu/test_numbers.py::test_each_op_that_decides_sees_every_digit",),
+        ("tests/cpu/test_numbers.py::test_ops_with_discrete_results_read_exact_values",),
     ),
     Mutant(
         "ir-precision-may_be_approximate-of-decisions",
@@ -378,7 +378,7 @@ MUTANTS: list[Mutant] = [
         "any(program.dims[i] < program.dims[n] for n in narrow)",
         "any(program.dims[i] <= program.dims[n] for n in narrow)",
         "a 16-bit tensor beside it takes no digits from fp32 data",
-        ("tests/cpu/test_numbers.py::test_fp32_data_beside_16_bit_data_of_its_size_keeps_its_digits",),
+        ("tests/cpu/test_numbers.py::test_fp32_data_keeps_full_precision_next_to_16_bit_data_of_its_size",),
     ),
     # ---- the oracle
     Mutant(
@@ -387,7 +387,7 @@ MUTANTS: list[Mutant] = [
         "((found < 0) | (found >= extent))",
         "(found >= extent)",
         "an index below 0 is an error",
-        ("tests/cpu/test_out_of_range.py::test_the_oracle_says_which_index_lies_outside",),
+        ("tests/cpu/test_out_of_range.py::test_the_oracle_names_the_index_that_is_out_of_range",),
     ),
     Mutant(
         "ir-oracle-index-past-the-end",
@@ -395,7 +395,7 @@ MUTANTS: list[Mutant] = [
         "(found >= extent))",
         "(found > extent))",
         "an index just past the end is an error",
-        ("tests/cpu/test_out_of_range.py::test_the_oracle_says_which_index_lies_outside",),
+        ("tests/cpu/test_out_of_range.py::test_the_oracle_names_the_index_that_is_out_of_range",),
     ),
     Mutant(
         "ir-oracle-keeps-what-casts-round",
@@ -403,7 +403,7 @@ MUTANTS: list[Mutant] = [
         "return arg.to(dtype.torch).to(self.held(dtype))",
         "return arg.to(self.held(dtype))",
         "what runs in place of kernels rounds where eager does",
-        ("tests/cpu/test_ir.py::test_what_runs_in_place_of_kernels_rounds_where_casts_do",),
+        ("tests/cpu/test_ir.py::test_the_op_by_op_fallback_rounds_where_casts_do",),
     ),
     Mutant(
         "ir-oracle-window-without-start",
@@ -436,7 +436,7 @@ MUTANTS: list[Mutant] = [
         "seen = rounded in draft.stored or draft.feeds_discontinuity[draft.source]",
         "seen = rounded in draft.stored",
         "comparisons see eager's roundings",
-        (f"{NUMBERS}::test_what_a_comparison_reads_is_rounded_as_eager_rounds_it",),
+        (f"{NUMBERS}::test_operands_of_comparisons_are_rounded_as_in_eager",),
     ),
     Mutant(
         "ir-simplify-fp8-rounding",
@@ -484,7 +484,7 @@ MUTANTS: list[Mutant] = [
         "math.frexp(c)[0] in (0.5, -0.5)",
         "True",
         "fp32 quotients by a number have one rounding",
-        (f"{NUMBERS}::test_what_else_is_read_does_not_make_a_quotient_approximate",),
+        (f"{NUMBERS}::test_other_inputs_do_not_make_a_quotient_approximate",),
     ),
     Mutant(
         "ir-simplify-reciprocal-overflows",
@@ -508,7 +508,7 @@ MUTANTS: list[Mutant] = [
         "if isinstance(c, Const) and c.scale == 1)",
         "if isinstance(c, Const))",
         "a constant times an open size is no number yet",
-        (*SIMPLIFY, "tests/cpu/test_moments.py::test_every_correction_as_eager"),
+        (*SIMPLIFY, "tests/cpu/test_moments.py::test_every_correction_matches_eager"),
     ),
     Mutant(
         "ir-simplify-hit-among-one",
@@ -516,7 +516,7 @@ MUTANTS: list[Mutant] = [
         "isinstance(extent, int) or extent > 1",
         "isinstance(extent, int) or extent >= 1",
         "of one position nothing else adds 0 * r",
-        ("tests/cpu/test_simplify.py::test_an_axis_of_one_position_has_no_other_that_adds_nothing",),
+        ("tests/cpu/test_simplify.py::test_the_one_hot_rule_holds_for_an_axis_of_one_element",),
     ),
     Mutant(
         "ir-simplify-hit-past-the-end",

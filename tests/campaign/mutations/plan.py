@@ -8,44 +8,48 @@ PLAN = ("tests/cpu/test_plan.py",)
 BUDGET = ("tests/cpu/test_budget.py",)
 LEGAL = (
     "tests/cpu/test_schedule_check.py::test_ill_formed_schedules_are_refused",
-    "tests/cpu/test_schedule_check.py::test_what_they_were_made_from_is_legal",
-    "tests/cpu/test_schedule_check.py::test_an_ill_formed_schedule_is_not_written",
+    "tests/cpu/test_schedule_check.py::test_the_schedules_that_ill_formed_ones_are_made_from_are_legal",
+    "tests/cpu/test_schedule_check.py::test_an_ill_formed_schedule_is_not_emitted",
 )
 WRITERS = (
-    "tests/cpu/test_inplace.py::test_refused",
-    "tests/cpu/test_inplace.py::test_other_ctas_must_not_read_it",
-    "tests/cpu/test_inplace.py::test_ctas_of_other_rows_must_not_read_it",
-    "tests/cpu/test_inplace.py::test_memory_is_taken_of_the_same_type",
-    "tests/cpu/test_inplace.py::test_a_later_kernel_must_not_read_it",
+    "tests/cpu/test_inplace.py::test_unsafe_in_place_writes_are_refused",
+    "tests/cpu/test_inplace.py::test_an_input_that_other_ctas_read_is_not_overwritten",
+    "tests/cpu/test_inplace.py::test_an_input_that_ctas_of_other_rows_read_is_not_overwritten",
+    "tests/cpu/test_inplace.py::test_only_memory_of_the_same_type_is_reused",
+    "tests/cpu/test_inplace.py::test_an_input_that_a_later_kernel_reads_is_not_overwritten",
     "tests/cpu/test_inplace.py::test_every_family_can_write_over_its_data",
-    "tests/cpu/test_inplace.py::test_a_row_of_odd_length_that_is_kept_can_be_overwritten",
+    "tests/cpu/test_inplace.py::test_a_resident_row_of_odd_length_can_be_overwritten",
 )
 TMA = tuple(
     f"tests/cpu/test_gluon.py::{name}"
     for name in (
         "test_views_that_start_inside_a_tensor_are_not_staged",
         "test_as_many_ctas_fit_as_the_register_cap_allows",
-        "test_other_covers_are_refused",
+        "test_covers_that_are_not_chunks_and_a_tail_are_refused",
         "test_chunks_of_a_flat_view_have_room_for_the_shift",
-        "test_rows_are_staged_where_they_can_be",
+        "test_rows_are_staged_where_tma_can_load_them",
         "test_rows_that_do_not_start_at_16_bytes_are_not_staged",
-        "test_what_the_flat_view_leaves_out_at_a_tensors_end_is_read",
+        "test_elements_past_the_flat_view_are_read",
     )
 )
-BYTES = ("tests/cpu/test_gluon.py::test_the_account_of_shared_memory_is_exact_for_rests_and_any_ring",)
+BYTES = ("tests/cpu/test_gluon.py::test_computed_shared_memory_is_exact_for_tails_and_any_ring",)
 TILES = tuple(
     f"tests/cpu/test_gluon_tiles.py::{name}"
     for name in (
-        "test_tiles_are_offered_where_tma_can_bring_all",
+        "test_tiles_are_offered_where_tma_can_load_every_input",
         "test_kernels_of_other_shapes_are_not_tiled",
-        "test_tiles_that_threads_or_boxes_cannot_have",
-        "test_a_ring_that_does_not_fit_has_no_place_on_an_sm",
-        "test_what_warps_exchange_takes_the_place_of_the_ring",
+        "test_tiles_that_no_layout_or_tma_box_allows_are_refused",
+        "test_a_ring_larger_than_shared_memory_has_no_occupancy",
+        "test_scratch_for_exchanges_between_warps_reuses_the_ring",
     )
 )
-SHARED = tuple(
-    f"tests/cpu/test_gluon_shared.py::{name}"
-    for name in ("test_what_can_be_shared", "test_how_rows_may_be_shared", "test_cards_without_tma_share_no_rows")
+MULTI_CTA = tuple(
+    f"tests/cpu/test_gluon_multi_cta.py::{name}"
+    for name in (
+        "test_which_functions_can_have_several_ctas_per_row",
+        "test_the_numbers_of_ctas_per_row_that_are_offered",
+        "test_cards_without_tma_have_one_cta_per_row",
+    )
 )
 
 MUTANTS: list[Mutant] = [
@@ -241,7 +245,7 @@ MUTANTS: list[Mutant] = [
         "schedule=renumbered(chosen.schedule, split.moved)",
         "schedule=chosen.schedule",
         "the first half stages its own loads",
-        ("tests/cpu/test_plan.py::test_a_kernel_whose_reductions_are_shared_parks_its_own_loads",),
+        ("tests/cpu/test_plan.py::test_a_split_kernel_stages_its_own_loads",),
     ),
     # ---- splitting Programs
     Mutant(
@@ -291,7 +295,7 @@ MUTANTS: list[Mutant] = [
         "if last + margin >= 2**31:",
         "if last + margin >= 2**32:",
         "no address past 2**31 wraps around",
-        ("tests/cpu/test_engine.py::test_the_index_is_wide_where_it_must_be_and_what_is_not_aligned_has_kernels_of_its_own",),
+        ("tests/cpu/test_engine.py::test_large_and_unaligned_tensors_have_their_own_kernels",),
     ),
     Mutant(
         "plan-access-margin",
@@ -381,8 +385,8 @@ MUTANTS: list[Mutant] = [
         "        return 1\n",
         "partial column results are joined",
         (
-            "tests/cpu/test_gluon_mixed.py::test_rows_are_staged_where_they_can_be",
-            "tests/cpu/test_gluon_mixed.py::test_a_backward_pass_is_staged_and_joined_and_compiles",
+            "tests/cpu/test_gluon_mix_order.py::test_rows_are_staged_where_tma_can_load_them",
+            "tests/cpu/test_gluon_mix_order.py::test_a_backward_pass_is_staged_and_joined_and_compiles",
         ),
     ),
     Mutant(
@@ -489,7 +493,7 @@ MUTANTS: list[Mutant] = [
         "return bool(stores) and all(kernel.is_full[i] and kernel.phase[i] == 1 for i in stores)",
         "return bool(stores)",
         "a result of one number per row has no owner among CTAs that share the row",
-        SHARED,
+        MULTI_CTA,
     ),
     Mutant(
         "plan-staged-rows-shares-wide-states",
@@ -497,7 +501,7 @@ MUTANTS: list[Mutant] = [
         "any(kernel.phase[f.node] or not _has_word_states(kernel, f.node) for f in along)",
         "any(kernel.phase[f.node] for f in along)",
         "CTAs exchange states as 32-bit words",
-        SHARED,
+        MULTI_CTA,
     ),
     Mutant(
         "plan-staged-rows-registers",
@@ -537,7 +541,7 @@ MUTANTS: list[Mutant] = [
         "if down > 1 else 0) + BARRIERS * BARRIER_BYTES",
         "if down > 1 else 0)",
         "shared memory is counted to the byte",
-        ("tests/cpu/test_gluon_tiles.py::test_what_warps_exchange_takes_the_place_of_the_ring",),
+        ("tests/cpu/test_gluon_tiles.py::test_scratch_for_exchanges_between_warps_reuses_the_ring",),
     ),
     # ---- resources
     Mutant(
@@ -570,7 +574,7 @@ MUTANTS: list[Mutant] = [
         "return schedule.rows.split * schedule.ctas_per_row <= ctas_per_sm * device.sms",
         "return schedule.rows.split <= ctas_per_sm * device.sms",
         "CTAs that wait for each other are all resident",
-        (*SHARED, *PLAN),
+        (*MULTI_CTA, *PLAN),
     ),
     Mutant(
         "plan-scoring-waits-for-ever",

@@ -15,7 +15,7 @@ _FILES = [
         "WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH",
         "WRITABLE_BY_OTHERS = stat.S_IWOTH",
         "a folder that others can write to is refused",
-        (f"{FILES}::test_who_may_write_to_the_last_folder",),
+        (f"{FILES}::test_write_permissions_on_the_folder_itself",),
     ),
     Mutant(
         "runtime-files-sticky-is-enough",
@@ -23,7 +23,7 @@ _FILES = [
         "if opened[-1].sticky:",
         "if opened[0].sticky:",
         "a folder everybody can write to is refused, sticky or not",
-        (f"{FILES}::test_who_may_write_to_the_last_folder",),
+        (f"{FILES}::test_write_permissions_on_the_folder_itself",),
     ),
     Mutant(
         "runtime-files-owner-of-a-file-unasked",
@@ -31,7 +31,7 @@ _FILES = [
         'if status.st_uid not in _trusted():\n        return "it belongs',
         'if status.st_uid in ():\n        return "it belongs',
         "a file of another user is not read",
-        (f"{FILES}::test_what_is_read",),
+        (f"{FILES}::test_only_plain_files_of_this_user_are_read",),
     ),
     Mutant(
         "runtime-files-owner-of-a-folder-unasked",
@@ -39,7 +39,7 @@ _FILES = [
         "if status.st_uid not in _trusted():\n        raise UnsafePath",
         "if status.st_uid in ():\n        raise UnsafePath",
         "a folder of another user is refused",
-        (f"{FILES}::test_another_users_folder_on_the_way",),
+        (f"{FILES}::test_a_parent_folder_of_another_user_is_refused",),
     ),
     Mutant(
         "runtime-files-links-of-others",
@@ -47,7 +47,7 @@ _FILES = [
         "if parent.sticky or status.st_uid not in _trusted():",
         "if parent.sticky:",
         "a link that others made is not followed",
-        (f"{FILES}::test_links_above_are_followed_where_nobody_else_can_have_made_them",),
+        (f"{FILES}::test_links_among_the_parents_are_followed_if_no_other_user_can_have_made_them",),
     ),
     Mutant(
         "runtime-files-links-in-sticky-folders",
@@ -55,7 +55,7 @@ _FILES = [
         "if parent.sticky or status.st_uid not in _trusted():",
         "if status.st_uid not in _trusted():",
         "a link where everybody can put one is not followed",
-        (f"{FILES}::test_a_link_is_not_the_last_folder_and_not_in_a_sticky_one",),
+        (f"{FILES}::test_the_folder_is_not_a_link_and_no_link_lies_in_a_sticky_folder",),
     ),
     Mutant(
         "runtime-files-links-among-the-last-parts",
@@ -63,7 +63,7 @@ _FILES = [
         "own=len(remaining) < own,",
         "own=len(remaining) < own - 1,",
         "none of the last parts of a path is a link",
-        (f"{FILES}::test_no_link_among_the_last_parts_of_a_path",),
+        (f"{FILES}::test_no_link_among_the_components_that_belong_to_the_store",),
     ),
     Mutant(
         "runtime-files-up-is-nowhere",
@@ -71,7 +71,7 @@ _FILES = [
         "del opened[max(1, len(opened) - 1) :]",
         "del opened[max(1, len(opened)) :]",
         "the folder that was checked is the folder that was named",
-        (f"{FILES}::test_links_above_are_followed_where_nobody_else_can_have_made_them",),
+        (f"{FILES}::test_links_among_the_parents_are_followed_if_no_other_user_can_have_made_them",),
     ),
     Mutant(
         "runtime-files-a-link-starts-where-it-lies",
@@ -79,7 +79,7 @@ _FILES = [
         "if target.is_absolute():\n            del opened[1:]",
         "if target.is_absolute():\n            del way[2:]",
         "an absolute link leads on from the root",
-        (f"{FILES}::test_links_above_are_followed_where_nobody_else_can_have_made_them",),
+        (f"{FILES}::test_links_among_the_parents_are_followed_if_no_other_user_can_have_made_them",),
     ),
     Mutant(
         "runtime-files-folders-open-to-all",
@@ -127,7 +127,7 @@ _FILES = [
         "_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW |",
         "_READ_FLAGS = os.O_RDONLY |",
         "a link in a file's place is not read",
-        (f"{FILES}::test_what_is_read",),
+        (f"{FILES}::test_only_plain_files_of_this_user_are_read",),
     ),
     Mutant(
         "runtime-files-cut-off",
@@ -135,7 +135,7 @@ _FILES = [
         "if status.st_size > most else",
         "if status.st_size < 0 else",
         "a file is read whole or not at all",
-        (f"{FILES}::test_what_is_read",),
+        (f"{FILES}::test_only_plain_files_of_this_user_are_read",),
     ),
     Mutant(
         "runtime-files-looked-at-in-part",
@@ -143,7 +143,7 @@ _FILES = [
         "content = file.read(most + 1)",
         "content = file.read(most)",
         "a file the user names is read whole or not at all",
-        (f"{FILES}::test_only_plain_files_are_looked_at",),
+        (f"{FILES}::test_user_files_must_be_plain_and_small",),
     ),
     Mutant(
         "runtime-files-names-that-lead-up",
@@ -151,7 +151,7 @@ _FILES = [
         '.lstrip(".-")[:most]',
         "[:most]",
         "a name becomes that of a file in the folder itself",
-        (f"{FILES}::test_names_become_names_of_files",),
+        (f"{FILES}::test_names_are_turned_into_valid_file_names",),
     ),
     Mutant(
         "runtime-files-a-forked-child-cleans-up",
@@ -159,7 +159,7 @@ _FILES = [
         "if os.getpid() == owner:",
         "if owner:",
         "a forked child leaves its parent's folder alone",
-        (f"{FILES}::test_a_private_folder_outlives_a_fork_and_leaves_with_its_owner",),
+        (f"{FILES}::test_a_private_folder_survives_a_fork_and_is_removed_with_its_owner",),
     ),
 ]
 
@@ -170,7 +170,7 @@ _STORE = [
         'facts["toolchain"] = compat.triton_toolchain_key(variant.device.target)',
         "pass",
         "an entry of the store names the assembler it follows from",
-        (f"{STORE}::test_the_toolchain_is_in_the_key_of_what_was_compiled",),
+        (f"{STORE}::test_the_toolchain_is_in_the_key_of_binaries",),
     ),
     Mutant(
         "runtime-store-keys-without-the-assemblers-version",
@@ -178,7 +178,7 @@ _STORE = [
         'return f"{assembler} {_version(assembler)} {target}',
         'return f"{assembler} {target}',
         "an entry of the store names the release of the assembler",
-        (f"{STORE}::test_the_toolchain_is_in_the_key_of_what_was_compiled",),
+        (f"{STORE}::test_the_toolchain_is_in_the_key_of_binaries",),
     ),
     Mutant(
         "runtime-store-keys-without-tritons-variables",
@@ -186,7 +186,7 @@ _STORE = [
         "{target} {sorted(variables().items())} {instrumented}",
         "{target} {instrumented}",
         "an entry of the store names the variables Triton heeds",
-        (f"{STORE}::test_the_toolchain_is_in_the_key_of_what_was_compiled",),
+        (f"{STORE}::test_the_toolchain_is_in_the_key_of_binaries",),
     ),
     Mutant(
         "runtime-store-keys-without-versions",
@@ -194,7 +194,7 @@ _STORE = [
         '"facts": facts, "versions": versions(), "settings"',
         '"facts": facts, "settings"',
         "an entry is never used by another release",
-        (f"{STORE}::test_a_key_follows_from_facts_versions_and_settings",),
+        (f"{STORE}::test_a_key_depends_on_facts_versions_and_settings",),
     ),
     Mutant(
         "runtime-store-keys-without-settings",
@@ -202,7 +202,7 @@ _STORE = [
         "if s.in_cache_key}",
         "if s.in_cache_key is None}",
         "an entry is never used under settings that change code",
-        (f"{STORE}::test_a_key_follows_from_facts_versions_and_settings",),
+        (f"{STORE}::test_a_key_depends_on_facts_versions_and_settings",),
     ),
     Mutant(
         "runtime-store-sources-read-in-part",
@@ -210,7 +210,7 @@ _STORE = [
         "hashlib.sha256(path.read_bytes()).digest()",
         "hashlib.sha256(path.read_bytes()[:4096]).digest()",
         "an entry is never used by other sources of onepass",
-        (f"{STORE}::test_sources_are_read_to_the_last_byte",),
+        (f"{STORE}::test_the_key_depends_on_the_last_byte_of_every_source",),
     ),
     Mutant(
         "runtime-store-entries-moved",
@@ -218,7 +218,7 @@ _STORE = [
         '"schema": SCHEMA, "key": key,',
         '"schema": SCHEMA, "key": "",',
         "an entry under another's name is not used",
-        (f"{STORE}::test_no_byte_can_change_unnoticed",),
+        (f"{STORE}::test_a_change_of_any_byte_is_detected",),
     ),
     Mutant(
         "runtime-store-sums-unchecked",
@@ -226,7 +226,7 @@ _STORE = [
         "if _with_checksum(key, body) != content:",
         "if len(_with_checksum(key, body)) != len(content):",
         "an entry is as it was written",
-        (f"{STORE}::test_no_byte_can_change_unnoticed",),
+        (f"{STORE}::test_a_change_of_any_byte_is_detected",),
     ),
     Mutant(
         "runtime-store-true-is-one",
@@ -258,7 +258,7 @@ _STORE = [
         " and data[CLASS] == declared.__name__:",
         ":",
         "a record of one class is not read as another",
-        (f"{STORE}::test_records_with_the_same_fields_are_told_apart",),
+        (f"{STORE}::test_records_with_the_same_fields_are_distinguished",),
     ),
     Mutant(
         "runtime-store-links-in-its-place",
@@ -266,7 +266,10 @@ _STORE = [
         "files.open_folder(self.folder / name, own=2, create=create)",
         "files.open_folder(self.folder / name, own=1, create=create)",
         "the store does not lie behind a link",
-        (f"{STORE}::test_a_link_in_place_of_the_store_or_a_folder_in_it", f"{STORE}::test_a_store_that_became_a_link_is_not_used"),
+        (
+            f"{STORE}::test_a_link_in_place_of_the_store_or_a_folder_in_it_is_refused",
+            f"{STORE}::test_a_store_that_became_a_link_is_not_used",
+        ),
     ),
     Mutant(
         "runtime-store-sets-aside-for-no-fault",
@@ -274,7 +277,7 @@ _STORE = [
         'if getattr(error, "errno", None) not in TRANSIENT_ERRNOS:',
         "if error:",
         "trouble of this process says nothing about an entry",
-        (f"{STORE}::test_an_entry_that_cannot_be_opened_just_now_is_kept",),
+        (f"{STORE}::test_an_entry_that_cannot_be_opened_for_now_is_kept",),
     ),
     Mutant(
         "runtime-store-given-up-for-no-fault",
@@ -282,7 +285,7 @@ _STORE = [
         "if error.errno not in TRANSIENT_ERRNOS:",
         "if error:",
         "trouble of this process says nothing about the store",
-        (f"{STORE}::test_a_folder_that_cannot_be_opened_just_now_is_used_later",),
+        (f"{STORE}::test_a_folder_that_cannot_be_opened_for_now_is_used_later",),
     ),
     Mutant(
         "runtime-store-unfit-entries-stay",
@@ -298,7 +301,7 @@ _STORE = [
         "os.utime(name, dir_fd=subfolder, follow_symlinks=False)  # mark as recently used",
         "pass",
         "what was used latest is kept",
-        (f"{STORE}::test_what_was_not_used_for_longest_goes_first",),
+        (f"{STORE}::test_the_least_recently_used_entry_is_removed_first",),
     ),
     Mutant(
         "runtime-store-the-latest-goes-first",
@@ -306,7 +309,7 @@ _STORE = [
         "key=lambda item: item.used)",
         "key=lambda item: -item.used)",
         "what was used latest is kept",
-        (f"{STORE}::test_what_was_not_used_for_longest_goes_first",),
+        (f"{STORE}::test_the_least_recently_used_entry_is_removed_first",),
     ),
     Mutant(
         "runtime-store-swept-of-all",
@@ -314,7 +317,7 @@ _STORE = [
         "                excess -= item.size\n",
         "                pass\n",
         "no more is removed than must be",
-        (f"{STORE}::test_what_was_not_used_for_longest_goes_first",),
+        (f"{STORE}::test_the_least_recently_used_entry_is_removed_first",),
     ),
     Mutant(
         "runtime-store-binaries-swept-while-written",
@@ -322,7 +325,7 @@ _STORE = [
         "(now - item.used < SETTLED_SECONDS and (stale or item.is_folder))",
         "(now - item.used < SETTLED_SECONDS and stale)",
         "what is being written is not removed",
-        (f"{STORE}::test_binaries_count_and_dead_drafts_go",),
+        (f"{STORE}::test_binaries_count_and_stale_drafts_are_removed",),
     ),
     Mutant(
         "runtime-store-drafts-swept-while-written",
@@ -330,7 +333,7 @@ _STORE = [
         "follow_symlinks=False).st_mtime >= SETTLED_SECONDS:",
         "follow_symlinks=False).st_mtime >= 0:",
         "what is being written is not removed",
-        (f"{STORE}::test_binaries_count_and_dead_drafts_go",),
+        (f"{STORE}::test_binaries_count_and_stale_drafts_are_removed",),
     ),
     Mutant(
         "runtime-store-binaries-uncounted",
@@ -338,7 +341,7 @@ _STORE = [
         "size += sum(os.stat(n, dir_fd=inside, follow_symlinks=False).st_size for n in os.listdir(inside))",
         "pass",
         "the store is bounded, binaries included",
-        (f"{STORE}::test_binaries_alone_can_be_too_much",),
+        (f"{STORE}::test_binaries_alone_can_exceed_the_limit",),
     ),
     Mutant(
         "runtime-store-never-swept",
@@ -346,7 +349,7 @@ _STORE = [
         "due = self._written % SWEEP_EVERY == 1",
         "due = self._written == SWEEP_EVERY * SWEEP_EVERY",
         "the store is bounded, also where processes write little",
-        (f"{STORE}::test_a_process_that_writes_little_sweeps_too",),
+        (f"{STORE}::test_a_process_that_writes_little_removes_old_entries_too",),
     ),
     Mutant(
         "runtime-store-half-forgotten",
@@ -354,7 +357,7 @@ _STORE = [
         "deleted = [store.delete_measurement(key) for key in (_facts_key(card), _observations_key(card))]",
         "deleted = (store.delete_measurement(key) for key in (_facts_key(card), _observations_key(card)))",
         "all that was measured on a card can be forgotten",
-        (f"{TUNE}::test_a_device_is_what_was_measured",),
+        (f"{TUNE}::test_a_device_includes_its_measured_corrections",),
     ),
     Mutant(
         "runtime-store-facts-without-the-driver",
@@ -370,7 +373,7 @@ _STORE = [
         "tuple(known.values())[-MAX_OBSERVATIONS:]",
         "tuple(known.values())[:MAX_OBSERVATIONS]",
         "of observations the latest are kept",
-        (f"{TUNE}::test_observations_are_kept_once_a_program_and_family",),
+        (f"{TUNE}::test_observations_are_kept_once_per_program_and_family",),
     ),
     Mutant(
         "runtime-sealed-unchecked",
@@ -394,7 +397,7 @@ _STORE = [
         "with files.open_folder(folder, own=NOFOLLOW_PARTS) as handle:",
         "with files.open_folder(folder, own=NOFOLLOW_PARTS - 1) as handle:",
         "binaries do not lie behind a link",
-        (f"{FILES}::test_sealed_files_do_not_lie_behind_a_link",),
+        (f"{FILES}::test_sealed_files_behind_a_link_are_refused",),
     ),
     Mutant(
         "runtime-sealed-groups-name-paths",
@@ -402,7 +405,7 @@ _STORE = [
         "if os.path.basename(each) == each)",
         "if each)",
         "files of a kernel lie in its folder",
-        (f"{FILES}::test_a_group_is_whole_or_absent_and_lies_in_its_folder",),
+        (f"{FILES}::test_a_group_of_files_is_complete_or_absent",),
     ),
     Mutant(
         "runtime-sealed-groups-in-part",
@@ -410,7 +413,7 @@ _STORE = [
         "if names and len(found) == len(names) else None",
         "if names else None",
         "files of a kernel are all there or none",
-        (f"{FILES}::test_a_group_is_whole_or_absent_and_lies_in_its_folder",),
+        (f"{FILES}::test_a_group_of_files_is_complete_or_absent",),
     ),
 ]
 
@@ -421,7 +424,7 @@ _COMPILING = [
         "            raise WorkerFailure(CompilerUnavailable, detail=detail)",
         "            return detail",
         "trouble of the machine is not remembered as a kernel's fault",
-        (f"{WORKERS}::test_a_worker_without_room_is_trouble_and_a_refusal_is_remembered",),
+        (f"{WORKERS}::test_a_full_disk_is_transient_and_a_compile_failure_is_cached",),
     ),
     Mutant(
         "runtime-offline-answers-of-other-types",
@@ -429,7 +432,7 @@ _COMPILING = [
         "if not all(isinstance(n, int) for n in (*counts,",
         "if not all(n is not None for n in (*counts,",
         "what a worker says is checked",
-        (f"{WORKERS}::test_numbers_that_are_none_are_told",),
+        (f"{WORKERS}::test_malformed_numbers_in_a_reply_are_reported",),
     ),
     Mutant(
         "runtime-workers-leave-files-of-those-at-work",
@@ -437,7 +440,7 @@ _COMPILING = [
         "                worker.remove_files()\n",
         "                pass\n",
         "a process that ends leaves no temporary files",
-        (f"{WORKERS}::test_files_of_busy_workers_go_though_their_threads_run_no_more",),
+        (f"{WORKERS}::test_files_of_busy_workers_are_removed_even_if_their_threads_have_stopped",),
     ),
     Mutant(
         "runtime-workers-answers-to-other-questions",
@@ -445,7 +448,7 @@ _COMPILING = [
         'if reply.get("id") != number:',
         'if reply.get("id") is None:',
         "an answer is used only if it bears its question's number",
-        (f"{WORKERS}::test_after_any_fault_a_fresh_worker_answers", f"{WORKERS}::test_what_fails_twice_is_told"),
+        (f"{WORKERS}::test_after_any_fault_a_fresh_worker_replies", f"{WORKERS}::test_a_job_that_fails_twice_is_reported"),
     ),
     Mutant(
         "runtime-workers-asked-once",
@@ -453,7 +456,7 @@ _COMPILING = [
         "                raise\n            return self._once(request)",
         "                raise\n            raise",
         "a question goes to a fresh worker where one fails",
-        (f"{WORKERS}::test_after_any_fault_a_fresh_worker_answers",),
+        (f"{WORKERS}::test_after_any_fault_a_fresh_worker_replies",),
     ),
     Mutant(
         "runtime-workers-kept-after-a-fault",
@@ -461,7 +464,7 @@ _COMPILING = [
         "            if not done:\n",
         "            if done is None:\n",
         "a worker that failed, or was left, is not asked again",
-        (f"{WORKERS}::test_after_any_fault_a_fresh_worker_answers",),
+        (f"{WORKERS}::test_after_any_fault_a_fresh_worker_replies",),
     ),
     Mutant(
         "runtime-workers-interpret",
@@ -469,7 +472,7 @@ _COMPILING = [
         'if name != "TRITON_INTERPRET"}',
         "}",
         "workers compile, whatever the environment has the process do",
-        (f"{WORKERS}::test_workers_compile_where_the_process_interprets",),
+        (f"{WORKERS}::test_workers_compile_even_if_the_process_interprets",),
     ),
     Mutant(
         "runtime-workers-memory-is-the-kernels-fault",
@@ -477,7 +480,7 @@ _COMPILING = [
         "OSError | MemoryError | ImportError",
         "OSError | ImportError",
         "what a machine lacks is not a kernel's fault",
-        (f"{WORKERS}::test_what_speaks_of_the_machine_and_what_of_the_kernel",),
+        (f"{WORKERS}::test_which_failures_are_blamed_on_the_machine",),
     ),
     Mutant(
         "runtime-workers-killed-assemblers-are-the-kernels-fault",
@@ -485,7 +488,7 @@ _COMPILING = [
         "error.returncode < 0:",
         "error.returncode > 0:",
         "an assembler that was killed says nothing about a kernel",
-        (f"{WORKERS}::test_what_speaks_of_the_machine_and_what_of_the_kernel",),
+        (f"{WORKERS}::test_which_failures_are_blamed_on_the_machine",),
     ),
     Mutant(
         "runtime-background-without-bound",
@@ -501,7 +504,7 @@ _COMPILING = [
         "            future.cancel()\n",
         "            pass\n",
         "calls that wait when threads end are dropped, and say so",
-        (f"{WORKERS}::test_what_waits_is_dropped_and_threads_end",),
+        (f"{WORKERS}::test_queued_calls_are_dropped_and_threads_end",),
     ),
     Mutant(
         "runtime-promise-the-last-outcome",
@@ -509,7 +512,7 @@ _COMPILING = [
         "        if self._outcome is None:\n            self._outcome = result, error",
         "        if True:\n            self._outcome = result, error",
         "the first outcome of a promise holds",
-        (f"{ENGINE}::test_a_promise_that_is_kept_twice_and_a_gate_that_stays_shut",),
+        (f"{ENGINE}::test_a_promise_may_be_fulfilled_twice_and_its_gate_may_stay_locked",),
     ),
     Mutant(
         "runtime-binary-half-the-spills",
@@ -549,7 +552,7 @@ _COMPILING = [
         "    if job.max_registers is not None:\n",
         "    if job.max_registers is ...:\n",
         "a kernel is held to the registers its schedule says",
-        (f"{RUNTIME}::test_spills_are_seen_and_placed",),
+        (f"{RUNTIME}::test_spills_are_detected_and_located",),
     ),
     Mutant(
         "runtime-module-names-decide",
@@ -565,7 +568,7 @@ _COMPILING = [
         "                settings.pop(name, None)\n",
         "                pass\n",
         "Triton is left as it was",
-        (f"{ENGINE}::test_triton_is_left_as_it_was",),
+        (f"{ENGINE}::test_triton_is_not_modified",),
     ),
     Mutant(
         "runtime-triton-on_recomputed-others",
@@ -573,7 +576,7 @@ _COMPILING = [
         "if threading.get_ident() == thread:",
         "if thread:",
         "kernels of other threads are not counted",
-        (f"{FILES}::test_kernels_of_other_threads_are_not_heard_of",),
+        (f"{FILES}::test_cache_hits_of_other_threads_are_ignored",),
     ),
     Mutant(
         "runtime-triton-assembler-of-inductor",
@@ -581,7 +584,7 @@ _COMPILING = [
         "if not Path(named).is_relative_to(_torch_folder()):",
         "if named:",
         "kernels are the same before and after Inductor compiled something",
-        (f"{ENGINE}::test_the_assembler_of_inductor_is_passed_over",),
+        (f"{ENGINE}::test_the_assembler_set_by_inductor_is_ignored",),
     ),
 ]
 
@@ -592,7 +595,7 @@ _LAUNCHING = [
         "(source.fresh - caller_allocated)",
         "source.fresh",
         "outputs that a caller brings may start anywhere",
-        (f"{ENGINE}::test_outputs_that_a_caller_brings_may_be_misaligned",),
+        (f"{ENGINE}::test_outputs_of_a_caller_may_be_misaligned",),
     ),
     Mutant(
         "runtime-launch-temporaries-overlap",
@@ -616,7 +619,7 @@ _LAUNCHING = [
         "memory[:zeros].zero_()",
         "memory[zeros:].zero_()",
         "memory that must be 0 is 0 when a kernel starts",
-        (f"{ENGINE}::test_memory_that_kernels_count_on_is_cleared_and_no_other",),
+        (f"{ENGINE}::test_only_buffers_that_must_start_at_zero_are_cleared",),
     ),
     Mutant(
         "runtime-launch-clears-what-is-temporary",
@@ -624,7 +627,7 @@ _LAUNCHING = [
         "temporaries = (*artifact.cleared, *artifact.temporaries)",
         "temporaries = (*artifact.temporaries, *artifact.cleared)",
         "memory that must be 0 is 0 when a kernel starts",
-        (f"{ENGINE}::test_memory_that_kernels_count_on_is_cleared_and_no_other",),
+        (f"{ENGINE}::test_only_buffers_that_must_start_at_zero_are_cleared",),
     ),
     Mutant(
         "runtime-launch-sizes-in-another-order",
@@ -632,7 +635,7 @@ _LAUNCHING = [
         "constants = [*bindings.values(), 0]",
         "constants = [*reversed(bindings.values()), 0]",
         "kernels get the sizes they ask for",
-        (f"{ENGINE}::test_launches_tell_sizes_apart",),
+        (f"{ENGINE}::test_size_arguments_are_passed_by_name",),
     ),
     Mutant(
         "runtime-launch-inputs-before-outputs",
@@ -648,7 +651,7 @@ _LAUNCHING = [
         "if len(self._bound) >= MAX_BOUND_SIZES:",
         "if len(self._bound) < 0:",
         "what is remembered of sizes is bounded",
-        (f"{ENGINE}::test_launches_of_the_latest_sizes_are_kept",),
+        (f"{ENGINE}::test_launches_of_the_most_recent_sizes_are_kept",),
     ),
     Mutant(
         "runtime-launch-bound-to-the-first-sizes",
@@ -656,7 +659,7 @@ _LAUNCHING = [
         "key = tuple([bindings[name] for name in self._symbols])",
         "key = tuple([bindings[name] for name in self._symbols[1:]])",
         "launches are those of a call's own sizes",
-        (f"{ENGINE}::test_into_memory_of_the_caller",),
+        (f"{ENGINE}::test_results_are_written_to_memory_of_the_caller",),
     ),
     Mutant(
         "runtime-launch-other-strides",
@@ -672,7 +675,7 @@ _LAUNCHING = [
         "in spelled and d.sms == sms)",
         "in spelled and sms)",
         "a part of a card is not planned for as the whole",
-        (f"{RUNTIME}::test_cards_are_known_by_name_and_size",),
+        (f"{RUNTIME}::test_cards_are_recognized_by_name_and_size",),
     ),
     Mutant(
         "runtime-card-the-oldest-refused",
@@ -680,7 +683,7 @@ _LAUNCHING = [
         "    if capability < MIN_CAPABILITY:",
         "    if capability <= MIN_CAPABILITY:",
         "cards of compute capability 8.0 are served",
-        ("tests/cpu/test_backend.py::test_cards_that_kernels_are_written_for",),
+        ("tests/cpu/test_backend.py::test_which_cards_are_supported",),
     ),
     Mutant(
         "runtime-tune-within-the-spread",
@@ -688,7 +691,7 @@ _LAUNCHING = [
         "(1 - MARGIN - max(one.spread, default.spread))",
         "(1 - MARGIN)",
         "tuning takes no plan that was not faster beyond doubt",
-        (f"{TUNE}::test_the_default_stays_unless_another_is_faster_beyond_doubt",),
+        (f"{TUNE}::test_the_default_stays_unless_another_plan_is_clearly_faster",),
     ),
     Mutant(
         "runtime-tune-plans-that-cannot-stand-in",
@@ -696,7 +699,7 @@ _LAUNCHING = [
         "and set(default.in_place) <= set(artifact.in_place):",
         "and artifact.in_place is not None:",
         "a plan that was timed may be run wherever the default may",
-        (f"{TUNE}::test_who_can_stand_in_for_the_default",),
+        (f"{TUNE}::test_which_plans_can_replace_the_default",),
     ),
     Mutant(
         "runtime-tune-a-short-search-serves-a-full-one",
@@ -760,7 +763,7 @@ _LAUNCHING = [
         "(a if case & 4 else ~a)",
         "(a if case & 2 else ~a)",
         "instructions are interpreted as the hardware has them",
-        (f"{RUNTIME}::test_any_function_of_three_bits",),
+        (f"{RUNTIME}::test_lop3_computes_any_function_of_three_bits",),
     ),
     Mutant(
         "runtime-pipeline-the-worst-plan",
@@ -768,7 +771,7 @@ _LAUNCHING = [
         "best = min(runs, key=",
         "best = max(runs, key=",
         "a plan that spills is thrown away",
-        (f"{PROMISES}::test_a_spilling_plan_is_thrown_away_and_shown",),
+        (f"{PROMISES}::test_a_spilling_plan_is_rejected_and_shown",),
     ),
     Mutant(
         "runtime-pipeline-plans-that-do-not-fit",
@@ -776,7 +779,7 @@ _LAUNCHING = [
         "runs = [c for c in tried if all(b.smem_bytes <= first.device.smem_per_cta for b in c.binaries)]",
         "runs = tried",
         "no plan is taken that does not fit an SM",
-        (f"{PROMISES}::test_a_plan_that_does_not_fit_is_not_taken_though_all_others_spill",),
+        (f"{PROMISES}::test_a_plan_that_does_not_fit_is_not_chosen_even_if_all_others_spill",),
     ),
     Mutant(
         "runtime-pipeline-explains-what-does-not-run",
@@ -792,7 +795,7 @@ _LAUNCHING = [
         "    program, schedule = kernel.scored_as\n",
         "    program, schedule = kernel.program, kernel.schedule\n",
         "times at other sizes are those of the whole of a split reduction",
-        ("tests/cpu/test_one_plan.py::test_times_of_split_sums_too",),
+        ("tests/cpu/test_one_plan.py::test_predicted_times_of_split_sums_match_too",),
     ),
     Mutant(
         "runtime-pipeline-one-warning-for-each-kernel",
@@ -800,7 +803,7 @@ _LAUNCHING = [
         "@cache\ndef _warn_not_kept",
         "def _warn_not_kept",
         "a store of sources that cannot be used costs one warning",
-        ("tests/cpu/test_repro.py::test_sources_that_cannot_be_kept_cost_one_warning",),
+        ("tests/cpu/test_repro.py::test_sources_that_cannot_be_written_cause_one_warning",),
     ),
     Mutant(
         "runtime-pipeline-sources-anywhere",

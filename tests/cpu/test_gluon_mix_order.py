@@ -99,7 +99,7 @@ def test_totals_of_values_far_from_zero(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
 @pytest.mark.parametrize(("rows", "slots", "split"), [(7, 1, 1), (7, 1, 3), (7, 2, 2), (7, 3, 2), (3, 2, 5), (2, 3, 4)])
-def test_any_ring_any_grid_any_number_of_turns(rows: int, slots: int, split: int, row_vectors: RowVectors) -> None:
+def test_any_ring_any_grid_any_number_of_rows_per_cta(rows: int, slots: int, split: int, row_vectors: RowVectors) -> None:
     check(layer_norm_backward, inputs_of(layer_norm_backward, rows, 3080, BF16), slots=slots, split=split, row_vectors=row_vectors)
 
 
@@ -110,12 +110,12 @@ def test_any_number_of_chunks_and_of_copies(cols: int, vectors: int, slots: int)
 
 
 @pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
-def test_row_vectors_may_be_looked_up(row_vectors: RowVectors) -> None:
+def test_row_vectors_may_be_indexed(row_vectors: RowVectors) -> None:
     check(looked_up, inputs_of(looked_up, 3, 2056, BF16), row_vectors=row_vectors)
 
 
 @pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
-def test_what_is_read_once_need_not_be_staged(row_vectors: RowVectors) -> None:
+def test_single_phase_loads_need_not_be_staged(row_vectors: RowVectors) -> None:
     args = inputs_of(add_rms_norm_backward, 5, 2056, BF16)
     plan = mixed(add_rms_norm_backward, args, least=True)
     assert len(plan.kernels[0].schedule.staged) == 2 and len(tma_stageable(mixed_kernel(add_rms_norm_backward, args))) == 3
@@ -123,7 +123,7 @@ def test_what_is_read_once_need_not_be_staged(row_vectors: RowVectors) -> None:
 
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, all_else])
-def test_elements_may_be_counted_in_64_bits(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_bit_element_offsets_are_right(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 2056, BF16), row_vectors=REGISTERS)
     check(fn, inputs_of(fn, 5, 2048, BF16), slots=1, prefetch=1)
@@ -131,7 +131,7 @@ def test_elements_may_be_counted_in_64_bits(fn: Callable[..., Any], monkeypatch:
     assert offline.compile(source, H200).spill_bytes == 0
 
 
-def test_sums_of_fp32_data_carry_what_rounding_took() -> None:
+def test_sums_of_fp32_data_are_compensated() -> None:
     rows = torch.full((600, 1024), 0.1)
     rows[0] = 4096.0
     plan = mixed(rms_norm_backward, (rows, torch.ones(1024), torch.ones(600, 1), torch.ones(600, 1024)), split=1)
@@ -144,9 +144,7 @@ def test_sums_of_fp32_data_carry_what_rounding_took() -> None:
 
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("change", "caught"), FORGOTTEN)
-def test_a_kernel_that_forgets_something_is_caught(
-    slots: int, change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_kernel_is_caught(slots: int, change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     args = inputs_of(rms_norm_backward, 7, 2568, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     plan = mixed(rms_norm_backward, args, slots=slots)
@@ -172,7 +170,9 @@ def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable[..., Any], 
 @pytest.mark.parametrize("warps", [4, 16])  # of many warps the compiler does not know how long a walk is
 @pytest.mark.parametrize(("rows", "split"), [(2, 1), (2, 3), (7, 1), (8, 1), (7, 3), (3, 5), (19, 2)])
 @pytest.mark.parametrize("prefetch", [1, 3, 4, 9])
-def test_copies_take_places_in_turn_for_any_number_of_turns(rows: int, split: int, prefetch: int, warps: int) -> None:
+def test_copies_fill_the_slots_of_the_ring_in_order_for_any_number_of_rows(
+    rows: int, split: int, prefetch: int, warps: int
+) -> None:
     check(
         rms_norm_backward,
         inputs_of(rms_norm_backward, rows, 1024 * warps, BF16),
@@ -184,7 +184,7 @@ def test_copies_take_places_in_turn_for_any_number_of_turns(rows: int, split: in
 
 
 @pytest.mark.parametrize("prefetch", [1, 3, 9])
-def test_a_single_row_is_brought_by_the_first_copies(prefetch: int) -> None:
+def test_a_single_row_arrives_with_the_first_copies(prefetch: int) -> None:
     """A program of one row is another program, so the kernel of more is given one."""
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
@@ -194,7 +194,7 @@ def test_a_single_row_is_brought_by_the_first_copies(prefetch: int) -> None:
 
 
 @pytest.mark.parametrize(("cols", "vectors"), [(2048, 1), (5120, 1), (6144, 1), (8192, 1), (10240, 1), (8192, 2)])
-def test_any_number_of_chunks_comes_in_copies(cols: int, vectors: int) -> None:
+def test_any_number_of_chunks_arrives_in_copies(cols: int, vectors: int) -> None:
     check(rms_norm_backward, inputs_of(rms_norm_backward, 5, cols, BF16), vectors=vectors, slots=1, split=1, prefetch=2)
 
 
@@ -211,7 +211,7 @@ def test_any_number_of_chunks_comes_in_copies(cols: int, vectors: int) -> None:
         (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
     ],
 )
-def test_a_ring_of_copies_that_forgets_something_is_caught(
+def test_a_broken_ring_of_copies_is_caught(
     fn: Callable[..., Any], cols: int, change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(caught):
@@ -254,7 +254,7 @@ def test_a_refill_of_the_wrong_part_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
         (add_rms_norm_backward, 8192, BF16, 16, 3, RELOAD),
     ],
 )
-def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounted_for(
+def test_kernels_compile_without_spills_in_the_computed_shared_memory(
     fn: Callable[..., Any], cols: int, dtype: torch.dtype, warps: int, slots: int, row_vectors: RowVectors
 ) -> None:
     most = min(248, 65536 // (32 * warps))
@@ -269,7 +269,7 @@ def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounte
 
 
 @pytest.mark.parametrize(("warps", "vectors", "prefetch", "spilled"), [(8, 1, 3, 0), (8, 1, 1, 0), (16, 1, 3, 24), (16, 2, 3, 20)])
-def test_rings_of_copies_of_long_rows_compile_and_take_the_shared_memory_accounted_for(
+def test_rings_of_copies_of_long_rows_compile_in_the_computed_shared_memory(
     warps: int, vectors: int, prefetch: int, spilled: int
 ) -> None:
     """Accumulators take half of the registers. 16 warps spill a few words, fewer with Triton 3.6 than with 3.7."""
@@ -319,7 +319,7 @@ def staged_plans(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> list[Sched
         (rms_norm_backward, 65536, BF16, False),  # more than a CTA has room for
     ],
 )
-def test_rows_are_staged_where_they_can_be(fn: Callable[..., Any], cols: int, dtype: torch.dtype, offered: bool) -> None:
+def test_rows_are_staged_where_tma_can_load_them(fn: Callable[..., Any], cols: int, dtype: torch.dtype, offered: bool) -> None:
     found = staged_plans(fn, given(fn, cols, dtype))
     assert bool(found) is offered
     for each in found:
@@ -334,14 +334,14 @@ def test_rows_are_staged_where_they_can_be(fn: Callable[..., Any], cols: int, dt
         (32776, set()),  # a row with a rest
     ],
 )
-def test_what_is_left_of_shared_memory_holds_copies_of_the_next_row(cols: int, prefetch: set[int]) -> None:
+def test_spare_shared_memory_prefetches_the_next_row(cols: int, prefetch: set[int]) -> None:
     found = staged_plans(rms_norm_backward, given(rms_norm_backward, cols))
     assert {s.prefetch for s in found} - {0} == prefetch
     assert all(s.stages == 1 for s in found if s.prefetch)
     assert all(f"prefetch {s.prefetch}" in str(s) for s in found if s.prefetch)
 
 
-def test_a_part_of_the_next_row_is_worth_its_room() -> None:
+def test_prefetching_part_of_the_next_row_is_predicted_to_pay() -> None:
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 32768, rows=8192))
     found = [s for s in scored(program, bindings) if s.plan.schedule.family == "mix-order staged" and s.plan.schedule.warps == 16]
     best = {ahead: min(s.us for s in found if s.plan.schedule.prefetch == ahead) for ahead in (0, 1, 3)}
@@ -351,7 +351,7 @@ def test_a_part_of_the_next_row_is_worth_its_room() -> None:
 
 
 @pytest.mark.parametrize(("spilled", "heavy"), [(16, False), (400, True)])
-def test_few_words_spilled_under_a_register_cap_do_not_rule_heavier_ones_out(spilled: int, heavy: bool) -> None:
+def test_a_small_spill_under_a_register_cap_does_not_rule_out_heavier_schedules(spilled: int, heavy: bool) -> None:
     """ptxas uses every register up to the cap, so the count does not show how many it needs."""
     kernel = mixed(rms_norm_backward, given(rms_norm_backward, 32768), 16, 1, 1, 132, registers=128).kernels[0]
     learned = feedback.compile_outcome(kernel, Binary(128, spilled, 0, kernel.resources.smem_bytes, 0, {}, {}), H200)

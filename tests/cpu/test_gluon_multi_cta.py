@@ -106,7 +106,7 @@ def test_every_kind_of_kernel_is_right(fn: Callable[..., Any], share: int, dtype
 
 @pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
 @pytest.mark.parametrize(("rows", "slots", "groups"), [(7, 2, 1), (7, 3, 3), (8, 3, 2), (3, 2, 5), (2, 4, 4), (19, 3, 2)])
-def test_any_ring_any_number_of_groups_and_turns(rows: int, slots: int, groups: int, row_vectors: RowVectors) -> None:
+def test_any_ring_any_number_of_groups_and_rows_per_group(rows: int, slots: int, groups: int, row_vectors: RowVectors) -> None:
     args = inputs_of(layer_norm_backward, rows, 4096, BF16)
     check(layer_norm_backward, args, slots=slots, groups=groups, row_vectors=row_vectors)
 
@@ -117,11 +117,11 @@ def test_any_number_of_chunks(cols: int, vectors: int) -> None:
 
 
 @pytest.mark.parametrize("row_vectors", [REGISTERS, SMEM], ids=["registers", "smem"])
-def test_row_vectors_may_be_looked_up(row_vectors: RowVectors) -> None:
+def test_row_vectors_may_be_indexed(row_vectors: RowVectors) -> None:
     check(looked_up, inputs_of(looked_up, 3, 4096, BF16), row_vectors=row_vectors)
 
 
-def test_eight_ctas_may_share_a_row() -> None:
+def test_a_row_may_have_eight_ctas() -> None:
     check(rms_norm_backward, inputs_of(rms_norm_backward, 5, 8192, BF16), share=8)
 
 
@@ -141,7 +141,7 @@ def named_as_helpers(mailboxes: Tensor, cta_rank: Tensor, word0: Tensor) -> tupl
 
 @pytest.mark.parametrize("vectors", [1, 2])  # in one chunk, names are as they are given
 @pytest.mark.parametrize("fn", [named_alike, named_as_helpers])
-def test_users_may_call_things_as_kernels_do(fn: Callable[..., Any], vectors: int) -> None:
+def test_user_names_may_clash_with_names_in_kernels(fn: Callable[..., Any], vectors: int) -> None:
     x, w, _, dy = inputs_of(rms_norm_backward, 5, 4096, BF16)
     check(fn, (x, w, dy), row_vectors=REGISTERS, vectors=vectors)
 
@@ -155,14 +155,14 @@ def test_a_single_row_is_right() -> None:
 
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, spread_and_top])
-def test_elements_may_be_counted_in_64_bits(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_bit_element_offsets_are_right(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 4096, BF16), row_vectors=REGISTERS)
     source = pipeline.generate(shared(fn, inputs_of(fn, 5, 8192, BF16), warps=8, row_vectors=REGISTERS), wide=True)[0]
     assert offline.compile(source, H200).spill_bytes == 0
 
 
-def test_words_are_cleared_before_every_launch() -> None:
+def test_mailboxes_are_cleared_before_every_launch() -> None:
     """Memory starts nonzero: a word that was not cleared would be taken for a state."""
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
@@ -225,9 +225,7 @@ def waits_for_next(wait: ir.Wait) -> bool:
         (value_fields(ir.Load, lambda load: load.offset == ("r_later",), masks=()), errors.AccessOutOfBounds),
     ],
 )
-def test_a_kernel_that_forgets_something_is_caught(
-    change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_kernel_is_caught(change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(caught):
         run_changed(change, monkeypatch)
 
@@ -251,7 +249,7 @@ def test_a_kernel_that_forgets_something_is_caught(
         unassigned("rstd_1", "rstd_2"),
     ],
 )
-def test_other_changes_are_wrong(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_changes_give_wrong_results(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="changed"):
         run_changed(change, monkeypatch)
 
@@ -267,7 +265,7 @@ def test_a_row_of_zeros_is_published() -> None:
     check(rms_norm_backward, (x, w, rstd, torch.zeros_like(dy)))
 
 
-def test_turns_go_on_while_something_happens() -> None:
+def test_coroutines_run_while_any_makes_progress() -> None:
     round_robin = RoundRobin(2, RuntimeError)
 
     def work() -> None:
@@ -282,7 +280,7 @@ def divides_by_zero() -> None:
     _ = 1 // 0
 
 
-def test_nothing_goes_on_after_a_failure() -> None:
+def test_no_coroutine_runs_after_a_failure() -> None:
     round_robin, seen = RoundRobin(3, RuntimeError), list[str]()
 
     def waits() -> None:
@@ -294,7 +292,7 @@ def test_nothing_goes_on_after_a_failure() -> None:
     assert not seen
 
 
-def test_turns_are_taken_in_order_and_what_fails_ends_all() -> None:
+def test_coroutines_run_in_order_and_a_failure_ends_all() -> None:
     round_robin, seen = RoundRobin(3, RuntimeError), []
 
     def work(me: int, times: int) -> None:
@@ -310,7 +308,7 @@ def test_turns_are_taken_in_order_and_what_fails_ends_all() -> None:
         failing.run([failing.yield_turn, divides_by_zero])
 
 
-def test_ctas_of_a_group_exchange_words_in_the_model() -> None:
+def test_ctas_of_a_group_exchange_states_in_the_model() -> None:
     text = """
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -335,7 +333,7 @@ def swap(box_ptr, out_ptr):
 # ---- the text, and what the compiler makes of it ---------------------------------------------------------------------------
 
 
-def test_a_row_is_waited_for_after_the_next_was_walked() -> None:
+def test_the_states_of_a_row_are_awaited_after_the_next_row_is_reduced() -> None:
     source = pipeline.generate(shared(rms_norm_backward, given(rms_norm_backward, 8192), warps=8, groups=66))[0]
     loop = source.text[source.text.index("for row in range(part, row_count, 66)") :]
     order = [
@@ -372,7 +370,7 @@ def test_a_row_is_waited_for_after_the_next_was_walked() -> None:
         (add_rms_norm_backward, 32768, BF16, 2, 8, 1, 2, RELOAD),
     ],
 )
-def test_such_kernels_compile_without_spills_and_take_the_shared_memory_accounted_for(
+def test_kernels_compile_without_spills_in_the_computed_shared_memory(
     fn: Callable[..., Any], cols: int, dtype: torch.dtype, share: int, warps: int, vectors: int, slots: int, row_vectors: RowVectors
 ) -> None:
     most = min(248, 65536 // (32 * warps))
@@ -432,7 +430,7 @@ def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200)
         (32768, BF16, 60, set()),
     ],
 )
-def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares: set[int]) -> None:
+def test_the_numbers_of_ctas_per_row_that_are_offered(cols: int, dtype: torch.dtype, rows: int, shares: set[int]) -> None:
     found = offered(rms_norm_backward, given(rms_norm_backward, cols, dtype, rows))
     assert {s.ctas_per_row for s in found} == shares
     for each in found:
@@ -446,14 +444,16 @@ def test_how_rows_may_be_shared(cols: int, dtype: torch.dtype, rows: int, shares
     ("fn", "dtype", "halves"),
     [(rms_norm_backward, BF16, True), (rms_norm_backward, F32, False), (add_rms_norm_backward, BF16, True)],
 )
-def test_half_vectors_are_for_16_bits_that_are_all_staged(fn: Callable[..., Any], dtype: torch.dtype, halves: bool) -> None:
+def test_half_vectors_are_offered_if_all_inputs_are_staged_in_16_bits(
+    fn: Callable[..., Any], dtype: torch.dtype, halves: bool
+) -> None:
     found = offered(fn, given(fn, 32768, dtype, 8192))
     loads = max(len(s.staged) for s in found)
     half = [s for s in found if isinstance(s.cols, Cover) and s.cols.tiles[0] < 32 * s.warps * (8 if dtype is BF16 else 4)]
     assert bool(half) is halves and all(len(s.staged) == loads for s in half)
 
 
-def test_cards_without_tma_share_no_rows() -> None:
+def test_cards_without_tma_have_one_cta_per_row() -> None:
     assert not offered(rms_norm_backward, given(rms_norm_backward, 32768, rows=8192), device("a100"))
 
 
@@ -481,7 +481,7 @@ def in_64_bits(x: Tensor) -> tuple[Tensor, Tensor]:
         (stored_early, False),
     ],
 )
-def test_what_can_be_shared(fn: Callable[..., Any], may: bool) -> None:
+def test_which_functions_can_have_several_ctas_per_row(fn: Callable[..., Any], may: bool) -> None:
     kernel: Kernel = mixed_kernel(fn, inputs_of(fn, 7, 4096, BF16))
     assert may_span_ctas(kernel) is may
 
@@ -515,7 +515,7 @@ def test_default_plans(fn: Callable[..., Any], rows: int, cols: int, share: int,
         assert first.resources.ctas_per_sm == here
 
 
-def test_of_equal_plans_the_one_that_shares_no_rows() -> None:
+def test_one_cta_per_row_wins_ties() -> None:
     args = given(add_rms_norm_backward, 16384, F32, 4096)
     program, _, bindings = program_of(add_rms_norm_backward, *args)
     found = scores(program, bindings, H200, {})
@@ -535,7 +535,7 @@ def test_of_equal_plans_the_one_that_shares_no_rows() -> None:
         (4096, 65536, 4, 16, 0.5, 1, REGISTERS, 442),
     ],
 )
-def test_predictions_are_near_what_was_measured(
+def test_predictions_are_near_measurements(
     rows: int, cols: int, share: int, warps: int, vectors: float, here: int, row_vectors: RowVectors, us: float
 ) -> None:
     """H200, Triton 3.6.0; bench/results/h200/trials.json."""
@@ -545,7 +545,7 @@ def test_predictions_are_near_what_was_measured(
     assert abs(plan.predicted_us / us - 1) < 0.05
 
 
-def test_reports_say_what_is_shared() -> None:
+def test_reports_show_the_ctas_per_row() -> None:
     first = shared(layer_norm_backward, given(layer_norm_backward, 8192), 2, 8).kernels[0]
     assert "x bf16 once, staged in shared memory (24.0 KiB), 1/2 of a row per CTA" in first.loads
     assert "mailbox i64[rows, 4]: partial row results exchanged between the 2 CTAs of a row" in first.loads
@@ -554,7 +554,7 @@ def test_reports_say_what_is_shared() -> None:
 # ---- what is kept ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_must_be_cleared_is_kept_and_comes_first_in_memory() -> None:
+def test_cleared_buffers_round_trip_and_come_first_in_memory() -> None:
     plan = shared(rms_norm_backward, given(rms_norm_backward, 8192), 2, 8)
     made = Compiled(plan, pipeline.generate(plan), ()).artifact
     back = unpack("key", pack("key", made))
@@ -564,14 +564,14 @@ def test_what_must_be_cleared_is_kept_and_comes_first_in_memory() -> None:
     assert first == 0 and 100 * 2 * 2 <= cleared < words_there
 
 
-def test_results_do_not_depend_on_how_a_row_is_shared_out_in_time() -> None:
+def test_results_do_not_depend_on_the_timing_of_ctas() -> None:
     args = inputs_of(rms_norm_backward, 9, 8192, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     first, second = (run(shared(rms_norm_backward, args, slots=slots), tensors, bindings) for slots in (2, 4))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_of_equal_plans_one_that_keeps_row_vectors() -> None:
+def test_keeping_row_vectors_on_chip_wins_ties() -> None:
     """If registers have no room, shared memory is used, though plans that reload vectors need less and are predicted as fast."""
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 49152, rows=32 * 132))
     found = scores(program, bindings, H200, {})
