@@ -1,6 +1,6 @@
-"""What is asked of one graph: captured and evaluated in float64, interpreted, or compiled, and held against eager torch.
+"""The check of one graph: captured and evaluated in float64, interpreted, or compiled, and compared with eager torch.
 
-An answer is right, refused with a code, or a finding: wrong, of another form, an error without a code, internal, or slow.
+A result is right, refused with a code, or a finding: wrong, of another form, an error without a code, internal, or slow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .rows import one_way_graph, row_graph, small_graph
 
 # Codes that say onepass itself is at fault.
 INTERNAL = ("ONEPASS-205", "ONEPASS-9", "ONEPASS-113", "ONEPASS-303", "ONEPASS-31", "ONEPASS-32", "ONEPASS-000")
-# How likely a family is to be taken where a graph may run by it; others, which fewer graphs may run by, 8.
+# How likely a family is to be chosen for a graph that can use it. Other families, which fewer graphs can use, have 8.
 COMMON = {
     "pointwise": 1,
     "inner": 1,
@@ -57,15 +57,15 @@ COMMON = {
     "outer staged": 40,
     "outer staged split": 60,
 }
-COARSE = 2.0**-12  # by which simplification may change a value: 1/33 is rounded, and what cancels later shows it
+COARSE = 2.0**-12  # how much simplification may change a value: 1/33 is rounded, and a later cancellation exposes that
 PLANNED_FOR = (2, 5, 33, 260, 3000)  # symbolic sizes of kernels that then run at other sizes
-DRAWS = 12  # of other schedules, until one is legal
+DRAWS = 12  # random schedules tried until one is legal
 TOO_LONG = 20.0  # CPU seconds for one graph
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one graph. `kind`: right, noise, refused, skipped, or a finding (wrong, form, uncoded, internal, slow)."""
+    """The outcome for one graph. `kind`: right, noise, refused, skipped, or a finding (wrong, form, uncoded, internal, slow)."""
 
     seed: int
     kind: str
@@ -79,7 +79,7 @@ class Finding:
 
     @property
     def signature(self) -> tuple[str, str]:
-        """What tells one class of defects from another."""
+        """What distinguishes one class of defects from another."""
         return self.kind, self.where
 
     def to_json(self) -> dict[str, Any]:
@@ -105,16 +105,16 @@ def with_gradients(function: Callable[..., Results], inputs: list[Any]) -> Resul
 
 @dataclass(frozen=True)
 class Stage:
-    """A way to have a graph computed. `exactly`: in float64 itself."""
+    """A way to compute a graph. `exactly`: in float64 itself."""
 
-    answer: Callable[[Graph, list[Any]], tuple[Results, str]]  # the results, and a word on how
+    answer: Callable[[Graph, list[Any]], tuple[Results, str]]  # the results, and a word on how they were computed
     exactly: bool = False
     device: str = "cpu"
     gradients: bool = False
     draw: Callable[[int], Graph] = any_graph
 
     def run(self, function: Callable[..., Results], inputs: list[Any]) -> Results:
-        """What is compared: the results, and the gradients where the stage has any."""
+        """The values to compare: the results, and the gradients if the stage computes any."""
         return (with_gradients if self.gradients else plainly)(function, inputs)
 
     def inputs(self, graph: Graph) -> list[Any]:
@@ -127,7 +127,7 @@ class Stage:
 
 
 def checked(graph: Graph, stage: Stage) -> Finding:
-    """Hold what a stage makes of a graph against eager and float64."""
+    """Compare the results of a stage with eager and float64."""
     started = time.process_time()
 
     def found(kind: str, detail: str = "", where: str = "") -> Finding:
@@ -143,16 +143,16 @@ def checked(graph: Graph, stage: Stage) -> Finding:
         except Exception as error:  # shrinking may make graphs that eager refuses
             return found("skipped", str(error))
         try:
-            mine, how = stage.answer(graph, stage.inputs(graph))
+            actual, how = stage.answer(graph, stage.inputs(graph))
         except Exception as error:
             failed = fault(graph.seed, error)
             return found(failed.kind, failed.detail, failed.where)
-        kind, detail, where = _compared(graph, stage, mine, eager)
+        kind, detail, where = _compared(graph, stage, actual, eager)
         return found(kind, detail, where or how)
 
 
 def fault(seed: int, error: Exception) -> Finding:
-    """An error as a finding: a refusal if it has a code that does not say onepass itself is at fault."""
+    """An error as a finding: a refusal if its code does not blame onepass itself."""
     if not isinstance(error, OnepassError):
         return Finding(seed, "uncoded", f"{type(error).__name__}: {error}"[:600], f"{type(error).__name__} {_place(error)}")
     if error.code.startswith(INTERNAL):
@@ -168,7 +168,7 @@ def _place(error: BaseException) -> str:
     return f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "elsewhere"
 
 
-def _compared(graph: Graph, stage: Stage, mine: Results, eager: Results) -> tuple[str, str, str]:
+def _compared(graph: Graph, stage: Stage, actual: Results, eager: Results) -> tuple[str, str, str]:
     """The kind of finding, what is wrong, and the op whose result it is."""
 
     def reference(step: float | None, draw: int) -> Results:
@@ -187,7 +187,7 @@ def _compared(graph: Graph, stage: Stage, mine: Results, eager: Results) -> tupl
         lambda: _traced(graph, stage),
         loses_infinities=any("_mean(" in step.text for step in graph.steps),
     )
-    kind, detail, output = compared(mine, truth)
+    kind, detail, output = compared(actual, truth)
     if kind not in ("wrong", "form"):
         return kind, detail, ""
     return kind, f"output {output}: {detail}", graph_op(graph, output) if kind == "wrong" else detail.split(":")[0]
@@ -226,37 +226,37 @@ def by_oracle(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     optimised = optimize(captured.program)
     before, after = (_evaluated(captured, program, inputs, bindings) for program in (captured.program, optimised))
     for k, (one, other) in enumerate(zip(before, after, strict=True)):
-        if isinstance(one, torch.Tensor) and differ_exactly(other, one, COARSE):  # what differs by less is held against eager's
+        if isinstance(one, torch.Tensor) and differ_exactly(other, one, COARSE):  # else left to the comparison with eager
             raise Changed(f"output {k} of {graph_op(graph, k)} is changed by simplification")
     _second_size(graph, captured, optimised)
     return after, "symbolic" if optimised.symbols else ""
 
 
 def _laid_out_as(exact: Any, eager: Any) -> Any:
-    """A result that is computed in float64 in eager's layout: a cast that copies there may be none in float64."""
+    """A float64 result in eager's layout: a cast that copies in eager may be a no-op in float64."""
     if not isinstance(exact, torch.Tensor) or exact.stride() == eager.stride():
         return exact
     return torch.empty_like(eager, dtype=exact.dtype).copy_(exact)
 
 
 def _is_empty(program: Program, bindings: Bindings) -> bool:
-    """Whether an axis has no elements, so that nothing is computed by kernels."""
+    """Whether an axis has no elements, so that no kernel runs."""
     return any(program.points((axis.name,), bindings) == 0 for axis in program.axes)
 
 
 def _evaluated(captured: Captured, program: Program, inputs: list[Any], bindings: Bindings) -> Results:
-    """What a Program gives in float64, in the form the function returns."""
+    """The results of a Program in float64, in the form the function returns."""
     tensors = captured.tensors(tuple(inputs))
     exact = evaluate(program, {n: t for n, t in tensors.items() if n in program.buffer}, bindings)
     return tuple(captured.result(exact, tuple(inputs)))
 
 
 class Changed(Exception):
-    """Not the same any more: after a rewrite, or for other sizes."""
+    """The result is no longer the same: after a rewrite, or for other sizes."""
 
 
 def _second_size(graph: Graph, captured: Captured, program: Program) -> None:
-    """A capture whose row count may vary answers for other counts as well."""
+    """A capture whose row count may vary is right for other counts as well."""
     if not program.symbols:
         return
     rows = next(i.shape[0] for i in graph.inputs if i.is_tensor and i.shape)
@@ -286,7 +286,7 @@ def by_fuse(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
     return tuple(results), ""
 
 
-# A card so small that few rows are shared out, split and taken together as many are on a large one.
+# A card so small that even a few rows are split among CTAs and combined, as many rows are on a large card.
 SMS = 2
 FEW_SMS = replace(
     forced.H200,
@@ -311,7 +311,7 @@ def by_schedule(graph: Graph, inputs: list[Any], on: Device = forced.H200) -> tu
 
 
 def by_other_sizes(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
-    """As one kernel that was planned and written for other sizes, as are those that all calls of a row class share."""
+    """As one kernel that was planned and emitted for other sizes, as happens when the calls of a row class share kernels."""
     captured, program, sizes, tensors = _one_kernel(graph, inputs)
     if not sizes:
         raise NotOneKernel(detail="no size is symbolic")
@@ -337,9 +337,9 @@ def _one_kernel(graph: Graph, inputs: list[Any]) -> tuple[Captured, Program, Bin
 
 
 def _drawn(graph: Graph, program: Program, sizes: Bindings, on: Device = forced.H200) -> KernelPlan:
-    """A random kernel and schedule out of all that are legal: one that the planner would weigh, with some fields changed.
+    """A random legal kernel and schedule: a candidate of the planner with some fields changed.
 
-    Families that few graphs may run by come first.
+    Families that few graphs can use come first.
     """
     offered: dict[str, list[KernelPlan]] = {}
     for _, plans in () if _is_empty(program, sizes) else forced.candidates(program, sizes, on):
@@ -353,7 +353,7 @@ def _drawn(graph: Graph, program: Program, sizes: Bindings, on: Device = forced.
 
 
 def _changed(rng: random.Random, one: KernelPlan, sizes: Bindings, on: Device) -> KernelPlan:
-    """A kernel whose schedule has one or two other fields, if a few draws find any that are legal; half of all stay as they are."""
+    """A kernel with one or two fields of its schedule changed, if a few draws find a legal change; half stay unchanged."""
     draw = Draw(rng, one.kernel, sizes)
     for _ in range(rng.choice((0, DRAWS))):
         schedule = draw.changed(one.schedule, rng.choice((1, 2)))
@@ -363,28 +363,28 @@ def _changed(rng: random.Random, one: KernelPlan, sizes: Bindings, on: Device) -
 
 
 def by_integers(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
-    """As one kernel under a random schedule, over integers in place of floats: every bit must be the Program's."""
+    """As one kernel under a random schedule, over integers instead of floats: the result must match the Program bit for bit."""
     captured = capture(graph.function(), tuple(inputs))
     bindings = captured.bind(tuple(inputs))
     assert bindings is not None
     program, sizes = specialize(unify_axes(integral(captured.program)), bindings)
     chosen = _drawn(graph, program, sizes)
     tensors = {n: integers(t, graph.seed + k) for k, (n, t) in enumerate(captured.tensors(tuple(inputs)).items())}
-    mine, exact = forced.run(forced.planned(program, sizes, chosen), tensors, sizes), evaluate(program, tensors, sizes)
+    actual, exact = forced.run(forced.planned(program, sizes, chosen), tensors, sizes), evaluate(program, tensors, sizes)
     for name, result in exact.items():
-        if not torch.equal(mine[name], result):
+        if not torch.equal(actual[name], result):
             raise Changed(f"{name} is not what the Program says, under {chosen.schedule}")
     return plainly(graph.function(), inputs), str(chosen.schedule.family)
 
 
 class NotOneKernel(OnepassError):
-    """What this stage does not look at."""
+    """The function is more than one kernel, which this stage does not check."""
 
     code = "not one kernel"
 
 
 def by_backend(graph: Graph, inputs: list[Any]) -> tuple[Results, str]:
-    """Forward and backward through torch.compile, with everything claimed that can be."""
+    """Forward and backward through torch.compile, claiming everything possible."""
     torch._dynamo.reset()
     for forget in (journal.reset, failure.reset_warnings):
         forget()
@@ -409,5 +409,5 @@ STAGES: dict[str, Stage] = {
 
 
 def check(graph: Graph, stage: str) -> Finding:
-    """What came of a graph in a stage."""
+    """The outcome of checking a graph in a stage."""
     return checked(graph, STAGES[stage])

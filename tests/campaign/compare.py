@@ -1,7 +1,7 @@
-"""Results against eager torch and float64: the same in form, and right wherever a rounding does not decide.
+"""Compare results with eager torch and float64: the same form, and right values wherever rounding does not decide.
 
-Where a rounding decides between two answers (a comparison, a cast to integers, an overflow), references that are computed a
-little differently disagree among themselves, and an answer that one of them gives is not held to be wrong.
+Where a rounding decides between two results (a comparison, a cast to integers, an overflow), references that are computed a
+little differently disagree with each other, and a result that one of them gives is not counted as wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from onepass.ir.criterion import judge
 
 EXACT = 2.0**-22  # of the largest value: constants such as 1/6 are rounded to fp32
-LEAST = 1e-6  # what is smaller may be what sums that cancel have left
+LEAST = 1e-6  # anything smaller may be the rounding left by a cancellation
 DRAWS, STEPS = 3, {"narrow": 2.0**-7, "single": 2.0**-18, "double": 1e-11}
 
 Results = tuple[Any, ...]
@@ -23,27 +23,27 @@ Results = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Truth:
-    """What results are held against. `reference` computes in float64 from arguments moved by `step`, None for the arguments
-    themselves. `exactly`: the results are float64 too. `overlaps`: strides are not compared, because shape-only tensors that
-    overlap themselves give other strides than real ones. `traced` gives shape-only results: torch gives those of its
+    """The reference for results. `reference` computes in float64 from arguments moved by `step`, None for the arguments
+    themselves. `exactly`: the results are float64 too. `overlaps`: strides are not compared, because fake tensors that
+    overlap themselves give other strides than real ones. `traced` gives fake results: torch gives those of its
     decompositions another layout than eager's at times, or another type (huber_loss of two), and every compiler gets them so.
-    `loses_infinities`: a mean that is found beside a variance is infinite in eager if the infinity comes last, else NaN; here it is
+    `loses_infinities`: the mean of var_mean is infinite in eager if the infinity comes last, else NaN; here it is always
     NaN."""
 
     eager: Results
     reference: Callable[[float | None, int], Results]
-    precision: str = "single"  # a row of STEPS: what one rounding may move
+    precision: str = "single"  # a key of STEPS: how far one rounding may move a value
     exactly: bool = False
     overlaps: bool = False
     traced: Callable[[], Results] | None = None
     loses_infinities: bool = False
 
 
-def compared(mine: Results, truth: Truth) -> tuple[str, str, int]:
-    """right, noise, skipped, form or wrong; what is wrong; with which output."""
-    if len(mine) != len(truth.eager):
-        return "form", f"{len(mine)} results, not {len(truth.eager)}", 0
-    for k, (one, other) in enumerate(zip(mine, truth.eager, strict=True)):
+def compared(actual: Results, truth: Truth) -> tuple[str, str, int]:
+    """The verdict (right, noise, skipped, form or wrong), what is wrong, and the output concerned."""
+    if len(actual) != len(truth.eager):
+        return "form", f"{len(actual)} results, not {len(truth.eager)}", 0
+    for k, (one, other) in enumerate(zip(actual, truth.eager, strict=True)):
         if (wrong := _form(one, other, truth)) and not (wrong.startswith(("strides", "dtype")) and _as_traced(one, k, truth)):
             return "form", wrong, k
     try:
@@ -51,7 +51,7 @@ def compared(mine: Results, truth: Truth) -> tuple[str, str, int]:
     except Exception as error:
         return "skipped", f"no float64 reference: {error}", 0
     kind = "right"
-    for k, (one, other, reference) in enumerate(zip(mine, truth.eager, exact, strict=True)):
+    for k, (one, other, reference) in enumerate(zip(actual, truth.eager, exact, strict=True)):
         judged = isinstance(other, torch.Tensor) and other.numel()
         if judged and (differs := _wrong(one, other, reference, truth.exactly)):
             if odd := _undecided(k, one, other, reference, truth):
@@ -60,13 +60,13 @@ def compared(mine: Results, truth: Truth) -> tuple[str, str, int]:
     return kind, "", 0
 
 
-def differ_exactly(mine: torch.Tensor, reference: torch.Tensor, slack: float = EXACT) -> str | None:
-    """Both are float64, and may differ by nothing but the order of sums; or by `slack` of the largest value."""
-    if not mine.numel():
+def differ_exactly(actual: torch.Tensor, reference: torch.Tensor, slack: float = EXACT) -> str | None:
+    """How two float64 results differ beyond the order of sums, or `slack` of the largest value; None if they do not."""
+    if not actual.numel():
         return None
-    if not mine.is_floating_point():
-        return None if torch.equal(mine, reference.to(mine.dtype)) else "integers differ from float64's"
-    a, b = mine.double(), reference.double()
+    if not actual.is_floating_point():
+        return None if torch.equal(actual, reference.to(actual.dtype)) else "integers differ from float64's"
+    a, b = actual.double(), reference.double()
     largest = b.abs().where(b.isfinite(), 0).amax().clamp_min(LEAST)
     same = (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= slack * largest)
     return None if bool(same.all()) else f"{int((~same).sum())} elements differ from float64's"
@@ -91,49 +91,49 @@ def precision_of(dtypes: set[torch.dtype], exactly: bool = False) -> str:
     return "narrow" if any(d.is_floating_point and d.itemsize < 4 for d in dtypes) else "single"
 
 
-def _form(mine: Any, eager: Any, truth: Truth) -> str:
+def _form(actual: Any, eager: Any, truth: Truth) -> str:
     if not isinstance(eager, torch.Tensor):
-        return "" if type(mine) is type(eager) and (mine == eager or mine != mine) else f"value: {mine!r}, not {eager!r}"
-    if not isinstance(mine, torch.Tensor):
-        return f"type: {type(mine).__name__}, not a tensor"
-    if mine.shape != eager.shape:
-        return f"shape: {tuple(mine.shape)}, not {tuple(eager.shape)}"
-    if not truth.exactly and mine.dtype != eager.dtype:
-        return f"dtype: {mine.dtype}, not {eager.dtype}"
-    if eager.numel() and not truth.overlaps and _steps(mine) != _steps(eager):
-        return f"strides: {mine.stride()}, not {eager.stride()}"
+        return "" if type(actual) is type(eager) and (actual == eager or actual != actual) else f"value: {actual!r}, not {eager!r}"
+    if not isinstance(actual, torch.Tensor):
+        return f"type: {type(actual).__name__}, not a tensor"
+    if actual.shape != eager.shape:
+        return f"shape: {tuple(actual.shape)}, not {tuple(eager.shape)}"
+    if not truth.exactly and actual.dtype != eager.dtype:
+        return f"dtype: {actual.dtype}, not {eager.dtype}"
+    if eager.numel() and not truth.overlaps and _steps(actual) != _steps(eager):
+        return f"strides: {actual.stride()}, not {eager.stride()}"
     return ""
 
 
-def _as_traced(mine: torch.Tensor, k: int, truth: Truth) -> bool:
-    """Whether a result has the type and layout of torch's shape-only one."""
-    theirs = truth.traced()[k] if truth.traced is not None else None
-    return theirs is not None and (truth.exactly or theirs.dtype == mine.dtype) and _steps(theirs) == _steps(mine)
+def _as_traced(actual: torch.Tensor, k: int, truth: Truth) -> bool:
+    """Whether a result has the type and layout of torch's fake result."""
+    expected = truth.traced()[k] if truth.traced is not None else None
+    return expected is not None and (truth.exactly or expected.dtype == actual.dtype) and _steps(expected) == _steps(actual)
 
 
 def _steps(t: torch.Tensor) -> list[int]:
-    """Strides that mean anything."""
+    """The strides of dims with more than one element."""
     return [step for size, step in zip(t.shape, t.stride(), strict=True) if size > 1]
 
 
-def _wrong(mine: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, exactly: bool) -> str | None:
+def _wrong(actual: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, exactly: bool) -> str | None:
     if exactly:
-        return differ_exactly(mine, reference)
-    return judge(mine, eager, reference.double() if reference.is_floating_point() else reference)
+        return differ_exactly(actual, reference)
+    return judge(actual, eager, reference.double() if reference.is_floating_point() else reference)
 
 
-def _undecided(k: int, mine: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, truth: Truth) -> str:
-    """What is wrong with elements on which references agree; empty where none is."""
+def _undecided(k: int, actual: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, truth: Truth) -> str:
+    """What is wrong with the elements on which all references agree; empty if nothing is."""
     references = [reference.double(), eager.double()]
     for draw in range(DRAWS):
         try:
             references.append(truth.reference(STEPS[truth.precision], draw)[k].double())
         except Exception:
             continue
-    stacked, given = torch.stack([r.cpu() for r in references]), mine.double().cpu()
+    stacked, given = torch.stack([r.cpu() for r in references]), actual.double().cpu()
     finite, middle = stacked.isfinite().all(0), stacked[0]
     spread = torch.where(finite, (stacked - middle).abs().amax(0), 0.0)
-    slack = _slack(mine, truth.exactly)
+    slack = _slack(actual, truth.exactly)
     scale = torch.where(finite, middle.abs(), 0.0).amax() if slack and not truth.exactly else middle.abs()
     near = (given - middle).abs() <= 8 * spread + slack * torch.maximum(middle.abs(), 2.0**-6 * scale)
     alike = (given == middle) | (given.isnan() & middle.isnan()) | (truth.loses_infinities & given.isnan() & middle.isinf())
@@ -148,20 +148,20 @@ def _undecided(k: int, mine: torch.Tensor, eager: torch.Tensor, reference: torch
 
 
 def _fails(stacked: torch.Tensor) -> torch.Tensor:
-    """Where eager itself is wrong by half the value, about which all float64 references agree: something overflowed in its type."""
+    """Where eager itself is off by half the value on which all float64 references agree: something overflowed in its type."""
     exact, eager = torch.cat([stacked[:1], stacked[2:]]), stacked[1]
     agree = (exact - exact[0]).abs().amax(0) <= 0.1 * exact[0].abs()
     return agree & ~((eager - exact[0]).abs() <= 0.5 * exact[0].abs())
 
 
-def _slack(mine: torch.Tensor, exactly: bool) -> float:
-    """What a result's own type may lose, relative to its value; integers lose nothing."""
-    if not mine.is_floating_point():
+def _slack(actual: torch.Tensor, exactly: bool) -> float:
+    """The relative error that a result's own type allows; none for integers."""
+    if not actual.is_floating_point():
         return 0.0
-    return EXACT if exactly else 4 * torch.finfo(mine.dtype).eps + 2.0**-18
+    return EXACT if exactly else 4 * torch.finfo(actual.dtype).eps + 2.0**-18
 
 
 def _all_alike(stacked: torch.Tensor) -> torch.Tensor:
-    """Where all references are finite, or the same odd value."""
+    """Where all references are finite, or the same special value."""
     nan, first = stacked.isnan(), stacked[0]
     return nan.all(0) | (~nan.any(0) & (stacked.isfinite().all(0) | (stacked == first).all(0)))

@@ -1,9 +1,9 @@
 """Many processes write and read the same folders at the same moment: `python -m tests.campaign.crowd --count 64 --log FILE`.
 
-A first wave finds nothing and makes everything, each process for itself; a second finds what the first left. All results are right,
-nobody is warned, what is left is what one process alone leaves, and no draft is left.
+Processes of the first wave find nothing and each create everything; those of the second find what the first wrote. All results are
+right, no process warns, the folders end up as a single process leaves them, and no draft remains.
 
-One JSON line a wave. A run with the same log goes on with the first round of two waves that is not in it.
+The log has one JSON line per wave. A run with the same log resumes with the first round of two waves that is not in it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ TOGETHER = writes.SCENARIOS[:3]  # the last writes two states of one file in tur
 
 
 def part(folder: Path, wave: int) -> list[str]:
-    """What one process does; what is wrong."""
+    """The work of one process; returns what went wrong."""
     wrong, before = [], counts()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for scenario in TOGETHER:
             try:
@@ -44,11 +44,11 @@ def part(folder: Path, wave: int) -> list[str]:
     spent = counts() - before
     if wave and (spent.plans or spent.misses):
         wrong.append(f"{spent.plans} plans were made and {spent.misses} entries not found, though another wave came first")
-    return wrong + [f"a warning: {w.message}" for w in said]
+    return wrong + [f"a warning: {w.message}" for w in caught]
 
 
 def crowd(folder: Path, wave: int, count: int) -> list[list[str]]:
-    """Start so many processes, let all begin at once, and wait for them."""
+    """Start `count` processes, release them all at once, and wait for them."""
     gate, opened = os.pipe()
     alive, pipes = [], []
     for _ in range(count):
@@ -96,7 +96,7 @@ def waves(count: int, number: int) -> list[dict[str, Any]]:
 
 
 def run(count: int, rounds: int, log: Path) -> list[dict[str, Any]]:
-    """All rounds that are not in the log yet; all that is in it then."""
+    """Run all rounds that are not in the log yet, and return the whole log."""
     done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     with tempfile.TemporaryDirectory(prefix="onepass-known-") as place, log.open("a") as file:
         writes.learn(Path(place) / "store")

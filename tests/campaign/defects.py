@@ -1,4 +1,4 @@
-"""What the smoke tests of a card report of random functions."""
+"""Defects that the smoke tests on a card find in random functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FIRST = 2 * 10**6  # seeds that no other stage draws
 
 
 def defects(stage: str, seeds: range) -> list[str]:
-    """What is wrong with the graphs of these seeds. One that is merely slow is not: the machine may be busy."""
+    """The defects in the graphs of these seeds. Slowness does not count: the machine may be busy."""
     found = []
     for seed in seeds:
         what = check(graph(seed), stage)

@@ -48,14 +48,14 @@ def graph(seed: int) -> Graph:
 
 
 def pair_graph(seed: int) -> Graph:
-    """A graph in which a given op meets a given class of types. Seeds take all pairs in turn."""
+    """A graph that applies a given op to a given class of types. Seeds go through all pairs in turn."""
     turn, at = divmod(seed, len(ROWS))
     dtypes = CLASSES[turn % len(CLASSES)]
     return Drawing(seed).pair(list(ROWS.values())[at], dtypes[turn // len(CLASSES) % len(dtypes)])
 
 
 class Drawing:
-    """One graph under construction; its values are at hand, because every step is run as it is added."""
+    """One graph under construction. Every step is run as it is added, so its value is known."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.rng = seed, random.Random(seed)
@@ -77,7 +77,7 @@ class Drawing:
         return Graph(self.seed, tuple(self.inputs), tuple(self.steps), self.outputs()).pruned()
 
     def pair(self, chosen: Row, dtype: str) -> Graph:
-        """Up to three inputs of a type, the op, and up to two more steps. What an op does not take is converted first."""
+        """Up to three inputs of a type, the op, and up to two more steps. Inputs the op does not accept are converted first."""
         shape = self.rng.choice([s for s in SHAPES if len(s) in (1, 2, 3)] if self.rng.random() < 0.8 else SHAPES)
         for _ in range(self.rng.choice((1, 2, 3))):
             layout = self.rng.choice(("contiguous", *LAYOUTS))
@@ -95,7 +95,7 @@ class Drawing:
         return Graph(self.seed, tuple(self.inputs), tuple(self.steps), tuple(dict.fromkeys((first, *self.outputs())))).pruned()
 
     def outputs(self) -> tuple[int, ...]:
-        """Up to four values, most of them such that nothing else reads."""
+        """Up to four values, most of them not read by other steps."""
         base = len(self.inputs)
         tensors = list(range(base, len(self.values))) or [0]
         read = {a for step in self.steps for a in step.args}
@@ -127,12 +127,12 @@ class Drawing:
         return tuple(1 if self.rng.random() < 0.3 else s for s in kept)
 
     def step(self) -> None:
-        """One more line, if the op drawn finds values it takes and eager accepts it."""
+        """Add one line, if there are values for the drawn op and eager accepts it."""
         rows = list(ROWS.values())
         self.add(self.rng.choices(rows, [r.weight for r in rows])[0])
 
     def add(self, chosen: Row) -> bool:
-        """A line of this op; whether there is one."""
+        """Add a line with this op, and return whether that was possible."""
         for _ in range(TRIES):
             try:
                 text, args = chosen.draw(self)
@@ -146,19 +146,19 @@ class Drawing:
         return False
 
     def run(self, text: str, args: tuple[int, ...]) -> Any:
-        """What a line gives in eager torch."""
+        """The result of a line in eager torch."""
         probe = Graph(self.seed, tuple(Input() for _ in args), (Step("", text, tuple(range(len(args)))),), (len(args),))
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return probe.function()(*(self.values[a] for a in args))[0]
 
-    # What rows ask for
+    # What rows of the op table call
 
     def value(self, at: int) -> Any:
         return self.values[at]
 
     def tensor(self, accept: Callable[[torch.Tensor], bool] = any_tensor) -> int:
-        """Some value that fits, a late one more easily."""
+        """Some value that fits; later ones are more likely."""
         fitting = [k for k, t in enumerate(self.values) if isinstance(t, torch.Tensor) and accept(t)]
         if not fitting:
             raise Unfit
@@ -175,7 +175,7 @@ class Drawing:
         return self.tensor(fits)
 
     def integer_index(self, extent: int) -> int:
-        """Some value that may serve as positions, made so by the text."""
+        """Some value whose text makes it valid as indices."""
         if not extent:
             raise Unfit
         return self.tensor(lambda t: not t.is_floating_point() and t.dtype not in NO_INDEX and t.numel() > 0)

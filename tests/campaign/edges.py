@@ -51,9 +51,9 @@ def cells() -> Iterator[tuple[str, Graph]]:
     """Every cell's name and function."""
     for k, ((op, text), shape, form) in enumerate(itertools.product(OPS.items(), SHAPES, FORMS)):
         dtype, layout, content = form
-        if dtype == "i64" and "float" in text:  # of huge integers that cancel in fp32, the order of the sum is all that is left
+        if dtype == "i64" and "float" in text:  # if huge integers cancel in fp32, the result depends on the order of the sum alone
             content = "normal"
-        if dtype == "e5m2":  # eager has no arithmetic of it
+        if dtype == "e5m2":  # eager has no arithmetic on it
             text = text.replace("{0}", "{0}.float()")
         given = Input(shape, dtype, layout, content)
         yield f"{op} {dtype} {shape} {layout} {content}", Graph(k, (given,), (Step(op, text, (0,)),), (1,))

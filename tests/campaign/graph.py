@@ -1,6 +1,6 @@
 """A random function as data: inputs to make, steps of source text, outputs. It can be run, run in float64, printed and stored.
 
-The text is the single truth: what runs, what a report shows, and what a shrunk failure leaves behind are the same lines.
+The text is the single source of truth: the same lines are run, shown in reports, and kept for a shrunk failure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Graph:
     outputs: tuple[int, ...]
 
     def name(self, position: int) -> str:
-        """What a value is called in the text."""
+        """The name of a value in the text."""
         return f"x{position}" if position < len(self.inputs) else f"v{position - len(self.inputs)}"
 
     def source(self) -> str:
@@ -99,7 +99,7 @@ class Graph:
 
     @staticmethod
     def of_json(data: dict[str, Any]) -> Graph:
-        """What `to_json` wrote."""
+        """The inverse of `to_json`."""
         inputs = tuple(Input(**{**i, "shape": tuple(i["shape"])}) for i in data["inputs"])
         steps = tuple(Step(s["op"], s["text"], tuple(s["args"])) for s in data["steps"])
         return Graph(data["seed"], inputs, steps, tuple(data["outputs"]))
@@ -113,7 +113,7 @@ class Graph:
             if at not in needed:
                 needed.add(at)
                 waiting += self.steps[at - base].args if at >= base else ()
-        # Lines that change a value in place belong to it though nothing reads their result.
+        # Lines that change a value in place belong to it even if nothing reads their result.
         inputs = [k for k in range(base) if k in needed]
         steps = [k for k in range(len(self.steps)) if base + k in needed]
         new = {old: k for k, old in enumerate([*inputs, *(base + k for k in steps)])}
@@ -147,7 +147,7 @@ def made(spec: Input, seed: int, device: str = "cpu") -> Any:
 
 
 def contents(spec: Input, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Values of a kind, in the input's type."""
+    """Values of the input's kind of content, in its type."""
     dtype, count = DTYPES[spec.dtype], 1
     for extent in shape:
         count *= extent
@@ -204,7 +204,7 @@ def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 @contextmanager
 def default_float64() -> Iterator[None]:
-    """Results that take torch's default type are float64 as well."""
+    """Make torch's default dtype float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

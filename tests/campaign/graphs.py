@@ -2,8 +2,8 @@
 
     python -m tests.campaign.graphs --stage oracle --seeds 0:30000 --log oracle.jsonl
 
-The log has one JSON line a graph, so that a run that was cut off goes on where it stopped, and a summary of it says how often
-each op met each type, what was refused and why, and every class of defects with its smallest graph.
+The log has one JSON line per graph, so that an interrupted run resumes where it stopped. Its summary says how often
+each op was applied to each type, what was refused and why, and shows every class of defects with its smallest graph.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any, TextIO
 NAMES = ("oracle", "pairs", "pair kernels", "interpret", "schedules", "families", "one way",
          "other sizes", "integers", "compile", "card")
 # fmt: on
-PROCESS = 500  # graphs that one process looks at: what it keeps of them grows, and starting takes seconds
-DEADLINE = 600  # seconds of wall clock after which a graph is called stuck, on a busy machine too; CPU seconds say what is slow
+PROCESS = 500  # graphs per process: its memory grows with them, and starting a process takes seconds
+DEADLINE = 600  # wall-clock seconds after which a graph counts as stuck, even on a busy machine; slowness is judged by CPU time
 
 
 def run(stage: str, seeds: range, log: Path, jobs: int) -> dict[str, Any]:
-    """Every seed that the log does not hold yet; the summary of the whole log."""
+    """Run every seed that the log does not contain yet, and return the summary of the whole log."""
     done = {line["seed"] for line in read(log)}
     todo = [s for s in seeds if s not in done]
     parts = [todo[k : k + PROCESS] for k in range(0, len(todo), PROCESS)]
@@ -41,7 +41,7 @@ def run(stage: str, seeds: range, log: Path, jobs: int) -> dict[str, Any]:
 
 
 def _through_processes(stage: str, out: TextIO, seeds: list[int]) -> None:
-    """Seeds through a fresh process, and through another after each that ends before its last: its graph has a line as well."""
+    """Run seeds in a fresh process, and in another one after each that ends early. The graph that ended it has a line as well."""
     command = [sys.executable, "-m", "tests.campaign.graphs", "--stage", stage, "--child", "--log", os.devnull]
     while seeds:
         with tempfile.TemporaryFile("w+") as errors:
@@ -67,14 +67,14 @@ def _as_child(stage: str) -> None:
     """The seeds on the standard input, a line each on the standard output."""
     quiet()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what else is printed is no answer
+    os.dup2(2, 1)  # anything else that is printed is not part of the log
     for seed in json.load(sys.stdin):
         answers.write(json.dumps(one(stage, seed)) + "\n")
         answers.flush()
 
 
 def read(log: Path) -> list[dict[str, Any]]:
-    """A log's lines; one that was cut off in the middle does not count."""
+    """The lines of a log; a truncated last line does not count."""
     if not log.exists():
         return []
     found = []
@@ -175,7 +175,7 @@ def family(dtype: str) -> str:
 
 
 def _reason(detail: str) -> str:
-    """The refusal without what differs from graph to graph: its first words."""
+    """The first words of a refusal, without what differs from graph to graph."""
     words = detail.split("] ", 1)[-1].split(" (at ")[0]
     return " ".join(words.split()[:6])
 

@@ -1,8 +1,8 @@
-"""A Program with its floats replaced by integers: addition and multiplication of 64-bit integers wrap around, which is exact in
-any order. So a schedule must give the very bits of the Program, however it splits, walks and joins.
+"""A Program over integers instead of floats. Addition and multiplication of 64-bit integers wrap around, so they are exact in
+any order, and a schedule must match the Program bit for bit, however it splits, loops and joins.
 
-What integers lack is replaced by what they have: a function of one element by a polynomial, a quotient by a product, a variance
-by a sum. What data goes where, and what is folded over which axes, stays.
+Ops that integers lack are replaced: a function of one element by a polynomial, a quotient by a product, a variance
+by a sum. The data flow and the axes of reductions stay the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def integral(program: Program) -> Program:
 
 
 def integers(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """Random 64-bit integers laid out as a tensor is; integers and truths stay, because they may be indices."""
+    """Random 64-bit integers in a tensor's layout; integers and booleans stay, because they may be indices."""
     if not tensor.is_floating_point():
         return tensor
     generator = torch.Generator().manual_seed(seed)

@@ -1,12 +1,12 @@
 """Ctrl-C at random moments: `python -m tests.campaign.interrupts --count 100 --seed 0 --log FILE`.
 
 Commands and sessions, each in a process of its own with an empty store, get SIGINT at a moment drawn from the length of an
-uninterrupted run: the process alone, or its group, as from a terminal. The process ends within a minute with KeyboardInterrupt or
-the command's abort and no other error, or where a session catches it, goes on and is right. Then no process it started is alive,
+uninterrupted run: the process alone, or its group, as from a terminal. The process ends within a minute, with KeyboardInterrupt or
+the command's abort and no other error; a session that catches it goes on and is right. Then no process it started is alive,
 and its store and its temporary folder hold no draft and nothing half-written. The next run over the same store gives the same
 result.
 
-One JSON line an interruption. A run with the same seed and log goes on where the last one ended.
+The log has one JSON line per interruption. A run with the same seed and log resumes where the last one ended.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ SPARE = 60.0  # seconds in which a process that lost its parent notices
 CODE = re.compile(r"\[ONEPASS-\d+]")
 RAISED = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Exit|Abort|Failure|Failed))\b", re.MULTILINE)
 STARTING = "Fatal Python error: init_import_site"  # nothing has been imported yet
-SILENT = "ended while Python started or ended"  # when it has no handler of its own
+SILENT = "ended while Python started or ended"  # before it has a handler of its own
 ABORTED = 130  # how the command says that it was interrupted
-TEMPORARY = ("onepass", "tmp")  # how names begin that onepass, Triton and Python's tempfile give
+TEMPORARY = ("onepass", "tmp")  # prefixes of the names that onepass, Triton and Python's tempfile use
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Something to interrupt: arguments of Python, and how often it is chosen."""
+    """A command to interrupt: arguments of Python, and how often it is chosen."""
 
     name: str
     arguments: tuple[str, ...]
@@ -90,7 +90,7 @@ class Truth:
 
 
 class Wrong(Exception):
-    """What must not happen."""
+    """A violated expectation."""
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------------
@@ -177,11 +177,11 @@ def stack(process: subprocess.Popen[bytes]) -> str:
     return "unknown"
 
 
-# ---- what is judged --------------------------------------------------------------------------------------------------------
+# ---- checks ---------------------------------------------------------------------------------------------------------------
 
 
 def how(ended: Ended, truth: Truth) -> str:
-    """How it took being interrupted, in a word; Wrong if that is not allowed."""
+    """How the process reacted to the interruption, in a word; raises Wrong if that is not allowed."""
     if codes := set(CODE.findall(ended.errors)) - set(CODE.findall(truth.ended.errors)):
         raise Wrong(f"it spoke of {codes}: {ended.errors[-2000:]}")
     if ended.status == 0:
@@ -209,7 +209,7 @@ def differing(right: str, found: str) -> str:
 
 
 def leftovers(ended: Ended, place: Path, truth: Truth) -> list[str]:
-    """What an interrupted process left behind and should not have."""
+    """What an interrupted process should not have left behind."""
     wrong = [f"left alive: {process}" for process in ended.left]
     wrong += [f"a draft is left: {draft.relative_to(place)}" for draft in writes.drafts(place)]
     wrong += writes.same(writes.tree(place / "store"), truth.store)
@@ -224,7 +224,7 @@ def leftovers(ended: Ended, place: Path, truth: Truth) -> list[str]:
 
 
 def afterwards(kind: Kind, place: Path, truth: Truth) -> list[str]:
-    """The next run over the same store is as if nothing had happened."""
+    """What is wrong with the next run over the same store, which must be as if nothing had happened."""
     ended = ran(kind, place)
     wrong = [f"left alive by the next run: {process}" for process in ended.left]
     if (ended.status, ended.out) != (0, truth.ended.out):
@@ -236,7 +236,7 @@ def afterwards(kind: Kind, place: Path, truth: Truth) -> list[str]:
 
 
 def judged(kind: Kind, place: Path, truth: Truth, rng: random.Random) -> dict[str, Any]:
-    """One interruption, and what came of it."""
+    """One interruption and its outcome."""
     at, group = rng.uniform(0.0, truth.ended.took), rng.random() < 0.5
     found: dict[str, Any] = {"kind": kind.name, "at": round(at, 3), "of": round(truth.ended.took, 1), "group": group}
     try:
@@ -253,7 +253,7 @@ def judged(kind: Kind, place: Path, truth: Truth, rng: random.Random) -> dict[st
 
 
 def learn(kind: Kind, place: Path) -> Truth:
-    """What is right, found out by a run that nobody interrupts."""
+    """The expected outcome, from an uninterrupted run."""
     place.mkdir()
     ended = ran(kind, place)
     if ended.status or ended.left:
@@ -262,7 +262,7 @@ def learn(kind: Kind, place: Path) -> Truth:
 
 
 def rows(count: int, seed: int, before: set[int], kinds: tuple[Kind, ...] = KINDS) -> Iterator[dict[str, Any]]:
-    """What happens, interruption by interruption."""
+    """One row of the log per interruption."""
     truths: dict[str, Truth] = {}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored, and so by children
     with tempfile.TemporaryDirectory(prefix="onepass-interrupts-") as folder:

@@ -1,9 +1,9 @@
-"""The campaign of mutants: one line of onepass changed so that a promise breaks, and the tests that must notice.
+"""The mutation campaign: each mutant changes one line of onepass so that a promise breaks, and names tests that must fail.
 
     python -m tests.campaign.mutants --log mutants.jsonl
 
-Each mutant is run in a copy of the checkout, by the tests it names, which get a minute. It is killed if one of them fails, and
-survives if all pass or none has failed by then. A log is resumed; `--again` runs what survived once more.
+Each mutant is run in a copy of the checkout, with the tests it names, which get a minute. It is killed if one of them fails, and
+survives if all pass or none has failed by then. A log is resumed; `--again` runs the survivors once more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COPIED = ("onepass", "tests", "bench", "scripts", "docs", "constraints", "README
 # fmt: on
 DEADLINE = 60  # seconds of one core that the tests of a mutant may take, so that a busy machine changes nothing
 STUCK = 600.0  # seconds of wall clock after which tests that use no core are ended
-FAILED, PASSED = 1, 0  # pytest's exit statuses; any other says that the tests themselves could not be run
+FAILED, PASSED = 1, 0  # pytest's exit statuses; any other means that the tests themselves could not run
 PYTEST = "import resource, sys, pytest; resource.setrlimit(resource.RLIMIT_CPU, ({0}, {0})); sys.exit(pytest.main(sys.argv[1:]))"
 
 
@@ -58,7 +58,7 @@ def changed(mutant: Mutant, text: str) -> str:
 
 
 def verdict_of(folder: Path, tests: tuple[str, ...], deadline: int = DEADLINE, stuck: float = STUCK) -> tuple[str, str]:
-    """What the tests say of the copy in a folder: killed, survived, late or broken; and the end of what they printed."""
+    """The verdict of the tests on the copy in a folder (killed, survived, late or broken), and the end of their output."""
     command = [sys.executable, "-c", PYTEST.format(deadline), "-x", "-q", "-m", "", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile("w+") as out:
@@ -70,18 +70,18 @@ def verdict_of(folder: Path, tests: tuple[str, ...], deadline: int = DEADLINE, s
             child.wait()
             return "late", f"no test failed within {stuck:.0f} s"
         out.seek(0)
-        said = out.read()
+        output = out.read()
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         return "late", f"no test failed within {deadline} s"
     verdict = {FAILED: "killed", PASSED: "survived"}.get(status, "broken")
-    if status < 0 and any(line.startswith("FAILED") for line in said.splitlines()):
-        verdict = "killed"  # a test failed; what the mutant wrote where nothing is ended the process afterwards
-    return verdict, _line(said) if verdict == "killed" else said[-600:]
+    if status < 0 and any(line.startswith("FAILED") for line in output.splitlines()):
+        verdict = "killed"  # a test failed, and a stray write of the mutant crashed the process afterwards
+    return verdict, _line(output) if verdict == "killed" else output[-600:]
 
 
-def _line(said: str) -> str:
+def _line(output: str) -> str:
     """The test that failed."""
-    return next((line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))), said[-300:])[:300]
+    return next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), output[-300:])[:300]
 
 
 def copied() -> Path:
@@ -97,7 +97,7 @@ def copied() -> Path:
 
 
 def one(mutant: Mutant, folder: Path) -> dict[str, Any]:
-    """One mutant's line of the log; the copy is as it was afterwards."""
+    """One mutant's line of the log; restores the copy afterwards."""
     path, started = folder / mutant.file, time.monotonic()
     original = path.read_text()
     path.write_text(changed(mutant, original))
@@ -116,7 +116,7 @@ def one(mutant: Mutant, folder: Path) -> dict[str, Any]:
 
 
 def run(todo: list[Mutant], log: Path, jobs: int) -> None:
-    """Every mutant, a line of the log each."""
+    """Run every mutant and log one line for each."""
     folders: SimpleQueue[Path] = SimpleQueue()
     for _ in range(jobs):
         folders.put(copied())
@@ -140,13 +140,13 @@ def run(todo: list[Mutant], log: Path, jobs: int) -> None:
 
 
 def unbroken(todo: list[Mutant]) -> list[str]:
-    """Test selections that do not pass, or not in time, where nothing was changed: they can show nothing."""
+    """Test selections that fail, or time out, on unchanged code: they prove nothing."""
     folder = copied()
     try:
-        said = {tests: verdict_of(folder, tests) for tests in sorted({m.tests for m in todo})}
+        verdicts = {tests: verdict_of(folder, tests) for tests in sorted({m.tests for m in todo})}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [f"{' '.join(tests)}: {verdict} {detail[-300:]}" for tests, (verdict, detail) in said.items() if verdict != "survived"]
+    return [f"{' '.join(tests)}: {kind} {detail[-300:]}" for tests, (kind, detail) in verdicts.items() if kind != "survived"]
 
 
 def latest(log: Path) -> dict[str, dict[str, Any]]:

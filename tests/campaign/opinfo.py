@@ -1,6 +1,6 @@
 """Every sample that torch's own tests have for the ops onepass captures: right, or refused with a code.
 
-python -m tests.campaign.opinfo --log opinfo.jsonl          # float32 whole, of other types samples drawn evenly
+python -m tests.campaign.opinfo --log opinfo.jsonl          # all of float32, and evenly spaced samples of other types
 python -m tests.campaign.opinfo --log opinfo.jsonl --all    # every sample of every type
 """
 
@@ -21,13 +21,13 @@ from .compare import Results, Truth, compared, moved, precision_of
 from .graph import default_float64
 from .opinfo_entries import entries, title
 
-WHOLE = torch.float32  # the type of which every sample is run
+WHOLE = torch.float32  # every sample of this type is run
 OTHERS = (torch.bfloat16, torch.int64, torch.bool, torch.float16, torch.float64, torch.int32, torch.int8, torch.uint8)
-MOST = 4  # samples of an op in each other type, unless all are asked for
+MOST = 4  # samples of an op in each other type, unless --all is given
 
 
 def samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
-    """The arguments torch tries an op on; none where it does not take the type."""
+    """The arguments torch tests an op with; none if the op does not take the type."""
     if dtype not in info.supported_dtypes("cpu"):
         return
     try:
@@ -37,8 +37,8 @@ def samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
 
 
 def drawn(count: int, dtype: torch.dtype, shift: int, everything: bool) -> list[int]:
-    """Which of `count` samples are run: all of float32; of another type at most MOST, evenly spaced, and shifted from type to
-    type, so that types together meet more of them."""
+    """Which of `count` samples are run: all of float32; of another type at most MOST, evenly spaced, with an offset that differs
+    from type to type, so that all types together cover more of them."""
     if everything or dtype == WHOLE or count <= MOST:
         return list(range(count))
     return [(k * count // MOST + shift) % count for k in range(MOST)]
@@ -60,14 +60,14 @@ def called(info: Any, sample: Any) -> tuple[Callable[..., Results], list[torch.T
 
 
 def widest(info: Any, sample: Any) -> tuple[Callable[..., Results], list[torch.Tensor]]:
-    """The same sample where every floating type it names is float64."""
+    """The same sample with every floating type replaced by float64."""
     wide = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
     kwargs = {n: wide.get(v, v) if isinstance(v, torch.dtype) else v for n, v in sample.kwargs.items()}
     return called(info, type(sample)(sample.input, args=sample.args, kwargs=kwargs))
 
 
 def one(info: Any, dtype: torch.dtype, sample: Any, number: int) -> Finding:
-    """What came of a sample."""
+    """The outcome of a sample."""
     import onepass
 
     function, tensors = called(info, sample)
@@ -76,7 +76,7 @@ def one(info: Any, dtype: torch.dtype, sample: Any, number: int) -> Finding:
     except Exception as error:  # torch refuses its own sample
         return Finding(number, "skipped", str(error))
     try:
-        mine = tuple(onepass.fuse(function)(*(t.clone() for t in tensors)))
+        actual = tuple(onepass.fuse(function)(*(t.clone() for t in tensors)))
     except Exception as error:
         return fault(number, error)
     exact, _ = widest(info, sample)
@@ -87,7 +87,7 @@ def one(info: Any, dtype: torch.dtype, sample: Any, number: int) -> Finding:
             return exact(*inputs)
 
     overlaps = any(t.numel() > 1 and 0 in t.stride() for t in tensors)
-    kind, detail, output = compared(mine, Truth(eager, reference, precision_of({dtype}), overlaps=overlaps))
+    kind, detail, output = compared(actual, Truth(eager, reference, precision_of({dtype}), overlaps=overlaps))
     return Finding(number, kind, detail and f"output {output}: {detail}")
 
 
@@ -105,7 +105,7 @@ def run(log: Path, only: str = "", everything: bool = False) -> None:
 
 
 def _line(info: Any, dtype: torch.dtype, shift: int, everything: bool) -> dict[str, Any]:
-    """What the log says of an op and a type."""
+    """The log's line for an op and a type."""
     given = list(samples(info, dtype))
     at = drawn(len(given), dtype, shift, everything)
     found = [one(info, dtype, given[k], k) for k in at]

@@ -1,6 +1,6 @@
-"""Which of torch's descriptions of ops (OpInfo) onepass captures: those with a sample that leads to rows of capture's table only.
+"""Which of torch's op descriptions (OpInfo) onepass captures: those with a sample that only needs ops of the capture table.
 
-Nothing is listed by name: an op that gets a row, or a decomposition, is among them from then on.
+Nothing is listed by name: an op that gets a row in the table, or a decomposition, is included automatically.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from onepass import compat
 from onepass.capture.lowering.lower import LOWERINGS
 from onepass.capture.lowering.schema import op_name
 
-# Ops that are refused although others that look alike are computed: every sample must say so.
+# Ops that are refused although similar ones are computed: every sample must be refused.
 REFUSED = frozenset({"index_select", "nn.functional.pad", "norm", "scatter_add", "scatter_reduce", "zero_"})
 UNDEFINED = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})  # nothing is promised about their elements
-TRIED = 3  # samples of an op, of which one must lead to rows only
-TYPES = (torch.float32, torch.int64, torch.bool)  # the first that an op takes is tried
+TRIED = 3  # samples of an op; one of them must need only ops of the table
+TYPES = (torch.float32, torch.int64, torch.bool)  # the first one that an op accepts is tried
 
 
 def database() -> list[Any]:
@@ -52,7 +52,7 @@ def entries(table: Mapping[str, Any] = LOWERINGS) -> list[Any]:
 
 
 def is_captured(info: Any, table: Mapping[str, Any] = LOWERINGS) -> bool:
-    """Whether one of an op's first samples leads to rows of the table only."""
+    """Whether one of an op's first samples needs only ops of the table."""
     dtype = next((d for d in TYPES if d in info.supported_dtypes("cpu")), None)
     if dtype is None:
         return False
@@ -60,24 +60,24 @@ def is_captured(info: Any, table: Mapping[str, Any] = LOWERINGS) -> bool:
         warnings.simplefilter("ignore")
         try:
             tried = list(itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), TRIED))
-        except Exception:  # torch needs something to make samples that is missing here
+        except Exception:  # torch lacks something it needs to make samples
             return False
         met = [ops_of(info, sample, table) for sample in tried]
         return any(ops is not None and ops <= table.keys() for ops in met)
 
 
 def ops_of(info: Any, sample: Any, table: Mapping[str, Any]) -> frozenset[str] | None:
-    """The ops that a sample leads to; None where it raises."""
+    """The ops that a sample runs; None if it raises."""
     try:
         with Watch(table) as watch:
             info.op(sample.input, *sample.args, **sample.kwargs)
-    except Exception:  # some samples are those that an op refuses
+    except Exception:  # some samples are expected to fail
         return None
     return frozenset(watch.names)
 
 
 class Watch(TorchDispatchMode):
-    """Notes the overloads that calls lead to. What has no row in the table is taken apart, as it is when a function is traced."""
+    """Records the overloads that calls run. Ops without a row in the table are decomposed, as in a trace."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Watch(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         packet, _, overload = name.rpartition(".")
-        self.names.add(f"{packet.removesuffix('_')}.{overload}")  # a change in place is traced as a result and a copy
+        self.names.add(f"{packet.removesuffix('_')}.{overload}")  # an in-place op is traced as its result and a copy
         return func(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,4 @@
-"""The ops a random graph is made of: how each draws a line of text for values at hand. A new op is one more row."""
+"""The ops of random graphs: each draws a line of text for the values it finds. A new op is one more row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .graph import NAMES
 
 
 class Values(Protocol):
-    """What a row may ask of the graph under construction."""
+    """What a row may use of the graph under construction."""
 
     rng: random.Random
 
@@ -25,7 +25,7 @@ class Values(Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """An op: `draw` gives its text and arguments, or raises `Unfit` where no value at hand fits."""
+    """An op: `draw` gives its text and arguments, or raises `Unfit` if no value fits."""
 
     name: str
     draw: Callable[[Values], tuple[str, tuple[int, ...]]]
@@ -33,7 +33,7 @@ class Row:
 
 
 class Unfit(Exception):
-    """No value at hand fits an op."""
+    """No value of the graph fits an op."""
 
 
 ROWS: dict[str, Row] = {}
@@ -65,7 +65,7 @@ def has_dims(t: torch.Tensor) -> bool:
 
 
 def overlaps(t: torch.Tensor) -> bool:
-    """Whether elements share memory in a way that torch does not notice: eager's slice_scatter then changes other elements too."""
+    """Whether elements share memory in a way that torch does not detect: eager's slice_scatter then changes other elements too."""
     return 0 not in t.stride() and t.numel() * t.element_size() > t.untyped_storage().nbytes()
 
 
@@ -84,7 +84,7 @@ def dim_of(v: Values, t: torch.Tensor) -> int:
 
 
 def number(v: Values, t: torch.Tensor) -> str:
-    """A literal, at times one that the tensor's type cannot hold."""
+    """A literal, sometimes one that the tensor's type cannot represent."""
     if v.rng.random() < 0.1:
         return v.rng.choice(["-0.0", "float('inf')", "float('nan')", "1e-40", "300", "-129", "2**40", "True"])
     if t.is_floating_point() or v.rng.random() < 0.2:
@@ -243,7 +243,7 @@ for _name in ("remainder", "fmod", "floor_divide"):
 
 @row("signs", 0.3)
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
-    """Of numbers: which sign a NaN has is nobody's promise."""
+    """Only of numbers: the sign of a NaN is unspecified."""
     a = v.tensor()
     b = v.like(a)
     return v.rng.choice(["torch.signbit(torch.nan_to_num({1}))", "torch.copysign({0}, torch.nan_to_num({1}))"]), (a, b)
@@ -355,7 +355,7 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 
 @row("view dtype", 0.2)
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
-    """Of integers: of floats, float64 has other bits."""
+    """Only of integers: the float64 reference of a float has other bits."""
     pairs = {torch.int32: "u32", torch.int8: "u8", torch.uint8: "i8", torch.int16: "u16", torch.int64: "i64"}
     a = v.tensor(lambda t: t.dtype in pairs)
     return f"{{0}}.view({pairs[v.value(a).dtype]})", (a,)
@@ -626,7 +626,7 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 
 
 def _clip(v: Values, a: int, i: int, dim: int) -> str:
-    """An index may not be longer than what it indexes, but along `dim`."""
+    """An index may not be longer than the tensor it indexes, except along `dim`."""
     pairs = zip(v.value(i).shape, v.value(a).shape, strict=True)
     return "[" + ", ".join(":" if k == dim else f":{min(own, other)}" for k, (own, other) in enumerate(pairs)) + "]"
 
@@ -664,7 +664,7 @@ def _(v: Values) -> tuple[str, tuple[int, ...]]:
 
 @row("in place", 0.7)
 def _(v: Values) -> tuple[str, tuple[int, ...]]:
-    """On a value of the function's own."""
+    """On a local value of the function."""
     a = v.tensor(has_dims)
     return v.rng.choice(
         [

@@ -8,7 +8,7 @@ import random
 
 from .graph import Graph, Input, Step
 
-# Columns that threads of one CTA share evenly or not, and that two CTAs may share; rows that start on 16 bytes or anywhere.
+# Numbers of columns that do or do not divide evenly among the threads of a CTA or among two CTAs; aligned and unaligned rows.
 SHAPES = (
     (6, 1024),
     (9, 2048),
@@ -28,7 +28,7 @@ LONG = ((1, 20000), (2, 20000), (1, 8192), (2, 12288), (3, 8192), (6, 8192), (9,
 TALL = ((2000, 40), (1024, 16), (300, 64), (3000, 7), (130, 512), (40, 24), (64, 64), (16, 300), (600, 136))
 KINDS = (("f32",), ("f32",), ("bf16",), ("f16",), ("f32", "bf16"), ("f64",), ("i64",), ("e4m3", "f32"))
 FLOATS, WIDE = (("f32",), ("bf16",), ("f16",), ("f32", "bf16")), 8192
-# Scaled, or a tanh comes so close to 1 that its last digit decides what a variance of it is.
+# Scaled, because otherwise a tanh comes so close to 1 that its last digit decides its variance.
 # fmt: off
 ALONE = ("{0} * 0.5", "{0}.abs()", "-{0}", "{0} * {0}", "torch.relu({0})", "torch.sigmoid({0}.to(f32) * 0.125)",
          "torch.tanh({0}.to(f32) * 0.125)", "torch.exp({0}.to(f32).clamp(-4, 4))", "torch.where({0} > 0, {0}, {0} * 2)",
@@ -52,7 +52,7 @@ DOWN = (
     "{0}.to(f32).logsumexp(0)",
     "({0} > 0).any(0)",
     "{0}.to(f32).mul(8).round().argmin(0)",
-)  # rounded: the last digit of a tanh decides nothing
+)  # rounded, so that the last digit of a tanh decides nothing
 OVER = (
     "{0}.sum(DIMS, keepdim=True)",
     "{0}.to(f32).mean(DIMS, keepdim=True)",
@@ -68,7 +68,7 @@ def row_graph(seed: int) -> Graph:
 
 
 def one_way_graph(seed: int) -> Graph:
-    """The graph of a seed: reductions along rows alone or down columns alone, at sizes that the rarer kernel families are for."""
+    """The graph of a seed: reductions along rows alone or down columns alone, at sizes that suit the rarer kernel families."""
     return _Drawing(random.Random(seed)).one_way(seed)
 
 
@@ -88,7 +88,7 @@ class _Drawing:
     def graph(self, seed: int) -> Graph:
         """Draw it all."""
         rng, shape, kinds = self.rng, self.rng.choice(SHAPES), self.rng.choice(KINDS)
-        spans = shape[0] > 2 and shape[1] >= WIDE and rng.random() < 0.8  # of a form that several CTAs may take rows of together
+        spans = shape[0] > 2 and shape[1] >= WIDE and rng.random() < 0.8  # a form for which several CTAs per row are possible
         kinds = rng.choice(FLOATS) if spans else kinds
         full = [self.input(shape, kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
         thin = [self.input(size, kinds) for size in ((1, shape[1]), (shape[0], 1)) if rng.random() < 0.4]
@@ -103,7 +103,7 @@ class _Drawing:
         return self.made(seed, ends)
 
     def one_way(self, seed: int) -> Graph:
-        """Draw reductions one way. If something is computed from a value and its own reduction, it may be held on chip."""
+        """Draw reductions in one direction. A value that is combined with its own reduction may stay on chip."""
         rng = self.rng
         reductions, shapes = rng.choice(((ALONG, LONG), (DOWN, TALL)))
         shape, kinds = rng.choice(shapes), rng.choice(KINDS)
@@ -115,7 +115,7 @@ class _Drawing:
         return self.made(seed, ends)
 
     def small(self, seed: int) -> Graph:
-        """Draw reductions over some dims, and at times something of a value and its own reduction."""
+        """Draw reductions over some dims, sometimes combined with the value that was reduced."""
         rng = self.rng
         shape = (rng.choice((2, 3, 6, 9, 40)), rng.choice((2, 3, 5, 17)), rng.choice((1, 2, 3, 5, 8, 33)))
         layouts, kinds = ("contiguous", "contiguous", "reversed dims", "transposed", "misaligned"), rng.choice(KINDS)
@@ -133,7 +133,7 @@ class _Drawing:
         return f"x{len(self.inputs) - 1}"
 
     def chain(self, value: str, others: list[str]) -> str:
-        """Some arithmetic, in which every one of the others takes part."""
+        """Some arithmetic that uses every one of the others."""
         if self.inputs[0].dtype[0] == "e":
             value = self.line("float", "{0}.to(f32)", value)
         for other in others:

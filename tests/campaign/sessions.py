@@ -1,6 +1,6 @@
-"""What the campaign of interruptions interrupts: `python -m tests.campaign.sessions NAME [--go-on]`.
+"""The sessions that the interruption campaign interrupts: `python -m tests.campaign.sessions NAME [--go-on]`.
 
-Prints what has to be the same each time. With --go-on, Ctrl-C does not end it: as in a notebook, the same is done once more.
+Prints results that must be the same each time. With --go-on, Ctrl-C does not end it: as in a notebook, the same is run once more.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tiny_model() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 
 def training() -> Callable[[], list[float]]:
-    """A few steps from the same start; what was compiled stays."""
+    """A few steps from the same initial state; compiled code is kept."""
     model, inputs = tiny_model()
     start = {name: t.clone() for name, t in model.state_dict().items()}
     compiled = torch.compile(model, backend=onepass.backend, options={"interpret": True, "rest": "eager", "by_cost": False})
@@ -74,13 +74,13 @@ def explaining() -> Callable[[], list[Any]]:
 
 
 def measuring(*providers: str) -> Callable[[], list[Any]]:
-    """A small bench whose times are made up; an earlier run of it goes on."""
+    """A small benchmark with made-up times; it resumes an earlier run."""
     bench.anchor_bytes = lambda floors: ()  # type: ignore[assignment, attr-defined]  # anchors are large tensors
 
     def run() -> list[Any]:
         clock: Any = FakeClock()
         bench.bench(bench.Options(SMALL, providers, RESULTS), Console(file=io.StringIO()), PLACE, lambda: clock)
-        rows: list[Any] = to_json(load(RESULTS))["rows"]  # of the file, where figures have fewer digits
+        rows: list[Any] = to_json(load(RESULTS))["rows"]  # read back from the file, where figures have fewer digits
         return rows
 
     return run
@@ -95,7 +95,7 @@ SESSIONS: dict[str, Callable[[], Callable[[], list[Any]]]] = {
 
 
 def main() -> None:
-    """Do it, once or, where it is interrupted, twice."""
+    """Run a session once, or twice if it is interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=SESSIONS)
     parser.add_argument("--go-on", action="store_true")

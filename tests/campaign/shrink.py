@@ -1,4 +1,4 @@
-"""A failing graph made small: outputs, steps, sizes, types, layouts and contents go while the failure stays the same."""
+"""Shrink a failing graph: drop outputs and steps, simplify sizes, types, layouts and contents; the failure stays the same."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MAX_ATTEMPTS = 400
 
 
 def shrunk(graph: Graph, fails: Callable[[Graph], bool]) -> Graph:
-    """The smallest graph found that `fails` still accepts, by at most MOST_TRIES questions."""
-    asked, found = 0, True
-    while found and asked < MAX_ATTEMPTS:
+    """The smallest graph found for which `fails` holds, in at most MAX_ATTEMPTS calls."""
+    attempts, found = 0, True
+    while found and attempts < MAX_ATTEMPTS:
         found = False
         for simpler in simplifications(graph):
-            asked += 1
-            if asked > MAX_ATTEMPTS:
+            attempts += 1
+            if attempts > MAX_ATTEMPTS:
                 break
             if fails(simpler):
                 graph, found = simpler, True
@@ -27,7 +27,7 @@ def shrunk(graph: Graph, fails: Callable[[Graph], bool]) -> Graph:
 
 
 def simplifications(graph: Graph) -> Iterator[Graph]:
-    """Graphs that are a little simpler, the greatest steps first."""
+    """Slightly simpler graphs, the largest simplifications first."""
     if len(graph.outputs) > 1:
         for k in range(len(graph.outputs)):
             yield replace(graph, outputs=(graph.outputs[k],)).pruned()
@@ -41,7 +41,7 @@ def simplifications(graph: Graph) -> Iterator[Graph]:
 
 
 def _shorter(graph: Graph) -> Iterator[Graph]:
-    """With one value replaced by what it is made from, or stored in its place."""
+    """Graphs with one value replaced by one of its operands, or with that operand stored instead."""
     base = len(graph.inputs)
     for k, step in enumerate(graph.steps):
         for arg in dict.fromkeys(step.args):

@@ -1,11 +1,11 @@
-"""A campaign against the store: `python -m tests.campaign.store --count 2000 --seed 0 --log FILE`.
+"""Fault injection into the store: `python -m tests.campaign.store --count 2000 --seed 0 --log FILE`.
 
-Each fault meets a fresh copy of a small store: entries, what was measured on a card, binaries. It is then used as a process
-uses it, and again by a next one. Whatever happened: results are right, what is loaded is what was written, warnings are
-coded, links lead nothing astray, folders that others can write to are neither used nor changed, nothing hangs, and no
+Each fault hits a fresh copy of a small store: entries, measurements of a card, binaries. The store is then used as a process
+uses it, and again as the next process does. Whatever happened: results are right, loaded data is what was written, warnings are
+coded, no link leads out of the store, folders that others can write to are neither used nor changed, nothing hangs, and no
 descriptor is left open.
 
-One JSON line a fault. A run with the same seed and log goes on where the last one ended.
+The log has one JSON line per fault. A run with the same seed and log resumes where the last one ended.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Template:
-    """A store as it should be."""
+    """An intact store."""
 
     folder: Path
     entries: dict[str, Artifact]
@@ -78,7 +78,7 @@ class Template:
 
 
 def template(folder: Path) -> Template:
-    """Make the store that every fault gets a copy of."""
+    """Create the store that is copied for every fault."""
     right = tuple(result(f, folder) for f in FUNCTIONS)
     store = cache.Store(folder)
     store.save_measurement(CARD_KEY, CARD)
@@ -92,7 +92,7 @@ def template(folder: Path) -> Template:
 
 
 def result(function: Callable[..., Any], folder: Path) -> torch.Tensor:
-    """What a new process would compute that finds only the store."""
+    """The result in a new process that finds only the store."""
     os.environ["ONEPASS_CACHE_DIR"] = str(folder)
     engine.forget()
     cache._opened.cache_clear()
@@ -102,7 +102,7 @@ def result(function: Callable[..., Any], folder: Path) -> torch.Tensor:
 
 @contextmanager
 def manager(kernels: Path, key: str) -> Iterator[Any]:
-    """Triton's way to its files."""
+    """Triton's cache manager, as onepass replaces it."""
     with compat.triton_cache_folder(str(kernels), lambda hit: None):
         yield compat.triton("test").knobs.cache.manager_class(key)
 
@@ -111,9 +111,9 @@ def manager(kernels: Path, key: str) -> Iterator[Any]:
 
 
 def use(folder: Path, known: Template, record: Record, steady: bool = True) -> str:
-    """Load and save everything; what was loaded is compared with what was written.
+    """Load and save everything, and compare what was loaded with what was written.
 
-    Binaries are handed to Triton by their paths. Unless the store is `steady`, somebody may damage them after they were checked.
+    Binaries are given to Triton by path. Unless the store is `steady`, another process may damage them after they were checked.
     """
     store, seen = cache.Store(folder), Counter[str]()
     store.check()
@@ -134,7 +134,7 @@ def use(folder: Path, known: Template, record: Record, steady: bool = True) -> s
 
 
 def binaries_found(kernels: Path, key: str, group: dict[str, bytes], record: Record) -> bool:
-    """Whether Triton was handed its files; made again where not."""
+    """Whether Triton was given its files; writes them again if not."""
     with manager(kernels, key) as made:
         found = made.get_group("k.json")
         for name, path in (found or {}).items():
@@ -158,7 +158,7 @@ def exposed(folder: Path) -> dict[str, int]:
 
 
 def judged(folder: Path, known: Template, record: Record, hook: Callable[[str], None] | None) -> None:
-    """Use the store under a fault, then as a next process does; and look at what is left."""
+    """Use the store under a fault, then as the next process does, and inspect what is left."""
     open_before, handles = exposed(folder), len(os.listdir("/proc/self/fd"))
     with suppress(faults.Killed, Unmet), faults.hooked(hook) if hook else nullcontext():
         record.outcome = use(folder, known, record)
@@ -180,7 +180,7 @@ def judged(folder: Path, known: Template, record: Record, hook: Callable[[str], 
 
 
 class Unmet(Exception):
-    """A fault that must reach whoever uses Triton's cache."""
+    """A fault that must propagate to the user of Triton's cache."""
 
 
 def children(folder: Path, known: Template, chance: Random, record: Record) -> None:
@@ -188,12 +188,12 @@ def children(folder: Path, known: Template, chance: Random, record: Record) -> N
     damaging = record.kind == "many processes" and chance.random() < 0.6
 
     def work(seed: int) -> None:
-        mine, nothing = Random(seed), Record(0, 0, "")
+        rng, nothing = Random(seed), Record(0, 0, "")
         for _ in range(3 if record.kind == "many processes" else 1000):
             use(folder, known, nothing, steady=not damaging)
-            if damaging and mine.random() < 0.4:
+            if damaging and rng.random() < 0.4:
                 with suppress(OSError, IndexError, ValueError):
-                    mine.choice((faults.flip, faults.cut, faults.swap, faults.newer))(folder, mine)
+                    rng.choice((faults.flip, faults.cut, faults.swap, faults.newer))(folder, rng)
             if nothing.wrong:
                 (folder.parent / f"wrong-{os.getpid()}").write_text("; ".join(nothing.wrong))
 
@@ -208,7 +208,7 @@ def children(folder: Path, known: Template, chance: Random, record: Record) -> N
 
 
 def fault(seed: int, index: int, known: Template) -> Record:
-    """One fault, all of whose chance follows from its number."""
+    """One fault, determined by its seed and number."""
     chance = Random(f"{seed}:{index}")
     record = Record(seed, index, KINDS[index % len(KINDS)])
     place = Path(tempfile.mkdtemp(prefix="onepass-fault-"))
@@ -216,11 +216,11 @@ def fault(seed: int, index: int, known: Template) -> Record:
     shutil.copytree(known.folder, folder)
     signal.alarm(LONGEST)
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             judged(folder, known, record, _prepared(folder, known, chance, record))
-        texts = [str(w.message) for w in said]
-        record.wrong += [f"not coded: {t[:200]}" for w, t in zip(said, texts) if not issubclass(w.category, OnepassWarning)]
+        texts = [str(w.message) for w in caught]
+        record.wrong += [f"not coded: {t[:200]}" for w, t in zip(caught, texts) if not issubclass(w.category, OnepassWarning)]
         record.wrong += [f"another code: {t[:200]}" for t in texts if t.startswith("[") and not t.startswith(CODES)]
         record.codes = sorted({t[1:12] for t in texts if t.startswith("[")})
     except BaseException as error:
@@ -235,11 +235,11 @@ def fault(seed: int, index: int, known: Template) -> Record:
 
 
 def _prepared(folder: Path, known: Template, chance: Random, record: Record) -> Callable[[str], None] | None:
-    """Damage the store, or say what is to happen while it is used."""
+    """Damage the store, or return a hook that is called while it is used."""
     match record.kind:
         case "failing" | "killing":
             record.detail, hook = (faults.failing if record.kind == "failing" else faults.killing)(chance)
-            if chance.random() < 0.5:  # also while what is damaged is set aside
+            if chance.random() < 0.5:  # also while a damaged entry is quarantined
                 record.detail += f", {chance.choice((faults.flip, faults.cut, faults.remove))(folder, chance)}"
             return hook
         case "swapping":
@@ -250,7 +250,7 @@ def _prepared(folder: Path, known: Template, chance: Random, record: Record) -> 
         case kind:
             record.detail = faults.DAMAGES[kind](folder, chance)
             if chance.random() < 0.25:
-                with suppress(OSError, IndexError, ValueError):  # the first may have left nothing for the second
+                with suppress(OSError, IndexError, ValueError):  # the first fault may have left nothing for the second
                     record.detail += f", {chance.choice(list(faults.DAMAGES.values()))(folder, chance)}"
     return None
 
@@ -268,7 +268,7 @@ def _hangs(*_: object) -> None:
 
 
 def run(count: int, seed: int, log: Path) -> Counter[str]:
-    """All faults that are not in the log yet; how often each outcome came."""
+    """Run all faults that are not in the log yet, and count the outcomes."""
     lines = log.read_text().splitlines() if log.exists() else []
     done = [record for record in map(json.loads, lines) if record["seed"] == seed]
     begun = {record["index"] for record in done}

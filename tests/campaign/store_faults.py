@@ -1,7 +1,7 @@
-"""What can happen to a store: each fault is a function of a folder and a source of chance, and says what it did.
+"""Faults of a store: each is a function of a folder and a random generator, and returns what it did.
 
-Damage is done before the store is used. Hooks are in force while it is used, and make one system call fail, or all of them from
-one on, as a kill would.
+Damage is done before the store is used. Hooks are active while it is used, and make one system call fail, or all from
+one on, as a kill does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOBODY = 65534
 
 
 class Killed(BaseException):
-    """The process is dead: nothing it still tries has an effect."""
+    """The process counts as dead: nothing it still attempts has an effect."""
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -77,7 +77,7 @@ def noise(folder: Path, chance: Random) -> str:
 
 
 def swap(folder: Path, chance: Random) -> str:
-    """Two files change places, as after a mistaken repair."""
+    """Swap two files, as a mistaken repair might."""
     one, other = chance.sample(files_of(folder), 2)
     first, second = one.read_bytes(), other.read_bytes()
     one.write_bytes(second)
@@ -92,7 +92,7 @@ def remove(folder: Path, chance: Random) -> str:
 
 
 def reseal(folder: Path, chance: Random) -> str:
-    """A file with a right checksum over something else: of another version, or of values that fit no declaration."""
+    """A file with a valid checksum over other content: of another version, or with values of undeclared types."""
     path = chance.choice(sorted((folder / "entries").iterdir()))
     body = json.loads(path.read_bytes().partition(b"\n")[2])
     nothings: tuple[Any, ...] = ({}, [], [[]], {"a": 1}, "\ud800", "x" * 9, -1.5, [None] * 3)
@@ -123,7 +123,7 @@ def open_file(folder: Path, chance: Random) -> str:
 
 
 def shut(folder: Path, chance: Random) -> str:
-    """Rights taken away, which root does not notice."""
+    """Remove permissions, which has no effect for root."""
     path = chance.choice([*files_of(folder), *folders_of(folder)])
     path.chmod(chance.choice((0o000, 0o200, 0o400, 0o100)))
     return path.name
@@ -136,7 +136,7 @@ def open_folder(folder: Path, chance: Random) -> str:
 
 
 def link(folder: Path, chance: Random) -> str:
-    """The same content, but by a link."""
+    """The same content behind a link."""
     path = chance.choice([*files_of(folder), *folders_of(folder)])
     elsewhere = folder.parent / "elsewhere"
     path.rename(elsewhere)
@@ -145,7 +145,7 @@ def link(folder: Path, chance: Random) -> str:
 
 
 def replace_by(folder: Path, chance: Random) -> str:
-    """Something that is no file in place of one."""
+    """Replace a file by something else."""
     path = chance.choice(files_of(folder))
     path.unlink()
     kind = chance.choice(("pipe", "folder", "full folder", "loop", "dangling", "socket", "device"))
@@ -171,7 +171,7 @@ def file_for_folder(folder: Path, chance: Random) -> str:
 
 
 def drafts(folder: Path, chance: Random) -> str:
-    """What processes that died left: half files under other names."""
+    """Leftovers of processes that died: partial files under other names."""
     for path in files_of(folder):
         if chance.random() < 0.5:
             path.with_name(f".{path.name}.{chance.randrange(9999)}.ab.tmp").write_bytes(path.read_bytes()[: chance.randrange(99)])
@@ -179,7 +179,7 @@ def drafts(folder: Path, chance: Random) -> str:
 
 
 def planted(folder: Path, chance: Random) -> str:
-    """A binary without a seal, or with one that was made for another key."""
+    """A binary without a checksum, or with one made for another key."""
     place = chance.choice(sorted((folder / "triton").iterdir()))
     name = chance.choice([p.name for p in place.iterdir() if not p.name.endswith(CHECKSUM_SUFFIX)])
     if chance.random() < 0.5:
@@ -221,7 +221,7 @@ DAMAGES: dict[str, Damage] = {
 
 @contextmanager
 def hooked(before: Callable[[str], None]) -> Iterator[None]:
-    """Call `before` ahead of every system call and every write of files.py and cache.py, which may raise."""
+    """Call `before`, which may raise, before every system call and every write of files.py and cache.py."""
     real = {name: getattr(os, name) for name in CALLS}
 
     def hook(name: str) -> Callable[..., Any]:
@@ -252,7 +252,7 @@ def _opener(before: Callable[[str], None]) -> Callable[..., Any]:
     """open() whose writes are cut in half where `before` raises."""
 
     def opener(handle: Any, mode: str, **more: Any) -> Any:
-        file = builtins.open(handle, mode, **more)  # noqa: SIM115, whoever asked closes it
+        file = builtins.open(handle, mode, **more)  # noqa: SIM115, the caller closes it
         if "w" not in mode:
             return file
         whole = file.write
@@ -290,7 +290,7 @@ def failing(chance: Random) -> tuple[str, Callable[[str], None]]:
 
 
 def killing(chance: Random) -> tuple[str, Callable[[str], None]]:
-    """From one call on nothing has an effect, cleaning up neither; but descriptors close, as they do with a process."""
+    """From one call on, nothing has an effect, not even cleanup; but descriptors close, as they do when a process dies."""
     at, seen = chance.randrange(120), [0]
 
     def before(called: str) -> None:
@@ -302,7 +302,7 @@ def killing(chance: Random) -> tuple[str, Callable[[str], None]]:
 
 
 def swapping(folder: Path, chance: Random) -> tuple[str, Callable[[str], None]]:
-    """The store, or a folder in it, is exchanged for a link to somewhere else while it is used."""
+    """The store, or a folder in it, is replaced by a link to elsewhere while it is used."""
     at, seen = chance.randrange(60), [0]
     path = chance.choice([p for p in folders_of(folder) if p.parent.name != "triton"])
     (folder.parent / "theirs").mkdir()
@@ -320,7 +320,7 @@ def swapping(folder: Path, chance: Random) -> tuple[str, Callable[[str], None]]:
 
 
 def forked(work: Callable[[], None]) -> int:
-    """Run something in a child, which never comes back here."""
+    """Run something in a forked child, which never returns."""
     child = os.fork()
     if child == 0:
         try:

@@ -1,9 +1,9 @@
-"""Faults of compile workers at random moments: is every answer still the one to its question, and does nothing hang?
+"""Faults of compile workers at random moments: every reply must match its request, and nothing may hang.
 
     python -m tests.campaign.workers --count 500 --seed 0 --log workers.jsonl
 
-Appends one line of JSON a fault. A log that is there already is gone on with: what it has of this seed is not done again. Most
-faults befall workers that compile nothing, some the real ones. Ends with status 1 if any answer was wrong, late or missing.
+Appends one line of JSON per fault. An existing log is resumed: faults of this seed that it contains are not repeated. Most
+faults hit fake workers that compile nothing, some the real ones. Ends with status 1 if any reply was wrong, late or missing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from onepass.runtime.module import Job
 from onepass.runtime.workers import Pool
 from tests.support.fake_worker import COMMAND, text
 
-AGES = 600.0  # seconds that a question without a fault may take
-SHORT = 0.7  # and one whose worker hangs, at each of its two tries
-SPARE = 60.0  # seconds that starting, killing and waiting for the machine may take beside that
+AGES = 600.0  # seconds that a request without a fault may take
+SHORT = 0.7  # the same for each of the two attempts of a request whose worker hangs
+SPARE = 60.0  # additional seconds for starting and killing processes on a busy machine
 JOB = Job("it", "", (), (), 4, 1, None, 90)
 KERNEL = """import triton
 import triton.language as tl
@@ -51,24 +51,24 @@ def it(x):
 
 
 class Wrong(Exception):
-    """What must not happen."""
+    """A violated expectation."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, and what is right about its answer."""
+    """A request, and how to check its reply."""
 
     job: Job
     right: Callable[[Any], bool]
 
     def check(self, answer: Any) -> None:
-        """Raise if it is the answer to another question."""
+        """Raise if this is the reply to another request."""
         if not self.right(answer):
             raise Wrong(f"{self.job.text[:80]!r} was answered with {answer}")
 
 
 class Campaign:
-    """Workers that faults befall, one fault after another."""
+    """Injects one fault after another into workers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.numbers = folder, itertools.count(1000)
@@ -81,28 +81,28 @@ class Campaign:
         signal.signal(signal.SIGINT, self._interrupted)
 
     def _interrupted(self, *_: Any) -> None:
-        """Ctrl-C, but only while it is meant: the campaign itself must go on."""
+        """Raise KeyboardInterrupt, but only while one is expected: the campaign itself must go on."""
         if self.armed:
             self.armed = False
             raise KeyboardInterrupt
 
-    # ---- questions -----------------------------------------------------------------------------------------------------------
+    # ---- requests ------------------------------------------------------------------------------------------------------------
 
     def question(self, *do: Any, once: bool = False) -> Asked:
-        """One that nobody asked before."""
+        """A new request to the fake worker."""
         number = next(self.numbers)
         order = text(number, *do, once=self.folder / str(number) if once else None)
         return Asked(replace(JOB, text=order), lambda answer: answer.registers == number and dict(answer.loads) == {16: number})
 
     def kernel(self, rng: random.Random) -> Asked:
-        """One for the real compiler, which has not seen this kernel yet."""
+        """A request to the real compiler, with a kernel it has not seen yet."""
         size = 128 << rng.randrange(5)
         order = KERNEL.format(size=size, factor=float(next(self.numbers)))
         job = replace(JOB, text=order, signature=(("x", "*fp32"),), aligned=(0,))
         return Asked(job, lambda answer: answer == self.truths[size])
 
     def learn(self) -> None:
-        """What is right about real kernels, asked before anything happens to anybody."""
+        """Learn the right replies for real kernels before any fault."""
         self.kind = "real"
         for size in (128 << k for k in range(5)):
             job = replace(JOB, text=KERNEL.format(size=size, factor=0.5), signature=(("x", "*fp32"),), aligned=(0,))
@@ -111,7 +111,7 @@ class Campaign:
             raise Wrong(f"kernels cannot be told apart: {self.truths}")
 
     def ask(self, asked: Asked, seconds: float = AGES) -> str:
-        """What became of a question, in a word; Wrong if that is not allowed."""
+        """The outcome of a request, in a word; raises Wrong if it is not allowed."""
         os.environ["ONEPASS_COMPILE_TIMEOUT"] = str(seconds)
         began = time.monotonic()
         try:
@@ -126,17 +126,17 @@ class Campaign:
         return outcome
 
     def certainly(self, asked: Asked) -> None:
-        """Ask a question that has an answer."""
+        """Send a request that must succeed."""
         if (outcome := self.ask(asked)) != "answered":
             raise Wrong(f"{asked.job.text[:80]!r} was not answered: {outcome}")
 
     def living(self) -> list[int]:
-        """The processes of the workers that are in use."""
+        """The process ids of the workers in use."""
         processes = [worker._process for worker in self.pools[self.kind]._all]
         return [process.pid for process in processes if process is not None and process.poll() is None]
 
     def soon(self, delay: float, what: Callable[[], None]) -> threading.Thread:
-        """Do something in a while, beside what happens meanwhile."""
+        """Do something on another thread after a delay."""
 
         def later() -> None:
             time.sleep(delay)
@@ -155,7 +155,7 @@ class Campaign:
     # ---- faults --------------------------------------------------------------------------------------------------------------
 
     def killed(self, rng: random.Random) -> str:
-        """Workers are killed at some moment before, in or after an answer."""
+        """Workers are killed at some moment before, during or after a reply."""
         nap = rng.choice((0.0, 0.005, 0.03))
         thread = self.soon(rng.uniform(0, 2 * nap + 0.002), lambda: self.strike(rng.choice((signal.SIGKILL, signal.SIGSEGV))))
         outcome = self.ask(self.question(("sleep", nap)))
@@ -163,7 +163,7 @@ class Campaign:
         return outcome
 
     def stopped(self, rng: random.Random) -> str:
-        """A worker is stopped at some moment, and nobody continues it."""
+        """A worker is stopped with SIGSTOP at some moment and never continued."""
         nap = rng.choice((0.0, 0.01))
         thread = self.soon(rng.uniform(0, 2 * nap + 0.002), lambda: self.strike(signal.SIGSTOP))
         outcome = self.ask(self.question(("sleep", nap)), SHORT)
@@ -171,11 +171,11 @@ class Campaign:
         return outcome
 
     def hanging(self, rng: random.Random) -> str:
-        """A worker does nothing any more, once or for good."""
+        """A worker hangs, once or forever."""
         return self.ask(self.question(("sleep", 3600), once=rng.random() < 0.5), SHORT)
 
     def ending(self, rng: random.Random) -> str:
-        """A worker ends or crashes in the middle of a job, once or at each try."""
+        """A worker exits or crashes in the middle of a job, once or at each attempt."""
         fault = rng.choice((("exit", 0), ("exit", 3), ("signal", signal.SIGSEGV), ("signal", signal.SIGABRT), ("signal", 9)))
         once = rng.random() < 0.5
         asked = self.question(fault, once=once)
@@ -185,7 +185,7 @@ class Campaign:
         return outcome
 
     def garbage(self, rng: random.Random) -> str:
-        """Bytes that are no answer come before the answer."""
+        """Garbage bytes precede the reply."""
         junk = rng.randbytes(rng.randrange(1, 200))
         if rng.random() < 0.5:
             junk = b"1pas" + junk
@@ -194,26 +194,26 @@ class Campaign:
         return "answered"
 
     def half(self, rng: random.Random) -> str:
-        """Part of an answer comes, then the worker ends, hangs or sends another."""
+        """Part of a reply arrives, then the worker exits, hangs or sends another."""
         frame = frames.pack({"id": 1, "binary": {"registers": 1}})
         part = frame[: rng.randrange(1, len(frame))]
         then = rng.choice((("exit", 0), ("signal", signal.SIGKILL), ("sleep", 3600), ("sleep", 0)))
         return self.ask(self.question(("write", part.hex()), then, once=True), SHORT if then == ("sleep", 3600) else AGES)
 
     def other(self, rng: random.Random) -> str:
-        """The answer bears the number of another question."""
+        """The reply has the number of another request."""
         outcome = self.ask(self.question(("number", rng.choice((-2, -1, 1, 2))), once=rng.random() < 0.5))
         if outcome not in ("answered", "ONEPASS-334"):
             raise Wrong(outcome)
         return outcome
 
     def printing(self, rng: random.Random) -> str:
-        """Somebody prints, on both streams; that is no fault."""
+        """Something prints on both streams, which is not a fault."""
         self.certainly(self.question(("print", rng.randbytes(rng.randrange(20_000)).decode("latin-1"))))
         return "answered"
 
     def interrupt(self, asked: Asked, delay: float) -> str:
-        """Ask while Ctrl-C reaches the main thread after so many seconds."""
+        """Send a request while Ctrl-C reaches the main thread after `delay` seconds."""
         main = threading.main_thread().ident or 0
         thread = self.soon(delay, lambda: signal.pthread_kill(main, signal.SIGINT))
         try:
@@ -227,7 +227,7 @@ class Campaign:
         return outcome
 
     def interrupted(self, rng: random.Random) -> str:
-        """Ctrl-C reaches the main thread at some moment; then the same is asked again."""
+        """Ctrl-C reaches the main thread at some moment; then the request is repeated."""
         nap = rng.choice((0.003, 0.01, 0.03))
         asked = self.question(("sleep", nap))
         outcome = self.interrupt(asked, rng.uniform(0, nap + 0.003))
@@ -235,7 +235,7 @@ class Campaign:
         return outcome
 
     def many(self, rng: random.Random) -> str:
-        """Several threads ask at once, while workers are killed and the main thread is interrupted."""
+        """Several threads send requests while workers are killed and the main thread is interrupted."""
         self.kind = "fakes"
         outcomes: Counter[str] = Counter()
         failures: list[BaseException] = []
@@ -254,13 +254,13 @@ class Campaign:
         self.interrupt(asked, rng.uniform(0, 0.02))
         for thread in threads:
             thread.join(2 * AGES)
-        self.certainly(asked)  # only now: two kills may well befall both tries of one question
+        self.certainly(asked)  # only now, because two kills may hit both attempts of one request
         if failures or any(thread.is_alive() for thread in threads):
             raise Wrong(f"threads: {failures}")
         return ", ".join(sorted(outcomes))
 
     def forked(self, rng: random.Random) -> str:
-        """The process forks while a worker is at work; the child asks workers of its own."""
+        """The process forks while a worker is busy; the child uses its own workers."""
         thread = threading.Thread(target=self.certainly, args=(self.question(("sleep", 0.05)),), daemon=True)
         thread.start()
         time.sleep(rng.uniform(0, 0.05))
@@ -278,7 +278,7 @@ class Campaign:
         return "answered"
 
     def starved(self, rng: random.Random) -> str:
-        """Nothing more can be opened when a worker is to be started."""
+        """No more file descriptors are available when a worker is started."""
         self.pools[self.kind].close()
         real = socket.socketpair
 
@@ -297,7 +297,7 @@ class Campaign:
         return outcome
 
     def real_killed(self, rng: random.Random) -> str:
-        """A worker that really compiles is killed; what it leaves half done in Triton's cache must do no harm."""
+        """A worker that really compiles is killed; partial files in Triton's cache must do no harm."""
         self.kind = "real"
         asked = self.kernel(rng)
         thread = self.soon(rng.uniform(0, 0.4), lambda: self.strike(signal.SIGKILL))
@@ -333,7 +333,7 @@ class Campaign:
     )
 
     def run(self, rng: random.Random) -> dict[str, Any]:
-        """One fault, and whether all is well after it."""
+        """One fault, and whether everything works after it."""
         self.kind = "fake"
         began = time.monotonic()
         (fault,) = rng.choices([fault for fault, _ in self.FAULTS], [weight for _, weight in self.FAULTS])
@@ -348,7 +348,7 @@ class Campaign:
 
 
 def done_before(log: Path, seed: int) -> set[int]:
-    """The faults of a seed that a log has."""
+    """The faults of a seed that are in a log."""
     lines = log.read_text().splitlines() if log.exists() else []
     return {row["fault"] for row in map(json.loads, filter(None, lines)) if row["seed"] == seed}
 
@@ -357,13 +357,13 @@ def handles() -> dict[str, str]:
     """The open descriptors of this process, and what they are."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the one by which the folder is listed
+        with suppress(FileNotFoundError):  # the descriptor that lists the folder
             found[name] = os.readlink(f"/proc/self/fd/{name}")
     return found
 
 
 def rows(count: int, seed: int, before: set[int]) -> Iterator[dict[str, Any]]:
-    """What happens, fault by fault; the last row says what was left behind."""
+    """One row per fault; the last row says what was left behind."""
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder))
         campaign.learn()
@@ -374,7 +374,7 @@ def rows(count: int, seed: int, before: set[int]) -> Iterator[dict[str, Any]]:
                 yield {"seed": seed, "fault": fault, **campaign.run(random.Random(f"{seed}/{fault}"))}
         for pool in campaign.pools.values():
             pool.end()
-            pool._threads.close(SPARE)  # one that was asked something when its worker ended may still be about to let go of it
+            pool._threads.close(SPARE)  # a thread whose worker ended may still be about to release it
         children = [child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()]
         left = {number: what for number, what in handles().items() if number not in held}
         ok = not children and not left
@@ -382,7 +382,7 @@ def rows(count: int, seed: int, before: set[int]) -> Iterator[dict[str, Any]]:
 
 
 def command(rows: Callable[[int, int, set[int]], Iterator[dict[str, Any]]], about: str | None, count: int) -> int:
-    """Run, log and count what a campaign of faults by number finds; 1 where anything was wrong."""
+    """Run, log and count the outcomes of a campaign of numbered faults; returns 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)

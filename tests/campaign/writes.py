@@ -1,12 +1,12 @@
-"""Every call that writes fails, or is the last: `python -m tests.campaign.writes --log FILE`.
+"""Every writing system call fails, or is the last one: `python -m tests.campaign.writes --log FILE`.
 
-A clean run of a scenario counts its calls: create, mkdir, write, flush, fsync, close, replace, unlink, and look, by which what is
-there is opened. Then it is run anew, in a process of its own, once for each call and each fault: the call fails with ENOSPC, EIO,
-EDQUOT or EROFS, alone or with all calls after it, or the process is killed there, a write half done. Looking fails with EIO alone.
-Whatever happened: results are right, what can be read is whole, errors and warnings are coded, no descriptor is left open. Then it
-is run once more, without a fault, and leaves what the clean run left and no draft.
+A clean run of a scenario counts its calls: create, mkdir, write, flush, fsync, close, replace, unlink, and look, which opens an
+existing file. Then the scenario is repeated, in a process, once for each call and each fault: the call fails with ENOSPC, EIO,
+EDQUOT or EROFS, alone or with all calls after it, or the process is killed there, halfway through a write. Looking fails only with
+EIO. Whatever happened: results are right, readable files are complete, errors and warnings are coded, no descriptor is left open.
+Then it is run once more, without a fault, and leaves the same files as the clean run and no draft.
 
-One JSON line a fault. A run with the same log goes on where the last one ended.
+The log has one JSON line per fault. A run with the same log resumes where the last one ended.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Fault = tuple[int, bool] | str
 
 @dataclass(frozen=True)
 class Scenario:
-    """Something that writes to a folder. It returns what must come out whatever fails; `plain` errors may leave it instead."""
+    """A function that writes to a folder. Its result must be the same whatever fails; or it may raise one of the `plain` errors."""
 
     name: str
     run: Callable[[Path], object]
@@ -67,7 +67,7 @@ class Scenario:
 
 
 def keeping(folder: Path) -> object:
-    """Entries, what was measured on a card, and binaries are kept and found."""
+    """Entries, measurements of a card and binaries are stored and found."""
     kept, found = cache.Store(folder), []
     entry = KNOWN["entry"]
     kept.check()
@@ -97,7 +97,7 @@ def computing(folder: Path) -> object:
 
 
 def reproducing(folder: Path) -> object:
-    """A region's reproducer is written, or it is said why not."""
+    """A region's reproducer is written, or the reason why not is reported."""
     os.environ["ONEPASS_REPRO_DIR"] = str(folder / "repros")
     where = repro.write_region("0123456789", "it", KNOWN["program"], {"s0": 6}, repro.Layout("cpu"))
     return where.startswith("[ONEPASS-707]") or Path(where).read_text().startswith("# Region 0123456789")
@@ -123,12 +123,12 @@ KNOWN: dict[str, Any] = {}
 
 
 def learn(folder: Path) -> None:
-    """What is right, found out before anything fails."""
+    """Learn the expected results before anything fails."""
     captured = capture(store.FUNCTIONS[0], (store.X,))
     KNOWN["program"] = pipeline.optimize(captured.program)
     KNOWN["entry"] = pipeline.interpret(plan(KNOWN["program"], {"s0": 6}, device("h200"))).artifact
     KNOWN["right"] = store.result(store.FUNCTIONS[0], folder)
-    for scenario in SCENARIOS:  # what is imported or compiled late is there from now on, and no call of what follows
+    for scenario in SCENARIOS:  # lazy imports and compilations happen now and are not among the calls counted later
         assert scenario.run(folder / scenario.name) is True, scenario.name
 
 
@@ -137,7 +137,7 @@ def learn(folder: Path) -> None:
 
 @contextmanager
 def hooked(before: Callable[[str], None]) -> Iterator[None]:
-    """Call `before` ahead of every writing call of this process through the modules of onepass, which may raise."""
+    """Call `before`, which may raise, before every writing call of this process through the modules of onepass."""
     real, created = {name: getattr(os, name) for name in CALLS}, set[int]()
 
     def hook(name: str) -> Callable[..., Any]:
@@ -177,7 +177,7 @@ def hooked(before: Callable[[str], None]) -> Iterator[None]:
 
 
 class Failing:
-    """A file whose content reaches the disk when it is flushed, or half of it."""
+    """A file whose content, or half of it, reaches the disk when it is flushed."""
 
     def __init__(self, file: Any, before: Callable[[str], None]) -> None:
         self._file, self._before, self._content = file, before, b""
@@ -199,7 +199,7 @@ class Failing:
 
 
 def faulty(fault: Fault, at: int) -> Callable[[str], None]:
-    """What happens ahead of each call."""
+    """The hook that is called before each call."""
     seen, unlinked = [0], [False]
 
     def before(name: str) -> None:
@@ -214,11 +214,11 @@ def faulty(fault: Fault, at: int) -> Callable[[str], None]:
     return before
 
 
-# ---- what is judged --------------------------------------------------------------------------------------------------------
+# ---- checks ----------------------------------------------------------------------------------------------------------------
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """All files in a folder but for drafts, and entries that were set aside because they could not be read."""
+    """All files in a folder except drafts and quarantined entries."""
     found = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix != ".tmp" and p.parent.name != cache.QUARANTINE]
     return {str(p.relative_to(folder)): p.read_bytes() for p in found}
 
@@ -228,7 +228,7 @@ def drafts(folder: Path) -> list[Path]:
 
 
 def same(left: dict[str, bytes], whole: dict[str, bytes]) -> list[str]:
-    """Files that are not what the clean run left. Of groups of binaries only the names count: in them are paths."""
+    """Files that differ from those of the clean run. Of groups of binaries only names count: they contain paths."""
 
     def fits(name: str, content: bytes) -> bool:
         return "__grp__" in name or content == whole.get(name) or name == "results/run.json" and b'"rows": []' in content
@@ -237,9 +237,9 @@ def same(left: dict[str, bytes], whole: dict[str, bytes]) -> list[str]:
 
 
 def attempted(scenario: Scenario, folder: Path, before: Callable[[str], None]) -> list[str]:
-    """Run a scenario under a fault; what is wrong with how it ended."""
+    """Run a scenario under a fault, and return what is wrong with its outcome."""
     handles, wrong = len(os.listdir("/proc/self/fd")), []
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             with hooked(before):
@@ -250,14 +250,14 @@ def attempted(scenario: Scenario, folder: Path, before: Callable[[str], None]) -
         except Exception as error:
             if not isinstance(error, scenario.plain):
                 wrong.append("".join(traceback.format_exception(error))[-1500:])
-    wrong += [f"not coded: {w.message}" for w in said if not issubclass(w.category, OnepassWarning)]
+    wrong += [f"not coded: {w.message}" for w in caught if not issubclass(w.category, OnepassWarning)]
     if len(os.listdir("/proc/self/fd")) != handles:
         wrong.append("descriptors are left open")
     return wrong
 
 
 def apart(work: Callable[[], list[str]]) -> tuple[int, list[str]]:
-    """Run something in a child; how that ended, and what it found."""
+    """Run something in a child process; returns its status and its findings."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -278,7 +278,7 @@ def apart(work: Callable[[], list[str]]) -> tuple[int, list[str]]:
 
 
 def judged(scenario: Scenario, fault: Fault, at: int, whole: dict[str, bytes]) -> list[str]:
-    """One fault, and what was wrong in it and after it."""
+    """One fault, and what was wrong during and after it."""
     with tempfile.TemporaryDirectory(prefix="onepass-writes-") as place:
         folder, temporary = Path(place) / "it", Path(place) / "tmp"
         folder.mkdir(mode=0o700)
@@ -303,7 +303,7 @@ def judged(scenario: Scenario, fault: Fault, at: int, whole: dict[str, bytes]) -
 
 
 def afterwards(scenario: Scenario, folder: Path, whole: dict[str, bytes]) -> list[str]:
-    """Run a scenario again without a fault: it leaves what it always leaves, and no draft of long ago in a store."""
+    """Run a scenario again without a fault: it must leave the usual files, and no old draft in a store."""
     wrong = [] if scenario.run(folder) is True else ["afterwards a result is wrong"]
     wrong += [f"afterwards {name} is missing" for name in whole.keys() - tree(folder).keys()] + same(tree(folder), whole)
     for each in (folder, folder / "store"):
@@ -327,7 +327,7 @@ def counted(scenario: Scenario) -> tuple[list[str], dict[str, bytes]]:
 
 
 def faults(step: int = 1) -> Iterator[tuple[Scenario, Fault, int, dict[str, bytes]]]:
-    """Every call of every scenario, with every fault; or every so many."""
+    """Every call of every scenario, with every fault; or only every `step`-th."""
     k = 0
     for scenario in SCENARIOS:
         calls, whole = counted(scenario)
@@ -339,7 +339,7 @@ def faults(step: int = 1) -> Iterator[tuple[Scenario, Fault, int, dict[str, byte
 
 
 def run(log: Path, step: int = 1) -> Counter[str]:
-    """All faults that are not in the log yet; how often each outcome came."""
+    """Run all faults that are not in the log yet, and count the outcomes."""
     lines = log.read_text().splitlines() if log.exists() else []
     done = {(report["scenario"], report["fault"], report["call"]): report for report in map(json.loads, lines)}
     with tempfile.TemporaryDirectory(prefix="onepass-known-") as place, log.open("a") as file:

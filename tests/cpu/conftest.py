@@ -45,17 +45,17 @@ atexit.register(shutil.rmtree, os.environ["ONEPASS_REPRO_DIR"], ignore_errors=Tr
 @pytest.fixture
 def anothers(monkeypatch: pytest.MonkeyPatch) -> Anothers:
     """Make a file or folder look as if another user owned it; giving it to one for real would take root."""
-    fstat, theirs = os.fstat, set[tuple[int, int]]()
+    fstat, foreign = os.fstat, set[tuple[int, int]]()
 
     def seen(handle: int) -> os.stat_result:
         status = fstat(handle)
         values = list(status)
-        values[4] = 54321 if (status.st_dev, status.st_ino) in theirs else values[4]
+        values[4] = 54321 if (status.st_dev, status.st_ino) in foreign else values[4]
         return os.stat_result(values)
 
     def give(path: Path) -> None:
         status = path.lstat()
-        theirs.add((status.st_dev, status.st_ino))
+        foreign.add((status.st_dev, status.st_ino))
 
     monkeypatch.setattr(os, "fstat", seen)
     return give

@@ -59,9 +59,8 @@ def gradients(run: Any, module: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {"x": x.grad, **{name: p.grad.clone() for name, p in module.named_parameters()}}  # type: ignore
 
 
-def assert_same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    for name in theirs:
-        torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")  # type: ignore[misc]
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", RESTS)
@@ -255,30 +254,30 @@ def test_inductor_itself_uses_onepass_once_enabled() -> None:
 
 
 def test_torch_compiler_reset_reaches_the_backend() -> None:
-    heard: list[bool] = []
+    resets: list[bool] = []
 
     class Listening(Backend):
         def reset(self) -> None:
-            heard.append(True)
+            resets.append(True)
 
     torch.compile(norms, backend=Listening(), options=EAGER)(torch.randn(4, 16))
     torch.compiler.reset()
-    assert heard
+    assert resets
 
 
 # ---- cache keys --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_uuid_depends_on_settings_sources_and_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uuid(**said: Any) -> str:
-        return passes.RegionPass(resolve(said)).uuid()
+    def uuid(**options: Any) -> str:
+        return passes.RegionPass(resolve(options)).uuid()
 
     base = uuid()
     assert base == uuid() and base == uuid(in_place=True)
     others = [uuid(skip=("a.py:3",)), uuid(functional=True), uuid(interpret=True), uuid(verify=1), uuid(on_error="raise")]
     assert len({base, *others}) == 1 + len(others)
     monkeypatch.setenv("ONEPASS_VERIFY", "2")
-    assert uuid() == base, "the environment is asked when a region is called"
+    assert uuid() == base, "the environment is read when a region is called"
     monkeypatch.setattr(passes, "versions", lambda: {"onepass": "other sources"})
     assert uuid() != base
 

@@ -223,9 +223,14 @@ def test_a_run_measures_all_providers_of_a_workload_in_one_session(tmp_path: Pat
     run = measured(Options(SMALL, ("onepass", "eager"), out, graphs=True), clock)
     assert clock.sessions == [("onepass", "eager")] * 3
     assert [r.id for r in load(out).rows] == [r.id for r in run.rows] == [job.id for job in SMALL.jobs]
-    mine = run.rows[1].results["onepass"]
-    assert (mine.us, mine.host_us, mine.graph_us, mine.kernels) == (2.0, 3.0, None, 1)  # too small for a cold cache in a graph
-    assert mine.predicted_us and mine.spill_bytes == 0
+    result = run.rows[1].results["onepass"]
+    assert (result.us, result.host_us, result.graph_us, result.kernels) == (
+        2.0,
+        3.0,
+        None,
+        1,
+    )  # too small for a cold cache in a graph
+    assert result.predicted_us and result.spill_bytes == 0
     assert run.summary.geomean_against_best_peer == 4.0
 
 
@@ -263,8 +268,8 @@ def test_a_row_that_lacks_a_requested_provider_is_measured_again() -> None:
 )
 def test_a_run_of_another_suite_card_or_version_is_not_resumed(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
-    mine = Run("small", "2026-01-31", "a card", "h200", {"torch": "2.11"})
-    out.write_text(json.dumps(to_json(replace(mine, **change))))
+    earlier = Run("small", "2026-01-31", "a card", "h200", {"torch": "2.11"})
+    out.write_text(json.dumps(to_json(replace(earlier, **change))))
     with pytest.raises(CannotResume, match=says):
         previous_run(Options(SMALL, (), out), PLACE)
     assert previous_run(Options(SMALL, (), out, fresh=True), PLACE).rows == ()
@@ -358,7 +363,7 @@ def test_plans_with_different_results_are_reported() -> None:
 def test_tables_show_everything_and_fit_their_width() -> None:
     text = as_text(*tables(fake_bench.norms()))
     assert all(len(row) <= 118 for row in text.splitlines())
-    for said in (
+    for expected in (
         "rms_norm_backward 8192x8192 bf16",
         "x floor",
         "wrong: dw is off by 3",
@@ -368,7 +373,7 @@ def test_tables_show_everything_and_fit_their_width() -> None:
         "within 5 % of the best candidate",
         "prediction: median error",
     ):
-        assert said in text, said
+        assert expected in text, expected
 
 
 def test_time_over_rows_is_fitted_by_a_line() -> None:
@@ -406,8 +411,8 @@ def test_user_errors_are_reported_on_one_line(
     monkeypatch.setattr(sys, "argv", ["onepass", *arguments])
     with pytest.raises(SystemExit) as exit:
         main()
-    said = capsys.readouterr().err
-    assert exit.value.code == 2 and says in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
+    printed = capsys.readouterr().err
+    assert exit.value.code == 2 and says in printed and printed.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 def test_suites_are_listed_without_a_card(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

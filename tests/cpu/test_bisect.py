@@ -173,7 +173,7 @@ def test_a_fault_outside_of_regions_blames_no_region() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "wrong"),
+    ("actual", "wrong"),
     [
         (torch.ones(64), False),
         (torch.ones(64) * (1 + 1e-7), False),
@@ -183,11 +183,11 @@ def test_a_fault_outside_of_regions_blames_no_region() -> None:
         (torch.ones(64).index_fill(0, torch.tensor(3), 2.0), True),
     ],
 )
-def test_which_results_diverge(mine: Tensor, wrong: bool) -> None:
+def test_which_results_diverge(actual: Tensor, wrong: bool) -> None:
     right = {"a": torch.ones(64)}
     reference = Reference({"a": torch.ones(64).double()}, right, "float64", ())
-    assert (worst_excess({"a": mine}, reference)[0] > 8.0) == wrong
-    assert worst_excess({"a": mine, "b": mine}, reference)[0] == math.inf
+    assert (worst_excess({"a": actual}, reference)[0] > 8.0) == wrong
+    assert worst_excess({"a": actual, "b": actual}, reference)[0] == math.inf
 
 
 def test_integers_are_compared_exactly() -> None:

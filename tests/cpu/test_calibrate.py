@@ -217,7 +217,7 @@ def test_damaged_facts_are_not_used(here: None, folder: Path, damage: Any) -> No
     damage(path)
     with pytest.warns(OnepassWarning, match="ONEPASS-502"):
         assert again() is H200
-    assert again() is H200, "said once: it was set aside"
+    assert again() is H200, "warned once: the file was set aside"
 
 
 def test_nothing_is_measured_if_nothing_can_be_stored(here: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,18 +80,18 @@ def reported(made: Any = None) -> Report:
 
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """A pipeline that notes what it is asked and always answers with the same report."""
-    asked: list[tuple[object, ...]] = []
+    """A pipeline that notes what it is calls and always answers with the same report."""
+    calls: list[tuple[object, ...]] = []
 
     def explain(function: object, device: str, compile: bool) -> object:
         def call(*arguments: torch.Tensor) -> Report:
-            asked.append((function, device, *arguments))
+            calls.append((function, device, *arguments))
             return reported()
 
         return call
 
     monkeypatch.setattr("onepass.tools.explain.explain", explain)
-    return asked
+    return calls
 
 
 def run(*arguments: str) -> str:
@@ -185,7 +185,7 @@ def test_explain_a_function_in_a_file(pipeline: list[tuple[object, ...]], tmp_pa
     run("explain", f"{file}:total")
     run("explain", f"{file}:total", "--inputs", f"{file}:other")
     run("explain", f"{file}:total", "--inputs", "bf16[2,4], i64[2],f32[]")
-    assert [[tuple(t.shape) for t in asked[2:]] for asked in pipeline] == [[(3, 5)], [(7,)], [(2, 4), (2,), ()]]  # type: ignore[attr-defined]
+    assert [[tuple(t.shape) for t in calls[2:]] for calls in pipeline] == [[(3, 5)], [(7,)], [(2, 4), (2,), ()]]  # type: ignore[attr-defined]
     assert [t.dtype for t in pipeline[2][2:]] == [torch.bfloat16, torch.int64, torch.float32]  # type: ignore[attr-defined]
     assert pipeline[0][0].__name__ == "total"  # type: ignore[attr-defined]
 
@@ -211,8 +211,8 @@ def test_user_errors_are_one_line_and_exit_with_2(
     monkeypatch.setattr(sys, "argv", ["onepass", *arguments])
     with pytest.raises(SystemExit) as exit:
         main()
-    said = capsys.readouterr().err
-    assert exit.value.code == 2 and said.startswith("onepass: [ONEPASS-") and says in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert exit.value.code == 2 and printed.startswith("onepass: [ONEPASS-") and says in printed and printed.count("\n") == 1
 
 
 def test_missing_files_and_functions_are_reported(tmp_path: Path) -> None:

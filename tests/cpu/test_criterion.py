@@ -26,18 +26,18 @@ def test_a_few_numbers_may_all_be_one_ulp_off(count: int) -> None:
 @pytest.mark.parametrize("count", [MIN_RMS_ELEMENTS, 100])
 def test_many_numbers_may_not_all_be_one_ulp_off(count: int) -> None:
     assert not check(*off_by(1, count)).ok
-    mine, eager, exact = off_by(0, count)
-    mine[0] += ULP
-    assert check(mine, eager, exact).ok
+    actual, eager, exact = off_by(0, count)
+    actual[0] += ULP
+    assert check(actual, eager, exact).ok
 
 
 def test_fp32_on_a_cpu_may_be_one_more_ulp_off() -> None:
     exact = torch.full((100,), 12.0, dtype=torch.float64)
-    mine = exact.float()
-    mine[0] += 2 * 2.0**-20
-    assert check(mine, exact.float(), exact).ok
-    mine[0] += 2.0**-20
-    assert not check(mine, exact.float(), exact).ok
+    actual = exact.float()
+    actual[0] += 2 * 2.0**-20
+    assert check(actual, exact.float(), exact).ok
+    actual[0] += 2.0**-20
+    assert not check(actual, exact.float(), exact).ok
 
 
 def softmax(dtype: torch.dtype, rows: int = 64, cols: int = 512) -> tuple[Tensor, Tensor]:
@@ -72,17 +72,17 @@ def test_a_large_row_does_not_hide_the_errors_of_others() -> None:
 def test_a_row_that_cancels_does_not_set_its_own_scale() -> None:
     exact, eager = softmax(torch.float32)
     exact[3], eager[3] = 0.0, 0.0
-    mine = eager.clone()
-    mine[3] = 2.0**-25 * exact.amax()
-    assert judge(mine, eager, exact) is None
+    actual = eager.clone()
+    actual[3] = 2.0**-25 * exact.amax()
+    assert judge(actual, eager, exact) is None
 
 
 def test_eagers_error_is_allowed_only_in_the_band_where_it_occurs() -> None:
-    exact, mine = softmax(BF16)
+    exact, actual = softmax(BF16)
     eager = torch.where(exact < exact.amax(-1, keepdim=True) * 2.0**-10, exact * 1.5, exact).to(BF16)
     assert judge(eager, eager, exact) is None
     off = torch.where(exact > exact.amax(-1, keepdim=True) / 16, exact * 1.05, exact).to(BF16)
-    assert judge(mine, eager, exact) is None and judge(off, eager, exact) is not None
+    assert judge(actual, eager, exact) is None and judge(off, eager, exact) is not None
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (), (1,), (40, 1), (1, 40), (2, 20, 3)])
@@ -96,9 +96,9 @@ def test_any_shape_can_be_checked(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("value", [0.0, 1e-40, 3e38])
 def test_any_magnitude_can_be_checked(value: float) -> None:
     exact = torch.full((100,), value, dtype=torch.float64)
-    mine = exact.float()
-    assert judge(mine, mine, exact.float().double()) is None
-    assert judge(mine + 2.0**-20, mine, exact) is not None or value > 1e38
+    actual = exact.float()
+    assert judge(actual, actual, exact.float().double()) is None
+    assert judge(actual + 2.0**-20, actual, exact) is not None or value > 1e38
 
 
 def test_a_nan_is_wrong_unless_eager_has_it_too() -> None:
@@ -124,10 +124,10 @@ def test_integers_are_compared_exactly() -> None:
 
 def test_eagers_error_on_small_values_is_not_allowed_on_large_ones() -> None:
     """In units of a row's largest value eager may lose more of the small ones than is allowed of others."""
-    exact, mine = softmax(BF16)
+    exact, actual = softmax(BF16)
     middling = (exact < exact.amax(-1, keepdim=True) * 2.0**-4) & (exact > exact.amax(-1, keepdim=True) * 2.0**-6)
     small = (exact < exact.amax(-1, keepdim=True) * 2.0**-8).nonzero()[0].tolist()
-    eager, off = torch.where(middling, exact * 1.5, exact).to(BF16), mine.clone()
+    eager, off = torch.where(middling, exact * 1.5, exact).to(BF16), actual.clone()
     off[*small] *= 1.05  # of one element, which shows in no mean of squares
-    assert judge(eager, eager, exact) is None and judge(mine, eager, exact) is None
-    assert judge(off, mine, exact) is not None and judge(off, eager, exact) is not None
+    assert judge(eager, eager, exact) is None and judge(actual, eager, exact) is None
+    assert judge(off, actual, exact) is not None and judge(off, eager, exact) is not None

@@ -73,12 +73,12 @@ def train(rank: int, wrap: Wrap, meeting_point: str) -> None:
         example = ZOO["seed_transformer_learnable"]("tiny", dim=WIDTH)
         inputs = example.draw(rank)
         eager = gradients(wrap(copy.deepcopy(example.module), False), inputs)
-        mine = gradients(wrap(copy.deepcopy(example.module), True), inputs)
+        actual = gradients(wrap(copy.deepcopy(example.module), True), inputs)
         alone = [in_float64(example.module, example, example.draw(k)) for k in range(RANKS)]
         seen = journal.snapshot()
         assert {"forward", "backward"} <= {g.phase for g in seen.graphs if g.regions} and not seen.fallbacks
         wrong = []
-        for name, grad in mine.items():
+        for name, grad in actual.items():
             exact = torch.stack([one[f"gradient of {name}"] for one in alone]).mean(0)
             judged = compared(grad, eager[name], exact, name)
             if not judged.ok:

@@ -143,8 +143,8 @@ def test_gradients_under_symbolic_sizes(function: Callable[..., Any]) -> None:
     shapes = next(shapes for f, shapes in CASES if f is function)
     for shape in shapes:
         x = torch.randn(shape, requires_grad=True)
-        mine, eager = (torch.autograd.grad(_total(f(x)), x) for f in (run, function))
-        torch.testing.assert_close(mine, eager, atol=1e-3, rtol=1e-3)
+        actual, eager = (torch.autograd.grad(_total(f(x)), x) for f in (run, function))
+        torch.testing.assert_close(actual, eager, atol=1e-3, rtol=1e-3)
     assert all(graph.regions for graph in journal.snapshot().graphs)
 
 

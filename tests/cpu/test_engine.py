@@ -194,9 +194,9 @@ def case(name: str, rows: int = 40, cols: int = 70) -> Ran:
 @pytest.mark.parametrize("name", NAMES)
 def test_results_are_written_to_memory_of_the_caller(name: str) -> None:
     runs, inputs, bindings, expected = case(name)
-    mine = {name: torch.empty_like(t) for name, t in expected.items()}
-    runs.run_into(mine | {b.name: t for b, t in zip(runs.artifact.inputs, inputs)}, bindings)
-    assert all(torch.equal(mine[k], expected[k]) for k in expected)
+    given = {name: torch.empty_like(t) for name, t in expected.items()}
+    runs.run_into(given | {b.name: t for b, t in zip(runs.artifact.inputs, inputs)}, bindings)
+    assert all(torch.equal(given[k], expected[k]) for k in expected)
     bound = runs.bound(bindings)
     outputs = [torch.empty_like(t) for t in expected.values()]
     bound(outputs, inputs)
@@ -382,9 +382,9 @@ def test_a_waiting_thread_takes_over_from_an_interrupted_one(monkeypatch: pytest
     kernels = Kernels(captured, "it")
     claimed = kernels._shared._claim_promise
 
-    def claiming(variant: Any, mine: Any) -> Any:
+    def claiming(variant: Any, own: Any) -> Any:
         try:
-            return claimed(variant, mine)
+            return claimed(variant, own)
         finally:
             if calls:
                 go.set()  # the other thread waits from now on

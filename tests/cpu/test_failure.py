@@ -47,12 +47,12 @@ def test_a_region_that_cannot_be_planned_runs_as_inductor_compiles_it(monkeypatc
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
     monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 1)  # of two sizes the second is computed op by op
     text = region("0123456789", lines=("model.py:12", "model.py:13"))
-    with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12, model\.py:13.*ONEPASS-201.*repro_0123456789") as said:
+    with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12, model\.py:13.*ONEPASS-201.*repro_0123456789") as caught:
         for rows in (4, 4, 6):
             ins, outs = inputs(rows), outputs(rows)
             region_op.run(outs, ins, [rows], text)
             assert_filled(outs, ins)
-    assert len([w for w in said if w.category is OnepassWarning]) == 1
+    assert len([w for w in caught if w.category is OnepassWarning]) == 1
     seen = journal.snapshot()
     assert [f.runs_as for f in seen.fallbacks] == ["inductor", "torch, op by op"]
     assert seen.fallbacks_by_code == {"ONEPASS-201": 2} and seen.calls == {"0123456789": 3}
@@ -160,12 +160,12 @@ def failing_from(call: int, error: Exception = LATER) -> Any:
 def test_a_launch_that_fails_later_falls_back_too(monkeypatch: pytest.MonkeyPatch, verify: str) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(3))
     monkeypatch.setenv("ONEPASS_VERIFY", verify)
-    with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12.*could not be launched.*later.*repro_") as said:
+    with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12.*could not be launched.*later.*repro_") as caught:
         for seed in range(5):
             ins, outs = inputs(6, seed), outputs(6)
             region_op.run(outs, ins, [6], region("c", lines=("model.py:12",)))
             assert_filled(outs, ins)
-    assert len([w for w in said if w.category is OnepassWarning]) == 1
+    assert len([w for w in caught if w.category is OnepassWarning]) == 1
     [seen] = journal.snapshot().fallbacks
     assert (seen.stage, seen.runs_as) == ("launched", "inductor")
 
@@ -191,7 +191,7 @@ def test_an_in_place_launch_that_fails_later_falls_back_if_inputs_were_copied(mo
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "options"),
     [
         (RuntimeError("CUDA error: an illegal memory access was encountered"), {}),
         (torch.OutOfMemoryError("CUDA out of memory"), {}),
@@ -200,12 +200,12 @@ def test_an_in_place_launch_that_fails_later_falls_back_if_inputs_were_copied(mo
     ],
 )
 def test_errors_that_must_be_seen_are_raised_by_later_calls_too(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, said: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, error: Exception, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(2, error))
-    region_op.run(outputs(4), inputs(4), [4], region("e", **said))
+    region_op.run(outputs(4), inputs(4), [4], region("e", **options))
     with pytest.raises(type(error), match=str(error)):
-        region_op.run(outputs(4), inputs(4), [4], region("e", **said))
+        region_op.run(outputs(4), inputs(4), [4], region("e", **options))
     assert not journal.snapshot().fallbacks
 
 
@@ -332,9 +332,9 @@ def test_failures_inside_a_compiled_model_are_only_logged(monkeypatch: pytest.Mo
     x = torch.randn(4, 16, requires_grad=True)
     with pytest.warns(OnepassWarning, match="test_failure"):
         compiled()(x).sum().backward()
-    mine, x.grad = x.grad, None
+    actual, x.grad = x.grad, None
     norm(x).sum().backward()
-    torch.testing.assert_close(mine, x.grad)
+    torch.testing.assert_close(actual, x.grad)
 
 
 def test_an_untested_torch_is_plain_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,15 +365,15 @@ def ahead_of_time() -> Any:
     ],
 )
 def test_code_that_runs_without_python_gets_no_regions(compiling: Callable[[], Any], by: str) -> None:
-    said = settings.resolve({"interpret": True, "by_cost": False})
+    options = settings.resolve({"interpret": True, "by_cost": False})
     graph = graph_of(norm, (64, 16))
     before = str(graph)
     with pytest.warns(OnepassWarning, match=f"ONEPASS-711.*inference graph.*{by}") as warned, compiling():
         for _ in range(2):
-            passes.RegionPass(said)(graph, True)
+            passes.RegionPass(options)(graph, True)
     assert str(graph) == before and len(warned) == 1
     assert all(not seen.regions and "ONEPASS-711" in str(seen.error) for seen in journal.snapshot().graphs)
-    passes.RegionPass(said)(graph, True)
+    passes.RegionPass(options)(graph, True)
     assert str(graph) != before, "nothing else keeps the region from being claimed"
 
 

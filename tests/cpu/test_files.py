@@ -186,8 +186,8 @@ def test_only_plain_files_of_this_user_are_read(tmp_path: Path, anothers: Anothe
     (tmp_path / "link").symlink_to(path)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe", 0o600)
-    for other, said in (("link", "symbolic link"), ("folder", "not a plain file"), ("pipe", "not a plain file")):
-        with pytest.raises(files.UnsafePath, match=said):
+    for other, message in (("link", "symbolic link"), ("folder", "not a plain file"), ("pipe", "not a plain file")):
+        with pytest.raises(files.UnsafePath, match=message):
             read(tmp_path / other)
     with pytest.raises(files.UnsafePath, match="too long"):
         read(path, 3)
@@ -271,12 +271,12 @@ def test_names_are_turned_into_valid_file_names(name: str, tmp_path: Path) -> No
 
 
 def test_a_private_folder_survives_a_fork_and_is_removed_with_its_owner() -> None:
-    mine = files.PrivateFolder("onepass-test-")
-    path = mine.path
+    private = files.PrivateFolder("onepass-test-")
+    path = private.path
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     files._remove(path, os.getpid() + 1)
     assert path.is_dir()
-    del mine
+    del private
     assert not path.exists()
 
 
@@ -375,14 +375,14 @@ def test_dump_folders_of_triton_are_not_redirected(tmp_path: Path, monkeypatch: 
 
 
 def test_cache_hits_of_other_threads_are_ignored(tmp_path: Path) -> None:
-    heard: list[bool] = []
-    with compat.triton_cache_folder(str(tmp_path), heard.append):
+    hits: list[bool] = []
+    with compat.triton_cache_folder(str(tmp_path), hits.append):
         listener: Any = compat.triton("test").knobs.compilation.listener
         listener(cache_hit=True)
         thread = threading.Thread(target=listener, kwargs={"cache_hit": False})
         thread.start()
         thread.join()
-    assert heard == [True]
+    assert hits == [True]
 
 
 def test_a_cache_manager_set_by_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,10 +417,10 @@ def test_a_warning_that_cannot_be_shown_is_dropped(monkeypatch: pytest.MonkeyPat
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", broken)
         warn(happened)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn(happened)
-    assert "\x1b" not in str(said[0].message) and said[0].filename == __file__
+    assert "\x1b" not in str(caught[0].message) and caught[0].filename == __file__
     with warnings.catch_warnings(), pytest.raises(OnepassWarning):
         warnings.simplefilter("error")
         warn(happened)

@@ -288,14 +288,14 @@ def few_results(folder: Path) -> Path:
 
 
 def test_a_fit_to_few_results_writes_a_readable_file(tmp_path: Path) -> None:
-    said: list[str] = []
-    report = fit_constants(few_results(tmp_path), with_ablation=True, log=said.append)
+    lines: list[str] = []
+    report = fit_constants(few_results(tmp_path), with_ablation=True, log=lines.append)
     assert write(report, tmp_path / "new.json") and not write(report, tmp_path / "new.json")
     assert load(tmp_path / "new.json").inductor == SHIPPED.inductor
     _, entries = read(tmp_path / "new.json")
     assert entries["cost"]["cta_exchange_us"].basis == "assumed" and not entries["cost"]["cta_exchange_us"].data
     assert entries["cost"]["ring_slot_us"].data == ("outer_regret.json",)
-    assert report.samples == 124 and "measurements matched" in said[0] and report.ablations
+    assert report.samples == 124 and "measurements matched" in lines[0] and report.ablations
     assert "on workloads held out" in str(report) and json.dumps(report.to_json())
 
 

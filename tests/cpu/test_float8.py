@@ -30,9 +30,9 @@ FLOAT8 = pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
 A100 = device("a100")
 
 
-def assert_same(mine: Any, eager: Any) -> None:
+def assert_same(actual: Any, eager: Any) -> None:
     """Every number the same; NaN where there is one."""
-    for a, b in zip(as_tuple(mine), as_tuple(eager), strict=True):
+    for a, b in zip(as_tuple(actual), as_tuple(eager), strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         torch.testing.assert_close(a.double(), b.double(), rtol=1e-6, atol=1e-7, equal_nan=True)
 

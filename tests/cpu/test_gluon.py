@@ -151,12 +151,12 @@ def run_staged(fn: Callable[..., Any], args: tuple[Tensor, ...], wide: bool = Fa
     gluon_model.run_source(source, buffers, bindings)
     exact = evaluate(program, {n: buffers[n] for n in names}, bindings)
     for name, right in exact.items():
-        mine = buffers[name]
-        if mine.is_floating_point():
-            eps = torch.finfo(mine.dtype).eps
-            torch.testing.assert_close(mine.double(), right, rtol=2 * eps, atol=2.0**-13 * max(1.0, float(right.abs().max())))
+        actual = buffers[name]
+        if actual.is_floating_point():
+            eps = torch.finfo(actual.dtype).eps
+            torch.testing.assert_close(actual.double(), right, rtol=2 * eps, atol=2.0**-13 * max(1.0, float(right.abs().max())))
         else:
-            assert torch.equal(mine, right)
+            assert torch.equal(actual, right)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])

@@ -383,8 +383,8 @@ def test_wrong_kernels_are_caught(mutation: Mutation) -> None:
 
 
 def test_an_error_names_the_line_and_the_slot() -> None:
-    said = "row_sum, line 26 (x = ring.index(slot).load(tile).to(gl.float32)): ring[0] is used before its data arrived"
-    with pytest.raises(errors.UseBeforeArrival, match=re.escape(said)):
+    message = "row_sum, line 26 (x = ring.index(slot).load(tile).to(gl.float32)): ring[0] is used before its data arrived"
+    with pytest.raises(errors.UseBeforeArrival, match=re.escape(message)):
         row_sum().run(ROW_SUM.replace(WAIT, ""))
 
 
@@ -393,8 +393,8 @@ BARRIER = "gl.barrier" if hasattr(gl, "barrier") else "gl.thread_barrier"
 
 def test_barriers_that_gluon_does_not_insert_are_required() -> None:
     refilled = SOFTMAX.replace(REFILL, f"        {BARRIER}()\n{REFILL}")
-    said = refilled.replace("fence_async_shared()\n", f"fence_async_shared()\n        {BARRIER}()\n")
-    softmax().run(said, explicit_barriers=True)
+    with_barrier = refilled.replace("fence_async_shared()\n", f"fence_async_shared()\n        {BARRIER}()\n")
+    softmax().run(with_barrier, explicit_barriers=True)
     with pytest.raises(errors.RefillBeforeDrain, match="no CTA barrier"):
         softmax().run(explicit_barriers=True)
     with pytest.raises(errors.UseBeforeArrival, match="no CTA barrier"):  # a TMA copy out of what threads wrote

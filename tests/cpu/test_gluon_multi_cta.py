@@ -50,10 +50,10 @@ from tests.support.staged_kernels import BF16, F32
 RELOAD, REGISTERS, SMEM = RowVectors.RELOAD, RowVectors.REGISTERS, RowVectors.SMEM
 
 
-def shared(
+def multi_cta(
     fn: Callable[..., Any],
     args: tuple[Tensor, ...],
-    share: int = 2,
+    ctas: int = 2,
     warps: int = 4,
     vectors: float = 1,
     slots: int = 3,
@@ -62,15 +62,15 @@ def shared(
     registers: int = 0,
     on: Device = H200,
 ) -> Plan:
-    """A plan with `share` CTAs per row."""
+    """A plan with `ctas` CTAs per row."""
     program, _, bindings = program_of(fn, *args)
     kernel = mixed_kernel(fn, args)
     cols = kernel.program.extent(kernel.space.cols)
     assert isinstance(cols, int)
     width = int(32 * warps * vector(kernel) * vectors)
     schedule = MultiCtaMixOrder(
-        (width,) * (cols // share // width),
-        share,
+        (width,) * (cols // ctas // width),
+        ctas,
         groups,
         warps,
         slots,
@@ -84,7 +84,7 @@ def shared(
 def check(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: Any) -> None:
     """Run in the model and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
-    assert_as_oracle(shared(fn, args, **how), tensors, bindings, f"{how}")
+    assert_as_oracle(multi_cta(fn, args, **how), tensors, bindings, f"{how}")
 
 
 # ---- what it computes ------------------------------------------------------------------------------------------------------
@@ -93,15 +93,15 @@ FUNCTIONS = [rms_norm_backward, layer_norm_backward, add_rms_norm_backward, spre
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.parametrize("share", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ctas", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("fn", FUNCTIONS)
-def test_every_kind_of_kernel_is_right(fn: Callable[..., Any], share: int, dtype: torch.dtype) -> None:
-    cols = share * (2048 if dtype is BF16 else 1024)
-    check(fn, inputs_of(fn, 7, cols, dtype), share=share)
-    check(fn, inputs_of(fn, 5, cols, dtype), share=share, slots=2, row_vectors=REGISTERS)
-    check(fn, inputs_of(fn, 5, cols, dtype), share=share, vectors=0.5, row_vectors=REGISTERS)
+def test_every_kind_of_kernel_is_right(fn: Callable[..., Any], ctas: int, dtype: torch.dtype) -> None:
+    cols = ctas * (2048 if dtype is BF16 else 1024)
+    check(fn, inputs_of(fn, 7, cols, dtype), ctas=ctas)
+    check(fn, inputs_of(fn, 5, cols, dtype), ctas=ctas, slots=2, row_vectors=REGISTERS)
+    check(fn, inputs_of(fn, 5, cols, dtype), ctas=ctas, vectors=0.5, row_vectors=REGISTERS)
     if fn is not spread_and_top:  # which has no row vectors
-        check(fn, inputs_of(fn, 5, cols, dtype), share=share, vectors=0.5, row_vectors=SMEM)
+        check(fn, inputs_of(fn, 5, cols, dtype), ctas=ctas, vectors=0.5, row_vectors=SMEM)
 
 
 @pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
@@ -122,7 +122,7 @@ def test_row_vectors_may_be_indexed(row_vectors: RowVectors) -> None:
 
 
 def test_a_row_may_have_eight_ctas() -> None:
-    check(rms_norm_backward, inputs_of(rms_norm_backward, 5, 8192, BF16), share=8)
+    check(rms_norm_backward, inputs_of(rms_norm_backward, 5, 8192, BF16), ctas=8)
 
 
 def named_alike(mailboxes: Tensor, cta_rank: Tensor, word0: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,14 +151,14 @@ def test_a_single_row_is_right() -> None:
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     alone = {name: x[:1] if len(x) == 7 else x for name, x in tensors.items()}
-    assert_as_oracle(shared(rms_norm_backward, args, groups=3), alone, dict.fromkeys(bindings, 1), "one row")
+    assert_as_oracle(multi_cta(rms_norm_backward, args, groups=3), alone, dict.fromkeys(bindings, 1), "one row")
 
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, spread_and_top])
 def test_64_bit_element_offsets_are_right(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 4096, BF16), row_vectors=REGISTERS)
-    source = pipeline.generate(shared(fn, inputs_of(fn, 5, 8192, BF16), warps=8, row_vectors=REGISTERS), wide=True)[0]
+    source = pipeline.generate(multi_cta(fn, inputs_of(fn, 5, 8192, BF16), warps=8, row_vectors=REGISTERS), wide=True)[0]
     assert offline.compile(source, H200).spill_bytes == 0
 
 
@@ -166,7 +166,7 @@ def test_mailboxes_are_cleared_before_every_launch() -> None:
     """Memory starts nonzero: a word that was not cleared would be taken for a state."""
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
-    plan = shared(rms_norm_backward, args)
+    plan = multi_cta(rms_norm_backward, args)
     executable = assemble(Compiled(plan, pipeline.generate(plan), ()).artifact, torch.device("cpu"), frozenset())
 
     def call(*_: Tensor) -> tuple[Tensor, ...]:
@@ -179,7 +179,7 @@ def test_mailboxes_are_cleared_before_every_launch() -> None:
 def test_an_output_may_take_the_memory_of_an_input() -> None:
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
-    plan = shared(rms_norm_backward, args)
+    plan = multi_cta(rms_norm_backward, args)
     pairs = safe_inplace_pairs(plan)
     assert {taken for _, taken in pairs} >= {"x", "dy"}
     executable = assemble(Compiled(plan, pipeline.generate(plan), ()).artifact, torch.device("cpu"), frozenset())
@@ -198,7 +198,7 @@ def run_changed(change: Change, monkeypatch: pytest.MonkeyPatch, slots: int = 2)
     """Run a changed kernel, and compare with the oracle."""
     args = inputs_of(rms_norm_backward, 9, 8192, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
-    plan = shared(rms_norm_backward, args, slots=slots)
+    plan = multi_cta(rms_norm_backward, args, slots=slots)
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: first_changed(plan, change))
     assert_as_oracle(plan, tensors, bindings, "changed")
 
@@ -334,7 +334,7 @@ def swap(box_ptr, out_ptr):
 
 
 def test_the_states_of_a_row_are_awaited_after_the_next_row_is_reduced() -> None:
-    source = pipeline.generate(shared(rms_norm_backward, given(rms_norm_backward, 8192), warps=8, groups=66))[0]
+    source = pipeline.generate(multi_cta(rms_norm_backward, given(rms_norm_backward, 8192), warps=8, groups=66))[0]
     loop = source.text[source.text.index("for row in range(part, row_count, 66)") :]
     order = [
         "word0 = gl.load(mailboxes_ptr + r * 2, volatile=True)",
@@ -357,7 +357,7 @@ def test_the_states_of_a_row_are_awaited_after_the_next_row_is_reduced() -> None
 
 
 @pytest.mark.parametrize(
-    ("fn", "cols", "dtype", "share", "warps", "vectors", "slots", "row_vectors"),
+    ("fn", "cols", "dtype", "ctas", "warps", "vectors", "slots", "row_vectors"),
     [
         (rms_norm_backward, 32768, BF16, 2, 8, 4, 3, REGISTERS),
         (rms_norm_backward, 32768, BF16, 2, 16, 1, 3, REGISTERS),
@@ -371,10 +371,10 @@ def test_the_states_of_a_row_are_awaited_after_the_next_row_is_reduced() -> None
     ],
 )
 def test_kernels_compile_without_spills_in_the_computed_shared_memory(
-    fn: Callable[..., Any], cols: int, dtype: torch.dtype, share: int, warps: int, vectors: int, slots: int, row_vectors: RowVectors
+    fn: Callable[..., Any], cols: int, dtype: torch.dtype, ctas: int, warps: int, vectors: int, slots: int, row_vectors: RowVectors
 ) -> None:
     most = min(248, 65536 // (32 * warps))
-    plan = shared(fn, given(fn, cols, dtype), share, warps, vectors, slots, 132 // share, row_vectors, most)
+    plan = multi_cta(fn, given(fn, cols, dtype), ctas, warps, vectors, slots, 132 // ctas, row_vectors, most)
     source = pipeline.generate(plan)[0]
     binary, expected = offline.compile(source, H200), plan.kernels[0].resources
     assert binary.spill_bytes == 0 and binary.registers <= most
@@ -386,7 +386,7 @@ def test_kernels_compile_without_spills_in_the_computed_shared_memory(
 
 def test_half_vectors_leave_registers_for_a_second_cta() -> None:
     """Two states per column and half of the registers for a CTA: with whole vectors a few words are spilled."""
-    plan = shared(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128)
+    plan = multi_cta(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128)
     source = pipeline.generate(plan)[0]
     binary = offline.compile(source, H200)
     assert "gl.BlockedLayout([1, 4], [1, 32], [1, 8], [1, 0])" in source.text
@@ -395,7 +395,7 @@ def test_half_vectors_leave_registers_for_a_second_cta() -> None:
 
 
 def test_row_vectors_in_shared_memory_are_read_once_and_cost_no_registers() -> None:
-    plan = shared(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128, row_vectors=SMEM)
+    plan = multi_cta(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128, row_vectors=SMEM)
     source, kernel = pipeline.generate(plan)[0], plan.kernels[0]
     binary = offline.compile(source, H200)
     assert binary.spill_bytes == 0 and binary.smem_bytes == kernel.resources.smem_bytes == 3 * 2 * 16384 + 16384 + 192
@@ -418,7 +418,7 @@ def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200)
 
 
 @pytest.mark.parametrize(
-    ("cols", "dtype", "rows", "shares"),
+    ("cols", "dtype", "rows", "offered_counts"),
     [
         (32768, BF16, 8192, {2, 4, 8}),
         (65536, BF16, 4096, {4, 8}),  # of halves, two rows do not fit
@@ -430,9 +430,9 @@ def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200)
         (32768, BF16, 60, set()),
     ],
 )
-def test_the_numbers_of_ctas_per_row_that_are_offered(cols: int, dtype: torch.dtype, rows: int, shares: set[int]) -> None:
+def test_the_numbers_of_ctas_per_row_that_are_offered(cols: int, dtype: torch.dtype, rows: int, offered_counts: set[int]) -> None:
     found = offered(rms_norm_backward, given(rms_norm_backward, cols, dtype, rows))
-    assert {s.ctas_per_row for s in found} == shares
+    assert {s.ctas_per_row for s in found} == offered_counts
     for each in found:
         assert each.family == "mix-order multi-CTA" and f"{each.ctas_per_row} CTAs per row" in str(each)
         assert isinstance(each.rows, Loop) and each.splits == each.rows.split
@@ -487,7 +487,7 @@ def test_which_functions_can_have_several_ctas_per_row(fn: Callable[..., Any], m
 
 
 @pytest.mark.parametrize(
-    ("fn", "rows", "cols", "share", "here"),
+    ("fn", "rows", "cols", "ctas", "ctas_per_sm"),
     [
         (rms_norm_backward, 8192, 32768, 2, 1),
         (rms_norm_backward, 4096, 65536, 4, 1),
@@ -504,15 +504,15 @@ def test_which_functions_can_have_several_ctas_per_row(fn: Callable[..., Any], m
         ),  # two states a column: alone, a CTA has no registers left for a second one on its SM
     ],
 )
-def test_default_plans(fn: Callable[..., Any], rows: int, cols: int, share: int, here: int) -> None:
+def test_default_plans(fn: Callable[..., Any], rows: int, cols: int, ctas: int, ctas_per_sm: int) -> None:
     program, _, bindings = program_of(fn, *given(fn, cols, rows=rows))
     chosen_plan = best_plan(program, bindings, H200)
     first = chosen_plan.kernels[0]
-    assert first.schedule.ctas_per_row == share
-    if share > 1:
+    assert first.schedule.ctas_per_row == ctas
+    if ctas > 1:
         assert len(chosen_plan.kernels) == 2, "one kernel, and the join of its partial results"
         assert first.schedule.warps == 8 and first.schedule.stages == 3
-        assert first.resources.ctas_per_sm == here
+        assert first.resources.ctas_per_sm == ctas_per_sm
 
 
 def test_one_cta_per_row_wins_ties() -> None:
@@ -520,12 +520,12 @@ def test_one_cta_per_row_wins_ties() -> None:
     program, _, bindings = program_of(add_rms_norm_backward, *args)
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
-    alone, together = (min(s.us for s in found if (s.plan.schedule.ctas_per_row > 1) is shares) for shares in (False, True))
+    alone, together = (min(s.us for s in found if (s.plan.schedule.ctas_per_row > 1) is several) for several in (False, True))
     assert together < alone < 1.03 * together and best_plan(program, bindings, H200).kernels[0].schedule.ctas_per_row == 1
 
 
 @pytest.mark.parametrize(
-    ("rows", "cols", "share", "warps", "vectors", "here", "row_vectors", "us"),
+    ("rows", "cols", "ctas", "warps", "vectors", "ctas_per_sm", "row_vectors", "us"),
     [
         (8192, 32768, 2, 8, 4, 1, REGISTERS, 408),
         (8192, 32768, 2, 16, 0.5, 1, REGISTERS, 412),
@@ -536,17 +536,24 @@ def test_one_cta_per_row_wins_ties() -> None:
     ],
 )
 def test_predictions_are_near_measurements(
-    rows: int, cols: int, share: int, warps: int, vectors: float, here: int, row_vectors: RowVectors, us: float
+    rows: int, cols: int, ctas: int, warps: int, vectors: float, ctas_per_sm: int, row_vectors: RowVectors, us: float
 ) -> None:
     """H200, Triton 3.6.0; bench/results/h200/trials.json."""
-    plan = shared(
-        rms_norm_backward, given(rms_norm_backward, cols, rows=rows), share, warps, vectors, 3, 132 * here // share, row_vectors
+    plan = multi_cta(
+        rms_norm_backward,
+        given(rms_norm_backward, cols, rows=rows),
+        ctas,
+        warps,
+        vectors,
+        3,
+        132 * ctas_per_sm // ctas,
+        row_vectors,
     )
     assert abs(plan.predicted_us / us - 1) < 0.05
 
 
 def test_reports_show_the_ctas_per_row() -> None:
-    first = shared(layer_norm_backward, given(layer_norm_backward, 8192), 2, 8).kernels[0]
+    first = multi_cta(layer_norm_backward, given(layer_norm_backward, 8192), 2, 8).kernels[0]
     assert "x bf16 once, staged in shared memory (24.0 KiB), 1/2 of a row per CTA" in first.loads
     assert "mailbox i64[rows, 4]: partial row results exchanged between the 2 CTAs of a row" in first.loads
 
@@ -555,7 +562,7 @@ def test_reports_show_the_ctas_per_row() -> None:
 
 
 def test_cleared_buffers_round_trip_and_come_first_in_memory() -> None:
-    plan = shared(rms_norm_backward, given(rms_norm_backward, 8192), 2, 8)
+    plan = multi_cta(rms_norm_backward, given(rms_norm_backward, 8192), 2, 8)
     made = Compiled(plan, pipeline.generate(plan), ()).artifact
     back = unpack("key", pack("key", made))
     assert isinstance(back, Artifact) and back == made and back.cleared == made.cleared and back.sources[0].ctas_per_group == 2
@@ -567,7 +574,7 @@ def test_cleared_buffers_round_trip_and_come_first_in_memory() -> None:
 def test_results_do_not_depend_on_the_timing_of_ctas() -> None:
     args = inputs_of(rms_norm_backward, 9, 8192, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
-    first, second = (run(shared(rms_norm_backward, args, slots=slots), tensors, bindings) for slots in (2, 4))
+    first, second = (run(multi_cta(rms_norm_backward, args, slots=slots), tensors, bindings) for slots in (2, 4))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

@@ -141,12 +141,12 @@ def run_tiles(fn: Callable[..., Any], args: tuple[Tensor, ...], wide: bool = Fal
     given = dict(zip(names, args, strict=True))
     found = assemble(made, torch.device("cpu"), frozenset())(given, bindings)
     for name, right in evaluate(program, given, bindings).items():
-        mine = found[name]
-        if mine.is_floating_point():
+        actual = found[name]
+        if actual.is_floating_point():
             scale = max(1.0, float(right.abs().max()))
-            torch.testing.assert_close(mine.double(), right, rtol=2 * torch.finfo(mine.dtype).eps, atol=4e-6 * scale)
+            torch.testing.assert_close(actual.double(), right, rtol=2 * torch.finfo(actual.dtype).eps, atol=4e-6 * scale)
         else:
-            assert torch.equal(mine, right)
+            assert torch.equal(actual, right)
 
 
 # ---- what it computes ------------------------------------------------------------------------------------------------------
@@ -199,8 +199,8 @@ def test_variances_of_many_rows_keep_full_precision() -> None:
     buffers = dict(zip([b.name for b in kernel.program.buffers], (x, var, mean), strict=True))
     source = gluon_tiles.lower(kernel, tiles(kernel, width=32, deep=1), bindings, "spread").source()
     gluon_model.run_source(source, buffers, bindings)
-    for mine, right in ((var, x.double().var(0)), (mean, x.double().mean(0))):
-        torch.testing.assert_close(mine.double(), right, rtol=torch.finfo(F32).eps, atol=0)
+    for actual, right in ((var, x.double().var(0)), (mean, x.double().mean(0))):
+        torch.testing.assert_close(actual.double(), right, rtol=torch.finfo(F32).eps, atol=0)
 
 
 def test_types_may_be_mixed() -> None:
@@ -397,11 +397,11 @@ def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200)
     kernel, bindings = kernel_of(fn, args)
     found = scores(kernel.program, bindings, on, {})
     assert not isinstance(found, Illegal)
-    mine = [s.plan for s in found if s.plan.schedule.family.startswith("outer staged")]
-    for each in mine:
+    actual = [s.plan for s in found if s.plan.schedule.family.startswith("outer staged")]
+    for each in actual:
         assert each.resources.smem_bytes <= on.smem_per_cta
         assert each.resources.ctas_per_sm * (each.resources.smem_bytes + on.smem_reserve) <= on.smem_per_sm
-    return [each.schedule for each in mine if isinstance(each.schedule, StagedTiles)]
+    return [each.schedule for each in actual if isinstance(each.schedule, StagedTiles)]
 
 
 def vectors_of(schedule: StagedTiles, of: int) -> int:

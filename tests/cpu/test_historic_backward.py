@@ -55,9 +55,9 @@ def assert_as_eager(function: Function, make: Callable[[int], Sequence[Tensor]])
 def judged(compiled: Function, function: Function, inputs: Sequence[Tensor]) -> dict[str, Judged]:
     """What the compiled function makes of a step, beside eager's and float64's; as for models, tensor by tensor as a whole."""
     wide = [t.double() if t.is_floating_point() else t for t in inputs]
-    mine, eager, exact = step(compiled, inputs), step(function, inputs), step(function, wide)
-    assert mine.keys() == eager.keys()
-    return {name: replace(compared(mine[name], eager[name], exact[name], name), bands=False) for name in eager}
+    actual, eager, exact = step(compiled, inputs), step(function, inputs), step(function, wide)
+    assert actual.keys() == eager.keys()
+    return {name: replace(compared(actual[name], eager[name], exact[name], name), bands=False) for name in eager}
 
 
 def regions() -> int:
@@ -218,5 +218,5 @@ def test_a_call_of_other_sizes_is_right() -> None:
     compiled = torch.compile(over_its_sum, backend=onepass.backend, options=OPTIONS, dynamic=True)
     for rows, cols in ((3, 40), (7, 40), (2, 65), (130, 9)):
         x, w = numbers(rows, cols, 2) + 9, numbers(1, cols, 1)
-        mine, exact = compiled(x, w), over_its_sum(x.double(), w.double())
-        assert compared(mine, over_its_sum(x, w), exact, "quotients").ok
+        actual, exact = compiled(x, w), over_its_sum(x.double(), w.double())
+        assert compared(actual, over_its_sum(x, w), exact, "quotients").ok

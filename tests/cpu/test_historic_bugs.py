@@ -438,26 +438,26 @@ EXACT: dict[str, tuple[Function, Sequence[Tensor]]] = {
 }
 
 
-def same_bits(mine: Tensor, eager: Tensor) -> bool:
+def same_bits(actual: Tensor, eager: Tensor) -> bool:
     """Form, values and signs of zeros; NaNs in the same places."""
-    steps = [[step for size, step in zip(t.shape, t.stride(), strict=True) if size > 1] for t in (mine, eager)]
-    if (mine.dtype, mine.shape) != (eager.dtype, eager.shape) or steps[0] != steps[1]:
+    steps = [[step for size, step in zip(t.shape, t.stride(), strict=True) if size > 1] for t in (actual, eager)]
+    if (actual.dtype, actual.shape) != (eager.dtype, eager.shape) or steps[0] != steps[1]:
         return False
     if not eager.is_floating_point():
-        return torch.equal(mine, eager)
+        return torch.equal(actual, eager)
     number = ~eager.isnan()
     return (
-        torch.equal(mine.isnan(), eager.isnan())
-        and torch.equal(mine[number], eager[number])
-        and torch.equal(mine.signbit()[number], eager.signbit()[number])
+        torch.equal(actual.isnan(), eager.isnan())
+        and torch.equal(actual[number], eager[number])
+        and torch.equal(actual.signbit()[number], eager.signbit()[number])
     )
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_results_match_eager(name: str) -> None:
     function, inputs = EXACT[name]
-    mine, eager = once(onepass.fuse(function), inputs), as_tuple(function(*inputs))
-    for k, (one, other) in enumerate(zip(mine, eager, strict=True)):
+    actual, eager = once(onepass.fuse(function), inputs), as_tuple(function(*inputs))
+    for k, (one, other) in enumerate(zip(actual, eager, strict=True)):
         assert same_bits(one, other), f"output {k}: {one} {one.stride()}, not {other} {other.stride()}"
 
 

@@ -71,10 +71,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_malformed_files_are_refused(name: str, tmp_path: Path) -> None:
-    content, said = REFUSED[name]
+    content, message = REFUSED[name]
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(BadResults, match=said) as caught:
+    with pytest.raises(BadResults, match=message) as caught:
         load(path)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
 
@@ -191,6 +191,6 @@ def test_the_commands_print_one_line(
         monkeypatch.setattr(cli, "app", lambda error=error: (_ for _ in ()).throw(error))
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        said = capsys.readouterr()
-        assert ended.value.code == 2 and not said.out
-        assert said.err.startswith(f"onepass: [ONEPASS-{code}]") and said.err.rstrip("\n").isprintable()
+        printed = capsys.readouterr()
+        assert ended.value.code == 2 and not printed.out
+        assert printed.err.startswith(f"onepass: [ONEPASS-{code}]") and printed.err.rstrip("\n").isprintable()

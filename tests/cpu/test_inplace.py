@@ -94,8 +94,8 @@ def assert_same_in_place(plan: Plan, inputs: Mapping[str, Tensor], bindings: Bin
         for order in (lambda n: list(range(n)), lambda n: list(range(n))[::-1]):
             with ctas_in(order):
                 shared = run(plan, inputs, bindings, dict([pair]))
-            for name, mine in shared.items():
-                assert torch.equal(bits(mine), bits(apart[name])), f"{name} with {pair} in place: {plan.kernels}"
+            for name, actual in shared.items():
+                assert torch.equal(bits(actual), bits(apart[name])), f"{name} with {pair} in place: {plan.kernels}"
     return len(pairs)
 
 
@@ -479,8 +479,8 @@ def test_only_one_output_reuses_the_memory_of_an_input() -> None:
     counts, graph = taken(fn, BIG, BIG[1:], (128, 128))
     assert counts == [1]
     args = torch.randn(BIG), torch.randn(128), torch.randn(128, 128) / 11
-    for mine, theirs in zip(fx.GraphModule(nn.Module(), graph)(*args), fn(*args), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(fx.GraphModule(nn.Module(), graph)(*args), fn(*args), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_small_buffers_are_not_reused() -> None:
@@ -498,8 +498,8 @@ def test_two_regions_that_read_the_same_value_keep_it() -> None:
     readers = [u for u in first.users if "_all_bases" in u.kwargs]
     assert first not in bases or len(readers) == 1
     x, w, m = torch.randn(BIG), torch.randn(128), torch.randn(128, 128) / 11
-    for mine, theirs in zip(fx.GraphModule(nn.Module(), graph)(x, w, m), fn(x, w, m), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(fx.GraphModule(nn.Module(), graph)(x, w, m), fn(x, w, m), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 # ---- calls -------------------------------------------------------------------------------------------------------------------
@@ -586,8 +586,8 @@ def compiled(fn: Callable[..., Any], *args: Tensor, **options: Any) -> str:
     with torch.no_grad():
         results, (code, *_) = run_and_get_code(torch.compile(fn, backend=onepass.backend, options={**OPTIONS, **options}), *args)
         expected = fn(*args)
-    for mine, theirs in zip(*((r if isinstance(r, tuple) else (r,)) for r in (results, expected)), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    for actual, wanted in zip(*((r if isinstance(r, tuple) else (r,)) for r in (results, expected)), strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
     return code[code.index("def call") :]
 
 
@@ -641,8 +641,8 @@ def test_training_in_place_matches_eager() -> None:
         (run(leaf) * torch.arange(128.0)).sum().backward()
         return [leaf.grad, *(p.grad.clone() for p in model.parameters())]  # type: ignore[list-item, union-attr]
 
-    mine = gradients(torch.compile(model, backend=onepass.backend, options=OPTIONS))
-    for one, other in zip(mine, gradients(model), strict=True):
+    actual = gradients(torch.compile(model, backend=onepass.backend, options=OPTIONS))
+    for one, other in zip(actual, gradients(model), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
     assert sum(r.in_place for g in journal.snapshot().graphs for r in g.regions) > 0
 
@@ -671,8 +671,8 @@ def test_a_gradient_reuses_the_memory_of_a_saved_activation(in_place: bool) -> N
         return [leaf.grad, model.head.weight.grad.clone()]  # type: ignore[list-item, union-attr]
 
     run = torch.compile(model, backend=onepass.backend, options={**OPTIONS, "in_place": in_place})
-    mine, (_, code) = run_and_get_code(gradients, run)
-    for one, other, again in zip(mine, gradients(model), gradients(run), strict=True):
+    actual, (_, code) = run_and_get_code(gradients, run)
+    for one, other, again in zip(actual, gradients(model), gradients(run), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
         assert torch.equal(one, again)
     assert [r.in_place for g in journal.snapshot().graphs if g.phase == "backward" for r in g.regions] == [int(in_place)]
@@ -689,8 +689,8 @@ def test_a_saved_activation_that_is_read_again_is_not_overwritten() -> None:
         return torch.softmax(h, -1).square().sum() + (h @ weight).square().sum()
 
     leaf = x.clone().requires_grad_()
-    mine = torch.autograd.grad(torch.compile(fn, backend=onepass.backend, options=OPTIONS)(leaf), (leaf, weight))
-    for one, other in zip(mine, torch.autograd.grad(fn(leaf), (leaf, weight)), strict=True):
+    actual = torch.autograd.grad(torch.compile(fn, backend=onepass.backend, options=OPTIONS)(leaf), (leaf, weight))
+    for one, other in zip(actual, torch.autograd.grad(fn(leaf), (leaf, weight)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-2)
 
 

@@ -69,5 +69,5 @@ def test_chained_modulated_layer_norms_that_share_scale_and_shift(dtype: torch.d
 @pytest.mark.parametrize("rows", [0, 1])
 def test_reductions_of_no_rows_and_of_one(function: Callable[..., Any], rows: int) -> None:
     x = randoms(0, (rows, 5))
-    for mine, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
-        torch.testing.assert_close(mine, eager, rtol=1e-6, atol=1e-6, equal_nan=True)
+    for actual, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
+        torch.testing.assert_close(actual, eager, rtol=1e-6, atol=1e-6, equal_nan=True)

@@ -88,10 +88,10 @@ def test_a_training_step_is_as_accurate_as_eager_without_graph_breaks(name: str)
     example = example_of(name)
     run = compiled(example.module, "eager")
     run(**example.inputs)
-    mine = cuts()
+    actual = cuts()
     assert_as_right_as_eager(run, example)
     assert_claimed()
-    assert mine == cuts_of_a_backend_that_does_nothing(example)
+    assert actual == cuts_of_a_backend_that_does_nothing(example)
 
 
 @pytest.mark.parametrize("name", marked(AUTOCAST, LONG_UNDER_AUTOCAST))

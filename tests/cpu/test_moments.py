@@ -59,8 +59,8 @@ def test_a_mean_of_16_bit_data_may_be_infinite(dynamic: bool | None) -> None:
 
     x = torch.ones(65, 3, dtype=torch.bfloat16)
     x[14], x[20, 2], x[40, 1] = torch.tensor([math.inf, -math.inf, math.inf]), -math.inf, 3e38
-    mine, _ = onepass.fuse(function, dynamic=dynamic)(x)
-    torch.testing.assert_close(mine, torch.tensor([math.inf, -math.inf, math.nan]), equal_nan=True)
+    actual, _ = onepass.fuse(function, dynamic=dynamic)(x)
+    torch.testing.assert_close(actual, torch.tensor([math.inf, -math.inf, math.nan]), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -68,8 +68,8 @@ def test_a_mean_of_16_bit_data_may_be_infinite(dynamic: bool | None) -> None:
 def test_layer_norm_of_a_constant_row_is_its_bias(dtype: torch.dtype, cols: int) -> None:
     x = torch.tensor([[1000.1], [0.3], [-55.5]], dtype=dtype).expand(3, cols).contiguous()
     bias = randoms(1, (cols,), dtype=dtype)
-    mine = onepass.fuse(lambda x, b: torch.nn.functional.layer_norm(x, (cols,), bias=b))(x, bias)
-    assert torch.equal(mine, bias.expand(3, cols))
+    actual = onepass.fuse(lambda x, b: torch.nn.functional.layer_norm(x, (cols,), bias=b))(x, bias)
+    assert torch.equal(actual, bias.expand(3, cols))
 
 
 @pytest.mark.parametrize("shape,dim", FORMS, ids=str)
@@ -97,8 +97,8 @@ def test_every_correction_matches_eager(rows: int) -> None:
         each = tuple(f(x, 0, correction=c) for f in (torch.var, torch.std) for c in (0, 1, 2, 3, 0.5, 7))
         return *each, *torch.var_mean(x, 0, correction=5), x.var(1, correction=5), x.std(1, correction=6)
 
-    for mine, eager in zip(onepass.fuse(function)(x), function(x), strict=True):
-        torch.testing.assert_close(mine, eager, rtol=1e-6, atol=1e-7, equal_nan=True)
+    for actual, eager in zip(onepass.fuse(function)(x), function(x), strict=True):
+        torch.testing.assert_close(actual, eager, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 def test_norms_of_16_bit_rows_use_one_plain_sum_of_squares() -> None:

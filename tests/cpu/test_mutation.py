@@ -17,8 +17,8 @@ aten, foreach = torch.ops.aten, {n.removeprefix("_foreach_"): getattr(torch, n) 
 
 
 def same_as_eager(fn: Callable[..., Any], *args: Any) -> None:
-    mine, theirs = onepass.fuse(fn)(*args), fn(*args)
-    for a, b in zip(mine, theirs, strict=True):
+    actual, expected = onepass.fuse(fn)(*args), fn(*args)
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -30,8 +30,8 @@ NOTHING: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def same_tensor(mine: Tensor, eager: Tensor) -> bool:
-    return mine.data_ptr() == eager.data_ptr() and mine.shape == eager.shape and mine.stride() == eager.stride()
+def same_tensor(actual: Tensor, eager: Tensor) -> bool:
+    return actual.data_ptr() == eager.data_ptr() and actual.shape == eager.shape and actual.stride() == eager.stride()
 
 
 @pytest.mark.parametrize("name", NOTHING)
@@ -40,8 +40,8 @@ def test_a_function_that_computes_nothing_runs_without_kernels(name: str) -> Non
     for dynamic in (None, False):
         fused = onepass.fuse(function, dynamic=dynamic)
         for _ in range(2):
-            mine, eager = (torch.utils._pytree.tree_leaves(f(x)) for f in (fused, function))
-            assert all(same_tensor(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(mine, eager, strict=True))
+            actual, eager = (torch.utils._pytree.tree_leaves(f(x)) for f in (fused, function))
+            assert all(same_tensor(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(actual, eager, strict=True))
     report: Any = onepass.explain(function, device="h200")(x.to("meta"))
     assert not report.kernels and report.predicted_us == 0 and "no kernel:" in str(report)
 
@@ -65,8 +65,8 @@ EMPTY: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", EMPTY)
 def test_empty_tensors_give_the_results_of_eager_and_are_explained(name: str, shape: tuple[int, ...]) -> None:
     x, function = torch.empty(shape), EMPTY[name]
-    for mine, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
-        torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
+    for actual, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
+        torch.testing.assert_close(actual, eager, rtol=0, atol=0, equal_nan=True)
     report: Any = onepass.explain(function, device="h200")(x.to("meta"))
     assert not report.kernels and report.to_json()["kernels"] == [] and "no kernel:" in str(report)
 
@@ -76,9 +76,9 @@ def test_an_empty_result_may_have_strides_of_zero(shape: tuple[int, ...]) -> Non
     """Its store has to name the axis without elements all the same."""
     x = torch.ones([1 if size == 0 else size for size in shape], dtype=torch.bfloat16).expand(shape)
     for function in (lambda x: x.float(), lambda x: x * 2, lambda x: (x.half(), x.sum(-1), torch.cat([x, x], -1))):
-        for mine, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
-            assert mine.stride() == eager.stride()
-            torch.testing.assert_close(mine, eager, rtol=0, atol=0)
+        for actual, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):
+            assert actual.stride() == eager.stride()
+            torch.testing.assert_close(actual, eager, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("function", [lambda x: x.amax(0), lambda x: x.argmin(0), lambda x: x.argmax(), lambda x: x.max()])
@@ -86,9 +86,9 @@ def test_the_maximum_of_nothing_raises_the_error_of_eager(function: Callable[[Te
     x = torch.empty(0, 4)
     with pytest.raises(Exception, match=r"max|min") as eager:
         function(x)
-    with pytest.raises(type(eager.value)) as mine:
+    with pytest.raises(type(eager.value)) as actual:
         onepass.fuse(function)(x)
-    assert str(mine.value) == str(eager.value)
+    assert str(actual.value) == str(eager.value)
 
 
 def test_slices_of_empty_tensors_can_be_replaced() -> None:
@@ -114,6 +114,6 @@ def test_a_value_expanded_to_no_elements_is_not_written(name: str, dynamic: bool
     fused = onepass.fuse(function, dynamic=dynamic)
     for rows in (4, 5, 3):
         x = randoms(0, (rows, 4))
-        for mine, eager in zip(as_tuple(fused(x)), as_tuple(function(x)), strict=True):
-            assert (mine.shape, mine.stride(), mine.dtype) == (eager.shape, eager.stride(), eager.dtype)
-            torch.testing.assert_close(mine, eager)
+        for actual, eager in zip(as_tuple(fused(x)), as_tuple(function(x)), strict=True):
+            assert (actual.shape, actual.stride(), actual.dtype) == (eager.shape, eager.stride(), eager.dtype)
+            torch.testing.assert_close(actual, eager)

@@ -41,13 +41,13 @@ def pairs(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_same(function: Callable[..., tuple[Tensor, ...]], *args: Tensor) -> None:
     """What a fused function gives is what eager gives: type, shape, NaNs, and the sign of zeros."""
-    for k, (mine, eager) in enumerate(zip(onepass.fuse(function)(*args), function(*args), strict=True)):
-        assert (mine.dtype, mine.shape) == (eager.dtype, eager.shape), k
-        same = mine == eager
-        if mine.is_floating_point():
-            same = same & (mine.signbit() == eager.signbit()) | mine.isnan() & eager.isnan()
-        odd = [tuple(t.expand(mine.shape)[~same][0].item() for t in args)] if not same.all() and mine.dim() else []
-        assert same.all(), f"output {k}: {mine[~same][:3].tolist()}, eager {eager[~same][:3].tolist()}, first of {odd}"
+    for k, (actual, eager) in enumerate(zip(onepass.fuse(function)(*args), function(*args), strict=True)):
+        assert (actual.dtype, actual.shape) == (eager.dtype, eager.shape), k
+        same = actual == eager
+        if actual.is_floating_point():
+            same = same & (actual.signbit() == eager.signbit()) | actual.isnan() & eager.isnan()
+        odd = [tuple(t.expand(actual.shape)[~same][0].item() for t in args)] if not same.all() and actual.dim() else []
+        assert same.all(), f"output {k}: {actual[~same][:3].tolist()}, eager {eager[~same][:3].tolist()}, first of {odd}"
 
 
 # ---- division of integers --------------------------------------------------------------------------------------------------------
@@ -103,8 +103,8 @@ def test_the_oracle_divides_integers_as_kernels_do(dtype: torch.dtype) -> None:
     given = pairs(edges(dtype))
     captured = capture(divisions, given)
     exact = captured.result(evaluate(captured.program, captured.tensors(given), captured.bind(given) or {}), given)
-    for mine, reference in zip(onepass.fuse(divisions)(*given), exact, strict=True):
-        assert torch.equal(mine, reference)
+    for actual, reference in zip(onepass.fuse(divisions)(*given), exact, strict=True):
+        assert torch.equal(actual, reference)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_fills_and_bounds_are_refused_where_eager_refuses_them(name: str) -> Non
             with pytest.raises(NumberOutOfRange):
                 onepass.fuse(fill)(x, number)
             continue
-        mine = onepass.fuse(fill)(x, number)
-        assert mine.dtype == expected.dtype and torch.equal(mine.nan_to_num(7), expected.nan_to_num(7)), (name, dtype, number)
+        actual = onepass.fuse(fill)(x, number)
+        assert actual.dtype == expected.dtype and torch.equal(actual.nan_to_num(7), expected.nan_to_num(7)), (name, dtype, number)
 
 
 # ---- bools -----------------------------------------------------------------------------------------------------------------------

@@ -50,14 +50,14 @@ def judged(spec: OpSpec, args: list[Tensor]) -> str | None:
         args[0] = args[0] > 0
     function = function_of(spec)
     reference = function(*(a.double() if a.is_floating_point() else a for a in args))
-    mine, eager = onepass.fuse(lambda *a: function(*a))(*args), function(*args)
-    assert mine.dtype == eager.dtype and mine.shape == eager.shape
+    actual, eager = onepass.fuse(lambda *a: function(*a))(*args), function(*args)
+    assert actual.dtype == eager.dtype and actual.shape == eager.shape
     if not eager.is_floating_point():
         reference = eager
     if eager.dtype == torch.float64:  # eager is the reference itself here, and another library may be an ulp or two from it
-        torch.testing.assert_close(mine, eager, rtol=1e-15, atol=1e-16, equal_nan=True)
+        torch.testing.assert_close(actual, eager, rtol=1e-15, atol=1e-16, equal_nan=True)
         return None
-    return judge(mine, eager, reference)
+    return judge(actual, eager, reference)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -116,8 +116,8 @@ def test_integers(name: str, dtype: torch.dtype) -> None:
     function, args = WITH_INTEGERS[name], grid(dtype)
     if name == "-3 >>" and dtype is torch.uint8:
         pytest.skip("torch refuses it")
-    mine, eager = onepass.fuse(lambda a, b: function(a, b))(*args), function(*args)
-    assert mine.dtype == eager.dtype and torch.equal(mine, eager)
+    actual, eager = onepass.fuse(lambda a, b: function(a, b))(*args), function(*args)
+    assert actual.dtype == eager.dtype and torch.equal(actual, eager)
 
 
 @pytest.mark.parametrize("name", ["shl", "shr"])
@@ -159,8 +159,8 @@ def test_composite_functions(name: str, dtype: torch.dtype) -> None:
 def test_the_sign_of_zeros_and_nans() -> None:
     x = torch.tensor([[0.0, -0.0, math.nan, -math.nan, -1.0, math.inf, -math.inf]])
     assert torch.equal(onepass.fuse(lambda x: torch.signbit(x))(x), torch.signbit(x))
-    mine = onepass.fuse(lambda x: torch.copysign(torch.ones_like(x), x))(x)
-    assert torch.equal(mine, torch.copysign(torch.ones_like(x), x))
+    actual = onepass.fuse(lambda x: torch.copysign(torch.ones_like(x), x))(x)
+    assert torch.equal(actual, torch.copysign(torch.ones_like(x), x))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64], ids=str)
@@ -191,8 +191,8 @@ def test_cross_entropy_of_images(reduction: str) -> None:
     assert_right(onepass.fuse(loss), loss, make)
     if reduction != "none":
         gradient = torch.func.grad(loss)
-        mine = onepass.fuse(lambda x, at, weight: torch.func.grad(loss)(x, at, weight))(*make(0))
-        torch.testing.assert_close(mine, gradient(*make(0)))
+        actual = onepass.fuse(lambda x, at, weight: torch.func.grad(loss)(x, at, weight))(*make(0))
+        torch.testing.assert_close(actual, gradient(*make(0)))
 
 
 # ---- torch's own functions ----------------------------------------------------------------------------------------------------

@@ -198,8 +198,8 @@ def test_nothing_moves_across_a_write(fn: Callable[..., Any], dtype: torch.dtype
     assert claimed_in(traced.graph)
     traced.recompile()
     x, y = torch.randn(16, COLS).to(dtype), torch.randn(16, COLS)
-    for mine, theirs in zip(traced(x.clone(), y), fn(x.clone(), y), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)
+    for actual, expected in zip(traced(x.clone(), y), fn(x.clone(), y), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
 
 
 # ---- under torch.compile -----------------------------------------------------------------------------------------------------
@@ -238,9 +238,9 @@ def test_fallback_random_draws_as_eager_does(options: dict[str, Any]) -> None:
     fn = between_norms(lambda t: F.dropout(t, 0.5, True))
     with torch._inductor.config.patch(fallback_random=True), torch.no_grad():
         torch.manual_seed(3)
-        mine = torch.compile(fn, backend=onepass.backend, options=options)(x, o)
+        actual = torch.compile(fn, backend=onepass.backend, options=options)(x, o)
         torch.manual_seed(3)
-        torch.testing.assert_close(mine, fn(x, o), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual, fn(x, o), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("fresh")

@@ -68,5 +68,5 @@ def test_the_oracle_names_the_index_that_is_out_of_range(outside: int) -> None:
 @pytest.mark.parametrize("shape", [(2, 0, 3), (2, 4, 0), (0, 4, 3), (2, 4, 3)])
 def test_padding_of_empty_tensors_and_by_zero(shape: tuple[int, ...], pad: tuple[int, ...]) -> None:
     x = randoms(0, shape)
-    mine = onepass.fuse(lambda x: F.pad(x, pad, value=7.0))(x)
-    assert torch.equal(mine, F.pad(x, pad, value=7.0))
+    actual = onepass.fuse(lambda x: F.pad(x, pad, value=7.0))(x)
+    assert torch.equal(actual, F.pad(x, pad, value=7.0))

@@ -263,14 +263,14 @@ def test_errors_of_the_command(files: list[Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib")
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps({"rows": []}))
-    for arguments, error, said in (
+    for arguments, error, message in (
         ([str(wrong)], BadResults, "wrong.json is not a readable result"),
         ([str(files[0]), "--theme", "blue"], BadSpec, "light, dark and both"),
         ([str(files[0]), "--format", "gif"], BadSpec, "png, svg and both"),
         ([str(files[0]), "--metric", "x"], BadSpec, "gbps"),
     ):
         shown = CliRunner().invoke(app, ["plot", *arguments, "--out", str(tmp_path / "p")])
-        assert isinstance(shown.exception, error) and said in str(shown.exception)
+        assert isinstance(shown.exception, error) and message in str(shown.exception)
     assert not (tmp_path / "p").exists()
 
 

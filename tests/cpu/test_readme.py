@@ -33,8 +33,8 @@ def test_the_example_runs_and_is_right(capsys: pytest.CaptureFixture[str]) -> No
     exec(compile(example(), "README.md", "exec"), names)
     function = names["rms_norm_backward"]
     inputs = [names[n] for n in ("x", "w", "rstd", "dy")]
-    for mine, eager, exact in zip((names["dx"], names["dw"]), function(*inputs), in_float64(function, inputs)):  # type: ignore
-        assert check(mine, eager, exact).ok  # type: ignore[arg-type]
+    for actual, eager, exact in zip((names["dx"], names["dw"]), function(*inputs), in_float64(function, inputs)):  # type: ignore
+        assert check(actual, eager, exact).ok  # type: ignore[arg-type]
     assert "rms_norm_backward on NVIDIA H200 SXM" in capsys.readouterr().out
 
 
@@ -43,8 +43,8 @@ def test_the_model_is_explained_compiled_and_reported(capsys: pytest.CaptureFixt
     on_a_cpu = block.replace('backend="onepass"', 'backend=onepass.backend, options={"interpret": True, "rest": "eager"}')
     assert on_a_cpu != block
     exec(compile(on_a_cpu, "README.md", "exec"), {})
-    said = capsys.readouterr().out
-    assert "Sequential on NVIDIA H200 SXM" in said and "onepass in this process" in said
+    printed = capsys.readouterr().out
+    assert "Sequential on NVIDIA H200 SXM" in printed and "onepass in this process" in printed
 
 
 def test_every_setting_of_the_backend_is_documented() -> None:

@@ -193,10 +193,10 @@ def test_a_transformer_saves_one_sum_per_block(caplog: pytest.LogCaptureFixture)
     """Of three: behind the MLP and behind the mix they follow from the one behind attention. The stream's last has no mix."""
     with caplog.at_level("INFO", logger="onepass.integration.split"):
         module, inputs = example()
-        mine = gradients(module, inputs)
-    said = [r.getMessage() for r in caplog.records if "recomputed in the backward" in r.getMessage()]
-    assert [text.split()[0] for text in said] == ["5"]
-    for one, other in zip(mine, gradients(module, inputs, recompute=False), strict=True):
+        actual = gradients(module, inputs)
+    logged = [r.getMessage() for r in caplog.records if "recomputed in the backward" in r.getMessage()]
+    assert [text.split()[0] for text in logged] == ["5"]
+    for one, other in zip(actual, gradients(module, inputs, recompute=False), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -208,8 +208,8 @@ def test_an_error_leaves_the_saved_values_unchanged(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(split, "recompute", broken)
     module, inputs = example()
     with pytest.warns(OnepassWarning, match="ONEPASS-709.*no such luck"):
-        mine = gradients(module, inputs, on_error="warn")
-    for one, other in zip(mine, gradients(module, inputs, recompute=False), strict=True):
+        actual = gradients(module, inputs, on_error="warn")
+    for one, other in zip(actual, gradients(module, inputs, recompute=False), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     with pytest.raises(Exception, match="no such luck"):
         gradients(module, inputs)

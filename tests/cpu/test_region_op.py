@@ -73,12 +73,12 @@ def test_unaligned_tensors_get_kernels_of_their_own() -> None:
 @pytest.mark.parametrize("elements", [1, 4, 8])
 def test_kernels_are_told_which_tensors_start_on_16_bytes(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
-    asked: list[frozenset[str]] = []
+    alignments: list[frozenset[str]] = []
     executable = Kernels.executable
     monkeypatch.setattr(
         Kernels,
         "executable",
-        lambda self, bindings, where, aligned: asked.append(aligned) or executable(self, bindings, where, aligned),
+        lambda self, bindings, where, aligned: alignments.append(aligned) or executable(self, bindings, where, aligned),
     )
     ins, outs = inputs(4), outputs(4)
     for k in (0, elements):
@@ -87,7 +87,7 @@ def test_kernels_are_told_which_tensors_start_on_16_bytes(elements: int, monkeyp
         region_op.run([outs[0], torch.empty(4 + k)[k:]], ins, [4], region("c"))
     every = frozenset({"in0", "in1", "out0", "out1"})
     expected = {1: [every, every - {"in0"}, every - {"out1"}], 4: [every, every - {"in0"}], 8: [every]}[elements]
-    assert asked == expected
+    assert alignments == expected
 
 
 def test_the_state_kept_per_region_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,8 +107,8 @@ def test_no_reproducer_is_written_to_an_unsafe_folder(how: str, tmp_path: Path, 
     else:
         folder.mkdir()
         folder.chmod(0o777) if how == "open to others" else anothers(folder)
-    said = repro.write_region("abc", "boom", program(), {}, repro.Layout("cpu"))
-    assert NoReproducer.code in said and not list((tmp_path / "elsewhere").iterdir()) and not list(folder.iterdir())
+    result = repro.write_region("abc", "boom", program(), {}, repro.Layout("cpu"))
+    assert NoReproducer.code in result and not list((tmp_path / "elsewhere").iterdir()) and not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("planted", [False, True])
@@ -163,10 +163,10 @@ def test_an_error_that_cannot_be_printed_does_not_fail_the_call(error: Any, monk
     monkeypatch.setattr(engine.Kernels, "executable", failing)
     monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 0)
     ins, outs = inputs(4), outputs(4)
-    with pytest.warns(OnepassWarning, match="ONEPASS-701") as said:
+    with pytest.warns(OnepassWarning, match="ONEPASS-701") as caught:
         region_op.run(outs, ins, [4], region("a"))
     assert_filled(outs, ins)
-    assert [str(w.message).isprintable() for w in said if w.category is OnepassWarning] == [True]
+    assert [str(w.message).isprintable() for w in caught if w.category is OnepassWarning] == [True]
     assert Path(journal.snapshot().fallbacks[0].repro).is_file() and "ONEPASS" in str(onepass.report())
 
 
@@ -209,10 +209,10 @@ def test_sources_that_cannot_be_written_cause_one_warning(tmp_path: Path, monkey
     x = torch.randn(4, 16)
     for folder in ("/proc/nowhere", str(tmp_path / ("x" * 300))):
         monkeypatch.setenv("ONEPASS_KEEP_SOURCES", folder)
-        with pytest.warns(OnepassWarning, match="ONEPASS-503") as said:
+        with pytest.warns(OnepassWarning, match="ONEPASS-503") as caught:
             assert keep_sources(sources) is sources and keep_sources(sources) is sources
             torch.testing.assert_close(onepass.fuse(lambda x: x.softmax(-1))(x), x.softmax(-1))
-        assert len([w for w in said if w.category is OnepassWarning]) == 1
+        assert len([w for w in caught if w.category is OnepassWarning]) == 1
 
 
 def test_kept_sources_stay_in_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

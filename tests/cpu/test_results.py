@@ -76,7 +76,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda j: j.pop("schema"), "no field schema"),
         (lambda j: j.update(schema=3), "its schema is 3, but this onepass reads 2"),
@@ -101,14 +101,14 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
             lambda j: j["rows"][0]["results"]["quack"].update(us=None),
             r"rows\[0\].results.quack: a result without a time needs a reason",
         ),
-        (lambda j: j["rows"][0]["results"].update(mine={"us": 1.0}), r"rows\[0\]: providers are onepass, .* not mine"),
+        (lambda j: j["rows"][0]["results"].update(other={"us": 1.0}), r"rows\[0\]: providers are onepass, .* not other"),
         (lambda j: j["rows"].append(j["rows"][0]), "the run: several rows have the same id"),
         (lambda j: j["anchors"][0].update(kind="write"), r"anchors\[0\]: an anchor's kind is one of read, copy, add"),
         (lambda j: j["regret"][0]["candidates"].append(7), r"regret\[0\].candidates\[4\] is 7 where an object belongs"),
     ],
 )
-def test_violations_of_the_schema_are_named(change: Callable[[dict[str, Any]], object], said: str) -> None:
-    with pytest.raises(BadResults, match=said) as caught:
+def test_violations_of_the_schema_are_named(change: Callable[[dict[str, Any]], object], message: str) -> None:
+    with pytest.raises(BadResults, match=message) as caught:
         parse(broken(change), "old.json")
     assert "[ONEPASS-811] old.json" in str(caught.value)
 
@@ -120,7 +120,7 @@ def test_older_files_may_lack_optional_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "it is not JSON"),
         (b"\xff\xfe{", "it is not JSON"),
@@ -128,10 +128,10 @@ def test_older_files_may_lack_optional_fields() -> None:
         (b"null", "it contains null"),
     ],
 )
-def test_files_with_other_content_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_files_with_other_content_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "x.json"
     file.write_bytes(content)
-    with pytest.raises(BadResults, match=said):
+    with pytest.raises(BadResults, match=message):
         load(file)
 
 

@@ -74,8 +74,8 @@ def test_no_rows(case: Case) -> None:
         with pytest.raises((RuntimeError, IndexError)):
             onepass.fuse(case.function)(*inputs)
         return
-    for mine, theirs in zip(as_tuple(onepass.fuse(case.function)(*inputs)), eager, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+    for actual, expected in zip(as_tuple(onepass.fuse(case.function)(*inputs)), eager, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def laid_out() -> list[Any]:

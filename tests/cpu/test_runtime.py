@@ -519,18 +519,18 @@ def test_spills_are_detected_and_located() -> None:
 
 def test_a_worker_caches_the_launcher_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Triton compiles that for every signature; with no driver to link with, there is nothing to launch."""
-    asked = []
+    created = []
     kernel = SimpleNamespace(src="types", metadata="more")
-    driver = SimpleNamespace(make_launcher=None, CudaLauncher=lambda *of: asked.append(of))
+    driver = SimpleNamespace(make_launcher=None, CudaLauncher=lambda *of: created.append(of))
     monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", driver)
     compat.compile_launcher_stub(kernel)
-    assert asked == [("types", "more")]
+    assert created == [("types", "more")]
     driver.CudaLauncher = lambda *of: 1 / 0
     compat.compile_launcher_stub(kernel)
     del driver.make_launcher
-    driver.CudaLauncher = lambda *of: asked.append(of)
+    driver.CudaLauncher = lambda *of: created.append(of)
     compat.compile_launcher_stub(kernel)
-    assert len(asked) == 1
+    assert len(created) == 1
 
 
 def test_without_an_assembler_all_local_memory_counts_as_spills(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -665,7 +665,7 @@ def test_an_unlisted_card_is_described_by_its_driver() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("spelling", "name"),
     [
         ("h200", "h200"),
         ("H200", "h200"),
@@ -678,14 +678,14 @@ def test_an_unlisted_card_is_described_by_its_driver() -> None:
         ("NVIDIA A100 SXM 80GB", "a100"),
     ],
 )
-def test_a_device_is_found_by_any_spelling_of_its_name(said: str, name: str) -> None:
-    assert device(said) is DEVICES[name]
+def test_a_device_is_found_by_any_spelling_of_its_name(spelling: str, name: str) -> None:
+    assert device(spelling) is DEVICES[name]
 
 
-@pytest.mark.parametrize("said", ["", "5090", "rtx", "h200s", "nvidia", "GH200", "RTX 5090 Ti"])
-def test_shorter_and_longer_names_find_no_device(said: str) -> None:
+@pytest.mark.parametrize("spelling", ["", "5090", "rtx", "h200s", "nvidia", "GH200", "RTX 5090 Ti"])
+def test_shorter_and_longer_names_find_no_device(spelling: str) -> None:
     with pytest.raises(UnknownDevice):
-        device(said)
+        device(spelling)
 
 
 def test_doctor_facts_are_plain_and_complete() -> None:

@@ -226,7 +226,7 @@ def test_every_scored_schedule_is_legal(name: str, monkeypatch: pytest.MonkeyPat
 ROWS, TILES, KEPT, COMPUTED, FIRST = (frozenset({i}) for i in (-1, -2, -3, -4, 0))
 STAGED = StagedRows((1024,) * 4, 4, Ring(2, 2), staged=ROWS)
 ACCUMULATES = StagedMixOrder((1024,) * 4, 4, Ring(2, 2), staged=ROWS)
-SHARED = MultiCtaMixOrder((1024,) * 2, 2, 2, 4, staged=ROWS)
+MULTI_CTA = MultiCtaMixOrder((1024,) * 2, 2, 2, 4, staged=ROWS)
 IN_TILES = StagedTiles(64, 64, 4, staged=TILES, strip_rows=16)
 ROW, UNALIGNED = (40, 4096), (40, 1027)
 A100 = device("a100")
@@ -245,7 +245,7 @@ ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reaso
     "a tile of too many elements": (softmax, ROW, ResidentRows(512, (4096,), 4), Reason.SIZES, "elements"),
     "no CTA": (row_sums, ROW, SplitRows(1, 64, 0, 4), Reason.SIZES, "at least one"),
     "rows split among one CTA": (row_sums, ROW, SplitRows(1, 64, 1, 4), Reason.SIZES, "at least two"),
-    "rows shared by one CTA": (norm_backward, ROW, replace(SHARED, ctas_per_row=1), Reason.SIZES, "at least two"),
+    "rows shared by one CTA": (norm_backward, ROW, replace(MULTI_CTA, ctas_per_row=1), Reason.SIZES, "at least two"),
     "no stage": (softmax, ROW, LoopedRows(1, 64, 4, stages=0), Reason.SIZES, "at least 1"),
     "a part of a block": (blocks, ROW, LoopedRows(1, 8, 1), Reason.SIZES, "blocks of 16"),
     "sectors of aligned rows": (softmax, ROW, LoopedRows(1, 256, 4, sector_elems=16), Reason.FIELDS, "no row starts"),
@@ -278,7 +278,7 @@ ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reaso
         Reason.STORAGE,
         "without a rest",
     ),
-    "two sums where there is one": (norm_backward, ROW, replace(SHARED, folds_two_sums=True), Reason.FIELDS, "two sums"),
+    "two sums where there is one": (norm_backward, ROW, replace(MULTI_CTA, folds_two_sums=True), Reason.FIELDS, "two sums"),
     "a walk over no copies": (norm_backward, ROW, replace(ACCUMULATES, unroll_copies=True), Reason.FIELDS, "copies"),
     # staged rows and tiles
     "prefetch into a ring of two rows": (softmax, ROW, replace(STAGED, ring=Ring(2, 2, 1)), Reason.FIELDS, "prefetch"),
@@ -297,9 +297,9 @@ ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reaso
         Reason.SIZES,
         "several whole copies",
     ),
-    "columns that CTAs cannot share": (norm_backward, ROW, replace(SHARED, ctas_per_row=3), Reason.SIZES, "divisible"),
-    "one staged row for several CTAs": (norm_backward, ROW, replace(SHARED, stages=1), Reason.STORAGE, "two rows"),
-    "CTAs that cannot run at once": (norm_backward, ROW, replace(SHARED, groups=600), Reason.DEVICE, "at once"),
+    "columns that CTAs cannot share": (norm_backward, ROW, replace(MULTI_CTA, ctas_per_row=3), Reason.SIZES, "divisible"),
+    "one staged row for several CTAs": (norm_backward, ROW, replace(MULTI_CTA, stages=1), Reason.STORAGE, "two rows"),
+    "CTAs that cannot run at once": (norm_backward, ROW, replace(MULTI_CTA, groups=600), Reason.DEVICE, "at once"),
     "nothing staged": (norm_backward, ROW, replace(ACCUMULATES, staged=frozenset()), Reason.STORAGE, "nothing is staged"),
     "a ring of seventeen rows": (softmax, ROW, replace(STAGED, ring=Ring(2, 17)), Reason.STORAGE, "mbarriers"),
     "chunks narrower than the threads": (softmax, ROW, replace(STAGED, tiles=(256,) * 16, warps=16), Reason.SIZES, "threads"),
@@ -347,7 +347,7 @@ def test_ill_formed_schedules_are_refused(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "schedule"), [(softmax, STAGED), (norm_backward, ACCUMULATES), (norm_backward, SHARED), (column_sums, IN_TILES)]
+    ("function", "schedule"), [(softmax, STAGED), (norm_backward, ACCUMULATES), (norm_backward, MULTI_CTA), (column_sums, IN_TILES)]
 )
 def test_the_schedules_that_ill_formed_ones_are_made_from_are_legal(function: Callable[..., Any], schedule: Schedule) -> None:
     _, kernel, schedule = of(function, ROW, schedule)

@@ -329,12 +329,12 @@ class OneCall:
         """The Program gives what torch gives."""
         program = self.program()
         found = evaluate(program, self.tensors, {})
-        for k, theirs in enumerate(self.expected):
-            mine = found[f"out{k}"]
-            assert mine.shape == theirs.shape and program.buffer[f"out{k}"].dtype.torch == theirs.dtype
-            eps = torch.finfo(theirs.dtype).eps if theirs.is_floating_point() else 0
+        for k, wanted in enumerate(self.expected):
+            actual = found[f"out{k}"]
+            assert actual.shape == wanted.shape and program.buffer[f"out{k}"].dtype.torch == wanted.dtype
+            eps = torch.finfo(wanted.dtype).eps if wanted.is_floating_point() else 0
             if values:
-                torch.testing.assert_close(mine.to(theirs.dtype), theirs, rtol=4 * eps, atol=4 * eps, equal_nan=True)
+                torch.testing.assert_close(actual.to(wanted.dtype), wanted, rtol=4 * eps, atol=4 * eps, equal_nan=True)
 
 
 def buffer(node: fx.Node, role: str, name: str) -> Buffer:
@@ -463,9 +463,9 @@ def test_predicates_of_nan_and_infinities(name: str) -> None:
 
 def check(function: Callable[..., Any], *args: Tensor) -> None:
     """A fused function gives what eager gives: types, shapes, strides and bits."""
-    for theirs, mine in zip(as_tuple(function(*args)), as_tuple(onepass.fuse(function)(*args)), strict=True):
-        assert theirs.dtype == mine.dtype and theirs.shape == mine.shape and theirs.stride() == mine.stride()
-        assert torch.equal(theirs.contiguous().view(torch.uint8), mine.contiguous().view(torch.uint8))
+    for expected, actual in zip(as_tuple(function(*args)), as_tuple(onepass.fuse(function)(*args)), strict=True):
+        assert expected.dtype == actual.dtype and expected.shape == actual.shape and expected.stride() == actual.stride()
+        assert torch.equal(expected.contiguous().view(torch.uint8), actual.contiguous().view(torch.uint8))
 
 
 def test_results_may_be_views_as_another_type_of_the_same_width() -> None:

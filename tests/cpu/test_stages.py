@@ -163,7 +163,7 @@ def test_a_region_that_fails_unforeseen_is_declined_with_the_code(
         lambda x: x.softmax(1), backend=onepass.backend, options={"interpret": True, "rest": "eager", "by_cost": False}
     )
     x = randoms(0, (64, 64))
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.testing.assert_close(compiled(x), x.softmax(1))
-    assert sum("[ONEPASS-900]" in str(w.message) for w in said) == 1
+    assert sum("[ONEPASS-900]" in str(w.message) for w in caught) == 1

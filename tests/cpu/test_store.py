@@ -281,14 +281,14 @@ def test_a_folder_that_cannot_be_opened_for_now_is_used_later(folder: Path, monk
 
 
 def works_with_one_warning(match: str) -> None:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cache._opened.cache_clear()
         for k in range(3):
             engine.forget()
             assert torch.equal(onepass.fuse(softmax)(X + k), onepass.fuse(softmax)(X + k))
             assert torch.allclose(onepass.fuse(lambda x: x.sum(-1))(X), X.sum(-1))
-    coded = [str(w.message) for w in said if issubclass(w.category, OnepassWarning)]
+    coded = [str(w.message) for w in caught if issubclass(w.category, OnepassWarning)]
     assert len(coded) == 1 and "ONEPASS-501" in coded[0] and match in coded[0]
 
 
@@ -341,11 +341,11 @@ def test_a_store_is_checked_at_every_use(folder: Path) -> None:
     store = cache.store()
     assert store is not None and store.kernels == folder / "triton"
     folder.chmod(0o777)
-    with pytest.warns(OnepassWarning, match="ONEPASS-501") as said:
+    with pytest.warns(OnepassWarning, match="ONEPASS-501") as caught:
         engine.forget()
         assert torch.equal(onepass.fuse(softmax)(X), right)
         assert not store.kernels.is_relative_to(folder) and not store.save_measurement(KEY, artifact_of("softmax-last"))
-    assert len(said) == 1 and cache.store() is None
+    assert len(caught) == 1 and cache.store() is None
 
 
 def test_a_store_that_became_a_link_is_not_used(folder: Path) -> None:

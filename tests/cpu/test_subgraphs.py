@@ -72,19 +72,19 @@ def called(run: Callable[..., Tensor], train: bool) -> list[Tensor]:
 
 @pytest.mark.parametrize("fn", [pytest.param(fn, marks=pytest.mark.long) if fn in LONG else fn for fn in FUNCTIONS])
 def test_only_the_outermost_graph_owns_its_inputs(fn: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[fx.Graph, bool]] = []
+    graphs: list[tuple[fx.Graph, bool]] = []
     claim_options = passes.claim_options
 
-    def recorded(graph: fx.Graph, said: Any, phase: str) -> Any:
-        asked.append((graph, compat.is_outermost(graph)))
-        return claim_options(graph, said, phase)
+    def recorded(graph: fx.Graph, settings: Any, phase: str) -> Any:
+        graphs.append((graph, compat.is_outermost(graph)))
+        return claim_options(graph, settings, phase)
 
     monkeypatch.setattr(passes, "claim_options", recorded)
     train = fn in TRAINED
-    mine = called(torch.compile(fn, backend=onepass.backend, options=EAGER), train)
-    torch.testing.assert_close(mine, called(fn, train), rtol=1e-4, atol=1e-4)
-    assert sum(outermost for _, outermost in asked) == 1 + train, "one for each phase"
-    assert (len(asked) == 1 + train) == (fn in WITHOUT_SUBGRAPHS)
+    actual = called(torch.compile(fn, backend=onepass.backend, options=EAGER), train)
+    torch.testing.assert_close(actual, called(fn, train), rtol=1e-4, atol=1e-4)
+    assert sum(outermost for _, outermost in graphs) == 1 + train, "one for each phase"
+    assert (len(graphs) == 1 + train) == (fn in WITHOUT_SUBGRAPHS)
     assert sum(len(graph.regions) for graph in journal.snapshot().graphs), "or this tries nothing"
 
 
@@ -95,6 +95,6 @@ def test_no_graph_is_outermost_if_no_passes_run() -> None:
 @needs_compiler
 def test_a_nested_backward_leaves_its_inputs_alone() -> None:
     """Positions of inputs given away with the outer graph are not those of a graph within."""
-    mine = called(torch.compile(nested, backend=onepass.backend, options=INDUCTOR), True)
-    torch.testing.assert_close(mine, called(nested, True), rtol=1e-4, atol=1e-4)
+    actual = called(torch.compile(nested, backend=onepass.backend, options=INDUCTOR), True)
+    torch.testing.assert_close(actual, called(nested, True), rtol=1e-4, atol=1e-4)
     assert sum(len(graph.regions) for graph in journal.snapshot().graphs)

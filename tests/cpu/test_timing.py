@@ -107,12 +107,12 @@ def test_anchors_span_the_floors_of_a_suite() -> None:
 
 
 def test_at_most_half_of_the_free_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    reserved = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (1000, 2000))
-    monkeypatch.setattr(torch, "empty", lambda size, **how: asked.append((size, how["device"].type)))
+    monkeypatch.setattr(torch, "empty", lambda size, **how: reserved.append((size, how["device"].type)))
     for wanted in (300, 3000):
         timing.reserve_memory(wanted, torch.device("cuda"))
-    assert asked == [(300, "cuda"), (500, "cuda")]
+    assert reserved == [(300, "cuda"), (500, "cuda")]
 
 
 def test_graphs_rotate_over_more_than_a_cache_or_are_not_used() -> None:

@@ -66,15 +66,15 @@ def test_concurrent_threads_trace_once() -> None:
 
 
 def test_a_trace_for_other_rows_is_found_without_checking_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    fused, asked = onepass.fuse(softmax), []
+    fused, checked = onepass.fuse(softmax), []
     for columns in range(8, 14):
         fused(torch.zeros(4, columns))
     real = Captured.bind_leaves
-    monkeypatch.setattr(Captured, "bind_leaves", lambda self, *a: asked.append(self) or real(self, *a))
+    monkeypatch.setattr(Captured, "bind_leaves", lambda self, *a: checked.append(self) or real(self, *a))
     right(fused, 7, 10)
-    assert len(asked) == 1
+    assert len(checked) == 1
     right(fused, 7, 10)
-    assert len(asked) == 1 and len(fused._traces) == 6
+    assert len(checked) == 1 and len(fused._traces) == 6
 
 
 def test_the_most_recent_kinds_of_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,11 +74,11 @@ class Clock:
 
     def __init__(self, *us: float, spread: float = 0.0, final: dict[int, float] | None = None) -> None:
         self.us, self.spread, self.final = us, spread, final or {}
-        self.asked: list[tuple[int, int]] = []  # how many plans, how many runs
+        self.requests: list[tuple[int, int]] = []  # how many plans, how many runs
         self._order: list[tuple[Source, ...]] = []
 
     def __call__(self, plans: Sequence[Artifact], runs: int) -> list[Timing]:
-        self.asked.append((len(plans), runs))
+        self.requests.append((len(plans), runs))
         self._order = self._order or [p.sources for p in plans]
         found = []
         for p in plans:
@@ -126,9 +126,9 @@ def test_the_final_round_decides() -> None:
 def test_only_plans_near_the_best_are_timed_at_length() -> None:
     clock = Clock(100.0, 50.0, 51.0, 55.0, 56.0, 90.0)
     assert taken(clock) == 1
-    assert clock.asked == [(6, tune.FIRST_RUNS), (1 + tune.MAX_FINALISTS, tune.FINAL_RUNS)], "the default always is"
+    assert clock.requests == [(6, tune.FIRST_RUNS), (1 + tune.MAX_FINALISTS, tune.FINAL_RUNS)], "the default is always timed"
     slow = Clock(100.0, 200.0)
-    assert taken(slow) == 0 and slow.asked == [(2, tune.FIRST_RUNS)]
+    assert taken(slow) == 0 and slow.requests == [(2, tune.FIRST_RUNS)]
 
 
 def test_the_outcome_is_described_in_one_sentence() -> None:
@@ -364,11 +364,11 @@ def test_a_region_has_its_own_tune_setting(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("ONEPASS_TUNE", "on")
     x = torch.randn(6, 40)
     text = str(capture(softmax, (x,)).program)
-    assert region_op._Region(region("f", text)).settings.tune == "on", "the environment decides what was not said"
-    told = region_op._Region(region("f", text, tune="full"))
+    assert region_op._Region(region("f", text)).settings.tune == "on", "the environment decides what is not set"
+    own = region_op._Region(region("f", text, tune="full"))
     out = torch.empty_like(x)
-    told([out], [x], [6])
-    assert told._kernels is not None and told._kernels.tune == "full"
+    own([out], [x], [6])
+    assert own._kernels is not None and own._kernels.tune == "full"
     torch.testing.assert_close(out, x.softmax(-1))
 
 

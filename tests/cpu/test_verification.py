@@ -40,10 +40,10 @@ def test_rounding_left_by_cancellation_is_not_called_wrong() -> None:
     lucky = 0
     for seed in range(30):
         x = draw(seed)
-        mine = normalized_mean(x.flip(0, 1))  # the same sums in another order
-        eager = fresh_results(program, {}, [mine], [x])
-        lucky += judge(mine, eager[0], normalized_mean(x.double())) is not None
-        assert find_mistake(program, {}, [mine], [x]) is None
+        actual = normalized_mean(x.flip(0, 1))  # the same sums in another order
+        eager = fresh_results(program, {}, [actual], [x])
+        lucky += judge(actual, eager[0], normalized_mean(x.double())) is not None
+        assert find_mistake(program, {}, [actual], [x]) is None
     assert lucky, "eager was never lucky, so this shows nothing"
 
 

@@ -53,9 +53,9 @@ def pool() -> Iterator[Pool]:
 
 def value(pool: Pool, *do: Any, once: Path | None = None, seconds: float = AGES) -> int:
     """Ask for a number of one's own; it must come back. The process that answered is told."""
-    mine = next(numbers)
-    answer = pool.ask(request(mine, *do, once=once), seconds)["binary"]
-    assert answer["registers"] == mine
+    actual = next(numbers)
+    answer = pool.ask(request(actual, *do, once=once), seconds)["binary"]
+    assert answer["registers"] == actual
     return answer["smem_bytes"]
 
 
@@ -154,7 +154,7 @@ def test_a_worker_that_died_idle_is_replaced_and_leaves_no_zombie() -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert value(pool) not in pids
-    assert not any(map(is_there, pids)), "both are reaped though only one is asked"
+    assert not any(map(is_there, pids)), "both are reaped though only one gets a request"
     pool.end()
 
 
@@ -450,7 +450,7 @@ def test_queued_calls_are_dropped_and_threads_end() -> None:
 
 
 @pytest.fixture
-def asked(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_compilers(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are measured by workers that compile nothing."""
     monkeypatch.setattr(offline, "_pool", lambda process_id: pool)
     monkeypatch.setattr(compat, "triton_toolchain", lambda target: {})
@@ -469,7 +469,7 @@ def registers(order: str) -> int:
     [(("exit", 3), AGES, CompilerExited), (("sleep", 3600), 0.3, CompilerTimedOut), (("write", "00"), AGES, CompilerProtocolError)],
 )
 def test_transient_failures_are_not_cached(
-    asked: None,
+    fake_compilers: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     do: tuple[str, Any],
@@ -487,7 +487,7 @@ def test_transient_failures_are_not_cached(
     assert registers(order) == json.loads(order)["value"]
 
 
-def test_a_full_disk_is_transient_and_a_compile_failure_is_cached(asked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_transient_and_a_compile_failure_is_cached(fake_compilers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     full, refused = text(1, reply={"trouble": "OSError: no room"}), text(2, reply={"failure": "too many elements"})
     for _ in range(2):
         with pytest.raises(CompilerUnavailable, match=r"ONEPASS-330.*no room"):
@@ -499,11 +499,11 @@ def test_a_full_disk_is_transient_and_a_compile_failure_is_cached(asked: None, m
     for order in (full, refused):
         with pytest.raises(CompileFailed):
             registers(order)
-    assert len(kept) == 1, "the refusal was not asked about again"
+    assert len(kept) == 1, "the refusal was not requested again"
 
 
 @pytest.mark.parametrize("reply", [{}, {"binary": 3}, {"binary": {}}, {"binary": {"registers": 3}}, {"failure": None}])
-def test_a_reply_that_is_not_a_binary_is_reported(asked: None, reply: dict[str, Any]) -> None:
+def test_a_reply_that_is_not_a_binary_is_reported(fake_compilers: None, reply: dict[str, Any]) -> None:
     with pytest.raises(CompilerProtocolError, match="ONEPASS-334"):
         registers(text(next(numbers), reply=reply))
 
@@ -521,7 +521,7 @@ def test_malformed_numbers_in_a_reply_are_reported() -> None:
     "error", [OSError(errno.EMFILE, "too many"), RuntimeError("Cannot find ptxas"), subprocess.CalledProcessError(-9, "ptxas")]
 )
 def test_an_assembler_that_does_not_run_is_a_transient_failure(
-    asked: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+    fake_compilers: None, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     order = text(next(numbers))
     with monkeypatch.context() as patch:

@@ -65,8 +65,8 @@ FORWARD: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", FORWARD)
 def test_forward_is_what_torch_computes(name: str) -> None:
     inputs, results = exactly(name)
-    for mine, theirs in zip(results, as_tuple(FORWARD[name](*inputs)), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+    for actual, expected in zip(results, as_tuple(FORWARD[name](*inputs)), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def gradients(function: Callable[..., Any], inputs: tuple[Tensor, ...], incoming: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -75,8 +75,8 @@ def gradients(function: Callable[..., Any], inputs: tuple[Tensor, ...], incoming
     return torch.autograd.grad(as_tuple(function(*leaves)), [t for t in leaves if t.requires_grad], incoming)
 
 
-def same(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> None:
-    for a, b in zip(mine, theirs, strict=True):
+def same(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -119,8 +119,8 @@ def test_activation_backward_with_bias(name: str, activation: Callable[[Tensor],
 def test_swiglu_backward_with_biases() -> None:
     (gate, up, dy), (dgate, dgate_bias, dup, dup_bias) = exactly("swiglu_backward_bias")
     zero = torch.zeros_like(gate[0])
-    theirs = gradients(lambda g, u, bg, bu: F.silu(g + bg) * (u + bu), (gate, up, zero, zero), (dy,))
-    same((dgate, dup, dgate_bias, dup_bias), theirs)
+    expected = gradients(lambda g, u, bg, bu: F.silu(g + bg) * (u + bu), (gate, up, zero, zero), (dy,))
+    same((dgate, dup, dgate_bias, dup_bias), expected)
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -157,8 +157,8 @@ def test_block_backward() -> None:
         return rms(h0, w0), rms(h1, w1), h1 + b * mlp, x0 * 1
 
     given = tuple(v[n] for n in inspect.signature(forward).parameters)
-    theirs = gradients(forward, given, (v["dn0"], v["dn1"], v["dh2"], v["dx0"]))
-    same((dx, dx0, dattn, dmlp, dw0, dw1, da, db, dm0, dm1), theirs)
+    expected = gradients(forward, given, (v["dn0"], v["dn1"], v["dh2"], v["dx0"]))
+    same((dx, dx0, dattn, dmlp, dw0, dw1, da, db, dm0, dm1), expected)
 
 
 def test_rms_norm_fp8_round_trip() -> None:

@@ -56,8 +56,15 @@ def test_a_small_suite(tmp_path: Path) -> None:
     assert [r.id for r in load(out).rows] == [job.id for job in SMALL.jobs] and run.anchors
     for row in run.rows:
         assert all(result.ok for result in row.results.values()), row.results
-        mine = row.results["onepass"]
-        assert mine.kernels and mine.registers and mine.spill_bytes == 0 and mine.host_us and mine.predicted_us and mine.graph_us
+        result = row.results["onepass"]
+        assert (
+            result.kernels
+            and result.registers
+            and result.spill_bytes == 0
+            and result.host_us
+            and result.predicted_us
+            and result.graph_us
+        )
     assert [r.id for r in run.regret] == [job.id for job in SMALL.jobs]
     assert all(r.best_us <= r.picked_us and len(r.candidates) > 1 for r in run.regret)
     assert "best peer" in as_text(*tables(run))

@@ -47,8 +47,8 @@ def assert_same(plan: Plan, inputs: dict[str, Tensor], bindings: dict[str, int])
                 for name, wanted in layouts.items()
             }
             executable.run_into({**own, **shared}, bindings)
-            for name, mine in shared.items():
-                assert torch.equal(mine, apart[name]), f"{name} with {output} over {taken}: {plan.kernels[0].schedule}"
+            for name, actual in shared.items():
+                assert torch.equal(actual, apart[name]), f"{name} with {output} over {taken}: {plan.kernels[0].schedule}"
     return len(pairs)
 
 

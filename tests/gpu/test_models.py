@@ -89,7 +89,7 @@ def test_the_loss_over_many_steps_matches_inductor(sizeable: None) -> None:
             found.append(loss.detach())
         return torch.stack(found).double().cpu()
 
-    first, second, mine = losses("inductor"), losses("inductor"), losses(onepass.backend)
+    first, second, actual = losses("inductor"), losses("inductor"), losses(onepass.backend)
     spread = (first - second).abs().max().clamp(min=2e-3 * first.abs().max())  # Inductor repeats itself where nothing is atomic
-    assert (mine - first)[:50].abs().max() <= 4 * spread
-    assert abs(mine[-20:].mean() - first[-20:].mean()) <= 4 * spread
+    assert (actual - first)[:50].abs().max() <= 4 * spread
+    assert abs(actual[-20:].mean() - first[-20:].mean()) <= 4 * spread

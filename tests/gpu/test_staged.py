@@ -51,9 +51,13 @@ def has_tma() -> None:
         pytest.skip("no TMA")
 
 
-def plans_of(ours: CapturedFunction, family: str, most: int, share: int | None = None, beside: bool | None = None) -> list[Plan]:
-    """Plans of one kernel of this family, the one predicted best first, and whatever joins its results; `share`: of those by which
-    so many CTAs take a row together; `beside`: of those whose row vectors wait in shared memory, or do not."""
+def plans_of(
+    ours: CapturedFunction, family: str, most: int, ctas_per_row: int | None = None, smem_vectors: bool | None = None
+) -> list[Plan]:
+    """Plans of one kernel of this family, the one predicted best first, and whatever joins its results.
+
+    `ctas_per_row` selects plans by that number; `smem_vectors` those that keep row vectors in shared memory, or those that do not.
+    """
     program, sizes = specialize(ours.program, ours.bindings)
     search, whole = Search(program, sizes, H200, {}), frozenset(program.of(Reduce, Store))
     found = [
@@ -61,8 +65,8 @@ def plans_of(ours: CapturedFunction, family: str, most: int, share: int | None =
         for s in search.others(whole)
         if s.plan.schedule.staged
         and s.plan.schedule.family.startswith(family)
-        and share in (None, s.plan.schedule.ctas_per_row)
-        and beside in (None, s.plan.schedule.row_vectors is RowVectors.SMEM)
+        and ctas_per_row in (None, s.plan.schedule.ctas_per_row)
+        and smem_vectors in (None, s.plan.schedule.row_vectors is RowVectors.SMEM)
     ]
     return [search.assemble([whole], {whole: s}) for s in sorted(found, key=lambda s: s.us)[:most]]
 
@@ -95,12 +99,12 @@ def right(
     room: Room,
     family: str,
     most: int = 1,
-    share: int | None = None,
-    beside: bool | None = None,
+    ctas_per_row: int | None = None,
+    smem_vectors: bool | None = None,
 ) -> bool:
     """Are the best plans of a family right, and the same to the bit each time? False where there is none that does not spill."""
     shapes = CapturedFunction.of(function, make(0, "meta"))
-    made = compiled(shapes, plans_of(shapes, family, most, share, beside))
+    made = compiled(shapes, plans_of(shapes, family, most, ctas_per_row, smem_vectors))
     if made:
         with room(gib(shapes)):
             fused = running(CapturedFunction.of(function, make(0, "cuda")), made)
@@ -212,13 +216,13 @@ def test_rows_and_columns(name: str, cols: int, room: Room) -> None:
     assert right(LONG[name], make, room, "mix-order staged", most=4)
 
 
-@pytest.mark.parametrize("share", [2, 4])
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("ctas_per_row", [2, 4])
+@pytest.mark.parametrize("smem_vectors", [False, True])
 @pytest.mark.parametrize("rows", [300, 1001])
 @pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward"])
-def test_rows_with_several_ctas(name: str, rows: int, beside: bool, share: int, room: Room) -> None:
+def test_rows_with_several_ctas(name: str, rows: int, smem_vectors: bool, ctas_per_row: int, room: Room) -> None:
     make = lambda seed, where: workload(name).inputs((rows, 32768), torch.bfloat16, where, seed)  # noqa: E731
-    assert right(LONG[name], make, room, "mix-order multi-CTA", most=4, share=share, beside=beside)
+    assert right(LONG[name], make, room, "mix-order multi-CTA", most=4, ctas_per_row=ctas_per_row, smem_vectors=smem_vectors)
 
 
 def test_rows_with_several_ctas_in_a_cuda_graph(sizeable: None) -> None:

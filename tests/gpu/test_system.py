@@ -32,8 +32,8 @@ def fused_case(name: str) -> tuple[Case, Callable[..., Any]]:
     return CASES[name], onepass.fuse(CASES[name].function)
 
 
-def equal(mine: Any, theirs: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(as_tuple(mine), as_tuple(theirs), strict=True))
+def equal(actual: Any, expected: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(as_tuple(actual), as_tuple(expected), strict=True))
 
 
 # ---- more than 2**31 elements ----------------------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ def test_work_is_queued_on_the_current_stream() -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         keep_busy()
-        for mine, made in zip(late, inputs):
-            mine.copy_(made)
+        for actual, made in zip(late, inputs):
+            actual.copy_(made)
         result = fused(*late)
     stream.synchronize()
     assert equal(result, expected)
@@ -127,8 +127,8 @@ def test_inside_a_graph(name: str) -> None:
         captured = fused(*static)
     for seed in range(1, 4):
         fresh = case.inputs(2304, 1000, torch.bfloat16, "cuda", seed)
-        for mine, made in zip(static, fresh, strict=True):
-            mine.copy_(made)
+        for actual, made in zip(static, fresh, strict=True):
+            actual.copy_(made)
         graph.replay()
         torch.cuda.synchronize()
         assert equal(captured, fused(*fresh))

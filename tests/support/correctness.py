@@ -68,8 +68,8 @@ def assert_right(
     inputs = make(0)
     results = run(fused, inputs)
     for k, judged in enumerate(_judged(results, function, inputs)):
-        if not judged.ok and judged.mine.numel() <= MOST_POOLED:
-            draws = DRAWS if judged.mine.numel() > FEW else 4 * DRAWS
+        if not judged.ok and judged.actual.numel() <= MOST_POOLED:
+            draws = DRAWS if judged.actual.numel() > FEW else 4 * DRAWS
             more = [_judged(run(fused, again), function, again)[k] for again in map(make, range(1, draws))]
             judged = pooled([judged, *more])
         assert judged.ok, f"output {k} {tuple(results[k].shape)}: {judged.check}, worst at {judged.worst}"
@@ -80,7 +80,7 @@ def assert_right(
 class Judged:
     """The finite elements of an output, of eager's and of the float64 reference, and the scale of the slices they lay in."""
 
-    mine: Tensor
+    actual: Tensor
     eager: Tensor
     reference: Tensor
     scale: Tensor
@@ -88,7 +88,7 @@ class Judged:
 
     @cached_property
     def check(self) -> Check:
-        return check(self.mine, self.eager, self.reference, self.scale, self.bands)
+        return check(self.actual, self.eager, self.reference, self.scale, self.bands)
 
     @property
     def ok(self) -> bool:
@@ -96,13 +96,15 @@ class Judged:
 
     @property
     def worst(self) -> int:
-        return int((self.mine.double() - self.reference).abs().argmax())
+        return int((self.actual.double() - self.reference).abs().argmax())
 
 
 def pooled(draws: list[Judged]) -> Judged:
     """Several draws of one output as one output."""
-    mine, eager, reference, scale = (torch.cat(parts) for parts in zip(*((d.mine, d.eager, d.reference, d.scale) for d in draws)))
-    return Judged(mine, eager, reference, scale, draws[0].bands)
+    actual, eager, reference, scale = (
+        torch.cat(parts) for parts in zip(*((d.actual, d.eager, d.reference, d.scale) for d in draws))
+    )
+    return Judged(actual, eager, reference, scale, draws[0].bands)
 
 
 def _judged(results: tuple[Tensor, ...], function: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Judged]:
@@ -112,19 +114,19 @@ def _judged(results: tuple[Tensor, ...], function: Callable[..., Any], inputs: S
     return [compared(*each, f"output {k}") for k, each in enumerate(zip(results, eager, exact, strict=True))]
 
 
-def compared(mine: Tensor, eager: Tensor, reference: Tensor, what: str) -> Judged:
+def compared(actual: Tensor, eager: Tensor, reference: Tensor, what: str) -> Judged:
     """Form as eager's, integers equal, NaNs and infinities in the same places; the rest is left to judge."""
-    got, expected = (mine.dtype, mine.shape), (eager.dtype, eager.shape)
+    got, expected = (actual.dtype, actual.shape), (eager.dtype, eager.shape)
     assert got == expected, f"{what}: {got}, not {expected}"
-    if not mine.is_floating_point():
-        assert torch.equal(mine, eager), f"{what}: {int((mine != eager).sum())} of {mine.numel()} differ"
+    if not actual.is_floating_point():
+        assert torch.equal(actual, eager), f"{what}: {int((actual != eager).sum())} of {actual.numel()} differ"
         nothing = torch.zeros(0)
         return Judged(nothing, nothing, nothing.double(), nothing.double())
-    wide, theirs, reference = mine.double(), eager.double(), reference.double()
-    wrong = (wide.isnan() != theirs.isnan()) | ((wide.isinf() | theirs.isinf()) & (wide != theirs) & ~wide.isnan())
+    wide, wide_eager, reference = actual.double(), eager.double(), reference.double()
+    wrong = (wide.isnan() != wide_eager.isnan()) | ((wide.isinf() | wide_eager.isinf()) & (wide != wide_eager) & ~wide.isnan())
     assert not wrong.any(), f"{what}: NaNs or infinities unlike eager's at {wrong.nonzero()[:3].tolist()}"
-    finite = theirs.isfinite() & reference.isfinite()
-    return Judged(wide[finite].to(mine.dtype), theirs[finite], reference[finite], slice_scale(reference)[finite])
+    finite = wide_eager.isfinite() & reference.isfinite()
+    return Judged(wide[finite].to(actual.dtype), wide_eager[finite], reference[finite], slice_scale(reference)[finite])
 
 
 def randoms(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:

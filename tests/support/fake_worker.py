@@ -76,9 +76,9 @@ def main() -> None:
     from onepass.runtime import frames
 
     with suppress(ConnectionError):  # the parent is gone
-        while (asked := frames.receive(channel)) is not None:
-            script = json.loads(asked["job"]["text"])
-            mark, number = script["mark"] and Path(script["mark"]), asked["id"]
+        while (message := frames.receive(channel)) is not None:
+            script = json.loads(message["job"]["text"])
+            mark, number = script["mark"] and Path(script["mark"]), message["id"]
             if not (mark and mark.exists()):
                 if script["leave"]:
                     mark.touch()

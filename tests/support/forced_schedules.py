@@ -106,14 +106,14 @@ def assert_as_oracle(plan: Plan, inputs: dict[str, torch.Tensor], bindings: Bind
     with pytest.MonkeyPatch.context() as patch:
         poison(patch, garbage=False)
         outputs = run(plan, inputs, bindings)
-    for name, mine in outputs.items():
-        if mine.is_floating_point():
-            scale = max(1.0, float(exact[name].abs().max())) if mine.numel() else 1.0
-            relative = torch.finfo(mine.dtype).eps
-            said = lambda m, name=name: f"{what}, {name}: {m}"  # noqa: E731
-            torch.testing.assert_close(mine.double(), exact[name], rtol=relative, atol=SLACK * scale, msg=said)
+    for name, actual in outputs.items():
+        if actual.is_floating_point():
+            scale = max(1.0, float(exact[name].abs().max())) if actual.numel() else 1.0
+            relative = torch.finfo(actual.dtype).eps
+            describe = lambda m, name=name: f"{what}, {name}: {m}"  # noqa: E731
+            torch.testing.assert_close(actual.double(), exact[name], rtol=relative, atol=SLACK * scale, msg=describe)
         else:
-            assert torch.equal(mine, exact[name]), f"{what}, {name}"
+            assert torch.equal(actual, exact[name]), f"{what}, {name}"
 
 
 def program_of(

@@ -57,5 +57,5 @@ def expected(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def assert_filled(outs: list[Tensor], ins: list[Tensor]) -> None:
-    for mine, theirs in zip(outs, expected(*ins), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for actual, wanted in zip(outs, expected(*ins), strict=True):
+        torch.testing.assert_close(actual, wanted)

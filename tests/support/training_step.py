@@ -66,7 +66,7 @@ def assert_as_right_as_eager(run: Run, example: Example, autocast: bool = False,
     """
     draws = {name: [judged] for name, judged in _judged(run, example, example.inputs, autocast, only).items() if not judged.ok}
     for k in range(1, DRAWS):
-        names = [name for name, judged in draws.items() if k < 2 or judged[0].mine.numel() * k < MOST_POOLED]
+        names = [name for name, judged in draws.items() if k < 2 or judged[0].actual.numel() * k < MOST_POOLED]
         if names:
             for name, judged in _judged(run, example, example.draw(k), autocast, names).items():
                 draws[name].append(judged)
@@ -78,17 +78,17 @@ def assert_as_right_as_eager(run: Run, example: Example, autocast: bool = False,
 def _noise_alone(judged: Judged) -> bool:
     """Whether nothing but rounding is to be seen, in eager's result and in ours: the gradient of a key's bias, which softmax takes
     out, is exactly zero. What is left then differs in size with the order of sums, and is no measure of anything."""
-    theirs = float((judged.eager.double() - judged.reference).abs().max())
-    return float(judged.reference.abs().max()) < theirs and judged.check.max_error <= NOISE * theirs
+    expected = float((judged.eager.double() - judged.reference).abs().max())
+    return float(judged.reference.abs().max()) < expected and judged.check.max_error <= NOISE * expected
 
 
 def _judged(
     run: Run, example: Example, inputs: Mapping[str, Tensor], autocast: bool, only: Iterable[str] | None
 ) -> dict[str, Judged]:
-    mine = step(run, example.module, example, inputs, autocast)
+    actual = step(run, example.module, example, inputs, autocast)
     eager = step(example.module, example.module, example, inputs, autocast)
     exact = in_float64(example.module, example, inputs)
-    assert mine.keys() == eager.keys() == exact.keys()
+    assert actual.keys() == eager.keys() == exact.keys()
     wanted = eager.keys() if only is None else only
     # What passed through a model's matmuls has errors of the size of whole tensors: bands would judge the order of their sums.
-    return {name: replace(compared(mine[name], eager[name], exact[name], name), bands=False) for name in wanted}
+    return {name: replace(compared(actual[name], eager[name], exact[name], name), bands=False) for name in wanted}

@@ -1,4 +1,4 @@
-"""Mutants by the part of onepass they change: a module each, whose `MUTANTS` are found by themselves."""
+"""Mutants, one module per part of onepass that they change. The `MUTANTS` of every module are collected automatically."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ class Mutant:
     file: str
     before: str  # text that stands in the file once
     after: str
-    promise: str  # what is no longer true
+    promise: str  # what the mutant breaks
     tests: tuple[str, ...]  # arguments of pytest: files, or files::tests

@@ -1,4 +1,4 @@
-"""Mutants of capture: guards, what is refused, what a trace freezes, ops, axes, views, regions and their memory."""
+"""Mutants of capture: guards, refusals, state that a trace depends on, ops, axes, views, regions and their memory."""
 
 from __future__ import annotations
 

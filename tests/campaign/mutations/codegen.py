@@ -1,4 +1,4 @@
-"""Mutants of what generated kernels say: values, reductions, tiles and their masks, launches."""
+"""Mutants of code generation: values, reductions, tiles and their masks, launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of kernels that stage rows in shared memory, and of the models that kernels run in without a GPU."""
+"""Mutants of kernels that stage rows in shared memory, and of the models that run kernels without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of what calls kernels: fuse and its guards, the engine, the backend of torch.compile, and tools that make promises."""
+"""Mutants of integration and tools: fuse and its guards, the engine, the torch.compile backend, and the commands."""
 
 from __future__ import annotations
 

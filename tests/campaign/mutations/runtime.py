@@ -1,4 +1,4 @@
-"""Mutants of the store, of files, of what compiles and launches kernels, and of the pipeline."""
+"""Mutants of the store, of files, of compiling and launching kernels, and of the pipeline."""
 
 from __future__ import annotations
 
