@@ -1,4 +1,4 @@
-"""Shared by all tests."""
+"""Configuration of all tests."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ torch.set_num_threads(1)
 settings.register_profile("onepass", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("onepass")
 
-# A shell that starts the tests in the background makes them ignore Ctrl-C. Tests that send it would then wait for ever.
+# A shell that starts the tests in the background makes them ignore Ctrl-C. Tests that send it would then wait forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

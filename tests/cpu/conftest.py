@@ -1,4 +1,4 @@
-"""Shared by the tests that need no card: a store of their own."""
+"""Configuration of the tests that need no card: they have their own store."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache"
 
 
 def _store() -> Path:
-    """A folder for one worker of a run, with nothing in it but binaries, which take the time and follow from their text alone.
+    """A folder for one worker of a run, with nothing in it but binaries, which are slow to make and depend only on their text.
 
-    It stays from run to run; where the checkout is not this user's alone, or another run has it, it is a fresh one that leaves.
+    It is kept from run to run. If other users can write to the checkout, or another run uses the folder, it is a temporary one.
     """
     kept = CACHE / f"store-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
     with suppress(OSError), files.open_folder(kept, create=True) as handle:
@@ -37,14 +37,14 @@ def _store() -> Path:
 
 
 os.environ["ONEPASS_CACHE_DIR"] = str(_store())
-# What a test does not expect to fail leaves its reproducer outside the checkout.
+# Unexpected failures write their reproducers outside of the checkout.
 os.environ["ONEPASS_REPRO_DIR"] = tempfile.mkdtemp(prefix="onepass-repros-")
 atexit.register(shutil.rmtree, os.environ["ONEPASS_REPRO_DIR"], ignore_errors=True)
 
 
 @pytest.fixture
 def anothers(monkeypatch: pytest.MonkeyPatch) -> Anothers:
-    """Make a file or folder look as if another user owned it; giving it to one for real would take root."""
+    """Make a file or folder look as if another user owned it; changing the owner would need root."""
     fstat, foreign = os.fstat, set[tuple[int, int]]()
 
     def seen(handle: int) -> os.stat_result:
@@ -63,7 +63,7 @@ def anothers(monkeypatch: pytest.MonkeyPatch) -> Anothers:
 
 @pytest.fixture
 def nothing_compiled() -> Iterator[None]:
-    """Nothing is remembered of graphs compiled before, in this process or in an earlier one: those would claim nothing."""
+    """Forget graphs compiled before, in this process or an earlier one: a cached graph claims nothing."""
     import torch._dynamo
     import torch._inductor.config
 

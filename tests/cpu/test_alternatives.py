@@ -1,4 +1,4 @@
-"""Different plans of one Program: distinct, the default first, and every one of them computes the same."""
+"""Alternative plans of one Program: distinct, the default first, and all with the same results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.correctness import assert_right
 
 H200 = device("h200")
 CPU = torch.device("cpu")
-# Among them: rows shorter than any step of a walk, odd rows, one row, results of both orders, states that lanes keep apart.
+# Among them: rows shorter than a loop step, unaligned rows, one row, reductions both ways, states kept per thread.
 SUBJECTS = [
     ("rms_norm", (7, 1024), torch.bfloat16),
     ("layer_norm_backward", (9, 768), torch.float32),

@@ -1,4 +1,4 @@
-"""torch.compile(backend=onepass.backend): as right as eager, as compatible as Inductor, cached as Inductor caches."""
+"""torch.compile(backend=onepass.backend): as accurate as eager, as compatible as Inductor, and cached like Inductor."""
 
 from __future__ import annotations
 
@@ -149,17 +149,17 @@ def test_regions_are_skipped_by_id_and_by_line() -> None:
     for name in (region.id, line):
         torch._dynamo.reset()
         journal.reset()
-        run = torch.compile(norms, backend=onepass.backend, options={**EAGER, "skip": [name]})  # type: ignore[dict-item]  # which torch does not foresee
+        run = torch.compile(norms, backend=onepass.backend, options={**EAGER, "skip": [name]})  # type: ignore[dict-item]  # torch's annotation is narrower
         run(torch.randn(4, 16))
         [graph] = journal.snapshot().graphs
         assert not graph.regions and name in graph.declined[0].reason
 
 
-# ---- modes, options, passes of others ----------------------------------------------------------------------------------------
+# ---- modes, options, passes of the user --------------------------------------------------------------------------------------
 
 
 def patches_of(monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> dict[str, Any]:
-    """What Inductor would be given."""
+    """The configuration that Inductor would get."""
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(compat, "compile_by_inductor", lambda m, i, patches, inner=None: given.append(patches) or m.forward)
     with torch.no_grad():
@@ -182,7 +182,7 @@ def test_a_backward_has_the_settings_of_its_forward_in_any_thread() -> None:
         result = torch.compile(module, backend=onepass.backend)(x)
     assert [g.phase for g in journal.snapshot().graphs] == ["forward"]
     thread = threading.Thread(target=(result * torch.arange(16.0)).sum().backward)
-    with onepass.settings(disable=True):  # of this thread, and too late
+    with onepass.settings(disable=True):  # of this thread only, and too late
         thread.start()
         thread.join()
     backward = journal.snapshot().graphs[1]
@@ -199,7 +199,7 @@ def test_unknown_options_are_refused() -> None:
 
 
 class _Other:
-    """A pass of somebody else."""
+    """A pass of the user."""
 
     def __init__(self) -> None:
         self.seen: list[list[str]] = []

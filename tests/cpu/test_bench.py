@@ -1,4 +1,4 @@
-"""`onepass bench` without a card: suites, providers, going on after an end, tables, errors. Times are made up."""
+"""`onepass bench` without a card: suites, providers, resuming, tables, errors. Times are made up."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_inductor_settings_exist_in_the_installed_torch() -> None:
 
 
 class _Norm(torch.autograd.Function):
-    """A library's norm, as far as the bench can tell."""
+    """A stand-in for a library's norm."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, eps: float, *rest: Any) -> Tensor:
@@ -150,7 +150,7 @@ def test_a_library_runs_forward_and_backward_next_to_onepass(library: None) -> N
     assert benches.versions()["liger"] == "9.9"
 
 
-# ---- right or wrong
+# ---- checking results
 
 
 def test_large_row_wise_workloads_are_checked_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_other_providers_may_round_once_more_but_onepass_may_not() -> None:
 
 
 def test_every_workload_of_a_suite_can_be_checked() -> None:
-    """At a small size: the function itself is right by its own measure, whatever its results are stored in."""
+    """At a small size: the function itself passes its own check in every result type."""
     sizes = {2: (8, 256), 3: (2, 64, 8), 4: (2, 4, 2, 64)}
     for name, dtype in sorted({(job.workload, job.dtype) for found in SUITES.values() for job in found.jobs}):
         job = Job(name, sizes[len(suite_shape(name))], dtype)
@@ -229,7 +229,7 @@ def test_a_run_measures_all_providers_of_a_workload_in_one_session(tmp_path: Pat
         3.0,
         None,
         1,
-    )  # too small for a cold cache in a graph
+    )  # too small for a graph with a cold cache
     assert result.predicted_us and result.spill_bytes == 0
     assert run.summary.geomean_against_best_peer == 4.0
 
@@ -422,7 +422,7 @@ def test_suites_are_listed_without_a_card(monkeypatch: pytest.MonkeyPatch, capsy
     assert exit.value.code == 0 and "rms_norm_backward 98304x512 bf16" in capsys.readouterr().out
 
 
-# ---- Inductor's part, beforehand -------------------------------------------------------------------------------------------
+# ---- compiling Inductor's part in advance ----------------------------------------------------------------------------------
 
 COUNTED = """
 import torch
@@ -460,7 +460,7 @@ def test_warm_up_workers_that_take_too_long_are_killed(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("starting", [True, False])
 def test_warm_up_workers_end_with_the_run_that_started_them(starting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while they start, or later: it reaches the main thread, and nobody waits for them to be done."""
+    """Ctrl-C while they start, or later, reaches the main thread, and no one waits for them to finish."""
     monkeypatch.setattr(sys, "executable", shutil.which("sleep"))
     started: list[Any] = []
 

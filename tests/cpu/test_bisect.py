@@ -1,4 +1,4 @@
-"""Bisecting a step: who is guilty, alone or together; what a step is; and what cannot be decided."""
+"""Bisecting a step: which regions are bad, alone or together; what a step is; and what cannot be decided."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_one_bad_region_among_many_is_found_in_few_runs() -> None:
 
 
 class Pretended:
-    """A runner whose step is wrong by as much as the groups that are on."""
+    """A runner whose step is wrong if one of its bad groups is enabled."""
 
     overrides: dict[str, Any] = {"skip": ("left out by hand",)}  # noqa: RUF012
 
@@ -169,7 +169,7 @@ def test_a_fault_outside_of_regions_blames_no_region() -> None:
     assert searched(Pretended(5, [], diverges_without_regions=True))[:2] == ([], True)
 
 
-# ---- how far off -------------------------------------------------------------------------------------------------------------
+# ---- divergence --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_options_are_python_values_or_names() -> None:
         Runner.of(step.StepFactory("", None, 0, True), {"rest": "nobody"})
 
 
-# ---- the whole ---------------------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

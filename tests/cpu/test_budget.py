@@ -1,4 +1,4 @@
-"""Every search and rewrite loop ends: by its budget, whatever a graph is like; and long before it for graphs that once blew up."""
+"""Every search and rewrite loop terminates: within its budget for any graph, and far below it for graphs that once blew up."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_program_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_a_region_over_its_budget_stays_with_inductor(monkeypatch: pytest.MonkeyPatch, nothing_compiled: None) -> None:
-    """And nothing else: the other norm is claimed."""
+    """Only that region: the other norm is claimed."""
     monkeypatch.setattr(partition, "SIZE", replace(partition.SIZE, base=40))
 
     def two(x: Tensor, y: Tensor) -> Any:
@@ -86,7 +86,7 @@ def test_a_region_over_its_budget_stays_with_inductor(monkeypatch: pytest.Monkey
 
 
 def test_nested_short_sums_are_not_unrolled_exponentially() -> None:
-    """Seven rows are added one by one; seven times seven times seven times seven, each a few ops, are not."""
+    """Seven rows are unrolled into additions; 7 * 7 * 7 * 7 of them, of a few ops each, are not."""
 
     def nested(x: Tensor) -> Tensor:
         for _ in range(4):
@@ -100,7 +100,7 @@ def test_nested_short_sums_are_not_unrolled_exponentially() -> None:
 
 @pytest.mark.parametrize("turn", [lambda x: x[1:], lambda x: x + x.t()], ids=("slice", "transpose"))
 def test_a_chain_of_reductions_is_moved_in_linear_time(turn: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """x + norm(x), again and again, then moved: every further norm takes as much as the one before, not twice as much."""
+    """x + norm(x), again and again, then moved: every further norm costs as much as the one before, not twice as much."""
     added, add = [0], Draft.add
 
     def counted(self: Draft, node: Node, dtype: DType) -> int:
@@ -169,7 +169,7 @@ def test_rules_that_undo_each_other_terminate() -> None:
 
 
 def test_powers_are_not_expanded_to_find_a_one_hot_factor() -> None:
-    """A sum looks for one hit in a product; sixty squarings have 2**60 factors, and no index in any of them."""
+    """The one-hot rule searches a product for an index comparison; sixty squarings have 2**60 factors without one."""
 
     def function(x: Tensor) -> Tensor:
         for _ in range(60):
@@ -217,7 +217,7 @@ def test_a_search_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_few_kernels_are_merged_best_first() -> None:
-    """The named workloads, of up to 19 results, are searched as thoroughly as ever: in rounds of the one best merge."""
+    """The named workloads, of up to 19 results, are searched thoroughly: each round makes the one best merge."""
     search = Search(program_of(lambda x, y: (x.sum(0), y.sum(0), (x + y).sum(1)), (4096, 512), (4096, 512)), {}, H200, {})
     search._all_merged = None  # type: ignore[assignment,method-assign]
     search._agglomerate(search.seeds)
@@ -245,7 +245,7 @@ def test_a_long_chain_is_extracted_without_recursion() -> None:
 
 
 def test_extraction_keeps_the_order_of_use() -> None:
-    """Operands come right before what first uses them: kernels' text follows from that."""
+    """Operands come right before their first use: the text of kernels depends on that."""
     nodes: tuple[Node, ...] = (
         Load("x", (("d0", 1),)),
         Load("y", (("d0", 1),)),
@@ -264,11 +264,11 @@ def test_extraction_keeps_the_order_of_use() -> None:
 
 
 def test_views_too_complex_to_compare_count_as_overlapping() -> None:
-    walks = [(1000 + 2 * k, 4) for k in reversed(range(16))]  # all even: it would take 7**16 tries to find that nothing is odd
+    walks = [(1000 + 2 * k, 4) for k in reversed(range(16))]  # all even: it would take 7**16 attempts to find that no sum is odd
     assert footprint._can_reach(3001, walks, footprint.COMPARE_VIEWS.steps())
 
 
-# ---- what shares no walk -----------------------------------------------------------------------------------------------------
+# ---- unrelated axes ----------------------------------------------------------------------------------------------------------
 
 
 def sizes_apart() -> Iterator[tuple[tuple[int, ...], ...]]:

@@ -1,4 +1,4 @@
-"""Calibrating: how figures become facts, which are refused, where they are kept, and what uses them. Figures are invented."""
+"""Calibration: how figures become device facts, which are refused, where they are stored, who uses them. Figures are made up."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ SCALED = H200.latency / tool.PROBED_H200["latency"]  # a probe's latency in the 
 
 
 def flights(facts: Device, *kilobytes: int) -> tuple[InFlightRate, ...]:
-    """What a card with these facts would show."""
+    """The in-flight rates that a card with these facts would show."""
     return tuple(InFlightRate(kb << 10, sustained_rate(tool.MEAN_IN_FLIGHT_SHARE * (kb << 10), facts)) for kb in kilobytes)
 
 
 def figures(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> ProbeResults:
-    """What the probes might measure on a card somewhat like an H200."""
+    """Probe results of a card somewhat like an H200."""
     facts = replace(H200, bandwidth=bandwidth, latency=latency)
     anchors = tuple(
         Anchor(kind, size, size / rate)
@@ -60,7 +60,7 @@ def figures(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> P
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A store of a test's own."""
+    """A separate store for each test."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
     yield tmp_path / "store"
     card.local_device.cache_clear()
@@ -68,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card that answers questions and runs nothing."""
+    """A card that reports its properties and runs nothing."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: (9, 0))
@@ -77,7 +77,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def again() -> Device:
-    """The facts a new process would plan with."""
+    """The device facts that a new process would plan with."""
     card.local_device.cache_clear()
     cache._opened.cache_clear()
     found = card.local_device()
@@ -108,7 +108,7 @@ def test_points_at_full_bandwidth_do_not_count_for_the_latency() -> None:
 
 
 def test_the_launch_cost_follows_from_the_measured_join() -> None:
-    """A join as dear as that of the H200 the model was fitted on gives that card's launch."""
+    """A join that costs as much as on the H200 the model was fitted on gives that card's launch cost."""
     bytes_time = JOIN_BYTES / tool.PROBED_H200["l2_bandwidth"]
     same = figures(l2_rate=tool.PROBED_H200["l2_bandwidth"], join_us=tool.PROBED_H200["launch"] + bytes_time)
     assert derive(same, H200, "").launch == pytest.approx(H200.launch)
@@ -369,11 +369,11 @@ def test_the_probe_kernels_access_the_stated_bytes() -> None:
     assert done.stdout == "right\n", done.stderr
 
 
-# ---- the way through the probes, on a card that is not there -----------------------------------------------------------------
+# ---- all probes on a simulated card ----------------------------------------------------------------------------------------
 
 
 class Card:
-    """A card on which time passes as launches say: work done at once is charged to the events around it."""
+    """A simulated card: each launch adds its duration to a clock that the events read."""
 
     def __init__(self) -> None:
         self.now = 0.0  # us

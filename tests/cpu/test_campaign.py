@@ -1,4 +1,4 @@
-"""A sample of the campaign of random graphs, and the parts it is made of."""
+"""A sample of the campaign of random graphs, and its components."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.campaign.draw import graph
 from tests.campaign.graph import Graph, Input, Step, make_inputs
 from tests.campaign.shrink import shrunk
 
-# Seeds of their own: a defect found by the whole campaign becomes a test of its own.
+# Fixed seeds: a defect found by the full campaign becomes a separate test.
 SAMPLES = [
     ("oracle", 25, 24),
     ("pairs", 25, 4),
@@ -33,7 +33,7 @@ SAMPLES = [
 
 
 def sampled() -> list[Any]:
-    """Small batches, so that processes share them."""
+    """Small batches, so that they spread over test processes."""
     return [pytest.param(stage, 10**6 + 100 * k, size, id=f"{stage}-{k}") for stage, size, many in SAMPLES for k in range(many)]
 
 
@@ -70,7 +70,7 @@ def test_inputs_are_the_same_each_time_and_share_no_memory() -> None:
 
 
 def answering(change: object) -> Stage:
-    """A stage whose answers are eager's, changed."""
+    """A stage whose results are eager's results with a change."""
     return Stage(lambda g, inputs: (change(g.function()(*inputs)), ""))  # type: ignore[operator]
 
 
@@ -92,7 +92,7 @@ def test_wrong_results_are_detected(change: object, kind: str) -> None:
 
 
 def test_the_strides_of_the_traced_result_are_accepted() -> None:
-    """Of a vector and a transposed matrix, eager lays logaddexp out as the matrix is, and torch's decomposition as a new one."""
+    """For a vector and a transposed matrix, eager's logaddexp has the matrix's layout, and torch's decomposition a new one."""
     inputs = (Input((2, 2), layout="reversed dims"), Input((1,)))
     assert check(Graph(1, inputs, (Step("logaddexp", "torch.logaddexp({1}, {0})", (0, 1)),), (2,)), "oracle").kind == "right"
     added = Graph(1, inputs, (Step("add", "torch.add({1}, {0})", (0, 1)),), (2,))
@@ -125,7 +125,7 @@ def test_a_log_is_resumed_and_summarized(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_process_that_ends_early_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says where it was; the seeds after that go to another process."""
+    """The finding names the seed; later seeds go to another process."""
     python = tmp_path / "python"
     python.write_text(
         f"#!{sys.executable}\n"

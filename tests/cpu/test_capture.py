@@ -1,4 +1,4 @@
-"""Captured Programs against the functions they were captured from, both in float64."""
+"""Captured Programs compared with the functions they were captured from, both in float64."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def rand(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 def answer(captured: Captured, args: tuple[Any, ...]) -> Any:
-    """What the captured Program gives for a call, by the oracle."""
+    """The oracle's result of the captured Program for a call."""
     bindings = captured.bind(args)
     assert bindings is not None, "the Program must answer the call"
     return captured.result(evaluate(captured.program, captured.tensors(args), bindings), args)
 
 
 def agree(got: Any, expected: Any, tolerance: float = 1e-9) -> None:
-    """Same structure, shapes, strides (where a step matters) and values."""
+    """Check that structure, shapes, strides of dims longer than 1, and values agree."""
     got_leaves, got_spec = pytree.tree_flatten(got)
     leaves, spec = pytree.tree_flatten(expected)
     assert got_spec == spec
@@ -291,7 +291,7 @@ def check_against_double(fn: Callable[..., Any], *args: torch.Tensor) -> Capture
 
 
 def double_everywhere(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with .float() made a no-op, so that nothing is rounded on the way."""
+    """The function with .float() made a no-op, so that no intermediate result is rounded."""
 
     def run(*args: torch.Tensor) -> Any:
         with pytest.MonkeyPatch.context() as patch:
@@ -415,7 +415,7 @@ def test_integer_sums_accumulate_in_64_bits() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.bool], ids=str)
 def test_sums_and_products_converted_to_bool(dtype: torch.dtype) -> None:
-    """Of truths, not of numbers: halves count, and 1 - 1 is true."""
+    """The elements are converted to bool first: halves count, and 1 - 1 is true."""
     x = torch.tensor([[1.0, -1.0, 0.5], [0.0, 0.0, 0.0], [0.5, 2.0, math.nan]]).nan_to_num(3.0 if dtype == torch.int8 else math.nan)
     captured = check(
         lambda x: (
@@ -432,7 +432,7 @@ def test_sums_and_products_converted_to_bool(dtype: torch.dtype) -> None:
 
 
 def test_variance_is_one_reduction() -> None:
-    """With twice the digits in the mean, unless 16 bits hold the values, which cannot show them."""
+    """The mean is kept in two parts, except for 16-bit values, which would not show the difference."""
     captured = check(lambda x: torch.var_mean(x, (0, 2, 3), correction=0), rand(2, 3, 4, 5))
     assert reduces(captured) == ["moments"]
     for function in (lambda x: x.var(1), lambda x: x.float().var(1)):
@@ -578,7 +578,7 @@ def test_indices_as_values() -> None:
     assert any(isinstance(n, Index) for n in captured.program.nodes)
 
 
-# Models' own functions, forward and backward
+# Functions of models, forward and backward
 
 
 def vjp(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -719,7 +719,7 @@ def test_overlapping_windows_are_views_of_the_stored_result() -> None:
 
 
 def test_a_result_with_overlapping_elements_is_refused() -> None:
-    """Eager's is laid out as its argument is, so that what is written to one element is read from others."""
+    """Eager's result has the overlapping layout of its argument, so that a write to one element changes others."""
     windows = rand(10).as_strided((3, 1, 2), (1, 1, 1))
     with pytest.raises(OverlappingElements):
         capture(lambda x: torch.slice_scatter(x, torch.zeros_like(x[:1]), 0, 0, 1), (windows,))
@@ -892,7 +892,7 @@ def test_random_functions(steps: list[tuple[str, int, int]], shapes: list[list[i
     fn, args = random_function(steps), [rand(*shape) for shape in shapes]
     try:
         check(fn, *args)
-    except OnepassError as error:  # a refusal is an answer, an illegal Program is not
+    except OnepassError as error:  # a refusal is fine, an illegal Program is not
         assert error.code in ("ONEPASS-101", "ONEPASS-103")
 
 
@@ -902,7 +902,7 @@ def test_ops_torch_cannot_trace_are_refused_with_a_code() -> None:
     assert greatest(x).shape == (1, 0)
     with pytest.raises(NotTraceable, match="ONEPASS-118"):
         capture(greatest, (x,))
-    with pytest.raises(RuntimeError, match="size of tensor a"):  # what eager refuses is refused in its words
+    with pytest.raises(RuntimeError, match="size of tensor a"):  # errors of eager are passed on
         capture(lambda x: x + x.new_ones(2), (torch.ones(3, 3, 3),))
 
 

@@ -1,4 +1,4 @@
-"""Claims on the graphs of whole models, as Inductor had them on an H200: what is taken, what is left, and that it compiles."""
+"""Claims on the graphs of whole models, captured from Inductor on an H200: what is claimed, what is declined, what compiles."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.support import stored_graphs
 
 H200 = device("h200")
 GRAPHS = dict(stored_graphs.stored())
-SHARE = 0.95  # of all reductions that onepass has a Monoid for
+SHARE = 0.95  # of all reductions for which onepass has a Monoid
 
-# What is left, model by model, beside sorting, cumulative sums and the like. The norms of queries and keys are rotated by
-# Inductor in the kernel that would have computed them, and it looks embeddings up in the norm that follows.
+# Declined reductions by model, besides sorting, cumulative sums and the like. Inductor rotates the norms of queries and keys in
+# the kernel that computes them, and looks up embeddings in the norm that follows.
 LEFT = {
     "qwen3_forward": 4,
     "qwen3_backward": 8,
@@ -82,14 +82,14 @@ def _compiled(region: ClaimedRegion) -> Compiled:
     return compile(region.plan, lambda source: offline.compile(source, H200))
 
 
-# ---- and where less is saved -------------------------------------------------------------------------------------------------
+# ---- with recomputation ------------------------------------------------------------------------------------------------------
 
-SAVING = ["seed_transformer_learnable", "seed_transformer_learnable_bf16"]  # their blocks scale what they add
+SAVING = ["seed_transformer_learnable", "seed_transformer_learnable_bf16"]  # their blocks scale their residuals
 
 
 @cache
 def saving(model: str) -> tuple[Claimed, ...]:
-    """Both graphs of a model, after what need not be saved is computed again."""
+    """The claims on both graphs of a model after recomputation."""
     forward, backward = (stored_graphs.load(stored_graphs.read(GRAPHS[f"{model}_{phase}"])) for phase in ("forward", "backward"))
     assert recompute(forward, backward, 1, torch.device("cuda", 0))
     return claim(forward, ClaimOptions(H200, phase="forward")), claim(backward, ClaimOptions(H200, phase="backward"))

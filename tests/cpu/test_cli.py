@@ -54,7 +54,7 @@ REFUSALS = (
 
 
 def compiled() -> Any:
-    """What the pipeline hands to a report."""
+    """A stand-in for the compiled function that a report is made from."""
     plan = SimpleNamespace(
         program=SimpleNamespace(name="rms_norm_backward"),
         device=DEVICES["h200"],
@@ -80,7 +80,7 @@ def reported(made: Any = None) -> Report:
 
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """A pipeline that notes what it is calls and always answers with the same report."""
+    """A pipeline that records its calls and always returns the same report."""
     calls: list[tuple[object, ...]] = []
 
     def explain(function: object, device: str, compile: bool) -> object:
@@ -133,7 +133,7 @@ def test_report_as_text_shows_bytes_refusals_and_rejected_plans() -> None:
     assert "plan holds for 8,449 to 33,792 rows; made for s0 = 16,896" in text
     assert "1.001 x the bytes, 1.103 x the time" in text
     assert "dx + dw: [dw] would leave one CTA an SM" in text and "120.0 us" in text and "99.5 us" in text
-    assert "impossible" in text  # a merge with no cost
+    assert "impossible" in text  # a merge without a cost
     assert "rows loop 4, cols cover 4096+1024, 8 warps" in text and "312 B" in text
     assert "0, but too few CTAs fit" in text
     assert max(map(len, text.splitlines())) <= 118 and "\x1b" not in text
@@ -279,7 +279,7 @@ def test_importing_onepass_imports_no_compiler() -> None:
 
 
 def test_importing_onepass_is_cheap() -> None:
-    """It reads few files, the errors and the devices; the planner is read when it is first needed."""
+    """It loads few modules, the errors and the devices; the planner is loaded when it is first needed."""
     code = "import torch, sys; had = len(sys.modules); import onepass; print(len(sys.modules) - had)"
     assert int(python(code)) < 15
 

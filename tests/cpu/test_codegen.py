@@ -1,4 +1,4 @@
-"""Generated kernels against the oracle: random Programs under random schedules, and every kind of schedule by name."""
+"""Generated kernels compared with the oracle: random Programs under random schedules, and every kind of schedule by name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.processes import run_python
 from tests.support.random_programs import Case, programs
 from tests.support.schedule_kinds import KINDS, both, column_softmax, norm, row_sums
 
-EACH = 3  # schedules of a family that one example tries
+EACH = 3  # schedules of a family per example
 
 
 @given(programs(), st.integers(0, 2**32))
@@ -67,12 +67,12 @@ def test_every_kind_of_schedule(kind: str, dtype: torch.dtype) -> None:
     x = torch.randn(rows, cols, generator=generator).to(dtype)
     w = torch.randn(cols, generator=generator).to(dtype)
     widened = lambda x, w: function(x.float(), w.float())  # noqa: E731
-    held = isinstance(schedule.rows, Cover)  # which takes a number of rows known beforehand
+    held = isinstance(schedule.rows, Cover)  # which needs a number of rows known in advance
     program, tensors, bindings = program_of(widened, x, w, dynamic=False if held else None)
     assert_as_oracle(planned(program, bindings, chosen(program, bindings, family, schedule)), tensors, bindings, str(schedule))
 
 
-MARGIN, MARK = 4096, 0x5A  # bytes on either side of what is allocated, and what each of them is
+MARGIN, MARK = 4096, 0x5A  # bytes on either side of an allocation, and their value
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ MARGIN, MARK = 4096, 0x5A  # bytes on either side of what is allocated, and what
     ],
 )
 def test_no_store_lands_outside_of_its_output(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stray store into the next row is overwritten there, so it shows only after the last row."""
+    """A stray store into the next row is overwritten later, so it shows only after the last row."""
     function, family, (rows, cols), schedule = KINDS[kind]
     allocate, kept = executable.allocate, []
 
@@ -112,7 +112,7 @@ def shared_sum(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def test_one_row_stores_values_that_all_rows_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows at other offsets in a sector sum in another order, and the CTA that stores last is not determined."""
+    """Rows at other offsets in a sector are summed in another order, and which CTA stores last is undetermined."""
     program, tensors, bindings = program_of(shared_sum, torch.randn(4, 1027), torch.randn(1027))
     schedule = ResidentRows(1, (256,) * 4, 1, sector_elems=8)
     plan = planned(program, bindings, chosen(program, bindings, Family.INNER, schedule))
@@ -172,7 +172,7 @@ STORES = {
 @pytest.mark.parametrize("rows", [3, 64])
 @pytest.mark.parametrize("stored", ["yzs", "zp", "yq", "rt", "yzpq"])
 def test_values_per_block_are_used_and_reduced_as_columns(stored: str, rows: int) -> None:
-    """A value that varies by block of columns is repeated for the columns of its block where a use needs them."""
+    """A value per block of columns is repeated for the columns of its block where a use needs that."""
     made = parse(BLOCKS + "".join(f"  store {STORES[name]}\n" for name in stored))
     program = prune(replace(made, buffers=tuple(b for b in made.buffers if b.role == "input" or b.name in stored)))
     inputs = {b.name: torch.randn([value(s, {"s0": rows}) for s in b.shape]) for b in program.buffers if b.role == "input"}
@@ -226,7 +226,7 @@ def test_text_is_self_contained_and_has_nothing_superfluous(case: Case) -> None:
 
 @pytest.mark.parametrize("function", [norm, both, row_sums, column_softmax])
 def test_kernel_lines_name_the_user_code_they_came_from(function: Callable[..., Any]) -> None:
-    """Every user line that a kernel computes is noted in its text, as a comment at the end of a line of code."""
+    """Every line of user code that a kernel computes is named in its text, in a comment at the end of a line."""
     program, _, bindings = program_of(function, torch.randn(64, 96), torch.randn(96))
     text = "\n".join(source.text for source in generate(plan(program, bindings, H200)))
     for source in {node.src for node in program.nodes if isinstance(node, (Op, Reduce)) and node.src}:
@@ -269,7 +269,7 @@ print("untouched")
 
 
 def test_no_address_outside_a_tensor_is_touched() -> None:
-    """Rows of odd length, read by sectors, at both ends of a mapping: a stray read would end the process."""
+    """Rows of odd length, read by sectors, at both ends of a memory mapping: a stray read would crash the process."""
     done = run_python(GUARDED)
     assert done.returncode == 0 and "untouched" in done.stdout, done.stderr[-2000:]
 
@@ -291,7 +291,7 @@ def fused_right(fn: Callable[..., Any], *inputs: torch.Tensor) -> None:
 def test_a_kernel_is_right_at_other_sizes_than_it_was_planned_for(
     function: Callable[..., Any], shape: tuple[int, ...], family: Family, schedule: Schedule
 ) -> None:
-    """All calls of a row class share kernels, however their symbolic sizes make up the class."""
+    """All calls of a row class share kernels, whichever symbolic sizes make up its row count."""
     x = torch.randn(shape).bfloat16()
     program, inputs, sizes = program_of(function, x)
     assert len(program.symbols) == 2
@@ -301,7 +301,7 @@ def test_a_kernel_is_right_at_other_sizes_than_it_was_planned_for(
 
 
 def test_inputs_may_have_the_names_of_indices() -> None:
-    """Rows that start inside a sector name their columns c_main and u_main; so may tiles of inputs called c and u."""
+    """The columns of unaligned rows are called c_main and u_main, which may also be tiles of inputs called c and u."""
     fused_right(lambda c, u, b: (c + b) * u, torch.randn(4, 1001)[:, :1000], torch.randn(4, 1001)[:, :1000], torch.randn(1000))
 
 
@@ -326,7 +326,7 @@ def test_values_may_have_the_names_of_imports() -> None:
 
 
 def test_numbered_names_are_unique() -> None:
-    """Tiles number their names too: of two loads of x, the second and the first's second tile would both be x_1."""
+    """Tiles are numbered too: of two loads of x, the second load and the second tile of the first would both be x_1."""
     builder = Builder(("taken",))
     hints = ("x", "x", "x_1", "x", "x_1", "x_2", "y_1", "y", "y", "taken", "taken_1", "taken")
     assert len({builder.fresh(hint) for hint in hints}) == len(hints)
@@ -339,7 +339,7 @@ def test_numbered_names_are_unique() -> None:
 
 
 def test_row_numbers_are_split_into_symbolic_axes() -> None:
-    """Rows are three axes at once, of which each tensor has another; what one row number is divided by is a product of sizes."""
+    """Rows are three axes, and each tensor has a different one; a row number is divided by a product of sizes."""
     x, first, second, third = (torch.randn(shape) for shape in ((3, 5, 7, 8), (3, 1, 1, 8), (5, 1, 8), (7, 8)))
     fn = lambda x, a, b, c: (x + a) * b - c  # noqa: E731
     fused = onepass.fuse(fn, dynamic=True)
@@ -349,7 +349,7 @@ def test_row_numbers_are_split_into_symbolic_axes() -> None:
 
 
 def test_a_symbolic_number_of_column_blocks() -> None:
-    """A CTA's index is split into its columns, of which there are as many as a call has rows, and its rows."""
+    """The CTA index is split into columns, as many as the call has rows, and rows."""
     fn = lambda x: (x.t() + 1).contiguous()  # noqa: E731
     for rows in (1, 70, 64, 200):
         x = torch.randn(rows, 33)
@@ -360,7 +360,7 @@ def test_a_symbolic_number_of_column_blocks() -> None:
 
 @pytest.mark.parametrize("first", [8, 5])
 def test_slices_of_unaligned_rows_start_at_their_offsets(first: int) -> None:
-    """In whole sectors from the row's start, or not."""
+    """The slice starts a whole number of sectors after the row's start, or not."""
     x = torch.randn(5, 1027)
     program, tensors, bindings = program_of(lambda x: torch.softmax(x[:, first : first + 1001] * x[:, :1001], -1), x)
     for schedule in (ResidentRows(1, (256,) * 4, 1, sector_elems=8), LoopedRows(1, 256, 2, sector_elems=8)):
@@ -376,7 +376,7 @@ def test_positions_of_extremes_have_64_bits() -> None:
 
 
 def test_only_buffers_of_the_plan_are_declared_aligned() -> None:
-    """An input may start anywhere. Only buffers that the plan allocates are declared aligned."""
+    """An input may have any address. Only buffers that the plan allocates are declared aligned."""
     for fn in (both, row_sums, column_softmax):
         program, _, bindings = program_of(fn, torch.randn(600, 96), torch.randn(96))
         inputs = {b.name for b in program.buffers if b.role == "input"}
@@ -401,7 +401,7 @@ print("there")
 
 
 def test_far_elements_are_addressed_with_64_bits() -> None:
-    """Columns and batches 2 ** 30 bytes apart, in sparsely mapped memory: a wrong address ends the process."""
+    """Columns and batches 2 ** 30 bytes apart, in sparsely mapped memory: a wrong address would crash the process."""
     done = run_python(FAR)
     assert done.returncode == 0 and "there" in done.stdout, done.stderr[-2000:]
 
@@ -424,7 +424,7 @@ def test_argmax_along_an_axis_the_values_do_not_depend_on(fold: Callable[..., to
 
 @pytest.mark.parametrize("shape", [(70, 13), (3, 1027), (2, 5, 1001)], ids=str)
 def test_valid_lanes_are_counted_without_a_reduction(shape: tuple[int, ...]) -> None:
-    """Triton 3.6 would recompute a summed mask in the layout of its sum, in full in every thread."""
+    """Triton 3.6 would recompute a summed mask in the layout of its sum, in every thread."""
     x = torch.randn(shape)
     for dims in ((-1,), (0,), tuple(range(len(shape)))):
         fn = lambda x, dims=dims: torch.var_mean(x, dims, correction=0)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Two bench runs against each other."""
+"""Comparing two benchmark runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST, SECOND = BASE.rows[4].id, BASE.rows[5].id
 
 
 def changed(by: Mapping[tuple[str, str], float], run: Run = BASE, spread: float = 0.005) -> Run:
-    """The run with some times multiplied."""
+    """A run with some of its times multiplied."""
     return replace(
         run,
         rows=tuple(

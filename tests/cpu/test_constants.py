@@ -1,4 +1,4 @@
-"""The data file of constants: what it must hold, and that code and file cannot drift apart."""
+"""The data file of constants: its contents, and that code and file cannot drift apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted times: terms that add up, one formula, and where each is from."""
+"""Predicted times: terms that add up, one formula, and the source of each term."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Costed: TypeAlias = tuple[KernelPlan, Traffic]
 
 @cache
 def planned(job: Job) -> tuple[Costed, ...]:
-    """Every candidate of a workload as one kernel, and what it must move."""
+    """Every candidate of a workload as one kernel, with its memory traffic."""
     captured = CapturedFunction.of(job.subject.function, job.inputs())
     program, bindings = specialize(captured.program, captured.bindings)
     return tuple((kernel, traffic(kernel.kernel, bindings)) for _, found in candidates(program, bindings) for kernel in found)
@@ -69,7 +69,7 @@ def test_all_families_are_covered() -> None:
 
 
 def test_terms_add_up_to_the_predicted_time() -> None:
-    """No time is predicted without a term that takes it, and no term makes a kernel faster."""
+    """All predicted time belongs to a term, and no term makes a kernel faster."""
     for kernel in every():
         found = kernel.cost
         assert found.us == found.record.us and found.limit in dict(found.limits)

@@ -1,4 +1,4 @@
-"""The criterion: what it lets pass, and what not."""
+"""The criterion: what it accepts and what it rejects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BF16, ULP = torch.bfloat16, 2.0**-4  # of bfloat16 between 8 and 16
 
 
 def off_by(ulps: float, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Results that are so far away, where eager's are exact."""
+    """Results that are `ulps` off, where eager's are exact."""
     exact = torch.full((count,), 12.0, dtype=torch.float64)
     return (exact + ulps * ULP).to(BF16), exact.to(BF16), exact
 
@@ -41,7 +41,7 @@ def test_fp32_on_a_cpu_may_be_one_more_ulp_off() -> None:
 
 
 def softmax(dtype: torch.dtype, rows: int = 64, cols: int = 512) -> tuple[Tensor, Tensor]:
-    """Exact rows in which a few large values stand beside many small ones, and the same rounded."""
+    """Exact rows with a few large values among many small ones, and the same rows rounded."""
     x = 4 * torch.randn(rows, cols, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
     exact = x.softmax(-1)
     return exact, exact.to(dtype)
@@ -54,7 +54,7 @@ def test_a_large_value_does_not_hide_the_errors_of_small_ones(dtype: torch.dtype
     ulp = torch.finfo(dtype).eps * exact.amax() / 2  # at the largest value
     off = torch.where(exact < exact.amax(-1, keepdim=True) / 64, exact + ulp / 2, exact).to(dtype)
     assert float((off.double() - exact).abs().max()) <= ulp
-    if dtype == torch.float32:  # which carries the errors of what it is computed from, itself fp32
+    if dtype == torch.float32:  # whose operands, themselves fp32, have errors
         off = torch.where(exact < exact.amax(-1, keepdim=True) / 64, exact + 4 * ulp, exact).to(dtype)
     assert "below" in str(judge(off, eager, exact))
 
@@ -65,7 +65,7 @@ def test_a_large_row_does_not_hide_the_errors_of_others() -> None:
     exact[3] *= 1e5
     eager = exact.float()
     off = eager.clone()
-    off[5] += 2.0**-10 * exact[5].amax()  # far less than an ulp of row 3
+    off[5] += 2.0**-10 * exact[5].amax()  # much less than an ulp of row 3
     assert judge(eager, eager, exact) is None and judge(off, eager, exact) is not None
 
 
@@ -123,11 +123,11 @@ def test_integers_are_compared_exactly() -> None:
 
 
 def test_eagers_error_on_small_values_is_not_allowed_on_large_ones() -> None:
-    """In units of a row's largest value eager may lose more of the small ones than is allowed of others."""
+    """Relative to a row's largest value, eager may have larger errors on small values than are allowed elsewhere."""
     exact, actual = softmax(BF16)
     middling = (exact < exact.amax(-1, keepdim=True) * 2.0**-4) & (exact > exact.amax(-1, keepdim=True) * 2.0**-6)
     small = (exact < exact.amax(-1, keepdim=True) * 2.0**-8).nonzero()[0].tolist()
     eager, off = torch.where(middling, exact * 1.5, exact).to(BF16), actual.clone()
-    off[*small] *= 1.05  # of one element, which shows in no mean of squares
+    off[*small] *= 1.05  # one element, which does not show in the RMS
     assert judge(eager, eager, exact) is None and judge(actual, eager, exact) is None
     assert judge(off, actual, exact) is not None and judge(off, eager, exact) is not None

@@ -1,4 +1,4 @@
-"""The checks of determinism, on interpreted kernels: what is the same passes, and what is not is seen."""
+"""The determinism checks, on interpreted kernels: equal runs pass, and differing runs are detected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_another_process_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("way,turns", [("again", 4), ("on several streams", 4), ("from a graph", 4), ("after other work", 4)])
 def test_a_run_that_differs_is_counted(way: str, turns: int) -> None:
-    """A last digit that changes in one way of running, of four by turns."""
+    """The last digit changes in one of the four ways of running."""
     ways = ["again", "on several streams", "from a graph", "after other work"]
     before = {"again": 0, "on several streams": 1, "from a graph": 4, "after other work": 5}[way]  # calls after the first
     count = itertools.count(-1)

@@ -1,4 +1,4 @@
-"""Two processes that train one model: what onepass compiles gives the same gradients as eager, sharded or replicated."""
+"""Two processes that train one model: compiled by onepass, sharded or replicated, it has the same gradients as in eager."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_avai
 
 
 def sharded(model: Any, fused: bool) -> Any:
-    """FSDP2 around every block and the whole; every block recomputes its forward, and is compiled by itself."""
+    """FSDP2 around every block and the model; every block recomputes its forward and is compiled separately."""
     mesh = init_device_mesh("cpu", (RANKS,))
     for name, block in list(model.blocks.named_children()):
         block = checkpoint_wrapper(block)
@@ -47,13 +47,13 @@ def sharded(model: Any, fused: bool) -> Any:
 
 
 def replicated(model: nn.Module, fused: bool) -> Any:
-    """DDP, with buckets of which the model fills several: Dynamo cuts the graph where one is full."""
+    """DDP with several buckets: Dynamo breaks the graph where one is full."""
     parallel = DistributedDataParallel(model, bucket_cap_mb=1)
     return torch.compile(parallel, backend=onepass.backend, options=OPTIONS) if fused else parallel
 
 
 def gradients(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of every parameter, whole, by its name in the model as it was before anything was wrapped around it."""
+    """The full gradient of every parameter, by its name in the unwrapped model."""
     model(**inputs).backward()
     found = {}
     for name, parameter in model.named_parameters():
@@ -66,7 +66,7 @@ def gradients(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def train(rank: int, wrap: Wrap, meeting_point: str) -> None:
-    """What one process does: the same step fused, eager, and alone in float64 for both processes' data."""
+    """The work of one process: the same step fused, in eager, and in float64 on the data of both processes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=RANKS)
     try:

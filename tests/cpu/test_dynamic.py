@@ -1,4 +1,4 @@
-"""Symbolic sizes of all kinds: halves, shifts, quotients, sizes of convolutions. Regions are claimed, and right at every size."""
+"""Symbolic sizes of all kinds: halves, offsets, quotients, sizes of convolutions. Regions are claimed and right at every size."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _total(results: Any) -> Tensor:
 
 
 def test_symbolic_sizes_may_become_one_and_zero() -> None:
-    """The graph that was compiled first serves them all, or torch makes another; either is right."""
+    """Whether the first graph serves all sizes or torch compiles another, the results must be right."""
 
     def tail(x: Tensor) -> Any:
         return norm(x[:, 2:]), x[:, 2:].sum(1)
@@ -165,7 +165,7 @@ def test_symbolic_sizes_may_become_one_and_zero() -> None:
 
 
 def test_strides_of_a_tensor_of_symbolic_size_follow_its_sizes() -> None:
-    """torch writes them with Max(1, s); as a symbol of its own, that would keep neighbouring dims from being walked as one."""
+    """torch writes strides with Max(1, s); as a symbol, that would keep neighboring dims from being merged."""
     run = torch.compile(lambda x: norm(x[:, 1:] * 2.0), backend=onepass.backend, dynamic=True, options=OPTIONS)
     run(torch.randn(3, 8, 16))
     (region,) = journal.snapshot().graphs[-1].regions
@@ -174,7 +174,7 @@ def test_strides_of_a_tensor_of_symbolic_size_follow_its_sizes() -> None:
 
 
 def test_a_size_passed_to_a_view_is_known() -> None:
-    """Though torch writes the 2 of its result as s // (s // 2)."""
+    """Even though torch writes the 2 of its result as s // (s // 2)."""
     run = torch.compile(
         lambda x: norm(x.view(x.shape[0] // 2, 2, x.shape[1])), backend=onepass.backend, dynamic=True, options=OPTIONS
     )
@@ -183,7 +183,7 @@ def test_a_size_passed_to_a_view_is_known() -> None:
     assert 2 in [axis.extent for axis in region.program.axes]
 
 
-# ---- sizes of meeting dims ---------------------------------------------------------------------------------------------------
+# ---- sizes of combined dims --------------------------------------------------------------------------------------------------
 
 
 def test_runs_between_equal_ends_have_equal_products() -> None:
@@ -209,7 +209,7 @@ def test_combined_dims_of_different_symbols_become_one() -> None:
 
 
 def test_aligning_dims_terminates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a step of it does."""
+    """Whatever one of its steps does."""
     monkeypatch.setattr(align, "_refined_once", lambda draft, tensor, position, onto: tensor)
     draft = Draft()
     tensors = [draft.tensor(draft.index(dim), (dim,)) for dim in (draft.atoms.dim(6), draft.atoms.dim(sym("b")))]
@@ -261,14 +261,14 @@ def test_factors_of_a_size() -> None:
     assert factors_of(4 * s * t) == (4, [5, 12])
     assert factors_of(32 * s - 32) == (32, [11])
     assert factors_of(s * t - t) == (1, [5, 11])
-    assert factors_of((s - 20) * (t - 7)) == (1, [16])  # apart, the factors would be negative
+    assert factors_of((s - 20) * (t - 7)) == (1, [16])  # separately, the factors would be negative
     assert factors_of(16 * torch.sym_max(s - 1, 1), nonempty=True) == (16, [11])
     assert factors_of(16 * torch.sym_max(s - 1, 1)) == (16, [11])
     bases = [str(f) for f in (compat.factored_size(16 * torch.sym_max(s - 1, 1), nonempty=True) or (0, ()))[1]]
     assert len(bases) == 1 and "Max" not in bases[0]
 
 
-# ---- a region that cannot be put into its graph ------------------------------------------------------------------------------
+# ---- a region that cannot be inserted into its graph -------------------------------------------------------------------------
 
 
 def left_behind() -> None:
@@ -304,14 +304,14 @@ def test_errors_in_rewriting_are_raised_on_request(monkeypatch: pytest.MonkeyPat
 
 
 class Piece:
-    """What `entangled` looks at of a part."""
+    """The inputs and outputs of a region."""
 
     def __init__(self, inputs: tuple[fx.Node, ...], outputs: tuple[fx.Node, ...]) -> None:
         self.inputs, self.outputs = inputs, outputs
 
 
 def test_one_region_of_a_cycle_is_dropped() -> None:
-    """x -> a, b; c needs a and b; regions {a, c} and {b, d}, where d needs a: each would have to run before the other."""
+    """x -> a, b; c reads a and b; regions {a, c} and {b, d}, where d reads a: each would have to run before the other."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     a, b = (graph.call_function(torch.neg, (x,)) for _ in range(2))
@@ -324,7 +324,7 @@ def test_one_region_of_a_cycle_is_dropped() -> None:
 
 
 def test_a_region_is_lowered_once_even_if_the_search_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that has no place in a Program starts the search over; regions elsewhere in the graph do not change."""
+    """A node that cannot be lowered restarts the search; regions elsewhere in the graph do not change."""
     seen: list[str] = []
     lower_region = region_program.lower_region
 

@@ -1,4 +1,4 @@
-"""The engine: what is made once and for whom; launching into memory that a caller brings."""
+"""The engine: what is built once and for which calls; launching into memory of the caller."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NOTHING: frozenset[str] = frozenset()
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A store of a test's own, and nothing in memory."""
+    """A separate store for each test, and nothing in memory."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
     engine.forget()
     yield
@@ -64,7 +64,7 @@ def made_by(action: Any) -> Any:
     return counts() - before
 
 
-# ---- once ------------------------------------------------------------------------------------------------------------------
+# ---- building --------------------------------------------------------------------------------------------------------------
 
 
 def test_equal_programs_are_planned_once() -> None:
@@ -182,7 +182,7 @@ Ran = tuple[Executable, list[torch.Tensor], dict[str, int], dict[str, torch.Tens
 
 
 def case(name: str, rows: int = 40, cols: int = 70) -> Ran:
-    """An executable, its inputs in order, its sizes, and what it computes."""
+    """An executable, its inputs in order, its sizes, and the expected results."""
     inputs = CASES[name].inputs(rows, cols, torch.bfloat16, "cpu")
     captured = capture(CASES[name].function, inputs)
     bindings = dict(captured.bind(inputs) or {})
@@ -206,7 +206,7 @@ def test_results_are_written_to_memory_of_the_caller(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_launches_get_the_right_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card's launches, by launchers that interpret what they are handed: addresses, sizes, grids."""
+    """Launches as on a card, with launchers that interpret their arguments: addresses, sizes, grids."""
     runs, inputs, bindings, expected = case(name, rows=700)
     streams: list[int] = []
 
@@ -241,7 +241,7 @@ def test_temporaries_share_one_aligned_block() -> None:
     sizes = [t.untyped_storage().nbytes() for b in doubled for t in [executable.allocate(executable.layout(b, {"s0": 3000}), CPU)]]
     ends = [o + n for o, n in zip(offsets, sizes)]
     assert all(end <= start for end, start in zip(ends, (*offsets[1:], 4 * words)))
-    odd = Buffer("odd", DTYPES["f32"], "temp", (65,), (1,))  # its last element alone is beyond a boundary
+    odd = Buffer("odd", DTYPES["f32"], "temp", (65,), (1,))  # only its last element crosses a boundary
     assert executable.pack_temporaries((odd, odd), {}) == (256, (0, 512))
 
 
@@ -255,7 +255,7 @@ def test_launches_of_the_most_recent_sizes_are_kept(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("names", [("x", "y"), ("y", "x")])
 def test_size_arguments_are_passed_by_name(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each size goes where its name stands among a kernel's arguments."""
+    """Each size is passed at the position of its name among a kernel's arguments."""
     params = tuple(Param(n, ParamKind.SIZE, n) for n in names)
     source = replace(case("layer_norm-wb")[0].artifact.sources[0], params=params, cleared=(), grid=())
     made = replace(case("layer_norm-wb")[0].artifact, buffers=(), sources=(source,))
@@ -269,7 +269,7 @@ def test_size_arguments_are_passed_by_name(names: tuple[str, str], monkeypatch: 
 
 
 def test_only_buffers_that_must_start_at_zero_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a card, where it comes first of all memory a call takes."""
+    """On a card, where such memory comes first in the allocation of a call."""
     runs, _, bindings, _ = case("layer_norm-wb")
     source = runs.artifact.sources[0]
     signals, partial = (Buffer(n, DTYPES["i32"], "temp", (100,), (1,)) for n in ("signals", "partial"))
@@ -303,7 +303,7 @@ def test_outputs_of_a_caller_may_be_misaligned() -> None:
 
 
 def test_calls_do_not_wait_for_background_work_that_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Because there are no threads, or the process is about to end. Whoever needs it tries again."""
+    """There are no threads left, or the process is about to end. The next caller tries again."""
     kernels, go, threads = Kernels(program(cols=52), "it"), threading.Event(), DaemonExecutor(1, "it")
     threads.submit(go.wait)
     monkeypatch.setattr(engine, "_background", lambda process_id: threads)
@@ -317,11 +317,11 @@ def test_calls_do_not_wait_for_background_work_that_never_started(monkeypatch: p
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------------
 
-INTERRUPTED = {Path(str(module.__file__)).name for module in (engine, promise, background)}  # whose lines Ctrl-C comes at
+INTERRUPTED = {Path(str(module.__file__)).name for module in (engine, promise, background)}  # the lines at which Ctrl-C arrives
 
 
 def interrupted_at(line: int, action: Any) -> bool:
-    """Run something, and Ctrl-C comes at one of the lines it runs; whether it has so many. No signal arrives at a `with`."""
+    """Run an action with Ctrl-C at its `line`-th line; returns whether it has that many. No signal arrives at a `with`."""
     seen = [0]
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -356,7 +356,7 @@ def test_after_ctrl_c_at_any_line_no_thread_waits_forever(way: str, monkeypatch:
         engine.forget()
         kernels = Kernels(captured, "it")
         goes_on = interrupted_at(line, lambda kernels=kernels: getattr(kernels, way)({"s0": 12}, CPU, NOTHING))
-        threads.submit(print).result()  # all that was begun has ended
+        threads.submit(print).result()  # everything that was started has ended
         assert all(promised.done for promised in kernels._shared._promises.values()), line
         assert kernels.prepare({"s0": 12}, CPU, NOTHING).result() is made, line
         assert kernels.executable({"s0": 12}, CPU, NOTHING).artifact is made, line
@@ -387,7 +387,7 @@ def test_a_waiting_thread_takes_over_from_an_interrupted_one(monkeypatch: pytest
             return claimed(variant, own)
         finally:
             if calls:
-                go.set()  # the other thread waits from now on
+                go.set()  # from now on the other thread waits
 
     monkeypatch.setattr(kernels._shared, "_claim_promise", claiming)
 
@@ -409,10 +409,10 @@ def test_a_promise_may_be_fulfilled_twice_and_its_gate_may_stay_locked() -> None
     promised.fail(ValueError())
     promised.abandon(ValueError())
     assert promised.result() == 1 and promised.exception() is None and not promised.failed and not promised.abandoned
-    promised._gate.acquire()  # by a thread that Ctrl-C reached there
+    promised._gate.acquire()  # held by a thread that Ctrl-C interrupted there
     assert promised.result() == 1
     late: promise.Promise[int] = promise.Promise()
-    late._open = lambda: None  # type: ignore[method-assign]  # Ctrl-C came before that
+    late._open = lambda: None  # type: ignore[method-assign]  # as if Ctrl-C came before it
     waiting = threading.Thread(target=late.exception)
     waiting.start()
     late.abandon(KeyError())
@@ -420,12 +420,12 @@ def test_a_promise_may_be_fulfilled_twice_and_its_gate_may_stay_locked() -> None
     assert isinstance(late.exception(), KeyError) and late.abandoned
 
 
-# ---- as on a card, as far as one can without -------------------------------------------------------------------------------
+# ---- as on a card, without one ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """An H200 whose kernels are compiled in this process and never run; whether the stream is being captured."""
+    """An H200 whose kernels are compiled in this process and never run. Yields whether the stream is being captured."""
     capturing = [False]
 
     def prepare(source: Source, index: int, aligned: frozenset[str]) -> Any:
@@ -451,7 +451,7 @@ def test_binaries_compiled_in_the_background_are_found_when_loading(card: list[b
 
 
 def assembler_in(folder: Path) -> Path:
-    """The assembler of Triton, calling itself another version."""
+    """Triton's assembler, reporting another version."""
     folder.mkdir(parents=True)
     other = folder / "ptxas"
     own = compat.triton_toolchain(90)["assembler"]
@@ -461,7 +461,7 @@ def assembler_in(folder: Path) -> Path:
 
 
 def test_workers_use_the_assembler_set_by_the_user(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it is named late: Triton asks for the version once, and kernels must not be filed under that of another one."""
+    """Even if it is set late: Triton reads the version once, and kernels must not be stored under that of another one."""
     before, toolchain = compat.triton_toolchain(90), compat.triton_toolchain_key(90)
     named = assembler_in(tmp_path / "mine")
     offline._pool(os.getpid()).close()  # workers start again, and inherit
@@ -475,14 +475,14 @@ def test_workers_use_the_assembler_set_by_the_user(card: list[bool], tmp_path: P
 
 
 def test_plans_of_instrumented_kernels_have_their_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take other registers, and spill."""
+    """They need other numbers of registers, and spill."""
     toolchain = compat.triton_toolchain_key(90)
     monkeypatch.setattr(triton.knobs.compilation, "instrumentation_mode", "consan")
     assert compat.triton_toolchain_key(90) != toolchain
 
 
 def test_the_assembler_set_by_inductor_is_ignored(card: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor points Triton to one in torch's wheel once it compiles. Kernels made before and after must be the same."""
+    """Inductor points Triton to the one in torch's wheel once it compiles. Kernels built before and after must be the same."""
     before, toolchain = compat.triton_toolchain(90), compat.triton_toolchain_key(90)
     monkeypatch.setattr(compat.kernels, "_torch_folder", lambda: tmp_path / "torch")
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(assembler_in(tmp_path / "torch" / "bin")))

@@ -1,4 +1,4 @@
-"""When something fails: one coded warning, the right answer, a reproducer that runs; and what must never be worked around."""
+"""Failures: one coded warning, the right result, a reproducer that runs; and errors that must never have a fallback."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def replay(path: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_region_that_cannot_be_planned_runs_as_inductor_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.Kernels, "executable", no_plan)
-    monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 1)  # of two sizes the second is computed op by op
+    monkeypatch.setattr(region_op, "MAX_INDUCTOR_FALLBACKS", 1)  # the second of two sizes is computed op by op
     text = region("0123456789", lines=("model.py:12", "model.py:13"))
     with pytest.warns(OnepassWarning, match=r"ONEPASS-701.*model\.py:12, model\.py:13.*ONEPASS-201.*repro_0123456789") as caught:
         for rows in (4, 4, 6):
@@ -138,7 +138,7 @@ LATER = RuntimeError("later")
 
 
 def failing_from(call: int, error: Exception = LATER) -> Any:
-    """Launches that work before that call; then half of an output is garbage when they fail."""
+    """Launches that work before that call, and then fail after writing garbage to half of an output."""
     right, seen = Executable.bound, [0]
 
     def bound(self: Executable, bindings: Any) -> Any:
@@ -279,7 +279,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_reproducer(monkeypatch: 
     assert_filled(outs, ins)
 
 
-# ---- the pass ----------------------------------------------------------------------------------------------------------------
+# ---- the pass ------------------------------------------------------------------------------------------------------------------
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Every family of kernels in every class of types: each cell has kernels, which are right where they are interpreted."""
+"""Every kernel family with every class of types: each cell has kernels, and interpreted ones are right."""
 
 from __future__ import annotations
 

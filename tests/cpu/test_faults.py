@@ -1,4 +1,4 @@
-"""A sample of the campaigns of faults: writing calls that fail or are a process's last, many processes at once, Ctrl-C."""
+"""A sample of the fault campaigns: system calls that fail or are a process's last, many processes at once, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.processes import run_python
 
-# In a process of its own: they fork, which a process with threads had better not do.
+# In a separate process: they fork, which a process with threads should not do.
 CAMPAIGN = """
 import sys
 from tests.campaign import {name}
@@ -27,7 +27,7 @@ def test_a_sample_of_faults_finds_nothing(name: str, arguments: list[str], tmp_p
 
 
 def test_a_sample_of_interruptions_finds_nothing(tmp_path: Path) -> None:
-    """Two of a session that plans and compiles, and goes on: seeds whose first two are of the cheapest kind."""
+    """Two interruptions of a session that plans and compiles, and goes on: a seed whose first two are of the cheapest kind."""
     log = tmp_path / "log"
     done = run_python(CAMPAIGN.format(name="interrupts", arguments=["--count", "2", "--seed", "273", "--log", str(log)]))
     assert done.returncode == 0, done.stdout + done.stderr

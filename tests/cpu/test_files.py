@@ -1,4 +1,4 @@
-"""Files that others must not have touched: which folders are refused, what is read, and that nothing is written by halves."""
+"""Files that other users must not have touched: which folders are refused, which files are read, and that writes are atomic."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_write_permissions_on_the_folder_itself(mode: int, fine: bool, tmp_path:
     ("mode", "fine"), [(0o755, True), (0o300, True), (0o775, False), (0o757, False), (0o777, False), (0o1777, True), (0o1775, True)]
 )
 def test_write_permissions_on_a_parent_folder(mode: int, fine: bool, tmp_path: Path) -> None:
-    """In a sticky folder others can put things, but not take away what is ours."""
+    """In a sticky folder other users can create files, but not remove ours."""
     above = made(tmp_path / "above")
     deep = made(above / "a", above / "a" / "b")
     above.chmod(mode)
@@ -104,7 +104,7 @@ def test_the_folder_is_not_a_link_and_no_link_lies_in_a_sticky_folder(tmp_path: 
 
 
 def test_no_link_among_the_components_that_belong_to_the_store(tmp_path: Path) -> None:
-    """Even one of our own: what lies in a store lies in the folder that was named."""
+    """Not even a link of this user: the files of a store lie in the folder that was named."""
     made(tmp_path / "real", tmp_path / "real" / "it", tmp_path / "real" / "it" / "deep")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for own, fine in ((1, True), (2, True), (3, False)):
@@ -293,7 +293,7 @@ def test_a_sealed_file_is_used_as_it_was_written_or_not_at_all(tmp_path: Path, m
             assert checksums.read_checksummed(folder, "f.cubin") is None
     checksums.write_checksummed(folder, "f.cubin", b"again")
     assert checksums.read_checksummed(folder, "f.cubin") == b"again"
-    for other in (tmp_path / "OTHER" / "f.cubin", folder / "g.cubin"):  # a seal holds for its place alone
+    for other in (tmp_path / "OTHER" / "f.cubin", folder / "g.cubin"):  # a checksum is valid only in its place
         checksums.write_checksummed(other.parent, other.name, b"again")
         for end in ("", checksums.CHECKSUM_SUFFIX):
             os.replace(folder / f"f.cubin{end}", other.with_name(other.name + end))
@@ -310,7 +310,7 @@ def test_sealed_files_behind_a_link_are_refused(tmp_path: Path) -> None:
     made(tmp_path / "store", tmp_path / "moved")
     checksums.write_checksummed(
         tmp_path / "moved" / "KEY", "f.cubin", b"1"
-    )  # the folder of Triton's files, as it was before it became a link
+    )  # the folder of Triton's files, before it became a link
     (tmp_path / "store" / "triton").symlink_to(tmp_path / "moved")
     with pytest.warns(OnepassWarning, match="symbolic link"):
         assert checksums.read_checksummed(tmp_path / "store" / "triton" / "KEY", "f.cubin") is None
@@ -393,7 +393,7 @@ def test_a_cache_manager_set_by_the_user_is_kept(tmp_path: Path, monkeypatch: py
     assert knobs.cache.manager_class is dict
 
 
-# ---- what is told ----------------------------------------------------------------------------------------------------------
+# ---- messages --------------------------------------------------------------------------------------------------------------
 
 
 class Silent(Exception):

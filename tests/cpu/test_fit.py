@@ -1,4 +1,4 @@
-"""Stored measurements, what is fitted to them, and what they say about the shipped constants. Arithmetic only: nothing is timed."""
+"""Stored measurements, the fit to them, and how well the shipped constants match. Arithmetic only: nothing is timed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stored() -> tuple[Observation, ...]:
 
 @cache
 def known() -> tuple[Sample, ...]:
-    """The measurements of workloads whose candidates are quick to list, of every family."""
+    """Measurements of every family, of workloads whose candidates are quick to enumerate."""
     few = {"rms_norm", "rms_norm_backward", "softmax", "outer_sum_1", "layer_norm_backward", "cross_entropy"}
     return samples((o for o in stored() if o.workload in few and "kernels in registers" not in o.group), H200)
 
@@ -128,7 +128,7 @@ def test_no_measurement_beats_the_floor() -> None:
 
 
 def test_the_floor_is_nearly_reached() -> None:
-    """A floor that is far below everything would not say much."""
+    """A floor far below every measurement would mean little."""
     slack = sorted(f.us / floor_us(f.moved, H200) for f in fastest(stored()))
     assert slack[0] < 1.001 and slack[10] < 1.01 and slack[len(slack) // 2] < 1.1
     for low, high in ((1e6, 1e7), (1e7, 1e8), (1e8, 1e9), (1e9, 1e11)):
@@ -190,7 +190,7 @@ def test_chosen_schedules_are_near_the_best_measured() -> None:
     """Of all choices between schedules that were measured side by side, nine in ten are within 5 % of the best, all within 15 %.
 
     One is not: softmax 16x65536, where a row in one CTA of 32 warps took 5.5 us and the loop that is predicted best among those
-    measured then took 6.5. The default plan today splits such rows among CTAs, which was not measured beside them.
+    measured then took 6.5. Today's default plan splits such rows among CTAs, which was not measured with them.
     """
     found = samples(stored(), H200)
     choices = [c for members in grouped(found).values() if (c := choice(members, SHIPPED.cost))]
@@ -207,12 +207,12 @@ def test_chosen_schedules_of_some_workloads_are_near_the_best_measured() -> None
 
 
 def test_measured_regrets_of_default_plans() -> None:
-    """The plans that `onepass bench --regret` picked by itself, and tuned alternatives."""
+    """The plans that `onepass bench --regret` chose by default, and tuned alternatives."""
     regrets = [r for name in ("widths", "softmax", "losses", "outer") for r in load_run(RESULTS / f"{name}_regret.json").regret]
     assert len(regrets) == 103
     assert sum(r.regret <= 0.05 for r in regrets) >= 0.9 * len(regrets)
     late = [r.id for r in regrets if r.regret > 0.15]
-    assert late == ["log_softmax 8192x32768 bf16"]  # whose registers are recognized only since (decision 0021)
+    assert late == ["log_softmax 8192x32768 bf16"]  # its registers have been recognized only since decision 0021
 
 
 def test_predictions_are_near_the_measured_times() -> None:
@@ -230,7 +230,7 @@ def test_the_choice_of_held_out_workloads_does_not_depend_on_the_others() -> Non
 
 
 def test_the_fit_recovers_a_changed_constant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predictions of the model itself as measurements: the descent leads back to the constant they were made with."""
+    """With the model's own predictions as measurements, the descent returns to the constant they were made with."""
     some = [s for s in known() if s.schedule.family == "inner"][:60]
     exact = [replace(s, seen=replace(s.seen, us=s.predicted_us(SHIPPED.cost))) for s in some]
     wrong = replace(SHIPPED.cost, tile_us=2 * SHIPPED.cost.tile_us)
@@ -268,7 +268,7 @@ def test_constants_without_effect_are_found_by_ablation() -> None:
     rows = {a.name: a for a in fitting.ablate(known(), SHIPPED.cost, entries["cost"])}
     assert rows["tile_us"].samples > 100 and rows["tile_us"].objective > 0
     assert rows["cta_exchange_us"].choices > 0
-    assert "fill_rate" not in rows and "sharpness" not in rows  # what the model cannot do without
+    assert "fill_rate" not in rows and "sharpness" not in rows  # the model needs these
     objectives = [a.objective for a in rows.values()]
     assert objectives == sorted(objectives)
 

@@ -1,4 +1,4 @@
-"""8-bit floats, and types that onepass has no arithmetic for: computed as torch does, or refused with a code, never a crash."""
+"""8-bit floats, and types without arithmetic in onepass: computed as in torch, or refused with a code, never a crash."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ A100 = device("a100")
 
 
 def assert_same(actual: Any, eager: Any) -> None:
-    """Every number the same; NaN where there is one."""
+    """Check that every number is the same, and NaNs are in the same places."""
     for a, b in zip(as_tuple(actual), as_tuple(eager), strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         torch.testing.assert_close(a.double(), b.double(), rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 def numbers() -> Tensor:
-    """Zeros, limits, what lies between neighbours and just beyond, at both ends of the range, and numbers of every size."""
+    """Zeros, limits, midpoints between neighbors and values just beyond, at both ends of the range, and numbers of every size."""
     ends = [448, 449, 463.9, 464, 464.1, 479, 480, 500, 1e9, 57344, 61439, 61440, 61441, 65535, 65536, float("inf"), float("nan")]
     small = [0.0, 2**-9, 2**-10, 2**-10 * 1.001, 2**-11, 2**-16, 2**-17, 2**-17 * 1.001, 2**-18, 1e-30, 1.0625, 1.1875, 1.125]
     of_every_size = randoms(0, (1000,)) * torch.logspace(-6, 5, 1000)
@@ -47,7 +47,7 @@ def numbers() -> Tensor:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """torch's conversion. Since 2.13 e4m3, which has no infinity, stops at its greatest number; before it went on to NaN."""
+    """torch's conversion. e4m3, which has no infinity, saturates at its largest number since 2.13; before, it overflowed to NaN."""
     x = x.float()
     return (x.clamp(-448, 448) if dtype is E4M3 else x).to(dtype)
 
@@ -119,7 +119,7 @@ def test_every_type_is_rounded_as_torch_does(source: torch.dtype, dtype: torch.d
 
 @FLOAT8
 def test_the_interpreter_converts_as_the_hardware_does(dtype: torch.dtype) -> None:
-    """cvt.rn.satfinite stops at the greatest number of either type, so a kernel that wants infinity has to see to it."""
+    """cvt.rn.satfinite saturates at the largest number of either type, so a kernel must produce infinity itself."""
     codes = torch.from_numpy(narrowed(np.array([1e9, -np.inf, np.nan, 1.0], np.float32), dtype)).view(dtype)
     most = torch.finfo(dtype).max
     assert_same(codes.float(), torch.tensor([most, -most, float("nan"), 1.0]))
@@ -132,7 +132,7 @@ def test_constants(dtype: torch.dtype) -> None:
     assert_same(onepass.fuse(fn)(torch.zeros(3, 5)), tuple(rounded(torch.full((3, 5), v), dtype) for v in values))
 
 
-# ---- where they cannot be ----------------------------------------------------------------------------------------------------
+# ---- unsupported cards -------------------------------------------------------------------------------------------------------
 
 NARROW: dict[str, tuple[Callable[[Tensor], Any], torch.dtype]] = {
     "from e4m3": (lambda x: x.float().sum(-1), E4M3),

@@ -1,4 +1,4 @@
-"""When a captured Program may answer a call, and what is never captured."""
+"""When a captured Program may serve a call, and what is never captured."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_types_and_devices() -> None:
 
 
 class Doubling(torch.Tensor):
-    """A subclass, whose ops may do what they like."""
+    """A subclass, whose ops may do anything."""
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_code_without_a_file_is_reported_by_its_function(name: str) -> None:
     exec(compile("def fn(x):\n    y = x * 2\n    return y.sort()[0]\n", name, "exec"), made)
     assert f"(at {name}:3 in fn)" in refused(errors.UnsupportedOp, made["fn"], X)
     exec(compile("def fn(x):\n    return x.sort()[0]\n", "<generated>", "exec"), made)
-    assert "test_fuse_guards.py:" in refused(errors.UnsupportedOp, made["fn"], X)  # who called it
+    assert "test_fuse_guards.py:" in refused(errors.UnsupportedOp, made["fn"], X)  # the line of the caller
 
 
 def test_unsupported_views() -> None:
@@ -323,7 +323,7 @@ def test_devices() -> None:
 
 
 def test_unsupported_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onepass.capture.function.arguments.DEVICES", ("cuda",))  # no other device can be had on every machine
+    monkeypatch.setattr("onepass.capture.function.arguments.DEVICES", ("cuda",))  # no other device exists on every machine
     assert "CUDA device" in refused(errors.UnsupportedDevice, lambda x: x, X)
 
 

@@ -1,4 +1,4 @@
-"""Rows staged in shared memory: the generated text, its compilation for sm_90, and its results in the model."""
+"""Rows staged in shared memory: the generated text, its compilation for sm_90, and its results in the functional model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def norm_inputs(fn: Callable[..., Any], cols: int, dtype: torch.dtype, rows: int
     return meta(rows, cols, dtype=dtype), *(meta(cols, dtype=dtype) for _ in range(vectors))
 
 
-# ---- what the compiler makes of it -----------------------------------------------------------------------------------------
+# ---- compilation -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
@@ -69,7 +69,7 @@ def test_staged_rows_compile_without_spills_in_the_computed_shared_memory(
     assert binary.smem_bytes == expected.smem_bytes <= H200.smem_per_cta
     assert set(binary.stores) == {16} and set(binary.loads) <= {16}
     assert binary.tma_copies and binary.mbarriers
-    assert binary.registers <= schedule.registers  # given room the compiler takes it: only the most is promised
+    assert binary.registers <= schedule.registers  # the compiler uses registers that are free: only the cap is promised
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -87,7 +87,7 @@ def test_barriers_keep_their_memory_if_a_cta_has_one_row(fn: Callable[..., Any],
     kernel, bindings = kernel_of(fn, norm_inputs(fn, cols, F32))
     schedule = staged_schedule(kernel, 4, 1, 1, split=0)
     binary = offline.compile(gluon.lower(kernel, schedule, bindings, "norm").source(), H200)
-    assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes, "beside the barriers, what warps exchange"
+    assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes, "barriers and the exchange between warps"
 
 
 def test_one_tma_copy_loads_a_row_if_its_box_allows() -> None:
@@ -100,7 +100,7 @@ def test_one_tma_copy_loads_a_row_if_its_box_allows() -> None:
     assert "for j in" in source.text, "a row that is alone in its ring leaves it in parts"
 
 
-# ---- what it computes ------------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------------
 
 
 def first_of_the_greatest(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,7 +196,7 @@ def test_unary_functions_are_the_same_as_in_triton() -> None:
 
 
 def test_every_op_on_floats_compiles_in_gluon() -> None:
-    """All rows of the op table in one kernel, by the same text as in Triton."""
+    """All rows of the op table in one kernel, with the same text as in Triton."""
     rows = [spec for name, spec in OPS.items() if spec.takes.accepts(BY_TORCH[F32]) and name not in ("cast", "where", "fma")]
     unary, binary = ([spec.reference for spec in rows if spec.arity == k] for k in (1, 2))
 
@@ -296,21 +296,21 @@ def test_a_ring_of_copies_compiles_without_spills(fn: Callable[..., Any], dtype:
     assert binary.spill_bytes == 0 and binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes
 
 
-# ---- rows that start anywhere ----------------------------------------------------------------------------------------------
+# ---- unaligned rows --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", range(2, 10))
-@pytest.mark.parametrize("cols", [1089, 1131, 1151, 9281])  # of three rows of 1131, one element is left
+@pytest.mark.parametrize("cols", [1089, 1131, 1151, 9281])  # three rows of 1131 leave one element over
 def test_elements_past_the_flat_view_are_read(cols: int, rows: int) -> None:
-    """0, 1, few, many or 63 elements may be left over, and nothing past the end of the tensor is read."""
+    """0, 1, a few, many or 63 elements may be left over; nothing past the end of the tensor is read."""
     (x,) = inputs_of(softmax, rows, cols, BF16)
-    x[-1, -1] = 4.0  # which differs from 0 where it is the only one
+    x[-1, -1] = 4.0  # nonzero, in case it is the only one
     run_staged(softmax, (x,), warps=4, vectors=1, slots=2 - rows % 2, split=2)
 
 
 @pytest.mark.parametrize(("rows", "cols", "stride"), [(64, 65, 65), (4, 96, 96), (3, 50, 51), (2, 127, 129), (1, 64, 64)])
 def test_a_flat_view_covers_every_whole_piece(rows: int, cols: int, stride: int) -> None:
-    """And nothing past the end of its tensor."""
+    """It covers nothing past the end of its tensor."""
     shape, strides = TensorView((rows, cols), (stride, 1), (1, 1, PIECE_ELEMS), piece_elems=PIECE_ELEMS).resolved({})
     pieces = ((rows - 1) * stride + cols) // PIECE_ELEMS
     assert shape == (1, pieces, PIECE_ELEMS) and strides == (pieces * PIECE_ELEMS, PIECE_ELEMS, 1)
@@ -322,7 +322,7 @@ def own_sum(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("split", [0, 2, 5])
 def test_one_row_stores_values_that_no_row_changes(split: int) -> None:
-    """Rows at other offsets in a piece sum in another order, so the stored value would depend on which CTA stores last."""
+    """Rows at other offsets in a piece sum in another order, so the value would depend on the CTA that stores last."""
     args = torch.randn(5, 4501), torch.randn(4501)
     kernel, bindings = kernel_of(own_sum, args)
     schedule = staged_schedule(kernel, warps=4, vectors=1, slots=1, split=split)
@@ -359,9 +359,12 @@ def odd_kernel(rows: int, slots: int) -> tuple[Lowered, dict[str, Tensor], dict[
 @pytest.mark.parametrize(
     ("change", "caught"),
     [
-        (without(ir.CtaBarrier), errors.UseBeforeArrival),  # walks read what other threads put there
-        (behind(ir.Wait, ir.If), errors.RefillBeforeDrain),  # TMA has not been there yet
-        (value_fields(ir.Load, lambda load: load.offset == ("covered", "at_end"), masks=()), errors.AccessOutOfBounds),  # behind it
+        (without(ir.CtaBarrier), errors.UseBeforeArrival),  # reductions read what other threads wrote there
+        (behind(ir.Wait, ir.If), errors.RefillBeforeDrain),  # TMA has not written there yet
+        (
+            value_fields(ir.Load, lambda load: load.offset == ("covered", "at_end"), masks=()),
+            errors.AccessOutOfBounds,
+        ),  # past the end
         (
             fields(ir.Assign, lambda node: node.targets == ("end",), value=lambda node: f"32 + {node.value}"),
             errors.OutsideAllocation,
@@ -403,7 +406,7 @@ def test_unaligned_rows_compile_without_spills(fn: Callable[..., Any], slots: in
 
 @pytest.mark.parametrize("fn", [softmax, rms_norm])
 def test_unaligned_rows_leave_registers_for_two_ctas_of_16_warps(fn: Callable[..., Any]) -> None:
-    """Elements outside the flat view and the masks of a row's ends must not stay in registers during a walk."""
+    """Elements outside the flat view and the masks of a row's ends must not stay in registers during a pass over the row."""
     kernel, bindings = kernel_of(fn, norm_inputs(fn, 50257, BF16))
     schedule = replace(staged_schedule(kernel, 16, 1, 1), registers=64)
     assert offline.compile(emit(kernel, schedule, bindings, "norm", H200), H200).spill_bytes == 0
@@ -492,10 +495,10 @@ def test_the_generated_text() -> None:
     [
         ("h200", (8192, 32768), BF16, True),
         ("a100", (8192, 32768), BF16, False),  # no TMA
-        ("h200", (8192, 50257), BF16, True),  # rows that start anywhere
-        ("h200", (8192, 65537), BF16, False),  # of which too little is left behind whole chunks
+        ("h200", (8192, 50257), BF16, True),  # unaligned rows
+        ("h200", (8192, 65537), BF16, False),  # the tail after the whole chunks is too short
         ("h200", (8192, 50264), BF16, True),
-        ("h200", (8192, 65536), F32, False),  # more than a CTA has room for
+        ("h200", (8192, 65536), F32, False),  # more shared memory than a CTA can have
         ("h200", (8192, 32768), torch.float64, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Mix-order kernels with staged rows: their results in the model, their compilation, and the plan."""
+"""Mix-order kernels with staged rows: results in the functional model, compilation, and plans."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: Any) -> None:
     assert_as_oracle(mixed(fn, args, **how), tensors, bindings, f"{how}")
 
 
-# ---- what it computes ------------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------------
 
 
 # fmt: off
@@ -93,7 +93,7 @@ def test_every_reduction_is_right_over_staged_rows(fn: Callable[..., Any], cols:
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_totals_of_values_far_from_zero(dtype: torch.dtype) -> None:
-    """A mean of 0 would not show a wrong count."""
+    """With a mean of 0, a wrong count would not show."""
     check(totals, (inputs_of(totals, 7, 2568, dtype)[0] + 3,))
 
 
@@ -157,7 +157,7 @@ def test_a_broken_kernel_is_caught(slots: int, change: Change, caught: type[Exce
 
 
 def rows_and_columns(x: Tensor) -> tuple[Tensor, Tensor]:
-    """One walk: it is the first over a row and the last."""
+    """A single pass, which is both the first and the last one over a row."""
     return x.float().sum(-1), x.float().sum(0)
 
 
@@ -167,7 +167,7 @@ def test_every_reduction_is_right_over_a_ring_of_copies(fn: Callable[..., Any], 
     check(fn, inputs_of(fn, 7, 4096, BF16), slots=1, prefetch=3, row_vectors=row_vectors)
 
 
-@pytest.mark.parametrize("warps", [4, 16])  # of many warps the compiler does not know how long a walk is
+@pytest.mark.parametrize("warps", [4, 16])  # with many warps the compiler does not know the length of a pass
 @pytest.mark.parametrize(("rows", "split"), [(2, 1), (2, 3), (7, 1), (8, 1), (7, 3), (3, 5), (19, 2)])
 @pytest.mark.parametrize("prefetch", [1, 3, 4, 9])
 def test_copies_fill_the_slots_of_the_ring_in_order_for_any_number_of_rows(
@@ -185,7 +185,7 @@ def test_copies_fill_the_slots_of_the_ring_in_order_for_any_number_of_rows(
 
 @pytest.mark.parametrize("prefetch", [1, 3, 9])
 def test_a_single_row_arrives_with_the_first_copies(prefetch: int) -> None:
-    """A program of one row is another program, so the kernel of more is given one."""
+    """A program of one row is a different program, so the kernel for more rows gets one row."""
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     alone = {name: x[:1] if len(x) == 7 else x for name, x in tensors.items()}
@@ -219,7 +219,7 @@ def test_a_broken_ring_of_copies_is_caught(
 
 
 def run_changed(fn: Callable[..., Any], args: tuple[Tensor, ...], change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a ring of copies whose kernel was tampered with, and compare with the oracle."""
+    """Run a changed kernel with a ring of copies, and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
     plan = mixed(fn, args, slots=1, prefetch=3)
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: first_changed(plan, change))
@@ -233,7 +233,7 @@ def test_a_refill_of_the_wrong_part_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
         run_changed(rms_norm_backward, args, wrong, monkeypatch)
 
 
-# ---- what the compiler makes of it -----------------------------------------------------------------------------------------
+# ---- compilation -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_refill_of_the_wrong_part_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
         (rms_norm_backward, 8192, BF16, 16, 3, RELOAD),
         (rms_norm_backward, 8192, F32, 16, 3, RELOAD),
         (rms_norm_backward, 10008, BF16, 8, 2, RELOAD),
-        (rms_norm_backward, 10240, BF16, 8, 2, RELOAD),  # five copies a row
+        (rms_norm_backward, 10240, BF16, 8, 2, RELOAD),  # five copies per row
         (rms_norm_backward, 10240, BF16, 8, 1, REGISTERS),
         (rms_norm_backward, 16384, BF16, 16, 3, REGISTERS),
         (rms_norm_backward, 16384, BF16, 8, 2, RELOAD),
@@ -264,7 +264,7 @@ def test_kernels_compile_without_spills_in_the_computed_shared_memory(
     assert binary.spill_bytes == 0 and binary.registers <= most
     assert binary.smem_bytes == expected.smem_bytes <= H200.smem_per_cta
     assert binary.tma_copies and binary.mbarriers
-    assert set(binary.stores) == {16} and set(binary.loads) == {4, 16}  # one number a row, the rest by vectors
+    assert set(binary.stores) == {16} and set(binary.loads) == {4, 16}  # one number per row, the rest in vectors
     assert expected.ctas_per_sm >= 1, "what compiles is not thought to be too much"
 
 
@@ -272,7 +272,7 @@ def test_kernels_compile_without_spills_in_the_computed_shared_memory(
 def test_rings_of_copies_of_long_rows_compile_in_the_computed_shared_memory(
     warps: int, vectors: int, prefetch: int, spilled: int
 ) -> None:
-    """Accumulators take half of the registers. 16 warps spill a few words, fewer with Triton 3.6 than with 3.7."""
+    """Accumulators take half of the registers. With 16 warps a few words are spilled, fewer by Triton 3.6 than by 3.7."""
     most = min(248, 65536 // (32 * warps))
     plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, prefetch=prefetch)
     binary = offline.compile(pipeline.generate(plan)[0], H200)
@@ -290,7 +290,7 @@ def test_every_reduction_compiles(fn: Callable[..., Any], dtype: torch.dtype) ->
 
 
 def test_additions_to_accumulators_are_not_delayed() -> None:
-    """A loop between the last walk and the next row would delay them, and keep their operands in registers."""
+    """A loop between the last pass and the next row would delay them, and keep their operands in registers."""
     for slots, prefetch, counter in ((1, 0, "turn"), (2, 0, "turn"), (1, 2, "number")):
         text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots, prefetch=prefetch))[0].text
         loop, after = text[text.index(f"{counter} = 0") :].split(f"{counter} += ")
@@ -313,10 +313,10 @@ def staged_plans(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> list[Sched
     [
         (rms_norm_backward, 4096, BF16, True),
         (layer_norm_backward, 16384, BF16, True),
-        (rms_norm_backward, 8191, BF16, False),  # rows that start anywhere
+        (rms_norm_backward, 8191, BF16, False),  # unaligned rows
         (rms_norm_backward, 8188, BF16, False),  # on 8 bytes
         (rms_norm_backward, 8188, F32, True),
-        (rms_norm_backward, 65536, BF16, False),  # more than a CTA has room for
+        (rms_norm_backward, 65536, BF16, False),  # more shared memory than a CTA can have
     ],
 )
 def test_rows_are_staged_where_tma_can_load_them(fn: Callable[..., Any], cols: int, dtype: torch.dtype, offered: bool) -> None:
@@ -329,9 +329,9 @@ def test_rows_are_staged_where_tma_can_load_them(fn: Callable[..., Any], cols: i
 @pytest.mark.parametrize(
     ("cols", "prefetch"),
     [
-        (32768, {1, 3}),  # of four copies a row
-        (16384, {1, 3}),  # where two CTAs share an SM; alone, one has room for three rows
-        (32776, set()),  # a row with a rest
+        (32768, {1, 3}),  # four copies per row
+        (16384, {1, 3}),  # with two CTAs on an SM; a single CTA has room for three rows
+        (32776, set()),  # a row with a tail
     ],
 )
 def test_spare_shared_memory_prefetches_the_next_row(cols: int, prefetch: set[int]) -> None:

@@ -1,6 +1,6 @@
-"""The model of Gluon kernels: right results for right kernels, and for each kind of wrong kernel the error of that kind.
+"""The functional model of Gluon kernels: correct results for correct kernels, and the matching error for each kind of bug.
 
-Three kernels written by hand stand for the kinds that are generated. They are real Gluon: the installed Triton compiles them.
+Three handwritten kernels represent the kinds that are generated. They are real Gluon: the installed Triton compiles them.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def softmax(rows: int = 5) -> Case:
 
 
 def outer_sum(rows: int = 64) -> Case:
-    a, b, out = torch.randn(rows, 256), torch.randn(rows, 256), torch.empty(288)[16:272]  # what is stored around it hurts nobody
+    a, b, out = torch.randn(rows, 256), torch.randn(rows, 256), torch.empty(288)[16:272]  # a slice, surrounded by other memory
     block, kind = (8, 128), described("fp32", (8, 128), 32)
     return Case(
         "outer_sum",
@@ -251,7 +251,7 @@ def test_the_kernels_are_real_gluon(make: Any) -> None:
     source = GluonASTSource(function, case.signature, constants, {})
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     assert case.run().shared_bytes <= compiled.metadata.shared
-    # What the model takes as given: a barrier of the CTA between the last read of a slot and the next copy into it.
+    # The model assumes this: a CTA barrier between the last read of a slot and the next copy into it.
     loop = compiled.asm["ptx"].split("Loop Header", 1)[1]
     order = re.findall(r"bar\.sync|ld\.shared\.v4|cp\.async\.bulk\.tensor\.\dd\.shared", loop + loop)
     first_read = order.index("ld.shared.v4")
@@ -397,7 +397,7 @@ def test_barriers_that_gluon_does_not_insert_are_required() -> None:
     softmax().run(with_barrier, explicit_barriers=True)
     with pytest.raises(errors.RefillBeforeDrain, match="no CTA barrier"):
         softmax().run(explicit_barriers=True)
-    with pytest.raises(errors.UseBeforeArrival, match="no CTA barrier"):  # a TMA copy out of what threads wrote
+    with pytest.raises(errors.UseBeforeArrival, match="no CTA barrier"):  # a TMA copy of data that threads wrote
         softmax().run(refilled, explicit_barriers=True)
 
 

@@ -1,4 +1,4 @@
-"""Several CTAs per row: results of the kernels in the model, their compilation, and when the planner offers them."""
+"""Several CTAs per row: results in the functional model, compilation, and when the planner offers them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: Any) -> None:
     assert_as_oracle(multi_cta(fn, args, **how), tensors, bindings, f"{how}")
 
 
-# ---- what it computes ------------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------------
 
 FUNCTIONS = [rms_norm_backward, layer_norm_backward, add_rms_norm_backward, spread_and_top, finished]
 
@@ -139,7 +139,7 @@ def named_as_helpers(mailboxes: Tensor, cta_rank: Tensor, word0: Tensor) -> tupl
     return (sum_two * total + widen * other).to(mailboxes.dtype), sum_two.float().sum(0)
 
 
-@pytest.mark.parametrize("vectors", [1, 2])  # in one chunk, names are as they are given
+@pytest.mark.parametrize("vectors", [1, 2])  # with one chunk, names have no suffix
 @pytest.mark.parametrize("fn", [named_alike, named_as_helpers])
 def test_user_names_may_clash_with_names_in_kernels(fn: Callable[..., Any], vectors: int) -> None:
     x, w, _, dy = inputs_of(rms_norm_backward, 5, 4096, BF16)
@@ -163,7 +163,7 @@ def test_64_bit_element_offsets_are_right(fn: Callable[..., Any], monkeypatch: p
 
 
 def test_mailboxes_are_cleared_before_every_launch() -> None:
-    """Memory starts nonzero: a word that was not cleared would be taken for a state."""
+    """Memory starts nonzero: a mailbox that was not cleared would be taken for a state."""
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     plan = multi_cta(rms_norm_backward, args)
@@ -191,7 +191,7 @@ def test_an_output_may_take_the_memory_of_an_input() -> None:
         assert all(torch.equal(outputs[name], apart[name]) for name in apart)
 
 
-# ---- what may go wrong -----------------------------------------------------------------------------------------------------
+# ---- broken kernels --------------------------------------------------------------------------------------------------------
 
 
 def run_changed(change: Change, monkeypatch: pytest.MonkeyPatch, slots: int = 2) -> None:
@@ -212,13 +212,13 @@ def waits_for_next(wait: ir.Wait) -> bool:
     [
         *FORGOTTEN[:2],
         (without(ir.Publish), errors.NeverPublished),
-        (fields(ir.Publish, word="r_next * 2"), errors.NeverPublished),  # into another's box
-        (fields(ir.Publish, word="part * 2 + cta_rank"), errors.NeverPublished),  # of another row
+        (fields(ir.Publish, word="r_next * 2"), errors.NeverPublished),  # into the mailbox of another CTA
+        (fields(ir.Publish, word="part * 2 + cta_rank"), errors.NeverPublished),  # for another row
         (
             fields(ir.If, lambda node: node.condition == "row + 2 < row_count", condition="row + 4 < row_count"),
             errors.NeverPublished,
-        ),  # not the last row
-        (assigned("slot_next", "turn % 2"), errors.WrongPhase),  # the next row has no place of its own
+        ),  # not for the last row
+        (assigned("slot_next", "turn % 2"), errors.WrongPhase),  # the next row has no slot of its own
         (fields(ir.Wait, waits_for_next, phase="turn // 2 & 1"), errors.WrongPhase),
         (assigned("ahead", "row + 1"), errors.CopyLeftBehind),
         (without(ir.Invalidate), errors.BarrierLeftBehind),
@@ -233,10 +233,10 @@ def test_a_broken_kernel_is_caught(change: Change, caught: type[Exception], monk
 @pytest.mark.parametrize(
     "change",
     [
-        fields(ir.For, lambda loop: (loop.index, loop.stop) == ("k", "4"), stop="3"),  # published before the walk ends
-        fields(ir.Poll, words=lambda poll: poll.words[:1]),  # used before they are there
-        value_fields(ir.Received, lambda part: part.word == "word1", word=ir.Name("word0")),  # one's own for the other's
-        assigned("lanes", columns("", 1024)),  # columns of another part
+        fields(ir.For, lambda loop: (loop.index, loop.stop) == ("k", "4"), stop="3"),  # published before the pass ends
+        fields(ir.Poll, words=lambda poll: poll.words[:1]),  # used before they have arrived
+        value_fields(ir.Received, lambda part: part.word == "word1", word=ir.Name("word0")),  # its own state instead of the other's
+        assigned("lanes", columns("", 1024)),  # columns of another CTA
         fields(
             ir.CopyAsync,
             lambda copy: copy.coordinates[1] == "cta_rank * 16",
@@ -244,7 +244,7 @@ def test_a_broken_kernel_is_caught(change: Change, caught: type[Exception], monk
         ),
         fields(
             ir.Assign, lambda node: (*node.targets, node.value) == ("row_later", "row + 4"), value="row + 2"
-        ),  # what is read once a row, of another row
+        ),  # a per-row load, from another row
         unassigned("rstd", "rstd_1"),
         unassigned("rstd_1", "rstd_2"),
     ],
@@ -260,7 +260,7 @@ def test_a_deadlock_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_of_zeros_is_published() -> None:
-    """Without the flag, a word of zeros would be polled forever."""
+    """Without the flag bit, a state of zero would be polled forever."""
     x, w, rstd, dy = inputs_of(rms_norm_backward, 5, 4096, BF16)
     check(rms_norm_backward, (x, w, rstd, torch.zeros_like(dy)))
 
@@ -330,7 +330,7 @@ def swap(box_ptr, out_ptr):
         gluon_model.run("swap", text, {"box_ptr": boxes.zero_(), "out_ptr": out}, 4)
 
 
-# ---- the text, and what the compiler makes of it ---------------------------------------------------------------------------
+# ---- text and compilation --------------------------------------------------------------------------------------------------
 
 
 def test_the_states_of_a_row_are_awaited_after_the_next_row_is_reduced() -> None:
@@ -379,7 +379,7 @@ def test_kernels_compile_without_spills_in_the_computed_shared_memory(
     binary, expected = offline.compile(source, H200), plan.kernels[0].resources
     assert binary.spill_bytes == 0 and binary.registers <= most
     assert binary.smem_bytes == expected.smem_bytes <= H200.smem_per_cta and expected.ctas_per_sm >= 1
-    assert set(binary.stores) == {16} and set(binary.loads) == {4, 8, 16}  # one number a row, words, the rest by vectors
+    assert set(binary.stores) == {16} and set(binary.loads) == {4, 8, 16}  # one number per row, mailboxes, the rest in vectors
     published = build(job(source, 90)).asm["ptx"].count("atom.global.gpu.relaxed.exch.b64")
     assert published == 2 * state_words(plan.kernels[0].kernel), "a word is written once for the first row, and once in the loop"
 
@@ -421,12 +421,12 @@ def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200)
     ("cols", "dtype", "rows", "offered_counts"),
     [
         (32768, BF16, 8192, {2, 4, 8}),
-        (65536, BF16, 4096, {4, 8}),  # of halves, two rows do not fit
+        (65536, BF16, 4096, {4, 8}),  # half a row per CTA: two do not fit
         (131072, BF16, 4096, {8}),
-        (16384, BF16, 8192, {2, 4}),  # a CTA has room for three rows: the cost decides
-        (16384, F32, 8192, {2, 4}),  # a part is at least 4096 columns
-        (32776, BF16, 8192, set()),  # parts are whole chunks
-        (32768, BF16, 80, {8}),  # a group wants a few rows
+        (16384, BF16, 8192, {2, 4}),  # one CTA has room for three rows: the cost decides
+        (16384, F32, 8192, {2, 4}),  # a CTA takes at least 4096 columns
+        (32776, BF16, 8192, set()),  # a CTA takes whole chunks
+        (32768, BF16, 80, {8}),  # a group needs several rows
         (32768, BF16, 60, set()),
     ],
 )
@@ -492,16 +492,10 @@ def test_which_functions_can_have_several_ctas_per_row(fn: Callable[..., Any], m
         (rms_norm_backward, 8192, 32768, 2, 1),
         (rms_norm_backward, 4096, 65536, 4, 1),
         (layer_norm_backward, 8192, 32768, 2, 1),
-        (rms_norm_backward, 24 * 132, 32768, 2, 1),  # what 8192 rows are planned as
+        (rms_norm_backward, 24 * 132, 32768, 2, 1),  # the representative of 8192 rows
         (rms_norm_backward, 8192, 16384, 1, 1),
         (layer_norm_backward, 8192, 8192, 1, 1),
-        (
-            layer_norm_backward,
-            8192,
-            16384,
-            2,
-            2,
-        ),  # two states a column: alone, a CTA has no registers left for a second one on its SM
+        (layer_norm_backward, 8192, 16384, 2, 2),  # two states per column: with one CTA per row, no second CTA fits an SM
     ],
 )
 def test_default_plans(fn: Callable[..., Any], rows: int, cols: int, ctas: int, ctas_per_sm: int) -> None:
@@ -558,7 +552,7 @@ def test_reports_show_the_ctas_per_row() -> None:
     assert "mailbox i64[rows, 4]: partial row results exchanged between the 2 CTAs of a row" in first.loads
 
 
-# ---- what is kept ----------------------------------------------------------------------------------------------------------
+# ---- serialization ---------------------------------------------------------------------------------------------------------
 
 
 def test_cleared_buffers_round_trip_and_come_first_in_memory() -> None:
@@ -579,7 +573,7 @@ def test_results_do_not_depend_on_the_timing_of_ctas() -> None:
 
 
 def test_keeping_row_vectors_on_chip_wins_ties() -> None:
-    """If registers have no room, shared memory is used, though plans that reload vectors need less and are predicted as fast."""
+    """If registers are full, shared memory is used, though plans that reload vectors need less and are predicted as fast."""
     program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 49152, rows=32 * 132))
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)

@@ -1,4 +1,4 @@
-"""Column tiles staged in shared memory: results in the model, compilation, and when the planner offers them."""
+"""Column tiles staged in shared memory: results in the functional model, compilation, and when the planner offers them."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def run_tiles(fn: Callable[..., Any], args: tuple[Tensor, ...], wide: bool = Fal
             assert torch.equal(actual, right)
 
 
-# ---- what it computes ------------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
@@ -192,7 +192,7 @@ def test_row_vectors_and_row_scalars_are_not_staged(deep: int, split: int) -> No
 
 
 def test_variances_of_many_rows_keep_full_precision() -> None:
-    """A mean that changes a little with every row is rounded at every row. Per-thread states compensate for that."""
+    """A running mean is rounded at every row. Per-thread states compensate for that."""
     x = (torch.linspace(1, 2, 16384)[:, None] + torch.zeros(32)).half()
     kernel, bindings = kernel_of(spread, (x,))
     var, mean = torch.empty(32), torch.empty(32)
@@ -220,7 +220,7 @@ def test_overhanging_rows_do_not_contribute() -> None:
     run_tiles(log_sum, (x - 100,), deep=4)
 
 
-# ---- what the model catches ------------------------------------------------------------------------------------------------
+# ---- broken kernels --------------------------------------------------------------------------------------------------------
 
 
 def lowered(count: int, rows: int, cols: int, **how: int) -> tuple[Lowered, dict[str, Tensor], dict[str, int]]:
@@ -238,7 +238,7 @@ def strip(offset: int) -> Change:
     return value_fields(ir.SharedLoad, slot=lambda load: replace(load.slot, index=f"{load.slot.index} + {offset}"))
 
 
-MANY, FEW, STRIPS = (100, 2), (16, 2), (100, 8)  # rows, and how deep a tile is
+MANY, FEW, STRIPS = (100, 2), (16, 2), (100, 8)  # rows, and vectors per thread of a tile
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_the_generated_text() -> None:
     assert re.sub("  # .*", "", turns).startswith(GOLDEN)
 
 
-# ---- what the compiler makes of it -----------------------------------------------------------------------------------------
+# ---- compilation -----------------------------------------------------------------------------------------------------------
 
 
 def compiled(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: int) -> tuple[Binary, Kernel, StagedTiles]:
@@ -344,7 +344,7 @@ def test_tiles_compile_without_spills_in_the_computed_shared_memory(
     assert binary.smem_bytes == expected.smem_bytes <= H200.smem_per_cta
     assert not binary.loads and set(binary.stores) == {16}
     assert binary.tma_copies and binary.mbarriers
-    assert binary.registers <= schedule.registers  # told the most, it takes more of it than it needs
+    assert binary.registers <= schedule.registers  # given a cap, the compiler uses more than it needs
     assert 0.5 <= expected.registers / binary.registers <= 1.5
 
 
@@ -405,7 +405,7 @@ def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200)
 
 
 def vectors_of(schedule: StagedTiles, of: int) -> int:
-    """Vectors that a thread reads of one input's tile."""
+    """The vectors that a thread reads from one input's tile."""
     return schedule.step // rows_at_once(schedule.width, of, schedule.warps)
 
 
@@ -439,7 +439,7 @@ def test_tiles_shrink_to_the_budget_and_never_below_a_vector(count: int, warps: 
 
 @pytest.mark.parametrize("dtype", [F32, F16])
 def test_the_smallest_tile_at_the_edge_of_the_budget_compiles(dtype: torch.dtype) -> None:
-    """28 inputs with 8 warps fill shared memory up to 2944 bytes: scratch for exchanges must not add to that."""
+    """28 inputs with 8 warps leave 2944 bytes of shared memory: scratch for exchanges must not be added to the ring."""
     binary, kernel, schedule = compiled(outer_sum, tuple(meta(4096, 1024, dtype) for _ in range(28)), warps=8, deep=1)
     assert binary.smem_bytes == estimate(demand(kernel), schedule, H200).smem_bytes == 28 * 2 * 4096 + 128
     assert H200.smem_per_cta - binary.smem_bytes == 2944 and binary.spill_bytes == 0
@@ -479,12 +479,12 @@ def test_tiles_that_no_layout_or_tma_box_allows_are_refused(tall: int, width: in
         ((meta(4096, 1024, F32),), "h200", True),
         ((meta(65536, 72, BF16),), "h200", True),
         ((meta(4096, 1024, F32),), "a100", False),  # no TMA
-        ((meta(4096, 1023, BF16),), "h200", False),  # rows that start anywhere
+        ((meta(4096, 1023, BF16),), "h200", False),  # unaligned rows
         (
             (meta(4096, 1024), torch.empty_strided((4096, 1024), (1028, 1), dtype=F16, device="meta")),
             "h200",
             False,
-        ),  # one is enough
+        ),  # one unaligned input is enough
         ((meta(4096, 1024, torch.float64),), "h200", False),
     ],
 )
@@ -534,7 +534,7 @@ def test_a_plan_with_tiles_is_emitted_compiled_and_joined() -> None:
 
 @pytest.mark.parametrize("mode", ["", "consan"])
 def test_kernels_are_instrumented_if_triton_is_set_to(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's concurrency sanitizer keeps its state in memory of the launch, and asserts."""
+    """Triton's concurrency sanitizer keeps its state in memory passed to the launch, and uses assertions."""
     kernel, bindings = kernel_of(greatest, (meta(2100, 256),))
     source = gluon_tiles.lower(kernel, tiles(kernel), bindings, "greatest").source()
     monkeypatch.setattr(triton.knobs.compilation, "instrumentation_mode", mode)

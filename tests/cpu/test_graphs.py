@@ -1,4 +1,4 @@
-"""Captured graphs: written and read back they are the same, on a machine without the card and the operators they came from."""
+"""Captured graphs survive being written and read back, on a machine without the card and the operators they came from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bugs that other compilers had in training and with changes in place, each by the public thread it was reported in.
+"""Bugs that other compilers had in training and with in-place ops, each named after the public thread that reported it.
 
-Functions are compiled by the backend, with all claimed that can be and the rest left to eager: results, gradients and what became
-of the arguments are held against eager and float64. Threads are named as in test_historic_bugs.py.
+Functions are compiled by the backend, claiming everything possible, with the rest in eager. Results, gradients and changes
+of the arguments are compared with eager and float64. Threads are named as in test_historic_bugs.py.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def step(run: Function, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Results, gradients of the floating-point arguments, and the arguments as the call leaves them."""
+    """Results, gradients of the floating-point arguments, and the arguments after the call."""
     torch.manual_seed(0)
     leaves = [t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs]
-    given = [leaf * 1 if leaf.requires_grad else leaf for leaf in leaves]  # may be changed in place
+    given = [leaf * 1 if leaf.requires_grad else leaf for leaf in leaves]  # a copy, because it may be changed in place
     results = as_tuple(run(*given))
     ends = [r for r in results if r.requires_grad]
     weights = [torch.linspace(-1, 2, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype) for r in ends]
@@ -42,7 +42,7 @@ def step(run: Function, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def assert_as_eager(function: Function, make: Callable[[int], Sequence[Tensor]]) -> None:
-    """Within the criterion, of several draws where one alone is not; integers and forms exactly."""
+    """Check that results are within the criterion, over several draws if one fails; integers and forms must match exactly."""
     compiled = torch.compile(function, backend=onepass.backend, options=OPTIONS)
     draws = [judged(compiled, function, make(0))]
     wrong = [name for name, found in draws[0].items() if not found.ok]
@@ -53,7 +53,7 @@ def assert_as_eager(function: Function, make: Callable[[int], Sequence[Tensor]])
 
 
 def judged(compiled: Function, function: Function, inputs: Sequence[Tensor]) -> dict[str, Judged]:
-    """What the compiled function makes of a step, beside eager's and float64's; as for models, tensor by tensor as a whole."""
+    """The results of a step, compiled, in eager and in float64; as for models, each tensor is judged as a whole."""
     wide = [t.double() if t.is_floating_point() else t for t in inputs]
     actual, eager, exact = step(compiled, inputs), step(function, inputs), step(function, wide)
     assert actual.keys() == eager.keys()
@@ -77,7 +77,7 @@ def over_its_sum(h: Tensor, w: Tensor) -> Tensor:
 
 
 def node_features(f: Tensor, batch: Tensor) -> Tensor:
-    """Features over what a graph's features add up to."""
+    """Features divided by the sum of the features of their graph."""
     squares = f**2 + 0.0098
     total = torch.zeros(1, f.shape[1], dtype=f.dtype).index_add(0, batch, squares)
     scaled = squares / (total[batch] + 1e-6)
@@ -137,7 +137,7 @@ def z_loss(x: Tensor, t: Tensor) -> Tensor:
 
 
 def safe_rows(x: Tensor, mask: Tensor) -> Tensor:
-    """Rows that are masked throughout are left out before they are used."""
+    """Fully masked rows are removed before use."""
     return x.masked_fill(mask, -torch.inf).softmax(-1)[1:].square().sum(-1)
 
 
@@ -208,7 +208,7 @@ def dropped(x: Tensor) -> Tensor:
     ids=["pytorch#190717 drawn again for the backward", "pytorch#192635 drawn in another order"],
 )
 def test_dropout_draws_what_eager_draws(function: Function) -> None:
-    """With the mask of the forward in the backward."""
+    """The backward uses the mask of the forward."""
     assert_as_eager(function, lambda seed: [numbers(6, 32, seed=seed)])
     assert regions()
 

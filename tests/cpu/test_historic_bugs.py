@@ -1,9 +1,9 @@
-"""Bugs that other compilers of reductions had, each by the public thread it was reported in: what went wrong there is right here.
+"""Bugs that other reduction compilers had, each named after the public thread that reported it.
 
-The functions are written anew from what a thread says. What comes of them is interpreted, and held against eager and float64;
-results that have to be exact, such as integers, truths, positions and signs of zeros, against eager bit by bit.
+The functions are rewritten from the description in the thread. Their kernels are interpreted and compared with eager and float64;
+results that must be exact, such as integers, booleans, indices and signs of zeros, are compared with eager bit by bit.
 
-Threads are those of pytorch/pytorch, pytorch/torchdynamo, csarofeen/pytorch, triton-lang/triton, linkedin/Liger-Kernel,
+The threads are from pytorch/pytorch, pytorch/torchdynamo, csarofeen/pytorch, triton-lang/triton, linkedin/Liger-Kernel,
 Dao-AILab/quack and NVIDIA/Fuser.
 """
 
@@ -41,7 +41,7 @@ def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, scale: f
 
 
 def given(*tensors: Tensor) -> Make:
-    """The same arguments for every seed."""
+    """Fixed arguments, the same for every seed."""
     return lambda seed: tensors
 
 
@@ -50,7 +50,7 @@ def tensor(*values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def logits(rows: int, classes: int, *targets: int, dtype: torch.dtype = torch.float32) -> Make:
-    """Logits, and classes for the first rows; the others' are 0, 1, 2 and so on."""
+    """Logits, and target classes for the first rows; the other targets are 0, 1, 2 and so on."""
     chosen = torch.tensor([*targets, *(k % classes for k in range(rows - len(targets)))])
     return lambda seed: (randoms(seed, (rows, classes), dtype=dtype), chosen)
 
@@ -64,7 +64,7 @@ def softmax_backward(y: Tensor, g: Tensor) -> Tensor:
 
 
 def padded_rows(seed: int) -> tuple[Tensor, Tensor]:
-    """Rows of 551 elements, each 576 after the one before; what lies between is NaN."""
+    """Rows of 551 elements with a stride of 576; the padding is NaN."""
     wide = torch.full((2, 6, 576), NAN, dtype=bf16)
     wide[:, :, :551] = randoms(seed, (2, 6, 551), dtype=bf16)
     wide[0, :, :551] = wide[0, :, :551].softmax(-1)
@@ -95,7 +95,7 @@ def layer_norm_by_hand(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]
 
 
 def first_class_alone(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses that ignore a class that exists: it stays in the denominator."""
+    """Losses that ignore an existing class, which stays in the denominator of the softmax."""
     return F.cross_entropy(x, t, ignore_index=0, reduction="none"), F.cross_entropy(x, t, ignore_index=0)
 
 
@@ -307,7 +307,7 @@ def few_zeros_among_nans() -> Tensor:
 
 
 def far_apart() -> Tensor:
-    """Three rows with 2**30 bytes between them, of which the system gives those that are written."""
+    """Three rows 2**30 bytes apart; the system allocates only the pages that are written."""
     rows = torch.empty(2 * (2**30 + 64) + 16, dtype=u8).as_strided((3, 16), (2**30 + 64, 1))
     return rows.copy_(torch.arange(48).reshape(3, 16))
 
@@ -423,7 +423,7 @@ EXACT: dict[str, tuple[Function, Sequence[Tensor]]] = {
         lambda x, y: (torch.cat([x, y]).amax(0), x + 1, y.neg()),
         [randoms(0, (3, 4)), randoms(1, (2, 4))],
     ),
-    # Types that are asked for.
+    # Explicit types.
     "pytorch#197106 sums and products as truths": (
         lambda x, y: (x.sum(dtype=torch.bool), y.prod(dtype=torch.bool), y.sum(1, dtype=torch.bool), x.prod(0, dtype=torch.bool)),
         [randoms(0, (3, 4), dtype=f16), tensor([1.0, -1.0], [0.0, 0.0])],
@@ -439,7 +439,7 @@ EXACT: dict[str, tuple[Function, Sequence[Tensor]]] = {
 
 
 def same_bits(actual: Tensor, eager: Tensor) -> bool:
-    """Form, values and signs of zeros; NaNs in the same places."""
+    """Whether form, values and signs of zeros are equal, with NaNs in the same places."""
     steps = [[step for size, step in zip(t.shape, t.stride(), strict=True) if size > 1] for t in (actual, eager)]
     if (actual.dtype, actual.shape) != (eager.dtype, eager.shape) or steps[0] != steps[1]:
         return False
@@ -461,7 +461,7 @@ def test_exact_results_match_eager(name: str) -> None:
         assert same_bits(one, other), f"output {k}: {one} {one.stride()}, not {other} {other.stride()}"
 
 
-# ---- what is not computed ------------------------------------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[str, Function, Sequence[Tensor]]] = {
     "pytorch#118177 the position in a tensor that is turned around": (
@@ -514,7 +514,7 @@ def test_unsupported_functions_are_refused(name: str) -> None:
 
 
 def test_integers_divided_by_zeros() -> None:
-    """pytorch#178013, pytorch#147206: a quotient of all bits, and the dividend; eager raises, or is not the same everywhere."""
+    """pytorch#178013, pytorch#147206: the quotient has all bits set, the remainder is the dividend; eager raises or varies."""
     x = torch.tensor([5, -5, 0])
     quotient, remainder = onepass.fuse(lambda x, y: (x // y, x % y))(x, torch.zeros_like(x))
     assert quotient.tolist() == [-1, -2, -1] and torch.equal(remainder, x)

@@ -1,4 +1,4 @@
-"""Result files that somebody else may have written: one coded error, or pictures in the folder asked for; never a traceback, an
+"""Result files from an untrusted source: one coded error, or charts in the requested folder; never a traceback, an
 escape sequence, or minutes of work."""
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_files_that_are_not_plain_are_refused_without_blocking(tmp_path: Path) -
 
 
 def hostile(run: Run, text: str) -> Run:
-    """The run, called by some text wherever text is free."""
+    """The run with `text` in every free-text field."""
     found = to_json(run)
     found.update(suite=text, card=text, device=text, versions={"torch": text, text: text})
     for k, each in enumerate(found["rows"]):
@@ -131,7 +131,7 @@ def test_text_in_a_file_is_not_interpreted(text: str, tmp_path: Path) -> None:
         assert all(c.isprintable() or c == "\n" for c in page)
     assert parse(to_json(run)) == run
     if text.startswith("["):
-        assert text.strip("[]").split("]")[0] in shown[0]  # markup is shown, not obeyed
+        assert text.strip("[]").split("]")[0] in shown[0]  # markup is shown literally
 
 
 @pytest.mark.parametrize("text", ["../../ESCAPED", "/tmp/ESCAPED$\\frac{", '"><script>alert(1)</script>', ""])

@@ -16,7 +16,7 @@ TESTS, BENCH, SCRIPTS = (sorted((ROOT / folder).rglob("*.py")) for folder in ("t
 
 
 def imports(text: str) -> Iterator[tuple[int, str]]:
-    """Dotted names that code imports, with the line; also those of code it holds as text, to be run by another process."""
+    """Dotted names that code imports, with the line; also those in strings of code that another process runs."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.ImportFrom(module=module, names=names, level=level):
@@ -29,12 +29,12 @@ def imports(text: str) -> Iterator[tuple[int, str]]:
 
 
 def of_a_test_module(name: str) -> bool:
-    """Whether a name is in a module that pytest collects, or in what pytest itself loads; a second copy would set up twice."""
+    """Whether a name is in a module that pytest collects or loads itself; a second import would set it up twice."""
     return name.startswith("tests.") and any(part.startswith("test_") or part == "conftest" for part in name.split(".")[:-1])
 
 
 def private(name: str) -> bool:
-    """Whether a name of onepass or of the tests is not for others."""
+    """Whether a name of onepass or of the tests is private to its module."""
     package, *rest = name.split(".")
     hidden = any(part.startswith("_") and not part.startswith("__") for part in rest)
     return hidden and package in ("onepass", "tests", "bench", "")
@@ -51,7 +51,7 @@ def found(files: list[Path], wrong: Rule) -> list[str]:
 
 
 def test_no_module_imports_a_test_module() -> None:
-    """What two of them need is in tests/support."""
+    """Code that two test modules need belongs in tests/support."""
     assert not found([*TESTS, *BENCH, *SCRIPTS], of_a_test_module)
 
 

@@ -1,4 +1,4 @@
-"""Outputs in the memory of inputs: which plans allow it, whose memory is free, and what happens where neither is so."""
+"""Outputs in the memory of inputs: which plans allow it, which memory is free, and what happens otherwise."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.support.region_calls import region
 from tests.support.region_graphs import claimed, graph_of, norm
 from tests.support.schedule_kinds import KINDS
 
-EACH = 2  # schedules of a family that one example tries
+EACH = 2  # schedules of a family per example
 
 
 # ---- plans run in place ------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ EACH = 2  # schedules of a family that one example tries
 
 @contextmanager
 def ctas_in(order: Callable[[int], list[int]]) -> Iterator[None]:
-    """Interpreted CTAs run in an order of one's own: both ways round, a CTA is met after every other."""
+    """Run interpreted CTAs in a given order: with both directions, every CTA runs after every other one."""
     builder = interpret._engine().builder
     wanted: list[int] = []
 
@@ -71,7 +71,7 @@ def ctas_in(order: Callable[[int], list[int]]) -> Iterator[None]:
 
 
 def run(plan: Plan, inputs: Mapping[str, Tensor], bindings: Bindings, over: Mapping[str, str]) -> dict[str, Tensor]:
-    """All outputs of a plan; those in `over` are written to the memory of an input."""
+    """The outputs of a plan; those in `over` are written to the memory of an input."""
     made = Compiled(plan, generate(plan), ()).artifact
     own = {name: t.as_strided(t.shape, t.stride()).clone(memory_format=torch.preserve_format) for name, t in inputs.items()}
     tensors = dict(own)
@@ -87,7 +87,7 @@ def run(plan: Plan, inputs: Mapping[str, Tensor], bindings: Bindings, over: Mapp
 
 
 def assert_same_in_place(plan: Plan, inputs: Mapping[str, Tensor], bindings: Bindings) -> int:
-    """Every pair that a plan allows, with CTAs forwards and backwards; how many there are."""
+    """Check every in-place pair that a plan allows, with CTAs in both orders; returns the number of pairs."""
     pairs = safe_inplace_pairs(plan)
     apart = run(plan, inputs, bindings, {}) if pairs else {}
     for pair in pairs:
@@ -104,7 +104,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def cut_small(plan: Plan, seed: int) -> Plan:
-    """The same with one warp a CTA and with smaller tiles, so that small data has several on each side."""
+    """The plan with one warp per CTA and smaller tiles, so that small data has several tiles per side."""
     chance = random.Random(seed)
 
     def smaller(size: int) -> int:
@@ -132,7 +132,7 @@ def cut_small(plan: Plan, seed: int) -> Plan:
 
 
 class Overwriting(Maker):
-    """Makes Programs with outputs laid out as inputs are."""
+    """Makes Programs whose outputs have the layout of inputs."""
 
     def again(self) -> None:
         """Read an input a second time along other axes of the same lengths."""
@@ -146,8 +146,8 @@ class Overwriting(Maker):
             self.values.append(Val(self.builder.add(replace(load, strides=strides)), F32, frozenset(swapped), INPUT_BOUND, True))
 
     def over(self) -> None:
-        """Store a value where the load of an input could be."""
-        # Neither a slice nor a table that is looked up: a store along the same strides would leave elements unwritten.
+        """Store a value with the layout of a loaded input."""
+        # Neither a slice nor an indexed table: a store along the same strides would leave elements unwritten.
         loads = {n.buffer: n for n in self.builder.nodes if isinstance(n, Load) and not n.offset and not n.indexed}
         spec = self.one(*self.inputs)
         load = loads.get(spec.buffer.name)
@@ -165,7 +165,7 @@ class Overwriting(Maker):
 
 @st.composite
 def overwriting(draw: st.DrawFn) -> Case:
-    """Programs like those of tests.support.random_programs, with outputs that could take the place of an input."""
+    """Programs like those of tests.support.random_programs, with outputs that could overwrite an input."""
     extents = draw(st.lists(st.sampled_from(EXTENTS), min_size=1, max_size=3))
     extents = extents if draw(st.booleans()) else extents[:1] * len(extents)
     while torch.Size(extents).numel() > MOST_POINTS:
@@ -191,7 +191,7 @@ def overwriting(draw: st.DrawFn) -> Case:
 @given(overwriting(), st.integers(0, 2**32))
 @settings(max_examples=200)
 def test_in_place_writes_that_a_plan_allows_do_not_change_results(case: Case, seed: int) -> None:
-    """An interpreter has no threads, so what concerns them alone is left out here."""
+    """The interpreter has no threads, so hazards between threads are not tested here."""
     if not case.program.nodes:
         return
     program = optimize(case.program)
@@ -206,7 +206,7 @@ def test_in_place_writes_that_a_plan_allows_do_not_change_results(case: Case, se
                 event(f"{family.value}: {'in place' if assert_same_in_place(one, inputs, case.bindings) else 'apart'}")
 
 
-# Tiles of fewer elements than threads, and none between which all warps meet.
+# Tiles of fewer elements than threads, without a CTA-wide synchronization between them.
 REFUSED = {"inner, rows a tile", "inner looped, odd rows", "inner looped, long odd rows"}
 
 
@@ -294,7 +294,7 @@ def test_unsafe_in_place_writes_are_refused(why: str) -> None:
 
 
 def test_an_input_that_other_ctas_read_is_not_overwritten() -> None:
-    """r[m] over a row vector v[m] that every column block reads."""
+    """r[m] in place of a row vector v[m] that every column block reads."""
     text = """program scaled
   axis m = 64
   axis n = 256
@@ -314,7 +314,7 @@ def test_an_input_that_other_ctas_read_is_not_overwritten() -> None:
 
 
 def test_an_input_that_ctas_of_other_rows_read_is_not_overwritten() -> None:
-    """r[m, n] over v[m, n], which is read again for every k."""
+    """r[m, n] in place of v[m, n], which is read again for every k."""
     text = """program scaled
   axis k = 8
   axis m = 64
@@ -372,7 +372,7 @@ def test_an_input_that_a_later_kernel_reads_is_not_overwritten() -> None:
 
 
 def test_a_resident_row_of_odd_length_can_be_overwritten() -> None:
-    """The broken sectors at its ends are few elements, but a fold in which all warps meet lies between."""
+    """The partial sectors at its ends have few elements, but a reduction across all warps comes before the store."""
     program, _, bindings = program_of(lambda x: torch.softmax(x, -1), torch.randn(4, 4099))
     kept = ResidentRows(1, (1024,) * 4, 4, sector_elems=8)
     assert ("out0", "x") in safe_inplace_pairs(planned(program, bindings, chosen(program, bindings, Family.INNER, kept)))
@@ -381,7 +381,7 @@ def test_a_resident_row_of_odd_length_can_be_overwritten() -> None:
 
 
 def test_overwritten_inputs_are_read_coherently() -> None:
-    """`ld.global.nc` would tell the assembler that nothing written in the kernel is what it reads."""
+    """`ld.global.nc` would promise that the kernel does not write what it reads."""
 
     def overwritten(x: Tensor, w: Tensor) -> Tensor:
         return norm(x, w)
@@ -395,7 +395,7 @@ def test_overwritten_inputs_are_read_coherently() -> None:
         assert found and not any("global.nc" in path.read_text() for path in found)
 
 
-# ---- whose memory is free ----------------------------------------------------------------------------------------------------
+# ---- which memory is free ----------------------------------------------------------------------------------------------------
 
 BIG = (256, 128)
 
@@ -450,7 +450,7 @@ def test_memory_with_other_readers_is_not_reused(why: str) -> None:
         (lambda x, m: x.t(), False),
         (lambda x, m: x, False),
     ],
-    ids=["matmul", "arithmetic", "an op nobody vouches for", "view", "argument"],
+    ids=["matmul", "arithmetic", "an op not known to allocate", "view", "argument"],
 )
 def test_only_ops_known_to_allocate_give_free_memory(made: Callable[..., Tensor], is_free: bool) -> None:
     graph = graph_of(lambda x, m: made(x, m).sum(0), BIG, (128, 128))
@@ -524,7 +524,7 @@ pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 @pytest.mark.parametrize("shift", [0, 5, -5])
 def test_unsafe_overlaps_are_computed_out_of_place(shift: int) -> None:
-    """The same memory read along rows and written along columns, or memory that only partly overlaps."""
+    """The same memory read by rows and written by columns, or memory that overlaps partially."""
     flat = torch.randn(24 * 24 + 10)
     x = flat[5 : 5 + 576].view(24, 24)
     before = x.clone()
@@ -581,7 +581,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inducto
 
 
 def compiled(fn: Callable[..., Any], *args: Tensor, **options: Any) -> str:
-    """The code Inductor writes for a function, once its results are found to be eager's."""
+    """The code Inductor generates for a function, after checking its results against eager."""
 
     with torch.no_grad():
         results, (code, *_) = run_and_get_code(torch.compile(fn, backend=onepass.backend, options={**OPTIONS, **options}), *args)
@@ -608,7 +608,7 @@ def arguments() -> tuple[Tensor, ...]:
 
 @needs_compiler
 def test_inductor_allocates_nothing_for_outputs_in_reused_memory() -> None:
-    """Two matmuls have memory of their own; each of two regions writes where it read."""
+    """Two matmuls allocate memory; each of two regions writes where it read."""
     args = arguments()
     code = compiled(feed_forward, *args)
     assert code.count("empty_strided_cpu(") == 2 and "clone" not in code
@@ -648,7 +648,7 @@ def test_training_in_place_matches_eager() -> None:
 
 
 class Classifier(nn.Module):
-    """Its logits are saved for the backward, which nobody else reads."""
+    """Its logits are saved for the backward and not read by anything else."""
 
     def __init__(self) -> None:
         super().__init__()

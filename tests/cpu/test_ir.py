@@ -1,4 +1,4 @@
-"""Text, verification and the oracle, on hand-written Programs and on made ones."""
+"""Text, verification and the oracle, on handwritten and random Programs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_text_round_trip(case: Case) -> None:
 
 
 def every_node() -> Program:
-    """One of each spelling: literals, scales, offsets, gathers, several results, several axes, no dimensions."""
+    """A Program with every syntax: literals, scales, offsets, indexed loads, several results, several axes, no dimensions."""
     nodes: tuple[Node, ...] = (
         Load("x", (("m", mul(16, ROWS)), ("n", 1)), offset=mul(3, ROWS)),
         Index(("m", "n")),
@@ -358,7 +358,7 @@ program nothing
 
 
 def test_the_op_by_op_fallback_rounds_where_casts_do() -> None:
-    """Eager's types and roundings, where the oracle has float64 without any."""
+    """It uses eager's types and roundings, whereas the oracle computes in float64 without rounding."""
     program = small("%0 = load x [m:8, n:1]\n%1 = cast bf16 %0\n%2 = cast f32 %1\nstore y [m:8, n:1] = %2")
     x, y = torch.full((2, 8), 1 + 2.0**-12), torch.empty(2, 8)
     inputs = {**small_inputs(2), "x": x}
@@ -370,7 +370,7 @@ def test_the_op_by_op_fallback_rounds_where_casts_do() -> None:
 
 
 def test_every_symbol_that_a_program_mentions_is_listed() -> None:
-    """Each is somewhere else, and nowhere else."""
+    """Each symbol occurs in one place, and all places differ."""
     s = [sym(f"s{k}") for k in range(10)]
     nodes: tuple[Node, ...] = (
         Index((), I64),

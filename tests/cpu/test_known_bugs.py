@@ -23,7 +23,7 @@ from tests.support.mix_order_functions import concatenated, modulated_backward, 
 @pytest.mark.parametrize("rows", [129, 130, 131])
 @pytest.mark.parametrize("height", [1, 2, 4, 16])
 def test_rows_past_the_end_add_nothing(rows: int, height: int) -> None:
-    """f(0) = 1: three phantom rows of a four-row step would add 3 to every column sum."""
+    """f(0) = 1, so three rows past the end of a four-row step would add 3 to every column sum."""
     x = randoms(0, (rows, 64))
     captured = capture(one_more, (x,))
     program, bindings = optimize(captured.program), captured.bind((x,))

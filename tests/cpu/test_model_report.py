@@ -1,4 +1,4 @@
-"""Reports on whole models and on the process: what they say, without a card and without running the model."""
+"""Reports on whole models and on the process, without a card and without running the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS, WIDTH, LAYERS = 16384, 1024, 3
 
 
 class Layer(nn.Module):
-    """A norm before a linear layer, around a skip connection."""
+    """A norm and a linear layer with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Equal layers, a softmax, and a running sum, which onepass has no kernel for."""
+    """Equal layers, a softmax, and a cumulative sum, for which onepass has no kernel."""
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Stack(nn.Module):
 
 @pytest.fixture(scope="module")
 def shown() -> ModelReport:
-    """The report on a model that has no memory."""
+    """The report on a model on the meta device."""
     with torch.device("meta"):
         model, x = Stack().bfloat16(), torch.empty(ROWS, WIDTH, dtype=torch.bfloat16)
     found = onepass.explain(model)(x, scale=2.0)

@@ -1,6 +1,6 @@
-"""Whole models, forward and backward, through torch.compile(backend=onepass): as right as eager, with no more graph breaks.
+"""Whole models, forward and backward, through torch.compile(backend=onepass): as accurate as eager, without extra graph breaks.
 
-Sizes are tiny and kernels interpreted; what no region claims runs op by op, or through Inductor where a test says so.
+Sizes are tiny and kernels interpreted. The rest of the graph runs op by op, or through Inductor in some tests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.zoo import ZOO, Example
 from onepass.integration import journal
 from tests.support.training_step import assert_as_right_as_eager
 
-# Models that pick by comparing values may pick otherwise in bf16, and are then as right as eager but not near it.
+# Models that route by comparing values may route differently in bf16, and are then as accurate as eager but not close to it.
 AUTOCAST = (
     "seed_transformer",
     "seed_transformer_learnable",
@@ -29,20 +29,20 @@ AUTOCAST = (
     "llama",
     "gpt2",
 )
-# 4 to 40 seconds each; the others have regions of the same kinds.
+# These take 4 to 40 seconds each; the others have regions of the same kinds.
 LONG = {"bert", "vit", "qwen3", "deepseek_v3", "gemma3", "mixtral", "t5"}
 LONG_UNDER_AUTOCAST = {"seed_transformer_learnable", "gpt2"}
 THROUGH_INDUCTOR = ("llama", "seed_transformer_learnable")
 
 
 def marked(names: Iterable[str], long: Collection[str]) -> list[Any]:
-    """Parameters of a test of which some take so long that only `make test-all` runs them."""
+    """Parameters of a test; those in `long` run only in `make test-all`."""
     return [pytest.param(name, marks=pytest.mark.long) if name in long else name for name in names]
 
 
 @pytest.fixture(autouse=True)
 def _afresh() -> Iterator[None]:
-    """Nothing remembered from one test to the next."""
+    """Reset all state between tests."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     journal.reset()
@@ -57,13 +57,13 @@ def example_of(name: str) -> Example:
 
 
 def compiled(module: nn.Module, rest: str, **more: Any) -> Any:
-    """The module as onepass compiles it for a CPU, claiming all it can, however small. Errors are not turned into fallbacks."""
+    """The module compiled by onepass for a CPU, claiming everything possible, however small. Errors are raised."""
     options = {"interpret": True, "rest": rest, "on_error": "raise", "by_cost": False, **more}
     return torch.compile(module, backend=onepass.backend, options=options)
 
 
 def assert_claimed() -> None:
-    """Something was claimed forward and backward, ran, and did not fall back."""
+    """Check that regions were claimed in forward and backward, ran, and did not fall back."""
     seen = journal.snapshot()
     assert {"forward", "backward"} <= {g.phase for g in seen.graphs if g.regions}, [(g.phase, g.declined) for g in seen.graphs]
     assert sum(seen.calls.values()) > 0 and not seen.fallbacks
@@ -76,7 +76,7 @@ def cuts() -> tuple[int, int]:
 
 
 def cuts_of_a_backend_that_does_nothing(example: Example) -> tuple[int, int]:
-    """Where a graph ends is decided before any backend is asked, and by what a backend raises: so these are Inductor's too."""
+    """The graph breaks of a backend that runs graphs unchanged. Dynamo decides on breaks before it calls a backend."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.compile(example.module, backend="eager")(**example.inputs)

@@ -16,7 +16,7 @@ from onepass.ir.simplify import two_pass
 from onepass.pipeline import optimize
 from tests.support.correctness import randoms
 
-# One of each form: a row in registers, a looped row, rows shared by CTAs and joined, columns in tiles and in loops.
+# One of each form: a row in registers, a looped row, split rows with a join, columns in tiles and in loops.
 FORMS = (((16, 1000), -1), ((2, 40000), -1), ((16, 300), 0), ((1000, 40), 0), ((9000, 3), 0), ((6, 7, 40), (0, 2)))
 
 
@@ -27,7 +27,7 @@ def far(shape: tuple[int, ...], mean: float, std: float) -> Tensor:
 @pytest.mark.parametrize("shape,dim", FORMS, ids=str)
 @pytest.mark.parametrize("mean,std", [(1e5, 1.0), (1e4, 0.01)])
 def test_variances_far_from_zero(shape: tuple[int, ...], dim: int, mean: float, std: float) -> None:
-    """Eager's kernels on CPU add in float64; ours must be no worse, though the mean is 1e6 times the spread."""
+    """Eager's CPU kernels accumulate in float64; ours must be as accurate, although the mean is 1e6 times the deviation."""
 
     def function(x: Tensor) -> Tensor:
         return x.var(dim)
@@ -55,7 +55,7 @@ def test_a_mean_of_16_bit_data_may_be_infinite(dynamic: bool | None) -> None:
     """Its division is corrected by a remainder, which is NaN of an infinite sum."""
 
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.float().mean(0), x + x.float().argmin(0)  # what meets the rows again has the kernel written for their count
+        return x.float().mean(0), x + x.float().argmin(0)  # reading the rows again fixes the row count of the kernel
 
     x = torch.ones(65, 3, dtype=torch.bfloat16)
     x[14], x[20, 2], x[40, 1] = torch.tensor([math.inf, -math.inf, math.inf]), -math.inf, 3e38
@@ -75,7 +75,7 @@ def test_layer_norm_of_a_constant_row_is_its_bias(dtype: torch.dtype, cols: int)
 @pytest.mark.parametrize("shape,dim", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_mean_of_var_mean_is_nan_if_there_is_an_infinity(dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
-    """As in eager's recurrence, but wherever the infinity is. A mean alone is infinite."""
+    """As in eager's recurrence, but wherever the infinity is. A mean without a variance is infinite."""
     x = randoms(0, shape).to(dtype)
     x.view(-1)[3] = math.inf
     var, mean, alone = onepass.fuse(lambda x: (*torch.var_mean(x, dim), x.mean(dim)))(x)
@@ -84,7 +84,7 @@ def test_the_mean_of_var_mean_is_nan_if_there_is_an_infinity(dtype: torch.dtype,
 
 
 def test_merging_with_an_empty_state_does_not_overflow() -> None:
-    """The square of 1e20 is infinite; times 0 elements it is none."""
+    """The square of 1e20 is infinite, but an empty state has 0 elements."""
     x = torch.full((5000, 3), 1e20)
     assert not onepass.fuse(lambda x: x.var(0))(x).any()
 
@@ -102,7 +102,7 @@ def test_every_correction_matches_eager(rows: int) -> None:
 
 
 def test_norms_of_16_bit_rows_use_one_plain_sum_of_squares() -> None:
-    """What fp32 data needs costs an addition an element; 16 bits do not show it, and are not charged for it."""
+    """Compensation for fp32 data costs an addition per element. 16-bit data does not need it, and does not pay for it."""
 
     def reductions(dtype: torch.dtype) -> list[str]:
         x = torch.empty(64, 5120, dtype=dtype)

@@ -27,7 +27,7 @@ def softmax_sums(x: torch.Tensor) -> Tensors:
 
 
 def moments(x: torch.Tensor) -> Tensors:
-    """As eager has them: NaN, both, where there is an infinity."""
+    """Mean and variance as in eager: both NaN if there is an infinity."""
     off = x - x.mean()
     return x.mean() + off.sum() / len(x), off.square().sum()
 
@@ -65,7 +65,7 @@ ROWS = {
 
 
 def takes(name: str, row: torch.Tensor) -> bool:
-    """Variances and exponentials are of floats; truths are only asked for any and all."""
+    """Variances and exponentials take floats; booleans are only for any and all."""
     if name in ("welford", "moments", "logsumexp"):
         return row.is_floating_point()
     return row.dtype != torch.bool or name in ("any", "all")
@@ -120,7 +120,7 @@ def test_given_groupings_match_the_formula(name: str, row: torch.Tensor, cuts: l
 
 @pytest.mark.parametrize(("name", "row"), CASES)
 def test_merging_identities_changes_nothing(name: str, row: torch.Tensor) -> None:
-    """Merged with any number of identities, on either side, a state gives the same results."""
+    """Merging a state with any number of identities, on either side, does not change its results."""
     state = partial(name, row)
     numbers = MONOIDS[name].identity(BY_TORCH[row.dtype])
     identity = tuple(torch.full_like(part, number) for part, number in zip(state, numbers, strict=True))
@@ -191,7 +191,7 @@ def test_a_join_of_two_is_their_merge(name: str) -> None:
 
 @pytest.mark.parametrize("tops", [(-1.0, 2.0), (2.0, -1.0), (-inf, 1.0), (1.0, -inf), (-inf, -inf)], ids=str)
 def test_exponentials_are_joined_whichever_maximum_is_greater(tops: tuple[float, float]) -> None:
-    """The sum so far is rescaled where the maximum rises, and nothing is what tiles of -inf alone join to."""
+    """The partial sum is rescaled where the maximum rises, and tiles of only -inf join to an empty sum."""
     monoid, state = MONOIDS["logsumexp"], (torch.tensor(tops, dtype=torch.float64), torch.tensor([3.0, 5.0], dtype=torch.float64))
     algebra = oracle._TorchAlgebra((0,), 2)
     assert monoid.join is not None

@@ -1,4 +1,4 @@
-"""The mutants of the campaign still apply: each changes one place of the code as it is, and names tests that exist."""
+"""The mutants of the campaign still apply: each changes one place of the present code, and names tests that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In-place changes: of the function's own values they are carried out, of what it was given they are refused."""
+"""In-place changes: of local values they are supported, of arguments they are refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_foreach_ops_that_return_new_values() -> None:
 
 
 def test_every_foreach_op_consists_of_known_ops_or_is_refused() -> None:
-    """Ops of the installed torch that nobody listed here: what changes its input must not pass."""
+    """Also ops of the installed torch that are not listed here: an op that changes its input must not be accepted silently."""
     passed = []
     for name, op in foreach.items():
         if name.endswith("_"):

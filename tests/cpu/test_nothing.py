@@ -1,4 +1,4 @@
-"""Functions that compute nothing, and tensors without elements: eager's answers, and no kernels."""
+"""Functions that compute nothing, and tensors without elements: eager's results, and no kernels."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_empty_tensors_give_the_results_of_eager_and_are_explained(name: str, sh
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (0, 0), (2, 0, 3)], ids=str)
 def test_an_empty_result_may_have_strides_of_zero(shape: tuple[int, ...]) -> None:
-    """Its store has to name the axis without elements all the same."""
+    """Its store must still name the axis without elements."""
     x = torch.ones([1 if size == 0 else size for size in shape], dtype=torch.bfloat16).expand(shape)
     for function in (lambda x: x.float(), lambda x: x * 2, lambda x: (x.half(), x.sum(-1), torch.cat([x, x], -1))):
         for actual, eager in zip(as_tuple(onepass.fuse(function)(x)), as_tuple(function(x)), strict=True):

@@ -1,4 +1,4 @@
-"""Values at the edges of their types, as eager has them: least integers, infinities, NaN, -0.0, numbers out of range."""
+"""Values at the limits of their types match eager: smallest integers, infinities, NaN, -0.0, numbers out of range."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def edges(dtype: torch.dtype) -> Tensor:
 
 
 def pairs(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Every value beside every other."""
+    """All pairs of values."""
     a, b = torch.meshgrid(values, values, indexing="ij")
     return a.contiguous(), b.contiguous()
 
 
 def check_same(function: Callable[..., tuple[Tensor, ...]], *args: Tensor) -> None:
-    """What a fused function gives is what eager gives: type, shape, NaNs, and the sign of zeros."""
+    """Check that a fused function matches eager: type, shape, NaNs, and the sign of zeros."""
     for k, (actual, eager) in enumerate(zip(onepass.fuse(function)(*args), function(*args), strict=True)):
         assert (actual.dtype, actual.shape) == (eager.dtype, eager.shape), k
         same = actual == eager
@@ -66,7 +66,7 @@ def test_integers_divided_by_integers(dtype: torch.dtype) -> None:
     check_same(divisions, a[kept], b[kept])
 
 
-ENDS = (torch.int32, torch.int64)  # of these, eager's own division of the least one by -1 ends the process
+ENDS = (torch.int32, torch.int64)  # for these, eager's division of the smallest one by -1 crashes the process
 
 
 @pytest.mark.parametrize("dtype", ENDS, ids=str)
@@ -99,7 +99,7 @@ def test_integers_divided_by_zero_match_the_card_without_a_division_by_zero(dtyp
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_the_oracle_divides_integers_as_kernels_do(dtype: torch.dtype) -> None:
-    """By 0 and by -1 too, which eager cannot be asked about."""
+    """Including division by 0 and by -1, which crash eager."""
     given = pairs(edges(dtype))
     captured = capture(divisions, given)
     exact = captured.result(evaluate(captured.program, captured.tensors(given), captured.bind(given) or {}), given)
@@ -194,7 +194,7 @@ FILLS = {
 
 @pytest.mark.parametrize("name", FILLS)
 def test_fills_and_bounds_are_refused_where_eager_refuses_them(name: str) -> None:
-    """Those of floats are infinite where a narrow type does not hold them, as torch.where has it."""
+    """Float fills are infinite if a narrow type cannot represent them, as in torch.where."""
     fill = FILLS[name]
     for dtype, number in (
         (torch.int8, 300),
@@ -286,7 +286,7 @@ def comparisons(a: Tensor, b: Tensor | float) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64, torch.int64], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8], ids=str)
 def test_comparisons_are_made_in_the_common_type(dtype: torch.dtype, wide: torch.dtype) -> None:
-    """A tensor without dims is rounded to the type of one that has some; numbers to that of any tensor."""
+    """A zero-dim tensor is rounded to the type of one with dims; numbers to that of any tensor."""
     values = torch.tensor([0.1, 0.2, 0.1 + 2e-9, 257.0, 256.0, 0.10009765625, 1.0000001, 1.0, 16777217.0, 44.0]).to(dtype)
     singles = torch.tensor([0.1, 257.0, 16777217.0, 300.0], dtype=torch.float64).to(wide)
 
@@ -300,7 +300,7 @@ def test_comparisons_are_made_in_the_common_type(dtype: torch.dtype, wide: torch
 
 
 def test_operands_of_comparisons_are_rounded_as_in_eager() -> None:
-    """Neither do floor, rounding, conversion to integers and positions of extremes see digits that eager has not."""
+    """The same holds for floor, rounding, conversion to integers and positions of extremes."""
     x = torch.linspace(-3, 3, 1001, dtype=torch.bfloat16)
     third = torch.tensor(1 / 3, dtype=torch.float32)
 
@@ -322,7 +322,7 @@ def test_literals_keep_their_sign_and_subnormal_values(dtype: torch.dtype) -> No
     x = torch.tensor([0.0, -0.0, 1e-40, -1e-45, tiny, -tiny, 1.0, math.inf, math.nan], dtype=torch.float64).to(dtype)
 
     numbers = [n for n in LITERALS if n != 3.5e38 or dtype != torch.float32]
-    if dtype == torch.bfloat16:  # where eager rounds the smallest ones away before it adds them
+    if dtype == torch.bfloat16:  # eager rounds the smallest ones to zero before it adds them
         numbers = [n for n in numbers if n == 0 or abs(n) >= 1e-40]
 
     def function(x: Tensor) -> tuple[Tensor, ...]:
@@ -335,7 +335,7 @@ def test_literals_keep_their_sign_and_subnormal_values(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_a_negation_flips_the_sign_of_zeros(dtype: torch.dtype) -> None:
-    """Beside other multiples of the same value it is written as one of those."""
+    """Next to other multiples of the same value, it is written as one of them."""
     check_same(lambda x: (-x,), torch.tensor([0.0, -0.0, 1.0, math.inf, math.nan]).to(dtype))
 
 
@@ -406,7 +406,7 @@ DECIDING: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", DECIDING)
 def test_ops_with_discrete_results_read_exact_values(name: str) -> None:
-    """41 * (1 / 41) is less than 1, which each of them tells from it, even where nothing else does."""
+    """41 * (1 / 41) is less than 1, and each of these ops distinguishes the two."""
     x = torch.tensor([[82.0, 41.0], [41.0, 123.0]], dtype=torch.bfloat16)
     check_same(lambda x: (DECIDING[name](x.float() / 41.0),), x)
 
@@ -418,7 +418,7 @@ def test_fp32_data_keeps_full_precision_next_to_16_bit_data_of_its_size() -> Non
 
 
 def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
-    """Those of one kernel may differ: what comes from fp32 alone is divided exactly, what comes from 16 bits need not be."""
+    """They may differ within a kernel: values that come from fp32 alone are divided exactly, those from 16 bits need not be."""
 
     def function(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         return x[:, 0] / x[:, 1], (h.float() / h.float().sum(1, keepdim=True)).to(torch.bfloat16)
@@ -430,14 +430,14 @@ def test_kernels_divide_by_the_instructions_that_a_value_needs() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sums_of_exponentials_of_fp32_data_have_full_precision(dtype: torch.dtype) -> None:
-    """The approximate exponential errs to one side, which a long sum shows; not one of 16-bit results."""
+    """The approximate exponential is biased, which shows in a long sum, unless its result has 16 bits."""
     program = optimize(capture(lambda x: x.logsumexp(-1), (torch.empty(64, 200000, dtype=dtype),)).program)
     text = "".join(s.text for s in interpret(plan(program, {"s0": 64}, device("h200"))).sources)
     assert "logsumexp" in text and ("fast_exp(" in text) is (dtype is torch.bfloat16)
 
 
 def test_quotients_of_16_bit_data_are_exact_where_they_decide() -> None:
-    """Beside others, which stay approximate."""
+    """Other quotients in the kernel stay approximate."""
     x, y = torch.empty(2, 64, 96, dtype=torch.bfloat16).unbind()
     fn = lambda x, y: ((x.float() / y.float()).floor().to(torch.int32), torch.softmax(x.float(), -1).to(x.dtype))  # noqa: E731
     text = "".join(s.text for s in interpret(plan(optimize(capture(fn, (x, y)).program), {"s0": 64}, device("h200"))).sources)
@@ -446,7 +446,7 @@ def test_quotients_of_16_bit_data_are_exact_where_they_decide() -> None:
 
 @pytest.mark.parametrize("function", [torch.tanh, torch.sigmoid, torch.erf, torch.exp], ids=lambda f: f.__name__)
 def test_approximate_functions_are_right_to_16_bits(function: Callable[[Tensor], Tensor]) -> None:
-    """Where a series takes over from a difference too."""
+    """Including the range where a series replaces a difference."""
     x = torch.linspace(-4, 4, 8001, dtype=torch.float16)
     assert judge(onepass.fuse(lambda x: function(x))(x), function(x), function(x.double())) is None
 
@@ -470,7 +470,7 @@ def test_fp32_data_uses_exact_functions_and_16_bit_data_fast_ones(name: str) -> 
 
 
 def test_generated_max_and_min_propagate_nan() -> None:
-    """An interpreter's do in any case."""
+    """In the interpreter they always do."""
     program = optimize(capture(lambda x: (x.clamp(-1, 1), x.amax(-1), x.amin(-1)), (torch.empty(64, 96),)).program)
     text = "".join(s.text for s in interpret(plan(program, {"s0": 64}, device("h200"))).sources)
     extremes = [line for line in text.splitlines() if "maximum(" in line or "minimum(" in line]
@@ -478,7 +478,7 @@ def test_generated_max_and_min_propagate_nan() -> None:
 
 
 def test_quotients_of_16_bit_data_stay_multiplications() -> None:
-    """One multiplication an element, of which 16 bits show nothing: also beside fp32 vectors, and scalars that scale them."""
+    """One multiplication per element, whose error 16 bits do not show: also next to fp32 vectors and scalars that scale them."""
 
     def function(x: Tensor, w: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         return x.float() / 41.0 * w + scale / 41.0, torch.softmax(x, -1), x.float().square().mean(-1, keepdim=True) * x

@@ -1,4 +1,4 @@
-"""A region is optimized once and planned once for each row class; what is planned is what runs, and what explain shows."""
+"""A region is optimized once and planned once per row class; the plan that runs is the one that explain shows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def schedules(made: Plan | Artifact) -> list[tuple[str, object]]:
     return [(kernel.name, kernel.schedule) for kernel in kernels]
 
 
-# ---- once, counted in processes of their own ---------------------------------------------------------------------------------
+# ---- once, counted in separate processes -------------------------------------------------------------------------------------
 
 COUNTED = """
 import json, sys, torch, onepass
@@ -106,7 +106,7 @@ counted()
 
 @pytest.fixture
 def in_a_process(tmp_path: Path) -> Callable[..., dict[str, int]]:
-    """Runs a script that counts; all processes of a test share their caches."""
+    """Run a script that counts calls; all processes of a test share their caches."""
 
     def process(script: str, *rows: int) -> dict[str, int]:
         env = {
@@ -180,7 +180,7 @@ def test_the_number_of_kept_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     before = counts()
     first = plans.plan(program, few)
     assert plans.plan(program, more) is not first and plans.plan(program, few) is first
-    plans.plan(program, most)  # and the one not used for longest goes
+    plans.plan(program, most)  # and the least recently used one is evicted
     assert plans.plan(program, few) is first and (counts() - before).plans == 3
     plans.plan(program, more)
     assert (counts() - before).plans == 4

@@ -1,4 +1,4 @@
-"""The campaign over torch's own samples: which ops it covers follows from capture's table, and what is wrong is seen."""
+"""The campaign over torch's own samples: the capture table determines which ops it covers, and wrong results are detected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def info(name: str) -> Any:
 
 
 def test_every_op_of_the_capture_table_is_covered() -> None:
-    """Whatever torch describes under the name of a row. What is rewritten into rows is tested below by examples."""
+    """Every op that torch describes under the name of a row. Decompositions are tested below by examples."""
     rows = {name.split(".")[1] for name in LOWERINGS if name.startswith("aten.")}
     named = [each for each in database() if {each.name, each.aten_name} & rows]
     assert len(named) > 120 and [title(each) for each in named if not is_captured(each)] == []
@@ -101,7 +101,7 @@ def test_samples_of_other_types_are_evenly_spaced() -> None:
 
 
 def test_a_log_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Types of which some samples were drawn are run again where all are asked for."""
+    """Types of which only some samples ran are run again with --all."""
     log, ran = tmp_path / "log.jsonl", list[tuple[str, bool]]()
     monkeypatch.setattr(opinfo, "entries", lambda: [info("sum"), info("neg")])
     line = opinfo._line

@@ -1,4 +1,4 @@
-"""Every op of the table as users call it: fused functions against float64, at odd sizes and for special values."""
+"""Every op of the table as users call it: fused functions compared with float64, at odd sizes and for special values."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.support.correctness import assert_right, randoms
 SPECIAL = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.5, 1e-7, -1e-7, 20.0, -41.0, 1e4, -2.5)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
-# The references of these are no functions of torch's own that could be traced.
+# The references of these are not traceable functions of torch.
 BY_TORCH_FUNCTION: dict[str, Callable[..., Tensor]] = {"cast": lambda a: a.to(torch.float32) * 1, "fma": lambda a, b, c: a * b + c}
 FLOAT_OPS = sorted(name for name, spec in OPS.items() if spec.takes.accepts(BY_TORCH[torch.float32]))
 
 
 def function_of(spec: OpSpec) -> Callable[..., Tensor]:
-    """The reference alone: a fused function guards all that it can reach."""
+    """A function of only the reference: a fused function guards everything it can reach."""
     reference = spec.reference
     return BY_TORCH_FUNCTION.get(spec.name, lambda *args: reference(*args))
 
@@ -39,7 +39,7 @@ def spread(spec: OpSpec, dtype: torch.dtype, position: int) -> Tensor:
 
 
 def special(dtype: torch.dtype, arity: int) -> list[Tensor]:
-    """Special values in all pairs."""
+    """All pairs of special values."""
     values = torch.tensor(SPECIAL, dtype=torch.float64).to(dtype)
     turned = [values.repeat_interleave(len(values)), values.repeat(len(values)), values.flip(0).repeat(len(values))]
     return [t.reshape(len(values), -1) for t in turned[:arity]]
@@ -54,7 +54,7 @@ def judged(spec: OpSpec, args: list[Tensor]) -> str | None:
     assert actual.dtype == eager.dtype and actual.shape == eager.shape
     if not eager.is_floating_point():
         reference = eager
-    if eager.dtype == torch.float64:  # eager is the reference itself here, and another library may be an ulp or two from it
+    if eager.dtype == torch.float64:  # eager itself is the reference here, and another library may be an ulp or two off
         torch.testing.assert_close(actual, eager, rtol=1e-15, atol=1e-16, equal_nan=True)
         return None
     return judge(actual, eager, reference)
@@ -77,7 +77,7 @@ def test_special_values(name: str, dtype: torch.dtype) -> None:
 
 
 def grid(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Numbers at the ends of a type, around 0 and around the widths of all types, in all pairs."""
+    """All pairs of numbers at the limits of a type, around 0 and around the widths of all types."""
     info = torch.iinfo(dtype)
     near = (*range(-9, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, -32, -64, info.max // 3, info.min, info.max, info.max - 1)
     values = torch.tensor(sorted({v for v in near if info.min <= v <= info.max}), dtype=dtype)
@@ -112,7 +112,7 @@ WITH_INTEGERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @pytest.mark.parametrize("name", WITH_INTEGERS)
 def test_integers(name: str, dtype: torch.dtype) -> None:
-    """Bit for bit what torch gives: shifts by counts out of range, and powers that are negative or wrap around."""
+    """Results match torch bit for bit: shifts by counts out of range, and powers that are negative or wrap around."""
     function, args = WITH_INTEGERS[name], grid(dtype)
     if name == "-3 >>" and dtype is torch.uint8:
         pytest.skip("torch refuses it")
@@ -122,7 +122,7 @@ def test_integers(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["shl", "shr"])
 def test_out_of_range_counts_never_reach_a_shift(name: str) -> None:
-    """There a kernel's result is undefined, whatever an interpreter's is."""
+    """A kernel's result would be undefined, whatever the interpreter's is."""
     a, b = grid(torch.int32)
     program = capture(lambda a, b: a << b if name == "shl" else a >> b, (a, b)).program
     (shift,) = [n for n in program.nodes if isinstance(n, Op) and n.name == name]
@@ -179,7 +179,7 @@ def test_other_types_are_as_eager_or_refused(name: str, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_cross_entropy_of_images(reduction: str) -> None:
-    """Classes along the second of four dims, with targets to leave out, weights, and its gradient."""
+    """Classes along the second of four dims, with ignored targets, weights, and the gradient."""
 
     def loss(x: Tensor, at: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(x, at, weight, ignore_index=2, reduction=reduction)
@@ -195,7 +195,7 @@ def test_cross_entropy_of_images(reduction: str) -> None:
         torch.testing.assert_close(actual, gradient(*make(0)))
 
 
-# ---- torch's own functions ----------------------------------------------------------------------------------------------------
+# ---- torch's own functions ------------------------------------------------------------------------------------------------------
 
 DIRECTLY: dict[str, tuple[Callable[..., Tensor], tuple[object, ...], dict[str, object]]] = {
     "gelu": (torch.nn.functional.gelu, (), {}),
@@ -212,7 +212,7 @@ DIRECTLY: dict[str, tuple[Callable[..., Tensor], tuple[object, ...], dict[str, o
 
 @pytest.mark.parametrize("name", DIRECTLY)
 def test_functions_of_torch_are_fused_directly(name: str) -> None:
-    """Also those written in C, which do not tell the names of their arguments."""
+    """Including functions in C, which do not expose the names of their arguments."""
     function, more, named = DIRECTLY[name]
     x, fused = randoms(0, (5, 37)), onepass.fuse(function)
     for _ in range(2):

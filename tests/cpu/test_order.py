@@ -1,4 +1,4 @@
-"""What must stay in its order stays there: random draws, effects, writes; and a backward that draws again draws the same."""
+"""Order is kept where it matters: random draws, effects, writes; and a backward that repeats a draw draws the same numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLS = 256
 
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Iterator[None]:
-    """Ops of somebody else: one whose schema says nothing of what it does, and one that writes to its argument."""
+    """Ops of another library: one whose schema hides its effect, and one that writes to its argument."""
     made = torch.library.Library("onepass_tests", "FRAGMENT")
     made.define("quiet(Tensor x) -> Tensor")
     made.define("fill(Tensor(a!) x) -> ()")
@@ -83,7 +83,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def between_norms(draw: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
-    """Draws between two norms of one tensor, which become one region: the first draw needs a norm, the second needs nothing."""
+    """Draws between two norms of one tensor, which become one region: the first draw depends on a norm, the second on nothing."""
 
     def fn(x: Tensor, o: Tensor) -> tuple[Tensor, ...]:
         early = draw(unit(x))
@@ -120,7 +120,7 @@ def test_the_order_of_different_effects_is_kept(one: str, other: str) -> None:
 
 
 def test_a_region_does_not_span_two_random_draws() -> None:
-    """Its first op feeds one draw and its last reads another that came later: as one call it would turn them round."""
+    """Its first op feeds one draw and its last reads a later draw: as one call it would swap them."""
 
     def fn(x: Tensor, o: Tensor) -> tuple[Tensor, ...]:
         normed = unit(x)
@@ -160,14 +160,14 @@ def test_reading_before_a_write_a_value_computed_after_it_is_an_error() -> None:
 
 
 def late_softmax(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """A widening, and arithmetic that would be repeated, of something that is written before they are used."""
+    """A widening, and arithmetic that would be repeated, of a tensor that is overwritten before their use."""
     wide, scaled = x.float(), x * 3
     x.mul_(0)
     return wide.softmax(-1) + y, (scaled + y).softmax(-1), x.float().softmax(-1)
 
 
 def early_readers(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Users of a region that read something written later."""
+    """Users of a region that read a tensor which is overwritten later."""
     normed = unit(y)
     both = normed + x.float().sin()
     layer = F.layer_norm(y, (COLS,))

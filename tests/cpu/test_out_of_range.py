@@ -1,4 +1,4 @@
-"""Indices that lie outside: nothing there is read, and results that hang on them are NaN."""
+"""Indices out of range: nothing is read there, and results that depend on them are NaN."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def surrounded(dtype: torch.dtype, rows: int, cols: int) -> Tensor:
-    """A tensor among others' values, which a read outside of it would find."""
+    """A tensor inside a larger one, whose values an out-of-range read would find."""
     around = torch.full((rows + 2, cols), 100.0)
     around[1:-1] = randoms(0, (rows, cols))
     return around.to(dtype)[1:-1]
@@ -44,7 +44,7 @@ def test_integer_elements_at_out_of_range_indices_are_zero() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows,cols", [(7, 6), (7, 1027), (1, 50257)])
 def test_the_loss_of_a_class_that_does_not_exist_is_nan(dtype: torch.dtype, rows: int, cols: int) -> None:
-    """Of its row alone, and so of the mean. Ignored rows need no class."""
+    """Only the loss of its row, and so the mean, is NaN. Ignored rows need no valid class."""
     x, target = surrounded(dtype, rows, cols), torch.arange(rows) % cols
     target[0] = -100
     expected = F.cross_entropy(x.float(), target, reduction="none")
@@ -57,7 +57,7 @@ def test_the_loss_of_a_class_that_does_not_exist_is_nan(dtype: torch.dtype, rows
 
 @pytest.mark.parametrize("outside", [6, -1])
 def test_the_oracle_names_the_index_that_is_out_of_range(outside: int) -> None:
-    """As do calls that are held against it: ONEPASS_VERIFY."""
+    """So do calls that are verified against it (ONEPASS_VERIFY)."""
     x, index = randoms(0, (5, 6)), torch.full((5, 1), outside)
     captured = capture(lambda x, i: x.gather(1, i), (x, index))
     with pytest.raises(BadArgument, match=r"outside \[0, 6\)"):

@@ -1,4 +1,4 @@
-"""Plans of small, telling Programs as a few lines each; and the arithmetic they rest on."""
+"""Plans of small, representative Programs, and the arithmetic behind them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_occupancy_follows_the_register_file() -> None:
 
 
 def test_ctas_that_wait_for_each_other_are_resident_at_once() -> None:
-    """A loop over rows shares them out beforehand, and CTAs that share a row exchange what they found."""
+    """A loop over rows assigns them in advance, and the CTAs of one row exchange partial results."""
     alone = MixOrder(1, H200.sms, (4096,), 8)
     two = MultiCtaMixOrder((2048,), 2, H200.sms, 8)
     assert fits_one_wave(alone, 1, H200) and not fits_one_wave(two, 1, H200) and fits_one_wave(two, 2, H200)
@@ -196,7 +196,7 @@ def test_axes_used_together_are_not_unified() -> None:
 
 
 def test_a_reduced_axis_is_related_to_the_kept_axes() -> None:
-    """A value that does not vary along an axis is summed along it all the same."""
+    """A value that does not vary along an axis can still be summed along it."""
     program = parse("""program repeated
       axis m = 8
       axis n = 8
@@ -239,7 +239,7 @@ def test_blocks_are_the_innermost_columns() -> None:
 
 
 def test_values_of_a_row_loop_are_not_read_after_it() -> None:
-    """A sum of row vectors is made anew for every row, and gone once sums over rows are complete."""
+    """A sum of row vectors is recomputed for every row, and not available after the loop over rows."""
 
     def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.sum(0) * w.sum(), x.sum(1)
@@ -290,7 +290,7 @@ def test_no_tile_cuts_a_block() -> None:
 
 
 def in_turn(programs: tuple[Program, ...], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What Programs store that run one after another, what one leaves in temporaries read by the next."""
+    """The stores of Programs that run one after another and pass temporaries on."""
     memory = dict(inputs)
     for each in programs:
         stored = {n.buffer for n in each.nodes if isinstance(n, Store)}
@@ -337,7 +337,7 @@ def test_partial_states_and_their_join_compute_the_whole_reduction(name: str) ->
 
 
 def test_a_split_kernel_stages_its_own_loads() -> None:
-    """A vector that only the join reads lies between them in the whole."""
+    """In the whole Program, a vector that only the join reads comes between the loads."""
     chosen = planned(
         lambda x, w, y: (x.sum(0) * w, y.sum(0)),
         *(meta(*shape, dtype=torch.float32) for shape in ((65536, 1024), (1024,), (65536, 1024))),
@@ -429,7 +429,7 @@ def test_a_row_count_is_fixed_only_if_rows_are_read_again_after_a_reduction() ->
     assert specialize(summed, {"s0": 64})[0] == summed and specialize(summed, {"s0": 64})[1] == {"s0": 64}
 
 
-# ---- what the compiler says ------------------------------------------------------------------------------------------------
+# ---- feedback from the compiler --------------------------------------------------------------------------------------------
 
 
 def binary(registers: int = 64, spilled: int = 0, smem: int = 0, in_loop: bool = False) -> Binary:
@@ -493,7 +493,7 @@ def test_a_small_spill_with_registers_to_spare_rules_out_only_that_schedule() ->
 
 
 def test_a_few_spilled_words_rule_out_only_that_schedule() -> None:
-    """All registers there are and two words more: others that are estimated heavier may take fewer."""
+    """All registers and two words more: schedules that are estimated to be heavier may need fewer."""
     chosen, seen = workload("add_layer_norm_backward"), list[str]()
 
     def measure(source: Source) -> Binary:
@@ -506,7 +506,7 @@ def test_a_few_spilled_words_rule_out_only_that_schedule() -> None:
 
 
 def test_ctas_of_a_row_loop_must_fit_with_their_actual_registers() -> None:
-    """They share out the rows beforehand: those that come later than the others are waited for."""
+    """Rows are assigned in advance: CTAs that start after the others delay the kernel."""
     chosen, heavy = workload("rms_norm_backward"), set[str]()
 
     def measure(source: Source) -> Binary:
@@ -521,7 +521,7 @@ def test_ctas_of_a_row_loop_must_fit_with_their_actual_registers() -> None:
 
 
 def test_among_plans_without_spills_one_whose_ctas_fit_is_chosen() -> None:
-    """Whichever was tried first."""
+    """Regardless of which was tried first."""
     chosen = workload("rms_norm_backward")
     made = ruled(chosen.inputs((98304, 512)), chosen.function, lambda source: binary(255))
     assert made.rejected and feedback.defects(made) == (False, 0, False)
@@ -556,7 +556,7 @@ def test_if_no_kernel_has_its_predicted_occupancy_the_best_is_chosen() -> None:
 
 
 def test_unrelated_reductions_share_launches() -> None:
-    """Fourteen variances do not fit one kernel, and fourteen kernels would be as many launches."""
+    """Fourteen variances do not fit into one kernel, and fourteen kernels would be fourteen launches."""
     inputs = tuple(meta(4096, 256) for _ in range(14))
     made = ruled(inputs, lambda *xs: tuple(r for x in xs for r in torch.var_mean(x.float(), 0)), lambda source: binary())
     main = [k for k in made.plan.kernels if "join" not in k.name]
@@ -565,7 +565,7 @@ def test_unrelated_reductions_share_launches() -> None:
 
 
 def test_a_kernel_that_spills_rules_out_heavier_ones_of_its_family_alone() -> None:
-    """Rows of 131072 held whole are estimated to take less than a walk over them, which does not spill."""
+    """Resident rows of 131072 are estimated to be lighter than a loop over them, which does not spill."""
 
     def measure(source: Source) -> Binary:
         return binary(64, 556) if '"""inner: ' in source.text else binary()
@@ -580,7 +580,7 @@ def test_a_kernel_that_does_not_fit_is_never_chosen() -> None:
         ruled(inputs, fn, lambda source: binary(smem=1 << 20))
 
 
-# ---- little work -------------------------------------------------------------------------------------------------------------
+# ---- little work -----------------------------------------------------------------------------------------------------------
 
 
 def schedules_of(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[Schedule]:
@@ -598,27 +598,27 @@ def test_few_long_rows_are_read_without_a_pipeline_and_their_columns_by_two_warp
 
 @pytest.mark.parametrize("rows", [16, 256])
 def test_few_rows_stay_in_registers(rows: int) -> None:
-    """H200, 16 x 4096: 2.0 us; until TMA brings a row to shared memory, 0.4 us more."""
+    """H200, 16 x 4096: 2.0 us; loading a row by TMA first would take 0.4 us more."""
     assert [s.family for s in schedules_of("softmax", (rows, 4096))] == ["inner"]
 
 
 def test_a_sum_of_a_small_tensor_has_few_splits() -> None:
-    """H200, fp32 4096 x 256: 3.9 us in 8 parts, 5.5 to 6.8 in 264 to 528."""
+    """H200, fp32 4096 x 256: 3.9 us with 8 splits, 5.5 to 6.8 us with 264 to 528."""
     assert schedules_of("outer_sum_1", (4096, 256), torch.float32)[0].splits <= 33
 
 
-# ---- what L2 evicts last --------------------------------------------------------------------------------------------------
+# ---- what L2 evicts last ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "loads", "stores"),
     [
         ("softmax", (16384, 4096), False, True),
-        ("softmax", (131072, 4096), True, True),  # much more than L2 holds
+        ("softmax", (131072, 4096), True, True),  # much larger than L2
         ("rms_norm_backward", (8192, 8192), False, True),
         ("softmax", (1024, 65536), False, False),  # a row fills its SM
         ("rms_norm_fp8", (8192, 8192), False, False),  # results of one byte
-        ("rms_norm_backward", (8192, 32768), False, False),  # rows that come one after another by TMA
+        ("rms_norm_backward", (8192, 32768), False, False),  # rows staged one after another
         ("cross_entropy", (8192, 50264), False, False),  # writes nothing of full size
     ],
 )
@@ -636,7 +636,7 @@ def test_only_full_size_streams_are_evicted_last() -> None:
     assert {kernel.program.nodes[i].buffer for i in kernel.schedule.evict_last} == {"x", "out0"}  # type: ignore[union-attr]
 
 
-# ---- the floor --------------------------------------------------------------------------------------------------------------
+# ---- the floor -------------------------------------------------------------------------------------------------------------
 
 
 @given(distance=st.integers(-40, 40), walks=st.lists(st.tuples(st.integers(1, 12), st.integers(2, 6)), max_size=3))
@@ -646,7 +646,7 @@ def test_views_found_disjoint_share_no_element(distance: int, walks: list[tuple[
     other = {distance + at for at in one}
     reached = footprint._can_reach(distance, sorted(walks, reverse=True), footprint.COMPARE_VIEWS.steps())
     assert reached or not one & other
-    if len(one) == math.prod(len(s) for s in steps):  # no view of ours meets itself
+    if len(one) == math.prod(len(s) for s in steps):  # no view overlaps itself
         nested = all(s >= sum(t * (n - 1) for t, n in walks if t < s) for s, _ in walks)
         assert not nested or reached == bool(one & other)
 
@@ -683,7 +683,7 @@ def test_the_floor_counts_no_element_twice(extent: int, one: str, other: str, el
 
 @pytest.mark.parametrize("sms", [1, 2, 3])
 def test_cards_of_very_few_sms_have_plans(sms: int) -> None:
-    """Fewer than CTAs would share a row, and fewer than any default counts on."""
+    """Fewer SMs than CTAs per row, and fewer than any default assumes."""
 
     def scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x * x.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Charts as values, and as pictures where matplotlib is installed."""
+"""Charts as values, and as images if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_dtypes_are_labeled_if_there_are_several() -> None:
 def test_predictions() -> None:
     found = named(norms())["predicted"]
     assert isinstance(found, ScatterChart)
-    assert len(found.picked) == 15 and len(found.others) == 4  # the pick itself and what could not run are not among the others
+    assert len(found.picked) == 15 and len(found.others) == 4  # the others exclude the chosen plan and plans that could not run
     assert found.subtitle == "median error 3%; 100% of 15 within 15%"
 
 
@@ -161,7 +161,7 @@ def test_unknown_metric() -> None:
         charts([norms()], "speed")
 
 
-# ---- pictures
+# ---- images
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_charts_are_reproducible_byte_for_byte(files: list[Path], tmp_path: Path
 
 
 def test_nothing_is_clipped() -> None:
-    """Every text of every chart lies within its picture, however long labels are and however many providers there are."""
+    """Every text lies within its image, however long the labels are and however many providers there are."""
     pytest.importorskip("matplotlib", reason="pictures are drawn with matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text

@@ -1,4 +1,4 @@
-"""What the plans promise, shown by compiling them for sm_90: one pass, no spills, rows held in 16 bits, peeled odd rows."""
+"""Promises of plans, checked by compiling for sm_90: one pass, no spills, rows resident in 16 bits, peeled unaligned rows."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_refusals_by_cost_carry_both_costs(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "cols"), [("layer_norm_backward", 12288), ("add_rms_norm_backward", 16384)])
 def test_rows_that_barely_fit_stay_in_registers(name: str, cols: int) -> None:
-    """Estimated at about what 16 warps have or, the first, a little above; the compiler finds the rest."""
+    """The estimated registers are about what 16 warps have or, for the first, slightly more; the compiler makes them fit."""
     made = of_workload(name, (8192, cols))
     kernel, binary = made.plan.kernels[0], made.binaries[0]
     assert kernel.family == "mix-order" and kernel.schedule.warps == 16 and kernel.resources.registers >= 112
@@ -97,7 +97,7 @@ def test_rms_norm_holds_its_row_in_16_bits(cols: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_resident_rows_need_the_opaque_zero(dtype: torch.dtype) -> None:
-    """With a zero it knows, the compiler keeps fp32 copies."""
+    """With a constant zero, the compiler keeps fp32 copies."""
     made = compiled(lambda x, w: F.rms_norm(x, (x.shape[-1],), w), (meta(8192, 32768, dtype=dtype), meta(32768, dtype=dtype)))
     (known,) = first_changed(made.plan, assigned("zero1", "tl.full([], 0, tl.int32)"))
     assert offline.compile(known, device("h200")).registers >= made.binaries[0].registers + 32
@@ -108,7 +108,7 @@ def test_unaligned_rows_are_read_with_whole_vectors(shape: tuple[int, int]) -> N
     made = compiled(lambda x: torch.softmax(x, -1), (meta(*shape),), on=device("a100"))  # without TMA
     loads = [line for source in made.sources for line in source.text.splitlines() if "tl.load(x_ptr" in line]
     unmasked = [line for line in loads if "mask=" not in line]
-    assert unmasked and len(unmasked) >= len(loads) // 3  # of a walk: the broken sectors, whole tiles, and what is left of one
+    assert unmasked and len(unmasked) >= len(loads) // 3  # of a pass: the partial sectors, whole tiles, and the tail
     assert all("sector + u" in line for line in unmasked)
     assert sum(binary.wide_loads for binary in made.binaries) >= len(unmasked)
 
@@ -127,7 +127,7 @@ def test_every_listed_device_gets_kernels(name: str) -> None:
 
 
 def test_a_spilling_plan_is_rejected_and_shown() -> None:
-    """The planner is told by the compiler: the plan after a rejection avoids the rejected schedule."""
+    """The compiler's result reaches the planner: the plan after a rejection avoids the rejected schedule."""
     chosen = workload("rms_norm_backward")
     inputs = chosen.inputs((8192, 8192))
     captured = capture(chosen.function, inputs)

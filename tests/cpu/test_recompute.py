@@ -1,4 +1,4 @@
-"""What the backward computes again instead of reading it: which values, and that nothing else changes."""
+"""Recomputation in the backward: which values are recomputed instead of saved, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NBYTES = ROWS * DIM * 4
 
 
 def graphs(forward: Callable[..., Any], backward: Callable[..., Any], outputs: int) -> tuple[fx.Graph, fx.Graph]:
-    """The graphs of two functions as a split leaves them: the second takes what the first gives after its results."""
+    """The graphs of two functions as the partitioner leaves them: the second takes the saved values of the first."""
     x, y, scale, tangent = torch.randn(ROWS, DIM), torch.randn(ROWS, DIM), torch.randn(DIM), torch.randn(ROWS, DIM)
     saved = forward(x, y, scale)[outputs:]
     first, second = make_fx(forward, tracing_mode="fake")(x, y, scale), make_fx(backward, tracing_mode="fake")(*saved, tangent)
@@ -53,7 +53,7 @@ def norm_of_sum(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_recomputing_a_sum_of_tensors_read_anyway_costs_nothing() -> None:
-    """Neither written by the forward, nor read by the backward."""
+    """The forward does not write the sum, and the backward does not read it."""
     done = recomputed(norm_of_sum, lambda x, y, scale, total, d: (d * total, d * x, d * y * scale))
     assert done == [(NBYTES, 2 * NBYTES)]
 
@@ -109,7 +109,7 @@ def test_a_value_may_be_recomputed_from_a_recomputed_one() -> None:
         more = scale * total + x
         return more.exp(), x, y, scale, total, more
 
-    # `more` is wanted before `total` is: what computes `total` moves to the front.
+    # `more` is needed before `total`, so the computation of `total` moves to the front.
     def backward(x: Tensor, y: Tensor, scale: Tensor, total: Tensor, more: Tensor, d: Tensor) -> tuple[Tensor, ...]:
         return d * more, d * total, d * x, d * y * scale
 
@@ -117,7 +117,7 @@ def test_a_value_may_be_recomputed_from_a_recomputed_one() -> None:
 
 
 def stream(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
-    """A norm within a residual stream: saved are its factor and the normed rows, which only the norm's own kernel needs."""
+    """A norm within a residual stream: its factor and the normalized rows are saved, and only its own backward reads them."""
     total = x + y
     factor = total.square().mean(-1, keepdim=True)
     normed = total / factor
@@ -129,13 +129,13 @@ def of_stream(scale: Tensor, factor: Tensor, normed: Tensor, d: Tensor) -> tuple
 
 
 def run(first: fx.Graph, second: fx.Graph, outputs: int, *args: Tensor) -> list[Tensor]:
-    """What both graphs give, one after the other."""
+    """The results of both graphs, run one after the other."""
     results = fx.GraphModule({}, first)(*args)
     return [*results[:outputs], *fx.GraphModule({}, second)(*results[outputs:], args[0])]
 
 
 def test_a_value_written_anyway_is_saved_instead() -> None:
-    """The stream goes on from the norm's input: it is in memory, and the normed rows need not be."""
+    """The residual stream continues from the norm's input, so that is in memory, and the normalized rows need not be saved."""
     args = torch.randn(ROWS, DIM), torch.randn(ROWS, DIM), torch.randn(DIM)
     before = run(*graphs(stream, of_stream, 1), 1, *args)
     first, second = graphs(stream, of_stream, 1)
@@ -165,7 +165,7 @@ def test_a_value_recomputed_by_a_checkpoint_policy_is_not_saved_instead(policy: 
 
 
 def test_one_saved_value_is_replaced_by_one() -> None:
-    """Two that are written anyway, each of half the bytes, would be saved for one."""
+    """Two values that are written anyway, each of half the bytes, would be saved instead of one."""
 
     def of_two(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         total, other = (x + y).bfloat16(), (x * y).bfloat16()
@@ -190,7 +190,7 @@ def gradients(module: nn.Module, inputs: dict[str, Tensor], **options: Any) -> l
 
 
 def test_a_transformer_saves_one_sum_per_block(caplog: pytest.LogCaptureFixture) -> None:
-    """Of three: behind the MLP and behind the mix they follow from the one behind attention. The stream's last has no mix."""
+    """Of three sums, those after the MLP and after the mix follow from the one after attention. The last block has no mix."""
     with caplog.at_level("INFO", logger="onepass.integration.split"):
         module, inputs = example()
         actual = gradients(module, inputs)

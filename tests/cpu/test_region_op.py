@@ -1,4 +1,4 @@
-"""The op a region becomes: right, remembered by sizes, exact in its promises to torch."""
+"""The custom op of a region: right results, kernels kept by sizes, and correct schema and fake results for torch."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_unaligned_tensors_get_kernels_of_their_own() -> None:
 
 @pytest.mark.parametrize("elements", [1, 4, 8])
 def test_kernels_are_told_which_tensors_start_on_16_bytes(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
+    """A card reads aligned tensors by 16 bytes, so an 8-byte offset is not enough."""
     alignments: list[frozenset[str]] = []
     executable = Kernels.executable
     monkeypatch.setattr(
@@ -145,7 +145,7 @@ def test_threads_share_a_region() -> None:
 
 
 def checked_calls(monkeypatch: pytest.MonkeyPatch, text: str, sizes: list[int]) -> list[int]:
-    """Which of these calls were compared with float64."""
+    """The indices of the calls that were compared with float64."""
     found: list[int] = []
     made: list[int] = []
     monkeypatch.setattr(region_op._Region, "_verify", lambda self, outs, ins, kept, bindings: found.append(len(made)))
@@ -191,7 +191,7 @@ def test_a_sampled_call_that_is_wrong_raises(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_wrong_checked_call_raises_even_if_it_overwrites_an_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Held against what it overwrote, and not against what it wrote."""
+    """The reference is computed from the overwritten input, not from the output in its place."""
     monkeypatch.setenv("ONEPASS_REPRO_DIR", str(tmp_path))
     bound = Executable.bound
 
@@ -289,7 +289,7 @@ def test_setting_names_do_not_clash_with_inductors() -> None:
 
 
 def test_warnings_are_shown_once(recwarn: pytest.WarningsRecorder) -> None:
-    warnings.simplefilter("always")  # Python would say the same only once by itself
+    warnings.simplefilter("always")  # else Python itself would show a repeated warning only once
     for _ in range(2):
         failure.report_fallback("r", ["m.py:1 x"], "planned", ValueError("no"), lambda: "nowhere")
     assert len([w for w in recwarn if w.category is OnepassWarning]) == 1
@@ -300,7 +300,7 @@ def test_warnings_are_shown_once(recwarn: pytest.WarningsRecorder) -> None:
 
 
 def seen_by(run: Callable[[Callable[[], None]], None]) -> dict[str, object]:
-    """The settings in force where `run` has something done."""
+    """The settings in effect where `run` calls its argument."""
     found: dict[str, object] = {}
     run(lambda: found.update(settings.resolved().changed))
     return found

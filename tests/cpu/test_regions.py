@@ -1,4 +1,4 @@
-"""Which nodes become one region, which are given back, and what the graph looks like afterwards."""
+"""Which nodes become one region, which are given back to Inductor, and what the rewritten graph looks like."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_regions_do_not_extend_across_a_write() -> None:
 
 
 def test_regions_have_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for what is computed again rather than read."""
+    """Not counting nodes that are recomputed rather than read."""
     monkeypatch.setattr(regions, "MAX_NODES", 5)
 
     def chain(x: Tensor, w: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def test_arithmetic_without_a_reduction_is_not_claimed() -> None:
     assert regions_of(lambda x, y: F.gelu(x) * y, (64, 32), (64, 32)) == ()
 
 
-# ---- the rim ---------------------------------------------------------------------------------------------------------------
+# ---- boundary --------------------------------------------------------------------------------------------------------------
 
 
 def test_arithmetic_that_a_later_kernel_needs_anyway_is_given_back() -> None:
@@ -149,7 +149,7 @@ def test_arithmetic_that_a_later_kernel_needs_anyway_is_given_back() -> None:
 
     (region,) = regions_of(fn, (64, 32), (32,), (64, 32), (64, 32))
     assert len(region.outputs) == 1 and len(region.inputs) == 2
-    assert region.lost_fusion_bytes == 2 * 64 * 32 * 4  # the norm is written and read, which one kernel for all would not
+    assert region.lost_fusion_bytes == 2 * 64 * 32 * 4  # the norm is written and read, which a single kernel would avoid
 
 
 def test_a_sum_that_an_earlier_kernel_can_compute_is_left_to_it() -> None:
@@ -176,7 +176,7 @@ def test_a_max_autotuned_matmul_is_charged_for_its_epilogue() -> None:
 
     (plain,) = regions_of(fn, (64, 32), (32, 32), (32,))
     (tuned,) = regions_of(fn, (64, 32), (32, 32), (32,), epilogues=True)
-    assert plain.lost_fusion_bytes == 0 and tuned.lost_fusion_bytes == 0  # two readers: nothing to fuse into the matmul
+    assert plain.lost_fusion_bytes == 0 and tuned.lost_fusion_bytes == 0  # two readers, so nothing can be fused into the matmul
     (single,) = regions_of(lambda x, m: torch.relu(x @ m).sum(0), (64, 32), (32, 32), epilogues=True)
     assert ops(single) == ["relu", "sum"] and single.lost_fusion_bytes == 2 * 64 * 32 * 4
 
@@ -275,7 +275,7 @@ def test_a_node_that_cannot_be_lowered_does_not_prevent_other_claims() -> None:
     ],
 )
 def test_reductions_without_a_lowering_are_listed(name: str, fn: Callable[..., object] | None) -> None:
-    if fn is None:  # known by torch's tag alone
+    if fn is None:  # known only by torch's tag
         if not hasattr(torch.Tag, "reduction"):
             pytest.skip("this torch does not tell which ops reduce")
         graph = graph_of(lambda x, w: x.exp() + w, (64, 32), (32,))

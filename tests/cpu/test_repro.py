@@ -1,5 +1,5 @@
-"""Reproducers: what a program or an error says is never code of the file, the file lies where only this user can write, and a
-failure to write it fails nothing."""
+"""Reproducers: text of a program or an error never becomes code, the file lies where only this user can write, and a
+failure to write it fails nothing else."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_error_text_is_not_code(text: str, monkeypatch: pytest.MonkeyPatch) -> N
     content = Path(repro.write_region("abc", text, program(), {text: 3}, layout)).read_text(encoding="ascii")
     assert calls(content) == {"replay"}
     assigned = next(n for n in ast.parse(content).body if isinstance(n, ast.Assign))
-    assert ast.literal_eval(assigned.value) == shown  # every character is there
+    assert ast.literal_eval(assigned.value) == shown  # no character is lost
     replayed = next(n for n in ast.walk(ast.parse(content)) if isinstance(n, ast.Call))
     given = {k.arg: ast.literal_eval(k.value) for k in replayed.keywords}
     assert (given["device"], given["unaligned"], given["sizes"]) == (text, (text,), {text: 3})
@@ -86,7 +86,7 @@ def test_a_reproducer_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "region abc is correct" in capsys.readouterr().out
 
 
-# ---- where they lie --------------------------------------------------------------------------------------------------------
+# ---- location --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_reproducer_is_private_and_follows_no_link(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_no_reproducer_is_written_to_an_unsafe_folder(how: str, tmp_path: Path, 
 def test_by_default_reproducers_go_to_the_working_directory_or_a_fresh_folder(
     planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never to a name in the temporary folder that others can foresee."""
+    """Never to a predictable name in the temporary folder."""
     monkeypatch.delenv("ONEPASS_REPRO_DIR")
     here, shared = tmp_path / "here", tmp_path / "tmp"
     for folder in (here, shared):

@@ -1,4 +1,4 @@
-"""Bench results as values and as JSON."""
+"""Benchmark results as values and as JSON."""
 
 from __future__ import annotations
 

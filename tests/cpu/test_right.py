@@ -1,7 +1,7 @@
-"""Every case, interpreted: a thinned product of sizes, every layout, and rows of infinities and NaNs.
+"""Every case, interpreted: a sample of the product of sizes, every layout, and rows of infinities and NaNs.
 
-The product is thinned by case: each gets every STRIDE-th shape from a start of its own, so that together the cases meet
-every shape, and each meets long, short and odd rows.
+The product is sampled by case: each gets every STRIDE-th shape with a different start, so that together the cases cover
+every shape, and each has long, short and odd rows.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tests.support.correctness import assert_right, twice
 from tests.support.function_cases import CASES, LAYOUTS, Case, shapes, with_specials
 
 MOST = 1 << 16
-MOST_ROWS = 2100  # interpreted one at a time at worst; a few cases are tried on more
+MOST_ROWS = 2100  # at worst interpreted one at a time; a few cases have more
 STRIDE = 9
-ODD = (13, 1027)  # rows that start anywhere in a sector
+ODD = (13, 1027)  # unaligned rows
 
 
 def thinned(case: Case) -> list[tuple[int, int]]:
-    """A few shapes for a case, other ones for the next."""
+    """A few shapes for a case, different from those of the next case."""
     fitting = [shape for shape in shapes(case, MOST) if shape[0] * case.copies <= MOST_ROWS]
     return fitting[case.number() % STRIDE :: STRIDE]
 
 
 def sized() -> list[Any]:
-    """(case, rows, cols, dtype) of the thinned product, dtypes in turn."""
+    """(case, rows, cols, dtype) of the sampled product, dtypes in turn."""
     found = []
     for case in CASES.values():
         for k, (rows, cols) in enumerate(thinned(case)):
@@ -59,14 +59,14 @@ def test_many_rows(name: str, rows: int) -> None:
 
 @pytest.mark.parametrize("name", ["var-0", "moments-cols", "logsumexp-first"])
 def test_long_fp32_reductions_keep_their_last_bits(name: str) -> None:
-    """Running means, spreads and sums of exponentials carry what rounding takes from them in hundreds of steps."""
+    """Running means, variances and sums of exponentials are compensated for the rounding of hundreds of steps."""
     case = CASES[name]
     assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(50257, 2, torch.float32, seed=seed))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_no_rows(case: Case) -> None:
-    """As eager, whatever that is: zeros, NaNs or an error."""
+    """Results match eager: zeros, NaNs or an error."""
     inputs = case.inputs(0, 128, case.dtypes[0])
     try:
         eager = as_tuple(case.function(*inputs))
@@ -108,7 +108,7 @@ def test_infinities_and_nans(case: Case, cols: int) -> None:
 
 @pytest.mark.parametrize("name", ["softmax-last", "log_softmax-last", "logsumexp-last", "cross_entropy-none", "argmax-2"])
 def test_two_long_rows(name: str) -> None:
-    """The one case larger than the rest: a vocabulary of 50257."""
+    """The largest case: a vocabulary of 50257."""
     case = CASES[name]
     assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(2, 50257, torch.bfloat16, seed=seed))
 
@@ -124,7 +124,7 @@ UNORDERED = [
 
 @pytest.mark.parametrize("name,rows,layout", UNORDERED)
 def test_the_order_of_ctas_changes_no_bit(name: str, rows: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value that all rows share is computed by the CTAs of all rows, which may add it up differently: one of them writes it."""
+    """The CTAs of all rows compute a value that all rows share, possibly with different rounding, and one of them writes it."""
     case = CASES[name]
     inputs = tuple(LAYOUTS[layout](t) for t in case.inputs(rows, 1027, torch.float32))
     forwards = as_tuple(onepass.fuse(case.function)(*inputs))

@@ -1,4 +1,4 @@
-"""The runtime: kernel text interpreted on CPU tensors and compiled for GPUs that are not here."""
+"""The runtime: kernel text interpreted on CPU tensors and compiled for GPUs without having one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ CASES = [(op, dtype) for dtype in (F32, F64, I32, DTYPES["i64"], BOOL) for op in
 
 
 def operand_values(dtype: DType, position: int) -> torch.Tensor:
-    """Operands that pair every kind of value with another; divisors are never the integer zero."""
+    """Operands that pair all kinds of values; divisors are never the integer zero."""
     if dtype is BOOL:
         return torch.tensor([(i >> position) & 1 for i in range(N)]).bool()
     values = FLOATS if dtype.is_float else INTEGERS
@@ -140,7 +140,7 @@ def test_every_row_of_the_op_table_is_tested() -> None:
 
 
 def test_an_incomplete_op_table_is_refused() -> None:
-    """The interpreter must know each function that a text calls, and a row is there once."""
+    """The interpreter must know each function that a text calls, and each row exists once."""
     row = OPS["expm1"]
     assert expr._table(row) == {"expm1": row}
     for rows in [(replace(row, libdevice={}),), (replace(row, text="fast_exp({0}) - 1"),), (row, row)]:
@@ -151,7 +151,7 @@ def test_an_incomplete_op_table_is_refused() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=lambda v: str(v))
 def test_op_rows_are_interpreted_correctly(name: str, dtype: DType, exact: bool) -> None:
-    """What is good for 16 bits alone is not used on fp64."""
+    """Functions that are accurate only to 16 bits are not used on fp64."""
     if exact and not (OPS[name].exact and dtype.is_float):
         pytest.skip("there is one text")
     operands = op_operands(name, dtype)
@@ -185,7 +185,7 @@ def test_op_rows_compile(dtype: DType, exact: bool) -> None:
 
 
 def awkward_floats() -> torch.Tensor:
-    """Values that try rounding: all sorts of exponents, ties both ways, NaN, infinities, both zeros."""
+    """Values that stress rounding: many exponents, ties in both directions, NaN, infinities, both zeros."""
     generator = torch.Generator().manual_seed(0)
     raw = torch.randint(-(2**31), 2**31 - 1, (4096,), generator=generator, dtype=torch.int64).to(torch.int32)
     values = raw.view(torch.float32)
@@ -207,7 +207,7 @@ def test_narrow_floats_round_as_torch(dtype: DType) -> None:
     narrow, wide = torch.empty(4096, dtype=dtype.torch), torch.empty(4096)
     source = kernel("round_trip", {"x": F32, "narrow": dtype, "wide": F32}, body)
     interpret.run(source, {"x": values, "narrow": narrow, "wide": wide}, {})
-    limits = torch.finfo(dtype.torch)  # the hardware's conversions to 8 bits stop at the greatest number
+    limits = torch.finfo(dtype.torch)  # the hardware's conversions to 8 bits saturate
     expected = (values.clamp(limits.min, limits.max) if dtype.size == 1 else values).to(dtype.torch)
     torch.testing.assert_close(wide, expected.float(), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(narrow.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
@@ -253,7 +253,7 @@ def test_loops_sizes_and_grid() -> None:
 
 
 def test_the_language_a_kernel_may_use() -> None:
-    """Everything at once: the same text must compile and give the right sums."""
+    """All of it in one kernel, which must compile and give the right sums."""
     body = [
         "ROWS: tl.constexpr = 4",
         "row = tl.program_id(0).to(tl.int64)",
@@ -311,7 +311,7 @@ def test_a_fused_multiply_add_rounds_once() -> None:
 
 
 def test_the_opaque_zero_keeps_a_value_in_16_bits() -> None:
-    """The xor with an unknown zero that keeps a row in its storage type."""
+    """A xor with an unknown zero keeps a row in its storage type."""
     bf16 = DTYPES["bf16"]
     body = [
         "i = tl.arange(0, 64)",
@@ -327,7 +327,7 @@ def test_the_opaque_zero_keeps_a_value_in_16_bits() -> None:
 @pytest.mark.parametrize("hidden", ["", ", zero"])
 @pytest.mark.parametrize("shape", [(1 << 16,), (3, 5), (1, 1)])
 def test_every_bfloat16_is_widened_to_itself(shape: tuple[int, ...], hidden: str) -> None:
-    """By the instructions that a card is given."""
+    """With the instructions used on a card."""
     count = math.prod(shape)
     x, out = torch.arange(count).to(torch.int16).view(torch.bfloat16), torch.empty(count)
     size = 1 << (count - 1).bit_length()
@@ -340,7 +340,7 @@ def test_every_bfloat16_is_widened_to_itself(shape: tuple[int, ...], hidden: str
     interpret.run(source, {"x": x, "out": out}, {})
     assert torch.equal(out.view(torch.int32), x.to(torch.float32).view(torch.int32))
     ptx_text = module.build(job(source, 90)).asm["ptx"]
-    assert ("cvt.f32.bf16" in ptx_text) is (count == 1)  # one alone is no two
+    assert ("cvt.f32.bf16" in ptx_text) is (count == 1)  # a single value is not a pair
     assert count == 1 or ptx_text.count("lop3.b32") >= ptx_text.count("mad.lo.u32") > 0
 
 
@@ -406,7 +406,7 @@ def test_compiling_in_another_thread_while_interpreting() -> None:
 
 
 def test_several_threads_may_interpret_at_once() -> None:
-    """Each runs its own grid: one interpreter knows one place in one grid."""
+    """Each thread runs its own grid: an interpreter has one position in one grid."""
     source = kernel("numbers", {"out": I32}, ["i = tl.program_id(0)", "tl.store(out + i, i * 3)"], grid=(GridDim(200),))
     outs, failures = [torch.full((200,), -1, dtype=torch.int32) for _ in range(4)], []
 
@@ -436,7 +436,7 @@ def test_wide_sizes_do_not_wrap_around() -> None:
 
 
 def test_parsing_disturbed_by_other_threads_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.11 counts the depth of all threads' trees as one; Triton wraps what it finds while it parses a called function."""
+    """3.11 counts the recursion of all threads' parsers together; Triton wraps the error if it comes from a called function."""
     parse, calls = ast.parse, itertools.count(1)
 
     def disturbed(*given: Any, **more: Any) -> Any:
@@ -471,7 +471,7 @@ def test_text_is_loaded_once_and_its_source_is_readable() -> None:
     assert function is module.load(replace(source, warps=8))
     assert inspect.getsource(function.fn).endswith("tl.store(out, 1.0)\n")
     other = module.load(kernel("loaded", {"out": F32}, ["tl.store(out, 2.0)"]))
-    for each, stored in ((function, "1.0"), (other, "2.0")):  # also where another text has the same name
+    for each, stored in ((function, "1.0"), (other, "2.0")):  # also if another text has the same name
         assert inspect.getsource(each.fn).endswith(f"tl.store(out, {stored})\n")
 
 
@@ -518,7 +518,7 @@ def test_spills_are_detected_and_located() -> None:
 
 
 def test_a_worker_caches_the_launcher_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Triton compiles that for every signature; with no driver to link with, there is nothing to launch."""
+    """If Triton compiles a launcher per signature; without a driver to link with, there is none."""
     created = []
     kernel = SimpleNamespace(src="types", metadata="more")
     driver = SimpleNamespace(make_launcher=None, CudaLauncher=lambda *of: created.append(of))
@@ -545,7 +545,7 @@ def test_without_an_assembler_all_local_memory_counts_as_spills(monkeypatch: pyt
 
 
 def test_a_stack_array_does_not_count_as_a_spill() -> None:
-    """The slow path of sin may keep an array in local memory. Asked twice: Triton's cache must not change the answer."""
+    """The slow path of sin may keep an array in local memory. Compiled twice: Triton's cache must not change the result."""
     source = kernel("sine", {"x": F32}, ["i = tl.arange(0, 128)", "tl.store(x + i, tl.sin(tl.load(x + i)))"])
     binary = offline.compile(source, DEVICES["h200"])
     assert binary.spill_bytes == 0
@@ -566,7 +566,7 @@ def test_a_compile_failure_quotes_the_compiler(broken: str, complaint: str) -> N
     source = row_kernel()
     with pytest.raises(CompileFailed, match=f"ONEPASS-301.*{complaint}"):
         offline.compile(replace(source, text=source.text.replace(broken, replacement)), DEVICES["h200"])
-    assert offline.compile(source, DEVICES["h200"]).registers > 0  # the worker lives on
+    assert offline.compile(source, DEVICES["h200"]).registers > 0  # the worker is still alive
 
 
 def test_a_worker_that_dies_is_replaced() -> None:
@@ -578,7 +578,7 @@ def test_a_worker_that_dies_is_replaced() -> None:
 
 
 def test_lack_of_resources_is_not_blamed_on_the_kernel(tmp_path: Path) -> None:
-    """Nor is it remembered: the same kernel compiles once there is room."""
+    """The failure is not cached either: the same kernel compiles once there is disk space."""
     room = tmp_path / "room"
     needy = kernel("needy", {"x": F32}, ["tl.store(x, 0.0)"])
     needy = replace(needy, text=f"print('warning: a file is missing')\nopen({str(room)!r}).close()\n{needy.text}")

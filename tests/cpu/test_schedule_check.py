@@ -1,4 +1,4 @@
-"""Schedules that are not understood are refused with a reason, and whatever is accepted is right."""
+"""Invalid schedules are refused with a reason, and kernels of accepted ones are right."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ SHAPES = ((5, 256), (7, 512), (6, 1024), (4, 131), (4, 1027), (9, 64), (33, 48),
 
 @dataclass(frozen=True)
 class Subject:
-    """A function as one kernel, in every form, with what the planner would weigh for it."""
+    """A function as one kernel, in every form, with the planner's candidates for it."""
 
     program: Program
     tensors: dict[str, Tensor]
@@ -143,7 +143,7 @@ class Subject:
 
 @cache
 def subject(name: str, shape: tuple[int, int], dtype: torch.dtype, dynamic: bool) -> Subject | None:
-    """A function as one kernel; None where it has no columns of whole blocks."""
+    """A function as one kernel; None if its columns are not whole blocks."""
     rows, cols = shape
     if name == "blocks" and cols % 16:
         return None
@@ -161,7 +161,7 @@ def subject(name: str, shape: tuple[int, int], dtype: torch.dtype, dynamic: bool
 
 
 def drawn(rng: Random) -> Iterator[tuple[Subject, Kernel, Schedule]]:
-    """A kernel and schedules of it that may be anything."""
+    """A kernel and arbitrary schedules for it."""
     one = None
     while one is None:
         one = subject(rng.choice(sorted(FUNCTIONS)), rng.choice(SHAPES), rng.choice((BF16, F32)), rng.random() < 0.3)
@@ -176,7 +176,7 @@ def drawn(rng: Random) -> Iterator[tuple[Subject, Kernel, Schedule]]:
 
 
 def outcome(one: Subject, kernel: Kernel, schedule: Schedule) -> str:
-    """The family of an accepted schedule, which was run and is right, or the name of the reason it was refused for."""
+    """The family of a schedule that was accepted, run and found right, or the name of the reason for its refusal."""
     refused = check(kernel, schedule, H200)
     if refused:
         assert isinstance(refused.reason, Reason) and len(refused.detail.split()) > 2
@@ -194,11 +194,11 @@ def test_accepted_schedules_are_right_and_refused_ones_have_a_reason(seed: int) 
 
 
 def count(first: int, last: int) -> Counter[str]:
-    """The outcomes of many draws."""
+    """Count the outcomes of many draws."""
     return Counter(outcome(*one) for seed in range(first, last) for one in drawn(Random(seed)))
 
 
-# ---- what the planner weighs ---------------------------------------------------------------------------------------------------
+# ---- candidates of the planner -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
@@ -220,9 +220,9 @@ def test_every_scored_schedule_is_legal(name: str, monkeypatch: pytest.MonkeyPat
     assert found[0]
 
 
-# ---- schedules that nothing understands ----------------------------------------------------------------------------------------
+# ---- ill-formed schedules ------------------------------------------------------------------------------------------------------
 
-# (function, shape, schedule, reason, a word of the detail). A negative node stands for all nodes of a kind; `of` fills them in.
+# (function, shape, schedule, reason, a word of the detail). A negative node stands for all nodes of a kind; `of` replaces it.
 ROWS, TILES, KEPT, COMPUTED, FIRST = (frozenset({i}) for i in (-1, -2, -3, -4, 0))
 STAGED = StagedRows((1024,) * 4, 4, Ring(2, 2), staged=ROWS)
 ACCUMULATES = StagedMixOrder((1024,) * 4, 4, Ring(2, 2), staged=ROWS)
@@ -323,7 +323,7 @@ ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reaso
 
 
 def of(function: Callable[..., Any], shape: tuple[int, int], schedule: Schedule) -> tuple[Subject, Kernel, Schedule]:
-    """A kernel of a function, and a schedule whose nodes are its own."""
+    """A kernel of a function, and the schedule with the kernel's own nodes."""
     one = subject(function.__name__, shape, BF16, False)
     assert one
     held = isinstance(schedule.cols, Cover) or isinstance(schedule.rows, Cover)

@@ -1,4 +1,4 @@
-"""The capture table against torch's schemas: exact overloads, and every argument followed, harmless, or refused."""
+"""The capture table compared with torch's schemas: exact overloads, and every argument respected, harmless, or refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from onepass.ir.oracle import evaluate
 from onepass.ir.program import Buffer, Program
 from onepass.tools.check import as_tuple
 
-# Overloads that some release between 2.11 and 2.15 lacks.
+# Overloads that some releases between 2.11 and 2.15 lack.
 SOME_LACK = {
     "prims.fma.default",
     "aten.mm.dtype",
@@ -56,7 +56,7 @@ OPS = sorted(name for name in LOWERINGS if name.startswith(("aten.", "prims.")))
 
 
 def overload(name: str) -> Any:
-    """The overload of a name, None if this torch has none."""
+    """The overload of a name; None if this torch lacks it."""
     found: Any = torch.ops
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -90,7 +90,7 @@ INTS, MORE_INTS = (X * 4).long(), (Y * 4).long()
 AT = torch.tensor([[1], [0], [5], [2]])
 SHAPE = [4, 6]
 
-# By the name of an argument: a tensor, if it takes one, and otherwise a number.
+# Values by argument name: a tensor if the argument takes one, otherwise a number.
 TENSORS = {
     "self": X,
     "a": X,
@@ -253,7 +253,7 @@ REFUSED = {"aten.unfold.default", "aten.diagonal.default"}
 
 
 def sample(name: str) -> dict[str, Any]:
-    """Arguments for a call, as few as the schema lets one give."""
+    """The fewest arguments that the schema allows for a call."""
     given = {}
     for argument in overload(name)._schema.arguments:
         kind = TENSORS if "Tensor" in str(argument.type) else OTHERS
@@ -267,7 +267,7 @@ def sample(name: str) -> dict[str, Any]:
 
 
 def variants(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The sample call with each of its arguments changed: tensors to other types and ranks, the rest to all alternatives."""
+    """The sample call with one argument changed at a time: tensors to other types and ranks, the rest to all alternatives."""
     base = sample(name)
     for argument in overload(name)._schema.arguments:
         value = base.get(argument.name)
@@ -280,7 +280,7 @@ def variants(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ordered(name: str, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and other arguments, as torch takes them."""
+    """Positional and keyword arguments, as torch takes them."""
     schema = overload(name)._schema
     positional, gap = [], False
     by_name = {}
@@ -294,7 +294,7 @@ def ordered(name: str, given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str
 
 
 class OneCall:
-    """A graph of one call, as Inductor would have it; making it fails where torch refuses the call."""
+    """A graph of one call, as Inductor would see it; creating it fails if torch refuses the call."""
 
     def __init__(self, name: str, given: dict[str, Any]) -> None:
         args, kwargs = ordered(name, given)
@@ -326,7 +326,7 @@ class OneCall:
         return lower(self.graph, "one", self.inputs, self.outputs, lambda size: int(size))
 
     def compare(self, values: bool) -> None:
-        """The Program gives what torch gives."""
+        """Check that the Program matches torch."""
         program = self.program()
         found = evaluate(program, self.tensors, {})
         for k, wanted in enumerate(self.expected):
@@ -346,7 +346,7 @@ def outcome(name: str, given: dict[str, Any]) -> str:
     """How a call ends: torch refuses it, onepass refuses it, or both agree."""
     try:
         call = OneCall(name, given)
-    except Exception:  # as torch words it: its errors are of many types
+    except Exception:  # torch's own errors have many types
         return "no call"
     try:
         call.compare(values="empty" not in name)
@@ -358,7 +358,7 @@ def outcome(name: str, given: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", [name for name in OPS if overload(name) is not None])
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom.*")
 def test_every_argument_is_respected_or_refused(name: str) -> None:
-    """A call by the schema's defaults is computed; one that changes an argument agrees with torch, or is refused with a code."""
+    """A call with the schema's defaults is computed; one with a changed argument matches torch or is refused with a code."""
     assert outcome(name, sample(name)) == ("refused" if name in REFUSED else "agrees")
     for argument, given in variants(name):
         try:
@@ -369,12 +369,12 @@ def test_every_argument_is_respected_or_refused(name: str) -> None:
 
 # ---- the mechanism ----------------------------------------------------------------------------------------------------------
 
-# Arguments that rows do not follow: a call that gives them is refused.
+# Arguments that no handler reads: a call that passes them is refused.
 NOT_FOLLOWED = {("aten.expand.default", "implicit"), ("aten.gather.default", "sparse_grad")}
 
 
 def test_arguments_that_are_not_read_must_hold_their_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows read every argument, but for those that say where a result lies and those listed here."""
+    """Handlers read every argument, except those about a result's location and those listed here."""
     calls: list[Call] = []
 
     def watched(handler: Handler) -> Handler:
@@ -413,7 +413,7 @@ def test_a_result_that_differs_in_form_from_torchs_is_refused(name: str, monkeyp
 
 
 def add() -> None:
-    """Called like an op."""
+    """A function with the name of an op."""
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_predicates_of_nan_and_infinities(name: str) -> None:
 
 
 def check(function: Callable[..., Any], *args: Tensor) -> None:
-    """A fused function gives what eager gives: types, shapes, strides and bits."""
+    """Check that a fused function matches eager: types, shapes, strides and bits."""
     for expected, actual in zip(as_tuple(function(*args)), as_tuple(onepass.fuse(function)(*args)), strict=True):
         assert expected.dtype == actual.dtype and expected.shape == actual.shape and expected.stride() == actual.stride()
         assert torch.equal(expected.contiguous().view(torch.uint8), actual.contiguous().view(torch.uint8))
@@ -543,7 +543,7 @@ def test_scatters_to_several_positions_per_row_are_refused(several: int) -> None
 
 @pytest.mark.parametrize("end", [5, 100])
 def test_a_slice_gradient_of_another_shape_is_refused(end: int) -> None:
-    """torch repeats one column where the slice has several."""
+    """torch would repeat one column for a slice of several."""
     given = {**sample("aten.slice_backward.default"), "dim": 1, "grad_output": X[:, :1]}
     assert outcome("aten.slice_backward.default", {**given, "end": 2}) == "agrees"
     with pytest.raises(UnsupportedOp, match="do not have the shape"):
@@ -553,7 +553,7 @@ def test_a_slice_gradient_of_another_shape_is_refused(end: int) -> None:
 @pytest.mark.parametrize("x", [X[0], X[0, :1], X[0, 0]], ids=["6", "1", "0-dim"])
 @pytest.mark.parametrize("at", [torch.tensor(0), torch.tensor([0])], ids=["at 0-dim", "at 1"])
 def test_a_zero_dim_tensor_is_indexed_as_one_element(x: Tensor, at: Tensor) -> None:
-    """Where a dim is looked up, or one place of it overwritten."""
+    """If a dim is indexed, or one element of it is overwritten."""
     check(lambda x, at: (x.gather(0, at).reshape(-1), x.scatter(0, at, 9.0).reshape(-1)), x, at)
     for new in (X[1, 1], X[1, :1]):
         check(lambda x, at, new: x.scatter(-1, at, new).reshape(-1), x, at, new)
@@ -562,7 +562,7 @@ def test_a_zero_dim_tensor_is_indexed_as_one_element(x: Tensor, at: Tensor) -> N
 
 
 def test_an_index_without_elements_may_have_any_rank() -> None:
-    """Nothing is looked up, and nothing overwritten."""
+    """Nothing is read, and nothing overwritten."""
     for at in (torch.empty(0, dtype=torch.int64), torch.empty(0, 3, 2, dtype=torch.int64)):
         check(lambda x, at: (x.gather(1, at), x.scatter(1, at, 2.0)), X, at)
 

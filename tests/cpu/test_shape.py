@@ -1,4 +1,4 @@
-"""The shape of the code itself: layers, sizes, annotations. Raising a budget is one line here, with its reason."""
+"""The structure of the code: layers, sizes, annotations. Raising a budget takes one line here, with its reason."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ PACKAGE_LINES = {
     "measure": 4785,  # with `fit`: all stored measurements as one type, the fit of the cost model, and that of the floor
     ".": 1190,  # modules outside of packages, and the __init__ modules of packages of packages
 }
-TERSE_METHOD = 5  # statements a method may have without a docstring: its name and class say it
+TERSE_METHOD = 5  # statements a method may have without a docstring
 
 # Data passes through the stages in this order, and imports go the other way only.
 # fmt: off
 ORDER = ["errors", "knobs", "files", "device", "constants", "stages", "compat", "ir", "capture", "plan", "codegen", "runtime",
          "pipeline", "integration", "tools", "measure"]
 # fmt: on
-# Stages that do not see each other though the order would allow it.
+# Stages that may not import each other although the order would allow it.
 BANNED = {
     ("plan", "capture"),
     ("codegen", "capture"),
@@ -164,7 +164,7 @@ def test_modules_have_docstrings() -> None:
 def test_functions_are_annotated() -> None:
     def bare(f: ast.FunctionDef) -> bool:
         if any(ast.unparse(d).startswith("triton.jit") for d in f.decorator_list):
-            return False  # kernel code: there an annotation means something else
+            return False  # kernel code, where annotations have another meaning
         arguments = [*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg]
         return f.returns is None or any(a.annotation is None for a in arguments if a and a.arg not in ("self", "cls"))
 
@@ -202,7 +202,7 @@ def texts(node: ast.AST) -> set[str]:
 
 
 def asks_for_names(code: ast.Module) -> Iterator[ast.expr]:
-    """Where code tells reductions apart by name: comparisons, patterns, prefixes. Names of primitive folds are traits."""
+    """Where code distinguishes reductions by name: comparisons, patterns, prefixes. Names of primitive folds are traits."""
     for node in ast.walk(code):
         if isinstance(node, ast.Compare):
             sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
@@ -223,7 +223,7 @@ def asks_for_names(code: ast.Module) -> Iterator[ast.expr]:
 
 
 def test_reductions_are_distinguished_by_traits() -> None:
-    """A new reduction is one record: no code but the records themselves and capture, which chooses among them, knows a name."""
+    """A new reduction is one record: only the records themselves, and capture, which chooses among them, know its name."""
     knowing = {p for p in MODULES if stage(p) == "capture"} | {PACKAGE / "ir/monoid.py"}
     assert not [f"{name(p)}:{n.lineno} {ast.unparse(n)}" for p in MODULES if p not in knowing for n in asks_for_names(tree(p))]
 
@@ -248,7 +248,7 @@ def test_comparing_a_reductions_name_is_detected(text: str) -> None:
 
 
 def test_ops_and_reductions_are_listed_only_in_their_tables() -> None:
-    """No module but the table, and capture, which chooses from it, holds a set of ops or reductions."""
+    """Only the table, and capture, which chooses from it, contain a set of ops or reductions."""
     listed = []
     for path in (p for p in MODULES if stage(p) in ("ir", "plan", "codegen", "runtime") and p.name not in ("expr.py", "monoid.py")):
         for node in ast.walk(tree(path)):
@@ -260,7 +260,7 @@ def test_ops_and_reductions_are_listed_only_in_their_tables() -> None:
 
 
 def private(target: str) -> bool:
-    """Whether an import reaches behind what torch and Triton promise to keep."""
+    """Whether an import uses a private interface of torch or Triton."""
     first, *rest = target.split(".")
     if first == "triton":
         return bool(rest) and rest[0] != "language"

@@ -1,4 +1,4 @@
-"""Each rewrite says the same in other words: golden before and after, and the oracle's answers on made Programs."""
+"""Rewrites preserve meaning: golden text before and after, and the oracle's results on random Programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rewrites_preserve_results(rewrite: Callable[[Program], Program], case: 
     inputs = case.make_inputs(0)
     rewritten = verify(rewrite(case.program), rewrite.__name__)
     expected = evaluate(case.program, inputs, case.bindings)
-    # Folded constants are rounded to f32, which the oracle does not do by itself.
+    # Folded constants are rounded to f32; the oracle does not round.
     torch.testing.assert_close(evaluate(rewritten, inputs, case.bindings), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -120,7 +120,7 @@ def test_each_rule_rewrites_as_expected(rule: str) -> None:
         expected = ["%0 = load x [m:8, n:1]", *expected]
     assert nodes_of(verify(simplified, "simplify")) == expected
     inputs = small_inputs(3)
-    inputs["t"][0] = -100  # no position: a sum that hits nothing is 0
+    inputs["t"][0] = -100  # not a valid index: a sum without a hit is 0
     actual, answer = (evaluate(p, inputs, {"s0": 3}) for p in (simplified, program))
     torch.testing.assert_close(actual, answer, equal_nan=True, rtol=1e-6, atol=0)
 
@@ -154,7 +154,7 @@ def test_what_simplify_must_keep(what: str) -> None:
 
 
 def test_a_rounding_stored_under_another_name_is_kept() -> None:
-    """%3 is %1 again, so %1 is what is stored and the user of %2 must see it rounded."""
+    """%3 equals %1, so %1 is stored, and the user of %2 must read the rounded value."""
     program = small("""
       %0 = load x [m:8, n:1]
       %1 = cast bf16 %0
@@ -261,7 +261,7 @@ def test_two_pass_leaves_split_reductions_alone() -> None:
 
 
 def test_a_scaled_one_hot_and_a_constant_need_no_reduction() -> None:
-    """The row sums of a smoothed cross-entropy's gradient: one class weighs more than all others."""
+    """The row sums in the gradient of a smoothed cross-entropy: one class has a larger weight than all others."""
     before = small(
         """%0 = load x [m:8, n:1]
            %1 = load t [m:1]
@@ -285,7 +285,7 @@ def test_a_scaled_one_hot_and_a_constant_need_no_reduction() -> None:
         torch.testing.assert_close(evaluate(after, inputs, {"s0": 5})[name], expected, equal_nan=True)
 
 
-# ---- values that follow no rule of thumb -----------------------------------------------------------------------------------
+# ---- special values --------------------------------------------------------------------------------------------------------
 
 EDGES = (math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 1e-42, 3e38, -2.5)
 TEMPTING = (

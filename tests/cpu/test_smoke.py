@@ -1,4 +1,4 @@
-"""What a card is asked by `pytest tests/gpu --smoke`: collected here, and its checks run on interpreted kernels."""
+"""The contents of `pytest tests/gpu --smoke`: collected here, with its checks run on interpreted kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLLECT = "import sys, pytest; sys.exit(pytest.main(['tests/gpu', '--collect-onl
 
 @cache
 def collected(*options: str) -> frozenset[str]:
-    """The ids of the tests that a run with these options has."""
+    """The ids of the tests in a run with these options."""
     done = run_python(COLLECT, *options, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return frozenset(line for line in done.stdout.splitlines() if "::" in line)

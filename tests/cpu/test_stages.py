@@ -1,4 +1,4 @@
-"""The edge of each stage: what nobody foresaw leaves it as one coded error, what comes from outside as it is."""
+"""The edge of each stage: unforeseen exceptions become one coded error, exceptions from outside pass unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onepass import errors
 from onepass.stages import external_code, stage, to_coded_error
 from tests.support.correctness import randoms
 
-WITHIN = {  # what is broken, and what onepass then says it was doing
+WITHIN = {  # the function that is broken, and the stage that the error names
     "arguments": ("onepass.capture.function.trace.flatten", "capturing a function"),
     "ops": ("onepass.capture.function.trace._needs_values", "checking the ops of a function"),
     "lowering": ("onepass.capture.function.trace.lower", "capturing a function"),
@@ -61,7 +61,7 @@ def fused(function: Callable[..., Any] = lambda x: x.sum(1), **how: Any) -> Any:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of an earlier test answers instead of the stage that is broken."""
+    """Clear caches, so that the broken stage runs."""
     from onepass.integration import engine
 
     engine.forget()

@@ -1,4 +1,4 @@
-"""`fuse` never answers from a stale trace: whatever a function can read besides its arguments is compared, or it is refused."""
+"""`fuse` never uses a stale trace: all state that a function can read besides its arguments is compared, or it is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Case = tuple[Callable[..., Any], Callable[[], Any]]  # a function, and what chan
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Globals of this module as they were."""
+    """Restore the globals of this module."""
     kept, torch_state_guard = dict(vars(THIS)), (F.gelu, torch.Tensor.relu, math.sqrt)
     yield
     for name in set(vars(THIS)) - set(kept):
@@ -487,7 +487,7 @@ def what_a_pattern_reads() -> Case:
 
 
 class Pair:
-    """Its attribute is named where a pattern does not show it."""
+    """A class pattern names its attribute only in __match_args__."""
 
     __match_args__ = ("hidden",)
 
@@ -713,7 +713,7 @@ def test_results_follow_the_present_state(name: str) -> None:
     assert torch.equal(first, function(X))
     change()
     then = fused(X)
-    if name != "negative_zero":  # what a kernel makes of the literal is not the point here
+    if name != "negative_zero":  # the value of the literal in the kernel is not tested here
         assert torch.equal(then, function(X)) and not torch.equal(first, then)
     assert len(fused._traces) == 2
 
@@ -770,7 +770,7 @@ def test_a_value_cached_at_the_first_run_is_no_change() -> None:
     assert len(fused._traces) == 1
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------------------
 
 
 def hidden() -> dict[str, Callable[..., Any]]:
@@ -850,7 +850,7 @@ def test_torch_function_modes_are_refused() -> None:
     fused(X)
     with Times5(), pytest.raises(errors.UnsupportedTorchMode, match="Times5"):
         fused(X)
-    with torch.device("cpu"):  # says where new tensors are, which is compared
+    with torch.device("cpu"):  # sets the device of new tensors, which is compared
         assert torch.equal(fused(X), fused(X))
     assert len(fused._traces) == 2
 

@@ -1,4 +1,4 @@
-"""The store: what comes back is what was put in, whatever happened to the disk meanwhile, and it is never out of date."""
+"""The store: it returns what was stored, whatever happens to the disk, and its entries are never out of date."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KEY = "0" * 64
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store of a test's own, and no kernels in memory."""
+    """A separate store for each test, and no kernels in memory."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
     engine.forget()
     return tmp_path / "store"
@@ -62,7 +62,7 @@ X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
 
 
 def again() -> Any:
-    """softmax of X as a process would compute it that finds only the store; and what it had to do."""
+    """softmax of X in a process that finds only the store, and the work it had to do."""
     engine.forget()
     cache._opened.cache_clear()
     before = counts()
@@ -73,7 +73,7 @@ def entries(folder: Path) -> list[Path]:
     return sorted((folder / "entries").iterdir())
 
 
-# ---- what is kept ----------------------------------------------------------------------------------------------------------
+# ---- round trips -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,7 +84,7 @@ def test_every_field_round_trips(name: str) -> None:
 
 
 def test_the_output_of_the_compiler_round_trips() -> None:
-    """Registers, and plans that were thrown away: the first one is made to spill."""
+    """Registers, and rejected plans: the first one is made to spill."""
     inputs = CASES["rms_norm-w-backward"].inputs(64, 1024, torch.bfloat16, "cpu")
     captured = capture(CASES["rms_norm-w-backward"].function, inputs)
     seen: list[str] = []
@@ -248,7 +248,7 @@ def test_an_entry_of_another_user_is_not_used(folder: Path, anothers: Anothers) 
 
 
 def test_an_entry_that_cannot_be_opened_for_now_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many open files say nothing about a file."""
+    """Too many open files are not the fault of the file."""
     right, _ = again()
 
     def none_left(*_: Any) -> bytes:
@@ -263,7 +263,7 @@ def test_an_entry_that_cannot_be_opened_for_now_is_kept(folder: Path, monkeypatc
 
 
 def test_a_folder_that_cannot_be_opened_for_now_is_used_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor do they say anything about a folder."""
+    """Too many open files are not the fault of the folder."""
     again()
     store = cache.store()
 
@@ -302,7 +302,7 @@ def test_a_folder_of_another_user_is_refused(folder: Path, anothers: Anothers) -
 @pytest.mark.parametrize("place", ["", "entries", "quarantine/..", ".."])
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o720, 0o777])
 def test_a_folder_others_can_write_to_is_refused_and_not_changed(place: str, mode: int, folder: Path) -> None:
-    """Whoever could write to it once may have left something there: taking their right away now would be too late."""
+    """Someone who could write to it may have left something there, so removing the permission now would be too late."""
     for name in ("entries", "quarantine"):
         (folder / name).mkdir(parents=True)
     (folder / place).chmod(mode)
@@ -336,7 +336,7 @@ def test_binaries_of_another_user_are_not_loaded(folder: Path, anothers: Another
 
 
 def test_a_store_is_checked_at_every_use(folder: Path) -> None:
-    """What was all right once may have been opened, or swapped, since."""
+    """A store that was safe may have been opened to others, or replaced, since."""
     right, _ = again()
     store = cache.store()
     assert store is not None and store.kernels == folder / "triton"
@@ -373,7 +373,7 @@ def test_a_store_that_was_removed_is_created_again(folder: Path) -> None:
 
 def test_a_file_in_place_of_the_parent_folder_causes_one_warning(folder: Path) -> None:
     folder.parent.joinpath("file").write_text("")
-    os.environ["ONEPASS_CACHE_DIR"] = str(folder.parent / "file" / "store")  # the fixture puts it back
+    os.environ["ONEPASS_CACHE_DIR"] = str(folder.parent / "file" / "store")  # the fixture restores it
     works_with_one_warning("not a folder")
     os.environ["ONEPASS_CACHE_DIR"] = str(folder.parent / "file")
     works_with_one_warning("not a folder")
@@ -402,7 +402,7 @@ def test_a_disk_that_fills_up_while_writing(folder: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "replace", full)
     works_with_one_warning(os.strerror(errno.ENOSPC))
-    assert not entries(folder)  # no draft is left
+    assert not entries(folder)  # no draft remains
 
 
 def test_a_warm_store_can_be_read_from_a_read_only_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,10 +458,10 @@ def test_the_location_of_the_store() -> None:
     from onepass.knobs import default_cache_folder
 
     assert default_cache_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/onepass")
-    assert default_cache_folder({"XDG_CACHE_HOME": "caches"}) == default_cache_folder({})  # the rules have relative ones ignored
+    assert default_cache_folder({"XDG_CACHE_HOME": "caches"}) == default_cache_folder({})  # relative: ignored, as XDG requires
     with pytest.raises(BadSpec, match=r"ONEPASS_CACHE_DIR.*home"):
         knobs({"ONEPASS_CACHE_DIR": "~nobody-is-called-this/x"})
-    assert knobs({"ONEPASS_KEEP_SOURCES": "/" + "x" * 5000}).keep_sources  # cannot even be looked at: whoever writes there tells
+    assert knobs({"ONEPASS_KEEP_SOURCES": "/" + "x" * 5000}).keep_sources  # too long to check; writing reports it
     assert default_cache_folder({}).is_absolute() and knobs({}).cache
 
 
@@ -484,7 +484,7 @@ def test_a_key_depends_on_facts_versions_and_settings(monkeypatch: pytest.Monkey
 
 
 def test_no_environment_setting_changes_generated_code() -> None:
-    """None does by now; one that did would change keys."""
+    """None does at present; one that did would be part of the keys."""
     assert not [k.name for k in fields(Knobs) if k.metadata["in_cache_key"]]
 
 
@@ -528,7 +528,7 @@ def test_every_version_is_in_the_key(part: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_versions_are_those_of_the_imported_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where Triton came in a wheel of another name."""
+    """Also if Triton was installed from a wheel of another name."""
 
     def none(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
@@ -546,7 +546,7 @@ TOOLCHAIN = {
 }
 
 
-@pytest.mark.parametrize("what", [*TOOLCHAIN, "what Triton heeds", "instrumentation"])
+@pytest.mark.parametrize("what", [*TOOLCHAIN, "environment of Triton", "instrumentation"])
 def test_the_toolchain_is_in_the_key_of_binaries(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = optimize(capture(softmax, (X,)).program)
     key = KernelKey(Variant((), (("s0", 66),), frozenset({"x"}), H200), False, False)
@@ -648,7 +648,7 @@ def test_the_least_recently_used_entry_is_removed_first(folder: Path) -> None:
     for age, key in enumerate(reversed(keys)):
         store.save(key, kept)
         os.utime(folder / "entries" / f"{key}.json", times=(0, 1e9 - 100 * age))
-    assert store.load(keys[0]) is not None  # now the youngest
+    assert store.load(keys[0]) is not None  # now the most recently used
     store.sweep()
     left = {p.stem for p in entries(folder)}
     assert keys[0] in left and 6 <= len(left) <= 8 and left == {keys[0], *keys[13 - len(left) :]}

@@ -1,4 +1,4 @@
-"""Graphs inside graphs: branches, loops and nested regions, whose inputs are somebody else's memory."""
+"""Graphs inside graphs: branches, loops and nested regions, whose inputs belong to the outer graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onepass import compat
 from onepass.integration import journal, passes
 from tests.support.backend_options import EAGER, INDUCTOR, needs_compiler
 
-SIDE = 128  # 64 KiB of fp32: worth writing over
+SIDE = 128  # 64 KiB of fp32: worth reusing
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ LONG = [branched, looped]
 
 
 def called(run: Callable[..., Tensor], train: bool) -> list[Tensor]:
-    """Results and gradients; no argument has changed, whatever else happened."""
+    """Results and gradients, after checking that no argument has changed."""
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(SIDE, SIDE, generator=generator).requires_grad_(train) for _ in range(2)]
     seen = [t.detach().clone() for t in given]
@@ -94,7 +94,7 @@ def test_no_graph_is_outermost_if_no_passes_run() -> None:
 
 @needs_compiler
 def test_a_nested_backward_leaves_its_inputs_alone() -> None:
-    """Positions of inputs given away with the outer graph are not those of a graph within."""
+    """The inputs that the outer graph may overwrite are not those of an inner graph."""
     actual = called(torch.compile(nested, backend=onepass.backend, options=INDUCTOR), True)
     torch.testing.assert_close(actual, called(nested, True), rtol=1e-4, atol=1e-4)
     assert sum(len(graph.regions) for graph in journal.snapshot().graphs)

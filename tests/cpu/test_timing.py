@@ -1,4 +1,4 @@
-"""Times from recorded events: which kernels belong to which call, medians, spreads, how often a call is run."""
+"""Times from recorded events: which kernels belong to which call, medians, spreads, how often a call runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def recorded(*calls: tuple[float, ...], flush: float = 60.0) -> list[Event]:
 def test_kernels_between_markers_belong_to_one_call() -> None:
     events = recorded((10.0, 2.0), (20.0,), ())
     assert [[e.us for e in ran] for ran in split_at_markers(events, 3)] == [[10.0, 2.0], [20.0], []]
-    assert split_at_markers(reversed(events), 3) == split_at_markers(events, 3)  # a profiler promises no order
+    assert split_at_markers(reversed(events), 3) == split_at_markers(events, 3)  # a profiler guarantees no order
 
 
 @pytest.mark.parametrize("lost", [1, -1])
@@ -121,13 +121,13 @@ def test_graphs_rotate_over_more_than_a_cache_or_are_not_used() -> None:
 
 
 class ScriptedClock(timing.Clock):
-    """Sessions that recorded what they are given."""
+    """A clock whose sessions return given recordings."""
 
     def __init__(self, *sessions: list[Event]) -> None:
         self.sessions = list(sessions)
 
     def _rough_us(self, call: timing.Call) -> float:
-        return 1e9  # so: as few runs as can be
+        return 1e9  # a long time, for the minimum number of runs
 
     def _recorded(self, calls: Mapping[str, timing.Call], order: Sequence[str]) -> list[Event]:
         assert order == ("a", "b", "b", "a", "a", "b", "b", "a", "a", "b")

@@ -1,4 +1,4 @@
-"""How traces of a fused function are found, how many are kept, and who makes them."""
+"""How traces of a fused function are found, how many are kept, and which thread makes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Run `work` in threads that start together; what one raises is raised here."""
+    """Run `work` in threads that start together, and raise what any of them raises."""
     start, raised = threading.Barrier(count), []
 
     def one(k: int) -> None:
@@ -83,7 +83,7 @@ def test_the_most_recent_kinds_of_calls_are_kept(monkeypatch: pytest.MonkeyPatch
     for rows in (2, 3, 4):
         right(fused, rows, 8)
     first, second, third = fused._traces
-    right(fused, 2, 8)  # used again, so that the second is the oldest now
+    right(fused, 2, 8)  # used again, so the second is now the least recently used
     gone = weakref.ref(second)
     del second
     right(fused, 5, 8)
@@ -156,7 +156,7 @@ def test_a_lazily_negated_tensor_is_not_taken_for_a_plain_one() -> None:
 
 @pytest.mark.parametrize(("elements", "fine"), [(0, True), (1, False), (2, False), (4, True)])
 def test_kernels_are_told_which_tensors_start_on_16_bytes(elements: int, fine: bool) -> None:
-    """A card reads by 16 bytes what is said to start there: 8 bytes from there are not near enough."""
+    """A card reads aligned tensors by 16 bytes, so an 8-byte offset is not enough."""
     fused, cols = onepass.fuse(softmax), 8 * (elements + 1)  # equal Programs would share kernels
     fused(torch.zeros(8 * cols + elements)[elements:].view(8, cols))
     (key,) = fused._traces[0].kernels.keys
@@ -168,7 +168,7 @@ def test_nested_arguments() -> None:
     assert torch.equal(fused({"a": x, "s": 2.0}, [x]), x * 2) and torch.equal(fused({"a": x, "s": 3.0}, [x]), x * 3)
     assert torch.equal(fused({"s": 2.0, "a": x}, (x,)), x * 2) and torch.equal(fused({"a": x, "s": 2}, [x]), x * 2)
     assert torch.equal(fused({"a": x, "s": 2.0}, [torch.full((2, 3), 2.0)]), x * 4)
-    assert len(fused._traces) in (3, 4)  # the order of keys may make no difference
+    assert len(fused._traces) in (3, 4)  # the order of keys may or may not matter
 
 
 def test_arguments_with_equal_leaves_may_differ() -> None:
@@ -212,7 +212,7 @@ def test_the_most_recently_called_regions_are_kept(monkeypatch: pytest.MonkeyPat
 
     for name in ("a", "b", "c", "d"):
         call(name)
-    assert [known.id for known in region_op._REGIONS.values()] == ["b", "c", "d"]  # all had been called, and the oldest went
+    assert [known.id for known in region_op._REGIONS.values()] == ["b", "c", "d"]  # all had been called, and the oldest was evicted
     call("b")
     call("e")
     assert {known.id for known in region_op._REGIONS.values()} == {"b", "d", "e"}
@@ -255,7 +255,7 @@ print(*symbols())
 
 @pytest.mark.parametrize("module", ["sympy.interactive", "torch._dynamo.trace_rules"])
 def test_ctrl_c_at_a_first_trace_leaves_nothing_half_imported(module: str) -> None:
-    """Sizes would be fixed, because tracing with symbols fails, or nothing could be traced any more."""
+    """Otherwise sizes would be fixed, because tracing with symbols fails, or nothing could be traced any more."""
     done = run_python(INTERRUPTED, module)
     assert done.stdout.split() == ["interrupted", "s0"], done.stderr
 
@@ -311,6 +311,6 @@ assert compat.inductor_incompatibility() is None
 
 
 def test_ctrl_c_does_not_leave_inductor_half_imported() -> None:
-    """A second import would then fail: it registers templates by name. Ctrl-C reaches the main thread alone."""
+    """A second import would fail, because it registers templates by name. Only the main thread receives Ctrl-C."""
     done = run_python(IMPORTING)
     assert done.stdout == "False\n", done.stdout + done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Tuning: what is taken, what is remembered and for whom, and what it teaches the cost model. Times here are invented."""
+"""Tuning: which plan is chosen, what is stored and for which calls, and corrections of the cost model. Times are made up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SIZES = {"s0": 8000}
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A store of a test's own, and nothing in memory."""
+    """A separate store for each test, and nothing in memory."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
     engine.forget()
     yield
@@ -64,13 +64,13 @@ def program(cols: int = 1024) -> Program:
 
 
 def made(stage: str = "it") -> Artifact:
-    """Kernels of some plan; told apart by the names of their sources."""
+    """The kernels of some plan, identified by the names of their sources."""
     one = Kernels(program(40), "it").executable({"s0": 12}, torch.device("cpu"), NOTHING).artifact
     return replace(one, sources=tuple(replace(s, name=f"{s.name}_{stage}") for s in one.sources))
 
 
 class Clock:
-    """Times by the order in which plans were given first: the default, then the others."""
+    """A clock with given times for plans, in the order of their first use: the default, then the others."""
 
     def __init__(self, *us: float, spread: float = 0.0, final: dict[int, float] | None = None) -> None:
         self.us, self.spread, self.final = us, spread, final or {}
@@ -89,7 +89,7 @@ class Clock:
 
 
 def taken(clock: Clock) -> int:
-    """Which of the default (0) and the others is taken."""
+    """The index of the chosen plan: 0 for the default."""
     plans = [made(str(k)) for k in range(len(clock.us))]
     chosen, timed = tune.choose(plans[0], plans[1:], clock)
     assert [m.sources for m, _ in timed] == [p.sources for p in plans]
@@ -110,7 +110,7 @@ def taken(clock: Clock) -> int:
         ((100.0, 120.0), 0.0, 0),
         ((100.0, math.nan, 0.0, -3.0, math.inf), 0.0, 0),
         ((100.0, math.nan, 90.0), 0.0, 2),
-        ((math.nan, 50.0), 0.0, 0),  # what nothing can be compared with stays
+        ((math.nan, 50.0), 0.0, 0),  # without a time to compare with, the default stays
         ((0.0, 50.0), 0.0, 0),
     ],
 )
@@ -172,14 +172,14 @@ def test_scratch_tensors_have_the_layout_of_the_program(name: str) -> None:
             assert not t.isnan().any() and (t.dtype.is_floating_point or 0 <= int(t.min()) <= int(t.max()) < 70)
     runs = Kernels(optimised, name).executable(sizes, torch.device("cpu"), NOTHING)
     outs, ins = ([tensors[b.name] for b in each] for each in (runs.artifact.outputs, runs.artifact.inputs))
-    runs.bound(sizes)(outs, ins)  # no look-up leaves its table
+    runs.bound(sizes)(outs, ins)  # no index is out of range
 
 
 # ---- in the engine ---------------------------------------------------------------------------------------------------------
 
 
 class OnNoCard:
-    """Stands in for DeviceTimer: every plan takes what it is predicted to, but for the family that is said to be fast."""
+    """Replaces DeviceTimer: every plan takes its predicted time, except for a family that is set to be fast."""
 
     seen: list[int] = []  # noqa: RUF012, emptied by the fixture
     speed: Callable[[int, Artifact], float]
@@ -197,7 +197,7 @@ class OnNoCard:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """An H200 whose kernels are compiled by workers and never run; whether the stream is being captured."""
+    """An H200 whose kernels are compiled by workers and never run. Yields whether the stream is being captured."""
     capturing = [False]
 
     def prepare(source: Source, index: int, aligned: frozenset[str]) -> Any:
@@ -210,7 +210,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: PROPERTIES)
     monkeypatch.setattr(tune, "DeviceTimer", OnNoCard)
     OnNoCard.seen, OnNoCard.error = [], None
-    OnNoCard.speed = staticmethod(lambda k, made: 100.0 if k == 0 else 60.0 + k)  # the first of the others is the best
+    OnNoCard.speed = staticmethod(lambda k, made: 100.0 if k == 0 else 60.0 + k)  # the first alternative is the best
     return capturing
 
 
@@ -381,7 +381,7 @@ def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         knobs({"ONEPASS_TUNE": "yes"})
 
 
-# ---- what it teaches the cost model ----------------------------------------------------------------------------------------
+# ---- corrections of the cost model -----------------------------------------------------------------------------------------
 
 
 def seen(family: str, *ratios: float) -> list[Observation]:
@@ -500,7 +500,7 @@ def test_a_correction_multiplies_predictions_and_explain_says_so() -> None:
 
 
 def test_plans_are_timed_on_scratch_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What DeviceTimer hands to the stopwatch runs each plan's kernels; here they are interpreted."""
+    """The calls that DeviceTimer gives to the stopwatch run each plan's kernels, which are interpreted here."""
     ran: list[int] = []
 
     def watch(where: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""Verified calls: wrong results are found, and what rounding alone decides is not called wrong."""
+"""Verified calls: wrong results are found, and rounding alone is not called wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def program_of(function: Function, x: Tensor) -> Program:
 
 
 def normalized_mean(x: Tensor) -> Tensor:
-    """A sum that cancels: what is left is rounding."""
+    """A sum that cancels, so that only rounding is left."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:]).mean(-1).sum()
 
 

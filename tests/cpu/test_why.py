@@ -1,4 +1,4 @@
-"""`onepass explain --why`: candidates in order, the chosen one among them, and what its time is made of."""
+"""`onepass explain --why`: candidates in order, the chosen one among them, and the terms of its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever becomes of compile workers, an answer belongs to its question, nothing waits for ever, and no failure is remembered."""
+"""Whatever happens to compile workers, each reply matches its request, nothing waits forever, and no failure is cached."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.fake_worker import COMMAND, request, text
 from tests.support.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
-AGES = 600.0  # seconds: a deadline nothing in these tests comes near
+AGES = 600.0  # seconds: a deadline that these tests never approach
 numbers = itertools.count(1000)
 
 
@@ -52,7 +52,7 @@ def pool() -> Iterator[Pool]:
 
 
 def value(pool: Pool, *do: Any, once: Path | None = None, seconds: float = AGES) -> int:
-    """Ask for a number of one's own; it must come back. The process that answered is told."""
+    """Request a unique number, which must come back; returns the process id of the worker."""
     actual = next(numbers)
     answer = pool.ask(request(actual, *do, once=once), seconds)["binary"]
     assert answer["registers"] == actual
@@ -83,7 +83,7 @@ FAULTS = {
 
 
 def ending(fault: str) -> list[tuple[str, int]]:
-    """What else is done: after half an answer a worker must end, or the other half would be waited for."""
+    """Further orders: after half a reply a worker must exit, or the pool would wait for the other half."""
     return [("exit", 0)] * (fault == "half an answer")
 
 
@@ -130,7 +130,7 @@ def test_the_last_output_of_a_worker_is_reported(pool: Pool) -> None:
 
 
 def test_workers_compile_even_if_the_process_interprets(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton would have nothing to compile."""
+    """With interpretation on, Triton would have nothing to compile."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("OF_A_TEST", "1")
     environment = Path(f"/proc/{value(pool)}/environ").read_bytes()
@@ -159,7 +159,7 @@ def test_a_worker_that_died_idle_is_replaced_and_leaves_no_zombie() -> None:
 
 
 def leaping(monkeypatch: pytest.MonkeyPatch, mark: Path) -> None:
-    """Let an hour pass as soon as a worker has left its mark."""
+    """Advance the clock by an hour as soon as a worker has created its mark."""
     clock = time.monotonic
     monkeypatch.setattr(workers, "monotonic", lambda: clock() + 3600 * mark.exists())
 
@@ -181,7 +181,7 @@ def test_a_job_past_its_deadline_twice_is_reported(pool: Pool) -> None:
 def test_a_worker_that_reads_no_request_misses_its_deadline_too(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is sent to it fills the socket, and never goes through."""
+    """The request fills the socket and is never received."""
     first = value(pool)
     os.kill(first, signal.SIGSTOP)
     os.waitid(os.P_PID, first, os.WSTOPPED | os.WNOWAIT)
@@ -211,7 +211,7 @@ def test_after_ctrl_c_an_abandoned_reply_is_given_to_no_one(pool: Pool) -> None:
 
 
 def test_ctrl_c_just_before_a_wait_is_not_lost(pool: Pool) -> None:
-    """Then it wakes nobody, as when Python alone is told of it."""
+    """The signal then wakes no wait, as if only Python had noticed it."""
 
     def interrupt() -> None:
         while not pool._all:
@@ -229,7 +229,7 @@ def test_ctrl_c_just_before_a_wait_is_not_lost(pool: Pool) -> None:
 
 
 def test_files_of_busy_workers_are_removed_even_if_their_threads_have_stopped(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter may be gone before the thread that waits for a killed worker notices."""
+    """The interpreter may exit before the thread that waits for a killed worker notices."""
     asking = threading.Thread(target=lambda: pool.ask(request(0, ("sleep", 3600)), AGES), daemon=True)
     asking.start()
     while not pool._all or pool._all[0]._process is None:
@@ -267,7 +267,7 @@ def test_concurrent_threads_get_their_own_replies(size: int, monkeypatch: pytest
     assert not wrong and 1 <= len(pids) <= size
     pool.end()
     assert not any(map(is_there, pids))
-    monkeypatch.setattr(subprocess, "Popen", None)  # no process is started any more
+    monkeypatch.setattr(subprocess, "Popen", None)  # from now on no process can start
     with pytest.raises(WorkerFailure) as raised:
         value(pool)
     assert raised.value.failure is ProcessExiting
@@ -316,7 +316,7 @@ def test_an_error_before_a_thread_has_a_worker_is_reported(pool: Pool, monkeypat
 
 # ---- processes that end ------------------------------------------------------------------------------------------------------
 
-# Not the package's front door: nothing here needs torch, and importing that takes longer than all the rest.
+# Not through the package's __init__: nothing here needs torch, and importing it takes longer than all the rest.
 SCRIPT = """
 import os, signal, sys, threading, time
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/onepass/runtime"]
@@ -352,9 +352,9 @@ def test_a_process_ends_even_if_a_worker_never_replies(thread: str, hang: str, t
     done = script(
         f"workers.EXIT_SECONDS = 0.2\nhang = ('hold', {str(pipe)!r}), {hang}\n{thread}\n"
         f"os.open({str(pipe)!r}, os.O_RDONLY)\nprint('end')"
-    )  # opened once the worker has got so far
+    )  # opened once the worker has started the job
     assert done.returncode == 0 and done.stdout == "end\n", done.stderr
-    # What a daemon thread says of its question may be cut off, because the process ends meanwhile.
+    # The output of a daemon thread may be cut off, because the process ends.
     assert "Traceback" not in done.stderr or "ProcessExiting" in done.stderr or "Exception in thread Thread-1 (ask)" in done.stderr
 
 
@@ -380,7 +380,7 @@ assert os.read(reader, 1) == b""  # once nobody can write any more
 @pytest.mark.parametrize("state", ["()", "(('sleep', 3600),)", "STOP"])
 @pytest.mark.parametrize("forked", [False, True])
 def test_workers_end_with_a_process_that_is_killed(state: str, forked: bool, tmp_path: Path) -> None:
-    """Idle, at work or stopped; also if a fork of the process lives on."""
+    """Idle, busy or stopped; also if a fork of the process is still alive."""
     os.mkfifo(tmp_path / "pipe")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -404,7 +404,7 @@ print(ask(pool) == first)
 
 
 def test_a_dead_worker_is_replaced_whatever_signals_the_process_ignores() -> None:
-    """A worker that dies idle is written to: without care, that would end this process. Children nobody waits for vanish."""
+    """Writing to a worker that died idle must not kill this process by SIGPIPE, and its exit status may already be reaped."""
     done = script("""
 for wanted, state in ((signal.SIGPIPE, signal.SIG_DFL), (signal.SIGCHLD, signal.SIG_IGN), (signal.SIGHUP, signal.SIG_IGN)):
     signal.signal(wanted, state)
@@ -446,12 +446,12 @@ def test_queued_calls_are_dropped_and_threads_end() -> None:
         thread.join()
 
 
-# ---- what is remembered ------------------------------------------------------------------------------------------------------
+# ---- caching -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def fake_compilers(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are measured by workers that compile nothing."""
+    """Measure kernels with fake workers, which compile nothing."""
     monkeypatch.setattr(offline, "_pool", lambda process_id: pool)
     monkeypatch.setattr(compat, "triton_toolchain", lambda target: {})
 
@@ -476,7 +476,7 @@ def test_transient_failures_are_not_cached(
     seconds: float,
     expected: type[CompilerUnavailable],
 ) -> None:
-    """The very same kernel is compiled once what kept it from that has gone."""
+    """The same kernel compiles once the cause of the failure is gone."""
     order = text(next(numbers), do, unless=tmp_path / "mended")
     monkeypatch.setenv("ONEPASS_COMPILE_TIMEOUT", str(seconds))
     for _ in range(2):

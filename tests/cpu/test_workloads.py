@@ -1,4 +1,4 @@
-"""The named workloads compute what their names say: forwards as torch has them, backwards as autograd derives them."""
+"""The named workloads compute what their names say: forwards as in torch, backwards as derived by autograd."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_forward_is_what_torch_computes(name: str) -> None:
 
 
 def gradients(function: Callable[..., Any], inputs: tuple[Tensor, ...], incoming: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What autograd says of every floating-point input."""
+    """Gradients of every floating-point input by autograd."""
     leaves = [t.detach().requires_grad_() if t.is_floating_point() else t for t in inputs]
     return torch.autograd.grad(as_tuple(function(*leaves)), [t for t in leaves if t.requires_grad], incoming)
 
@@ -140,10 +140,10 @@ def test_three_norms_sharing_a_weight() -> None:
 
 
 def test_block_backward() -> None:
-    """Against autograd of the block, cut open where attention and MLP would stand."""
+    """Compared with autograd of the block, with attention and MLP replaced by inputs."""
     names = inspect.signature(f.block_backward).parameters
     v = dict(zip(names, make_inputs("block_backward", (32, 256), torch.float64), strict=True))
-    v["h1"] = v["m0"] * v["x"] + v["m1"] * v["x0"] + v["a"] * v["attn"]  # as the forward pass would have left it
+    v["h1"] = v["m0"] * v["x"] + v["m1"] * v["x0"] + v["a"] * v["attn"]  # as the forward pass would compute it
     v["rstd0"], v["rstd1"] = (
         torch.rsqrt(h.square().mean(-1, keepdim=True) + f.EPS) for h in (v["m0"] * v["x"] + v["m1"] * v["x0"], v["h1"])
     )

@@ -1,4 +1,4 @@
-"""Shared by the tests that need a card."""
+"""Configuration of the tests that need a card."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import torch
 
 from tests.support.fixture_types import Room
 
-FREE = 1  # GiB that every process may have on the card unasked, about
-PLACE, PLACES = 8, 11  # GiB that are asked for at a time, and how many of them there are
-# Of many kernels: begun last, they would run alone at the end.
+FREE = 1  # GiB, about, that every process may use on the card without a reservation
+PLACE, PLACES = 8, 11  # GiB per reservation, and how many reservations there are
+# Tests of many kernels: started last, they would run alone at the end.
 # fmt: off
 LONG = ("three_norms", "moments-256-", "moments-1024-", "block_backward", "training_step", "group_norm", "qk_norm-backward",
         "small_suite", "many_steps")
@@ -32,13 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Processes take tests one by one: given many at a time, the first would get all that take long."""
+    """Distribute tests one by one: with larger batches, the first process would get all the long ones."""
     if getattr(config.option, "maxschedchunk", 1) is None:
         config.option.maxschedchunk = 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a card everything is skipped; with one, what is not in the shard is left out, and what takes long comes first."""
+    """Skip everything without a card; with one, select the shard and run long tests first."""
     part, parts = map(int, config.getoption("--shard").split("/"))
     if config.getoption("--smoke"):
         items[:] = [item for item in items if "gpu" not in item.path.parts or _is_smoke(item)]
@@ -52,20 +52,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_smoke(item: pytest.Item) -> bool:
-    """Whether a mark says so of it, or of the parameters it was made with."""
+    """Whether a smoke mark selects the test, or its parameters."""
     given = getattr(getattr(item, "callspec", None), "params", {})
     return any(all(given.get(name) == value for name, value in mark.kwargs.items()) for mark in item.iter_markers("smoke"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """What failed is named at once: a run that is cut off prints no summary."""
+    """Print failures at once: an interrupted run prints no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nFAILED {report.nodeid}: {report.longreprtext.strip().splitlines()[-1:]}", flush=True)
 
 
 @pytest.fixture(autouse=True)
 def memory_given_back() -> Iterator[None]:
-    """Several test processes share one card's memory."""
+    """Free cached memory, because several test processes share one card."""
     yield
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -73,33 +73,33 @@ def memory_given_back() -> Iterator[None]:
 
 @pytest.fixture
 def is_smoke(request: pytest.FixtureRequest) -> bool:
-    """Whether a few runs will do where a campaign makes many."""
+    """Whether a few runs are enough instead of many."""
     return bool(request.config.getoption("--smoke"))
 
 
 @pytest.fixture
 def room() -> Room:
-    """Room on the card, in GiB, for as long as a part of a test needs it. Compiling needs none, and is better done before."""
+    """Reserves GiB on the card for part of a test. Compiling needs none and should happen before."""
     return lambda gib: _taken(gib) if gib > FREE else nullcontext()
 
 
 @pytest.fixture
 def sizeable() -> Iterator[None]:
-    """Room for tests of which the card holds several at once."""
+    """A reservation for tests of which several fit on the card."""
     with _taken(PLACE):
         yield
 
 
 @pytest.fixture
 def large() -> Iterator[None]:
-    """Room for tests that fill much of the card."""
+    """A reservation for tests that fill much of the card."""
     with _taken(3 * PLACE):
         yield
 
 
 @contextmanager
 def _taken(gib: float) -> Iterator[None]:
-    """As many places as hold that much. One process waits for places at a time: who needs many gets them before later ones do."""
+    """Take as many reservations as hold `gib`. One process waits at a time, so large requests are served in order."""
     with ExitStack() as held:
         with _locked("queue"):
             for _ in range(min(PLACES, math.ceil(gib / PLACE))):
@@ -110,7 +110,7 @@ def _taken(gib: float) -> Iterator[None]:
 
 
 def _free_place() -> IO[str]:
-    """A place that nobody has; it is taken until it is closed."""
+    """A free reservation; it is held until the file is closed."""
     while True:
         for k in range(PLACES):
             place = _opened(f"place-{k}")

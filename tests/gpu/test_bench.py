@@ -1,4 +1,4 @@
-"""`onepass bench` on a card: kernels are attributed to calls, a small suite is measured, and goes on. No time is asserted."""
+"""`onepass bench` on a card: kernels are attributed to calls, a small suite is measured and resumed. No time is asserted."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def params() -> list[Any]:
 
 
 def gib(job: Job) -> float:
-    """Arguments, several results at once, and what is written beside them."""
+    """GiB for the arguments, several results at once, and scratch memory."""
     return 6 * sum(t.numel() * t.element_size() for t in job.inputs("meta")) / 2**30
 
 
@@ -37,7 +37,7 @@ def test_every_run_gives_the_same_bits(job: Job, room: Room, is_smoke: bool) -> 
 
 @pytest.mark.smoke
 def test_every_process_gives_the_same_bits(room: Room, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Also one that plans and compiles anew."""
+    """Including a process with an empty store, which plans and compiles again."""
     with room(max(map(gib, FEW))):
         here = [digest(calling(job, CARD)()) for job in FEW]
         for k in range(PROCESSES):

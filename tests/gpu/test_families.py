@@ -1,4 +1,4 @@
-"""Every family of kernels in every class of types on a card, under forced schedules: right, and the same on other poison."""
+"""Every kernel family with every class of types on a card, under forced schedules: right, and independent of prior memory."""
 
 from __future__ import annotations
 

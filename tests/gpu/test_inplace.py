@@ -1,4 +1,4 @@
-"""Outputs in the memory of inputs on the card, where threads and CTAs run as they like: bitwise what they are elsewhere."""
+"""Outputs in the memory of inputs on the card, where threads and CTAs run in any order: bitwise equal to separate outputs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.schedule_kinds import blocks, both, column_softmax, elementwi
 
 CARD = "cuda:0"
 EACH = 4  # schedules of a family
-REPEATS = 20  # a race need not be lost the first time
+REPEATS = 20  # a race may not show the first time
 SIZES = ((16384, 1024), (4096, 5120), (8192, 64), (512, 16384), (1024, 1027), (300, 50257))
 
 
 def assert_same(plan: Plan, inputs: dict[str, Tensor], bindings: dict[str, int]) -> int:
-    """Every pair a plan allows, against the same plan apart; how many there are."""
+    """Compare every in-place pair that a plan allows with the plan out of place; returns the number of pairs."""
     pairs = safe_inplace_pairs(plan)
     if not pairs:
         return 0

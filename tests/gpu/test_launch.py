@@ -122,7 +122,7 @@ def test_a_device_that_is_not_current() -> None:
 
 
 def test_loading_what_a_worker_compiled_starts_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch.prepare(vector_add(), 0, ALL)  # the first in a process has Triton compile what it asks the driver with
+    launch.prepare(vector_add(), 0, ALL)  # the first launch in a process makes Triton compile its driver utilities
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path))
     source = replace(vector_add(), name="added", text=TEXT.replace("vector_add", "added"))
     device = card.local_device()

@@ -38,7 +38,7 @@ def widths() -> list[Any]:
         for k, cols in enumerate(SIZES):
             if cols % case.multiple or (case.name in PLAIN and (k + case.number()) % TURN):
                 continue
-            # A norm of one or two fp32 columns is ill-conditioned: whose largest error is larger is luck.
+            # A norm of one or two fp32 columns is ill-conditioned: the largest errors are a matter of chance.
             narrow = cols <= 2 and case.name not in PLAIN
             dtype = case.dtypes[0 if narrow else (k + case.number() // TURN) % len(case.dtypes)]
             found.append(pytest.param(case, cols, dtype, id=f"{case.name}-{cols}-{short(dtype)}"))
@@ -62,8 +62,8 @@ def test_sizes(case: Case, cols: int, dtype: torch.dtype) -> None:
     assert not failed, "\n".join(failed)
 
 
-# Of rows that are all equal. Eager meets them one by one and finds exactly zero; a sum of a tile of them is rounded, so that
-# the spread is a rounding error, squared: less than any tolerance, but not less than a unit in the last place of zero.
+# With rows that are all equal, eager adds them one by one and finds exactly zero; the sum of a tile of them is rounded, so that
+# the variance is the square of a rounding error: below any tolerance, but not below one ulp of zero.
 SPREADS_OF_ROWS = ("var-0", "moments-cols")
 
 
@@ -101,7 +101,7 @@ def test_no_rows(case: Case) -> None:
     torch.testing.assert_close(onepass.fuse(case.function)(*inputs), eager, rtol=0, atol=0, equal_nan=True)
 
 
-# ---- where another compiler's mix-order fusion went wrong, and its test list, at full size ---------------------------------
+# ---- bugs of another compiler's mix-order fusion, and its test list, at full size ------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [32768, 32769, 32770, 32771])

@@ -1,4 +1,4 @@
-"""Kernels that read from shared memory what TMA brings there, on the card: every kind, held against float64."""
+"""Kernels that stage data in shared memory, on the card: every kind, compared with float64."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def plans_of(
 
 
 def compiled(ours: CapturedFunction, plans: Sequence[Plan]) -> list[Artifact]:
-    """Kernels of those plans that do not spill: the planner would not take them."""
+    """The kernels of plans that do not spill; the planner would reject the others."""
     made = []
     for plan in plans:
         sources = generate(plan, ours.wide)
@@ -83,7 +83,7 @@ def compiled(ours: CapturedFunction, plans: Sequence[Plan]) -> list[Artifact]:
 
 
 def running(ours: CapturedFunction, made: Sequence[Artifact]) -> Callable[..., tuple[Tensor, ...]]:
-    """A function by several plans, one after the other: all results of all."""
+    """Run a function under several plans, one after the other, and return all results."""
     executables = [assemble(each, CARD, ours.aligned) for each in made]
 
     def call(*given: Tensor) -> tuple[Tensor, ...]:
@@ -102,7 +102,7 @@ def right(
     ctas_per_row: int | None = None,
     smem_vectors: bool | None = None,
 ) -> bool:
-    """Are the best plans of a family right, and the same to the bit each time? False where there is none that does not spill."""
+    """Check that the best plans of a family are right and deterministic. False if all of them spill."""
     shapes = CapturedFunction.of(function, make(0, "meta"))
     made = compiled(shapes, plans_of(shapes, family, most, ctas_per_row, smem_vectors))
     if made:
@@ -113,7 +113,7 @@ def right(
 
 
 def right_by_default(function: Callable[..., Any], make: Make, room: Room) -> None:
-    """What `fuse` makes of it is right and spills nothing."""
+    """Check that the default plan of `fuse` is right and does not spill."""
     shapes = CapturedFunction.of(function, make(0, "meta"))
     made = Kernels(shapes.program, shapes.program.name).prepare(shapes.bindings, CARD, shapes.aligned).result()
     assert not any(b.spill_bytes for b in made.binaries)
@@ -126,7 +126,7 @@ def make_on(make: Make, seed: int) -> Sequence[Tensor]:
 
 
 def gib(ours: CapturedFunction) -> float:
-    """What a check of this takes on the card, about: float64 copies, and eager's results and references beside several of ours."""
+    """GiB, about, that the check takes on the card: float64 copies, eager's results, references, and several of our results."""
     return 12 * ours.floor_bytes / 2**30
 
 
@@ -153,7 +153,7 @@ def test_outer(function: Callable[..., Any], cols: int, inputs: int, dtype: torc
     for rows in SIDES:
         if rows * cols * inputs <= MOST:
             make = lambda seed, where, rows=rows: _several(seed, inputs, (rows, cols), dtype, where)  # noqa: E731
-            if not right(function, make, room, "outer"):  # states of so many columns do not fit beside so many tiles
+            if not right(function, make, room, "outer"):  # states of so many columns do not fit next to so many tiles
                 right_by_default(function, make, room)
 
 
@@ -167,7 +167,7 @@ def _several(seed: int, inputs: int, shape: tuple[int, int], dtype: torch.dtype,
 # ---- along rows ------------------------------------------------------------------------------------------------------------
 
 WIDTHS = (16384, 32768, 50257, 65536, 128256, 131072, 151936, 262144)
-ROWS = 300  # more than one turn of every CTA
+ROWS = 300  # more than one row for every CTA
 
 
 LONG = {
@@ -196,7 +196,7 @@ def test_long_rows(name: str, cols: int, room: Room) -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "layer_norm"])
 def test_many_short_rows_with_one_row_per_cta(name: str) -> None:
-    """CTAs that come and go quickly: what one does too early or too late is seen in some row of some launch."""
+    """CTAs that start and end quickly: a missing synchronization would show in some row of some launch."""
     make = lambda seed, where: workload(name).inputs((65536, 1024), torch.float32, where, seed)  # noqa: E731
     ours = CapturedFunction.of(LONG[name], make(0, "cuda"))
     made = compiled(ours, [p for p in plans_of(ours, "inner staged", 100) if isinstance(p.kernels[0].schedule.rows, Block)][:2])
@@ -226,7 +226,7 @@ def test_rows_with_several_ctas(name: str, rows: int, smem_vectors: bool, ctas_p
 
 
 def test_rows_with_several_ctas_in_a_cuda_graph(sizeable: None) -> None:
-    """Words are cleared in every replay: what is left of the one before would be taken for states of this one."""
+    """Mailboxes are cleared in every replay; otherwise those of the previous one would be taken for states of this one."""
     args = workload("rms_norm_backward").inputs((300, 32768), torch.bfloat16, "cuda", 0)
     ours = CapturedFunction.of(rms_norm_backward, args)
     made = compiled(ours, plans_of(ours, "mix-order multi-CTA", 2))

@@ -1,4 +1,4 @@
-"""What only a card can show: large tensors, streams, graphs, addresses, and the step back from compiler to planner."""
+"""Tests that need a card: large tensors, streams, graphs, addresses, and feedback from the compiler to the planner."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def equal(actual: Any, expected: Any) -> bool:
 
 @pytest.mark.usefixtures("large")
 def test_rms_norm_of_more_than_2_to_the_31_elements() -> None:
-    """Rows are independent: all are written, and those around every power-of-two boundary are right."""
+    """Rows are independent: all are written, and those around every power of two are right."""
     rows, cols = HUGE
     x = torch.randn(HUGE, dtype=torch.bfloat16, device="cuda")
     w = randoms(1, (cols,), dtype=torch.bfloat16, device="cuda")
@@ -135,7 +135,7 @@ def test_inside_a_graph(name: str) -> None:
 
 
 def test_nothing_is_compiled_inside_a_graph() -> None:
-    """Neither a function never called before nor a row count that needs other kernels."""
+    """Neither for a function that was never called before, nor for a row count that needs other kernels."""
     case, fused = fused_case("layer_norm-wb")
     few, many = (case.inputs(rows, 768, torch.bfloat16, "cuda") for rows in (64, 8192))
     with pytest.raises(NotWarmedUp), torch.cuda.graph(torch.cuda.CUDAGraph()):
@@ -152,7 +152,7 @@ def test_nothing_is_compiled_inside_a_graph() -> None:
 @pytest.mark.parametrize("cols", [768, 1027])
 @pytest.mark.parametrize("name", NAMES)
 def test_unaligned_addresses(name: str, cols: int) -> None:
-    """One fused function, called with tensors that start anywhere."""
+    """One fused function, called with tensors of any alignment."""
     case, fused = fused_case(name)
     for ahead in (0, 1, 3, 8):
 

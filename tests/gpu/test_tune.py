@@ -37,7 +37,7 @@ print(counts().plans, counts().compilations)
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizeable: None) -> None:
-    """A store of a test's own, nothing in memory, and room on the card: where there is none, nothing is timed."""
+    """A separate store for each test, nothing in memory, and a reservation on the card, without which nothing is timed."""
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
     engine.forget()
     torch._dynamo.reset()
@@ -69,7 +69,7 @@ def test_a_second_process_times_nothing() -> None:
 
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_inside_torch_compile(mode: str | None) -> None:
-    """Also before a graph is captured, which `reduce-overhead` does at a later call."""
+    """Including tuning before a graph is captured, which `reduce-overhead` does at a later call."""
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.LayerNorm(1024)).cuda()
     x = torch.randn(2048, 512, device="cuda")
@@ -78,7 +78,7 @@ def test_inside_torch_compile(mode: str | None) -> None:
         compiled = torch.compile(module, backend=onepass.backend, mode=mode)
         for _ in range(4):
             torch.compiler.cudagraph_mark_step_begin()
-            module.zero_grad(set_to_none=True)  # gradients of the step before are in memory that the graph writes anew
+            module.zero_grad(set_to_none=True)  # gradients of the previous step are in memory that the graph overwrites
             found = compiled(x)
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
             found.sum().backward()
@@ -100,5 +100,5 @@ def test_captured_into_a_graph_after_tuning() -> None:
 
 
 def test_the_card_can_be_calibrated() -> None:
-    found = calibrate(dry_run=True)  # raises where a figure cannot be
+    found = calibrate(dry_run=True)  # raises if a figure is implausible
     assert not found.kept and "facts" in str(found)

@@ -1,1 +1,1 @@
-"""What several test modules need: functions and Programs to try, schedules to force, and how results are judged."""
+"""Code shared by test modules: functions and Programs to test, schedules to force, and checks of results."""

@@ -1,4 +1,4 @@
-"""Options under which the backend claims all it can, on a CPU, with the rest of a graph run as it is or by Inductor."""
+"""Options under which the backend claims everything possible on a CPU, with the rest of a graph in eager or in Inductor."""
 
 from __future__ import annotations
 

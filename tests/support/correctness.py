@@ -1,4 +1,4 @@
-"""Judging results: against float64, by how far eager torch is from it; every element written; the same every time."""
+"""Check results: against float64, relative to eager's error; every element written; the same every time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onepass.tools.check import as_tuple, in_float64
 
 Run = Callable[..., tuple[Tensor, ...]]
 DRAWS, MOST_POOLED = 16, 1 << 16
-FEW = 16  # elements of which it takes more draws to tell an error's size
+FEW = 16  # with fewer elements, more draws are needed to estimate an error
 GARBAGE = 0x7F  # in every byte: a large float, a large integer
 
 
@@ -45,7 +45,7 @@ def once(function: Callable[..., Any], inputs: Sequence[Tensor], garbage: bool =
 
 
 def twice(function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same, after a second run on other poison: no element is what was there before, none changes from run to run."""
+    """The same, after a second run on other poison: every element is written, and none changes from run to run."""
     first, second = once(function, inputs), once(function, inputs, garbage=True)
     for k, (one, two) in enumerate(zip(first, second, strict=True)):
         assert torch.equal(_bits(one), _bits(two)), f"output {k} has elements that no kernel wrote, or differs from run to run"
@@ -53,17 +53,17 @@ def twice(function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Tenso
 
 
 def _bits(t: Tensor) -> Tensor:
-    """The bytes of a copy: `contiguous` keeps the stride of a tensor of one element, and no other type can view that."""
+    """The bytes of a copy, because `contiguous` keeps the stride of a one-element tensor, which other types cannot view."""
     return t.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def assert_right(
     fused: Callable[..., Any], function: Callable[..., Any], make: Callable[[int], Sequence[Tensor]], run: Run = once
 ) -> tuple[Tensor, ...]:
-    """Run a fused function on poisoned memory and hold its results against the function itself, in float64 and as it is.
+    """Run a fused function on poisoned memory and compare its results with the function in float64 and in eager.
 
-    `make` gives the arguments by seed. The largest error of few elements, or of ill-conditioned ones, is luck, ours and
-    eager's: an output that fails is judged once more, together with the same output for other seeds.
+    `make` gives the arguments for a seed. The largest error of few or ill-conditioned elements is a matter of chance, ours and
+    eager's, so an output that fails is judged again, together with the same output for other seeds.
     """
     inputs = make(0)
     results = run(fused, inputs)
@@ -78,7 +78,7 @@ def assert_right(
 
 @dataclass(frozen=True)
 class Judged:
-    """The finite elements of an output, of eager's and of the float64 reference, and the scale of the slices they lay in."""
+    """The finite elements of an output, of eager's and of the float64 reference, and the scale of their slices."""
 
     actual: Tensor
     eager: Tensor
@@ -115,7 +115,7 @@ def _judged(results: tuple[Tensor, ...], function: Callable[..., Any], inputs: S
 
 
 def compared(actual: Tensor, eager: Tensor, reference: Tensor, what: str) -> Judged:
-    """Form as eager's, integers equal, NaNs and infinities in the same places; the rest is left to judge."""
+    """Check that form, integers, NaNs and infinities match eager, and return the finite elements to judge."""
     got, expected = (actual.dtype, actual.shape), (eager.dtype, eager.shape)
     assert got == expected, f"{what}: {got}, not {expected}"
     if not actual.is_floating_point():
@@ -130,7 +130,7 @@ def compared(actual: Tensor, eager: Tensor, reference: Tensor, what: str) -> Jud
 
 
 def randoms(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
-    """Standard normal tensors of these shapes; one alone is not wrapped."""
+    """Standard normal tensors of these shapes; a single one is not wrapped in a tuple."""
     generator = torch.Generator(device).manual_seed(seed)
     made = tuple(torch.randn(shape, generator=generator, dtype=dtype, device=device) for shape in shapes)
     return made if len(made) > 1 else made[0]

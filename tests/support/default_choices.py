@@ -1,4 +1,4 @@
-"""Schedules written by hand, completed with the planner's default choices."""
+"""Handwritten schedules, completed with the planner's default choices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onepass.plan.traffic import traffic
 
 
 def completed(kernel: Kernel, s: Schedule, bindings: Bindings) -> Schedule:
-    """A schedule with the sizes and places of another, as a candidate would have it."""
+    """A schedule with the sizes and staging of another and the default choices of a candidate."""
     make = choices(kernel, traffic(kernel, bindings), bindings)
     match s:
         case ResidentRows():

@@ -1,6 +1,6 @@
-"""Whether a call gives the same bits each time: again, on several streams, replayed from a graph, after other work, elsewhere.
+"""Whether a call gives the same bits each time: repeated, on several streams, in a graph, after other work, in other processes.
 
-Everything works on any device, so that the checks themselves are tested without a card: streams are threads there, and a graph is
+Everything works on any device, so that the checks themselves are tested without a card: there, streams are threads, and a graph is
 the call itself.
 """
 
@@ -24,7 +24,7 @@ from tests.support.processes import ROOT, run_python
 
 Call: TypeAlias = Callable[[], tuple[Tensor, ...]]
 STREAMS = 3
-DIRT = 1 << 26  # fp32 numbers that are written to make the caches dirty: several times what L2 holds
+DIRT = 1 << 26  # fp32 numbers that are written to dirty the caches: several times the size of L2
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 def digest(results: Sequence[Tensor]) -> str:
-    """What results of another process are compared by."""
+    """A digest for comparing results across processes."""
     found = hashlib.sha256()
     for result in results:
         found.update(f"{result.dtype} {tuple(result.shape)}".encode() + bits(result).cpu().numpy().tobytes())
@@ -48,7 +48,7 @@ def digest(results: Sequence[Tensor]) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """A device, and what else goes on there."""
+    """A device, and other work on it."""
 
     device: torch.device
 
@@ -57,12 +57,12 @@ class Machine:
         return self.device.type == "cuda"
 
     def wait(self) -> None:
-        """Until all work is done."""
+        """Wait until all work is done."""
         if self.is_card:
             torch.cuda.synchronize(self.device)
 
     def stream(self) -> AbstractContextManager[Any]:
-        """A stream of its own; what was queued before is done."""
+        """A new stream, after all queued work is done."""
         return torch.cuda.stream(torch.cuda.Stream(self.device)) if self.is_card else nullcontext()
 
     def replayed(self, call: Call) -> Call:
@@ -92,7 +92,7 @@ class Machine:
 
 
 def changing(call: Call, times: int, machine: Machine) -> dict[str, int]:
-    """How many of so many runs, made in four ways by turns, were not bitwise the first; empty if none."""
+    """How many of `times` runs, in four ways in turn, differ bitwise from the first, by way; empty if none."""
     first = tuple(t.clone() for t in call())
     replay = machine.replayed(call)
     ways: dict[str, Callable[[int], bool]] = {

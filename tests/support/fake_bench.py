@@ -1,4 +1,4 @@
-"""Made-up bench runs: figures such as a card could give, a small suite and a clock that gives them, and no measurement of any."""
+"""Made-up benchmark runs: plausible figures, a small suite, and a clock that returns them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLACE = Machine(device("h200"), "a card", {"torch": "2.11", "onepass": "0"}, tor
 
 
 class FakeClock:
-    """Runs every call and says what it was told to."""
+    """Runs every call and returns predefined times."""
 
     device = torch.device("cpu")
 
@@ -52,12 +52,12 @@ class FakeClock:
 
 
 def six(value: float) -> float:
-    """Six digits, which are as many as files keep."""
+    """A value rounded to six digits, as in files."""
     return float(f"{value:.6g}")
 
 
 def row(workload: str, shape: tuple[int, ...], times: dict[str, float], tensors: int = 3, dtype: str = "bf16") -> Row:
-    """A row whose providers take so many times the floor."""
+    """A row whose providers take `times` times the floor."""
     elements = 1
     for n in shape:
         elements *= n

@@ -1,7 +1,7 @@
-"""A compile worker that compiles nothing: it does what a job's text orders, faults included, in the protocol of the real one.
+"""A fake compile worker: it follows the orders in a job's text, including faults, in the protocol of the real one.
 
-The text is JSON: the `value` to answer with, and what to `do` before, `unless` there is a file; it is created if that is to be done
-`once`.
+The text is JSON: the `value` to reply with, and what to `do` before, `unless` a file exists. It is created if the orders are to
+be followed `once`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ REAL = Path(__file__).resolve().parents[2] / "onepass" / "runtime" / "offline_wo
 
 
 def text(value: int, *do: Any, once: Path | None = None, unless: Path | None = None, reply: dict[str, Any] | None = None) -> str:
-    """The text of a job; `reply` is answered instead of a binary."""
+    """The text of a job; `reply` is sent instead of a binary."""
     mark = once or unless
     return json.dumps({"value": value, "do": do, "mark": mark and str(mark), "leave": once is not None, "reply": reply})
 
 
 def request(value: int, *do: Any, once: Path | None = None) -> dict[str, Any]:
-    """What a pool can be asked; the binary's registers are `value`, its shared memory the worker's process id."""
+    """A request for a pool; the binary's registers are `value`, its shared memory the worker's process id."""
     return {"job": {"text": text(value, *do, once=once)}}
 
 
 def binary(value: int) -> dict[str, Any]:
-    """What the real worker says of a kernel."""
+    """A reply like the real worker's."""
     counts = dict.fromkeys(("spill_bytes", "stack_bytes", "barriers", "tma_copies", "mbarriers"), 0)
     return {**counts, "registers": value, "smem_bytes": os.getpid(), "loads": {"16": value}, "stores": {}, "spills_in_loop": False}
 
 
 def act(order: str, argument: Any, channel: socket.socket) -> None:
-    """One thing that can happen to a process."""
+    """Follow one order."""
     match order:
         case "sleep":
             time.sleep(argument)
@@ -58,9 +58,9 @@ def act(order: str, argument: Any, channel: socket.socket) -> None:
         case "close":
             channel.shutdown(socket.SHUT_RDWR)
             time.sleep(argument)
-        case "litter":  # as a compiler does that is killed
+        case "litter":  # like a compiler that is killed
             Path(tempfile.gettempdir(), argument).touch()
-        case "hold":  # whoever reads from that pipe learns when this process ends
+        case "hold":  # the reader of that pipe notices when this process ends
             os.open(argument, os.O_WRONLY)
         case _:
             raise ValueError(order)

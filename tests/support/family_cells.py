@@ -1,7 +1,7 @@
-"""Every family of kernels in every class of types: small functions, each under some of the schedules that the planner weighs.
+"""Every kernel family with every class of types: small functions, each under some of the planner's candidate schedules.
 
-A cell is a family (`Schedule.family`) and a class of types. What is in a cell follows from the planner's own candidates, so that
-a schedule of a new kind gets into it by itself, and a family that no function reaches any more leaves its cell empty.
+A cell is a family (`Schedule.family`) and a class of types. Its members come from the planner's own candidates, so that
+a new kind of schedule is included automatically, and a family that no function uses any more leaves its cell empty.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CLASSES: dict[str, tuple[torch.dtype, ...]] = {
     "bool": (torch.bool,),
 }
 IN_REGISTERS = ("pointwise", "inner", "inner looped", "inner split", "column", "outer", "outer split", "mix-order")
-# Rows and tiles in shared memory: of fp32 and of 16 bits alone.
+# Rows and tiles in shared memory: only fp32 and 16-bit types.
 IN_SHARED_MEMORY = ("inner staged", "outer staged", "outer staged split", "mix-order staged", "mix-order multi-CTA")
 FAMILIES = (*IN_REGISTERS, *IN_SHARED_MEMORY)
 SHARING = ("f32", "half")
@@ -52,7 +52,7 @@ def cells() -> tuple[tuple[str, str], ...]:
 
 
 def wide(x: Tensor) -> Tensor:
-    """Types that torch itself does not compute in, as those that it does."""
+    """Convert types without arithmetic in torch to fp32."""
     return x.float() if x.dtype.is_floating_point and x.dtype.itemsize == 1 else x
 
 
@@ -68,7 +68,7 @@ def less_greatest(x: Tensor, dim: int) -> Tensor:
     return x ^ x.all(dim, keepdim=True) if x.dtype == torch.bool else wide(x) - wide(x).amax(dim, keepdim=True)
 
 
-# Sizes small and usual. Usual ones have more rows than all rings on a card have places, so that places are filled again.
+# Small and usual sizes. Usual ones have more rows than all rings on a card have slots, so that slots are refilled.
 FUNCTIONS: dict[str, tuple[Function, tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]] = {
     "scaled": (scaled, ((5, 40),), ((700, 513),)),
     "less the greatest of rows": (lambda x: less_greatest(x, -1), ((7, 96), (6, 128)), ((700, 4096), (700, 1027))),
@@ -93,7 +93,7 @@ class Forced:
     kernel: KernelPlan
 
     def inputs(self, seed: int, device: "str | torch.device" = "cpu") -> tuple[Tensor]:
-        """Random numbers of the type, small enough to be added up; the same on every device."""
+        """Random numbers of the type, small enough to be summed; the same on every device."""
         numbers = torch.randn(self.shape, generator=torch.Generator().manual_seed(seed))
         return ((numbers > 0.5 if self.dtype == torch.bool else numbers.mul(3).abs().to(self.dtype)).to(device),)
 
@@ -109,13 +109,13 @@ class Forced:
         return frozenset(b.name for b in (*self.artifact.inputs, *self.artifact.outputs))
 
     def compile(self, on: Device) -> None:
-        """Compile for a card, which need not be there. Done before by several threads, it need not be waited for later."""
+        """Compile for a card, which need not be present. Several threads may do this in advance."""
         outputs = frozenset(b.name for b in self.artifact.outputs)
         for source in self.artifact.sources:
             offline.compile(source, on, aligned_of(source, self.aligned, outputs))
 
     def call(self, device: torch.device) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        """The function by that kernel alone."""
+        """The function, computed by that kernel alone."""
         executable = assemble(self.artifact, device, self.aligned if device.type == "cuda" else frozenset())
         return lambda x: as_tuple(self.captured.result(executable(self.captured.tensors((x,)), self.sizes), (x,)))
 
@@ -124,7 +124,7 @@ class Forced:
 def _written(
     name: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> tuple[Captured, Program, Bindings, dict[str, list[KernelPlan]]]:
-    """A function as one kernel, and every way the planner would weigh, by family."""
+    """A function as one kernel, and all of the planner's candidates, by family."""
     x = torch.empty(shape, dtype=dtype, device="meta")
     captured = capture(FUNCTIONS[name][0], (x,), dynamic=False)
     program, sizes = specialize(optimize(captured.program), captured.bind((x,)) or {})
@@ -136,7 +136,7 @@ def _written(
 
 
 def weighed() -> set[str]:
-    """The families of everything the planner weighs for these functions."""
+    """The families of all candidates for these functions."""
     return {
         family
         for name, (_, small, usual) in FUNCTIONS.items()
@@ -148,9 +148,9 @@ def weighed() -> set[str]:
 
 
 def members(family: str, kind: str, small: bool = False, few: bool = False) -> Iterator[Forced]:
-    """What is in a cell: of every function, shape and type, some schedules that lie far apart in the planner's list.
+    """The members of a cell: for every function, shape and type, some schedules that are far apart in the planner's list.
 
-    A few are one schedule of each function, at its first shape in which the family is weighed, and of one type.
+    With `few`, one schedule of each function, at its first shape for which the family is a candidate, and one type.
     """
     for name, (function, *shapes) in FUNCTIONS.items():
         reached = False

@@ -1,4 +1,4 @@
-"""What the fixtures of tests/cpu/conftest.py and tests/gpu/conftest.py give, for annotations."""
+"""Types of the fixtures in tests/cpu/conftest.py and tests/gpu/conftest.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs run under a schedule of one's choosing instead of the planner's."""
+"""Run Programs under a given schedule instead of the planner's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ H200 = device("h200")
 
 
 def as_kernel(function: Callable[..., Any], args: tuple[Tensor, ...], family: Family, held: bool) -> tuple[Kernel, dict[str, int]]:
-    """A function as one kernel, written to hold the folded side or to walk it, and the sizes of a call."""
+    """A function as one kernel that keeps the reduced side on chip or loops over it, and the sizes of a call."""
     captured = capture(function, args)
     bindings = captured.bind(args)
     assert bindings is not None
@@ -46,7 +46,7 @@ def as_kernel(function: Callable[..., Any], args: tuple[Tensor, ...], family: Fa
 
 
 def candidates(program: Program, bindings: Bindings, on: Device = H200) -> Iterator[tuple[Family, list[KernelPlan]]]:
-    """Everything the planner would weigh for a Program as one kernel, by family; nothing where it cannot be one."""
+    """The planner's candidates for a Program as one kernel, by family; none if it cannot be one kernel."""
     space = space_of(program, bindings)
     if isinstance(space, Illegal):
         return
@@ -66,7 +66,7 @@ def scored(program: Program, bindings: Bindings, on: Device = H200) -> list[Scor
 
 
 def chosen(program: Program, bindings: Bindings, family: Family, schedule: Schedule, on: Device = H200) -> KernelPlan:
-    """A Program as one kernel under a given schedule; what a candidate chooses by itself is chosen so."""
+    """A Program as one kernel under a given schedule, completed with the default choices of candidates."""
     space = space_of(program, bindings)
     assert not isinstance(space, Illegal), space.detail
     held = isinstance(schedule.cols, Cover) or isinstance(schedule.rows, Cover)

@@ -1,7 +1,7 @@
-"""What must be right, as data: functions as users write them, their inputs at any size, and the sizes and layouts to try.
+"""Correctness cases as data: functions as users write them, their inputs at any size, and the sizes and layouts to test.
 
-Backward passes are traced through torch.func.vjp, so that the formulas under test are the ones autograd hands out; the
-hand-written ones of the named workloads are here too.
+Backward passes are traced through torch.func.vjp, so that the tested formulas are those of autograd; the
+handwritten ones of the named workloads are here too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SIZES = (1, 2, 13, 127, 768, 1000, 1027, 2304, 5120, 8472, 50257)
 EPS = 1e-6
 IGNORED = -100
-GROUPS, CHANNELS = 2, 8  # four channels a group: over two values at one position a norm is all rounding
+GROUPS, CHANNELS = 2, 8  # four channels per group: a norm of only two values is all rounding
 MIDDLE, HEADS = 6, 3  # the middle dim of [rows, middle, cols]; heads of qk-norm
 
 Inputs = Callable[..., tuple[Tensor, ...]]  # (maker, rows, cols) -> arguments
@@ -31,7 +31,7 @@ Inputs = Callable[..., tuple[Tensor, ...]]  # (maker, rows, cols) -> arguments
 
 @dataclass(frozen=True)
 class Case:
-    """A function, how its arguments are made from a number of rows and columns, and where it may be tried."""
+    """A function, how its arguments are made from a number of rows and columns, and where it can be tested."""
 
     name: str
     function: Callable[..., Any]
@@ -39,8 +39,8 @@ class Case:
     dtypes: tuple[torch.dtype, ...] = (BF16, F32)
     copies: int = 1  # elements of the largest argument, for each row and column
     multiple: int = 1  # of columns
-    special: bool = False  # is it also to be tried on rows of infinities and NaNs?
-    formula: Callable[..., Any] | None = None  # what those rows are held against, where eager's own kernel does otherwise
+    special: bool = False  # also test it on rows of infinities and NaNs?
+    formula: Callable[..., Any] | None = None  # the reference for those rows if eager's own kernel differs
 
     def inputs(
         self, rows: int, cols: int, dtype: torch.dtype, device: "str | torch.device" = "cpu", seed: int = 0
@@ -73,7 +73,7 @@ def _cube(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
 
 
 def _factors(shape: Callable[[int, int], tuple[int, ...]]) -> Inputs:
-    """1 and -1, and about a hundred 2 and -1/2: whatever is multiplied in whatever order, nothing is rounded."""
+    """1 and -1, and about a hundred 2 and -1/2, so that products are exact in any order."""
 
     def inputs(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
         z = make.data(*shape(rows, cols)).float()
@@ -98,7 +98,7 @@ def _heads(count: int) -> Inputs:
 
 
 def _loss(gradient: str) -> Inputs:
-    """Logits and classes; the incoming gradient is one number, one a row, or none."""
+    """Logits and classes; the incoming gradient is one number, one per row, or none."""
 
     def inputs(make: InputMaker, rows: int, cols: int) -> tuple[Tensor, ...]:
         incoming = {"none": (), "scalar": (make.data(1)[0],), "rows": (make.data(rows),)}[gradient]
@@ -139,7 +139,7 @@ def rms_norm(x: Tensor, w: Tensor | None = None) -> Tensor:
 
 
 def rms_norm_formula(x: Tensor, w: Tensor | None = None) -> Tensor:
-    """torch's own decomposition: only an infinity becomes NaN, the rest of its row 0. CUDA's kernel makes the row all NaN."""
+    """torch's own decomposition: an infinity becomes NaN and the rest of its row 0. CUDA's kernel makes the whole row NaN."""
     normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
     return normed if w is None else normed * w
 
@@ -314,7 +314,7 @@ def _transposed(t: Tensor) -> Tensor:
 
 
 def _sliced(t: Tensor) -> Tensor:
-    """Each row followed by a little of something else."""
+    """Each row is followed by padding."""
     return torch.cat([t, t.new_full((*t.shape[:-1], 3), 7)], -1)[..., : t.shape[-1]] if t.dim() > 1 else t
 
 
@@ -337,7 +337,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def with_specials(t: Tensor) -> Tensor:
-    """Rows of -inf alone, with one inf, with one NaN, with one -inf; then whatever there was."""
+    """Rows of only -inf, with one inf, with one NaN, with one -inf; the rest is unchanged."""
     if not t.is_floating_point() or t.dim() < 2 or not t.numel():
         return t
     t = t.clone()

@@ -1,4 +1,4 @@
-"""Sources of kernels written by hand."""
+"""Sources of handwritten kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kernel(
     warps: int = 4,
     sizes: tuple[str, ...] = (),
 ) -> Source:
-    """A Source by hand: pointers, then sizes, then zero."""
+    """A handwritten Source: pointers, then sizes, then zero."""
     params = [Param(p, ParamKind.POINTER, p, dtype) for p, dtype in pointers.items()]
     params += [Param(s, ParamKind.SIZE, s) for s in sizes] + [Param("zero", ParamKind.ZERO, "zero")]
     signature = ", ".join(p.text_name for p in params)

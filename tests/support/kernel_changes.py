@@ -1,4 +1,4 @@
-"""Kernels changed in their IR: a statement left out, or another in its place. The printed text is what runs."""
+"""Change the IR of kernels: leave out a statement, or replace it. The printed text is run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lowered(plan: Plan) -> list[Lowered]:
 
 
 def rewritten(kernel: Lowered, change: Change) -> Lowered:
-    """A kernel with every statement replaced, which must make a difference."""
+    """A kernel with a change applied to every statement, which must change it."""
     body = ir.rewrite(kernel.kernel.body, change)
     if body == kernel.kernel.body:
         raise ValueError("no statement was changed")
@@ -30,7 +30,7 @@ def rewritten(kernel: Lowered, change: Change) -> Lowered:
 
 
 def changed(kernel: Lowered, change: Change) -> Source:
-    """The source of a kernel with every statement replaced."""
+    """The source of a kernel with a change applied to every statement."""
     return rewritten(kernel, change).source()
 
 
@@ -53,7 +53,7 @@ def without(kind: type) -> Change:
 
 
 def without_barriers(node: ir.Statement) -> ir.Statement | tuple[ir.Statement, ...]:
-    """Leave out all CTA barriers, also those that free a slot."""
+    """Leave out all CTA barriers, including those that free a slot."""
     match node:
         case ir.CtaBarrier():
             return ()
@@ -64,7 +64,7 @@ def without_barriers(node: ir.Statement) -> ir.Statement | tuple[ir.Statement, .
 
 
 def fields(kind: type, when: Callable[[Any], bool] = always, **new: Any) -> Change:
-    """Other fields for the statements of a kind. A function is given the statement."""
+    """Replace fields of the statements of a kind. A value that is a function is called with the statement."""
 
     def change(node: ir.Statement) -> ir.Statement:
         return _with(node, new) if isinstance(node, kind) and when(node) else node
@@ -73,7 +73,7 @@ def fields(kind: type, when: Callable[[Any], bool] = always, **new: Any) -> Chan
 
 
 def value_fields(kind: type, when: Callable[[Any], bool] = always, **new: Any) -> Change:
-    """Other fields for the values of a kind that statements compute."""
+    """Replace fields of the values of a kind that statements compute."""
 
     def change(node: ir.Statement) -> ir.Statement:
         if not isinstance(node, ir.Assign | ir.SharedStore) or not isinstance(node.value, kind) or not when(node.value):
@@ -93,12 +93,12 @@ def assigned(target: str, value: str) -> Change:
 
 
 def unassigned(target: str, value: str) -> Change:
-    """Do not assign this value to a name."""
+    """Leave out the assignment of this value to a name."""
     return lambda node: () if node == ir.Assign((ir.Name(target),), value) else node
 
 
 def behind(first: type, second: type) -> Change:
-    """In loops over rows, move the first statement of one kind behind the first of another."""
+    """In loops over rows, move the first statement of one kind after the first of another."""
 
     def change(node: ir.Statement) -> ir.Statement:
         if not isinstance(node, ir.For) or node.index != "row":
@@ -111,7 +111,7 @@ def behind(first: type, second: type) -> Change:
     return change
 
 
-# What a kernel with a ring may forget, and how its model notices.
+# Omissions in a kernel with a ring, and the errors by which the model detects them.
 FORGOTTEN: list[tuple[Change, type[errors.OnepassError]]] = [
     (without(ir.Wait), errors.UseBeforeArrival),
     (without_barriers, errors.RefillBeforeDrain),

@@ -1,4 +1,4 @@
-"""Functions that reduce the same data along rows and down columns: the ones a mix-order fusion is tested with."""
+"""Functions that reduce the same data along rows and down columns, for testing mix-order fusion."""
 
 from __future__ import annotations
 

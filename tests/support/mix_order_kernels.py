@@ -1,4 +1,4 @@
-"""Functions of one mix-order kernel, with inputs to run or to compile them."""
+"""Functions that become one mix-order kernel, with inputs to run or to compile them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def finished(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stored_early(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Values that the first walk could accumulate and store, and a result of the second walk that needs no row."""
+    """Values that the first pass could accumulate and store, and a result of the second pass that needs no row."""
     return (x.float() + 1).to(x.dtype), x.float().sum(0), x.float().sum(-1, keepdim=True) * w
 
 

@@ -1,4 +1,4 @@
-"""Python code run in another process."""
+"""Run Python code in another process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOREVER = 3600  # seconds after which another process is taken for stuck: no machine is so busy
+FOREVER = 3600  # seconds after which another process counts as stuck, however busy the machine is
 
 
 def run_python(
     code: str | Path, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python code, or a file of it, in another process until that ends; then end what it left behind.
+    """Run Python code, or a file of it, in another process until it ends, and kill the processes it left behind.
 
-    What is printed goes to files: somebody it started, who lives on, would keep a pipe open. Inductor compiles by this one process:
-    it would otherwise start more, and at its end wait minutes for them if they are still starting.
+    Output goes to files, because a surviving child would keep a pipe open. Inductor compiles in this one process:
+    otherwise it would start more, and at exit wait minutes for them if they are still starting.
     """
     start = [str(code)] if isinstance(code, Path) else ["-c", code]
     environment = {**(os.environ if env is None else env), "TORCHINDUCTOR_COMPILE_THREADS": "1"}

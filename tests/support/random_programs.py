@@ -1,7 +1,7 @@
-"""Small legal Programs with inputs to run them on: hypothesis strategies, and a frame for hand-written ones.
+"""Small legal Programs with inputs to run them on: hypothesis strategies, and a helper for handwritten ones.
 
-Answers must not hang on a rounding: values stay within a known bound and away from poles, and whatever decides between
-two answers (comparisons, argmax) looks only at values that are exact in every precision: loaded ones, indices, integers.
+Results must not depend on rounding: values stay within a known bound and away from poles, and ops that decide between
+two results (comparisons, argmax) read only values that are exact in every precision: loaded ones, indices, integers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNARY = ("neg", "abs", "tanh", "sigmoid", "sin", "cos", "erf", "exp", "expm1", "
 
 
 class Case(NamedTuple):
-    """A Program, tensors for it (CPU, by seed), and what its symbols stand for."""
+    """A Program, tensors for it (CPU, by seed), and the values of its symbols."""
 
     program: Program
     make_inputs: Callable[[int], dict[str, torch.Tensor]]
@@ -57,13 +57,13 @@ class Val:
     at: int
     dtype: DType
     dims: frozenset[str]
-    bound: float  # no element is greater in magnitude
+    bound: float  # no element is larger in magnitude
     exact: bool  # the same in every precision
 
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor to make: `lead` elements of its storage lie before it."""
+    """A tensor to make: `lead` elements of its storage precede it."""
 
     buffer: Buffer
     lead: int
@@ -89,7 +89,7 @@ def programs(draw: st.DrawFn, symbolic: bool = True) -> Case:
 
 
 class Maker:
-    """Collects a Program while drawing its parts."""
+    """Builds a Program while drawing its parts."""
 
     def __init__(self, draw: st.DrawFn, axes: tuple[Axis, ...], bindings: Bindings) -> None:
         self.draw, self.axes, self.bindings = draw, axes, bindings
@@ -113,7 +113,7 @@ class Maker:
         return self.draw(st.sampled_from(options))
 
     def pick(self, accept: Callable[[Val], bool]) -> Val | None:
-        """Some value that fits, the latest most easily."""
+        """Some value that fits; later ones are more likely."""
         fitting = [v for v in self.values if accept(v)]
         return self.draw(st.sampled_from(fitting[::-1])) if fitting else None
 
@@ -151,13 +151,13 @@ class Maker:
         self.values.append(self.op("cast", loaded, dtype=F32) if dtype.is_narrow_float else loaded)
 
     def outputs_of_reductions(self) -> None:
-        """Store what was reduced and then not used, so that no reduction is dropped."""
+        """Store unused results of reductions, so that no reduction is dropped."""
         unread = {v.at for v in self.values} - {o for n in self.builder.nodes for o in operands(n)}
         for at in sorted(unread & self.reduced):
             self.output(lambda v, at=at: v.at == at)  # type: ignore[misc]  # of a lambda with a default
 
     def output(self, accept: Callable[[Val], bool]) -> None:
-        """Store some value that no output holds yet, narrowed or repeated along an axis at times."""
+        """Store some value that no output contains yet, sometimes narrowed or repeated along an axis."""
         stored = {n.value for n in self.builder.nodes if isinstance(n, Store)}
         val = self.pick(lambda v: v.at not in stored and not isinstance(self.builder.nodes[v.at], Load) and accept(v))
         if val is None:
@@ -188,7 +188,7 @@ class Maker:
         return Val(at, gives, dims, args[0].bound if name == "cast" else bound, kept and all(a.exact for a in args))
 
     def scaled(self, val: Val) -> Val:
-        """Brought back within bounds by a power of two."""
+        """The value scaled back within bounds by a power of two."""
         factor = 1.0
         while val.bound * factor > MOST:
             factor /= 2
@@ -238,7 +238,7 @@ class Maker:
                 return self.op(name, x, y, bound=max(x.bound, y.bound))
 
     def compare(self) -> Val:
-        """A truth from exact values: indices, integers, loaded floats."""
+        """A boolean from exact values: indices, integers, loaded floats."""
         x = self.pick(lambda v: v.exact and v.dtype in (F32, I64)) if self.one(True, False) else None
         x = x or self.index()
         const = self.const(self.one(0.0, 1.0, -0.5) if x.dtype == F32 else self.one(0, 1, 2), x.dtype)
@@ -255,7 +255,7 @@ class Maker:
         return Val(self.builder.add(Index(axes)), I64, frozenset(axes), float(points), exact=True)
 
     def lookup(self) -> Val:
-        """An element of a table for every index, which comes from anywhere; the table may vary along an axis by itself."""
+        """An element of a table for every index, which may be any integer value; the table may have an axis of its own."""
         index = self.pick(lambda v: v.dtype == I64) if self.one(True, False) else None
         extent, dtype = self.one(*EXTENTS), self.one(*INPUT_DTYPES[:4])
         index = self.op("maximum", index or self.index(), self.const(0, I64), bound=MOST_POINTS)
@@ -270,7 +270,7 @@ class Maker:
         return self.op("cast", loaded, dtype=F32) if dtype.is_narrow_float else loaded
 
     def whole(self) -> Val:
-        """Integer and truth arithmetic, or its way back to floats."""
+        """Integer and boolean arithmetic, or a conversion back to floats."""
         x = self.pick(lambda v: v.dtype in (I64, BOOL)) or self.index()
         y = self.pick(lambda v: v.dtype == x.dtype) or x
         if x.bound * y.bound > 1e4 or self.one(True, False):
@@ -283,7 +283,7 @@ class Maker:
     # Reductions
 
     def reduce(self) -> None:
-        """A reduction of some value, over axes it has (rarely over others), and its results brought within bounds."""
+        """A reduction of some value, over axes it has (rarely over others), with its results scaled within bounds."""
         x = self.pick(lambda v: True)
         assert x is not None
         names = [a.name for a in self.axes]
@@ -319,7 +319,7 @@ class Maker:
         return self.op("add", self.const(1.0), small, bound=1 + 2.0**-7)
 
     def averaged(self, val: Val, axes: tuple[str, ...], points: int) -> Val:
-        """Divided by how many elements were folded, symbolic or not."""
+        """The value divided by the number of reduced elements, symbolic or not."""
         count = self.const(1.0)
         for axis in axes:
             extent = self.extent[axis]
@@ -375,7 +375,7 @@ program small
 
 
 def small(body: str) -> Program:
-    """A Program over [s0, 8] from its nodes, written one a line."""
+    """A Program over [s0, 8] from its nodes, one per line."""
     return parse(HEADER + body)
 
 

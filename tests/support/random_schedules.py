@@ -39,8 +39,8 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "registers": (0, 64, 255, 4),
     "vector_limit": (0, 4, 8, 1, 2, 16, 3),
 }
-ODD = (0, 3, 12, 48)  # what no tile can have
-MOST_STEPS = 40  # of a drawn walk, or CTAs along a side, so that the interpreter is not slow
+ODD = (0, 3, 12, 48)  # sizes that no tile can have
+MOST_STEPS = 40  # steps of a drawn loop, or CTAs along a side, so that the interpreter is not slow
 MOST_TILES = 12  # of a drawn cover, so that the text stays short
 
 
@@ -52,7 +52,7 @@ class Draw:
         self.extents = {side: value(kernel.extent(getattr(kernel.space, side)), sizes) for side in ("rows", "cols")}
 
     def _size(self, side: str) -> int:
-        """A size of a tile, not so small that there are very many of them."""
+        """The size of a tile, not so small that there are very many tiles."""
         fitting = [size for size in SIZES if MOST_STEPS * size >= self.extents[side]] or SIZES[-1:]
         return self.rng.choice(fitting if self.rng.random() < 0.95 else ODD)
 
@@ -68,7 +68,7 @@ class Draw:
         return rng.choices(kinds, (4, 4, 3, 1))[0]()
 
     def _nodes(self, kinds: tuple[type[Any], ...], likely: "list[frozenset[int]]") -> frozenset[int]:
-        """Some nodes of these kinds, and more often than not likely ones."""
+        """Some nodes of these kinds, mostly likely ones."""
         everything = [i for i, node in enumerate(self.kernel.program.nodes) if isinstance(node, kinds)]
         return self.rng.choice([*likely, *likely, frozenset(i for i in everything if self.rng.random() < 0.5)])
 
@@ -109,11 +109,11 @@ class Draw:
         return rng.random() < 0.5 if isinstance(default, bool) else rng.choice((1, 2, 4, 3, 0))
 
     def free(self) -> Schedule:
-        """A random family with random sizes, and other fields at their default more often than not."""
+        """A random family with random sizes, and mostly default values in other fields."""
         return self._of(self.rng.choice(FAMILIES), 0.2)
 
     def _of(self, family: type[Any], chance: float, **given: Any) -> Schedule:
-        """A schedule of a family, of which some fields are given; others have their default, but for a chance."""
+        """A schedule of a family with some given fields; others are random with some chance, else the default."""
         drawn = {
             f.name: self.field(family, f.name)
             for f in own(family)
@@ -123,7 +123,7 @@ class Draw:
         return made
 
     def staged(self) -> Schedule:
-        """What may well be rows or tiles in shared memory."""
+        """A schedule that is likely to stage rows or tiles in shared memory."""
         rng, kernel, cols = self.rng, self.kernel, self.extents["cols"]
         ring, warps = Ring(rng.choice((1, 2, 3)), rng.choice((1, 2, 3))), rng.choice((1, 2, 4))
         aligned, pieces = frozenset(tma_stageable(kernel)), frozenset(tma_stageable_unaligned(kernel))
@@ -164,5 +164,5 @@ class Draw:
 
 
 def own(family: type[Any]) -> list[Field[Any]]:
-    """The fields of a family that do not follow from others."""
+    """The fields of a family that are not derived from others."""
     return [f for f in fields(family) if f.init]

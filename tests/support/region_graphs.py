@@ -1,4 +1,4 @@
-"""Graphs as the graph pass sees them, and what is claimed of them."""
+"""Graphs as the graph pass sees them, and claims on them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Graphs as the compiler's pass meets them, written to JSON and read back on a machine without the card they came from.
+"""Graphs as the graph pass sees them, written to JSON and read back on a machine without the card they came from.
 
 A graph is a dict: where it is from, hints for its symbolic sizes, and its nodes. A node has its op, name and target, its arguments
 with references to other nodes, the form of its value and the user's line. Reading needs none of the operators to run: values become
-fake tensors on the device they had, and operators that are not known here become functions that only have a name.
+fake tensors on the device they had, and unknown operators become functions that only have a name.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "graphs"
-FORM = 1  # raised when files written before can no longer be read
+FORM = 1  # increased when older files can no longer be read
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
-# How a value that JSON lacks is written, by its type: its name without "torch.".
+# Values without a JSON type, by their type: written as their name without "torch.".
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 _OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -58,7 +58,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def dump(graph: fx.Graph, **about: Any) -> dict[str, Any]:
-    """A graph as a value for JSON; `about` is kept beside it."""
+    """A graph as a JSON value; `about` is stored with it."""
     symbols: dict[str, int | None] = {}
     nodes = [_node(node, symbols) for node in graph.nodes]
     return {"form": FORM, "torch": torch.__version__, **about, "symbols": symbols, "nodes": nodes}
@@ -126,7 +126,7 @@ def _argument(value: Any, symbols: dict[str, int | None]) -> Any:
 
 
 def _value(value: Any, symbols: dict[str, int | None]) -> Any:
-    """The form of what a node gives: never data."""
+    """The form of a node's value, never its data."""
     if isinstance(value, torch.Tensor):
         written = {
             "dtype": str(value.dtype).removeprefix("torch."),
@@ -146,7 +146,7 @@ def _size(size: Any, symbols: dict[str, int | None]) -> int | str:
 
 
 def _symbolic(value: Any, symbols: dict[str, int | None]) -> str:
-    """An expression in symbols, whose hints are noted down."""
+    """An expression in symbols, whose hints are recorded."""
     node = value.node
     for symbol in sorted(node.expr.free_symbols, key=str):
         if str(symbol) not in symbols:
@@ -186,7 +186,7 @@ def stored() -> Iterator[tuple[str, Path]]:
 
 
 def load(graph: dict[str, Any]) -> fx.Graph:
-    """The graph again. Values are fake tensors of one mode, which `mode_of` gives."""
+    """The graph of a dump. Values are fake tensors of one mode, which `mode_of` returns."""
     reader = _Reader(graph["symbols"])
     made = fx.Graph()
     for written in graph["nodes"]:
@@ -234,7 +234,7 @@ class _Reader:
         self.nodes[name] = node
 
     def argument(self, written: Any) -> Any:
-        """An argument as it was."""
+        """The original value of an argument."""
         if isinstance(written, list):
             return [self.argument(v) for v in written]
         if not isinstance(written, dict):
@@ -280,7 +280,7 @@ class _Reader:
         raise ValueError(f"a size that cannot be read: {ast.unparse(tree)}")
 
     def value(self, written: Any) -> Any:
-        """What stands for a node's value."""
+        """The fake value of a node."""
         if isinstance(written, list):
             return tuple(self.value(v) for v in written)
         if not (isinstance(written, dict) and "stride" in written):
@@ -294,14 +294,14 @@ class _Reader:
 
 @functools.cache
 def target_of(name: str) -> Callable[..., Any]:
-    """The function of a name; one that only has this name where there is none."""
+    """The function of a name; if there is none, one that only has this name."""
     first, *rest = name.split(".")
     found: Any = None
     try:
         if first in ("operator", "math", "torch", "builtins", "_operator"):
             found = importlib.import_module(first)
         else:
-            importlib.import_module("torch._inductor.inductor_prims")  # registers what only Inductor's passes use
+            importlib.import_module("torch._inductor.inductor_prims")  # registers ops that only Inductor's passes use
             found = getattr(torch.ops, first)
         for part in rest:
             found = getattr(found, part)

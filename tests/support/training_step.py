@@ -1,4 +1,4 @@
-"""One training step of a model, as it is, compiled, and in float64; and whether the compiled one is as right as eager."""
+"""One training step of a model in eager, compiled, and in float64; and whether the compiled one is as accurate as eager."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.correctness import Judged, compared, pooled
 
 Run = Callable[..., Any]
 NOISE = 4  # times eager's noise
-DRAWS = 16  # inputs that are tried when one alone looks wrong
-MOST_POOLED = 1 << 27  # elements of a result over all draws, or a card is full of them
+DRAWS = 16  # inputs that are tried if one looks wrong
+MOST_POOLED = 1 << 27  # elements of a result over all draws, so that they fit on a card
 
 
 class Float64(TorchFunctionMode):
-    """Where a model asks for fp32 by name, it gets float64."""
+    """Gives a model float64 where it asks for fp32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
@@ -35,7 +35,7 @@ class Float64(TorchFunctionMode):
 def step(run: Run, module: nn.Module, example: Example, inputs: Mapping[str, Tensor], autocast: bool = False) -> dict[str, Tensor]:
     """Every tensor the module gives, the loss, and the gradient of every parameter and every input that can have one, by name.
 
-    `run` is the module or what was compiled from it.
+    `run` is the module or its compiled form.
     """
     module.zero_grad(set_to_none=True)
     given = {name: t.detach().clone().requires_grad_(t.is_floating_point()) for name, t in inputs.items()}
@@ -44,7 +44,7 @@ def step(run: Run, module: nn.Module, example: Example, inputs: Mapping[str, Ten
         output = run(**given)
         loss = example.loss(output)
     loss.backward()
-    # A library's class for results is a dict; its loss is among the rest.
+    # A library's result class is a dict that includes the loss.
     flat = [t for t in tree_flatten(dict(output) if isinstance(output, dict) else output)[0] if isinstance(t, Tensor)]
     found = {f"output {k}": t.detach().clone() for k, t in enumerate(flat)} | {"loss": loss.detach()}
     leaves = {f"gradient of {name}": leaf.grad for name, leaf in (*module.named_parameters(), *given.items())}
@@ -59,9 +59,9 @@ def in_float64(module: nn.Module, example: Example, inputs: Mapping[str, Tensor]
 
 
 def assert_as_right_as_eager(run: Run, example: Example, autocast: bool = False, only: Iterable[str] | None = None) -> None:
-    """Hold every result of one step against float64 and eager's by the criterion.
+    """Check every result of one step against float64 and eager by the criterion.
 
-    The largest error of few elements is luck, ours and eager's: a result that fails is judged again, pooled with the same result
+    The largest error of few elements is a matter of chance: a result that fails is judged again, pooled with the same result
     for other inputs.
     """
     draws = {name: [judged] for name, judged in _judged(run, example, example.inputs, autocast, only).items() if not judged.ok}
@@ -76,8 +76,8 @@ def assert_as_right_as_eager(run: Run, example: Example, autocast: bool = False,
 
 
 def _noise_alone(judged: Judged) -> bool:
-    """Whether nothing but rounding is to be seen, in eager's result and in ours: the gradient of a key's bias, which softmax takes
-    out, is exactly zero. What is left then differs in size with the order of sums, and is no measure of anything."""
+    """Whether eager's result and ours consist of rounding errors only: the gradient of a key's bias, which softmax cancels
+    out, is exactly zero. The remaining rounding depends on the order of sums and says nothing about accuracy."""
     expected = float((judged.eager.double() - judged.reference).abs().max())
     return float(judged.reference.abs().max()) < expected and judged.check.max_error <= NOISE * expected
 
@@ -90,5 +90,5 @@ def _judged(
     exact = in_float64(example.module, example, inputs)
     assert actual.keys() == eager.keys() == exact.keys()
     wanted = eager.keys() if only is None else only
-    # What passed through a model's matmuls has errors of the size of whole tensors: bands would judge the order of their sums.
+    # Values after a model's matmuls have errors relative to whole tensors: bands would judge the order of their sums.
     return {name: replace(compared(actual[name], eager[name], exact[name], name), bands=False) for name in wanted}
