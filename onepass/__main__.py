@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-# Help of `explain` that does not fit beside its option.
+# Help of `explain` that does not fit next to its option.
 WHAT = (
     "A name (see `onepass workloads`), file.py:function, or file.py:make_model, which returns a module, (module, inputs) or "
     "(module, args, kwargs)."

@@ -1,8 +1,8 @@
 """Safe file access: folders and files that only this user and root can have changed, and atomic writes.
 
-The rule is that of OpenSSH's StrictModes: every folder from the root down belongs to this user or to root, and nobody else can
+The rule is that of OpenSSH's StrictModes: every folder from the root down belongs to this user or to root, and no one else can
 write to it. A world-writable folder such as /tmp is allowed above our folder only if it is sticky, so that others cannot
-rename our files. Symbolic links are followed only above the last folder, and only where nobody else can have created them.
+rename our files. Symbolic links are followed only above the last folder, and only where no one else can have created them.
 Permissions are never repaired: a folder that was open to others may already hold their files.
 
 Each folder is opened relative to the descriptor of its parent, which was checked before, so that no folder can be swapped during
@@ -138,7 +138,7 @@ def _trusted() -> tuple[int, int]:
 
 
 def read(folder: int, name: str, most: int) -> bytes:
-    """Read at most `most` bytes of a file in an open folder. UnsafePath unless it is a plain file that nobody else can write."""
+    """Read at most `most` bytes of a file in an open folder. UnsafePath unless it is a plain file that no one else can write."""
     try:
         handle = os.open(name, _READ_FLAGS, dir_fd=folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The models that tests and measurements use: `ZOO[name]("tiny")` for a CPU, `ZOO[name]("real", device="cuda")` for a card."""
+"""The models of tests and benchmarks: `ZOO[name]("tiny")` for a CPU, `ZOO[name]("real", device="cuda")` for a card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model of the zoo is: a module, something to feed it, and what its result is judged by."""
+"""The interface of the models of the zoo: a module, its inputs, and its loss."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-SIZES = ("tiny", "real")  # for an interpreter on a CPU; for a card
+SIZES = ("tiny", "real")  # for the interpreter on a CPU; for a card
 Draw = Callable[[torch.Generator], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Example:
-    """A module in training mode, its keyword arguments, and its loss as a function of what it returns."""
+    """A module in training mode, its keyword arguments, and its loss as a function of its result."""
 
     module: nn.Module
     inputs: dict[str, Tensor]
@@ -25,7 +25,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a builder gives: `draw` makes inputs from a generator, on the CPU; the rest is as in Example."""
+    """The result of a builder: `draw` makes inputs from a generator, on the CPU; the rest is as in Example."""
 
     module: nn.Module
     draw: Draw
@@ -34,14 +34,14 @@ class Parts:
 
 @dataclass(frozen=True)
 class Maker:
-    """A model that can be made at any of its sizes. `sizes` names the arguments of `build`; callers may replace some."""
+    """A model that can be built at any of its sizes. `sizes` names the arguments of `build`; callers may replace some."""
 
     name: str
     build: Callable[..., Parts]
     sizes: Mapping[str, Mapping[str, Any]]
-    missing: Callable[[], str | None] = lambda: None  # why it cannot be made here, if so
+    missing: Callable[[], str | None] = lambda: None  # why it cannot be built here, if it cannot
     autocast: bool = True  # how it is trained in bf16: fp32 weights under autocast, or bf16 weights
-    routed: bool = False  # picks by comparing values: another rounding may pick otherwise
+    routed: bool = False  # routes by comparing values, so different rounding may route differently
     softmax: bool = False  # attention written out, so that its softmax is in the graph
 
     def __call__(
@@ -60,7 +60,7 @@ class Maker:
             parts = self.build(**arguments)
         _unlike_fresh(parts.module, seed)
         for parameter in parts.module.parameters():
-            # Buffers stay as they are: tables such as rotary frequencies are kept in fp32 by everyone.
+            # Buffers are unchanged: tables such as rotary frequencies are commonly kept in fp32.
             parameter.data = parameter.data.to(device=device, dtype=dtype)
 
         def draw(which: int) -> dict[str, Tensor]:
@@ -71,7 +71,7 @@ class Maker:
 
 
 def _unlike_fresh(module: nn.Module, seed: int) -> None:
-    """Move scales away from 1 and biases away from 0, where mistakes in their use do not show."""
+    """Move scales away from 1 and biases away from 0, so that errors in their use show."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -85,6 +85,6 @@ def tokens(generator: torch.Generator, batch: int, length: int, vocabulary: int)
 
 
 def sum_against(output: Tensor) -> Tensor:
-    """A loss for a module that has none: a weighted mean, with weights that vary over every dim and are exact in every dtype."""
+    """A loss for a module without one: a weighted mean, with weights that vary over every dim and are exact in every dtype."""
     places = torch.arange(output.numel(), device=output.device).reshape(output.shape)
     return (output * ((places * 37 % 17 - 8) / 8).to(output.dtype)).mean()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .example import Parts, sum_against, tokens
 
-IGNORED = -100  # the target of a place that is not predicted
+IGNORED = -100  # the target of a position that is not predicted
 
 
 class LayerNormBlock(nn.Module):
@@ -58,7 +58,7 @@ def conv_block(*, channels: int, groups: int, batch: int, side: int) -> Parts:
 
 
 class MaskedAttention(nn.Module):
-    """Attention written out: scores, a mask of what may be seen, softmax, the weighted sum."""
+    """Explicit attention: scores, a mask, softmax, and the weighted sum."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def masked_attention(*, dim: int, heads: int, batch: int, length: int) -> Parts:
 
 
 class Router(nn.Module):
-    """Tokens to experts: softmax, the best few, their weights made to sum to 1; and a loss that spreads the load."""
+    """Routes tokens to experts: softmax, top-k, normalized weights, and a load-balancing loss."""
 
     def __init__(self, dim: int, experts: int, chosen: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def router(*, dim: int, experts: int, chosen: int, rows: int) -> Parts:
 
 
 class Loss(nn.Module):
-    """A head, cross-entropy over places that have a target, and a penalty on large normalisers."""
+    """A head, cross-entropy over positions that have a target, and a penalty on large normalizers."""
 
     def __init__(self, dim: int, vocabulary: int, penalty: float) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Loss(nn.Module):
 
 
 def loss(*, dim: int, vocabulary: int, rows: int) -> Parts:
-    """The loss, random activations, and targets of which a third is left out."""
+    """The loss, random activations, and targets, a third of which are ignored."""
 
     def draw(generator: torch.Generator) -> dict[str, Tensor]:
         targets = tokens(generator, 1, rows, vocabulary)[0]

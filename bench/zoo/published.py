@@ -1,4 +1,4 @@
-"""Models as `transformers` writes them, from configurations: weights are random and nothing is downloaded."""
+"""Models of the `transformers` library, built from configurations: weights are random and nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .example import Maker, Parts, tokens
 
 IGNORED = -100
-LEFT_OUT = 3  # every third place of a masked-language model is predicted
+LEFT_OUT = 3  # every third position of a masked-language model is predicted
 
 
 @functools.cache
@@ -20,7 +20,7 @@ def _library() -> Any:
     """The library, or None."""
     try:
         import transformers
-    except Exception:  # a broken installation is as good as none
+    except Exception:  # a broken installation counts as none
         return None
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     return transformers
@@ -47,7 +47,7 @@ def _made(config: str, model: str, attention: str, experts: str | None, settings
     if experts and hasattr(made, "set_experts_implementation"):
         made.set_experts_implementation(experts)
     if loss:
-        made.loss_type = loss  # where the library finds none it warns from inside the model, which breaks the graph
+        made.loss_type = loss  # without one, the library warns from inside the model, which breaks the graph
     return cast(nn.Module, made)
 
 
@@ -87,7 +87,7 @@ def text_model(
     experts: str | None = None,
     **settings: Any,
 ) -> Parts:
-    """A model of text and text for it. `layers_are` names the settings that hold the number of layers."""
+    """A text model and random text. `layers_are` names the settings that hold the number of layers."""
     for name in layers_are:
         settings[name] = layers
     made = _made(config, model, attention, experts, {**settings, "vocab_size": vocabulary})
@@ -97,7 +97,7 @@ def text_model(
 def image_model(
     *, config: str, model: str, attention: str, layers: int, batch: int, side: int, classes: int, **settings: Any
 ) -> Parts:
-    """A model of images and images for it."""
+    """An image model and random images."""
     sizes = {"num_hidden_layers": layers, "image_size": side, "num_labels": classes}
     made = _made(config, model, attention, None, {**settings, **sizes})
 
@@ -138,7 +138,7 @@ _TINY: dict[str, Any] = {
     "num_attention_heads": 4,
 }
 _GROUPED: dict[str, Any] = {**_TINY, "num_key_value_heads": 2}
-_SHORT: dict[str, Any] = {"length": 5, "num_attention_heads": 2, "num_key_value_heads": 1}  # norms per head are many rows
+_SHORT: dict[str, Any] = {"length": 5, "num_attention_heads": 2, "num_key_value_heads": 1}  # norms per head have many rows
 _BATCH: dict[str, Any] = {"batch": 8, "length": 2048}
 
 MAKERS = (

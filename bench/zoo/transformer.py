@@ -1,4 +1,4 @@
-"""A small transformer: queries and keys normalised per head, shared keys, squared leaky ReLUs. Plain, or with learnable vectors.
+"""A small transformer: queries and keys normalized per head, shared keys, squared leaky ReLUs. Plain, or with learnable vectors.
 
 In the learnable form every norm has a weight, and every block scales what it adds and mixes the embedding back in.
 """
@@ -29,7 +29,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention; queries and keys are normalised per head, and a few heads share keys and values."""
+    """Causal attention; queries and keys are normalized per head, and a few heads share keys and values."""
 
     def __init__(self, dim: int, heads: int, kv_heads: int, learnable: bool) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two matrices around a squared leaky ReLU."""
+    """Two linear layers around a squared leaky ReLU."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each on normalised input and added to the stream."""
+    """Attention and MLP, each on normalized input and added to the stream."""
 
     def __init__(self, dim: int, heads: int, kv_heads: int, learnable: bool) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Block(nn.Module):
 
 
 class ScaledBlock(Block):
-    """The same with a scale per channel on both additions, after a mix of the stream with what first entered it."""
+    """The same with a per-channel scale on both additions, after mixing the stream with its initial value."""
 
     def __init__(self, dim: int, heads: int, kv_heads: int, learnable: bool) -> None:
         super().__init__(dim, heads, kv_heads, learnable)
@@ -96,7 +96,7 @@ class ScaledBlock(Block):
 
 
 class Transformer(nn.Module):
-    """Tokens and the tokens that follow them, to a loss."""
+    """The loss of predicting the next token."""
 
     def __init__(self, vocabulary: int, dim: int, layers: int, heads: int, kv_heads: int, learnable: bool) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from typing import Any
 
 from .uninterrupted import Once
 
-_import_inductor = Once(lambda: importlib.import_module("torch._inductor.compile_fx"))  # half imported, it refuses to be again
+_import_inductor = Once(lambda: importlib.import_module("torch._inductor.compile_fx"))  # a partial import could not be repeated
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
 
 

@@ -103,7 +103,7 @@ def triton_compile(function: Any, signature: dict[str, str], aligned: tuple[int,
 
 @cache
 def _keep_gluon_names() -> None:
-    """Give back to Gluon the names that kernels use and that Triton 3.9 changed: their meaning is the same."""
+    """Restore the names in Gluon that kernels use and that Triton 3.9 renamed without changing their meaning."""
     copies: Any = importlib.import_module("triton.experimental.gluon.language.nvidia.hopper.tma")
     memory = importlib.import_module("triton.experimental.gluon.language._core").shared_memory_descriptor
     if hasattr(copies, "async_load"):  # since 3.8, where the old name is deprecated; in 3.9 it raises

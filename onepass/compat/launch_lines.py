@@ -1,4 +1,4 @@
-"""Inductor's Python wrapper with a line of ours for an op, in place of a call through torch's dispatcher."""
+"""Make Inductor's Python wrapper call a function directly for an op, instead of through torch's dispatcher."""
 
 from __future__ import annotations
 

@@ -119,6 +119,6 @@ class BarrierLeftBehind(KernelFault):
 class NeverPublished(KernelFault):
     code = "ONEPASS-329"
     message = (
-        "{where}: deadlock: all CTAs of a group of {count} wait for words that none of them writes. Publish each CTA's "
+        "{where}: deadlock: all CTAs of a group of {count} wait for mailboxes that none of them writes. Publish each CTA's "
         "states before it waits for others."
     )

@@ -1,6 +1,6 @@
-"""Makes the kernels of one Program and Variant: loads them from the store, or plans and compiles them; tunes them if asked.
+"""Makes the kernels of one Program and Variant: loads them from the store, or plans and compiles them; tunes them on request.
 
-The steps are those of pipeline.py. The engine sees to it that each is taken once.
+The steps are those of pipeline.py. The engine makes sure that each runs once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def compiler_for_card(program: Program, variant: Variant, where: torch.device) -
     def compile_kernel(source: Source) -> Binary:
         try:
             return prepare(source, where.index, aligned_of(source, variant.aligned, outputs)).binary
-        except DoesNotFit:  # loading does not tell how much too big it is; a worker that does not load it can
+        except DoesNotFit:  # loading does not report by how much it is too big; a worker, which does not load it, can
             return compile_in_worker(source)
 
     return compile_kernel

@@ -107,7 +107,7 @@ class Fused(TransparentWrapper):
         return bound.args
 
     def _by_name(self, names: tuple[str, ...]) -> "Fused":
-        """The function with its last arguments given by name. torch's C functions do not tell the names of their arguments."""
+        """The function with its last arguments given by name. torch's C functions do not expose the names of their arguments."""
         if names not in self._named:
             fn, count = self.fn, len(names)
 

@@ -1,4 +1,4 @@
-"""What has been optimized and planned, so that each is done once: a claim plans a region, and its first call finds that plan."""
+"""Cache of optimized Programs and plans in this process: a claim plans a region, and its first call reuses that plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..ir.program import Program
 from ..plan.plan import KernelPlan, Plan
 from ..plan.variant import Variant
 
-MAX_PROGRAMS, MAX_PLANS = 256, 256  # kept; those used least recently go
+MAX_PROGRAMS, MAX_PLANS = 256, 256  # kept; the least recently used are evicted
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -77,7 +77,7 @@ def without_lines(program: Program) -> Program:
 
 
 def plan_without_lines(plan: Plan) -> Plan:
-    """A plan whose kernels name no lines of user code, so that their text is the same whoever planned first."""
+    """A plan whose kernels name no lines of user code, so that their text does not depend on which caller planned first."""
 
     def stripped(kernel: KernelPlan) -> KernelPlan:
         scored, schedule = kernel.scored_as

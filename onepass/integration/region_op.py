@@ -215,7 +215,7 @@ def run(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int], reg
 
 
 def bind(region: str) -> Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[int]], None]:
-    """`run` for one region, as the code that Inductor generates calls it: without torch's dispatcher, which takes some 12 us."""
+    """`run` for one region, as the code that Inductor generates calls it: without torch's dispatcher, which takes about 12 us."""
     key, regions = digest_of(region), _REGIONS
 
     def call(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:

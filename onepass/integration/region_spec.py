@@ -1,7 +1,7 @@
 """A region as a graph carries it: one text, which any process can run.
 
 The graph that calls a region may come from a cache, so its process may not be the one that captured and optimized the region. The
-text starts with a digest of the rest, by which a process finds a region that it knows already.
+text starts with a digest of the rest, by which a process finds a region that it has already parsed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class RegionSpec:
     """Everything a process needs to run a region."""
 
     id: str  # a short id for reports, the same in every process
-    captured: Program  # what results are compared with, and what fallbacks compute
-    program: Program  # the same, optimized: what kernels are made of
+    captured: Program  # the reference for results, which fallbacks compute
+    program: Program  # the same, optimized, from which kernels are made
     lines: tuple[str, ...] = ()  # of user code, such as model.py:12
     settings: CallSettings = CallSettings()
 
@@ -48,7 +48,7 @@ def encode(spec: RegionSpec) -> str:
 
 
 def digest_of(text: str) -> str:
-    """What identifies an encoded region. Cheap, because every call asks."""
+    """The digest that identifies an encoded region. Cheap, because every call needs it."""
     return text[:DIGEST_DIGITS]
 
 

@@ -47,8 +47,8 @@ def _worst_of_eager(
 ) -> list[Tensor]:
     """Results as far from float64 as eager's were, on these inputs or on nearby ones.
 
-    Where sums cancel, a result is what rounding left: the mean of a normalized row, or its gradient. Eager's error on one set of
-    inputs may then be far below its usual one by luck, and says little about the error that is allowed.
+    Where sums cancel, a result consists of rounding errors: the mean of a normalized row, or its gradient. Eager's error on one set
+    of inputs may then be far below its usual one by chance, and says little about the error that is allowed.
     """
     names = [b.name for b in program.buffers if b.role == "output"]
     error = [_distance(theirs, exact[name]) for name, theirs in zip(names, eager, strict=True)]

@@ -206,7 +206,7 @@ def _function(
 
 
 def _quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The truncated integer quotient. A divisor of -1 negates instead: on a CPU, INT_MIN / -1 ends the process."""
+    """The truncated integer quotient. A divisor of -1 negates instead: on a CPU, INT_MIN / -1 crashes the process."""
     if b.dtype == torch.uint8:
         return torch.div(a, b, rounding_mode="trunc")
     flips = b == -1

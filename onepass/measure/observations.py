@@ -28,7 +28,7 @@ READ_SHARE = {"read": 1.0, "copy": 1 / 2, "add": 2 / 3}
 class Observation:
     """The measured time of one workload, under known schedules or by another provider."""
 
-    workload: str  # of a suite, a captured graph, or a plain read, copy or add of so many bytes
+    workload: str  # of a suite, a captured graph, or a plain read, copy or add of a number of bytes
     shape: tuple[int, ...]
     dtype: str
     kernel: str  # which kernel, if not all of the workload: a part of it, or the region of a graph
@@ -38,7 +38,7 @@ class Observation:
     spill_bytes: int
     variant: str  # how its kernels differ from those the schedules give, or the provider; empty: they do not
     current: bool  # whether the same schedules give the same kernels today
-    group: str  # of observations that were made side by side
+    group: str  # of observations that were made together
     card: str
     versions: Mapping[str, str]
 

@@ -12,13 +12,13 @@ VECTORS = {RowVectors.RELOAD: "", RowVectors.REGISTERS: "registers", RowVectors.
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRecord:
-    """What tells the schedules of one kernel apart. Fields with their defaults are left out of files."""
+    """The fields that distinguish the schedules of one kernel. Files omit fields with their defaults."""
 
     family: str
     rows: tuple[int, ...]  # the rows of a tile or of a step; all tiles, if rows are covered
     cols: tuple[int, ...]
     warps: int
-    split: int = 0  # CTAs, or groups of CTAs, that share a walk; 0 without a walk
+    split: int = 0  # CTAs, or groups of CTAs, that split a loop; 0 without a loop
     stages: int = 1
     prefetch: int = 0
     sector: int = 0

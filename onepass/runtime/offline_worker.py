@@ -94,7 +94,7 @@ def _message(error: Exception) -> str:
 
 
 def serve(channel: socket.socket, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Answer requests until the parent closes the connection, or is gone before it has its answer."""
+    """Serve requests until the parent closes the connection, or is gone before it received its reply."""
     from onepass.runtime import frames  # after `stub_packages`
 
     with suppress(ConnectionError):

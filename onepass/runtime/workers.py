@@ -1,6 +1,6 @@
 """A pool of compile worker processes. Each handles one request at a time, with a deadline.
 
-A worker's failure does not affect later requests. A reply counts only if it is complete and carries its request's number. A
+A worker's failure does not affect later requests. A reply counts only if it is complete and has its request's number. A
 worker that times out, dies or replies with anything else is killed, and the request is retried once in a new process. Daemon
 threads talk to the workers, because signals interrupt only the main thread: Ctrl-C cancels the request, and its worker is killed.
 """

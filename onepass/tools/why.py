@@ -26,7 +26,7 @@ JOIN_SOURCE = "launch, partial results / L2 rate, join_part_us, join_staged_part
 
 @dataclass(frozen=True, slots=True)
 class CandidateWhy:
-    """One schedule of a kernel that the planner weighed."""
+    """One schedule of a kernel that the planner considered."""
 
     schedule: str
     family: str

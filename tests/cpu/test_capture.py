@@ -323,18 +323,18 @@ def test_numbers_compared_with_16_bit_floats_are_rounded_first() -> None:
 
 
 def test_blockwise_amax_and_fp8() -> None:
-    def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         blocks = x.float().view(x.shape[0], -1, 128)
         scale = blocks.abs().amax(-1) / 448.0
         return (blocks / scale[..., None]).to(torch.float8_e4m3fn).view(x.shape), scale
 
     x = rand(5, 256, dtype=torch.bfloat16)
-    captured = capture(quantise, (x,))
+    captured = capture(quantize, (x,))
     verify(captured.program, "capture")
-    quantised, scale = answer(captured, (x,))
+    quantized, scale = answer(captured, (x,))
     blocks = x.double().view(5, 2, 128)
     agree(scale, blocks.abs().amax(-1) / 448)
-    agree(quantised, (blocks / (blocks.abs().amax(-1) / 448)[..., None]).view(5, 256))
+    agree(quantized, (blocks / (blocks.abs().amax(-1) / 448)[..., None]).view(5, 256))
     assert [str(b.dtype) for b in captured.program.buffers] == ["bf16", "f8e4m3", "f32"]
     assert sorted(str(a.extent) for a in captured.program.axes) == ["128", "2", "s0"]
 

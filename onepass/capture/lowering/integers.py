@@ -1,4 +1,4 @@
-"""Operations on integers that kernels have no instruction for: powers, and shifts by any count."""
+"""Integer operations without a kernel instruction: powers, and shifts by any count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .draft import Draft
 
 
 def power_of_integers(d: Draft, a: int, b: int) -> int:
-    """The product of the squarings of a that the bits of b name. Negative powers are 0, but those of 1 and -1, as in torch."""
+    """a ** b by repeated squaring. Negative powers are 0, except those of 1 and -1, as in torch."""
     dtype = d.dtype(a)
     zero, one = d.const(0, dtype), d.const(1, dtype)
     result, square, signed = one, a, min_value(dtype) < 0
@@ -23,10 +23,10 @@ def power_of_integers(d: Draft, a: int, b: int) -> int:
 
 
 def shift(name: str, d: Draft, a: int, count: int) -> int:
-    """A shift. Counts out of range, which are undefined in a kernel, shift all digits out, as in torch."""
+    """A shift. Counts out of range, which are undefined in a kernel, shift out all bits, as in torch."""
     dtype, bits = d.dtype(a), 8 * d.dtype(a).size
     zero = d.const(0, dtype)
     beyond = d.op("or", d.op("lt", count, zero), d.op("ge", count, d.const(bits, dtype)))
     if name == "shr" and min_value(dtype) < 0:
-        return d.op(name, a, d.op("where", beyond, d.const(bits - 1, dtype), count))  # 0 or -1: the sign is left
+        return d.op(name, a, d.op("where", beyond, d.const(bits - 1, dtype), count))  # 0 or -1: only the sign remains
     return d.op("where", beyond, zero, d.op(name, a, d.op("where", beyond, zero, count)))

@@ -11,7 +11,7 @@ from .source import user_line
 
 
 def check_layout(node: fx.Node) -> None:
-    """Refuse outputs whose elements overlap in memory. Eager writes all of them to one place, where the last write stays."""
+    """Refuse outputs whose elements overlap in memory. In eager, such elements overwrite each other."""
     val: torch.Tensor = node.meta["val"]
     if shares_elements(val):
         raise OverlappingElements(shape=list(val.shape), strides=list(val.stride()), where=user_line(node.stack_trace))

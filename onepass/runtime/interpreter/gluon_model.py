@@ -4,7 +4,7 @@ Arithmetic, pointers and masks come from the interpreter of Triton kernels. Shar
 `gluon_memory`, which raises on every order of events that is undefined on a GPU. Layouts say which thread holds which element and
 do not change results, so the model ignores them; the compiler checks them.
 
-CTAs run one after the other, so races between them are not modeled. The CTAs of a group, which exchange words through global
+CTAs run one after the other, so races between them are not modeled. The CTAs of a group, which exchange states through global
 memory, run round-robin: a CTA yields when a volatile load reads a word that is still 0. If all CTAs of a group only poll such
 words, the model raises a deadlock error. Warp specialization, clusters and multicast are not supported.
 """
