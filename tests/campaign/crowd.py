@@ -30,7 +30,7 @@ WAVES = 2
 TOGETHER = writes.SCENARIOS[:3]  # the last writes two states of one file in turns
 
 
-def part(folder: Path, wave: int) -> list[str]:
+def work_of_process(folder: Path, wave: int) -> list[str]:
     """The work of one process; returns what went wrong."""
     wrong, before = [], counts()
     with warnings.catch_warnings(record=True) as caught:
@@ -58,7 +58,7 @@ def crowd(folder: Path, wave: int, count: int) -> list[list[str]]:
             os.close(opened)
             os.read(gate, 1)  # until the parent opens it
             with open(writing, "w") as pipe:
-                json.dump(part(folder, wave), pipe)
+                json.dump(work_of_process(folder, wave), pipe)
             os._exit(0)
         os.close(writing)
         alive.append(child)
@@ -81,7 +81,7 @@ def waves(count: int, number: int) -> list[dict[str, Any]]:
         for folder in (alone, place):
             for scenario in TOGETHER:
                 (Path(folder) / scenario.name).mkdir(mode=0o700)
-        assert part(Path(alone), 0) == []
+        assert work_of_process(Path(alone), 0) == []
         whole = writes.tree(Path(alone))
         for wave in range(WAVES):
             began = time.monotonic()

@@ -143,7 +143,7 @@ def made(spec: Input, seed: int, device: str = "cpu") -> Any:
         return line.as_strided(spec.shape, (1,) * len(spec.shape), 1)
     if spec.layout == "expanded" and spec.shape:
         return contents(spec, (1, *spec.shape[1:]), generator).to(device).expand(spec.shape)
-    return laid_out(contents(spec, spec.shape, generator).to(device), spec.layout)
+    return with_layout(contents(spec, spec.shape, generator).to(device), spec.layout)
 
 
 def contents(spec: Input, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -181,7 +181,7 @@ def contents(spec: Input, shape: tuple[int, ...], generator: torch.Generator) ->
     return values.to(dtype)
 
 
-def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+def with_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     """The same elements, stored another way."""
     match layout:
         case "transposed" if tensor.dim() >= 2:

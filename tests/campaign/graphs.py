@@ -69,7 +69,7 @@ def _as_child(stage: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # anything else that is printed is not part of the log
     for seed in json.load(sys.stdin):
-        answers.write(json.dumps(one(stage, seed)) + "\n")
+        answers.write(json.dumps(check_seed(stage, seed)) + "\n")
         answers.flush()
 
 
@@ -90,7 +90,7 @@ class Stuck(BaseException):
     """A graph that takes longer than the deadline. No handler of ordinary errors may swallow it."""
 
 
-def one(stage: str, seed: int) -> dict[str, Any]:
+def check_seed(stage: str, seed: int) -> dict[str, Any]:
     """One seed's line of the log; a defect comes with its smallest graph."""
     from .checks import STAGES, Finding, check
     from .shrink import shrunk

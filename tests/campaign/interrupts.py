@@ -65,7 +65,7 @@ KINDS = (
     _session("training", 15),
     _session("training", 20, "--go-on"),
     _session("bench", 12),
-    _session("bench beside Inductor", 2),
+    _session("bench with Inductor", 2),
 )
 
 
@@ -144,7 +144,7 @@ def survivors(number: int) -> list[str]:
     return found
 
 
-def ran(kind: Kind, place: Path, at: float | None = None, group: bool = False, longest: float = FOREVER) -> Ended:
+def run_interrupted(kind: Kind, place: Path, at: float | None = None, group: bool = False, longest: float = FOREVER) -> Ended:
     """Run it until it ends, interrupted after `at` seconds, and then in at most `longest`."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         began = time.monotonic()
@@ -180,7 +180,7 @@ def stack(process: subprocess.Popen[bytes]) -> str:
 # ---- checks ---------------------------------------------------------------------------------------------------------------
 
 
-def how(ended: Ended, truth: Truth) -> str:
+def reaction(ended: Ended, truth: Truth) -> str:
     """How the process reacted to the interruption, in a word; raises Wrong if that is not allowed."""
     if codes := set(CODE.findall(ended.errors)) - set(CODE.findall(truth.ended.errors)):
         raise Wrong(f"it spoke of {codes}: {ended.errors[-2000:]}")
@@ -225,7 +225,7 @@ def leftovers(ended: Ended, place: Path, truth: Truth) -> list[str]:
 
 def afterwards(kind: Kind, place: Path, truth: Truth) -> list[str]:
     """What is wrong with the next run over the same store, which must be as if nothing had happened."""
-    ended = ran(kind, place)
+    ended = run_interrupted(kind, place)
     wrong = [f"left alive by the next run: {process}" for process in ended.left]
     if (ended.status, ended.out) != (0, truth.ended.out):
         wrong.append(f"the next run ended with {ended.status}: {differing(truth.ended.out, ended.out)} {ended.errors[-1000:]}")
@@ -235,13 +235,15 @@ def afterwards(kind: Kind, place: Path, truth: Truth) -> list[str]:
     return wrong + writes.same(left, truth.store) + [f"{name} is missing" for name in truth.store.keys() - left.keys()]
 
 
-def judged(kind: Kind, place: Path, truth: Truth, rng: random.Random) -> dict[str, Any]:
+def check_interruption(kind: Kind, place: Path, truth: Truth, rng: random.Random) -> dict[str, Any]:
     """One interruption and its outcome."""
     at, group = rng.uniform(0.0, truth.ended.took), rng.random() < 0.5
     found: dict[str, Any] = {"kind": kind.name, "at": round(at, 3), "of": round(truth.ended.took, 1), "group": group}
     try:
-        ended = ran(kind, place, at, group, LONGEST + 5 * truth.ended.took)  # the machine may be busy, and a session goes on
-        found |= {"outcome": how(ended, truth), "ended after": round(ended.took - at, 3)}
+        ended = run_interrupted(
+            kind, place, at, group, LONGEST + 5 * truth.ended.took
+        )  # the machine may be busy, and a session goes on
+        found |= {"outcome": reaction(ended, truth), "ended after": round(ended.took - at, 3)}
         if wrong := leftovers(ended, place, truth) + afterwards(kind, place, truth):
             raise Wrong("; ".join(wrong))
     except Wrong as error:
@@ -255,7 +257,7 @@ def judged(kind: Kind, place: Path, truth: Truth, rng: random.Random) -> dict[st
 def learn(kind: Kind, place: Path) -> Truth:
     """The expected outcome, from an uninterrupted run."""
     place.mkdir()
-    ended = ran(kind, place)
+    ended = run_interrupted(kind, place)
     if ended.status or ended.left:
         raise Wrong(f"{kind.name} ended with {ended.status}, {ended.left}: {ended.errors}")
     return Truth(ended, writes.tree(place / "store"))
@@ -273,7 +275,7 @@ def rows(count: int, seed: int, before: set[int], kinds: tuple[Kind, ...] = KIND
                 truths[kind.name] = learn(kind, Path(folder) / f"truth-{len(truths)}")
             place = Path(folder) / "place"
             place.mkdir()
-            found = judged(kind, place, truths[kind.name], rng)
+            found = check_interruption(kind, place, truths[kind.name], rng)
             shutil.rmtree(place)
             yield {"seed": seed, "fault": fault, **found, "seconds": round(time.monotonic() - began, 1)}
 

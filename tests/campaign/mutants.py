@@ -43,13 +43,13 @@ FAILED, PASSED = 1, 0  # pytest's exit statuses; any other means that the tests 
 PYTEST = "import resource, sys, pytest; resource.setrlimit(resource.RLIMIT_CPU, ({0}, {0})); sys.exit(pytest.main(sys.argv[1:]))"
 
 
-def everything() -> list[Mutant]:
+def all_mutants() -> list[Mutant]:
     """The mutants of every module of `mutations`."""
     modules = [importlib.import_module(f"{mutations.__name__}.{m.name}") for m in pkgutil.iter_modules(mutations.__path__)]
     return [mutant for module in modules for mutant in module.MUTANTS]
 
 
-def changed(mutant: Mutant, text: str) -> str:
+def mutated(mutant: Mutant, text: str) -> str:
     """The text of a mutant's file with its line changed; the line must be there once."""
     if text.count(mutant.before) != 1:
         times = text.count(mutant.before)
@@ -96,11 +96,11 @@ def copied() -> Path:
     return folder
 
 
-def one(mutant: Mutant, folder: Path) -> dict[str, Any]:
+def run_mutant(mutant: Mutant, folder: Path) -> dict[str, Any]:
     """One mutant's line of the log; restores the copy afterwards."""
     path, started = folder / mutant.file, time.monotonic()
     original = path.read_text()
-    path.write_text(changed(mutant, original))
+    path.write_text(mutated(mutant, original))
     try:
         verdict, detail = verdict_of(folder, mutant.tests)
     finally:
@@ -124,7 +124,7 @@ def run(todo: list[Mutant], log: Path, jobs: int) -> None:
     def through(out: Any, mutant: Mutant) -> None:
         folder = folders.get()
         try:
-            line = one(mutant, folder)
+            line = run_mutant(mutant, folder)
         finally:
             folders.put(folder)
         out.write(json.dumps(line) + "\n")
@@ -175,13 +175,13 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run what was not killed once more")
     parser.add_argument("--unchanged", action="store_true", help="run the tests that mutants name where nothing is changed, too")
     given = parser.parse_args()
-    chosen = [m for m in everything() if fnmatch(m.name, given.only)]
+    chosen = [m for m in all_mutants() if fnmatch(m.name, given.only)]
     if given.unchanged and (failing := unbroken(chosen)):
         sys.stdout.write("these tests do not pass on the code as it is:\n" + "\n".join(failing) + "\n")
         return 1
     known = latest(given.log)
     run([m for m in chosen if m.name not in known or given.again and known[m.name]["kind"] != "killed"], given.log, given.jobs)
-    names = {m.name for m in everything()}
+    names = {m.name for m in all_mutants()}
     lines = {name: line for name, line in latest(given.log).items() if name in names}
     sys.stdout.write("\n".join(show(lines)) + "\n")
     return 0 if all(line["kind"] == "killed" for line in lines.values()) else 1

@@ -44,7 +44,7 @@ def drawn(count: int, dtype: torch.dtype, shift: int, everything: bool) -> list[
     return [(k * count // MOST + shift) % count for k in range(MOST)]
 
 
-def called(info: Any, sample: Any) -> tuple[Callable[..., Results], list[torch.Tensor]]:
+def as_function(info: Any, sample: Any) -> tuple[Callable[..., Results], list[torch.Tensor]]:
     """A sample as a function of its tensors."""
     leaves, spec = torch.utils._pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     at = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -63,14 +63,14 @@ def widest(info: Any, sample: Any) -> tuple[Callable[..., Results], list[torch.T
     """The same sample with every floating type replaced by float64."""
     wide = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
     kwargs = {n: wide.get(v, v) if isinstance(v, torch.dtype) else v for n, v in sample.kwargs.items()}
-    return called(info, type(sample)(sample.input, args=sample.args, kwargs=kwargs))
+    return as_function(info, type(sample)(sample.input, args=sample.args, kwargs=kwargs))
 
 
-def one(info: Any, dtype: torch.dtype, sample: Any, number: int) -> Finding:
+def check_sample(info: Any, dtype: torch.dtype, sample: Any, number: int) -> Finding:
     """The outcome of a sample."""
     import onepass
 
-    function, tensors = called(info, sample)
+    function, tensors = as_function(info, sample)
     try:
         eager = function(*(t.clone() for t in tensors))
     except Exception as error:  # torch refuses its own sample
@@ -108,7 +108,7 @@ def _line(info: Any, dtype: torch.dtype, shift: int, everything: bool) -> dict[s
     """The log's line for an op and a type."""
     given = list(samples(info, dtype))
     at = drawn(len(given), dtype, shift, everything)
-    found = [one(info, dtype, given[k], k) for k in at]
+    found = [check_sample(info, dtype, given[k], k) for k in at]
     refused = Counter(f.where for f in found if f.kind == "refused")
     return {
         "op": title(info),

@@ -90,7 +90,7 @@ SESSIONS: dict[str, Callable[[], Callable[[], list[Any]]]] = {
     "training": training,
     "explaining": explaining,
     "bench": lambda: measuring("onepass", "eager"),
-    "bench beside Inductor": lambda: measuring("onepass", "eager", "inductor"),
+    "bench with Inductor": lambda: measuring("onepass", "eager", "inductor"),
 }
 
 

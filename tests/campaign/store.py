@@ -157,7 +157,7 @@ def exposed(folder: Path) -> dict[str, int]:
     return {str(p): mode for p in found if (mode := stat.S_IMODE(p.stat().st_mode)) & faults.OTHERS}
 
 
-def judged(folder: Path, known: Template, record: Record, hook: Callable[[str], None] | None) -> None:
+def check_use(folder: Path, known: Template, record: Record, hook: Callable[[str], None] | None) -> None:
     """Use the store under a fault, then as the next process does, and inspect what is left."""
     open_before, handles = exposed(folder), len(os.listdir("/proc/self/fd"))
     with suppress(faults.Killed, Unmet), faults.hooked(hook) if hook else nullcontext():
@@ -199,7 +199,7 @@ def children(folder: Path, known: Template, chance: Random, record: Record) -> N
 
     count = chance.randrange(2, 5)
     alive = [faults.forked(partial(work, chance.randrange(1 << 30))) for _ in range(count)]
-    faults.ended(alive, chance.random() / 10 if record.kind == "children killed" else None)
+    faults.wait_for(alive, chance.random() / 10 if record.kind == "children killed" else None)
     record.detail = f"{count} processes" + (" that damage files" if damaging else "")
     record.wrong += [p.read_text() for p in folder.parent.glob("wrong-*")]
 
@@ -218,7 +218,7 @@ def fault(seed: int, index: int, known: Template) -> Record:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            judged(folder, known, record, _prepared(folder, known, chance, record))
+            check_use(folder, known, record, _prepared(folder, known, chance, record))
         texts = [str(w.message) for w in caught]
         record.wrong += [f"not coded: {t[:200]}" for w, t in zip(caught, texts) if not issubclass(w.category, OnepassWarning)]
         record.wrong += [f"another code: {t[:200]}" for t in texts if t.startswith("[") and not t.startswith(CODES)]

@@ -331,7 +331,7 @@ def forked(work: Callable[[], None]) -> int:
     return child
 
 
-def ended(children: list[int], kill_after: float | None = None) -> None:
+def wait_for(children: list[int], kill_after: float | None = None) -> None:
     """Wait for children, or kill them."""
     if kill_after is not None:
         time.sleep(kill_after)

@@ -256,7 +256,7 @@ def attempted(scenario: Scenario, folder: Path, before: Callable[[str], None]) -
     return wrong
 
 
-def apart(work: Callable[[], list[str]]) -> tuple[int, list[str]]:
+def in_child(work: Callable[[], list[str]]) -> tuple[int, list[str]]:
     """Run something in a child process; returns its status and its findings."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -277,7 +277,7 @@ def apart(work: Callable[[], list[str]]) -> tuple[int, list[str]]:
     return os.waitstatus_to_exitcode(status), json.loads(report) if report else []
 
 
-def judged(scenario: Scenario, fault: Fault, at: int, whole: dict[str, bytes]) -> list[str]:
+def check_fault(scenario: Scenario, fault: Fault, at: int, whole: dict[str, bytes]) -> list[str]:
     """One fault, and what was wrong during and after it."""
     with tempfile.TemporaryDirectory(prefix="onepass-writes-") as place:
         folder, temporary = Path(place) / "it", Path(place) / "tmp"
@@ -292,13 +292,13 @@ def judged(scenario: Scenario, fault: Fault, at: int, whole: dict[str, bytes]) -
                 wrong.append(f"drafts are left: {drafts(folder)}")
             return wrong
 
-        status, wrong = apart(under_fault)
+        status, wrong = in_child(under_fault)
         if status != (-signal.SIGKILL if fault == "kill" else 0):
             wrong.append(f"the process ended with {status}")
         wrong += same(tree(folder), whole)
         for draft in drafts(folder):
             os.utime(draft, LONG_AGO)
-        status, again = apart(lambda: afterwards(scenario, folder, whole))
+        status, again = in_child(lambda: afterwards(scenario, folder, whole))
         return wrong + again + ([f"afterwards: {status}"] if status else [])
 
 
@@ -348,7 +348,7 @@ def run(log: Path, step: int = 1) -> Counter[str]:
             name = fault if isinstance(fault, str) else errno.errorcode[fault[0]] + (" from then on" if fault[1] else "")
             if (scenario.name, name, at) not in done:
                 began = time.monotonic()
-                report = {"scenario": scenario.name, "fault": name, "call": at, "wrong": judged(scenario, fault, at, whole)}
+                report = {"scenario": scenario.name, "fault": name, "call": at, "wrong": check_fault(scenario, fault, at, whole)}
                 done[scenario.name, name, at] = report
                 file.write(json.dumps(report | {"ms": round(1e3 * (time.monotonic() - began), 1)}) + "\n")
                 file.flush()

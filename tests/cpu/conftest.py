@@ -74,3 +74,14 @@ def nothing_compiled() -> Iterator[None]:
         remembering()
     with torch._inductor.config.patch(force_disable_caches=True):
         yield
+
+
+@pytest.fixture
+def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A separate, empty store for a test, and no kernels in memory before and after it."""
+    from onepass.integration import engine
+
+    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
+    engine.forget()
+    yield
+    engine.forget()

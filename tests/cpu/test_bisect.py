@@ -201,7 +201,7 @@ def test_integers_are_compared_exactly() -> None:
 # ---- what a step is ----------------------------------------------------------------------------------------------------------
 
 
-def ran(file: Path, name: str) -> dict[str, Tensor]:
+def results_of(file: Path, name: str) -> dict[str, Tensor]:
     maker = step.StepFactory.of(f"{file}:{name}", None, 0)
     made = maker()
     return step.results(made, made.call, name)
@@ -209,22 +209,22 @@ def ran(file: Path, name: str) -> dict[str, Tensor]:
 
 def test_a_name_in_a_file_is_resolved_to_a_step(file: Path) -> None:
     parameters = {"gradient of first.weight", "gradient of first.bias", "gradient of linear.weight", "gradient of linear.bias"}
-    assert ran(file, "pair").keys() == {"result 0", *parameters}
-    assert ran(file, "closure").keys() == {"result 0", *(name.replace(" of ", " of net.") for name in parameters)}
-    assert ran(file, "itself").keys() == ran(file, "needs").keys() == {"result 0"}
-    assert ran(file, "number")["result 0"].dtype == torch.float32
+    assert results_of(file, "pair").keys() == {"result 0", *parameters}
+    assert results_of(file, "closure").keys() == {"result 0", *(name.replace(" of ", " of net.") for name in parameters)}
+    assert results_of(file, "itself").keys() == results_of(file, "needs").keys() == {"result 0"}
+    assert results_of(file, "number")["result 0"].dtype == torch.float32
     for name in ("pair", "closure", "itself"):
-        one, other = ran(file, name), ran(file, name)
+        one, other = results_of(file, name), results_of(file, name)
         assert all(torch.equal(one[key], other[key]) for key in one), "each time it is made anew, from the same seeds"
     with pytest.raises(NothingToCompare, match=r"ONEPASS-714.*returned str"):
-        ran(file, "nothing")
+        results_of(file, "nothing")
 
 
 def test_a_step_can_run_in_float64(file: Path) -> None:
     made = step.to_float64(step.StepFactory.of(f"{file}:pair", None, 0)())
     wide = step.results(made, made.call, "pair")
     assert all(t.dtype == torch.float64 for t in wide.values())
-    for name, t in ran(file, "pair").items():
+    for name, t in results_of(file, "pair").items():
         torch.testing.assert_close(t.double(), wide[name], rtol=1e-4, atol=1e-5)
     with pytest.raises(TypeError, match="refers to tensors"):
         step.to_float64(step.StepFactory.of(f"{file}:closure", None, 0)())

@@ -42,12 +42,12 @@ JOIN_BYTES = 4 * 132 * 8192
 SCALED = H200.latency / tool.PROBED_H200["latency"]  # a probe's latency in the cost model's terms
 
 
-def flights(facts: Device, *kilobytes: int) -> tuple[InFlightRate, ...]:
+def in_flight_rates(facts: Device, *kilobytes: int) -> tuple[InFlightRate, ...]:
     """The in-flight rates that a card with these facts would show."""
     return tuple(InFlightRate(kb << 10, sustained_rate(tool.MEAN_IN_FLIGHT_SHARE * (kb << 10), facts)) for kb in kilobytes)
 
 
-def figures(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> ProbeResults:
+def probe_results(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> ProbeResults:
     """Probe results of a card somewhat like an H200."""
     facts = replace(H200, bandwidth=bandwidth, latency=latency)
     anchors = tuple(
@@ -55,7 +55,9 @@ def figures(bandwidth: float = 4.4e6, latency: float = 1.1, **changes: Any) -> P
         for kind, rate in (("read", bandwidth), ("copy", 4.2e6), ("add", 4.3e6))
         for size in (256 << 20, 1 << 30)
     )
-    return replace(ProbeResults(anchors, flights(facts, 2, 4, 8, 16, 32, 64, 128), 5.6e6, 1.9, 2.9, JOIN_BYTES, 1800.0), **changes)
+    return replace(
+        ProbeResults(anchors, in_flight_rates(facts, 2, 4, 8, 16, 32, 64, 128), 5.6e6, 1.9, 2.9, JOIN_BYTES, 1800.0), **changes
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card that reports its properties and runs nothing."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -76,7 +78,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     card.local_device.cache_clear()
 
 
-def again() -> Device:
+def facts_of_a_new_process() -> Device:
     """The device facts that a new process would plan with."""
     card.local_device.cache_clear()
     cache._opened.cache_clear()
@@ -90,19 +92,19 @@ def again() -> Device:
 
 def test_the_bandwidth_is_the_best_rate_of_the_large_anchors() -> None:
     small = Anchor("read", 1 << 20, 0.06)  # 17 TB/s: it was in L2
-    found = derive(figures(anchors=(*figures().anchors, small)), H200, "2026-01-01")
+    found = derive(probe_results(anchors=(*probe_results().anchors, small)), H200, "2026-01-01")
     assert found.bandwidth == pytest.approx(4.4e6)
 
 
 @pytest.mark.parametrize("latency", [0.6, 1.1, 2.0])
 def test_the_latency_is_the_one_at_which_the_model_predicts_the_measured_rates(latency: float) -> None:
     facts = replace(H200, latency=latency)
-    assert fit_latency(flights(facts, 2, 4, 8, 16, 32, 64), facts.bandwidth, facts.sms) == pytest.approx(latency)
+    assert fit_latency(in_flight_rates(facts, 2, 4, 8, 16, 32, 64), facts.bandwidth, facts.sms) == pytest.approx(latency)
 
 
 def test_points_at_full_bandwidth_do_not_count_for_the_latency() -> None:
     top = tuple(InFlightRate(kb << 10, H200.bandwidth) for kb in (128, 256))
-    points = flights(H200, 8, 16, 32)
+    points = in_flight_rates(H200, 8, 16, 32)
     assert fit_latency((*points, *top), H200.bandwidth, 132) == pytest.approx(H200.latency)
     assert math.isnan(fit_latency(top, H200.bandwidth, 132))
 
@@ -110,15 +112,15 @@ def test_points_at_full_bandwidth_do_not_count_for_the_latency() -> None:
 def test_the_launch_cost_follows_from_the_measured_join() -> None:
     """A join that costs as much as on the H200 the model was fitted on gives that card's launch cost."""
     bytes_time = JOIN_BYTES / tool.PROBED_H200["l2_bandwidth"]
-    same = figures(l2_rate=tool.PROBED_H200["l2_bandwidth"], join_us=tool.PROBED_H200["launch"] + bytes_time)
+    same = probe_results(l2_rate=tool.PROBED_H200["l2_bandwidth"], join_us=tool.PROBED_H200["launch"] + bytes_time)
     assert derive(same, H200, "").launch == pytest.approx(H200.launch)
-    dear = derive(figures(launch_us=6.72), H200, "").launch
+    dear = derive(probe_results(launch_us=6.72), H200, "").launch
     assert dear == pytest.approx(2 * H200.launch), "no less than the smallest kernel"
 
 
 def test_facts_are_relative_to_the_card_the_model_was_fitted_on() -> None:
     probed = tool.PROBED_H200
-    found = derive(figures(4.5e6, probed["latency"], l2_rate=2 * probed["l2_bandwidth"], clock=probed["clock"] / 2), H200, "")
+    found = derive(probe_results(4.5e6, probed["latency"], l2_rate=2 * probed["l2_bandwidth"], clock=probed["clock"] / 2), H200, "")
     assert found.latency == pytest.approx(H200.latency) and found.bandwidth == pytest.approx(4.5e6)
     assert (found.l2_bandwidth, found.clock) == pytest.approx((2 * H200.l2_bandwidth, H200.clock / 2))
 
@@ -142,55 +144,55 @@ def test_facts_are_relative_to_the_card_the_model_was_fitted_on() -> None:
         ({"join_us": 500.0}, "one more kernel"),
     ],
 )
-def test_implausible_figures_are_refused_and_not_stored(here: None, folder: Path, changes: dict[str, Any], what: str) -> None:
+def test_implausible_figures_are_refused_and_not_stored(fake_card: None, folder: Path, changes: dict[str, Any], what: str) -> None:
     with pytest.raises(ImplausibleMeasurement, match=re.escape(what)):
-        calibrate(probe=lambda where, facts: figures(**changes))
-    assert not (folder / "cards").exists() and again() is H200
+        calibrate(probe=lambda where, facts: probe_results(**changes))
+    assert not (folder / "cards").exists() and facts_of_a_new_process() is H200
 
 
 # ---- keeping ---------------------------------------------------------------------------------------------------------------
 
 
-def test_facts_are_stored_used_and_forgotten(here: None, folder: Path) -> None:
-    assert again() is H200
-    found = calibrate(probe=lambda where, facts: figures())
+def test_facts_are_stored_used_and_forgotten(fake_card: None, folder: Path) -> None:
+    assert facts_of_a_new_process() is H200
+    found = calibrate(probe=lambda where, facts: probe_results())
     assert found.kept and found.before is H200
-    known = again()
+    known = facts_of_a_new_process()
     assert (known.bandwidth, known.clock, known.source) == (4.4e6, found.facts.clock, f"calibrated {found.facts.date}")
     assert replace(known, **{k: getattr(H200, k) for k in (*tool._LIMITS, "source")}) == H200, "all else is the driver's"
     [path] = (folder / "cards").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE((folder / "cards").stat().st_mode) == 0o700
-    assert forget_card() and again() is H200 and not forget_card()
+    assert forget_card() and facts_of_a_new_process() is H200 and not forget_card()
 
 
-def test_a_second_calibration_replaces_the_first(here: None) -> None:
+def test_a_second_calibration_replaces_the_first(fake_card: None) -> None:
     for rate in (4.3e6, 4.6e6):
-        found = calibrate(probe=lambda where, facts, rate=rate: figures(rate))  # type: ignore[misc]  # no lambda with a default is inferred
-    assert found.before.bandwidth == 4.3e6 and again().bandwidth == 4.6e6
+        found = calibrate(probe=lambda where, facts, rate=rate: probe_results(rate))  # type: ignore[misc]  # no lambda with a default is inferred
+    assert found.before.bandwidth == 4.3e6 and facts_of_a_new_process().bandwidth == 4.6e6
 
 
-def test_a_dry_run_stores_nothing(here: None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not calibrate(dry_run=True, probe=lambda where, facts: figures()).kept
+def test_a_dry_run_stores_nothing(fake_card: None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not calibrate(dry_run=True, probe=lambda where, facts: probe_results()).kept
     monkeypatch.setenv("ONEPASS_CACHE", "0")
-    assert not calibrate(dry_run=True, probe=lambda where, facts: figures()).kept
+    assert not calibrate(dry_run=True, probe=lambda where, facts: probe_results()).kept
     assert not (folder / "cards").exists()
 
 
-def test_facts_belong_to_one_kind_of_card_and_driver(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibrate(probe=lambda where, facts: figures())
+def test_facts_belong_to_one_kind_of_card_and_driver(fake_card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrate(probe=lambda where, facts: probe_results())
     other = SimpleNamespace(**{**vars(PROPERTIES), "name": "NVIDIA H200 NVL"})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index=0: other)
-    assert again() is H200
+    assert facts_of_a_new_process() is H200
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index=0: PROPERTIES)
-    assert again() is not H200
+    assert facts_of_a_new_process() is not H200
     monkeypatch.setattr(compat, "cuda_driver_level", lambda: "99.0")
-    assert again() is H200
+    assert facts_of_a_new_process() is H200
 
 
-def test_facts_outlast_a_new_version_of_the_package(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibrate(probe=lambda where, facts: figures())
+def test_facts_outlast_a_new_version_of_the_package(fake_card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrate(probe=lambda where, facts: probe_results())
     monkeypatch.setattr(cache, "versions", lambda: {"onepass": "other"})
-    assert again().bandwidth == 4.4e6
+    assert facts_of_a_new_process().bandwidth == 4.4e6
 
 
 def _cut(path: Path) -> None:
@@ -211,28 +213,28 @@ def _other_kind(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_cut, _changed, _open_to_others, _other_kind])
-def test_damaged_facts_are_not_used(here: None, folder: Path, damage: Any) -> None:
-    calibrate(probe=lambda where, facts: figures())
+def test_damaged_facts_are_not_used(fake_card: None, folder: Path, damage: Any) -> None:
+    calibrate(probe=lambda where, facts: probe_results())
     [path] = (folder / "cards").iterdir()
     damage(path)
     with pytest.warns(OnepassWarning, match="ONEPASS-502"):
-        assert again() is H200
-    assert again() is H200, "warned once: the file was set aside"
+        assert facts_of_a_new_process() is H200
+    assert facts_of_a_new_process() is H200, "warned once: the file was set aside"
 
 
-def test_nothing_is_measured_if_nothing_can_be_stored(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_measured_if_nothing_can_be_stored(fake_card: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_CACHE", "0")
     with pytest.raises(CalibrationNotSaved, match="ONEPASS_CACHE=1"):
         calibrate(probe=lambda where, facts: pytest.fail("measured"))
 
 
-def test_a_full_disk_is_an_error(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error(fake_card: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "write", full)
     with pytest.warns(OnepassWarning), pytest.raises(CalibrationNotSaved):
-        calibrate(probe=lambda where, facts: figures())
+        calibrate(probe=lambda where, facts: probe_results())
 
 
 def test_calibrating_without_a_card_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +244,7 @@ def test_calibrating_without_a_card_is_an_error(monkeypatch: pytest.MonkeyPatch)
             action()
 
 
-def test_calibrating_an_unsupported_card_is_an_error(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrating_an_unsupported_card_is_an_error(fake_card: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: (7, 5))
     with pytest.raises(NoGpu, match=r"7\.5"):
         calibrate()
@@ -255,7 +257,7 @@ def test_plans_for_different_facts_have_different_keys() -> None:
     program = optimize(capture(lambda x: x.softmax(-1), (torch.zeros(6, 40),)).program)
     base = Variant((), (("s0", 66),), frozenset(), H200)
     key = KernelKey(base, False, False)
-    known = replace(H200, **{k: v for k, v in asdict(derive(figures(), H200, "")).items() if k != "date"})
+    known = replace(H200, **{k: v for k, v in asdict(derive(probe_results(), H200, "")).items() if k != "date"})
     same_card, other_card = (replace(base, device=each) for each in (known, replace(known, sms=78)))
     assert store_key(program, key) != store_key(program, replace(key, variant=same_card))
     kept = replace(key, tune="on")
@@ -263,9 +265,9 @@ def test_plans_for_different_facts_have_different_keys() -> None:
     assert store_key(program, kept) != store_key(program, replace(kept, variant=other_card))
 
 
-def test_here_names_the_card_of_this_machine(here: None) -> None:
+def test_here_names_the_card_of_this_machine(fake_card: None) -> None:
     assert card.resolve_device("here") is H200 and card.resolve_device("H100").name == "h100" and card.resolve_device(H200) is H200
-    calibrate(probe=lambda where, facts: figures())
+    calibrate(probe=lambda where, facts: probe_results())
     assert card.resolve_device("here").source.startswith("calibrated")
     with pytest.raises(OnepassError, match="ONEPASS-801"):
         card.resolve_device("h201")
@@ -278,8 +280,8 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["calibrate", *arguments])
 
 
-def test_the_command(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool, "_on_card", lambda where, facts: figures())
+def test_the_command(fake_card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "_on_card", lambda where, facts: probe_results())
     shown = run("--json", "--dry-run")
     assert shown.exit_code == 0
     found = json.loads(shown.stdout)
@@ -289,7 +291,7 @@ def test_the_command(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     text = run().stdout
     for part in ("NVIDIA H200, 132 SMs", "4.4 TB/s", "4.5 TB/s", "latency under load", f"{1.1 * SCALED:.4g} us", "stored:"):
         assert part in text
-    assert again().source.startswith("calibrated")
+    assert facts_of_a_new_process().source.startswith("calibrated")
     assert run("--forget").stdout == "deleted\n" and run("--forget").stdout == "nothing was stored for this GPU\n"
 
 

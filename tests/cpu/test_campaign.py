@@ -69,7 +69,7 @@ def test_inputs_are_the_same_each_time_and_share_no_memory() -> None:
         assert torch.equal(one.nan_to_num(), other.nan_to_num()) and one.data_ptr() != other.data_ptr()
 
 
-def answering(change: object) -> Stage:
+def stage_with(change: object) -> Stage:
     """A stage whose results are eager's results with a change."""
     return Stage(lambda g, inputs: (change(g.function()(*inputs)), ""))  # type: ignore[operator]
 
@@ -88,7 +88,7 @@ def answering(change: object) -> Stage:
     ids=["right", "off", "infinity", "dtype", "strides", "count", "error"],
 )
 def test_wrong_results_are_detected(change: object, kind: str) -> None:
-    assert checked(softmax_of_a_sum(), answering(change)).kind == kind
+    assert checked(softmax_of_a_sum(), stage_with(change)).kind == kind
 
 
 def test_the_strides_of_the_traced_result_are_accepted() -> None:
@@ -96,14 +96,14 @@ def test_the_strides_of_the_traced_result_are_accepted() -> None:
     inputs = (Input((2, 2), layout="reversed dims"), Input((1,)))
     assert check(Graph(1, inputs, (Step("logaddexp", "torch.logaddexp({1}, {0})", (0, 1)),), (2,)), "oracle").kind == "right"
     added = Graph(1, inputs, (Step("add", "torch.add({1}, {0})", (0, 1)),), (2,))
-    assert checked(added, answering(lambda r: (r[0].contiguous(),))).kind == "form"
+    assert checked(added, stage_with(lambda r: (r[0].contiguous(),))).kind == "form"
 
 
 def test_either_result_is_accepted_where_a_rounding_decides() -> None:
     decides = Graph(1, (Input((40,), "bf16", content="constant"),), (Step("gt", "{0} * 0.1 > 0.15", (0,)),), (1,))
-    assert checked(decides, answering(lambda r: (~r[0],))).kind in ("right", "noise")
+    assert checked(decides, stage_with(lambda r: (~r[0],))).kind in ("right", "noise")
     sure = replace(decides, steps=(Step("gt", "{0} * 0.1 > 0.05", (0,)),))
-    assert checked(sure, answering(lambda r: (~r[0],))).kind == "wrong"
+    assert checked(sure, stage_with(lambda r: (~r[0],))).kind == "wrong"
 
 
 def test_a_failure_is_shrunk_to_its_cause() -> None:
@@ -117,7 +117,7 @@ def test_a_failure_is_shrunk_to_its_cause() -> None:
 
 def test_a_log_is_resumed_and_summarized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log.jsonl"
-    lines = [graphs.one("oracle", seed) for seed in range(3)]
+    lines = [graphs.check_seed("oracle", seed) for seed in range(3)]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"seed": 3, "ki')
     assert [line["seed"] for line in graphs.read(log)] == [0, 1, 2]
     counts = graphs.summary(graphs.read(log))

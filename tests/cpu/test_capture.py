@@ -35,7 +35,7 @@ def rand(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def answer(captured: Captured, args: tuple[Any, ...]) -> Any:
+def oracle_result(captured: Captured, args: tuple[Any, ...]) -> Any:
     """The oracle's result of the captured Program for a call."""
     bindings = captured.bind(args)
     assert bindings is not None, "the Program must answer the call"
@@ -62,7 +62,7 @@ def check(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Ca
     captured = capture(fn, args, dynamic=dynamic)
     verify(captured.program, "capture")
     assert parse(show(captured.program)) == captured.program
-    agree(answer(captured, args), fn(*args))
+    agree(oracle_result(captured, args), fn(*args))
     return captured
 
 
@@ -286,7 +286,7 @@ def check_against_double(fn: Callable[..., Any], *args: torch.Tensor) -> Capture
     captured = capture(fn, args)
     verify(captured.program, "capture")
     exact = [a.double() if a.is_floating_point() else a for a in args]
-    agree(answer(captured, args), double_everywhere(fn)(*exact), tolerance=1e-6)
+    agree(oracle_result(captured, args), double_everywhere(fn)(*exact), tolerance=1e-6)
     return captured
 
 
@@ -319,7 +319,7 @@ def test_promotion_follows_torch() -> None:
 def test_numbers_compared_with_16_bit_floats_are_rounded_first() -> None:
     x = torch.full((2, 3), 0.1, dtype=torch.bfloat16)
     assert bool((x == 0.1).all())
-    agree(answer(capture(lambda x: x == 0.1, (x,)), (x,)), x == 0.1)
+    agree(oracle_result(capture(lambda x: x == 0.1, (x,)), (x,)), x == 0.1)
 
 
 def test_blockwise_amax_and_fp8() -> None:
@@ -331,7 +331,7 @@ def test_blockwise_amax_and_fp8() -> None:
     x = rand(5, 256, dtype=torch.bfloat16)
     captured = capture(quantize, (x,))
     verify(captured.program, "capture")
-    quantized, scale = answer(captured, (x,))
+    quantized, scale = oracle_result(captured, (x,))
     blocks = x.double().view(5, 2, 128)
     agree(scale, blocks.abs().amax(-1) / 448)
     agree(quantized, (blocks / (blocks.abs().amax(-1) / 448)[..., None]).view(5, 256))
@@ -342,7 +342,7 @@ def test_blockwise_amax_and_fp8() -> None:
 @pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=str)
 def test_every_type_loads_and_stores(dtype: Any) -> None:
     x = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype.torch)
-    agree(answer(capture(lambda x: (x.to(torch.float32), x.t()), (x,)), (x,)), (x.double(), x.t()))
+    agree(oracle_result(capture(lambda x: (x.to(torch.float32), x.t()), (x,)), (x,)), (x.double(), x.t()))
 
 
 # Reductions
@@ -663,7 +663,7 @@ def test_fused_norms_of_cuda_graphs() -> None:
     x, w, dy = rand(6, 16), rand(16), rand(6, 16) * 2
     rstd = (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     y, back = torch.func.vjp(lambda x, w: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w, x, w)  # type: ignore[misc]
-    agree(answer(capture(norms, (x, w, dy)), (x, w, dy)), (y, rstd, back(dy)))
+    agree(oracle_result(capture(norms, (x, w, dy)), (x, w, dy)), (y, rstd, back(dy)))
 
 
 def test_online_softmax_and_fma_of_cuda_graphs() -> None:
@@ -677,13 +677,13 @@ def test_online_softmax_and_fma_of_cuda_graphs() -> None:
     captured = capture(online, (x, y))
     assert reduces(captured) == ["logsumexp"]
     top = x.amax(1, keepdim=True)
-    agree(answer(captured, (x, y)), (x * y + top, (x - top).exp().sum(1, keepdim=True)))
+    agree(oracle_result(captured, (x, y)), (x * y + top, (x - top).exp().sum(1, keepdim=True)))
 
 
 def test_mean_of_symbolic_rows() -> None:
     captured = check(lambda x: (x.mean(0), x.var(0), x / x.shape[0], x * (1.0 / x.shape[0])), rand(6, 16), dynamic=True)
     other = (rand(9, 16),)
-    agree(answer(captured, other), captured.fn(*other))
+    agree(oracle_result(captured, other), captured.fn(*other))
 
 
 # Outputs
@@ -696,7 +696,7 @@ def test_outputs_that_are_inputs_views_numbers_and_nothing() -> None:
 
     x = rand(4, 6)
     captured = check(fn, x, 3)
-    result = answer(captured, (x, 3))
+    result = oracle_result(captured, (x, 3))
     assert result["x"] is x and result["view"].data_ptr() == x.t()[1:].data_ptr()
     assert result["yt"].data_ptr() == result["y"].data_ptr() and result["again"] is result["y"]
     assert [b.name for b in captured.program.buffers if b.role == "output"] == ["out0"]
@@ -705,7 +705,7 @@ def test_outputs_that_are_inputs_views_numbers_and_nothing() -> None:
 def test_views_of_an_argument_start_where_it_does() -> None:
     x = rand(6, 6)[2:, 1:]
     captured = check(lambda x: (x.t()[1:], x[1], x * 2), x)
-    view, row, _ = answer(captured, (x,))
+    view, row, _ = oracle_result(captured, (x,))
     assert view.data_ptr() == x.t()[1:].data_ptr() and row.data_ptr() == x[1].data_ptr()
 
 
@@ -779,7 +779,7 @@ def test_the_same_tensor_twice_is_two_arguments() -> None:
         return a - 2 * b
 
     x, y = rand(3, 4), rand(3, 4) * 3
-    agree(answer(capture(fn, (x, x)), (x, y)), fn(x, y))
+    agree(oracle_result(capture(fn, (x, x)), (x, y)), fn(x, y))
 
 
 def test_meta_tensors() -> None:

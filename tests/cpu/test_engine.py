@@ -7,7 +7,6 @@ import linecache
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,14 +39,7 @@ from tests.support.function_cases import CASES
 CPU, CARD, H200 = torch.device("cpu"), torch.device("cuda", 0), device("h200")
 NOTHING: frozenset[str] = frozenset()
 
-
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A separate store for each test, and nothing in memory."""
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
-    engine.forget()
-    yield
-    engine.forget()
+pytestmark = pytest.mark.usefixtures("empty_store")
 
 
 def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

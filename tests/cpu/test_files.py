@@ -19,7 +19,7 @@ from onepass.errors import EntryQuarantined, OnepassWarning, printable, text_of,
 from tests.support.fixture_types import Anothers
 
 
-def passes(folder: Path) -> bool:
+def is_accepted(folder: Path) -> bool:
     try:
         with files.open_folder(folder) as handle:
             status = os.fstat(handle)
@@ -29,7 +29,7 @@ def passes(folder: Path) -> bool:
         return False
 
 
-def made(*folders: Path, mode: int = 0o700) -> Path:
+def make_folders(*folders: Path, mode: int = 0o700) -> Path:
     for folder in folders:
         folder.mkdir()
         folder.chmod(mode)
@@ -55,7 +55,7 @@ def made(*folders: Path, mode: int = 0o700) -> Path:
     ],
 )
 def test_write_permissions_on_the_folder_itself(mode: int, fine: bool, tmp_path: Path) -> None:
-    assert passes(made(tmp_path / "it", mode=mode)) is fine
+    assert is_accepted(make_folders(tmp_path / "it", mode=mode)) is fine
 
 
 @pytest.mark.parametrize(
@@ -63,49 +63,49 @@ def test_write_permissions_on_the_folder_itself(mode: int, fine: bool, tmp_path:
 )
 def test_write_permissions_on_a_parent_folder(mode: int, fine: bool, tmp_path: Path) -> None:
     """In a sticky folder other users can create files, but not remove ours."""
-    above = made(tmp_path / "above")
-    deep = made(above / "a", above / "a" / "b")
+    above = make_folders(tmp_path / "above")
+    deep = make_folders(above / "a", above / "a" / "b")
     above.chmod(mode)
-    assert passes(deep) is fine
+    assert is_accepted(deep) is fine
 
 
 @pytest.mark.parametrize("level", ["a", "a/b", "a/b/c"])
 def test_a_parent_folder_of_another_user_is_refused(level: str, tmp_path: Path, anothers: Anothers) -> None:
-    deep = made(tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c")
-    assert passes(deep)
+    deep = make_folders(tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c")
+    assert is_accepted(deep)
     anothers(tmp_path / level)
-    assert not passes(deep)
+    assert not is_accepted(deep)
 
 
 def test_folders_of_root_are_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert passes(Path("/usr")) and passes(Path("/"))
+    assert is_accepted(Path("/usr")) and is_accepted(Path("/"))
     monkeypatch.setattr(files, "_trusted", lambda: (54321,))
-    assert not passes(Path("/usr")) and not passes(tmp_path)
+    assert not is_accepted(Path("/usr")) and not is_accepted(tmp_path)
 
 
 def test_links_among_the_parents_are_followed_if_no_other_user_can_have_made_them(tmp_path: Path, anothers: Anothers) -> None:
-    deep = made(tmp_path / "real", tmp_path / "real" / "it")
+    deep = make_folders(tmp_path / "real", tmp_path / "real" / "it")
     (tmp_path / "absolute").symlink_to(tmp_path / "real")
     (tmp_path / "relative").symlink_to("absolute/../real")
     ways = [tmp_path / "absolute" / "it", tmp_path / "relative" / "it", tmp_path / "relative" / "it" / ".." / "it"]
-    assert all(map(passes, ways))
+    assert all(map(is_accepted, ways))
     anothers(tmp_path / "absolute")
-    assert passes(deep) and not any(map(passes, ways))
+    assert is_accepted(deep) and not any(map(is_accepted, ways))
 
 
 def test_the_folder_is_not_a_link_and_no_link_lies_in_a_sticky_folder(tmp_path: Path) -> None:
-    sticky, real = made(tmp_path / "sticky"), made(tmp_path / "real", tmp_path / "real" / "it")
+    sticky, real = make_folders(tmp_path / "sticky"), make_folders(tmp_path / "real", tmp_path / "real" / "it")
     (sticky / "link").symlink_to(tmp_path / "real")
-    assert passes(sticky / "link" / "it")
+    assert is_accepted(sticky / "link" / "it")
     sticky.chmod(0o1777)
-    assert not passes(sticky / "link" / "it")
+    assert not is_accepted(sticky / "link" / "it")
     (tmp_path / "last").symlink_to(real)
-    assert not passes(tmp_path / "last")
+    assert not is_accepted(tmp_path / "last")
 
 
 def test_no_link_among_the_components_that_belong_to_the_store(tmp_path: Path) -> None:
     """Not even a link of this user: the files of a store lie in the folder that was named."""
-    made(tmp_path / "real", tmp_path / "real" / "it", tmp_path / "real" / "it" / "deep")
+    make_folders(tmp_path / "real", tmp_path / "real" / "it", tmp_path / "real" / "it" / "deep")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for own, fine in ((1, True), (2, True), (3, False)):
         folder = tmp_path / "link" / "it" / "deep"
@@ -115,18 +115,18 @@ def test_no_link_among_the_components_that_belong_to_the_store(tmp_path: Path) -
 
 
 def test_a_link_to_a_folder_others_can_write_to_is_refused(tmp_path: Path) -> None:
-    made(tmp_path / "open", tmp_path / "open" / "it")
+    make_folders(tmp_path / "open", tmp_path / "open" / "it")
     (tmp_path / "link").symlink_to(tmp_path / "open")
-    assert passes(tmp_path / "link" / "it")
+    assert is_accepted(tmp_path / "link" / "it")
     (tmp_path / "open").chmod(0o777)
-    assert not passes(tmp_path / "link" / "it")
+    assert not is_accepted(tmp_path / "link" / "it")
 
 
 def test_cyclic_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
-        passes(tmp_path / "a" / "it")
+        is_accepted(tmp_path / "a" / "it")
 
 
 def test_missing_folders_are_made_private(tmp_path: Path) -> None:
@@ -134,14 +134,14 @@ def test_missing_folders_are_made_private(tmp_path: Path) -> None:
     try:
         with files.open_folder(tmp_path / "a" / "b", create=True):
             pass
-        sticky = made(tmp_path / "sticky", mode=0o1777)
+        sticky = make_folders(tmp_path / "sticky", mode=0o1777)
         with files.open_folder(sticky / "mine", create=True):
             pass
     finally:
         os.umask(before)
     assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "a", tmp_path / "a" / "b", sticky / "mine")} == {0o700}
     with pytest.raises(FileNotFoundError):
-        passes(tmp_path / "nowhere")
+        is_accepted(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     for below in ("file", "file/below"):
         with pytest.raises(NotADirectoryError), files.open_folder(tmp_path / below, create=True):
@@ -149,11 +149,11 @@ def test_missing_folders_are_made_private(tmp_path: Path) -> None:
 
 
 def test_a_relative_folder_is_checked_from_the_root_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = made(tmp_path / "above", tmp_path / "above" / "here")
+    here = make_folders(tmp_path / "above", tmp_path / "above" / "here")
     monkeypatch.chdir(here)
-    assert passes(Path()) and passes(Path("../here"))
+    assert is_accepted(Path()) and is_accepted(Path("../here"))
     (tmp_path / "above").chmod(0o777)
-    assert not passes(Path())
+    assert not is_accepted(Path())
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_sealed_file_is_used_as_it_was_written_or_not_at_all(tmp_path: Path, m
 
 
 def test_sealed_files_behind_a_link_are_refused(tmp_path: Path) -> None:
-    made(tmp_path / "store", tmp_path / "moved")
+    make_folders(tmp_path / "store", tmp_path / "moved")
     checksums.write_checksummed(
         tmp_path / "moved" / "KEY", "f.cubin", b"1"
     )  # the folder of Triton's files, before it became a link

@@ -91,7 +91,7 @@ def test_masked_loads_next_to_staged_rows(dtype: torch.dtype) -> None:
     kernel, _ = kernel_of(scaled, args)
     program, tensors, bindings = program_of(scaled, *args)
     plan = planned(program, bindings, chosen(program, bindings, Family.INNER, staged_schedule(kernel, warps=4, vectors=1)))
-    assert_as_oracle(plan, tensors, bindings, "beside staged rows")
+    assert_as_oracle(plan, tensors, bindings, "next to staged rows")
     (source,) = generate(plan)
     assert source.gluon and "mask=" in source.text and offline.compile(source, H200).spill_bytes == 0
 

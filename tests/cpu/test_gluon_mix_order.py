@@ -27,9 +27,9 @@ from tests.support.kernel_changes import FORGOTTEN, Change, assigned, fields, fi
 from tests.support.mix_order_kernels import (
     all_else,
     finished,
-    given,
     inputs_of,
     looked_up,
+    meta_inputs,
     mixed_kernel,
     spread_and_top,
     stored_early,
@@ -40,7 +40,7 @@ from tests.support.staged_kernels import BF16, F32
 RELOAD, REGISTERS = RowVectors.RELOAD, RowVectors.REGISTERS
 
 
-def mixed(
+def mix_order_plan(
     fn: Callable[..., Any],
     args: tuple[Tensor, ...],
     warps: int = 4,
@@ -72,7 +72,7 @@ def mixed(
 def check(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: Any) -> None:
     """Run in the model and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
-    assert_as_oracle(mixed(fn, args, **how), tensors, bindings, f"{how}")
+    assert_as_oracle(mix_order_plan(fn, args, **how), tensors, bindings, f"{how}")
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_row_vectors_may_be_indexed(row_vectors: RowVectors) -> None:
 @pytest.mark.parametrize("row_vectors", [RELOAD, REGISTERS])
 def test_single_phase_loads_need_not_be_staged(row_vectors: RowVectors) -> None:
     args = inputs_of(add_rms_norm_backward, 5, 2056, BF16)
-    plan = mixed(add_rms_norm_backward, args, least=True)
+    plan = mix_order_plan(add_rms_norm_backward, args, least=True)
     assert len(plan.kernels[0].schedule.staged) == 2 and len(tma_stageable(mixed_kernel(add_rms_norm_backward, args))) == 3
     check(add_rms_norm_backward, args, least=True, row_vectors=row_vectors)
 
@@ -127,14 +127,14 @@ def test_64_bit_element_offsets_are_right(fn: Callable[..., Any], monkeypatch: p
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 2056, BF16), row_vectors=REGISTERS)
     check(fn, inputs_of(fn, 5, 2048, BF16), slots=1, prefetch=1)
-    source = pipeline.generate(mixed(fn, inputs_of(fn, 5, 2056, BF16), 8, row_vectors=REGISTERS), wide=True)[0]
+    source = pipeline.generate(mix_order_plan(fn, inputs_of(fn, 5, 2056, BF16), 8, row_vectors=REGISTERS), wide=True)[0]
     assert offline.compile(source, H200).spill_bytes == 0
 
 
 def test_sums_of_fp32_data_are_compensated() -> None:
     rows = torch.full((600, 1024), 0.1)
     rows[0] = 4096.0
-    plan = mixed(rms_norm_backward, (rows, torch.ones(1024), torch.ones(600, 1), torch.ones(600, 1024)), split=1)
+    plan = mix_order_plan(rms_norm_backward, (rows, torch.ones(1024), torch.ones(600, 1), torch.ones(600, 1024)), split=1)
     assert "lost" in pipeline.generate(plan)[0].text
     _, tensors, bindings = program_of(rms_norm_backward, rows, torch.ones(1024), torch.ones(600, 1), torch.ones(600, 1024))
     _, dw = run(plan, tensors, bindings).values()
@@ -147,7 +147,7 @@ def test_sums_of_fp32_data_are_compensated() -> None:
 def test_a_broken_kernel_is_caught(slots: int, change: Change, caught: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     args = inputs_of(rms_norm_backward, 7, 2568, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
-    plan = mixed(rms_norm_backward, args, slots=slots)
+    plan = mix_order_plan(rms_norm_backward, args, slots=slots)
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: first_changed(plan, change))
     with pytest.raises(caught):
         run(plan, tensors, bindings)
@@ -189,7 +189,7 @@ def test_a_single_row_arrives_with_the_first_copies(prefetch: int) -> None:
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     alone = {name: x[:1] if len(x) == 7 else x for name, x in tensors.items()}
-    plan = mixed(rms_norm_backward, args, slots=1, split=3, prefetch=prefetch)
+    plan = mix_order_plan(rms_norm_backward, args, slots=1, split=3, prefetch=prefetch)
     assert_as_oracle(plan, alone, dict.fromkeys(bindings, 1), "one row")
 
 
@@ -221,7 +221,7 @@ def test_a_broken_ring_of_copies_is_caught(
 def run_changed(fn: Callable[..., Any], args: tuple[Tensor, ...], change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a changed kernel with a ring of copies, and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
-    plan = mixed(fn, args, slots=1, prefetch=3)
+    plan = mix_order_plan(fn, args, slots=1, prefetch=3)
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: first_changed(plan, change))
     assert_as_oracle(plan, tensors, bindings, "changed")
 
@@ -258,7 +258,7 @@ def test_kernels_compile_without_spills_in_the_computed_shared_memory(
     fn: Callable[..., Any], cols: int, dtype: torch.dtype, warps: int, slots: int, row_vectors: RowVectors
 ) -> None:
     most = min(248, 65536 // (32 * warps))
-    plan = mixed(fn, given(fn, cols, dtype), warps, 1, slots, 132, row_vectors, registers=most)
+    plan = mix_order_plan(fn, meta_inputs(fn, cols, dtype), warps, 1, slots, 132, row_vectors, registers=most)
     binary = offline.compile(pipeline.generate(plan)[0], H200)
     expected = plan.kernels[0].resources
     assert binary.spill_bytes == 0 and binary.registers <= most
@@ -274,7 +274,9 @@ def test_rings_of_copies_of_long_rows_compile_in_the_computed_shared_memory(
 ) -> None:
     """Accumulators take half of the registers. With 16 warps a few words are spilled, fewer by Triton 3.6 than by 3.7."""
     most = min(248, 65536 // (32 * warps))
-    plan = mixed(rms_norm_backward, given(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, prefetch=prefetch)
+    plan = mix_order_plan(
+        rms_norm_backward, meta_inputs(rms_norm_backward, 32768), warps, vectors, 1, 132, registers=most, prefetch=prefetch
+    )
     binary = offline.compile(pipeline.generate(plan)[0], H200)
     assert binary.spill_bytes <= spilled and binary.registers <= most
     assert binary.smem_bytes == plan.kernels[0].resources.smem_bytes <= H200.smem_per_cta
@@ -284,7 +286,7 @@ def test_rings_of_copies_of_long_rows_compile_in_the_computed_shared_memory(
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("fn", FUNCTIONS)
 def test_every_reduction_compiles(fn: Callable[..., Any], dtype: torch.dtype) -> None:
-    plan = mixed(fn, inputs_of(fn, 7, 2056, dtype), 8, slots=3, registers=248)
+    plan = mix_order_plan(fn, inputs_of(fn, 7, 2056, dtype), 8, slots=3, registers=248)
     binary = offline.compile(pipeline.generate(plan)[0], H200)
     assert binary.smem_bytes == plan.kernels[0].resources.smem_bytes and binary.spill_bytes == 0
 
@@ -292,7 +294,9 @@ def test_every_reduction_compiles(fn: Callable[..., Any], dtype: torch.dtype) ->
 def test_additions_to_accumulators_are_not_delayed() -> None:
     """A loop between the last pass and the next row would delay them, and keep their operands in registers."""
     for slots, prefetch, counter in ((1, 0, "turn"), (2, 0, "turn"), (1, 2, "number")):
-        text = pipeline.generate(mixed(rms_norm_backward, given(rms_norm_backward, 5120), slots=slots, prefetch=prefetch))[0].text
+        text = pipeline.generate(
+            mix_order_plan(rms_norm_backward, meta_inputs(rms_norm_backward, 5120), slots=slots, prefetch=prefetch)
+        )[0].text
         loop, after = text[text.index(f"{counter} = 0") :].split(f"{counter} += ")
         last = loop[loop.rindex("sum_partial") :]
         assert "for " not in last.replace("for j in gl.static_range", "") and "sum_partial" in after
@@ -320,7 +324,7 @@ def staged_plans(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> list[Sched
     ],
 )
 def test_rows_are_staged_where_tma_can_load_them(fn: Callable[..., Any], cols: int, dtype: torch.dtype, offered: bool) -> None:
-    found = staged_plans(fn, given(fn, cols, dtype))
+    found = staged_plans(fn, meta_inputs(fn, cols, dtype))
     assert bool(found) is offered
     for each in found:
         assert each.family == "mix-order staged" and isinstance(each.rows, Loop) and each.splits == each.rows.split
@@ -335,14 +339,14 @@ def test_rows_are_staged_where_tma_can_load_them(fn: Callable[..., Any], cols: i
     ],
 )
 def test_spare_shared_memory_prefetches_the_next_row(cols: int, prefetch: set[int]) -> None:
-    found = staged_plans(rms_norm_backward, given(rms_norm_backward, cols))
+    found = staged_plans(rms_norm_backward, meta_inputs(rms_norm_backward, cols))
     assert {s.prefetch for s in found} - {0} == prefetch
     assert all(s.stages == 1 for s in found if s.prefetch)
     assert all(f"prefetch {s.prefetch}" in str(s) for s in found if s.prefetch)
 
 
 def test_prefetching_part_of_the_next_row_is_predicted_to_pay() -> None:
-    program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 32768, rows=8192))
+    program, _, bindings = program_of(rms_norm_backward, *meta_inputs(rms_norm_backward, 32768, rows=8192))
     found = [s for s in scored(program, bindings) if s.plan.schedule.family == "mix-order staged" and s.plan.schedule.warps == 16]
     best = {ahead: min(s.us for s in found if s.plan.schedule.prefetch == ahead) for ahead in (0, 1, 3)}
     assert best[3] < best[1] < best[0]
@@ -353,14 +357,14 @@ def test_prefetching_part_of_the_next_row_is_predicted_to_pay() -> None:
 @pytest.mark.parametrize(("spilled", "heavy"), [(16, False), (400, True)])
 def test_a_small_spill_under_a_register_cap_does_not_rule_out_heavier_schedules(spilled: int, heavy: bool) -> None:
     """ptxas uses every register up to the cap, so the count does not show how many it needs."""
-    kernel = mixed(rms_norm_backward, given(rms_norm_backward, 32768), 16, 1, 1, 132, registers=128).kernels[0]
+    kernel = mix_order_plan(rms_norm_backward, meta_inputs(rms_norm_backward, 32768), 16, 1, 1, 132, registers=128).kernels[0]
     learned = feedback.compile_outcome(kernel, Binary(128, spilled, 0, kernel.resources.smem_bytes, 0, {}, {}), H200)
     assert learned.registers == (kernel.resources.registers if heavy else REGISTERS_UNBOUNDED)
 
 
 def test_a_backward_pass_is_staged_and_joined_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "_mix_order", lambda *_: iter(()))
-    program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 8192, rows=8192))
+    program, _, bindings = program_of(rms_norm_backward, *meta_inputs(rms_norm_backward, 8192, rows=8192))
     made = pipeline.compile(plan(program, bindings, H200), lambda source: offline.compile(source, H200))
     first, _ = made.plan.kernels
     assert first.family == "mix-order staged" and made.sources[0].gluon

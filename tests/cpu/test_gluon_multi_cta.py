@@ -37,9 +37,9 @@ from tests.support.kernel_changes import FORGOTTEN, Change, assigned, fields, fi
 from tests.support.mix_order_kernels import (
     all_else,
     finished,
-    given,
     inputs_of,
     looked_up,
+    meta_inputs,
     mixed_kernel,
     spread_and_top,
     stored_early,
@@ -50,7 +50,7 @@ from tests.support.staged_kernels import BF16, F32
 RELOAD, REGISTERS, SMEM = RowVectors.RELOAD, RowVectors.REGISTERS, RowVectors.SMEM
 
 
-def multi_cta(
+def multi_cta_plan(
     fn: Callable[..., Any],
     args: tuple[Tensor, ...],
     ctas: int = 2,
@@ -84,7 +84,7 @@ def multi_cta(
 def check(fn: Callable[..., Any], args: tuple[Tensor, ...], **how: Any) -> None:
     """Run in the model and compare with the oracle."""
     _, tensors, bindings = program_of(fn, *args)
-    assert_as_oracle(multi_cta(fn, args, **how), tensors, bindings, f"{how}")
+    assert_as_oracle(multi_cta_plan(fn, args, **how), tensors, bindings, f"{how}")
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------------
@@ -151,14 +151,14 @@ def test_a_single_row_is_right() -> None:
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
     alone = {name: x[:1] if len(x) == 7 else x for name, x in tensors.items()}
-    assert_as_oracle(multi_cta(rms_norm_backward, args, groups=3), alone, dict.fromkeys(bindings, 1), "one row")
+    assert_as_oracle(multi_cta_plan(rms_norm_backward, args, groups=3), alone, dict.fromkeys(bindings, 1), "one row")
 
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, spread_and_top])
 def test_64_bit_element_offsets_are_right(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: pipeline.generate(plan, wide=True))
     check(fn, inputs_of(fn, 5, 4096, BF16), row_vectors=REGISTERS)
-    source = pipeline.generate(multi_cta(fn, inputs_of(fn, 5, 8192, BF16), warps=8, row_vectors=REGISTERS), wide=True)[0]
+    source = pipeline.generate(multi_cta_plan(fn, inputs_of(fn, 5, 8192, BF16), warps=8, row_vectors=REGISTERS), wide=True)[0]
     assert offline.compile(source, H200).spill_bytes == 0
 
 
@@ -166,7 +166,7 @@ def test_mailboxes_are_cleared_before_every_launch() -> None:
     """Memory starts nonzero: a mailbox that was not cleared would be taken for a state."""
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
-    plan = multi_cta(rms_norm_backward, args)
+    plan = multi_cta_plan(rms_norm_backward, args)
     executable = assemble(Compiled(plan, pipeline.generate(plan), ()).artifact, torch.device("cpu"), frozenset())
 
     def call(*_: Tensor) -> tuple[Tensor, ...]:
@@ -179,7 +179,7 @@ def test_mailboxes_are_cleared_before_every_launch() -> None:
 def test_an_output_may_take_the_memory_of_an_input() -> None:
     args = inputs_of(rms_norm_backward, 7, 4096, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
-    plan = multi_cta(rms_norm_backward, args)
+    plan = multi_cta_plan(rms_norm_backward, args)
     pairs = safe_inplace_pairs(plan)
     assert {taken for _, taken in pairs} >= {"x", "dy"}
     executable = assemble(Compiled(plan, pipeline.generate(plan), ()).artifact, torch.device("cpu"), frozenset())
@@ -198,7 +198,7 @@ def run_changed(change: Change, monkeypatch: pytest.MonkeyPatch, slots: int = 2)
     """Run a changed kernel, and compare with the oracle."""
     args = inputs_of(rms_norm_backward, 9, 8192, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
-    plan = multi_cta(rms_norm_backward, args, slots=slots)
+    plan = multi_cta_plan(rms_norm_backward, args, slots=slots)
     monkeypatch.setattr("tests.support.forced_schedules.generate", lambda plan: first_changed(plan, change))
     assert_as_oracle(plan, tensors, bindings, "changed")
 
@@ -334,7 +334,7 @@ def swap(box_ptr, out_ptr):
 
 
 def test_the_states_of_a_row_are_awaited_after_the_next_row_is_reduced() -> None:
-    source = pipeline.generate(multi_cta(rms_norm_backward, given(rms_norm_backward, 8192), warps=8, groups=66))[0]
+    source = pipeline.generate(multi_cta_plan(rms_norm_backward, meta_inputs(rms_norm_backward, 8192), warps=8, groups=66))[0]
     loop = source.text[source.text.index("for row in range(part, row_count, 66)") :]
     order = [
         "word0 = gl.load(mailboxes_ptr + r * 2, volatile=True)",
@@ -374,7 +374,7 @@ def test_kernels_compile_without_spills_in_the_computed_shared_memory(
     fn: Callable[..., Any], cols: int, dtype: torch.dtype, ctas: int, warps: int, vectors: int, slots: int, row_vectors: RowVectors
 ) -> None:
     most = min(248, 65536 // (32 * warps))
-    plan = multi_cta(fn, given(fn, cols, dtype), ctas, warps, vectors, slots, 132 // ctas, row_vectors, most)
+    plan = multi_cta_plan(fn, meta_inputs(fn, cols, dtype), ctas, warps, vectors, slots, 132 // ctas, row_vectors, most)
     source = pipeline.generate(plan)[0]
     binary, expected = offline.compile(source, H200), plan.kernels[0].resources
     assert binary.spill_bytes == 0 and binary.registers <= most
@@ -386,7 +386,7 @@ def test_kernels_compile_without_spills_in_the_computed_shared_memory(
 
 def test_half_vectors_leave_registers_for_a_second_cta() -> None:
     """Two states per column and half of the registers for a CTA: with whole vectors a few words are spilled."""
-    plan = multi_cta(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128)
+    plan = multi_cta_plan(layer_norm_backward, meta_inputs(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128)
     source = pipeline.generate(plan)[0]
     binary = offline.compile(source, H200)
     assert "gl.BlockedLayout([1, 4], [1, 32], [1, 8], [1, 0])" in source.text
@@ -395,7 +395,9 @@ def test_half_vectors_leave_registers_for_a_second_cta() -> None:
 
 
 def test_row_vectors_in_shared_memory_are_read_once_and_cost_no_registers() -> None:
-    plan = multi_cta(layer_norm_backward, given(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128, row_vectors=SMEM)
+    plan = multi_cta_plan(
+        layer_norm_backward, meta_inputs(layer_norm_backward, 16384), 2, 8, 0.5, 3, 132, registers=128, row_vectors=SMEM
+    )
     source, kernel = pipeline.generate(plan)[0], plan.kernels[0]
     binary = offline.compile(source, H200)
     assert binary.spill_bytes == 0 and binary.smem_bytes == kernel.resources.smem_bytes == 3 * 2 * 16384 + 16384 + 192
@@ -431,7 +433,7 @@ def offered(fn: Callable[..., Any], args: tuple[Tensor, ...], on: Device = H200)
     ],
 )
 def test_the_numbers_of_ctas_per_row_that_are_offered(cols: int, dtype: torch.dtype, rows: int, offered_counts: set[int]) -> None:
-    found = offered(rms_norm_backward, given(rms_norm_backward, cols, dtype, rows))
+    found = offered(rms_norm_backward, meta_inputs(rms_norm_backward, cols, dtype, rows))
     assert {s.ctas_per_row for s in found} == offered_counts
     for each in found:
         assert each.family == "mix-order multi-CTA" and f"{each.ctas_per_row} CTAs per row" in str(each)
@@ -447,14 +449,14 @@ def test_the_numbers_of_ctas_per_row_that_are_offered(cols: int, dtype: torch.dt
 def test_half_vectors_are_offered_if_all_inputs_are_staged_in_16_bits(
     fn: Callable[..., Any], dtype: torch.dtype, halves: bool
 ) -> None:
-    found = offered(fn, given(fn, 32768, dtype, 8192))
+    found = offered(fn, meta_inputs(fn, 32768, dtype, 8192))
     loads = max(len(s.staged) for s in found)
     half = [s for s in found if isinstance(s.cols, Cover) and s.cols.tiles[0] < 32 * s.warps * (8 if dtype is BF16 else 4)]
     assert bool(half) is halves and all(len(s.staged) == loads for s in half)
 
 
 def test_cards_without_tma_have_one_cta_per_row() -> None:
-    assert not offered(rms_norm_backward, given(rms_norm_backward, 32768, rows=8192), device("a100"))
+    assert not offered(rms_norm_backward, meta_inputs(rms_norm_backward, 32768, rows=8192), device("a100"))
 
 
 def late_sum(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -499,7 +501,7 @@ def test_which_functions_can_have_several_ctas_per_row(fn: Callable[..., Any], m
     ],
 )
 def test_default_plans(fn: Callable[..., Any], rows: int, cols: int, ctas: int, ctas_per_sm: int) -> None:
-    program, _, bindings = program_of(fn, *given(fn, cols, rows=rows))
+    program, _, bindings = program_of(fn, *meta_inputs(fn, cols, rows=rows))
     chosen_plan = best_plan(program, bindings, H200)
     first = chosen_plan.kernels[0]
     assert first.schedule.ctas_per_row == ctas
@@ -510,7 +512,7 @@ def test_default_plans(fn: Callable[..., Any], rows: int, cols: int, ctas: int, 
 
 
 def test_one_cta_per_row_wins_ties() -> None:
-    args = given(add_rms_norm_backward, 16384, F32, 4096)
+    args = meta_inputs(add_rms_norm_backward, 16384, F32, 4096)
     program, _, bindings = program_of(add_rms_norm_backward, *args)
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
@@ -533,9 +535,9 @@ def test_predictions_are_near_measurements(
     rows: int, cols: int, ctas: int, warps: int, vectors: float, ctas_per_sm: int, row_vectors: RowVectors, us: float
 ) -> None:
     """H200, Triton 3.6.0; bench/results/h200/trials.json."""
-    plan = multi_cta(
+    plan = multi_cta_plan(
         rms_norm_backward,
-        given(rms_norm_backward, cols, rows=rows),
+        meta_inputs(rms_norm_backward, cols, rows=rows),
         ctas,
         warps,
         vectors,
@@ -547,7 +549,7 @@ def test_predictions_are_near_measurements(
 
 
 def test_reports_show_the_ctas_per_row() -> None:
-    first = multi_cta(layer_norm_backward, given(layer_norm_backward, 8192), 2, 8).kernels[0]
+    first = multi_cta_plan(layer_norm_backward, meta_inputs(layer_norm_backward, 8192), 2, 8).kernels[0]
     assert "x bf16 once, staged in shared memory (24.0 KiB), 1/2 of a row per CTA" in first.loads
     assert "mailbox i64[rows, 4]: partial row results exchanged between the 2 CTAs of a row" in first.loads
 
@@ -556,7 +558,7 @@ def test_reports_show_the_ctas_per_row() -> None:
 
 
 def test_cleared_buffers_round_trip_and_come_first_in_memory() -> None:
-    plan = multi_cta(rms_norm_backward, given(rms_norm_backward, 8192), 2, 8)
+    plan = multi_cta_plan(rms_norm_backward, meta_inputs(rms_norm_backward, 8192), 2, 8)
     made = Compiled(plan, pipeline.generate(plan), ()).artifact
     back = unpack("key", pack("key", made))
     assert isinstance(back, Artifact) and back == made and back.cleared == made.cleared and back.sources[0].ctas_per_group == 2
@@ -568,13 +570,13 @@ def test_cleared_buffers_round_trip_and_come_first_in_memory() -> None:
 def test_results_do_not_depend_on_the_timing_of_ctas() -> None:
     args = inputs_of(rms_norm_backward, 9, 8192, BF16)
     _, tensors, bindings = program_of(rms_norm_backward, *args)
-    first, second = (run(multi_cta(rms_norm_backward, args, slots=slots), tensors, bindings) for slots in (2, 4))
+    first, second = (run(multi_cta_plan(rms_norm_backward, args, slots=slots), tensors, bindings) for slots in (2, 4))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_keeping_row_vectors_on_chip_wins_ties() -> None:
     """If registers are full, shared memory is used, though plans that reload vectors need less and are predicted as fast."""
-    program, _, bindings = program_of(rms_norm_backward, *given(rms_norm_backward, 49152, rows=32 * 132))
+    program, _, bindings = program_of(rms_norm_backward, *meta_inputs(rms_norm_backward, 49152, rows=32 * 132))
     found = scores(program, bindings, H200, {})
     assert not isinstance(found, Illegal)
     spilling = {s.plan.scored_as: CompileOutcome(1000, (True, 100)) for s in found if s.plan.schedule.row_vectors is REGISTERS}

@@ -19,7 +19,7 @@ def written(*nodes: dict[str, Any], **symbols: int) -> dict[str, Any]:
     return {"form": FORM, "symbols": symbols, "nodes": list(nodes)}
 
 
-def of(shape: list[Any], stride: list[Any]) -> dict[str, Any]:
+def tensor_form(shape: list[Any], stride: list[Any]) -> dict[str, Any]:
     return {"dtype": "bfloat16", "shape": shape, "stride": stride, "device": "cuda:0"}
 
 
@@ -41,7 +41,7 @@ def test_a_captured_model_round_trips(job: Job, tmp_path: Path) -> None:
 
 
 def test_symbolic_sizes_are_read_with_their_hints() -> None:
-    form = of(["s77", "(s77//2)", 8], ["8*((s77//2))", 8, 1])
+    form = tensor_form(["s77", "(s77//2)", 8], ["8*((s77//2))", 8, 1])
     graph = load(
         written(
             {"op": "placeholder", "name": "n", "target": "n", "val": {"symbolic": "s77"}},
@@ -58,7 +58,7 @@ def test_symbolic_sizes_are_read_with_their_hints() -> None:
 def test_an_operator_this_torch_lacks_can_be_read() -> None:
     graph = load(
         written(
-            {"op": "placeholder", "name": "x", "target": "x", "val": of([4], [1])},
+            {"op": "placeholder", "name": "x", "target": "x", "val": tensor_form([4], [1])},
             {"op": "call_function", "name": "y", "target": "vendor.secret.default", "args": [{"node": "x"}]},
             {"op": "output", "name": "output", "args": [[{"node": "y"}]]},
         )

@@ -44,15 +44,15 @@ def step(run: Function, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
 def assert_as_eager(function: Function, make: Callable[[int], Sequence[Tensor]]) -> None:
     """Check that results are within the criterion, over several draws if one fails; integers and forms must match exactly."""
     compiled = torch.compile(function, backend=onepass.backend, options=OPTIONS)
-    draws = [judged(compiled, function, make(0))]
+    draws = [judge_step(compiled, function, make(0))]
     wrong = [name for name, found in draws[0].items() if not found.ok]
-    draws += [judged(compiled, function, make(seed)) for seed in range(1, DRAWS)] if wrong else []
+    draws += [judge_step(compiled, function, make(seed)) for seed in range(1, DRAWS)] if wrong else []
     for name in wrong:
         together = pooled([draw[name] for draw in draws])
         assert together.ok, f"{name}: {together.check}"
 
 
-def judged(compiled: Function, function: Function, inputs: Sequence[Tensor]) -> dict[str, Judged]:
+def judge_step(compiled: Function, function: Function, inputs: Sequence[Tensor]) -> dict[str, Judged]:
     """The results of a step, compiled, in eager and in float64; as for models, each tensor is judged as a whole."""
     wide = [t.double() if t.is_floating_point() else t for t in inputs]
     actual, eager, exact = step(compiled, inputs), step(function, inputs), step(function, wide)
@@ -161,8 +161,8 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 CASES: dict[str, tuple[Function, Sequence[Tensor]]] = {
-    "pytorch#182012 a sum's gradient was 0 beside a diagonal that was replaced": (scattered_diagonal, [numbers(8, 8), numbers(8)]),
-    "pytorch#180164 and beside a slice": (scattered_slice, [numbers(4, 13, 33), numbers(4, 6, 33)]),
+    "pytorch#182012 a sum's gradient was 0 next to a replaced diagonal": (scattered_diagonal, [numbers(8, 8), numbers(8)]),
+    "pytorch#180164 and next to a slice": (scattered_slice, [numbers(4, 13, 33), numbers(4, 6, 33)]),
     "pytorch#178080 a gradient of [1, C, 1, 1] lost its dims": (over_its_sum, [numbers(2, 23, 6, 6) + 9, numbers(1, 23, 1, 1)]),
     "pytorch#171493 a graph's sum was read before it was written": (node_features, [numbers(64, 40), torch.zeros(64).long()]),
     "pytorch#191571 and so was a row of another": (added_then_looked_up, [numbers(8, 40), torch.zeros(8).long()]),

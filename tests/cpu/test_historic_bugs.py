@@ -30,7 +30,7 @@ INF, NAN = math.inf, math.nan
 f16, bf16, u8, i8, i16, i32 = torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32
 
 
-def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Make:
+def standard_normal(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Make:
     """Standard normal arguments, times a number."""
 
     def make(seed: int) -> Sequence[Tensor]:
@@ -40,7 +40,7 @@ def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, scale: f
     return make
 
 
-def given(*tensors: Tensor) -> Make:
+def fixed(*tensors: Tensor) -> Make:
     """Fixed arguments, the same for every seed."""
     return lambda seed: tensors
 
@@ -107,16 +107,16 @@ def one_bad_row(seed: int) -> tuple[Tensor, Tensor]:
 
 ROUNDED: dict[str, tuple[Function, Make]] = {
     # Softmax and its sums.
-    "pytorch#163932 a softmax of numbers times 1e14 was NaN": (lambda x: (x * 1e14).softmax(-1), drawn((5, 25))),
+    "pytorch#163932 a softmax of numbers times 1e14 was NaN": (lambda x: (x * 1e14).softmax(-1), standard_normal((5, 25))),
     "pytorch#100775 so was one of differences times a negative number of 1e14": (
         lambda x, s: (x[:, None] * x[None, :]).mul(s).softmax(-1),
         lambda seed: (randoms(seed, (10,)), tensor(-1.7197e14)),
     ),
     "pytorch#161150 rows with both infinities became ones, not NaN": (
         lambda x: (x, (x * 1.0).softmax(0)),
-        given(tensor([-INF, INF, INF, -INF, INF, 1.0]).reshape(1, 6)),
+        fixed(tensor([-INF, INF, INF, -INF, INF, 1.0]).reshape(1, 6)),
     ),
-    "pytorch#101039 two numbers of a softmax added up to 1.2": (lambda x: (x / 1e-6).softmax(-1), drawn((1, 10, 2))),
+    "pytorch#101039 two numbers of a softmax added up to 1.2": (lambda x: (x / 1e-6).softmax(-1), standard_normal((1, 10, 2))),
     "pytorch#159469 a softmax's backward read past rows of 551 in 576": (softmax_backward, padded_rows),
     "pytorch#163971 softmax of a tensor without dims failed": (
         lambda x: F.gelu(x.softmax(0)).softmax(0),
@@ -124,11 +124,11 @@ ROUNDED: dict[str, tuple[Function, Make]] = {
     ),
     "pytorch#189787 sums of softmax were taken for 1, NaN rows too": (
         lambda x: x.softmax(1).sum(1),
-        given(torch.cat([randoms(0, (4, 59)), torch.full((1, 59), -INF)])),
+        fixed(torch.cat([randoms(0, (4, 59)), torch.full((1, 59), -INF)])),
     ),
     "pytorch#188225 NaNs known while compiling were compared": (
         lambda x: torch.log2(torch.full((2, 2), -1.0)).softmax(-1) + x,
-        given(torch.ones(2)),
+        fixed(torch.ones(2)),
     ),
     "pytorch#131060 rows that are masked throughout are NaN, others are not": (
         lambda x, m: x.masked_fill(m, -INF).softmax(-1)[1:],
@@ -153,7 +153,7 @@ ROUNDED: dict[str, tuple[Function, Make]] = {
         logits(4, 5, -100, -100, -100, -100),
     ),
     "pytorch#63004 an ignored class that exists is part of the denominator": (first_class_alone, logits(6, 5, 0, 1, 0)),
-    "pytorch#12670 a class that is ignored, beside one by one losses": (
+    "pytorch#12670 an ignored class, with reduction none": (
         lambda x, t: F.cross_entropy(x, t, ignore_index=-1, reduction="none").mean(),
         logits(3, 5, 2, 4, -1),
     ),
@@ -178,9 +178,12 @@ ROUNDED: dict[str, tuple[Function, Make]] = {
     ),
     "csarofeen/pytorch#2149 a variance over dims of size 1 counted none": (
         lambda x: (*torch.var_mean(x, (1, 2), correction=0), x.var(1)),
-        drawn((5, 1, 1)),
+        standard_normal((5, 1, 1)),
     ),
-    "csarofeen/pytorch#2325 a variance of variances": (lambda x: x.var(1, correction=0).var(-1, correction=0), drawn((3, 7, 5))),
+    "csarofeen/pytorch#2325 a variance of variances": (
+        lambda x: x.var(1, correction=0).var(-1, correction=0),
+        standard_normal((3, 7, 5)),
+    ),
     "pytorch#145401 means of long fp16 columns": (
         lambda x: torch.var_mean(x, 0),
         lambda seed: (randoms(seed, (4099, 3), dtype=f16) + 1,),
@@ -189,37 +192,37 @@ ROUNDED: dict[str, tuple[Function, Make]] = {
         lambda x: (x.std(-1), *torch.var_mean(x, -1)),
         lambda seed: (randoms(seed, (5, 1000)) + 1e5,),
     ),
-    "pytorch#197108 the mean beside a variance of nothing is NaN": (
+    "pytorch#197108 the mean of var_mean of nothing is NaN": (
         lambda x: (*torch.var_mean(x, 0), *torch.std_mean(x, 0, correction=0)),
-        given(torch.empty(0, 1)),
+        fixed(torch.empty(0, 1)),
     ),
     "pytorch#29372 the deviation of a single number is NaN, or 0 uncorrected": (
         lambda x: (x.std(), x.std(correction=0)),
-        given(tensor(4.0)),
+        fixed(tensor(4.0)),
     ),
     "pytorch#113167 a correction beyond the count leaves no degrees of freedom": (
         lambda x: torch.var_mean(x, 0, correction=4.9),
-        given(tensor([0.16])),
+        fixed(tensor([0.16])),
     ),
-    "pytorch#190417 layer norm of negative infinities": (lambda x: F.layer_norm(torch.log2(x), (1,)), given(torch.zeros(2, 1))),
+    "pytorch#190417 layer norm of negative infinities": (lambda x: F.layer_norm(torch.log2(x), (1,)), fixed(torch.zeros(2, 1))),
     "pytorch#173793 layer norm of numbers near the greatest was NaN": (
         lambda x: F.layer_norm(x, (512,)),
         lambda seed: (8.5071e37 * (1 + 1e-5 * randoms(seed, (2, 512))),),
     ),
     "pytorch#173885 layer norm of fp16 rows with an infinity": (
         lambda x: F.layer_norm(x, (16,)),
-        given(torch.cat([tensor([INF], [1.0]), randoms(0, (2, 15))], 1).half()),
+        fixed(torch.cat([tensor([INF], [1.0]), randoms(0, (2, 15))], 1).half()),
     ),
     "pytorch#183120 normalizing rows that are constant is 0, not noise scaled up": (
         lambda x: F.group_norm(F.elu(x), 10),
-        given(torch.ones(6, 10, 12)),
+        fixed(torch.ones(6, 10, 12)),
     ),
     "pytorch#186577 reciprocals of what is normalized": (
         lambda x: torch.reciprocal(F.layer_norm(x, (128,)).abs() + 0.1),
-        drawn((16, 128)),
+        standard_normal((16, 128)),
     ),
-    "pytorch#143182 layer norm over two dims at once": (lambda x: F.layer_norm(x, (100, 130)), drawn((2, 100, 130))),
-    "pytorch#142839 instance norm of large images": (lambda x: F.instance_norm(x), drawn((1, 2, 61, 127))),
+    "pytorch#143182 layer norm over two dims at once": (lambda x: F.layer_norm(x, (100, 130)), standard_normal((2, 100, 130))),
+    "pytorch#142839 instance norm of large images": (lambda x: F.instance_norm(x), standard_normal((1, 2, 61, 127))),
     "pytorch#181696 batch norm by what it has learned, then a group norm": (
         lambda x, m, v: F.group_norm(F.batch_norm(x, m, v), 5),
         lambda seed: (randoms(seed, (6, 10, 12)), torch.arange(10.0), torch.arange(1.0, 11.0)),
@@ -228,18 +231,18 @@ ROUNDED: dict[str, tuple[Function, Make]] = {
         several_moments,
         lambda seed: (*randoms(seed, (3, 4, 5, 2)).reshape(1, 3, 4, 5, 2), randoms(seed, (5, 4)), tensor(0.7)),
     ),
-    "Fuser#2632 layer norm's statistics for rows of 18688": (layer_norm_by_hand, drawn((2, 18688), (18688,), (18688,))),
+    "Fuser#2632 layer norm's statistics for rows of 18688": (layer_norm_by_hand, standard_normal((2, 18688), (18688,), (18688,))),
     "Fuser#1471 a sum over the outer and the inner dim, then over the rest": (
         lambda x: (x.sum((0, 2)), x.sum((0, 2)).sum()),
-        drawn((3, 5, 67)),
+        standard_normal((3, 5, 67)),
     ),
     "Liger-Kernel#950 a weight's gradient was added up in bfloat16": (
         times_weight_backward,
-        drawn((65, 33), (33,), (65, 33), dtype=bf16),
+        standard_normal((65, 33), (33,), (65, 33), dtype=bf16),
     ),
     "Liger-Kernel#92 RMSNorm was rounded before the weight": (
         lambda x, w: F.rms_norm(x.float(), (40,), eps=1e-6).to(x.dtype) * w,
-        drawn((9, 40), (40,), dtype=bf16),
+        standard_normal((9, 40), (40,), dtype=bf16),
     ),
     "quack#88 a gradient that is one number, expanded": (
         times_weight_backward,
@@ -248,35 +251,38 @@ ROUNDED: dict[str, tuple[Function, Make]] = {
     # Rows and columns at once.
     "pytorch#177782 sums of rows and columns that keep their dim": (
         lambda x: (x.sum(0, keepdim=True), x.sum(1, keepdim=True), x.mean((0, 1), keepdim=True)),
-        drawn((67, 40)),
+        standard_normal((67, 40)),
     ),
     "pytorch#186370 rows of a square and columns of its transpose": (
         lambda x, y: (x.sum(1), x.t().sum(1), (x.t() * y).sum(0)),
-        drawn((48, 48), (48, 48)),
+        standard_normal((48, 48), (48, 48)),
     ),
     "pytorch#176483 columns of two tensors, one below the other": (
         lambda x, y: (torch.cat([x, y]).sum(0), torch.cat([x, y]).sum(1)),
-        drawn((37, 16), (28, 16)),
+        standard_normal((37, 16), (28, 16)),
     ),
     "pytorch#189895 what is padded was counted in a sum in pieces": (
         lambda x: (F.pad(x, (1, 0), value=3.0).sum(0), F.pad(x, (2, 1, 1, 0), value=-1.0).sum()),
-        drawn((130, 15)),
+        standard_normal((130, 15)),
     ),
     # Sums of narrow numbers.
     "pytorch#141052 sums of bfloat16 that stopped at 256": (
         lambda x: (x.sum(-1), x.mean(-1)),
-        given(torch.ones(2, 1000, dtype=bf16)),
+        fixed(torch.ones(2, 1000, dtype=bf16)),
     ),
-    "pytorch#93708 sums of fp16 beyond its integers": (lambda x: x.sum(0), given(torch.ones(4097, 2, dtype=f16))),
-    "pytorch#95185 the greatest of bfloat16": (lambda x: (x.amax(1), x.amin(0)), drawn((6, 50), dtype=bf16)),
+    "pytorch#93708 sums of fp16 beyond its integers": (lambda x: x.sum(0), fixed(torch.ones(4097, 2, dtype=f16))),
+    "pytorch#95185 the greatest of bfloat16": (lambda x: (x.amax(1), x.amin(0)), standard_normal((6, 50), dtype=bf16)),
     "pytorch#102546 the mean of a tensor without dims, over its dim": (
         lambda x: (x.mean(0), x.sum(-1), x.amax(0)),
-        given(tensor(2.5)),
+        fixed(tensor(2.5)),
     ),
-    "pytorch#148808 scaled by the least and the greatest": (lambda x: (x - x.amin()) / (x.amax() - x.amin()), drawn((1, 10))),
+    "pytorch#148808 scaled by the least and the greatest": (
+        lambda x: (x - x.amin()) / (x.amax() - x.amin()),
+        standard_normal((1, 10)),
+    ),
     "pytorch#88263 sums and products over dims of size 0": (
         lambda x: (x.sum(1), x.prod(1), x.sum(), x.mean(1)),
-        given(torch.empty(3, 0)),
+        fixed(torch.empty(3, 0)),
     ),
     "pytorch#107066 nothing is read of what has no elements": (
         lambda x, y: (torch.cat([x, y]).sum(0), (x.sum() + y).sum(-1)),
@@ -327,7 +333,7 @@ EXACT: dict[str, tuple[Function, Sequence[Tensor]]] = {
     "pytorch#100573 positions of equal numbers were added up": (lambda x: (x.argmax(0), x.argmin(1), x.argmin()), [ties(20, 70)]),
     "pytorch#93630 the last of equal numbers was taken": (lambda x: x.argmax(0), [ties(10, 10, most=2)]),
     "pytorch#93815 the same of short integers": (lambda x: (x.argmax(0), x.argmin(0)), [ties(20, 20, dtype=i16, most=100)]),
-    "pytorch#113636 positions beside the quotients they are found in": (
+    "pytorch#113636 positions next to the quotients they are found in": (
         lambda x: (x / x, (x / x).argmin(0), (x / x).argmax(0)),
         [torch.cat([randoms(0, (12, 30)), torch.zeros(1, 30)])],
     ),

@@ -40,7 +40,7 @@ def private(name: str) -> bool:
     return hidden and package in ("onepass", "tests", "bench", "")
 
 
-def found(files: list[Path], wrong: Rule) -> list[str]:
+def violations(files: list[Path], wrong: Rule) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in files
@@ -52,15 +52,15 @@ def found(files: list[Path], wrong: Rule) -> list[str]:
 
 def test_no_module_imports_a_test_module() -> None:
     """Code that two test modules need belongs in tests/support."""
-    assert not found([*TESTS, *BENCH, *SCRIPTS], of_a_test_module)
+    assert not violations([*TESTS, *BENCH, *SCRIPTS], of_a_test_module)
 
 
 def test_no_module_imports_a_private_name() -> None:
-    assert not found([*TESTS, *BENCH, *SCRIPTS], private)
+    assert not violations([*TESTS, *BENCH, *SCRIPTS], private)
 
 
 def test_benchmarks_import_no_tests() -> None:
-    assert not found(BENCH, lambda name: name.split(".")[0] == "tests")
+    assert not violations(BENCH, lambda name: name.split(".")[0] == "tests")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def norm_and_softmax(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def compiled_code(*inputs: Tensor, dynamic: bool = False) -> str:
-    """The code of a right run."""
+    """The code of a run whose results are right."""
     run = torch.compile(norm_and_softmax, backend=onepass.backend, options=OPTIONS, dynamic=dynamic)
     with config.patch(force_disable_caches=True):
         results, (code,) = run_and_get_code(run, *inputs)
@@ -66,7 +66,7 @@ def test_a_graph_in_partitions_defines_its_regions_at_the_top() -> None:
         assert OP not in compiled_code(torch.randn(6, 40), torch.randn(40))
 
 
-def test_regions_that_were_dropped_are_made_again() -> None:
+def test_evicted_regions_are_rebuilt() -> None:
     x, w = torch.randn(6, 40), torch.randn(40)
     run = torch.compile(norm_and_softmax, backend=onepass.backend, options=OPTIONS)
     expected = run(x, w)
@@ -74,7 +74,7 @@ def test_regions_that_were_dropped_are_made_again() -> None:
     torch.testing.assert_close(run(x, w), expected, rtol=0, atol=0)
 
 
-def test_a_torch_without_the_means_dispatches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_cannot_call_regions_directly_dispatches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(lowering, "tag_to_layout_constraint")
     monkeypatch.delitem(lowering.lowerings, torch.ops.onepass.region.default, raising=False)
     launch_lines.call_directly.cache_clear()

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign.mutants import ROOT, changed, everything, verdict_of
+from tests.campaign.mutants import ROOT, all_mutants, mutated, verdict_of
 from tests.campaign.mutations import Mutant
 from tests.support.processes import run_python
 
-EVERY = everything()
+EVERY = all_mutants()
 COLLECT = "import sys, pytest; sys.exit(pytest.main([*sys.argv[1:], '--collect-only', '-m', '', '-p', 'no:cacheprovider']))"
 
 
 @pytest.mark.parametrize("mutant", EVERY, ids=[m.name for m in EVERY])
 def test_a_mutant_applies_and_names_existing_tests(mutant: Mutant) -> None:
     text = (ROOT / mutant.file).read_text()
-    assert ast.dump(ast.parse(changed(mutant, text))) != ast.dump(ast.parse(text))
+    assert ast.dump(ast.parse(mutated(mutant, text))) != ast.dump(ast.parse(text))
     assert mutant.file.startswith("onepass/") and mutant.promise and mutant.tests
     for test in mutant.tests:
         file, _, name = test.partition("::")
@@ -62,4 +62,4 @@ def test_tests_that_cannot_run_do_not_kill_a_mutant(tmp_path: Path) -> None:
 def test_a_missing_line_is_an_error() -> None:
     gone = Mutant("gone", "onepass/device.py", "no such line", "", "nothing", ("tests/cpu/test_ir.py",))
     with pytest.raises(ValueError, match="must be there once"):
-        changed(gone, "a text")
+        mutated(gone, "a text")

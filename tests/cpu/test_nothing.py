@@ -56,7 +56,7 @@ EMPTY: dict[str, Callable[[Tensor], Any]] = {
     "truths": lambda x: ((x > 0).any(0), (x > 0).all()),
     "softmax": lambda x: (x.softmax(-1), x.logsumexp(0)),
     "parts": lambda x: torch.cat([x, x], 0).sum(0),
-    "beside others": lambda x: (x.sum(0), x.new_ones(3) * 2),
+    "next to others": lambda x: (x.sum(0), x.new_ones(3) * 2),
     "itself": lambda x: x,
 }
 
@@ -102,7 +102,7 @@ REPEATED_NEVER: dict[str, Callable[[Tensor], Any]] = {
     "a number": lambda x: torch.eq(x.sum(), 1).expand(2)[0:0],
     "past its end": lambda x: (x.sum() + 1).expand(2)[2:],
     "a row": lambda x: x.sum(0, keepdim=True).expand(4, 4)[0:0],
-    "beside the row": lambda x: (x.amax(0).expand(4, 4)[:0], x.amax(0)),
+    "next to the row": lambda x: (x.amax(0).expand(4, 4)[:0], x.amax(0)),
     "as many as there are rows less three": lambda x: x.sum().expand(x.size(0))[3:],
 }
 

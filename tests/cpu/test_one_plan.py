@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import onepass
 from onepass.capture import capture
 from onepass.codegen.source import Source
 from onepass.device import device
-from onepass.integration import engine, journal, region_op
+from onepass.integration import journal, region_op
 from onepass.integration.claim import ClaimOptions, claim
 from onepass.integration.engine import Kernels, counts
 from onepass.integration.plans import PLANS, Plans, plan_without_lines, without_lines
@@ -38,13 +38,6 @@ from tests.support.stored_graphs import load, read, stored
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU, H200 = torch.device("cpu"), device("h200")
-
-
-@pytest.fixture
-def fresh(nothing_compiled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
-    yield
-    engine.forget()
 
 
 def schedules(made: Plan | Artifact) -> list[tuple[str, object]]:
@@ -144,7 +137,7 @@ def test_a_fused_function_is_optimized_and_planned_once(in_a_process: Callable[.
     assert (warm["optimized"], warm["plans"], warm["hits"]) == (1, 0, 2), "a function is traced again in each process"
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("nothing_compiled", "empty_store")
 def test_equal_regions_of_two_graphs_are_planned_once() -> None:
     before = counts()
     plans = Plans()
@@ -158,7 +151,7 @@ def test_equal_regions_of_two_graphs_are_planned_once() -> None:
     assert (work.optimized, work.plans) == (1, 1)
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("nothing_compiled", "empty_store")
 def test_a_call_with_unaligned_tensors_is_planned_separately() -> None:
     text = region("a")
     ins, outs = inputs(4), outputs(4)
@@ -212,7 +205,7 @@ def unmeasured(source: Source) -> Binary:
 
 
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, shapes in SHAPES.items() for shape in shapes])
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("nothing_compiled", "empty_store")
 def test_explain_shows_the_plan_that_a_fused_function_runs(name: str, shape: tuple[int, int]) -> None:
     chosen = workload(name)
     args = chosen.inputs(shape)
@@ -266,7 +259,7 @@ class Model(nn.Module):
         return torch.nn.functional.layer_norm(x + self.linear(self.norm(x)), x.shape[-1:])
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("nothing_compiled", "empty_store")
 def test_explain_shows_the_plans_that_a_model_runs() -> None:
     model, x = Model(64), torch.randn(64, 64, dtype=torch.bfloat16, requires_grad=True)
     shown = onepass.explain(model)(x)
@@ -280,7 +273,7 @@ def test_explain_shows_the_plans_that_a_model_runs() -> None:
         assert str(row.holds) == "plan holds for these sizes only"
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("nothing_compiled", "empty_store")
 def test_explain_shows_the_plan_of_a_large_backward() -> None:
     """RMSNorm backward of 98304 x 512 in a model, whose sizes are static."""
     with torch.device("meta"):
@@ -297,7 +290,7 @@ def test_explain_shows_the_plan_of_a_large_backward() -> None:
         assert schedules(plans.plan(program, variant_of(program, {}, H200))) == schedules(runs)
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("nothing_compiled", "empty_store")
 def test_a_graph_with_symbolic_rows_is_claimed_by_the_plan_that_runs() -> None:
     def step(x: Tensor) -> Tensor:
         return torch.nn.functional.rms_norm(x * 2, (512,))
@@ -308,7 +301,7 @@ def test_a_graph_with_symbolic_rows_is_claimed_by_the_plan_that_runs() -> None:
     [graph], [record] = journal.snapshot().graphs, journal.snapshot().regions
     [claimed] = graph.regions
     assert dict(claimed.plan.bindings) != dict(claimed.bindings), "planned for the class"
-    assert dict(claimed.at_trace.bindings) == dict(claimed.bindings), "judged at the sizes of the trace"
+    assert dict(claimed.at_trace.bindings) == dict(claimed.bindings), "evaluated at the trace-time sizes"
     assert record.artifact is not None and schedules(claimed.plan) == schedules(record.artifact)
     assert record.artifact.summary.floor_bytes == claimed.plan.floor_bytes > claimed.floor_bytes
 

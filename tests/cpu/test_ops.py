@@ -45,7 +45,7 @@ def special(dtype: torch.dtype, arity: int) -> list[Tensor]:
     return [t.reshape(len(values), -1) for t in turned[:arity]]
 
 
-def judged(spec: OpSpec, args: list[Tensor]) -> str | None:
+def error_of(spec: OpSpec, args: list[Tensor]) -> str | None:
     if spec.name == "where":
         args[0] = args[0] > 0
     function = function_of(spec)
@@ -64,13 +64,13 @@ def judged(spec: OpSpec, args: list[Tensor]) -> str | None:
 @pytest.mark.parametrize("name", FLOAT_OPS)
 def test_floats(name: str, dtype: torch.dtype) -> None:
     spec = OPS[name]
-    assert judged(spec, [spread(spec, dtype, k) for k in range(spec.arity)]) is None
+    assert error_of(spec, [spread(spec, dtype, k) for k in range(spec.arity)]) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FLOAT_OPS)
 def test_special_values(name: str, dtype: torch.dtype) -> None:
-    assert judged(OPS[name], special(dtype, OPS[name].arity)) is None
+    assert error_of(OPS[name], special(dtype, OPS[name].arity)) is None
 
 
 # ---- integers -------------------------------------------------------------------------------------------------------------------

@@ -319,7 +319,7 @@ def test_kernels_extracted_from_a_program_compute_its_results(name: str) -> None
     for output, expected in evaluate(program, {"x": x}, {}).items():
         torch.testing.assert_close(found[output], expected)
     left, read = ({n.buffer for each in pieces for n in each.nodes if isinstance(n, kind)} for kind in (Store, Load))
-    assert {b for b in left if b.startswith("r")} <= read, "a temporary is written that nobody reads"
+    assert {b for b in left if b.startswith("r")} <= read, "a temporary is written that no kernel reads"
 
 
 @pytest.mark.parametrize("name", ["both ways", "positions and states"])
@@ -436,7 +436,7 @@ def binary(registers: int = 64, spilled: int = 0, smem: int = 0, in_loop: bool =
     return Binary(registers, spilled, spilled // 2, smem, 0, {}, {}, in_loop)
 
 
-def ruled(inputs: tuple[torch.Tensor, ...], fn: Callable[..., Any], measure: Callable[[Source], Binary]) -> Compiled:
+def compiled_with(inputs: tuple[torch.Tensor, ...], fn: Callable[..., Any], measure: Callable[[Source], Binary]) -> Compiled:
     captured = capture(fn, inputs)
     return compile(plan(*specialize(optimize(captured.program), captured.bind(inputs) or {}), H200), measure)
 
@@ -463,7 +463,7 @@ def test_if_everything_spills_the_least_spilling_plan_is_chosen(
         return sources
 
     monkeypatch.setattr(pipeline, "generate", written)
-    made = ruled(inputs, fn, lambda source: binary(registers, spills(source)))
+    made = compiled_with(inputs, fn, lambda source: binary(registers, spills(source)))
     assert sum(b.spill_bytes for b in made.binaries) == min(totals)
     assert len(totals) > 1 and made.rejected
 
@@ -476,7 +476,7 @@ def test_a_spill_in_a_loop_is_worse_than_a_larger_one_outside() -> None:
         seen.append(source.text)
         return binary(255, 512) if len(seen) == 1 else binary(255, 8, in_loop=True)
 
-    assert [source.text for source in ruled(inputs, fn, measure).sources] == seen[:1]
+    assert [source.text for source in compiled_with(inputs, fn, measure).sources] == seen[:1]
 
 
 def test_a_small_spill_with_registers_to_spare_rules_out_only_that_schedule() -> None:
@@ -487,7 +487,7 @@ def test_a_small_spill_with_registers_to_spare_rules_out_only_that_schedule() ->
         seen.append(0)
         return binary(72, 48) if len(seen) < 5 else binary()
 
-    made = ruled(inputs, fn, measure)
+    made = compiled_with(inputs, fn, measure)
     assert [b.spill_bytes for b in made.binaries] == [0] * len(made.binaries)
     assert len(made.rejected) == 4
 
@@ -500,7 +500,7 @@ def test_a_few_spilled_words_rule_out_only_that_schedule() -> None:
         seen.extend([source.text] if "mix_order" in source.name else [])
         return binary(255, 16, in_loop=True) if len(seen) < 3 and "mix_order" in source.name else binary(168)
 
-    made = ruled(chosen.inputs((16384, 5120)), chosen.function, measure)
+    made = compiled_with(chosen.inputs((16384, 5120)), chosen.function, measure)
     rejected = [r.schedule.cols for r in made.rejected]
     assert rejected == [Cover((1024,) * 5), Cover((2048, 2048, 1024))] and made.plan.kernels[0].schedule.cols == Cover((4096, 1024))
 
@@ -515,7 +515,7 @@ def test_ctas_of_a_row_loop_must_fit_with_their_actual_registers() -> None:
             return binary(255)
         return binary()
 
-    made = ruled(chosen.inputs((98304, 512)), chosen.function, measure)
+    made = compiled_with(chosen.inputs((98304, 512)), chosen.function, measure)
     assert [(r.registers, r.spill_bytes) for r in made.rejected] == [(255, 0)] * 2
     assert not {source.text for source in made.sources} & heavy
 
@@ -523,7 +523,7 @@ def test_ctas_of_a_row_loop_must_fit_with_their_actual_registers() -> None:
 def test_among_plans_without_spills_one_whose_ctas_fit_is_chosen() -> None:
     """Regardless of which was tried first."""
     chosen = workload("rms_norm_backward")
-    made = ruled(chosen.inputs((98304, 512)), chosen.function, lambda source: binary(255))
+    made = compiled_with(chosen.inputs((98304, 512)), chosen.function, lambda source: binary(255))
     assert made.rejected and feedback.defects(made) == (False, 0, False)
 
 
@@ -535,7 +535,7 @@ def test_a_kernel_with_half_the_predicted_occupancy_is_scored_again() -> None:
         seen.append(source.text)
         return binary(128 if len(seen) == 1 else 64)
 
-    made = ruled(inputs, chosen.function, measure)
+    made = compiled_with(inputs, chosen.function, measure)
     assert [(r.registers, r.spill_bytes) for r in made.rejected] == [(128, 0)]
     assert len(seen) == 2 and [s.text for s in made.sources] == seen[1:]
 
@@ -548,7 +548,7 @@ def test_if_no_kernel_has_its_predicted_occupancy_the_best_is_chosen() -> None:
         tried.append(source.text)
         return binary(128)
 
-    made = ruled(chosen.inputs((8192, 32768)), chosen.function, measure)
+    made = compiled_with(chosen.inputs((8192, 32768)), chosen.function, measure)
     (kernel,) = made.plan.kernels
     assert feedback.defects(made) == (False, 0, False)
     assert made.rejected and kernel.schedule not in [r.schedule for r in made.rejected]
@@ -558,7 +558,7 @@ def test_if_no_kernel_has_its_predicted_occupancy_the_best_is_chosen() -> None:
 def test_unrelated_reductions_share_launches() -> None:
     """Fourteen variances do not fit into one kernel, and fourteen kernels would be fourteen launches."""
     inputs = tuple(meta(4096, 256) for _ in range(14))
-    made = ruled(inputs, lambda *xs: tuple(r for x in xs for r in torch.var_mean(x.float(), 0)), lambda source: binary())
+    made = compiled_with(inputs, lambda *xs: tuple(r for x in xs for r in torch.var_mean(x.float(), 0)), lambda source: binary())
     main = [k for k in made.plan.kernels if "join" not in k.name]
     assert 1 < len(main) <= 5
     assert sum(sum(b.role == "input" for b in k.program.buffers) for k in main) == 14
@@ -570,14 +570,14 @@ def test_a_kernel_that_spills_rules_out_heavier_ones_of_its_family_alone() -> No
     def measure(source: Source) -> Binary:
         return binary(64, 556) if '"""inner: ' in source.text else binary()
 
-    made = ruled((meta(396, 131072),), lambda x: x.float().sum(-1), measure)
+    made = compiled_with((meta(396, 131072),), lambda x: x.float().sum(-1), measure)
     assert not any(b.spill_bytes for b in made.binaries)
 
 
 def test_a_kernel_that_does_not_fit_is_never_chosen() -> None:
     fn, inputs = NORMS[0]
     with pytest.raises(NoPlan):
-        ruled(inputs, fn, lambda source: binary(smem=1 << 20))
+        compiled_with(inputs, fn, lambda source: binary(smem=1 << 20))
 
 
 # ---- little work -----------------------------------------------------------------------------------------------------------

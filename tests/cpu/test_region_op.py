@@ -299,7 +299,7 @@ def test_warnings_are_shown_once(recwarn: pytest.WarningsRecorder) -> None:
 # ---- settings and threads ----------------------------------------------------------------------------------------------------
 
 
-def seen_by(run: Callable[[Callable[[], None]], None]) -> dict[str, object]:
+def settings_seen_by(run: Callable[[Callable[[], None]], None]) -> dict[str, object]:
     """The settings in effect where `run` calls its argument."""
     found: dict[str, object] = {}
     run(lambda: found.update(settings.resolved().changed))
@@ -315,10 +315,10 @@ def in_a_thread(work: Callable[[], None]) -> None:
 @pytest.mark.skipif(bool(getattr(sys.flags, "thread_inherit_context", False)), reason="this Python hands contexts on to threads")
 def test_settings_are_local_to_a_context() -> None:
     with settings.settings(verify=3):
-        assert seen_by(lambda work: work()) == {"verify": 3}
-        assert seen_by(in_a_thread) == {}
-        assert seen_by(lambda work: in_a_thread(partial(contextvars.copy_context().run, work))) == {"verify": 3}
-    assert seen_by(lambda work: work()) == {}
+        assert settings_seen_by(lambda work: work()) == {"verify": 3}
+        assert settings_seen_by(in_a_thread) == {}
+        assert settings_seen_by(lambda work: in_a_thread(partial(contextvars.copy_context().run, work))) == {"verify": 3}
+    assert settings_seen_by(lambda work: work()) == {}
 
 
 def test_settings_of_two_threads_do_not_mix() -> None:

@@ -23,17 +23,17 @@ STRIDE = 9
 ODD = (13, 1027)  # unaligned rows
 
 
-def thinned(case: Case) -> list[tuple[int, int]]:
+def sampled_shapes(case: Case) -> list[tuple[int, int]]:
     """A few shapes for a case, different from those of the next case."""
     fitting = [shape for shape in shapes(case, MOST) if shape[0] * case.copies <= MOST_ROWS]
     return fitting[case.number() % STRIDE :: STRIDE]
 
 
-def sized() -> list[Any]:
+def size_params() -> list[Any]:
     """(case, rows, cols, dtype) of the sampled product, dtypes in turn."""
     found = []
     for case in CASES.values():
-        for k, (rows, cols) in enumerate(thinned(case)):
+        for k, (rows, cols) in enumerate(sampled_shapes(case)):
             dtype = case.dtypes[(k + case.number()) % len(case.dtypes)]
             found.append(pytest.param(case, rows, cols, dtype, id=f"{case.name}-{rows}x{cols}-{name(dtype)}"))
     return found
@@ -43,7 +43,7 @@ def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@pytest.mark.parametrize("case,rows,cols,dtype", sized())
+@pytest.mark.parametrize("case,rows,cols,dtype", size_params())
 def test_sizes(case: Case, rows: int, cols: int, dtype: torch.dtype) -> None:
     assert_right(onepass.fuse(case.function), case.function, lambda seed: case.inputs(rows, cols, dtype, seed=seed))
 
@@ -78,7 +78,7 @@ def test_no_rows(case: Case) -> None:
         torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def laid_out() -> list[Any]:
+def layout_params() -> list[Any]:
     """Every case in two of the layouts, in turn."""
     found = []
     for case in CASES.values():
@@ -88,7 +88,7 @@ def laid_out() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("case,layout", laid_out())
+@pytest.mark.parametrize("case,layout", layout_params())
 def test_layouts(case: Case, layout: str) -> None:
     rows, cols = (13, 256) if case.multiple > 1 or case.copies > 1 else ODD
     dtype = case.dtypes[case.number() % len(case.dtypes)]

@@ -264,14 +264,14 @@ ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reaso
     "private states that count": (variance, ROW, LoopedRows(1, 1024, 4, private_states=True), Reason.FIELDS, "counts"),
     "private states of half a vector": (softmax, ROW, LoopedRows(1, 512, 4, private_states=True), Reason.SIZES, "whole vectors"),
     "private states of two rows": (softmax, ROW, LoopedRows(2, 1024, 4, private_states=True), Reason.SIZES, "one row"),
-    "vectors in smem beside resident rows": (
+    "vectors in smem with resident rows": (
         norm_backward,
         ROW,
         MixOrder(1, 2, (4096,), 4, row_vectors=RowVectors.SMEM),
         Reason.STORAGE,
         "in registers",
     ),
-    "vectors in smem beside a rest": (
+    "vectors in smem with a tail": (
         norm_backward,
         (40, 1280),
         replace(ACCUMULATES, tiles=(1024,) * 2, row_vectors=RowVectors.SMEM),
@@ -322,7 +322,7 @@ ILL_FORMED: dict[str, tuple[Callable[..., Any], tuple[int, int], Schedule, Reaso
 }
 
 
-def of(function: Callable[..., Any], shape: tuple[int, int], schedule: Schedule) -> tuple[Subject, Kernel, Schedule]:
+def with_own_nodes(function: Callable[..., Any], shape: tuple[int, int], schedule: Schedule) -> tuple[Subject, Kernel, Schedule]:
     """A kernel of a function, and the schedule with the kernel's own nodes."""
     one = subject(function.__name__, shape, BF16, False)
     assert one
@@ -341,7 +341,7 @@ def of(function: Callable[..., Any], shape: tuple[int, int], schedule: Schedule)
 @pytest.mark.parametrize("what", ILL_FORMED)
 def test_ill_formed_schedules_are_refused(what: str) -> None:
     function, shape, schedule, reason, words = ILL_FORMED[what]
-    _, kernel, schedule = of(function, shape, schedule)
+    _, kernel, schedule = with_own_nodes(function, shape, schedule)
     refused = check(kernel, schedule, H200)
     assert refused and (refused.reason, words in refused.detail) == (reason, True), refused
 
@@ -350,14 +350,14 @@ def test_ill_formed_schedules_are_refused(what: str) -> None:
     ("function", "schedule"), [(softmax, STAGED), (norm_backward, ACCUMULATES), (norm_backward, MULTI_CTA), (column_sums, IN_TILES)]
 )
 def test_the_schedules_that_ill_formed_ones_are_made_from_are_legal(function: Callable[..., Any], schedule: Schedule) -> None:
-    _, kernel, schedule = of(function, ROW, schedule)
+    _, kernel, schedule = with_own_nodes(function, ROW, schedule)
     assert check(kernel, schedule, H200) is None
     refused = check(kernel, schedule, A100)
     assert refused and refused.reason is Reason.DEVICE and "TMA" in refused.detail
 
 
 def test_a_split_kernel_must_store_one_partial_state_per_cta() -> None:
-    one, kernel, schedule = of(row_sums, ROW, SplitRows(1, 256, 2, 4))
+    one, kernel, schedule = with_own_nodes(row_sums, ROW, SplitRows(1, 256, 2, 4))
     assert check(kernel, schedule, H200) is None
     refused = check(kernel, schedule, H200, emitted=True)
     assert refused and refused.reason is Reason.SPLIT and "leaves no" in refused.detail
@@ -369,7 +369,7 @@ def test_a_split_kernel_must_store_one_partial_state_per_cta() -> None:
 
 
 def test_an_ill_formed_schedule_is_not_emitted() -> None:
-    one, kernel, schedule = of(softmax, ROW, ResidentRows(1, (1024,) * 3, 4))
+    one, kernel, schedule = with_own_nodes(softmax, ROW, ResidentRows(1, (1024,) * 3, 4))
     made = planned(one.program, one.sizes, under(kernel, schedule, one.sizes))
     with pytest.raises(IllegalSchedule, match=r"ONEPASS-205.*cover 1024\+1024\+1024.*do not cover 4096 columns.*bug in onepass"):
         generate(made)

@@ -21,13 +21,13 @@ def collected(*options: str) -> frozenset[str]:
     return frozenset(line for line in done.stdout.splitlines() if "::" in line)
 
 
-def of(ids: frozenset[str], file: str) -> set[str]:
+def ids_in(ids: frozenset[str], file: str) -> set[str]:
     return {name.split("::", 1)[1] for name in ids if name.startswith(f"tests/gpu/{file}.py::")}
 
 
 @pytest.mark.parametrize("family,kind", cells())
 def test_each_family_runs_with_each_class_of_types(family: str, kind: str) -> None:
-    assert f"test_right_under_schedules_of_each_family[{family}-{kind}]" in of(collected("--smoke"), "test_families")
+    assert f"test_right_under_schedules_of_each_family[{family}-{kind}]" in ids_in(collected("--smoke"), "test_families")
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_each_family_runs_with_each_class_of_types(family: str, kind: str) -> No
     ],
 )
 def test_the_smoke_tests_include_the_other_files(file: str, least: int, most: int) -> None:
-    assert least <= len(of(collected("--smoke"), file)) <= most
+    assert least <= len(ids_in(collected("--smoke"), file)) <= most
 
 
 def test_without_the_option_all_tests_run() -> None:
     everything = collected()
-    assert collected("--smoke") < everything and len(of(everything, "test_determinism")) > 200
-    assert len(of(everything, "test_campaign")) == 160
+    assert collected("--smoke") < everything and len(ids_in(everything, "test_determinism")) > 200
+    assert len(ids_in(everything, "test_campaign")) == 160
 
 
 def test_random_functions_are_checked() -> None:

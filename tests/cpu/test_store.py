@@ -61,7 +61,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
 
 
-def again() -> Any:
+def run_as_new_process() -> Any:
     """softmax of X in a process that finds only the store, and the work it had to do."""
     engine.forget()
     cache._opened.cache_clear()
@@ -226,30 +226,30 @@ def a_folder(path: Path) -> None:
     ids=lambda f: f.__name__,
 )
 def test_a_damaged_entry_is_set_aside_and_made_again(damage: Any, folder: Path) -> None:
-    right, work = again()
+    right, work = run_as_new_process()
     assert (work.plans, work.misses) == (1, 1)
-    assert again()[1].hits == 1
+    assert run_as_new_process()[1].hits == 1
     (path,) = entries(folder)
     damage(path)
     with pytest.warns(OnepassWarning, match="ONEPASS-502"):
-        result, work = again()
+        result, work = run_as_new_process()
     assert torch.equal(result, right) and (work.plans, work.hits, work.misses) == (1, 0, 1)
     assert [p.name.split(".")[0] for p in (folder / "quarantine").iterdir()] == [path.stem]
-    result, work = again()
+    result, work = run_as_new_process()
     assert torch.equal(result, right) and (work.plans, work.hits) == (0, 1)
 
 
 def test_an_entry_of_another_user_is_not_used(folder: Path, anothers: Anothers) -> None:
-    right, _ = again()
+    right, _ = run_as_new_process()
     anothers(entries(folder)[0])
     with pytest.warns(OnepassWarning, match=r"ONEPASS-502.*another user"):
-        result, work = again()
+        result, work = run_as_new_process()
     assert torch.equal(result, right) and work.plans == 1
 
 
 def test_an_entry_that_cannot_be_opened_for_now_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many open files are not the fault of the file."""
-    right, _ = again()
+    right, _ = run_as_new_process()
 
     def none_left(*_: Any) -> bytes:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -257,14 +257,14 @@ def test_an_entry_that_cannot_be_opened_for_now_is_kept(folder: Path, monkeypatc
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("error")
         patch.setattr(files, "read", none_left)
-        result, work = again()
+        result, work = run_as_new_process()
     assert torch.equal(result, right) and work.plans == 1
-    assert again()[1].hits == 1 and not (folder / "quarantine").exists()
+    assert run_as_new_process()[1].hits == 1 and not (folder / "quarantine").exists()
 
 
 def test_a_folder_that_cannot_be_opened_for_now_is_used_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many open files are not the fault of the folder."""
-    again()
+    run_as_new_process()
     store = cache.store()
 
     def none_left(*_: Any, **__: Any) -> Any:
@@ -274,7 +274,7 @@ def test_a_folder_that_cannot_be_opened_for_now_is_used_later(folder: Path, monk
         warnings.simplefilter("error")
         patch.setattr(files, "open_folder", none_left)
         assert store is not None and store.load(KEY) is None
-    assert cache.store() is store and again()[1].hits == 1
+    assert cache.store() is store and run_as_new_process()[1].hits == 1
 
 
 # ---- folders that cannot be used -------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_binaries_of_another_user_are_not_loaded(folder: Path, anothers: Another
 
 def test_a_store_is_checked_at_every_use(folder: Path) -> None:
     """A store that was safe may have been opened to others, or replaced, since."""
-    right, _ = again()
+    right, _ = run_as_new_process()
     store = cache.store()
     assert store is not None and store.kernels == folder / "triton"
     folder.chmod(0o777)
@@ -349,7 +349,7 @@ def test_a_store_is_checked_at_every_use(folder: Path) -> None:
 
 
 def test_a_store_that_became_a_link_is_not_used(folder: Path) -> None:
-    again()
+    run_as_new_process()
     store = cache.store()
     assert store is not None
     folder.rename(folder.parent / "moved")
@@ -359,7 +359,7 @@ def test_a_store_that_became_a_link_is_not_used(folder: Path) -> None:
 
 
 def test_a_store_that_was_removed_is_created_again(folder: Path) -> None:
-    again()
+    run_as_new_process()
     store = cache.store()
     assert store is not None
     shutil.rmtree(folder)
@@ -406,7 +406,7 @@ def test_a_disk_that_fills_up_while_writing(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_a_warm_store_can_be_read_from_a_read_only_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, _ = again()
+    right, _ = run_as_new_process()
 
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -414,7 +414,7 @@ def test_a_warm_store_can_be_read_from_a_read_only_disk(folder: Path, monkeypatc
     folder.chmod(0o755)
     for name in ("utime", "chmod", "replace"):
         monkeypatch.setattr(os, name, refused)
-    result, work = again()
+    result, work = run_as_new_process()
     assert torch.equal(result, right) and (work.plans, work.hits) == (0, 1)
 
 
@@ -436,7 +436,7 @@ def test_binaries_go_elsewhere_where_the_store_cannot_be_written(folder: Path, m
 def test_created_files_are_private_to_the_user(umask: int, folder: Path) -> None:
     before = os.umask(umask)
     try:
-        again()
+        run_as_new_process()
         store = cache.store()
         assert store is not None
         checksums.write_checksummed(store.kernels / "KEY", "f.cubin", b"1")
@@ -449,7 +449,7 @@ def test_created_files_are_private_to_the_user(umask: int, folder: Path) -> None
 
 def test_the_store_can_be_turned_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_CACHE", "0")
-    assert again()[1].plans == again()[1].plans == 1
+    assert run_as_new_process()[1].plans == run_as_new_process()[1].plans == 1
     assert not folder.exists()
 
 

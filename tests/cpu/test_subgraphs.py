@@ -56,7 +56,7 @@ WITHOUT_SUBGRAPHS = [checkpointed, plain]
 LONG = [branched, looped]
 
 
-def called(run: Callable[..., Tensor], train: bool) -> list[Tensor]:
+def results_and_gradients(run: Callable[..., Tensor], train: bool) -> list[Tensor]:
     """Results and gradients, after checking that no argument has changed."""
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(SIDE, SIDE, generator=generator).requires_grad_(train) for _ in range(2)]
@@ -81,8 +81,8 @@ def test_only_the_outermost_graph_owns_its_inputs(fn: Callable[..., Tensor], mon
 
     monkeypatch.setattr(passes, "claim_options", recorded)
     train = fn in TRAINED
-    actual = called(torch.compile(fn, backend=onepass.backend, options=EAGER), train)
-    torch.testing.assert_close(actual, called(fn, train), rtol=1e-4, atol=1e-4)
+    actual = results_and_gradients(torch.compile(fn, backend=onepass.backend, options=EAGER), train)
+    torch.testing.assert_close(actual, results_and_gradients(fn, train), rtol=1e-4, atol=1e-4)
     assert sum(outermost for _, outermost in graphs) == 1 + train, "one for each phase"
     assert (len(graphs) == 1 + train) == (fn in WITHOUT_SUBGRAPHS)
     assert sum(len(graph.regions) for graph in journal.snapshot().graphs), "or this tries nothing"
@@ -95,6 +95,6 @@ def test_no_graph_is_outermost_if_no_passes_run() -> None:
 @needs_compiler
 def test_a_nested_backward_leaves_its_inputs_alone() -> None:
     """The inputs that the outer graph may overwrite are not those of an inner graph."""
-    actual = called(torch.compile(nested, backend=onepass.backend, options=INDUCTOR), True)
-    torch.testing.assert_close(actual, called(nested, True), rtol=1e-4, atol=1e-4)
+    actual = results_and_gradients(torch.compile(nested, backend=onepass.backend, options=INDUCTOR), True)
+    torch.testing.assert_close(actual, results_and_gradients(nested, True), rtol=1e-4, atol=1e-4)
     assert sum(len(graph.regions) for graph in journal.snapshot().graphs)

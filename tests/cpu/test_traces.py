@@ -51,7 +51,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
         raise raised[0]
 
 
-def right(fused: Fused, *shape: int) -> None:
+def assert_softmax_right(fused: Fused, *shape: int) -> None:
     x = torch.randn(shape)
     torch.testing.assert_close(fused(x), softmax(x))
 
@@ -59,9 +59,9 @@ def right(fused: Fused, *shape: int) -> None:
 def test_concurrent_threads_trace_once() -> None:
     fused = onepass.fuse(softmax)
     before = counts()
-    in_threads(8, lambda k: right(fused, 4, 33))
+    in_threads(8, lambda k: assert_softmax_right(fused, 4, 33))
     assert len(fused._traces) == 1 and (counts() - before).plans <= 1
-    in_threads(4, lambda k: right(fused, 4 + k, 33 + k % 2))
+    in_threads(4, lambda k: assert_softmax_right(fused, 4 + k, 33 + k % 2))
     assert len(fused._traces) == 2
 
 
@@ -71,9 +71,9 @@ def test_a_trace_for_other_rows_is_found_without_checking_each(monkeypatch: pyte
         fused(torch.zeros(4, columns))
     real = Captured.bind_leaves
     monkeypatch.setattr(Captured, "bind_leaves", lambda self, *a: checked.append(self) or real(self, *a))
-    right(fused, 7, 10)
+    assert_softmax_right(fused, 7, 10)
     assert len(checked) == 1
-    right(fused, 7, 10)
+    assert_softmax_right(fused, 7, 10)
     assert len(checked) == 1 and len(fused._traces) == 6
 
 
@@ -81,15 +81,15 @@ def test_the_most_recent_kinds_of_calls_are_kept(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(traces, "MAX_CALL_KINDS", 3)
     fused = onepass.fuse(softmax, dynamic=False)
     for rows in (2, 3, 4):
-        right(fused, rows, 8)
+        assert_softmax_right(fused, rows, 8)
     first, second, third = fused._traces
-    right(fused, 2, 8)  # used again, so the second is now the least recently used
+    assert_softmax_right(fused, 2, 8)  # used again, so the second is now the least recently used
     gone = weakref.ref(second)
     del second
-    right(fused, 5, 8)
+    assert_softmax_right(fused, 5, 8)
     gc.collect()
     assert gone() is None and first in fused._traces and third in fused._traces and len(fused._traces) == 3
-    right(fused, 3, 8)
+    assert_softmax_right(fused, 3, 8)
     assert len(fused._traces) == 3
 
 
@@ -97,7 +97,7 @@ def test_rows_that_never_repeat_keep_one_trace(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(traces, "MAX_CALL_KINDS", 3)
     fused = onepass.fuse(softmax)
     for rows in range(2, 9):
-        right(fused, rows, 8)
+        assert_softmax_right(fused, rows, 8)
     known = fused._known[0].traces
     assert len(fused._traces) == 1 and len(known._calls) == 3
 
@@ -106,7 +106,7 @@ def test_an_evicted_trace_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(traces, "MAX_CALL_KINDS", 1)
     fused = onepass.fuse(softmax, dynamic=False)
     for columns in (8, 9, 10):
-        right(fused, 2, columns)
+        assert_softmax_right(fused, 2, columns)
     known = fused._known[0].traces
     assert [len(each) for each in (known._calls, known._uses, known._fixed)] == [1, 1, 1]
     assert sum(len(each) for each in known._by_pattern.values()) == 1
@@ -146,7 +146,7 @@ def test_similar_calls_are_distinguished(other: Callable[[torch.Tensor], torch.T
 
 def test_a_lazily_negated_tensor_is_not_taken_for_a_plain_one() -> None:
     fused, x = onepass.fuse(softmax), torch.randn(8, 8)
-    right(fused, 8, 8)
+    assert_softmax_right(fused, 8, 8)
     try:
         result = fused(torch._neg_view(x))
     except errors.OnepassError:
@@ -194,7 +194,7 @@ def test_a_fused_function_that_calls_itself_terminates() -> None:
     fused = onepass.fuse(loops)
     with pytest.raises((RecursionError, errors.OnepassError)):
         fused(torch.ones(2, 3))
-    right(onepass.fuse(softmax), 2, 3)
+    assert_softmax_right(onepass.fuse(softmax), 2, 3)
 
 
 def test_the_most_recently_called_regions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,14 +42,7 @@ HERE = Card("NVIDIA H200", 132, "13.0")
 PROPERTIES = SimpleNamespace(name=HERE.name, multi_processor_count=HERE.sms)
 SIZES = {"s0": 8000}
 
-
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A separate store for each test, and nothing in memory."""
-    monkeypatch.setenv("ONEPASS_CACHE_DIR", str(tmp_path / "store"))
-    engine.forget()
-    yield
-    engine.forget()
+pytestmark = pytest.mark.usefixtures("empty_store")
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -88,7 +81,7 @@ class Clock:
         return found
 
 
-def taken(clock: Clock) -> int:
+def chosen_index(clock: Clock) -> int:
     """The index of the chosen plan: 0 for the default."""
     plans = [made(str(k)) for k in range(len(clock.us))]
     chosen, timed = tune.choose(plans[0], plans[1:], clock)
@@ -115,20 +108,20 @@ def taken(clock: Clock) -> int:
     ],
 )
 def test_the_default_stays_unless_another_plan_is_clearly_faster(us: tuple[float, ...], spread: float, expected: int) -> None:
-    assert taken(Clock(*us, spread=spread)) == expected
+    assert chosen_index(Clock(*us, spread=spread)) == expected
 
 
 def test_the_final_round_decides() -> None:
-    assert taken(Clock(100.0, 60.0, 62.0, final={1: 99.5, 2: 70.0})) == 2
-    assert taken(Clock(100.0, 95.0, 62.0, final={2: math.nan})) == 0
+    assert chosen_index(Clock(100.0, 60.0, 62.0, final={1: 99.5, 2: 70.0})) == 2
+    assert chosen_index(Clock(100.0, 95.0, 62.0, final={2: math.nan})) == 0
 
 
 def test_only_plans_near_the_best_are_timed_at_length() -> None:
     clock = Clock(100.0, 50.0, 51.0, 55.0, 56.0, 90.0)
-    assert taken(clock) == 1
+    assert chosen_index(clock) == 1
     assert clock.requests == [(6, tune.FIRST_RUNS), (1 + tune.MAX_FINALISTS, tune.FINAL_RUNS)], "the default is always timed"
     slow = Clock(100.0, 200.0)
-    assert taken(slow) == 0 and slow.requests == [(2, tune.FIRST_RUNS)]
+    assert chosen_index(slow) == 0 and slow.requests == [(2, tune.FIRST_RUNS)]
 
 
 def test_the_outcome_is_described_in_one_sentence() -> None:

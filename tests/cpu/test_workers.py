@@ -373,7 +373,7 @@ if parent == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 os.waitpid(parent, 0)
 os.set_blocking(reader, True)
-assert os.read(reader, 1) == b""  # once nobody can write any more
+assert os.read(reader, 1) == b""  # once no process can write any more
 """
 
 

@@ -21,7 +21,7 @@ SMALL = min(NAMES, key=lambda name: LARGE.get(name, 0))  # with --smoke
 FEW = {"layers": 2, "batch": 2, "length": 256, "rows": 2048}  # otherwise the float64 step alone would fill the card
 
 
-def made(name: str, **changes: object) -> tuple[Example, bool]:
+def make_model(name: str, **changes: object) -> tuple[Example, bool]:
     """A model at real widths, with few layers."""
     maker = ZOO[name]
     if reason := maker.missing():
@@ -41,14 +41,14 @@ def fresh() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_training_step(name: str, room: Room) -> None:
     with room(LARGE.get(name, 8)):
-        example, autocast = made(name)
+        example, autocast = make_model(name)
         assert_as_right_as_eager(torch.compile(example.module, backend=onepass.backend), example, autocast)
     seen = journal.snapshot()
     assert any(graph.regions for graph in seen.graphs) and not seen.fallbacks
 
 
 def test_under_cuda_graphs(sizeable: None) -> None:
-    example, autocast = made("seed_transformer_learnable")
+    example, autocast = make_model("seed_transformer_learnable")
     run = torch.compile(example.module, backend=onepass.backend, mode="reduce-overhead")
     losses = []
     for _ in range(5):
@@ -76,7 +76,7 @@ def test_the_loss_over_many_steps_matches_inductor(sizeable: None) -> None:
     def losses(backend: Any) -> torch.Tensor:
         torch._dynamo.reset()
         torch.manual_seed(0)
-        example, _ = made("seed_transformer_learnable", batch=4, length=256)
+        example, _ = make_model("seed_transformer_learnable", batch=4, length=256)
         run = torch.compile(example.module, backend=backend)
         optimiser = torch.optim.AdamW(example.module.parameters(), lr=1e-3)
         found = []

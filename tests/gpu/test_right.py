@@ -23,7 +23,7 @@ PLAIN = {f"{name}-{dims}" for name in REDUCTIONS for dims in DIMS}
 TURN = 4
 
 
-def right(fused: Callable[..., Any], function: Callable[..., Any], make: Callable[[int], Sequence[Tensor]]) -> None:
+def check_right(fused: Callable[..., Any], function: Callable[..., Any], make: Callable[[int], Sequence[Tensor]]) -> None:
     assert_right(fused, function, make, run=twice)
 
 
@@ -56,7 +56,7 @@ def test_sizes(case: Case, cols: int, dtype: torch.dtype) -> None:
         if elements(case, rows, cols) > MOST:
             continue
         try:
-            right(fused, case.function, lambda seed, rows=rows: case.inputs(rows, cols, dtype, "cuda", seed))  # type: ignore[misc]
+            check_right(fused, case.function, lambda seed, rows=rows: case.inputs(rows, cols, dtype, "cuda", seed))  # type: ignore[misc]
         except AssertionError as error:
             failed.append(f"{rows} rows: {error}")
     assert not failed, "\n".join(failed)
@@ -76,7 +76,7 @@ def test_layouts(case: Case, layout: str) -> None:
     if layout == "expanded" and case.name in SPREADS_OF_ROWS:
         torch.testing.assert_close(twice(onepass.fuse(case.function), make(0)), as_tuple(case.function(*make(0))))
         return
-    right(onepass.fuse(case.function), case.function, make)
+    check_right(onepass.fuse(case.function), case.function, make)
 
 
 SPECIAL = {name: case for name, case in CASES.items() if case.special}
@@ -86,7 +86,7 @@ SPECIAL = {name: case for name, case in CASES.items() if case.special}
 @pytest.mark.parametrize("case", SPECIAL.values(), ids=SPECIAL)
 def test_infinities_and_nans(case: Case, cols: int) -> None:
     make = lambda seed: tuple(with_specials(t) for t in case.inputs(127, cols, case.dtypes[-1], "cuda", seed))  # noqa: E731
-    right(onepass.fuse(case.function), case.formula or case.function, make)
+    check_right(onepass.fuse(case.function), case.formula or case.function, make)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -106,25 +106,25 @@ def test_no_rows(case: Case) -> None:
 
 @pytest.mark.parametrize("rows", [32768, 32769, 32770, 32771])
 def test_rows_past_the_end_add_nothing(rows: int) -> None:
-    right(onepass.fuse(one_more), one_more, lambda seed: (randoms(seed, (rows, 512), device="cuda"),))
+    check_right(onepass.fuse(one_more), one_more, lambda seed: (randoms(seed, (rows, 512), device="cuda"),))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_the_row_after_the_last_is_not_read(dtype: torch.dtype) -> None:
     make = lambda seed: (poison_row(seed, 33791, 768, dtype, "cuda"),)  # noqa: E731
-    right(onepass.fuse(row_and_column_sums), row_and_column_sums, make)
+    check_right(onepass.fuse(row_and_column_sums), row_and_column_sums, make)
 
 
 def test_outputs_that_are_slices_of_a_concatenation() -> None:
     make = lambda seed: randoms(seed, (32768, 768), (32768, 768), device="cuda")  # noqa: E731
-    right(onepass.fuse(concatenated), concatenated, make)
+    check_right(onepass.fuse(concatenated), concatenated, make)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 def test_chained_modulated_layer_norms_that_share_scale_and_shift(dtype: torch.dtype) -> None:
     shapes = ((8, 4096, 768), (8, 4096, 768), (8, 1, 768), (8, 1, 768))
     make = lambda seed: randoms(seed, *shapes, dtype=dtype, device="cuda")  # noqa: E731
-    right(onepass.fuse(modulated_backward), modulated_backward, make)
+    check_right(onepass.fuse(modulated_backward), modulated_backward, make)
 
 
 LISTED = [pytest.param(name, dtype, id=f"{name}-{short(dtype)}") for name, listed in LIST.items() for dtype in listed.dtypes]
@@ -133,4 +133,4 @@ LISTED = [pytest.param(name, dtype, id=f"{name}-{short(dtype)}") for name, liste
 @pytest.mark.parametrize("name,dtype", LISTED)
 def test_a_listed_function_is_right(name: str, dtype: torch.dtype) -> None:
     listed = LIST[name]
-    right(onepass.fuse(listed.function), listed.function, lambda seed: listed.inputs(listed.full, dtype, seed, "cuda"))
+    check_right(onepass.fuse(listed.function), listed.function, lambda seed: listed.inputs(listed.full, dtype, seed, "cuda"))

@@ -82,7 +82,7 @@ def compiled(ours: CapturedFunction, plans: Sequence[Plan]) -> list[Artifact]:
     return made
 
 
-def running(ours: CapturedFunction, made: Sequence[Artifact]) -> Callable[..., tuple[Tensor, ...]]:
+def run_plans(ours: CapturedFunction, made: Sequence[Artifact]) -> Callable[..., tuple[Tensor, ...]]:
     """Run a function under several plans, one after the other, and return all results."""
     executables = [assemble(each, CARD, ours.aligned) for each in made]
 
@@ -93,7 +93,7 @@ def running(ours: CapturedFunction, made: Sequence[Artifact]) -> Callable[..., t
     return call
 
 
-def right(
+def check_plans(
     function: Callable[..., Any],
     make: Make,
     room: Room,
@@ -107,12 +107,12 @@ def right(
     made = compiled(shapes, plans_of(shapes, family, most, ctas_per_row, smem_vectors))
     if made:
         with room(gib(shapes)):
-            fused = running(CapturedFunction.of(function, make(0, "cuda")), made)
+            fused = run_plans(CapturedFunction.of(function, make(0, "cuda")), made)
             assert_right(fused, lambda *a: as_tuple(function(*a)) * len(made), partial(make_on, make), run=twice)
     return bool(made)
 
 
-def right_by_default(function: Callable[..., Any], make: Make, room: Room) -> None:
+def check_default_plan(function: Callable[..., Any], make: Make, room: Room) -> None:
     """Check that the default plan of `fuse` is right and does not spill."""
     shapes = CapturedFunction.of(function, make(0, "meta"))
     made = Kernels(shapes.program, shapes.program.name).prepare(shapes.bindings, CARD, shapes.aligned).result()
@@ -153,8 +153,8 @@ def test_outer(function: Callable[..., Any], cols: int, inputs: int, dtype: torc
     for rows in SIDES:
         if rows * cols * inputs <= MOST:
             make = lambda seed, where, rows=rows: _several(seed, inputs, (rows, cols), dtype, where)  # noqa: E731
-            if not right(function, make, room, "outer"):  # states of so many columns do not fit next to so many tiles
-                right_by_default(function, make, room)
+            if not check_plans(function, make, room, "outer"):  # states of so many columns do not fit next to so many tiles
+                check_default_plan(function, make, room)
 
 
 def _several(seed: int, inputs: int, shape: tuple[int, int], dtype: torch.dtype, where: str) -> tuple[Tensor, ...]:
@@ -189,9 +189,9 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 def test_long_rows(name: str, cols: int, room: Room) -> None:
     make = lambda seed, where: workload(name).inputs((ROWS, cols), torch.bfloat16, where, seed)  # noqa: E731
-    right_by_default(LONG[name], make, room)
+    check_default_plan(LONG[name], make, room)
     for family in ("inner staged", "mix-order staged", "mix-order multi-CTA"):
-        right(LONG[name], make, room, family, most=4)
+        check_plans(LONG[name], make, room, family, most=4)
 
 
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "layer_norm"])
@@ -201,7 +201,7 @@ def test_many_short_rows_with_one_row_per_cta(name: str) -> None:
     ours = CapturedFunction.of(LONG[name], make(0, "cuda"))
     made = compiled(ours, [p for p in plans_of(ours, "inner staged", 100) if isinstance(p.kernels[0].schedule.rows, Block)][:2])
     assert made
-    fused = running(ours, made)
+    fused = run_plans(ours, made)
     assert_right(fused, lambda *a: as_tuple(LONG[name](*a)) * len(made), partial(make_on, make), run=twice)
     inputs = make(1, "cuda")
     first = fused(*inputs)
@@ -213,7 +213,7 @@ def test_many_short_rows_with_one_row_per_cta(name: str) -> None:
 @pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward"])
 def test_rows_and_columns(name: str, cols: int, room: Room) -> None:
     make = lambda seed, where: workload(name).inputs((1000, cols), torch.bfloat16, where, seed)  # noqa: E731
-    assert right(LONG[name], make, room, "mix-order staged", most=4)
+    assert check_plans(LONG[name], make, room, "mix-order staged", most=4)
 
 
 @pytest.mark.parametrize("ctas_per_row", [2, 4])
@@ -222,7 +222,7 @@ def test_rows_and_columns(name: str, cols: int, room: Room) -> None:
 @pytest.mark.parametrize("name", ["rms_norm_backward", "layer_norm_backward"])
 def test_rows_with_several_ctas(name: str, rows: int, smem_vectors: bool, ctas_per_row: int, room: Room) -> None:
     make = lambda seed, where: workload(name).inputs((rows, 32768), torch.bfloat16, where, seed)  # noqa: E731
-    assert right(LONG[name], make, room, "mix-order multi-CTA", most=4, ctas_per_row=ctas_per_row, smem_vectors=smem_vectors)
+    assert check_plans(LONG[name], make, room, "mix-order multi-CTA", most=4, ctas_per_row=ctas_per_row, smem_vectors=smem_vectors)
 
 
 def test_rows_with_several_ctas_in_a_cuda_graph(sizeable: None) -> None:
@@ -231,7 +231,7 @@ def test_rows_with_several_ctas_in_a_cuda_graph(sizeable: None) -> None:
     ours = CapturedFunction.of(rms_norm_backward, args)
     made = compiled(ours, plans_of(ours, "mix-order multi-CTA", 2))
     assert made
-    fused = running(ours, made)
+    fused = run_plans(ours, made)
     expected = fused(*args)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -77,7 +77,7 @@ def inputs_of(fn: Callable[..., Any], rows: int, cols: int, dtype: torch.dtype) 
     return few.get(fn, (x,))
 
 
-def given(fn: Callable[..., Any], cols: int, dtype: torch.dtype = BF16, rows: int = 4096) -> tuple[Tensor, ...]:
+def meta_inputs(fn: Callable[..., Any], cols: int, dtype: torch.dtype = BF16, rows: int = 4096) -> tuple[Tensor, ...]:
     x, w, row = meta(rows, cols, dtype=dtype), meta(cols, dtype=dtype), meta(rows, 1, dtype=F32)
     rowwise = (row, row) if fn is layer_norm_backward else (row,)
     return x, w, *rowwise, *([meta(rows, cols, dtype=dtype)] * (2 if fn is add_rms_norm_backward else 1))

@@ -55,7 +55,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/captured.py",
         "if tuple(value(s, bindings) for s in own.shape) != leaf.shape:",
         "if len(own.shape) != leaf.dim():",
-        "a Program answers calls of its own sizes",
+        "a Program serves only calls with its sizes",
         GUARDS,
     ),
     Mutant(
@@ -63,7 +63,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/captured.py",
         "if tuple(value(s, bindings) for s in own.strides) != leaf.stride():",
         "if len(own.strides) != leaf.dim():",
-        "a Program answers calls of its own strides",
+        "a Program serves only calls with its strides",
         GUARDS,
     ),
     Mutant(
@@ -79,7 +79,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/captured.py",
         "and leaf.dtype is self.dtype",
         "",
-        "a Program answers calls of its own types",
+        "a Program serves only calls with its dtypes",
         GUARDS,
     ),
     Mutant(
@@ -87,7 +87,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/captured.py",
         " and leaf.device == self.device",
         "",
-        "a Program answers calls on its own device",
+        "a Program serves only calls on its device",
         GUARDS,
     ),
     Mutant(
@@ -95,7 +95,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/captured.py",
         " and not leaf.is_neg()",
         "",
-        "lazily negated views are not read as they lie in memory",
+        "lazily negated views are not read without the negation",
         ("tests/cpu/test_fuse_guards.py::test_special_tensors_do_not_match_a_plain_one",),
     ),
     Mutant(
@@ -103,7 +103,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/captured.py",
         "and leaf.requires_grad == self.requires_grad",
         "",
-        "a function may ask whether an argument needs a gradient",
+        "a function may read whether an argument needs a gradient",
         ("tests/cpu/test_fuse_guards.py::test_special_tensors_do_not_match_a_plain_one",),
     ),
     Mutant(
@@ -111,7 +111,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/captured.py",
         "and type(leaf) in (torch.Tensor, torch.nn.Parameter)",
         "",
-        "subclasses of tensors do what they like, and are refused",
+        "tensor subclasses are refused",
         ("tests/cpu/test_fuse_guards.py::test_special_tensors_do_not_match_a_plain_one",),
     ),
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/captured.py",
         "if spec != self.spec:",
         "if False:",
-        "a Program answers calls of its own structure",
+        "a Program serves only calls with its structure",
         GUARDS,
     ),
     Mutant(
@@ -127,7 +127,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/captured.py",
         "if self.state.unchanged() else None",
         "if True else None",
-        "a trace does not outlive what it read",
+        "a trace is not used after the state it read has changed",
         GUARDS,
     ),
     Mutant(
@@ -151,7 +151,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/arguments.py",
         "if tensor.requires_grad and torch.is_grad_enabled():",
         "if False:",
-        "no gradient is lost without a word",
+        "no gradient is lost silently",
         GUARDS,
     ),
     Mutant(
@@ -200,7 +200,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/trace.py",
         "if outside is not None and op is not torch.ops.aten.lift_fresh.default:",
         "if outside is not None and False:",
-        "a tensor from outside is not frozen into a kernel",
+        "a tensor that is not an argument is not frozen into a kernel",
         GUARDS,
     ),
     Mutant(
@@ -240,7 +240,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/trace.py",
         "with_data = compat.forbid_data_assignment(_refuse_data) if self.may_set_data else nullcontext()",
         "with_data = nullcontext()",
-        "memory that no op shows is not changed",
+        "a tensor's data is not replaced without an op",
         MUTATION,
     ),
     Mutant(
@@ -273,7 +273,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/state.py",
         "return len(now) == len(self.value) and all(map(same_value, map(snapshot, now)",
         "return all(map(same_value, map(snapshot, now)",
-        "an element that is added is seen",
+        "an added element is detected",
         STALE,
     ),
     Mutant(
@@ -281,7 +281,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/state.py",
         'return f"{length} and all(map(is_, {given}, {value}))" if self.value else length',
         'return f"all(map(is_, {given}, {value}))" if self.value else length',
-        "an element that is added is seen",
+        "an added element is detected",
         STALE,
     ),
     Mutant(
@@ -289,7 +289,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/state.py",
         "if not isinstance(mode, torch.device):",
         "if False:",
-        "a mode that would see no ops is an error",
+        "a mode that would see no ops is refused",
         STALE,
     ),
     Mutant(
@@ -297,7 +297,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/state_walk.py",
         "            if vars(function):\n",
         "            if False:\n",
-        "attributes of functions are watched",
+        "attributes of functions are guarded",
         STALE,
     ),
     Mutant(
@@ -305,7 +305,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/state_walk.py",
         '        self.read(where, kind, "{o}.__mro__")\n        if kind is type:',
         "        if kind is type:",
-        "other bases of a class are seen",
+        "changed bases of a class are detected",
         STALE,
     ),
     Mutant(
@@ -313,7 +313,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/state_walk.py",
         'self.read(f"the names of {where}", names, "{o}.keys()", "each")',
         "pass",
-        "a name added to a class is seen",
+        "a name added to a class is detected",
         STALE,
     ),
     Mutant(
@@ -321,7 +321,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/state_walk.py",
         'self.read(f"type({where})", value, "type({o})")',
         "pass",
-        "another class of an object is seen",
+        "a changed class of an object is detected",
         STALE,
     ),
     Mutant(
@@ -329,7 +329,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/state_walk.py",
         'if value is ABSENT and namespace.of == "module":',
         "if False:",
-        "what a module's __getattr__ gives is watched",
+        "values of a module's __getattr__ are guarded",
         STALE,
     ),
     Mutant(
@@ -337,7 +337,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/state_walk.py",
         "if isinstance(v, MemberDescriptorType)]:",
         "if False]:",
-        "slots are watched",
+        "slots are guarded",
         STALE,
     ),
     Mutant(
@@ -345,7 +345,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/state_walk.py",
         '_UNTRACKABLE = frozenset({"__globals__", ',
         "_OUT_OF_REACH = frozenset({",
-        "state that is read round every watch is refused",
+        "state that guards cannot cover is refused",
         STALE,
     ),
     Mutant(
@@ -361,7 +361,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/known_functions.py",
         '_STATEFUL = ("torch.cuda", ',
         "_STATEFUL = (",
-        "state of torch that nothing compares is refused",
+        "state of torch without a guard is refused",
         STALE,
     ),
     Mutant(
@@ -369,7 +369,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/known_functions.py",
         '_BY_NAME = frozenset({"getattr", ',
         "_BY_NAME = frozenset({",
-        "an attribute that is asked for by name is watched",
+        "an attribute that is read by a computed name is guarded",
         STALE,
     ),
     Mutant(
@@ -377,7 +377,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/bytecode.py",
         'self.has_class_patterns |= opname == "MATCH_CLASS"',
         "pass",
-        "what a class pattern reads is watched",
+        "attributes that a class pattern reads are guarded",
         STALE,
     ),
     Mutant(
@@ -385,7 +385,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/bytecode.py",
         'self.makes_text |= opname.startswith("FORMAT_")',
         "pass",
-        "what an f-string reads of an object is watched",
+        "attributes that an f-string reads are guarded",
         STALE,
     ),
     Mutant(
@@ -393,7 +393,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/bytecode.py",
         "self.imports.append((name, self.level()))",
         "self.imports.append((name, 0))",
-        "what a relative import gives is watched",
+        "values of a relative import are guarded",
         STALE,
     ),
     # ---- calls and their arguments
@@ -402,7 +402,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/lower.py",
         "        _check_arguments(call)\n",
         "",
-        "an argument that nobody follows is refused",
+        "an argument that no handler reads is refused",
         SCHEMAS,
     ),
     Mutant(
@@ -418,7 +418,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/schema.py",
         "by_default = name in self.defaults and bool(value == self.defaults[name])",
         "by_default = name in self.defaults",
-        "an argument that is not read holds its default",
+        "an argument that is not read must hold its default",
         SCHEMAS,
     ),
     Mutant(
@@ -434,7 +434,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/lower.py",
         "self._store(output.buffer, piece, mul(start, stride))",
         "self._store(output.buffer, piece, start)",
-        "pieces of a concatenation lie where torch has them",
+        "pieces of a concatenation have torch's offsets",
         CAPTURE,
     ),
     Mutant(
@@ -442,7 +442,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/lower.py",
         "tensor is None or tensor.dim() or",
         "tensor is None or",
-        "a tensor that is no number is not frozen",
+        "only scalar constants are frozen",
         GUARDS,
     ),
     Mutant(
@@ -450,7 +450,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/lower.py",
         "alone = len(tensors) == 1 and isinstance(tensors[0], Concat)",
         "alone = any(isinstance(t, Concat) for t in tensors)",
-        "pieces meet others as a whole",
+        "concatenations of different pieces combine correctly",
         CAPTURE,
     ),
     # ---- ops
@@ -475,7 +475,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/pointwise.py",
         'd.op("floordiv", a, d.op("where", is_zero, const_like(d, b, 1), b))',
         'd.op("floordiv", a, d.op("where", is_zero, b, b))',
-        "no zero reaches a division of integers",
+        "integers are never divided by zero",
         ("tests/cpu/test_numbers.py::test_the_oracle_divides_integers_as_kernels_do",),
     ),
     Mutant(
@@ -515,7 +515,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/elementwise.py",
         "        value = torch.tensor(float(value), dtype=dtype.torch).item()\n",
         "        value = float(value)\n",
-        "a number is compared as the tensor's type holds it",
+        "a number is rounded to the tensor's type before a comparison",
         NUMBERS,
     ),
     Mutant(
@@ -555,7 +555,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/reductions.py",
         'draft.op("maximum", freedom, draft.const(0.0, dtype))',
         "freedom",
-        "so is one of as many rows as a call has",
+        "the same holds for a symbolic number of rows",
         ("tests/cpu/test_moments.py::test_every_correction_matches_eager", *CAPTURE),
     ),
     Mutant(
@@ -579,7 +579,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/reductions.py",
         'record = "welford" if _is_narrow(draft, value) else "moments"',
         'record = "welford"',
-        "a variance of fp32 data far from zero keeps its digits",
+        "a variance of fp32 data far from zero keeps full precision",
         ("tests/cpu/test_moments.py::test_variances_far_from_zero",),
     ),
     Mutant(
@@ -595,7 +595,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/indexing.py",
         'draft.op("lt", position, draft.const(begin, I64))',
         'draft.op("le", position, draft.const(begin, I64))',
-        "a piece begins where the one before ends",
+        "a piece starts at the end of the previous one",
         CAPTURE,
     ),
     Mutant(
@@ -611,7 +611,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/indexing.py",
         'return _select(draft, draft.op("eq", index, draft.const(0, I64)), value, outside)',
         "return value",
-        "what is looked up outside is NaN",
+        "elements at out-of-range indices are NaN",
         OUTSIDE,
     ),
     Mutant(
@@ -619,7 +619,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/indexing.py",
         "Lookup(node, extent)}",
         "Lookup(node, extent + 1 if isinstance(extent, int) else extent)}",
-        "nothing outside a tensor is looked up",
+        "out-of-range indices read nothing",
         OUTSIDE,
     ),
     Mutant(
@@ -627,7 +627,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/indexing.py",
         "    if index.dims[dim] or any(_length",
         "    if any(_length",
-        "only one place a row is overwritten",
+        "only one element per row is overwritten",
         ("tests/cpu/test_schemas.py::test_scatters_to_several_positions_per_row_are_refused",),
     ),
     Mutant(
@@ -635,7 +635,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/indexing.py",
         "value = _leading_slice(call, _at_least_1d(new), index)\n",
         "value = _at_least_1d(new)\n",
-        "the corner of the new values is taken",
+        "scatter uses the leading part of its source",
         SCHEMAS,
     ),
     Mutant(
@@ -643,7 +643,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/indexing.py",
         "    if end - start != length:\n",
         "    if False:\n",
-        "new values of another length than what they replace are refused",
+        "replacement values of another length are refused",
         SCHEMAS,
     ),
     Mutant(
@@ -651,7 +651,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/indexing.py",
         "if _reduces_along(draft, piece.node, frozenset(draft.dims(piece)[dim])):",
         "if False:",
-        "what holds a reduction is not looked up past its end",
+        "a value that contains a reduction is not indexed past its end",
         GUARDS,
     ),
     # ---- views and axes
@@ -660,7 +660,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/views.py",
         'if not dense or not _is_own_offset(call, before, call.arg("storage_offset")):',
         "if not dense:",
-        "strides from elsewhere in memory are refused",
+        "as_strided outside of its argument is refused",
         SCHEMAS,
     ),
     Mutant(
@@ -668,7 +668,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/views.py",
         "dense = before.is_contiguous() and after.is_contiguous() and before.numel() == after.numel()",
         "dense = before.numel() == after.numel()",
-        "free strides are refused",
+        "arbitrary strides are refused",
         (*SCHEMAS, *GUARDS),
     ),
     Mutant(
@@ -692,7 +692,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/align.py",
         "if not other_atoms.intersection(extra) and _unify(draft, pairs):",
         "if _unify(draft, pairs):",
-        "two dims that index one value stay two axes",
+        "two dims that index the same value stay two axes",
         CAPTURE,
     ),
     Mutant(
@@ -700,7 +700,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/axes.py",
         "        for part in parts:\n            self.keep_distinct((part, *neighbors), only=part)\n",
         "",
-        "parts of an axis stay apart from what it met",
+        "parts of an axis stay distinct from the axes it is combined with",
         CAPTURE,
     ),
     Mutant(
@@ -708,7 +708,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/axes.py",
         "        self._replaced_by[b] = (a,)\n        self.keep_distinct((a, *neighbors), only=a)\n",
         "        self._replaced_by[b] = (a,)\n",
-        "what an axis was apart from stays apart once it is unified",
+        "unifying axes keeps them distinct from others",
         ("tests/cpu/test_capture.py::test_atoms_split_and_unify_everywhere",),
     ),
     Mutant(
@@ -716,7 +716,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/substitute.py",
         "indexed=kept + indexed)",
         "indexed=kept)",
-        "a looked-up coordinate moves the address",
+        "an indexed coordinate changes the address",
         CAPTURE,
     ),
     Mutant(
@@ -724,7 +724,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/substitute.py",
         "if any(strides.get(a, 0) != mul(inner, step) for a, step in zip(dim, self.draft.steps(dim), strict=True)):",
         "if False:",
-        "axes that lie apart are not walked as one",
+        "axes that are not adjacent in memory are not merged",
         ("tests/cpu/test_fuse_guards.py::test_unsupported_views", *CAPTURE),
     ),
     Mutant(
@@ -732,7 +732,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/lowering/substitute.py",
         "if a in new_atoms else a for a in folded)",
         "if False else a for a in folded)",
-        "what a fold runs over is not what a moved axis became",
+        "a reduced axis is not confused with a substituted one",
         CAPTURE,
     ),
     # ---- results
@@ -749,7 +749,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/outputs.py",
         "while name in self.reserved:",
         "while name in ():",
-        "an argument may be called what results are called",
+        "an argument may have the name of a result",
         ("tests/cpu/test_capture.py::test_arguments_may_have_the_names_of_results",),
     ),
     Mutant(
@@ -773,7 +773,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/outputs.py",
         'if node.meta["val"].device != self.device:',
         "if False:",
-        "results lie where arguments do",
+        "results on another device are refused",
         SCHEMAS,
     ),
     Mutant(
@@ -781,7 +781,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/function/outputs.py",
         '            check_shape("An output", shape)\n',
         "",
-        "a shape that no memory holds is refused",
+        "a shape larger than any memory is refused",
         GUARDS,
     ),
     # ---- regions
@@ -798,7 +798,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/regions.py",
         "if a == b or self.dataflow.epoch[producer] != self.dataflow.epoch[node]:",
         "if a == b:",
-        "a region does not reach across a write",
+        "a region does not extend across a write",
         REGIONS,
     ),
     Mutant(
@@ -806,7 +806,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/regions.py",
         "if a != b and self.dataflow.epoch[a] == self.dataflow.epoch[b] and self._share_most(a, b):",
         "if a != b and self._share_most(a, b):",
-        "a region does not reach across a write",
+        "a region does not extend across a write",
         (*REGIONS, *ORDER),
     ),
     Mutant(
@@ -814,7 +814,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/regions.py",
         "self.size[a] + self.size[b] > MAX_NODES or",
         "",
-        "regions are of bounded size",
+        "regions have bounded size",
         REGIONS,
     ),
     Mutant(
@@ -822,7 +822,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/dataflow.py",
         "            found[one].append(other)\n",
         "            pass\n",
-        "random draws stay in their order",
+        "random draws keep their order",
         ORDER,
     ),
     Mutant(
@@ -830,7 +830,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/effects.py",
         "return target.namespace not in _DECLARES_EFFECTS or",
         "return",
-        "ops of others stay in their order",
+        "ops of other libraries keep their order",
         ORDER,
     ),
     Mutant(
@@ -838,7 +838,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/node_kinds.py",
         "NodeKind.EXTERN if in_memory else kind",
         "kind",
-        "what was read before a write is not computed again behind it",
+        "a value read before a write is not recomputed after it",
         ORDER,
     ),
     Mutant(
@@ -862,7 +862,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/region_program.py",
         "name = next(n for n in names if self.factors.get(n, factor) == factor)",
         "name = next(iter(names)) if factor.is_symbol else f'e{digest[:1]}'",
-        "sizes that differ have names that differ",
+        "different sizes have different names",
         ("tests/cpu/test_traces.py::test_symbols_of_different_sizes_have_different_names",),
     ),
     # ---- memory
@@ -871,7 +871,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/reuse.py",
         "user is call or user in aliases or user.target in _SIZES for each in aliases for user in each.users",
         "True for each in aliases for user in each.users",
-        "memory that others read is not overwritten",
+        "memory with other readers is not overwritten",
         IN_PLACE,
     ),
     Mutant(
@@ -879,7 +879,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/reuse.py",
         "return is_pointwise or name in _FRESH_RESULTS",
         "return True",
-        "what may be somebody else's memory is not overwritten",
+        "memory that may belong to another tensor is not overwritten",
         ("tests/cpu/test_inplace.py::test_only_ops_known_to_allocate_give_free_memory",),
     ),
     Mutant(
@@ -887,7 +887,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/reuse.py",
         "[t.dtype for t in tensors_of(before)] != [t.dtype for t in tensors_of(source)]",
         "True",
-        "a cast that gives its argument back is not overwritten",
+        "a cast that returns its argument is not overwritten",
         ("tests/cpu/test_inplace.py::test_a_cast_to_the_same_type_may_return_its_argument",),
     ),
     Mutant(
@@ -904,7 +904,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/recompute.py",
         "if node in self.users or _must_be_saved(node) or",
         "if _must_be_saved(node) or",
-        "what the user may change is saved",
+        "a value that the user may change stays saved",
         RECOMPUTE,
     ),
     Mutant(
@@ -912,7 +912,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/recompute.py",
         "if node in self.users or _must_be_saved(node) or",
         "if node in self.users or",
-        "a policy of checkpointing is kept",
+        "a checkpoint policy is respected",
         RECOMPUTE,
     ),
     Mutant(
@@ -920,7 +920,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/recompute.py",
         "if not _is_pointwise(op) or sum(",
         "if sum(",
-        "only arithmetic by element is computed again",
+        "only elementwise ops are recomputed",
         RECOMPUTE,
     ),
     Mutant(
@@ -936,7 +936,7 @@ MUTANTS: list[Mutant] = [
         "onepass/capture/graph/recompute.py",
         "if not chain or len(unsaved) > 1 or",
         "if not chain or",
-        "one value is saved in the place of one",
+        "a saved value is replaced by at most one",
         RECOMPUTE,
     ),
     # ---- lists

@@ -32,7 +32,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/expr.py",
         '"max": "maximum"',
         '"max": "minimum"',
-        "the greatest of several tiles is the greatest",
+        "the maximum over several tiles is the maximum",
         kinds("outer, tail"),
     ),
     Mutant(
@@ -48,7 +48,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/expr.py",
         'dtype.kind == "int" and dtype.size < 8',
         'dtype.kind == "int" and dtype.size < 1',
-        "a size wraps around to the type of what it meets",
+        "a size wraps around to the type of the other operand",
         (f"{NUMBERS}::test_a_size_takes_the_type_of_the_value_it_is_combined_with",),
     ),
     Mutant(
@@ -56,7 +56,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/expr.py",
         '("f64", "i64")',
         '("i64",)',
-        "a number has all digits of its type",
+        "a literal has the full precision of its type",
         (f"{NUMBERS}::test_floats_divided_by_numbers", f"{NUMBERS}::test_comparisons_are_made_in_the_common_type"),
     ),
     Mutant(
@@ -72,7 +72,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/printer.py",
         'if name == "cast" and gives.name == "f8e5m2"',
         'if name == "cast" and gives.name == "f8e4m3"',
-        "what is beyond e5m2 becomes infinite",
+        "values beyond e5m2 become infinite",
         (f"{FLOAT8}::test_every_type_is_rounded_as_torch_does",),
     ),
     Mutant(
@@ -80,7 +80,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/printer.py",
         "return OPS[name].exact if exact and OPS[name].exact else OPS[name].text",
         "return OPS[name].text",
-        "values that decide something have all digits",
+        "values that decide a discrete result are exact",
         (f"{NUMBERS}::test_kernels_divide_by_the_instructions_that_a_value_needs",),
     ),
     Mutant(
@@ -96,7 +96,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/expr.py",
         "text = text if run.first else",
         "text = text if not run.first else",
-        "an index is taken apart into its axes",
+        "an index is split into its axes",
         (f"{CODEGEN}::test_row_numbers_are_split_into_symbolic_axes",),
     ),
     Mutant(
@@ -113,7 +113,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/folds.py",
         "bool(monoid.accumulating) and dtype is F32",
         "bool(monoid.accumulating) and dtype is None",
-        "sums of fp32 data carry what rounding took",
+        "sums of fp32 data are compensated",
         ("tests/cpu/test_gluon_mix_order.py::test_sums_of_fp32_data_are_compensated",),
     ),
     Mutant(
@@ -121,7 +121,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/folds.py",
         "{raised} - {held} - {term}",
         "{term} - ({raised} - {held})",
-        "sums of fp32 data carry what rounding took",
+        "sums of fp32 data are compensated",
         ("tests/cpu/test_gluon_mix_order.py::test_sums_of_fp32_data_are_compensated",),
     ),
     Mutant(
@@ -137,7 +137,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/folds.py",
         '"1" if running.across is Across.NONE else ref.tag',
         '"1" if running.across is Across.NONE else ""',
-        "each tile of columns has sums of its own",
+        "each tile of columns has its own sums",
         kinds("mix-order, overhanging"),
     ),
     Mutant(
@@ -193,7 +193,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/folds.py",
         "return [(name,) for name in names]",
         "return [(name,) for name in names[::-1]]",
-        "sums folded together are told apart",
+        "sums that are reduced together do not mix",
         ("tests/cpu/test_gluon_multi_cta.py::test_any_ring_any_number_of_groups_and_rows_per_group[7-3-3-RowVectors.RELOAD]",),
     ),
     Mutant(
@@ -209,7 +209,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/folds.py",
         "ref.height > 1 and not self.kernel.by_row[i]",
         "ref.height > 1 and self.kernel.by_row[i]",
-        "what does not vary along an axis is folded for all of it",
+        "a value that does not vary along an axis is reduced once per element",
         kinds("outer, of what rows share"),
     ),
     Mutant(
@@ -217,7 +217,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/folds.py",
         "exact = self.values.is_exact(fold.node)",
         "exact = False",
-        "sums of exponentials of fp32 data have all digits",
+        "sums of exponentials of fp32 data have full precision",
         (f"{NUMBERS}::test_sums_of_exponentials_of_fp32_data_have_full_precision",),
     ),
     Mutant(
@@ -225,7 +225,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/folds.py",
         "across = max((self",
         "across = min((self",
-        "a state varies along all that any of its operands varies along",
+        "a state varies along every axis of its operands",
         (f"{CODEGEN}::test_argmax_along_an_axis_the_values_do_not_depend_on",),
     ),
     Mutant(
@@ -233,7 +233,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/folds.py",
         "(_expr(before[0]), _expr(entered[0])), running.dtype",
         "(_expr(entered[0]), _expr(entered[0])), running.dtype",
-        "a tile is joined with what entered before",
+        "a tile is joined with the state of earlier tiles",
         kinds("outer, tail"),
     ),
     # ---- gathered: what a loop over rows carries ---------------------------------------------------------------------------
@@ -242,7 +242,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/row_loop.py",
         "self.values.held = {}",
         "self.values.held = self.values.held",
-        "what follows the loop has one row",
+        "values after the loop have one row",
         kinds("mix-order, vectors held for after the loop"),
     ),
     Mutant(
@@ -250,7 +250,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/row_loop.py",
         "if not s.fold.cols and s.across",
         "if s.across",
-        "a total is of all tiles",
+        "a total includes all tiles",
         kinds("mix-order, all at once"),
     ),
     # ---- helpers -----------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/helpers.py",
         "return {L}.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)",
         "return {L}.maximum(a, b)",
-        "the greatest of what holds a NaN is NaN",
+        "a maximum propagates NaN",
         (f"{RUNTIME}::test_folds",),
     ),
     Mutant(
@@ -267,7 +267,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/helpers.py",
         "{L}.abs(x) >= 61440.0",
         "{L}.abs(x) > 61440.0",
-        "what lies halfway to infinity becomes infinite",
+        "values halfway to infinity become infinite",
         (f"{FLOAT8}::test_every_type_is_rounded_as_torch_does[torch.float32-e5m2]",),
     ),
     Mutant(
@@ -283,7 +283,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/helpers.py",
         "0xffff0000",
         "0xfffe0000",
-        "a bfloat16 is widened to itself",
+        "widening a bfloat16 does not change it",
         (f"{RUNTIME}::test_every_bfloat16_is_widened_to_itself",),
     ),
     Mutant(
@@ -316,7 +316,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/source.py",
         "min(blocks, self.max_programs)",
         "max(blocks, self.max_programs)",
-        "as many CTAs run as a schedule says",
+        "the grid has the number of CTAs of the schedule",
         ("tests/cpu/test_gluon_model.py::test_a_source_describes_how_it_is_run",),
     ),
     Mutant(
@@ -324,7 +324,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/source.py",
         "zip(shape, strides, strict=True)) + 1) // self.piece_elems",
         "zip(shape, strides, strict=True))) // self.piece_elems",
-        "a flat view has all whole pieces of a tensor",
+        "a flat view covers all whole pieces of a tensor",
         ("tests/cpu/test_gluon.py::test_a_flat_view_covers_every_whole_piece",),
     ),
     Mutant(
@@ -341,7 +341,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/tile_refs.py",
         'f"{letter} < {extent}"',
         'f"{letter} <= {extent}"',
-        "no lane behind the last row or column is stored",
+        "no lane past the last row or column is stored",
         (f"{CODEGEN}::test_no_store_lands_outside_of_its_output",),
     ),
     Mutant(
@@ -349,7 +349,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/tile_refs.py",
         "side.extent % size == 0",
         "side.extent >= size",
-        "a block that overhangs has a mask",
+        "an overhanging block has a mask",
         kinds("column, overhanging"),
     ),
     Mutant(
@@ -381,7 +381,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/tile_refs.py",
         'f"{whole} + {first}", extent, stride',
         "whole, extent, stride",
-        "the left-over tile is one CTA's",
+        "only one CTA takes the tail",
         kinds("inner split, tail"),
     ),
     Mutant(
@@ -405,7 +405,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/tile_refs.py",
         'f"{u} < whole"',
         'f"{u} <= whole"',
-        "an element of a broken sector enters once",
+        "an element of a partial sector enters once",
         kinds("inner looped, odd rows"),
     ),
     Mutant(
@@ -413,7 +413,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/tile_refs.py",
         "return extent // sector_elems * sector_elems if",
         "return (extent // sector_elems + 1) * sector_elems if",
-        "an element of a broken sector enters once",
+        "an element of a partial sector enters once",
         (f"{CODEGEN}::test_no_store_lands_outside_of_its_output",),
     ),
     Mutant(
@@ -438,7 +438,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/steps.py",
         "kernel.phase[i] == 0 and not kernel.by_row[i]]",
         "kernel.phase[i] == 0]",
-        "what varies by row is computed for every row",
+        "values per row are computed for every row",
         ("tests/cpu/test_gluon_mix_order.py::test_any_ring_any_grid_any_number_of_rows_per_cta[7-2-2-RowVectors.RELOAD]",),
     ),
     # ---- triton: kernels ---------------------------------------------------------------------------------------------------
@@ -463,7 +463,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/triton.py",
         "env, unrolled=tile.loop is None)",
         "env, unrolled=True)",
-        "a loop adds to the state it carries",
+        "a loop updates the state it carries",
         (f"{CODEGEN}::test_every_kind_of_schedule[inner looped-bf16]",),
     ),
     Mutant(
@@ -471,7 +471,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/triton.py",
         "self.folds.feed(states[fold.node], tile.ref, env, unrolled=False)",
         "self.folds.feed(states[fold.node], tile.ref, env, unrolled=True)",
-        "a loop adds to the state it carries",
+        "a loop updates the state it carries",
         (f"{CODEGEN}::test_every_kind_of_schedule[mix-order-bf16]",),
     ),
     Mutant(
@@ -479,7 +479,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/triton.py",
         "self.folds.feed(accumulated[fold.node], at, env, unrolled=False)",
         "pass",
-        "what every row has one of is reduced over rows",
+        "values with one element per row are reduced over rows",
         kinds("mix-order, of row results"),
     ),
     Mutant(
@@ -487,7 +487,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/triton.py",
         'f"pid // {count}"',
         'f"pid % {count}"',
-        "each CTA has a place of its own",
+        "each CTA stores its partial results separately",
         kinds("pointwise", "column"),
     ),
     Mutant(
@@ -495,7 +495,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/triton.py",
         'b.name for b in self.program.buffers if b.role != "input")',
         'b.name for b in self.program.buffers if b.role != "temp")',
-        "an input that starts anywhere is not read in wide loads",
+        "an unaligned input is not read in wide loads",
         (f"{CODEGEN}::test_only_buffers_of_the_plan_are_declared_aligned",),
     ),
     Mutant(
@@ -544,7 +544,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/memory.py",
         '"127" if found else "0"',
         '"0" if found else "0"',
-        "what is looked up outside is NaN",
+        "elements at out-of-range indices are NaN",
         (f"{OUTSIDE}::test_elements_at_out_of_range_indices_are_nan",),
     ),
     Mutant(
@@ -552,7 +552,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/memory.py",
         "masks.append(first_rows)",
         'masks.append("True")',
-        "results do not follow from the order of CTAs",
+        "results do not depend on the order of CTAs",
         (f"{CODEGEN}::test_one_row_stores_values_that_all_rows_share",),
     ),
     Mutant(
@@ -560,7 +560,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/memory.py",
         '< {size_text(blocks)}"',
         '<= {size_text(blocks)}"',
-        "no block behind the last is read or stored",
+        "no block past the last is read or stored",
         (f"{CODEGEN}::test_no_store_lands_outside_of_its_output",),
     ),
     Mutant(
@@ -568,7 +568,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/memory.py",
         "((PART,) if split else (), PART)",
         "((), PART)",
-        "every CTA of a split reduction leaves a state of its own",
+        "every CTA of a split reduction stores its own state",
         kinds("inner split"),
     ),
     Mutant(
@@ -576,7 +576,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/memory.py",
         '"" if gather.stride == 1 else',
         '"" if gather.stride != 0 else',
-        "an index is taken in steps of its dimension",
+        "an index is multiplied by its stride",
         kinds("looked up, column"),
     ),
     Mutant(
@@ -584,7 +584,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/memory.py",
         "product(extents[k + 1 :])",
         "product(extents[k:])",
-        "a position counts all axes behind",
+        "a position counts all inner axes",
         ("tests/cpu/test_right.py::test_layouts[cross_entropy-none-backward-expanded]",),
     ),
     Mutant(
@@ -592,7 +592,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/memory.py",
         "        if cols is Across.FULL:\n            found += ref.col_mask",
         "        if cols is Across.FULL and ref.row_mask:\n            found += ref.col_mask",
-        "no lane behind the last column is stored",
+        "no lane past the last column is stored",
         (f"{CODEGEN}::test_no_store_lands_outside_of_its_output",),
     ),
     Mutant(
@@ -600,7 +600,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/memory.py",
         "found = [*ref.row_mask] if self.kernel.by_row[i] else []",
         "found = [*ref.row_mask] if self.kernel.by_row[i] and ref.col_mask else []",
-        "no lane behind the last row is stored",
+        "no lane past the last row is stored",
         (f"{CODEGEN}::test_no_store_lands_outside_of_its_output",),
     ),
     Mutant(
@@ -608,7 +608,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/memory.py",
         "if node.offset != 0 else [])",
         "if node.offset != 0 and not ref.aligned else [])",
-        "a load begins at its offset",
+        "a load starts at its offset",
         (f"{CODEGEN}::test_slices_of_unaligned_rows_start_at_their_offsets",),
     ),
     Mutant(
@@ -616,7 +616,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/memory.py",
         "return bool(starts_there) and contiguous_row_stride(self.kernel, node) == self.sector_row_stride",
         "return bool(starts_there)",
-        "each tensor is read by its own strides",
+        "each tensor is read with its own strides",
         kinds("inner, odd rows"),
     ),
     Mutant(
@@ -624,7 +624,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/values.py",
         "{of}.fma({remainder}, {each!r}, {first})",
         "{first}",
-        "equal values have no spread",
+        "equal values have zero variance",
         (f"{MOMENTS}::test_layer_norm_of_a_constant_row_is_its_bias", f"{MOMENTS}::test_equal_values_have_zero_variance"),
     ),
     Mutant(
@@ -632,7 +632,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/values.py",
         "{remainder} == {remainder}",
         "{first} == {first}",
-        "the mean of an infinity is one",
+        "the mean of an infinity is infinite",
         (f"{MOMENTS}::test_a_mean_of_16_bit_data_may_be_infinite",),
     ),
     Mutant(
@@ -648,7 +648,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/triton.py",
         "return size_factor(dim.extent) if dim.step == 1",
         "return size_text(dim.extent) if dim.step == 1",
-        "a position is found by the whole size",
+        "a position is divided by the whole size",
         (f"{CODEGEN}::test_a_kernel_is_right_at_other_sizes_than_it_was_planned_for",),
     ),
     Mutant(
@@ -664,7 +664,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/values.py",
         "self.exact or not self._tolerant[i]",
         "self.exact and not self._tolerant[i]",
-        "values that decide something have all digits",
+        "values that decide a discrete result are exact",
         (f"{NUMBERS}::test_quotients_of_16_bit_data_are_exact_where_they_decide",),
     ),
     Mutant(
@@ -681,7 +681,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/builder.py",
         "if seen and name in self._names:",
         "if seen < 0 and name in self._names:",
-        "two values never have one name",
+        "two values never have the same name",
         (f"{CODEGEN}::test_numbered_names_are_unique",),
     ),
     Mutant(
@@ -689,7 +689,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/builder.py",
         "self._names.setdefault(name, 1)",
         "self._names.get(name, 1)",
-        "two values never have one name",
+        "two values never have the same name",
         (f"{CODEGEN}::test_numbered_names_are_unique",),
     ),
 ]

@@ -26,7 +26,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/helpers.py",
         "return {L}.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)",
         "return {L}.minimum(a, b)",
-        "the least of what holds a NaN is NaN",
+        "a minimum propagates NaN",
         (f"{RUNTIME}::test_folds",),
     ),
     Mutant(
@@ -34,7 +34,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/helpers.py",
         "return a + more_a, b + more_b",
         "return a + more_b, b + more_a",
-        "sums folded together stay apart",
+        "sums that are reduced together do not mix",
         (f"{MULTI_CTA}::test_any_ring_any_number_of_groups_and_rows_per_group[7-3-3-RowVectors.RELOAD]",),
     ),
     Mutant(
@@ -50,7 +50,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/helpers.py",
         "bits | 0x100000000",
         "bits",
-        "a state of 0 is seen by those that wait for it",
+        "a state of 0 is visible to waiting CTAs",
         (f"{MULTI_CTA}::test_a_row_of_zeros_is_published",),
     ),
     # ---- gluon: rows -------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/row_copies.py",
         'f"{names.row} < row_count"',
         'f"{names.row} <= row_count"',
-        "no copy starts behind the last row",
+        "no copy starts past the last row",
         (f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta",),
     ),
     Mutant(
@@ -83,7 +83,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/row_copies.py",
         "into, names.inside)",
         "into, None)",
-        "no copy starts behind the last row",
+        "no copy starts past the last row",
         (f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta",),
     ),
     Mutant(
@@ -99,7 +99,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/rings.py",
         'f"at >= {self.slots}"',
         'f"at > {self.slots}"',
-        "a ring ends at its last place",
+        "a ring wraps around after its last slot",
         COPIES,
     ),
     Mutant(
@@ -107,7 +107,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/rings.py",
         'phase = "phase ^ over"',
         'phase = "phase"',
-        "a wait is for this copy, not the one before",
+        "a wait is for this copy, not the previous one",
         COPIES,
     ),
     Mutant(
@@ -115,7 +115,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/rings.py",
         'self.copies.expect(COPY_REFILL, f"row + {turns}")\n        self.builder.add(Release())',
         'self.copies.expect(COPY_REFILL, f"row + {turns}")',
-        "a place is refilled when all have read it",
+        "a slot is refilled after all threads have read it",
         COPIES,
     ),
     Mutant(
@@ -123,7 +123,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/rings.py",
         "self.builder.add(Release())\n            self.copies.copy(REFILL, REFILL.counter)",
         "self.copies.copy(REFILL, REFILL.counter)",
-        "a place is refilled when all have read it",
+        "a slot is refilled after all threads have read it",
         (f"{MIX_ORDER}::test_any_number_of_chunks_and_of_copies", f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta"),
     ),
     Mutant(
@@ -131,7 +131,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/row_copies.py",
         'return f"row + {self.slots * self.split}"',
         'return f"row + {self.split}"',
-        "a place is filled with the row whose turn comes there",
+        "a slot is filled with its next row",
         (f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta",),
     ),
     Mutant(
@@ -139,7 +139,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/staged_values.py",
         'f"{names.place} + {self._numbers[ref.tag]}" if self._count > 1',
         'f"{self._numbers[ref.tag]}" if self._count > 1',
-        "a row is read from its own place",
+        "a row is read from its own slot",
         (f"{ROWS}[softmax-4096-dtype2]",),
     ),
     Mutant(
@@ -147,7 +147,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/staged_values.py",
         'first_rows = "row == 0"',
         'first_rows = "row >= 0"',
-        "what all rows share is stored once",
+        "values that all rows share are stored once",
         (f"{GLUON}::test_one_row_stores_values_that_no_row_changes",),
     ),
     Mutant(
@@ -155,7 +155,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/rings.py",
         "(number + 1) // self.at.chunks_per_copy - 1",
         "(number + 1) // self.at.chunks_per_copy",
-        "a place is filled with the part that was read there",
+        "a slot is refilled with the chunk that belongs there",
         (f"{MIX_ORDER}::test_any_number_of_chunks_and_of_copies",),
     ),
     Mutant(
@@ -179,7 +179,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/row_walks.py",
         "self.accumulation.feed(self.steps.row_folds, at, env)",
         "pass",
-        "what every row has one of is reduced over rows",
+        "values with one element per row are reduced over rows",
         (f"{MIX_ORDER}::test_totals_of_values_far_from_zero",),
     ),
     Mutant(
@@ -187,7 +187,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/rings.py",
         '"0" if self.at.one_row else parity',
         '"1" if self.at.one_row else parity',
-        "a row that is alone is waited for",
+        "a single row is waited for",
         (f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta[7-1-0-2056]",),
     ),
     # ---- gluon_ring --------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/rings.py",
         'return f"{turn} // {slots} & 1" if slots > 1 else',
         'return f"{turn} & 1" if slots > 1 else',
-        "a wait is for this row, not the one before",
+        "a wait is for this row, not the previous one",
         (f"{GLUON}::test_any_ring_any_grid_any_number_of_rows_per_cta",),
     ),
     Mutant(
@@ -204,7 +204,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/printer.py",
         "                self.statement(ir.Fence(), depth)\n                self.statement(ir.CtaBarrier(), depth)",
         "                self.statement(ir.Fence(), depth)",
-        "a place is refilled when all have read it",
+        "a slot is refilled after all threads have read it",
         (f"{ROWS}[softmax-4096-dtype2]",),
     ),
     Mutant(
@@ -220,7 +220,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/rings.py",
         "str(slots), kind=Loop.UNROLLED, body=(Invalidate",
         "str(slots - 1), kind=Loop.UNROLLED, body=(Invalidate",
-        "exchanges do not take the memory of a live barrier",
+        "exchanges do not reuse the memory of a live barrier",
         (f"{ROWS}[softmax-4096-dtype2]",),
     ),
     Mutant(
@@ -237,7 +237,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/row_access.py",
         '"at_end < left_out"',
         '"at_end <= left_out"',
-        "nothing behind a tensor is read",
+        "nothing past the end of a tensor is read",
         ODD,
     ),
     Mutant(
@@ -286,7 +286,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon.py",
         "return (GridDim(at.split * scope.schedule.ctas_per_row),)",
         "return (GridDim(scope.rows, max_programs=at.split * scope.schedule.ctas_per_row),)",
-        "a join reads only what was written",
+        "a join reads only states that were written",
         (f"{MIX_ORDER}::test_any_ring_any_grid_any_number_of_rows_per_cta[3-2-5-RowVectors.RELOAD]",),
     ),
     Mutant(
@@ -294,7 +294,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_mix_order.py",
         "Slot(memory, str(k))",
         "Slot(memory, str(len(found) - 1 - k))",
-        "a column meets its own weight",
+        "a column is multiplied by its own weight",
         (f"{MULTI_CTA}::test_row_vectors_may_be_indexed[smem]",),
     ),
     Mutant(
@@ -302,7 +302,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_mix_order.py",
         'self.numbers[f"_{k}"] = k',
         'self.numbers[f"_{k}"] = 0',
-        "a chunk is read from its own place",
+        "a chunk is read from its own slot",
         (f"{MIX_ORDER}::test_any_ring_any_grid_any_number_of_rows_per_cta[7-2-2-RowVectors.RELOAD]",),
     ),
     # ---- gluon_multi_cta: several CTAs per row ------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_multi_cta.py",
         "here = words[p * self.words + first :]",
         "here = words[first :]",
-        "a row is joined of all its parts",
+        "the states of all parts of a row are joined",
         GROUPS,
     ),
     Mutant(
@@ -327,7 +327,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_multi_cta.py",
         '"row_later < row_count"',
         '"row_later <= row_count"',
-        "nothing behind a tensor is read",
+        "nothing past the end of a tensor is read",
         GROUPS,
     ),
     Mutant(
@@ -335,7 +335,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_multi_cta.py",
         "mul(scope.rows, scope.schedule.ctas_per_row * state_words(scope.kernel))",
         "mul(scope.rows, state_words(scope.kernel))",
-        "every state of every row has a word of its own",
+        "every state of every row has its own mailbox",
         GROUPS,
     ),
     Mutant(
@@ -343,7 +343,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_multi_cta.py",
         "self.builder.set(self.current[i], self.next[i])",
         "self.builder.set(self.current[i], later[i])",
-        "a row is worked on with its own scalars",
+        "a row is processed with its own scalars",
         GROUPS,
     ),
     Mutant(
@@ -351,7 +351,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_multi_cta.py",
         "r_next * {self.ctas * self.words}",
         "r_next * {self.words}",
-        "every state of every row has a word of its own",
+        "every state of every row has its own mailbox",
         GROUPS,
     ),
     Mutant(
@@ -359,7 +359,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_multi_cta.py",
         'If(f"{row} < row_count")',
         'If(f"{row} <= row_count")',
-        "no row behind the last is walked",
+        "no row past the last is processed",
         GROUPS,
     ),
     Mutant(
@@ -367,7 +367,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/row_access.py",
         'columns(f"cta_rank * {self._part}" if self._part else "", width)',
         'columns("", width)',
-        "a CTA has columns of its own",
+        "each CTA has its own columns",
         GROUPS,
     ),
     Mutant(
@@ -375,7 +375,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_multi_cta.py",
         'f"row + {2 * self.at.split}"',
         'f"row + {self.at.split}"',
-        "a row is worked on with its own scalars",
+        "a row is processed with its own scalars",
         GROUPS,
     ),
     # ---- gluon_tiles: tiles of columns -------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_tiles.py",
         '"r_at < row_count"',
         '"r_at <= row_count"',
-        "zeros behind the last row enter no reduction",
+        "zeros past the last row enter no reduction",
         (f"{TILES}::test_overhanging_rows_do_not_contribute", *STRIPS),
     ),
     Mutant(
@@ -392,7 +392,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_tiles.py",
         'f"c < {extent}"',
         'f"c <= {extent}"',
-        "nothing behind the last column is stored",
+        "nothing past the last column is stored",
         COLUMNS,
     ),
     Mutant(
@@ -400,7 +400,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_tiles.py",
         'f"{names.row} < tile_count"',
         'f"{names.row} <= tile_count"',
-        "no copy starts behind the last row",
+        "no copy starts past the last row",
         STRIPS,
     ),
     Mutant(
@@ -408,7 +408,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_tiles.py",
         'f"part + {turns} * {self.split}"',
         'f"whole_tiles"',
-        "the last tile is one CTA's",
+        "only one CTA takes the last tile",
         STRIPS,
     ),
     Mutant(
@@ -432,7 +432,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_tiles.py",
         "compensated=found.compensated or often",
         "compensated=found.compensated",
-        "variances that are joined for every row have fp32's digits",
+        "variances that are joined for every row have fp32 precision",
         (f"{TILES}::test_variances_of_many_rows_keep_full_precision",),
     ),
     Mutant(
@@ -440,7 +440,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/gluon_tiles.py",
         "tile + {self.slots * self.split}",
         "tile + {self.slots + self.split - 1}",
-        "a place is filled with the tile whose turn comes there",
+        "a slot is filled with its next tile",
         STRIPS,
     ),
     # ---- gluon_model: what a GPU need not forgive --------------------------------------------------------------------------
@@ -449,7 +449,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_model.py",
         "(lanes + np.uint64(size) <= end)",
         "(lanes <= end)",
-        "the model refuses an access behind a tensor",
+        "the model refuses an access past a tensor",
         WRONG,
     ),
     Mutant(
@@ -465,7 +465,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_model.py",
         '_check_bounds(self.engine, ptrs, mask, "write")',
         "pass",
-        "the model refuses a write behind a tensor",
+        "the model refuses a write past a tensor",
         WRONG,
     ),
     Mutant(
@@ -473,7 +473,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_model.py",
         "zip(shape, param.view.box, strict=True)) if n % b)",
         "zip(shape, param.view.box, strict=True)))",
-        "the model refuses a copy over an end where nothing is masked",
+        "the model refuses a copy past the end of an unmasked axis",
         (f"{MODEL}::test_a_source_may_overhang_only_where_it_masks",),
     ),
     Mutant(
@@ -481,7 +481,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_values.py",
         "first + count > extent",
         "first > extent",
-        "the model refuses a place that is not there",
+        "the model refuses a slot that does not exist",
         WRONG,
     ),
     Mutant(
@@ -489,7 +489,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_values.py",
         "if seen.end > self.slot.end:",
         "if seen.start > self.slot.end:",
-        "the model refuses a view of more than there is",
+        "the model refuses a view larger than its memory",
         (f"{MODEL}::test_wider_views_of_a_drained_ring",),
     ),
     Mutant(
@@ -497,7 +497,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_model.py",
         "if unwrapped(multicast):",
         "if _unwrapped(multicast) is None:",
-        "what is not modelled is refused",
+        "unmodeled operations are refused",
         (f"{MODEL}::test_operations_that_are_not_modeled_are_refused",),
     ),
     Mutant(
@@ -505,7 +505,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_values.py",
         "if any(n != 1 for n in",
         "if any(n < 1 for n in",
-        "what is not modelled is refused",
+        "unmodeled operations are refused",
         (f"{MODEL}::test_operations_that_are_not_modeled_are_refused",),
     ),
     # ---- gluon_memory ------------------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "if not slot.memory.filled[slot.bytes].all():",
         "if not slot.memory.filled[slot.bytes].any():",
-        "the model refuses a read of what nothing was written to",
+        "the model refuses a read of memory that was never written",
         (f"{MODEL}::test_parts_written_by_threads_are_read_as_a_whole",),
     ),
     Mutant(
@@ -522,7 +522,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         'self._check_barrier_between(slot, "read", self.writes, errors.UseBeforeArrival)',
         'self._check_barrier_between(slot, "read", [], errors.UseBeforeArrival)',
-        "the model wants a barrier between a write and a read of others",
+        "the model requires a barrier between a write and reads of other threads",
         WRONG,
     ),
     Mutant(
@@ -530,7 +530,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         'self._check_barrier_between(slot, "write", [*self.reads, *self.writes]',
         'self._check_barrier_between(slot, "write", [*self.writes]',
-        "the model wants a barrier between a read and a write of others",
+        "the model requires a barrier between a read and writes of other threads",
         (f"{MODEL}::test_parts_written_by_threads_are_read_as_a_whole",),
     ),
     Mutant(
@@ -538,7 +538,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "if copy.overlaps(slot) and not copy.read:",
         "if copy.overlaps(slot) and copy.read is None:",
-        "the model refuses a copy over what nothing read",
+        "the model refuses a copy over data that was never read",
         WRONG,
     ),
     Mutant(
@@ -546,7 +546,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         'self._check_barrier_between(slot, "copy", [*self.reads, *self.writes]',
         'self._check_barrier_between(slot, "copy", self.writes',
-        "the model wants a barrier between a read and a copy",
+        "the model requires a barrier between a read and a copy",
         (f"{MODEL}::test_barriers_that_gluon_does_not_insert_are_required",),
     ),
     Mutant(
@@ -562,7 +562,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "self._check_fenced(slot)\n        for copy in memory.arrived",
         "for copy in memory.arrived",
-        "the model wants a fence before TMA overwrites what threads wrote",
+        "the model requires a fence before TMA overwrites data written by threads",
         WRONG,
     ),
     Mutant(
@@ -570,7 +570,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "self._check_fenced(slot)\n        raw(target.tensor)",
         "raw(target.tensor)",
-        "the model wants a fence before TMA reads what threads wrote",
+        "the model requires a fence before TMA reads data written by threads",
         WRONG,
     ),
     Mutant(
@@ -586,7 +586,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "for copy in slot.memory.outgoing:",
         "for copy in slot.memory.outgoing[1:]:",
-        "the model refuses a write over what TMA still reads",
+        "the model refuses a write to memory that TMA still reads",
         (f"{MODEL}::test_the_oldest_stores_are_waited_for",),
     ),
     Mutant(
@@ -602,7 +602,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "if state.pending < count:",
         "if state.pending < 0:",
-        "the model refuses arrivals that a phase has no room for",
+        "the model refuses more arrivals than a phase expects",
         (f"{MODEL}::test_arrivals_without_a_wait_are_caught",),
     ),
     Mutant(
@@ -618,7 +618,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "if state.phase - 1 < state.waited:",
         "if state.phase - 1 < 0:",
-        "the model refuses a wait that the phase before answers",
+        "the model refuses a wait that the previous phase satisfies",
         WRONG,
     ),
     Mutant(
@@ -634,7 +634,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "self.barriers.values() if self.explicit_barriers else ()",
         "()",
-        "the model refuses a barrier that is left alive",
+        "the model refuses a barrier that is not invalidated",
         WRONG,
     ),
     Mutant(
@@ -642,7 +642,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "any(s * size % 16 for s in strides[:-1])",
         "any(s * size % 8 for s in strides[:-1])",
-        "the model refuses what TMA cannot describe",
+        "the model refuses tensors that TMA cannot describe",
         (f"{MODEL}::test_tensors_that_tma_cannot_describe",),
     ),
     Mutant(
@@ -650,7 +650,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "self.block[-1] * size < 16,",
         "self.block[-1] * size < 8,",
-        "the model refuses what TMA cannot describe",
+        "the model refuses tensors that TMA cannot describe",
         (f"{MODEL}::test_tensors_that_tma_cannot_describe",),
     ),
     Mutant(
@@ -658,7 +658,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "strides[-1] != 1,",
         "strides[-1] < 1,",
-        "the model refuses what TMA cannot describe",
+        "the model refuses tensors that TMA cannot describe",
         (f"{MODEL}::test_tensors_that_tma_cannot_describe",),
     ),
     Mutant(
@@ -666,7 +666,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "if self.nbytes > self.limit:",
         "if self.nbytes > self.limit + 1:",
-        "the model refuses more shared memory than there is",
+        "the model enforces the limit of shared memory",
         (f"{MODEL}::test_shared_memory_has_a_limit",),
     ),
     Mutant(
@@ -674,7 +674,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "self.stores.pop(0)",
         "self.stores.pop()",
-        "a wait for stores is for the oldest",
+        "a wait for stores waits for the oldest ones",
         (f"{MODEL}::test_the_oldest_stores_are_waited_for",),
     ),
     Mutant(
@@ -682,7 +682,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/gluon_memory.py",
         "for copy in (*allocation.in_flight, *allocation.outgoing):",
         "for copy in allocation.in_flight:",
-        "the model refuses a kernel that ends before its stores",
+        "the model refuses a kernel that ends before its stores complete",
         WRONG,
     ),
     # ---- interpret ---------------------------------------------------------------------------------------------------------
@@ -699,7 +699,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/interpret.py",
         "delattr(owner, name) if member is _ABSENT else setattr(owner, name, member)",
         "delattr(owner, name) if member is _ABSENT else None",
-        "Triton is left as it was",
+        "Triton is not modified",
         (f"{RUNTIME}::test_import_order_does_not_matter_and_triton_is_not_modified[False]",),
     ),
     Mutant(
@@ -715,7 +715,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/interpret.py",
         "return range(programs)",
         "return range(max(1, programs - 1))",
-        "all of a grid runs",
+        "every CTA of a grid runs",
         (f"{RUNTIME}::test_loops_sizes_and_grid",),
     ),
     Mutant(
@@ -732,7 +732,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/coroutines.py",
         'was done."""\n        self._idle = 0',
         'was done."""\n        self._idle += 0',
-        "CTAs that go on are not said to wait for ever",
+        "CTAs that make progress are not reported as deadlocked",
         (f"{MULTI_CTA}::test_coroutines_run_while_any_makes_progress",),
     ),
     Mutant(
@@ -740,7 +740,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/coroutines.py",
         "if self.failure is not None:\n            raise Cancelled",
         "if self.failure is not None:\n            return",
-        "what fails ends all",
+        "a failure ends all coroutines",
         (f"{MULTI_CTA}::test_no_coroutine_runs_after_a_failure",),
     ),
     Mutant(
@@ -748,7 +748,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/coroutines.py",
         "if self.failure is None:\n                work()",
         "if self.now >= 0:\n                work()",
-        "what fails ends all",
+        "a failure ends all coroutines",
         (f"{MULTI_CTA}::test_no_coroutine_runs_after_a_failure",),
     ),
     Mutant(
@@ -756,7 +756,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/coroutines.py",
         "        if self.failure is not None:\n            raise self.failure",
         "        return",
-        "what fails is raised",
+        "a failure is raised",
         TURNS,
     ),
     Mutant(
@@ -764,7 +764,7 @@ MUTANTS: list[Mutant] = [
         "onepass/runtime/interpreter/coroutines.py",
         "(at + 1) % len(self._running)",
         "(at + 1) % min(2, len(self._running))",
-        "every CTA of a group has its turn",
+        "every CTA of a group is scheduled",
         TURNS,
     ),
 ]

@@ -22,7 +22,7 @@ _ENGINE = [
         "onepass/integration/engine.py",
         "needs_wide_index(self.program, bindings),",
         "needs_wide_index(self.program, sizes),",
-        "elements are counted in 64 bits where 32 do not do",
+        "elements are addressed with 64 bits if 32 are too few",
         (f"{ENGINE}::test_large_and_unaligned_tensors_have_their_own_kernels",),
     ),
     Mutant(
@@ -30,7 +30,7 @@ _ENGINE = [
         "onepass/plan/variant.py",
         "buffers if aligned is None else aligned & buffers",
         "buffers",
-        "what does not start on 16 bytes has kernels of its own",
+        "unaligned tensors have their own kernels",
         (f"{ENGINE}::test_large_and_unaligned_tensors_have_their_own_kernels",),
     ),
     Mutant(
@@ -38,7 +38,7 @@ _ENGINE = [
         "onepass/integration/engine.py",
         "for symbol in self.program.symbols), aligned, where, tune)",
         "for symbol in self.program.symbols), where, tune)",
-        "what does not start on 16 bytes has kernels of its own",
+        "unaligned tensors have their own kernels",
         (f"{ENGINE}::test_large_and_unaligned_tensors_have_their_own_kernels",),
     ),
     Mutant(
@@ -54,7 +54,7 @@ _ENGINE = [
         "onepass/integration/engine.py",
         "call = (*(bindings[symbol] for symbol in self.program.symbols),",
         "call = (",
-        "kernels are those of a call's own sizes",
+        "a call uses kernels for its own sizes",
         (f"{ENGINE}::test_each_fixed_size_has_its_own_kernels",),
     ),
     Mutant(
@@ -62,7 +62,7 @@ _ENGINE = [
         "onepass/integration/engine.py",
         "if promise is not None and not promise.failed:",
         "if promise is not None:",
-        "a failure is not remembered",
+        "a failure is not cached",
         (f"{ENGINE}::test_after_a_failure_the_next_call_tries_again",),
     ),
     Mutant(
@@ -70,7 +70,7 @@ _ENGINE = [
         "onepass/integration/engine.py",
         "if len(self._promises) < MAX_KEYS:",
         "if self._promises is not None:",
-        "what is kept of one Program is bounded",
+        "the number of kernels kept per Program is bounded",
         (f"{ENGINE}::test_the_most_recent_variants_are_kept",),
     ),
     Mutant(
@@ -78,7 +78,7 @@ _ENGINE = [
         "onepass/plan/variant.py",
         "aligned=b.name in variant.aligned)",
         "aligned=True)",
-        "TMA is not asked for what does not start on 16 bytes",
+        "TMA is not used for unaligned tensors",
         (f"{ENGINE}::test_unaligned_tensors_are_planned_as_unaligned",),
     ),
     Mutant(
@@ -86,7 +86,7 @@ _ENGINE = [
         "onepass/integration/build.py",
         'if key.tune != "off":\n        card',
         "if key.tune:\n        card",
-        "an entry names all that was planned for",
+        "the key of an entry includes the device",
         (f"{STORE}::test_every_part_of_a_variant_is_in_the_key",),
     ),
     Mutant(
@@ -94,7 +94,7 @@ _ENGINE = [
         "onepass/integration/build.py",
         '| {"program": str(program), "aligned"',
         '| {"program": program.name, "aligned"',
-        "an entry names the Program it is of",
+        "the key of an entry includes its Program",
         (f"{STORE}::test_programs_with_the_same_name_have_different_keys",),
     ),
     Mutant(
@@ -102,7 +102,7 @@ _ENGINE = [
         "onepass/integration/build.py",
         '"aligned": sorted(variant.aligned)}',
         '"aligned": len(variant.aligned) > 9}',
-        "an entry names what starts on 16 bytes",
+        "the key of an entry includes alignment",
         (f"{STORE}::test_every_part_of_a_variant_is_in_the_key",),
     ),
     Mutant(
@@ -118,7 +118,7 @@ _ENGINE = [
         "onepass/integration/engine.py",
         "if self._executables.get((key, where)) is found:  # not a substitute used during graph capture",
         "if found:",
-        "what stood in while a CUDA graph was captured is not used afterwards",
+        "a substitute used during graph capture is not used afterwards",
         (f"{TUNE}::test_nothing_is_timed_while_a_graph_is_captured",),
     ),
     Mutant(
@@ -126,7 +126,7 @@ _ENGINE = [
         "onepass/integration/build.py",
         "    if uncompiled:\n",
         "    if uncompiled is None:\n",
-        "a search that trouble cut short is not kept",
+        "a search that was cut short by a transient failure is not stored",
         (f"{TUNE}::test_a_winner_is_stored_unless_a_plan_was_missed_for_a_transient_failure",),
     ),
     Mutant(
@@ -134,7 +134,7 @@ _ENGINE = [
         "onepass/integration/engine.py",
         "                if not promise.abandoned:\n",
         "                if promise is not None:\n",
-        "whoever waits for a thread that is interrupted makes it instead",
+        "a waiting thread takes over from an interrupted one",
         (f"{ENGINE}::test_a_waiting_thread_takes_over_from_an_interrupted_one",),
     ),
     Mutant(
@@ -142,7 +142,7 @@ _ENGINE = [
         "onepass/integration/engine.py",
         "            finally:  # Ctrl-C may arrive at any line above\n                own.abandon(self._stopped(key))",
         "            finally:  # Ctrl-C may arrive at any line above\n                pass",
-        "after Ctrl-C nobody waits for what nobody makes",
+        "after Ctrl-C no thread waits forever",
         (f"{ENGINE}::test_after_ctrl_c_at_any_line_no_thread_waits_forever",),
     ),
     Mutant(
@@ -166,7 +166,7 @@ _ENGINE = [
         "onepass/integration/plans.py",
         "while len(self._values) > self._most:",
         "while False:",
-        "what is kept of plans is bounded",
+        "the number of kept plans is bounded",
         (f"{ONE_PLAN}::test_the_number_of_kept_plans_is_bounded",),
     ),
     Mutant(
@@ -193,7 +193,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "aligned, aliased, *sizes)",
         "aligned, *sizes)",
-        "calls in place are told from others",
+        "in-place calls are distinguished from others",
         (f"{INPLACE}::test_in_place_and_out_of_place_calls_are_distinguished",),
     ),
     Mutant(
@@ -201,7 +201,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "key = (outs[0].get_device(), aligned, aliased,",
         "key = (outs[0].get_device(), aliased,",
-        "what does not start on 16 bytes is told from what does",
+        "aligned and unaligned calls are distinguished",
         (f"{REGION}::test_kernels_are_told_which_tensors_start_on_16_bytes",),
     ),
     Mutant(
@@ -209,7 +209,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "for at in input_addresses:\n            aligned += aligned + (not at & 15)",
         "for at in input_addresses:\n            aligned += aligned + (not at & 7)",
-        "what starts on 8 bytes is told from what starts on 16",
+        "8-byte and 16-byte alignment are distinguished",
         (f"{REGION}::test_kernels_are_told_which_tensors_start_on_16_bytes",),
     ),
     Mutant(
@@ -217,7 +217,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "alias_mask(at, input_addresses) << k * len(input_addresses)",
         "alias_mask(at, input_addresses)",
-        "calls are told apart by which output lies over which input",
+        "calls are distinguished by which output overlaps which input",
         (f"{INPLACE}::test_calls_are_distinguished_by_which_output_overlaps_an_input",),
     ),
     Mutant(
@@ -225,7 +225,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "aligned, aliased, *sizes)",
         "aligned, aliased)",
-        "calls are told apart by their sizes",
+        "calls are distinguished by their sizes",
         (f"{REGION}::test_one_region_serves_many_sizes_and_counts_its_calls",),
     ),
     Mutant(
@@ -233,7 +233,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "originals = [clone_strided(t) if taken else t for",
         "originals = [t for",
-        "a failed first launch does not cost an input",
+        "a failed first launch does not destroy an input",
         (f"{FAILURE}::test_a_failed_launch_does_not_destroy_an_input",),
     ),
     Mutant(
@@ -249,7 +249,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         'self.settings.on_error == "raise" or _capturing(outs[0]):',
         'self.settings.on_error == "raise":',
-        "nothing takes the place of kernels in a CUDA graph",
+        "there is no fallback during CUDA graph capture",
         (f"{FAILURE}::test_a_failing_fallback_or_captured_call_has_no_further_fallback",),
     ),
     Mutant(
@@ -265,7 +265,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "find_mistake(self.program, bindings, outs, originals)",
         "find_mistake(self.program, bindings, outs, ins)",
-        "checks are made of the inputs as they were",
+        "checks use the original inputs",
         (f"{REGION}::test_a_right_checked_call_passes_even_if_it_overwrites_an_input",),
     ),
     Mutant(
@@ -281,7 +281,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "if self._fallbacks <= MAX_INDUCTOR_FALLBACKS:",
         "if self._fallbacks:",
-        "Inductor is asked to compile a region for few sizes",
+        "Inductor compiles a region for only a few sizes",
         (f"{FAILURE}::test_a_region_that_cannot_be_planned_runs_as_inductor_compiles_it",),
     ),
     Mutant(
@@ -289,7 +289,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "if len(self._fills) >= MAX_CACHED_SIZES:",
         "if len(self._fills) < 0:",
-        "what is remembered of a region is bounded",
+        "the state kept per region is bounded",
         (f"{REGION}::test_the_state_kept_per_region_is_bounded",),
     ),
     Mutant(
@@ -297,7 +297,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "while len(_REGIONS) >= MAX_REGIONS:",
         "while len(_REGIONS) < 0:",
-        "what is kept of regions is bounded",
+        "the number of kept regions is bounded",
         (f"{TRACES}::test_the_most_recently_called_regions_are_kept",),
     ),
     Mutant(
@@ -313,7 +313,7 @@ _REGION = [
         "onepass/integration/region_op.py",
         "if any(self.program.points((axis.name,), bindings) == 0 for axis in self.program.axes):",
         "if not self.program.axes:",
-        "a reduction over nothing has its result",
+        "an empty reduction has its result",
         (f"{REGION}::test_no_rows_launch_nothing",),
     ),
     Mutant(
@@ -353,7 +353,7 @@ _REGION = [
         "onepass/integration/aliasing.py",
         "for j, other in enumerate(outs) if j != k):",
         "for j, other in enumerate(outs) if j < k < 0):",
-        "outputs that share memory are computed apart",
+        "outputs that share memory are computed out of place",
         (f"{INPLACE}::test_only_identical_elements_are_safe_to_overwrite",),
     ),
     Mutant(
@@ -361,7 +361,7 @@ _REGION = [
         "onepass/integration/aliasing.py",
         "            outs[k].copy_(made)\n",
         "            outs[k].copy_(outs[k])\n",
-        "what was computed aside gets to its place",
+        "results in scratch memory are copied to their outputs",
         (f"{INPLACE}::test_unsafe_overlaps_are_computed_out_of_place",),
     ),
     Mutant(
@@ -369,7 +369,7 @@ _REGION = [
         "onepass/integration/fallback.py",
         "return map_storage(tensor, Tensor.clone)",
         "return map_storage(tensor, lambda memory: memory)",
-        "a failed first launch does not cost an input",
+        "a failed first launch does not destroy an input",
         (f"{FAILURE}::test_a_failed_launch_does_not_destroy_an_input",),
     ),
     Mutant(
@@ -377,7 +377,7 @@ _REGION = [
         "onepass/integration/fallback.py",
         "written = {o.untyped_storage().data_ptr() for o in outs if o.numel()}",
         "written = {o.data_ptr() for o in outs if o.numel()}",
-        "of every input that may be overwritten a copy is kept",
+        "every input that may be overwritten is copied",
         (f"{FAILURE}::test_a_failed_launch_does_not_destroy_an_unaligned_input",),
     ),
     Mutant(
@@ -385,7 +385,7 @@ _REGION = [
         "onepass/integration/fallback.py",
         "    results = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device) for o in outs]\n",
         "    results = list(outs)\n",
-        "what is checked is not held against itself",
+        "a result is not compared with itself",
         (f"{REGION}::test_a_sampled_call_that_is_wrong_raises",),
     ),
     Mutant(
@@ -393,7 +393,7 @@ _REGION = [
         "onepass/integration/checks.py",
         "self._until = self._every\n",
         "self._until = 0\n",
-        "of calls that share is checked that was asked for",
+        "the requested share of calls is checked",
         (f"{REGION}::test_which_calls_are_checked",),
     ),
     Mutant(
@@ -401,7 +401,7 @@ _REGION = [
         "onepass/integration/checks.py",
         "self._most -= self._most > 0",
         "self._most -= 0",
-        "as many calls are checked as were asked for",
+        "the requested number of calls is checked",
         (f"{REGION}::test_which_calls_are_checked",),
     ),
     Mutant(
@@ -409,7 +409,7 @@ _REGION = [
         "onepass/integration/failure.py",
         "(WrongAnswer, NotWarmedUp, torch.OutOfMemoryError)",
         "(WrongAnswer, NotWarmedUp)",
-        "a card without room is not worked around",
+        "out of memory has no fallback",
         (f"{FAILURE}::test_cuda_errors_have_no_fallback",),
     ),
     Mutant(
@@ -417,7 +417,7 @@ _REGION = [
         "onepass/integration/failure.py",
         "(WrongAnswer, NotWarmedUp, torch.OutOfMemoryError)",
         "(WrongAnswer, torch.OutOfMemoryError)",
-        "kernels that are not ready for a CUDA graph are told of",
+        "kernels that are not ready for a CUDA graph are reported",
         (f"{FAILURE}::test_errors_that_must_be_seen_have_no_fallback",),
     ),
     Mutant(
@@ -425,7 +425,7 @@ _REGION = [
         "onepass/integration/failure.py",
         "    return is_device_error(error)\n",
         "    return False\n",
-        "a broken card is not worked around",
+        "a CUDA error has no fallback",
         (f"{FAILURE}::test_cuda_errors_have_no_fallback",),
     ),
     Mutant(
@@ -441,7 +441,7 @@ _REGION = [
         "onepass/integration/failure.py",
         "code = error.code if isinstance(error, OnepassError) else RegionFallback.code",
         "code = RegionFallback.code",
-        "a fallback is told by its error's code",
+        "a fallback is reported with its error's code",
         (f"{FAILURE}::test_a_region_that_cannot_be_planned_runs_as_inductor_compiles_it",),
     ),
 ]
@@ -452,7 +452,7 @@ _BACKEND = [
         "onepass/integration/claim.py",
         "            if k in circular:\n",
         "            if k is None:\n",
-        "regions that need each other are not both claimed",
+        "regions that depend on each other are not both claimed",
         (f"{REGIONS}::test_one_region_of_a_cycle_stays_with_inductor",),
     ),
     Mutant(
@@ -460,7 +460,7 @@ _BACKEND = [
         "onepass/integration/claim.py",
         "options.by_cost and here.predicted_us + charged > max(",
         "options.by_cost and here.predicted_us > max(",
-        "a claim is charged what only it makes cross memory",
+        "a claim is charged for bytes that cross memory only because of it",
         (f"{REGIONS}::test_a_claim_that_costs_more_than_it_saves_is_not_made",),
     ),
     Mutant(
@@ -484,7 +484,7 @@ _BACKEND = [
         "onepass/integration/claim.py",
         "if known and not node.users and not is_ordered(node):",
         'if node.op == "call_function" and not node.users:',
-        "ops with effects stay",
+        "ops with effects are kept",
         (f"{ORDER}::test_a_write_with_an_unused_result_is_kept",),
     ),
     Mutant(
@@ -492,7 +492,7 @@ _BACKEND = [
         "onepass/integration/claim.py",
         'return _declined(reductions, "it could not be planned", to_coded_error(error, "deciding on a region"), part)',
         'return _declined(reductions, "it could not be planned", None, part)',
-        "a region that could not be planned is told of",
+        "a region that could not be planned is reported",
         (f"{FAILURE}::test_a_region_whose_planning_fails_stays_with_inductor",),
     ),
     Mutant(
@@ -508,7 +508,7 @@ _BACKEND = [
         "onepass/integration/node_order.py",
         "    return dict(pairwise(ordered))\n",
         "    return dict(pairwise(ordered[:0]))\n",
-        "the order of effects is as it was",
+        "the order of effects is kept",
         (f"{ORDER}::test_the_order_of_effects_is_kept",),
     ),
     Mutant(
@@ -524,7 +524,7 @@ _BACKEND = [
         "onepass/integration/rewrite.py",
         'if node is not None and node.op == "placeholder":',
         "if node is None:",
-        "an input of a graph is written over at once, not in a clone",
+        "an input of a graph is overwritten directly, not in a clone",
         (f"{INPLACE}::test_a_gradient_reuses_the_memory_of_a_saved_activation",),
     ),
     Mutant(
@@ -532,7 +532,7 @@ _BACKEND = [
         "onepass/integration/rewrite.py",
         "            for node in reversed(self._added()):\n",
         "            for node in reversed(self._added()[:0]):\n",
-        "where a region cannot be replaced the graph is as it was",
+        "if a region cannot be replaced, the graph is unchanged",
         (f"{DYNAMIC}::test_a_size_that_cannot_be_expressed_costs_one_region",),
     ),
     Mutant(
@@ -540,7 +540,7 @@ _BACKEND = [
         "onepass/integration/passes.py",
         "            _restore(graph, before)\n",
         "            pass\n",
-        "a graph that cannot be claimed is left as it was",
+        "a graph whose claim fails is unchanged",
         (f"{FAILURE}::test_a_graph_whose_claim_fails_is_unchanged",),
     ),
     Mutant(
@@ -548,7 +548,7 @@ _BACKEND = [
         "onepass/integration/passes.py",
         "facts = (versions(), settings.graph_key,",
         "facts = (settings.graph_key,",
-        "a cached graph is never used by other sources",
+        "a cached graph is never used with other sources",
         (f"{BACKEND}::test_the_uuid_depends_on_settings_sources_and_card",),
     ),
     Mutant(
@@ -580,7 +580,7 @@ _BACKEND = [
         "onepass/integration/passes.py",
         'settings.rest == "inductor" and compat.is_outermost(graph)',
         'settings.rest == "inductor"',
-        "a graph inside another does not write over its inputs",
+        "a nested graph does not overwrite its inputs",
         ("tests/cpu/test_subgraphs.py::test_a_nested_backward_leaves_its_inputs_alone",),
     ),
     Mutant(
@@ -588,7 +588,7 @@ _BACKEND = [
         "onepass/integration/passes.py",
         "        return by is not None\n",
         "        return False\n",
-        "what runs without Python has no regions",
+        "graphs that run without Python have no regions",
         (f"{FAILURE}::test_code_that_runs_without_python_gets_no_regions",),
     ),
     Mutant(
@@ -596,7 +596,7 @@ _BACKEND = [
         "onepass/integration/passes.py",
         "facts.capability >= MIN_CAPABILITY",
         "facts.capability > MIN_CAPABILITY",
-        "cards of compute capability 8.0 are served",
+        "cards of compute capability 8.0 are supported",
         (f"{BACKEND}::test_which_cards_are_supported",),
     ),
     Mutant(
@@ -612,7 +612,7 @@ _BACKEND = [
         "onepass/integration/split.py",
         "graphs = copy_graph(forward.graph), copy_graph(backward.graph)",
         "graphs = forward.graph, backward.graph",
-        "a training graph is changed whole or not at all",
+        "both graphs of a training step are changed or neither",
         ("tests/cpu/test_recompute.py::test_both_graphs_are_changed_or_neither",),
     ),
     Mutant(
@@ -620,7 +620,7 @@ _BACKEND = [
         "onepass/integration/split.py",
         "repr((versions(), self.settings.graph_key))",
         "repr(self.settings.graph_key)",
-        "a cached split is never used by other sources",
+        "a cached split is never used with other sources",
         ("tests/cpu/test_recompute.py::test_the_uuid_of_the_partitioner_depends_on_settings_and_sources",),
     ),
     Mutant(
@@ -628,7 +628,7 @@ _BACKEND = [
         "onepass/integration/settings.py",
         "resolve({**_CONTEXT.get(), **(options or {})})",
         "resolve({**(options or {}), **_CONTEXT.get()})",
-        "of settings the nearest counts",
+        "the innermost setting takes precedence",
         (f"{REGION}::test_later_sources_of_settings_take_precedence",),
     ),
     Mutant(
@@ -636,7 +636,7 @@ _BACKEND = [
         "onepass/integration/settings.py",
         "for_calls=calls)",
         "for_calls=CallSettings(now.verify, now.on_error, now.tune))",
-        "the environment of the process that calls decides what was not given",
+        "the environment of the calling process decides settings that were not given",
         (f"{REGION}::test_settings_for_calls_travel_with_the_region",),
     ),
     Mutant(
@@ -652,7 +652,7 @@ _BACKEND = [
         "onepass/integration/settings.py",
         "if isinstance(given, bool) or not isinstance(given, int)",
         "if not isinstance(given, int)",
-        "settings that mean nothing are refused",
+        "meaningless settings are refused",
         (f"{REGION}::test_bad_settings_name_the_allowed_values",),
     ),
     Mutant(
@@ -660,7 +660,7 @@ _BACKEND = [
         "onepass/integration/repro.py",
         'return (text.strip().splitlines() or [""])[0].encode("unicode_escape").decode()',
         "return text.strip()",
-        "what an error says is no code of a reproducer",
+        "error text never becomes code of a reproducer",
         (f"{REPRO}::test_error_text_is_not_code",),
     ),
     Mutant(
@@ -668,7 +668,7 @@ _BACKEND = [
         "onepass/integration/repro.py",
         '    {line!a}\\n"',
         "    '{line.strip()}'\\n\"",
-        "what a Program says is no code of a reproducer",
+        "text of a Program never becomes code of a reproducer",
         (f"{REPRO}::test_error_text_is_not_code",),
     ),
     Mutant(
@@ -676,7 +676,7 @@ _BACKEND = [
         "onepass/integration/repro.py",
         'files.slug(f"repro_{region}") + ".py", text)',
         'f"repro_{region}.py", text)',
-        "reproducers lie in their folder",
+        "reproducers stay in their folder",
         (f"{REPRO}::test_the_name_of_a_region_is_not_a_path",),
     ),
     Mutant(
@@ -684,7 +684,7 @@ _BACKEND = [
         "onepass/integration/repro.py",
         "    with files.open_folder(folder, create=True) as handle:\n",
         "    folder.mkdir(exist_ok=True)\n    with files.listable(os.open(folder, os.O_RDONLY)) as handle:\n",
-        "nobody else can put another file in a reproducer's place",
+        "no other user can replace a reproducer",
         (f"{REPRO}::test_no_reproducer_is_written_to_an_unsafe_folder",),
     ),
     Mutant(
@@ -692,7 +692,7 @@ _BACKEND = [
         "onepass/integration/inductor.py",
         "compat.combined_passes((*others, _graph_pass(settings)))",
         "compat.combined_passes((_graph_pass(settings),))",
-        "passes of others are kept",
+        "passes set by the user are kept",
         (f"{BACKEND}::test_passes_set_by_the_user_are_kept",),
     ),
     Mutant(
@@ -709,14 +709,14 @@ _BACKEND = [
         "found = regions.get(key)\n        if found is None:",
         "found = regions.get(key)\n        if False:",
         "generated code makes a region that was dropped again",
-        ("tests/cpu/test_launch_lines.py::test_regions_that_were_dropped_are_made_again",),
+        ("tests/cpu/test_launch_lines.py::test_evicted_regions_are_rebuilt",),
     ),
     Mutant(
         "integration-inductor-seeds-run-one-by-one",
         "onepass/integration/op_by_op.py",
         "    if seeded is not None:\n",
         "    if seeded is ...:\n",
-        "random numbers that follow from a seed are refused where nobody generates code for them",
+        "seeded random numbers are refused without Inductor's code generation",
         (f"{ORDER}::test_seeded_draws_are_refused_in_an_op_by_op_run",),
     ),
 ]
@@ -727,7 +727,7 @@ _FUSE = [
         "onepass/integration/fuse.py",
         "if t.data_ptr() % 16 == 0)",
         "if t.data_ptr() % 8 == 0)",
-        "what starts on 8 bytes is told from what starts on 16",
+        "8-byte and 16-byte alignment are distinguished",
         (f"{TRACES}::test_kernels_are_told_which_tensors_start_on_16_bytes",),
     ),
     Mutant(
@@ -735,7 +735,7 @@ _FUSE = [
         "onepass/integration/fuse.py",
         "        if call.is_empty:\n",
         "        if call is None:\n",
-        "what has no elements is answered as eager answers it",
+        "empty tensors give eager's results",
         (
             f"{NOTHING}::test_empty_tensors_give_the_results_of_eager_and_are_explained",
             f"{NOTHING}::test_the_maximum_of_nothing_raises_the_error_of_eager",
@@ -746,7 +746,7 @@ _FUSE = [
         "onepass/integration/fuse.py",
         "        if latest and latest[0].state.unchanged():\n",
         "        if latest:\n",
-        "an answer is that of the present state",
+        "results follow the current state",
         (f"{STALE}::test_results_follow_the_present_state",),
     ),
     Mutant(
@@ -754,7 +754,7 @@ _FUSE = [
         "onepass/integration/fuse.py",
         "known = next((each for each in self._known if each.state.unchanged()), None)",
         "known = next(iter(self._known), None)",
-        "an answer is that of the present state",
+        "results follow the current state",
         (f"{STALE}::test_results_follow_the_present_state",),
     ),
     Mutant(
@@ -762,7 +762,7 @@ _FUSE = [
         "onepass/integration/fuse.py",
         "if each is not known))[:MAX_STATES]",
         "if each is not known))",
-        "what is kept of a function is bounded",
+        "the number of traces kept per function is bounded",
         (f"{TRACES}::test_the_most_recent_states_are_kept",),
     ),
     Mutant(
@@ -778,7 +778,7 @@ _FUSE = [
         "onepass/integration/traces.py",
         "leaf.shape, leaf.stride(), leaf.requires_grad",
         "leaf.shape, leaf.requires_grad",
-        "a tensor of other strides is another call",
+        "tensors with other strides are another kind of call",
         (f"{TRACES}::test_similar_calls_are_distinguished",),
     ),
     Mutant(
@@ -786,7 +786,7 @@ _FUSE = [
         "onepass/integration/traces.py",
         "return type(leaf), leaf.dtype, leaf.device,",
         "return type(leaf), leaf.device,",
-        "a tensor of another type is another call",
+        "tensors of another dtype are another kind of call",
         (f"{TRACES}::test_similar_calls_are_distinguished",),
     ),
     Mutant(
@@ -794,7 +794,7 @@ _FUSE = [
         "onepass/integration/traces.py",
         "leaf.requires_grad, leaf.is_neg()",
         "leaf.requires_grad",
-        "a tensor that is negated when read is another call",
+        "lazily negated tensors are another kind of call",
         (f"{TRACES}::test_a_lazily_negated_tensor_is_not_taken_for_a_plain_one",),
     ),
     Mutant(
@@ -802,7 +802,7 @@ _FUSE = [
         "onepass/integration/traces.py",
         "        return exact_key(leaf)\n",
         "        return leaf\n",
-        "numbers that differ are other calls",
+        "different numbers are another kind of call",
         (f"{STALE}::test_plain_values_that_do_not_differ", f"{TRACES}::test_nested_arguments"),
     ),
     Mutant(
@@ -810,7 +810,7 @@ _FUSE = [
         "onepass/integration/traces.py",
         "return leaves, (compat.structure_key(spec), *map(_key, leaves))",
         "return leaves, tuple(map(_key, leaves))",
-        "arguments of another structure are another call",
+        "arguments of another structure are another kind of call",
         (f"{TRACES}::test_arguments_with_equal_leaves_may_differ",),
     ),
     Mutant(
@@ -818,7 +818,7 @@ _FUSE = [
         "onepass/integration/traces.py",
         "while len(self._calls) > MAX_CALL_KINDS:",
         "while len(self._calls) < 0:",
-        "what is kept of a function is bounded",
+        "the number of traces kept per function is bounded",
         (f"{TRACES}::test_the_most_recent_kinds_of_calls_are_kept",),
     ),
 ]
@@ -853,7 +853,7 @@ _GUARDS = [
         "onepass/capture/function/state.py",
         "            if not isinstance(mode, torch.device):\n",
         "            if mode is None:\n",
-        "modes that nothing compares are refused",
+        "modes without a guard are refused",
         (f"{STALE}::test_torch_function_modes_are_refused",),
     ),
     Mutant(
@@ -901,7 +901,7 @@ _GUARDS = [
         "onepass/capture/function/state.py",
         "return len(now) == len(self.value) and all(",
         "return all(",
-        "a container that grew is seen",
+        "a container that grew is detected",
         (*CHANGES,),
     ),
     Mutant(
@@ -925,7 +925,7 @@ _GUARDS = [
         "onepass/capture/function/state_walk.py",
         '        self.read(f"the names of {where}", names, "{o}.keys()", "each")\n',
         "",
-        "a name that a class gets is seen",
+        "a name added to a class is detected",
         (*CHANGES,),
     ),
     Mutant(
@@ -933,7 +933,7 @@ _GUARDS = [
         "onepass/capture/function/state_walk.py",
         "        for base in kind.__mro__[:-1]:\n",
         "        for base in kind.__mro__[:0]:\n",
-        "a property that comes to stand before an attribute is seen",
+        "a property that newly hides an attribute is detected",
         (*CHANGES,),
     ),
     Mutant(
@@ -941,7 +941,7 @@ _GUARDS = [
         "onepass/capture/function/state_walk.py",
         "[self.read_item(where, vars(c), name) for c in kind.__mro__[: kind.__mro__.index(holder) + 1]][-1]",
         "self.read_item(where, vars(holder), name)",
-        "a class's attribute that comes to hide its base's is seen",
+        "a class attribute that newly hides that of a base is detected",
         (*CHANGES,),
     ),
     Mutant(
@@ -973,7 +973,7 @@ _GUARDS = [
         "onepass/capture/function/state_walk.py",
         "            self.mention(*_AS_TEXT)\n",
         "            pass\n",
-        "what an object's text follows from is compared",
+        "state that an object's text depends on is compared",
         (*CHANGES,),
     ),
     Mutant(
@@ -981,7 +981,7 @@ _GUARDS = [
         "onepass/capture/function/bytecode.py",
         'self.has_class_patterns |= opname == "MATCH_CLASS"',
         "self.has_class_patterns |= False",
-        "what a pattern of a class reads is compared",
+        "attributes that a class pattern reads are compared",
         (*CHANGES,),
     ),
     Mutant(
@@ -989,7 +989,7 @@ _GUARDS = [
         "onepass/capture/function/bytecode.py",
         "isinstance(level := self.constants[-2], int) else 0",
         "isinstance(level := self.constants[-2], str) else 0",
-        "what a relative import gives is compared",
+        "values of a relative import are compared",
         (*CHANGES,),
     ),
     Mutant(
@@ -997,7 +997,7 @@ _GUARDS = [
         "onepass/capture/function/state_walk.py",
         'for module in dict.fromkeys((name, name.partition(".")[0])):',
         "for module in (name,):",
-        "what an import of a module in a package gives is compared",
+        "values of an import from a package are compared",
         (*CHANGES,),
     ),
     Mutant(
@@ -1013,7 +1013,7 @@ _GUARDS = [
         "onepass/capture/function/state_walk.py",
         "            self.visit_code(inner, seen, outer, where)\n",
         "            pass\n",
-        "what inner functions read is compared",
+        "state that inner functions read is compared",
         (*CHANGES,),
     ),
     Mutant(
@@ -1021,7 +1021,7 @@ _GUARDS = [
         "onepass/capture/function/state_walk.py",
         "            self.looks_up_by_name = self.looks_up_by_name or where\n        elif bound_to",
         "            pass\n        elif bound_to",
-        "attributes asked for by a name made at run time are compared",
+        "attributes read by a computed name are compared",
         (*CHANGES, *HIDDEN),
     ),
     Mutant(
@@ -1029,7 +1029,7 @@ _GUARDS = [
         "onepass/capture/function/state_walk.py",
         '_READ_MEMORY = frozenset({"tolist", "numpy",',
         '_READ_MEMORY = frozenset({"numpy",',
-        "values of an outer tensor are not put into a trace",
+        "values of an outer tensor are not frozen into a trace",
         (*HIDDEN,),
     ),
     Mutant(
@@ -1037,7 +1037,7 @@ _GUARDS = [
         "onepass/capture/function/state_walk.py",
         '_READ_MEMORY = frozenset({"tolist", "numpy",',
         '_READ_MEMORY = frozenset({"tolist",',
-        "values of an outer tensor are not put into a trace",
+        "values of an outer tensor are not frozen into a trace",
         (*HIDDEN,),
     ),
     Mutant(
@@ -1045,7 +1045,7 @@ _GUARDS = [
         "onepass/capture/function/state_walk.py",
         "if len(self.reads) > MAX_READS or len(self.seen) > MAX_READS:",
         "if len(self.reads) < 0:",
-        "what is compared at every call is bounded",
+        "the state compared at every call is bounded",
         (f"{STALE}::test_too_much_state_is_refused",),
     ),
     Mutant(
@@ -1053,7 +1053,7 @@ _GUARDS = [
         "onepass/capture/function/known_functions.py",
         '"breakpoint", "id"})',
         '"breakpoint"})',
-        "functions that read what is hidden are refused",
+        "functions that read hidden state are refused",
         (*HIDDEN,),
     ),
     Mutant(
@@ -1061,7 +1061,7 @@ _GUARDS = [
         "onepass/capture/function/known_functions.py",
         'kind.__name__ not in ("attrgetter", "methodcaller")',
         'kind.__name__ != "methodcaller"',
-        "functions that read what is hidden are refused",
+        "functions that read hidden state are refused",
         (*HIDDEN,),
     ),
     Mutant(
@@ -1085,7 +1085,7 @@ _GUARDS = [
         "onepass/capture/function/known_functions.py",
         "module in _HELPERS and getattr(sys.modules.get(module), kind.__qualname__, None) is kind",
         "module in _HELPERS",
-        "a class is looked into, whatever module it says it is of",
+        "a class is inspected, whatever module it claims to belong to",
         (*CHANGES,),
     ),
 ]
@@ -1104,7 +1104,7 @@ _TOOLS = [
         "onepass/measure/results.py",
         "    _require(not unknown, f\"{at or 'the run'} has a field",
         "    _require(True, f\"{at or 'the run'} has a field",
-        "a field nobody reads is told",
+        "an unknown field is reported",
         (f"{RESULTS}::test_violations_of_the_schema_are_named",),
     ),
     Mutant(
@@ -1112,7 +1112,7 @@ _TOOLS = [
         "onepass/measure/results.py",
         "self.us is not None and not self.error and not self.wrong",
         "self.us is not None and not self.error",
-        "a wrong answer has no time",
+        "a wrong result has no time",
         (f"{RESULTS}::test_failed_and_wrong_providers_have_no_time",),
     ),
     Mutant(
@@ -1120,7 +1120,7 @@ _TOOLS = [
         "onepass/measure/results.py",
         "        return kind is bool\n",
         "        return kind is not str\n",
-        "values of a file have their types",
+        "values in a file have their declared types",
         (f"{RESULTS}::test_violations_of_the_schema_are_named",),
     ),
     Mutant(
@@ -1136,7 +1136,7 @@ _TOOLS = [
         "onepass/measure/results.py",
         "files.write_user_file(path, content, sync=True)",
         "files.write_user_file(path, content)",
-        "results outlast a power cut",
+        "results survive a power failure",
         (f"{RESULTS}::test_a_file_is_synced_to_disk_before_it_is_renamed",),
     ),
     Mutant(
@@ -1144,7 +1144,7 @@ _TOOLS = [
         "onepass/measure/bounded.py",
         "MIN_MAGNITUDE <= abs(value) <= MAX_MAGNITUDE",
         "MIN_MAGNITUDE <= abs(value)",
-        "numbers are of a size to reckon with",
+        "numbers are within limits",
         (f"{HOSTILE}::test_malformed_files_are_refused",),
     ),
     Mutant(
@@ -1152,7 +1152,7 @@ _TOOLS = [
         "onepass/measure/bounded.py",
         "if seen + len(inner) > MAX_VALUES:",
         "if len(inner) < 0:",
-        "no file takes more than a moment",
+        "no file takes long to read",
         (f"{HOSTILE}::test_malformed_files_are_refused",),
     ),
     Mutant(
@@ -1160,7 +1160,7 @@ _TOOLS = [
         "onepass/measure/compare.py",
         "[(a, b) for a, b in both if a.floor_bytes == b.floor_bytes]",
         "both",
-        "rows that do other work are not compared",
+        "rows with different work are not compared",
         (f"{COMPARE}::test_rows_with_different_work_are_not_compared",),
     ),
     Mutant(
@@ -1168,7 +1168,7 @@ _TOOLS = [
         "onepass/measure/compare.py",
         "t.broke for t in self.status_changes if t.provider in ONEPASS_PROVIDERS",
         "False for t in self.status_changes",
-        "an answer that broke is a loss",
+        "a result that became wrong is a regression",
         (f"{COMPARE}::test_results_that_become_wrong_or_right_are_reported",),
     ),
     Mutant(
@@ -1176,7 +1176,7 @@ _TOOLS = [
         "onepass/measure/verdict.py",
         "for start in range(0, rows, height):",
         "for start in range(0, rows - height, height):",
-        "every row is judged",
+        "every row is checked",
         (f"{BENCH}::test_large_row_wise_workloads_are_checked_in_slices",),
     ),
     Mutant(
@@ -1184,7 +1184,7 @@ _TOOLS = [
         "onepass/measure/verdict.py",
         "    if answer.shape != eager.shape:\n",
         "    if answer.shape is None:\n",
-        "an answer of another shape is wrong",
+        "a result of another shape is wrong",
         (f"{BENCH}::test_other_providers_may_round_once_more_but_onepass_may_not",),
     ),
     Mutant(
@@ -1200,7 +1200,7 @@ _TOOLS = [
         "onepass/tools/bisect.py",
         "if everything.excess <= self.slack and not self._changes():",
         "if everything.excess <= self.slack:",
-        "a fault that comes and goes is found",
+        "an intermittent fault is found",
         (f"{BISECT}::test_an_intermittent_fault_is_found",),
     ),
     Mutant(
@@ -1208,7 +1208,7 @@ _TOOLS = [
         "onepass/tools/bisect.py",
         "return (), True",
         "return (), False",
-        "a fault elsewhere is told",
+        "a fault outside of regions is reported",
         (f"{BISECT}::test_a_fault_outside_of_regions_blames_no_region",),
     ),
     Mutant(
@@ -1216,7 +1216,7 @@ _TOOLS = [
         "onepass/tools/bisect.py",
         "while self._diverges(remaining):",
         "if self._diverges(remaining):",
-        "everyone guilty is found",
+        "every bad region is found",
         (f"{BISECT}::test_every_bad_region_is_found",),
     ),
     Mutant(
@@ -1232,7 +1232,7 @@ _TOOLS = [
         "onepass/tools/reference.py",
         "    if results.keys() != reference.other.keys():\n",
         "    if not results:\n",
-        "another number of results diverges",
+        "a different number of results diverges",
         (f"{BISECT}::test_which_results_diverge",),
     ),
 ]

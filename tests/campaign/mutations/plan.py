@@ -59,7 +59,7 @@ MUTANTS: list[Mutant] = [
         "onepass/plan/inplace.py",
         "return a.dtype == b.dtype and (same",
         "return (same",
-        "an output takes memory of its own type",
+        "an output reuses only memory of its own type",
         WRITERS,
     ),
     Mutant(
@@ -67,7 +67,7 @@ MUTANTS: list[Mutant] = [
         "onepass/plan/inplace.py",
         "for later in plan.kernels[at + 1 :]",
         "for later in plan.kernels[at + 2 :]",
-        "a later kernel reads the input as it was",
+        "a later kernel reads the original input",
         WRITERS,
     ),
     Mutant(
@@ -123,7 +123,7 @@ MUTANTS: list[Mutant] = [
         "onepass/plan/inplace.py",
         "one_reader = min(_areas(kernel, schedule)) >= WARP * schedule.warps",
         "one_reader = True",
-        "no thread reads what another has overwritten",
+        "no thread reads memory that another has overwritten",
         WRITERS,
     ),
     Mutant(
@@ -148,7 +148,7 @@ MUTANTS: list[Mutant] = [
         "onepass/plan/legality.py",
         "            if varies or isinstance(node, Reduce):\n",
         "            if isinstance(node, Reduce):\n",
-        "a result used on the data is not left to a second kernel",
+        "a result applied to the data is not deferred to a second kernel",
         PLAN,
     ),
     Mutant(
@@ -180,7 +180,7 @@ MUTANTS: list[Mutant] = [
         "onepass/plan/legality.py",
         "if not _is_walked_together(program, everything):",
         "if False:",
-        "no kernel walks a product of axes that never meet",
+        "no kernel iterates over a product of unrelated axes",
         BUDGET,
     ),
     Mutant(
@@ -228,7 +228,7 @@ MUTANTS: list[Mutant] = [
         "onepass/plan/partition.py",
         "            self.scorings.count()\n",
         "",
-        "a search scores in proportion to what is to be merged",
+        "the number of scored merges is linear",
         BUDGET,
     ),
     Mutant(
@@ -326,7 +326,7 @@ MUTANTS: list[Mutant] = [
         "onepass/plan/access.py",
         "if groups and groups[-1][1] == mul(step, program.axis[axis].extent):",
         "if groups and step:",
-        "axes that lie apart are not walked with one stride",
+        "axes that are not adjacent in memory have no single stride",
         PLAN,
     ),
     Mutant(
@@ -428,7 +428,7 @@ MUTANTS: list[Mutant] = [
         "onepass/plan/staged_rows.py",
         "if not count or set(whole) != {width} or len(rest) > 1 or cols.width < extent:",
         "if not count:",
-        "a staged row is chunks of one width and one rest",
+        "a staged row is chunks of one width and one tail",
         TMA,
     ),
     Mutant(
@@ -516,7 +516,7 @@ MUTANTS: list[Mutant] = [
         "onepass/plan/staged_tiles.py",
         "return full if not again and all(",
         "return full if all(",
-        "a kernel with staged tiles walks the rows once",
+        "a kernel with staged tiles reads the rows once",
         TILES,
     ),
     Mutant(
@@ -638,7 +638,7 @@ MUTANTS: list[Mutant] = [
         "onepass/plan/schedule/check_staging.py",
         "case MixOrder(row_vectors=RowVectors.SMEM):",
         "case MixOrder() if False:",
-        "row vectors wait in smem only beside staged rows",
+        "row vectors are kept in shared memory only next to staged rows",
         LEGAL,
     ),
     Mutant(
@@ -734,7 +734,7 @@ MUTANTS: list[Mutant] = [
         "onepass/codegen/emit.py",
         "    if refused := check(",
         "    if refused := None and check(",
-        "no kernel is written by a schedule that is not understood",
+        "no kernel is emitted for an ill-formed schedule",
         LEGAL,
     ),
     # ---- baselines

@@ -22,7 +22,7 @@ _FILES = [
         "onepass/files.py",
         "if opened[-1].sticky:",
         "if opened[0].sticky:",
-        "a folder everybody can write to is refused, sticky or not",
+        "a world-writable folder is refused, sticky or not",
         (f"{FILES}::test_write_permissions_on_the_folder_itself",),
     ),
     Mutant(
@@ -46,7 +46,7 @@ _FILES = [
         "onepass/files.py",
         "if parent.sticky or status.st_uid not in _trusted():",
         "if parent.sticky:",
-        "a link that others made is not followed",
+        "a link made by other users is not followed",
         (f"{FILES}::test_links_among_the_parents_are_followed_if_no_other_user_can_have_made_them",),
     ),
     Mutant(
@@ -54,7 +54,7 @@ _FILES = [
         "onepass/files.py",
         "if parent.sticky or status.st_uid not in _trusted():",
         "if status.st_uid not in _trusted():",
-        "a link where everybody can put one is not followed",
+        "a link in a world-writable folder is not followed",
         (f"{FILES}::test_the_folder_is_not_a_link_and_no_link_lies_in_a_sticky_folder",),
     ),
     Mutant(
@@ -62,7 +62,7 @@ _FILES = [
         "onepass/files.py",
         "own=len(remaining) < own,",
         "own=len(remaining) < own - 1,",
-        "none of the last parts of a path is a link",
+        "none of the last components of a path is a link",
         (f"{FILES}::test_no_link_among_the_components_that_belong_to_the_store",),
     ),
     Mutant(
@@ -118,7 +118,7 @@ _FILES = [
         "onepass/files.py",
         "            if sync:\n",
         "            if sync is None:\n",
-        "results outlast a power cut",
+        "results survive a power failure",
         (f"{FILES}::test_a_failed_write_leaves_what_was_there",),
     ),
     Mutant(
@@ -134,7 +134,7 @@ _FILES = [
         "onepass/files.py",
         "if status.st_size > most else",
         "if status.st_size < 0 else",
-        "a file is read whole or not at all",
+        "a file is read completely or not at all",
         (f"{FILES}::test_only_plain_files_of_this_user_are_read",),
     ),
     Mutant(
@@ -142,7 +142,7 @@ _FILES = [
         "onepass/files.py",
         "content = file.read(most + 1)",
         "content = file.read(most)",
-        "a file the user names is read whole or not at all",
+        "a file named by the user is read completely or not at all",
         (f"{FILES}::test_user_files_must_be_plain_and_small",),
     ),
     Mutant(
@@ -150,7 +150,7 @@ _FILES = [
         "onepass/files.py",
         '.lstrip(".-")[:most]',
         "[:most]",
-        "a name becomes that of a file in the folder itself",
+        "a name becomes a file name in the folder itself",
         (f"{FILES}::test_names_are_turned_into_valid_file_names",),
     ),
     Mutant(
@@ -158,7 +158,7 @@ _FILES = [
         "onepass/files.py",
         "if os.getpid() == owner:",
         "if owner:",
-        "a forked child leaves its parent's folder alone",
+        "a forked child does not remove its parent's folder",
         (f"{FILES}::test_a_private_folder_survives_a_fork_and_is_removed_with_its_owner",),
     ),
 ]
@@ -169,7 +169,7 @@ _STORE = [
         "onepass/integration/build.py",
         'facts["toolchain"] = compat.triton_toolchain_key(variant.device.target)',
         "pass",
-        "an entry of the store names the assembler it follows from",
+        "the key of an entry includes the assembler",
         (f"{STORE}::test_the_toolchain_is_in_the_key_of_binaries",),
     ),
     Mutant(
@@ -177,7 +177,7 @@ _STORE = [
         "onepass/compat/kernels.py",
         'return f"{assembler} {_version(assembler)} {target}',
         'return f"{assembler} {target}',
-        "an entry of the store names the release of the assembler",
+        "the key of an entry includes the assembler's version",
         (f"{STORE}::test_the_toolchain_is_in_the_key_of_binaries",),
     ),
     Mutant(
@@ -185,7 +185,7 @@ _STORE = [
         "onepass/compat/kernels.py",
         "{target} {sorted(variables().items())} {instrumented}",
         "{target} {instrumented}",
-        "an entry of the store names the variables Triton heeds",
+        "the key of an entry includes Triton's environment variables",
         (f"{STORE}::test_the_toolchain_is_in_the_key_of_binaries",),
     ),
     Mutant(
@@ -225,7 +225,7 @@ _STORE = [
         "onepass/runtime/serialize.py",
         "if _with_checksum(key, body) != content:",
         "if len(_with_checksum(key, body)) != len(content):",
-        "an entry is as it was written",
+        "an entry is unchanged since it was written",
         (f"{STORE}::test_a_change_of_any_byte_is_detected",),
     ),
     Mutant(
@@ -276,7 +276,7 @@ _STORE = [
         "onepass/runtime/cache.py",
         'if getattr(error, "errno", None) not in TRANSIENT_ERRNOS:',
         "if error:",
-        "trouble of this process says nothing about an entry",
+        "a transient error of this process does not condemn an entry",
         (f"{STORE}::test_an_entry_that_cannot_be_opened_for_now_is_kept",),
     ),
     Mutant(
@@ -284,7 +284,7 @@ _STORE = [
         "onepass/runtime/cache.py",
         "if error.errno not in TRANSIENT_ERRNOS:",
         "if error:",
-        "trouble of this process says nothing about the store",
+        "a transient error of this process does not condemn the store",
         (f"{STORE}::test_a_folder_that_cannot_be_opened_for_now_is_used_later",),
     ),
     Mutant(
@@ -292,7 +292,7 @@ _STORE = [
         "onepass/runtime/cache.py",
         'os.replace(name, f"{name}.{secrets.token_hex(4)}", src_dir_fd=subfolder, dst_dir_fd=quarantine)',
         "pass",
-        "an entry that is not fit is set aside",
+        "an invalid entry is quarantined",
         (f"{STORE}::test_a_damaged_entry_is_set_aside_and_made_again",),
     ),
     Mutant(
@@ -300,7 +300,7 @@ _STORE = [
         "onepass/runtime/cache.py",
         "os.utime(name, dir_fd=subfolder, follow_symlinks=False)  # mark as recently used",
         "pass",
-        "what was used latest is kept",
+        "the most recently used entries are kept",
         (f"{STORE}::test_the_least_recently_used_entry_is_removed_first",),
     ),
     Mutant(
@@ -308,7 +308,7 @@ _STORE = [
         "onepass/runtime/cache.py",
         "key=lambda item: item.used)",
         "key=lambda item: -item.used)",
-        "what was used latest is kept",
+        "the most recently used entries are kept",
         (f"{STORE}::test_the_least_recently_used_entry_is_removed_first",),
     ),
     Mutant(
@@ -324,7 +324,7 @@ _STORE = [
         "onepass/runtime/cache.py",
         "(now - item.used < SETTLED_SECONDS and (stale or item.is_folder))",
         "(now - item.used < SETTLED_SECONDS and stale)",
-        "what is being written is not removed",
+        "files being written are not removed",
         (f"{STORE}::test_binaries_count_and_stale_drafts_are_removed",),
     ),
     Mutant(
@@ -332,7 +332,7 @@ _STORE = [
         "onepass/runtime/cache.py",
         "follow_symlinks=False).st_mtime >= SETTLED_SECONDS:",
         "follow_symlinks=False).st_mtime >= 0:",
-        "what is being written is not removed",
+        "files being written are not removed",
         (f"{STORE}::test_binaries_count_and_stale_drafts_are_removed",),
     ),
     Mutant(
@@ -364,7 +364,7 @@ _STORE = [
         "onepass/runtime/measured.py",
         'compat.cuda_driver_level() or "")',
         '"")',
-        "what was measured belongs to a driver",
+        "measurements belong to a driver version",
         (f"{CALIBRATE}::test_facts_belong_to_one_kind_of_card_and_driver",),
     ),
     Mutant(
@@ -372,7 +372,7 @@ _STORE = [
         "onepass/runtime/measured.py",
         "tuple(known.values())[-MAX_OBSERVATIONS:]",
         "tuple(known.values())[:MAX_OBSERVATIONS]",
-        "of observations the latest are kept",
+        "the latest observations are kept",
         (f"{TUNE}::test_observations_are_kept_once_per_program_and_family",),
     ),
     Mutant(
@@ -380,7 +380,7 @@ _STORE = [
         "onepass/compat/checksums.py",
         "if found == _digest(folder.name, name, content):",
         "if found:",
-        "a binary is loaded as it was written or not at all",
+        "a binary is loaded unchanged or not at all",
         (f"{FILES}::test_a_sealed_file_is_used_as_it_was_written_or_not_at_all",),
     ),
     Mutant(
@@ -396,7 +396,7 @@ _STORE = [
         "onepass/compat/checksums.py",
         "with files.open_folder(folder, own=NOFOLLOW_PARTS) as handle:",
         "with files.open_folder(folder, own=NOFOLLOW_PARTS - 1) as handle:",
-        "binaries do not lie behind a link",
+        "binaries behind a link are refused",
         (f"{FILES}::test_sealed_files_behind_a_link_are_refused",),
     ),
     Mutant(
@@ -404,7 +404,7 @@ _STORE = [
         "onepass/compat/checksums.py",
         "if os.path.basename(each) == each)",
         "if each)",
-        "files of a kernel lie in its folder",
+        "files of a kernel are in its folder",
         (f"{FILES}::test_a_group_of_files_is_complete_or_absent",),
     ),
     Mutant(
@@ -412,7 +412,7 @@ _STORE = [
         "onepass/compat/checksums.py",
         "if names and len(found) == len(names) else None",
         "if names else None",
-        "files of a kernel are all there or none",
+        "a kernel's files are complete or absent",
         (f"{FILES}::test_a_group_of_files_is_complete_or_absent",),
     ),
 ]
@@ -423,7 +423,7 @@ _COMPILING = [
         "onepass/runtime/offline.py",
         "            raise WorkerFailure(CompilerUnavailable, detail=detail)",
         "            return detail",
-        "trouble of the machine is not remembered as a kernel's fault",
+        "a failure of the machine is not cached as a kernel's fault",
         (f"{WORKERS}::test_a_full_disk_is_transient_and_a_compile_failure_is_cached",),
     ),
     Mutant(
@@ -431,7 +431,7 @@ _COMPILING = [
         "onepass/runtime/offline.py",
         "if not all(isinstance(n, int) for n in (*counts,",
         "if not all(n is not None for n in (*counts,",
-        "what a worker says is checked",
+        "replies of workers are checked",
         (f"{WORKERS}::test_malformed_numbers_in_a_reply_are_reported",),
     ),
     Mutant(
@@ -447,7 +447,7 @@ _COMPILING = [
         "onepass/runtime/workers.py",
         'if reply.get("id") != number:',
         'if reply.get("id") is None:',
-        "an answer is used only if it bears its question's number",
+        "a reply is used only if it has its request's number",
         (f"{WORKERS}::test_after_any_fault_a_fresh_worker_replies", f"{WORKERS}::test_a_job_that_fails_twice_is_reported"),
     ),
     Mutant(
@@ -455,7 +455,7 @@ _COMPILING = [
         "onepass/runtime/workers.py",
         "                raise\n            return self._once(request)",
         "                raise\n            raise",
-        "a question goes to a fresh worker where one fails",
+        "a request goes to a new worker if one fails",
         (f"{WORKERS}::test_after_any_fault_a_fresh_worker_replies",),
     ),
     Mutant(
@@ -463,7 +463,7 @@ _COMPILING = [
         "onepass/runtime/workers.py",
         "            if not done:\n",
         "            if done is None:\n",
-        "a worker that failed, or was left, is not asked again",
+        "a worker that failed or was abandoned is not used again",
         (f"{WORKERS}::test_after_any_fault_a_fresh_worker_replies",),
     ),
     Mutant(
@@ -471,7 +471,7 @@ _COMPILING = [
         "onepass/runtime/workers.py",
         'if name != "TRITON_INTERPRET"}',
         "}",
-        "workers compile, whatever the environment has the process do",
+        "workers compile even if the process interprets",
         (f"{WORKERS}::test_workers_compile_even_if_the_process_interprets",),
     ),
     Mutant(
@@ -479,7 +479,7 @@ _COMPILING = [
         "onepass/runtime/offline_worker.py",
         "OSError | MemoryError | ImportError",
         "OSError | ImportError",
-        "what a machine lacks is not a kernel's fault",
+        "lack of resources is not a kernel's fault",
         (f"{WORKERS}::test_which_failures_are_blamed_on_the_machine",),
     ),
     Mutant(
@@ -487,7 +487,7 @@ _COMPILING = [
         "onepass/runtime/offline_worker.py",
         "error.returncode < 0:",
         "error.returncode > 0:",
-        "an assembler that was killed says nothing about a kernel",
+        "a killed assembler is not a kernel's fault",
         (f"{WORKERS}::test_which_failures_are_blamed_on_the_machine",),
     ),
     Mutant(
@@ -495,7 +495,7 @@ _COMPILING = [
         "onepass/runtime/background.py",
         ">= min(self._max_threads, calls):",
         ">= calls:",
-        "at most so many threads run",
+        "the number of threads is bounded",
         (f"{WORKERS}::test_background_calls_are_run_in_order_by_few_threads",),
     ),
     Mutant(
@@ -503,7 +503,7 @@ _COMPILING = [
         "onepass/runtime/background.py",
         "            future.cancel()\n",
         "            pass\n",
-        "calls that wait when threads end are dropped, and say so",
+        "queued calls are dropped, with notice, when threads end",
         (f"{WORKERS}::test_queued_calls_are_dropped_and_threads_end",),
     ),
     Mutant(
@@ -527,7 +527,7 @@ _COMPILING = [
         "onepass/runtime/binary.py",
         "any(start <= address <= end",
         "any(start < address <= end",
-        "spills in a loop are seen, wherever in it they stand",
+        "spills anywhere in a loop are detected",
         (f"{RUNTIME}::test_reading_ptx_sass_and_logs",),
     ),
     Mutant(
@@ -535,7 +535,7 @@ _COMPILING = [
         "onepass/runtime/compile_job.py",
         "(aligned is None or p.name in aligned)",
         "(aligned is None or p.name)",
-        "what does not start on 16 bytes is not read as if it did",
+        "unaligned tensors are not read in wide loads",
         (f"{RUNTIME}::test_a_misaligned_buffer_is_not_read_in_wide_loads",),
     ),
     Mutant(
@@ -567,7 +567,7 @@ _COMPILING = [
         "onepass/compat/kernels.py",
         "                settings.pop(name, None)\n",
         "                pass\n",
-        "Triton is left as it was",
+        "Triton is not modified",
         (f"{ENGINE}::test_triton_is_not_modified",),
     ),
     Mutant(
@@ -594,7 +594,7 @@ _LAUNCHING = [
         "onepass/runtime/executable.py",
         "(source.fresh - caller_allocated)",
         "source.fresh",
-        "outputs that a caller brings may start anywhere",
+        "outputs of a caller may be unaligned",
         (f"{ENGINE}::test_outputs_of_a_caller_may_be_misaligned",),
     ),
     Mutant(
@@ -602,7 +602,7 @@ _LAUNCHING = [
         "onepass/runtime/executable.py",
         "end += -(-length * buffer.dtype.size // ALIGNMENT) * ALIGNMENT",
         "end += last * buffer.dtype.size // ALIGNMENT * ALIGNMENT",
-        "temporaries have memory of their own",
+        "temporaries do not overlap",
         (f"{ENGINE}::test_temporaries_share_one_aligned_block",),
     ),
     Mutant(
@@ -610,7 +610,7 @@ _LAUNCHING = [
         "onepass/runtime/executable.py",
         "zip(place.shape, place.strides)) + 1 if 0 not in",
         "zip(place.shape, place.strides)) if 0 not in",
-        "temporaries have memory of their own",
+        "temporaries do not overlap",
         (f"{ENGINE}::test_temporaries_share_one_aligned_block",),
     ),
     Mutant(
@@ -634,7 +634,7 @@ _LAUNCHING = [
         "onepass/runtime/executable.py",
         "constants = [*bindings.values(), 0]",
         "constants = [*reversed(bindings.values()), 0]",
-        "kernels get the sizes they ask for",
+        "kernels get the right sizes",
         (f"{ENGINE}::test_size_arguments_are_passed_by_name",),
     ),
     Mutant(
@@ -642,7 +642,7 @@ _LAUNCHING = [
         "onepass/runtime/executable.py",
         "enumerate((*executable._output_names, *executable._input_names))}",
         "enumerate((*executable._input_names, *executable._output_names))}",
-        "kernels get the tensors they ask for",
+        "kernels get the right tensors",
         (f"{ENGINE}::test_launches_get_the_right_arguments",),
     ),
     Mutant(
@@ -650,7 +650,7 @@ _LAUNCHING = [
         "onepass/runtime/executable.py",
         "if len(self._bound) >= MAX_BOUND_SIZES:",
         "if len(self._bound) < 0:",
-        "what is remembered of sizes is bounded",
+        "the number of cached launches is bounded",
         (f"{ENGINE}::test_launches_of_the_most_recent_sizes_are_kept",),
     ),
     Mutant(
@@ -666,7 +666,7 @@ _LAUNCHING = [
         "onepass/runtime/executable.py",
         "layout.shape, layout.strides, dtype=layout.dtype",
         'wanted.shape, torch.empty(wanted.shape, device="meta").stride(), dtype=wanted.dtype',
-        "outputs lie as the kernels write them",
+        "outputs have the layout that kernels write",
         ("tests/cpu/test_right.py::test_layouts[rms_norm-backward-transposed]",),
     ),
     Mutant(
@@ -674,7 +674,7 @@ _LAUNCHING = [
         "onepass/device.py",
         "in spelled and d.sms == sms)",
         "in spelled and sms)",
-        "a part of a card is not planned for as the whole",
+        "a slice of a card is not planned for as the whole card",
         (f"{RUNTIME}::test_cards_are_recognized_by_name_and_size",),
     ),
     Mutant(
@@ -682,7 +682,7 @@ _LAUNCHING = [
         "onepass/runtime/card.py",
         "    if capability < MIN_CAPABILITY:",
         "    if capability <= MIN_CAPABILITY:",
-        "cards of compute capability 8.0 are served",
+        "cards of compute capability 8.0 are supported",
         ("tests/cpu/test_backend.py::test_which_cards_are_supported",),
     ),
     Mutant(
@@ -690,7 +690,7 @@ _LAUNCHING = [
         "onepass/runtime/tune.py",
         "(1 - MARGIN - max(one.spread, default.spread))",
         "(1 - MARGIN)",
-        "tuning takes no plan that was not faster beyond doubt",
+        "tuning chooses only plans that are clearly faster",
         (f"{TUNE}::test_the_default_stays_unless_another_plan_is_clearly_faster",),
     ),
     Mutant(
@@ -714,7 +714,7 @@ _LAUNCHING = [
         "onepass/runtime/tune.py",
         "torch.randn(RANDOM_ELEMENTS, generator=generator, device=where,",
         "torch.randn(RANDOM_ELEMENTS, device=where,",
-        "tuning leaves the process's random numbers alone",
+        "tuning does not change the global random state",
         (f"{TUNE}::test_scratch_tensors_have_the_layout_of_the_program",),
     ),
     Mutant(
@@ -722,7 +722,7 @@ _LAUNCHING = [
         "onepass/runtime/tune.py",
         "most = max(1, min([*",
         "most = max(1, max([*",
-        "tuning looks nothing up beyond its table",
+        "tuning uses valid indices",
         (f"{TUNE}::test_scratch_tensors_have_the_layout_of_the_program",),
     ),
     Mutant(
@@ -730,7 +730,7 @@ _LAUNCHING = [
         "onepass/runtime/tune.py",
         "sizes, where, buffer.name in aligned)",
         "sizes, where, True)",
-        "plans are timed on tensors that lie as the call's",
+        "plans are timed on tensors with the layout of the call's",
         (f"{TUNE}::test_scratch_tensors_have_the_layout_of_the_program",),
     ),
     Mutant(
@@ -770,7 +770,7 @@ _LAUNCHING = [
         "onepass/pipeline.py",
         "best = min(runs, key=",
         "best = max(runs, key=",
-        "a plan that spills is thrown away",
+        "a plan that spills is rejected",
         (f"{PROMISES}::test_a_spilling_plan_is_rejected_and_shown",),
     ),
     Mutant(
@@ -778,7 +778,7 @@ _LAUNCHING = [
         "onepass/pipeline.py",
         "runs = [c for c in tried if all(b.smem_bytes <= first.device.smem_per_cta for b in c.binaries)]",
         "runs = tried",
-        "no plan is taken that does not fit an SM",
+        "no plan that does not fit an SM is chosen",
         (f"{PROMISES}::test_a_plan_that_does_not_fit_is_not_chosen_even_if_all_others_spill",),
     ),
     Mutant(
@@ -810,7 +810,7 @@ _LAUNCHING = [
         "onepass/runtime/keep_sources.py",
         '/ f"{files.slug(source.name)}.py"',
         '/ f"{source.name}.py"',
-        "sources are left in the folder the user named",
+        "sources are written to the folder that the user named",
         ("tests/cpu/test_repro.py::test_kept_sources_stay_in_their_folder",),
     ),
 ]
