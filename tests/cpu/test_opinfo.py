@@ -105,7 +105,7 @@ def test_a_log_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     log, ran = tmp_path / "log.jsonl", list[tuple[str, bool]]()
     monkeypatch.setattr(opinfo, "entries", lambda: [info("sum"), info("neg")])
     line = opinfo._line
-    monkeypatch.setattr(opinfo, "one", lambda op, dtype, sample, k: Finding(k, "right"))
+    monkeypatch.setattr(opinfo, "check_sample", lambda op, dtype, sample, k: Finding(k, "right"))
     monkeypatch.setattr(opinfo, "_line", lambda op, dtype, *how: ran.append((title(op), how[-1])) or line(op, dtype, *how))
     opinfo.run(log)
     first = [json.loads(text) for text in log.read_text().splitlines()]
