@@ -33,7 +33,6 @@ class CostConstants:
     outstanding_from: float
     outstanding_up_to: float
     outstanding_l2: float
-    last_stores_us: float
     warp_fold_us: float
     ring_slot_us: float
     row_turnaround_us: float
@@ -41,7 +40,6 @@ class CostConstants:
     unaligned_edge_us: float
     after_reduction_wait: float
     unpipelined_wait: float
-    unpipelined_row_wait: float
     pipeline_start_us: float
     tma_start_us: float
     unoverlapped_math: float
@@ -80,7 +78,6 @@ class CostConstants:
     further_tile: float
     sm_rate_share: float
     join_part_us: float
-    join_staged_part_us: float
     last_block_rate: float
     tie: float
 

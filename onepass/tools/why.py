@@ -21,7 +21,7 @@ from .tables import as_text, table, us
 
 SHOWN = 6  # candidates of a kernel in a table; JSON has all
 WIDTH = 80
-JOIN_SOURCE = "launch, partial results / L2 rate, join_part_us, join_staged_part_us"
+JOIN_SOURCE = "launch, partial results / L2 rate, join_part_us"
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,6 @@ def test_every_constant_is_the_source_of_a_term() -> None:
     named = {word for record in RECORDS for label in labels(record).values() for word in words(label.source)}
     elsewhere = {
         "join_part_us",
-        "join_staged_part_us",
         "last_block_rate",
         "tie",
         "one_slot_in_flight",

@@ -23,9 +23,7 @@ class MixOrderTerms(NamedTuple):
     tiles: Annotated[float, Label("tiles of several rows", "tiles_at_once, further_tile", factor=True)]
     issue: Annotated[float, Label("issue", "issue slots / issue_rate, warps_to_issue; " + SLOTS)]
     special: Annotated[float, Label("special functions", "operations / special_rate")]
-    reductions: Annotated[
-        float, Label("chain: reductions and waits", "reduction_in_warp_us, reduction_us, reduction_warp_us, unpipelined_row_wait")
-    ]
+    reductions: Annotated[float, Label("chain: reductions", "reduction_in_warp_us, reduction_us, reduction_warp_us")]
     lookups: Annotated[float, Label("chain: indexed loads", "latency of each iteration")]
     warp_fold: Annotated[float, Label("sums across warps", "warp_fold_us")]
     spilled: Annotated[float, Label("partial results in DRAM", "partial results beyond partials_l2_share / DRAM rate")]
@@ -94,13 +92,12 @@ def _tiles(case: Case) -> tuple[int, ...]:
 
 
 def _exchanges_us(case: Case) -> float:
-    """Time of one iteration's reductions, and of its wait for loads without a pipeline.
+    """Time of one iteration's reductions.
 
     Tiles of equal width are added before threads exchange anything; each other width is exchanged separately.
     """
     schedule, t, c = case.schedule, case.t, case.c
-    reduce = t.inner_folds * len(set(_tiles(case))) * reduction_us(warps_along(schedule, t), c)
-    return reduce + (0.0 if schedule.stages > 1 else c.unpipelined_row_wait * case.device.latency)
+    return t.inner_folds * len(set(_tiles(case))) * reduction_us(warps_along(schedule, t), c)
 
 
 def _tile_penalty(case: Case) -> float:

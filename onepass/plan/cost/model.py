@@ -65,8 +65,7 @@ def join_us(schedule: Schedule, t: Traffic, device: Device, constants: CostConst
     if schedule.splits <= 1:
         return 0.0
     length = t.cols * t.batch if isinstance(schedule.rows, Loop) else t.rows * t.batch
-    staged_tiles = schedule.staged and isinstance(schedule.cols, Block)
-    part = constants.join_staged_part_us if staged_tiles else 0.0 if t.inner_folds else constants.join_part_us
+    part = 0.0 if t.inner_folds else constants.join_part_us
     states = 4.0 * max(t.outer_states, 1) * schedule.splits * length / device.l2_bandwidth
     return device.launch + states + part * schedule.splits
 

@@ -53,7 +53,6 @@ class ResidentTerms(NamedTuple):
     issue: Annotated[float, Label("issue", "issue slots / issue_rate, warps_to_issue; " + SLOTS)]
     special: Annotated[float, Label("special functions", "operations / special_rate")]
     l1: Annotated[float, Label("L1", "bytes / l1_rate")]
-    last_stores: Annotated[float, Label("last stores", "last_stores_us")]
     warp_fold: Annotated[float, Label("sums across warps", "warp_fold_us")]
     tma_start: Annotated[float, Label("TMA start", "tma_start_us")]
     sharpness: Annotated[float, Label("", "sharpness", hidden=True)]
@@ -74,7 +73,7 @@ class ResidentTerms(NamedTuple):
     def us(self) -> float:
         """The predicted time."""
         together = soft_max(self.memory, self.issue, self.special, self.l1, sharpness=self.sharpness)
-        return self.launch + max(together, self.cta_us + self.last_stores) + self.warp_fold + self.tma_start
+        return self.launch + together + self.warp_fold + self.tma_start
 
     @property
     def limits(self) -> tuple[tuple[str, float], ...]:
@@ -115,7 +114,6 @@ def resident(case: Case, pieces: int, length: int, block: int) -> Cost:
         issue=issue,
         special=special,
         l1=l1_us(case, sms),
-        last_stores=c.last_stores_us,
         warp_fold=0.0 if across_rows else c.warp_fold_us * max(0, schedule.warps - 2) * ctas / sms,
         tma_start=c.tma_start_us if schedule.staged else 0.0,
         sharpness=c.sharpness,

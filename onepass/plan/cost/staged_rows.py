@@ -40,7 +40,6 @@ class StagedRowsTerms(NamedTuple):
     special: Annotated[float, Label("special functions", "operations / special_rate")]
     imbalance: Annotated[float, Label("uneven rows", "rows per CTA, rounded up", factor=True)]
     l1: Annotated[float, Label("L1", "bytes / l1_rate")]
-    last_stores: Annotated[float, Label("last stores", "last_stores_us")]
     spilled: Annotated[float, Label("partial results in DRAM", "partial results beyond partials_l2_share / DRAM rate")]
     exposed: Annotated[float, Label("unhidden loads", "extra_copy_us, unstaged_load_us")]
     exchange: Annotated[float, Label("exchange between CTAs", "mailbox_clear_us, cta_exchange_us")]
@@ -62,7 +61,7 @@ class StagedRowsTerms(NamedTuple):
     def us(self) -> float:
         """The predicted time."""
         together = soft_max(self.memory, self.issue, self.special * self.imbalance, self.l1, sharpness=self.sharpness)
-        return self.launch + self.first + together + self.last_stores + self.spilled + self.exposed + self.exchange
+        return self.launch + self.first + together + self.spilled + self.exposed + self.exchange
 
     @property
     def limits(self) -> tuple[tuple[str, float], ...]:
@@ -113,7 +112,6 @@ def staged_rows(case: Case) -> Cost:
         special=special,
         imbalance=imbalance,
         l1=l1_us(case, sms) + t.full_in * kernel.full_walks / (c.l1_rate * sms * device.clock),
-        last_stores=c.last_stores_us,
         spilled=spilled / device.bandwidth,
         exposed=rows_per_cta * _exposed_per_row_us(case) if both else 0.0,
         exchange=_exchange_us(case, rows_per_cta),
