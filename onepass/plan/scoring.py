@@ -51,6 +51,7 @@ def choose(found: Sequence[Scored]) -> Scored:
             _stages_rows(s.plan),
             s.plan.schedule.ctas_per_row,
             _reloads_row_vectors(s.plan),
+            _reads_again(s.plan),
             _register_weight(s.plan),
             s.us,
         ),
@@ -85,6 +86,19 @@ def _reloads_row_vectors(chosen: KernelPlan) -> bool:
     """
     one = chosen.schedule
     return one.accumulates_columns and one.reloads_vectors
+
+
+def _reads_again(chosen: KernelPlan) -> bool:
+    """Whether a schedule reads full-size data more than once, from further away than L1: a walk of a single step finds it there.
+    Ties prefer data that stays on chip, because how much of a second read hits L2 is what the model knows least.
+
+    H200, softmax 16x65536, predicted 0.2 % apart: 7.3 us with rows in registers, 8.6 us by the best walk that reads them twice.
+    """
+    one, kernel = chosen.schedule, chosen.kernel
+    if one.resident | one.staged >= set(kernel.multi_phase):
+        return False
+    cols = kernel.program.extent(kernel.space.cols)
+    return not (isinstance(one.cols, Loop) and isinstance(cols, int) and cols <= one.cols.step)
 
 
 def _register_weight(chosen: KernelPlan) -> int:

@@ -187,17 +187,19 @@ def test_the_fastest_of_equal_footprints_counts() -> None:
 
 @pytest.mark.long
 def test_chosen_schedules_are_near_the_best_measured() -> None:
-    """Of all choices between schedules that were measured side by side, nine in ten are within 5 % of the best, all within 15 %.
-
-    One is not: softmax 16x65536, where a row in one CTA of 32 warps took 5.5 us and the loop that is predicted best among those
-    measured then took 6.5. Today's default plan splits such rows among CTAs, which was not measured with them.
-    """
+    """Of all choices between schedules that were measured side by side, nine in ten are within 5 % of the best, all within 15 %."""
     found = samples(stored(), H200)
     choices = [c for members in grouped(found).values() if (c := choice(members, SHIPPED.cost))]
     assert len(found) > 3200 and len(choices) > 330
     assert sum(c.regret <= 0.05 for c in choices) >= 0.9 * len(choices)
-    assert {c.id for c in choices if c.regret > 0.15} == {"softmax 16x65536 bf16"}
-    assert max(c.regret for c in choices) < 0.18
+    assert max(c.regret for c in choices) < 0.15
+
+
+def test_ties_go_to_schedules_that_read_nothing_twice() -> None:
+    """Predicted alike, a walk that reads rows again from L2 and rows in registers: the second is 18 % faster at 16x65536."""
+    found = samples((o for o in stored() if o.id == "softmax 16x65536 bf16"), H200)
+    (few_rows,) = (c for members in grouped(found).values() if (c := choice(members, SHIPPED.cost)))
+    assert few_rows.family == "inner" and few_rows.regret == 0.0
 
 
 def test_chosen_schedules_of_some_workloads_are_near_the_best_measured() -> None:
