@@ -153,7 +153,7 @@ def _time_plans(
     uncompiled: list[CompilerUnavailable],
     threads: DaemonExecutor,
 ) -> Artifact:
-    doing(f"compiling {tune.PLANS_PER_LEVEL[key.tune] - 1} plans")
+    doing(f"compiling {tune.PLANS_PER_LEVEL[key.tune] + tune.VARIED_PER_LEVEL[key.tune] - 1} plans")
     others = _alternatives(program, key, default, uncompiled, threads)
     doing(f"timing {len(others) + 1} plans")
     variant = key.variant
@@ -189,5 +189,6 @@ def _alternatives(
         unusable = any(b.spills_in_loop or b.smem_bytes > variant.device.smem_per_cta for b in binaries)
         return None if unusable else Compiled(plan, sources, binaries).artifact
 
-    plans = alternatives(specialized(program, variant), dict(variant.sizes), variant.device, tune.PLANS_PER_LEVEL[key.tune])
+    most, varied = tune.PLANS_PER_LEVEL[key.tune], tune.VARIED_PER_LEVEL[key.tune]
+    plans = alternatives(specialized(program, variant), dict(variant.sizes), variant.device, most, varied=varied)
     return tune.comparable(default, [made for made in threads.map(compiled, plans) if made is not None])

@@ -75,9 +75,9 @@ class CapturedFunction:
         tensors, bindings = self.captured.tensors(tuple(args)), self.bindings
         return lambda: executable(tensors, bindings)
 
-    def plans(self, device: Device, most: int) -> tuple[Plan, ...]:
-        """Different plans for exactly these sizes, sorted by predicted time."""
-        return alternatives(*specialize(self.program, self.bindings), device, most)
+    def plans(self, device: Device, most: int, varied: int = 0) -> tuple[Plan, ...]:
+        """Different plans for exactly these sizes, sorted by predicted time, and then some with one field changed."""
+        return alternatives(*specialize(self.program, self.bindings), device, most, varied=varied)
 
     def predicted_us(self, made: Artifact, device: Device) -> float:
         """Predicted time at these sizes of kernels that were planned for a class of row counts."""

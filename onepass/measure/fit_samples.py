@@ -78,14 +78,19 @@ def samples(found: Iterable[Observation], device: Device) -> tuple[Sample, ...]:
         if seen.id not in known:
             known[seen.id] = {_key(ScheduleRecord.of(s.schedule)): s for s in _candidates(seen, device)}
         like = known[seen.id].get(_key(seen.schedules[0]))
-        if like is not None and _is_one_kernel(seen, like.schedule):
+        if like is not None and _is_one_kernel(seen, like.schedule) and _as_planned(seen, like.schedule):
             matched.append(replace(like, seen=seen))
     return tuple(matched)
 
 
 def _key(record: ScheduleRecord) -> ScheduleRecord:
-    """What is compared: not how many loads are kept in registers, which follows from the rest and has changed."""
-    return replace(record, resident=0)
+    """What is compared: not how many loads are kept in registers, nor other choices that follow from the rest and have changed."""
+    return replace(record.without_choices(), resident=0)
+
+
+def _as_planned(seen: Observation, schedule: Schedule) -> bool:
+    """Whether a measured schedule is not one whose choices were varied. Older files do not record them."""
+    return seen.schedules[0].has_choices_of(ScheduleRecord.of(schedule))
 
 
 def _is_one_kernel(seen: Observation, schedule: Schedule) -> bool:

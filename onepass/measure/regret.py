@@ -29,6 +29,7 @@ from .schedule_record import ScheduleRecord
 from .timing import Call, Clock, Timed
 
 RUNS = 10  # per candidate
+VARIED = 4  # candidates per workload that differ from a schedule in one field that the planner does not search
 NEAR_BEST = 0.05  # regret up to which a picked plan counts as good
 MAX_DIFFERENCE = 0.02  # between results of two plans, relative to the largest value, before a candidate counts as wrong
 
@@ -69,7 +70,7 @@ class RegretSummary:
 
 def compile_candidates(ours: CapturedFunction, device: Device, most: int, pool: Executor) -> tuple[Future[CompiledCandidate], ...]:
     """Start generating and compiling the candidates of a workload."""
-    return tuple(pool.submit(_try, ours, plan, device) for plan in ours.plans(device, most))
+    return tuple(pool.submit(_try, ours, plan, device) for plan in ours.plans(device, most, VARIED))
 
 
 def _try(ours: CapturedFunction, plan: Plan, device: Device) -> CompiledCandidate:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..plan.schedule import Block, Cover, Loop, Role, RowVectors, Schedule
 
+CHOICES = ("packed", "early_loads", "private_states", "evict_last", "vector_limit", "unroll_copies", "folds_two_sums", "strip_rows")
 VECTORS = {RowVectors.RELOAD: "", RowVectors.REGISTERS: "registers", RowVectors.SMEM: "shared memory"}
 
 
@@ -27,11 +28,20 @@ class ScheduleRecord:
     row_vectors: str = ""  # where row vectors stay: "registers" or "shared memory"; empty: they are loaded for every row
     ctas_per_row: int = 1
     registers: int = 0  # register cap; 0: none
+    # What planners choose by themselves. None: as chosen then, or a family without the field.
+    packed: bool | None = None
+    early_loads: int | None = None
+    private_states: bool | None = None
+    evict_last: int | None = None  # loads and stores
+    vector_limit: int | None = None
+    unroll_copies: bool | None = None
+    folds_two_sums: bool | None = None
+    strip_rows: int | None = None
 
     @staticmethod
     def of(schedule: Schedule) -> "ScheduleRecord":
         """The record of a schedule."""
-        vectors = VECTORS[schedule.row_vectors]
+        vectors, own = VECTORS[schedule.row_vectors], {f.name for f in fields(schedule)}
         return ScheduleRecord(
             schedule.family,
             _tiles(schedule.rows),
@@ -46,7 +56,17 @@ class ScheduleRecord:
             vectors,
             schedule.ctas_per_row,
             schedule.registers,
+            **{name: _choice(getattr(schedule, name)) for name in CHOICES if name in own},
         )
+
+    def without_choices(self) -> "ScheduleRecord":
+        """The record without what planners choose by themselves."""
+        none: dict[str, Any] = dict.fromkeys(CHOICES)
+        return replace(self, **none)
+
+    def has_choices_of(self, other: "ScheduleRecord") -> bool:
+        """Whether all recorded choices are as in another record."""
+        return all(getattr(self, name) in (None, getattr(other, name)) for name in CHOICES)
 
     def to_json(self) -> dict[str, Any]:
         """The fields that do not have their defaults."""
@@ -57,6 +77,10 @@ class ScheduleRecord:
         given = self.to_json()
         family = given.pop("family")
         return f"{family}: " + ", ".join(f"{k} {'+'.join(map(str, v)) if isinstance(v, list) else v}" for k, v in given.items())
+
+
+def _choice(value: Any) -> Any:
+    return len(value) if isinstance(value, frozenset) else value
 
 
 def _tiles(role: Role) -> tuple[int, ...]:

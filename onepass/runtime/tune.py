@@ -28,6 +28,7 @@ from .stopwatch import Stopwatch, Timing, Work
 _LOG = logging.getLogger(__name__)
 
 PLANS_PER_LEVEL = {"off": 1, "on": 6, "full": 24}  # plans timed per level, including the default
+VARIED_PER_LEVEL = {"off": 0, "on": 0, "full": 8}  # and then with one field changed that the planner does not search
 FIRST_RUNS, FINAL_RUNS = 5, 20  # runs per plan in the first round, and in the final round
 MAX_FINALISTS, FINALIST_FACTOR = 3, 1.15  # plans in the final round besides the default; how close to the best they must be
 MARGIN = 0.02  # fraction by which a plan must beat the default, in addition to the spread of single runs

@@ -31,11 +31,13 @@ from onepass.plan.schedule import (
     MixOrder,
     MultiCtaMixOrder,
     Outer,
+    ResidentRows,
     Ring,
     RowVectors,
     SplitRows,
     StagedRows,
     StagedTiles,
+    WholeColumns,
 )
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench/results/h200"
@@ -103,6 +105,18 @@ def test_a_schedule_record_keeps_every_distinguishing_field(schedule: Any) -> No
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(json.dumps(found.to_json())).items()}
     assert ScheduleRecord(**fields) == found and found.family == schedule.family
     assert ScheduleRecord.of(replace(schedule, warps=16)) != found and ScheduleRecord.of(replace(schedule, stages=7)) != found
+
+
+def test_a_varied_choice_is_recorded_and_kept_from_the_fit() -> None:
+    """The candidate with the same sizes has other choices, so its predicted time says nothing about what was measured."""
+    like = next(s for s in known() if s.schedule.packed)
+    as_chosen, other = ScheduleRecord.of(like.schedule), like.schedule
+    assert isinstance(other, ResidentRows | MixOrder | WholeColumns)
+    varied = ScheduleRecord.of(replace(other, packed=False))
+    assert as_chosen.packed and not varied.packed and as_chosen != varied
+    matched = samples([replace(like.seen, schedules=(record,)) for record in (as_chosen, varied)], H200)
+    assert [s.seen.schedules[0] for s in matched] == [as_chosen]
+    assert "packed" not in like.seen.schedules[0].to_json()  # of before choices were recorded, and matched all the same
 
 
 def test_a_loop_over_rows_is_not_one_row_per_cta() -> None:
