@@ -147,19 +147,27 @@ class InductorConstants:
     split_kernel_us: float
     final_sum_us: float
     results_per_sm: int
+    large_ratio: int
     mix_rows: int
+    mix_rows_per_col: int
     mix_elements: int
     mix_cols: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimConstants:
-    """Constants that decide which nodes form a region and which regions are claimed."""
+    """Constants that decide which nodes form a region, which regions are claimed, and what graphs recompute and reuse."""
 
     equal_ratio: float
     equal_us: float
     small_ratio: int
     shared_data_ratio: int
+    region_nodes: int
+    fused_nodes: int
+    duplicated_nodes: int
+    recomputed_ops: int
+    recompute_bytes: int
+    reuse_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def _contiguous(program: Program, bindings: Bindings) -> frozenset[str]:
     found = [
         frozenset(a for a, s in n.strides if s == 1)
         for i, n in enumerate(program.nodes)
-        if isinstance(n, Load) and 8 * program.points(program.dims[i], bindings) >= _largest(program, bindings)
+        if isinstance(n, Load) and INDUCTOR.large_ratio * program.points(program.dims[i], bindings) >= _largest(program, bindings)
     ]
     return frozenset().union(*found)
 
@@ -74,7 +74,7 @@ def _unaligned(program: Program, bindings: Bindings) -> bool:
     large = (
         n
         for i, n in enumerate(program.nodes)
-        if isinstance(n, Load) and 8 * program.points(program.dims[i], bindings) >= _largest(program, bindings)
+        if isinstance(n, Load) and INDUCTOR.large_ratio * program.points(program.dims[i], bindings) >= _largest(program, bindings)
     )
     return any(isinstance(s, int) and s > 1 and s * program.buffer[n.buffer].dtype.size % 16 for n in large for _, s in n.strides)
 
@@ -85,7 +85,9 @@ def _largest(program: Program, bindings: Bindings) -> int:
 
 def _writes_rows(program: Program, bindings: Bindings) -> bool:
     stores = (n for n in program.nodes if isinstance(n, Store))
-    return any(8 * program.points(program.dims[n.value], bindings) >= _largest(program, bindings) for n in stores)
+    return any(
+        INDUCTOR.large_ratio * program.points(program.dims[n.value], bindings) >= _largest(program, bindings) for n in stores
+    )
 
 
 def _bytes_in_own_kernel(program: Program, bindings: Bindings, direction: _Direction) -> int:
@@ -111,7 +113,7 @@ def _directions(program: Program, bindings: Bindings) -> tuple[_Direction, ...]:
     found: dict[frozenset[str], list[int]] = {}
     for i, size in sizes.items():
         node = program.nodes[i]
-        if isinstance(node, Reduce) and 8 * size >= largest:
+        if isinstance(node, Reduce) and INDUCTOR.large_ratio * size >= largest:
             found.setdefault(frozenset(node.axes), []).append(i)
     return tuple(_Direction(axes, tuple(folds)) for axes, folds in found.items())
 
@@ -169,4 +171,8 @@ def _splits(program: Program, bindings: Bindings, direction: _Direction, device:
 def _mixes(program: Program, bindings: Bindings, directions: tuple[_Direction, ...]) -> bool:
     """Whether Inductor's own heuristics allow both directions in one pass."""
     cols, rows = sorted(program.points(d.axes, bindings) for d in directions)
-    return rows >= max(INDUCTOR.mix_rows, 2 * cols) and cols <= INDUCTOR.mix_cols and rows * cols >= INDUCTOR.mix_elements
+    return (
+        rows >= max(INDUCTOR.mix_rows, INDUCTOR.mix_rows_per_col * cols)
+        and cols <= INDUCTOR.mix_cols
+        and rows * cols >= INDUCTOR.mix_elements
+    )

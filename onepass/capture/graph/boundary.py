@@ -9,8 +9,8 @@ from torch import fx
 from ...constants import SHIPPED
 from .dataflow import Dataflow
 
-MAX_DUPLICATED_NODES = 16  # most nodes to recompute instead of reading one value
-MAX_KERNEL_NODES = 120  # most nodes to visit when estimating one of Inductor's kernels
+MAX_DUPLICATED_NODES = SHIPPED.claim.duplicated_nodes
+MAX_KERNEL_NODES = SHIPPED.claim.fused_nodes
 
 
 class Boundary:

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...constants import SHIPPED
 from ..lowering.pointwise import POINTWISE
 from ..lowering.schema import op_name
 from ..lowering.views import VIEWS
 from .node_kinds import NodeKind, classify_nodes, nbytes, tensors_of
 
-MAX_OPS = 8  # most pointwise ops to recompute a value with; more would raise register pressure in the kernel that does
-MIN_BYTES = 1 << 20  # least traffic saved per value; moving fewer bytes takes less time than a kernel launch
+MAX_OPS = SHIPPED.claim.recomputed_ops
+MIN_BYTES = SHIPPED.claim.recompute_bytes
 Level = int | fx.Node  # number of unfusible kernels before a node, or the node itself if it reads the value alone
 Levels = frozenset[Level]
 

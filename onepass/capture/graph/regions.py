@@ -20,7 +20,7 @@ from .dataflow import Dataflow
 from .grouping import Groups
 from .node_kinds import is_reduction, tensors_of
 
-MAX_NODES = 120  # most nodes of a region; keeps planning well under a second
+MAX_NODES = SHIPPED.claim.region_nodes
 
 
 @dataclass(frozen=True)

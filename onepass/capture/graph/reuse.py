@@ -13,12 +13,13 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ...constants import SHIPPED
 from ..lowering.schema import op_name
 from ..lowering.views import VIEWS
 from .node_kinds import MATMULS, nbytes, tensors_of
 from .region_program import RegionProgram
 
-MIN_BYTES = 1 << 16  # smaller buffers are not reused
+MIN_BYTES = SHIPPED.claim.reuse_bytes
 
 # Besides elementwise ops: ops whose results always have memory of their own, in any compiler. A view, or an op that may return
 # its argument, would let a region overwrite a value that others read under another name.
