@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.text import Text
 
+from ..constants import SHIPPED
 from ..plan.cost import Term
 from ..plan.partition import Search
 from ..plan.plan import KernelPlan, Plan
@@ -21,6 +22,13 @@ from .tables import as_text, table, us
 
 SHOWN = 6  # candidates of a kernel in a table; JSON has all
 WIDTH = 80
+# How to read both tables: why the first schedule is not always chosen, and what the two times of a term mean.
+NOTES = f"""
+time: predicted, with the join of partial results if several CTAs share one. Times within {SHIPPED.cost.tie - 1:.0%} of the best are
+ties. They go to data in registers, then to fewer CTAs per row, then to data read once, then to fewer registers.
+est. regs: per thread, estimated before compiling. alone: what a term would take by itself, or a slowdown adds. adds: how much
+shorter the predicted time would be without it; 0 if it is hidden behind others. computed from: names with underscores are
+constants, explained in onepass/constants/h200.json."""
 JOIN_SOURCE = "launch, partial results / L2 rate, join_part_us"
 
 
@@ -74,6 +82,7 @@ class Why:
             yield from console.render(_ranking(kernel), narrow)
             if kernel.chosen:
                 yield from console.render(_term_table(kernel.chosen), narrow)
+        yield from console.render(Text("\n" + " ".join(NOTES.split()), style="dim"), narrow)
 
     def __str__(self) -> str:
         return as_text(self)
@@ -126,7 +135,7 @@ def _ranking(kernel: KernelWhy) -> Any:
         ("", "right"),
         ("time", "right"),
         ("limit", "left"),
-        ("regs", "right"),
+        ("est. regs", "right"),
         ("CTAs/SM", "right"),
         ("schedule", "left"),
     )
@@ -144,7 +153,13 @@ def _ranking(kernel: KernelWhy) -> Any:
 
 
 def _term_table(chosen: CandidateWhy) -> Any:
-    shown = table("\nterms of the chosen one", ("term", "left"), ("takes us", "right"), ("adds us", "right"), ("from", "left"))
+    shown = table(
+        "\nterms of the predicted time of the chosen schedule",
+        ("term", "left"),
+        ("alone, us", "right"),
+        ("adds, us", "right"),
+        ("computed from", "left"),
+    )
     for term in chosen.terms:
         shown.add_row(escape(term.name), f"{term.us:.2f}", f"{term.adds_us:.2f}", escape(term.source))
     return shown

@@ -58,7 +58,8 @@ def test_the_printed_text_fits_80_columns() -> None:
     for job in (SPLIT, TWO_KERNELS):
         text = str(reasons(job))
         assert max(map(len, text.splitlines())) <= 80
-        assert "candidate schedules" in text and "terms of the chosen one" in text and "launch_us" in text
+        assert "candidate schedules" in text and "terms of the predicted time" in text and "launch_us" in text
+        assert "within 3% of the best are ties" in " ".join(text.split()) and "adds, us" in text
 
 
 def test_the_command_prints_or_gives_json() -> None:
