@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from .uninterrupted import Once
@@ -46,10 +47,17 @@ def pytree_flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def pytree_unflatten(leaves: list[Any], spec: Any) -> Any:
-    """The inverse of pytree_flatten."""
+    """The inverse of pytree_flatten. torch's own makes every torch.Size a tuple."""
+    import torch
     from torch.utils import _pytree
 
-    return _pytree.tree_unflatten(leaves, spec)
+    if spec.is_leaf():
+        return leaves[0]
+    rest = iter(leaves)
+    children = [pytree_unflatten(list(islice(rest, child.num_leaves)), child) for child in spec.children()]
+    return (
+        torch.Size(children) if spec.type is torch.Size else _pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
+    )
 
 
 def structure_key(spec: Any) -> Any:
@@ -63,7 +71,7 @@ def structure_key(spec: Any) -> Any:
 
 def tree_builder(spec: Any) -> Callable[[list[Any]], Any]:
     """pytree_unflatten for one structure, with a fast path for a single leaf or a flat tuple or list."""
-    marks = [object() for _ in range(spec.num_leaves)]
+    marks = [*range(1000, 1000 + spec.num_leaves)]  # no two are one object, and a torch.Size holds ints only
     built = pytree_unflatten(marks, spec)
     if len(marks) == 1 and built is marks[0]:
         return lambda leaves: leaves[0]
@@ -91,10 +99,19 @@ def fake_symbol(mode: Any, hint: int) -> Any:
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether a tensor is a FakeTensor, which has no data."""
-    from torch._subclasses.fake_tensor import FakeTensor
+    """Whether a tensor is a FakeTensor, which has no data, or wraps one."""
+    from torch._subclasses.fake_tensor import is_fake
 
-    return isinstance(tensor, FakeTensor)
+    return is_fake(tensor)
+
+
+def is_recorded(args: tuple[Any, ...]) -> bool:
+    """Whether torch records the ops of a call: for torch.compile, for torch.jit.trace, or under a mode with fake tensors."""
+    import torch
+
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return True
+    return bool(active_modes()) and any(map(is_fake, args))
 
 
 def constant_tensor(tensor: Any) -> Any:
@@ -203,17 +220,32 @@ def torch_state_guard() -> Callable[[], bool]:
 
 
 def active_modes() -> tuple[Any, ...]:
-    """The torch function and dispatch modes active in this thread. A DeviceContext is represented by its device."""
+    """The torch function and dispatch modes active in this thread, and the names of torch.func's transforms.
+
+    A DeviceContext is represented by its device.
+    """
     import torch
 
     functions, dispatches = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-    if not functions and not dispatches:
+    transforms = torch._C._functorch.get_interpreter_stack()
+    if not functions and not dispatches and not transforms:
         return ()
     from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     found = [torch._C._get_function_stack_at(k) for k in range(functions)]
-    return (*(m.device if isinstance(m, DeviceContext) else m for m in found), *_get_current_dispatch_mode_stack())
+    names = [f"torch.func.{transform.key().name.lower()}" for transform in transforms or ()]
+    return (*(m.device if isinstance(m, DeviceContext) else m for m in found), *_get_current_dispatch_mode_stack(), *names)
+
+
+def has_tangent(values: Sequence[Any]) -> bool:
+    """Whether a tensor among these carries a tangent of forward-mode differentiation."""
+    import torch
+    from torch.autograd import forward_ad
+
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(v, torch.Tensor) and forward_ad.unpack_dual(v).tangent is not None for v in values)
 
 
 def size_factors(size: Any) -> tuple[int, tuple[str, ...]] | None:

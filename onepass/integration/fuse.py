@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from .. import compat
 from ..capture.function.known_functions import is_torch_in_c
 from ..capture.function.state import State, TransparentWrapper
 from ..capture.function.state_walk import state_of
-from ..errors import BadArgument, NeedsGrad
+from ..errors import BadArgument, NeedsGrad, UnsupportedTorchMode
 from ..pipeline import capture, optimize
 from .engine import Kernels
 from .settings import Settings, resolved, validated
@@ -65,7 +66,7 @@ class Fused(TransparentWrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the result. Traces and compiles first if no earlier call did."""
-        if compat.active_modes() and any(map(compat.is_fake, (*args, *kwargs.values()))):
+        if compat.is_recorded((*args, *kwargs.values())):
             return self.fn(*args, **kwargs)  # inside a function that is being traced: inline
         known = self._now()
         if kwargs and known.signature is _UNKNOWN_NAMES:
@@ -76,14 +77,23 @@ class Fused(TransparentWrapper):
         call = known.traces.find(key)
         if call is None or not call.is_valid(known.state):
             call = self._new_call(known, args, key, resolved(self._given))
-        if call.is_empty:
-            with torch.no_grad():  # an empty axis: run the original function, nothing to fuse
+        if call.is_left_to_torch:
+            with torch.no_grad():
                 return self.fn(*args)
         trace = call.trace
         tensors = trace.captured.buffers(leaves)
-        aligned = trace.outputs.union(name for name, t in tensors.items() if t.data_ptr() % 16 == 0)
+        addresses = {name: t.data_ptr() for name, t in tensors.items()}
+        if not all(addresses.values()):
+            _refuse_without_memory(tensors)
+        aligned = trace.outputs.union(name for name, address in addresses.items() if address % 16 == 0)
         executable = trace.kernels.executable(call.bindings, trace.captured.device, aligned)
         return trace.captured.build_result(executable(tensors, call.bindings), leaves, call.bindings)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Copies and pickles have the function, and trace it anew. A decorated function is found by its name."""
+        path = (getattr(self, "__module__", ""), *getattr(self, "__qualname__", "").split("."))
+        found: Any = functools.reduce(lambda owner, name: getattr(owner, name, None), path[1:], sys.modules.get(path[0]))
+        return ".".join(path[1:]) if found is self else (Fused, (self.fn, self.dynamic, self._given.get("tune")))
 
     @property
     def _traces(self) -> tuple[Trace, ...]:
@@ -165,3 +175,12 @@ def _forward_only(leaves: Sequence[Any]) -> None:
         for k, arg in enumerate(leaves):
             if isinstance(arg, torch.Tensor) and arg.requires_grad:
                 raise NeedsGrad(argument=k)
+    if compat.has_tangent(leaves):
+        raise UnsupportedTorchMode(mode="torch.autograd.forward_ad.dual_level")
+
+
+def _refuse_without_memory(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse elements without an address. An empty tensor needs none."""
+    for name, tensor in tensors.items():
+        if tensor.numel() and not tensor.data_ptr():
+            raise BadArgument(detail=f"Argument {name} has no memory: its storage was freed, or it only stands for zeros.")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..capture.function.captured import Captured, Pattern, pattern_key
+from ..capture.function.captured import Captured, Pattern, has_layout, pattern_key
 from ..capture.function.state import Identity, State, exact_key
 from ..ir.program import Program
 from ..ir.size import Bindings
@@ -48,10 +48,9 @@ class Call:
     bindings: Bindings
 
     @cached_property
-    def is_empty(self) -> bool:
-        """Whether an axis has no elements."""
-        program = self.trace.program
-        return any(program.points((axis.name,), self.bindings) == 0 for axis in program.axes)
+    def is_left_to_torch(self) -> bool:
+        """Whether there is nothing to compute: an axis has no elements, or the tensors are shapes alone (device meta)."""
+        return self.trace.program.is_empty(self.bindings) or self.trace.captured.device.type == "meta"
 
     def is_valid(self, state: State) -> bool:
         """Whether the trace is valid in `state`. Also checks the state that functions among the arguments read."""
@@ -70,7 +69,7 @@ def flatten(args: tuple[Any, ...]) -> tuple[Sequence[Any], Hashable]:
 def _key(leaf: Any) -> Hashable:
     if not isinstance(leaf, torch.Tensor):
         return exact_key(leaf)
-    if leaf.layout is not torch.strided:
+    if not has_layout(leaf):
         return Identity(leaf)  # rejected later in any case
     return type(leaf), leaf.dtype, leaf.device, leaf.shape, leaf.stride(), leaf.requires_grad, leaf.is_neg()
 

@@ -16,6 +16,7 @@ from ... import compat
 from ...errors import BadArgument, MixedDevices, NeedsGrad, UnsupportedDevice, UnsupportedDtype, UnsupportedLayout
 from ...ir.expr import BY_TORCH, DTYPES
 from ...ir.size import Size, mul, sym, value
+from .captured import has_layout
 from .known_functions import is_immutable
 from .outputs import check_shape
 
@@ -82,7 +83,7 @@ def check(arguments: Arguments) -> None:
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         if isinstance(leaf, torch.Tensor):
             _check_tensor(name, leaf)
-        elif not isinstance(leaf, _ACCEPTED_TYPES):
+        elif not isinstance(leaf, _ACCEPTED_TYPES) and not is_immutable(leaf):
             raise BadArgument(
                 detail=f"Argument {name} is a {type(leaf).__name__}, and onepass cannot detect when it changes. "
                 "Pass tensors, numbers, strings, or tuples, lists and dicts of them."
@@ -99,8 +100,9 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedLayout(argument=name, layout=tensor.layout)
     if tensor.dtype not in BY_TORCH:
         raise UnsupportedDtype(what=f"Argument {name}", dtype=tensor.dtype, where="the call", supported=", ".join(DTYPES))
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        raise BadArgument(detail=f"Argument {name} is a {type(tensor).__name__}. Pass a plain torch.Tensor.")
+    if not has_layout(tensor):
+        kind = "nested tensor" if tensor.is_nested else type(tensor).__name__
+        raise BadArgument(detail=f"Argument {name} is a {kind}. Pass a plain torch.Tensor.")
     if tensor.is_neg():
         raise BadArgument(detail=f"Argument {name} is a lazily negated view. Call .resolve_neg() first.")
     if tensor.requires_grad and torch.is_grad_enabled():

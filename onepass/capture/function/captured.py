@@ -32,13 +32,12 @@ class TensorLeaf:
         """Check everything except sizes and strides."""
         return (
             isinstance(leaf, torch.Tensor)
+            and has_layout(leaf)
             and leaf.dtype is self.dtype
             and leaf.device == self.device
             and leaf.dim() == len(self.shape)
-            and leaf.layout is torch.strided
             and leaf.requires_grad == self.requires_grad
             and not leaf.is_neg()
-            and type(leaf) in (torch.Tensor, torch.nn.Parameter)
         )
 
 
@@ -56,6 +55,11 @@ Leaf: TypeAlias = TensorLeaf | PlainLeaf
 Pattern: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...]] | None, ...]
 
 
+def has_layout(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a plain one with strides. Nested and uninitialized tensors do not even have a shape."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_nested
+
+
 def pattern_key(pattern: Pattern, leaves: Sequence[Any], spec: Any) -> Hashable:
     """A key of the parts of a call that traces with this pattern fix. None if the call's structure differs."""
     if len(leaves) != len(pattern):
@@ -63,7 +67,7 @@ def pattern_key(pattern: Pattern, leaves: Sequence[Any], spec: Any) -> Hashable:
     found: list[Hashable] = [compat.structure_key(spec)]
     for fixed, leaf in zip(pattern, leaves, strict=True):
         is_tensor = isinstance(leaf, torch.Tensor)
-        if is_tensor is (fixed is None) or is_tensor and leaf.layout is not torch.strided:
+        if is_tensor is (fixed is None) or is_tensor and not has_layout(leaf):
             return None
         if fixed is None:
             found.append(exact_key(leaf))

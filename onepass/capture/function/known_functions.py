@@ -19,7 +19,7 @@ from typing import Any, Generic
 
 import torch
 
-from .state import IMMUTABLE_TYPES
+from .state import IMMUTABLE_TYPES, is_numpy
 
 # C functions of these modules are pure, except for those in _IMPURE.
 # fmt: off
@@ -70,7 +70,7 @@ _STATEFUL_PREFIXES = ("set_", "use_", "get_", "compile", "manual_seed", "seed", 
 
 def is_immutable(value: Any) -> bool:
     """Whether a value is immutable and refers to no other object."""
-    return type(value) in IMMUTABLE_TYPES or type(value) is torch.Size or _is_numpy(value, "generic")
+    return type(value) in IMMUTABLE_TYPES or type(value) is torch.Size or is_numpy(value, "generic")
 
 
 def is_torch(module: str | None) -> bool:
@@ -129,7 +129,7 @@ def looks_up_by_name(function: Any) -> bool:
 
 def is_pure_in_c(function: Any) -> bool:
     """Whether a C function or descriptor computes from its arguments alone."""
-    if _is_numpy(function, "ufunc") or type(function).__name__ == "_ArrayFunctionDispatcher":
+    if is_numpy(function, "ufunc") or type(function).__name__ == "_ArrayFunctionDispatcher":
         return function.__name__ not in _IMPURE_NUMPY
     kind = getattr(function, "__objclass__", None)
     if kind is not None:
@@ -161,15 +161,10 @@ def is_known_in_c(kind: type) -> bool:
 
 def is_in_c_function(value: Any) -> bool:
     """Whether a value is a function or descriptor written in C."""
-    return isinstance(value, _FUNCTIONS) or type(value).__name__ == "_ArrayFunctionDispatcher" or _is_numpy(value, "ufunc")
+    return isinstance(value, _FUNCTIONS) or type(value).__name__ == "_ArrayFunctionDispatcher" or is_numpy(value, "ufunc")
 
 
 def is_logger(value: Any) -> bool:
     """Whether an object is a logger, which does not affect results."""
     logging = sys.modules.get("logging")
     return logging is not None and isinstance(value, logging.Logger)
-
-
-def _is_numpy(value: Any, kind: str) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, getattr(numpy, kind))

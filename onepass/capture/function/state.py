@@ -7,6 +7,7 @@ is no change.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -82,10 +83,18 @@ def exact_key(value: Any) -> Hashable:
             return value
         case _ if type(value) in IMMUTABLE_TYPES:
             return type(value), value
+        case _ if is_numpy(value, "generic"):
+            return type(value), value.tobytes()
         case MethodType() | BuiltinFunctionType():
             return value  # equal if bound to the same object, although each attribute access makes a new one
         case _:
             return Identity(value)
+
+
+def is_numpy(value: Any, kind: str) -> bool:
+    """Whether a value is an instance of a class of NumPy, by the name of the class."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, getattr(numpy, kind))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -196,7 +205,7 @@ class State:
         self.may_set_data = may_set_data  # the function may assign `.data` of tensors; detected while it is traced
         for mode in compat.active_modes():
             if not isinstance(mode, torch.device):
-                raise UnsupportedTorchMode(mode=type(mode).__name__)
+                raise UnsupportedTorchMode(mode=mode if isinstance(mode, str) else type(mode).__name__)
         self._torch_unchanged = compat.torch_state_guard()
 
     def unchanged(self) -> bool:

@@ -138,8 +138,11 @@ def _trace(fn: Callable[..., Any], arguments: Arguments, layouts: Layouts, may_s
         factors = compat.size_factors(size)
         return None if factors is None else product([factors[0], *(sym(names[n]) for n in factors[1])])
 
+    written = set(re.findall(r"\w+", traced.text()))
+    if "FakeTensor" in written:
+        raise DataDependent(detail="the text of a tensor is part of the result")
     for name, symbol in symbols.items():
-        if not isinstance(to_size(symbol), Sym):
+        if not isinstance(to_size(symbol), Sym) or str(symbol.node.expr) in written:
             raise SymbolicAxis(op="the function", axis=f"{name} ({layouts.hints[name]} here)", where=_name(fn))
     final = tuple(_final_layout(fake, to_size) for fake in fakes)
     nodes = iter(next(n for n in module.graph.nodes if n.op == "output").args[0])
@@ -206,6 +209,10 @@ class _Traced:
             if not _is_traced(leaf) and not is_immutable(leaf) and not isinstance(leaf, _RETURNABLE):
                 raise UnsupportedReturn(kind=type(leaf).__name__)
         return [leaf for leaf in self.leaves if _is_traced(leaf)]
+
+    def text(self) -> str:
+        """The strings in the result. Where the function wrote a size or a tensor into one, it shows what tracing calls it."""
+        return " ".join([repr(self.spec), *(leaf for leaf in self.leaves if isinstance(leaf, str))])
 
     def runs_in_eager(self) -> bool:
         """Whether the function works in eager mode although tracing failed. Exceptions it raises there propagate.

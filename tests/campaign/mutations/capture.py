@@ -109,7 +109,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "capture-guard-subclasses",
         "onepass/capture/function/captured.py",
-        "and type(leaf) in (torch.Tensor, torch.nn.Parameter)",
+        "            and has_layout(leaf)\n",
         "",
         "tensor subclasses are refused",
         ("tests/cpu/test_fuse_guards.py::test_special_tensors_do_not_match_a_plain_one",),
@@ -165,7 +165,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "capture-takes-subclasses",
         "onepass/capture/function/arguments.py",
-        "if type(tensor) not in (torch.Tensor, torch.nn.Parameter):",
+        "if not has_layout(tensor):",
         "if False:",
         "a subclass of tensors is refused",
         ("tests/cpu/test_fuse_guards.py::test_special_tensors_do_not_match_a_plain_one",),
