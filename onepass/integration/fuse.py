@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 import torch
@@ -39,6 +40,14 @@ class _Known:
     state: State
     signature: inspect.Signature
     traces: Traces = field(default_factory=Traces)
+
+    @functools.cached_property
+    def arity(self) -> int | None:
+        """How many arguments fill the signature, if all of them have a position."""
+        kinds = {p.kind for p in self.signature.parameters.values()}
+        parameter = inspect.Parameter
+        fixed = kinds <= {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
+        return len(self.signature.parameters) if fixed else None
 
 
 def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None, tune: str | None = None) -> "Fused":
@@ -69,9 +78,10 @@ class Fused(TransparentWrapper):
         if compat.is_recorded((*args, *kwargs.values())):
             return self.fn(*args, **kwargs)  # inside a function that is being traced: inline
         known = self._now()
-        if kwargs and known.signature is _UNKNOWN_NAMES:
-            return self._by_name(tuple(kwargs))(*args, *kwargs.values())
-        args = self._positional(known.signature, args, kwargs)
+        if kwargs or len(args) != known.arity:
+            names, args = self._positional(known.signature, args, kwargs)
+            if names:
+                return self._by_name(names)(*args)
         leaves, key = flatten(args)
         _forward_only(leaves)
         call = known.traces.find(key)
@@ -100,31 +110,49 @@ class Fused(TransparentWrapper):
         """All traces, for tests."""
         return tuple(trace for known in self._known for trace in known.traces)
 
-    def _positional(self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        if not kwargs and len(args) == len(signature.parameters):
-            return args
-        keyword_only = {name for name, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
-        if given := keyword_only & kwargs.keys():
-            raise BadArgument(
-                detail=f"keyword-only arguments cannot be given to a fused function ({', '.join(sorted(given))}); "
-                "make them positional, or bind them with functools.partial."
-            )
+    def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
+        """The method of an instance, if a class has the fused function as an attribute. The instance keeps it with its traces."""
+        if instance is None:
+            return self
+        if torch.compiler.is_compiling():
+            return functools.partial(self.fn, instance)  # which Dynamo knows better than a MethodType
+        kept, key = getattr(instance, "__dict__", None), f"fused {getattr(self, '__qualname__', self.fn)}"
+        method = kept.get(key) if isinstance(kept, dict) else None
+        if method is None or getattr(method.fn, "__self__", None) is not instance:  # copies of an instance have the original's
+            method = Fused(MethodType(self.fn, instance), self.dynamic, self._given.get("tune"))
+            if isinstance(kept, dict):
+                kept[key] = method
+        return method
+
+    def resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function that a call traces, and its arguments, all by position."""
+        names, args = self._positional(_signature(self.fn), args, kwargs)
+        return self._by_name(names).fn if names else self.fn, args
+
+    def _positional(
+        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+        """The names of arguments that have no position, and all arguments: by position, and then those of the names."""
+        if signature is _UNKNOWN_NAMES:
+            return tuple(kwargs), (*args, *kwargs.values())
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise BadArgument(detail=f"{getattr(self.fn, '__name__', 'the function')}: {error}.") from None
-        bound.apply_defaults()  # a keyword-only argument keeps the function's default
-        return bound.args
+        bound.apply_defaults()
+        positions = {name for name, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
+        names = tuple(name for name in kwargs if name not in positions)
+        return names, (*bound.args, *(kwargs[name] for name in names))
 
     def _by_name(self, names: tuple[str, ...]) -> "Fused":
-        """The function with its last arguments given by name. torch's C functions do not expose the names of their arguments."""
+        """The function with its last arguments given by name: they have no position, or none that torch's C functions expose."""
         if names not in self._named:
             fn, count = self.fn, len(names)
 
             def by_name(*args: Any) -> Any:
                 return fn(*args[:-count], **dict(zip(names, args[-count:])))
 
-            by_name.__name__ = fn.__name__
+            by_name.__name__ = getattr(fn, "__name__", type(fn).__name__)
             self._named[names] = Fused(by_name, self.dynamic, self._given.get("tune"))
         return self._named[names]
 

@@ -132,14 +132,15 @@ def explain_function(fn: Callable[..., Any], *, device: "str | Device" = "h200")
     The plan is that of the inputs' row class, for tensors that start at a multiple of 16 bytes.
     """
     target = resolve_device(device)
-    subject, dynamic = (fn.fn, fn.dynamic) if isinstance(fn, Fused) else (fn, None)
+    fused = fn if isinstance(fn, Fused) else Fused(fn)
 
     def measure(source: Source) -> Binary:
         return offline.compile(source, target)
 
-    def explained(*args: Any) -> Report:
+    def explained(*args: Any, **kwargs: Any) -> Report:
+        subject, given = fused.resolve(args, kwargs)
         try:
-            made = pipeline.compile_function(subject, args, target, measure, dynamic)
+            made = pipeline.compile_function(subject, given, target, measure, fused.dynamic)
         except UnsupportedOp as error:
             error.add_note("To see which parts onepass can compile, explain torch.compile(f) instead of f.")
             raise

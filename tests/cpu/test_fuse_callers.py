@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import warnings
 from collections.abc import Callable
@@ -35,7 +36,24 @@ class Scaled(torch.nn.Module):
         self.run = onepass.fuse(self.scaled)
 
     def scaled(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
+        return x * float(self.factor)  # `float` makes no Scaled: its __init__, which calls onepass, is none of this state
+
+    @onepass.fuse
+    def forward(self, x: torch.Tensor, *, plus: float = 0.0) -> torch.Tensor:
+        return x * self.factor + plus
+
+
+class Halved:
+    @classmethod
+    @onepass.fuse
+    def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+
+class Shifted(Scaled):
+    @onepass.fuse
+    def forward(self, x: torch.Tensor, *, plus: float = 0.0) -> torch.Tensor:
+        return super().forward(x, plus=plus) + 10
 
 
 def called_before() -> "onepass.Fused":
@@ -159,3 +177,48 @@ def test_numbers_of_numpy_are_plain_values(dtype: torch.dtype) -> None:
         assert result.dtype is expected.dtype and torch.equal(result, expected)
     assert len(fused._traces) == len(numbers) - 1
     assert torch.equal(onepass.fuse(lambda x, steps: x * len(steps))(x, range(4)), x * 4)
+
+
+def weighted(x: torch.Tensor, w: torch.Tensor | None = None, *more: torch.Tensor, scale: float = 2.0, **named: Any) -> torch.Tensor:
+    return (x if w is None else x * w) * scale + sum(more) + sum(named.values())
+
+
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "defaults": ((X,), {}),
+    "by name": ((), {"w": X, "x": X + 1}),
+    "only a name": ((X,), {"scale": 3.0}),
+    "another value of that name": ((X,), {"scale": 4.0}),
+    "many positions": ((X, X, X, X), {"scale": 3.0}),
+    "other names": ((X,), {"a": X, "b": 2.0}),
+    "as many as there are parameters": ((X, X, X, X, X), {}),
+    "all": ((X, X + 1, X + 2), {"scale": 0.5, "a": X}),
+}
+
+
+@pytest.mark.parametrize(("args", "kwargs"), CALLS.values(), ids=list(CALLS))
+@pytest.mark.parametrize("fn", [weighted, functools.partial(weighted, scale=7.0)], ids=["function", "partial"])
+def test_arguments_are_passed_as_to_the_function(fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    assert torch.equal(onepass.fuse(fn)(*args, **kwargs), fn(*args, **kwargs))
+
+
+def test_explain_takes_the_arguments_of_the_function() -> None:
+    for fn in (weighted, onepass.fuse(weighted)):
+        assert onepass.explain(fn)(X.to("meta"), scale=3.0, a=X.to("meta")).kernels  # type: ignore[union-attr]
+    assert onepass.explain(torch.softmax)(X, dim=-1).kernels  # type: ignore[union-attr]
+    with pytest.raises(errors.BadArgument, match="missing a required argument: 'x'"):
+        onepass.explain(weighted)()
+    with pytest.raises(errors.BadArgument, match="takes a function, not int"):
+        onepass.explain(3)  # type: ignore[arg-type]
+
+
+def test_a_method_can_be_fused_where_it_is_defined() -> None:
+    module, shifted = Scaled(), Shifted()
+    assert torch.equal(module(X), X * 2) and torch.equal(module(X, plus=1.0), X * 2 + 1)
+    assert torch.equal(shifted(X, plus=1.0), X * 2 + 11)
+    assert torch.equal(Halved().of_class(X), X / 2) and torch.equal(Halved.of_class(X), X / 2)
+    assert module.forward is module.forward
+    others = [copy.copy(module), copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+    for k, other in enumerate(others):
+        other.factor = k + 3.0
+    assert [float(other(X)[0, 1]) for other in others] == [3.0, 4.0, 5.0] and torch.equal(module(X), X * 2)
+    assert torch.equal(torch.compile(module, backend="aot_eager", fullgraph=True)(X), X * 2)

@@ -180,7 +180,8 @@ class _Walk:
         if isinstance(value, torch.Tensor):
             self.visit_tensor(value, where)
         elif isinstance(value, type):
-            self.mention(*_CONSTRUCT)
+            if not known_functions.is_in_c(value):  # float(x) makes no object of a class that code cannot reach otherwise
+                self.mention(*_CONSTRUCT)
             self.visit_class(value, where)
         elif kind is FunctionType:
             self.visit_function(value, where)
