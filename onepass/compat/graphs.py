@@ -54,7 +54,8 @@ def pytree_unflatten(leaves: list[Any], spec: Any) -> Any:
     if spec.is_leaf():
         return leaves[0]
     rest = iter(leaves)
-    children = [pytree_unflatten(list(islice(rest, child.num_leaves)), child) for child in spec.children()]
+    specs = spec.children() if hasattr(spec, "children") else spec.children_specs  # by the release of torch
+    children = [pytree_unflatten(list(islice(rest, child.num_leaves)), child) for child in specs]
     return (
         torch.Size(children) if spec.type is torch.Size else _pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
     )
