@@ -9,7 +9,6 @@ from ..ir.expr import F32, DType
 from ..ir.monoid import MONOIDS, Accumulated, Monoid, State, Value
 from ..ir.program import Const, Reduce
 from ..plan.kernel import Across, Fold, Kernel
-from ..plan.schedule import MultiCtaMixOrder
 from ..plan.thread_layout import access_vector, allows_private_states, private_state_columns
 from .expr import COMBINE, TileAlgebra, conjunction, growth, join, literal
 from .kernel_ir import Apply, Assign, Expr, Name, RightSide, Sum, TileFold, TwoSums
@@ -110,14 +109,13 @@ class Folds:
         states = [self._fold_lanes(running, key, state, algebra) for key, state in zip(running.states, held)]
         return self.join_states(running, states)
 
-    def totals(self, running: Sequence[Running], ref: TileRef) -> list[State]:
+    def totals(self, running: Sequence[Running], ref: TileRef, together: bool) -> list[State]:
         """The state of all elements, for every reduction along a row.
 
-        Two sums are folded in one exchange between threads. H200, LayerNorm backward 8192x32768, 2 CTAs per row: 413 us, 421 us
-        with an exchange for each sum.
+        `together`: two sums are folded in one exchange between threads. H200, LayerNorm backward 8192x32768, 2 CTAs per row:
+        413 us, 421 us with an exchange for each sum.
         """
-        schedule = self.values.schedule
-        if not (isinstance(schedule, MultiCtaMixOrder) and schedule.folds_two_sums):
+        if not together:
             return [self.total(state, ref) for state in running]
         held: list[Value] = []
         for state in running:

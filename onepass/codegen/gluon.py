@@ -28,7 +28,7 @@ from .row_copies import Geometry, RowCopies, geometry
 from .row_walks import EachRow, Rows, RowWalks
 from .scope import Scope
 from .source import GridDim
-from .staged_values import StagedRows
+from .staged_values import RowParts, StagedRows
 from .steps import steps
 from .tile_refs import TileRef
 from .values import Values
@@ -48,9 +48,9 @@ def lower(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wid
     ring: Ring = (
         CopyRing(scope.builder, at, copies, walk_from(schedule)) if at.prefetch else RowRing(scope.builder, at, copies, numbers)
     )
-    order = steps(kernel, schedule)
-    accumulation = Accumulation(scope, at, order, values, folds, staging, numbers) if at.accumulates else None
-    walks = RowWalks(scope, at, order, values, folds, ring, access, accumulation)
+    parts = RowParts(scope, at, steps(kernel, schedule), values, folds)
+    accumulation = Accumulation(parts, staging, numbers) if at.accumulates else None
+    walks = RowWalks(parts, ring, access, accumulation)
     rows: Rows = RowGroups(walks, staging) if schedule.ctas_per_row > 1 else EachRow(walks)
     _body(walks, copies, rows)
     return scope.lowered(copies.maps(), _grid(scope, at), _cleared(scope), reads_staged=flat)

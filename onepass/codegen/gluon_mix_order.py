@@ -14,16 +14,13 @@ from functools import partial
 
 from ..plan.kernel import Fold
 from ..plan.schedule import Schedule, StagedMixOrder
-from .folds import Folds, Running
+from .folds import Running
 from .kernel_ir import Alloc, Expr, Name, SharedStore, Slot
 from .memory import Env
-from .row_copies import Geometry
 from .row_loop import RowLoop, zero_of_row
-from .scope import Scope
-from .staged_values import StagedRows
-from .steps import Steps, Walk
+from .staged_values import RowParts, StagedRows
+from .steps import Walk
 from .tile_refs import Segment, TileRef
-from .values import Values
 
 
 def walk_from(schedule: Schedule) -> Expr:
@@ -34,19 +31,10 @@ def walk_from(schedule: Schedule) -> Expr:
 class Accumulation:
     """Builds the reductions that the loop over rows carries."""
 
-    def __init__(
-        self,
-        scope: Scope,
-        at: Geometry,
-        order: Steps,
-        values: Values,
-        folds: Folds,
-        staging: StagedRows,
-        numbers: dict[str, int | Expr],
-    ) -> None:
-        self.scope, self.builder, self.at, self.steps, self.values, self.folds = scope, scope.builder, at, order, values, folds
-        self.staging, self.numbers = staging, numbers
-        self.row_loop = RowLoop(order, values, folds)
+    def __init__(self, parts: RowParts, staging: StagedRows, numbers: dict[str, int | Expr]) -> None:
+        self.scope, self.builder, self.at, self.steps = parts.scope, parts.scope.builder, parts.at, parts.steps
+        self.values, self.folds, self.staging, self.numbers = parts.values, parts.folds, staging, numbers
+        self.row_loop = RowLoop(parts.steps, parts.values, parts.folds)
         self.unrolled: list[Segment] = []  # the chunks of a row
         self.running: dict[int, Running] = {}
 

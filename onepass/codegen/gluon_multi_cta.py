@@ -22,7 +22,8 @@ from ..ir.expr import I64
 from ..ir.monoid import State
 from ..ir.program import Buffer, Load
 from ..ir.size import mul
-from ..plan.staged_rows import state_words
+from ..plan.schedule import MultiCtaMixOrder
+from ..plan.staging.multi_cta import state_words
 from .expr import literal
 from .folds import Running
 from .kernel_ir import CtaBarrier, Expr, If, Name, Poll, Publish, Received, Slot, Wait
@@ -50,11 +51,12 @@ class RowGroups:
     """Processes rows whose reductions several CTAs share."""
 
     def __init__(self, walks: RowWalks, staging: StagedRows) -> None:
-        assert walks.accumulation is not None
+        schedule = walks.scope.schedule
+        assert walks.accumulation is not None and isinstance(schedule, MultiCtaMixOrder)
         self.walks, self.at, self.staging, self.accumulation = walks, walks.at, staging, walks.accumulation
         self.scope, self.builder, self.values, self.folds = walks.scope, walks.builder, walks.values, walks.folds
         self.words = state_words(self.scope.kernel)  # per CTA and row
-        self.ctas = self.scope.schedule.ctas_per_row
+        self.ctas, self.two_sums = schedule.ctas_per_row, schedule.folds_two_sums
         self.running: dict[int, Running] = {}  # reductions along rows
         uniform = [i for walk in walks.steps.walks for i in walk.uniform]
         self.scalars = [i for i in uniform if isinstance(self.scope.program.nodes[i], Load) and not self.scope.load_of(i).indexed]
@@ -125,7 +127,7 @@ class RowGroups:
     def _publish(self, running: dict[int, Running], ref: TileRef) -> None:
         """Publish the partial states after the first walk."""
         self.running = running
-        states = [component for state in self.folds.totals(list(running.values()), ref) for component in state]
+        states = [component for state in self.folds.totals(list(running.values()), ref, self.two_sums) for component in state]
         assert len(states) == self.words
         for k, component in enumerate(states):
             own = "cta_rank" if self.words == 1 else f"(cta_rank * {self.words} + {k})" if k else f"cta_rank * {self.words}"

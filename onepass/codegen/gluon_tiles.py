@@ -15,7 +15,7 @@ from ..ir.monoid import State
 from ..ir.size import Bindings
 from ..plan.kernel import Across, Fold, Kernel
 from ..plan.schedule import Schedule, StagedTiles
-from ..plan.staged_tiles import Strips, strips
+from ..plan.staging.tiles import Strips, strips_of
 from ..plan.thread_layout import access_vector
 from .expr import GLUON, TileAlgebra
 from .folds import Folds, Running
@@ -59,7 +59,7 @@ def lower(kernel: Kernel, schedule: Schedule, bindings: Bindings, name: str, wid
     return _StagedTiles(scope, Memory(kernel, schedule, bindings, GLUON)).lowered()
 
 
-class _StripReads(Unstaged):
+class StripReads(Unstaged):
     """Reads the current strip of each staged load."""
 
     def __init__(self, places: dict[int, Slot]) -> None:
@@ -70,7 +70,7 @@ class _StripReads(Unstaged):
         return SharedLoad(self._places[i]) if i in self._places else None
 
 
-class _ThreadFolds(Folds):
+class ThreadFolds(Folds):
     """Reductions in which each thread keeps a state per column until the last row."""
 
     def __init__(self, kernel: Kernel, values: Values, strips: Strips) -> None:
@@ -126,7 +126,7 @@ class _StagedTiles:
         self.scope, self.builder, self.slots = scope, scope.builder, schedule.stages
         self.tall, self.split, self.width = schedule.step, schedule.split, schedule.width
         self.element_bytes = sum(scope.program.dtypes[i].size for i in schedule.staged)
-        self.strips = strips(schedule, access_vector(scope.kernel, schedule))
+        self.strips = strips_of(schedule, access_vector(scope.kernel, schedule))
         self.steps: Steps = steps(scope.kernel, schedule)
         fresh, loads = self.builder.fresh, {i: scope.load_of(i).buffer for i in sorted(schedule.staged)}
         self.maps = {i: fresh(f"{name}_tiles") for i, name in loads.items()}
@@ -134,8 +134,8 @@ class _StagedTiles:
         one = self.strips.count == 1
         self.parts = {i: self.rings[i] if one else fresh(f"{name}_strips") for i, name in loads.items()}
         places = {i: Slot(part, "slot" if one else "place + k") for i, part in self.parts.items()}
-        self.values = Values(memory, self.builder, _StripReads(places))
-        self.folds = _ThreadFolds(scope.kernel, self.values, self.strips)
+        self.values = Values(memory, self.builder, StripReads(places))
+        self.folds = ThreadFolds(scope.kernel, self.values, self.strips)
 
     # ---- the whole kernel ----------------------------------------------------------------------------------------------
 

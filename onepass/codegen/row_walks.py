@@ -6,17 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from .folds import Folds, Running
+from .folds import Running
 from .gluon_mix_order import Accumulation
 from .kernel_ir import CtaBarrier, For, Name
 from .memory import Env
 from .rings import Ring
 from .row_access import RowAccess
-from .row_copies import Geometry
-from .scope import Scope
-from .steps import Steps, Walk
+from .staged_values import RowParts
+from .steps import Walk
 from .tile_refs import Segment, TileRef
-from .values import Values
 
 Finish = Callable[[dict[int, Running], TileRef], None]  # reads out the reductions of a walk
 
@@ -34,19 +32,10 @@ class Rows(Protocol):
 class RowWalks:
     """Walks over one row. Made of parts that know nothing of each other's kinds."""
 
-    def __init__(
-        self,
-        scope: Scope,
-        at: Geometry,
-        order: Steps,
-        values: Values,
-        folds: Folds,
-        ring: Ring,
-        access: RowAccess,
-        accumulation: Accumulation | None,
-    ) -> None:
-        self.scope, self.builder, self.at, self.steps, self.values, self.folds = scope, scope.builder, at, order, values, folds
-        self.ring, self.access, self.accumulation = ring, access, accumulation
+    def __init__(self, parts: RowParts, ring: Ring, access: RowAccess, accumulation: Accumulation | None) -> None:
+        self.scope, self.builder, self.at, self.steps = parts.scope, parts.scope.builder, parts.at, parts.steps
+        self.values, self.folds, self.ring, self.access = parts.values, parts.folds, ring, access
+        self.accumulation = accumulation
 
     def loop(self, rows: Rows, env: Env, tiles: list[Segment]) -> None:
         """All rows of a CTA, one after another."""

@@ -6,10 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..ir.program import Store
+from .folds import Folds
 from .kernel_ir import Expr, Name, SharedLoad, Slot
 from .row_access import REST, RowAccess
-from .row_copies import RowMemory
+from .row_copies import Geometry, RowMemory
+from .scope import Scope
+from .steps import Steps
 from .tile_refs import TileRef
+from .values import Values
+
+
+@dataclass(frozen=True, slots=True)
+class RowParts:
+    """The parts that all work on one row shares."""
+
+    scope: Scope
+    at: Geometry
+    steps: Steps
+    values: Values
+    folds: Folds
 
 
 @dataclass(frozen=True, slots=True)

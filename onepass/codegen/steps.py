@@ -47,7 +47,7 @@ def steps(kernel: Kernel, schedule: Schedule) -> Steps:
     over_cols = isinstance(schedule.cols, (Cover, Loop))
     row_loop = over_cols and isinstance(schedule.rows, Loop)
     accumulated = {f.node for f in kernel.folds if row_loop and f.rows}
-    epilogue = _descendants(kernel, accumulated)
+    epilogue = kernel.computed_from(accumulated)
     tiled = [_tiled(kernel, i, over_cols, schedule) for i in range(len(program.nodes))]
     live = [i for i in range(len(program.nodes)) if i not in epilogue]
     within = {f.node for f in kernel.folds if f.block}
@@ -107,11 +107,3 @@ def _ancestors(kernel: Kernel, roots: list[int]) -> list[int]:
             if not isinstance(node, Result) or node.reduce in within:
                 todo.extend(operands(node))
     return sorted(seen)
-
-
-def _descendants(kernel: Kernel, roots: set[int]) -> set[int]:
-    found: set[int] = set()
-    for i, node in enumerate(kernel.program.nodes):
-        if any(o in roots or o in found for o in operands(node)):
-            found.add(i)
-    return found

@@ -10,16 +10,18 @@ from ..constants import CostConstants
 from ..device import Device
 from ..errors import OnepassError
 from ..ir.program import Program
-from ..ir.simplify import online_softmax
 from ..ir.size import Bindings
 from ..plan.candidates import schedules
-from ..plan.cost import Cost, Traffic, cost, join_us, traffic
+from ..plan.cost import Cost
+from ..plan.cost.model import cost, join_us
+from ..plan.estimate import estimate
 from ..plan.kernel import Kernel
-from ..plan.legality import Illegal, families, space_of
+from ..plan.legality import Illegal
 from ..plan.plan import KernelPlan
-from ..plan.resources import Resources, demand, estimate
+from ..plan.resources import Resources, demand
 from ..plan.schedule import Schedule
-from ..plan.scoring import Scored, fits_one_wave, forms
+from ..plan.scoring import Scored, fits_one_wave, forms_of
+from ..plan.traffic import Traffic, traffic
 from ..plan.variant import specialize
 from .captured_function import CapturedFunction
 from .observations import Observation
@@ -110,12 +112,8 @@ def _candidates(seen: Observation, device: Device) -> Iterator[Sample]:
 
 def candidates(program: Program, bindings: Bindings, device: Device, seen: Observation) -> Iterator[Sample]:
     """Every candidate of a Program as one kernel."""
-    space = space_of(program, bindings)
-    if isinstance(space, Illegal):
-        return
-    kinds = families(Kernel(program, space), Kernel(online_softmax(program), space))
-    for family in () if isinstance(kinds, Illegal) else kinds:
-        for form in forms(program, space, family):
-            t, need = traffic(form.kernel, bindings), demand(form.kernel)
-            for schedule in schedules(form.kernel, family, form.held, t, bindings, device):
-                yield Sample(seen, form.kernel, schedule, estimate(need, schedule, device), t, device)
+    written = forms_of(program, bindings)
+    for family, form in () if isinstance(written, Illegal) else written:
+        t, need = traffic(form.kernel, bindings), demand(form.kernel)
+        for schedule in schedules(form.kernel, family, form.held, need, t, bindings, device):
+            yield Sample(seen, form.kernel, schedule, estimate(need, schedule, device), t, device)

@@ -136,6 +136,14 @@ class Kernel:
                     todo.append(user)
         return frozenset(found)
 
+    def computed_from(self, roots: set[int]) -> set[int]:
+        """All nodes computed from some nodes."""
+        found: set[int] = set()
+        for i, node in enumerate(self.program.nodes):
+            if any(o in roots or o in found for o in operands(node)):
+                found.add(i)
+        return found
+
     @cached_property
     def within_blocks(self) -> frozenset[int]:
         """The block reductions, which a tile completes by itself."""

@@ -20,7 +20,7 @@ from ..ir.budget import Budget
 from ..ir.program import Load, Program, Reduce, Result, Store, operands
 from ..ir.size import Bindings
 from ..stages import stage
-from .cost import extra_kernel_us, last_block_cost, lower_bound, traffic
+from .cost.model import extra_kernel_us, last_block_cost, lower_bound
 from .footprint import buffer_bytes
 from .kernel import Kernel, Space, memory_order
 from .legality import Illegal, Reason, Refusal, check_types
@@ -28,6 +28,7 @@ from .plan import CompileFeedback, KernelPlan, Plan
 from .schedule import Loop, renumbered
 from .scoring import Scored, score, scores
 from .split import Cut, halves
+from .traffic import traffic
 
 MERGE_GAIN = 0.98  # a merge must be predicted to save 2 %, or the model's error decides
 # Limits on scored kernels, about 5 ms each: until the search stops looking for the best merge (the largest named workload

@@ -12,13 +12,15 @@ from typing import TypeAlias
 from ..device import Device
 from ..ir.program import Buffer, Load, Op, Program, Reduce, Store
 from ..ir.size import Bindings
-from .cost import Cost, extra_kernel_us, floor_us
+from .cost import Cost, floor_us
+from .cost.model import extra_kernel_us
 from .footprint import Footprint, footprint
 from .kernel import Across, Kernel
 from .legality import Refusal
 from .resources import Resources, tile_of
 from .schedule import Cover, RowVectors, Schedule
-from .staged_rows import prefetched_columns, state_words
+from .staged_rows import prefetched_columns
+from .staging.multi_cta import state_words
 
 REGISTERS_UNBOUNDED = 1024  # above any register estimate
 

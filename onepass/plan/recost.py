@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.size import Bindings
-from .cost import cost, traffic
+from .cost.model import cost
 from .kernel import Kernel
 from .legality import Illegal, space_of
 from .plan import KernelPlan, Plan
+from .traffic import traffic
 
 
 def at_sizes(plan: Plan, bindings: Bindings) -> Plan:

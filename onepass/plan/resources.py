@@ -1,8 +1,4 @@
-"""Resource estimates: registers, shared memory and CTAs per SM of (kernel, schedule, device) before compiling.
-
-These formulas only rank schedules and reject hopeless ones. The compiler decides: a kernel that spills or does not fit is
-remembered with its estimate, and only schedules with lower estimates are tried again (see pipeline.py).
-"""
+"""What estimates of resources are made of: the demands of a kernel, tiles, fits of registers, and CTAs per SM."""
 
 from __future__ import annotations
 
@@ -15,9 +11,9 @@ from ..device import Device
 from ..ir.expr import DType
 from ..ir.monoid import MONOIDS
 from ..ir.program import Load, Reduce, Store
-from . import staged_rows, staged_tiles
 from .kernel import Across, Kernel
-from .schedule import Block, Cover, Loop, MultiCtaMixOrder, ResidentRows, Role, RowVectors, Schedule, StagedTiles
+from .schedule import Block, Cover, Loop, Role, Schedule
+from .staged_rows import exchange_bytes
 from .thread_layout import explicit_vector, matches_tile_layout, max_contiguous, vector
 
 
@@ -90,7 +86,6 @@ class Demand:
     resident_bytes: float  # per element: multi-phase inputs in their storage types
     resident_registers: float  # per element: multi-phase inputs, widened to compute types
     after_reduction: tuple[PostReductionLoad, ...]  # in the order of Kernel.after_reduction
-    full_bytes: int  # per element: full-size inputs
     accumulated: float  # 32-bit state per column accumulated by a loop over rows
     vectors: float  # per column: row vectors in their storage types, in 32-bit words
     looped_elementwise_registers: float  # state per element carried by a walk
@@ -98,7 +93,7 @@ class Demand:
     reread: int  # values per element that the merge of a walked tile reads more than once
     live: int  # full-size values alive at once
     registers_per_value: int
-    tma_stageable: tuple[tuple[int, int], ...]  # (load, bytes per element) of loads that can be staged
+    full_loads: tuple[tuple[int, int], ...]  # (load, bytes per element) of full-size inputs
     exchange_bytes: int  # per warp, in the largest reduction along rows
     exchange_bytes_down: int  # per warp, in the largest reduction along columns
     explicit_vector: int  # adjacent elements per thread of a staged tile
@@ -106,9 +101,14 @@ class Demand:
     entering_registers: int  # one element of every value that enters a merge
     merged_registers: int  # states of one column that a merge recomputes
 
+    @property
+    def full_bytes(self) -> int:
+        """Bytes per element of all full-size inputs together."""
+        return sum(size for _, size in self.full_loads)
+
     def staged_bytes(self, schedule: Schedule) -> int:
         """Bytes per element of all staged loads together."""
-        return sum(size for i, size in self.tma_stageable if i in schedule.staged)
+        return sum(size for i, size in self.full_loads if i in schedule.staged)
 
 
 def demand(kernel: Kernel) -> Demand:
@@ -138,7 +138,6 @@ def demand(kernel: Kernel) -> Demand:
         resident_bytes=sum(program.dtypes[i].size for i in kernel.multi_phase),
         resident_registers=sum(max(1, program.dtypes[i].size // 4) for i in kernel.multi_phase),
         after_reduction=loads_after_reduction(kernel),
-        full_bytes=sum(program.dtypes[i].size for i in loads if kernel.is_full[i]),
         accumulated=accumulated,
         vectors=sum(program.dtypes[i].size for i in kernel.row_vectors) / 4,
         looped_elementwise_registers=elementwise,
@@ -146,9 +145,9 @@ def demand(kernel: Kernel) -> Demand:
         reread=len(reread),
         live=_live_values(kernel),
         registers_per_value=max(1, max((program.dtypes[i].size for i in loads), default=4) // 4),
-        tma_stageable=tuple((i, program.dtypes[i].size) for i in _stageable(kernel)),
-        exchange_bytes=staged_rows.exchange_bytes(kernel),
-        exchange_bytes_down=staged_rows.exchange_bytes(kernel, down=True),
+        full_loads=tuple((i, program.dtypes[i].size) for i in loads if kernel.is_full[i]),
+        exchange_bytes=exchange_bytes(kernel),
+        exchange_bytes_down=exchange_bytes(kernel, down=True),
         explicit_vector=explicit_vector(kernel),
         state_registers=own,
         entering_registers=sum(_registers(program.dtypes[i]) for i in entering),
@@ -167,12 +166,6 @@ def _state_registers(kernel: Kernel) -> tuple[int, int]:
         own += registers + (len(monoid.accumulating) if kernel.is_full_precision[fold.node] else 0)  # compensation terms
         merged += registers if monoid.accumulating and not monoid.primitive else 0  # argmax-like states are selected
     return own, merged
-
-
-def _stageable(kernel: Kernel) -> tuple[int, ...]:
-    """The loads that can be staged in shared memory, as rows or as tiles."""
-    rows = staged_rows.tma_stageable(kernel) or staged_rows.tma_stageable_unaligned(kernel)
-    return rows or staged_tiles.tile_stageable(kernel)
 
 
 def _registers(dtype: DType) -> int:
@@ -208,117 +201,32 @@ class RegisterFit:
     resident: float = 0.0
     accumulated: float = 0.0
 
+    def of(self, need: Demand, once: float) -> float:
+        """Registers before what a family keeps beside `once` elements per thread of one tile."""
+        found = self.base + self.access * need.accesses
+        return found + self.live * min(once, MAX_ELEMS_IN_FLIGHT) * need.live * need.registers_per_value
 
-FITTED = SHIPPED.registers
-FIT_RESIDENT = RegisterFit(FITTED.resident_base, FITTED.resident_access, FITTED.resident_live, FITTED.resident_resident)
-FIT_MIX_ORDER = RegisterFit(
-    FITTED.mix_order_base, FITTED.mix_order_access, FITTED.mix_order_live, FITTED.mix_order_resident, FITTED.mix_order_accumulated
-)
-FIT_LOOP_COLS = RegisterFit(FITTED.loop_cols_base, 0, FITTED.loop_cols_live)
-FIT_LOOP_ROWS = RegisterFit(FITTED.loop_rows_base, 0, FITTED.loop_rows_live)
-FIT_STAGED_ROWS = RegisterFit(FITTED.staged_rows_base, FITTED.staged_rows_access, FITTED.staged_rows_live)
-FIT_STAGED_MIX_ORDER = RegisterFit(
-    FITTED.staged_mix_order_base,
-    FITTED.staged_mix_order_access,
-    FITTED.staged_mix_order_live,
-    FITTED.staged_mix_order_resident,
-    FITTED.staged_mix_order_accumulated,
-)
-FIT_STAGED_TILES = RegisterFit(FITTED.staged_tiles_base, 0, 0)  # plus the registers of a strip
-FIT_POINTWISE = RegisterFit(FITTED.pointwise_base, FITTED.pointwise_access, FITTED.pointwise_live)
+
 MAX_ELEMS_IN_FLIGHT = 32  # elements a thread computes at once, if it can process a tile piecewise
+
+
+def elements_per_thread(schedule: Schedule) -> tuple[float, float]:
+    """Elements per thread of the largest tile, and of all that a CTA holds."""
+    tile, threads = tile_of(schedule), 32 * schedule.warps
+    return tile.height * tile.width / threads, tile.resident_height * tile.resident_width / threads
+
+
+def walked_states(need: Demand, once: float, share: float = 1.0) -> float:
+    """Registers of the states that a walk carries. `share`: of those that are kept for each element of a tile."""
+    states = max(0.0, need.looped_elementwise_registers - 1)
+    states += SHIPPED.registers.first_state * min(1.0, need.looped_elementwise_registers)
+    return states * max(1.0, once) * share + need.looped_state_registers
 
 
 def early_load_registers(load: PostReductionLoad, height: int, tiles: Sequence[int], warps: int) -> float:
     """Registers per thread of a load that only later walks need, if it is issued with the first loads of a resident row."""
     rows = 1 if min(tiles) >= load.once_from_cols * warps else height
     return rows * sum(tiles) / (32 * warps) * load.size / 4
-
-
-def estimate(need: Demand, schedule: Schedule, device: Device) -> Resources:
-    """Predict the resources of a CTA. 0 CTAs per SM means it does not fit."""
-    threads, tile = 32 * schedule.warps, tile_of(schedule)
-    held = tile.resident_height * tile.resident_width / threads  # elements per thread of everything a CTA holds
-    once = tile.height * tile.width / threads
-    fit = _register_fit(schedule)
-    registers = fit.base + fit.access * need.accesses
-    registers += fit.live * min(once, MAX_ELEMS_IN_FLIGHT) * need.live * need.registers_per_value
-    if schedule.resident:
-        per_element = need.resident_bytes / 4 if schedule.packed else need.resident_registers
-        registers += max(1.0, fit.resident * held * per_element)
-    if isinstance(schedule, ResidentRows) and schedule.early_loads:
-        early = (load for load in need.after_reduction if load.node in schedule.early_loads)
-        registers += sum(early_load_registers(load, schedule.height, schedule.tiles, schedule.warps) for load in early)
-    if fit in (FIT_MIX_ORDER, FIT_STAGED_MIX_ORDER):
-        registers += fit.accumulated * need.accumulated * held
-        kept = schedule.row_vectors is RowVectors.REGISTERS and fit is FIT_STAGED_MIX_ORDER
-        registers += fit.resident * need.vectors * held if kept else 0.0
-    elif isinstance(schedule, StagedTiles):
-        registers += _staged_tile_registers(need, schedule)
-    elif fit in (FIT_LOOP_COLS, FIT_LOOP_ROWS, FIT_STAGED_ROWS):
-        states = max(0.0, need.looped_elementwise_registers - 1)
-        states += FITTED.first_state * min(1.0, need.looped_elementwise_registers)
-        registers += states * max(1.0, once) * (FITTED.staged_state_share if schedule.staged else 1.0) + need.looped_state_registers
-        if fit is FIT_LOOP_ROWS:
-            registers += need.reread * (FITTED.merged_tile_share * once * need.registers_per_value + FITTED.merge_registers)
-        else:  # the whole tile stays alive until it is merged
-            registers += need.reread * need.registers_per_value * max(0.0, once - MAX_ELEMS_IN_FLIGHT)
-    smem = _smem_bytes(need, schedule)
-    count = int(min(max(registers, 16), 1024))
-    most = min(device.registers_per_thread, device.registers_per_sm // threads, schedule.registers or device.registers_per_thread)
-    if fit is FIT_MIX_ORDER and schedule.stages > 1 and tile.height == 1 and most < count <= FITTED.squeeze * most:
-        count = most
-    return Resources(count, smem, 0 if count > most else ctas_per_sm(count, smem, schedule.warps, device))
-
-
-def _staged_tile_registers(need: Demand, schedule: StagedTiles) -> float:
-    """Registers for the states of a thread's columns and for its part of a strip."""
-    element = need.staged_bytes(schedule)
-    vector = schedule.vector_limit or need.explicit_vector
-    elements = vector * staged_tiles.strips(schedule, vector).rows_per_thread
-    states = vector * (need.state_registers + FITTED.merged_state_share * need.merged_registers)
-    return states + elements * (FITTED.strip_share * element / 4 + FITTED.entering_share * need.entering_registers)
-
-
-def _smem_bytes(need: Demand, schedule: Schedule) -> int:
-    """Shared memory of a CTA: exact for staged rows and tiles, otherwise the compiler's likely use."""
-    match schedule:
-        case StagedTiles(vector_limit=limit):
-            vector = limit or need.explicit_vector
-            return staged_tiles.smem_bytes(schedule, vector, need.staged_bytes(schedule), need.exchange_bytes_down)
-        case _ if schedule.staged:
-            assert isinstance(schedule.cols, Cover)
-            row_vectors = int(4 * need.vectors) * schedule.cols.width if schedule.row_vectors is RowVectors.SMEM else 0
-            two = isinstance(schedule, MultiCtaMixOrder) and schedule.folds_two_sums
-            return row_vectors + staged_rows.smem_bytes(
-                need.staged_bytes(schedule),
-                schedule.cols,
-                schedule.stages,
-                need.exchange_bytes * (2 if two else 1),
-                schedule.warps,
-                schedule.prefetch,
-            )
-    tile = tile_of(schedule)
-    pipelined = (schedule.stages - 1) * tile.height * tile.resident_width * need.full_bytes
-    return 1024 + schedule.warps * tile.height * 8 + pipelined
-
-
-def _register_fit(schedule: Schedule) -> RegisterFit:
-    if schedule.staged:
-        if isinstance(schedule.cols, Block):
-            return FIT_STAGED_TILES
-        return FIT_STAGED_MIX_ORDER if schedule.accumulates_columns else FIT_STAGED_ROWS
-    match schedule.rows, schedule.cols:
-        case Loop(), Cover():
-            return FIT_MIX_ORDER
-        case _, Loop():
-            return FIT_LOOP_COLS
-        case Loop(), _:
-            return FIT_LOOP_ROWS
-        case Block(), Block():
-            return FIT_POINTWISE
-        case _:
-            return FIT_RESIDENT
 
 
 def ctas_per_sm(registers: int, smem: int, warps: int, device: Device) -> int:

@@ -11,12 +11,14 @@ from ..ir.program import Program
 from ..ir.simplify import online_softmax, two_pass
 from ..ir.size import Bindings
 from .candidates import schedules
-from .cost import cost, join_us, traffic
+from .cost.model import cost, join_us
+from .estimate import estimate
 from .kernel import Kernel, Space
 from .legality import Family, Illegal, Reason, families, space_of
 from .plan import REGISTERS_UNBOUNDED, CompileFeedback, KernelPlan
-from .resources import demand, estimate
+from .resources import demand
 from .schedule import Cover, Loop, Schedule
+from .traffic import traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +62,10 @@ def choose(found: Sequence[Scored]) -> Scored:
 
 def scores(program: Program, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored] | Illegal:
     """Every schedule of one kernel worth scoring, with its time."""
-    space = space_of(program, bindings)
-    if isinstance(space, Illegal):
-        return space
-    found: list[Scored] = []
-    kinds = families(Kernel(program, space), Kernel(online_softmax(program), space))
-    if isinstance(kinds, Illegal):
-        return kinds
-    for family in kinds:
-        for form in forms(program, space, family):
-            found.extend(scored_forms(form, family, bindings, device, feedback))
-    return found
+    written = forms_of(program, bindings)
+    if isinstance(written, Illegal):
+        return written
+    return [scored for family, form in written for scored in scored_forms(form, family, bindings, device, feedback)]
 
 
 def _stages_rows(chosen: KernelPlan) -> bool:
@@ -112,7 +107,7 @@ def _register_weight(chosen: KernelPlan) -> int:
         return chosen.schedule.registers * chosen.schedule.warps
     if chosen.schedule.staged:
         return 0
-    everywhere = chosen.schedule.warps * chosen.schedule.splits if chosen.family.startswith("mix-order") else 1
+    everywhere = chosen.schedule.warps * chosen.schedule.splits if chosen.schedule.sides is Family.MIX else 1
     return chosen.resources.registers * everywhere
 
 
@@ -140,6 +135,15 @@ def forms(program: Program, space: Space, family: Family) -> tuple[Form, ...]:
             return (Form(Kernel(two_pass(online_softmax(blocks), cols), space), held=True),)
 
 
+def forms_of(program: Program, bindings: Bindings) -> list[tuple[Family, Form]] | Illegal:
+    """The ways to write a Program as one kernel, by the families that can run it."""
+    space = space_of(program, bindings)
+    if isinstance(space, Illegal):
+        return space
+    kinds = families(Kernel(program, space), Kernel(online_softmax(program), space))
+    return kinds if isinstance(kinds, Illegal) else [(family, form) for family in kinds for form in forms(program, space, family)]
+
+
 def scored_forms(form: Form, family: Family, bindings: Bindings, device: Device, feedback: CompileFeedback) -> list[Scored]:
     """Every candidate of a form that fits, with its time. Candidates known to spill stay if they can run at all."""
     kernel = form.kernel
@@ -149,7 +153,7 @@ def scored_forms(form: Form, family: Family, bindings: Bindings, device: Device,
     too_heavy: dict[str, int] = {}  # per family, because estimates of different families are not comparable
     for schedule, outcome in known_outcomes.items():
         too_heavy[schedule.family] = min(outcome.registers, too_heavy.get(schedule.family, REGISTERS_UNBOUNDED))
-    for schedule in schedules(kernel, family, form.held, t, bindings, device):
+    for schedule in schedules(kernel, family, form.held, need, t, bindings, device):
         resources, known = estimate(need, schedule, device), known_outcomes.get(schedule)
         if known and known.ctas_per_sm:
             resources = replace(resources, ctas_per_sm=known.ctas_per_sm)

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 from ..device import Device
 from ..ir.monoid import MONOIDS
-from ..ir.program import Load, Reduce, Store, operands
+from ..ir.program import Load, Reduce
 from .access import contiguous_row_stride
-from .kernel import Across, Kernel
+from .kernel import Kernel
 from .schedule import PIECE_ELEMS, Cover, power_of_two
 
+HAS_TMA = (9, 0)  # first compute capability with TMA
 TMA_BOX = 256  # largest side of a TMA box, in elements
 # mbarriers allocated per kernel, 8 bytes each, even if fewer are used. Together they take as many bytes as the alignment of a
 # ring, so the compiler can place them between rings without leaving a gap.
@@ -28,7 +29,6 @@ BARRIER_BYTES = 8
 MIN_COPIES = 4  # copies of a row in a single-row ring, if the row has as many chunks
 TMA_ALIGNMENT = 16  # bytes; TMA needs every row to start on a multiple
 STAGED_DTYPES = frozenset({"f16", "bf16", "f32"})  # the types that can be staged
-STATE_BYTES = 4  # bytes of a state exchanged between CTAs; one store writes it together with its flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,58 +118,6 @@ def must_stage(kernel: Kernel) -> frozenset[int]:
     return frozenset((*kernel.multi_phase, *feeding))
 
 
-def may_span_ctas(kernel: Kernel) -> bool:
-    """Whether several CTAs may share each row.
-
-    The first of two walks must complete all reductions along rows, with states that can be exchanged in 32-bit words. The
-    last walk does everything else: it writes full-size results and accumulates per-column ones. A result of one number per
-    row, or one number overall, has no owner among the CTAs.
-    """
-    program = kernel.program
-    along, down = [f for f in kernel.folds if not f.rows], [f for f in kernel.folds if f.rows]
-    after = _after(kernel, {f.node for f in down})
-    if not along or not down or kernel.space.block:
-        return False
-    if any(kernel.phase[f.node] or not _has_word_states(kernel, f.node) for f in along):
-        return False
-    if any(f.cols or kernel.phase[f.node] > 1 or kernel.by_col[f.node] is not Across.FULL for f in down):
-        return False
-    stores = [i for i in program.of(Store) if i not in after]
-    return bool(stores) and all(kernel.is_full[i] and kernel.phase[i] == 1 for i in stores)
-
-
-def _has_word_states(kernel: Kernel, i: int) -> bool:
-    """Whether all states of a reduction are 32-bit words."""
-    node = kernel.program.nodes[i]
-    assert isinstance(node, Reduce)
-    return all(d.size == STATE_BYTES for d in MONOIDS[node.monoid].state_dtypes(kernel.program.dtypes[node.args[0]]))
-
-
-def _after(kernel: Kernel, roots: set[int]) -> set[int]:
-    """All nodes computed from some nodes."""
-    found: set[int] = set()
-    for i, node in enumerate(kernel.program.nodes):
-        if any(o in roots or o in found for o in operands(node)):
-            found.add(i)
-    return found
-
-
-def row_vector_smem_bytes(kernel: Kernel) -> int:
-    """Bytes per column of all row vectors, if they may be staged in shared memory; 0 if not, or if there are none."""
-    types = [kernel.program.dtypes[i] for i in kernel.row_vectors]
-    return sum(t.size for t in types) if all(t.name in STAGED_DTYPES for t in types) else 0
-
-
-def state_words(kernel: Kernel) -> int:
-    """The number of 32-bit words of state a CTA sends to the other CTAs of its row."""
-    found = 0
-    for fold in kernel.folds:
-        node = kernel.program.nodes[fold.node]
-        assert isinstance(node, Reduce)
-        found += 0 if fold.rows else len(MONOIDS[node.monoid].state)
-    return found
-
-
 def tma_describes(kernel: Kernel, i: int) -> bool:
     """Whether a TMA descriptor can address this load's rows: their stride must be a multiple of 16 bytes."""
     step = _step(kernel, i)
@@ -200,12 +148,6 @@ def exchange_bytes(kernel: Kernel, down: bool = False) -> int:
         assert isinstance(node, Reduce)
         found += [d.size for d in MONOIDS[node.monoid].state_dtypes(kernel.program.dtypes[node.args[0]])]
     return max(found)
-
-
-def has_two_sums(kernel: Kernel) -> bool:
-    """Whether the reductions along rows are exactly two sums."""
-    along = [kernel.program.nodes[f.node] for f in kernel.folds if not f.rows]
-    return len(along) == 2 and all(isinstance(node, Reduce) and MONOIDS[node.monoid].primitive == "sum" for node in along)
 
 
 def prefetched_columns(cols: Cover, prefetch: int) -> int:

@@ -1,6 +1,7 @@
 """Variations of a schedule in one field that candidates do not search: L2 hints, packing, early loads, private states and others.
 
-`choices.py` decides these fields. The model predicts some of them not at all (docs/tuning.md), so only timing can tell.
+`choices.py` and the families of `staging/` decide these fields. The model predicts some of them not at all (docs/tuning.md), so
+only timing can tell.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from typing import Any
 
 from ..device import Device
 from ..ir.size import Bindings
-from .cost import cost, join_us, traffic
+from .cost.model import cost, join_us
+from .estimate import estimate
 from .kernel import Kernel
 from .l2_hints import streams
-from .resources import demand, estimate
+from .resources import demand
 from .schedule import Cover, Schedule
 from .schedule.check import check
 from .scoring import Scored, fits_one_wave
 from .thread_layout import access_vector, chunk_vector
+from .traffic import traffic
 
 WORD = 4  # bytes of a register
 # The fields that are varied, the one that is likeliest to matter first. Sizes and places of data are searched by candidates.

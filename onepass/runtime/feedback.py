@@ -10,10 +10,11 @@ from dataclasses import replace
 
 from ..device import Device
 from ..ir.size import Bindings
-from ..plan.cost import cost, traffic
+from ..plan.cost.model import cost
 from ..plan.plan import REGISTERS_UNBOUNDED, CompileOutcome, KernelPlan
 from ..plan.resources import ctas_per_sm
 from ..plan.scoring import fits_one_wave
+from ..plan.traffic import traffic
 from .binary import Binary
 from .compiled import Compiled, Rejected
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import compat
 from ..device import Device
+from ..plan.legality import Family
 from ..plan.resources import ctas_per_sm
 from . import cache as disk
 from .binary import Binary
@@ -159,7 +160,7 @@ def _as_predicted(kernel: KernelSummary, binary: Binary, device: Device) -> bool
     fit = ctas_per_sm(binary.registers, binary.smem_bytes, kernel.schedule.warps, device)
     if binary.spill_bytes or not fit:
         return False
-    if kernel.family.startswith("mix-order"):  # persistent grid: only needs all CTAs resident
+    if kernel.schedule.sides is Family.MIX:  # persistent grid: only needs all CTAs resident
         return fit * device.sms >= kernel.schedule.splits * kernel.schedule.ctas_per_row
     return MIN_OCCUPANCY_MATCH <= fit / max(kernel.ctas_per_sm, 1) <= 1 / MIN_OCCUPANCY_MATCH
 

@@ -14,11 +14,12 @@ from onepass.capture import capture
 from onepass.device import device
 from onepass.pipeline import generate, optimize
 from onepass.plan.alternatives import alternatives, schedule_kind
-from onepass.plan.cost import cost, traffic
+from onepass.plan.cost.model import cost
 from onepass.plan.partition import plan
 from onepass.plan.schedule import Schedule
 from onepass.plan.schedule.check import check
 from onepass.plan.scoring import Scored
+from onepass.plan.traffic import traffic
 from onepass.plan.variations import VARIED, variations
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import Executable, assemble

@@ -24,8 +24,9 @@ from onepass.device import device
 from onepass.ir.expr import BY_TORCH, DTYPES, OPS
 from onepass.ir.oracle import evaluate
 from onepass.ir.text import parse
+from onepass.plan.estimate import estimate
 from onepass.plan.partition import plan
-from onepass.plan.resources import ctas_per_sm, demand, estimate
+from onepass.plan.resources import ctas_per_sm, demand
 from onepass.plan.schedule import PIECE_ELEMS, Cover
 from onepass.plan.staged_rows import Chunks, chunk_cover_unaligned, chunks, register_limit, tma_stageable, tma_stageable_unaligned
 from onepass.runtime import offline

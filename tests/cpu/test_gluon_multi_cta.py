@@ -20,7 +20,8 @@ from onepass.plan.partition import plan as best_plan
 from onepass.plan.plan import CompileOutcome, Plan
 from onepass.plan.schedule import Cover, Loop, MultiCtaMixOrder, RowVectors, Schedule
 from onepass.plan.scoring import score, scores
-from onepass.plan.staged_rows import may_span_ctas, state_words, tma_stageable
+from onepass.plan.staged_rows import tma_stageable
+from onepass.plan.staging.multi_cta import may_span_ctas, state_words
 from onepass.plan.thread_layout import vector
 from onepass.runtime import offline
 from onepass.runtime.compile_job import job

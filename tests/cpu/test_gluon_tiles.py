@@ -20,18 +20,19 @@ from onepass.codegen import kernel_ir as ir
 from onepass.codegen.printer import Lowered
 from onepass.device import Device, device
 from onepass.ir.oracle import evaluate
-from onepass.plan.cost import cost, traffic
+from onepass.plan.cost.model import cost
+from onepass.plan.estimate import estimate
 from onepass.plan.kernel import Kernel
 from onepass.plan.legality import Family, Illegal
 from onepass.plan.partition import plan, with_join
 from onepass.plan.plan import KernelPlan, Plan
-from onepass.plan.resources import demand, estimate
+from onepass.plan.resources import demand
 from onepass.plan.schedule import StagedTiles
 from onepass.plan.scoring import scores
 from onepass.plan.split import halves
-from onepass.plan.staged_rows import exchange_bytes
-from onepass.plan.staged_tiles import register_cap, rows_at_once, smem_bytes, strip_rows, strips, tile_stageable
+from onepass.plan.staging.tiles import register_cap, rows_at_once, smem_bytes, strip_rows, strips, strips_of, tile_stageable
 from onepass.plan.thread_layout import explicit_vector
+from onepass.plan.traffic import traffic
 from onepass.runtime import offline
 from onepass.runtime.binary import Binary
 from onepass.runtime.compile_job import job
@@ -114,7 +115,7 @@ def tiles(kernel: Kernel, warps: int = 4, width: int = 64, deep: int = 2, stages
     able, vector = tile_stageable(kernel), explicit_vector(kernel)
     tall, size = rows_at_once(width, vector, warps) * deep, sum(kernel.program.dtypes[i].size for i in able)
     one = StagedTiles(tall, width, warps, stages, split, strip_rows(tall, width, warps, vector, size), frozenset(able))
-    smem = smem_bytes(one, vector, size, exchange_bytes(kernel))
+    smem = smem_bytes(demand(kernel), one)
     ctas_per_sm = 2 if 2 * (smem + H200.smem_reserve) <= H200.smem_per_sm else 1
     return replace(one, registers=register_cap(len(able), warps, ctas_per_sm, H200))
 
@@ -375,7 +376,7 @@ def test_strips_of_a_tile_need_no_barriers_between_them() -> None:
     """One after the wait, one before the refill, one that the compiler adds before each copy, none per strip."""
     few, _, low = compiled(outer_sum, (meta(8192, 1024),), deep=8)
     many, kernel, tall = compiled(outer_sum, (meta(8192, 1024),), deep=16)
-    assert strips(tall, explicit_vector(kernel)).count == 2 * strips(low, explicit_vector(kernel)).count == 4
+    assert strips_of(tall, explicit_vector(kernel)).count == 2 * strips_of(low, explicit_vector(kernel)).count == 4
     assert many.barriers == few.barriers
 
 
@@ -460,13 +461,13 @@ def test_a_ring_larger_than_shared_memory_has_no_occupancy() -> None:
     fits, over = tiles(kernel, deep=4, stages=3), tiles(kernel, deep=4, stages=4)
     assert estimate(demand(kernel), fits, H200).ctas_per_sm == 1
     assert estimate(demand(kernel), over, H200).ctas_per_sm == 0
-    assert smem_bytes(over, 8, 16, 4) > H200.smem_per_cta >= smem_bytes(fits, 8, 16, 4)
+    assert smem_bytes(demand(kernel), over) > H200.smem_per_cta >= smem_bytes(demand(kernel), fits)
 
 
 @pytest.mark.parametrize(("tall", "width", "warps"), [(16, 512, 4), (512, 64, 4), (8, 64, 4), (24, 64, 4), (256, 4, 1)])
 def test_tiles_that_no_layout_or_tma_box_allows_are_refused(tall: int, width: int, warps: int) -> None:
     with pytest.raises(ValueError, match="cannot read tiles"):
-        strips(StagedTiles(tall, width, warps), 8)
+        strips(tall, width, warps, 1, 8)
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------------

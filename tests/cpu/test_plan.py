@@ -29,13 +29,14 @@ from onepass.ir.text import parse
 from onepass.pipeline import compile, generate, optimize
 from onepass.plan import footprint
 from onepass.plan.access import contiguous_row_stride, needs_wide_index, runs, single_stride
+from onepass.plan.estimate import estimate
 from onepass.plan.footprint import floor_bytes
 from onepass.plan.kernel import Kernel, Space
 from onepass.plan.legality import Family, Illegal, Reason, reused, space_of
 from onepass.plan.legality import families as families_of
 from onepass.plan.partition import Search, plan
 from onepass.plan.plan import REGISTERS_UNBOUNDED, CompileOutcome, Plan
-from onepass.plan.resources import ctas_per_sm, demand, estimate
+from onepass.plan.resources import ctas_per_sm, demand
 from onepass.plan.schedule import Cover, Loop, MixOrder, MultiCtaMixOrder, ResidentRows, Schedule, cover, sector_span
 from onepass.plan.scoring import Scored, fits_one_wave, score, scores
 from onepass.plan.split import halves

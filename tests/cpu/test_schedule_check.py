@@ -47,7 +47,7 @@ from onepass.plan.schedule.check import check
 from onepass.plan.schedule.families import NODE_FIELDS
 from onepass.plan.scoring import forms
 from onepass.plan.staged_rows import tma_stageable
-from onepass.plan.staged_tiles import tile_stageable
+from onepass.plan.staging.tiles import tile_stageable
 from onepass.plan.variant import specialize
 from onepass.tools.workloads import WORKLOADS
 from tests.support.forced_schedules import H200, assert_as_oracle, candidates, planned, under

@@ -16,10 +16,10 @@ from onepass.integration.engine import Kernels
 from onepass.ir.program import Reduce, Store
 from onepass.measure.captured_function import CapturedFunction
 from onepass.pipeline import generate
-from onepass.plan import candidates
 from onepass.plan.partition import Search
 from onepass.plan.plan import Plan
 from onepass.plan.schedule import Block, RowVectors
+from onepass.plan.staged_rows import HAS_TMA
 from onepass.plan.variant import specialize
 from onepass.runtime import offline
 from onepass.runtime.compiled import Artifact, Compiled
@@ -47,7 +47,7 @@ Make: TypeAlias = Callable[[int, str], Sequence[Tensor]]  # a seed, and where to
 
 @pytest.fixture(autouse=True)
 def has_tma() -> None:
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < candidates.HAS_TMA:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < HAS_TMA:
         pytest.skip("no TMA")
 
 

@@ -17,14 +17,16 @@ from onepass.ir.program import Program
 from onepass.ir.simplify import online_softmax
 from onepass.ir.size import Bindings
 from onepass.pipeline import generate, optimize
-from onepass.plan.cost import cost, traffic
+from onepass.plan.cost.model import cost
+from onepass.plan.estimate import estimate
 from onepass.plan.kernel import Kernel, memory_order
 from onepass.plan.legality import Family, Illegal, families, space_of
 from onepass.plan.partition import with_join
 from onepass.plan.plan import KernelPlan, Plan
-from onepass.plan.resources import demand, estimate
+from onepass.plan.resources import demand
 from onepass.plan.schedule import Cover, Schedule
 from onepass.plan.scoring import Scored, forms, scored_forms, scores
+from onepass.plan.traffic import traffic
 from onepass.plan.variant import specialize
 from onepass.runtime.compiled import Compiled
 from onepass.runtime.executable import assemble

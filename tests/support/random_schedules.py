@@ -22,7 +22,7 @@ from onepass.plan.schedule import (
     cover,
 )
 from onepass.plan.staged_rows import chunk_cover, chunk_cover_unaligned, must_stage, tma_stageable, tma_stageable_unaligned
-from onepass.plan.staged_tiles import rows_at_once, tile_stageable
+from onepass.plan.staging.tiles import rows_at_once, tile_stageable
 from onepass.plan.thread_layout import explicit_vector
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from ..resources import tile_of
 from ..schedule import Block, Loop
 from .case import SLOTS, Case, issue_and_special_us, merges_per_tile, narrow_tile_penalty, reduction_us, sustained_rate
-from .terms import Cost, Label, soft_max
+from .terms import Cost, Label, limits, soft_max
 
 STAGED_LINE, LOADED_LINE = 64, 128  # bytes of a row that load at the full rate: by TMA, and otherwise
 
@@ -57,7 +57,7 @@ class LoopedTerms(NamedTuple):
     @property
     def limits(self) -> tuple[tuple[str, float], ...]:
         """The times of the resources that work at once."""
-        return ("memory", self.memory), ("issue", self.issue), ("special functions", self.special), ("latency", self.chain)
+        return limits(self.memory, self.issue, self.special, self.chain)
 
 
 class Walk(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from ...ir.program import Load
 from ..schedule import Cover, Loop, RowVectors
 from .case import SLOTS, Case, congestion, issue_and_special_us, reduction_us, sustained_rate, warps_along
-from .terms import Cost, Label, soft_max
+from .terms import Cost, Label, limits, soft_max
 
 
 class MixOrderTerms(NamedTuple):
@@ -48,7 +48,7 @@ class MixOrderTerms(NamedTuple):
     @property
     def limits(self) -> tuple[tuple[str, float], ...]:
         """The times of the resources that work at once."""
-        return ("memory", self.memory), ("issue", self.issue), ("special functions", self.special), ("latency", self.chain)
+        return limits(self.memory, self.issue, self.special, self.chain)
 
 
 def mix_order(case: Case) -> Cost:

@@ -14,12 +14,12 @@ from ...device import Device
 from ..kernel import Kernel
 from ..resources import Resources
 from ..schedule import Block, Cover, Loop, Schedule
+from ..staging import staged_family
 from ..traffic import Traffic
 from .case import Case
 from .looped import looped
 from .mix_order import mix_order
 from .resident import resident
-from .staged_rows import staged_rows
 from .terms import Cost
 
 
@@ -38,9 +38,11 @@ def cost(
 
 def _modeled(case: Case) -> Cost:
     schedule, t = case.schedule, case.t
+    if family := staged_family(schedule):
+        return family.cost(case)
     match schedule.rows, schedule.cols:
         case Loop(), Cover():
-            return staged_rows(case) if schedule.staged else mix_order(case)
+            return mix_order(case)
         case Block(height), Cover():
             return resident(case, t.rows * t.batch, t.cols, height)
         case Cover(), Block(width):

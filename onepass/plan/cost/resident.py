@@ -21,7 +21,7 @@ from .case import (
     row_vector_wait_us,
     warps_along,
 )
-from .terms import Cost, Label, soft_max
+from .terms import Cost, Label, limits, soft_max
 
 
 class ResidentTerms(NamedTuple):
@@ -78,13 +78,7 @@ class ResidentTerms(NamedTuple):
     @property
     def limits(self) -> tuple[tuple[str, float], ...]:
         """The times of the resources that work at once."""
-        return (
-            ("memory", self.memory),
-            ("issue", self.issue),
-            ("special functions", self.special),
-            ("L1", self.l1),
-            ("latency", self.cta_us),
-        )
+        return limits(self.memory, self.issue, self.special, self.cta_us, self.l1)
 
 
 def resident(case: Case, pieces: int, length: int, block: int) -> Cost:

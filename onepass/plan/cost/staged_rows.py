@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from ..schedule import Cover, Loop
 from ..staged_rows import TMA_BOX, Chunks, prefetched_columns
 from .case import SLOTS, Case, issue_and_special_us, issue_rate_one_cta, issue_slots, l1_us, reduction_us, row_vector_wait_us
-from .terms import Cost, Label, soft_max
+from .terms import Cost, Label, limits, soft_max
 
 
 class StagedRowsTerms(NamedTuple):
@@ -66,13 +66,7 @@ class StagedRowsTerms(NamedTuple):
     @property
     def limits(self) -> tuple[tuple[str, float], ...]:
         """The times of the resources that work at once."""
-        return (
-            ("memory", self.memory),
-            ("issue", self.issue),
-            ("special functions", self.special),
-            ("L1", self.l1),
-            ("latency", self.rows * self.row_us),
-        )
+        return limits(self.memory, self.issue, self.special, self.rows * self.row_us, self.l1)
 
 
 def staged_rows(case: Case) -> Cost:

@@ -105,6 +105,12 @@ def labels(kind: type) -> dict[str, Label]:
     return found
 
 
+def limits(memory: float, issue: float, special: float, latency: float, l1: float | None = None) -> tuple[tuple[str, float], ...]:
+    """The times of the resources that work at once, by name."""
+    also = () if l1 is None else (("L1", l1),)
+    return ("memory", memory), ("issue", issue), ("special functions", special), *also, ("latency", latency)
+
+
 def soft_max(*times: float, sharpness: float) -> float:
     """Soft maximum: times close to each other add up."""
     return float(sum(t**sharpness for t in times) ** (1 / sharpness))

@@ -60,7 +60,7 @@ class Common:
     @property
     def splits(self) -> int:
         """The number of CTAs, or groups of CTAs, that share one result. Above 1, a second kernel joins their partial states."""
-        return 1
+        return max(role.split if isinstance(role, Loop) else 1 for role in (self.rows, self.cols))
 
     @property
     def ctas_per_row(self) -> int:
@@ -69,7 +69,7 @@ class Common:
     @property
     def accumulates_columns(self) -> bool:
         """Whether a loop over staged rows also accumulates reductions over rows."""
-        return False
+        return bool(self.staged) and self.sides is Family.MIX
 
     @property
     def stages(self) -> int:

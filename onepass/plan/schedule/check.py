@@ -1,7 +1,8 @@
 """Schedule legality: decide whether a schedule can run a kernel on a device.
 
-This is the only place that knows. Candidates yield what `check` accepts, and code generation begins with it. Predicted time and
-predicted registers play no part here: a legal schedule may be slow or spill, but its results are right.
+This is the only place that knows; it asks families that stage inputs for rules of their own (`staging/`). Candidates yield what
+`check` accepts, and code generation begins with it. Predicted time and predicted registers play no part here: a legal schedule may
+be slow or spill, but its results are right.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from ...device import Device
 from ...ir.monoid import MONOIDS
 from ...ir.program import Load, Reduce, Store
 from ..access import PART, contiguous_row_stride
+from ..estimate import estimate
 from ..kernel import Kernel
 from ..legality import Family, Illegal, Reason, accumulates_rows, may_split
-from ..resources import ctas_per_sm, demand, estimate, tile_of
+from ..resources import ctas_per_sm, demand, tile_of
+from ..staged_rows import HAS_TMA
+from ..staging import staged_family
 from ..thread_layout import allows_private_states, explicit_vector, private_state_columns
-from .check_staging import staging
-from .families import LoopedRows, MultiCtaMixOrder, ResidentRows, Schedule, SplitRows
+from .base import RowVectors
+from .families import LoopedRows, MixOrder, MultiCtaMixOrder, ResidentRows, Schedule, SplitRows
 from .roles import SECTOR, Block, Cover, Loop, Role, is_power_of_two, sector_span
 
 MAX_WARPS = 32  # 1024 threads
 MAX_TILE_ELEMS = 1 << 20  # of a Triton tensor
 MIN_REGISTERS = 16  # smallest register cap
-HAS_TMA = (9, 0)  # first compute capability with TMA
 
 
 def check(kernel: Kernel, schedule: Schedule, device: Device, emitted: bool = False) -> Illegal | None:
@@ -30,10 +33,12 @@ def check(kernel: Kernel, schedule: Schedule, device: Device, emitted: bool = Fa
     `emitted`: the kernel is as it will be emitted, so that a split reduction has become partial states. Before that, the kernel
     must only be one that can be split.
     """
-    for rule in (_sizes, _reductions, _tiles, _sectors, _accesses, _in_registers, _states, staging):
+    for rule in (_sizes, _reductions, _tiles, _sectors, _accesses, _in_registers, _states):
         if found := rule(kernel, schedule):
             return found
-    return _split(kernel, schedule, emitted) or _limits(kernel, schedule, device)
+    family = staged_family(schedule)
+    own = family.refused(kernel, schedule) if family else None
+    return own or _split(kernel, schedule, emitted) or _limits(kernel, schedule, device)
 
 
 # ---- sizes and reductions -------------------------------------------------------------------------------------------------------
@@ -89,10 +94,9 @@ def _tiles(kernel: Kernel, schedule: Schedule) -> Illegal | None:
             continue
         if not isinstance(extent, int):
             return Illegal(Reason.SIZES, f"the number of {side} is not known, so no tiles can cover them")
-        if isinstance(schedule, MultiCtaMixOrder):
-            if extent % schedule.ctas_per_row:
-                return Illegal(Reason.SIZES, f"{extent} columns are not divisible by {schedule.ctas_per_row} CTAs per row")
-            extent //= schedule.ctas_per_row
+        if extent % schedule.ctas_per_row:
+            return Illegal(Reason.SIZES, f"{extent} columns are not divisible by {schedule.ctas_per_row} CTAs per row")
+        extent //= schedule.ctas_per_row
         if isinstance(schedule, ResidentRows) and schedule.sector_elems:
             extent = sector_span(extent, schedule.sector_elems)
         if not role.width - role.tiles[-1] < extent <= role.width:
@@ -146,6 +150,8 @@ def _in_registers(kernel: Kernel, schedule: Schedule) -> Illegal | None:
         return Illegal(Reason.FIELDS, "packed values where none is resident")
     if not schedule.early_loads <= frozenset(kernel.after_reduction):
         return Illegal(Reason.STORAGE, "only loads along the columns that are used after a reduction are issued early")
+    if isinstance(schedule, MixOrder) and schedule.row_vectors is RowVectors.SMEM:
+        return Illegal(Reason.STORAGE, "row vectors in smem beside rows in registers")
     return None
 
 
@@ -188,10 +194,10 @@ def _limits(kernel: Kernel, schedule: Schedule, device: Device) -> Illegal | Non
     smem = estimate(demand(kernel), schedule, device).smem_bytes
     if smem > device.smem_per_cta:
         return Illegal(Reason.DEVICE, f"{smem} bytes of shared memory: a CTA can have {device.smem_per_cta}")
-    if not isinstance(schedule, MultiCtaMixOrder):
+    if schedule.ctas_per_row == 1:
         return None
     registers = cap or min(device.registers_per_thread, device.registers_per_sm // threads)
-    ctas, at_once = schedule.groups * schedule.ctas_per_row, ctas_per_sm(registers, smem, schedule.warps, device) * device.sms
+    ctas, at_once = schedule.splits * schedule.ctas_per_row, ctas_per_sm(registers, smem, schedule.warps, device) * device.sms
     if ctas > at_once:  # a CTA would wait for one that never starts
         return Illegal(Reason.DEVICE, f"{ctas} CTAs that wait for each other: {at_once} run at once")
     return None

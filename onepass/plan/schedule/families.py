@@ -14,8 +14,9 @@
     MultiCtaMixOrder   Loop     Cover     the same with several CTAs per row, a range of columns each
     Pointwise          Block    Block     no reduction
 
-Everything that the text of a kernel depends on is here: `plan/candidates.py` sets the sizes, `plan/choices.py` the rest, and code
-generation decides nothing. Loads, stores and reductions are named by their node in the kernel's Program.
+Everything that the text of a kernel depends on is here: `plan/candidates.py` sets the sizes and `plan/choices.py` the rest,
+`plan/staging/` both of families that stage inputs, and code generation decides nothing. Loads, stores and reductions are named by
+their node in the kernel's Program.
 
 `rows`, `cols` and the properties of `Common` say the same of all families, for code that asks only about geometry or storage.
 """
@@ -45,8 +46,6 @@ class ResidentRows(Common):
     resident: frozenset[int] = NONE  # multi-phase loads kept in registers
     packed: bool = False  # in their storage type, widened again in each walk; else widened once
     early_loads: frozenset[int] = NONE  # loads that only later walks need, issued with those of the first walk
-    rows: Block = field(init=False, repr=False, compare=False)
-    cols: Cover = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "inner"
     sides: ClassVar[Family] = Family.INNER
 
@@ -64,8 +63,6 @@ class LoopedRows(Common):
     stages: int = 1  # of the walk's software pipeline
     sector_elems: int = 0  # as in ResidentRows
     private_states: bool = False  # each thread keeps a state of its own, and threads exchange states once, after the walk
-    rows: Block = field(init=False, repr=False, compare=False)
-    cols: Loop = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "inner looped"
     sides: ClassVar[Family] = Family.INNER
 
@@ -83,17 +80,11 @@ class SplitRows(Common):
     warps: int
     stages: int = 1  # of the walk's software pipeline
     private_states: bool = False  # as in LoopedRows
-    rows: Block = field(init=False, repr=False, compare=False)
-    cols: Loop = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "inner split"
     sides: ClassVar[Family] = Family.INNER
 
     def __post_init__(self) -> None:
         self._derive(_block(self.height), _loop(self.step, self.split))
-
-    @property
-    def splits(self) -> int:
-        return self.split
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +96,6 @@ class WholeColumns(Common):
     warps: int
     resident: frozenset[int] = NONE  # as in ResidentRows
     packed: bool = False
-    rows: Cover = field(init=False, repr=False, compare=False)
-    cols: Block = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "column"
     sides: ClassVar[Family] = Family.OUTER
 
@@ -123,8 +112,6 @@ class Outer(Common):
     warps: int
     split: int = 1  # CTAs that share the rows of a column, interleaved
     stages: int = 1  # of the walk's software pipeline
-    rows: Loop = field(init=False, repr=False, compare=False)
-    cols: Block = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "outer"
     sides: ClassVar[Family] = Family.OUTER
 
@@ -134,10 +121,6 @@ class Outer(Common):
     @property
     def family(self) -> str:
         return "outer split" if self.split > 1 else "outer"
-
-    @property
-    def splits(self) -> int:
-        return self.split
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +135,11 @@ class MixOrder(Common):
     resident: frozenset[int] = NONE  # as in ResidentRows
     packed: bool = False
     row_vectors: RowVectors = RowVectors.RELOAD  # or in registers
-    rows: Loop = field(init=False, repr=False, compare=False)
-    cols: Cover = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "mix-order"
     sides: ClassVar[Family] = Family.MIX
 
     def __post_init__(self) -> None:
         self._derive(_loop(self.step, self.split), _cover(self.tiles))
-
-    @property
-    def splits(self) -> int:
-        return self.split
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +152,6 @@ class StagedRows(Common):
     unaligned: bool = False  # rows start anywhere, so TMA copies pieces of the flat tensor
     staged: frozenset[int] = NONE  # full-size loads that TMA copies
     registers: int = 0  # cap per thread; 0: none
-    rows: Block | Loop = field(init=False, repr=False, compare=False)
     cols: Cover = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "inner staged"
     sides: ClassVar[Family] = Family.INNER
@@ -190,6 +166,10 @@ class StagedRows(Common):
     @property
     def prefetch(self) -> int:
         return self.ring.prefetch if self.ring else 0
+
+    @property
+    def splits(self) -> int:
+        return 1  # every row has one CTA
 
     @property
     def sector_elems(self) -> int:
@@ -207,21 +187,12 @@ class StagedMixOrder(Common):
     unroll_copies: bool = False  # a walk over copies that are prefetched may be unrolled: the compiler knows its trip count
     staged: frozenset[int] = NONE  # as in StagedRows
     registers: int = 0
-    rows: Loop = field(init=False, repr=False, compare=False)
     cols: Cover = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "mix-order staged"
     sides: ClassVar[Family] = Family.MIX
 
     def __post_init__(self) -> None:
         self._derive(_loop(1, self.ring.split), _cover(self.tiles))
-
-    @property
-    def splits(self) -> int:
-        return self.ring.split
-
-    @property
-    def accumulates_columns(self) -> bool:
-        return True
 
     @property
     def stages(self) -> int:
@@ -245,21 +216,12 @@ class MultiCtaMixOrder(Common):
     folds_two_sums: bool = False  # the two sums along a row are exchanged together between threads
     staged: frozenset[int] = NONE  # as in StagedRows
     registers: int = 0
-    rows: Loop = field(init=False, repr=False, compare=False)
     cols: Cover = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "mix-order multi-CTA"
     sides: ClassVar[Family] = Family.MIX
 
     def __post_init__(self) -> None:
         self._derive(_loop(1, self.groups), _cover(self.tiles))
-
-    @property
-    def splits(self) -> int:
-        return self.groups
-
-    @property
-    def accumulates_columns(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +236,6 @@ class StagedTiles(Common):
     strip_rows: int = 1  # rows of a tile that threads read at once
     staged: frozenset[int] = NONE  # as in StagedRows
     registers: int = 0
-    rows: Loop = field(init=False, repr=False, compare=False)
-    cols: Block = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "outer staged"
     sides: ClassVar[Family] = Family.OUTER
 
@@ -286,10 +246,6 @@ class StagedTiles(Common):
     def family(self) -> str:
         return "outer staged split" if self.split > 1 else "outer staged"
 
-    @property
-    def splits(self) -> int:
-        return self.split
-
 
 @dataclass(frozen=True, slots=True)
 class Pointwise(Common):
@@ -298,8 +254,6 @@ class Pointwise(Common):
     height: int
     width: int
     warps: int
-    rows: Block = field(init=False, repr=False, compare=False)
-    cols: Block = field(init=False, repr=False, compare=False)
     name: ClassVar[str] = "pointwise"
     sides: ClassVar[Family] = Family.POINTWISE
 

@@ -40,6 +40,7 @@ class Loop:
 Role: TypeAlias = Block | Cover | Loop
 
 SECTOR = 32  # bytes; unaligned rows are read from the sector below their start (16 is not enough: measured)
+MAX_UNROLLED_TILES = 24  # of a cover; limits the length of a kernel's text
 PIECE_ELEMS = 64  # unaligned rows are staged in pieces of this many elements, starting with the piece a row starts in
 
 
@@ -63,7 +64,7 @@ def cover(extent: int, widest: int) -> tuple[int, ...]:
     rest = extent % widest
     while rest:
         up = power_of_two(rest)
-        if 4 * rest >= 3 * up or up <= 16 or len(tiles) >= 24:
+        if 4 * rest >= 3 * up or up <= 16 or len(tiles) >= MAX_UNROLLED_TILES:
             return (*tiles, up)
         tiles.append(up // 2)
         rest -= up // 2

@@ -380,9 +380,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-schedule-groups",
-        "onepass/plan/schedule/families.py",
-        "        return self.ring.split\n",
-        "        return 1\n",
+        "onepass/plan/schedule/base.py",
+        "return max(role.split if isinstance(role, Loop) else 1 for role in (self.rows, self.cols))",
+        "return 1",
         "partial column results are joined",
         (
             "tests/cpu/test_gluon_mix_order.py::test_rows_are_staged_where_tma_can_load_them",
@@ -400,19 +400,10 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "plan-candidates-no-tma",
         "onepass/plan/candidates.py",
-        "if device.capability < HAS_TMA or not stageable or _reads_only_partials(kernel):",
-        "if not stageable or _reads_only_partials(kernel):",
+        "for staged in FAMILIES if device.capability >= HAS_TMA else ():",
+        "for staged in FAMILIES:",
         "TMA is used only on GPUs that have it",
-        (*TILES, *PLAN),
-    ),
-    Mutant(
-        "plan-candidates-staged-no-tma",
-        "onepass/plan/candidates.py",
-        "    stageable = frozenset(tma_stageable_unaligned(kernel) if unaligned else tma_stageable(kernel))\n"
-        "    if device.capability < HAS_TMA or",
-        "    stageable = frozenset(tma_stageable_unaligned(kernel) if unaligned else tma_stageable(kernel))\n    if",
-        "TMA is used only on GPUs that have it",
-        (*TMA, *PLAN),
+        (*TILES, *TMA, *PLAN),
     ),
     Mutant(
         "plan-candidates-blocks-cut",
@@ -489,7 +480,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-staged-rows-shares-row-sums",
-        "onepass/plan/staged_rows.py",
+        "onepass/plan/staging/multi_cta.py",
         "return bool(stores) and all(kernel.is_full[i] and kernel.phase[i] == 1 for i in stores)",
         "return bool(stores)",
         "a result of one number per row has no owner among CTAs that share the row",
@@ -497,7 +488,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-staged-rows-shares-wide-states",
-        "onepass/plan/staged_rows.py",
+        "onepass/plan/staging/multi_cta.py",
         "any(kernel.phase[f.node] or not _has_word_states(kernel, f.node) for f in along)",
         "any(kernel.phase[f.node] for f in along)",
         "CTAs exchange states as 32-bit words",
@@ -513,7 +504,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-staged-tiles-read-again",
-        "onepass/plan/staged_tiles.py",
+        "onepass/plan/staging/tiles.py",
         "return full if not again and all(",
         "return full if all(",
         "a kernel with staged tiles reads the rows once",
@@ -521,7 +512,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-staged-tiles-unfit-vectors",
-        "onepass/plan/staged_tiles.py",
+        "onepass/plan/staging/tiles.py",
         "if width > TMA_BOX or tall > TMA_BOX or tall % least or lanes * across * vector != width:",
         "if width > TMA_BOX or tall > TMA_BOX:",
         "tiles are read whole",
@@ -529,24 +520,24 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-staged-tiles-exchange-unpaid",
-        "onepass/plan/staged_tiles.py",
-        "return max(rings, down * schedule.width * state_bytes if down > 1 else 0) + BARRIERS * BARRIER_BYTES",
+        "onepass/plan/staging/tiles.py",
+        "return max(rings, exchange) + BARRIERS * BARRIER_BYTES",
         "return rings + BARRIERS * BARRIER_BYTES",
         "the exchange between warps has room",
         TILES,
     ),
     Mutant(
         "plan-staged-tiles-barriers-unpaid",
-        "onepass/plan/staged_tiles.py",
-        "if down > 1 else 0) + BARRIERS * BARRIER_BYTES",
-        "if down > 1 else 0)",
+        "onepass/plan/staging/tiles.py",
+        "return max(rings, exchange) + BARRIERS * BARRIER_BYTES",
+        "return max(rings, exchange)",
         "shared memory is counted to the byte",
         ("tests/cpu/test_gluon_tiles.py::test_scratch_for_exchanges_between_warps_reuses_the_ring",),
     ),
     # ---- resources
     Mutant(
         "plan-resources-registers",
-        "onepass/plan/resources.py",
+        "onepass/plan/estimate.py",
         "0 if count > most else ctas_per_sm(",
         "ctas_per_sm(",
         "schedules that need too many registers are not tried",
@@ -635,16 +626,16 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-check-vectors-anywhere",
-        "onepass/plan/schedule/check_staging.py",
-        "case MixOrder(row_vectors=RowVectors.SMEM):",
-        "case MixOrder() if False:",
+        "onepass/plan/schedule/check.py",
+        "if isinstance(schedule, MixOrder) and schedule.row_vectors is RowVectors.SMEM:",
+        "if False:",
         "row vectors are kept in shared memory only next to staged rows",
         LEGAL,
     ),
     Mutant(
         "plan-check-vectors-without-a-rest",
-        "onepass/plan/schedule/check_staging.py",
-        "if _chunks(kernel, schedule).rest else None",
+        "onepass/plan/staging/mix_order.py",
+        "if chunks_of(kernel, schedule).rest else None",
         "if False else None",
         "row vectors in smem are whole chunks",
         LEGAL,
@@ -675,7 +666,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-check-two-sums",
-        "onepass/plan/schedule/check_staging.py",
+        "onepass/plan/staging/multi_cta.py",
         "if schedule.folds_two_sums and not has_two_sums(kernel):",
         "if False:",
         "two sums are exchanged where there are two",
@@ -683,7 +674,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-check-strips",
-        "onepass/plan/staged_tiles.py",
+        "onepass/plan/staging/tiles.py",
         "if height % least or tall % height:",
         "if False:",
         "threads read strips whole",
@@ -699,7 +690,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-check-too-many-slots",
-        "onepass/plan/schedule/check_staging.py",
+        "onepass/plan/staging/family.py",
         "if slots > BARRIERS else None",
         "if False else None",
         "every slot of a ring has an mbarrier",
@@ -707,7 +698,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "plan-check-one-row-at-once",
-        "onepass/plan/schedule/check_staging.py",
+        "onepass/plan/staging/multi_cta.py",
         "if schedule.stages < 2:",
         "if schedule.stages < 1:",
         "CTAs that share rows hold two at once",
