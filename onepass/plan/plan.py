@@ -117,10 +117,10 @@ class KernelPlan:
             return f"{text} once, kept in registers ({held:g} per thread)"
         if i in self.schedule.staged:
             cols, prefetch = self.schedule.cols, self.schedule.prefetch
-            columns = self.schedule.stages * tile.resident_width
-            columns += prefetched_columns(cols, prefetch) if isinstance(cols, Cover) else 0
+            elements = self.schedule.stages * tile.resident_height * tile.resident_width
+            elements += prefetched_columns(cols, prefetch) if isinstance(cols, Cover) else 0
             part = f", 1/{self.schedule.ctas_per_row} of a row per CTA" if self.schedule.ctas_per_row > 1 else ""
-            return f"{text} once, staged in shared memory ({columns * size / 1024:.1f} KiB){part}"
+            return f"{text} once, staged in shared memory ({elements * size / 1024:.1f} KiB){part}"
         times = len(self.kernel.use_phases(i)) if i in self.kernel.multi_phase else 1
         return f"{text} once" if times == 1 else f"{text} {times} times"
 

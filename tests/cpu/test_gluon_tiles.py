@@ -529,7 +529,10 @@ def test_a_plan_with_tiles_is_emitted_compiled_and_joined() -> None:
     made = pipeline.compile(plan(kernel.program, bindings, H200), lambda source: offline.compile(source, H200))
     first, _ = made.plan.kernels
     assert first.family == "outer staged split" and made.sources[0].gluon and not made.sources[1].gluon
-    assert all("staged in shared memory" in text for text in first.loads)
+    assert isinstance(first.schedule, StagedTiles)
+    kib = first.schedule.stages * first.schedule.step * first.schedule.width * 2 / 1024
+    assert all(f"staged in shared memory ({kib:.1f} KiB)" in text for text in first.loads)
+    assert 5 * 1024 * kib <= first.resources.smem_bytes
     assert made.binaries[0].smem_bytes == first.resources.smem_bytes and made.binaries[0].spill_bytes == 0
 
 

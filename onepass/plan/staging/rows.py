@@ -40,8 +40,6 @@ FIT = RegisterFit(FITTED.staged_rows_base, FITTED.staged_rows_access, FITTED.sta
 
 OfRows: TypeAlias = StagedRows | StagedMixOrder | MultiCtaMixOrder
 
-# ---- what all families of staged rows share -------------------------------------------------------------------------------------
-
 
 def ring_rows(kernel: Kernel, need: Demand, t: Traffic, device: Device) -> Iterator[StagedRows]:
     """Staged rows, if some load is needed twice and TMA can stage all such loads within a CTA's shared memory."""
@@ -131,9 +129,6 @@ def ring_bytes(need: Demand, schedule: OfRows, exchanged: int = 1) -> int:
     """Shared memory of a CTA without row vectors. `exchanged`: states that warps exchange at once."""
     element, exchange = need.staged_bytes(schedule), need.exchange_bytes * exchanged
     return smem_bytes(element, schedule.cols, schedule.stages, exchange, schedule.warps, schedule.prefetch)
-
-
-# ---- the family -----------------------------------------------------------------------------------------------------------------
 
 
 def candidates(kernel: Kernel, need: Demand, t: Traffic, device: Device) -> Iterator[StagedRows]:
