@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ..ir.expr import F32, DType
 from ..ir.monoid import MONOIDS, Accumulated, Monoid, State, Value
@@ -15,6 +16,8 @@ from .kernel_ir import Apply, Assign, Expr, Name, RightSide, Sum, TileFold, TwoS
 from .memory import Env
 from .tile_refs import TileRef
 from .values import Values
+
+Key: TypeAlias = str | tuple[int, ...]  # of a state: the tag of its tile, the shape of its tiles, or "" where there is one
 
 
 @dataclass
@@ -28,9 +31,9 @@ class Running:
     across: Across  # how the operands vary along the columns
     compensated: bool  # accumulators use compensated (Kahan) summation
     exact: bool  # exponentials and quotients are accurate to the last bits
-    states: dict[str, State] = field(default_factory=dict)
-    compensation: dict[str, dict[int, str]] = field(default_factory=dict)  # rounding error so far, by component of each state
-    by_lane: dict[str, int] = field(default_factory=dict)  # number of states, where each thread keeps its own
+    states: dict[Key, State] = field(default_factory=dict)
+    compensation: dict[Key, dict[int, str]] = field(default_factory=dict)  # rounding error so far, by component of each state
+    by_lane: dict[Key, int] = field(default_factory=dict)  # number of states, where each thread keeps its own
 
 
 class Folds:
@@ -57,7 +60,7 @@ class Folds:
         for ref in refs:
             key = self.key(running, ref)
             if key not in running.states:
-                shape = self._running_shape(running, ref)
+                shape = str([*self._running_shape(running, ref)])
                 running.states[key] = self._identity(running, shape)
                 if running.compensated:
                     running.compensation[key] = {
@@ -65,7 +68,7 @@ class Folds:
                         for k in running.monoid.accumulating
                     }
 
-    def key(self, running: Running, ref: TileRef) -> str:
+    def key(self, running: Running, ref: TileRef) -> Key:
         """The state that a tile updates: its own where results vary by tile, else the one of all tiles of its shape."""
         if self.row_loop and running.fold.rows and not running.fold.cols:
             return "1" if running.across is Across.NONE else ref.tag
@@ -151,7 +154,7 @@ class Folds:
             return running.monoid.merge(self._within_threads(running), *entered)
         return entered if running.monoid.primitive else running.monoid.merge(algebra, *entered)
 
-    def _fold_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
+    def _fold_lanes(self, running: Running, key: Key, state: State, algebra: TileAlgebra) -> State:
         """Fold the per-lane states into one after the last tile."""
         if key in running.by_lane:
             state = tuple(self.builder.assign("lanes", f"tl.reshape({x}, [1, {running.by_lane[key]}])") for x in state)
@@ -202,14 +205,14 @@ class Folds:
             return ref.height, ref.width
         return ref.height, ref.width // self.values.memory.block_size if running.across is Across.BLOCK else 1
 
-    def _running_shape(self, running: Running, ref: TileRef) -> str:
+    def _running_shape(self, running: Running, ref: TileRef) -> tuple[int, ...]:
         """The shape of a running state: a whole tile where lanes are folded at the end, else one lane per result."""
         height, width = self._entering_shape(running, ref)
         if running.monoid.primitive:
-            return f"[{height}, {width}]"
+            return height, width
         if lanes := self._lane_shape(running, ref):
-            return f"[1, 1, {lanes[2]}, 1]"
-        return f"[{1 if 0 in running.axes else height}, {1 if 1 in running.axes else width}]"
+            return 1, 1, lanes[2], 1
+        return 1 if 0 in running.axes else height, 1 if 1 in running.axes else width
 
     def _lane_shape(self, running: Running, ref: TileRef) -> tuple[int, int, int, int] | None:
         """A tile's columns as [1, repeats, threads, vector elements], where each thread keeps its own state."""

@@ -18,7 +18,7 @@ from ..plan.schedule import Schedule, StagedTiles
 from ..plan.staging.tiles import Strips, strips_of
 from ..plan.thread_layout import access_vector
 from .expr import GLUON, TileAlgebra
-from .folds import Folds, Running
+from .folds import Folds, Key, Running
 from .kernel_ir import (
     Advance,
     Alloc,
@@ -83,8 +83,8 @@ class ThreadFolds(Folds):
         often = found.monoid.tracks_count and found.dtype is F32 and self.strips.rows_per_thread < MIN_ROWS_PER_MERGE
         return replace(found, compensated=found.compensated or often)
 
-    def _running_shape(self, running: Running, ref: TileRef) -> str:
-        return f"[{self.strips.rows_per_step}, {self._entering_shape(running, ref)[1]}]"
+    def _running_shape(self, running: Running, ref: TileRef) -> tuple[int, ...]:
+        return self.strips.rows_per_step, self._entering_shape(running, ref)[1]
 
     def key(self, running: Running, ref: TileRef) -> str:
         """All strips update one state."""
@@ -113,7 +113,7 @@ class ThreadFolds(Folds):
             return self.builder.assign("spread", self.language.broadcast(text, f"[{height}, {width}]"))
         return text
 
-    def _fold_lanes(self, running: Running, key: str, state: State, algebra: TileAlgebra) -> State:
+    def _fold_lanes(self, running: Running, key: Key, state: State, algebra: TileAlgebra) -> State:
         return running.monoid.merge(algebra, *state)
 
 

@@ -57,8 +57,9 @@ class RowLoop:
         for tile in tiles:
             ref = replace(tile, height=1)
             for state in by_tile:
-                compensation = {tile.tag: state.compensation[tile.tag]} if tile.tag in state.compensation else {}
-                self.folds.finish(replace(state, states={tile.tag: state.states[tile.tag]}, compensation=compensation), ref)
+                lost = state.compensation.get(tile.tag, {})
+                own = replace(state, states={tile.tag: state.states[tile.tag]}, compensation={tile.tag: lost})
+                self.folds.finish(own, ref)
             tile_env = dict(env)
             rest = [i for i in self.steps.epilogue if i not in flat]
             for i in (*self._sources(rest, tile_env), *rest):
