@@ -13,6 +13,7 @@ import pytest
 from onepass.ir.expr import OPS
 from onepass.ir.monoid import MONOIDS
 from onepass.knobs import Knobs
+from onepass.plan.staging import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "onepass"
@@ -258,6 +259,14 @@ def test_ops_and_reductions_are_listed_only_in_their_tables() -> None:
                 if len(names) > 1 and ({*names} <= set(OPS) or {*names} <= set(MONOIDS) - {"max", "min", "sum", "prod"}):
                     listed.append(f"{name(path)}:{node.lineno} {ast.unparse(node)}")
     assert not listed
+
+
+def test_staged_families_are_named_where_they_are_made() -> None:
+    """A new family takes five files, because other code asks `staged_family`, or about roles and sides."""
+    names = {f"onepass.plan.schedule.{at}{f.record.__name__}" for f in FAMILIES for at in ("", "families.")}
+    knowing = ("plan/staging/", "plan/schedule/check.py", "codegen/emit.py", "codegen/gluon")
+    users = {name(p) for p in MODULES for target, _ in imported(p) if target in names}
+    assert not {user for user in users if not user.startswith(knowing)}
 
 
 def private(target: str) -> bool:
