@@ -1,4 +1,4 @@
-"""Errors of whole models under torch.compile: ONEPASS-701 to 715."""
+"""Errors of whole models under torch.compile: ONEPASS-701 to 716."""
 
 from __future__ import annotations
 
@@ -112,4 +112,12 @@ class InputsOverwritten(OnepassError):
         "Region {region} ({lines}) failed after its first call: {error} It writes outputs over inputs, which may already be "
         "overwritten, so no fallback can compute this call. To keep the inputs, so that Inductor can take over: "
         "options={{'in_place': False}}. To skip the region: options={{'skip': ['{region}']}}."
+    )
+
+
+class RaisedFailure(OnepassError):
+    code = "ONEPASS-716"
+    message = (
+        '{what} ({lines}) could not be {stage}: {error} Nothing takes its place, because on_error is "raise". With '
+        "ONEPASS_ON_ERROR=warn, Inductor computes it, and a reproducer is written."
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 
-from ..errors import NoReproducer, NotWarmedUp, OnepassError, RegionFallback, WrongAnswer, printable, text_of, warn
+from ..errors import NoReproducer, NotWarmedUp, OnepassError, RaisedFailure, RegionFallback, WrongAnswer, printable, text_of, warn
 from ..stages import is_device_error
 from . import journal
 
@@ -22,6 +23,16 @@ def is_fatal(error: BaseException) -> bool:
     if isinstance(error, (WrongAnswer, NotWarmedUp, torch.OutOfMemoryError)) or not isinstance(error, Exception):
         return True
     return is_device_error(error)
+
+
+def raise_coded(error: Exception, what: str, lines: Sequence[str], stage: str) -> NoReturn:
+    """Raise an error with a code, whose cause is the error. Errors that have a code, and fatal ones, are raised as they are.
+
+    `what` and `stage` complete the sentence "... could not be ...".
+    """
+    if isinstance(error, OnepassError) or is_fatal(error):
+        raise error
+    raise RaisedFailure(what=what, lines=format_lines(lines), stage=stage, error=describe_error(error)) from error
 
 
 def describe_error(error: BaseException) -> str:

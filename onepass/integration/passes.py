@@ -22,7 +22,7 @@ from ..stages import stage
 from . import journal, region_op, repro
 from .claim import Claimed, ClaimedRegion, ClaimOptions, Declined, claim
 from .engine import INTERPRETER_DEVICE, Kernels
-from .failure import describe_error, format_lines, is_fatal, report_fallback, reproducer, warn_once
+from .failure import describe_error, format_lines, is_fatal, raise_coded, report_fallback, reproducer, warn_once
 from .plans import PLANS, Plans
 from .settings import Settings
 
@@ -48,7 +48,7 @@ class RegionPass:
             self._report_failures(claimed.declined, graph, phase)
         except Exception as error:
             if self.settings.on_error == "raise" or is_fatal(error):
-                raise
+                raise_coded(error, f"A {phase} graph", lines_of(graph), "changed")
             _restore(graph, before)
             self._report_graph_failure(graph, phase, error, time.perf_counter() - started)
             return
@@ -81,7 +81,7 @@ class RegionPass:
             if each.error is None:
                 continue
             if self.settings.on_error == "raise" or is_fatal(each.error):
-                raise each.error
+                raise_coded(each.error, f"Region {each.id}".rstrip(), each.lines, each.reason.removeprefix("it could not be "))
             name = each.id or "graph_" + hashlib.sha256(repr((each.reason, each.lines)).encode()).hexdigest()[:10]
             stage = each.reason.removeprefix("it could not be ")
             report_fallback(name, each.lines, stage, each.error, partial(self._write_repro, each, name, graph, phase))

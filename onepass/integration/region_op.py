@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from . import journal, repro
 from .aliasing import alias_mask, overwrites, unsafe_outputs, via_scratch
 from .checks import Checks
 from .engine import Kernels
-from .failure import describe_error, format_lines, is_fatal, report_fallback, reproducer
+from .failure import describe_error, format_lines, is_fatal, raise_coded, report_fallback, reproducer
 from .fallback import MAX_INDUCTOR_FALLBACKS, Fallback, Fill, clone_strided, inductor_fallback, shares_storage, torch_fallback
 from .region_spec import decode, digest_of
 from .settings import resolve
@@ -121,8 +121,13 @@ class _Region:
 
     def _raise_unless_recoverable(self, fill: Fill, error: Exception, outs: Sequence[Tensor]) -> None:
         """Re-raise the error of a later call if no fallback may be used."""
-        if isinstance(fill, Fallback) or is_fatal(error) or self.settings.on_error == "raise" or _capturing(outs[0]):
+        if isinstance(fill, Fallback) or is_fatal(error) or _capturing(outs[0]):
             raise error
+        if self.settings.on_error == "raise":
+            self._raise(error, "launched")
+
+    def _raise(self, error: Exception, stage: str) -> NoReturn:
+        raise_coded(error, f"Region {self.id}", self.lines, stage)
 
     def _bindings(self, sizes: Sequence[int]) -> Bindings:
         return dict(zip(self.program.symbols, sizes, strict=True))
@@ -145,7 +150,7 @@ class _Region:
             fill(outs, ins)
         except Exception as error:
             if is_fatal(error) or self.settings.on_error == "raise":
-                raise
+                self._raise(error, stage)
             return self._fall_back(stage, to_coded_error(error, "computing a region"), outs, originals, bindings)
         return fill
 

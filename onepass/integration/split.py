@@ -16,8 +16,8 @@ from ..capture.graph.recompute import MIN_BYTES, Recomputed, recompute
 from ..errors import RecomputeSkipped
 from ..runtime.cache import versions
 from . import journal
-from .failure import describe_error, is_fatal, warn_once
-from .passes import copy_graph, device_of
+from .failure import describe_error, is_fatal, raise_coded, warn_once
+from .passes import copy_graph, device_of, lines_of
 from .settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class SplitPass:
             made = recompute(*graphs, outputs, where, MIN_BYTES if settings.by_cost else 1)
         except Exception as error:
             if settings.on_error == "raise" or is_fatal(error):
-                raise
+                raise_coded(error, "What a training graph saves", lines_of(forward.graph), "changed")
             warn_once(("split", describe_error(error)), RecomputeSkipped(error=describe_error(error)))
             return
         if made:

@@ -13,8 +13,8 @@ import torch._inductor.config
 
 import onepass
 from onepass import pipeline
-from onepass.errors import InputsOverwritten, NoPlan, NotWarmedUp, OnepassWarning, WrongAnswer
-from onepass.integration import engine, failure, fallback, journal, passes, region_op, settings
+from onepass.errors import InputsOverwritten, NoPlan, NotWarmedUp, OnepassError, OnepassWarning, WrongAnswer
+from onepass.integration import engine, failure, fallback, journal, passes, plans, region_op, settings, split
 from onepass.runtime.executable import Executable
 from tests.support.processes import run_python
 from tests.support.region_calls import ROWS, assert_filled, inputs, outputs, region
@@ -78,6 +78,39 @@ def test_on_error_raise_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEPASS_ON_ERROR", "raise")
     with pytest.raises(NoPlan):
         region_op.run(outputs(4), inputs(4), [4], region("b"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("any text"), OSError(28, "any text"), MemoryError("any text")])
+@pytest.mark.parametrize("where", ["compiled", "first launch", "later launch", "checked launch", "claimed", "planned", "split"])
+def test_raised_errors_have_a_code_and_a_cause(monkeypatch: pytest.MonkeyPatch, error: Exception, where: str) -> None:
+    """Whatever fails inside onepass with on_error="raise"."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    chosen = settings.resolve({"interpret": True, "on_error": "raise", "by_cost": False})
+    module = torch.fx.GraphModule({}, graph_of(norm, (64, 16)))
+    text = region("a", lines=("test_failure.py:12",), on_error="raise", verify=9 * where.startswith("checked"))
+    match where:
+        case "compiled":
+            monkeypatch.setattr(engine.Kernels, "executable", fail)
+        case "first launch" | "later launch" | "checked launch":
+            monkeypatch.setattr(Executable, "bound", failing_from(1 if where == "first launch" else 2, error))
+        case "claimed":
+            monkeypatch.setattr(passes, "claim", fail)
+        case "planned":
+            monkeypatch.setattr(passes, "PLANS", plans.Plans())
+            monkeypatch.setattr(pipeline, "search", fail)
+        case "split":
+            monkeypatch.setattr(split, "recompute", fail)
+    with pytest.raises(OnepassError, match="any text") as caught:
+        if where in ("claimed", "planned"):
+            passes.RegionPass(chosen)(module.graph, False)
+        elif where == "split":
+            split.SplitPass(chosen)(module, module, 1)
+        for _ in range(2):
+            region_op.run(outputs(4), inputs(4), [4], text)
+    assert caught.value.__cause__ is error and not journal.snapshot().fallbacks
 
 
 def failing(error: Exception, damage: bool = False) -> Any:
@@ -191,21 +224,16 @@ def test_an_in_place_launch_that_fails_later_falls_back_if_inputs_were_copied(mo
 
 
 @pytest.mark.parametrize(
-    ("error", "options"),
-    [
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), {}),
-        (torch.OutOfMemoryError("CUDA out of memory"), {}),
-        (RuntimeError("any"), {"on_error": "raise"}),
-        (RuntimeError("any"), {"on_error": "raise", "verify": 9}),
-    ],
+    "error", [RuntimeError("CUDA error: an illegal memory access was encountered"), torch.OutOfMemoryError("CUDA out of memory")]
 )
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
 def test_errors_that_must_be_seen_are_raised_by_later_calls_too(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, options: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, error: Exception, on_error: str
 ) -> None:
     monkeypatch.setattr(Executable, "bound", failing_from(2, error))
-    region_op.run(outputs(4), inputs(4), [4], region("e", **options))
+    region_op.run(outputs(4), inputs(4), [4], region("e", on_error=on_error))
     with pytest.raises(type(error), match=str(error)):
-        region_op.run(outputs(4), inputs(4), [4], region("e", **options))
+        region_op.run(outputs(4), inputs(4), [4], region("e", on_error=on_error))
     assert not journal.snapshot().fallbacks
 
 
@@ -378,8 +406,6 @@ def test_code_that_runs_without_python_gets_no_regions(compiling: Callable[[], A
 
 
 def test_code_that_runs_without_python_gets_no_other_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    from onepass.integration import split
-
     monkeypatch.setattr(split, "recompute", no_plan)
     module = torch.fx.GraphModule({}, graph_of(norm, (64, 16)))
     change = split.SplitPass(settings.resolve({"interpret": True, "on_error": "raise"}))

@@ -247,10 +247,18 @@ _REGION = [
     Mutant(
         "integration-region-errors-hidden-while-captured",
         "onepass/integration/region_op.py",
-        'self.settings.on_error == "raise" or _capturing(outs[0]):',
-        'self.settings.on_error == "raise":',
+        "is_fatal(error) or _capturing(outs[0]):",
+        "is_fatal(error):",
         "there is no fallback during CUDA graph capture",
         (f"{FAILURE}::test_a_failing_fallback_or_captured_call_has_no_further_fallback",),
+    ),
+    Mutant(
+        "integration-region-raised-without-a-code",
+        "onepass/integration/failure.py",
+        "if isinstance(error, OnepassError) or is_fatal(error):\n        raise error",
+        "if error is not None:\n        raise error",
+        "errors that on_error=raise raises have a code",
+        (f"{FAILURE}::test_raised_errors_have_a_code_and_a_cause",),
     ),
     Mutant(
         "integration-region-a-failed-launch-is-tried-again",
