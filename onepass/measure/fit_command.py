@@ -10,12 +10,14 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from .. import files
 from ..constants import SHIPPED_FILE, Constants, Entry, parse, read, text_of, with_values
 from ..device import Device, device
 from ..errors import BadSpec
 from ..tools.tables import as_text, table
+from .bounded import MAX_BYTES
 from .fit import FITTED, Ablation, Fit, Log, ablate, fit, fittable
-from .fit_floor import Fastest, beaten, fastest, fit_floor
+from .fit_floor import Fastest, beaten, fastest, fit_floor, is_determined
 from .fit_judge import Judgement, choice, errors, grouped, judgement
 from .fit_samples import Sample, samples
 from .observations import Observation, observations
@@ -70,6 +72,11 @@ def fit_constants(folder: Path, path: Path = SHIPPED_FILE, *, with_ablation: boo
     if not found:
         raise BadSpec(what="The folder of results", text=str(folder), detail="it holds no measurement")
     constants, known = parse(name, entries), samples(found, target)
+    if not known:
+        raise BadSpec(what="The folder of results", text=str(folder), detail="no kernel in it is one that the model can predict")
+    if not is_determined(fastest(found), target):
+        detail = "it holds too few sizes to fit the floor to; add the results of a whole suite (`onepass bench all`)"
+        raise BadSpec(what="The folder of results", text=str(folder), detail=detail)
     log(f"{len(known)} of {len(found)} measurements matched")
     outcome = fit(known, constants.cost, fittable(entries["cost"]), log)
     final, floor = outcome.constants, fit_floor(fastest(found), target)
@@ -99,7 +106,10 @@ def by_family(found: Sequence[Sample], outcome: Fit) -> dict[str, Judgement]:
 
 def write(report: FitReport, path: Path) -> bool:
     """Write the fitted file. Returns whether it differs from what was there."""
-    changed = not path.exists() or path.read_text() != report.text
+    try:
+        changed = files.read_user_file(path, MAX_BYTES) != report.text.encode()
+    except OSError:  # it does not exist, or is not a plain file: writing decides what to say
+        changed = True
     if changed:
         write_atomically(path, report.text.encode())
     return changed

@@ -46,6 +46,13 @@ def fastest(found: Iterable[Observation]) -> tuple[Fastest, ...]:
     return tuple(best[moved] for moved in sorted(best))
 
 
+def is_determined(found: Iterable[Fastest], device: Device) -> bool:
+    """Whether the measurements are of enough sizes, with enough bytes read and written, to tell the constants apart."""
+    parts = np.array([_parts(f.moved, device) for f in found]).reshape(-1, UNKNOWNS)
+    largest = parts.max(axis=0, initial=0)
+    return bool((largest > 0).all()) and int(np.linalg.matrix_rank(parts / largest)) == UNKNOWNS
+
+
 def fit_floor(found: Iterable[Fastest], device: Device) -> Mapping[str, float]:
     """The constants of the floor, rounded so that it becomes lower."""
     found = tuple(found)

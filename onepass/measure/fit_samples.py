@@ -104,7 +104,7 @@ def _candidates(seen: Observation, device: Device) -> Iterator[Sample]:
     try:
         job = Job(seen.workload, seen.shape, seen.dtype)
         captured = CapturedFunction.of(job.subject.function, job.inputs())
-    except OnepassError:  # a workload that is gone
+    except (OnepassError, RuntimeError):  # a workload that is gone, or not of such a shape or type
         return
     program, bindings = specialize(captured.program, captured.bindings)
     yield from candidates(program, bindings, device, seen)

@@ -6,16 +6,16 @@ under schedules. Both become Observations.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import BadResults, OnepassError
+from ..errors import BadResults, OnepassError, printable
 from ..plan.footprint import Footprint
-from .results import ANCHORS, Run, load
+from .bounded import in_bounds, truncated
+from .results import ANCHORS, Run, load_values, parse
 from .schedule_record import ScheduleRecord
 from .suites import Job
 
@@ -42,6 +42,16 @@ class Observation:
     card: str
     versions: Mapping[str, str]
 
+    def __post_init__(self) -> None:
+        texts = (self.workload, self.dtype, self.kernel, self.variant, self.group, self.card, *self.versions.values())
+        counts = (*self.shape, self.spill_bytes, *([] if self.registers is None else [self.registers]))
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a name or a version is not a text")
+        if not all(type(n) is int and n >= 0 and in_bounds(n) for n in counts):
+            raise TypeError("a size or a count is not a whole number within bounds")
+        if type(self.us) not in (int, float) or not (in_bounds(self.us) and self.us > 0):
+            raise ValueError("a time is not a number above 0 and within bounds")
+
     @property
     def id(self) -> str:
         """The workload at its size."""
@@ -61,7 +71,7 @@ class Observation:
 def _footprint(workload: str, shape: tuple[int, ...], dtype: str) -> Footprint | None:
     try:
         return Job(workload, shape, dtype).footprint
-    except OnepassError:  # no such workload, or not of such a shape
+    except (OnepassError, RuntimeError):  # no such workload, or not of such a shape or type
         return None
 
 
@@ -69,14 +79,14 @@ def observations(folder: Path) -> tuple[Observation, ...]:
     """All measurements in a folder of results, in the order of their files."""
     found: list[Observation] = []
     for path in sorted(folder.glob("*.json")):
+        raw = load_values(path)
         try:
-            raw = json.loads(path.read_text())
             if "schema" in raw:
-                found += _of_run(path.name, load(path))
+                found += _of_run(path.name, parse(raw, str(path)))
             elif "groups" in raw or "copies" in raw:
                 found += _of_groups(path.name, raw)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadResults(file=path.name, detail=f"{type(error).__name__}: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+            raise BadResults(file=printable(path.name), detail=truncated(f"{type(error).__name__}: {error}")) from None
     return tuple(found)
 
 

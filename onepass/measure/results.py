@@ -298,13 +298,17 @@ class _Mismatch(ValueError):
 
 def load(path: Path) -> Run:
     """Read a run from a file."""
+    return parse(load_values(path), str(path))
+
+
+def load_values(path: Path) -> Any:
+    """Read the JSON of a result file, within bounds."""
     try:
-        value = load_json(path)
+        return load_json(path)
     except OSError as error:
         raise BadResults(file=printable(str(path)), detail=error.strerror or str(error)) from None
     except OutOfBounds as error:
         raise BadResults(file=printable(str(path)), detail=str(error)) from None
-    return parse(value, str(path))
 
 
 def parse(value: object, file: str = "the run") -> Run:

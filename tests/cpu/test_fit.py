@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +133,38 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text('{"groups": [{"about": "x"}]}')
     with pytest.raises(BadResults, match=r"odd\.json"):
         observations(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("us", "1"), ("us", -1.0), ("us", float("nan")), ("us", True), ("us", [1]), ("registers", "1"), ("spill_bytes", "1"),
+        ("variant", 5), ("shape", "88"), ("shape", [-1, 8]), ("shape", [8.5, 8]), ("shape", [10**30, 8]), ("dtype", 5),
+        ("workload", 5), ("card", 5), ("versions", {"torch": 2}), ("anchors", [{"kind": "other", "bytes": 1, "us": 1.0}]),
+    ],
+)  # fmt: skip
+def test_a_measurement_that_is_none_is_refused(where: str, value: Any, tmp_path: Path) -> None:
+    run = {"us": 2.0, "registers": 32, "spill_bytes": 0, "variant": ""}
+    workload = {"workload": "rms_norm", "shape": [8, 8], "dtype": "bf16", "runs": [run]}
+    group = {"about": "x", "current": True, "workloads": [workload]}
+    held = {"card": "H200", "versions": {}, "groups": [group], "anchors": []}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(held))
+    assert len(observations(tmp_path)) == 1
+    next(each for each in (run, workload, held) if where in each)[where] = value
+    path.write_text(json.dumps(held))
+    with pytest.raises(BadResults, match=r"x\.json"):
+        observations(tmp_path)
+
+
+def test_files_to_fit_to_are_read_within_bounds_and_without_waiting(tmp_path: Path) -> None:
+    makers: list[Callable[[Path], object]] = [Path.mkdir, os.mkfifo, lambda path: path.write_text("[" * 100_000)]
+    for k, make in enumerate(makers):
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        make(folder / "x.json")
+        with pytest.raises(BadResults):
+            observations(folder)
 
 
 # ---- the floor
@@ -318,6 +352,23 @@ def test_a_fit_to_few_results_writes_a_readable_file(tmp_path: Path) -> None:
 def test_fitting_to_no_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadSpec, match="no measurement"):
         fit_constants(tmp_path)
+    held = json.loads((RESULTS / "outer_regret.json").read_text())
+    held["anchors"], held["rows"], held["regret"] = [], [], held["regret"][:1]
+    (tmp_path / "one.json").write_text(json.dumps(held))
+    with pytest.raises(BadSpec, match="too few sizes"):
+        fit_constants(tmp_path)
+    held["regret"][0]["id"] = "unknown 8x8 bf16"
+    (tmp_path / "one.json").write_text(json.dumps(held))
+    with pytest.raises(BadSpec, match="no kernel"):
+        fit_constants(tmp_path)
+
+
+def test_a_fit_is_not_written_over_what_is_no_file(tmp_path: Path) -> None:
+    report: Any = SimpleNamespace(text="{}")
+    with pytest.raises(BadSpec):
+        write(report, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert write(report, tmp_path / "pipe") and (tmp_path / "pipe").read_text() == "{}"
 
 
 @pytest.mark.long
