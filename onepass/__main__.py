@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from . import __version__
-from .errors import BadArgument, OnepassError, printable
+from .errors import BadArgument, OnepassError, SystemRefused, UsersCodeFailed, printable
 
 app = typer.Typer(
     name="onepass",
@@ -62,11 +65,13 @@ def explain(
     from .tools import explain as reports  # imported late: --help and --version must not load torch
     from .tools.sources import listing, write_sources  # for the same reason
     from .tools.spec import resolve  # for the same reason
+    from .tools.users_code import users_code  # for the same reason
 
     subject = resolve(what, shape, dtype, inputs)
-    report = reports.explain(subject.call, device=device, compile=compile)(*subject.args, **subject.kwargs)
+    with users_code(what, only_marked=True):
+        report = reports.explain(subject.call, device=device, compile=compile)(*subject.args, **subject.kwargs)
     if isinstance(report, reports.Report):
-        report = replace(report, workload=what)
+        report = replace(report, workload=printable(what))
     elif why:
         raise BadArgument(detail="--why explains the kernels of a function, not of a model.")
     reasons = report.why() if why and isinstance(report, reports.Report) else None
@@ -78,7 +83,7 @@ def explain(
         for text in listing(report):
             typer.echo(text, err=as_json)  # standard output stays valid JSON
     if source_dir is not None:
-        typer.echo(f"kernels: {write_sources(report, source_dir)}", err=as_json)
+        _say(f"kernels: {write_sources(report, source_dir)}", err=as_json)
 
 
 @app.command()
@@ -99,8 +104,8 @@ def bisect(
     from .tools import bisect as search  # imported late: --help and --version must not load torch
     from .tools.spec import parse_options  # for the same reason
 
-    found = search.bisect(what, inputs, parse_options(option or []), slack, seed, log=lambda line: typer.echo(line, err=True))
-    typer.echo(json.dumps(found.to_json(), indent=2) if as_json else found)
+    found = search.bisect(what, inputs, parse_options(option or []), slack, seed, log=lambda line: _say(line, err=True))
+    _say(json.dumps(found.to_json(), indent=2) if as_json else str(found))
     if found.diverges:
         raise typer.Exit(1)
 
@@ -181,7 +186,7 @@ def plot(
         metric=metric,
         titles={w.name: w.title for w in WORKLOADS.values()},
     ):
-        typer.echo(path)
+        _say(str(path))
 
 
 @app.command()
@@ -250,17 +255,49 @@ def fit(
         console().print(report)
     if not dry_run:
         path = out or SHIPPED_FILE
-        typer.echo(f"{path}: {'written' if fitting.write(report, path) else 'unchanged'}", err=as_json)
+        _say(f"{path}: {'written' if fitting.write(report, path) else 'unchanged'}", err=as_json)
+
+
+def _say(text: str, err: bool = False) -> None:
+    """Print lines that may contain what a user or a file named: no control character of theirs reaches the terminal."""
+    typer.echo("\n".join(map(printable, text.split("\n"))), err=err)
+
+
+def _fail(error: OnepassError) -> NoReturn:
+    """Print an error as one message, after the traceback of the user's code if it is that which failed, and exit with 2."""
+    if isinstance(error, UsersCodeFailed) and error.__cause__ is not None:
+        from .tools.users_code import users_traceback  # imported late: most errors do not need it
+
+        for line in users_traceback(error.__cause__):
+            _say(line, err=True)
+    _say(" ".join([f"onepass: {error}", *getattr(error, "__notes__", ())]), err=True)
+    sys.exit(2)
+
+
+def _discard_output() -> None:
+    """Send what is left of the output nowhere: writing it failed, and Python would try again at exit."""
+    with suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
 
 
 def main() -> None:
     """Run the command line. An OnepassError is printed as one message, with exit code 2."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a locale may lack the characters of a name
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()
     except OnepassError as error:
-        message = " ".join([f"onepass: {error}", *getattr(error, "__notes__", ())])
-        typer.echo("\n".join(map(printable, message.split("\n"))), err=True)
-        sys.exit(2)
+        _fail(error)
+    except BrokenPipeError:  # whoever read the output has enough
+        _discard_output()
+        sys.exit(1)
+    except OSError as error:
+        _discard_output()
+        _fail(SystemRefused(detail=error))
 
 
 if __name__ == "__main__":

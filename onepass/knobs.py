@@ -20,7 +20,7 @@ VERIFY_HELP = "give a whole number of calls, 0 for none, or a fraction of all ca
 
 
 def _workers(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 256:
+    if not re.fullmatch("[0-9]{1,3}", text) or not 1 <= int(text) <= 256:
         raise ValueError("give a whole number from 1 to 256")
     return int(text)
 

@@ -53,9 +53,14 @@ class external_code:
                 setattr(error, _EXTERNAL, True)
 
 
+def is_external(error: BaseException) -> bool:
+    """Whether code outside onepass raised an exception that passed through a stage."""
+    return hasattr(error, _EXTERNAL)
+
+
 def to_coded_error(error: Raised, doing: str) -> Raised | InternalError:
     """Wrap an unexpected exception of onepass in InternalError; return any other exception unchanged."""
-    if not isinstance(error, Exception) or isinstance(error, _NOT_OURS) or is_device_error(error) or hasattr(error, _EXTERNAL):
+    if not isinstance(error, Exception) or isinstance(error, _NOT_OURS) or is_device_error(error) or is_external(error):
         return error
     first = (text_of(error).strip().splitlines() or [""])[0]
     coded = InternalError(doing=doing, error=f"{type(error).__name__}: {first}", where=_where(error))

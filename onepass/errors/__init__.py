@@ -96,9 +96,11 @@ from .tools import (
     NotMeasured,
     ParseError,
     PlotsNeedMatplotlib,
+    SystemRefused,
     TooManyCharts,
     UnknownDevice,
     UnknownWorkload,
+    UsersCodeFailed,
 )
 
 # fmt: off
@@ -115,10 +117,10 @@ __all__ = [
     "OnepassWarning", "OutsideAllocation", "OverlappingElements", "ParseError", "PlanTooLong", "PlotsNeedMatplotlib",
     "ProcessExiting", "PythonWrapperRequired", "RaisedFailure", "Randomness", "RecomputeSkipped", "RefillBeforeDrain",
     "RegionFallback", "ResultOnOtherDevice", "RewriteFailed", "SeededRandom", "SharedMemoryExceeded", "SimplifyTooLong",
-    "SourcesNotKept", "StagingReused", "StepFailed", "StoreUnusable", "SymbolicAxis", "TooManyCharts", "TooManySteps",
-    "TritonMissing", "UnguardedState", "UnknownDevice", "UnknownSetting", "UnknownWorkload", "UnsupportedDevice",
-    "UnsupportedDtype", "UnsupportedLayout", "UnsupportedOnDevice", "UnsupportedOp", "UnsupportedReturn",
-    "UnsupportedTorchMode", "UnsupportedView", "UntestedTorch", "UseBeforeArrival", "WaitsForever", "WrongAnswer", "WrongPhase",
-    "printable", "text_of", "warn",
+    "SourcesNotKept", "StagingReused", "StepFailed", "StoreUnusable", "SymbolicAxis", "SystemRefused", "TooManyCharts",
+    "TooManySteps", "TritonMissing", "UnguardedState", "UnknownDevice", "UnknownSetting", "UnknownWorkload",
+    "UnsupportedDevice", "UnsupportedDtype", "UnsupportedLayout", "UnsupportedOnDevice", "UnsupportedOp", "UnsupportedReturn",
+    "UnsupportedTorchMode", "UnsupportedView", "UntestedTorch", "UseBeforeArrival", "UsersCodeFailed", "WaitsForever",
+    "WrongAnswer", "WrongPhase", "printable", "text_of", "warn",
 ]
 # fmt: on

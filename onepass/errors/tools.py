@@ -57,6 +57,16 @@ class CannotResume(OnepassError):
     )
 
 
+class UsersCodeFailed(OnepassError):
+    code = "ONEPASS-809"
+    message = "{what} raised {error} onepass runs it to see what it computes: correct it, or what it is called with."
+
+
+class SystemRefused(OnepassError):
+    code = "ONEPASS-810"
+    message = "The command ended early, because the system refused something: {detail}. Its output may be incomplete."
+
+
 class BadResults(OnepassError):
     code = "ONEPASS-811"
     message = "{file} is not a readable result file: {detail}. Give a file that `onepass bench` wrote."

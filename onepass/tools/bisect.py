@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import OnepassError, WrongAnswer
+from ..errors import BadArgument, OnepassError, WrongAnswer
 from ..integration import repro
 from ..integration.claim import ClaimedRegion
 from ..integration.failure import describe_error
@@ -130,6 +130,10 @@ def bisect(
     log: Callable[[str], None] = lambda line: None,
 ) -> Bisection:
     """Find the regions that make `file.py:function` diverge. `options` are onepass settings; `log` gets a line per trial."""
+    if not 1 <= slack < math.inf:  # nothing exceeds NaN
+        raise BadArgument(detail=f"The slack is a number of 1 or more, not {slack}.")
+    if not 0 <= seed < 1 << 32:  # NumPy's range
+        raise BadArgument(detail=f"The seed is a number from 0 to 2^32 - 1, not {seed}.")
     runner = Runner.of(StepFactory.of(text, inputs, seed), options or {})
     log(f"{text}: running without regions, in eager mode and in float64")
     reference = make_reference(runner)

@@ -105,6 +105,6 @@ class Runner:
             found: Results = call()
         except NothingToCompare:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit(0) in a step must not pass for agreement
             raise StepFailed(what=self.factory.text, how=how, error=describe_error(root_cause(error))) from error
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -16,20 +17,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import BadArgument, BadSpec
+from ..errors import BadArgument, BadSpec, printable
 from ..ir.expr import DTYPES
+from .users_code import users_code
 from .workloads import workload
 
-_TENSOR = re.compile(r"\s*(\w+)\s*\[([\d,\s]*)\]\s*(?:,|$)")
+_TENSOR = re.compile(r"\s*(\w+)\s*\[([0-9,\s]*)\]\s*(?:,|$)")
+MAX_DIGITS = 18
+MAX_ELEMENTS = 1 << 59  # torch counts the bytes of a tensor in a signed 64-bit number
 _OTHER_NAMES = {d.torch_name: d for d in DTYPES.values()} | {f"fp{n}": DTYPES[f"f{n}"] for n in (16, 32, 64)}
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
     """Parse a shape: `8192x8192` -> (8192, 8192)."""
     sizes = text.lower().split("x")
-    if not all(s.isdigit() for s in sizes):
+    if not all(re.fullmatch("[0-9]+", size) for size in sizes):
         raise BadSpec(what="The shape", text=text, detail="write integers separated by x, such as 8192x8192")
-    return tuple(map(int, sizes))
+    return _checked("The shape", text, sizes)
+
+
+def _checked(what: str, text: str, sizes: Sequence[str]) -> tuple[int, ...]:
+    """The sizes of a tensor, if it is one that torch can describe."""
+    found = tuple(int(size) if len(size) <= MAX_DIGITS else MAX_ELEMENTS + 1 for size in sizes)
+    if math.prod(n or 1 for n in found) > MAX_ELEMENTS:
+        raise BadSpec(what=what, text=printable(text[:200]), detail="a tensor of these sizes has more than 2^59 elements")
+    return found
 
 
 def parse_dtype(text: str) -> torch.dtype:
@@ -47,7 +59,7 @@ def parse_tensors(text: str) -> tuple[torch.Tensor, ...]:
         found = _TENSOR.match(text, at)
         if found is None:
             raise BadSpec(what="The list of inputs", text=text, detail="write each as dtype[sizes], such as bf16[8192,8192]")
-        sizes = [int(s) for s in found[2].split(",") if s.strip()]
+        sizes = _checked("The list of inputs", text, [s.strip() for s in found[2].split(",") if s.strip()])
         made.append(torch.empty(sizes, dtype=parse_dtype(found[1]), device="meta"))
         at = found.end()
     return tuple(made)
@@ -74,6 +86,8 @@ def is_file_spec(text: str) -> bool:
 
 def load(text: str) -> Callable[..., Any]:
     """Import the callable that `file.py:name` names."""
+    if not is_file_spec(text):
+        raise BadSpec(what="The function", text=text, detail="write file.py:name")
     path, _, name = text.rpartition(":")
     found: Callable[..., Any] | None = getattr(_module(Path(path), text), name, None)
     if not callable(found):
@@ -91,7 +105,8 @@ def _module(path: Path, text: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))  # as with `python file.py`, it may import modules from its folder
     try:
-        spec.loader.exec_module(module)
+        with users_code(f"Importing {path}"):
+            spec.loader.exec_module(module)
     finally:
         sys.path.pop(0)
     return module
@@ -118,7 +133,14 @@ def example_inputs(function_text: str, inputs_text: str | None) -> tuple[torch.T
 def _load_inputs(text: str, inputs_text: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if inputs_text is not None and not is_file_spec(inputs_text):
         return parse_tensors(inputs_text), {}
-    return _arguments(load(inputs_text or _default_inputs(text))())
+    return _arguments(_made(inputs_text or _default_inputs(text)))
+
+
+def _made(text: str, found: Callable[..., Any] | None = None) -> Any:
+    """What the function that a text names returns."""
+    found = load(text) if found is None else found
+    with users_code(text):
+        return found()
 
 
 def _default_inputs(text: str) -> str:
@@ -137,7 +159,7 @@ def _resolve_file(text: str, inputs_text: str | None) -> Subject:
     found = load(text)
     if not isinstance(found, nn.Module) and _needs_arguments(found):
         return Subject(found, example_inputs(text, inputs_text))
-    model, *given = _parts(found if isinstance(found, nn.Module) else found())
+    model, *given = _parts(found if isinstance(found, nn.Module) else _made(text, found))
     if not isinstance(model, nn.Module):
         raise BadSpec(
             what="The function",
@@ -146,8 +168,7 @@ def _resolve_file(text: str, inputs_text: str | None) -> Subject:
             "or (module, args, kwargs); any other must take tensors",
         )
     if inputs_text is None and given:
-        args, kwargs = _arguments(given[0])
-        return Subject(model, args, {**kwargs, **(given[1] if len(given) > 1 else {})})
+        return _with_arguments(text, model, given)
     return Subject(model, *_load_inputs(text, inputs_text))
 
 
@@ -155,13 +176,21 @@ def resolve_step(text: str, found: Callable[..., Any], inputs_text: str | None =
     """The step that `found` is or returns, with its inputs; None if calling `found` already ran the step."""
     if isinstance(found, nn.Module) or _needs_arguments(found):
         return Subject(found, *_load_inputs(text, inputs_text))
-    step, *given = _parts(found())
+    step, *given = _parts(_made(text, found))
     if not callable(step) or isinstance(step, torch.Tensor):
         return None
     if inputs_text is not None or not given and (isinstance(step, nn.Module) or _needs_arguments(step)):
         return Subject(step, *_load_inputs(text, inputs_text))
+    return _with_arguments(text, step, given)
+
+
+def _with_arguments(text: str, call: Callable[..., Any], given: Sequence[Any]) -> Subject:
+    """A callable with the arguments that a function returned with it: (args, kwargs), either of which may be missing."""
     args, kwargs = _arguments(given[0]) if given else ((), {})
-    return Subject(step, args, {**kwargs, **(given[1] if len(given) > 1 else {})})
+    more = given[1] if len(given) > 1 else {}
+    if not isinstance(more, dict):
+        raise BadSpec(what="The result of", text=text, detail="the third value it returns must be a dict of keyword arguments")
+    return Subject(call, args, {**kwargs, **more})
 
 
 def _parts(made: Any) -> tuple[Any, ...]:
@@ -169,7 +198,10 @@ def _parts(made: Any) -> tuple[Any, ...]:
 
 
 def _needs_arguments(found: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(found).parameters.values()
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):  # some classes and functions written in C
+        raise BadArgument(detail=f"{found!r} has no signature. Wrap it in a function that has one.") from None
     return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
@@ -182,4 +214,4 @@ def resolve(what: str, shape: str | None, dtype: str, inputs: str | None) -> Sub
     if inputs is not None:
         raise BadArgument(detail="--inputs works only with file.py:function. Use --shape for a named workload.")
     chosen = workload(what)
-    return Subject(chosen.function, chosen.inputs(parse_shape(shape) if shape else None, parse_dtype(dtype)))
+    return Subject(chosen.function, chosen.inputs(None if shape is None else parse_shape(shape), parse_dtype(dtype)))

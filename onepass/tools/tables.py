@@ -14,7 +14,14 @@ WIDTH = 118  # characters, if there is no terminal
 
 def console() -> Console:
     """The console of the command line: as wide as the terminal, or WIDTH if there is none."""
-    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    return Console(width=None if _is_terminal() else WIDTH, highlight=False)
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stdout.isatty()
+    except (AttributeError, ValueError):  # a process can be started without standard output, or close it
+        return False
 
 
 def as_text(*parts: RenderableType) -> str:

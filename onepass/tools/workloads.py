@@ -79,6 +79,8 @@ class Workload:
                 detail=f"{self.name} takes a shape of {len(self.dims)} numbers ({' x '.join(self.dims)}), "
                 f"not {len(shape)}. Its default: {'x'.join(map(str, self.default_shape))}."
             )
+        if not dtype.is_floating_point:
+            raise BadArgument(detail=f"{self.name} takes floating-point data, not {dtype}.")
         return self.make(input_maker(dtype, device, seed), *shape)
 
 

@@ -74,6 +74,12 @@ def broken():
     return Net(), (torch.randn(16, 31),)
 
 
+def leaving():
+    def step(x):
+        raise SystemExit(0)
+    return step, (torch.randn(2),)
+
+
 def another():
     return Net(), (torch.randn(16, 32, generator=torch.Generator().manual_seed(torch.seed() % 2 ** 31)),)
 """
@@ -296,5 +302,6 @@ def test_a_nondeterministic_step_is_refused(file: Path) -> None:
 
 
 def test_a_step_that_fails_without_regions_is_refused(file: Path) -> None:
-    failed = run(f"{file}:broken").exception
-    assert isinstance(failed, StepFailed) and "ONEPASS-713" in str(failed) and "as it is" in str(failed)
+    for name in ("broken", "leaving"):
+        failed = run(f"{file}:{name}").exception
+        assert isinstance(failed, StepFailed) and "ONEPASS-713" in str(failed) and "as it is" in str(failed)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +24,12 @@ from onepass.plan.legality import Reason, Refusal
 from onepass.plan.schedule import MixOrder
 from onepass.plan.variant import Validity
 from onepass.runtime.compiled import Rejected
-from onepass.tools import spec
+from onepass.tools import spec, tables
 from onepass.tools.doctor import table
 from onepass.tools.explain import Report, as_text, human_bytes, report
 from tests.support.processes import run_python
 
+ROOT = Path(__file__).resolve().parents[2]
 KERNEL = SimpleNamespace(
     name="rms_norm_backward_rows",
     family="mix-order",
@@ -199,6 +202,14 @@ def test_explain_a_function_in_a_file(pipeline: list[tuple[object, ...]], tmp_pa
         (("explain", "rms_norm", "--dtype", "bf17"), "bf16"),
         (("explain", "rms_norm", "--inputs", "bf16[8]"), "--shape"),
         (("explain", "absent.py:f"), "no file absent.py"),
+        (("explain", "rms_norm", "--shape", ""), "such as 8192x8192"),
+        (("explain", "rms_norm", "--shape", "²x²"), "such as 8192x8192"),
+        (("explain", "rms_norm", "--shape", "9" * 5000 + "x8"), "2^59"),
+        (("explain", "rms_norm", "--shape", "99999999999x99999999999"), "2^59"),
+        (("explain", "rms_norm", "--dtype", "i64"), "floating-point"),
+        (("bisect", "rms_norm"), "write file.py:name"),
+        (("bisect", "absent.py:f", "--slack", "nan"), "1 or more"),
+        (("bisect", "absent.py:f", "--seed", "4294967296"), "2^32"),
     ],
 )
 def test_user_errors_are_one_line_and_exit_with_2(
@@ -213,6 +224,55 @@ def test_user_errors_are_one_line_and_exit_with_2(
         main()
     printed = capsys.readouterr().err
     assert exit.value.code == 2 and printed.startswith("onepass: [ONEPASS-") and says in printed and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "frames"),
+    [
+        ("raise RuntimeError('no \\x1b[31m')", r"mine.py raised RuntimeError: no \x1b[31m.", 1),
+        ("def f(:", "SyntaxError", 0),
+        ("import sys; sys.exit(0)", "sys.exit under", 0),
+        ("def f(x): return x\ndef inputs(): raise ValueError('no')", "mine.py:inputs raised ValueError: no.", 1),
+        ("def f(x): return x\ndef inputs(): raise SystemExit", "sys.exit under", 0),
+        ("def f(): raise KeyError('no')", "mine.py:f raised KeyError", 1),
+        ("def f(x): raise KeyError('no')\ninputs = lambda: torch.empty(2)", "mine.py:f raised KeyError", 1),
+        ("def f(x, y): return x + y\ninputs = lambda: torch.empty(2)", "missing a required argument", 0),
+        ("f = type", "has no signature", 0),
+        ("def f(): return torch.nn.ReLU(), torch.empty(2), 5", "must be a dict", 0),
+    ],
+)
+def test_failures_of_user_code_show_its_part_of_the_traceback(
+    code: str, says: str, frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"import torch\n{code}\n")
+    monkeypatch.setattr(sys, "argv", ["onepass", "explain", f"{file}:f"])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    *trace, said = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2 and said.startswith("onepass: [ONEPASS-") and says in said
+    shown = [line for line in trace if line.lstrip().startswith("File ")]
+    assert len([line for line in shown if "mine.py" in line and "line 2" in line or "line 3" in line]) >= frames
+    assert not any("onepass/" in line for line in shown)
+
+
+def test_output_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "onepass", "workloads"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "ONEPASS-810" in done.stderr
+
+
+def test_the_console_works_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert tables.console().width == tables.WIDTH
+
+
+def test_control_characters_in_file_names_are_escaped(pipeline: list[tuple[object, ...]], tmp_path: Path) -> None:
+    file = tmp_path / "\x1b[31m.py"
+    file.write_text("import torch\ndef f(x): return x\ninputs = lambda: torch.empty(2)\n")
+    assert "\x1b" not in run("explain", f"{file}:f", "--source-dir", str(tmp_path / "\x1b[32m"))
 
 
 def test_missing_files_and_functions_are_reported(tmp_path: Path) -> None:
@@ -254,8 +314,8 @@ def test_settings_are_read_and_checked(tmp_path: Path) -> None:
     for bad in ("0", "soon", "-1", "nan", "inf", "1e9"):
         with pytest.raises(BadSpec, match="ONEPASS_COMPILE_TIMEOUT"):
             knobs({"ONEPASS_COMPILE_TIMEOUT": bad})
-    for bad in ("0", "two", "-1", "1000"):
-        with pytest.raises(BadSpec, match="ONEPASS_COMPILE_WORKERS"):
+    for bad in ("0", "two", "-1", "1000", "²"):
+        with pytest.raises(BadSpec, match=r"ONEPASS_COMPILE_WORKERS.*from 1 to 256"):
             knobs({"ONEPASS_COMPILE_WORKERS": bad})
     with pytest.raises(BadSpec, match="it is a file"):
         knobs({"ONEPASS_KEEP_SOURCES": __file__})

@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("workload", 5), ("card", 5), ("versions", {"torch": 2}), ("anchors", [{"kind": "other", "bytes": 1, "us": 1.0}]),
     ],
 )  # fmt: skip
-def test_a_measurement_that_is_none_is_refused(where: str, value: Any, tmp_path: Path) -> None:
+def test_invalid_measurements_are_refused(where: str, value: Any, tmp_path: Path) -> None:
     run = {"us": 2.0, "registers": 32, "spill_bytes": 0, "variant": ""}
     workload = {"workload": "rms_norm", "shape": [8, 8], "dtype": "bf16", "runs": [run]}
     group = {"about": "x", "current": True, "workloads": [workload]}
@@ -157,7 +157,7 @@ def test_a_measurement_that_is_none_is_refused(where: str, value: Any, tmp_path:
         observations(tmp_path)
 
 
-def test_files_to_fit_to_are_read_within_bounds_and_without_waiting(tmp_path: Path) -> None:
+def test_measurements_are_read_within_bounds_and_without_blocking(tmp_path: Path) -> None:
     makers: list[Callable[[Path], object]] = [Path.mkdir, os.mkfifo, lambda path: path.write_text("[" * 100_000)]
     for k, make in enumerate(makers):
         folder = tmp_path / str(k)
@@ -363,7 +363,7 @@ def test_fitting_to_no_results_is_refused(tmp_path: Path) -> None:
         fit_constants(tmp_path)
 
 
-def test_a_fit_is_not_written_over_what_is_no_file(tmp_path: Path) -> None:
+def test_a_fit_replaces_only_files(tmp_path: Path) -> None:
     report: Any = SimpleNamespace(text="{}")
     with pytest.raises(BadSpec):
         write(report, tmp_path)

@@ -316,6 +316,7 @@ def test_unsupported_types_and_layouts_are_refused() -> None:
     refused(errors.UnsupportedDtype, lambda x: x.to(torch.complex64), X)
     refused(errors.UnsupportedDtype, lambda x: x, torch.quantize_per_tensor(X, 0.1, 0, torch.qint8))
     assert ".to_dense()" in refused(errors.UnsupportedLayout, lambda x: x * 2, X.to_sparse())
+    assert "nested" in refused(errors.BadArgument, lambda x: x * 2, torch.nested.nested_tensor([X, X]))
 
 
 def test_devices() -> None:

@@ -98,6 +98,8 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedDevice(device=tensor.device)
     if tensor.layout is not torch.strided:
         raise UnsupportedLayout(argument=name, layout=tensor.layout)
+    if tensor.is_nested:
+        raise BadArgument(detail=f"Argument {name} is a nested tensor. Pass a plain one (.to_padded_tensor(0)).")
     if tensor.dtype not in BY_TORCH:
         raise UnsupportedDtype(what=f"Argument {name}", dtype=tensor.dtype, where="the call", supported=", ".join(DTYPES))
     if not has_layout(tensor):
