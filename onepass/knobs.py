@@ -62,13 +62,13 @@ def _switch(text: str) -> bool:
 
 def verify_fraction(text: str) -> str:
     """Check the form of a fraction such as `1/1000`: one call in 1000."""
-    if not re.fullmatch("1/[1-9][0-9]*", text):
+    if not re.fullmatch("1/[1-9][0-9]{0,17}", text):
         raise ValueError(VERIFY_HELP)
     return text
 
 
 def _verify(text: str) -> int | str:
-    return int(text) if re.fullmatch("[0-9]+", text) else verify_fraction(text)
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else verify_fraction(text)
 
 
 def _on_error(text: str) -> str:

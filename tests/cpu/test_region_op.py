@@ -24,7 +24,7 @@ from onepass.pipeline import optimize
 from onepass.runtime.executable import Executable
 from tests.support.region_calls import ROWS, assert_filled, inputs, outputs, region
 
-BAD_SHARES = ["1/0", "0/5", "2/3", "1/x", "1/-3", "1/1.5", "1/", "/3", "0.001", "-1", "often"]
+BAD_SHARES = ["1/0", "0/5", "2/3", "1/x", "1/-3", "1/1.5", "1/", "/3", "0.001", "-1", "often", "1/" + "9" * 5000, "9" * 5000]
 
 
 @pytest.fixture(autouse=True)
