@@ -210,7 +210,7 @@ def bench(
 
     arguments = bench_command.BenchArguments(suite, out, fresh, time_limit, only, providers, regret, most, graphs, as_json)
     if show:
-        bench_command.show_suites()
+        bench_command.show_suites(as_json)
     elif code := bench_command.run(arguments):
         raise typer.Exit(code)
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -50,13 +50,26 @@ class _Known:
         return len(self.signature.parameters) if fixed else None
 
 
-def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None, tune: str | None = None) -> "Fused":
+@overload
+def fuse(fn: Callable[..., Any], *, dynamic: bool | None = None, tune: str | None = None) -> "Fused": ...
+@overload
+def fuse(*, dynamic: bool | None = None, tune: str | None = None) -> Callable[[Callable[..., Any]], "Fused"]: ...
+
+
+def fuse(
+    fn: Callable[..., Any] | None = None, *, dynamic: bool | None = None, tune: str | None = None
+) -> "Fused | Callable[[Callable[..., Any]], Fused]":
     """Run `fn` as fused kernels: compiled on a GPU, interpreted on CPU tensors. Forward only.
 
     `dynamic=False` makes separate kernels for every size; `dynamic=True` requires that row counts may vary. `tune="on"` times the
     few best plans on the GPU at first use and takes the fastest; `tune="full"` times many. None leaves the choice to
-    `onepass.settings` and the environment.
+    `onepass.settings` and the environment. Without a function, the result is a decorator with these options.
     """
+    if dynamic not in (None, True, False):
+        raise BadArgument(detail=f"dynamic is True, False or None, not {dynamic!r}.")
+    given = {} if tune is None else validated({"tune": tune})
+    if fn is None:
+        return functools.partial(Fused, dynamic=dynamic, tune=given.get("tune"))
     return Fused(fn, dynamic, tune)
 
 

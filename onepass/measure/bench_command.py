@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from rich.console import Console
@@ -35,6 +36,8 @@ class BenchArguments:
 
 def run(arguments: BenchArguments) -> int:
     """Measure, print the results, and return the exit code."""
+    if arguments.time_limit is not None and not 0 < arguments.time_limit < inf:
+        raise BadArgument(detail=f"--time-limit is a number of seconds above 0, not {arguments.time_limit}.")
     if arguments.suite == MODELS:
         return bench_models(_models_arguments(arguments))
     providers = parse_providers(arguments.providers, arguments.suite)
@@ -60,8 +63,11 @@ def run(arguments: BenchArguments) -> int:
     return 0
 
 
-def show_suites() -> None:
+def show_suites(as_json: bool = False) -> None:
     """Print the suites and their workloads."""
+    if as_json:
+        print(json.dumps({s.name: {"about": s.about, "workloads": [job.id for job in s.jobs]} for s in SUITES.values()}, indent=1))
+        return
     for found in SUITES.values():
         print(f"{found.name}: {found.about} ({counted(len(found.jobs), 'workload')})")
         for job in found.jobs:

@@ -398,6 +398,8 @@ def test_time_over_rows_is_fitted_by_a_line() -> None:
         (("bench", "nroms"), "known are table"),
         (("bench", "norms", "--providers", "onepas"), "inductor-nonstrict"),
         (("bench", "norms", "--only", "softmax"), "rms_norm_backward"),
+        (("bench", "norms", "--time-limit", "nan"), "above 0"),
+        (("bench", "norms", "--time-limit=-1"), "above 0"),
         (("bench", "models"), "--out FILE"),
         (("bench", "models", "--out", "x.json", "--regret"), "--regret cannot be used"),
         (("bench", "models", "--out", "x.json"), "ONEPASS-806"),
@@ -420,6 +422,13 @@ def test_suites_are_listed_without_a_card(monkeypatch: pytest.MonkeyPatch, capsy
     with pytest.raises(SystemExit) as exit:
         main()
     assert exit.value.code == 0 and "rms_norm_backward 98304x512 bf16" in capsys.readouterr().out
+
+
+def test_suites_are_listed_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["onepass", "bench", "--list", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    assert json.loads(capsys.readouterr().out)["table"]["workloads"] == [job.id for job in suite("table").jobs]
 
 
 # ---- compiling Inductor's part in advance ----------------------------------------------------------------------------------

@@ -222,3 +222,18 @@ def test_a_method_can_be_fused_where_it_is_defined() -> None:
         other.factor = k + 3.0
     assert [float(other(X)[0, 1]) for other in others] == [3.0, 4.0, 5.0] and torch.equal(module(X), X * 2)
     assert torch.equal(torch.compile(module, backend="aot_eager", fullgraph=True)(X), X * 2)
+
+
+def test_fuse_is_a_decorator_with_options_too() -> None:
+    @onepass.fuse(dynamic=False)
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).sum(-1)
+
+    assert isinstance(doubled, type(decorated)) and doubled.dynamic is False
+    assert torch.equal(doubled(X), total(X))
+
+
+@pytest.mark.parametrize("options", [{"dynamic": "yes"}, {"dynamic": 2}, {"tune": "most"}])
+def test_options_of_fuse_are_checked_at_once(options: Any) -> None:
+    with pytest.raises(errors.OnepassError, match="ONEPASS-"):
+        onepass.fuse(**options)

@@ -38,9 +38,9 @@ PACKAGE_LINES = {
     "codegen": 4030,
     "runtime": 2850,
     "runtime/interpreter": 1380,
-    "integration": 3345,
+    "integration": 3360,
     "tools": 3265,  # with notes on how to read `explain --why`, and the failures of user code told apart from ours
-    "measure": 4850,  # with `fit`, and records of schedules that hold every choice, so that varied ones are told apart
+    "measure": 4860,  # with `fit`, and records of schedules that hold every choice, so that varied ones are told apart
     ".": 1230,  # modules outside of packages, and the __init__ modules of packages of packages
 }
 TERSE_METHOD = 5  # statements a method may have without a docstring
@@ -111,6 +111,10 @@ def lines(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
+def is_overload(of: ast.FunctionDef | ast.ClassDef) -> bool:
+    return "overload" in [ast.unparse(d) for d in of.decorator_list]
+
+
 def statements(of: ast.FunctionDef) -> int:
     return sum(isinstance(n, ast.stmt) for n in ast.walk(of)) - 1
 
@@ -176,7 +180,7 @@ def test_functions_are_annotated() -> None:
 def test_public_functions_and_classes_have_docstrings() -> None:
     missing = []
     for path in MODULES:
-        tops = [n for n in tree(path).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        tops = [n for n in tree(path).body if isinstance(n, ast.FunctionDef | ast.ClassDef) and not is_overload(n)]
         # An error class has its message.
         tops = [n for n in tops if not (path.parent.name == "errors" and isinstance(n, ast.ClassDef))]
         methods = [f for f, c in functions(path) if c and not c.name.startswith("_") and statements(f) > TERSE_METHOD]

@@ -103,8 +103,7 @@ def _check_tensor(name: str, tensor: torch.Tensor) -> None:
     if tensor.dtype not in BY_TORCH:
         raise UnsupportedDtype(what=f"Argument {name}", dtype=tensor.dtype, where="the call", supported=", ".join(DTYPES))
     if not has_layout(tensor):
-        kind = "nested tensor" if tensor.is_nested else type(tensor).__name__
-        raise BadArgument(detail=f"Argument {name} is a {kind}. Pass a plain torch.Tensor.")
+        raise BadArgument(detail=f"Argument {name} is a {type(tensor).__name__}. Pass a plain torch.Tensor.")
     if tensor.is_neg():
         raise BadArgument(detail=f"Argument {name} is a lazily negated view. Call .resolve_neg() first.")
     if tensor.requires_grad and torch.is_grad_enabled():
