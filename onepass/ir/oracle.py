@@ -21,11 +21,17 @@ from .program import Buffer, Const, Index, Load, Op, Program, Reduce, Result, St
 from .size import Bindings, value
 
 
-def evaluate(program: Program, inputs: Mapping[str, torch.Tensor], bindings: Bindings) -> dict[str, torch.Tensor]:
-    """Compute all output buffers, by name, with the shape and strides of each buffer. Float buffers are float64."""
+def evaluate(
+    program: Program, inputs: Mapping[str, torch.Tensor], bindings: Bindings, roundings: torch.Generator | None = None
+) -> dict[str, torch.Tensor]:
+    """Compute all output buffers, by name, with the shape and strides of each buffer. Float buffers are float64.
+
+    With `roundings`, a generator of random numbers, every computed value is off by about one rounding of float64.
+    """
     device = next((t.device for t in inputs.values()), torch.device("cpu"))
     memory = {b.name: _place(b, inputs, bindings, device) for b in program.buffers}
-    _all_nodes(_Run(program, bindings, device, memory))
+    where = (program, bindings, device, memory)
+    _all_nodes(_Run(*where) if roundings is None else _Perturbed(*where, roundings))
     return {b.name: memory[b.name] for b in program.buffers if b.role == "output"}
 
 
@@ -211,6 +217,29 @@ class _Run:
         args = tuple(values[a].expand(self.sizes(varied)) for a in node.args)
         dims = tuple(d for d, a in enumerate(self.program.axes) if a.name in node.axes)
         return reduce(MONOIDS[node.monoid], args, dims)
+
+
+@dataclass(frozen=True)
+class _Perturbed(_Run):
+    """One evaluation in float64 in which results of ops, and both arguments and results of reductions, are rounded otherwise."""
+
+    random: torch.Generator
+
+    def node(self, i: int, values: list[Any]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        result = super().node(i, values)
+        if isinstance(result, tuple):
+            return tuple(map(self.off, result))
+        return self.off(result) if isinstance(self.program.nodes[i], Op) else result
+
+    def reduce(self, node: Reduce, values: list[Any]) -> tuple[torch.Tensor, ...]:
+        return super().reduce(node, [self.off(v) if i in node.args else v for i, v in enumerate(values)])
+
+    def off(self, exact: torch.Tensor) -> torch.Tensor:
+        """A float64 value with each element changed by one rounding, up or down. Other values are returned as they are."""
+        if exact.dtype != torch.float64:
+            return exact
+        sign = torch.randint(0, 2, exact.shape, generator=self.random).to(exact) * 2 - 1
+        return exact * (1 + torch.finfo(torch.float64).eps * sign)
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,12 @@ def draw(seed: int, rows: int = 6, columns: int = 40) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def test_rounding_left_by_cancellation_is_not_called_wrong() -> None:
-    program = program_of(normalized_mean, draw(0))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_left_by_cancellation_is_not_called_wrong(dtype: torch.dtype) -> None:
+    program = program_of(normalized_mean, draw(0).to(dtype))
     lucky = 0
     for seed in range(30):
-        x = draw(seed)
+        x = draw(seed).to(dtype)
         actual = normalized_mean(x.flip(0, 1))  # the same sums in another order
         eager = fresh_results(program, {}, [actual], [x])
         lucky += judge(actual, eager[0], normalized_mean(x.double())) is not None
@@ -47,9 +48,19 @@ def test_rounding_left_by_cancellation_is_not_called_wrong() -> None:
     assert lucky, "eager was never lucky, so this shows nothing"
 
 
-@pytest.mark.parametrize("wrong", [1e-4, float("nan"), float("inf")])
-def test_a_sum_that_cancels_may_still_be_wrong(wrong: float) -> None:
-    x = draw(1)
+@pytest.mark.parametrize("function", [lambda t: (1 + t / 64).prod(-1), lambda t: t.double().cos().sum(-1)])
+def test_fp64_may_be_rounded_otherwise_than_eager_rounds_it(function: Function) -> None:
+    """Eager's own result is the reference, so its error cannot be seen."""
+    x = draw(4, columns=300).double()
+    mine = function(x.flip(1))
+    assert not torch.equal(mine, function(x))
+    assert find_mistake(program_of(function, x), {}, [mine], [x]) is None
+    assert find_mistake(program_of(function, x), {}, [mine * (1 + 1e-12)], [x]) is not None
+
+
+@pytest.mark.parametrize(("wrong", "dtype"), [(1e-4, "32"), (float("nan"), "32"), (float("inf"), "32"), (1e-13, "64")])
+def test_a_sum_that_cancels_may_still_be_wrong(wrong: float, dtype: str) -> None:
+    x = draw(1).to(getattr(torch, f"float{dtype}"))
     found = find_mistake(program_of(normalized_mean, x), {}, [normalized_mean(x) + wrong], [x])
     assert found is not None and found[0] == "out0"
 
