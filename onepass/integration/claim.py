@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ..capture.graph.effects import is_ordered
-from ..capture.graph.node_kinds import is_reduction, tensors_of, why_unsupported
+from ..capture.graph.node_kinds import feed_sparse, is_reduction, tensors_of, why_unsupported
 from ..capture.graph.region_program import RegionProgram
 from ..capture.graph.regions import Region, find_regions
 from ..capture.graph.reuse import GraphMemory, reusable
@@ -204,7 +204,7 @@ def _parts(
     graph: fx.Graph, device: torch.device, options: ClaimOptions
 ) -> tuple[list[RegionProgram], list[Declined], dict[fx.Node, str]]:
     """Find the regions on a device and lower them. Nodes that cannot be lowered are excluded, and regions are found again."""
-    blocked: dict[fx.Node, str] = {}
+    blocked = feed_sparse(graph)
     known: dict[Region, RegionProgram] = {}
     for _ in range(MAX_ROUNDS):
         regions = find_regions(graph, device, blocked, options.max_autotune)
@@ -217,10 +217,10 @@ def _parts(
                     known[region] = lower_region(graph, region)
                 parts.append(known[region])
             except Blocked as refusal:
-                if refusal.node in before:  # already excluded, but the region needs it: drop the region
+                if before.issuperset(refusal.nodes):  # already excluded, but the region needs them: drop the region
                     failures.append(_declined(region.reductions, str(refusal.error)))
                     blocked |= dict.fromkeys(region.nodes, str(refusal.error))
-                blocked[refusal.node] = str(refusal.error)
+                blocked |= dict.fromkeys(refusal.nodes, str(refusal.error))
             except Exception as error:
                 coded = to_coded_error(error, "capturing a region")
                 failures.append(_declined(region.reductions, "it could not be captured", coded))

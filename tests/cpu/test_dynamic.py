@@ -332,7 +332,7 @@ def test_a_region_is_lowered_once_even_if_the_search_restarts(monkeypatch: pytes
         seen.append(str([n.name for n in region.nodes]))
         for node in region.nodes:
             if "sin" in node.name:
-                raise lower.Blocked(node, UnsupportedOp(op="sin", where="here"))
+                raise lower.Blocked((node,), UnsupportedOp(op="sin", where="here"))
         return lower_region(graph, region)
 
     monkeypatch.setattr(claim, "lower_region", counted)

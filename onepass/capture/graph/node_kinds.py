@@ -84,7 +84,9 @@ def is_reduction(node: fx.Node) -> bool:
 def _is_small_reduction(node: fx.Node) -> bool:
     source = node.args[0] if node.args else None
     taken, given = tensors_of(source) if isinstance(source, fx.Node) else (), tensors_of(node)
-    return bool(taken and given) and numel(taken[0]) < MIN_REDUCTION_SIZE * max(numel(given[0]), 1)
+    if not (taken and given) or _depends_on_data(taken[0]):
+        return False
+    return numel(taken[0]) < MIN_REDUCTION_SIZE * max(numel(given[0]), 1)
 
 
 def tensors_of(node: fx.Node) -> tuple[torch.Tensor, ...]:
@@ -114,12 +116,39 @@ def why_unsupported(node: fx.Node, device: torch.device) -> str | None:
             return f"it is on {tensor.device}, not on {device}"
         if tensor.dtype not in BY_TORCH:
             return f"its dtype is {tensor.dtype}"
-        if any(compat.size_hint(s) is None for s in tensor.shape):
+        if tensor.layout is not torch.strided:
+            return f"its layout is {tensor.layout}"
+        if _depends_on_data(tensor):
             return "a size depends on data"
         if numel(tensor) == 0:
             return "it has no elements"
-    read = (tensor.dtype for source in node.all_input_nodes for tensor in tensors_of(source))
-    return next((f"it reads {dtype}" for dtype in read if dtype not in BY_TORCH), None)
+    return next((why for source in node.all_input_nodes for tensor in tensors_of(source) if (why := _why_unreadable(tensor))), None)
+
+
+def _why_unreadable(tensor: torch.Tensor) -> str | None:
+    """Why a tensor cannot be read in a Program; None if it can."""
+    if tensor.dtype not in BY_TORCH:
+        return f"it reads {tensor.dtype}"
+    if tensor.layout is not torch.strided:
+        return f"it reads {tensor.layout}"
+    return "it reads a tensor with a size that depends on data" if _depends_on_data(tensor) else None
+
+
+def _depends_on_data(tensor: torch.Tensor) -> bool:
+    """Whether a size is known only once the graph runs."""
+    return any(compat.size_hint(size) is None for size in tensor.shape)
+
+
+def feed_sparse(graph: fx.Graph) -> dict[fx.Node, str]:
+    """The nodes that a sparse or opaque tensor is computed from, and why none may be in a region: torch computes the fake tensors
+    behind a rewritten node anew, and cannot compare those that have no storage."""
+    found: dict[fx.Node, str] = {}
+    for node in reversed(graph.nodes):
+        layouts = [t.layout for t in tensors_of(node) if t.layout is not torch.strided]
+        because = [found[user] for user in node.users if user in found]
+        if layouts or because:
+            found[node] = because[0] if because else f"a tensor of layout {layouts[0]} is computed from it"
+    return found
 
 
 def classify_nodes(graph: fx.Graph, device: torch.device, blocked: Mapping[fx.Node, str]) -> dict[fx.Node, NodeKind]:

@@ -65,7 +65,7 @@ class RegionProgram:
 
 @stage("capturing a region", Blocked)
 def lower_region(graph: fx.Graph, region: Region) -> RegionProgram:
-    """Lower a region. Raises Blocked with the node that cannot be part of a Program."""
+    """Lower a region. Raises Blocked with nodes that cannot be part of a Program."""
     sizes = _Sizes()
     inputs = {node: _buffer(f"in{k}", node, "input", sizes) for k, node in enumerate(region.inputs)}
     outputs = tuple(Output(node, _buffer(f"out{k}", node, "output", sizes)) for k, node in enumerate(region.outputs))
@@ -120,12 +120,12 @@ def _buffer(name: str, node: fx.Node, role: str, sizes: _Sizes) -> Buffer:
     shape, strides = [sizes.to_size(s) for s in val.shape], [sizes.to_stride(s) for s in val.stride()]
     known = [s for s in (*shape, *strides) if s is not None]
     if len(known) < len(shape) + len(strides):
-        raise Blocked(node, SymbolicAxis(op=str(node.target), axis=str(tuple(val.shape)), where=user_line(node.stack_trace)))
+        raise Blocked((node,), SymbolicAxis(op=str(node.target), axis=str(tuple(val.shape)), where=user_line(node.stack_trace)))
     if role == "output":
         try:
             check_layout(node)
         except OverlappingElements as error:
-            raise Blocked(node, error) from error
+            raise Blocked((node,), error) from error
     return Buffer(name, BY_TORCH[val.dtype], role, tuple(known[: len(shape)]), tuple(known[len(shape) :]))
 
 

@@ -70,8 +70,8 @@ class GraphMemory:
         self._donated = frozenset(n for k, n in enumerate(graph.find_nodes(op="placeholder")) if k in donated_inputs)
         self._by_storage: dict[int, list[fx.Node]] = {}
         for node in graph.nodes:
-            for tensor in tensors_of(node):
-                self._by_storage.setdefault(_storage(tensor), []).append(node)
+            for storage in _storages(node):
+                self._by_storage.setdefault(storage, []).append(node)
 
     def is_dead_after(self, call: fx.Node, node: fx.Node) -> bool:
         """Whether a call is the last reader of a value that owns its memory."""
@@ -106,7 +106,7 @@ class GraphMemory:
         worklist = [node]
         while worklist:
             at = worklist.pop()
-            neighbors = [other for tensor in tensors_of(at) for other in self._by_storage.get(_storage(tensor), ())]
+            neighbors = [other for storage in _storages(at) for other in self._by_storage[storage]]
             neighbors += [user for user in at.users if _is_view(user)]
             for other in neighbors:
                 if other not in found and other is not source and not _is_base_of(other, source):
@@ -146,8 +146,10 @@ def _is_reusable(node: fx.Node) -> bool:
     return nbytes(node) >= MIN_BYTES and isinstance(tensor.storage_offset(), int) and tensor.storage_offset() == 0
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return int(StorageWeakRef(tensor.untyped_storage()).cdata)
+def _storages(node: fx.Node) -> list[int]:
+    """The storages of a node's results. Sparse and opaque tensors have none."""
+    strided = (tensor for tensor in tensors_of(node) if tensor.layout is torch.strided)
+    return [int(StorageWeakRef(tensor.untyped_storage()).cdata) for tensor in strided]
 
 
 def _source(node: fx.Node) -> fx.Node:

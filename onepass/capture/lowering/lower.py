@@ -42,11 +42,11 @@ class Output:
 
 
 class Blocked(Exception):
-    """A node cannot be part of a Program; `error` says why."""
+    """Nodes cannot be part of a Program; `error` says why."""
 
-    def __init__(self, node: fx.Node, error: OnepassError) -> None:
-        super().__init__(f"{node}: {error}")
-        self.node, self.error = node, error
+    def __init__(self, nodes: tuple[fx.Node, ...], error: OnepassError) -> None:
+        super().__init__(f"{', '.join(map(str, nodes))}: {error}")
+        self.nodes, self.error = nodes, error
 
 
 def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...], to_size: ToSize) -> Program:
@@ -60,14 +60,14 @@ def lower(graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs:
 def lower_subgraph(
     graph: fx.Graph, name: str, inputs: Mapping[fx.Node, Buffer], outputs: tuple[Output, ...], to_size: ToSize
 ) -> Program:
-    """`lower` for part of a larger graph. Raises Blocked with the node that cannot be lowered; the caller can leave it out."""
+    """`lower` for part of a larger graph. Raises Blocked with the nodes that the caller can leave out to make it work."""
     walk = _Walk(graph, inputs, to_size)
     try:
         for output in outputs:
             walk.store(output)
         return walk.draft.finish(name, (*inputs.values(), *(o.buffer for o in outputs)))
     except OnepassError as error:
-        raise Blocked(walk.current, error) from error
+        raise Blocked(walk.blamed(), error) from error
 
 
 class _Walk:
@@ -80,6 +80,7 @@ class _Walk:
         self.owner = graph.owning_module
         self.order = {node: i for i, node in enumerate(graph.nodes)}
         self.current = next(iter(graph.nodes))  # the node being lowered
+        self.required: set[fx.Node] = set()  # what the value being lowered depends on
 
     def _input(self, buffer: Buffer) -> Tensor:
         dims = tuple(self.draft.atoms.dim(size) for size in buffer.shape)
@@ -87,7 +88,8 @@ class _Walk:
 
     def value(self, target: fx.Node) -> Any:
         """The lowered value of a node. The nodes it depends on are lowered first, in graph order."""
-        required, worklist = set[fx.Node](), [target]
+        self.required = required = set[fx.Node]()
+        worklist = [target]
         while worklist:
             node = worklist.pop()
             if node not in self.env and node not in required:
@@ -97,6 +99,21 @@ class _Walk:
         for node in sorted(required, key=self.order.__getitem__):
             self.env[node] = self._lower(node)
         return self.env[target]
+
+    def blamed(self) -> tuple[fx.Node, ...]:
+        """The nodes to leave out because the current one cannot be lowered: itself or, if it computes a number, or what a number
+        comes from, the tensor ops that read the number."""
+        found: dict[fx.Node, None] = {}
+        seen = {self.current: None}
+        worklist = [self.current]
+        for node in worklist:  # grows
+            if node.op == "call_function" and isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
+                found[node] = None
+                continue
+            users = [user for user in node.users if user in self.required and user not in seen]
+            seen |= dict.fromkeys(users)
+            worklist += users
+        return tuple(found) or (self.current,)
 
     def _lower(self, node: fx.Node) -> Any:
         """Lower one node. Nodes that are sizes become torch's own Size."""
