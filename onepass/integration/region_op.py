@@ -24,6 +24,7 @@ from .checks import Checks
 from .engine import Kernels
 from .failure import describe_error, format_lines, is_fatal, raise_coded, report_fallback, reproducer
 from .fallback import MAX_INDUCTOR_FALLBACKS, Fallback, Fill, clone_strided, inductor_fallback, shares_storage, torch_fallback
+from .layouts import as_traced
 from .region_spec import decode, digest_of
 from .settings import resolve
 from .verification import find_mistake
@@ -79,7 +80,7 @@ class _Region:
 
     def _slow_path(self, key: Key, outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:
         """Handle the first call for a key, or a verified call. Copies the inputs that the call overwrites."""
-        bindings = self._bindings(sizes)
+        bindings = self.bindings(sizes)
         originals = [clone_strided(t) if taken else t for t, taken in zip(ins, shares_storage(outs, ins), strict=True)]
         with self._lock:
             fill = self._fills.get(key)
@@ -115,7 +116,7 @@ class _Region:
             now = self._fills.get(key, fill)
             if now is fill:
                 coded = to_coded_error(error, "computing a region")
-                self._remember(key, self._fall_back("launched", coded, outs, ins, self._bindings(sizes)))
+                self._remember(key, self._fall_back("launched", coded, outs, ins, self.bindings(sizes)))
             else:  # another thread had the same failure and already replaced the kernels
                 now(outs, ins)
 
@@ -129,7 +130,8 @@ class _Region:
     def _raise(self, error: Exception, stage: str) -> NoReturn:
         raise_coded(error, f"Region {self.id}", self.lines, stage)
 
-    def _bindings(self, sizes: Sequence[int]) -> Bindings:
+    def bindings(self, sizes: Sequence[int]) -> Bindings:
+        """The values of the Program's symbols in a call."""
         return dict(zip(self.program.symbols, sizes, strict=True))
 
     def _remember(self, key: Key, fill: Fill) -> None:
@@ -212,15 +214,24 @@ _REGIONS_LOCK = threading.Lock()
 
 
 def run(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int], region: str) -> None:
-    """Run a region: fill `outs`. Inputs, outputs and sizes are in the order of the captured Program's buffers and symbols."""
+    """Run a region: fill `outs`. Inputs, outputs and sizes are in the order of the captured Program's buffers and symbols.
+
+    Strides may be others than the Program's.
+    """
     found = _REGIONS.get(digest_of(region))
     if found is None:
         found = _find_or_make(region)
-    found(outs, ins, sizes)
+    bindings = found.bindings(sizes)
+    filled = as_traced(outs, found.outputs, bindings)
+    found(filled, as_traced(ins, found.inputs, bindings), sizes)
+    for out, computed in zip(outs, filled, strict=True):
+        if computed is not out:
+            out.copy_(computed)
 
 
 def bind(region: str) -> Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[int]], None]:
-    """`run` for one region, as the code that Inductor generates calls it: without torch's dispatcher, which takes about 12 us."""
+    """`run` for one region, as the code that Inductor generates calls it: without torch's dispatcher, which takes about 12 us, and
+    with the strides that were traced."""
     key, regions = digest_of(region), _REGIONS
 
     def call(outs: Sequence[Tensor], ins: Sequence[Tensor], sizes: Sequence[int]) -> None:

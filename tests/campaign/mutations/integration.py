@@ -263,8 +263,8 @@ _REGION = [
     Mutant(
         "integration-region-a-failed-launch-is-tried-again",
         "onepass/integration/region_op.py",
-        '                self._remember(key, self._fall_back("launched", coded, outs, ins, self._bindings(sizes)))',
-        '                self._fall_back("launched", coded, outs, ins, self._bindings(sizes))',
+        '                self._remember(key, self._fall_back("launched", coded, outs, ins, self.bindings(sizes)))',
+        '                self._fall_back("launched", coded, outs, ins, self.bindings(sizes))',
         "kernels that failed to launch are not used again",
         (f"{FAILURE}::test_a_launch_that_fails_later_falls_back_too",),
     ),
