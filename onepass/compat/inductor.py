@@ -196,7 +196,29 @@ def donated_inputs() -> frozenset[int]:
 def is_outermost(graph: Any) -> bool:
     """Whether the graph whose passes run is the outermost one, not a branch, a loop body or a nested region in it.
 
-    Torch runs the same passes on all of them and offers no way to tell, so this inspects torch's stack frames. False if in doubt.
+    False if in doubt.
+    """
+    modules = _modules_of_passes()
+    return len(modules) == 1 and getattr(modules[0], "graph", None) is graph
+
+
+def is_branch_or_body(graph: Any) -> bool:
+    """Whether the graph whose passes run is a branch, a loop body or the like, not the outermost graph or a nested region."""
+    from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
+
+    inner, *outer = _modules_of_passes() or [None]
+    if not outer or inner.graph is not graph:
+        return False
+    owner = outer[0]
+    held = [n for n in owner.graph.nodes if n.op == "get_attr" and getattr(owner, n.target, None) is inner]
+    callers = [user.target for node in held for user in node.users]
+    return not callers or any(caller is not invoke_subgraph for caller in callers)
+
+
+def _modules_of_passes() -> list[Any]:
+    """The modules whose passes run, innermost first.
+
+    Torch runs the same passes on all of them and offers no way to tell, so this inspects torch's stack frames.
     """
     import inspect
     import sys
@@ -211,7 +233,7 @@ def is_outermost(graph: Any) -> bool:
         if at.f_code is code:
             modules.append(at.f_locals.get("gm"))
         at = at.f_back
-    return len(modules) == 1 and getattr(modules[0], "graph", None) is graph
+    return modules
 
 
 def inductor_config(**changes: Any) -> AbstractContextManager[None]:

@@ -129,7 +129,8 @@ def claim_options(graph: fx.Graph, settings: Settings, phase: str) -> ClaimOptio
     """The options for claiming regions of a graph."""
     where = device_of(graph, settings.interpret)
     facts: Device | None = local_device(where.index or 0) if where is not None and where.type == "cuda" else None
-    functional = settings.functional or not _can_fill_planned_memory()
+    # Torch looks for ops that write in branches and loop bodies, and fails at one that takes a list of tensors.
+    functional = settings.functional or not _can_fill_planned_memory() or compat.is_branch_or_body(graph)
     # The inputs of a nested graph belong to the outer graph, which may still read them.
     owns_inputs = phase == "backward" and settings.rest == "inductor" and compat.is_outermost(graph)
     target = facts or device(INTERPRETER_DEVICE)

@@ -53,7 +53,7 @@ def plain(x: Tensor, y: Tensor) -> Tensor:
 TRAINED = [nested, branched, checkpointed, plain]
 FUNCTIONS = [*TRAINED, looped]
 WITHOUT_SUBGRAPHS = [checkpointed, plain]
-LONG = [branched, looped]
+BRANCHING = [branched, looped]
 
 
 def results_and_gradients(run: Callable[..., Tensor], train: bool) -> list[Tensor]:
@@ -70,14 +70,16 @@ def results_and_gradients(run: Callable[..., Tensor], train: bool) -> list[Tenso
     return [kept, *gradients]
 
 
-@pytest.mark.parametrize("fn", [pytest.param(fn, marks=pytest.mark.long) if fn in LONG else fn for fn in FUNCTIONS])
+@pytest.mark.parametrize("fn", [pytest.param(fn, marks=pytest.mark.long) if fn in BRANCHING else fn for fn in FUNCTIONS])
 def test_only_the_outermost_graph_owns_its_inputs(fn: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[tuple[fx.Graph, bool]] = []
     claim_options = passes.claim_options
 
     def recorded(graph: fx.Graph, settings: Any, phase: str) -> Any:
-        graphs.append((graph, compat.is_outermost(graph)))
-        return claim_options(graph, settings, phase)
+        outermost, options = compat.is_outermost(graph), claim_options(graph, settings, phase)
+        graphs.append((graph, outermost))
+        assert options.functional == (fn in BRANCHING and not outermost), "only in branches and loop bodies are tensors new"
+        return options
 
     monkeypatch.setattr(passes, "claim_options", recorded)
     train = fn in TRAINED
@@ -97,4 +99,13 @@ def test_a_nested_backward_leaves_its_inputs_alone() -> None:
     """The inputs that the outer graph may overwrite are not those of an inner graph."""
     actual = results_and_gradients(torch.compile(nested, backend=onepass.backend, options=INDUCTOR), True)
     torch.testing.assert_close(actual, results_and_gradients(nested, True), rtol=1e-4, atol=1e-4)
+    assert sum(len(graph.regions) for graph in journal.snapshot().graphs)
+
+
+@needs_compiler
+@pytest.mark.parametrize("fn", BRANCHING)
+def test_inductor_compiles_branches_and_loop_bodies_with_regions(fn: Callable[..., Tensor]) -> None:
+    """It looks for ops in them that write to their arguments, and cannot handle one that takes a list of tensors."""
+    actual = results_and_gradients(torch.compile(fn, backend=onepass.backend, options=INDUCTOR), False)
+    torch.testing.assert_close(actual, results_and_gradients(fn, False), rtol=1e-4, atol=1e-4)
     assert sum(len(graph.regions) for graph in journal.snapshot().graphs)
