@@ -24,10 +24,14 @@ class Once:
         self._work = work
         self._done = False
         self._process: int | None = None  # the id of the process whose thread runs the work
+        self._runner: int | None = None  # the id of that thread
 
     def __call__(self) -> None:
-        """Run the work if no thread has done so, and return when it is done."""
-        if self._done:
+        """Run the work if no thread has done so, and return when it is done.
+
+        Returns at once within the work itself: an import may run a user's file that happens to have the name of a library.
+        """
+        if self._done or self._runner == threading.get_ident():
             return
         if threading.current_thread() is not threading.main_thread() or not self._started():
             self._run()
@@ -46,6 +50,7 @@ class Once:
         return True
 
     def _run(self) -> None:
+        self._runner = threading.get_ident()
         with suppress(Exception):
             self._work()
         self._done = True

@@ -174,6 +174,7 @@ class Fused(TransparentWrapper):
         latest = self._known[:1]
         if latest and latest[0].state.unchanged():
             return latest[0]
+        compat.warm_up_tracing()  # before the lock: its imports may run code that calls fused functions on another thread
         with _TRACING:
             known = next((each for each in self._known if each.state.unchanged()), None)
             return self._keep(known or _Known(state_of((self.fn,)), _signature(self.fn)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +25,7 @@ from onepass.compat import uninterrupted
 from onepass.integration import fuse, region_op, traces
 from onepass.integration.engine import counts
 from onepass.integration.fuse import Fused
-from tests.support.processes import run_python
+from tests.support.processes import ROOT, run_python
 from tests.support.region_calls import region
 
 
@@ -293,6 +295,32 @@ def test_one_time_work_is_done_if_no_thread_can_be_started(monkeypatch: pytest.M
     once()
     once()
     assert done == [1]
+
+
+def test_one_time_work_may_need_itself() -> None:
+    done: list[int] = []
+    once = uninterrupted.Once(lambda: (once(), done.append(1)))
+    once()
+    assert done == [1]
+
+
+SHADOWS_A_LIBRARY = """
+import faulthandler
+faulthandler.dump_traceback_later(300, exit=True)  # should it hang
+import torch
+import onepass
+x = torch.randn(4, 64)
+assert torch.allclose(onepass.fuse(lambda x: x.sum(-1) * 2)(x), x.sum(-1) * 2, atol=1e-4)
+faulthandler.cancel_dump_traceback_later()
+"""
+
+
+def test_a_script_with_the_name_of_a_library_that_torch_imports_does_not_hang(tmp_path: Path) -> None:
+    """torch imports z3 if it can, so it runs the script again, on the thread that prepares tracing."""
+    script = tmp_path / "z3.py"
+    script.write_text(SHADOWS_A_LIBRARY)
+    done = run_python(script, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
 
 
 IMPORTING = """
